@@ -1,0 +1,123 @@
+"""The keys and values of one request. A batch is several of them, each with its own length.
+
+Tensors are preallocated per layer, so appending n tokens moves n tokens, forgetting is an integer,
+and keeping a path moves only the accepted nodes. Rows at ``length`` and beyond may hold anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+
+class Cache:
+    """Keys and values of every layer, ``[kv_head, capacity, head_dim]`` each."""
+
+    def __init__(
+        self,
+        layers: int,
+        kv_heads: int,
+        head_dim: int,
+        capacity: int,
+        *,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        self.length = 0
+        shape = (kv_heads, max(capacity, 1), head_dim)
+        self.keys = [torch.empty(shape, dtype=dtype, device=device) for _ in range(layers)]
+        self.values = [torch.empty(shape, dtype=dtype, device=device) for _ in range(layers)]
+
+    @property
+    def capacity(self) -> int:
+        return self.keys[0].shape[1]
+
+    @property
+    def bytes(self) -> int:
+        return 2 * len(self.keys) * self.keys[0].numel() * self.keys[0].element_size()
+
+    def reserve(self, length: int) -> None:
+        """Room for ``length`` tokens, growing by half as much again when there is not."""
+        if length <= self.capacity:
+            return
+        capacity = max(length, self.capacity * 3 // 2)
+        for tensors in (self.keys, self.values):
+            for layer, old in enumerate(tensors):
+                new = torch.empty(
+                    (old.shape[0], capacity, old.shape[2]), dtype=old.dtype, device=old.device
+                )
+                new[:, : old.shape[1]] = old
+                tensors[layer] = new
+
+    def write(
+        self,
+        layer: int,
+        at: int,
+        keys: Float[Tensor, "kv_head new head_dim"],
+        values: Float[Tensor, "kv_head new head_dim"],
+    ) -> None:
+        """Puts new tokens at ``at``. The length changes only by :meth:`advance`."""
+        end = at + keys.shape[1]
+        self.keys[layer][:, at:end] = keys
+        self.values[layer][:, at:end] = values
+
+    def read(
+        self, layer: int, end: int
+    ) -> tuple[Float[Tensor, "kv_head end head_dim"], Float[Tensor, "kv_head end head_dim"]]:
+        """The first ``end`` tokens, without a copy."""
+        return self.keys[layer][:, :end], self.values[layer][:, :end]
+
+    def advance(self, count: int) -> None:
+        """Counts ``count`` tokens already written as committed."""
+        self.length += count
+
+    def keep(self, path: Sequence[int]) -> None:
+        """Commits the tokens ``path`` places after the end (increasing) and forgets the others."""
+        start = self.length
+        if list(path) != list(range(len(path))):
+            rows = torch.tensor(path, device=self.keys[0].device) + start
+            for tensors in (self.keys, self.values):
+                for layer in tensors:
+                    layer[:, start : start + len(path)] = layer.index_select(1, rows)
+        self.length += len(path)
+
+    def truncate(self, length: int) -> None:
+        """Forgets everything from ``length`` on."""
+        if not 0 <= length <= self.length:
+            raise ValueError(f"cannot truncate {self.length} tokens to {length}")
+        self.length = length
+
+    def select(self, rows: Int[Tensor, " kept"], room: int) -> Cache:
+        """A new cache with copies of these rows and room for ``room`` tokens more."""
+        heads, _, width = self.keys[0].shape
+        new = Cache(
+            len(self.keys),
+            heads,
+            width,
+            len(rows) + room,
+            dtype=self.keys[0].dtype,
+            device=self.keys[0].device,
+        )
+        for layer, (keys, values) in enumerate(zip(self.keys, self.values, strict=True)):
+            new.write(layer, 0, keys.index_select(1, rows), values.index_select(1, rows))
+        new.advance(len(rows))
+        return new
+
+    def poison(self) -> None:
+        """Fills every row that holds nothing with NaN, so that reading one shows (tests)."""
+        for tensors in (self.keys, self.values):
+            for layer in tensors:
+                layer[:, self.length :] = float("nan")
+
+    def check_integrity(self) -> None:
+        """Raises AssertionError unless all layers agree and every committed row is finite."""
+        shapes = {tuple(t.shape) for t in (*self.keys, *self.values)}
+        assert len(shapes) == 1, f"layers differ in shape: {shapes}"
+        assert 0 <= self.length <= self.capacity, f"{self.length} tokens in {self.capacity} rows"
+        for name, tensors in (("keys", self.keys), ("values", self.values)):
+            for layer, tensor in enumerate(tensors):
+                finite = torch.isfinite(tensor[:, : self.length]).all()
+                assert bool(finite), f"{name} of layer {layer} hold NaN or infinity"

@@ -1,0 +1,211 @@
+"""What a forward costs on this machine, and the shape of draft that pays best at that cost.
+
+Expected tokens per second of a shape = E[tokens emitted] / (draft levels x c + T(n)), with T(n) the
+target's time for n rows, c the draft's for one level and E from the rate at which drafts are
+accepted (Leviathan et al. 2023, Sec. 3; the ideal speedup is this over 1 / T(1)).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import platform
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+import torch
+
+from saccade.backbone import Backbone
+from saccade.cache import Cache
+from saccade.grow import Paths, grow_chain, grow_static
+from saccade.sampling import Sampling
+from saccade.session import Request, Session
+from saccade.tree import chain
+from saccade.types import Growing, Round, State, Tree
+
+log = logging.getLogger(__name__)
+
+ROWS = (1, 2, 3, 4, 6, 8, 10, 12, 16, 20, 26)
+REPEATS = 7
+LONGEST = 12
+PRIOR_RATE, PRIOR_WEIGHT, MEMORY = 0.85, 8.0, 0.98
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Seconds per forward: the target's by number of rows, the draft's for one level."""
+
+    rows: tuple[int, ...]
+    target: tuple[float, ...]
+    draft: float
+
+    def verify(self, rows: int) -> float:
+        """T(rows), linear between the measured points and beyond them."""
+        points = list(zip(self.rows, self.target, strict=True))
+        for (a, low), (b, high) in zip(points, points[1:], strict=False):
+            if rows <= b:
+                return low + (high - low) * (rows - a) / (b - a)
+        (a, low), (b, high) = points[-2:]
+        return high + (high - low) * (rows - b) / (b - a)
+
+
+def expected_chain(rate: float, length: int) -> float:
+    """E[tokens] of a chain whose tokens are each accepted at ``rate``: 1 + a + a^2 + ..."""
+    return sum(rate**i for i in range(length + 1))
+
+
+def expected_tree(rate: float, paths: Paths) -> float:
+    """E[tokens] of a static tree; rank r is right with probability rate, then half of what is left.
+
+    The halving is a model, stated here and nowhere measured; chains do not depend on it.
+    """
+    share = [rate]
+    for _ in range(max((max(path) for path in paths), default=0)):
+        share.append((1 - sum(share)) / 2)
+    total = 1.0
+    for path in paths:
+        chance = 1.0
+        for rank in path:
+            chance *= share[rank]
+        total += chance
+    return total
+
+
+@dataclass(frozen=True)
+class Fit:
+    """Shape ``fit``: before every round, the chain length or tree with the best expected rate.
+
+    Costs are measured once per machine and pair; the acceptance rate is folded from the rounds,
+    starting at a stated prior. State: (accepted, tried), old rounds fading.
+    """
+
+    trees: tuple[Paths, ...] = ()
+    costs: Costs | None = None  # written by Recipe.fit
+
+    def start(self) -> State:
+        return PRIOR_RATE * PRIOR_WEIGHT, PRIOR_WEIGHT
+
+    def choose(self, state: State) -> int | Paths:
+        """A chain length or the paths of a tree."""
+        assert self.costs is not None, "Fit needs measured costs: see Recipe.fit"
+        costs, rate = self.costs, state[0] / state[1]
+        best: int | Paths = 1
+        highest = 0.0
+        for length in range(1, LONGEST + 1):
+            speed = expected_chain(rate, length) / (length * costs.draft + costs.verify(length + 1))
+            if speed > highest:
+                best, highest = length, speed
+        for paths in self.trees:
+            levels = max(len(path) for path in paths)
+            speed = expected_tree(rate, paths) / (
+                levels * costs.draft + costs.verify(len(paths) + 1)
+            )
+            if speed > highest:
+                best, highest = paths, speed
+        return best
+
+    def grow(self, stem: Tree, state: State) -> Growing:
+        choice = self.choose(state)
+        return grow_chain(stem, choice) if isinstance(choice, int) else grow_static(stem, choice)
+
+    def fold(self, state: State, round: Round) -> State:
+        accepted = len(round.verdict.accepted)
+        refused = round.verdict.kind == "recovered"
+        hits, tries = state
+        return hits * MEMORY + accepted, tries * MEMORY + accepted + refused
+
+
+def measure(
+    target: Backbone, draft: Backbone, *, context: int = 2048, draft_context: int = 256
+) -> Costs:
+    """Times bare forwards over ``context`` cached tokens; remembered per machine and pair."""
+    key = _key(target, draft, context, draft_context)
+    known = _load().get(key)
+    if known is not None:
+        return Costs(tuple(known["rows"]), tuple(known["target"]), known["draft"])
+    times = [_time(target, context, rows) for rows in ROWS]
+    # noise must not make more rows look cheaper than fewer
+    for i in range(len(times) - 2, -1, -1):
+        times[i] = min(times[i], times[i + 1])
+    costs = Costs(ROWS, tuple(times), _time(draft, draft_context, 1))
+    _save(key, {"rows": ROWS, "target": costs.target, "draft": costs.draft})
+    log.info("measured forwards of %s rows: %s s; draft %.6f s", ROWS, costs.target, costs.draft)
+    return costs
+
+
+def _time(model: Backbone, context: int, rows: int) -> float:
+    """Median seconds of a forward of ``rows`` new tokens over random keys and values."""
+    session = Session(model, [Sampling()])
+    cache = Cache(
+        model.layers,
+        model.kv_heads,
+        model.head_dim,
+        context + ROWS[-1] + 1,
+        dtype=model.dtype,
+        device=model.device,
+    )
+    for tensor in (*cache.keys, *cache.values):
+        tensor.normal_()
+    cache.advance(context)
+    session.requests[0] = Request(cache, [], context)
+    samples = []
+    for _ in range(REPEATS + 2):
+        session.requests[0].pending = [0]
+        cache.length = context
+        session.requests[0].tree, session.requests[0].rows = Tree(), []
+        tree = chain([0] * (rows - 1))
+        started = time.perf_counter()
+        session.score({0: tree})
+        if model.device.type == "cuda":
+            torch.cuda.synchronize(model.device)
+        samples.append(time.perf_counter() - started)
+    return median(samples[2:])
+
+
+def bucket(tokens: int) -> int:
+    """The power of two at or above ``tokens``: costs are measured per such context length."""
+    return 1 << max(6, (tokens - 1).bit_length())
+
+
+def _key(target: Backbone, draft: Backbone, context: int, draft_context: int) -> str:
+    facts = [
+        platform.node(),
+        platform.processor() or platform.machine(),
+        os.cpu_count(),
+        torch.get_num_threads(),
+        torch.__version__,
+        context,
+        draft_context,
+    ]
+    for model in (target, draft):
+        facts += [str(model.config.to_dict()), str(model.dtype), str(model.device)]
+        facts.append(model.lean is not None)
+    return hashlib.sha256(repr(facts).encode()).hexdigest()[:24]
+
+
+def _path() -> Path:
+    home = os.environ.get("SACCADE_CACHE") or os.environ.get("XDG_CACHE_HOME")
+    base = Path(home) if home else Path.home() / ".cache"
+    return base / "saccade" / "costs.json"
+
+
+def _load() -> dict[str, dict]:
+    try:
+        return json.loads(_path().read_text())
+    except (OSError, ValueError):
+        return {}
+
+
+def _save(key: str, value: dict) -> None:
+    """Remembering is a convenience: a read-only home only means measuring again."""
+    try:
+        _path().parent.mkdir(parents=True, exist_ok=True)
+        scratch = _path().with_suffix(f".{os.getpid()}")
+        scratch.write_text(json.dumps({**_load(), key: value}))
+        scratch.replace(_path())
+    except OSError as error:
+        log.info("costs not remembered: %s", error)

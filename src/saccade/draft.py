@@ -1,0 +1,220 @@
+"""Who drafts. Each drafter holds its own session; how a draft grows is the shape's affair."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
+
+from saccade.backbone import Backbone
+from saccade.errors import ModelError
+from saccade.sampling import Sampling, Scores
+from saccade.session import Session
+from saccade.types import Draft, Growing, Inputs, Prefill, Prompt, Scoring, Shape, State, Tree, View
+
+T = TypeVar("T")
+log = logging.getLogger(__name__)
+
+Drafter = Callable[[Backbone, Backbone | None, View, Shape, Sequence[Sampling], int], Draft]
+"""(target, draft model, view, shape, rules per request, room) -> who drafts."""
+
+
+class Nobody:
+    """Plain decoding: every tree is empty."""
+
+    def begin(self, inputs: Inputs) -> None: ...
+
+    def guide(self, prefills: Sequence[Prefill]) -> None: ...
+
+    def propose(self, stems: Mapping[int, Tree], states: Mapping[int, State]) -> dict[int, Tree]:
+        return dict(stems)
+
+    def commit(self, tokens: Mapping[int, Sequence[int]]) -> None: ...
+
+    def scores(self, request: int) -> Scores | None:
+        return None
+
+    def visible(self, request: int) -> int | None:
+        return None
+
+
+class _Drafting:
+    """What drafters over a session share: growing trees in step, and committing."""
+
+    def __init__(self, session: Session, shape: Shape) -> None:
+        self.session = session
+        self._shape = shape
+        self._seen: dict[int, int] = {}
+        self._scores: dict[int, Scores] = {}
+
+    def propose(self, stems: Mapping[int, Tree], states: Mapping[int, State]) -> dict[int, Tree]:
+        growing = {r: self._shape.grow(stem, states[r]) for r, stem in stems.items()}
+        return drive(self.session, growing, self._scores)
+
+    def commit(self, tokens: Mapping[int, Sequence[int]]) -> None:
+        self.session.commit(tokens)
+
+    def scores(self, request: int) -> Scores | None:
+        return self._scores.get(request)
+
+    def visible(self, request: int) -> int | None:
+        return self._seen.get(request)
+
+
+class ModelDraft(_Drafting):
+    """A smaller model with its own cache over the tokens its view keeps.
+
+    Where both models turn pixels into the same rows, it adopts the target's: no second vision run.
+    """
+
+    def __init__(
+        self,
+        target: Backbone,
+        draft: Backbone,
+        view: View,
+        shape: Shape,
+        rules: Sequence[Sampling],
+        room: int,
+    ) -> None:
+        common = min(target.vocab, draft.vocab)
+        banned = [i for i in {*target.placeholders, *draft.placeholders} if i < common]
+        super().__init__(Session(draft, rules, vocab=common, banned=banned, room=room), shape)
+        self._backbone = draft
+        self._view = view
+        self._shares = draft.sees_as(target)
+        self._prompts: list[Prompt] = []
+
+    def begin(self, inputs: Inputs) -> None:
+        if not self._shares:
+            self._prompts = self._backbone.prompts(inputs)
+
+    def guide(self, prefills: Sequence[Prefill]) -> None:
+        if self._shares:
+            self._prompts = [self._backbone.adopt(prefill.prompt) for prefill in prefills]
+        pruned = [
+            self._view(prefill, prompt)
+            for prefill, prompt in zip(prefills, self._prompts, strict=True)
+        ]
+        self._seen = {i: prompt.seen for i, prompt in enumerate(pruned)}
+        self.session.prefill(pruned)
+
+
+class SelfDraft(_Drafting):
+    """The target drafting for itself, over copies of the keys its view keeps: no second prefill."""
+
+    def __init__(
+        self, target: Backbone, view: View, shape: Shape, rules: Sequence[Sampling], room: int
+    ) -> None:
+        banned = list(target.placeholders)
+        super().__init__(Session(target, rules, banned=banned, room=room), shape)
+        self._view = view
+
+    def begin(self, inputs: Inputs) -> None: ...
+
+    def guide(self, prefills: Sequence[Prefill]) -> None:
+        pruned = [self._view(prefill, prefill.prompt) for prefill in prefills]
+        self._seen = {i: prompt.seen for i, prompt in enumerate(pruned)}
+        self.session.fork(prefills, pruned)
+
+
+class Guarded:
+    """A draft whose failure costs speed and nothing else: the answer goes on by plain decoding."""
+
+    def __init__(self, draft: Draft) -> None:
+        self._draft = draft
+        self.reason: str | None = None
+
+    def begin(self, inputs: Inputs) -> None:
+        self._try(lambda: self._draft.begin(inputs))
+
+    def guide(self, prefills: Sequence[Prefill]) -> None:
+        self._try(lambda: self._draft.guide(prefills))
+
+    def propose(self, stems: Mapping[int, Tree], states: Mapping[int, State]) -> dict[int, Tree]:
+        trees = self._try(lambda: self._draft.propose(stems, states))
+        return dict(stems) if trees is None else trees
+
+    def commit(self, tokens: Mapping[int, Sequence[int]]) -> None:
+        self._try(lambda: self._draft.commit(tokens))
+
+    def scores(self, request: int) -> Scores | None:
+        return None if self.reason else self._draft.scores(request)
+
+    def visible(self, request: int) -> int | None:
+        return self._draft.visible(request)
+
+    def _try(self, act: Callable[[], T]) -> T | None:
+        if self.reason is not None:
+            return None
+        try:
+            return act()
+        except Exception as error:  # whatever a draft does wrong, the target can go on without it
+            log.warning("drafting failed; going on by plain decoding", exc_info=error)
+            self.reason = f"drafting failed with {type(error).__name__}: {error}"
+            return None
+
+
+def drive(
+    session: Scoring, growing: Mapping[int, Growing], seen: dict[int, Scores]
+) -> dict[int, Tree]:
+    """Runs growing drafts in step, scoring what they all want in one forward a step.
+
+    ``seen`` takes the last scores of each request.
+    """
+    finished: dict[int, Tree] = {}
+    wanted: dict[int, Tree] = {}
+
+    def advance(request: int, scores: Scores | None) -> None:
+        try:
+            grower = growing[request]
+            wanted[request] = next(grower) if scores is None else grower.send(scores)
+        except StopIteration as stop:
+            wanted.pop(request, None)
+            finished[request] = stop.value
+
+    for request in growing:
+        advance(request, None)
+    while wanted:
+        scored = session.score(wanted)
+        seen.update(scored)
+        for request, scores in scored.items():
+            advance(request, scores)
+    return finished
+
+
+def nobody(
+    target: Backbone,
+    draft: Backbone | None,
+    view: View,
+    shape: Shape,
+    rules: Sequence[Sampling],
+    room: int,
+) -> Draft:
+    return Nobody()
+
+
+def separate(
+    target: Backbone,
+    draft: Backbone | None,
+    view: View,
+    shape: Shape,
+    rules: Sequence[Sampling],
+    room: int,
+) -> Draft:
+    if draft is None:
+        raise ModelError(
+            "this method drafts with a second model: give one with draft= (--draft), "
+            "or let the target draft for itself with drafter=self"
+        )
+    return ModelDraft(target, draft, view, shape, rules, room)
+
+
+def itself(
+    target: Backbone,
+    draft: Backbone | None,
+    view: View,
+    shape: Shape,
+    rules: Sequence[Sampling],
+    room: int,
+) -> Draft:
+    return SelfDraft(target, view, shape, rules, room)

@@ -1,0 +1,55 @@
+"""Errors for people: each message is one sentence saying what was wrong and what would work.
+
+The command line prints the message and exits with code 2; the server answers with `status`.
+Any other exception is a bug in Saccade.
+"""
+
+from typing import Literal
+
+VideoInputCode = Literal[
+    "missing", "not_allowed", "unreadable", "empty", "not_a_video", "no_video_stream",
+    "truncated", "damaged", "unsupported", "too_large", "too_many_pixels", "too_long", "bad_option",
+]  # fmt: skip
+
+_STATUS: dict[VideoInputCode, int] = {
+    "too_large": 413, "too_many_pixels": 413, "too_long": 413,
+    "unsupported": 415, "bad_option": 422,
+}  # fmt: skip
+
+
+class SaccadeError(Exception):
+    """Base of every error meant for a person."""
+
+
+class VideoInputError(SaccadeError):
+    """A video, an image or the way to sample it cannot be used.
+
+    `limit` is the bound that was passed, in the unit of the option that sets it, or None.
+    """
+
+    def __init__(
+        self, message: str, code: VideoInputCode, limit: int | float | None = None
+    ) -> None:
+        super().__init__(message, code, limit)  # all three, so that it survives pickling
+        self.code = code
+        self.limit = limit
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+    @property
+    def status(self) -> int:
+        """The HTTP status a server should answer with: 400, 413, 415 or 422."""
+        return _STATUS.get(self.code, 400)
+
+
+class ModelError(SaccadeError):
+    """A checkpoint cannot be loaded, or a pair of models does not fit together."""
+
+
+class MethodError(SaccadeError):
+    """A method name or recipe is unknown or impossible."""
+
+
+class OptionError(SaccadeError):
+    """An option has a value that cannot be used."""

@@ -1,0 +1,147 @@
+"""The lean decoder: a language model written out beside Hugging Face's modules, on their weights.
+
+Fused projections and no module overhead; laws equal the modules' to rounding (tests hold 1e-5).
+Covers decoders made of RMSNorm, grouped attention with rotary positions and a gated SiLU MLP.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from torch.nn.functional import linear, rms_norm, silu
+
+from saccade.attention import Step
+
+# Text models known to be exactly this decoder.
+KNOWN = ("qwen2_5_vl_text", "qwen2_vl_text", "qwen2", "llama", "mistral")
+TABLE = 4096  # rows of the rotary table to begin with
+
+
+@dataclass(frozen=True)
+class Layer:
+    """Weights of one layer, fused by rows."""
+
+    norm_in: Tensor
+    qkv: Tensor
+    qkv_bias: Tensor | None
+    out: Tensor
+    norm_mlp: Tensor
+    gate_up: Tensor
+    down: Tensor
+
+
+class LeanDecoder:
+    """Callable like ``Backbone.forward``: embeddings, positions, attention step in, hidden out.
+
+    The modules' q, k, v, gate and up weights become views of the fused tensors: no second copy, and
+    weights changed in place are changed here too.
+    """
+
+    def __init__(self, text: Any) -> None:
+        config = text.config
+        self.heads: int = config.num_attention_heads
+        self.kv_heads: int = config.num_key_value_heads
+        first = text.layers[0].self_attn
+        self.head_dim: int = first.q_proj.weight.shape[0] // self.heads
+        self.scale = float(first.scaling)
+        self.eps = float(config.rms_norm_eps)
+        self.norm: Tensor = text.norm.weight.data
+        self.layers = [_fuse(layer) for layer in text.layers]
+        self.rotary: nn.Module = text.rotary_emb
+        self._table: tuple[Tensor, Tensor] | None = None
+        self._first = first.q_proj
+
+    def stale(self) -> bool:
+        """Whether the modules' weights were replaced since (moved to a device, cast, loaded)."""
+        weight, fused = self._first.weight, self.layers[0].qkv
+        return weight.data_ptr() != fused.data_ptr() or weight.dtype != fused.dtype
+
+    @staticmethod
+    def knows(text: Any) -> bool:
+        """Whether this decoder computes what those modules compute (plain weights, static rope)."""
+        config = text.config.to_dict()
+        rope = (config.get("rope_parameters") or {}).get("rope_type", "default")
+        if config.get("model_type") not in KNOWN or rope not in ("default", "llama3", "linear"):
+            return False
+        if config.get("hidden_act") != "silu" or config.get("mlp_bias"):
+            return False
+        attention, mlp = text.layers[0].self_attn, text.layers[0].mlp
+        linears = (attention.q_proj, attention.o_proj, mlp.gate_proj, mlp.down_proj)
+        plain = all(type(module) is nn.Linear for module in linears)
+        one_device = len({parameter.device for parameter in text.parameters()}) == 1
+        return plain and one_device and attention.o_proj.bias is None
+
+    def __call__(
+        self, embeds: Float[Tensor, "all dim"], positions: Int[Tensor, "axes all"], step: Step
+    ) -> Float[Tensor, "all dim"]:
+        count, dim = embeds.shape
+        heads, kv_heads, width, eps = self.heads, self.kv_heads, self.head_dim, self.eps
+        cos, sin = self._rotation(embeds, positions)
+        half = width // 2
+        hidden = embeds
+        for index, layer in enumerate(self.layers):
+            normed = rms_norm(hidden, (dim,), layer.norm_in, eps)
+            qkv = linear(normed, layer.qkv, layer.qkv_bias)
+            qkv = qkv.view(count, heads + 2 * kv_heads, width).transpose(0, 1)
+            qk, v = qkv[: heads + kv_heads], qkv[heads + kv_heads :]
+            turned = torch.cat((qk[..., half:], qk[..., :half]), -1)
+            qk = torch.addcmul(qk * cos, turned, sin)
+            mixed = step(index, qk[:heads], qk[heads:], v, self.scale)
+            hidden = torch.addmm(hidden, mixed, layer.out)
+            normed = rms_norm(hidden, (dim,), layer.norm_mlp, eps)
+            gate, up = linear(normed, layer.gate_up).chunk(2, -1)
+            hidden = torch.addmm(hidden, silu(gate).mul_(up), layer.down)
+        return rms_norm(hidden, (dim,), self.norm, eps)
+
+    def _rotation(self, embeds: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """cos and sin per token, sin with the sign of rotate-half folded in.
+
+        A token at one position on every axis (all text) is looked up; others are computed.
+        """
+        if positions.shape[1] > 64:
+            return self._rotate(embeds, positions)
+        last = int(positions.max())
+        if positions.shape[0] > 1 and bool((positions[0] != positions[1:]).any()):
+            return self._rotate(embeds, positions)
+        if self._table is None or last >= self._table[0].shape[0]:
+            rows = torch.arange(max(TABLE, 2 * last), device=embeds.device)
+            self._table = self._rotate(embeds, rows.expand(positions.shape[0], -1))
+        cos, sin = self._table
+        return cos.index_select(0, positions[0]), sin.index_select(0, positions[0])
+
+    def _rotate(self, embeds: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        shaped = positions[:, None] if positions.shape[0] > 1 else positions
+        cos, sin = self.rotary(embeds[None], shaped)
+        sin = sin[0].clone()
+        sin[:, : sin.shape[1] // 2].neg_()
+        return cos[0], sin
+
+
+def _fuse(layer: Any) -> Layer:
+    attention, mlp = layer.self_attn, layer.mlp
+    projections = (attention.q_proj, attention.k_proj, attention.v_proj)
+    biased = attention.q_proj.bias is not None
+    return Layer(
+        norm_in=layer.input_layernorm.weight.data,
+        qkv=_stack([module.weight for module in projections]),
+        qkv_bias=_stack([module.bias for module in projections]) if biased else None,
+        out=attention.o_proj.weight.data.t(),
+        norm_mlp=layer.post_attention_layernorm.weight.data,
+        gate_up=_stack([mlp.gate_proj.weight, mlp.up_proj.weight]),
+        down=mlp.down_proj.weight.data.t(),
+    )
+
+
+def _stack(parameters: list[nn.Parameter]) -> Tensor:
+    """The parameters stacked by rows; each becomes a view of its part."""
+    fused = torch.cat([parameter.data for parameter in parameters])
+    at = 0
+    for parameter in parameters:
+        rows = parameter.shape[0]
+        parameter.data = fused[at : at + rows]
+        at += rows
+    return fused

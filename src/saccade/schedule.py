@@ -1,0 +1,54 @@
+"""When target and draft work. Serial: one waits for the other."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+
+from saccade.types import Cut, Draft, Round, Scoring, Shape, Tree, Verdict
+from saccade.verify import verify
+
+
+def serial(
+    target: Scoring, draft: Draft, shape: Shape, requests: Sequence[int], cut: Cut
+) -> Iterator[Round]:
+    """Propose, score, verify, commit, until every request has ended; one target forward a round."""
+    states = {request: shape.start() for request in requests}
+    live = list(requests)
+    while live:
+        began = time.perf_counter()
+        trees = draft.propose(dict.fromkeys(live, Tree()), states)
+        drafted = time.perf_counter()
+
+        laws = target.score(trees)
+        verdicts, endings = {}, {}
+        for request in live:
+            verdict = verify(trees[request], laws[request].law, laws[request].noise)
+            count, endings[request] = cut(request, verdict.tokens)
+            verdicts[request] = shortened(verdict, count)
+        live = [request for request in live if endings[request] is None]
+        target.commit({request: verdict.tokens for request, verdict in verdicts.items()})
+        verified = time.perf_counter()
+        draft.commit({request: verdicts[request].tokens for request in live})
+        committed = time.perf_counter()
+
+        for request, verdict in verdicts.items():
+            round = Round(
+                request=request,
+                tree=trees[request],
+                verdict=verdict,
+                finish=endings[request],
+                p=laws[request],
+                q=draft.scores(request),
+                draft_seconds=drafted - began + committed - verified,
+                verify_seconds=verified - drafted,
+            )
+            states[request] = shape.fold(states[request], round)
+            yield round
+
+
+def shortened(verdict: Verdict, count: int) -> Verdict:
+    """The verdict with its first ``count`` tokens only."""
+    if count >= len(verdict.tokens):
+        return verdict
+    return Verdict(verdict.path[:count], verdict.accepted[:count], None, None)

@@ -1,0 +1,37 @@
+"""The plain methods every paper compares with."""
+
+from __future__ import annotations
+
+from saccade.draft import nobody, separate
+from saccade.grow import Chain, Static
+from saccade.recipe import Recipe
+from saccade.schedule import serial
+from saccade.systems.specvlm import TREE
+from saccade.view import FULL
+
+AR = Recipe(
+    name="ar",
+    about="plain decoding: one token per target forward",
+    drafter=nobody,
+    view=FULL,
+    shape=Chain(0),
+    schedule=serial,
+)
+
+SD = Recipe(
+    name="sd",
+    about="speculative decoding, a chain of 5 by a draft that sees the whole video",
+    drafter=separate,
+    view=FULL,
+    shape=Chain(5),
+    schedule=serial,
+)
+
+SD_TREE = Recipe(
+    name="sd-tree",
+    about="speculative decoding, a static tree by a draft that sees the whole video",
+    drafter=separate,
+    view=FULL,
+    shape=Static(TREE),
+    schedule=serial,
+)
