@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 from weakref import WeakKeyDictionary
 
 import torch
@@ -24,7 +24,10 @@ from saccade.lean import LeanDecoder
 from saccade.types import Inputs, Prompt
 
 ATTENTION = "saccade"
-PLACEHOLDERS = ("image_token_id", "video_token_id", "audio_token_id")
+PLACEHOLDERS = (
+    "image_token_id", "video_token_id", "audio_token_id",
+    "image_token_index", "video_token_index", "audio_token_index",
+)  # fmt: skip
 GRIDS = {"image_token_id": "image_grid_thw", "video_token_id": "video_grid_thw"}
 RECURRENT = ("linear_attention", "mamba", "recurrent", "conv")
 
@@ -48,11 +51,11 @@ class Backbone:
     """
 
     def __init__(self, model: nn.Module, *, lean: bool | None = None) -> None:
-        self.model: Any = model
-        self.text: Any = self.model.get_decoder()
-        config: Any = self.text.config
+        self.model = cast(Any, model)
+        self.text = cast(Any, self.model.get_decoder())
+        config = cast(Any, self.text.config)
         _refuse(self.model.config, config)
-        self.config: Any = config
+        self.config = config
         self.layers: int = config.num_hidden_layers
         self.heads: int = config.num_attention_heads
         self.kv_heads: int = config.num_key_value_heads or self.heads

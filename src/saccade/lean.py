@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
-from torch.nn.functional import linear, rms_norm, silu
+from torch.nn.functional import linear, silu
 
 from saccade.attention import Step
 
@@ -34,6 +34,22 @@ class Layer:
     down: Tensor
 
 
+class RmsNorm:
+    """x / sqrt(mean(x^2) + eps) * weight. On a CPU in fp32, in as few passes as torch allows."""
+
+    def __init__(self, dim: int, eps: float, like: Tensor) -> None:
+        self._dim, self._eps = dim, float(eps)
+        self._slim = like.device.type == "cpu" and like.dtype == torch.float32
+        self._eps_tensor = torch.tensor(self._eps, device=like.device)
+
+    def __call__(self, x: Float[Tensor, "all dim"], weight: Tensor) -> Float[Tensor, "all dim"]:
+        if not self._slim:
+            return torch.nn.functional.rms_norm(x, (self._dim,), weight, self._eps)
+        length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+        scale = torch.addcmul(self._eps_tensor, length, length, value=1 / self._dim).rsqrt_()
+        return (x * scale).mul_(weight)
+
+
 class LeanDecoder:
     """Callable like ``Backbone.forward``: embeddings, positions, attention step in, hidden out.
 
@@ -48,7 +64,7 @@ class LeanDecoder:
         first = text.layers[0].self_attn
         self.head_dim: int = first.q_proj.weight.shape[0] // self.heads
         self.scale = float(first.scaling)
-        self.eps = float(config.rms_norm_eps)
+        self.norm_of = RmsNorm(config.hidden_size, config.rms_norm_eps, text.norm.weight)
         self.norm: Tensor = text.norm.weight.data
         self.layers = [_fuse(layer) for layer in text.layers]
         self.rotary: nn.Module = text.rotary_emb
@@ -78,13 +94,13 @@ class LeanDecoder:
     def __call__(
         self, embeds: Float[Tensor, "all dim"], positions: Int[Tensor, "axes all"], step: Step
     ) -> Float[Tensor, "all dim"]:
-        count, dim = embeds.shape
-        heads, kv_heads, width, eps = self.heads, self.kv_heads, self.head_dim, self.eps
+        count = embeds.shape[0]
+        heads, kv_heads, width, norm = self.heads, self.kv_heads, self.head_dim, self.norm_of
         cos, sin = self._rotation(embeds, positions)
         half = width // 2
         hidden = embeds
         for index, layer in enumerate(self.layers):
-            normed = rms_norm(hidden, (dim,), layer.norm_in, eps)
+            normed = norm(hidden, layer.norm_in)
             qkv = linear(normed, layer.qkv, layer.qkv_bias)
             qkv = qkv.view(count, heads + 2 * kv_heads, width).transpose(0, 1)
             qk, v = qkv[: heads + kv_heads], qkv[heads + kv_heads :]
@@ -92,10 +108,10 @@ class LeanDecoder:
             qk = torch.addcmul(qk * cos, turned, sin)
             mixed = step(index, qk[:heads], qk[heads:], v, self.scale)
             hidden = torch.addmm(hidden, mixed, layer.out)
-            normed = rms_norm(hidden, (dim,), layer.norm_mlp, eps)
+            normed = norm(hidden, layer.norm_mlp)
             gate, up = linear(normed, layer.gate_up).chunk(2, -1)
             hidden = torch.addmm(hidden, silu(gate).mul_(up), layer.down)
-        return rms_norm(hidden, (dim,), self.norm, eps)
+        return norm(hidden, self.norm)
 
     def _rotation(self, embeds: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         """cos and sin per token, sin with the sign of rotate-half folded in.

@@ -15,15 +15,16 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from io import BytesIO
+from io import BufferedIOBase, BytesIO
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import av
 import numpy as np
 from av.container.core import Flags
 from av.error import FFmpegError
 from av.stream import Disposition
+from av.video.reformatter import VideoReformatter
 from jaxtyping import Float64, UInt8
 from PIL import Image as PILImage
 from PIL import ImageOps
@@ -33,7 +34,6 @@ from saccade.errors import VideoInputCode, VideoInputError
 Frames = UInt8[np.ndarray, "frame height width 3"]
 Image = UInt8[np.ndarray, "height width 3"]
 Seconds = Float64[np.ndarray, "frame"]
-Source = str | Path | bytes | BinaryIO
 Progress = Callable[[int, int | None], None]
 
 DEFAULT_FPS, DEFAULT_MIN_FRAMES, FOLDER_FPS = 2.0, 4, 1.0
@@ -50,6 +50,16 @@ IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp")
 READABLE = "MP4, MOV, MKV, WebM, AVI, GIF, WebP, PNG or JPEG"
 
 
+@runtime_checkable
+class Readable(Protocol):
+    """A file object; it is read from where it stands, to its end."""
+
+    def read(self, size: int = -1, /) -> bytes: ...
+
+
+Source = str | Path | bytes | Readable
+
+
 @dataclass(frozen=True)
 class Limits:
     """What may be read; 0 or None means no limit.
@@ -60,7 +70,7 @@ class Limits:
     max_bytes: int | None = 2 << 30
     max_pixels: int | None = 50_000_000
     max_frames: int | None = 768
-    max_duration_s: float | None = 12 * 3600.0
+    max_duration_s: float | int | None = 12 * 3600
     max_memory: int | None = 1 << 30
     root: Path | None = None
 
@@ -73,10 +83,10 @@ class Sampling:
     a count. A folder of images gives them all, `fps` being the rate they were taken at (default 1).
     """
 
-    fps: float | None = None
+    fps: float | int | None = None
     num_frames: int | None = None
-    start: float | None = None
-    end: float | None = None
+    start: float | int | None = None
+    end: float | int | None = None
     every: bool = False
 
     def __post_init__(self) -> None:
@@ -140,15 +150,16 @@ def read(
 ) -> Clip:
     """Frames of a video, an animation, an image or a folder of images; "-" is standard input.
 
-    `progress(done, total)` is called as frames are kept. Raises nothing but `VideoInputError`.
+    `progress(done, total)` is called as frames are kept, and may raise to stop. Whatever is wrong
+    with the input is a `VideoInputError`.
     """
     sampling, limits = sampling or Sampling(), limits or Limits()
     if limits.max_frames and (sampling.num_frames or 0) > limits.max_frames:
         raise _bad(f"num_frames may be at most {limits.max_frames}", limits.max_frames)
     if isinstance(source, str | Path) and source != "-":
-        source = _allowed(source, limits)
-        if source.is_dir():
-            folder = _Folder(source, sampling.fps or FOLDER_FPS, limits)
+        path = _allowed(source, limits)
+        if path.is_dir():
+            folder = _Folder(path, float(sampling.fps or FOLDER_FPS), limits)
             if not (sampling.num_frames or sampling.every):
                 sampling = replace(sampling, fps=folder.rate)
             return _sample(folder, sampling, limits, progress)
@@ -189,7 +200,7 @@ def _sample(reel: _Reel, sampling: Sampling, limits: Limits, progress: Progress 
     _check(reel.label, limits, size=reel.size, seconds=reel.duration)
     moments, rate = _moments(reel, sampling, limits)
     # The frame shown at a moment is the last one to have appeared by then.
-    shown = np.searchsorted(reel.times, moments + reel.tick / 2 + 1e-9, side="right") - 1
+    shown = np.searchsorted(reel.times, moments + _slack(reel), side="right") - 1
     shown = np.maximum(shown, 0)
     held = np.diff(shown, prepend=-1) == 0
     timestamps = np.where(held, moments, np.maximum(reel.times[shown], sampling.start or 0.0))
@@ -207,7 +218,7 @@ def _moments(reel: _Reel, sampling: Sampling, limits: Limits) -> tuple[Seconds, 
     start, end = sampling.start or 0.0, min(sampling.end or math.inf, reel.duration)
     if start >= reel.duration:
         raise _bad(f"start is {start:g} s but {reel.label} is {reel.duration:.2f} s long")
-    slack = reel.tick / 2 + 1e-9
+    slack = _slack(reel)
     first = max(int(np.searchsorted(reel.times, start + slack, side="right")) - 1, 0)
     last = max(int(np.searchsorted(reel.times, end - slack, side="left")), first + 1)
     available = last - first
@@ -245,6 +256,11 @@ def _moments(reel: _Reel, sampling: Sampling, limits: Limits) -> tuple[Seconds, 
     return start + np.arange(count) / rate, rate
 
 
+def _slack(reel: _Reel) -> float:
+    """How far a time may be off: half of what it was rounded to, and little next to a frame."""
+    return min(reel.tick / 2, 0.1 / reel.rate) + 1e-9
+
+
 def _collect(reel: _Reel, shown: np.ndarray, progress: Progress | None) -> tuple[Frames, Any]:
     """The frames `shown`, of equal size, and which of them could be decoded."""
     frames, got = np.empty((0, 0, 0, 3), np.uint8), np.zeros(len(shown), bool)
@@ -256,12 +272,14 @@ def _collect(reel: _Reel, shown: np.ndarray, progress: Progress | None) -> tuple
         if image.shape != frames.shape[1:]:
             height, width = frames.shape[1:3]
             image, resized = np.asarray(PILImage.fromarray(image).resize((width, height))), True
-        rows = shown == number
+        rows = slice(*np.searchsorted(shown, [number, number + 1]))
         frames[rows], got[rows] = image, True
         if progress:
             progress(int(got.sum()), len(shown))
     if not got.any():
-        raise _error(reel.label, "is damaged: no frame of it can be decoded", "damaged")
+        raise _error(
+            reel.label, "is damaged, or its frames are too large: none can be decoded", "damaged"
+        )
     if resized:
         reel.notes.append("the frame size changes: all frames were resized to the first")
     return frames, got
@@ -274,7 +292,7 @@ def _collect(reel: _Reel, shown: np.ndarray, progress: Progress | None) -> tuple
 class _File:
     """An open input, the name to use in messages, and what its first bytes look like."""
 
-    handle: BinaryIO
+    handle: BufferedIOBase
     label: str
     kind: str | None  # "image", the name of a video container, or unknown
 
@@ -285,7 +303,7 @@ class _File:
 class _Nameless:
     """A file that FFmpeg can read and seek but not name: it may take a name for an address."""
 
-    def __init__(self, handle: BinaryIO) -> None:
+    def __init__(self, handle: BufferedIOBase) -> None:
         self.read, self.seek, self.tell = handle.read, handle.seek, handle.tell
         self.seek(0)
 
@@ -314,16 +332,16 @@ def _opened(source: Source, limits: Limits) -> Iterator[_File]:
     with contextlib.ExitStack() as stack:
         if isinstance(source, str | Path) and source != "-":
             path = _allowed(source, limits)
-            label, size = _label(path.name), path.stat().st_size
+            label, size = _label(Path(source).name), path.stat().st_size
             try:
-                handle: BinaryIO = stack.enter_context(path.open("rb"))
+                handle: BufferedIOBase = stack.enter_context(path.open("rb"))
             except OSError:
                 what = "cannot be opened: it must be a file you may read"
                 raise _error(label, what, "unreadable") from None
         else:
             label = "standard input" if isinstance(source, str | Path) else "the input"
             if not isinstance(source, bytes):
-                pipe = sys.stdin.buffer if isinstance(source, str | Path) else source
+                pipe: Readable = sys.stdin.buffer if isinstance(source, str | Path) else source
                 source = pipe.read(limits.max_bytes + 1 if limits.max_bytes else -1)
             handle, size = BytesIO(source), len(source)
         _check(label, limits, nbytes=size)
@@ -375,16 +393,17 @@ class _Video:
     def __init__(self, file: _File, limits: Limits) -> None:
         self.file, self.limits, self.label = file, limits, file.label
         self.notes: list[str] = []
+        self.scaler = VideoReformatter()  # one for all frames: setting one up costs a millisecond
         ticks, decode_ticks, key, seen, length, end = [], [], [], [], 0, 0.0
-        with self._stream() as (container, stream):
+        with _blame(file), self._stream() as (container, stream):
             codec, unit = stream.codec_context, float(stream.time_base)
             header_rate, declared = float(stream.average_rate or 0), (container.duration or 0) / 1e6
             _check(self.label, limits, size=(codec.width, codec.height), seconds=declared)
-            sounds = [s for s in container.streams.audio if s is not stream]
-            for packet in self._packets(container, stream, *sounds):
+            units = {s.index: float(s.time_base or 0) for s in container.streams}
+            for packet in self._packets(container, *container.streams):
                 at, took = packet.dts if packet.pts is None else packet.pts, packet.duration or 0
-                end = max(end, float(((at or 0) + took) * packet.time_base))
-                if packet.stream is not stream:
+                end = max(end, ((at or 0) + took) * units[packet.stream_index])
+                if packet.stream_index != stream.index:
                     continue
                 if not codec.width:  # some headers leave the size to the first frame
                     with contextlib.suppress(FFmpegError):
@@ -416,7 +435,7 @@ class _Video:
         self.pts, self.tick, self.starts = pts[order], unit, _run_starts(pts, key)[order]
         if self.ordinal:
             self.starts[:] = 0
-        self.times = (self.pts - self.pts[0]) * unit
+        self.times = (self.pts - float(self.pts[0])) * unit
         gap = float(np.median(np.diff(self.times))) if len(order) > 1 else 0.0
         self.duration = float(self.times[-1]) + (length * unit or gap or 1 / (header_rate or 1))
         self.rate = _near(len(order) / self.duration, header_rate)
@@ -457,7 +476,8 @@ class _Video:
 
     def _array(self, frame: Any) -> Image:
         with _blame(self.file):
-            return np.rot90(frame.to_ndarray(format="rgb24"), round(frame.rotation / 90))
+            array = self.scaler.reformat(frame, format="rgb24").to_ndarray()
+            return np.rot90(array, round(frame.rotation / 90))
 
     @contextlib.contextmanager
     def _stream(self) -> Iterator[tuple[Any, Any]]:
@@ -543,7 +563,8 @@ def _image(file: _File, limits: Limits) -> Iterator[Any]:
             warnings.simplefilter("error", PILImage.DecompressionBombWarning)
             file.handle.seek(0)
             try:
-                image = stack.enter_context(PILImage.open(file.handle, formats=IMAGE_FORMATS))
+                opened: Any = PILImage.open(file.handle, formats=IMAGE_FORMATS)  # type: ignore[arg-type]
+                image = stack.enter_context(opened)
             except (PILImage.DecompressionBombWarning, PILImage.DecompressionBombError):
                 cap = min(limits.max_pixels or sys.maxsize, PILImage.MAX_IMAGE_PIXELS or 0)
                 raise _too_many(file.label, cap) from None
@@ -668,7 +689,7 @@ def _label(name: str) -> str:
     return "".join(c if c.isprintable() else "?" for c in name)[:80] or "the folder"
 
 
-def _enlarged(image: Image) -> Image:
+def _enlarged(image: Image) -> np.ndarray:
     """Repeat the pixels of an image so small that a side could be taken for channels."""
     times = math.ceil(MIN_SIDE / min(image.shape[:2]))
     return image if times <= 1 else image.repeat(times, axis=0).repeat(times, axis=1)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -224,6 +224,7 @@ Growing = Generator[Tree, "Scores", Tree]
 """A draft under way: yields the tree it wants scored, is sent the scores, returns the tree."""
 
 
+@runtime_checkable
 class View(Protocol):
     """What the draft sees: (what the target revealed, its own whole prompt) -> its prompt."""
 
@@ -235,6 +236,7 @@ class View(Protocol):
     def __call__(self, prefill: Prefill, prompt: Prompt) -> Prompt: ...
 
 
+@runtime_checkable
 class Shape(Protocol):
     """The shape of a draft: how it grows, and what it learns from past rounds."""
 
@@ -245,6 +247,7 @@ class Shape(Protocol):
     def fold(self, state: State, round: Round) -> State: ...
 
 
+@runtime_checkable
 class Draft(Protocol):
     """Who drafts. One object serves every request of a batch; requests are counted from 0."""
 
@@ -273,6 +276,7 @@ class Draft(Protocol):
         ...
 
 
+@runtime_checkable
 class Scoring(Protocol):
     """A session as schedules and drafts see it; the cache-free oracle is one too."""
 

@@ -1,0 +1,28 @@
+# What CI runs is what you run. `make check test` before a commit.
+.PHONY: check test slow bench demo wheel results
+
+check:  ## lint, format, types
+	uv run ruff check src tests
+	uv run ruff format --check src tests
+	uv run mypy
+
+test:  ## the default tests, as in the README
+	uv run pytest
+
+slow:  ## 100 clips, smoke training, end-to-end laws: half an hour on two cores
+	uv run pytest -m slow
+
+demo:
+	uv run saccade demo
+
+bench:  ## the comparison in the README, on an idle machine
+	uv run saccade shapes make --seed 20000003 --frames 64 --size 224 --out runs/clip.mp4
+	uv run saccade compare runs/clip.mp4 --every-frame --threads 2 --repeat 5 \
+		--methods ar,sd,sd-tree,specvlm,specvlm/shape=fit,specvlm-self,hf,hf-assisted,hf-lookup
+
+results:  ## docs/results/shapes.md: agreement over 50 unseen clips a size
+	uv run saccade shapes eval --clips 50 --out docs/results/shapes.md
+
+wheel:  ## build it, install it alone, run the demo from it
+	rm -rf dist && uv build --wheel
+	uv run --isolated --no-project --with dist/*.whl saccade demo --repeat 1

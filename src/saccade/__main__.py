@@ -1,0 +1,5 @@
+"""``python -m saccade``."""
+
+from saccade.cli import main
+
+main()

@@ -1,0 +1,1 @@
+"""Timing, comparing and tracing. Measures; decides nothing."""

@@ -1,0 +1,141 @@
+"""How good the embedded pair is: accuracy with and without the video, agreement under each view.
+
+Agreement is measured along the target's own greedy answer: the share of positions at which the
+draft's arg-max is the target's token. It decides a greedy run exactly, so tau follows from it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from saccade.backbone import Backbone
+from saccade.engine import run
+from saccade.media import Clip
+from saccade.models import Loaded, ask, load
+from saccade.sampling import Sampling
+from saccade.session import Session
+from saccade.shapes import text, world
+from saccade.systems import VIEWS
+from saccade.tree import chain
+from saccade.types import ROOT, Inputs, Prefill
+
+SIZES = (256, 2048)
+FRAMES = {64: (8, 112), 256: (32, 112), 1024: (64, 168), 2048: (64, 224), 8192: (256, 224)}
+FIRST_SEED = 20_000_000  # far from every training and checking seed
+DRAFTS = ("shapes-draft-naive", "shapes-draft")  # the one that never saw pruning comes first
+SHOWN = ("full", "specvlm", "attention", "uniform", "random", "none")
+KEEP = 0.1
+LENGTH = 5  # of the chain tau is computed for
+ANSWER = 192
+
+
+def held_out(number: int, size: int) -> tuple[world.Scene, Clip, str]:
+    """A scene no training stage drew, its frames and a question; ``size`` visual tokens."""
+    frames, side = FRAMES[size]
+    scene = world.scene(FIRST_SEED + number)
+    pictures = world.render(scene, frames, side)
+    seconds = 8.0
+    times = (np.arange(frames) * seconds / frames).astype(np.float64)
+    rate = frames / seconds
+    clip = Clip(pictures, times, seconds, rate, frames, rate)
+    return scene, clip, text.conversation(scene, "describe", number)[0].question
+
+
+def evaluate(
+    *, clips: int = 50, sizes: Sequence[int] = SIZES, tell: Callable[[str], None] = lambda s: None
+) -> dict[str, Any]:
+    """Agreement and tau by size, draft and view, with 95 % bootstrap intervals over clips."""
+    target = load("shapes")
+    drafts = {name: load(name) for name in DRAFTS}
+    found: dict[str, Any] = {"clips": clips, "keep": KEEP, "chain": LENGTH, "agreement": {}}
+    for size in sizes:
+        rows: dict[str, dict[str, list[list[bool]]]] = {
+            name: {view: [] for view in SHOWN} for name in DRAFTS
+        }
+        for number in range(clips):
+            tell(f"{size} visual tokens, clip {number + 1} of {clips}")
+            _, clip, question = held_out(number, size)
+            inputs = ask(target, question, clips=[clip])
+            ids = run(
+                target.backbone, inputs, method="ar", max_new_tokens=ANSWER, do_sample=False
+            ).ids
+            guide = _guide(target.backbone, inputs)
+            for name, draft in drafts.items():
+                for view in SHOWN:
+                    rows[name][view].append(_agrees(draft, target, guide, view, ids))
+        found["agreement"][size] = {
+            name: {view: _summary(lists) for view, lists in views.items()}
+            for name, views in rows.items()
+        }
+    return found
+
+
+def _guide(target: Backbone, inputs: Inputs) -> Prefill:
+    session = Session(target, [Sampling()])
+    return session.prefill(target.prompts(inputs), record=True)[0]
+
+
+def _agrees(
+    draft: Loaded, target: Loaded, guide: Prefill, view: str, ids: Sequence[int]
+) -> list[bool]:
+    """Whether the draft would have guessed each token of the target's answer."""
+    chosen = VIEWS[view]
+    if view not in ("full", "none"):
+        chosen = replace(chosen, keep=KEEP)
+    model = draft.backbone
+    prompt = model.adopt(guide.prompt) if model.sees_as(target.backbone) else guide.prompt
+    session = Session(model, [Sampling()], banned=list(target.backbone.placeholders))
+    session.prefill([chosen(guide, prompt)])
+    scores = session.score({0: chain(ids[:-1])})[0]
+    guesses = [int(scores.logits(node).argmax()) for node in range(ROOT, len(ids) - 1)]
+    return [guess == token for guess, token in zip(guesses, ids, strict=True)]
+
+
+def tau(agrees: Sequence[bool], length: int = LENGTH) -> float:
+    """Tokens per target forward of a greedy chain, from where draft and target agree."""
+    at = rounds = 0
+    while at < len(agrees):
+        run = 0
+        while run < length and at + run < len(agrees) and agrees[at + run]:
+            run += 1
+        at += run + 1
+        rounds += 1
+    return len(agrees) / rounds
+
+
+def _summary(lists: Sequence[Sequence[bool]]) -> dict[str, Any]:
+    """Means over clips and 95 % intervals from 1,000 resamples of the clips."""
+    share = np.array([np.mean(agrees) for agrees in lists])
+    length = np.array([tau(agrees) for agrees in lists])
+    draws = np.random.default_rng(0).integers(len(lists), size=(1000, len(lists)))
+    return {
+        "agreement": float(share.mean()),
+        "agreement_95": [float(v) for v in np.quantile(share[draws].mean(1), (0.025, 0.975))],
+        "tau": float(length.mean()),
+        "tau_95": [float(v) for v in np.quantile(length[draws].mean(1), (0.025, 0.975))],
+    }
+
+
+def report(found: dict[str, Any]) -> str:
+    """The evaluation as Markdown tables."""
+    lines = [
+        f"Agreement of draft and target along the target's greedy answer, {found['clips']} unseen "
+        f"clips, {found['keep']:.0%} of the visual tokens kept unless full or none, and the tau of "
+        f"a chain of {found['chain']}; 95 % intervals over clips.",
+    ]
+    for size, drafts in found["agreement"].items():
+        lines += ["", f"### {size} visual tokens", ""]
+        lines += ["| draft | view | agreement | tau |", "|-|-|-|-|"]
+        for name, views in drafts.items():
+            for view, row in views.items():
+                low, high = row["agreement_95"]
+                less, more = row["tau_95"]
+                lines.append(
+                    f"| {name} | {view} | {row['agreement']:.3f} [{low:.3f}, {high:.3f}] "
+                    f"| {row['tau']:.2f} [{less:.2f}, {more:.2f}] |"
+                )
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,231 @@
+"""The command line on the embedded pair: its JSON contract, one sentence for every bad input."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import av
+import numpy as np
+import pytest
+
+from saccade import cli
+from saccade.models import EMBEDDED
+
+METHOD_FIELDS = {
+    "token_ids",
+    "tokens",
+    "identical_to_ar",
+    "tau",
+    "acceptance_rate",
+    "rounds",
+    "decode_seconds",
+    "prefill_seconds",
+    "total_seconds",
+    "tokens_per_second",
+    "speedup_decode",
+    "speedup_end_to_end",
+    "finish_reason",
+    "fallback_reason",
+}
+TOP_FIELDS = {
+    "video",
+    "visual_tokens",
+    "max_new_tokens",
+    "device",
+    "dtype",
+    "threads",
+    "methods",
+}
+
+Call = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def call(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Call:
+    """Runs the command line in this process: (exit code, standard output, standard error)."""
+
+    def run(*words: object) -> tuple[int, str, str]:
+        monkeypatch.setattr("sys.argv", ["saccade", *map(str, words)])
+        monkeypatch.setattr(cli, "out", cli.Console(highlight=False, width=cli.PIPED_WIDTH))
+        monkeypatch.setattr(cli, "err", cli.Console(stderr=True, highlight=False, width=400))
+        capfd.readouterr()
+        with pytest.raises(SystemExit) as stopped:
+            cli.main()
+        captured = capfd.readouterr()
+        code = stopped.value.code
+        return (code if isinstance(code, int) else int(code is not None)), *captured
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def clip(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from saccade.shapes import world
+
+    path = tmp_path_factory.mktemp("clips") / "clip.mp4"
+    world.write_clip(world.scene(20_000_001), path, 16, 112)
+    return path
+
+
+def test_make_writes_a_clip_and_its_truth(call: Call, tmp_path: Path) -> None:
+    """`shapes make` leaves an MP4 with the frames asked for, and JSON naming every object in it."""
+    path = tmp_path / "made.mp4"
+    code, _, _ = call("shapes", "make", "--seed", 3, "--frames", 10, "--size", 112, "--out", path)
+    truth = json.loads(path.with_suffix(".json").read_text())
+    with av.open(str(path)) as container:
+        frames = list(container.decode(video=0))
+    assert code == 0
+    assert len(frames) == 10 and (frames[0].height, frames[0].width) == (112, 112)
+    assert truth["seed"] == 3 and truth["prompt"] and truth["objects"]
+    assert all(thing["color"] in truth["answer"] for thing in truth["objects"])
+
+
+def test_compare_prints_the_contract(call: Call, clip: Path) -> None:
+    """One object with the fields promised; every method of ours says the same ids as `ar`."""
+    names = "sd,sd-tree,specvlm,specvlm/shape=fit,specvlm-self,specvlm/view=none,hf"
+    code, printed, _ = call(
+        "compare", clip, "--methods", names, "--max-new-tokens", 24, "--repeat", 1, "--json"
+    )
+    found = json.loads(printed)
+    rows = found["methods"]
+    assert code == 0
+    assert found.keys() >= TOP_FIELDS
+    assert list(rows) == ["ar", *names.split(",")]
+    for name, row in rows.items():
+        assert row.keys() == METHOD_FIELDS, name
+        assert row["identical_to_ar"] is True, name
+        assert row["tokens"] == len(row["token_ids"]) == 24, name
+    assert rows["ar"]["tau"] == 1.0 and rows["ar"]["acceptance_rate"] is None
+    assert rows["sd"]["tau"] > 1.0 and rows["sd"]["rounds"] < 24
+    assert rows["hf"]["tau"] is None and rows["hf"]["rounds"] is None
+    assert all(rows[name]["fallback_reason"] is None for name in rows)
+
+
+def test_a_failing_peer_is_a_row(call: Call, clip: Path) -> None:
+    """Hugging Face's prompt lookup proposes placeholder ids and crashes: a row with `error`.
+
+    If a release mends it, the row must hold the same ids instead.
+    """
+    code, printed, _ = call(
+        "compare", clip, "--methods", "hf-lookup", "--max-new-tokens", 48, "--repeat", 1, "--json"
+    )
+    rows = json.loads(printed)["methods"]
+    assert code == 0 and rows["ar"]["tokens"] > 0
+    assert "error" in rows["hf-lookup"] or rows["hf-lookup"]["identical_to_ar"]
+
+
+def test_describe_streams_what_it_reports(call: Call, clip: Path, tmp_path: Path) -> None:
+    """The streamed text, the JSON's text and the trace's tokens are one and the same answer."""
+    trace = tmp_path / "rounds.jsonl"
+    words = ["describe", clip, "--max-new-tokens", 40, "--method", "sd"]
+    code, streamed, _ = call(*words)
+    again, printed, _ = call(*words, "--json", "--trace", trace)
+    found = json.loads(printed)
+    first, *rounds = map(json.loads, trace.read_text().splitlines())
+    emitted = [t for r in rounds for t in (*r["accepted"], *([r["own"]] if r["kind"] else []))]
+    assert code == again == 0
+    assert " ".join(streamed.split()) == " ".join(found["text"].split())
+    assert emitted == found["token_ids"] == first["token_ids"]
+    assert found["method"] == "sd" and found["finish_reason"] in ("stop", "length")
+
+
+def test_sampling_by_seed(call: Call, clip: Path) -> None:
+    """A seed fixes a sampled answer; another seed gives another one (of 30 tokens at T = 1.5)."""
+    words = ["describe", clip, "--max-new-tokens", 30, "--temperature", 1.5, "--json", "--seed"]
+    texts = [json.loads(call(*words, seed)[1])["text"] for seed in (1, 1, 2)]
+    assert texts[0] == texts[1] != texts[2]
+
+
+def test_methods_and_version(call: Call) -> None:
+    """`methods --json` names every system and axis; `--version` prints the package's."""
+    from saccade import __version__
+    from saccade.systems import AXES, SYSTEMS
+
+    listed = json.loads(call("methods", "--json")[1])
+    assert set(listed["methods"]) == set(SYSTEMS) and set(listed["axes"]) == set(AXES)
+    assert __version__ in call("--version")[1]
+
+
+def refused(outcome: tuple[int, str, str], *words: str) -> None:
+    """Exit code 2, one sentence on standard error that says these words, no traceback."""
+    code, printed, said = outcome
+    assert code == 2, said
+    assert printed == "" and "Traceback" not in said
+    assert len(said.strip().splitlines()) == 1, said
+    for word in words:
+        assert word in said, said
+
+
+def test_missing_file(call: Call) -> None:
+    """A path that is not there is refused by name."""
+    refused(call("describe", "nowhere.mp4"), "nowhere.mp4", "does not exist")
+
+
+def test_text_named_mp4(call: Call, tmp_path: Path) -> None:
+    """A text file with a video's name is refused as no video."""
+    path = tmp_path / "page.mp4"
+    path.write_text("<html>404 not found</html>")
+    refused(call("describe", path), "page.mp4", "not a video")
+
+
+def test_truncated_mp4(call: Call, clip: Path, tmp_path: Path) -> None:
+    """An MP4 whose index was cut off is refused as truncated."""
+    path = tmp_path / "half.mp4"
+    path.write_bytes(clip.read_bytes()[: clip.stat().st_size // 2])
+    refused(call("describe", path), "half.mp4")
+
+
+def test_audio_only(call: Call, tmp_path: Path) -> None:
+    """A file with sound and no picture is refused for having no video."""
+    path = tmp_path / "sound.mp4"
+    with av.open(str(path), "w") as container:
+        stream = container.add_stream("aac", rate=44100)
+        frame = av.AudioFrame.from_ndarray(np.zeros((1, 44100), np.float32), "fltp", "mono")
+        frame.sample_rate = 44100
+        container.mux(stream.encode(frame))
+        container.mux(stream.encode(None))
+    refused(call("describe", path), "sound.mp4", "video")
+
+
+def test_unknown_method(call: Call, clip: Path) -> None:
+    """Unknown methods, axes and choices are refused, naming those that exist."""
+    refused(call("describe", clip, "--method", "magic"), "magic", "specvlm")
+    refused(call("compare", clip, "--methods", "ar,magic"), "magic", "hf-lookup")
+    refused(call("describe", clip, "--method", "sd/shape=blob"), "blob", "chain-N")
+    refused(call("describe", clip, "--method", "sd/colour=red"), "colour", "view")
+    refused(call("describe", clip, "--method", "sd/keep=0.1"), "keep", "view=")
+    refused(call("describe", clip, "--method", "specvlm-self/positions=repacked"), "re-packed")
+
+
+def test_draft_with_another_tokenizer(call: Call, clip: Path, tmp_path: Path) -> None:
+    """A draft whose ids mean other tokens is refused with the first difference."""
+    folder = tmp_path / "other"
+    shutil.copytree(EMBEDDED / "draft", folder)
+    path = folder / "tokenizer.json"
+    tokenizer = json.loads(path.read_text())
+    vocab = tokenizer["model"]["vocab"]
+    one, two = [token for token, number in vocab.items() if number in (300, 301)]
+    vocab[one], vocab[two] = vocab[two], vocab[one]
+    path.write_text(json.dumps(tokenizer))
+    refused(call("describe", clip, "--draft", folder), "id 300", "tokenizers differ")
+
+
+def test_checkpoint_without_weights(call: Call, clip: Path, tmp_path: Path) -> None:
+    """A folder without safetensors, or without a config, is refused before anything is loaded."""
+    folder = tmp_path / "bare"
+    shutil.copytree(EMBEDDED / "target", folder, ignore=shutil.ignore_patterns("*.safetensors"))
+    refused(call("describe", clip, "--target", folder), "safetensors")
+    (folder / "config.json").unlink()
+    refused(call("describe", clip, "--target", folder), "config.json")
+
+
+def test_impossible_options(call: Call, clip: Path) -> None:
+    """Options that contradict each other or name nothing are refused in a sentence."""
+    refused(call("describe", clip, "--top-p", 0.5), "--temperature")
+    refused(call("describe", clip, "--device", "abacus"), "abacus")
+    refused(call("describe", clip, "--dtype", "int3"), "int3")
+    refused(call("describe", clip, "--fps", 2, "--num-frames", 4), "fps")
+    refused(call("shapes", "train", "--stages", "nap"), "nap")
