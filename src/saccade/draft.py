@@ -10,7 +10,19 @@ from saccade.backbone import Backbone
 from saccade.errors import ModelError
 from saccade.sampling import Sampling, Scores
 from saccade.session import Session
-from saccade.types import Draft, Growing, Inputs, Prefill, Prompt, Scoring, Shape, State, Tree, View
+from saccade.types import (
+    Draft,
+    Growing,
+    Inputs,
+    Prefill,
+    Prompt,
+    Round,
+    Scoring,
+    Shape,
+    State,
+    Tree,
+    View,
+)
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -21,6 +33,12 @@ Drafter = Callable[[Backbone, Backbone | None, View, Shape, Sequence[Sampling], 
 
 class Nobody:
     """Plain decoding: every tree is empty."""
+
+    def start(self) -> State:
+        return None
+
+    def fold(self, state: State, round: Round) -> State:
+        return state
 
     def begin(self, inputs: Inputs) -> None: ...
 
@@ -46,6 +64,12 @@ class _Drafting:
         self._shape = shape
         self._seen: dict[int, int] = {}
         self._scores: dict[int, Scores] = {}
+
+    def start(self) -> State:
+        return self._shape.start()
+
+    def fold(self, state: State, round: Round) -> State:
+        return self._shape.fold(state, round)
 
     def propose(self, stems: Mapping[int, Tree], states: Mapping[int, State]) -> dict[int, Tree]:
         growing = {r: self._shape.grow(stem, states[r]) for r, stem in stems.items()}
@@ -123,6 +147,12 @@ class Guarded:
     def __init__(self, draft: Draft) -> None:
         self._draft = draft
         self.reason: str | None = None
+
+    def start(self) -> State:
+        return self._draft.start()
+
+    def fold(self, state: State, round: Round) -> State:
+        return state if self.reason else self._try(lambda: self._draft.fold(state, round))
 
     def begin(self, inputs: Inputs) -> None:
         self._try(lambda: self._draft.begin(inputs))

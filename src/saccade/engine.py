@@ -91,7 +91,7 @@ class Stream(Iterator[Round]):
         records: list[list[RoundRecord]] = [[] for _ in prompts]
         finish: dict[int, Any] = {}
         first = 0.0
-        rounds = recipe.schedule(session, draft, recipe.shape, range(len(prompts)), stops.cut)
+        rounds = recipe.schedule(session, draft, range(len(prompts)), stops.cut)
         for round in rounds:
             first = first or clock.since()
             records[round.request].append(round.scalars())

@@ -64,7 +64,8 @@ Source = str | Path | bytes | Readable
 class Limits:
     """What may be read; 0 or None means no limit.
 
-    `max_memory` bounds the bytes of the chosen frames. Only files inside `root` may be read.
+    `max_memory` bounds the bytes of the chosen frames. A sampling rate that passes `max_frames` or
+    `max_memory` is lowered, with a warning; a count is refused. Only files inside `root` are read.
     """
 
     max_bytes: int | None = 2 << 30
@@ -204,7 +205,7 @@ def _sample(reel: _Reel, sampling: Sampling, limits: Limits, progress: Progress 
     shown = np.maximum(shown, 0)
     held = np.diff(shown, prepend=-1) == 0
     timestamps = np.where(held, moments, np.maximum(reel.times[shown], sampling.start or 0.0))
-    frames, got = _collect(reel, shown, progress)
+    frames, got = _collect(reel, shown, limits, progress)
     if not got.all():
         lost = int((~got).sum())
         reel.notes.append(f"{lost} of {len(got)} frames could not be decoded and were left out")
@@ -261,13 +262,18 @@ def _slack(reel: _Reel) -> float:
     return min(reel.tick / 2, 0.1 / reel.rate) + 1e-9
 
 
-def _collect(reel: _Reel, shown: np.ndarray, progress: Progress | None) -> tuple[Frames, Any]:
+def _collect(
+    reel: _Reel, shown: np.ndarray, limits: Limits, progress: Progress | None
+) -> tuple[Frames, Any]:
     """The frames `shown`, of equal size, and which of them could be decoded."""
     frames, got = np.empty((0, 0, 0, 3), np.uint8), np.zeros(len(shown), bool)
     resized = False
     for number, image in reel.fetch(np.unique(shown).tolist()):
         image = _enlarged(image)
         if not got.any():
+            if limits.max_memory and len(shown) * image.nbytes > limits.max_memory:
+                what = "has larger frames than it declares: convert it again"
+                raise _error(reel.label, what, "too_many_pixels", limits.max_memory)
             frames = np.empty((len(shown), *image.shape), np.uint8)
         if image.shape != frames.shape[1:]:
             height, width = frames.shape[1:3]
@@ -697,4 +703,4 @@ def _enlarged(image: Image) -> np.ndarray:
 
 def _near(rate: float, nominal: float) -> float:
     """The nominal rate where the measured one is within 1 % of it: MKV rounds to milliseconds."""
-    return nominal if nominal and abs(rate / nominal - 1) < 0.01 else rate
+    return float(nominal if nominal and abs(rate / nominal - 1) < 0.01 else rate)

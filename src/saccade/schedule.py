@@ -5,15 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 
-from saccade.types import Cut, Draft, Round, Scoring, Shape, Tree, Verdict
+from saccade.types import Cut, Draft, Round, Scoring, Tree, Verdict
 from saccade.verify import verify
 
 
-def serial(
-    target: Scoring, draft: Draft, shape: Shape, requests: Sequence[int], cut: Cut
-) -> Iterator[Round]:
+def serial(target: Scoring, draft: Draft, requests: Sequence[int], cut: Cut) -> Iterator[Round]:
     """Propose, score, verify, commit, until every request has ended; one target forward a round."""
-    states = {request: shape.start() for request in requests}
+    states = {request: draft.start() for request in requests}
     live = list(requests)
     while live:
         began = time.perf_counter()
@@ -43,7 +41,7 @@ def serial(
                 draft_seconds=drafted - began + committed - verified,
                 verify_seconds=verified - drafted,
             )
-            states[request] = shape.fold(states[request], round)
+            states[request] = draft.fold(states[request], round)
             yield round
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from saccade.cache import Cache
     from saccade.sampling import Scores
 
-Law = int | Float[Tensor, "vocab"]
+Law = int | Float[Tensor, " _vocab"]
 """A probability law over token ids: one id (all mass on it) or a vector of probabilities."""
 
 ROOT = -1
@@ -249,7 +249,15 @@ class Shape(Protocol):
 
 @runtime_checkable
 class Draft(Protocol):
-    """Who drafts. One object serves every request of a batch; requests are counted from 0."""
+    """Who drafts. One object serves every request of a batch; requests are counted from 0.
+
+    What a draft learns from past rounds is a fold it defines and the schedule runs: the state is
+    handed to ``propose`` and kept nowhere else, so that a recorded trace replays it.
+    """
+
+    def start(self) -> State: ...
+
+    def fold(self, state: State, round: Round) -> State: ...
 
     def begin(self, inputs: Inputs) -> None:
         """May start work at once, before the target's prefill has ended."""
