@@ -1,0 +1,1 @@
+"""Shapes: a seeded world of short videos, and the tiny model pair that learns to describe it."""

@@ -1,0 +1,867 @@
+"""Media: every input here is generated, and every frame carries its own number as a bar code.
+
+V-numbers are the cases of the reliability study; each is decoded right or refused in one sentence.
+"""
+
+import io
+import os
+import pickle
+import random
+import re
+import struct
+import sys
+import types
+import warnings
+from fractions import Fraction
+from pathlib import Path
+
+import av
+import numpy as np
+import pytest
+from PIL import Image as PILImage
+
+from saccade import media
+from saccade.errors import SaccadeError, VideoInputError
+from saccade.media import Clip, Limits, Sampling, read, read_image
+
+EVERY = Sampling(every=True)
+WIDTH, HEIGHT = 64, 48
+
+
+def picture(number, width=WIDTH, height=HEIGHT):
+    """A noisy picture whose top eight cells spell `number` in black and white."""
+    image = np.random.default_rng(number).integers(60, 200, (height, width, 3), np.uint8)
+    for bit in range(8):
+        image[:8, bit * 8 : bit * 8 + 8] = 255 if number >> bit & 1 else 0
+    return image
+
+
+def numbers(clip):
+    """The numbers spelled by the frames of a clip."""
+    cells = clip.frames[:, :8, :64].reshape(len(clip.frames), 8, 8, 8, 3).mean(axis=(1, 3, 4))
+    return [sum(int(cell > 128) << bit for bit, cell in enumerate(row)) for row in cells]
+
+
+def video(form="mp4", codec="libx264", n=30, rate=30, gop=10, b_frames=2, ticks=None, **more):
+    """A video as bytes; `ticks`: display time of each frame in milliseconds."""
+    size, pix = more.get("size", (WIDTH, HEIGHT)), more.get("pix", "yuv420p")
+    out, options = more.get("out", io.BytesIO()), {"g": str(gop), **more.get("options", {})}
+    with av.open(out, "w", format=form, options=more.get("container", {})) as container:
+        stream = container.add_stream(codec, rate=rate, options=options)
+        stream.width, stream.height, stream.pix_fmt = *size, pix
+        stream.codec_context.thread_count = 1
+        if codec == "libx264":
+            fixed = f"bframes={b_frames}:b-adapt=0:scenecut=0:{more.get('x264', '')}"
+            stream.options = {**options, "x264-params": fixed.rstrip(":")}
+        elif codec == "mpeg4":
+            stream.codec_context.max_b_frames = b_frames
+        if codec == "mpeg4":
+            stream.bit_rate = 4_000_000
+        if ticks:
+            stream.codec_context.time_base = Fraction(1, 1000)
+        for i in range(n):
+            image = more["image"](i) if "image" in more else picture(i, *size)
+            frame = av.VideoFrame.from_ndarray(image, format="rgb24")
+            frame.pts = ticks[i] if ticks else i
+            container.mux(stream.encode(frame))
+        container.mux(stream.encode())
+    return out.read_bytes() if isinstance(out, Path) else out.getvalue()
+
+
+def faststart(folder):
+    """An MP4 with its index at the front."""
+    return video(out=folder / "fast.mp4", b_frames=0, container={"movflags": "faststart"})
+
+
+def sound(form, cover=False):
+    """A file with an audio stream only, or with a cover picture too."""
+    out = io.BytesIO()
+    with av.open(out, "w", format=form) as container:
+        stream = container.add_stream("aac", rate=8000)
+        if cover:
+            picture_stream = container.add_stream("mjpeg", rate=1)
+            picture_stream.width, picture_stream.height = WIDTH, HEIGHT
+            picture_stream.pix_fmt = "yuvj420p"
+            picture_stream.disposition = av.stream.Disposition.attached_pic
+            image = av.VideoFrame.from_ndarray(picture(0), format="rgb24")
+            container.mux(picture_stream.encode(image))
+            container.mux(picture_stream.encode())
+        for i in range(4):
+            frame = av.AudioFrame.from_ndarray(np.zeros((1, 1024), np.float32), "fltp", "mono")
+            frame.rate, frame.pts = 8000, i * 1024
+            container.mux(stream.encode(frame))
+        container.mux(stream.encode())
+    return out.getvalue()
+
+
+def animation(form, milliseconds, **more):
+    images = [PILImage.fromarray(picture(i)) for i in range(len(milliseconds))]
+    out = io.BytesIO()
+    more = {"WEBP": {"lossless": True}, "GIF": {}, "PNG": {}}[form] | more
+    images[0].save(
+        out, form, save_all=True, append_images=images[1:], duration=milliseconds, **more
+    )
+    return out.getvalue()
+
+
+def still(form="PNG", size=(WIDTH, HEIGHT), mode="RGB", color=0, **more):
+    out = io.BytesIO()
+    PILImage.new(mode, size, color).save(out, form, **more)
+    return out.getvalue()
+
+
+def refused(source, code, sampling=None, limits=None):
+    """Read what must be refused; the error is one clean sentence."""
+    with pytest.raises(VideoInputError) as caught:
+        read(source, sampling, limits)
+    error, message = caught.value, str(caught.value)
+    assert error.code == code and isinstance(error, SaccadeError)
+    assert error.status in (400, 413, 415, 422)
+    assert "\n" not in message and "0x" not in message and ". " not in message
+    assert str(Path.cwd()) not in message and "/tmp" not in message and "Errno" not in message
+    assert error.__cause__ is None and (error.__suppress_context__ or not error.__context__)
+    assert str(pickle.loads(pickle.dumps(error))) == message
+    return error
+
+
+def no_decoding(monkeypatch):
+    """Fail the test if a decoder or even the packet reader starts."""
+
+    def fail(*args, **kwargs):
+        pytest.fail("decoding started")
+
+    monkeypatch.setattr(media._Video, "_packets", fail)
+    monkeypatch.setattr(media, "_rgb", fail)
+    monkeypatch.setattr(PILImage.Image, "load", fail)
+
+
+VIDEOS = {
+    "mp4-h264": ("mp4", "libx264", {}),
+    "mp4-hevc": ("mp4", "libx265", {"options": {"x265-params": "log-level=none:pools=none"}}),
+    "mp4-fragmented": ("mp4", "libx264", {"container": {"movflags": "frag_keyframe+empty_moov"}}),
+    "mov-mpeg4": ("mov", "mpeg4", {}),
+    "mov-png": ("mov", "png", {"pix": "rgb24"}),
+    "mkv-h264": ("matroska", "libx264", {}),
+    "mkv-ffv1": ("matroska", "ffv1", {}),
+    "webm-vp8": ("webm", "libvpx", {"options": {"auto-alt-ref": "1", "lag-in-frames": "16"}}),
+    "webm-vp9": ("webm", "libvpx-vp9", {"options": {"deadline": "realtime", "cpu-used": "8"}}),
+    "avi-h264": ("avi", "libx264", {}),
+    "avi-mpeg4": ("avi", "mpeg4", {}),
+    "avi-mjpeg": ("avi", "mjpeg", {"pix": "yuvj420p"}),
+}
+
+
+@pytest.fixture(scope="module")
+def mp4():
+    return video()
+
+
+# Containers, time and sampling
+
+
+@pytest.mark.parametrize("name", VIDEOS)
+def test_every_container(name):
+    """All frames come in display order with their own times, B-frames included, with the pixels of
+    plain PyAV; and decoding only what is wanted gives those same pixels."""
+    form, codec, more = VIDEOS[name]
+    data = video(form, codec, **more)
+    whole = read(data, EVERY)
+    assert numbers(whole) == list(range(30))
+    assert np.abs(whole.timestamps - np.arange(30) / 30).max() < 1e-3
+    assert whole.duration == pytest.approx(1, abs=0.01)
+    assert (whole.fps, whole.sampled_fps, whole.source_frames) == (30, 30, 30)
+    assert whole.warnings == ()
+    with av.open(io.BytesIO(data)) as container:
+        plain = [frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)]
+    assert np.array_equal(whole.frames, plain)
+    part = read(data, Sampling(fps=5, start=0.5))
+    assert numbers(part) == [15, 21, 27]
+    assert np.array_equal(part.frames, whole.frames[[15, 21, 27]])
+    assert part.timestamps == pytest.approx([0.5, 0.7, 0.9], abs=1e-3)
+
+
+@pytest.mark.parametrize("x264", ["", "open-gop=1:keyint=8"])
+def test_skipping_is_invisible(x264):
+    """Any subset equals the same rows of the whole, also next to open GOPs; and packets really are
+    skipped: decoding for frame 55 of 60 starts after packet 35."""
+    data = video(n=60, gop=8, x264=x264)
+    whole = read(data, EVERY)
+    chance = random.Random(0)
+    for _ in range(25):
+        wanted = sorted(chance.sample(range(60), 3))
+        with media._opened(data, Limits()) as file:
+            got = dict(media._Video(file, Limits()).fetch(wanted))
+        assert list(got) == wanted
+        assert all(np.array_equal(got[i], whole.frames[i]) for i in wanted)
+    with media._opened(data, Limits()) as file:
+        reel = media._Video(file, Limits())
+        assert 35 < reel.starts[55] and (np.diff(reel.starts) >= 0).all()
+
+
+def test_default_sampling():
+    """Two frames a second; at least four, but never a frame twice; none in the last half frame,
+    so that 1.001 seconds give two and not three."""
+    assert numbers(read(video(n=50, rate=10))) == list(range(0, 50, 5))
+    assert numbers(read(video(n=8, rate=8))) == [0, 2, 4, 6]
+    assert numbers(read(video(n=3, rate=30))) == [0, 1, 2]
+    ntsc = video(n=30, rate=Fraction(30000, 1001))
+    assert numbers(read(ntsc, Sampling(fps=2))) == [0, 14]
+
+
+def test_millisecond_containers():
+    """MKV rounds times to milliseconds: the frame meant is taken, and the rate is the true one."""
+    assert numbers(read(video("matroska"), Sampling(fps=15))) == list(range(0, 30, 2))
+    clip = read(video("matroska", n=20, rate=Fraction(30000, 1001)), EVERY)
+    assert clip.fps == clip.sampled_fps == 30000 / 1001
+
+
+def test_num_frames_spread(mp4):
+    """`num_frames` are evenly spaced from the start, and more than there are gives each once."""
+    clip = read(mp4, Sampling(num_frames=5))
+    assert numbers(clip) == [0, 6, 12, 18, 24] and clip.sampled_fps == 5
+    clip = read(mp4, Sampling(num_frames=500))
+    assert numbers(clip) == list(range(30)) and "all 30" in clip.warnings[0]
+
+
+def test_fps_above_source(mp4):
+    """A rate above the source's gives each frame once, at the source's rate."""
+    clip = read(mp4, Sampling(fps=1000))
+    assert numbers(clip) == list(range(30)) and clip.sampled_fps == 30
+
+
+def test_start_end(mp4):
+    """A window takes the frames shown inside it, with times of the source; beyond the end fails."""
+    clip = read(mp4, Sampling(every=True, start=0.2, end=0.3))
+    assert numbers(clip) == [6, 7, 8]
+    assert clip.timestamps == pytest.approx([6 / 30, 7 / 30, 8 / 30])
+    clip = read(mp4, Sampling(num_frames=2, start=0.51, end=0.6))
+    assert numbers(clip) == [15, 16] and clip.timestamps[0] == 0.51
+    assert numbers(read(mp4, Sampling(fps=2, start=0.9, end=99))) == [27]
+    refused(mp4, "bad_option", Sampling(start=1.0))
+
+
+def test_animations_and_stills():
+    """GIF, WebP and PNG animations keep their own frame times; a still image is one frame."""
+    for form in ("GIF", "WEBP", "PNG"):
+        clip = read(animation(form, [100, 200, 300, 400]), EVERY)
+        assert numbers(clip) == [0, 1, 2, 3], form
+        assert clip.timestamps == pytest.approx([0, 0.1, 0.3, 0.6]) and clip.duration == 1.0
+        assert numbers(read(animation(form, [100] * 8), Sampling(fps=5))) == [0, 2, 4, 6]
+    for form in ("PNG", "JPEG", "WEBP", "BMP", "GIF"):
+        clip = read(still(form))
+        assert clip.frames.shape == (1, HEIGHT, WIDTH, 3) and clip.duration == 1.0
+
+
+def test_folder(tmp_path):
+    """A folder gives all its images in natural order, one a second or at `fps`; sizes are made
+    equal and other files ignored."""
+    for i in range(12):
+        PILImage.fromarray(picture(i)).save(tmp_path / f"frame{i}.png")
+    (tmp_path / "notes.txt").write_text("not an image")
+    clip = read(tmp_path)
+    assert numbers(clip) == list(range(12)) and clip.timestamps.tolist() == list(range(12))
+    assert read(str(tmp_path), Sampling(fps=4)).duration == 3.0
+    assert numbers(read(tmp_path, Sampling(num_frames=3))) == [0, 4, 8]
+    assert numbers(read(tmp_path, Sampling(start=2, end=4))) == [2, 3]
+    clip = read(tmp_path, limits=Limits(max_frames=6))
+    assert numbers(clip) == [0, 2, 4, 6, 8, 10] and "6 frames" in clip.warnings[0]
+    PILImage.fromarray(picture(3, 128, 96)).save(tmp_path / "frame3.png")
+    clip = read(tmp_path)
+    assert clip.frames.shape == (12, HEIGHT, WIDTH, 3) and "size changes" in clip.warnings[0]
+    refused(tmp_path, "too_large", limits=Limits(max_bytes=100))
+    (tmp_path / "empty").mkdir()
+    refused(tmp_path / "empty", "empty")
+
+
+def test_sources(mp4, tmp_path, monkeypatch):
+    """Paths, bytes, file objects and standard input give the same clip; progress counts up."""
+    (tmp_path / "clip.mp4").write_bytes(mp4)
+    whole, seen = read(mp4, EVERY), []
+    sources = [tmp_path / "clip.mp4", str(tmp_path / "clip.mp4"), io.BytesIO(mp4), "-"]
+    monkeypatch.setattr(sys, "stdin", types.SimpleNamespace(buffer=io.BytesIO(mp4)))
+    for source in sources:
+        clip = read(source, EVERY, progress=lambda *args: seen.append(args))
+        assert np.array_equal(clip.frames, whole.frames)
+    assert seen[:2] == [(1, 30), (2, 30)] and seen[-1] == (30, 30)
+    monkeypatch.setattr(sys, "stdin", types.SimpleNamespace(buffer=io.BytesIO(mp4)))
+    refused("-", "too_large", limits=Limits(max_bytes=len(mp4) - 1))
+
+
+def test_progress_may_stop(mp4):
+    """An exception of the caller's own passes through unchanged: it is how a server cancels."""
+
+    def stop(done, total):
+        raise KeyError("stop")
+
+    with pytest.raises(KeyError, match="stop"):
+        read(mp4, progress=stop)
+
+
+def test_read_image():
+    """Images come upright, on white where transparent, with 16-bit grey scaled; videos are not
+    images."""
+    exif = PILImage.Exif()
+    exif[0x0112] = 6  # the camera was held sideways
+    assert read_image(still("JPEG", exif=exif)).shape == (WIDTH, HEIGHT, 3)
+    assert (read_image(still(mode="RGBA", color=(9, 9, 9, 0))) == 255).all()
+    assert (read_image(still(mode="LA", color=(9, 0))) == 255).all()
+    assert (read_image(still(mode="I;16", color=32768)) == 128).all()
+    assert read_image(animation("GIF", [100, 100])).shape == (HEIGHT, WIDTH, 3)
+    with pytest.raises(VideoInputError, match="not an image"):
+        read_image(video(n=2))
+
+
+def jpegs(sizes):
+    """An MKV that declares 64x48, with JPEG pictures of these sizes."""
+    out = io.BytesIO()
+    with av.open(out, "w", format="matroska") as container:
+        stream = container.add_stream("mjpeg", rate=10)
+        stream.width, stream.height, stream.pix_fmt = WIDTH, HEIGHT, "yuvj420p"
+        for i, (width, height) in enumerate(sizes):
+            jpeg = io.BytesIO()
+            PILImage.fromarray(picture(i, width, height)).save(jpeg, "JPEG")
+            packet = av.Packet(jpeg.getvalue())
+            packet.stream, packet.pts, packet.dts = stream, i, i
+            packet.time_base, packet.is_keyframe = Fraction(1, 10), True
+            container.mux(packet)
+    return out.getvalue()
+
+
+def test_size_change():
+    """Frames that change size half-way are resized to the first, and the clip says so; frames
+    larger than the header declares do not get past the limits on pixels and memory."""
+    data = jpegs([(WIDTH, HEIGHT)] * 2 + [(128, 96)] * 2)
+    clip = read(data, EVERY)
+    assert clip.frames.shape == (4, HEIGHT, WIDTH, 3) and "size changes" in clip.warnings[0]
+    clip = read(data, EVERY, Limits(max_pixels=WIDTH * HEIGHT))
+    assert len(clip.frames) == 2 and "2 of 4" in clip.warnings[0]
+    larger = jpegs([(128, 96)] * 4)
+    refused(larger, "too_many_pixels", EVERY, Limits(max_memory=4 * WIDTH * HEIGHT * 3))
+    refused(larger, "damaged", EVERY, Limits(max_pixels=WIDTH * HEIGHT))
+
+
+# What processors make of it
+
+
+def qwen2_5(clip):
+    """Grid and seconds per grid step, from transformers' own code."""
+    from transformers import Qwen2VLVideoProcessor
+    from transformers.video_utils import VideoMetadata
+
+    processor = Qwen2VLVideoProcessor()
+    made = processor(
+        [clip.frames], video_metadata=[clip.metadata], do_sample_frames=False,
+        return_metadata=True, return_tensors="pt",
+    )  # fmt: skip
+    (meta,) = made["video_metadata"]
+    assert isinstance(meta, VideoMetadata)
+    return made["video_grid_thw"][0].tolist(), processor.temporal_patch_size / meta.sampled_fps
+
+
+def qwen3_times(clip):
+    from transformers.models.qwen3_vl.processing_qwen3_vl import Qwen3VLProcessor
+
+    meta = clip.metadata
+    times = Qwen3VLProcessor._calculate_timestamps(None, meta["frames_indices"], meta["fps"], 2)
+    assert clip.metadata["frames_indices"] == meta["frames_indices"][: len(clip.frames)]
+    return times
+
+
+@pytest.mark.parametrize(
+    ("rate", "sampling", "step"),
+    [
+        (10, Sampling(), 1.0),
+        (10, EVERY, 0.2),
+        (10, Sampling(fps=5), 0.4),
+        (10, Sampling(num_frames=8), 1.0),
+        (10, Sampling(num_frames=5), 1.6),
+        (10, Sampling(fps=2, start=1.0, end=3.0), 1.0),
+        (Fraction(30000, 1001), Sampling(fps=2), 1.0),
+        (Fraction(30000, 1001), Sampling(fps=3), 2 / 3),
+    ],
+)
+def test_metadata_gives_right_times(rate, sampling, step):
+    """Through the real Qwen2.5-VL video processor, a grid step lasts two sampled frames, exact in
+    float32 (positions are truncated, so 0.999 for 1 would be a position lost); through Qwen3-VL's
+    code, times are those of the frames. Odd counts are padded by the processor."""
+    clip = read(video(n=40, rate=rate), sampling)
+    grid, seconds = qwen2_5(clip)
+    n = len(clip.frames)
+    assert grid[0] == (n + 1) // 2
+    assert np.float32(seconds) == np.float32(step)
+    padded = np.append(clip.timestamps, clip.timestamps[-1:])[: n + n % 2]
+    assert qwen3_times(clip) == pytest.approx(padded.reshape(-1, 2).mean(axis=1), abs=6e-4)
+    assert clip.metadata["duration"] == clip.duration
+    assert (clip.metadata["height"], clip.metadata["width"]) == (HEIGHT, WIDTH)
+
+
+def test_metadata_through_whole_processor():
+    """The whole Qwen2.5-VL processor, given a clip at two frames a second, emits one second per
+    grid step; without metadata it would assume 24 frames a second and emit 1/12."""
+    tokenizers = pytest.importorskip("tokenizers")
+    from transformers import (
+        PreTrainedTokenizerFast,
+        Qwen2_5_VLProcessor,
+        Qwen2VLImageProcessor,
+        Qwen2VLVideoProcessor,
+    )
+
+    special = ["<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>"]
+    words = {word: i for i, word in enumerate(["[UNK]", *special])}
+    model = tokenizers.models.WordLevel(words, unk_token="[UNK]")
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizers.Tokenizer(model),
+        unk_token="[UNK]",
+        pad_token="[UNK]",
+        additional_special_tokens=special,
+    )
+    processor = Qwen2_5_VLProcessor(
+        Qwen2VLImageProcessor(), tokenizer, Qwen2VLVideoProcessor(), chat_template=""
+    )
+    clip = read(video(n=20, rate=10))
+    made = processor(
+        text="<|vision_start|><|video_pad|><|vision_end|>",
+        videos=[clip.frames],
+        video_metadata=[clip.metadata],
+        do_sample_frames=False,
+    )
+    assert np.float32(made["second_per_grid_ts"][0]) == 1.0
+
+
+# The V cases
+
+
+def test_v1_empty_file(tmp_path):
+    """An empty file says that it is empty."""
+    (tmp_path / "a.mp4").touch()
+    assert refused(tmp_path / "a.mp4", "empty").status == 400
+    refused(b"", "empty")
+
+
+@pytest.mark.parametrize(
+    ("data", "start"),
+    [
+        (b"<html><head><title>404</title>", "<html>"),
+        (b"\n\n<!DOCTYPE html>\n<html lang='en'>", "<!DOCTYPE html>"),
+        (b'{"error": "not found"}', '{"error"'),
+        (b"hello\x1b[31m", None),
+        (bytes(range(256)) * 4, None),
+    ],
+)
+def test_v2_not_a_video(data, start, tmp_path):
+    """A web page saved as .mp4 is named for what it is; control bytes never reach the message."""
+    (tmp_path / "clip.mp4").write_bytes(data)
+    error = refused(tmp_path / "clip.mp4", "not_a_video")
+    assert str(error).startswith("clip.mp4 is not a video")
+    assert start is None or f"(starts with {start}" in str(error)
+    assert str(error).isprintable()
+
+
+def test_v2_other_kinds():
+    """Documents, sound and containers that are not read are told from damaged videos."""
+    refused(b"%PDF-1.7\n\xe2\xe3" + bytes(200), "unsupported")
+    refused(b"OggS" + bytes(200), "unsupported")
+    refused(b"\0\0\0\x20ftypheic" + bytes(200), "unsupported")
+    refused(b"ID3\4" + bytes(200), "no_video_stream")
+
+
+def test_v3_moov_missing(mp4):
+    """An MP4 cut before its index, and headers alone, are reported as cut short."""
+    assert mp4.find(b"moov") > len(mp4) // 2
+    error = refused(mp4[: len(mp4) // 2], "truncated")
+    assert error.status == 400 and "cut short" in str(error)
+    refused(mp4[: mp4.find(b"moov") + 40], "truncated")
+    refused(video("matroska")[:60], "truncated")
+    refused(video("avi")[:60], "truncated")
+
+
+def test_v4_faststart_cut(tmp_path):
+    """A faststart MP4 cut at 60 % gives its good frames, unharmed, and a warning with numbers."""
+    data = faststart(tmp_path)
+    whole, clip = read(data, EVERY), read(data[: len(data) * 6 // 10], EVERY)
+    n = len(clip.frames)
+    assert 10 <= n < 30 and numbers(clip) == list(range(n)) and clip.source_frames == n
+    assert np.array_equal(clip.frames, whole.frames[:n])
+    assert clip.duration == pytest.approx(n / 30)
+    assert "cut short" in clip.warnings[0] and f"{n} frames" in clip.warnings[0]
+
+
+@pytest.mark.parametrize(
+    "form,codec", [("matroska", "libx264"), ("webm", "libvpx"), ("avi", "mjpeg")]
+)
+def test_v5_cut_in_half(form, codec):
+    """MKV, WebM and AVI cut in half: the first part, sampled over what is there, with a warning."""
+    pix = "yuvj420p" if codec == "mjpeg" else "yuv420p"
+    data = video(form, codec, n=60, b_frames=0, pix=pix)
+    clip = read(data[: len(data) // 2], Sampling(num_frames=4))
+    assert 8 <= clip.source_frames < 50
+    assert numbers(clip) == [i * clip.source_frames // 4 for i in range(4)]
+    assert "cut short" in clip.warnings[0]
+
+
+def test_v6_flipped_bytes(tmp_path):
+    """300 flipped bytes in the middle: frames before them are as they were, lost ones are counted;
+    with everything flipped, one sentence."""
+    data = bytearray(video("mov", "png", pix="rgb24"))
+    whole = read(bytes(data), EVERY)
+    middle = len(data) // 2
+    for i in range(300):
+        data[middle + i] ^= 0xFF
+    clip = read(bytes(data), EVERY)
+    kept = [int(round(t * 30)) for t in clip.timestamps]
+    assert 28 <= len(kept) < 30 and f"{30 - len(kept)} of 30" in clip.warnings[0]
+    assert np.array_equal(clip.frames, whole.frames[kept])
+    data = bytearray(faststart(tmp_path))
+    start = data.find(b"mdat") + 4
+    data[start:] = bytes(byte ^ 0xFF for byte in data[start:])
+    refused(bytes(data), "damaged")
+
+
+@pytest.mark.parametrize("form", ["mp4", "matroska", "avi", "gif", "webp"])
+def test_v6_fuzz(form):
+    """Random damage anywhere gives a clip with frames or one sentence, nothing else (60 draws)."""
+    if form in ("gif", "webp"):
+        good = animation(form.upper(), [100] * 5)
+    else:
+        good = video(form, n=6, gop=3)
+    for seed in range(60):
+        chance, data = random.Random(seed), bytearray(good)
+        for _ in range(chance.choice([1, 5, 50])):
+            data[chance.randrange(len(data))] = chance.randrange(256)
+        if seed % 3 == 0:
+            del data[chance.randrange(len(data)) :]
+        try:
+            clip = read(bytes(data), limits=Limits(max_pixels=1 << 20, max_memory=1 << 26))
+        except VideoInputError as error:
+            assert str(error).isprintable() and "0x" not in str(error)
+        else:
+            assert len(clip.frames) == len(clip.timestamps) > 0
+            assert np.isfinite(clip.timestamps).all() and clip.metadata["fps"] > 0
+
+
+def test_v7_header_counts():
+    """An edit list that hides five frames, and containers whose headers count none: frames are
+    counted by what is shown, and times start at the first shown frame."""
+    data = bytearray(video(b_frames=0, gop=30))
+    at = data.find(b"elst") + 4
+    entries, _, media_time = struct.unpack(">4xIIi", data[at : at + 16])
+    assert entries == 1
+    data[at + 12 : at + 16] = struct.pack(">i", media_time + 5 * 512)
+    clip = read(bytes(data), EVERY)
+    assert numbers(clip) == list(range(5, 30)) and clip.source_frames == 25
+    assert clip.timestamps == pytest.approx(np.arange(25) / 30)
+    with av.open(io.BytesIO(video("matroska"))) as container:
+        assert container.streams.video[0].frames == 0
+    at = data.find(b"elst")
+    data[at - 8 : at + 4] = data[at - 8 : at] + b"free"
+    lying = bytearray(video("avi", "mjpeg", n=12, pix="yuvj420p"))
+    at = lying.find(b"avih") + 8 + 16
+    lying[at : at + 4] = struct.pack("<I", 500)
+    assert read(bytes(lying), EVERY).source_frames == 12
+
+
+def test_v8_audio_only():
+    """Sound without pictures is told apart from damage; a cover picture is not a video."""
+    for data in (sound("mp4"), sound("matroska"), sound("mp4", cover=True)):
+        error = refused(data, "no_video_stream")
+        assert error.status == 400 and "no video stream" in str(error)
+
+
+def test_v10_one_frame():
+    """A video of one frame is a clip of one frame."""
+    for form in ("mp4", "matroska", "avi"):
+        clip = read(video(form, n=1))
+        assert len(clip.frames) == 1 and clip.timestamps.tolist() == [0.0]
+        assert clip.duration > 0 and clip.sampled_fps > 0
+
+
+def test_v12_variable_frame_rate():
+    """Steps of 20, 33 and 500 ms: times are the packets' own, and sampling shows at each moment
+    the frame that was on screen, held as long as it was."""
+    ticks = [0, 20, 40, 73, 106, 606, 1106, 1126, 1626, 1646]
+    data = video("matroska", n=10, b_frames=0, ticks=ticks)
+    clip = read(data, EVERY)
+    assert numbers(clip) == list(range(10))
+    assert clip.timestamps == pytest.approx(np.array(ticks) / 1000)
+    clip = read(data, Sampling(fps=4))
+    assert numbers(clip) == [0, 4, 4, 5, 5, 7, 7]
+    assert clip.timestamps == pytest.approx([0, 0.106, 0.5, 0.606, 1.0, 1.126, 1.5])
+    assert clip.sampled_fps == 4 and (np.diff(clip.timestamps) > 0).all()
+    clip = read(data, Sampling(num_frames=1, start=0.9))
+    assert numbers(clip) == [5] and clip.timestamps.tolist() == [0.9]
+
+
+@pytest.mark.parametrize(
+    ("matrix", "turns"), [((0, 1, -1, 0), -1), ((-1, 0, 0, -1), 2), ((0, -1, 1, 0), 1)]
+)
+def test_v13_rotation(matrix, turns):
+    """A phone's rotation is applied: the first pixel row ends where the player would show it."""
+    data = bytearray(video(n=2))
+    plain = read(bytes(data), EVERY)
+    at = data.find(b"tkhd") + 4 + 40
+    a, b, c, d = (value << 16 for value in matrix)
+    data[at : at + 36] = struct.pack(">9i", a, b, 0, c, d, 0, 0, 0, 1 << 30)
+    turned = read(bytes(data), EVERY)
+    assert np.array_equal(turned.frames, np.rot90(plain.frames, turns, axes=(1, 2)))
+    assert turned.metadata["height"] == turned.frames.shape[1]
+
+
+def test_v15_tiny_and_thin():
+    """16x16 passes as it is; 1x1 is enlarged so that no side can be taken for channels; a strip no
+    processor accepts is refused."""
+    tiny = video("matroska", "ffv1", n=2, size=(16, 16), image=lambda i: picture(0)[:16, :16])
+    assert read(tiny).frames.shape[1:] == (16, 16, 3)
+    assert read(still(size=(1, 1), color=(1, 2, 3))).frames.tolist() == [[[[1, 2, 3]] * 4] * 4]
+    assert read_image(still(size=(3, 5))).shape == (10, 6, 3)
+    one = video("matroska", "ffv1", n=2, size=(1, 1), image=lambda i: picture(0)[:1, :1])
+    grid, _ = qwen2_5(read(one))
+    assert grid[0] == 1 and min(grid[1:]) > 0
+    refused(still(size=(1, 1000)), "unsupported")
+
+
+def test_v16_pixels_before_decoding(monkeypatch):
+    """An 8K header is enough to refuse: neither packets nor pixels are touched."""
+    big = video("matroska", "mjpeg", n=1, size=(7680, 4320), pix="yuvj420p",
+                image=lambda i: np.zeros((4320, 7680, 3), np.uint8))  # fmt: skip
+    no_decoding(monkeypatch)
+    error = refused(big, "too_many_pixels", limits=Limits(max_pixels=4096 * 2160))
+    assert error.status == 413 and error.limit == 4096 * 2160
+
+
+def test_v16_size_hidden_from_header():
+    """A size that only the first frame tells (MPEG-4 in MOV) is not probed for by a decoder with no
+    limit: ours, with the limit, is the first to run."""
+    data = video("mov", "mpeg4", n=2)
+    with media._opened(data, Limits()) as file:
+        reel = media._Video(file, Limits())
+        assert reel.size == (WIDTH, HEIGHT)
+        with reel._stream() as (_, stream):
+            assert stream.codec_context.width == 0
+    refused(data, "damaged", limits=Limits(max_pixels=WIDTH * HEIGHT - 1))
+
+
+@pytest.mark.parametrize("form,codec", [("mp4", "libx264"), ("mov", "mpeg4")])
+def test_v16_memory_budget(form, codec):
+    """What is kept fits the budget: fewer frames with a warning where the count was ours, a
+    refusal with the number that fits where it was asked for."""
+    mp4, room = video(form, codec), Limits(max_memory=10 * WIDTH * HEIGHT * 3)
+    clip = read(mp4, Sampling(fps=15), room)
+    assert numbers(clip) == list(range(0, 30, 3)) and "10 frames" in clip.warnings[0]
+    for sampling in (EVERY, Sampling(num_frames=11)):
+        assert refused(mp4, "too_long", sampling, room).limit == 10
+    refused(mp4, "too_many_pixels", limits=Limits(max_memory=100))
+
+
+def test_v17_four_hours():
+    """Four hours at one frame a second: 768 frames spread over all of it, few packets decoded; a
+    minute near the end takes less than that."""
+    data = video("mp4", "mpeg4", n=14_400, rate=1, gop=60, b_frames=0, size=(64, 16),
+                 image=lambda i: picture(i // 60 % 256, 64, 16))  # fmt: skip
+    clip = read(data)
+    assert clip.frames.shape == (768, 16, 64, 3) and clip.source_frames == 14_400
+    assert clip.duration == 14_400 and "768 frames" in clip.warnings[0]
+    assert numbers(clip) == [int(t) // 60 % 256 for t in clip.timestamps]
+    clip = read(data, Sampling(start=14_000, end=14_060))
+    assert len(clip.frames) == 60 and clip.timestamps[0] == 14_000
+
+
+def test_v17_duration_before_decoding(mp4, monkeypatch):
+    """A declared duration beyond the limit is refused before anything is read."""
+    no_decoding(monkeypatch)
+    error = refused(mp4, "too_long", limits=Limits(max_duration_s=0.5))
+    assert error.status == 413 and error.limit == 0.5
+
+
+def test_v18_bytes_before_opening(tmp_path, monkeypatch):
+    """A file over 2 GB, sparse here, is refused by its size without being opened by FFmpeg."""
+    with open(tmp_path / "big.mp4", "wb") as file:
+        file.truncate(3 << 30)
+    monkeypatch.setattr(media.av, "open", lambda *a, **k: pytest.fail("opened"))
+    assert refused(tmp_path / "big.mp4", "too_large").status == 413
+    refused(bytes(200), "too_large", limits=Limits(max_bytes=100))
+
+
+def test_v19_animated_gif():
+    """An animated GIF is composed frame by frame; a length of 0 means a tenth of a second."""
+    clip = read(animation("GIF", [0] * 10))
+    assert clip.duration == pytest.approx(1.0) and numbers(clip) == [0, 2, 5, 7]
+
+
+def test_v20_animated_webp():
+    """An animated WebP, which FFmpeg cannot decode, is read by Pillow."""
+    clip = read(animation("WEBP", [500] * 6))
+    assert numbers(clip) == list(range(6)) and clip.timestamps.tolist() == [0, 0.5, 1, 1.5, 2, 2.5]
+
+
+@pytest.mark.parametrize("side", [10_000, 20_000])
+def test_v23_image_bomb(side, monkeypatch):
+    """A small PNG of 100 or 400 million pixels is refused by its header, not warned about; also
+    with our own cap lifted."""
+    bomb, small = still(mode="1", size=(side, side)), still()
+    assert len(bomb) < 60_000
+    no_decoding(monkeypatch)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert refused(bomb, "too_many_pixels").status == 413
+        refused(bomb, "too_many_pixels", limits=Limits(max_pixels=0))
+        with pytest.raises(VideoInputError):
+            read_image(bomb)
+    refused(small, "too_many_pixels", limits=Limits(max_pixels=WIDTH * HEIGHT - 1))
+
+
+PLAYLISTS = {
+    "ffconcat": b"ffconcat version 1.0\nfile 'ok.mp4'\n",
+    "hls": b"#EXTM3U\n#EXT-X-TARGETDURATION:1\n#EXTINF:1,\n%s\n#EXT-X-ENDLIST\n",
+    "dash": b'<?xml version="1.0"?><MPD xmlns="urn:mpeg:dash:schema:mpd:2011" type="static"></MPD>',
+    "sdp": b"v=0\no=- 0 0 IN IP4 127.0.0.1\nc=IN IP4 127.0.0.1\nm=video 5004 RTP/AVP 96\n",
+}
+
+
+@pytest.mark.parametrize("sniffing", [True, False])
+@pytest.mark.parametrize("kind", PLAYLISTS)
+def test_v24_v25_playlists(kind, sniffing, mp4, tmp_path, monkeypatch):
+    """A playlist is refused and opens nothing, by its first bytes and, were they to deceive, by
+    FFmpeg's own list of containers. The control: plain PyAV does open the neighbour."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "ok.mp4").write_bytes(mp4)
+    data = PLAYLISTS[kind].replace(b"%s", str(tmp_path / "ok.mp4").encode())
+    if kind == "ffconcat":
+        with av.open(io.BytesIO(data)) as container:
+            assert len(list(container.decode(video=0))) == 30
+    if not sniffing:
+        monkeypatch.setattr(media, "_refusal", lambda head: None)
+    opened = []
+    sys.addaudithook(lambda event, args: event == "open" and opened.append(str(args[0])))
+    for name in ("list.m3u8", "list.mp4"):
+        (tmp_path / name).write_bytes(data)
+        refused(tmp_path / name, "not_a_video")
+        named = io.BytesIO(data)
+        named.name = str(tmp_path / "list.m3u8")
+        refused(named, "not_a_video")
+    refused(data, "not_a_video")
+    assert not any("ok.mp4" in name for name in opened)
+
+
+def test_v25_name_is_hidden(mp4):
+    """FFmpeg is never told a name, which it could take for an address."""
+    named = io.BytesIO(mp4)
+    named.name = "http://127.0.0.1:9/x.m3u8"
+    hidden = media._Nameless(named)
+    with av.open(hidden) as container:
+        assert container.name == "<none>"
+
+
+@pytest.mark.parametrize(
+    "path", ["http://127.0.0.1/a.mp4", "file:///etc/passwd", "concat:/a|/b", "file:/etc/passwd"]
+)
+def test_v27_addresses(path):
+    """Addresses of any scheme are refused before anything is opened."""
+    assert refused(path, "not_allowed").status == 400
+
+
+def test_v27_root(mp4, tmp_path):
+    """With a root, nothing outside it is read: not by .., not by an absolute path, not by a link,
+    not from inside a folder."""
+    root = tmp_path / "root"
+    root.mkdir()
+    (tmp_path / "secret.mp4").write_bytes(mp4)
+    (root / "clip.mp4").write_bytes(mp4)
+    (root / "link.mp4").symlink_to(tmp_path / "secret.mp4")
+    PILImage.fromarray(picture(0)).save(tmp_path / "a.png")
+    (root / "frames").mkdir()
+    (root / "frames" / "a.png").symlink_to(tmp_path / "a.png")
+    limits = Limits(root=root)
+    assert read(root / "clip.mp4", limits=limits).source_frames == 30
+    for path in (root / ".." / "secret.mp4", tmp_path / "secret.mp4", root / "link.mp4"):
+        refused(path, "not_allowed", limits=limits)
+    refused(root / "frames", "not_allowed", limits=limits)
+    refused(tmp_path, "not_allowed", limits=limits)
+
+
+@pytest.mark.parametrize("bad", [0, -1, float("nan"), float("inf"), 1e300])
+def test_v29_bad_numbers(bad):
+    """Zero, negative, endless and not-a-number rates, counts and times are refused by name."""
+    for name in ("fps", "end", *(["num_frames"] if isinstance(bad, int) else [])):
+        with pytest.raises(VideoInputError, match=name) as caught:
+            Sampling(**{name: bad})
+        assert caught.value.code == "bad_option" and caught.value.status == 422
+    if bad != 0:
+        with pytest.raises(VideoInputError, match="start"):
+            Sampling(start=bad)
+
+
+@pytest.mark.parametrize("bad", ["2", True, [2], 2j])
+def test_v29_wrong_types(bad):
+    """What a client's JSON may hold instead of a number is refused the same way. (Called below the
+    constructor, whose types the test run itself checks.)"""
+    for name in ("fps", "num_frames", "start", "end"):
+        values = dict.fromkeys(("fps", "num_frames", "start", "end", "every")) | {name: bad}
+        with pytest.raises(VideoInputError, match=name):
+            Sampling.__post_init__(types.SimpleNamespace(**values))
+
+
+def test_v29_combinations_and_ceilings(mp4):
+    """Contradictions are refused; a huge count is refused with the limit it passed."""
+    for options in (
+        {"fps": 1, "num_frames": 2},
+        {"fps": 1, "every": True},
+        {"num_frames": 2, "every": True},
+        {"start": 3, "end": 2},
+        {"start": 2, "end": 2},
+    ):
+        with pytest.raises(VideoInputError):
+            Sampling(**options)
+    assert refused(mp4, "bad_option", Sampling(num_frames=10**12)).limit == 768
+    assert refused(mp4, "too_long", EVERY, Limits(max_frames=29)).limit == 29
+    assert len(read(mp4, Sampling(fps=30), Limits(max_frames=29)).frames) == 29
+    assert len(read(mp4, EVERY, Limits(0, 0, 0, 0, 0)).frames) == 30
+
+
+# Files
+
+
+def test_missing_and_unreadable(mp4, tmp_path, monkeypatch):
+    """Missing files, pipes, devices and forbidden files give one sentence with the name only; a
+    name cannot smuggle control characters into it."""
+    assert str(refused(tmp_path / "no.mp4", "missing")).startswith("no.mp4 does not exist")
+    refused("nul\0byte", "missing")
+    refused(tmp_path / "evil\x1b[31m\nname.mp4", "missing")
+    os.mkfifo(tmp_path / "pipe")
+    refused(tmp_path / "pipe", "not_a_video")
+    refused("/dev/zero", "not_a_video")
+    (tmp_path / "clip.mp4").write_bytes(mp4)
+
+    def forbidden(*args, **kwargs):
+        raise PermissionError(13, "Permission denied", str(tmp_path))
+
+    monkeypatch.setattr(Path, "open", forbidden)
+    refused(tmp_path / "clip.mp4", "unreadable")
+    monkeypatch.setattr(Path, "stat", forbidden)
+    refused(tmp_path / "clip.mp4", "unreadable")
+
+
+@pytest.mark.parametrize("form", ["JPEG", "PNG", "WEBP"])
+def test_damaged_image(form):
+    """A picture cut short is reported without the library's words, which can hold addresses."""
+    out = io.BytesIO()
+    PILImage.fromarray(picture(1, 256, 256)).save(out, form)
+    data = out.getvalue()
+    refused(data[: len(data) // 2], "truncated")
+    with pytest.raises(VideoInputError, match="cut short"):
+        read_image(data[: len(data) // 2])
+
+
+def test_unknown_codec():
+    """A container we read with a codec we do not: say which codec to convert to."""
+    data = video("matroska", "libx264", n=1).replace(b"V_MPEG4/ISO/AVC", b"V_MPEG4/ISO/XYZ")
+    error = refused(data, "unsupported")
+    assert error.status == 415 and "H.264" in str(error)
+
+
+def test_clip_is_frozen(mp4):
+    """A clip is a value: its fields cannot be replaced."""
+    clip = read(mp4)
+    assert isinstance(clip, Clip) and clip.frames.dtype == np.uint8
+    with pytest.raises(AttributeError):
+        clip.fps = 1
+    assert re.fullmatch(r"[\w ,.]*", "".join(clip.warnings))
