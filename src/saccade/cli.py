@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import json
-import logging
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.logging import RichHandler
 from rich.table import Table
 
 from saccade.errors import OptionError, SaccadeError
+from saccade.shapes.commands import shapes_app
+from saccade.terminal import Json, Threads, Verbose, err, out, prepare, status
 
 if TYPE_CHECKING:
     from saccade.media import Clip, Sampling
@@ -30,29 +28,19 @@ app = typer.Typer(
     add_completion=False,
     rich_markup_mode=None,
 )
-shapes_app = typer.Typer(help="The synthetic world and its trained pair.", no_args_is_help=True)
 app.add_typer(shapes_app, name="shapes")
 
 QUESTION = "Describe the video in detail."
 DEMO_SEED, DEMO_FRAMES, DEMO_SIZE = 10_000_019, 64, 224
-
-PIPED_WIDTH = 120
-
-out, err = Console(highlight=False), Console(stderr=True, highlight=False)
-if not out.is_terminal:
-    out = Console(highlight=False, width=PIPED_WIDTH)
 
 Target = Annotated[str, typer.Option(help="Target: a checkpoint folder or hub id.")]
 Draft = Annotated[str | None, typer.Option(help="Draft: a checkpoint folder or hub id.")]
 Method = Annotated[str, typer.Option(help="NAME or NAME/axis=value/...; see `saccade methods`.")]
 Prompt = Annotated[str, typer.Option(help="What to ask about the video.")]
 Tokens = Annotated[int, typer.Option(min=1, help="The longest answer, in tokens.")]
-Json = Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")]
-Threads = Annotated[int | None, typer.Option(min=1, help="CPU threads.")]
 Dtype = Annotated[str | None, typer.Option(help="float32, bfloat16 or float16.")]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, ...")]
 Seed = Annotated[int | None, typer.Option(help="Names the noise of sampling.")]
-Verbose = Annotated[bool, typer.Option(help="Log what happens.")]
 Fps = Annotated[float | None, typer.Option(help="Frames to take per second.")]
 NumFrames = Annotated[int | None, typer.Option(help="Frames to take in all, evenly in time.")]
 Every = Annotated[bool, typer.Option("--every-frame", help="Take every frame.")]
@@ -89,7 +77,7 @@ def demo(
     verbose: Verbose = False,
 ) -> None:
     """Describe a video twice with the embedded pair, plainly and by SpecVLM, and compare."""
-    _prepare(threads, verbose)
+    prepare(threads, verbose)
     from saccade import media, show
     from saccade.shapes import text, world
 
@@ -148,7 +136,7 @@ def describe(
     verbose: Verbose = False,
 ) -> None:
     """Answer a question about a video, streaming text as it is drafted and accepted."""
-    _prepare(threads, verbose)
+    prepare(threads, verbose)
     from saccade.systems import resolve
 
     recipe = resolve(method)
@@ -193,7 +181,7 @@ def compare(
     verbose: Verbose = False,
 ) -> None:
     """Run several methods on one video, interleaved, and show what each one costs."""
-    _prepare(threads, verbose)
+    prepare(threads, verbose)
     from saccade.measure.compare import named
 
     names = list(dict.fromkeys(name.strip() for name in methods.split(",") if name.strip()))
@@ -247,83 +235,6 @@ def methods(as_json: Json = False) -> None:
     out.print(choices)
 
 
-@shapes_app.command("make")
-def shapes_make(
-    out_file: Annotated[
-        Path, typer.Option("--out", help="The clip to write; F.json goes beside it.")
-    ],
-    seed: Annotated[int, typer.Option(min=0, help="Names the scene.")] = 0,
-    frames: Annotated[int, typer.Option(min=1, help="Frames in the clip.")] = 64,
-    size: Annotated[int, typer.Option(min=56, help="Height and width in pixels.")] = 224,
-    fps: Annotated[float, typer.Option(min=0.1, help="Frames per second.")] = 8.0,
-    as_json: Json = False,
-) -> None:
-    """Write one clip of the world as a real MP4, and what is true of it as JSON."""
-    from saccade.shapes import text, world
-
-    scene = world.scene(seed)
-    if size % 2:
-        raise OptionError(f"--size {size} must be even for MP4")
-    try:
-        world.write_clip(scene, out_file, frames, size, fps=fps)
-        truth = world.truth(scene, frames, size, fps=fps)
-        turn = text.conversation(scene, "describe", seed)[0]
-        found = {**truth, "prompt": turn.question, "answer": turn.answer}
-        out_file.with_suffix(".json").write_text(json.dumps(found, indent=1) + "\n")
-    except OSError as error:
-        raise OptionError(f"cannot write {out_file}: {error.strerror}") from error
-    if as_json:
-        typer.echo(json.dumps(found))
-    else:
-        out.print(f"{out_file}: {frames} frames of {size} x {size}; the truth is beside it")
-
-
-@shapes_app.command("train")
-def shapes_train(
-    run_dir: Annotated[Path, typer.Option(help="Where stages, logs and weights go.")] = Path(
-        "runs/shapes"
-    ),
-    stages: Annotated[str | None, typer.Option(help="Comma-separated; all when left out.")] = None,
-    export: Annotated[Path | None, typer.Option(help="Write the trained folders here.")] = None,
-    smoke: Annotated[bool, typer.Option(help="Two minutes on one-object clips.")] = False,
-    threads: Threads = None,
-    verbose: Verbose = True,
-) -> None:
-    """Train the pair in stages; a stage that is done is not done again."""
-    _prepare(threads, verbose)
-    from saccade.shapes import train
-
-    known = [stage.name for stage in train.STAGES]
-    chosen = known if stages is None else [name.strip() for name in stages.split(",")]
-    if unknown := [name for name in chosen if name not in known]:
-        raise OptionError(f"unknown stage {unknown[0]!r}; stages: {', '.join(known)}")
-    train.train(run_dir, chosen, smoke=smoke)
-    if export is not None:
-        train.export(run_dir, export)
-
-
-@shapes_app.command("eval")
-def shapes_eval(
-    clips: Annotated[int, typer.Option(min=2, help="Unseen clips per row.")] = 50,
-    tokens: Annotated[
-        list[int] | None, typer.Option(help="Visual tokens per clip (repeatable).")
-    ] = None,
-    out_file: Annotated[Path | None, typer.Option("--out", help="Write the report here.")] = None,
-    threads: Threads = None,
-    as_json: Json = False,
-    verbose: Verbose = False,
-) -> None:
-    """Measure the embedded pair: accuracy with and without the video, agreement under each view."""
-    _prepare(threads, verbose)
-    from saccade.measure import pair
-
-    with _status("measuring", quiet=as_json) as tell:
-        found = pair.evaluate(clips=clips, sizes=tuple(tokens or pair.SIZES), tell=tell)
-    if out_file is not None:
-        out_file.write_text(pair.report(found))
-    typer.echo(json.dumps(found) if as_json else pair.report(found))
-
-
 # -- what the commands share --------------------------------------------------------------------
 
 
@@ -368,7 +279,7 @@ def _compared(
 
     target = models.target
     inputs = _inputs(target, clip, prompt)
-    with _status("comparing", quiet=not err.is_terminal) as tell:
+    with status("comparing", quiet=not err.is_terminal) as tell:
         rows, results = measure(
             target,
             models.draft,
@@ -406,7 +317,7 @@ def _answer(
 
     tokenizer = models.target.tokenizer
     typist = show.Typist(lambda ids: tokenizer.decode(list(ids), skip_special_tokens=True))
-    with _status("starting", quiet=quiet) as tell:
+    with status("starting", quiet=quiet) as tell:
         rounds = stream(
             models.target.backbone,
             inputs,
@@ -471,23 +382,6 @@ def _described(result: Result, clip: Clip) -> dict[str, Any]:
     }
 
 
-def _prepare(threads: int | None, verbose: bool) -> None:
-    """Threads and logging, before anything heavy runs."""
-    logging.basicConfig(
-        level=logging.INFO if verbose else logging.ERROR,
-        format="%(message)s",
-        handlers=[RichHandler(console=err, show_path=False)],
-    )
-    import torch
-    from transformers.utils import logging as hf_logging
-
-    if not verbose:
-        hf_logging.set_verbosity_error()
-        hf_logging.disable_progress_bar()
-    if threads is not None:
-        torch.set_num_threads(threads)
-
-
 def _sampling(
     fps: float | None, frames: int | None, every: bool, start: float | None, end: float | None
 ) -> Sampling:
@@ -499,7 +393,7 @@ def _sampling(
 def _read(video: str, sampling: Sampling, *, quiet: bool) -> Clip:
     from saccade import media
 
-    with _status("reading the video", quiet=quiet) as tell:
+    with status("reading the video", quiet=quiet) as tell:
         clip = media.read(
             video, sampling, progress=lambda done, total: tell(f"reading frames {done}/{total}")
         )
@@ -513,7 +407,7 @@ def _models(
 ) -> Models:
     from saccade.models import check_pair, load
 
-    with _status("loading the models", quiet=quiet):
+    with status("loading the models", quiet=quiet):
         loaded = load(target, dtype=dtype, device=device)
         if draft is None and target == "shapes":
             draft = "shapes-draft"
@@ -546,16 +440,6 @@ def _settings(
     if stop:
         settings["stop_strings"] = stop
     return settings
-
-
-@contextmanager
-def _status(what: str, *, quiet: bool) -> Iterator[Callable[[str], None]]:
-    """A line that says what is going on, on a terminal only; yields how to change it."""
-    if quiet or not err.is_terminal:
-        yield lambda text: None
-        return
-    with err.status(what) as status:
-        yield status.update
 
 
 def main() -> None:

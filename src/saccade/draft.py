@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TypeVar
 
 from saccade.backbone import Backbone
@@ -27,12 +28,27 @@ from saccade.types import (
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 
-Drafter = Callable[[Backbone, Backbone | None, View, Shape, Sequence[Sampling], int], Draft]
-"""(target, draft model, view, shape, rules per request, room) -> who drafts."""
+
+@dataclass(frozen=True)
+class Team:
+    """What a drafter is made from: models, a recipe's view and shape, the requests' rules."""
+
+    target: Backbone
+    draft: Backbone | None
+    view: View
+    shape: Shape
+    rules: Sequence[Sampling]
+    room: int  # tokens an answer may have
+
+
+Drafter = Callable[[Team], Draft]
+"""Who drafts, as one of the classes below."""
 
 
 class Nobody:
     """Plain decoding: every tree is empty."""
+
+    def __init__(self, team: Team) -> None: ...
 
     def start(self) -> State:
         return None
@@ -91,20 +107,19 @@ class ModelDraft(_Drafting):
     Where both models turn pixels into the same rows, it adopts the target's: no second vision run.
     """
 
-    def __init__(
-        self,
-        target: Backbone,
-        draft: Backbone,
-        view: View,
-        shape: Shape,
-        rules: Sequence[Sampling],
-        room: int,
-    ) -> None:
+    def __init__(self, team: Team) -> None:
+        target, draft = team.target, team.draft
+        if draft is None:
+            raise ModelError(
+                "this method drafts with a second model: give one with draft= (--draft), "
+                "or let the target draft for itself with drafter=self"
+            )
         common = min(target.vocab, draft.vocab)
         banned = [i for i in {*target.placeholders, *draft.placeholders} if i < common]
-        super().__init__(Session(draft, rules, vocab=common, banned=banned, room=room), shape)
+        session = Session(draft, team.rules, vocab=common, banned=banned, room=team.room)
+        super().__init__(session, team.shape)
         self._backbone = draft
-        self._view = view
+        self._view = team.view
         self._shares = draft.sees_as(target)
         self._prompts: list[Prompt] = []
 
@@ -126,12 +141,11 @@ class ModelDraft(_Drafting):
 class SelfDraft(_Drafting):
     """The target drafting for itself, over copies of the keys its view keeps: no second prefill."""
 
-    def __init__(
-        self, target: Backbone, view: View, shape: Shape, rules: Sequence[Sampling], room: int
-    ) -> None:
-        banned = list(target.placeholders)
-        super().__init__(Session(target, rules, banned=banned, room=room), shape)
-        self._view = view
+    def __init__(self, team: Team) -> None:
+        banned = list(team.target.placeholders)
+        session = Session(team.target, team.rules, banned=banned, room=team.room)
+        super().__init__(session, team.shape)
+        self._view = team.view
 
     def begin(self, inputs: Inputs) -> None: ...
 
@@ -210,41 +224,3 @@ def drive(
         for request, scores in scored.items():
             advance(request, scores)
     return finished
-
-
-def nobody(
-    target: Backbone,
-    draft: Backbone | None,
-    view: View,
-    shape: Shape,
-    rules: Sequence[Sampling],
-    room: int,
-) -> Draft:
-    return Nobody()
-
-
-def separate(
-    target: Backbone,
-    draft: Backbone | None,
-    view: View,
-    shape: Shape,
-    rules: Sequence[Sampling],
-    room: int,
-) -> Draft:
-    if draft is None:
-        raise ModelError(
-            "this method drafts with a second model: give one with draft= (--draft), "
-            "or let the target draft for itself with drafter=self"
-        )
-    return ModelDraft(target, draft, view, shape, rules, room)
-
-
-def itself(
-    target: Backbone,
-    draft: Backbone | None,
-    view: View,
-    shape: Shape,
-    rules: Sequence[Sampling],
-    room: int,
-) -> Draft:
-    return SelfDraft(target, view, shape, rules, room)

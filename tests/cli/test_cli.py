@@ -10,9 +10,12 @@ from pathlib import Path
 import av
 import numpy as np
 import pytest
+from rich.console import Console
 
 from saccade import cli
 from saccade.models import EMBEDDED
+from saccade.shapes import commands
+from saccade.terminal import PIPED_WIDTH
 
 METHOD_FIELDS = {
     "token_ids",
@@ -49,8 +52,9 @@ def call(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> 
 
     def run(*words: object) -> tuple[int, str, str]:
         monkeypatch.setattr("sys.argv", ["saccade", *map(str, words)])
-        monkeypatch.setattr(cli, "out", cli.Console(highlight=False, width=cli.PIPED_WIDTH))
-        monkeypatch.setattr(cli, "err", cli.Console(stderr=True, highlight=False, width=400))
+        for module in (cli, commands):
+            monkeypatch.setattr(module, "out", Console(highlight=False, width=PIPED_WIDTH))
+        monkeypatch.setattr(cli, "err", Console(stderr=True, highlight=False, width=400))
         capfd.readouterr()
         with pytest.raises(SystemExit) as stopped:
             cli.main()

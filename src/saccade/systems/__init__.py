@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from saccade import view
 from saccade.cost import Fit
-from saccade.draft import Drafter, itself, nobody, separate
+from saccade.draft import Drafter, ModelDraft, Nobody, SelfDraft
 from saccade.errors import MethodError
 from saccade.grow import Chain, Static
 from saccade.recipe import Recipe
@@ -43,7 +43,7 @@ VIEWS: dict[str, Pruned] = {
     )
 }
 
-DRAFTERS: dict[str, Drafter] = {"model": separate, "self": itself, "none": nobody}
+DRAFTERS: dict[str, Drafter] = {"model": ModelDraft, "self": SelfDraft, "none": Nobody}
 
 SHAPES: dict[str, Shape] = {"tree": Static(specvlm.TREE), "fit": Fit((specvlm.TREE,))}
 

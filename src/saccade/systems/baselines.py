@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from saccade.draft import nobody, separate
+from saccade.draft import ModelDraft, Nobody
 from saccade.grow import Chain, Static
 from saccade.recipe import Recipe
 from saccade.schedule import serial
@@ -12,7 +12,7 @@ from saccade.view import FULL
 AR = Recipe(
     name="ar",
     about="plain decoding: one token per target forward",
-    drafter=nobody,
+    drafter=Nobody,
     view=FULL,
     shape=Chain(0),
     schedule=serial,
@@ -21,7 +21,7 @@ AR = Recipe(
 SD = Recipe(
     name="sd",
     about="speculative decoding, a chain of 5 by a draft that sees the whole video",
-    drafter=separate,
+    drafter=ModelDraft,
     view=FULL,
     shape=Chain(5),
     schedule=serial,
@@ -30,7 +30,7 @@ SD = Recipe(
 SD_TREE = Recipe(
     name="sd-tree",
     about="speculative decoding, a static tree by a draft that sees the whole video",
-    drafter=separate,
+    drafter=ModelDraft,
     view=FULL,
     shape=Static(TREE),
     schedule=serial,

@@ -20,7 +20,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from saccade import score
-from saccade.draft import itself, separate
+from saccade.draft import ModelDraft, SelfDraft
 from saccade.grow import Paths, Static
 from saccade.recipe import Recipe
 from saccade.schedule import serial
@@ -62,7 +62,7 @@ VIEW = Pruned("specvlm", TwoStage(), keep=KEEP, attention=True)
 SPECVLM = Recipe(
     name="specvlm",
     about="SpecVLM: a draft on the tenth of the video the target attends to; static tree",
-    drafter=separate,
+    drafter=ModelDraft,
     view=VIEW,
     shape=Static(TREE),
     schedule=serial,
@@ -72,5 +72,5 @@ SPECVLM_SELF = replace(
     SPECVLM,
     name="specvlm-self",
     about="SpecVLM without a second model: the target drafts over a tenth of its own keys",
-    drafter=itself,
+    drafter=SelfDraft,
 )
