@@ -16,7 +16,7 @@ from saccade.errors import MethodError
 from saccade.grow import Chain, Static
 from saccade.recipe import Recipe
 from saccade.schedule import serial
-from saccade.systems import baselines, specvlm
+from saccade.systems import baselines, sage, specvlm
 from saccade.types import Schedule, Shape
 from saccade.view import Positions, Pruned
 
@@ -28,6 +28,7 @@ SYSTEMS: dict[str, Recipe] = {
         baselines.SD_TREE,
         specvlm.SPECVLM,
         specvlm.SPECVLM_SELF,
+        sage.SAGE,
     )
 }
 
@@ -45,7 +46,12 @@ VIEWS: dict[str, Pruned] = {
 
 DRAFTERS: dict[str, Drafter] = {"model": ModelDraft, "self": SelfDraft, "none": Nobody}
 
-SHAPES: dict[str, Shape] = {"tree": Static(specvlm.TREE), "fit": Fit((specvlm.TREE,))}
+SHAPES: dict[str, Shape] = {
+    "tree": Static(specvlm.TREE),
+    "fit": Fit((specvlm.TREE,)),
+    "sage": sage.Sage(),
+    "sage-live": sage.Sage(plan="live"),
+}
 
 SCHEDULES: dict[str, Schedule] = {"serial": serial}
 

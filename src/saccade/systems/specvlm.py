@@ -1,6 +1,6 @@
 """SpecVLM: Enhancing Speculative Decoding of Video LLMs via Verifier-Guided Token Pruning.
 
-Ji, Zhang, Xia, Sun et al., 2025. The draft sees a tenth of the video: what the target's text
+Ji et al., 2025. The draft sees a tenth of the video: what the target's text
 attends to (stage I), and an even sample of the rest (stage II). It drafts a static tree.
 
     a_j = mean over layers, heads and text queries i of Attention(Q_L, K_V)_ij     (Eq. 4-5)
