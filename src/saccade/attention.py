@@ -86,7 +86,7 @@ def _folds(segment: Segment) -> bool:
 def _bias(segment: Segment, groups: int, dtype: torch.dtype) -> Tensor | None:
     """The additive mask of a segment as its kernel wants it; None where none is needed."""
     new = segment.stop - segment.start
-    if new == 1 or (segment.at == 0 and segment.block is None and not _folds(segment)):
+    if segment.block is None and (new == 1 or (segment.at == 0 and not _folds(segment))):
         return None
     device = segment.cache.keys[0].device
     block = segment.block

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from copy import copy
 from typing import Any, cast
 from weakref import WeakKeyDictionary
 
@@ -238,6 +239,15 @@ class Backbone:
             yield
         finally:
             self.text.config._attn_implementation = before
+
+    def first(self, layers: int) -> Backbone:
+        """The same model stopped after its first ``layers``, then its norm and head; no copies."""
+        short = copy(self)
+        short.layers = layers
+        short.lean = None if self.lean is None else self.lean.first(layers)
+        short.text = copy(self.text)
+        short.text._modules = {**self.text._modules, "layers": self.text.layers[:layers]}
+        return short
 
     # -- sharing -------------------------------------------------------------------------------
 

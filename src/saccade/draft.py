@@ -9,8 +9,10 @@ from typing import TypeVar
 
 from saccade.backbone import Backbone
 from saccade.errors import ModelError
+from saccade.grow import Chain
 from saccade.sampling import Sampling, Scores
 from saccade.session import Session
+from saccade.tree import add
 from saccade.types import (
     Draft,
     Growing,
@@ -26,6 +28,8 @@ from saccade.types import (
 )
 
 T = TypeVar("T")
+LOOKUP_MATCH = 3
+
 log = logging.getLogger(__name__)
 
 
@@ -141,9 +145,10 @@ class ModelDraft(_Drafting):
 class SelfDraft(_Drafting):
     """The target drafting for itself, over copies of the keys its view keeps: no second prefill."""
 
-    def __init__(self, team: Team) -> None:
+    def __init__(self, team: Team, layers: int | None = None) -> None:
         banned = list(team.target.placeholders)
-        session = Session(team.target, team.rules, banned=banned, room=team.room)
+        model = team.target if layers is None else team.target.first(layers)
+        session = Session(model, team.rules, banned=banned, room=team.room)
         super().__init__(session, team.shape)
         self._view = team.view
 
@@ -153,6 +158,69 @@ class SelfDraft(_Drafting):
         pruned = [self._view(prefill, prefill.prompt) for prefill in prefills]
         self._seen = {i: prompt.seen for i, prompt in enumerate(pruned)}
         self.session.fork(prefills, pruned)
+
+
+class EarlyExit(SelfDraft):
+    """The target's first half drafting for the whole, over the target's own keys."""
+
+    def __init__(self, team: Team) -> None:
+        super().__init__(team, max(1, team.target.layers // 2))
+
+
+class Lookup:
+    """Prompt lookup: what followed the last occurrence of the text's last few tokens.
+
+    Needs no model. Longer matches win over shorter ones, later over earlier; no placeholder is
+    proposed.
+    """
+
+    def __init__(self, team: Team) -> None:
+        assert isinstance(team.shape, Chain), "Recipe refuses other shapes"
+        self._shape = team.shape
+        self._banned = set(team.target.placeholders)
+        self._texts: list[list[int]] = []
+
+    def start(self) -> State:
+        return self._shape.start()
+
+    def fold(self, state: State, round: Round) -> State:
+        return self._shape.fold(state, round)
+
+    def begin(self, inputs: Inputs) -> None: ...
+
+    def guide(self, prefills: Sequence[Prefill]) -> None:
+        self._texts = [prefill.prompt.context.tolist() for prefill in prefills]
+
+    def propose(self, stems: Mapping[int, Tree], states: Mapping[int, State]) -> dict[int, Tree]:
+        found = {}
+        for request, stem in stems.items():
+            tree = stem
+            for token in lookup(self._texts[request], LOOKUP_MATCH, self._shape.length):
+                if token in self._banned:
+                    break
+                tree = add(tree, len(tree) - 1, token)
+            found[request] = tree
+        return found
+
+    def commit(self, tokens: Mapping[int, Sequence[int]]) -> None:
+        for request, new in tokens.items():
+            self._texts[request] += new
+
+    def scores(self, request: int) -> Scores | None:
+        return None
+
+    def visible(self, request: int) -> int | None:
+        return 0
+
+
+def lookup(text: Sequence[int], longest: int, count: int) -> list[int]:
+    """Up to ``count`` tokens that followed the last earlier occurrence of the text's ending."""
+    for size in range(min(longest, len(text) - 1), 0, -1):
+        ending = text[-size:]
+        for at in range(len(text) - size - 1, -1, -1):
+            if text[at : at + size] == ending:
+                return list(text[at + size : at + size + count])
+    return []
 
 
 class Guarded:

@@ -6,6 +6,7 @@ Covers decoders made of RMSNorm, grouped attention with rotary positions and a g
 
 from __future__ import annotations
 
+from copy import copy
 from dataclasses import dataclass
 from typing import Any
 
@@ -70,6 +71,12 @@ class LeanDecoder:
         self.rotary: nn.Module = text.rotary_emb
         self._table: tuple[Tensor, Tensor] | None = None
         self._first = first.q_proj
+
+    def first(self, layers: int) -> LeanDecoder:
+        """The decoder stopped after its first ``layers``; the weights are shared."""
+        short = copy(self)
+        short.layers = self.layers[:layers]
+        return short
 
     def stale(self) -> bool:
         """Whether the modules' weights were replaced since (moved to a device, cast, loaded)."""

@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 
 from saccade import cost
 from saccade.backbone import Backbone
-from saccade.draft import Drafter, Nobody, SelfDraft, Team
+from saccade.draft import Drafter, EarlyExit, Lookup, Nobody, SelfDraft, Team
 from saccade.errors import MethodError
+from saccade.grow import Chain
 from saccade.sampling import Sampling
 from saccade.types import Draft, Schedule, Shape, View
 from saccade.view import FULL, Pruned
@@ -26,13 +27,21 @@ class Recipe:
     view: View = FULL
 
     def __post_init__(self) -> None:
-        """Refuses what cannot be: a pruned cache holds keys already turned to their positions."""
+        """Refuses what cannot be, in a sentence."""
         repacks = isinstance(self.view, Pruned) and self.view.positions == "repacked"
-        if self.drafter is SelfDraft and repacks:
+        if self.drafter in (SelfDraft, EarlyExit) and repacks:
+            # a cache holds keys already turned to their positions
             raise MethodError(
                 f"{self.name}: the target's own keys cannot be re-packed; "
                 "use positions=original, or drafter=model"
             )
+        if self.view.own_keys and self.drafter is not SelfDraft:
+            raise MethodError(
+                f"{self.name}: view {self.view.name} picks among the target's own keys; "
+                "use drafter=self"
+            )
+        if self.drafter is Lookup and not isinstance(self.shape, Chain):
+            raise MethodError(f"{self.name}: lookup drafts a chain; use shape=chain-N")
 
     @property
     def drafts(self) -> bool:
@@ -43,7 +52,7 @@ class Recipe:
         if not isinstance(self.shape, cost.Fit) or self.shape.costs is not None:
             return self
         drafting = target if self.drafter is SelfDraft or draft is None else draft
-        keep = self.view.keep if isinstance(self.view, Pruned) else 1.0
+        keep = 1.0 if self.view.keep is None else self.view.keep
         bucket = cost.bucket(context)
         costs = cost.measure(
             target, drafting, context=bucket, draft_context=cost.bucket(int(bucket * keep))

@@ -59,7 +59,7 @@ def transfer(
 
     Each cell of ``other`` takes the score of the cell at the same relative (t, h, w) of its medium.
     """
-    if len(grid) == len(other):
+    if torch.equal(grid, other):
         return scores
     moved = torch.empty(len(other), dtype=scores.dtype, device=scores.device)
     for medium in other[:, 0].unique().tolist():

@@ -35,6 +35,8 @@ class Request:
     generated: int = 0
     pending: list[int] = field(default_factory=list)
     tip: Tensor | None = None  # logits at the end of the text; None while tokens are pending
+    source: Cache | None = None  # where a fork takes the keys of committed text from
+    prompt_rows: tuple[int, int] = (0, 0)  # of the prompt: here, and in the source
     tree: Tree = Tree()  # last scored; its keys follow the committed ones in the cache
     rows: list[Tensor] = field(default_factory=list)  # its logits
 
@@ -106,14 +108,22 @@ class Session:
         return Prefill(prompt, cache, tip, mass if record else None)
 
     def fork(self, prefills: Sequence[Prefill], prompts: Sequence[Prompt]) -> None:
-        """Starts from another session's caches, keeping the rows these prompts kept of them."""
+        """Starts from another session's caches, keeping the rows these prompts kept of them.
+
+        From then on the keys of committed text are copied from there too: exact, and for free.
+        """
         for number, (prefill, prompt) in enumerate(zip(prefills, prompts, strict=True)):
-            assert prefill.cache is not None
+            source = prefill.cache
+            assert source is not None
+            rows = prompt.index if prompt.heads is None else prompt.heads
+            cache = source.select(rows, self._room, self.backbone.layers)
             self.requests[number] = Request(
-                prefill.cache.select(prompt.index, self._room),
+                cache,
                 prompt.context.tolist(),
                 prompt.next_position,
                 tip=self._clip(prefill.tip[None])[0],
+                source=source,
+                prompt_rows=(cache.length, source.length),
             )
 
     def end(self, request: int) -> None:
@@ -170,16 +180,19 @@ class Session:
         """Appends what was emitted; what the last tree already held of it stays in the cache."""
         for number, new in tokens.items():
             request = self.requests[number]
-            path = [] if request.pending else trees_.follow(request.tree, new)
+            forked = request.source is not None
+            path = [] if request.pending or forked else trees_.follow(request.tree, new)
             request.cache.keep(path)
             if path:
                 request.tip = request.rows[path[-1]]
             request.pending += new[len(path) :]
-            if request.pending:
-                request.tip = None
             request.tree, request.rows = Tree(), []
             request.context += new
             request.generated += len(new)
+            if forked:
+                _catch_up(request)
+            if request.pending:
+                request.tip = None
 
     # -- one forward ---------------------------------------------------------------------------
 
@@ -219,6 +232,17 @@ class Session:
         if len(self._banned):
             logits = logits.index_fill(1, self._banned, float("-inf"))
         return logits
+
+
+def _catch_up(request: Request) -> None:
+    """Copies the keys of committed text that the source has by now; the rest stays pending."""
+    assert request.source is not None
+    here, there = request.prompt_rows
+    have = request.cache.length - here
+    ready = min(request.source.length - there, request.generated)
+    if ready > have:
+        request.cache.extend(request.source, there + have, there + ready)
+        del request.pending[: ready - have]
 
 
 def _block(tree: Tree, known: int, waiting: int) -> Bool[Tensor, "new last"]:

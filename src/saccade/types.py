@@ -42,13 +42,17 @@ class Prompt:
     index: Int[Tensor, " len"]  # where each row stands in the whole prompt
     next_position: int
     deepstack: tuple[Float[Tensor, "seen dim"], ...] = ()  # rows some models add to early layers
+    heads: Int[Tensor, "layer kv_head kept"] | None = None
+    """Rows of the whole prompt each head keeps, where heads differ (Sparse-to-Dense)."""
 
     def __len__(self) -> int:
         return self.embeds.shape[0]
 
     @property
     def seen(self) -> int:
-        """How many visual rows there are."""
+        """How many visual rows a head sees."""
+        if self.heads is not None:
+            return self.heads.shape[-1] - int((~self.visual).sum())
         return self.grid.shape[0]
 
     def select(self, keep: Int[Tensor, " kept"]) -> Prompt:
@@ -60,6 +64,11 @@ class Prompt:
         chosen[keep] = True
         rows = ~self.visual
         rows[self.visual] = chosen
+        return self.rows(rows)
+
+    def rows(self, rows: Bool[Tensor, " len"]) -> Prompt:
+        """The prompt with these rows only, text or visual, at their original positions."""
+        chosen = rows[self.visual]
         return Prompt(
             context=self.context,
             embeds=self.embeds[rows],
@@ -229,8 +238,21 @@ class View(Protocol):
     """What the draft sees: (what the target revealed, its own whole prompt) -> its prompt."""
 
     @property
+    def name(self) -> str: ...
+
+    @property
+    def keep(self) -> float | None:
+        """The share of visual tokens kept; None leaves it to the view."""
+        ...
+
+    @property
     def attention(self) -> bool:
         """Whether the target's prefill must record attention mass for it."""
+        ...
+
+    @property
+    def own_keys(self) -> bool:
+        """Whether it picks among the target's own keys, so that only the target can draft on it."""
         ...
 
     def __call__(self, prefill: Prefill, prompt: Prompt) -> Prompt: ...

@@ -38,6 +38,7 @@ class Pruned:
     keep: float = 0.1
     attention: bool = False
     positions: Positions = "original"
+    own_keys: bool = False
 
     def __call__(self, prefill: Prefill, prompt: Prompt) -> Prompt:
         guide = None

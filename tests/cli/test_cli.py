@@ -200,7 +200,7 @@ def test_unknown_method(call: Call, clip: Path) -> None:
     refused(call("compare", clip, "--methods", "ar,magic"), "magic", "hf-lookup")
     refused(call("describe", clip, "--method", "sd/shape=blob"), "blob", "chain-N")
     refused(call("describe", clip, "--method", "sd/colour=red"), "colour", "view")
-    refused(call("describe", clip, "--method", "sd/keep=0.1"), "keep", "view=")
+    refused(call("describe", clip, "--method", "sd/keep=0.1"), "keep", "specvlm")
     refused(call("describe", clip, "--method", "specvlm-self/positions=repacked"), "re-packed")
 
 

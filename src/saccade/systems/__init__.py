@@ -6,19 +6,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
-from typing import TypeVar
+from dataclasses import fields, replace
+from typing import Any, TypeVar, cast
 
 from saccade import view
 from saccade.cost import Fit
-from saccade.draft import Drafter, ModelDraft, Nobody, SelfDraft
+from saccade.draft import Drafter, EarlyExit, Lookup, ModelDraft, Nobody, SelfDraft
 from saccade.errors import MethodError
 from saccade.grow import Chain, Static
 from saccade.recipe import Recipe
 from saccade.schedule import serial
-from saccade.systems import baselines, sage, specvlm
-from saccade.types import Schedule, Shape
-from saccade.view import Positions, Pruned
+from saccade.systems import baselines, sage, specvlm, std
+from saccade.types import Schedule, Shape, View
+from saccade.view import Positions
 
 SYSTEMS: dict[str, Recipe] = {
     recipe.name: recipe
@@ -28,11 +28,15 @@ SYSTEMS: dict[str, Recipe] = {
         baselines.SD_TREE,
         specvlm.SPECVLM,
         specvlm.SPECVLM_SELF,
+        std.STD,
+        std.STREAMING,
+        std.LAYERSKIP,
         sage.SAGE,
+        baselines.LOOKUP,
     )
 }
 
-VIEWS: dict[str, Pruned] = {
+VIEWS: dict[str, View] = {
     known.name: known
     for known in (
         view.FULL,
@@ -41,10 +45,18 @@ VIEWS: dict[str, Pruned] = {
         view.UNIFORM,
         view.ATTENTION,
         specvlm.VIEW,
+        std.PerHead(),
+        std.Streaming(),
     )
 }
 
-DRAFTERS: dict[str, Drafter] = {"model": ModelDraft, "self": SelfDraft, "none": Nobody}
+DRAFTERS: dict[str, Drafter] = {
+    "model": ModelDraft,
+    "self": SelfDraft,
+    "early-exit": EarlyExit,
+    "lookup": Lookup,
+    "none": Nobody,
+}
 
 SHAPES: dict[str, Shape] = {
     "tree": Static(specvlm.TREE),
@@ -95,20 +107,24 @@ def _keep(recipe: Recipe, value: str) -> Recipe:
         keep = -1.0
     if not 0 < keep <= 1:
         raise MethodError(f"keep={value} is not a share of visual tokens above 0 and up to 1")
-    return replace(recipe, view=replace(_pruned(recipe, "keep"), keep=keep))
+    return _with_view(recipe, keep=keep)
 
 
 def _positions(recipe: Recipe, value: str) -> Recipe:
     kinds: dict[str, Positions] = {"original": "original", "repacked": "repacked"}
     chosen = _pick(kinds, "positions", value)
-    return replace(recipe, view=replace(_pruned(recipe, "positions"), positions=chosen))
+    return _with_view(recipe, positions=chosen)
 
 
-def _pruned(recipe: Recipe, axis: str) -> Pruned:
-    if not isinstance(recipe.view, Pruned) or recipe.view.name in ("full", "none"):
-        prunes = ", ".join(known for known in VIEWS if known not in ("full", "none"))
-        raise MethodError(f"{axis} needs a view that prunes: add view= one of {prunes}")
-    return recipe.view
+def _with_view(recipe: Recipe, **change: Any) -> Recipe:
+    """The recipe with its view's settings changed, where the view has such a setting."""
+    (axis,) = change
+    view: Any = recipe.view
+    if view.name in ("full", "none") or axis not in {field.name for field in fields(view)}:
+        able = [known for known in VIEWS if known not in ("full", "none")]
+        able = [name for name in able if axis in {f.name for f in fields(cast(Any, VIEWS[name]))}]
+        raise MethodError(f"{axis} needs another view than {view.name}: one of {', '.join(able)}")
+    return replace(recipe, view=replace(view, **change))
 
 
 def _drafter(recipe: Recipe, value: str) -> Recipe:

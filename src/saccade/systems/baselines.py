@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from saccade.draft import ModelDraft, Nobody
+from saccade.draft import Lookup, ModelDraft, Nobody
 from saccade.grow import Chain, Static
 from saccade.recipe import Recipe
 from saccade.schedule import serial
@@ -24,6 +24,15 @@ SD = Recipe(
     drafter=ModelDraft,
     view=FULL,
     shape=Chain(5),
+    schedule=serial,
+)
+
+LOOKUP = Recipe(
+    name="lookup",
+    about="prompt lookup: n-grams of the text, no draft model",
+    drafter=Lookup,
+    view=FULL,
+    shape=Chain(10),
     schedule=serial,
 )
 
