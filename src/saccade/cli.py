@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.console import Console
 from rich.table import Table
 
 from saccade.errors import OptionError, SaccadeError
 from saccade.shapes.commands import shapes_app
-from saccade.terminal import Json, Threads, Verbose, err, out, prepare, status
+from saccade.terminal import PIPED_WIDTH, Json, Threads, Verbose, err, out, prepare, status
 
 if TYPE_CHECKING:
     from saccade.media import Clip, Sampling
@@ -73,6 +74,7 @@ def demo(
     max_new_tokens: Tokens = 256,
     repeat: Repeat = 3,
     threads: Threads = None,
+    picture: Annotated[Path | None, typer.Option(help="Save what is shown as an SVG.")] = None,
     as_json: Json = False,
     verbose: Verbose = False,
 ) -> None:
@@ -87,8 +89,6 @@ def demo(
         world.write_clip(scene, path, DEMO_FRAMES, DEMO_SIZE)
         clip = media.read(path, media.Sampling(every=True))
     models = _models("shapes", None, None, None, quiet=as_json)
-    if not as_json:
-        out.print(show.frames(clip.frames))
     methods = ["ar", "specvlm/shape=fit", "hf"]
     found = _compared(
         models,
@@ -103,9 +103,20 @@ def demo(
     if as_json:
         typer.echo(json.dumps(found.json()))
         return
-    out.print(found.answer, markup=False)
-    out.print(f"\n[dim]What the generator drew:[/dim] {text.describe(scene)}\n")
-    found.show()
+    page = Console(highlight=False, record=True, width=PIPED_WIDTH if picture else None)
+    result = found.results["specvlm/shape=fit"]
+    typist = show.Typist(lambda ids: models.target.tokenizer.decode(ids, skip_special_tokens=True))
+    page.print(show.frames(clip.frames))
+    page.print(
+        "[bold]The target's answer, drafted by SpecVLM:[/bold]",
+        *[*(typist.type(round) for round in result.rounds), typist.rest()],
+        sep="",
+    )
+    page.print(show.legend())
+    page.print(f"\n[bold]What the generator drew:[/bold] [dim]{text.describe(scene)}[/dim]\n")
+    found.show(page)
+    if picture is not None:
+        picture.write_text(show.offline_svg(page.export_svg(title="saccade demo")))
 
 
 @app.command()
@@ -202,7 +213,7 @@ def compare(
         return
     out.print(found.answer, markup=False)
     out.print()
-    found.show()
+    found.show(out)
 
 
 @app.command()
@@ -250,17 +261,17 @@ class Comparison:
     def json(self) -> dict[str, Any]:
         return {**self.about, "methods": {name: row.json() for name, row in self.rows.items()}}
 
-    def show(self) -> None:
+    def show(self, page: Console) -> None:
         from saccade import show
 
         about = self.about
-        out.print(show.table(self.rows))
-        out.print(
+        page.print(show.table(self.rows))
+        page.print(
             f"[dim]{about['visual_tokens']} visual tokens, {about['dtype']} on {about['device']}, "
             f"{about['threads']} threads; medians of {about['repeat']} interleaved runs; "
             "x against ar in the same run; before: vision, prefill, guidance[/dim]"
         )
-        show.notes(out, self.rows)
+        show.notes(page, self.rows)
 
 
 def _compared(
@@ -332,7 +343,7 @@ def _answer(
     try:
         for round in _with_first(first, rounds):
             if not quiet:
-                out.print(typist.type(round), end="", soft_wrap=True)
+                out.print(typist.type(round.scalars()), end="", soft_wrap=True)
     finally:  # Ctrl-C leaves what was written
         if not quiet:
             out.print(typist.rest(), markup=False)

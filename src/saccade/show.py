@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
@@ -10,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from saccade.measure.compare import Row
-from saccade.types import Kind, Round
+from saccade.types import Kind, RoundRecord
 
 STYLE: dict[Kind, str] = {"accepted": "green", "recovered": "bold yellow", "bonus": "bold cyan"}
 UNFINISHED = "\N{REPLACEMENT CHARACTER}"
@@ -27,10 +28,10 @@ class Typist:
         self._ids: list[int] = []
         self._shown = ""
 
-    def type(self, round: Round) -> Text:
+    def type(self, round: RoundRecord) -> Text:
         """The text a round adds."""
         added = Text()
-        for token, kind in zip(round.tokens, round.kinds, strict=True):
+        for token, kind in zip(round.emitted, round.kinds, strict=True):
             self._ids.append(token)
             whole = self._decode(self._ids)
             if not whole.endswith(UNFINISHED):
@@ -106,6 +107,11 @@ def frames(pictures: np.ndarray, count: int = 4, width: int = 22) -> Text:
             text.append("  ")
         text.append("\n")
     return text
+
+
+def offline_svg(svg: str) -> str:
+    """The picture without the web fonts rich refers to; the viewer's own monospaced one serves."""
+    return re.sub(r"@font-face\s*{[^}]*}", "", svg)
 
 
 def _rgb(pixel: np.ndarray) -> str:

@@ -141,13 +141,6 @@ class Round:
     def tokens(self) -> tuple[int, ...]:
         return self.verdict.tokens
 
-    @property
-    def kinds(self) -> tuple[Kind, ...]:
-        """How each emitted token came, for colouring text as it appears."""
-        own: list[Kind] = [] if self.verdict.kind is None else [self.verdict.kind]
-        accepted: list[Kind] = ["accepted"] * len(self.verdict.accepted)
-        return (*accepted, *own)
-
     def scalars(self) -> RoundRecord:
         return RoundRecord(
             tokens=self.tree.tokens,
@@ -173,8 +166,14 @@ class RoundRecord:
     verify_seconds: float
 
     @property
-    def emitted(self) -> int:
-        return len(self.accepted) + (self.own is not None)
+    def emitted(self) -> tuple[int, ...]:
+        return self.accepted if self.own is None else (*self.accepted, self.own)
+
+    @property
+    def kinds(self) -> tuple[Kind, ...]:
+        """How each emitted token came, for colouring text as it appears."""
+        kinds: list[Kind] = ["accepted"] * len(self.accepted)
+        return tuple(kinds) if self.kind is None else (*kinds, self.kind)
 
 
 @dataclass(frozen=True)
@@ -210,7 +209,7 @@ class Result:
         """Tokens emitted per target forward, the target's own token included (SpecVLM's tau)."""
         if not self.rounds:
             return None
-        return sum(r.emitted for r in self.rounds) / len(self.rounds)
+        return sum(len(r.emitted) for r in self.rounds) / len(self.rounds)
 
     @property
     def acceptance_rate(self) -> float | None:
