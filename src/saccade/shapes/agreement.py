@@ -1,13 +1,12 @@
-"""How good the embedded pair is: accuracy with and without the video, agreement under each view.
+"""Agreement of draft and target of the embedded pair, under each view.
 
-Agreement is measured along the target's own greedy answer: the share of positions at which the
+It is measured along the target's own greedy answer: the share of positions at which the
 draft's arg-max is the target's token. It decides a greedy run exactly, so tau follows from it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,7 +18,7 @@ from saccade.models import Loaded, ask, load
 from saccade.sampling import Sampling
 from saccade.session import Session
 from saccade.shapes import text, world
-from saccade.systems import VIEWS
+from saccade.systems import resolve
 from saccade.tree import chain
 from saccade.types import ROOT, Inputs, Prefill
 
@@ -48,10 +47,10 @@ def held_out(number: int, size: int) -> tuple[world.Scene, Clip, str]:
 def evaluate(
     *, clips: int = 50, sizes: Sequence[int] = SIZES, tell: Callable[[str], None] = lambda s: None
 ) -> dict[str, Any]:
-    """Agreement and tau by size, draft and view, with 95 % bootstrap intervals over clips."""
+    """By size, draft and view: agreement and tau, with 95 % bootstrap intervals over clips."""
     target = load("shapes")
     drafts = {name: load(name) for name in DRAFTS}
-    found: dict[str, Any] = {"clips": clips, "keep": KEEP, "chain": LENGTH, "agreement": {}}
+    found: dict[str, Any] = {}
     for size in sizes:
         rows: dict[str, dict[str, list[list[bool]]]] = {
             name: {view: [] for view in SHOWN} for name in DRAFTS
@@ -67,7 +66,7 @@ def evaluate(
             for name, draft in drafts.items():
                 for view in SHOWN:
                     rows[name][view].append(_agrees(draft, target, guide, view, ids))
-        found["agreement"][size] = {
+        found[str(size)] = {
             name: {view: _summary(lists) for view, lists in views.items()}
             for name, views in rows.items()
         }
@@ -83,9 +82,8 @@ def _agrees(
     draft: Loaded, target: Loaded, guide: Prefill, view: str, ids: Sequence[int]
 ) -> list[bool]:
     """Whether the draft would have guessed each token of the target's answer."""
-    chosen = VIEWS[view]
-    if view not in ("full", "none"):
-        chosen = replace(chosen, keep=KEEP)
+    pruned = "" if view in ("full", "none") else f"/keep={KEEP}"
+    chosen = resolve(f"sd/view={view}{pruned}").view
     model = draft.backbone
     prompt = model.adopt(guide.prompt) if model.sees_as(target.backbone) else guide.prompt
     session = Session(model, [Sampling()], banned=list(target.backbone.placeholders))
@@ -118,24 +116,3 @@ def _summary(lists: Sequence[Sequence[bool]]) -> dict[str, Any]:
         "tau": float(length.mean()),
         "tau_95": [float(v) for v in np.quantile(length[draws].mean(1), (0.025, 0.975))],
     }
-
-
-def report(found: dict[str, Any]) -> str:
-    """The evaluation as Markdown tables."""
-    lines = [
-        f"Agreement of draft and target along the target's greedy answer, {found['clips']} unseen "
-        f"clips, {found['keep']:.0%} of the visual tokens kept unless full or none, and the tau of "
-        f"a chain of {found['chain']}; 95 % intervals over clips.",
-    ]
-    for size, drafts in found["agreement"].items():
-        lines += ["", f"### {size} visual tokens", ""]
-        lines += ["| draft | view | agreement | tau |", "|-|-|-|-|"]
-        for name, views in drafts.items():
-            for view, row in views.items():
-                low, high = row["agreement_95"]
-                less, more = row["tau_95"]
-                lines.append(
-                    f"| {name} | {view} | {row['agreement']:.3f} [{low:.3f}, {high:.3f}] "
-                    f"| {row['tau']:.2f} [{less:.2f}, {more:.2f}] |"
-                )
-    return "\n".join(lines) + "\n"

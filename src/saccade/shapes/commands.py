@@ -11,6 +11,8 @@ import typer
 from saccade.errors import OptionError
 from saccade.terminal import Json, Threads, Verbose, out, prepare, status
 
+RUN_DIR = Path("runs/shapes")
+
 shapes_app = typer.Typer(help="The synthetic world and its trained pair.", no_args_is_help=True)
 
 
@@ -47,9 +49,7 @@ def shapes_make(
 
 @shapes_app.command("train")
 def shapes_train(
-    run_dir: Annotated[Path, typer.Option(help="Where stages, logs and weights go.")] = Path(
-        "runs/shapes"
-    ),
+    run_dir: Annotated[Path, typer.Option(help="Where stages, logs and weights go.")] = RUN_DIR,
     stages: Annotated[str | None, typer.Option(help="Comma-separated; all when left out.")] = None,
     export: Annotated[Path | None, typer.Option(help="Write the trained folders here.")] = None,
     smoke: Annotated[bool, typer.Option(help="Two minutes on one-object clips.")] = False,
@@ -71,21 +71,40 @@ def shapes_train(
 
 @shapes_app.command("eval")
 def shapes_eval(
-    clips: Annotated[int, typer.Option(min=2, help="Unseen clips per row.")] = 50,
+    clips: Annotated[int, typer.Option(min=2, help="Unseen clips a size.")] = 50,
     tokens: Annotated[
         list[int] | None, typer.Option(help="Visual tokens per clip (repeatable).")
     ] = None,
-    out_file: Annotated[Path | None, typer.Option("--out", help="Write the report here.")] = None,
+    run_dir: Annotated[Path, typer.Option(help="The training run, for its curves.")] = RUN_DIR,
+    out_file: Annotated[
+        Path | None, typer.Option("--out", help="Write page, figure and numbers here (.md).")
+    ] = None,
     threads: Threads = None,
     as_json: Json = False,
     verbose: Verbose = False,
 ) -> None:
-    """Measure the embedded pair: accuracy with and without the video, agreement under each view."""
+    """Measure the pair: accuracy with and without the video, agreement under each view."""
     prepare(threads, verbose)
-    from saccade.shapes import agreement
+    from saccade.models import EMBEDDED
+    from saccade.shapes import agreement, report
 
+    sizes = tuple(tokens or agreement.SIZES)
+    if unknown := [size for size in sizes if size not in agreement.FRAMES]:
+        known = ", ".join(map(str, agreement.FRAMES))
+        raise OptionError(f"no clips of {unknown[0]} visual tokens are set up; sizes: {known}")
+    stored = None if out_file is None else out_file.with_suffix(".json")
+    before = json.loads(stored.read_text()) if stored is not None and stored.exists() else {}
     with status("measuring", quiet=as_json) as tell:
-        found = agreement.evaluate(clips=clips, sizes=tuple(tokens or agreement.SIZES), tell=tell)
-    if out_file is not None:
-        out_file.write_text(agreement.report(found))
-    typer.echo(json.dumps(found) if as_json else agreement.report(found))
+        found = report.measure(
+            EMBEDDED, run_dir, clips=clips, sizes=sizes, before=before, tell=tell
+        )
+    shown = f"saccade shapes eval --clips {clips}" + "".join(f" --tokens {n}" for n in sizes)
+    figure = None
+    if out_file is not None and stored is not None:
+        stored.write_text(json.dumps(found, indent=1) + "\n")
+        if found["curves"]:
+            figure = out_file.with_suffix(".png")
+            report.figure(found, figure)
+        name = None if figure is None else figure.name
+        out_file.write_text(report.page(found, name, f"{shown} --out {out_file}"))
+    typer.echo(json.dumps(found) if as_json else report.page(found, None, shown))
