@@ -12,7 +12,7 @@ from saccade.errors import ModelError
 from saccade.grow import Chain
 from saccade.sampling import Sampling, Scores
 from saccade.session import Session
-from saccade.tree import add
+from saccade.tree import add, check
 from saccade.types import (
     Draft,
     Growing,
@@ -49,10 +49,8 @@ Drafter = Callable[[Team], Draft]
 """Who drafts, as one of the classes below."""
 
 
-class Nobody:
-    """Plain decoding: every tree is empty."""
-
-    def __init__(self, team: Team) -> None: ...
+class _Modelless:
+    """What drafters without a model share: nothing to learn, nothing to show."""
 
     def start(self) -> State:
         return None
@@ -62,18 +60,24 @@ class Nobody:
 
     def begin(self, inputs: Inputs) -> None: ...
 
+    def scores(self, request: int) -> Scores | None:
+        return None
+
+    def visible(self, request: int) -> int | None:
+        return None
+
+
+class Nobody(_Modelless):
+    """Plain decoding: every tree is empty."""
+
+    def __init__(self, team: Team) -> None: ...
+
     def guide(self, prefills: Sequence[Prefill]) -> None: ...
 
     def propose(self, stems: Mapping[int, Tree], states: Mapping[int, State]) -> dict[int, Tree]:
         return dict(stems)
 
     def commit(self, tokens: Mapping[int, Sequence[int]]) -> None: ...
-
-    def scores(self, request: int) -> Scores | None:
-        return None
-
-    def visible(self, request: int) -> int | None:
-        return None
 
 
 class _Drafting:
@@ -167,7 +171,7 @@ class EarlyExit(SelfDraft):
         super().__init__(team, max(1, team.target.layers // 2))
 
 
-class Lookup:
+class Lookup(_Modelless):
     """Prompt lookup: what followed the last occurrence of the text's last few tokens.
 
     Needs no model. Longer matches win over shorter ones, later over earlier; no placeholder is
@@ -176,26 +180,17 @@ class Lookup:
 
     def __init__(self, team: Team) -> None:
         assert isinstance(team.shape, Chain), "Recipe refuses other shapes"
-        self._shape = team.shape
+        self._length = team.shape.length
         self._banned = set(team.target.placeholders)
         self._texts: list[list[int]] = []
-
-    def start(self) -> State:
-        return self._shape.start()
-
-    def fold(self, state: State, round: Round) -> State:
-        return self._shape.fold(state, round)
-
-    def begin(self, inputs: Inputs) -> None: ...
 
     def guide(self, prefills: Sequence[Prefill]) -> None:
         self._texts = [prefill.prompt.context.tolist() for prefill in prefills]
 
     def propose(self, stems: Mapping[int, Tree], states: Mapping[int, State]) -> dict[int, Tree]:
         found = {}
-        for request, stem in stems.items():
-            tree = stem
-            for token in lookup(self._texts[request], LOOKUP_MATCH, self._shape.length):
+        for request, tree in stems.items():
+            for token in lookup(self._texts[request], LOOKUP_MATCH, self._length):
                 if token in self._banned:
                     break
                 tree = add(tree, len(tree) - 1, token)
@@ -205,12 +200,6 @@ class Lookup:
     def commit(self, tokens: Mapping[int, Sequence[int]]) -> None:
         for request, new in tokens.items():
             self._texts[request] += new
-
-    def scores(self, request: int) -> Scores | None:
-        return None
-
-    def visible(self, request: int) -> int | None:
-        return 0
 
 
 def lookup(text: Sequence[int], longest: int, count: int) -> list[int]:
@@ -224,10 +213,14 @@ def lookup(text: Sequence[int], longest: int, count: int) -> list[int]:
 
 
 class Guarded:
-    """A draft whose failure costs speed and nothing else: the answer goes on by plain decoding."""
+    """A draft whose failure costs speed and nothing else: the answer goes on by plain decoding.
 
-    def __init__(self, draft: Draft) -> None:
+    A tree that is malformed or names ids the target does not have counts as a failure.
+    """
+
+    def __init__(self, draft: Draft, vocab: int) -> None:
         self._draft = draft
+        self._vocab = vocab
         self.reason: str | None = None
 
     def start(self) -> State:
@@ -243,8 +236,14 @@ class Guarded:
         self._try(lambda: self._draft.guide(prefills))
 
     def propose(self, stems: Mapping[int, Tree], states: Mapping[int, State]) -> dict[int, Tree]:
-        trees = self._try(lambda: self._draft.propose(stems, states))
+        trees = self._try(lambda: self._proposed(stems, states))
         return dict(stems) if trees is None else trees
+
+    def _proposed(self, stems: Mapping[int, Tree], states: Mapping[int, State]) -> dict[int, Tree]:
+        trees = self._draft.propose(stems, states)
+        for request in stems:
+            check(trees[request], self._vocab)
+        return trees
 
     def commit(self, tokens: Mapping[int, Sequence[int]]) -> None:
         self._try(lambda: self._draft.commit(tokens))

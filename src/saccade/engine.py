@@ -74,7 +74,7 @@ class Stream(Iterator[Round]):
         contexts = [prompt.context for prompt in prompts]
         rules, stops = self._rules(contexts), self._stops(contexts)
         room = stops.options.max_new_tokens
-        draft = Guarded(recipe.bind(target, self._draft_model, rules, room))
+        draft = Guarded(recipe.bind(target, self._draft_model, rules, room), target.vocab)
         draft.begin(self._inputs if self._draft_inputs is None else self._draft_inputs)
         vision = clock.lap()
 

@@ -63,7 +63,7 @@ def grow_chain(stem: Tree, length: int) -> Growing:
 def grow_static(stem: Tree, paths: Paths) -> Growing:
     tree = stem
     node_of: dict[tuple[int, ...], int] = {(): len(stem) - 1 if len(stem) else ROOT}
-    for level in _levels(paths):
+    for level in _levels(paths) or [[]]:  # even of an empty tree the root is looked at
         scores: Scores = yield tree
         widest: dict[tuple[int, ...], int] = {}
         for path in level:

@@ -47,6 +47,7 @@ class Oracle:
         out = self.text(
             inputs_embeds=embeds[None],
             position_ids=positions[:, None] if positions.shape[0] > 1 else positions,
+            attention_mask=torch.ones_like(positions[:1]),  # else gaps would read as packed texts
             use_cache=False,
             **extra,
         )

@@ -90,10 +90,12 @@ def follow(tree: Tree, tokens: Sequence[int]) -> list[int]:
     return nodes
 
 
-def check(tree: Tree) -> None:
-    """Raises ValueError unless parents come before children and the fields have one length."""
+def check(tree: Tree, vocab: int) -> None:
+    """Raises ValueError unless parents come before children, fields fit and ids exist."""
     if not len(tree.tokens) == len(tree.parents) == len(tree.q):
         raise ValueError("a tree needs one token, one parent and one q (or None) per node")
     for node, parent in enumerate(tree.parents):
         if not ROOT <= parent < node:
             raise ValueError(f"node {node} has parent {parent}: parents must come first")
+    if tree.tokens and not 0 <= min(tree.tokens) <= max(tree.tokens) < vocab:
+        raise ValueError(f"a drafted id is outside the vocabulary of {vocab}")

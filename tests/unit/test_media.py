@@ -20,9 +20,10 @@ import numpy as np
 import pytest
 from PIL import Image as PILImage
 
-from saccade import media
 from saccade.errors import SaccadeError, VideoInputError
-from saccade.media import Clip, Limits, Sampling, read, read_image
+from saccade.media import Clip, Limits, Sampling, images, opening, read, read_image
+from saccade.media.opening import opened
+from saccade.media.video import Nameless, Video
 
 EVERY = Sampling(every=True)
 WIDTH, HEIGHT = 64, 48
@@ -55,7 +56,6 @@ def video(form="mp4", codec="libx264", n=30, rate=30, gop=10, b_frames=2, ticks=
             stream.options = {**options, "x264-params": fixed.rstrip(":")}
         elif codec == "mpeg4":
             stream.codec_context.max_b_frames = b_frames
-        if codec == "mpeg4":
             stream.bit_rate = 4_000_000
         if ticks:
             stream.codec_context.time_base = Fraction(1, 1000)
@@ -95,11 +95,11 @@ def sound(form, cover=False):
 
 
 def animation(form, milliseconds, **more):
-    images = [PILImage.fromarray(picture(i)) for i in range(len(milliseconds))]
+    pictures = [PILImage.fromarray(picture(i)) for i in range(len(milliseconds))]
     out = io.BytesIO()
     more = {"WEBP": {"lossless": True}, "GIF": {}, "PNG": {}}[form] | more
-    images[0].save(
-        out, form, save_all=True, append_images=images[1:], duration=milliseconds, **more
+    pictures[0].save(
+        out, form, save_all=True, append_images=pictures[1:], duration=milliseconds, **more
     )
     return out.getvalue()
 
@@ -130,8 +130,8 @@ def no_decoding(monkeypatch):
     def fail(*args, **kwargs):
         pytest.fail("decoding started")
 
-    monkeypatch.setattr(media._Video, "_packets", fail)
-    monkeypatch.setattr(media, "_rgb", fail)
+    monkeypatch.setattr(Video, "_packets", fail)
+    monkeypatch.setattr(images, "_rgb", fail)
     monkeypatch.setattr(PILImage.Image, "load", fail)
 
 
@@ -189,12 +189,12 @@ def test_skipping_is_invisible(x264):
     chance = random.Random(0)
     for _ in range(25):
         wanted = sorted(chance.sample(range(60), 3))
-        with media._opened(data, Limits()) as file:
-            got = dict(media._Video(file, Limits()).fetch(wanted))
+        with opened(data, Limits()) as file:
+            got = dict(Video(file, Limits()).fetch(wanted))
         assert list(got) == wanted
         assert all(np.array_equal(got[i], whole.frames[i]) for i in wanted)
-    with media._opened(data, Limits()) as file:
-        reel = media._Video(file, Limits())
+    with opened(data, Limits()) as file:
+        reel = Video(file, Limits())
         assert 35 < reel.starts[55] and (np.diff(reel.starts) >= 0).all()
 
 
@@ -552,8 +552,6 @@ def test_v7_header_counts():
     assert clip.timestamps == pytest.approx(np.arange(25) / 30)
     with av.open(io.BytesIO(video("matroska"))) as container:
         assert container.streams.video[0].frames == 0
-    at = data.find(b"elst")
-    data[at - 8 : at + 4] = data[at - 8 : at] + b"free"
     lying = bytearray(video("avi", "mjpeg", n=12, pix="yuvj420p"))
     at = lying.find(b"avih") + 8 + 16
     lying[at : at + 4] = struct.pack("<I", 500)
@@ -632,8 +630,8 @@ def test_v16_size_hidden_from_header():
     """A size that only the first frame tells (MPEG-4 in MOV) is not probed for by a decoder with no
     limit: ours, with the limit, is the first to run."""
     data = video("mov", "mpeg4", n=2)
-    with media._opened(data, Limits()) as file:
-        reel = media._Video(file, Limits())
+    with opened(data, Limits()) as file:
+        reel = Video(file, Limits())
         assert reel.size == (WIDTH, HEIGHT)
         with reel._stream() as (_, stream):
             assert stream.codec_context.width == 0
@@ -676,7 +674,7 @@ def test_v18_bytes_before_opening(tmp_path, monkeypatch):
     """A file over 2 GB, sparse here, is refused by its size without being opened by FFmpeg."""
     with open(tmp_path / "big.mp4", "wb") as file:
         file.truncate(3 << 30)
-    monkeypatch.setattr(media.av, "open", lambda *a, **k: pytest.fail("opened"))
+    monkeypatch.setattr(av, "open", lambda *a, **k: pytest.fail("opened"))
     assert refused(tmp_path / "big.mp4", "too_large").status == 413
     refused(bytes(200), "too_large", limits=Limits(max_bytes=100))
 
@@ -729,9 +727,9 @@ def test_v24_v25_playlists(kind, sniffing, mp4, tmp_path, monkeypatch):
         with av.open(io.BytesIO(data)) as container:
             assert len(list(container.decode(video=0))) == 30
     if not sniffing:
-        monkeypatch.setattr(media, "_refusal", lambda head: None)
-    opened = []
-    sys.addaudithook(lambda event, args: event == "open" and opened.append(str(args[0])))
+        monkeypatch.setattr(opening, "_mistake", lambda head: None)
+    names = []
+    sys.addaudithook(lambda event, args: event == "open" and names.append(str(args[0])))
     for name in ("list.m3u8", "list.mp4"):
         (tmp_path / name).write_bytes(data)
         refused(tmp_path / name, "not_a_video")
@@ -739,14 +737,14 @@ def test_v24_v25_playlists(kind, sniffing, mp4, tmp_path, monkeypatch):
         named.name = str(tmp_path / "list.m3u8")
         refused(named, "not_a_video")
     refused(data, "not_a_video")
-    assert not any("ok.mp4" in name for name in opened)
+    assert not any("ok.mp4" in name for name in names)
 
 
 def test_v25_name_is_hidden(mp4):
     """FFmpeg is never told a name, which it could take for an address."""
     named = io.BytesIO(mp4)
     named.name = "http://127.0.0.1:9/x.m3u8"
-    hidden = media._Nameless(named)
+    hidden = Nameless(named)
     with av.open(hidden) as container:
         assert container.name == "<none>"
 

@@ -15,8 +15,9 @@ from saccade.shapes import agreement, evaluate
 from saccade.shapes.batch import Plan
 
 FOLDERS = ("target", "draft-naive", "draft")
-KINDS = ("all", "content", "color", "shape", "size", "where", "count", "motion", "time", "texture")
+KINDS = ("all", "content", "colour", "shape", "size", "where", "count", "motion", "time", "texture")
 POINTS = 60  # kept of a learning curve
+CURVE = ("cpu_s", "ce", "content")
 
 
 def measure(
@@ -28,7 +29,7 @@ def measure(
     before: dict[str, Any],
     tell: Callable[[str], None],
 ) -> dict[str, Any]:
-    """Every number of the page. Curves come from the training run, or from ``before`` without it."""
+    """Every number of the page. Curves come from the training run, else from ``before``."""
     accuracy: dict[str, Any] = {}
     for size in sizes:
         frames, side = agreement.FRAMES[size]
@@ -59,10 +60,7 @@ def curves(run_dir: Path) -> dict[str, list[dict[str, float]]]:
         width = max(1, len(steps) // POINTS)
         groups = [steps[i : i + width] for i in range(0, len(steps) - width + 1, width)]
         points = [
-            {
-                key: round(sum(s[key] for s in group) / width, 4)
-                for key in ("cpu_s", "ce", "content")
-            }
+            {key: round(sum(step[key] for step in group) / width, 4) for key in CURVE}
             for group in groups
         ]
         if points:
@@ -79,16 +77,16 @@ def page(found: dict[str, Any], figure_name: str | None, command: str) -> str:
             "",
             f"![Learning curves]({figure_name})",
             "",
-            "Content-word accuracy on the training mix (a fresh clip at every step, mixed sizes and "
-            "tasks), teacher forced, by CPU seconds of each stage. See `shapes/train.py`.",
+            "Content-word accuracy on the training mix (a fresh clip at every step, mixed sizes "
+            "and tasks), teacher forced, by CPU seconds of each stage. See `shapes/train.py`.",
             "",
         ]
     lines += [
         "## What it gets right",
         "",
         f"Next-token accuracy on the true descriptions of {found['clips']} unseen clips, teacher "
-        "forced; *other* gives it another clip's video, *none* no visual tokens. What remains there "
-        "is what the text itself gives away. Content words are those that depend on the pixels.",
+        "forced; *other* gives it another clip's video, *none* no visual tokens. What remains "
+        "there the text itself gives away. Content words are those that depend on the pixels.",
     ]
     for size, models in found["accuracy"].items():
         lines += ["", f"### {size} visual tokens", "", _row("model", "video", *KINDS)]
@@ -101,11 +99,11 @@ def page(found: dict[str, Any], figure_name: str | None, command: str) -> str:
         "",
         "## How far draft and target agree",
         "",
-        "Share of positions along the target's own greedy answer at which the draft's arg-max is the "
-        f"target's token, {found['clips']} unseen clips, {found['keep']:.0%} of the visual tokens "
-        f"kept unless *full* or *none*; and the tau of a chain of {found['chain']} that follows. 95 % "
-        "intervals over clips. The draft that never saw pruning comes first: it is the fair one for "
-        "comparing views.",
+        "Share of positions along the target's own greedy answer at which the draft's arg-max is "
+        f"the target's token, {found['clips']} unseen clips, {found['keep']:.0%} of the visual "
+        f"tokens kept unless *full* or *none*; and the tau of a chain of {found['chain']} that "
+        "follows. 95 % intervals over clips. The draft that never saw pruning comes first: it is "
+        "the fair one for comparing views.",
     ]
     for size, drafts in found["agreement"].items():
         lines += ["", f"### {size} visual tokens", "", _row("draft", "view", "agreement", "tau")]

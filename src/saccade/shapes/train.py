@@ -103,7 +103,7 @@ STAGES = (
         tokens=3500,
     ),
     Stage(
-        *("large", TARGET_LAYERS, 1350, 8e-4),
+        *("large", TARGET_LAYERS, 1150, 6e-4),
         _scaled(SHORT, 0.4)
         + _scaled(MIDDLE, 0.35)
         + _scaled(LONG, 0.12)
@@ -120,7 +120,7 @@ STAGES = (
         probe=0.0,
     ),
     Stage(
-        *("naive", DRAFT_LAYERS, 420, 1.5e-3),
+        *("naive", DRAFT_LAYERS, 320, 1.2e-3),
         _scaled(SHORT, 0.4)
         + _scaled(MIDDLE, 0.4)
         + _scaled(LONG, 0.1)
@@ -129,7 +129,7 @@ STAGES = (
         probe=0.0,
     ),
     Stage(
-        *("draft", DRAFT_LAYERS, 540, 1.5e-3),
+        *("draft", DRAFT_LAYERS, 420, 1.2e-3),
         _scaled(SHORT, 0.2)
         + _scaled(MIDDLE, 0.5)
         + _scaled(LONG, 0.2)

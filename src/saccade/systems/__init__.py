@@ -17,6 +17,7 @@ from saccade.grow import Chain, Static
 from saccade.recipe import Recipe
 from saccade.schedule import serial
 from saccade.systems import baselines, sage, specvlm, std
+from saccade.systems.sage_live import SageLive
 from saccade.types import Schedule, Shape, View
 from saccade.view import Positions
 
@@ -62,7 +63,7 @@ SHAPES: dict[str, Shape] = {
     "tree": Static(specvlm.TREE),
     "fit": Fit((specvlm.TREE,)),
     "sage": sage.Sage(),
-    "sage-live": sage.Sage(plan="live"),
+    "sage-live": SageLive(),
 }
 
 SCHEDULES: dict[str, Schedule] = {"serial": serial}

@@ -8,17 +8,16 @@ Tong et al., 2026. A confident draft gets a deep, narrow tree, an uncertain one 
     W_l     = W / l * (0.5 + P_parent)                                             (Eq. 12)
     path in tree  iff  at every level l: rank < W_l and P(path up to l) > theta_l = 0.1 l / D
 
-Algorithm 1 plans the next tree from the round just finished (``plan="ahead"``): the draft's law at
-the root stands for every level. ``plan="live"`` grows from the laws just scored. When the node cap
-binds, the likeliest paths stay. The mean accepted length moves the deepest depth (Sec. 3.3).
+Algorithm 1 plans the next tree from the round just finished: the draft's law at the root stands for
+every level. When the node cap binds, the likeliest paths stay. The mean accepted length moves the
+deepest depth (Sec. 3.3). ``sage_live`` grows the tree from the laws just scored instead.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Float
@@ -29,16 +28,13 @@ from saccade.grow import Paths, grow_static
 from saccade.recipe import Recipe
 from saccade.schedule import serial
 from saccade.systems.specvlm import TREE, VIEW
-from saccade.tree import add
 from saccade.types import ROOT, Growing, Round, Tree
 
 K, NODES, WINDOW = 10, 64, 10
 D_MIN, D_MAX = 3, 8
 W_MIN, W_MAX = 2, 10
 LOW, HIGH = 2.0, 3.0  # mean accepted draft tokens per round
-
 Ranks = Sequence[float]  # probabilities, likeliest first
-Child = tuple[float, int]
 
 
 def confidence(law: Float[Tensor, " vocab"], k: int = K) -> float:
@@ -64,7 +60,9 @@ class Reach:
     def levels(self) -> range:
         return range(1, math.floor(self.deep + 0.5) + 1)
 
-    def admitted(self, level: int, path: float, parent: float, ranks: Ranks) -> list[Child]:
+    def admitted(
+        self, level: int, path: float, parent: float, ranks: Ranks
+    ) -> list[tuple[float, int]]:
         """The children a node may have: (P of the path down to it, rank)."""
         wide = (W_MIN + (1 - self.alpha) * (W_MAX - W_MIN)) / level * (0.5 + parent)  # Eq. 11-12
         likely = [(path * p, rank) for rank, p in enumerate(ranks) if rank < wide]
@@ -97,50 +95,31 @@ class Adapted:
     recent: tuple[int, ...] = ()  # accepted lengths
 
 
+def history(state: Adapted, round: Round) -> Adapted:
+    """The state with its history brought up to date: the window's mean moves the depth by one."""
+    recent = (*state.recent, len(round.verdict.accepted))[-WINDOW:]
+    mean = sum(recent) / len(recent)
+    most = min(D_MAX, max(D_MIN, state.most - (mean < LOW) + (mean > HIGH)))
+    return Adapted(state.paths, most, recent)
+
+
 @dataclass(frozen=True)
 class Sage:
-    """The adaptive shape. Starts from SpecVLM's tree."""
-
-    plan: Literal["ahead", "live"] = "ahead"
+    """The adaptive shape, planned a round ahead. Starts from SpecVLM's tree."""
 
     def start(self) -> Adapted:
         return Adapted()
 
     def grow(self, stem: Tree, state: Adapted) -> Growing:
-        return grow_static(stem, state.paths) if self.plan == "ahead" else live(stem, state.most)
+        return grow_static(stem, state.paths)
 
     def fold(self, state: Adapted, round: Round) -> Adapted:
-        recent = (*state.recent, len(round.verdict.accepted))[-WINDOW:]
-        mean = sum(recent) / len(recent)
-        most = min(D_MAX, max(D_MIN, state.most - (mean < LOW) + (mean > HIGH)))
+        state = history(state, round)
         if round.q is None:
-            return Adapted(state.paths, most, recent)
+            return state
         law = torch.softmax(round.q.logits(ROOT).double(), -1)
         ranks = torch.topk(law, min(2 * W_MAX, len(law))).values.tolist()
-        return Adapted(plan(ranks, Reach(confidence(law), most)), most, recent)
-
-
-def live(stem: Tree, most: int) -> Growing:
-    """The tree grown from the laws as they are scored; a level is one draft forward."""
-    tree, level, reach = stem, 1, Reach(1.0, most)
-    frontier = [(len(stem) - 1, 1.0, 1.0)]  # (node, P of the path, P of the node)
-    while frontier and level in reach.levels:
-        scores = yield tree
-        grown: list[tuple[float, float, int, int]] = []
-        for node, chance, parent in frontier:
-            law = torch.softmax(scores.logits(node).double(), -1)
-            if level == 1:
-                reach = Reach(confidence(law), most)
-            ranks, tokens = (best.tolist() for best in torch.topk(law, min(2 * W_MAX, len(law))))
-            for whole, rank in reach.admitted(level, chance, parent, ranks):
-                grown.append((whole, ranks[rank], node, tokens[rank]))
-        grown.sort(key=lambda entry: -entry[0])
-        frontier = []
-        for whole, p, node, token in grown[: NODES + len(stem) - len(tree)]:
-            tree = add(tree, node, token)
-            frontier.append((len(tree) - 1, whole, p))
-        level += 1
-    return tree
+        return replace(state, paths=plan(ranks, Reach(confidence(law), state.most)))
 
 
 SAGE = Recipe(
