@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -341,7 +341,7 @@ def _answer(
         )
         first = next(rounds)
     try:
-        for round in _with_first(first, rounds):
+        for round in chain([first], rounds):
             if not quiet:
                 out.print(typist.type(round.scalars()), end="", soft_wrap=True)
     finally:  # Ctrl-C leaves what was written
@@ -359,11 +359,6 @@ def _answer(
         if result.fallback_reason:
             err.print(result.fallback_reason, style="yellow", markup=False)
     return result
-
-
-def _with_first(first: Any, rest: Iterator[Any]) -> Iterator[Any]:
-    yield first
-    yield from rest
 
 
 def _described(result: Result, clip: Clip) -> dict[str, Any]:

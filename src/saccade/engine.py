@@ -326,7 +326,8 @@ def _prepared(
     sampling = Sampling(
         bool(checked.do_sample), tuple(processors), seed if seed is not None else _seed()
     )
-    if len(ids) > 1 and sampling.contextual and not _unpadded(given.get("attention_mask")):
+    mask = given.get("attention_mask")
+    if sampling.contextual and mask is not None and not bool(mask.bool().all()):
         raise OptionError(
             "a padded batch with penalties cannot come through custom_generate: call "
             "saccade.generate directly"
@@ -350,10 +351,6 @@ def _prepared(
 def _seed() -> int:
     """A seed from torch's generator, so that ``torch.manual_seed`` fixes it as it does there."""
     return int(torch.randint(2**62, ()))
-
-
-def _unpadded(mask: Tensor | None) -> bool:
-    return mask is None or bool(mask.bool().all())
 
 
 def _backbone(model: Any) -> Backbone:
