@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import math
 import os
 import platform
 import time
@@ -167,8 +168,8 @@ def _time(model: Backbone, context: int, rows: int) -> float:
 
 
 def bucket(tokens: int) -> int:
-    """The power of two at or above ``tokens``: costs are measured per such context length."""
-    return 1 << max(6, (tokens - 1).bit_length())
+    """The power of two nearest ``tokens`` by ratio: costs are measured per such context length."""
+    return 1 << max(6, round(math.log2(max(tokens, 1))))
 
 
 def _key(target: Backbone, draft: Backbone, context: int, draft_context: int) -> str:
