@@ -23,6 +23,7 @@ from saccade.types import Prefill, Prompt, Tree
 
 CHUNK = 4096  # prompt tokens a forward
 ROOM = 64  # rows for drafted tokens beyond the answer's
+LONG = 2048  # a longer answer's cache grows on the way
 
 
 @dataclass
@@ -63,7 +64,7 @@ class Session:
         self.requests: dict[int, Request] = {}
         self._vocab = vocab
         self._banned = torch.tensor(list(banned), dtype=torch.long, device=backbone.device)
-        self._room = room + ROOM
+        self._room = min(room, LONG) + ROOM
         self._chunk = chunk
 
     # -- starting ------------------------------------------------------------------------------
