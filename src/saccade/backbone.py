@@ -11,7 +11,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
 from typing import Any, cast
-from weakref import WeakKeyDictionary
 
 import torch
 from jaxtyping import Float, Int
@@ -25,15 +24,13 @@ from saccade.lean import LeanDecoder
 from saccade.types import Inputs, Prompt
 
 ATTENTION = "saccade"
+REMEMBERED = "_saccade_backbone"
 PLACEHOLDERS = (
     "image_token_id", "video_token_id", "audio_token_id",
     "image_token_index", "video_token_index", "audio_token_index",
 )  # fmt: skip
 GRIDS = {"image_token_id": "image_grid_thw", "video_token_id": "video_grid_thw"}
 RECURRENT = ("linear_attention", "mamba", "recurrent", "conv")
-
-
-_MADE: WeakKeyDictionary[nn.Module, Backbone] = WeakKeyDictionary()
 
 
 class _Captured(Exception):
@@ -85,9 +82,10 @@ class Backbone:
     @classmethod
     def of(cls, model: nn.Module) -> Backbone:
         """The backbone of a model, made once for as long as the model keeps its weights."""
-        found = _MADE.get(model)
-        if found is None or (found.lean is not None and found.lean.stale()):
-            found = _MADE[model] = cls(model)
+        # kept on the model itself, so that both are freed together
+        found: Backbone | None = vars(model).get(REMEMBERED)
+        if found is None or found.model is not model or (found.lean and found.lean.stale()):
+            found = vars(model)[REMEMBERED] = cls(model)
         return found
 
     # -- prompts -------------------------------------------------------------------------------
@@ -123,7 +121,7 @@ class Backbone:
                     visual=visual[row, rows],
                     grid=grids[row],
                     index=torch.arange(int(rows.sum()), device=self.device),
-                    next_position=int(positions[:, row, rows].max()) + 1,
+                    next_position=int(positions[:, row, rows][:, -1].max()) + 1,  # as generate does
                     deepstack=tuple(layer[taken : taken + seen] for layer in layers),
                 )
             )

@@ -32,7 +32,7 @@ app = typer.Typer(
 app.add_typer(shapes_app, name="shapes")
 
 QUESTION = "Describe the video in detail."
-DEMO_SEED, DEMO_FRAMES, DEMO_SIZE = 10_000_019, 64, 224
+DEMO_SEED, DEMO_FRAMES, DEMO_SIZE = 20_000_002, 64, 224  # never trained on
 
 Target = Annotated[str, typer.Option(help="Target: a checkpoint folder or hub id.")]
 Draft = Annotated[str | None, typer.Option(help="Draft: a checkpoint folder or hub id.")]

@@ -224,7 +224,7 @@ class Guarded:
         self.reason: str | None = None
 
     def start(self) -> State:
-        return self._draft.start()
+        return self._try(lambda: self._draft.start())
 
     def fold(self, state: State, round: Round) -> State:
         return state if self.reason else self._try(lambda: self._draft.fold(state, round))

@@ -180,20 +180,20 @@ def stream(
     target = _backbone(model)
     config = options.settle(target.model, generation_config, settings)
     decode = _decoder(tokenizer)
-    extra = logits_processor
+    longest = int(inputs["input_ids"].shape[1])
+    bounds = options.limits(config, longest, tuple(stopping_criteria or ()))
 
     def rules(contexts: Sequence[Tensor]) -> list[Sampling]:
         return options.rules(
             target.model,
             config,
             contexts,
-            extra=extra,
+            length=bounds.max_new_tokens,
+            extra=logits_processor,
             allowed=prefix_allowed_tokens_fn,
             seed=seed,
         )
 
-    longest = int(inputs["input_ids"].shape[1])
-    bounds = options.limits(config, longest, tuple(stopping_criteria or ()))
     if bounds.stop and decode is None:
         raise OptionError("stop strings need the tokenizer: pass tokenizer=")
     return Stream(
@@ -243,6 +243,7 @@ def generate(
     pixels are already used up, so a draft with a vision tower of its own needs ``draft_inputs=``.
     Arguments as :func:`stream`; ``streamer`` is a transformers streamer.
     """
+    direct = not isinstance(inputs, Tensor)
     if isinstance(inputs, Tensor):
         assert generation_config is not None, "transformers passes its generation config"
         rounds = _prepared(
@@ -283,8 +284,7 @@ def generate(
             streamer.put(torch.tensor(round.tokens))
     if streamer is not None:
         streamer.end()
-    target = _backbone(model)
-    config = generation_config or target.model.generation_config
+    config = options.settle(_backbone(model).model, generation_config, settings if direct else {})
     pad = config.pad_token_id
     if pad is None:
         eos = config.eos_token_id

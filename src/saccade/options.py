@@ -46,7 +46,10 @@ def settle(
 ) -> GenerationConfig:
     """The model's generation config with the caller's over it. Raises OptionError by name."""
     config = copy.deepcopy(generation_config or model.generation_config)
-    unknown = config.update(**{name: v for name, v in settings.items() if v is not None})
+    try:
+        unknown = config.update(**{name: v for name, v in settings.items() if v is not None})
+    except ValueError as error:
+        raise OptionError(_first_line(error)) from error
     if unknown:
         raise OptionError(f"unknown generation argument {', '.join(sorted(unknown))}")
     given = config.to_dict()
@@ -63,26 +66,41 @@ def rules(
     config: GenerationConfig,
     contexts: Sequence[torch.Tensor],
     *,
+    length: int = MAX_NEW_TOKENS,
     extra: LogitsProcessorList | None = None,
     allowed: Callable[..., list[int]] | None = None,
     seed: int | None = None,
 ) -> list[Sampling]:
-    """Each request's sampling rules: Hugging Face's own processors for this config."""
+    """Each request's sampling rules: Hugging Face's own, for answers up to ``length`` tokens."""
     found = []
     seed = secrets.randbits(63) if seed is None else seed
-    for context in contexts:
-        model._prepare_special_tokens(config, device=context.device)
-        processors = model._get_logits_processor(
-            generation_config=config,
-            input_ids_seq_length=len(context),
-            encoder_input_ids=context[None],
-            prefix_allowed_tokens_fn=allowed,
-            logits_processor=LogitsProcessorList() if extra is None else copy.deepcopy(extra),
-            device=str(context.device),
-            model_kwargs={},
-        )
+    for request, context in enumerate(contexts):
+        own = copy.copy(config)
+        own.max_length, own.num_beams = len(context) + length, 1
+        try:
+            model._prepare_special_tokens(own, device=context.device)
+            processors = model._get_logits_processor(
+                generation_config=own,
+                input_ids_seq_length=len(context),
+                encoder_input_ids=context[None],
+                prefix_allowed_tokens_fn=allowed and _numbered(allowed, request),
+                logits_processor=LogitsProcessorList() if extra is None else copy.deepcopy(extra),
+                device=str(context.device),
+                model_kwargs={},
+            )
+        except ValueError as error:
+            raise OptionError(_first_line(error)) from error
         found.append(Sampling(bool(config.do_sample), tuple(processors), seed))
     return found
+
+
+def _numbered(allowed: Callable[..., list[int]], request: int) -> Callable[..., list[int]]:
+    """Tells the caller's function which request asks: each is alone in its own batch here."""
+    return lambda batch, ids: allowed(request, ids)
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[0]
 
 
 def limits(config: GenerationConfig, longest: int, criteria: Sequence[Any] = ()) -> Options:

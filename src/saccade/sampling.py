@@ -35,6 +35,10 @@ CONTEXT_FREE = (
 )
 
 
+class BrokenLaw(ArithmeticError):
+    """Logits that make no law: NaN somewhere."""
+
+
 @dataclass(frozen=True)
 class Sampling:
     """How a request draws its tokens. Greedy unless ``sample``; a seed names the noise."""
@@ -48,7 +52,10 @@ class Sampling:
         return not all(isinstance(rule, CONTEXT_FREE) for rule in self.processors)
 
     def law(self, logits: Float[Tensor, " vocab"], ids: Sequence[int]) -> Law:
-        """The law over the next token: a single id when greedy, else probabilities (fp32)."""
+        """The law over the next token: a single id when greedy, else probabilities (fp32).
+
+        Raises BrokenLaw on NaN: an arg-max of nothing must not pass for a token.
+        """
         scores = logits
         if self.processors:
             scores = logits.float().unsqueeze(0).clone()
@@ -57,8 +64,14 @@ class Sampling:
                 scores = rule(history, scores)
             scores = scores.squeeze(0)
         if not self.sample:
-            return int(scores.argmax())
-        return torch.softmax(scores.float(), dim=-1)
+            best, token = scores.max(-1)
+            if bool(best.isnan()):
+                raise BrokenLaw("the logits hold NaN")
+            return int(token)
+        law = torch.softmax(scores.float(), dim=-1)
+        if bool(law[0].isnan()):  # one NaN spreads over the whole softmax
+            raise BrokenLaw("the logits hold NaN")
+        return law
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 
-from saccade.types import Cut, Draft, Round, Scoring, Tree, Verdict
+from saccade.sampling import BrokenLaw
+from saccade.types import Cut, Draft, FinishReason, Round, Scoring, Tree, Verdict
 from saccade.verify import verify
+
+NOTHING = Verdict((), (), None, None)
 
 
 def serial(target: Scoring, draft: Draft, requests: Sequence[int], cut: Cut) -> Iterator[Round]:
@@ -19,9 +22,14 @@ def serial(target: Scoring, draft: Draft, requests: Sequence[int], cut: Cut) -> 
         drafted = time.perf_counter()
 
         laws = target.score(trees)
-        verdicts, endings = {}, {}
+        verdicts: dict[int, Verdict] = {}
+        endings: dict[int, FinishReason | None] = {}
         for request in live:
-            verdict = verify(trees[request], laws[request].law, laws[request].noise)
+            try:
+                verdict = verify(trees[request], laws[request].law, laws[request].noise)
+            except BrokenLaw:  # ends this request and no other
+                verdicts[request], endings[request] = NOTHING, "error"
+                continue
             count, endings[request] = cut(request, verdict.tokens)
             verdicts[request] = shortened(verdict, count)
         live = [request for request in live if endings[request] is None]

@@ -38,6 +38,7 @@ class Request:
     tip: Tensor | None = None  # logits at the end of the text; None while tokens are pending
     source: Cache | None = None  # where a fork takes the keys of committed text from
     prompt_rows: tuple[int, int] = (0, 0)  # of the prompt: here, and in the source
+    copied: int = 0  # generated tokens whose keys are the source's
     tree: Tree = Tree()  # last scored; its keys follow the committed ones in the cache
     rows: list[Tensor] = field(default_factory=list)  # its logits
 
@@ -239,11 +240,11 @@ def _catch_up(request: Request) -> None:
     """Copies the keys of committed text that the source has by now; the rest stays pending."""
     assert request.source is not None
     here, there = request.prompt_rows
-    have = request.cache.length - here
     ready = min(request.source.length - there, request.generated)
-    if ready > have:
-        request.cache.extend(request.source, there + have, there + ready)
-        del request.pending[: ready - have]
+    request.cache.truncate(here + request.copied)
+    request.cache.extend(request.source, there + request.copied, there + ready)
+    request.copied = ready
+    request.pending = request.context[len(request.context) - request.generated + ready :]
 
 
 def _block(tree: Tree, known: int, waiting: int) -> Bool[Tensor, "new last"]:

@@ -41,7 +41,8 @@ def verify(tree: Tree, p: Callable[[int], Law | None], noise: Noise) -> Verdict:
         refused = False
         for sibling, child in enumerate(children(tree, node)):
             x, q = tree.tokens[child], tree.q[child]
-            chance = prob(law, x) if q is None else min(1.0, prob(law, x) / max(prob(q, x), 1e-38))
+            # in this order NaN in q refuses, and the residual is then p itself
+            chance = prob(law, x) if q is None else min(prob(law, x) / max(prob(q, x), 1e-38), 1.0)
             if chance >= 1 or noise("accept", len(accepted), sibling) < chance:
                 accepted.append(child)
                 node = child

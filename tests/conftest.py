@@ -1,0 +1,77 @@
+"""Every test runs over poisoned caches: a row that holds nothing is NaN, so that reading it shows,
+and every commit of every session is followed by ``Cache.check_integrity``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jaxtyping
+import pytest
+import torch
+from hypothesis import settings
+
+from saccade.cache import Cache
+from saccade.session import Session
+
+# The same examples in every run: a failure is a change of the code, not of the luck.
+settings.register_profile("fixed", derandomize=True, database=None, deadline=None)
+settings.load_profile("fixed")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _quiet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """One thread, and measured costs remembered for the length of the run only."""
+    torch.set_num_threads(1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SACCADE_CACHE", str(tmp_path_factory.mktemp("costs")))
+        patch.setenv("HF_HUB_OFFLINE", "1")
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _poison() -> Iterator[None]:
+    create, reserve, commit = Cache.__init__, Cache.reserve, Session.commit
+
+    def poisoned_create(self: Cache, *args: Any, **kwargs: Any) -> None:
+        create(self, *args, **kwargs)
+        self.poison()
+
+    def poisoned_reserve(self: Cache, length: int) -> None:
+        before = self.capacity
+        reserve(self, length)
+        for tensor in (*self.keys, *self.values):
+            tensor[:, before:] = float("nan")
+
+    def checked_commit(self: Session, tokens: Mapping[int, Sequence[int]]) -> None:
+        commit(self, tokens)
+        for number in tokens:
+            cache = self.requests[number].cache
+            cache.check_integrity()
+            cache.poison()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Cache, "__init__", poisoned_create)
+        patch.setattr(Cache, "reserve", poisoned_reserve)
+        patch.setattr(Session, "commit", checked_commit)
+        yield
+
+
+@pytest.fixture
+def unchecked() -> Iterator[None]:
+    """Shapes and types unchecked: for tests that run thousands of rounds others have checked."""
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", False)
+
+
+@pytest.fixture(scope="session")
+def pair() -> Path:
+    """The folder of the trained pair that comes with the package."""
+    import saccade
+
+    folder = Path(saccade.__file__).parent / "shapes" / "pair"
+    if not (folder / "target" / "config.json").exists():
+        pytest.skip(f"no trained pair at {folder}")
+    return folder

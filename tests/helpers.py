@@ -1,0 +1,457 @@
+"""Tiny random models of several families, processor outputs made by hand, stub drafts, statistics.
+
+Random weights are scaled so that greedy text varies: 48 tokens hold about 25 different ids.
+"""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from itertools import product
+from typing import Any
+
+import torch
+import transformers
+from hypothesis import strategies as st
+from torch import Tensor
+
+import saccade
+from saccade import reference
+from saccade.backbone import Backbone
+from saccade.draft import drive
+from saccade.grow import Chain
+from saccade.recipe import Recipe
+from saccade.sampling import Sampling, Scores
+from saccade.schedule import serial
+from saccade.tree import add, path
+from saccade.types import ROOT, Inputs, Prefill, Prompt, Result, Round, Shape, State, Tree
+
+VOCAB = 256
+TEXT = 240  # ids below are text
+VIDEO, IMAGE, START, END = 250, 251, 252, 253
+PATCH = 4
+
+# -- models ------------------------------------------------------------------------------------
+
+
+def randomize(model: Any, seed: int, sharp: float = 4.0) -> Any:
+    """Weights that mix well, and logits with a standard deviation of about ``sharp``."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if weight.ndim < 2:
+                centre = 1.0 if "norm" in name or "ln" in name else 0.0
+                weight.normal_(centre, 0.2, generator=generator)
+            elif "embed_tokens" in name:
+                weight.normal_(0, 1, generator=generator)
+            else:
+                fan = weight[0].numel()
+                weight.normal_(
+                    0, (sharp if "lm_head" in name else 1.0) / fan**0.5, generator=generator
+                )
+        # visual placeholders and other specials are never the likeliest
+        model.get_output_embeddings().weight[TEXT:] = 0
+    model.generation_config = transformers.GenerationConfig(do_sample=False, pad_token_id=0)
+    return model.eval()
+
+
+def _text(layers: int, vocab: int) -> dict[str, Any]:
+    return dict(
+        vocab_size=vocab,
+        hidden_size=128,
+        intermediate_size=160,
+        num_hidden_layers=layers,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=8192,
+        tie_word_embeddings=False,
+        bos_token_id=None,
+        eos_token_id=None,
+        pad_token_id=None,
+    )
+
+
+MROPE = dict(rope_type="default", rope_theta=1e4, mrope_section=[4, 6, 6])
+IDS = dict(
+    image_token_id=IMAGE, video_token_id=VIDEO, vision_start_token_id=START, vision_end_token_id=END
+)
+
+
+@cache
+def qwen25(seed: int = 0, layers: int = 2, vocab: int = VOCAB) -> Any:
+    """Qwen2.5-VL: M-RoPE, time positions in seconds."""
+    config = transformers.Qwen2_5_VLConfig(
+        text_config=_text(layers, vocab) | dict(rope_parameters=MROPE),
+        vision_config=dict(
+            depth=1,
+            hidden_size=32,
+            intermediate_size=48,
+            num_heads=2,
+            patch_size=PATCH,
+            out_hidden_size=128,
+            window_size=16,
+            fullatt_block_indexes=[0],
+            tokens_per_second=2,
+        ),
+        tie_word_embeddings=False,
+        **IDS,
+    )
+    return randomize(transformers.Qwen2_5_VLForConditionalGeneration(config), seed)
+
+
+@cache
+def qwen2(seed: int = 0, layers: int = 2) -> Any:
+    """Qwen2-VL: M-RoPE, another vision tower."""
+    config = transformers.Qwen2VLConfig(
+        text_config=_text(layers, VOCAB) | dict(rope_parameters=MROPE),
+        vision_config=dict(
+            depth=1, embed_dim=32, hidden_size=128, num_heads=2, mlp_ratio=2, patch_size=PATCH
+        ),
+        tie_word_embeddings=False,
+        **IDS,
+    )
+    return randomize(transformers.Qwen2VLForConditionalGeneration(config), seed)
+
+
+@cache
+def llama(seed: int = 0, layers: int = 2, vocab: int = VOCAB) -> Any:
+    """Text only, one position axis."""
+    config = transformers.LlamaConfig(**_text(layers, vocab), head_dim=32)
+    return randomize(transformers.LlamaForCausalLM(config), seed)
+
+
+@cache
+def onevision(seed: int = 0, layers: int = 2) -> Any:
+    """LLaVA-OneVision: SigLIP frames, pooled, one newline row after the last."""
+    config = transformers.LlavaOnevisionConfig(
+        vision_config=dict(
+            model_type="siglip_vision_model",
+            hidden_size=32,
+            intermediate_size=48,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            image_size=16,
+            patch_size=PATCH,
+            vision_use_head=False,
+        ),
+        text_config=dict(model_type="qwen2", **_text(layers, VOCAB)),
+        image_token_index=IMAGE,
+        video_token_index=VIDEO,
+        vision_feature_layer=-1,
+        vision_feature_select_strategy="full",
+        tie_word_embeddings=False,
+    )
+    return randomize(transformers.LlavaOnevisionForConditionalGeneration(config), seed)
+
+
+FAMILIES: dict[str, Callable[..., Any]] = {
+    "qwen2_5_vl": qwen25,
+    "qwen2_vl": qwen2,
+    "llama": llama,
+    "llava_onevision": onevision,
+}
+
+
+@cache
+def noisy(make: Callable[..., Any], seed: int = 0, amount: float = 0.1) -> Any:
+    """A copy of a model with noise on its decoder's weights: a draft that is right now and then."""
+    model = copy.deepcopy(make(seed))
+    generator = torch.Generator().manual_seed(1000 + seed)
+    with torch.no_grad():
+        for weight in model.get_decoder().parameters():
+            noise = torch.randn(weight.shape, generator=generator)
+            weight.add_(amount * weight.std().nan_to_num(0.0) * noise)
+    return model
+
+
+@cache
+def backbone(model: Any, lean: bool | None = None) -> Backbone:
+    return Backbone(copy.deepcopy(model), lean=lean)
+
+
+# -- inputs ------------------------------------------------------------------------------------
+
+
+def text_input(seed: int = 0, length: int = 12) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    ids = torch.randint(0, TEXT, (1, length), generator=generator)
+    return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+
+
+def video_input(
+    seed: int = 0,
+    grid: tuple[int, int, int] = (3, 4, 6),
+    before: int = 4,
+    after: int = 7,
+    seconds: float = 1.0,
+) -> dict[str, Tensor]:
+    """What a Qwen processor returns for text, a video of ``grid`` patches, text."""
+    generator = torch.Generator().manual_seed(seed)
+    t, h, w = grid
+    cells = t * (h // 2) * (w // 2)
+    ids = torch.cat(
+        [
+            torch.randint(0, TEXT, (before,), generator=generator),
+            torch.tensor([START, *[VIDEO] * cells, END]),
+            torch.randint(0, TEXT, (after,), generator=generator),
+        ]
+    )[None]
+    return {
+        "input_ids": ids,
+        "attention_mask": torch.ones_like(ids),
+        "mm_token_type_ids": (ids == VIDEO).int() * 2,
+        "pixel_values_videos": torch.randn(t * h * w, 6 * PATCH**2, generator=generator),
+        "video_grid_thw": torch.tensor([[t, h, w]]),
+        "second_per_grid_ts": torch.tensor([seconds]),
+    }
+
+
+def frames_input(seed: int = 0, frames: int = 3, before: int = 4, after: int = 7) -> Any:
+    """What a LLaVA-OneVision processor returns for a video: 4 tokens a frame and a newline."""
+    generator = torch.Generator().manual_seed(seed)
+    ids = torch.cat(
+        [
+            torch.randint(0, TEXT, (before,), generator=generator),
+            torch.tensor([VIDEO] * (4 * frames + 1)),
+            torch.randint(0, TEXT, (after,), generator=generator),
+        ]
+    )[None]
+    return {
+        "input_ids": ids,
+        "attention_mask": torch.ones_like(ids),
+        "pixel_values_videos": torch.randn(1, frames, 3, 16, 16, generator=generator),
+    }
+
+
+def input_for(family: str, seed: int = 0) -> dict[str, Tensor]:
+    if family == "llama":
+        return text_input(seed)
+    if family == "llava_onevision":
+        return frames_input(seed)
+    return video_input(seed) if family == "qwen2_5_vl" else no_seconds(video_input(seed))
+
+
+def no_seconds(inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: value for name, value in inputs.items() if name != "second_per_grid_ts"}
+
+
+def left_padded(many: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """Several requests as one batch, padded on the left as generation wants it."""
+    longest = max(one["input_ids"].shape[1] for one in many)
+    found: dict[str, Tensor] = {}
+    for name in many[0]:
+        parts = [one[name] for one in many]
+        if name in ("input_ids", "attention_mask", "mm_token_type_ids"):
+            parts = [torch.nn.functional.pad(p, (longest - p.shape[1], 0)) for p in parts]
+        found[name] = torch.cat(parts)
+    return found
+
+
+@torch.no_grad()
+def hf_greedy(model: Any, inputs: Mapping[str, Tensor], count: int, **settings: Any) -> list[int]:
+    """What transformers' own generate answers."""
+    out = model.generate(**inputs, max_new_tokens=count, do_sample=False, **settings)
+    return out[0, inputs["input_ids"].shape[1] :].tolist()
+
+
+def prompt_of(model: Any, inputs: Inputs) -> Prompt:
+    return backbone(model, False).prompts(inputs)[0]
+
+
+# -- answers -----------------------------------------------------------------------------------
+
+AMOUNT = 0.05  # of noise in a draft's weights: it is right about two times in three
+
+
+@cache
+def truth(family: str, seed: int = 0, count: int = 40) -> tuple[int, ...]:
+    """The greedy answer, on which the cache-free reference and transformers' generate agree."""
+    model, inputs = FAMILIES[family](seed), input_for(family, seed)
+    answer = reference.greedy(model, prompt_of(model, inputs), count)
+    assert answer == hf_greedy(model, inputs, count)
+    assert len(set(answer)) > count // 6, "an answer that repeats itself proves little"
+    return tuple(answer)
+
+
+def answered(
+    family: str,
+    method: str | Recipe,
+    *,
+    seed: int = 0,
+    lean: bool | None = None,
+    amount: float = AMOUNT,
+    count: int = 40,
+    **settings: Any,
+) -> Result:
+    """One answer of a family's random target, with a noisy copy of it as the draft."""
+    target = backbone(FAMILIES[family](seed), lean)
+    draft = backbone(noisy(FAMILIES[family], seed, amount), lean)
+    inputs = input_for(family, seed)
+    settings = {"max_new_tokens": count, "do_sample": False, **settings}
+    return saccade.run(target, inputs, draft=draft, method=method, **settings)
+
+
+def stubbed(propose: Callable[[int, list[int], int], Any]) -> Recipe:
+    """A recipe whose draft is a function."""
+    return Recipe("stub", "", lambda team: StubDraft(propose), Chain(1), serial)
+
+
+# -- stub drafts -------------------------------------------------------------------------------
+
+
+class StubDraft:
+    """A draft that is a function: (request, text emitted so far, round) -> tree."""
+
+    def __init__(self, propose: Callable[[int, list[int], int], Any]) -> None:
+        self._propose = propose
+        self.texts: dict[int, list[int]] = {}
+        self.round = 0
+
+    def start(self) -> State:
+        return None
+
+    def fold(self, state: State, round: Round) -> State:
+        return state
+
+    def begin(self, inputs: Inputs) -> None: ...
+
+    def guide(self, prefills: Sequence[Prefill]) -> None:
+        self.texts = {request: [] for request in range(len(prefills))}
+
+    def propose(self, stems: Mapping[int, Tree], states: Mapping[int, State]) -> dict[int, Tree]:
+        trees = {r: self._propose(r, self.texts[r], self.round) for r in stems}
+        self.round += 1
+        return trees
+
+    def commit(self, tokens: Mapping[int, Sequence[int]]) -> None:
+        for request, new in tokens.items():
+            self.texts[request] += new
+
+    def scores(self, request: int) -> Scores | None:
+        return None
+
+    def visible(self, request: int) -> int | None:
+        return None
+
+
+# -- table models ------------------------------------------------------------------------------
+
+Table = Mapping[tuple[int, ...], Tensor]
+"""Raw logits after every history of generated tokens, up to some depth."""
+
+
+def random_table(seed: int, vocab: int, depth: int, sharp: float = 1.5) -> dict[Any, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return {
+        history: sharp * torch.randn(vocab, generator=generator)
+        for length in range(depth + 1)
+        for history in product(range(vocab), repeat=length)
+    }
+
+
+class TableSession:
+    """A session whose laws are a table: exact, and nothing to compute."""
+
+    def __init__(self, table: Table, rules: Sequence[Sampling]) -> None:
+        self.table = table
+        self.rules = rules
+        self.texts: list[list[int]] = [[] for _ in rules]
+        self._deepest = max(len(history) for history in table)
+
+    def score(self, trees: Mapping[int, Tree]) -> dict[int, Scores]:
+        found = {}
+        for request, tree in trees.items():
+            text = self.texts[request]
+            rows = []
+            for node in range(ROOT, len(tree)):
+                history = (*text, *(tree.tokens[n] for n in path(tree, node)))
+                rows.append(self.table[history[: self._deepest]])
+            found[request] = Scores(tree, rows, self.rules[request], text, len(text), request)
+        return found
+
+    def commit(self, tokens: Mapping[int, Sequence[int]]) -> None:
+        for request, new in tokens.items():
+            self.texts[request] = [*self.texts[request], *new]
+
+
+class TableDraft:
+    """Drafts by a shape over a table, with the package's own growth and noise."""
+
+    def __init__(self, table: Table, rules: Sequence[Sampling], shape: Shape) -> None:
+        self.session = TableSession(table, rules)
+        self.shape = shape
+
+    def start(self) -> State:
+        return self.shape.start()
+
+    def fold(self, state: State, round: Round) -> State:
+        return self.shape.fold(state, round)
+
+    def begin(self, inputs: Inputs) -> None: ...
+
+    def guide(self, prefills: Sequence[Prefill]) -> None: ...
+
+    def propose(self, stems: Mapping[int, Tree], states: Mapping[int, State]) -> dict[int, Tree]:
+        growing = {r: self.shape.grow(stem, states[r]) for r, stem in stems.items()}
+        return drive(self.session, growing, {})
+
+    def commit(self, tokens: Mapping[int, Sequence[int]]) -> None:
+        self.session.commit(tokens)
+
+    def scores(self, request: int) -> Scores | None:
+        return None
+
+    def visible(self, request: int) -> int | None:
+        return None
+
+
+# -- trees -------------------------------------------------------------------------------------
+
+
+Rows = list[tuple[int, int]]
+
+
+def rows(most: int = 14, tokens: int = 4) -> st.SearchStrategy[Rows]:
+    """What :func:`grown` makes any tree of."""
+    row = st.tuples(st.integers(0, 1000), st.integers(0, tokens - 1))
+    return st.lists(row, max_size=most)
+
+
+def grown(rows: Rows) -> Tree:
+    """A tree of chosen nodes. Not for use in strategies: beartype's checks draw randomness."""
+    tree = Tree()
+    for where, token in rows:
+        tree = add(tree, where % (len(tree) + 1) + ROOT, token)
+    return tree
+
+
+def random_tree(rng: random.Random, nodes: int, tokens: Callable[[], int]) -> Tree:
+    """``nodes`` nodes hung anywhere, siblings with different tokens where chance allows."""
+    tree = Tree()
+    for node in range(nodes):
+        parent = rng.randint(ROOT, node - 1)
+        tree = add(tree, parent, tokens())
+    return tree
+
+
+# -- statistics --------------------------------------------------------------------------------
+
+
+def chi_square(counts: Tensor, law: Tensor) -> float:
+    """The p-value of observed counts under an exact law; cells of probability 0 must be empty."""
+    assert abs(float(law.sum()) - 1) < 1e-6
+    counts, law = counts.double(), law.double()
+    if bool((counts[law == 0] > 0).any()):
+        return 0.0
+    counts, law = counts[law > 0], law[law > 0]
+    expected = law * counts.sum()
+    # cells too thin for the approximation are counted together
+    thin = expected < 5
+    if bool(thin.any()):
+        counts = torch.cat([counts[~thin], counts[thin].sum()[None]])
+        expected = torch.cat([expected[~thin], expected[thin].sum()[None]])
+    statistic = ((counts - expected) ** 2 / expected).sum()
+    freedom = torch.tensor((len(expected) - 1) / 2, dtype=torch.double)
+    return float(torch.special.gammaincc(freedom, statistic / 2))

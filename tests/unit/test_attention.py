@@ -1,0 +1,164 @@
+"""Claims about the attention function, against a softmax written out here, key by key."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+from helpers import FAMILIES, backbone, input_for, random_tree
+
+from saccade import reference
+from saccade.attention import FOLD_LIMIT, Record, Segment, Step
+from saccade.cache import Cache
+from saccade.sampling import Sampling
+from saccade.session import Session
+from saccade.tree import ancestors
+
+HEADS, KV, WIDTH = 4, 2, 8
+SCALE = 0.3
+
+
+def _naive(q, keys, values, visible):
+    """One row at a time: softmax over the keys a row may see; groups by repeating keys."""
+    out = torch.zeros(q.shape[1], HEADS * WIDTH, dtype=torch.double)
+    for row in range(q.shape[1]):
+        for head in range(HEADS):
+            k = keys[head // (HEADS // KV)][visible[row]].double()
+            v = values[head // (HEADS // KV)][visible[row]].double()
+            weights = (k @ q[head, row].double() * SCALE).softmax(0)
+            out[row, head * WIDTH : (head + 1) * WIDTH] = weights @ v
+    return out.float()
+
+
+def _cache(length: int, seed: int) -> Cache:
+    generator = torch.Generator().manual_seed(seed)
+    cache = Cache(1, KV, WIDTH, length + 2)
+    kv = torch.randn(2, KV, length, WIDTH, generator=generator)
+    cache.write(0, 0, kv[0], kv[1])
+    cache.advance(length)
+    return cache
+
+
+def _fresh(new: int, seed: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    q = torch.randn(HEADS, new, WIDTH, generator=generator)
+    k, v = (torch.randn(KV, new, WIDTH, generator=generator) for _ in range(2))
+    return q, k, v
+
+
+def _causal(length: int, new: int) -> torch.Tensor:
+    return torch.ones(new, length + new, dtype=torch.bool).tril(length)
+
+
+@pytest.mark.parametrize("length", [0, 1, 9])
+@pytest.mark.parametrize("new", [1, 2, 5, FOLD_LIMIT, FOLD_LIMIT + 6])
+def test_a_chain_sees_everything_up_to_itself(length, new):
+    """Claim: without a block a row sees all keys up to its own, through either kernel.
+
+    Unused rows of the cache are NaN, so seeing one key too many shows as well.
+    """
+    cache = _cache(length, 0)
+    q, k, v = _fresh(new, 1)
+    step = Step([Segment(cache, 0, new, length)], HEADS // KV, torch.float32)
+    out = step(0, q, k, v, SCALE)
+    keys, values = cache.read(0, length + new)
+    assert torch.allclose(out, _naive(q, keys, values, _causal(length, new)), atol=1e-5)
+
+
+@pytest.mark.parametrize("nodes", [2, 7, FOLD_LIMIT + 10])
+@pytest.mark.parametrize("seed", range(3))
+def test_a_tree_node_sees_the_text_and_its_ancestors_only(nodes, seed):
+    """Claim: the block hides other branches. Fails if a sibling or a descendant leaks in."""
+    rng = random.Random(seed)
+    tree = random_tree(rng, nodes, lambda: 0)
+    length = 6
+    cache = _cache(length, seed)
+    block = ancestors(tree.parents)
+    q, k, v = _fresh(nodes, seed)
+    segment = Segment(cache, 0, nodes, length, block)
+    out = Step([segment], HEADS // KV, torch.float32)(0, q, k, v, SCALE)
+    keys, values = cache.read(0, length + nodes)
+    visible = torch.cat([torch.ones(nodes, length, dtype=torch.bool), block], 1)
+    assert torch.allclose(out, _naive(q, keys, values, visible), atol=1e-5)
+    seen_by_all = _naive(q, keys, values, _causal(length, nodes))
+    if not bool((block == torch.ones_like(block).tril()).all()):
+        assert not torch.allclose(out, seen_by_all, atol=1e-3), "the mask made no difference"
+
+
+def test_one_new_node_does_not_see_its_siblings_scored_before():
+    """Claim: a block counts for a single row too. Fails if one row is taken for a chain's tip."""
+    length = 4
+    cache = _cache(length, 0)
+    _, k, v = _fresh(2, 2)
+    cache.reserve(length + 3)
+    cache.write(0, length, k, v)  # two siblings, scored in an earlier forward
+    q, k, v = _fresh(1, 3)
+    block = torch.tensor([[True, False, True]])  # the new node hangs under the first
+    segment = Segment(cache, 0, 1, length + 2, block)
+    out = Step([segment], HEADS // KV, torch.float32)(0, q, k, v, SCALE)
+    keys, values = cache.read(0, length + 3)
+    visible = torch.cat([torch.ones(1, length, dtype=torch.bool), block], 1)
+    assert torch.allclose(out, _naive(q, keys, values, visible), atol=1e-5)
+
+
+def test_requests_of_one_forward_do_not_see_each_other():
+    """Claim: every segment equals the same segment alone. Fails if rows or caches mix."""
+    sizes = [(5, 3), (0, 4), (11, 1)]
+    caches = [_cache(length, i) for i, (length, _) in enumerate(sizes)]
+    total = sum(new for _, new in sizes)
+    q, k, v = _fresh(total, 4)
+    segments, at = [], 0
+    for cache, (length, new) in zip(caches, sizes, strict=True):
+        segments.append(Segment(cache, at, at + new, length))
+        at += new
+    out = Step(segments, HEADS // KV, torch.float32)(0, q, k, v, SCALE)
+    for segment, (length, new) in zip(segments, sizes, strict=True):
+        rows = slice(segment.start, segment.stop)
+        keys, values = segment.cache.read(0, length + new)
+        assert torch.equal(keys[:, length:], k[:, rows])
+        alone = _naive(q[:, rows], keys, values, _causal(length, new))
+        assert torch.allclose(out[rows], alone, atol=1e-5)
+
+
+def test_recorded_mass_is_the_mean_weight_on_each_column():
+    """Claim: mass = mean over rows and group heads of the softmax, with rows fed in two chunks.
+
+    Fails if a chunk is forgotten, weighted wrongly, or sees the future.
+    """
+    length, new = 0, 9
+    cache = Cache(1, KV, WIDTH, 16)
+    q, k, v = _fresh(new, 7)
+    columns, rows = torch.tensor([1, 2, 4]), torch.tensor([5, 6, 7, 8])
+    mass = torch.zeros(1, KV, 3)
+    for start, stop in ((0, 7), (7, 9)):
+        inside = rows[(rows >= start) & (rows < stop)] - start
+        record = Record(inside, columns, len(rows), mass)
+        segment = Segment(cache, 0, stop - start, start, record=record)
+        part = slice(start, stop)
+        Step([segment], HEADS // KV, torch.float32)(0, q[:, part], k[:, part], v[:, part], SCALE)
+        cache.advance(stop - start)
+    weights = torch.einsum("hqd,hkd->hqk", q, k.repeat_interleave(HEADS // KV, 0)) * SCALE
+    weights = weights.masked_fill(~_causal(length, new), float("-inf")).softmax(-1)
+    expected = weights[:, 5:][..., columns].mean(1).view(KV, HEADS // KV, 3).mean(1)
+    assert torch.allclose(mass[0], expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("family", [name for name in FAMILIES if name != "llama"])
+@pytest.mark.parametrize("lean", [None, False])
+@pytest.mark.parametrize("chunk", [5, 16, 4096])
+def test_recorded_mass_equals_the_modules_own_matrices(family, lean, chunk):
+    """Claim: a chunked prefill records what eager attention's full matrices say, to 1e-5.
+
+    Text rows, visual columns, heads of a group and chunk borders all have to be right for it.
+    """
+    model = FAMILIES[family]()
+    target = backbone(model, lean)
+    prompts = target.prompts(input_for(family))
+    session = Session(target, [Sampling()], chunk=chunk)
+    (prefill,) = session.prefill(prompts, record=True)
+    with torch.no_grad():
+        expected = reference.attention_mass(target.model, prefill)
+    assert prefill.mass is not None and prefill.mass.shape == expected.shape
+    assert (prefill.mass - expected).abs().max() < 1e-5
+    assert expected.std() > 1e-3, "flat attention would prove nothing"

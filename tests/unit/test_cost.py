@@ -1,0 +1,140 @@
+"""Claims about expected speed, the fitted shape, and measured costs."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+from typing import Literal
+
+import pytest
+import torch
+from helpers import TableSession, backbone, noisy, qwen25
+
+from saccade import cost
+from saccade.cost import Costs, Fit, expected_chain, expected_tree
+from saccade.sampling import Sampling
+from saccade.systems.specvlm import TREE
+from saccade.tree import chain
+from saccade.types import Round, Tree, Verdict
+
+COSTS = Costs((1, 2, 4, 8), (10.0, 11.0, 13.0, 21.0), draft=0.5)
+
+
+def test_expected_chain_is_the_geometric_sum_of_the_paper():
+    """Claim: E = (1 - a^(g+1)) / (1 - a) (Leviathan et al., Eq. 1), and a simulation agrees.
+
+    20,000 chains: a standard error below 0.02, so an off-by-one (1 token) is 50 of them away.
+    """
+    for rate, length in itertools.product((0.0, 0.5, 0.9), (1, 5, 12)):
+        closed = (1 - rate ** (length + 1)) / (1 - rate)
+        assert abs(expected_chain(rate, length) - closed) < 1e-12
+    rng, total = random.Random(0), 0
+    for _ in range(20_000):
+        count = 1
+        while count < 6 and rng.random() < 0.8:
+            count += 1
+        total += count
+    assert abs(total / 20_000 - expected_chain(0.8, 5)) < 0.06
+
+
+def test_expected_tree_of_a_chain_is_the_chains():
+    """Claim: a tree of first ranks is a chain; branches never hurt; rate 1 gives depth + 1."""
+    spine = tuple((0,) * depth for depth in range(1, 6))
+    for rate in (0.2, 0.7, 1.0):
+        assert abs(expected_tree(rate, spine) - expected_chain(rate, 5)) < 1e-9
+        assert expected_tree(rate, TREE) >= expected_tree(rate, spine) - 1e-9
+    assert expected_tree(1.0, TREE) == pytest.approx(6.0)
+    assert expected_tree(0.5, ()) == 1.0
+
+
+def test_costs_are_linear_between_and_beyond_the_measured_points():
+    """Claim: exact at the points, straight between, the last slope beyond."""
+    assert [COSTS.verify(rows) for rows in (1, 2, 3, 4, 6, 8, 10)] == [10, 11, 12, 13, 17, 21, 25]
+
+
+def test_fit_chooses_what_a_search_over_everything_chooses():
+    """Claim: no chain length or tree has a higher expected rate than the one chosen."""
+    for rate in (0.05, 0.3, 0.6, 0.85, 0.97):
+        for draft in (0.05, 2.0, 20.0):
+            costs = Costs(COSTS.rows, COSTS.target, draft)
+            fit = Fit((TREE,), costs)
+            speeds = {
+                n: expected_chain(rate, n) / (n * draft + costs.verify(n + 1))
+                for n in range(1, cost.LONGEST + 1)
+            }
+            speeds[TREE] = expected_tree(rate, TREE) / (5 * draft + costs.verify(26))
+            assert fit.choose((rate * 8, 8.0)) == max(speeds, key=speeds.get)
+
+
+def test_a_better_draft_earns_longer_chains():
+    """Claim: the chosen length does not fall as acceptance rises, and both ends differ."""
+    fit = Fit((), COSTS)
+    lengths = [fit.choose((rate, 1.0)) for rate in (0.1, 0.4, 0.7, 0.9, 0.99)]
+    assert lengths == sorted(lengths) and lengths[0] < lengths[-1]
+
+
+def _round(accepted: int, kind: Literal["recovered", "bonus"] | None) -> Round:
+    own = None if kind is None else 1
+    verdict = Verdict(tuple(range(accepted)), (0,) * accepted, own, kind)
+    unread = TableSession({(): torch.zeros(2)}, [Sampling()]).score({0: Tree()})[0]
+    return Round(0, chain([0] * 4), verdict, None, unread, None, 0.0, 0.0)
+
+
+def test_fit_folds_the_rate_towards_what_it_sees_and_forgets():
+    """Claim: always accepted moves the rate up, always refused down to 0, whatever came before."""
+    fit = Fit((), COSTS)
+    state = fit.start()
+    assert state[0] / state[1] == pytest.approx(cost.PRIOR_RATE)
+    for _ in range(400):
+        state = fit.fold(state, _round(4, "bonus"))
+    assert state[0] / state[1] > 0.99
+    for _ in range(400):
+        state = fit.fold(state, _round(0, "recovered"))
+    assert state[0] / state[1] < 0.01
+    for _ in range(400):
+        state = fit.fold(state, _round(3, "recovered"))
+    assert state[0] / state[1] == pytest.approx(0.75, abs=0.01)
+
+
+def test_a_round_cut_by_a_stop_is_no_refusal():
+    """Claim: a verdict without a token of its own counts as accepted only (B3)."""
+    fit = Fit((), COSTS)
+    hits, tries = fit.fold((0.0, 0.0), _round(2, None))
+    assert (hits, tries) == (2.0, 2.0)
+
+
+def test_an_unmeasured_fit_says_what_it_needs():
+    """Claim: Fit without costs fails by name. Fails if it guesses."""
+    with pytest.raises(AssertionError, match="measured costs"):
+        Fit().choose(Fit().start())
+
+
+@pytest.mark.parametrize(
+    ("tokens", "size"), [(0, 64), (1, 64), (90, 64), (91, 128), (2064, 2048), (2897, 4096)]
+)
+def test_bucket_is_the_nearest_power_of_two(tokens, size):
+    """Claim: contexts share measurements by power of two, 64 at least."""
+    assert cost.bucket(tokens) == size
+
+
+def test_costs_are_measured_once_and_never_fall_with_rows(tmp_path, monkeypatch):
+    """Claim: a second call reads the file, a damaged file means measuring again.
+
+    Fails if the key misses the pair, the file is not written, or noise leaves T(n) falling.
+    """
+    monkeypatch.setenv("SACCADE_CACHE", str(tmp_path))
+    monkeypatch.setattr(cost, "REPEATS", 1)
+    monkeypatch.setattr(cost, "ROWS", (1, 3, 9))
+    target, draft = backbone(qwen25()), backbone(noisy(qwen25))
+    first = cost.measure(target, draft, context=64, draft_context=64)
+    assert list(first.target) == sorted(first.target) and first.draft > 0
+    (file,) = tmp_path.rglob("costs.json")
+    calls = []
+    monkeypatch.setattr(cost, "_time", lambda *a: calls.append(a) or 1.0)
+    assert cost.measure(target, draft, context=64, draft_context=64) == first
+    assert not calls
+    assert cost.measure(target, draft, context=128, draft_context=64) != first and calls
+    assert len(json.loads(file.read_text())) == 2
+    file.write_text("{")
+    assert cost.measure(target, draft, context=64, draft_context=64).draft == 1.0

@@ -1,0 +1,341 @@
+"""Claims about sessions: equal to Hugging Face's forward, and to the cache-free oracle, always."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+import torch
+from helpers import (
+    FAMILIES,
+    TEXT,
+    VIDEO,
+    VOCAB,
+    backbone,
+    input_for,
+    left_padded,
+    llama,
+    qwen25,
+    random_tree,
+    text_input,
+    video_input,
+)
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import DynamicCache
+
+from saccade import session as session_module
+from saccade.backbone import Backbone
+from saccade.cache import Cache
+from saccade.reference import Oracle
+from saccade.sampling import Sampling
+from saccade.session import Session
+from saccade.tree import add, chain, path
+from saccade.types import ROOT, Tree
+
+BOTH = pytest.mark.parametrize("lean", [None, False], ids=["lean", "modules"])
+BATCH = left_padded(
+    [video_input(0), video_input(1, (2, 4, 4), before=2), video_input(2, (4, 4, 6), after=11)]
+)
+
+
+def _session(model: Backbone, inputs: Any, **options: Any) -> tuple[Session, Oracle]:
+    prompts = model.prompts(inputs)
+    rules = [Sampling()] * len(prompts)
+    session = Session(model, rules, **options)
+    session.prefill(prompts)
+    return session, Oracle(model.model, prompts, rules)
+
+
+def _rows(scores: Any) -> torch.Tensor:
+    return torch.stack(list(scores.rows))
+
+
+def _assert_equal_laws(session: Session, oracle: Oracle, trees: dict[int, Tree]) -> None:
+    ours, truth = session.score(trees), oracle.score(trees)
+    for request in trees:
+        assert ours[request].offset == truth[request].offset
+        assert list(ours[request].context) == list(truth[request].context)
+        mine, exact = _rows(ours[request]).softmax(-1), _rows(truth[request]).softmax(-1)
+        assert mine.shape == exact.shape == (len(trees[request]) + 1, VOCAB)
+        assert (mine - exact).abs().max() < 1e-4
+
+
+def _assert_fresh_cache(session: Session, oracle: Oracle) -> None:
+    """The cache holds what Hugging Face's own cache would after prompt and text, less pending."""
+    for number, request in session.requests.items():
+        prompt, text = oracle.prompts[number], oracle.committed[number]
+        held = len(text) - len(request.pending)
+        assert request.cache.length == len(prompt) + held
+        new = torch.tensor(text[:held], dtype=torch.long)
+        later = prompt.next_position + torch.arange(held)
+        positions = torch.cat([prompt.positions, later.expand(len(prompt.positions), -1)], 1)
+        fresh = DynamicCache()
+        with torch.no_grad():
+            oracle.text(
+                inputs_embeds=torch.cat([prompt.embeds, session.backbone.embed(new)])[None],
+                position_ids=positions[:, None] if len(positions) > 1 else positions,
+                past_key_values=fresh,
+                use_cache=True,
+            )
+        for layer, kept in enumerate(fresh.layers):
+            keys, values = request.cache.read(layer, request.cache.length)
+            assert torch.allclose(keys, kept.keys[0], atol=1e-5, rtol=1e-5)
+            assert torch.allclose(values, kept.values[0], atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@BOTH
+def test_a_session_starts_where_hugging_faces_forward_ends(family, lean):
+    """Claim: captured embeddings and positions give the model's own logits, for every family.
+
+    Fails if a vision feature, a position or a row of the prompt is not what the model would read;
+    the control reads the prompt one position further along the video and must differ.
+    """
+    model = backbone(FAMILIES[family](), lean)
+    inputs = input_for(family)
+    with torch.no_grad():
+        exact = model.model(**inputs).logits[0, -1]
+    (prompt,) = model.prompts(inputs)
+    assert len(prompt) == inputs["input_ids"].shape[1]
+    assert prompt.seen == int((inputs["input_ids"] == VIDEO).sum())
+    session = Session(model, [Sampling()])
+    (prefill,) = session.prefill([prompt])
+    assert (prefill.tip - exact).abs().max() < 1e-4
+    if prompt.seen:
+        wrong = prompt.select(torch.arange(prompt.seen - 1))
+        assert (Session(model, [Sampling()]).prefill([wrong])[0].tip - exact).abs().max() > 1e-2
+
+
+def test_a_padded_batch_reads_as_its_prompts_alone():
+    """Claim: padding is dropped; each row's prompt is the one it has alone, positions too."""
+    model = backbone(qwen25())
+    alone = [
+        video_input(0),
+        video_input(1, (2, 4, 4), before=2),
+        video_input(2, (4, 4, 6), after=11),
+    ]
+    for prompt, inputs in zip(model.prompts(BATCH), alone, strict=True):
+        (single,) = model.prompts(inputs)
+        assert torch.equal(prompt.context, single.context)
+        assert torch.equal(prompt.positions, single.positions)
+        assert torch.equal(prompt.grid, single.grid)
+        assert prompt.next_position == single.next_position
+        assert torch.allclose(prompt.embeds, single.embeds, atol=1e-5)
+
+
+def test_the_grid_names_every_cell_of_every_medium():
+    """Claim: (medium, t, h, w) of two videos in one prompt, in prompt order (after merging 2x2)."""
+    one, two = video_input(0, (2, 4, 4)), video_input(1, (1, 2, 6))
+    both = {name: torch.cat([one[name], two[name]], -1 if one[name].ndim == 2 else 0)
+            for name in ("input_ids", "attention_mask", "mm_token_type_ids")}  # fmt: skip
+    for name in ("pixel_values_videos", "video_grid_thw", "second_per_grid_ts"):
+        both[name] = torch.cat([one[name], two[name]])
+    (prompt,) = backbone(qwen25()).prompts(both)
+    cells = [[0, t, h, w] for t in range(2) for h in range(2) for w in range(2)]
+    assert prompt.grid.tolist() == cells + [[1, 0, 0, w] for w in range(3)]
+
+
+def _emitted(rng: random.Random, tree: Tree) -> list[int]:
+    """Part of a branch of the tree, then perhaps tokens that are not in it."""
+    tokens: list[int] = []
+    if len(tree) and rng.random() < 0.75:
+        branch = path(tree, rng.randrange(len(tree)))
+        tokens = [tree.tokens[n] for n in branch[: rng.randint(1, len(branch))]]
+    return tokens + [rng.randrange(TEXT) for _ in range(rng.randint(0 if tokens else 1, 2))]
+
+
+def _history(kind: str, lean: bool | None, seed: int) -> None:
+    """Four rounds of random trees over three requests, checked against the oracle throughout."""
+    rng = random.Random(seed)
+    if kind == "video":
+        model, inputs = backbone(qwen25(), lean), BATCH
+    else:
+        model = backbone(llama(), lean)
+        inputs = left_padded([text_input(i, 4 + 5 * i) for i in range(3)])
+    session, oracle = _session(model, inputs)
+    for _ in range(4):
+        chosen = rng.sample(range(3), rng.randint(1, 3))
+        trees = {r: random_tree(rng, rng.randint(0, 7), lambda: rng.randrange(9)) for r in chosen}
+        _assert_equal_laws(session, oracle, trees)
+        emitted = {r: _emitted(rng, trees[r]) for r in chosen}
+        session.commit(emitted)
+        oracle.commit(emitted)
+        _assert_fresh_cache(session, oracle)
+    _assert_equal_laws(session, oracle, {r: Tree() for r in range(3)})
+
+
+@BOTH
+@pytest.mark.parametrize("kind", ["video", "text"])
+@settings(max_examples=6)
+@given(seed=st.integers(0, 10_000))
+def test_b10_any_history_of_trees_and_commits_equals_the_oracle(kind, lean, seed):
+    """Claim: over rounds of random trees and mixed acceptance, three requests of different
+    lengths keep the laws of a model that recomputes everything (1e-4), and their caches hold what
+    a fresh prefill holds (1e-5).
+
+    A rejected key left behind, a wrong rollback, mask, offset or position moves laws by > 1e-2.
+    """
+    _history(kind, lean, seed)
+
+
+@pytest.mark.slow
+@BOTH
+@pytest.mark.parametrize("kind", ["video", "text"])
+def test_b10_many_histories_equal_the_oracle(kind, lean):
+    """The claim above over 300 more histories each."""
+    for seed in range(20_000, 20_300):
+        _history(kind, lean, seed)
+
+
+@pytest.mark.parametrize("bug", ["rollback", "position", "mask"])
+def test_control_planted_session_bugs_are_seen(bug, monkeypatch):
+    """Control: a wrong rollback, position or tree mask must fail the comparison above."""
+    if bug == "rollback":
+        keep = Cache.keep
+        monkeypatch.setattr(Cache, "keep", lambda self, nodes: keep(self, range(len(nodes))))
+    elif bug == "position":
+        monkeypatch.setattr(session_module.trees_, "depths", lambda tree: [1] * len(tree))
+    else:
+        monkeypatch.setattr(session_module.trees_, "is_chain", lambda tree: True)
+    with pytest.raises(AssertionError):
+        for seed in range(8):
+            _history("video", None, seed)
+
+
+@BOTH
+@settings(max_examples=12)
+@given(seed=st.integers(0, 10_000))
+def test_growing_a_tree_equals_scoring_it_at_once(lean, seed):
+    """Claim: score is a function of (prompt, text, tree), not of how the tree came about.
+
+    Nodes arrive one to three at a time, on a fresh tip or behind pending tokens. Fails if a new
+    node sees a sibling scored before it, or a known node is moved.
+    """
+    rng = random.Random(seed)
+    model = backbone(qwen25(), lean)
+    grown, _ = _session(model, video_input(3))
+    once, _ = _session(model, video_input(3))
+    if rng.random() < 0.5:
+        for session in (grown, once):
+            session.commit({0: [5, 6]})
+    whole = random_tree(rng, rng.randint(2, 9), lambda: rng.randrange(9))
+    count = 0
+    while count < len(whole):
+        count = min(len(whole), count + rng.randint(1, 3))
+        part = Tree(whole.tokens[:count], whole.parents[:count], whole.q[:count])
+        found = grown.score({0: part})[0]
+    assert torch.allclose(_rows(found), _rows(once.score({0: whole})[0]), atol=1e-4)
+
+
+@BOTH
+def test_a_changed_mind_is_scored_anew(lean):
+    """Claim: a tree that shares its first nodes with the last one is right from there on."""
+    session, oracle = _session(backbone(qwen25(), lean), video_input(4))
+    first = random_tree(random.Random(1), 8, lambda: 3)
+    second = add(add(Tree(first.tokens[:4], first.parents[:4], first.q[:4]), ROOT, 7), 4, 8)
+    for tree in (first, second, Tree(), first, chain([1, 2, 3])):
+        _assert_equal_laws(session, oracle, {0: tree})
+
+
+def test_scoring_again_costs_no_forward():
+    """Claim: known nodes are not computed again. Fails if the same tree runs the model twice."""
+    model = backbone(qwen25())
+    session, _ = _session(model, video_input(5))
+    tree = chain([1, 2, 3])
+    session.score({0: tree})
+    rows: list[int] = []
+    forward = model.forward
+
+    def counted(embeds, *rest):
+        rows.append(len(embeds))
+        return forward(embeds, *rest)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(model, "forward", counted)
+        session.score({0: tree})
+        session.score({0: add(tree, 2, 9)})
+        session.commit({0: [1, 2, 3, 9]})
+        session.score({0: Tree()})
+        session.commit({0: [4]})
+        session.score({0: chain([5])})
+    assert rows == [1, 2]
+
+
+@BOTH
+def test_tokens_from_outside_the_tree_are_caught_up_with(lean):
+    """Claim: committing what no tree held, twice in a row, equals the oracle at the next score."""
+    session, oracle = _session(backbone(qwen25(), lean), BATCH)
+    _assert_equal_laws(session, oracle, {0: chain([1, 2]), 2: Tree()})
+    for emitted in ({0: [1, 9, 8], 1: [4]}, {0: [7], 2: [1, 2, 3, 4, 5]}):
+        session.commit(emitted)
+        oracle.commit(emitted)
+    _assert_equal_laws(session, oracle, {0: chain([3]), 1: Tree((1, 2), (-1, -1), (None, None))})
+    _assert_equal_laws(session, oracle, {2: chain([1, 2])})
+    _assert_fresh_cache(session, oracle)
+
+
+@BOTH
+def test_prefill_in_chunks_equals_prefill_at_once(lean):
+    """Claim: chunk borders anywhere, inside the video too, change neither laws nor keys."""
+    model = backbone(qwen25(), lean)
+    whole, oracle = _session(model, BATCH)
+    for chunk in (1, 7, 20):
+        parts, _ = _session(model, BATCH, chunk=chunk)
+        for request in range(3):
+            tips = parts.requests[request].tip - whole.requests[request].tip
+            assert tips.abs().max() < 1e-4
+        _assert_fresh_cache(parts, oracle)
+
+
+def test_laws_are_clipped_and_placeholders_banned():
+    """Claim: a draft's laws have the common vocabulary, and visual placeholders none at all (B16).
+
+    Fails if a banned id keeps any probability, at the tip, at a node or after a fork.
+    """
+    model = backbone(qwen25())
+    banned = sorted(model.placeholders)
+    session, _ = _session(model, video_input(6), vocab=252, banned=banned)
+    rows = _rows(session.score({0: chain([3, 4])})[0])
+    assert rows.shape == (3, 252)
+    assert bool((rows[:, banned] == float("-inf")).all())
+    assert int(torch.isinf(rows).sum()) == 3 * len(banned)
+    target = Session(model, [Sampling()])
+    prompts = model.prompts(video_input(6))
+    prefills = target.prefill(prompts)
+    forked = Session(model, [Sampling()], vocab=252, banned=banned)
+    forked.fork(prefills, prompts)
+    assert torch.equal(_rows(forked.score({0: Tree()})[0]), rows[:1])
+
+
+@BOTH
+def test_a_fork_over_everything_is_the_target_itself(lean):
+    """Claim: a fork that keeps all rows has the target's laws; one that prunes has others.
+
+    And it owns its keys: what it commits does not touch the target's cache.
+    """
+    model = backbone(qwen25(), lean)
+    prompts = model.prompts(BATCH)
+    rules = [Sampling()] * 3
+    target, fork, pruned = (Session(model, rules) for _ in range(3))
+    prefills = target.prefill(prompts)
+    fork.fork(prefills, prompts)
+    pruned.fork(prefills, [prompt.select(torch.tensor([0])) for prompt in prompts])
+    trees = {r: chain([r, 5]) for r in range(3)}
+    theirs = fork.score(trees)
+    fork.commit({0: [0, 5]})
+    ours = target.score(trees)
+    for request in trees:
+        assert torch.allclose(_rows(ours[request]), _rows(theirs[request]), atol=1e-4)
+    less = pruned.score(trees)
+    assert (_rows(less[0])[1:] - _rows(ours[0])[1:]).abs().max() > 1e-2
+
+
+def test_a_request_that_ends_frees_its_cache():
+    """Claim: end drops the request and leaves the others as they were."""
+    session, oracle = _session(backbone(qwen25()), BATCH)
+    session.end(1)
+    session.end(1)
+    assert set(session.requests) == {0, 2}
+    _assert_equal_laws(session, oracle, {0: chain([1]), 2: chain([2])})

@@ -1,0 +1,106 @@
+"""Claims about views: what the draft reads, and where it thinks it stands."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from helpers import backbone, qwen25, video_input
+
+from saccade import view
+from saccade.sampling import Sampling
+from saccade.session import Session
+from saccade.types import Prefill, Prompt
+from saccade.view import Pruned
+
+VIEWS = [view.RANDOM, view.UNIFORM, view.ATTENTION]
+
+
+@pytest.fixture(scope="module")
+def prefill() -> Prefill:
+    target = backbone(qwen25())
+    prompts = target.prompts(video_input(grid=(4, 6, 8)))
+    return Session(target, [Sampling()]).prefill(prompts, record=True)[0]
+
+
+def _kept(prefill: Prefill, pruned: Prompt) -> list[int]:
+    """Which visual tokens of the whole prompt a pruned one still has."""
+    visual = prefill.prompt.index[prefill.prompt.visual].tolist()
+    return [visual.index(row) for row in pruned.index[pruned.visual].tolist()]
+
+
+@pytest.mark.parametrize("kind", VIEWS, ids=lambda kind: kind.name)
+@pytest.mark.parametrize("keep", [0.05, 0.1, 0.5, 1.0])
+def test_a_view_keeps_its_budget_and_all_text_where_it_stood(prefill, kind, keep):
+    """Claim: rows, positions and grid are those of the whole prompt at the kept places.
+
+    Fails if text is lost, order changes, a position moves, or the budget is missed.
+    """
+    whole = prefill.prompt
+    pruned = Pruned(kind.name, kind.select, keep, kind.attention)(prefill, whole)
+    assert pruned.seen == max(1, int(whole.seen * keep + 0.5))
+    rows = pruned.index
+    assert bool((rows[1:] > rows[:-1]).all())
+    assert torch.equal(pruned.embeds, whole.embeds[rows])
+    assert torch.equal(pruned.positions, whole.positions[:, rows])
+    assert torch.equal(pruned.visual, whole.visual[rows])
+    assert torch.equal(pruned.grid, whole.grid[_kept(prefill, pruned)])
+    assert int((~pruned.visual).sum()) == int((~whole.visual).sum())
+    assert pruned.next_position == whole.next_position
+    assert torch.equal(pruned.context, whole.context), "penalties must see the whole prompt"
+
+
+def test_full_and_none_are_the_two_ends(prefill):
+    """Claim: full is the prompt itself, none its text. Fails if either leaves a row too many."""
+    whole = prefill.prompt
+    full = view.FULL(prefill, whole)
+    assert torch.equal(full.embeds, whole.embeds) and full.seen == whole.seen == 48
+    none = view.NONE(prefill, whole)
+    assert none.seen == 0 and len(none) == len(whole) - whole.seen
+
+
+def test_repacked_counts_from_zero_on_every_axis(prefill):
+    """Claim: positions 0, 1, 2, ... and the answer right behind. Fails if a gap is left."""
+    packed = Pruned("uniform", view.uniform, 0.1, positions="repacked")(prefill, prefill.prompt)
+    assert packed.positions.tolist() == [list(range(len(packed)))] * 3
+    assert packed.next_position == len(packed)
+    original = Pruned("uniform", view.uniform, 0.1)(prefill, prefill.prompt)
+    assert torch.equal(packed.embeds, original.embeds)
+    assert not torch.equal(packed.positions, original.positions)
+
+
+def test_random_reproduces_and_is_not_uniform(prefill):
+    """Claim: the random view is a function of the prompt. Fails if it draws global randomness."""
+    torch.manual_seed(1)
+    first = _kept(prefill, view.RANDOM(prefill, prefill.prompt))
+    torch.manual_seed(2)
+    assert _kept(prefill, view.RANDOM(prefill, prefill.prompt)) == first
+    assert first != _kept(prefill, view.UNIFORM(prefill, prefill.prompt))
+
+
+def test_attention_keeps_the_most_attended(prefill):
+    """Claim: no dropped token was attended more than a kept one. Fails on any other ranking."""
+    mass = prefill.mass.mean((0, 1))
+    kept = _kept(prefill, view.ATTENTION(prefill, prefill.prompt))
+    dropped = [i for i in range(48) if i not in kept]
+    assert len(kept) == 5
+    assert mass[kept].min() >= mass[dropped].max()
+
+
+def test_a_view_that_needs_attention_says_so(prefill):
+    """Claim: without recorded mass such a view fails by name. Fails if it prunes by nothing."""
+    blind = Prefill(prefill.prompt, prefill.cache, prefill.tip, None)
+    with pytest.raises(AssertionError, match="view attention needs recorded attention"):
+        view.ATTENTION(blind, prefill.prompt)
+
+
+def test_select_keeps_deepstack_rows_with_their_tokens(prefill):
+    """Claim: rows added to early layers are pruned with their visual tokens (Qwen3-VL)."""
+    whole = prefill.prompt
+    stamps = torch.arange(whole.seen, dtype=torch.float32)[:, None].expand(-1, 128)
+
+    deep = replace(whole, deepstack=(stamps, stamps + 100))
+    pruned = deep.select(torch.tensor([40, 3, 7]))
+    assert [layer[:, 0].tolist() for layer in pruned.deepstack] == [[3, 7, 40], [103, 107, 140]]
+    assert _kept(prefill, pruned) == [3, 7, 40]
