@@ -91,6 +91,35 @@ def test_select_copies_rows_and_leaves_room():
     assert _contents(cache) == [0, 1, 2, 3, 4, 5]
 
 
+def test_select_by_head_gives_each_head_its_own_rows():
+    """Claim: rows [layer, head, kept] pick per layer and head; layers= takes the first of them.
+
+    Fails if heads or layers share a selection, or if a head reads another head's memory.
+    """
+    rows = torch.tensor([[[0, 1], [2, 3], [4, 5]], [[5, 0], [1, 1], [3, 2]]])
+    cache = _filled(6)
+    chosen = cache.select(rows, room=1)
+    for layer in range(LAYERS):
+        keys, values = chosen.read(layer, 2)
+        for head in range(HEADS):
+            expected = rows[layer, head] + 1000 * head + 10_000 * layer
+            assert keys[head, :, 0].tolist() == expected.tolist()
+        assert torch.equal(values, -keys)
+    first = cache.select(torch.tensor([3]), room=0, layers=1)
+    assert len(first.keys) == 1 and first.read(0, 1)[0][2, 0, 0] == 2003
+
+
+def test_extend_appends_another_caches_rows():
+    """Claim: rows start:stop of the other, behind what there was, of the layers held here."""
+    cache = _filled(3).select(torch.tensor([2]), room=0)
+    cache.extend(_filled(6), 1, 5)
+    assert _contents(cache) == [2, 1, 2, 3, 4]
+    short = _filled(3).select(torch.tensor([0]), room=0, layers=1)
+    short.extend(_filled(6), 5, 6)
+    assert short.read(0, 2)[0][1, :, 0].tolist() == [1000, 1005]
+    short.check_integrity()
+
+
 def test_reserve_grows_by_half_and_keeps_what_there_was():
     """Claim: amortised growth, contents unmoved. Fails if growth loses or shifts a row."""
     cache = _filled(6)

@@ -36,7 +36,7 @@ def _grow(growing, rules=None) -> tuple[Tree, int]:
 
 @pytest.mark.parametrize("length", [0, 1, 3])
 def test_a_greedy_chain_is_the_drafts_own_greedy_text(length):
-    """Claim: arg-max after arg-max, one forward a token, no q. Fails if a token is lost or twice."""
+    """Claim: arg-max after arg-max, one forward a token, no q. Fails if one is lost or twice."""
     tree, forwards = _grow(grow_chain(Tree(), length))
     expected: list[int] = []
     for _ in range(length):

@@ -332,6 +332,71 @@ def test_a_fork_over_everything_is_the_target_itself(lean):
     assert (_rows(less[0])[1:] - _rows(ours[0])[1:]).abs().max() > 1e-2
 
 
+@BOTH
+@settings(max_examples=8)
+@given(seed=st.integers(0, 10_000))
+def test_a_fork_keeps_up_with_its_source(lean, seed):
+    """Claim: a fork over everything equals the oracle after any commits, its source's first.
+
+    What was emitted may be all in the tree, so that the source holds every key of it and the fork
+    has nothing left to compute; the law at the end is still the one after the new text.
+    """
+    rng = random.Random(seed)
+    model = backbone(qwen25(), lean)
+    prompts = model.prompts(BATCH)
+    rules = [Sampling()] * 3
+    target, fork = Session(model, rules), Session(model, rules)
+    oracle = Oracle(model.model, prompts, rules)
+    fork.fork(target.prefill(prompts), prompts)
+    for _ in range(4):
+        trees = {r: random_tree(rng, rng.randint(0, 6), lambda: rng.randrange(9)) for r in range(3)}
+        target.score(trees)
+        _assert_equal_laws(fork, oracle, {r: chain([rng.randrange(9)]) for r in range(3)})
+        emitted = {r: _emitted(rng, trees[r]) for r in range(3)}
+        for session in (target, fork, oracle):
+            session.commit(emitted)
+    _assert_equal_laws(fork, oracle, {r: Tree() for r in range(3)})
+
+
+@BOTH
+def test_a_pruned_fork_reads_the_kept_rows_of_its_sources_keys(lean):
+    """Claim: its laws are those of Hugging Face's own cache with the pruned rows cut out: keys of
+    prompt and text as the whole prompt made them, and nothing recomputed over fewer.
+    """
+    model = backbone(qwen25(), lean)
+    (prompt,) = model.prompts(video_input(7))
+    kept = prompt.select(torch.tensor([1, 4, 5, 16]))
+    target, fork = (Session(model, [Sampling()]) for _ in range(2))
+    fork.fork(target.prefill([prompt]), [kept])
+    text = [3, 1, 4, 1, 5]
+    target.score({0: chain(text[:-1])})
+    for session in (target, fork):
+        session.commit({0: text})
+    found = fork.score({0: Tree()})[0]
+
+    whole = DynamicCache()
+    embeds = torch.cat([prompt.embeds, model.embed(text)])
+    later = prompt.next_position + torch.arange(len(text))
+    positions = torch.cat([prompt.positions, later.expand(3, -1)], 1)
+    with torch.no_grad():
+        decoder = model.model.get_decoder()
+        decoder(
+            inputs_embeds=embeds[None, :-1], position_ids=positions[:, None, :-1],
+            past_key_values=whole, use_cache=True,
+        )  # fmt: skip
+        rows = torch.cat([kept.index, torch.arange(len(prompt), len(embeds) - 1)])
+        for layer in whole.layers:
+            layer.keys, layer.values = layer.keys[:, :, rows], layer.values[:, :, rows]
+        out = decoder(
+            inputs_embeds=embeds[None, -1:], position_ids=positions[:, None, -1:],
+            past_key_values=whole, use_cache=True,
+        )  # fmt: skip
+        exact = model.logits(out.last_hidden_state[0])[0]
+    assert (found.rows[0] - exact).abs().max() < 1e-4
+    blind = Oracle(model.model, [kept], [Sampling()])
+    assert (blind.logits(0, text)[-1] - exact).abs().max() > 1e-2, "pruning before is another law"
+
+
 def test_a_request_that_ends_frees_its_cache():
     """Claim: end drops the request and leaves the others as they were."""
     session, oracle = _session(backbone(qwen25()), BATCH)

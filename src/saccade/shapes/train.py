@@ -114,7 +114,7 @@ STAGES = (
         probe=0.0,
     ),
     Stage(
-        *("early", DRAFT_LAYERS, 700, 2e-3),
+        *("early", DRAFT_LAYERS, 225, 2e-3),
         _scaled(SHORT, 0.5) + _scaled(MIDDLE, 0.35) + _stills(112, 224, 336, share=0.12),
         vision=False,
         probe=0.0,
@@ -129,7 +129,7 @@ STAGES = (
         probe=0.0,
     ),
     Stage(
-        *("draft", DRAFT_LAYERS, 420, 1.2e-3),
+        *("draft", DRAFT_LAYERS, 460, 1.2e-3),
         _scaled(SHORT, 0.2)
         + _scaled(MIDDLE, 0.5)
         + _scaled(LONG, 0.2)
