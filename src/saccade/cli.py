@@ -108,7 +108,7 @@ def demo(
     typist = show.Typist(lambda ids: models.target.tokenizer.decode(ids, skip_special_tokens=True))
     page.print(show.frames(clip.frames))
     page.print(
-        "[bold]The target's answer, drafted by SpecVLM:[/bold]",
+        "[bold]The target's answer, drafted by SpecVLM:[/bold] ",
         *[*(typist.type(round) for round in result.rounds), typist.rest()],
         sep="",
     )
