@@ -240,7 +240,8 @@ def _catch_up(request: Request) -> None:
     """Copies the keys of committed text that the source has by now; the rest stays pending."""
     assert request.source is not None
     here, there = request.prompt_rows
-    ready = min(request.source.length - there, request.generated)
+    # the last one stays pending even so: the law after it has yet to be computed
+    ready = max(0, min(request.source.length - there, request.generated - 1))
     request.cache.truncate(here + request.copied)
     request.cache.extend(request.source, there + request.copied, there + ready)
     request.copied = ready

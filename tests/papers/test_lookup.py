@@ -8,6 +8,7 @@ import pytest
 import torch
 from by_hand import real
 from helpers import (
+    END,
     IMAGE,
     START,
     VIDEO,
@@ -108,15 +109,15 @@ def test_a_placeholder_is_never_drafted_nor_anything_behind_it():
     """Claim: where the text before the video comes again, the draft ends at the video.
 
     The question ends on the id before the video's start mark, so that what followed is
-    [start, video, video, ...]. Fails if a visual id is proposed, or skipped over.
+    [start, video, video, end, ...]. Fails if a visual id is proposed, or skipped over.
     """
-    inputs = video_input(5)
+    inputs = video_input(5, grid=(1, 2, 4))
     ids = inputs["input_ids"]
     first = ids[0].tolist().index(START)
     ids[0, -1] = ids[0, first - 1]
     run = real("lookup", qwen25(), inputs, count=12)
     context = run.whole.context.tolist()
-    assert by_hand(context, LONGEST, COUNT)[:3] == [START, VIDEO, VIDEO]
+    assert by_hand(context, LONGEST, COUNT)[:4] == [START, VIDEO, VIDEO, END]
     assert run.rounds[0].tree.tokens == (START,)
     assert not {VIDEO, IMAGE} & {token for round in run.rounds for token in round.tree.tokens}
 

@@ -236,7 +236,7 @@ def furthest(run: Run, kept: Any, rounds: Sequence[tuple[Round, list[int]]]) -> 
     return off
 
 
-STARTS = 2  # rounds in which no own token but the last has been committed
+STARTS = 2  # enough to tell two selections apart
 
 
 @FAMILIES
@@ -278,7 +278,7 @@ def test_text_keys_come_from_the_targets_cache_round_after_round(family):
     run, kept = run_of(family)
     rounds = list(run.texts())
     assert len(rounds) > 6
-    assert furthest(run, kept, rounds[STARTS:10]) < 1e-4
+    assert furthest(run, kept, rounds[STARTS:12]) < 1e-4
 
 
 # -- no second model ---------------------------------------------------------------------------
@@ -352,10 +352,10 @@ def test_streamings_laws_are_the_targets_over_sinks_and_window(family):
     """Claim: every head reads sinks, window and text, nothing else. Fails on any other row."""
     run = real("streaming", *case(family), count=12)
     rows = run.pruned.index.tolist()
-    rounds = list(run.texts())[:STARTS]
+    rounds = list(run.texts())
     assert furthest(run, everywhere(run.target, rows), rounds) < 1e-4
     shifted = [*range(SINKS), *(row - 1 for row in rows[SINKS:])]
-    assert furthest(run, everywhere(run.target, shifted), rounds) > 1e-2
+    assert furthest(run, everywhere(run.target, shifted), rounds[:STARTS]) > 1e-2
 
 
 @FAMILIES

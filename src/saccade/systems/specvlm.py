@@ -61,7 +61,7 @@ VIEW = Pruned("specvlm", TwoStage(), keep=KEEP, attention=True)
 
 SPECVLM = Recipe(
     name="specvlm",
-    about="SpecVLM: a draft on the tenth of the video the target attends to; static tree",
+    about="SpecVLM: a draft on a tenth of the video, guided by what the target attends to",
     drafter=ModelDraft,
     view=VIEW,
     shape=Static(TREE),
