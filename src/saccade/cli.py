@@ -103,7 +103,11 @@ def demo(
     if as_json:
         typer.echo(json.dumps(found.json()))
         return
-    page = Console(highlight=False, record=True, width=PIPED_WIDTH if picture else None)
+    page = Console(
+        highlight=False,
+        record=True,
+        width=out.width if out.is_terminal and not picture else PIPED_WIDTH,
+    )
     result = found.results["specvlm/shape=fit"]
     typist = show.Typist(lambda ids: models.target.tokenizer.decode(ids, skip_special_tokens=True))
     page.print(show.frames(clip.frames))
