@@ -47,9 +47,9 @@ def _poison() -> Iterator[None]:
     def checked_commit(self: Session, tokens: Mapping[int, Sequence[int]]) -> None:
         commit(self, tokens)
         for number in tokens:
-            cache = self.requests[number].cache
-            cache.check_integrity()
-            cache.poison()
+            request = self.requests[number]
+            request.cache.check_integrity()
+            request.cache.poison(spare=len(request.tree))
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Cache, "__init__", poisoned_create)

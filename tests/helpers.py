@@ -26,7 +26,7 @@ from saccade.recipe import Recipe
 from saccade.sampling import Sampling, Scores
 from saccade.schedule import serial
 from saccade.tree import add, path
-from saccade.types import ROOT, Inputs, Prefill, Prompt, Result, Round, Shape, State, Tree
+from saccade.types import ROOT, Inputs, Prefill, Prompt, Result, Round, Shape, State, Tree, Turn
 
 VOCAB = 256
 TEXT = 240  # ids below are text
@@ -289,7 +289,7 @@ def answered(
     target = backbone(FAMILIES[family](seed), lean)
     draft = backbone(noisy(FAMILIES[family], seed, amount), lean)
     inputs = input_for(family, seed)
-    settings = {"max_new_tokens": count, "do_sample": False, **settings}
+    settings = {"max_new_tokens": count, "do_sample": False, **WORDS, **settings}
     return saccade.run(target, inputs, draft=draft, method=method, **settings)
 
 
@@ -298,10 +298,51 @@ def stubbed(propose: Callable[[int, list[int], int], Any]) -> Recipe:
     return Recipe("stub", "", lambda team: StubDraft(propose), Chain(1), serial)
 
 
+# -- words -------------------------------------------------------------------------------------
+
+
+class Letters:
+    """A tokenizer of one character a token, within the ids that are text."""
+
+    def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
+        return [ord(letter) % TEXT for letter in text]
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        return "".join(chr(number) for number in ids)
+
+
+def a_caption(inputs: Inputs) -> list[str]:
+    return ["a red box"] * len(inputs["input_ids"])
+
+
+WORDS: dict[str, Any] = dict(tokenizer=Letters(), captioner=a_caption)
+"""What methods with views of words ask for."""
+
 # -- stub drafts -------------------------------------------------------------------------------
 
 
-class StubDraft:
+class _Silent:
+    """What a stub has nothing to say about."""
+
+    def begin(self, inputs: Inputs) -> None: ...
+
+    def look(self, prompts: Sequence[Prompt]) -> None: ...
+
+    def turn(self, turns: Mapping[int, Turn], rules: Sequence[Sampling]) -> None: ...
+
+    def scores(self, request: int) -> Scores | None:
+        return None
+
+    def noted(self, request: int) -> tuple[float, ...]:
+        return ()
+
+    def visible(self, request: int) -> int | None:
+        return None
+
+    def close(self) -> None: ...
+
+
+class StubDraft(_Silent):
     """A draft that is a function: (request, text emitted so far, round) -> tree."""
 
     def __init__(self, propose: Callable[[int, list[int], int], Any]) -> None:
@@ -315,8 +356,6 @@ class StubDraft:
     def fold(self, state: State, round: Round) -> State:
         return state
 
-    def begin(self, inputs: Inputs) -> None: ...
-
     def guide(self, prefills: Sequence[Prefill]) -> None:
         self.texts = {request: [] for request in range(len(prefills))}
 
@@ -328,12 +367,6 @@ class StubDraft:
     def commit(self, tokens: Mapping[int, Sequence[int]]) -> None:
         for request, new in tokens.items():
             self.texts[request] += new
-
-    def scores(self, request: int) -> Scores | None:
-        return None
-
-    def visible(self, request: int) -> int | None:
-        return None
 
 
 # -- table models ------------------------------------------------------------------------------
@@ -376,7 +409,7 @@ class TableSession:
             self.texts[request] = [*self.texts[request], *new]
 
 
-class TableDraft:
+class TableDraft(_Silent):
     """Drafts by a shape over a table, with the package's own growth and noise."""
 
     def __init__(self, table: Table, rules: Sequence[Sampling], shape: Shape) -> None:
@@ -389,8 +422,6 @@ class TableDraft:
     def fold(self, state: State, round: Round) -> State:
         return self.shape.fold(state, round)
 
-    def begin(self, inputs: Inputs) -> None: ...
-
     def guide(self, prefills: Sequence[Prefill]) -> None: ...
 
     def propose(self, stems: Mapping[int, Tree], states: Mapping[int, State]) -> dict[int, Tree]:
@@ -399,12 +430,6 @@ class TableDraft:
 
     def commit(self, tokens: Mapping[int, Sequence[int]]) -> None:
         self.session.commit(tokens)
-
-    def scores(self, request: int) -> Scores | None:
-        return None
-
-    def visible(self, request: int) -> int | None:
-        return None
 
 
 # -- trees -------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from saccade.conversation import Conversation
     from saccade.engine import Stream, generate, run, stream
     from saccade.errors import MethodError, ModelError, OptionError, SaccadeError, VideoInputError
     from saccade.recipe import Recipe
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
+    "Conversation": "conversation",
     "MethodError": "errors",
     "ModelError": "errors",
     "OptionError": "errors",
@@ -31,6 +33,7 @@ _HOMES = {
 }
 
 __all__ = [
+    "Conversation",
     "MethodError",
     "ModelError",
     "OptionError",

@@ -27,7 +27,8 @@ class Record:
     rows: Int[Tensor, " text"]  # within the segment
     columns: Int[Tensor, " seen"]
     queries: int  # how many text rows there are in all, over every chunk of the prompt
-    mass: Float[Tensor, "layer kv_head seen"]  # added to, fp32
+    mass: Float[Tensor, "layer kv_head seen"]  # added to, fp32: the softmax over all keys
+    relevance: Float[Tensor, "layer kv_head seen"]  # likewise: the softmax over the columns alone
 
 
 @dataclass(frozen=True)
@@ -129,6 +130,8 @@ def _record(segment: Segment, layer: int, q: Tensor, keys: Tensor, scale: float)
         chosen = q[:, rows].reshape(kv_heads, groups, len(rows), width).float()
         logits = torch.einsum("hgrd,hsd->hgrs", chosen, keys.float()) * scale
         future = column[None, :] > (segment.at + rows)[:, None]
+        among = logits[..., record.columns].softmax(-1)  # every chosen row follows the columns
         weights = logits.masked_fill_(future, float("-inf")).softmax(-1)
-        mass = weights[..., record.columns].sum((1, 2)) / (groups * record.queries)
-        record.mass[layer] += mass
+        share = 1 / (groups * record.queries)
+        record.mass[layer] += weights[..., record.columns].sum((1, 2)) * share
+        record.relevance[layer] += among.sum((1, 2)) * share

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
+from dataclasses import replace
 from typing import Any, cast
 
 import torch
@@ -247,6 +248,16 @@ class Backbone:
         short.text._modules = {**self.text._modules, "layers": self.text.layers[:layers]}
         return short
 
+    @torch.no_grad()
+    def written(self, prompt: Prompt) -> Prompt:
+        """The prompt with the rows a view left blank embedded as the ids they are to say."""
+        if prompt.blank is None:
+            return prompt
+        rows = prompt.blank >= 0
+        embeds = prompt.embeds.clone()
+        embeds[rows] = self.embed(prompt.blank[rows])
+        return replace(prompt, embeds=embeds, blank=None)
+
     # -- sharing -------------------------------------------------------------------------------
 
     def sees_as(self, other: Backbone) -> bool:
@@ -270,16 +281,7 @@ class Backbone:
         """Another model's prompt with its visual rows kept and its text embedded by this one."""
         embeds = self.embed(prompt.context)
         embeds[prompt.visual] = prompt.embeds[prompt.visual].to(embeds)
-        return Prompt(
-            context=prompt.context,
-            embeds=embeds,
-            positions=prompt.positions,
-            visual=prompt.visual,
-            grid=prompt.grid,
-            index=prompt.index,
-            next_position=prompt.next_position,
-            deepstack=prompt.deepstack,
-        )
+        return replace(prompt, embeds=embeds)
 
 
 def _step_attention(

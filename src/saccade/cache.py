@@ -128,11 +128,11 @@ class Cache:
             self.write(layer, self.length, keys[:, start:], values[:, start:])
         self.advance(stop - start)
 
-    def poison(self) -> None:
-        """Fills every row that holds nothing with NaN, so that reading one shows (tests)."""
+    def poison(self, spare: int = 0) -> None:
+        """Fills every row past the committed and ``spare`` more with NaN, to show reads (tests)."""
         for tensors in (self.keys, self.values):
             for layer in tensors:
-                layer[:, self.length :] = float("nan")
+                layer[:, self.length + spare :] = float("nan")
 
     def check_integrity(self) -> None:
         """Raises AssertionError unless all layers agree and every committed row is finite."""

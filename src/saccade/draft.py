@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TypeVar
+from dataclasses import dataclass, replace
+from typing import TypeVar, cast
 
 from saccade.backbone import Backbone
-from saccade.errors import ModelError
+from saccade.errors import ModelError, OptionError
 from saccade.grow import Chain
 from saccade.sampling import Sampling, Scores
 from saccade.session import Session
 from saccade.tree import add, check
 from saccade.types import (
+    Ahead,
     Draft,
     Growing,
     Inputs,
@@ -24,13 +25,46 @@ from saccade.types import (
     Shape,
     State,
     Tree,
+    Turn,
     View,
 )
+from saccade.view import Several, Worded
 
 T = TypeVar("T")
 LOOKUP_MATCH = 3
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Words:
+    """How text becomes ids, and who puts a video into words; either may be missing."""
+
+    encode: Callable[[str], list[int]] | None = None
+    captioner: Callable[[Inputs], Sequence[str]] | None = None  # one caption a request
+
+    def check(self, view: View) -> None:
+        """Raises OptionError unless what this view asks for is there."""
+        says = {part.says for part in _parts(view) if isinstance(part, Worded)}
+        if says and self.encode is None:
+            raise OptionError(f"view {view.name} writes words, so it needs tokenizer=")
+        if "caption" in says and self.captioner is None:
+            raise OptionError(
+                f"view {view.name} reads a caption: give captioner= (--captioner), "
+                "a function from inputs to one caption a request"
+            )
+
+    def say(self, view: View, inputs: Inputs) -> list[dict[str, tuple[int, ...]]]:
+        """``Prefill.words`` of each request, as far as the view asks for them."""
+        says = {part.says for part in _parts(view) if isinstance(part, Worded)}
+        requests = int(inputs["input_ids"].shape[0])
+        found: list[dict[str, tuple[int, ...]]] = [{} for _ in range(requests)]
+        if "newline" in says and self.encode is not None:
+            found = [{"newline": tuple(self.encode("\n"))} for _ in found]
+        if "caption" in says and self.encode is not None and self.captioner is not None:
+            for told, caption in zip(found, self.captioner(inputs), strict=True):
+                told["caption"] = tuple(self.encode(f"image: {caption}"))  # TABED's wording
+        return found
 
 
 @dataclass(frozen=True)
@@ -43,10 +77,31 @@ class Team:
     shape: Shape
     rules: Sequence[Sampling]
     room: int  # tokens an answer may have
+    words: Words = Words()
+
+    def drafting(self) -> Backbone:
+        """The draft model. Raises ModelError where there is none."""
+        if self.draft is None:
+            raise ModelError(
+                "this method drafts with a second model: give one with draft= (--draft), "
+                "or let the target draft for itself with drafter=self"
+            )
+        return self.draft
+
+    def common(self) -> tuple[int, list[int]]:
+        """How many ids both models know, and those of them that stand for pixels."""
+        draft = self.drafting()
+        common = min(self.target.vocab, draft.vocab)
+        placeholders = {*self.target.placeholders, *draft.placeholders}
+        return common, sorted(i for i in placeholders if i < common)
 
 
 Drafter = Callable[[Team], Draft]
 """Who drafts, as one of the classes below."""
+
+
+def _parts(view: View) -> tuple[View, ...]:
+    return view.views if isinstance(view, Several) else (view,)
 
 
 class _Modelless:
@@ -60,11 +115,20 @@ class _Modelless:
 
     def begin(self, inputs: Inputs) -> None: ...
 
+    def look(self, prompts: Sequence[Prompt]) -> None: ...
+
+    def turn(self, turns: Mapping[int, Turn], rules: Sequence[Sampling]) -> None: ...
+
     def scores(self, request: int) -> Scores | None:
         return None
 
+    def noted(self, request: int) -> tuple[float, ...]:
+        return ()
+
     def visible(self, request: int) -> int | None:
         return None
+
+    def close(self) -> None: ...
 
 
 class Nobody(_Modelless):
@@ -89,6 +153,11 @@ class _Drafting:
         self._seen: dict[int, int] = {}
         self._scores: dict[int, Scores] = {}
 
+    def look(self, prompts: Sequence[Prompt]) -> None: ...
+
+    def turn(self, turns: Mapping[int, Turn], rules: Sequence[Sampling]) -> None:
+        self.session.turn(turns, rules)
+
     def start(self) -> State:
         return self._shape.start()
 
@@ -105,8 +174,13 @@ class _Drafting:
     def scores(self, request: int) -> Scores | None:
         return self._scores.get(request)
 
+    def noted(self, request: int) -> tuple[float, ...]:
+        return ()
+
     def visible(self, request: int) -> int | None:
         return self._seen.get(request)
+
+    def close(self) -> None: ...
 
 
 class ModelDraft(_Drafting):
@@ -116,34 +190,36 @@ class ModelDraft(_Drafting):
     """
 
     def __init__(self, team: Team) -> None:
-        target, draft = team.target, team.draft
-        if draft is None:
-            raise ModelError(
-                "this method drafts with a second model: give one with draft= (--draft), "
-                "or let the target draft for itself with drafter=self"
-            )
-        common = min(target.vocab, draft.vocab)
-        banned = [i for i in {*target.placeholders, *draft.placeholders} if i < common]
+        draft = team.drafting()
+        common, banned = team.common()
         session = Session(draft, team.rules, vocab=common, banned=banned, room=team.room)
         super().__init__(session, team.shape)
-        self._backbone = draft
-        self._view = team.view
-        self._shares = draft.sees_as(target)
+        self._team = team
+        self._shares = draft.sees_as(team.target)
         self._prompts: list[Prompt] = []
+        self._words: list[dict[str, tuple[int, ...]]] = []
 
     def begin(self, inputs: Inputs) -> None:
+        self._words = self._team.words.say(self._team.view, inputs)
         if not self._shares:
-            self._prompts = self._backbone.prompts(inputs)
+            self._prompts = self.session.backbone.prompts(inputs)
+
+    def look(self, prompts: Sequence[Prompt]) -> None:
+        if self._shares:
+            self._prompts = [self.session.backbone.adopt(prompt) for prompt in prompts]
 
     def guide(self, prefills: Sequence[Prefill]) -> None:
-        if self._shares:
-            self._prompts = [self._backbone.adopt(prefill.prompt) for prefill in prefills]
-        pruned = [
-            self._view(prefill, prompt)
-            for prefill, prompt in zip(prefills, self._prompts, strict=True)
+        told = [
+            replace(prefill, words=words)
+            for prefill, words in zip(prefills, self._words, strict=True)
         ]
+        read = self._read(list(zip(told, self._prompts, strict=True)))
+        self.session.prefill([self.session.backbone.written(prompt) for prompt in read])
+
+    def _read(self, shown: Sequence[tuple[Prefill, Prompt]]) -> list[Prompt]:
+        pruned = [self._team.view(prefill, prompt) for prefill, prompt in shown]
         self._seen = {i: prompt.seen for i, prompt in enumerate(pruned)}
-        self.session.prefill(pruned)
+        return pruned
 
 
 class SelfDraft(_Drafting):
@@ -201,6 +277,11 @@ class Lookup(_Modelless):
         for request, new in tokens.items():
             self._texts[request] += new
 
+    def turn(self, turns: Mapping[int, Turn], rules: Sequence[Sampling]) -> None:
+        for request, turn in turns.items():
+            text = self._texts[request]
+            text[len(text) - turn.drop :] = turn.ids
+
 
 def lookup(text: Sequence[int], longest: int, count: int) -> list[int]:
     """Up to ``count`` tokens that followed the last earlier occurrence of the text's ending."""
@@ -232,18 +313,33 @@ class Guarded:
     def begin(self, inputs: Inputs) -> None:
         self._try(lambda: self._draft.begin(inputs))
 
+    def look(self, prompts: Sequence[Prompt]) -> None:
+        self._try(lambda: self._draft.look(prompts))
+
     def guide(self, prefills: Sequence[Prefill]) -> None:
         self._try(lambda: self._draft.guide(prefills))
 
-    def propose(self, stems: Mapping[int, Tree], states: Mapping[int, State]) -> dict[int, Tree]:
-        trees = self._try(lambda: self._proposed(stems, states))
-        return dict(stems) if trees is None else trees
+    def turn(self, turns: Mapping[int, Turn], rules: Sequence[Sampling]) -> None:
+        self._try(lambda: self._draft.turn(turns, rules))
 
-    def _proposed(self, stems: Mapping[int, Tree], states: Mapping[int, State]) -> dict[int, Tree]:
-        trees = self._draft.propose(stems, states)
-        for request in stems:
-            check(trees[request], self._vocab)
-        return trees
+    def propose(self, stems: Mapping[int, Tree], states: Mapping[int, State]) -> dict[int, Tree]:
+        return self._checked(stems, lambda: self._draft.propose(stems, states))
+
+    def ahead(self, flights: Mapping[int, Tree]) -> dict[int, Tree]:
+        draft = cast(Ahead, self._draft)  # Recipe sees to it that parallel schedules have one
+        return self._checked(flights, lambda: draft.ahead(flights))
+
+    def _checked(
+        self, stems: Mapping[int, Tree], draft: Callable[[], dict[int, Tree]]
+    ) -> dict[int, Tree]:
+        def act() -> dict[int, Tree]:
+            trees = draft()
+            for request in stems:
+                check(trees[request], self._vocab)
+            return trees
+
+        trees = self._try(act)
+        return dict(stems) if trees is None else trees
 
     def commit(self, tokens: Mapping[int, Sequence[int]]) -> None:
         self._try(lambda: self._draft.commit(tokens))
@@ -251,8 +347,17 @@ class Guarded:
     def scores(self, request: int) -> Scores | None:
         return None if self.reason else self._draft.scores(request)
 
+    def noted(self, request: int) -> tuple[float, ...]:
+        return () if self.reason else self._draft.noted(request)
+
     def visible(self, request: int) -> int | None:
         return self._draft.visible(request)
+
+    def close(self) -> None:
+        try:
+            self._draft.close()
+        except Exception as error:
+            log.warning("the draft did not close", exc_info=error)
 
     def _try(self, act: Callable[[], T]) -> T | None:
         if self.reason is not None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,25 +18,55 @@ from transformers import GenerationConfig, LogitsProcessorList
 
 from saccade import options
 from saccade.backbone import Backbone
-from saccade.draft import Guarded
+from saccade.draft import Guarded, Words
 from saccade.errors import OptionError
 from saccade.recipe import Recipe
 from saccade.sampling import Sampling
 from saccade.session import Session
 from saccade.systems import resolve
-from saccade.types import Inputs, Result, Round, RoundRecord, Timings
+from saccade.types import Inputs, Prompt, Result, Round, RoundRecord, Timings, Tree, Turn
 
 DEFAULT_METHOD = "specvlm/shape=fit"
 PREPARED = ("attention_mask", "position_ids", "mm_token_type_ids", "mm_encoder_outputs")
 IGNORABLE = ("past_key_values", "logits_to_keep", "use_cache", "synced_gpus")  # generate's own
 
 Phase = Callable[[str], None]
+Captioner = Callable[[Inputs], Sequence[str]]
+
+
+@dataclass
+class Talk:
+    """What a conversation keeps between its turns: both models' caches."""
+
+    session: Session
+    draft: Guarded
+    prompts: Sequence[Prompt]  # of the first turn
+    seen: Mapping[str, Tensor]  # its pixels and their layout
+
+    def turns(self, inputs: Inputs, target: Backbone) -> dict[int, Turn] | None:
+        """How these inputs go on from what is cached; None if they show something else."""
+        seen = _seen(inputs)
+        if seen.keys() != self.seen.keys() or len(inputs["input_ids"]) != len(self.prompts):
+            return None
+        if not all(torch.equal(value, self.seen[name]) for name, value in seen.items()):
+            return None
+        found: dict[int, Turn] = {}
+        for number, new in enumerate(_unpadded(inputs)):
+            old = self.session.requests[number].context
+            same = 0
+            while same < min(len(old), len(new)) and old[same] == new[same]:
+                same += 1
+            if {*old[same:], *new[same:]} & target.placeholders.keys():
+                return None
+            found[number] = Turn(len(old) - same, tuple(new[same:]))
+        return found
 
 
 class Stream(Iterator[Round]):
     """Rounds as they happen. ``results`` are complete once it is exhausted, one per request.
 
-    ``on_phase`` is told when "vision", "prefill", "guide" and "decode" begin.
+    ``on_phase`` is told when "vision", "prefill", "guide" and "decode" begin. With ``keep`` the
+    caches stay afterwards, as ``talk``, for a later turn to go on from.
     """
 
     def __init__(
@@ -49,13 +80,21 @@ class Stream(Iterator[Round]):
         rules: Callable[[Sequence[Tensor]], list[Sampling]],
         stops: Callable[[Sequence[Tensor]], options.Stops],
         decode: Callable[[Sequence[int]], str] | None = None,
+        words: Words | None = None,
         on_phase: Phase | None = None,
+        talk: Talk | None = None,
+        keep: bool = False,
     ) -> None:
         self.recipe = recipe.fit(target, draft, int(inputs["input_ids"].shape[1]))
+        self._words = words or Words()
+        if recipe.drafts:
+            self._words.check(recipe.view)
         self._target, self._draft_model = target, draft
         self._inputs, self._draft_inputs = inputs, draft_inputs
         self._rules, self._stops, self._decode = rules, stops, decode
         self._phase: Phase = on_phase or (lambda name: None)
+        self._keep = keep
+        self.talk = talk
         self.results: list[Result] = []
         self._rounds = self._work()
 
@@ -67,55 +106,104 @@ class Stream(Iterator[Round]):
         self._rounds.close()
 
     def _work(self) -> Generator[Round, None, None]:
+        clock = _Clock(self._target.device)
+        turns = None if self.talk is None else self.talk.turns(self._inputs, self._target)
+        if self.talk is not None and turns is None:
+            self.talk.draft.close()  # another video: nothing to go on from
+            self.talk = None
+        try:
+            if self.talk is None or turns is None:
+                start = self._begin(clock)
+            else:
+                start = self._go_on(self.talk, turns, clock)
+            yield from self._decoding(clock, *start)
+        finally:
+            if self.talk is not None and not self._keep:
+                self.talk.draft.close()
+                self.talk = None
+
+    def _begin(self, clock: _Clock) -> tuple[options.Stops, tuple[float, float, float], list[int]]:
+        """Reads everything: both models' vision, prefill and what the draft is to see."""
         target, recipe = self._target, self.recipe
-        clock = _Clock(target.device)
         self._phase("vision")
-        prompts = target.prompts(self._inputs)
-        contexts = [prompt.context for prompt in prompts]
+        contexts = [torch.tensor(ids, device=target.device) for ids in _unpadded(self._inputs)]
         rules, stops = self._rules(contexts), self._stops(contexts)
         room = stops.options.max_new_tokens
-        draft = Guarded(recipe.bind(target, self._draft_model, rules, room), target.vocab)
+        bound = recipe.bind(target, self._draft_model, rules, room, self._words)
+        draft = Guarded(bound, target.vocab)
+        session = Session(target, rules, room=room)
+        self.talk = Talk(session, draft, (), _seen(self._inputs))
         draft.begin(self._inputs if self._draft_inputs is None else self._draft_inputs)
+        prompts = self.talk.prompts = target.prompts(self._inputs)
         vision = clock.lap()
 
         self._phase("prefill")
-        session = Session(target, rules, room=room)
+        draft.look(prompts)
         prefills = session.prefill(prompts, record=recipe.drafts and recipe.view.attention)
         prefill = clock.lap()
 
         self._phase("guide")
         draft.guide(prefills)
-        guide = clock.lap()
+        return stops, (vision, prefill, clock.lap()), [0] * len(prompts)
 
+    def _go_on(
+        self, talk: Talk, turns: dict[int, Turn], clock: _Clock
+    ) -> tuple[options.Stops, tuple[float, float, float], list[int]]:
+        """Reads only what is new since the last turn; the draft keeps the view it had."""
+        contexts = [
+            torch.tensor(ids, device=self._target.device) for ids in _unpadded(self._inputs)
+        ]
+        rules, stops = self._rules(contexts), self._stops(contexts)
+        self._phase("prefill")
+        talk.session.turn(turns, rules)
+        talk.session.score({request: Tree() for request in turns})
+        prefill = clock.lap()
+        self._phase("guide")
+        talk.draft.turn(turns, rules)
+        reused = [len(context) - len(turns[i].ids) for i, context in enumerate(contexts)]
+        return stops, (0.0, prefill, clock.lap()), reused
+
+    def _decoding(
+        self,
+        clock: _Clock,
+        stops: options.Stops,
+        before: tuple[float, float, float],
+        reused: list[int],
+    ) -> Generator[Round, None, None]:
+        assert self.talk is not None
+        session, draft, prompts = self.talk.session, self.talk.draft, self.talk.prompts
         self._phase("decode")
         records: list[list[RoundRecord]] = [[] for _ in prompts]
         finish: dict[int, Any] = {}
         first = 0.0
-        rounds = recipe.schedule(session, draft, range(len(prompts)), stops.cut)
+        rounds = self.recipe.schedule(session, draft, range(len(prompts)), stops.cut)
         for round in rounds:
             first = first or clock.since()
             records[round.request].append(round.scalars())
             if round.finish is not None:
                 finish[round.request] = round.finish
-                session.end(round.request)
+                if not self._keep:
+                    session.end(round.request)
             yield round
         decode = clock.lap()
 
-        timings = Timings(vision, prefill, guide, decode, first, clock.since())
+        timings = Timings(*before, decode, first, clock.since())
+        lengths = [len(ids) for ids in _unpadded(self._inputs)]
         for request, prompt in enumerate(prompts):
             answer = stops.answers[request]
             self.results.append(
                 Result(
                     ids=tuple(answer),
                     text=self._text(answer, stops.stopped_by.get(request)),
-                    method=recipe.name,
+                    method=self.recipe.name,
                     finish_reason=finish[request],
                     rounds=tuple(records[request]),
                     timings=timings,
-                    prompt_tokens=len(prompt),
+                    prompt_tokens=lengths[request],
                     visual_tokens=prompt.seen,
                     draft_visual_tokens=draft.visible(request),
                     fallback_reason=draft.reason,
+                    reused_tokens=reused[request],
                 )
             )
 
@@ -124,6 +212,24 @@ class Stream(Iterator[Round]):
             return None
         text = self._decode(answer)
         return text if stop is None else text[: text.rfind(stop)]
+
+
+def _unpadded(inputs: Inputs) -> list[list[int]]:
+    """Each request's ids without its padding."""
+    ids, mask = inputs["input_ids"], inputs.get("attention_mask")
+    if mask is None:
+        return ids.tolist()
+    return [row[real.bool()].tolist() for row, real in zip(ids, mask, strict=True)]
+
+
+def _seen(inputs: Inputs) -> dict[str, Tensor]:
+    """What of a processor's output is not text."""
+    length = inputs["input_ids"].shape
+    return {
+        name: value
+        for name, value in inputs.items()
+        if isinstance(value, Tensor) and value.shape[:2] != length
+    }
 
 
 class _Clock:
@@ -159,7 +265,10 @@ def stream(
     logits_processor: LogitsProcessorList | None = None,
     stopping_criteria: Sequence[Any] | None = None,
     prefix_allowed_tokens_fn: Callable[..., list[int]] | None = None,
+    captioner: Captioner | None = None,
     on_phase: Phase | None = None,
+    talk: Talk | None = None,
+    keep: bool = False,
     **settings: Any,
 ) -> Stream:
     """The rounds of an answer as they happen; ``.results`` afterwards.
@@ -172,6 +281,10 @@ def stream(
         method: a method's name with overrides, or a recipe; see ``saccade methods``.
         tokenizer: a tokenizer or processor, for text in the result and for stop strings.
         seed: names the noise of sampling; a fresh one when None.
+        captioner: inputs -> one caption a request, for views that read one.
+        talk: an earlier stream's ``talk`` (made with ``keep``): ``inputs`` are its conversation
+            gone on, and only what is new is read. Other videos or pixels start afresh.
+        keep: leaves the caches for a later turn; see :class:`saccade.Conversation`.
         settings: ``GenerationConfig``'s names (max_new_tokens, do_sample, temperature, ...).
 
     Raises:
@@ -205,7 +318,10 @@ def stream(
         rules=rules,
         stops=lambda contexts: options.Stops(bounds, contexts, decode),
         decode=decode,
+        words=Words(_encoder(tokenizer), captioner),
         on_phase=on_phase,
+        talk=talk,
+        keep=keep,
     )
 
 
@@ -233,6 +349,7 @@ def generate(
     logits_processor: LogitsProcessorList | None = None,
     stopping_criteria: Sequence[Any] | None = None,
     prefix_allowed_tokens_fn: Callable[..., list[int]] | None = None,
+    captioner: Captioner | None = None,
     streamer: Any = None,
     **settings: Any,
 ) -> Int[Tensor, "batch len"]:
@@ -257,6 +374,7 @@ def generate(
             config=generation_config,
             processors=logits_processor or LogitsProcessorList(),
             criteria=tuple(stopping_criteria or ()),
+            words=Words(_encoder(tokenizer), captioner),
         )
         ids = inputs
     else:
@@ -273,6 +391,7 @@ def generate(
             logits_processor=logits_processor,
             stopping_criteria=stopping_criteria,
             prefix_allowed_tokens_fn=prefix_allowed_tokens_fn,
+            captioner=captioner,
             **settings,
         )
         if streamer is not None:
@@ -306,6 +425,7 @@ def _prepared(
     config: GenerationConfig,
     processors: LogitsProcessorList,
     criteria: tuple[Any, ...],
+    words: Words,
 ) -> Stream:
     """The call transformers makes: rules and stops are ready made, pixels already features."""
     target = _backbone(model)
@@ -345,6 +465,7 @@ def _prepared(
         stops=lambda contexts: options.Stops(
             options.Options(bounds.max_new_tokens, bounds.eos, (), bounds.criteria), contexts, None
         ),
+        words=words,
     )
 
 
@@ -361,3 +482,10 @@ def _decoder(tokenizer: Any) -> Callable[[Sequence[int]], str] | None:
     if tokenizer is None:
         return None
     return lambda ids: tokenizer.decode(list(ids), skip_special_tokens=True)
+
+
+def _encoder(tokenizer: Any) -> Callable[[str], list[int]] | None:
+    if tokenizer is None:
+        return None
+    inner = vars(tokenizer).get("tokenizer", tokenizer)  # of a processor
+    return lambda text: inner.encode(text, add_special_tokens=False)

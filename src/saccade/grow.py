@@ -4,8 +4,11 @@ the scores, and returns the finished tree; whoever drives it may score many requ
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+import torch
 
 from saccade.sampling import Scores
 from saccade.tree import add
@@ -48,6 +51,48 @@ class Static:
 
     def fold(self, state: State, round: Round) -> State:
         return state
+
+
+@dataclass(frozen=True)
+class Best:
+    """The ``nodes`` likeliest tree by the draft's law: best first, one draft forward a node."""
+
+    nodes: int
+
+    def start(self) -> State:
+        return None
+
+    def grow(self, stem: Tree, state: State) -> Growing:
+        return grow_best(stem, self.nodes)
+
+    def fold(self, state: State, round: Round) -> State:
+        return state
+
+
+def grow_best(stem: Tree, nodes: int) -> Growing:
+    """Adds the likeliest token not yet in the tree, ``nodes`` times. A child is never likelier than
+    its parent, so this order finds the tree of greatest expected acceptance under q."""
+    tree = stem
+    scores: Scores = yield tree
+    tip = len(stem) - 1
+    open_: list[tuple[float, int, int]] = []  # (-log of the path's probability, node, token)
+    _offer(open_, scores, tip, 0.0, nodes)
+    while len(tree) < len(stem) + nodes and open_:
+        worth, parent, token = heapq.heappop(open_)
+        tree = add(tree, parent, token)
+        if len(tree) < len(stem) + nodes:
+            scores = yield tree
+            _offer(open_, scores, len(tree) - 1, worth, nodes)
+    return tree
+
+
+def _offer(
+    heap: list[tuple[float, int, int]], scores: Scores, node: int, worth: float, count: int
+) -> None:
+    law = torch.log_softmax(scores.logits(node).double(), -1)
+    for token in scores.top(node, count):
+        if bool(law[token].isfinite()):
+            heapq.heappush(heap, (worth - float(law[token]), node, token))
 
 
 def grow_chain(stem: Tree, length: int) -> Growing:

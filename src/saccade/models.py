@@ -59,7 +59,7 @@ def load(
     """
     place = pick_device(device)
     source = str(NAMES.get(name, name))
-    _check_folder(name, source)
+    check_folder(name, source)
     if dtype is not None and dtype not in DTYPES:
         raise OptionError(f"unknown dtype {dtype!r}; known: {', '.join(DTYPES)}")
     precision = "auto" if place.type != "cpu" else torch.float32
@@ -148,7 +148,7 @@ def _tokens(tokenizer: Any) -> dict[int, str]:
     return {number: token for token, number in tokenizer.get_vocab().items()}
 
 
-def _check_folder(name: str, source: str) -> None:
+def check_folder(name: str, source: str) -> None:
     """Says what a local folder lacks before transformers tries to find it elsewhere."""
     folder = Path(source)
     looks_local = source.startswith((".", "/", "~")) or folder.exists() or source.count("/") > 1

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from saccade import cost
 from saccade.backbone import Backbone
-from saccade.draft import Drafter, EarlyExit, Lookup, Nobody, SelfDraft, Team
+from saccade.draft import Drafter, EarlyExit, Lookup, Nobody, SelfDraft, Team, Words
+from saccade.ensemble import Ensemble
 from saccade.errors import MethodError
 from saccade.grow import Chain
+from saccade.prune import Merged, Pooled
 from saccade.sampling import Sampling
+from saccade.schedule import parallel
 from saccade.types import Draft, Schedule, Shape, View
-from saccade.view import FULL, Pruned
+from saccade.view import FULL, Pruned, Several, Worded
+from saccade.worker import WorkerDraft
+
+NO_WORDS = Words()
 
 
 @dataclass(frozen=True)
@@ -28,20 +34,49 @@ class Recipe:
 
     def __post_init__(self) -> None:
         """Refuses what cannot be, in a sentence."""
-        repacks = isinstance(self.view, Pruned) and self.view.positions == "repacked"
-        if self.drafter in (SelfDraft, EarlyExit) and repacks:
+        for impossible, why in self._rules():
+            if impossible:
+                raise MethodError(f"{self.name}: {why}")
+
+    def _rules(self) -> Iterator[tuple[bool, str]]:
+        view, own = self.view, self.drafter in (SelfDraft, EarlyExit)
+        yield (
             # a cache holds keys already turned to their positions
-            raise MethodError(
-                f"{self.name}: the target's own keys cannot be re-packed; "
-                "use positions=original, or drafter=model"
+            own and isinstance(view, Pruned) and view.positions == "repacked",
+            "the target's own keys cannot be re-packed; use positions=original, or drafter=model",
+        )
+        yield (
+            own and isinstance(view, Worded | Pooled | Merged),
+            f"view {view.name} is not a choice among the target's keys; use drafter=model",
+        )
+        yield (
+            view.own_keys and self.drafter is not SelfDraft,
+            f"view {view.name} picks among the target's own keys; use drafter=self",
+        )
+        yield (
+            self.drafter is Lookup and not isinstance(self.shape, Chain),
+            "lookup drafts a chain; use shape=chain-N",
+        )
+        yield (
+            isinstance(self.drafter, Ensemble) != isinstance(view, Several),
+            f"view {view.name} and this drafter do not go together: an ensemble "
+            "(drafter=ensemble) reads several views (view=full+text), any other drafter one",
+        )
+        if isinstance(self.drafter, Ensemble) and isinstance(view, Several):
+            most = self.drafter.weighting.views
+            yield (
+                most is not None and len(view.views) != most,
+                f"these weights are for {most} views, not {view.name}; use weights=inverse",
             )
-        if self.view.own_keys and self.drafter is not SelfDraft:
-            raise MethodError(
-                f"{self.name}: view {self.view.name} picks among the target's own keys; "
-                "use drafter=self"
-            )
-        if self.drafter is Lookup and not isinstance(self.shape, Chain):
-            raise MethodError(f"{self.name}: lookup drafts a chain; use shape=chain-N")
+        yield (
+            (self.schedule is parallel) != (self.drafter is WorkerDraft),
+            "the parallel schedule needs a draft model in a process of its own, since the target's "
+            "cache serves one at a time; use drafter=model, or schedule=serial",
+        )
+        yield (
+            self.schedule is parallel and not isinstance(self.shape, Chain),
+            "the parallel schedule drafts a chain; use shape=chain-N, or schedule=serial",
+        )
 
     @property
     def drafts(self) -> bool:
@@ -65,6 +100,7 @@ class Recipe:
         draft: Backbone | None,
         rules: Sequence[Sampling],
         room: int,
+        words: Words = NO_WORDS,
     ) -> Draft:
         """The drafter of this recipe over these models."""
-        return self.drafter(Team(target, draft, self.view, self.shape, rules, room))
+        return self.drafter(Team(target, draft, self.view, self.shape, rules, room, words))

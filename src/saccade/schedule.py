@@ -1,12 +1,18 @@
-"""When target and draft work. Serial: one waits for the other."""
+"""When target and draft work. Serial: one waits for the other. Parallel: both at once (PEARL).
+
+In the parallel schedule the target judges tokens *in flight* while the draft goes on from their
+end. So the target's laws reach one token past the flight, and that token is judged with them: an
+empty flight is PEARL's pre-verification (HIPPO's conservative round), a full one its
+post-verification (the optimistic round). After a refusal nothing is left to fly.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
-from saccade.sampling import BrokenLaw
-from saccade.types import Cut, Draft, FinishReason, Round, Scoring, Tree, Verdict
+from saccade.sampling import BrokenLaw, Scores
+from saccade.types import Ahead, Cut, Draft, FinishReason, Round, Scoring, State, Tree, Verdict
 from saccade.verify import verify
 
 NOTHING = Verdict((), (), None, None)
@@ -22,35 +28,56 @@ def serial(target: Scoring, draft: Draft, requests: Sequence[int], cut: Cut) -> 
         drafted = time.perf_counter()
 
         laws = target.score(trees)
-        verdicts: dict[int, Verdict] = {}
-        endings: dict[int, FinishReason | None] = {}
-        for request in live:
-            try:
-                verdict = verify(trees[request], laws[request].law, laws[request].noise)
-            except BrokenLaw:  # ends this request and no other
-                verdicts[request], endings[request] = NOTHING, "error"
-                continue
-            count, endings[request] = cut(request, verdict.tokens)
-            verdicts[request] = shortened(verdict, count)
+        verdicts, endings = judged(trees, laws, cut)
         live = [request for request in live if endings[request] is None]
-        target.commit({request: verdict.tokens for request, verdict in verdicts.items()})
+        emitted = {request: verdict.tokens for request, verdict in verdicts.items()}
+        target.commit(emitted)
         verified = time.perf_counter()
-        draft.commit({request: verdicts[request].tokens for request in live})
-        committed = time.perf_counter()
+        draft.commit(emitted)
+        spent = drafted - began + time.perf_counter() - verified, verified - drafted
+        yield from _rounds(draft, states, trees, laws, verdicts, endings, spent)
 
-        for request, verdict in verdicts.items():
-            round = Round(
-                request=request,
-                tree=trees[request],
-                verdict=verdict,
-                finish=endings[request],
-                p=laws[request],
-                q=draft.scores(request),
-                draft_seconds=drafted - began + committed - verified,
-                verify_seconds=verified - drafted,
-            )
-            states[request] = draft.fold(states[request], round)
-            yield round
+
+def parallel(target: Scoring, draft: Ahead, requests: Sequence[int], cut: Cut) -> Iterator[Round]:
+    """Judge what is in flight while the draft extends it; one target forward a round."""
+    states = {request: draft.start() for request in requests}
+    flights = draft.propose({request: Tree() for request in requests}, states)
+    while flights:
+        began = time.perf_counter()
+        laws = target.score(flights)
+        scored = time.perf_counter()
+        trees = draft.ahead(flights)
+        waited = time.perf_counter()
+
+        verdicts, endings = judged(trees, laws, cut)
+        live = [request for request in flights if endings[request] is None]
+        emitted = {request: verdict.tokens for request, verdict in verdicts.items()}
+        target.commit(emitted)
+        verified = time.perf_counter()
+        draft.commit(emitted)
+        flights = {r: Tree() for r in live}
+        if flying := [r for r in live if verdicts[r].own is None]:
+            flights |= draft.propose({r: Tree() for r in flying}, states)
+        waiting = waited - scored + time.perf_counter() - verified
+        spent = waiting, scored - began + verified - waited
+        yield from _rounds(draft, states, trees, laws, verdicts, endings, spent)
+
+
+def judged(
+    trees: Mapping[int, Tree], laws: Mapping[int, Scores], cut: Cut
+) -> tuple[dict[int, Verdict], dict[int, FinishReason | None]]:
+    """What stands of each tree, cut where the answer stops; a broken law ends its request alone."""
+    verdicts: dict[int, Verdict] = {}
+    endings: dict[int, FinishReason | None] = {}
+    for request, tree in trees.items():
+        try:
+            verdict = verify(tree, laws[request].law, laws[request].noise)
+        except BrokenLaw:
+            verdicts[request], endings[request] = NOTHING, "error"
+            continue
+        count, endings[request] = cut(request, verdict.tokens)
+        verdicts[request] = shortened(verdict, count)
+    return verdicts, endings
 
 
 def shortened(verdict: Verdict, count: int) -> Verdict:
@@ -58,3 +85,29 @@ def shortened(verdict: Verdict, count: int) -> Verdict:
     if count >= len(verdict.tokens):
         return verdict
     return Verdict(verdict.path[:count], verdict.accepted[:count], None, None)
+
+
+def _rounds(
+    draft: Draft,
+    states: dict[int, State],
+    trees: Mapping[int, Tree],
+    laws: Mapping[int, Scores],
+    verdicts: Mapping[int, Verdict],
+    endings: Mapping[int, FinishReason | None],
+    spent: tuple[float, float],
+) -> Iterator[Round]:
+    """Folds each request's round into its state and hands it on."""
+    for request, verdict in verdicts.items():
+        round = Round(
+            request=request,
+            tree=trees[request],
+            verdict=verdict,
+            finish=endings[request],
+            p=laws[request],
+            q=draft.scores(request),
+            draft_seconds=spent[0],
+            verify_seconds=spent[1],
+            note=draft.noted(request),
+        )
+        states[request] = draft.fold(states[request], round)
+        yield round

@@ -9,6 +9,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from saccade.types import Prefill
+
 
 def budget(seen: int, keep: float) -> int:
     """How many of ``seen`` visual tokens a share ``keep`` leaves: max(1, round), 0 for none."""
@@ -70,3 +72,82 @@ def transfer(
         flat = (cell[:, 0] * size[1] + cell[:, 1]) * size[2] + cell[:, 2]
         moved[there] = scores[here][flat]
     return moved
+
+
+def attended(prefill: Prefill) -> Float[Tensor, " seen"]:
+    """How much the target's text attends to each visual token, among all it attends to."""
+    assert prefill.mass is not None, "the view did not ask for attention"
+    return attention(prefill.mass)
+
+
+def relevant(prefill: Prefill) -> Float[Tensor, " seen"]:
+    """HIPPO's s_attn (Eq. 2): how much it attends to each, among the visual tokens alone."""
+    assert prefill.relevance is not None, "the view did not ask for attention"
+    return attention(prefill.relevance)
+
+
+def temporal(embeds: Float[Tensor, "seen dim"], grid: Int[Tensor, "seen 4"]) -> Tensor:
+    """HIPPO's s_temp (Eq. 3-4), [seen]: 1 - mean cosine with this cell a frame before and after.
+
+    A cell without neighbours scores 1.
+    """
+    if not len(grid):
+        return torch.zeros(0, device=grid.device)
+    unit = torch.nn.functional.normalize(embeds.float(), dim=-1)
+    total = torch.zeros(len(grid), device=grid.device)
+    count = torch.zeros_like(total)
+    size = grid.amax(0) + 3
+    step = torch.tensor([0, 1, 0, 0], device=grid.device)
+    cell, order = torch.sort(_flat(grid, size))
+    for move in (step, -step):
+        wanted = _flat(grid + move, size)
+        at = torch.searchsorted(cell, wanted).clamp(max=len(cell) - 1)
+        there = cell[at] == wanted
+        cosine = (unit * unit[order[at]]).sum(-1)
+        total += cosine.where(there, torch.zeros_like(cosine))
+        count += there
+    return 1 - total / count.clamp(min=1)
+
+
+def spatial(embeds: Float[Tensor, "seen dim"], grid: Int[Tensor, "seen 4"], side: int) -> Tensor:
+    """HIPPO's s_spa (Eq. 5-6), [seen]: variance of a token's cosines within its crop, itself too.
+
+    Crops tile a frame from its top left; ragged ones hold what members they have.
+    """
+    if not len(grid):
+        return torch.zeros(0, device=grid.device)
+    unit = torch.nn.functional.normalize(embeds.float(), dim=-1)
+    crop = torch.cat([grid[:, :2], grid[:, 2:] // side], 1)
+    _, number = torch.unique(crop, dim=0, return_inverse=True)
+    order = torch.sort(number, stable=True).indices
+    counts = torch.bincount(number)
+    slot = torch.arange(len(grid), device=grid.device)
+    slot -= (counts.cumsum(0) - counts)[number[order]]
+    members = unit.new_zeros(len(counts), int(counts.max()), unit.shape[1])
+    members[number[order], slot] = unit[order]
+    cosine = members @ members.transpose(1, 2)  # absent members give 0
+    size = counts[:, None]
+    variance = cosine.pow(2).sum(-1) / size - (cosine.sum(-1) / size).pow(2)
+    scores = torch.empty(len(grid), device=grid.device)
+    scores[order] = variance[number[order], slot].clamp(min=0)
+    return scores
+
+
+def per_frame(scores: Float[Tensor, " seen"], grid: Int[Tensor, "seen 4"]) -> Tensor:
+    """Each frame's scores with mean 0 and standard deviation 1; all 0 where they do not vary."""
+    _, frame = torch.unique(grid[:, :2], dim=0, return_inverse=True)
+    scores = scores.double()
+    if not len(scores):
+        return scores
+    size = torch.bincount(frame).double()
+    mean = torch.zeros_like(size).index_add_(0, frame, scores) / size
+    centred = scores - mean[frame]
+    spread = (torch.zeros_like(size).index_add_(0, frame, centred.pow(2)) / size).sqrt()[frame]
+    varies = spread > 1e-9 * scores.abs().max().clamp(min=1e-30)
+    return torch.where(varies, centred / spread, torch.zeros_like(centred))
+
+
+def _flat(grid: Int[Tensor, "cell 4"], size: Int[Tensor, " 4"]) -> Int[Tensor, " cell"]:
+    """One number per cell, also for the cells just outside the grid."""
+    at = grid + 1
+    return ((at[:, 0] * size[1] + at[:, 1]) * size[2] + at[:, 2]) * size[3] + at[:, 3]

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from saccade import tree as trees_
@@ -19,7 +19,7 @@ from saccade.attention import Record, Segment, Step
 from saccade.backbone import Backbone
 from saccade.cache import Cache
 from saccade.sampling import Sampling, Scores
-from saccade.types import Prefill, Prompt, Tree
+from saccade.types import Prefill, Prompt, Tree, Turn
 
 CHUNK = 4096  # prompt tokens a forward
 ROOM = 64  # rows for drafted tokens beyond the answer's
@@ -28,17 +28,21 @@ LONG = 2048  # a longer answer's cache grows on the way
 
 @dataclass
 class Request:
-    """Where one request stands. The cache holds the prompt and the text except ``pending``."""
+    """Where one request stands. The cache holds the prompt and the text except ``pending``.
+
+    The text is what follows the prompt: answers, and in a conversation the later questions too.
+    """
 
     cache: Cache
     context: list[int]
-    first_position: int  # of the first generated token
-    generated: int = 0
+    first_position: int  # of the first token of the text
+    length: int = 0  # of the text
+    generated: int = 0  # in this turn: what the noise of sampling counts
     pending: list[int] = field(default_factory=list)
     tip: Tensor | None = None  # logits at the end of the text; None while tokens are pending
     source: Cache | None = None  # where a fork takes the keys of committed text from
     prompt_rows: tuple[int, int] = (0, 0)  # of the prompt: here, and in the source
-    copied: int = 0  # generated tokens whose keys are the source's
+    copied: int = 0  # tokens of the text whose keys are the source's
     tree: Tree = Tree()  # last scored; its keys follow the committed ones in the cache
     rows: list[Tensor] = field(default_factory=list)  # its logits
 
@@ -88,13 +92,14 @@ class Session:
         columns = prompt.visual.nonzero().squeeze(-1)
         text = _after(prompt)
         mass = torch.zeros(model.layers, model.kv_heads, len(columns), device=model.device)
+        relevance = torch.zeros_like(mass)
         hidden = prompt.embeds[:0]
         for start in range(0, len(prompt), self._chunk):
             stop = min(start + self._chunk, len(prompt))
             rows = text[(text >= start) & (text < stop)] - start
             note = None
             if record and len(rows) and len(columns):
-                note = Record(rows=rows, columns=columns, queries=len(text), mass=mass)
+                note = Record(rows, columns, len(text), mass, relevance)
             step = self._step([Segment(cache, 0, stop - start, start, record=note)])
             hidden = model.forward(
                 prompt.embeds[start:stop],
@@ -105,9 +110,13 @@ class Session:
             cache.advance(stop - start)
         tip = self._laws(hidden[-1:])[0]
         self.requests[number] = Request(
-            cache, prompt.context.tolist(), prompt.next_position, tip=tip
+            cache,
+            prompt.context.tolist(),
+            prompt.next_position,
+            tip=tip,
+            prompt_rows=(cache.length, cache.length),
         )
-        return Prefill(prompt, cache, tip, mass if record else None)
+        return Prefill(prompt, cache, tip, mass if record else None, relevance if record else None)
 
     def fork(self, prefills: Sequence[Prefill], prompts: Sequence[Prompt]) -> None:
         """Starts from another session's caches, keeping the rows these prompts kept of them.
@@ -127,6 +136,42 @@ class Session:
                 source=source,
                 prompt_rows=(cache.length, source.length),
             )
+
+    def turn(self, turns: Mapping[int, Turn], rules: Sequence[Sampling]) -> None:
+        """Goes on with a conversation: forgets the last tokens, appends the next question's.
+
+        Keys of all that stays are kept; the new tokens wait for the next score.
+        """
+        self.rules = rules
+        for number, turn in turns.items():
+            request = self.requests[number]
+            shorter = max(0, turn.drop - request.length)  # of the prompt's own last tokens
+            if shorter:
+                here, there = request.prompt_rows
+                request.prompt_rows = here - shorter, there - shorter
+                request.first_position -= shorter
+            request.context[len(request.context) - turn.drop :] = turn.ids
+            stays = max(0, request.length - turn.drop)
+            request.length = stays + len(turn.ids)
+            request.generated = 0
+            request.copied = min(request.copied, stays)
+            request.tree, request.rows, request.tip = Tree(), [], None
+            # at least one token waits: the law after it has yet to be computed
+            held = min(request.cache.length - request.prompt_rows[0], stays, request.length - 1)
+            request.cache.truncate(request.prompt_rows[0] + held)
+            request.pending = request.context[len(request.context) - request.length + held :]
+            if request.source is not None and request.length:
+                _catch_up(request)
+
+    def narrow(self, number: int, rows: Int[Tensor, " kept"]) -> None:
+        """Forgets all of a prompt but these rows of it; what was scored since stays scored."""
+        request = self.requests[number]
+        cache, size = request.cache, request.prompt_rows[0]
+        scored = torch.arange(size, cache.length + len(request.rows), device=rows.device)
+        after = cache.length - size
+        request.cache = cache.select(torch.cat([rows, scored]), self._room)
+        request.cache.truncate(len(rows) + after)
+        request.prompt_rows = len(rows), len(rows)
 
     def end(self, request: int) -> None:
         """Frees a finished request's cache."""
@@ -153,7 +198,7 @@ class Session:
             if not waiting and not nodes:
                 continue
             ids += [*request.pending, *nodes]
-            end = request.first_position + request.generated
+            end = request.first_position + request.length
             positions += range(end - waiting, end)
             positions += [end - 1 + depth for depth in trees_.depths(tree)[known:]]
             # of the pending tokens only the last one's law is asked for
@@ -188,8 +233,12 @@ class Session:
             if path:
                 request.tip = request.rows[path[-1]]
             request.pending += new[len(path) :]
-            request.tree, request.rows = Tree(), []
+            # what follows on a chain that was not judged to its end keeps its keys
+            ahead = len(path) if path and len(path) == len(new) else len(request.tree)
+            ahead = ahead if trees_.is_chain(request.tree) else len(request.tree)
+            request.tree, request.rows = trees_.after(request.tree, ahead), request.rows[ahead:]
             request.context += new
+            request.length += len(new)
             request.generated += len(new)
             if forked:
                 _catch_up(request)
@@ -241,11 +290,11 @@ def _catch_up(request: Request) -> None:
     assert request.source is not None
     here, there = request.prompt_rows
     # the last one stays pending even so: the law after it has yet to be computed
-    ready = max(0, min(request.source.length - there, request.generated - 1))
+    ready = max(0, min(request.source.length - there, request.length - 1))
     request.cache.truncate(here + request.copied)
     request.cache.extend(request.source, there + request.copied, there + ready)
     request.copied = ready
-    request.pending = request.context[len(request.context) - request.generated + ready :]
+    request.pending = request.context[len(request.context) - request.length + ready :]
 
 
 def _block(tree: Tree, known: int, waiting: int) -> Bool[Tensor, "new last"]:

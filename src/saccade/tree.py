@@ -90,6 +90,12 @@ def follow(tree: Tree, tokens: Sequence[int]) -> list[int]:
     return nodes
 
 
+def after(chain: Tree, count: int) -> Tree:
+    """What follows the first ``count`` nodes of a chain, as a chain of its own."""
+    rest = len(chain) - count
+    return Tree(chain.tokens[count:], tuple(range(ROOT, rest - 1)), chain.q[count:])
+
+
 def check(tree: Tree, vocab: int) -> None:
     """Raises ValueError unless parents come before children, fields fit and ids exist."""
     if not len(tree.tokens) == len(tree.parents) == len(tree.q):

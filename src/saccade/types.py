@@ -15,7 +15,7 @@ from torch import Tensor
 
 if TYPE_CHECKING:
     from saccade.cache import Cache
-    from saccade.sampling import Scores
+    from saccade.sampling import Sampling, Scores
 
 Law = int | Float[Tensor, " _vocab"]
 """A probability law over token ids: one id (all mass on it) or a vector of probabilities."""
@@ -44,6 +44,9 @@ class Prompt:
     deepstack: tuple[Float[Tensor, "seen dim"], ...] = ()  # rows some models add to early layers
     heads: Int[Tensor, "layer kv_head kept"] | None = None
     """Rows of the whole prompt each head keeps, where heads differ (Sparse-to-Dense)."""
+    blank: Int[Tensor, " len"] | None = None
+    """Ids of rows whose embeddings the model has yet to look up (words put in the place of a
+    video), -1 elsewhere; ``Backbone.written`` fills them in."""
 
     def __len__(self) -> int:
         return self.embeds.shape[0]
@@ -91,6 +94,21 @@ class Prefill:
     mass: Float[Tensor, "layer kv_head seen"] | None = None
     """Softmax mass each visual key got, averaged over the text queries after the last visual row
     and over the heads of a group; recorded only when a view asks (``View.attention``)."""
+    relevance: Float[Tensor, "layer kv_head seen"] | None = None
+    """The same with the softmax over the visual keys alone (HIPPO, Eq. 2)."""
+    words: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    """Ids a view may write in the place of a video: "newline", "caption"."""
+
+
+@dataclass(frozen=True)
+class Turn:
+    """How a conversation goes on: its last ``drop`` tokens are taken back, then ``ids`` follow.
+
+    Counted in text tokens, so it means the same to a draft that saw another prompt.
+    """
+
+    drop: int
+    ids: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -136,6 +154,7 @@ class Round:
     q: Scores | None
     draft_seconds: float
     verify_seconds: float
+    note: tuple[float, ...] = ()  # what the draft decided by: an ensemble's weights
 
     @property
     def tokens(self) -> tuple[int, ...]:
@@ -150,6 +169,7 @@ class Round:
             kind=self.verdict.kind,
             draft_seconds=self.draft_seconds,
             verify_seconds=self.verify_seconds,
+            note=self.note,
         )
 
 
@@ -164,6 +184,7 @@ class RoundRecord:
     kind: Literal["recovered", "bonus"] | None
     draft_seconds: float
     verify_seconds: float
+    note: tuple[float, ...] = ()
 
     @property
     def emitted(self) -> tuple[int, ...]:
@@ -202,6 +223,7 @@ class Result:
     visual_tokens: int
     draft_visual_tokens: int | None  # what the draft kept of them
     fallback_reason: str | None = None  # why drafting stopped, if it did
+    reused_tokens: int = 0  # of the prompt, whose keys an earlier turn had left
     warnings: tuple[str, ...] = ()
 
     @property
@@ -281,11 +303,19 @@ class Draft(Protocol):
     def fold(self, state: State, round: Round) -> State: ...
 
     def begin(self, inputs: Inputs) -> None:
-        """May start work at once, before the target's prefill has ended."""
+        """May start work at once, before the target has looked at the video."""
+        ...
+
+    def look(self, prompts: Sequence[Prompt]) -> None:
+        """What the target is about to read; may start work beside its prefill."""
         ...
 
     def guide(self, prefills: Sequence[Prefill]) -> None:
         """Brings what the target's prefill revealed; afterwards the draft can propose."""
+        ...
+
+    def turn(self, turns: Mapping[int, Turn], rules: Sequence[Sampling]) -> None:
+        """The conversation goes on, over the caches there are, by this turn's rules."""
         ...
 
     def propose(self, stems: Mapping[int, Tree], states: Mapping[int, State]) -> dict[int, Tree]:
@@ -300,8 +330,25 @@ class Draft(Protocol):
         """The draft's laws at the nodes of the last tree, for the fold."""
         ...
 
+    def noted(self, request: int) -> tuple[float, ...]:
+        """Numbers to keep with the round: what the draft decided by."""
+        ...
+
     def visible(self, request: int) -> int | None:
         """How many visual tokens the draft reads."""
+        ...
+
+    def close(self) -> None:
+        """The answers are complete, or nobody wants them any more."""
+        ...
+
+
+@runtime_checkable
+class Ahead(Draft, Protocol):
+    """A draft that works beside the target: it goes on drafting while its tokens are judged."""
+
+    def ahead(self, flights: Mapping[int, Tree]) -> dict[int, Tree]:
+        """Each flight with the one token drafted after it, as soon as that is there."""
         ...
 
 

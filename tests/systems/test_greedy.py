@@ -8,6 +8,7 @@ import pytest
 import torch
 from helpers import (
     FAMILIES,
+    WORDS,
     answered,
     backbone,
     hf_greedy,
@@ -190,7 +191,7 @@ def test_a_batch_answers_like_three_single_runs(method):
         video_input(2, (4, 4, 6), after=11),
     ]
     target, draft = backbone(qwen25()), backbone(noisy(qwen25, 0, 0.05))
-    settings = dict(draft=draft, method=method, max_new_tokens=24)
+    settings = dict(draft=draft, method=method, max_new_tokens=24, **WORDS)
     out = saccade.generate(target, left_padded(many), **settings)
     for row, inputs in zip(out, many, strict=True):
         alone = saccade.generate(target, inputs, **settings)

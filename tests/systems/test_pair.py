@@ -94,7 +94,15 @@ def _assert_lossless(folder: Path, number: int, methods: list[str], draft: Backb
     inputs = _clip(pair.processor, number)
     found = []
     for method in methods:
-        result = saccade.run(pair.target, inputs, draft=draft, method=method, max_new_tokens=TOKENS)
+        result = saccade.run(
+            pair.target,
+            inputs,
+            draft=draft,
+            method=method,
+            max_new_tokens=TOKENS,
+            tokenizer=pair.processor,
+            captioner=lambda inputs: ["A red circle on a plain background."],
+        )
         assert list(result.ids) == expected, f"{method} on clip {number}"
         assert result.fallback_reason is None
         assert result.finish_reason == ("stop" if len(expected) < TOKENS else "length")

@@ -12,6 +12,7 @@ import saccade
 PACKAGE = Path(saccade.__file__).parent
 
 API = [
+    "Conversation",
     "MethodError",
     "ModelError",
     "OptionError",
@@ -31,16 +32,18 @@ LAYERS = [
     {"errors", "types"},
     {"tree", "sampling"},
     {"verify", "score", "view", "grow", "cache"},
-    {"attention"},
+    {"attention", "prune"},
     {"lean"},
     {"backbone"},
     {"session", "reference"},
     {"draft", "cost", "schedule"},
+    {"ensemble", "worker"},
     {"recipe"},
     {"systems"},
     {"options"},
     {"engine"},
-    {"media", "models"},
+    {"media", "models", "conversation"},
+    {"captions"},
     {"measure", "terminal"},
     {"shapes", "suites", "serve", "show"},
     {"cli", "__main__"},

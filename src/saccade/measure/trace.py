@@ -51,7 +51,7 @@ def read(path: Path) -> tuple[dict[str, Any], list[RoundRecord]]:
     rounds = []
     for line in rest:
         fields = json.loads(line)
-        for name in ("tokens", "parents", "accepted"):
+        for name in ("tokens", "parents", "accepted", "note"):
             fields[name] = tuple(fields[name])
         rounds.append(RoundRecord(**fields))
     return json.loads(first), rounds

@@ -9,17 +9,19 @@ from collections.abc import Callable
 from dataclasses import fields, replace
 from typing import Any, TypeVar, cast
 
-from saccade import view
+from saccade import prune, view
 from saccade.cost import Fit
 from saccade.draft import Drafter, EarlyExit, Lookup, ModelDraft, Nobody, SelfDraft
+from saccade.ensemble import Ensemble, Weighting
 from saccade.errors import MethodError
-from saccade.grow import Chain, Static
+from saccade.grow import Best, Chain, Paths, Static, check_paths
 from saccade.recipe import Recipe
-from saccade.schedule import serial
-from saccade.systems import baselines, sage, specvlm, std
+from saccade.schedule import parallel, serial
+from saccade.systems import baselines, hippo, sage, specvlm, std, tabed
 from saccade.systems.sage_live import SageLive
 from saccade.types import Schedule, Shape, View
-from saccade.view import Positions
+from saccade.view import Early, Positions, Pruned, Several
+from saccade.worker import WorkerDraft
 
 SYSTEMS: dict[str, Recipe] = {
     recipe.name: recipe
@@ -32,7 +34,14 @@ SYSTEMS: dict[str, Recipe] = {
         std.STD,
         std.STREAMING,
         std.LAYERSKIP,
+        tabed.TABED,
+        tabed.TABED_MT,
+        tabed.TABED_MTCP,
         sage.SAGE,
+        hippo.HIPPO,
+        hippo.PEARL,
+        hippo.PEARL_SYN,
+        hippo.PEARL_SPECVLM,
         baselines.LOOKUP,
     )
 }
@@ -44,8 +53,20 @@ VIEWS: dict[str, View] = {
         view.NONE,
         view.RANDOM,
         view.UNIFORM,
+        prune.FRAMES,
+        prune.FRONT,
+        prune.MIDDLE,
+        prune.END,
+        prune.FASTVID,
+        prune.DYCOKE,
         view.ATTENTION,
+        prune.REST,
         specvlm.VIEW,
+        hippo.VIEW,
+        *hippo.WITHOUT,
+        prune.POOLED,
+        view.TEXT,
+        view.CAPTION,
         std.PerHead(),
         std.Streaming(),
     )
@@ -55,8 +76,19 @@ DRAFTERS: dict[str, Drafter] = {
     "model": ModelDraft,
     "self": SelfDraft,
     "early-exit": EarlyExit,
+    "ensemble": Ensemble(tabed.Equal()),
     "lookup": Lookup,
     "none": Nobody,
+    "worker": WorkerDraft,
+}
+
+WEIGHTS: dict[str, Callable[[int | None], Weighting]] = {
+    "equal": lambda window: tabed.Equal(),
+    "kl": lambda window: tabed.Grid("kl", window),
+    "tvd": lambda window: tabed.Grid("tvd", window),
+    "matches": lambda window: tabed.Grid("matches", window),
+    "inverse": lambda window: tabed.Inverse("kl", window),
+    "inverse-tvd": lambda window: tabed.Inverse("tvd", window),
 }
 
 SHAPES: dict[str, Shape] = {
@@ -66,9 +98,9 @@ SHAPES: dict[str, Shape] = {
     "sage-live": SageLive(),
 }
 
-SCHEDULES: dict[str, Schedule] = {"serial": serial}
+SCHEDULES: dict[str, Schedule] = {"serial": serial, "parallel": parallel}
 
-LONGEST_CHAIN = 63
+LARGEST = {"chain": 63, "best": 64}
 T = TypeVar("T")
 
 
@@ -91,58 +123,168 @@ def resolve(name: str) -> Recipe:
     recipe = SYSTEMS[base]
     if chosen and not recipe.drafts and "drafter" not in chosen:
         raise MethodError(f"{base!r} drafts nothing, so {name!r} overrides nothing")
-    for axis, apply in AXES.items():  # in this order: a view's budget after the view
+    choices: Choices = {field.name: getattr(recipe, field.name) for field in fields(recipe)}
+    for axis, choose in AXES.items():  # in this order: a view's budget after the view
         if axis in chosen:
-            recipe = apply(recipe, chosen[axis])
-    return replace(recipe, name=name.strip())
+            choices |= choose(choices, chosen[axis])
+    return Recipe(**{**choices, "drafter": _fitting(choices), "name": name.strip()})
 
 
-def _view(recipe: Recipe, value: str) -> Recipe:
-    return replace(recipe, view=_pick(VIEWS, "view", value))
+def choices(recipe: Recipe) -> dict[str, str]:
+    """A recipe in the words of its axes, as far as they have words for it."""
+    view, shape = recipe.view, recipe.shape
+    found = {"drafter": _name(DRAFTERS, recipe.drafter)}
+    if isinstance(recipe.drafter, Ensemble):
+        rule = recipe.drafter.weighting
+        same = [name for name, make in WEIGHTS.items() if make(None) == rule]
+        found |= {"drafter": "ensemble", "weights": same[0] if same else type(rule).__name__}
+    found["view"] = view.name
+    if view.keep is not None and view.name not in ("full", "none", "pooled"):
+        found["keep"] = f"{view.keep:g}"
+    if isinstance(view, Pruned) and view.early != "wait":
+        found["early"] = view.early
+    length = f"chain-{shape.length}" if isinstance(shape, Chain) else _name(SHAPES, shape)
+    found |= {"shape": length, "schedule": _name(SCHEDULES, recipe.schedule)}
+    return found if recipe.drafts else {"drafter": "none"}
 
 
-def _keep(recipe: Recipe, value: str) -> Recipe:
-    try:
-        keep = float(value)
-    except ValueError:
-        keep = -1.0
-    if not 0 < keep <= 1:
+def axes() -> dict[str, list[str]]:
+    """The choices there are on each axis, in words."""
+    return {
+        "view": [*VIEWS, "several joined by + for an ensemble"],
+        "keep": ["share of visual tokens, 0 to 1"],
+        "lambda": ["SpecVLM's share of attention mass, 0 to 1"],
+        "positions": ["original", "repacked"],
+        "early": ["wait", "superset", "all"],
+        "drafter": list(DRAFTERS),
+        "weights": [*WEIGHTS, "each with -N for the last N positions"],
+        "shape": ["chain-N", "best-N", "paths-0,1,0.0,...", *SHAPES],
+        "schedule": list(SCHEDULES),
+    }
+
+
+def _name(table: dict[str, T], value: T) -> str:
+    return next((name for name, known in table.items() if known == value), type(value).__name__)
+
+
+Choices = dict[str, Any]
+"""A recipe's fields while they are being chosen: together they may not make sense yet."""
+
+
+def _fitting(choices: Choices) -> Drafter:
+    """The drafter chosen, in the form the other choices need: several views, its own process."""
+    drafter: Drafter = choices["drafter"]
+    if drafter is ModelDraft and isinstance(choices["view"], Several):
+        return Ensemble(tabed.Equal())
+    if drafter is ModelDraft and choices["schedule"] is parallel:
+        return WorkerDraft
+    if drafter is WorkerDraft and choices["schedule"] is not parallel:
+        return ModelDraft
+    return drafter
+
+
+def _view(choices: Choices, value: str) -> Choices:
+    several = tuple(_pick(VIEWS, "view", name) for name in value.split("+"))
+    return {"view": several[0] if len(several) == 1 else Several(several)}
+
+
+def _keep(choices: Choices, value: str) -> Choices:
+    keep = _share(value)
+    if keep == 0:
         raise MethodError(f"keep={value} is not a share of visual tokens above 0 and up to 1")
-    return _with_view(recipe, keep=keep)
+    return _with_view(choices, keep=keep)
 
 
-def _positions(recipe: Recipe, value: str) -> Recipe:
+def _lambda(choices: Choices, value: str) -> Choices:
+    view = choices["view"]
+    if not isinstance(view, Pruned) or not isinstance(view.select, specvlm.TwoStage):
+        raise MethodError("lambda is SpecVLM's: it needs view=specvlm")
+    return {"view": replace(view, select=replace(view.select, share=_share(value)))}
+
+
+def _share(value: str) -> float:
+    """A number from 0 to 1; 0 too where it is none (the axes that need more refuse it)."""
+    try:
+        share = float(value)
+    except ValueError:
+        share = -1.0
+    if not 0 <= share <= 1:
+        raise MethodError(f"{value} is not a share between 0 and 1")
+    return share
+
+
+def _positions(choices: Choices, value: str) -> Choices:
     kinds: dict[str, Positions] = {"original": "original", "repacked": "repacked"}
-    chosen = _pick(kinds, "positions", value)
-    return _with_view(recipe, positions=chosen)
+    return _with_view(choices, positions=_pick(kinds, "positions", value))
 
 
-def _with_view(recipe: Recipe, **change: Any) -> Recipe:
-    """The recipe with its view's settings changed, where the view has such a setting."""
+def _early(choices: Choices, value: str) -> Choices:
+    kinds: dict[str, Early] = {"wait": "wait", "superset": "superset", "all": "all"}
+    early = _pick(kinds, "early", value)
+    if not isinstance(choices["view"], Pruned):
+        raise MethodError(f"early={value} needs a view that prunes, not {choices['view'].name}")
+    return {"view": replace(choices["view"], early=early)}
+
+
+def _with_view(choices: Choices, **change: Any) -> Choices:
+    """The view's settings changed, where the view has such a setting."""
     (axis,) = change
-    view: Any = recipe.view
+    view: Any = choices["view"]
     if view.name in ("full", "none") or axis not in {field.name for field in fields(view)}:
         able = [known for known in VIEWS if known not in ("full", "none")]
         able = [name for name in able if axis in {f.name for f in fields(cast(Any, VIEWS[name]))}]
         raise MethodError(f"{axis} needs another view than {view.name}: one of {', '.join(able)}")
-    return replace(recipe, view=replace(view, **change))
+    return {"view": replace(view, **change)}
 
 
-def _drafter(recipe: Recipe, value: str) -> Recipe:
-    return replace(recipe, drafter=_pick(DRAFTERS, "drafter", value))
+def _drafter(choices: Choices, value: str) -> Choices:
+    return {"drafter": _pick(DRAFTERS, "drafter", value)}
 
 
-def _shape(recipe: Recipe, value: str) -> Recipe:
-    kind, _, length = value.partition("-")
-    if kind == "chain":
-        if not length.isdigit() or not 1 <= int(length) <= LONGEST_CHAIN:
-            raise MethodError(f"shape={value}: write chain-N with N from 1 to {LONGEST_CHAIN}")
-        return replace(recipe, shape=Chain(int(length)))
-    return replace(recipe, shape=_pick(SHAPES, "shape", value, also="chain-N"))
+def _weights(choices: Choices, value: str) -> Choices:
+    """KIND, or KIND-N for a window of the last N positions."""
+    if not isinstance(choices["drafter"], Ensemble):
+        raise MethodError(
+            f"weights={value} needs an ensemble: start from tabed, or drafter=ensemble"
+        )
+    kind, _, last = value.rpartition("-")
+    window = int(last) if last.isdigit() and kind else None
+    if window == 0:
+        raise MethodError(f"weights={value}: a window holds 1 position or more")
+    make = _pick(WEIGHTS, "weights", value if window is None else kind, also="each with -N")
+    return {"drafter": Ensemble(make(window))}
 
 
-def _schedule(recipe: Recipe, value: str) -> Recipe:
-    return replace(recipe, schedule=_pick(SCHEDULES, "schedule", value))
+def _shape(choices: Choices, value: str) -> Choices:
+    kind, _, size = value.partition("-")
+    if kind in ("chain", "best"):
+        if not size.isdigit() or not 1 <= int(size) <= LARGEST[kind]:
+            raise MethodError(f"shape={value}: write {kind}-N with N from 1 to {LARGEST[kind]}")
+        return {"shape": Chain(int(size)) if kind == "chain" else Best(int(size))}
+    if kind == "paths":
+        return {"shape": Static(_paths(size))}
+    return {"shape": _pick(SHAPES, "shape", value, also="chain-N, best-N, paths-0,1,0.0,0.1")}
+
+
+def _paths(text: str) -> Paths:
+    """A user's own tree: paths of ranks, ``0,1,0.0,0.1`` for two first tokens and two after."""
+    try:
+        paths = tuple(tuple(int(rank) for rank in path.split(".")) for path in text.split(","))
+        check_paths(paths)
+    except ValueError as error:
+        raise MethodError(
+            f"cannot read the tree paths-{text}: write ranks joined by dots, as in "
+            f"paths-0,1,0.0,0.1 ({error})"
+        ) from error
+    if len(set(paths)) > LARGEST["best"]:
+        raise MethodError(
+            f"a tree of {len(set(paths))} nodes is too large: {LARGEST['best']} at most"
+        )
+    return tuple(dict.fromkeys(sorted(paths, key=lambda path: (len(path), path))))
+
+
+def _schedule(choices: Choices, value: str) -> Choices:
+    return {"schedule": _pick(SCHEDULES, "schedule", value)}
 
 
 def _pick(table: dict[str, T], axis: str, value: str, also: str = "") -> T:
@@ -152,11 +294,14 @@ def _pick(table: dict[str, T], axis: str, value: str, also: str = "") -> T:
     return table[value]
 
 
-AXES: dict[str, Callable[[Recipe, str], Recipe]] = {
+AXES: dict[str, Callable[[Choices, str], Choices]] = {
     "drafter": _drafter,
+    "weights": _weights,
     "view": _view,
     "keep": _keep,
+    "lambda": _lambda,
     "positions": _positions,
+    "early": _early,
     "shape": _shape,
     "schedule": _schedule,
 }
