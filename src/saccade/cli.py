@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from itertools import chain
 from pathlib import Path
@@ -15,12 +16,16 @@ from rich.console import Console
 from rich.table import Table
 
 from saccade.errors import OptionError, SaccadeError
+from saccade.measure.calibrate_command import calibrate
 from saccade.shapes.commands import shapes_app
+from saccade.shapes.train_draft_command import train_draft
 from saccade.terminal import PIPED_WIDTH, Json, Threads, Verbose, err, out, prepare, status
 
 if TYPE_CHECKING:
+    from saccade.engine import Stream
     from saccade.media import Clip, Sampling
     from saccade.models import Loaded
+    from saccade.recipe import Recipe
     from saccade.types import Inputs, Result
 
 app = typer.Typer(
@@ -32,11 +37,25 @@ app = typer.Typer(
 app.add_typer(shapes_app, name="shapes")
 
 QUESTION = "Describe the video in detail."
+DEFAULT_METHOD = "specvlm/shape=fit"
+REPEAT, MANY = 3, 8
 DEMO_SEED, DEMO_FRAMES, DEMO_SIZE = 20_000_002, 64, 224  # never trained on
 
-Target = Annotated[str, typer.Option(help="Target: a checkpoint folder or hub id.")]
+Target = Annotated[
+    str | None, typer.Option(help="Target: a checkpoint folder or hub id; else the embedded pair.")
+]
 Draft = Annotated[str | None, typer.Option(help="Draft: a checkpoint folder or hub id.")]
-Method = Annotated[str, typer.Option(help="NAME or NAME/axis=value/...; see `saccade methods`.")]
+Method = Annotated[
+    str | None,
+    typer.Option(help=f"NAME/axis=value/..., see `saccade methods`; else {DEFAULT_METHOD}."),
+]
+Config = Annotated[
+    Path | None, typer.Option(help="Take what is not given from this file of `calibrate`.")
+]
+Captioner = Annotated[
+    str | None,
+    typer.Option(help="Image-to-text model for views that read a caption: a folder or hub id."),
+]
 Prompt = Annotated[str, typer.Option(help="What to ask about the video.")]
 Tokens = Annotated[int, typer.Option(min=1, help="The longest answer, in tokens.")]
 Dtype = Annotated[str | None, typer.Option(help="float32, bfloat16 or float16.")]
@@ -129,9 +148,11 @@ def describe(
         str, typer.Argument(help="A video, GIF, image or folder of frames; - is stdin.")
     ],
     prompt: Prompt = QUESTION,
-    target: Target = "shapes",
+    target: Target = None,
     draft: Draft = None,
-    method: Method = "specvlm/shape=fit",
+    method: Method = None,
+    config: Config = None,
+    captioner: Captioner = None,
     max_new_tokens: Tokens = 256,
     fps: Fps = None,
     num_frames: NumFrames = None,
@@ -151,16 +172,31 @@ def describe(
     verbose: Verbose = False,
 ) -> None:
     """Answer a question about a video, streaming text as it is drafted and accepted."""
-    prepare(threads, verbose)
-    from saccade.systems import resolve
+    known = _known(config, target, draft, method)
+    prepare(threads or known.threads, verbose)
+    from saccade.engine import stream
 
-    recipe = resolve(method)
+    (recipe,) = _recipes([known.method])
     sampling = _sampling(fps, num_frames, every_frame, start, end)
     clip = _read(video, sampling, quiet=as_json)
-    models = _models(target, draft, dtype, device, quiet=as_json)
+    models = _models(known.target, known.draft, dtype, device, quiet=as_json)
     settings = _settings(max_new_tokens, temperature, top_p, top_k, stop)
     inputs = _inputs(models.target, clip, prompt)
-    result = _answer(models, inputs, recipe, settings, seed, quiet=as_json)
+
+    def start_stream(tell: Callable[[str], None]) -> Stream:
+        return stream(
+            models.target.backbone,
+            inputs,
+            draft=None if models.draft is None else models.draft.backbone,
+            method=recipe,
+            tokenizer=models.target.tokenizer,
+            captioner=_captioner(captioner, known.target, clip, device),
+            seed=seed,
+            on_phase=tell,
+            **settings,
+        )
+
+    result = _answer(models.target, start_stream, quiet=as_json)
     if trace is not None:
         from saccade.measure import trace as traces
 
@@ -170,16 +206,81 @@ def describe(
 
 
 @app.command()
+def chat(
+    video: Annotated[str, typer.Argument(help="A video, GIF, image or folder of frames.")],
+    target: Target = None,
+    draft: Draft = None,
+    method: Method = None,
+    config: Config = None,
+    captioner: Captioner = None,
+    max_new_tokens: Tokens = 256,
+    fps: Fps = None,
+    num_frames: NumFrames = None,
+    every_frame: Every = False,
+    start: Start = None,
+    end: End = None,
+    seed: Seed = None,
+    threads: Threads = None,
+    dtype: Dtype = None,
+    device: Device = None,
+    as_json: Json = False,
+    verbose: Verbose = False,
+) -> None:
+    """Ask one question after another about a video; only what is new is read.
+
+    A question a line on standard input; an empty line or the end of input ends it.
+    """
+    known = _known(config, target, draft, method)
+    prepare(threads or known.threads, verbose)
+    from saccade.conversation import Conversation
+
+    (recipe,) = _recipes([known.method])
+    clip = _read(video, _sampling(fps, num_frames, every_frame, start, end), quiet=as_json)
+    models = _models(known.target, known.draft, dtype, device, quiet=as_json)
+    history: list[tuple[str, str]] = []
+    asking = sys.stdin.isatty() and not as_json
+    with Conversation(
+        models.target.backbone,
+        draft=None if models.draft is None else models.draft.backbone,
+        method=recipe,
+        tokenizer=models.target.tokenizer,
+        captioner=_captioner(captioner, known.target, clip, device),
+        seed=seed,
+        max_new_tokens=max_new_tokens,
+        do_sample=False,
+    ) as talk:
+        while question := _question(asking):
+            inputs = _inputs(models.target, clip, question, history)
+            result = _answer(
+                models.target,
+                lambda tell, inputs=inputs: talk.stream(inputs, on_phase=tell),
+                quiet=as_json,
+            )
+            if as_json:
+                typer.echo(json.dumps({"question": question, **_described(result, clip)}))
+            history.append((question, result.text or ""))
+
+
+@app.command()
 def compare(
     video: Annotated[str, typer.Argument(help="A video, GIF, image or folder of frames.")],
     methods: Annotated[
-        str, typer.Option(help="Comma-separated; hf, hf-assisted, hf-lookup too.")
-    ] = ("ar,specvlm/shape=fit,hf"),
+        str | None,
+        typer.Option(help="Comma-separated, or all; hf, hf-assisted, hf-lookup too."),
+    ] = None,
     prompt: Prompt = QUESTION,
-    target: Target = "shapes",
+    target: Target = None,
     draft: Draft = None,
+    config: Config = None,
+    captioner: Captioner = None,
     max_new_tokens: Tokens = 256,
-    repeat: Repeat = 3,
+    repeat: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help=f"Interleaved runs a method; else {REPEAT}, or 1 of more than {MANY} methods.",
+        ),
+    ] = None,
     fps: Fps = None,
     num_frames: NumFrames = None,
     every_frame: Every = False,
@@ -196,16 +297,23 @@ def compare(
     verbose: Verbose = False,
 ) -> None:
     """Run several methods on one video, interleaved, and show what each one costs."""
-    prepare(threads, verbose)
+    known = _known(config, target, draft, None)
+    prepare(threads or known.threads, verbose)
     from saccade.measure.compare import named
+    from saccade.systems import SYSTEMS
 
-    names = list(dict.fromkeys(name.strip() for name in methods.split(",") if name.strip()))
-    named(names)
+    given = (methods or f"ar,{known.method},hf").split(",")
+    names = [name.strip() for name in given if name.strip()]
+    names = [each for name in names for each in (SYSTEMS if name == "all" else [name])]
+    names = list(dict.fromkeys(names))
+    _recipes([name for name, recipe in named(names).items() if recipe is not None])
     sampling = _sampling(fps, num_frames, every_frame, start, end)
     clip = _read(video, sampling, quiet=as_json)
-    models = _models(target, draft, dtype, device, quiet=as_json)
+    models = _models(known.target, known.draft, dtype, device, quiet=as_json)
     settings = {"max_new_tokens": max_new_tokens}
-    found = _compared(models, clip, Path(video).name, prompt, names, repeat, settings, seed)
+    often = repeat or (REPEAT if len(names) <= MANY else 1)
+    caption = _captioner(captioner, known.target, clip, device)
+    found = _compared(models, clip, Path(video).name, prompt, names, often, settings, seed, caption)
     if trace is not None:
         from saccade.measure import trace as traces
 
@@ -222,32 +330,31 @@ def compare(
 
 @app.command()
 def methods(as_json: Json = False) -> None:
-    """The named methods and the choices on each axis."""
-    from saccade.systems import DRAFTERS, SCHEDULES, SHAPES, SYSTEMS, VIEWS
+    """The named methods, what each chooses, and the choices there are on each axis."""
+    from saccade.systems import SYSTEMS, axes, choices
 
-    axes = {
-        "view": sorted(VIEWS),
-        "keep": ["share of visual tokens, 0 to 1"],
-        "positions": ["original", "repacked"],
-        "drafter": sorted(DRAFTERS),
-        "shape": ["chain-N", *sorted(SHAPES)],
-        "schedule": sorted(SCHEDULES),
-    }
-    about = {name: recipe.about for name, recipe in SYSTEMS.items()}
     if as_json:
-        typer.echo(json.dumps({"methods": about, "axes": axes}))
+        listed = {
+            name: {"about": recipe.about, **choices(recipe)} for name, recipe in SYSTEMS.items()
+        }
+        typer.echo(json.dumps({"methods": listed, "axes": axes()}))
         return
-    listed = Table(box=None, pad_edge=False, show_header=False)
-    for name, line in about.items():
-        listed.add_row(f"[bold]{name}[/bold]", line)
-    out.print(listed)
+    table = Table(box=None, pad_edge=False, show_header=False)
+    for name, recipe in SYSTEMS.items():
+        chosen = "/".join(f"{axis}={value}" for axis, value in choices(recipe).items())
+        table.add_row(f"[bold]{name}[/bold]", f"{recipe.about}\n[dim]{chosen}[/dim]")
+    out.print(table)
     out.print(
         "\nAny choice can be swapped: NAME/axis=value/..., e.g. specvlm/shape=chain-7/keep=0.05\n"
     )
-    choices = Table(box=None, pad_edge=False, show_header=False)
-    for axis, values in axes.items():
-        choices.add_row(f"[bold]{axis}[/bold]", ", ".join(values))
-    out.print(choices)
+    known = Table(box=None, pad_edge=False, show_header=False)
+    for axis, values in axes().items():
+        known.add_row(f"[bold]{axis}[/bold]", ", ".join(values))
+    out.print(known)
+
+
+app.command()(calibrate)
+app.command("train-draft")(train_draft)
 
 
 # -- what the commands share --------------------------------------------------------------------
@@ -287,6 +394,7 @@ def _compared(
     repeat: int,
     settings: dict[str, Any],
     seed: int | None,
+    captioner: Any = None,
 ) -> Comparison:
     import torch
 
@@ -303,6 +411,7 @@ def _compared(
             repeat=repeat,
             settings={**settings, "do_sample": False},
             seed=seed,
+            captioner=captioner,
             on_run=lambda name, round: tell(f"run {round} of {repeat}: {name}"),
         )
     base = results["ar"]
@@ -318,31 +427,74 @@ def _compared(
     return Comparison(about, rows, results, base.text or "")
 
 
-def _answer(
-    models: Models,
-    inputs: Inputs,
-    recipe: Any,
-    settings: dict[str, Any],
-    seed: int | None,
-    *,
-    quiet: bool,
-) -> Result:
-    from saccade import show
-    from saccade.engine import stream
+@dataclass(frozen=True)
+class Known:
+    """What to run, from the command line, a configuration file, or our defaults, in that order."""
 
-    tokenizer = models.target.tokenizer
+    target: str
+    draft: str | None
+    method: str
+    threads: int | None
+
+
+def _known(config: Path | None, target: str | None, draft: str | None, method: str | None) -> Known:
+    found: dict[str, str] = {}
+    if config is not None:
+        from saccade.measure.calibrate import defaults
+
+        found = defaults(config)
+    same = target is None or target == found.get("target")  # a file's draft goes with its target
+    threads = found.get("threads")
+    return Known(
+        target or found.get("target", "shapes"),
+        draft or (found.get("draft") if same else None),
+        method or found.get("method", DEFAULT_METHOD),
+        None if threads is None else int(threads),
+    )
+
+
+def _recipes(methods: Sequence[str]) -> list[Recipe]:
+    """Recipes by name; a process for a draft in parallel starts while the models load."""
+    from saccade import worker
+    from saccade.schedule import parallel
+    from saccade.systems import resolve
+
+    recipes = [resolve(method) for method in methods]
+    if any(recipe.schedule is parallel for recipe in recipes):
+        worker.prepare()
+    return recipes
+
+
+def _captioner(name: str | None, target: str, clip: Clip, device: str | None) -> Any:
+    """A function from inputs to captions, loaded only if it is called; None without a model."""
+    if name is None and target != "shapes":
+        return None
+
+    def caption(inputs: Inputs) -> list[str]:
+        from saccade import captions
+
+        return captions.captioner(name or captions.SHAPES, list(clip.frames), device)(inputs)
+
+    return caption
+
+
+def _question(asking: bool) -> str:
+    """The next line of standard input; empty at the end."""
+    if asking:
+        err.print("\n[bold]?[/bold] ", end="")
+    return sys.stdin.readline().strip()
+
+
+def _answer(
+    target: Loaded, begin: Callable[[Callable[[str], None]], Stream], *, quiet: bool
+) -> Result:
+    """Runs a stream to its end and shows it as it goes."""
+    from saccade import show
+
+    tokenizer = target.tokenizer
     typist = show.Typist(lambda ids: tokenizer.decode(list(ids), skip_special_tokens=True))
     with status("starting", quiet=quiet) as tell:
-        rounds = stream(
-            models.target.backbone,
-            inputs,
-            draft=None if models.draft is None else models.draft.backbone,
-            method=recipe,
-            tokenizer=tokenizer,
-            seed=seed,
-            on_phase=tell,
-            **settings,
-        )
+        rounds = begin(tell)
         first = next(rounds)
     try:
         for round in chain([first], rounds):
@@ -354,11 +506,13 @@ def _answer(
     result = rounds.results[0]
     if not quiet:
         rate = result.tokens_per_second or 0.0
+        reused = f", {result.reused_tokens} tokens reused" if result.reused_tokens else ""
         err.print(
             f"[dim]{len(result.ids)} tokens, {rate:.0f} per second, tau {result.tau:.2f}; "
+            f"first after {result.timings.first_token:.2f} s{reused}; "
             f"{result.timings.total:.2f} s in all[/dim]"
         )
-        if recipe.drafts:
+        if any(round.tokens for round in result.rounds):
             err.print(show.legend())
         if result.fallback_reason:
             err.print(result.fallback_reason, style="yellow", markup=False)
@@ -385,6 +539,7 @@ def _described(result: Result, clip: Clip) -> dict[str, Any]:
         "tokens_per_second": result.tokens_per_second,
         "visual_tokens": result.visual_tokens,
         "draft_visual_tokens": result.draft_visual_tokens,
+        "reused_tokens": result.reused_tokens,
         "frames": len(clip.frames),
         "threads": torch.get_num_threads(),
         "timings": asdict(timings),
@@ -427,12 +582,14 @@ def _models(
     return Models(loaded, drafter)
 
 
-def _inputs(target: Loaded, clip: Clip, prompt: str) -> Inputs:
+def _inputs(
+    target: Loaded, clip: Clip, prompt: str, history: Sequence[tuple[str, str]] = ()
+) -> Inputs:
     from saccade.models import ask
 
     if len(clip.frames) == 1 and clip.source_frames == 1:
-        return ask(target, prompt, images=list(clip.frames))
-    return ask(target, prompt, clips=[clip])
+        return ask(target, prompt, images=list(clip.frames), history=history)
+    return ask(target, prompt, clips=[clip], history=history)
 
 
 def _settings(

@@ -9,13 +9,10 @@ from pathlib import Path
 
 import av
 import numpy as np
-import pytest
-from rich.console import Console
 
-from saccade import cli
 from saccade.models import EMBEDDED
-from saccade.shapes import commands
-from saccade.terminal import PIPED_WIDTH
+
+Call = Callable[..., tuple[int, str, str]]
 
 METHOD_FIELDS = {
     "token_ids",
@@ -42,36 +39,6 @@ TOP_FIELDS = {
     "threads",
     "methods",
 }
-
-Call = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def call(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Call:
-    """Runs the command line in this process: (exit code, standard output, standard error)."""
-
-    def run(*words: object) -> tuple[int, str, str]:
-        monkeypatch.setattr("sys.argv", ["saccade", *map(str, words)])
-        for module in (cli, commands):
-            monkeypatch.setattr(module, "out", Console(highlight=False, width=PIPED_WIDTH))
-        monkeypatch.setattr(cli, "err", Console(stderr=True, highlight=False, width=400))
-        capfd.readouterr()
-        with pytest.raises(SystemExit) as stopped:
-            cli.main()
-        captured = capfd.readouterr()
-        code = stopped.value.code
-        return (code if isinstance(code, int) else int(code is not None)), *captured
-
-    return run
-
-
-@pytest.fixture(scope="module")
-def clip(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from saccade.shapes import world
-
-    path = tmp_path_factory.mktemp("clips") / "clip.mp4"
-    world.write_clip(world.scene(20_000_001), path, 16, 112)
-    return path
 
 
 def test_make_writes_a_clip_and_its_truth(call: Call, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from statistics import median
 from typing import Any
 
-from saccade.engine import run
+from saccade.engine import Captioner, run
 from saccade.errors import MethodError, OptionError, SaccadeError
 from saccade.measure.peers import PEERS
 from saccade.models import Loaded
@@ -77,6 +77,7 @@ def compare(
     repeat: int = 3,
     settings: dict[str, Any],
     seed: int | None = None,
+    captioner: Captioner | None = None,
     on_run: Callable[[str, int], None] | None = None,
 ) -> tuple[dict[str, Row], dict[str, Result]]:
     """Rows by method, and the last result of each of ours.
@@ -97,7 +98,13 @@ def compare(
             if on_run is not None:
                 on_run(name, round)
             try:
-                timed = _run(target, draft, inputs, name, recipe, settings if round else warm, seed)
+                own = {**(settings if round else warm)}
+                if recipe is None:
+                    ids = PEERS[name](target, draft, inputs, own)
+                    timed = Run(ids.ids, ids.total - ids.first, ids.total)
+                else:
+                    own |= {"seed": seed, "captioner": captioner}
+                    timed = _run(target, draft, inputs, recipe, own)
             except SaccadeError:
                 raise
             except Exception as error:  # a peer's crash is a finding, not the end of the comparison
@@ -124,24 +131,14 @@ def _resolve(name: str) -> Recipe:
 
 
 def _run(
-    target: Loaded,
-    draft: Loaded | None,
-    inputs: Inputs,
-    name: str,
-    recipe: Recipe | None,
-    settings: dict[str, Any],
-    seed: int | None,
+    target: Loaded, draft: Loaded | None, inputs: Inputs, recipe: Recipe, settings: dict[str, Any]
 ) -> Run:
-    if recipe is None:
-        timed = PEERS[name](target, draft, inputs, settings)
-        return Run(timed.ids, timed.total - timed.first, timed.total)
     result = run(
         target.backbone,
         inputs,
         draft=None if draft is None else draft.backbone,
         method=recipe,
         tokenizer=target.tokenizer,
-        seed=seed,
         **settings,
     )
     return Run(result.ids, result.timings.decode, result.timings.total, result)

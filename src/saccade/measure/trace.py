@@ -23,7 +23,7 @@ def environment() -> dict[str, Any]:
         "gpu": gpu,
         "threads": torch.get_num_threads(),
         "python": platform.python_version(),
-        "torch": torch.__version__,
+        "torch": str(torch.__version__),
         "transformers": transformers.__version__,
     }
 

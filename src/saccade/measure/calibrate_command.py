@@ -1,0 +1,168 @@
+"""``saccade calibrate``."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.table import Table
+
+from saccade.errors import OptionError
+from saccade.terminal import Json, Threads, Verbose, err, out, prepare, status
+
+if TYPE_CHECKING:
+    from saccade.measure.calibrate import Calibration
+    from saccade.media import Clip, Sampling
+
+FIRST_SEED = 30_000_000  # neither trained on nor what `shapes eval` measures
+CLIPS, FRAMES, SIZE = 3, 64, 224
+
+
+def calibrate(
+    videos: Annotated[
+        list[str] | None,
+        typer.Argument(help="Videos, GIFs, images or folders; the target shapes makes its own."),
+    ] = None,
+    prompt: Annotated[str, typer.Option(help="What to ask about each.")] = (
+        "Describe the video in detail."
+    ),
+    target: Annotated[str, typer.Option(help="A checkpoint folder or hub id.")] = "shapes",
+    draft: Annotated[str | None, typer.Option(help="A checkpoint folder or hub id.")] = None,
+    method: Annotated[
+        str, typer.Option(help="Where to start; an axis set here (NAME/keep=0.2) stays.")
+    ] = "specvlm",
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Of each answer.")] = 128,
+    seconds: Annotated[float, typer.Option(min=1, help="About how long it may take.")] = 600,
+    out_file: Annotated[
+        Path, typer.Option("--out", help="The file to write, for --config.")
+    ] = Path("saccade.yaml"),
+    fps: Annotated[float | None, typer.Option(help="Frames to take per second.")] = None,
+    num_frames: Annotated[
+        int | None, typer.Option(help="Frames to take in all, evenly in time.")
+    ] = None,
+    every_frame: Annotated[bool, typer.Option("--every-frame", help="Take every frame.")] = False,
+    dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16.")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, ...")] = None,
+    threads: Threads = None,
+    as_json: Json = False,
+    verbose: Verbose = False,
+) -> None:
+    """Find the lambda, share of visual tokens and shape that decode fastest here, as a YAML file.
+
+    It holds for this pair, videos like these, and this machine, when nothing else keeps it busy.
+    """
+    prepare(threads, verbose)
+    from saccade.measure import calibrate as calibrating
+    from saccade.media import Sampling
+    from saccade.models import ask, check_pair, load
+
+    _check_writable(out_file)
+    calibrating.check(method)
+    if not videos and target != "shapes":
+        raise OptionError(
+            f"give a video or more: only the target shapes makes its own, not {target}"
+        )
+    sampling = Sampling(fps=fps, num_frames=num_frames, every=every_frame)
+    with status("reading the videos", quiet=as_json) as tell:
+        clips = [_read(video, sampling, tell) for video in videos] if videos else _own(tell)
+        tell("loading the models")
+        loaded = load(target, dtype=dtype, device=device)
+        if draft is None and target == "shapes":
+            draft = "shapes-draft"
+        drafter = None if draft is None else load(draft, dtype=dtype, device=device)
+        if drafter is not None:
+            check_pair(loaded, drafter)
+        inputs = [
+            ask(loaded, prompt, images=list(clip.frames))
+            if len(clip.frames) == clip.source_frames == 1
+            else ask(loaded, prompt, clips=[clip])
+            for clip in clips
+        ]
+        found = calibrating.calibrate(
+            loaded,
+            drafter,
+            inputs,
+            method=method,
+            seconds=seconds,
+            max_new_tokens=max_new_tokens,
+            tell=tell,
+        )
+    calibrating.write(out_file, found)
+    if as_json:
+        typer.echo(json.dumps(found.json()))
+        return
+    _show(found)
+    out.print(f"Use it: saccade describe VIDEO --config {out_file}", soft_wrap=True)
+
+
+def _show(found: Calibration) -> None:
+    """What was tried, and what came out of it."""
+    tried = Table(box=None, pad_edge=False, header_style="bold")
+    tried.add_column("stage")
+    tried.add_column("method", overflow="fold")
+    for head in ("videos", "tau", "decode x"):
+        tried.add_column(head, justify="right")
+    for trial in found.table:
+        tried.add_row(
+            trial.stage,
+            trial.method,
+            str(len(trial.readings)),
+            f"{trial.tau:.2f}",
+            f"{trial.speedup:.2f}" + ("" if trial.fallback is None else " (gave up)"),
+            style="bold" if trial is found.best else None,
+        )
+    out.print(tried)
+    out.print(
+        f"\n[bold]{found.method}[/bold]: x {found.best.speedup:.2f} against ar, "
+        f"tau {found.best.tau:.2f}, in {found.seconds:.0f} s",
+        soft_wrap=True,
+    )
+    if found.skipped:
+        err.print(
+            f"no time for: {', '.join(found.skipped)}; give more --seconds",
+            style="yellow",
+            markup=False,
+        )
+    if not found.worth_it:
+        err.print(
+            "not worth it: plain decoding (--method ar) is faster here",
+            style="yellow",
+            markup=False,
+        )
+
+
+def _check_writable(path: Path) -> None:
+    """Before minutes are spent: whether the file can be written in the end."""
+    place = path if path.exists() else path.parent
+    if path.is_dir() or not os.access(place, os.W_OK):
+        raise OptionError(f"cannot write {path}; give --out a file in a folder that can be written")
+
+
+def _read(video: str, sampling: Sampling, tell: Callable[[str], None]) -> Clip:
+    from saccade import media
+
+    tell(f"reading {video}")
+    clip = media.read(video, sampling)
+    for warning in clip.warnings:
+        err.print(warning, style="yellow", markup=False)
+    return clip
+
+
+def _own(tell: Callable[[str], None]) -> list[Clip]:
+    """Clips of the synthetic world that nothing was trained on."""
+    from saccade import media
+    from saccade.shapes import world
+
+    clips = []
+    with tempfile.TemporaryDirectory() as folder:
+        for number in range(CLIPS):
+            tell(f"drawing clip {number + 1} of {CLIPS}")
+            path = Path(folder) / f"{number}.mp4"
+            world.write_clip(world.scene(FIRST_SEED + number), path, FRAMES, SIZE)
+            clips.append(media.read(path, media.Sampling(every=True)))
+    return clips

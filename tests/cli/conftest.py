@@ -1,0 +1,43 @@
+"""The command line called in this process, and a clip for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from saccade import cli
+from saccade.shapes import commands
+from saccade.terminal import PIPED_WIDTH
+
+Call = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def call(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Call:
+    """Runs the command line in this process: (exit code, standard output, standard error)."""
+
+    def run(*words: object) -> tuple[int, str, str]:
+        monkeypatch.setattr("sys.argv", ["saccade", *map(str, words)])
+        for module in (cli, commands):
+            monkeypatch.setattr(module, "out", Console(highlight=False, width=PIPED_WIDTH))
+        monkeypatch.setattr(cli, "err", Console(stderr=True, highlight=False, width=400))
+        capfd.readouterr()
+        with pytest.raises(SystemExit) as stopped:
+            cli.main()
+        captured = capfd.readouterr()
+        code = stopped.value.code
+        return (code if isinstance(code, int) else int(code is not None)), *captured
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def clip(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from saccade.shapes import world
+
+    path = tmp_path_factory.mktemp("clips") / "clip.mp4"
+    world.write_clip(world.scene(20_000_001), path, 16, 112)
+    return path

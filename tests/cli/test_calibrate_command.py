@@ -1,0 +1,135 @@
+"""`saccade calibrate` on the embedded pair, for real: a few tokens, a file that runs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner, Result
+
+from saccade.errors import MethodError, OptionError, SaccadeError, VideoInputError
+from saccade.measure import calibrate as calibrating
+from saccade.measure import calibrate_command as command
+from saccade.measure.calibrate import defaults, read
+from saccade.models import ask, load
+from saccade.systems import resolve
+from saccade.terminal import err, out
+
+Call = Callable[..., Result]
+
+
+@pytest.fixture
+def call(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Call:
+    """The command alone, in a folder of its own."""
+    monkeypatch.chdir(tmp_path)
+    app = typer.Typer()
+    app.command()(command.calibrate)
+    return lambda *words: CliRunner().invoke(app, [str(word) for word in words])
+
+
+@pytest.fixture(scope="module")
+def clips(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    from saccade.shapes import world
+
+    folder = tmp_path_factory.mktemp("clips")
+    paths = [folder / f"{number}.mp4" for number in range(2)]
+    for number, path in enumerate(paths):
+        world.write_clip(world.scene(20_000_001 + number), path, 8, 112)
+    return paths
+
+
+def test_a_small_run_leaves_a_file_that_runs(
+    call: Call, clips: list[Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, unchecked: None
+) -> None:
+    """Claim: on two real clips every stage runs, the file holds what was printed, and its method,
+    models and threads give plain decoding's answer. Fails if any of that is not usable as is."""
+    few = {"lambda": ("0.2", "0.8"), "keep": ("0.1", "0.3"), "shape": ("chain-3", "fit")}
+    search = calibrating.search
+    monkeypatch.setattr(
+        calibrating, "search", lambda *a, **more: search(*a, **{**more, "candidates": few})
+    )
+    path = tmp_path / "made.yaml"
+    words = (*clips, "--every-frame", "--max-new-tokens", 16, "--seconds", 300, "--out", path)
+    ran = call(*words, "--json")
+    assert ran.exit_code == 0, ran.exception
+    printed = json.loads(ran.stdout)
+    config = read(path)
+    assert printed["method"] == config.method and printed["measured"] == config.measured
+    measured: Any = config.measured
+    assert [trial["stage"] for trial in measured["trials"]] == [
+        "start",
+        *(axis for axis, more in (("lambda", 3), ("keep", 2), ("shape", 3)) for _ in range(more)),
+        "confirm",
+    ]
+    assert measured["skipped"] == [] and len(measured["visual_tokens"]) == 2
+    assert measured["worth_it"] == (measured["speedup"] > 1)
+
+    said = defaults(path)
+    assert said["threads"] == "1"
+    target, draft = load(said["target"]), load(said["draft"])
+    from saccade import engine, media
+
+    clip = media.read(clips[0], media.Sampling(every=True))
+    inputs = ask(target, "Describe the video in detail.", clips=[clip])
+
+    def ids(method: str) -> tuple[int, ...]:
+        found = engine.run(
+            target.backbone,
+            inputs,
+            draft=draft.backbone,
+            method=method,
+            tokenizer=target.tokenizer,
+            max_new_tokens=16,
+        )
+        assert found.fallback_reason is None
+        return found.ids
+
+    assert resolve(said["method"]).drafts
+    assert ids(said["method"]) == ids("ar")
+
+
+def test_without_a_video_it_draws_its_own(
+    call: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, unchecked: None
+) -> None:
+    """Claim: the embedded pair needs no video; out of time, the start is the answer, the table is
+    shown, and what there was no time for is said. The default file is saccade.yaml."""
+    monkeypatch.setattr(command, "FRAMES", 4)
+    monkeypatch.setattr(command, "SIZE", 112)
+    search = calibrating.search
+    monkeypatch.setattr(
+        calibrating, "search", lambda *a, **more: search(*a, **{**more, "seconds": 1e-3})
+    )
+    with out.capture() as shown, err.capture() as warned:
+        ran = call("--max-new-tokens", 8, "--method", "sd")
+    assert ran.exit_code == 0, ran.exception
+    assert read(tmp_path / "saccade.yaml").method == "sd"
+    assert "sd" in shown.get() and "decode x" in shown.get() and "--config" in shown.get()
+    assert "no time for: lambda" not in warned.get() and "shape, confirm" in warned.get()
+    assert command.FIRST_SEED >= 10_000_000  # training draws below
+
+
+@pytest.mark.parametrize(
+    ("words", "kind", "said"),
+    [
+        (["nowhere.mp4"], VideoInputError, "nowhere.mp4"),
+        (["--method", "ar"], OptionError, "drafts nothing"),
+        (["--method", "magic"], MethodError, "magic"),
+        (["--target", "some/model"], OptionError, "give a video"),
+        (["--out", "no/such/folder.yaml"], OptionError, "cannot write no/such/folder.yaml"),
+        (["--out", "."], OptionError, "cannot write"),
+        (["{clip}", "--fps", "2", "--num-frames", "3"], VideoInputError, "fps"),
+        (["{clip}", "--dtype", "int3"], OptionError, "int3"),
+    ],
+)
+def test_bad_input_is_one_sentence(
+    call: Call, clips: list[Path], words: list[str], kind: type[SaccadeError], said: str
+) -> None:
+    """Claim: what cannot work is refused before anything is measured or written."""
+    ran = call(*(word.format(clip=clips[0]) for word in words))
+    assert isinstance(ran.exception, kind), ran.exception
+    assert said in str(ran.exception) and len(str(ran.exception).splitlines()) == 1
+    assert not Path("saccade.yaml").exists()
