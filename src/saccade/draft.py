@@ -60,7 +60,8 @@ class Words:
         requests = int(inputs["input_ids"].shape[0])
         found: list[dict[str, tuple[int, ...]]] = [{} for _ in range(requests)]
         if "newline" in says and self.encode is not None:
-            found = [{"newline": tuple(self.encode("\n"))} for _ in found]
+            # one token: some tokenizers put a mark of a text's start before it
+            found = [{"newline": tuple(self.encode("\n")[-1:])} for _ in found]
         if "caption" in says and self.encode is not None and self.captioner is not None:
             for told, caption in zip(found, self.captioner(inputs), strict=True):
                 told["caption"] = tuple(self.encode(f"image: {caption}"))  # TABED's wording
@@ -367,6 +368,7 @@ class Guarded:
         except Exception as error:  # whatever a draft does wrong, the target can go on without it
             log.warning("drafting failed; going on by plain decoding", exc_info=error)
             self.reason = f"drafting failed with {type(error).__name__}: {error}"
+            self.close()
             return None
 
 

@@ -145,7 +145,6 @@ class Several:
     """Several views of one prompt, for an ensemble of drafts by one model (TABED)."""
 
     views: tuple[View, ...]
-    keep: float | None = None
 
     def __post_init__(self) -> None:
         if len(self.views) < 2:
@@ -156,6 +155,10 @@ class Several:
     @property
     def name(self) -> str:
         return "+".join(view.name for view in self.views)
+
+    @property
+    def keep(self) -> float | None:
+        return None
 
     @property
     def attention(self) -> bool:

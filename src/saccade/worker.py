@@ -15,6 +15,7 @@ import pickle
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from copy import copy
@@ -89,6 +90,7 @@ class Desk:
         self._prompts: list[Prompt] = []
         self._held: list[Int[Tensor, " held"] | None] = []
         self._lines: dict[int, Line] = {}
+        self._reading = 0.0  # seconds it took to read the prompts
 
     def look(self, prompts: Sequence[Prompt] | None, inputs: Inputs | None) -> None:
         """Reads the prompts, the target's or by its own eyes; starts to draft if the view may."""
@@ -100,7 +102,7 @@ class Desk:
         if not isinstance(view, Pruned) or view.early == "wait":
             return
         self._held = [view.start(prompt) for prompt in self._prompts]
-        self._session.prefill(
+        self._read(
             [
                 prompt if held is None else prompt.select(held)
                 for prompt, held in zip(self._prompts, self._held, strict=True)
@@ -118,7 +120,7 @@ class Desk:
                 for prefill, words in zip(prefills, self._job.words, strict=True)
             ]
             pruned = [view(*shown) for shown in zip(told, self._prompts, strict=True)]
-            self._session.prefill([self._backbone.written(prompt) for prompt in pruned])
+            self._read([self._backbone.written(prompt) for prompt in pruned])
             seen = {i: prompt.seen for i, prompt in enumerate(pruned)}
         for i, held in enumerate(self._held):
             assert isinstance(view, Pruned) and held is not None
@@ -129,7 +131,12 @@ class Desk:
                 self._session.narrow(i, _within(whole, held, kept))
         for i in seen:
             self._lines.setdefault(i, Line(self._job.length))
-        self._tell("ready", seen)
+        self._tell("ready", seen, self._reading)
+
+    def _read(self, prompts: Sequence[Prompt]) -> None:
+        began = time.perf_counter()
+        self._session.prefill(prompts)
+        self._reading = time.perf_counter() - began
 
     def limit(self, limits: Mapping[int, int]) -> None:
         """How long each chain may get from here."""
@@ -364,6 +371,7 @@ class WorkerDraft:
         self._sights = {i: Sight() for i in range(len(team.rules))}
         self._seen: dict[int, int] | None = None  # once the draft is ready
         self._worker: Worker | None = None
+        self._patience = PATIENCE
         self._threads = torch.get_num_threads()
 
     def start(self) -> State:
@@ -412,7 +420,9 @@ class WorkerDraft:
                 sight.limit = limits[request] = sight.batch + self._length
         if limits:
             self._hired.send("limit", limits)
-        self._wait(lambda: all(len(s.tokens) >= (s.batch or 0) for s in sights.values()), PATIENCE)
+        self._wait(
+            lambda: all(len(s.tokens) >= (s.batch or 0) for s in sights.values()), self._patience
+        )
         return {
             request: self._chain(request, sight.batch or 0) for request, sight in sights.items()
         }
@@ -495,7 +505,8 @@ class WorkerDraft:
             if name == "failed":
                 raise DraftError(content[0])
             if name == "ready":
-                (self._seen,) = content
+                self._seen, reading = content
+                self._patience = max(PATIENCE, 2 * reading)  # no step takes longer than a prefill
             if name == "token":
                 request, epoch, token, slot = content
                 sight = self._sights[request]

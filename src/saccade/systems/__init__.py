@@ -249,8 +249,8 @@ def _weights(choices: Choices, value: str) -> Choices:
         )
     kind, _, last = value.rpartition("-")
     window = int(last) if last.isdigit() and kind else None
-    if window == 0:
-        raise MethodError(f"weights={value}: a window holds 1 position or more")
+    if window == 0 or (window and kind == "equal"):
+        raise MethodError(f"weights={value}: a window holds 1 position or more, and equal has none")
     make = _pick(WEIGHTS, "weights", value if window is None else kind, also="each with -N")
     return {"drafter": Ensemble(make(window))}
 

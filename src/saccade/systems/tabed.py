@@ -7,9 +7,10 @@ video one newline; P, pooled 2x2; C, a caption - and what it drafts follows thei
     MT*      w* = argmin over w in {[1 - j/10, j/10]} of  sum_t D(p_t || q_t(. ; w))
     MTCP*    w  = softmax([1/e_1, ..., 1/e_m]; temperature 1),   e_i = sum_t D(p_t || q_t,i)
 
-t runs over the token positions verified so far, or the last h of them; D is KL, TVD, or a miss of
-the target's arg-max (with KL where these tie, as the published code does). Both p and q are the
-models' own laws, before any sampling rule. Sums are carried, never laws.
+t runs over the token positions verified so far, or the last h of them (the bonus token's is not
+among them: no view was asked there); D is KL, TVD, or a miss of the target's arg-max (with KL where
+these tie, as the published code does). Both p and q are the models' own laws, before any sampling
+rule. Sums are carried, never laws.
 """
 
 from __future__ import annotations
