@@ -76,6 +76,7 @@ class Pruned:
         """The visual tokens kept of a whole prompt; among ``held``, where only those are there."""
         guide = None
         if self.attention:
+            assert prefill.mass is not None, f"view {self.name} needs recorded attention"
             guide = score.transfer(self.guide(prefill), prefill.prompt.grid, prompt.grid)
         count = score.budget(prompt.seen, self.keep)
         if held is None or len(held) == prompt.seen:

@@ -51,7 +51,7 @@ def test_overrides_replace_one_axis_each():
         ("spec", "unknown method 'spec'; known methods: ar, sd"),
         ("", "unknown method"),
         ("sd/keep", "cannot read 'keep'"),
-        ("sd/colour=red", "cannot read 'colour=red'.*drafter, view, keep"),
+        ("sd/colour=red", "cannot read 'colour=red'.*drafter, weights, view, keep"),
         ("sd/shape=chain-2/shape=tree", "axis 'shape' is given twice"),
         ("sd/shape=chain-0", "chain-N with N from 1 to 63"),
         ("sd/shape=chain-64", "chain-N with N from 1 to 63"),

@@ -189,7 +189,7 @@ def _view(choices: Choices, value: str) -> Choices:
 
 
 def _keep(choices: Choices, value: str) -> Choices:
-    keep = _share(value)
+    keep = _share("keep", value)
     if keep == 0:
         raise MethodError(f"keep={value} is not a share of visual tokens above 0 and up to 1")
     return _with_view(choices, keep=keep)
@@ -199,17 +199,16 @@ def _lambda(choices: Choices, value: str) -> Choices:
     view = choices["view"]
     if not isinstance(view, Pruned) or not isinstance(view.select, specvlm.TwoStage):
         raise MethodError("lambda is SpecVLM's: it needs view=specvlm")
-    return {"view": replace(view, select=replace(view.select, share=_share(value)))}
+    return {"view": replace(view, select=replace(view.select, share=_share("lambda", value)))}
 
 
-def _share(value: str) -> float:
-    """A number from 0 to 1; 0 too where it is none (the axes that need more refuse it)."""
+def _share(axis: str, value: str) -> float:
     try:
         share = float(value)
     except ValueError:
         share = -1.0
     if not 0 <= share <= 1:
-        raise MethodError(f"{value} is not a share between 0 and 1")
+        raise MethodError(f"{axis}={value} is not a share between 0 and 1")
     return share
 
 
