@@ -17,6 +17,7 @@ from rich.table import Table
 
 from saccade.errors import OptionError, SaccadeError
 from saccade.measure.calibrate_command import calibrate
+from saccade.measure.figure_command import figure
 from saccade.shapes.commands import shapes_app
 from saccade.shapes.train_draft_command import train_draft
 from saccade.terminal import PIPED_WIDTH, Json, Threads, Verbose, err, out, prepare, status
@@ -354,6 +355,7 @@ def methods(as_json: Json = False) -> None:
 
 
 app.command()(calibrate)
+app.command()(figure)
 app.command("train-draft")(train_draft)
 
 
