@@ -339,6 +339,8 @@ class _Silent:
     def visible(self, request: int) -> int | None:
         return None
 
+    def end(self, request: int) -> None: ...
+
     def close(self) -> None: ...
 
 

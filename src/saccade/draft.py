@@ -129,6 +129,8 @@ class _Modelless:
     def visible(self, request: int) -> int | None:
         return None
 
+    def end(self, request: int) -> None: ...
+
     def close(self) -> None: ...
 
 
@@ -180,6 +182,9 @@ class _Drafting:
 
     def visible(self, request: int) -> int | None:
         return self._seen.get(request)
+
+    def end(self, request: int) -> None:
+        self.session.end(request)
 
     def close(self) -> None: ...
 
@@ -353,6 +358,9 @@ class Guarded:
 
     def visible(self, request: int) -> int | None:
         return self._draft.visible(request)
+
+    def end(self, request: int) -> None:
+        self._try(lambda: self._draft.end(request))
 
     def close(self) -> None:
         try:

@@ -38,6 +38,7 @@ Captioner = Callable[[Inputs], Sequence[str]]
 class Talk:
     """What a conversation keeps between its turns: both models' caches."""
 
+    recipe: Recipe
     session: Session
     draft: Guarded
     prompts: Sequence[Prompt]  # of the first turn
@@ -46,6 +47,9 @@ class Talk:
     def turns(self, inputs: Inputs, target: Backbone) -> dict[int, Turn] | None:
         """How these inputs go on from what is cached; None if they show something else."""
         seen = _seen(inputs)
+        # an answer right after a video stands elsewhere than the same words in a longer prompt
+        if any(bool(prompt.visual[-1]) for prompt in self.prompts):
+            return None
         if seen.keys() != self.seen.keys() or len(inputs["input_ids"]) != len(self.prompts):
             return None
         if not all(torch.equal(value, self.seen[name]) for name, value in seen.items()):
@@ -85,7 +89,14 @@ class Stream(Iterator[Round]):
         talk: Talk | None = None,
         keep: bool = False,
     ) -> None:
-        self.recipe = recipe.fit(target, draft, int(inputs["input_ids"].shape[1]))
+        if talk is not None and talk.recipe.name != recipe.name:
+            talk.draft.close()  # another method: nothing to go on from
+            talk = None
+        self.recipe = (
+            talk.recipe
+            if talk is not None
+            else recipe.fit(target, draft, int(inputs["input_ids"].shape[1]))
+        )
         self._words = words or Words()
         if recipe.drafts:
             self._words.check(recipe.view)
@@ -132,7 +143,7 @@ class Stream(Iterator[Round]):
         bound = recipe.bind(target, self._draft_model, rules, room, self._words)
         draft = Guarded(bound, target.vocab)
         session = Session(target, rules, room=room)
-        self.talk = Talk(session, draft, (), _seen(self._inputs))
+        self.talk = Talk(recipe, session, draft, (), _seen(self._inputs))
         draft.begin(self._inputs if self._draft_inputs is None else self._draft_inputs)
         prompts = self.talk.prompts = target.prompts(self._inputs)
         vision = clock.lap()
@@ -184,6 +195,7 @@ class Stream(Iterator[Round]):
                 finish[round.request] = round.finish
                 if not self._keep:
                     session.end(round.request)
+                    draft.end(round.request)
             yield round
         decode = clock.lap()
 

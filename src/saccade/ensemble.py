@@ -183,6 +183,10 @@ class EnsembleDraft(ModelDraft):
     def turn(self, turns: Mapping[int, Turn], rules: Sequence[Sampling]) -> None:
         self._mixture.turn(turns, rules)
 
+    def end(self, request: int) -> None:
+        for view in range(len(self._views)):
+            self.session.end(request * len(self._views) + view)
+
     def noted(self, request: int) -> tuple[float, ...]:
         """The weights of the block drafted last."""
         return self._mixture.weights.get(request, ())

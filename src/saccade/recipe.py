@@ -58,6 +58,14 @@ class Recipe:
             "lookup drafts a chain; use shape=chain-N",
         )
         yield (
+            self.drafter is Lookup and view != FULL,
+            f"lookup reads the text alone; view {view.name} means nothing to it",
+        )
+        yield (
+            isinstance(view, Pruned) and view.early != "wait" and self.schedule is not parallel,
+            "an early start needs a draft that works beside the target; use schedule=parallel",
+        )
+        yield (
             isinstance(self.drafter, Ensemble) != isinstance(view, Several),
             f"view {view.name} and this drafter do not go together: an ensemble "
             "(drafter=ensemble) reads several views (view=full+text), any other drafter one",

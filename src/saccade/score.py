@@ -11,6 +11,8 @@ from torch import Tensor
 
 from saccade.types import Prefill
 
+ROUNDING = 12  # decimals: what equals up to rounding must not be scaled up as if it differed
+
 
 def budget(seen: int, keep: float) -> int:
     """How many of ``seen`` visual tokens a share ``keep`` leaves: max(1, round), 0 for none."""
@@ -93,8 +95,8 @@ def temporal(embeds: Float[Tensor, "seen dim"], grid: Int[Tensor, "seen 4"]) -> 
     """
     if not len(grid):
         return torch.zeros(0, device=grid.device)
-    unit = torch.nn.functional.normalize(embeds.float(), dim=-1)
-    total = torch.zeros(len(grid), device=grid.device)
+    unit = torch.nn.functional.normalize(embeds.double(), dim=-1)
+    total = torch.zeros(len(grid), dtype=torch.double, device=grid.device)
     count = torch.zeros_like(total)
     size = grid.amax(0) + 3
     step = torch.tensor([0, 1, 0, 0], device=grid.device)
@@ -106,7 +108,7 @@ def temporal(embeds: Float[Tensor, "seen dim"], grid: Int[Tensor, "seen 4"]) -> 
         cosine = (unit * unit[order[at]]).sum(-1)
         total += cosine.where(there, torch.zeros_like(cosine))
         count += there
-    return 1 - total / count.clamp(min=1)
+    return (1 - total / count.clamp(min=1)).round(decimals=ROUNDING)
 
 
 def spatial(embeds: Float[Tensor, "seen dim"], grid: Int[Tensor, "seen 4"], side: int) -> Tensor:
@@ -116,7 +118,7 @@ def spatial(embeds: Float[Tensor, "seen dim"], grid: Int[Tensor, "seen 4"], side
     """
     if not len(grid):
         return torch.zeros(0, device=grid.device)
-    unit = torch.nn.functional.normalize(embeds.float(), dim=-1)
+    unit = torch.nn.functional.normalize(embeds.double(), dim=-1)
     crop = torch.cat([grid[:, :2], grid[:, 2:] // side], 1)
     _, number = torch.unique(crop, dim=0, return_inverse=True)
     order = torch.sort(number, stable=True).indices
@@ -128,9 +130,9 @@ def spatial(embeds: Float[Tensor, "seen dim"], grid: Int[Tensor, "seen 4"], side
     cosine = members @ members.transpose(1, 2)  # absent members give 0
     size = counts[:, None]
     variance = cosine.pow(2).sum(-1) / size - (cosine.sum(-1) / size).pow(2)
-    scores = torch.empty(len(grid), device=grid.device)
+    scores = torch.empty(len(grid), dtype=torch.double, device=grid.device)
     scores[order] = variance[number[order], slot].clamp(min=0)
-    return scores
+    return scores.round(decimals=ROUNDING)
 
 
 def per_frame(scores: Float[Tensor, " seen"], grid: Int[Tensor, "seen 4"]) -> Tensor:

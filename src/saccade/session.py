@@ -154,11 +154,11 @@ class Session:
             stays = max(0, request.length - turn.drop)
             request.length = stays + len(turn.ids)
             request.generated = 0
-            request.copied = min(request.copied, stays)
             request.tree, request.rows, request.tip = Tree(), [], None
             # at least one token waits: the law after it has yet to be computed
             held = min(request.cache.length - request.prompt_rows[0], stays, request.length - 1)
             request.cache.truncate(request.prompt_rows[0] + held)
+            request.copied = max(0, min(request.copied, held))
             request.pending = request.context[len(request.context) - request.length + held :]
             if request.source is not None and request.length:
                 _catch_up(request)

@@ -338,6 +338,10 @@ class Draft(Protocol):
         """How many visual tokens the draft reads."""
         ...
 
+    def end(self, request: int) -> None:
+        """This request's answer is complete, and no turn will follow."""
+        ...
+
     def close(self) -> None:
         """The answers are complete, or nobody wants them any more."""
         ...

@@ -28,6 +28,7 @@ import torch
 import torch.multiprocessing  # teaches connections to send tensors through shared memory
 from jaxtyping import Float, Int
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from saccade.backbone import REMEMBERED, Backbone
 from saccade.draft import Team
@@ -64,7 +65,7 @@ class Job:
     room: int
     length: int  # gamma
     words: Sequence[Mapping[str, tuple[int, ...]]]
-    laws: Float[Tensor, "slot vocab"] | None  # shared memory; None when nothing is sampled
+    laws: Float[Tensor, "request slot vocab"] | None  # shared memory; None: nothing is sampled
 
 
 @dataclass
@@ -152,6 +153,11 @@ class Desk:
             line.limit = (flying or 0) + self._job.length
             line.epoch += 1
 
+    def end(self, request: int) -> None:
+        """This request's answer is complete."""
+        self._lines.pop(request, None)
+        self._session.end(request)
+
     def turn(self, turns: Mapping[int, Turn], rules: Sequence[Sampling]) -> None:
         """A further question; drafting starts again from its end."""
         self._session.turn(turns, rules)
@@ -171,8 +177,8 @@ class Desk:
             token, q = scored[request].draw(tip)
             slot = None
             if q is not None and self._job.laws is not None:
-                slot = line.sent % len(self._job.laws)
-                self._job.laws[slot] = q
+                slot = line.sent % self._job.laws.shape[1]
+                self._job.laws[request, slot] = q
             line.chain = add(line.chain, tip, token, None)
             line.sent += 1
             self._tell("token", request, line.epoch, token, slot)
@@ -214,6 +220,7 @@ def work(connection: Connection) -> None:
                 name, *content = connection.recv()
                 if name == "model":
                     number, key, model, lean = content
+                    _acquaint(model)
                     models[key] = Backbone(model, lean=lean)
                     tell("taught")
                 elif name == "forget":
@@ -233,6 +240,15 @@ def work(connection: Connection) -> None:
             log.exception("drafting failed")
             tell("failed", f"{type(error).__name__}: {error}")
             desk = None
+
+
+def _acquaint(model: Any) -> None:
+    """Builds every class of model once, without weights: transformers notes what a model can record
+    when one is made, and one that came by mail was never made here."""
+    for part in model.modules():
+        if isinstance(part, PreTrainedModel):
+            with suppress(Exception), torch.device("meta"):
+                type(part)(part.config)
 
 
 def main(handle: int) -> None:
@@ -367,8 +383,11 @@ class WorkerDraft:
         self._samples = any(rule.sample for rule in team.rules)
         self._laws = None
         if self._samples:
-            self._laws = torch.zeros(4 * self._length + 8, self._vocab).share_memory_()
+            slots = 4 * self._length + 8  # more than are ever out at once
+            self._laws = torch.zeros(len(team.rules), slots, self._vocab).share_memory_()
         self._sights = {i: Sight() for i in range(len(team.rules))}
+        self._owed: dict[int, tuple[list[int], int | None]] = {}
+        self._since = time.monotonic()
         self._seen: dict[int, int] | None = None  # once the draft is ready
         self._worker: Worker | None = None
         self._patience = PATIENCE
@@ -405,6 +424,7 @@ class WorkerDraft:
 
     def guide(self, prefills: Sequence[Prefill]) -> None:
         self._share_threads()
+        self._since = time.monotonic()
         self._hired.send("guide", [_light(prefill) for prefill in prefills])
 
     def propose(self, stems: Mapping[int, Tree], states: Mapping[int, State]) -> dict[int, Tree]:
@@ -412,6 +432,8 @@ class WorkerDraft:
         self._hear()
         if self._samples:
             self._wait(lambda: self._seen is not None, READY)
+        if self._seen is not None:
+            self._settle()
         sights = {request: self._sights[request] for request in stems}
         limits = {}
         for request, sight in sights.items():
@@ -429,9 +451,14 @@ class WorkerDraft:
 
     def ahead(self, flights: Mapping[int, Tree]) -> dict[int, Tree]:
         """Waits for the token after each flight; not for a draft that is still reading."""
+        for request, flight in flights.items():
+            self._sights[request].limit = len(flight) + self._length
         self._hear()
         if self._seen is None:
+            if time.monotonic() - self._since > READY:
+                self._give_up(READY)
             return dict(flights)
+        self._settle()
         wanted = {request: len(flight) + 1 for request, flight in flights.items()}
         self._wait(
             lambda: all(len(self._sights[r].tokens) >= n for r, n in wanted.items()), PATIENCE
@@ -439,23 +466,37 @@ class WorkerDraft:
         return {request: self._chain(request, count) for request, count in wanted.items()}
 
     def commit(self, tokens: Mapping[int, Sequence[int]]) -> None:
-        news: dict[int, tuple[Sequence[int], int | None]] = {}
         for request, new in tokens.items():
             sight, count = self._sights[request], len(new)
-            sight.epoch += 1
-            if sight.tokens[:count] == list(new):
+            before, flying = self._owed.get(request, ([], 0))
+            if sight.tokens[:count] == list(new) and flying is not None:
                 del sight.tokens[:count], sight.slots[:count]
-                sight.batch = max(0, sight.limit - count)
-                news[request] = new, sight.batch
+                flying = sight.batch = max(0, sight.limit - count)
             else:
                 sight.tokens, sight.slots = [], []
-                sight.batch, sight.valid = 0, sight.epoch
-                news[request] = new, None
+                flying, sight.batch = None, 0
+                sight.valid = sight.epoch + 1
             sight.limit = sight.batch + self._length
-        self._hired.send("commit", news)
+            self._owed[request] = [*before, *new], flying
+        self._hear()
+        if self._seen is not None:  # a worker that still reads would not read this
+            self._settle()
+
+    def _settle(self) -> None:
+        """Tells the worker what was emitted since it was told last."""
+        owed, self._owed = self._owed, {}
+        for request in owed:
+            self._sights[request].epoch += 1
+        if owed:
+            self._hired.send("commit", owed)
+
+    def end(self, request: int) -> None:
+        self._settle()
+        self._hired.send("end", request)
 
     def turn(self, turns: Mapping[int, Turn], rules: Sequence[Sampling]) -> None:
         self._share_threads()
+        self._settle()
         for request in turns:
             epoch = self._sights[request].epoch + 1
             self._sights[request] = Sight(limit=self._length, epoch=epoch, valid=epoch)
@@ -492,7 +533,8 @@ class WorkerDraft:
     def _chain(self, request: int, count: int) -> Tree:
         sight, laws = self._sights[request], self._laws
         q = tuple(
-            None if laws is None or slot is None else laws[slot] for slot in sight.slots[:count]
+            None if laws is None or slot is None else laws[request, slot]
+            for slot in sight.slots[:count]
         )
         return Tree(tuple(sight.tokens[:count]), tuple(range(-1, count - 1)), q)
 
@@ -518,8 +560,11 @@ class WorkerDraft:
     def _wait(self, done: Callable[[], bool], patience: float) -> None:
         while not done():
             if not self._hear(patience):
-                self._hired.kill()
-                raise DraftError(f"the draft process was silent for {patience:g} s")
+                self._give_up(patience)
+
+    def _give_up(self, patience: float) -> None:
+        self._hired.kill()
+        raise DraftError(f"the draft process was silent for {patience:g} s")
 
 
 def _light(prefill: Prefill) -> Prefill:

@@ -277,7 +277,10 @@ def read(path: Path, name: str) -> Data:
 
 
 def save(figure: Figure, path: Path) -> None:
-    """The same numbers give the same bytes."""
+    """Without a date or random ids, so that a file in the repository changes with its numbers.
+
+    Names of clip paths may change still: they are hashes of a layout that is solved to 1e-13.
+    """
     date = {"Date": None} if path.suffix == ".svg" else {}
     with matplotlib.rc_context({"svg.hashsalt": "saccade"}):
         figure.savefig(path, dpi=130, metadata=date)

@@ -79,7 +79,6 @@ DRAFTERS: dict[str, Drafter] = {
     "ensemble": Ensemble(tabed.Equal()),
     "lookup": Lookup,
     "none": Nobody,
-    "worker": WorkerDraft,
 }
 
 WEIGHTS: dict[str, Callable[[int | None], Weighting]] = {
@@ -131,21 +130,40 @@ def resolve(name: str) -> Recipe:
 
 
 def choices(recipe: Recipe) -> dict[str, str]:
-    """A recipe in the words of its axes, as far as they have words for it."""
-    view, shape = recipe.view, recipe.shape
-    found = {"drafter": _name(DRAFTERS, recipe.drafter)}
-    if isinstance(recipe.drafter, Ensemble):
-        rule = recipe.drafter.weighting
-        same = [name for name, make in WEIGHTS.items() if make(None) == rule]
-        found |= {"drafter": "ensemble", "weights": same[0] if same else type(rule).__name__}
+    """A recipe in the words of its axes."""
+    if not recipe.drafts:
+        return {"drafter": "none"}
+    view, drafter = recipe.view, recipe.drafter
+    found = {"drafter": _name(DRAFTERS, ModelDraft if drafter is WorkerDraft else drafter)}
+    if isinstance(drafter, Ensemble):
+        found |= {"drafter": "ensemble", "weights": _rule(drafter.weighting)}
     found["view"] = view.name
     if view.keep is not None and view.name not in ("full", "none", "pooled"):
         found["keep"] = f"{view.keep:g}"
-    if isinstance(view, Pruned) and view.early != "wait":
-        found["early"] = view.early
-    length = f"chain-{shape.length}" if isinstance(shape, Chain) else _name(SHAPES, shape)
-    found |= {"shape": length, "schedule": _name(SCHEDULES, recipe.schedule)}
-    return found if recipe.drafts else {"drafter": "none"}
+    if isinstance(view, Pruned):
+        if isinstance(view.select, specvlm.TwoStage):
+            found["lambda"] = f"{view.select.share:g}"
+        if view.positions != "original":
+            found["positions"] = view.positions
+        if view.early != "wait":
+            found["early"] = view.early
+    return found | {"shape": _form(recipe.shape), "schedule": _name(SCHEDULES, recipe.schedule)}
+
+
+def _rule(rule: Weighting) -> str:
+    window = rule.window if isinstance(rule, tabed.Grid | tabed.Inverse) else None
+    name = next(name for name, make in WEIGHTS.items() if make(window) == rule)
+    return name if window is None else f"{name}-{window}"
+
+
+def _form(shape: Shape) -> str:
+    if isinstance(shape, Chain):
+        return f"chain-{shape.length}"
+    if isinstance(shape, Best):
+        return f"best-{shape.nodes}"
+    if isinstance(shape, Static) and shape not in SHAPES.values():
+        return "paths-" + ",".join(".".join(map(str, path)) for path in shape.paths)
+    return _name(SHAPES, shape)
 
 
 def axes() -> dict[str, list[str]]:
@@ -247,7 +265,7 @@ def _weights(choices: Choices, value: str) -> Choices:
             f"weights={value} needs an ensemble: start from tabed, or drafter=ensemble"
         )
     kind, _, last = value.rpartition("-")
-    window = int(last) if last.isdigit() and kind else None
+    window = _number(last) if kind else None
     if window == 0 or (window and kind == "equal"):
         raise MethodError(f"weights={value}: a window holds 1 position or more, and equal has none")
     make = _pick(WEIGHTS, "weights", value if window is None else kind, also="each with -N")
@@ -257,12 +275,17 @@ def _weights(choices: Choices, value: str) -> Choices:
 def _shape(choices: Choices, value: str) -> Choices:
     kind, _, size = value.partition("-")
     if kind in ("chain", "best"):
-        if not size.isdigit() or not 1 <= int(size) <= LARGEST[kind]:
+        count = _number(size)
+        if count is None or not 1 <= count <= LARGEST[kind]:
             raise MethodError(f"shape={value}: write {kind}-N with N from 1 to {LARGEST[kind]}")
-        return {"shape": Chain(int(size)) if kind == "chain" else Best(int(size))}
+        return {"shape": Chain(count) if kind == "chain" else Best(count)}
     if kind == "paths":
         return {"shape": Static(_paths(size))}
     return {"shape": _pick(SHAPES, "shape", value, also="chain-N, best-N, paths-0,1,0.0,0.1")}
+
+
+def _number(text: str) -> int | None:
+    return int(text) if text.isascii() and text.isdigit() else None
 
 
 def _paths(text: str) -> Paths:
