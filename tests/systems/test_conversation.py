@@ -428,8 +428,7 @@ def test_any_walk_through_a_conversation_answers_as_a_fresh_start(method, family
         for _ in range(4):
             first = min(len(ids_of(start)), len(text))
             keep = rng.choice([least, first, rng.randint(least, len(text)), len(text)])
-            # a prompt ends in text; a self-draft's question again has a test of its own
-            few = 1 if keep == least or (keep < len(text) and method in SELF) else 0
+            few = 1 if keep == least else 0  # prompts that end in a video have their own test
             new = question(rng.randrange(10**6), rng.choice([few, 1, 4]))
             asked = further(cut(start, least), [*text[least:keep], *new])
             same = keep
