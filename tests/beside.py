@@ -1,0 +1,249 @@
+"""For tests of the parallel schedule: models with known delays, and a draft process without one.
+
+``Pace`` travels with a model into a real worker, so this module imports nothing that is slow to
+import. ``Inside`` is the worker's own desk run in this process, a turn at a time, so that every
+interleaving of the two sides can be asked for.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import time
+import warnings
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from torch import nn
+
+from saccade import worker
+from saccade.backbone import Backbone
+from saccade.worker import Desk, DraftError, Job
+
+MANY = 16  # rows a forward has in a prefill, at least
+
+# -- models with known delays ------------------------------------------------------------------
+
+
+@dataclass
+class Pace:
+    """Sleeps before each forward of a decoder and writes down what it ran, a JSON line each."""
+
+    prefill: float = 0.0
+    step: float = 0.0
+    log: str = ""
+    failing: int | None = None  # the step that raises, once
+    steps: int = 0
+    ids: list[int] = field(default_factory=list)
+    started: float = 0.0
+    deaf: Any = None
+
+    def embedding(self, module: Any, args: Any) -> None:
+        self.ids = args[0].flatten().tolist()
+
+    def before(self, module: Any, args: Any, kwargs: Any) -> None:
+        self.started = time.monotonic()
+        if "saccade_step" not in kwargs:  # the model is asked for its prompt alone
+            return
+        many = kwargs["inputs_embeds"].shape[1] >= MANY
+        time.sleep(self.prefill if many else self.step)
+        if not many:
+            self.steps += 1
+            if self.steps == self.failing:
+                raise RuntimeError(f"step {self.steps} is broken")
+
+    def after(self, module: Any, args: Any, kwargs: Any, out: Any) -> None:
+        if self.log:
+            rows = kwargs["inputs_embeds"].shape[1]
+            ids = self.ids if rows == len(self.ids) else []
+            line = {"start": self.started, "end": time.monotonic(), "rows": rows, "ids": ids}
+            with Path(self.log).open("a") as file:
+                file.write(json.dumps(line) + "\n")
+
+
+def paced(model: nn.Module, pace: Pace) -> Backbone:
+    """The model at this pace, over its modules, since hooks are theirs. Changes the model."""
+    decoder: Any = model.get_decoder()  # type: ignore[operator]
+    decoder.register_forward_pre_hook(pace.before, with_kwargs=True)
+    decoder.register_forward_hook(pace.after, with_kwargs=True)
+    decoder.get_input_embeddings().register_forward_pre_hook(pace.embedding)
+    return Backbone(model, lean=False)
+
+
+@dataclass(frozen=True)
+class Ran:
+    """One forward, on the clock that all processes share."""
+
+    start: float
+    end: float
+    rows: int
+    ids: tuple[int, ...]
+
+
+def ran(log: str) -> list[Ran]:
+    """The forwards a log holds."""
+    path = Path(log)
+    lines = path.read_text().splitlines() if path.exists() else []
+    found = [json.loads(line) for line in lines]
+    return [Ran(at["start"], at["end"], at["rows"], tuple(at["ids"])) for at in found]
+
+
+def deafened() -> None:
+    """Makes this process's desk draft all it may before it looks at its mail again."""
+    step = Desk.step
+
+    def deaf(self: Desk) -> None:
+        while self.busy():
+            step(self)
+
+    Desk.step = deaf  # type: ignore[method-assign]
+
+
+class Deafening:
+    """Deafens the process it is unpickled in."""
+
+    def __reduce__(self) -> Any:
+        return deafened, ()
+
+
+# -- a worker without a process ----------------------------------------------------------------
+
+
+class Inside(worker.Worker):
+    """A worker whose process is this one. Its loop gets ``turns()`` turns whenever the parent
+    listens, and as many as it takes where the parent is patient: so ``turns`` says who is faster.
+
+    ``dies`` is the number of messages after which the process is dead.
+    """
+
+    def __init__(self, turns: Callable[[], int] = lambda: 1, dies: int | None = None) -> None:
+        self.threads = 1
+        self.process: Any = self
+        self.desk: Desk | None = None
+        self.told: list[tuple[Any, ...]] = []  # what the parent sent
+        self.left = dies
+        self._turns = turns
+        self._mail: deque[tuple[Any, ...]] = deque()
+        self._inbox: deque[tuple[Any, ...]] = deque()
+        self._job = self._at_work_on = 0
+
+    def poll(self) -> int | None:
+        return None if self.left is None or self.left > 0 else -9
+
+    def knows(self, backbone: Backbone) -> bool:
+        return True
+
+    def hand(self, backbone: Backbone, job: Job) -> None:
+        self._job += 1
+        self.send("job", self._job, backbone, job)
+
+    def send(self, *message: Any) -> None:
+        self._alive()
+        self.told.append(message)
+        self._mail.append(message)
+
+    def receive(self, patience: float) -> tuple[Any, ...] | None:
+        for _ in range(self._turns()):
+            self.turn()
+        while True:
+            while self._inbox:
+                self._alive()
+                job, *message = self._inbox.popleft()
+                if job == self._job:
+                    if self.left is not None:
+                        self.left -= 1
+                    return tuple(message)
+            if not patience or not self.turn():
+                self._alive()
+                return None
+
+    def turn(self) -> bool:
+        """One turn of the worker's loop: mail first, then one step; whether there was any."""
+        read = bool(self._mail)
+        try:
+            while self._mail:
+                name, *content = self._mail.popleft()
+                if name == "job":
+                    self._at_work_on, backbone, job = content
+                    self.desk = Desk(backbone, job, self._tell)
+                elif name == "done":
+                    self.desk = None
+                elif self.desk is not None:
+                    getattr(self.desk, name)(*content)
+            if self.desk is None or not self.desk.busy():
+                return read
+            self.desk.step()
+        except Exception as error:
+            self._tell("failed", f"{type(error).__name__}: {error}")
+            self.desk = None
+        return True
+
+    def kill(self) -> None:
+        self.left = 0
+
+    def _tell(self, *message: Any) -> None:
+        self._inbox.append((self._at_work_on, *message))
+
+    def _alive(self) -> None:
+        if self.poll() is not None:
+            raise DraftError("the draft process has died")
+
+
+@contextmanager
+def hired(inside: Inside) -> Iterator[Inside]:
+    """Answers in this block are drafted for by ``inside``."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(worker, "hire", lambda backbone: inside)
+        patch.setattr(worker, "release", lambda one: one._mail.append(("done",)))
+        yield inside
+
+
+# -- processes that start at once --------------------------------------------------------------
+
+
+class Forked:
+    """A worker's process as a fork of this one: the real loop over a real line, without the many
+    seconds that importing everything anew takes. Stands in for ``subprocess.Popen``.
+    """
+
+    def __init__(self, command: Sequence[str], *, pass_fds: Sequence[int], **rest: Any) -> None:
+        (handle,) = pass_fds
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # of forking beside a thread
+            context = multiprocessing.get_context("fork")
+            self._process = context.Process(target=worker.main, args=(handle,), daemon=True)
+            self._process.start()
+        self.pid = self._process.pid
+
+    def poll(self) -> int | None:
+        return self._process.exitcode
+
+    def kill(self) -> None:
+        self._process.kill()
+
+    def wait(self) -> None:
+        self._process.join()
+
+
+@contextmanager
+def forked() -> Iterator[None]:
+    """Workers hired in this block start at once, and end with it."""
+    fire()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(worker, "subprocess", SimpleNamespace(Popen=Forked))
+        yield
+    fire()
+
+
+def fire() -> None:
+    """Ends every idle worker."""
+    for one in worker._idle:
+        one.kill()
+        one.line.close()
+    worker._idle.clear()
