@@ -442,11 +442,12 @@ class WorkerDraft:
                 sight.limit = limits[request] = sight.batch + self._length
         if limits:
             self._hired.send("limit", limits)
-        self._wait(
-            lambda: all(len(s.tokens) >= (s.batch or 0) for s in sights.values()), self._patience
-        )
+        if self._seen is not None:
+            whole = [(sight, sight.batch or 0) for sight in sights.values()]
+            self._wait(lambda: all(len(s.tokens) >= n for s, n in whole), self._patience)
         return {
-            request: self._chain(request, sight.batch or 0) for request, sight in sights.items()
+            request: self._chain(request, min(sight.batch or 0, len(sight.tokens)))
+            for request, sight in sights.items()
         }
 
     def ahead(self, flights: Mapping[int, Tree]) -> dict[int, Tree]:
@@ -461,7 +462,7 @@ class WorkerDraft:
         self._settle()
         wanted = {request: len(flight) + 1 for request, flight in flights.items()}
         self._wait(
-            lambda: all(len(self._sights[r].tokens) >= n for r, n in wanted.items()), PATIENCE
+            lambda: all(len(self._sights[r].tokens) >= n for r, n in wanted.items()), self._patience
         )
         return {request: self._chain(request, count) for request, count in wanted.items()}
 
