@@ -102,7 +102,7 @@ def deafened() -> None:
         while self.busy():
             step(self)
 
-    Desk.step = deaf  # type: ignore[method-assign]
+    Desk.step = deaf
 
 
 class Deafening:

@@ -58,7 +58,7 @@ class Recipe:
             "lookup drafts a chain; use shape=chain-N",
         )
         yield (
-            self.drafter is Lookup and view != FULL,
+            self.drafter is Lookup and view.name != "full",
             f"lookup reads the text alone; view {view.name} means nothing to it",
         )
         yield (

@@ -16,8 +16,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from copy import copy
 from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection
@@ -289,13 +289,15 @@ class Worker:
             self._taught.discard(gone)
             self.send("forget", gone)
         if backbone not in self._models:
-            number = self._models[backbone] = max(self._taught, default=0) + 1
-            self._taught.add(number)
+            number = max(self._taught, default=0) + 1
             bare = copy(backbone.model)
             vars(bare).pop(REMEMBERED, None)
-            self.send("model", self._job, number, bare, backbone.lean is not None)
+            with _mailable(bare):
+                self.send("model", self._job, number, bare, backbone.lean is not None)
             if self.receive(UP) != ("taught",):
                 raise DraftError("the draft process could not take the model")
+            self._models[backbone] = number
+            self._taught.add(number)
         self.send("job", self._job, self._models[backbone], job)
 
     def send(self, *message: Any) -> None:
@@ -319,6 +321,33 @@ class Worker:
         self.process.kill()
         self.process.wait()
 
+
+@contextmanager
+def _mailable(model: Any) -> Iterator[None]:
+    """For the length of a call, without the hooks that cannot be sent: transformers puts some on
+    where it records hidden states, and notes that it has; the worker's copy gets its own."""
+    taken: list[tuple[dict[Any, Any], dict[Any, Any]]] = []
+    for part in model.modules():
+        flags = {CAPTURING: part.__dict__[CAPTURING]} if CAPTURING in part.__dict__ else {}
+        for kept in (part._forward_hooks, part._forward_pre_hooks):
+            local = {key: hook for key, hook in kept.items() if "<locals>" in _where(hook)}
+            taken.append((kept, local))
+        taken.append((part.__dict__, flags))
+    for place, things in taken:
+        for key in things:
+            del place[key]
+    try:
+        yield
+    finally:
+        for place, things in taken:
+            place.update(things)
+
+
+def _where(hook: Any) -> str:
+    return str(vars(type(hook)).get("__qualname__", "")) + str(getattr(hook, "__qualname__", ""))
+
+
+CAPTURING = "_output_capturing_hooks_installed"
 
 _idle: list[Worker] = []
 

@@ -391,4 +391,4 @@ def test_three_sampled_tokens_of_a_real_model_follow_the_exact_law_closely(metho
 def test_control_a_misjudged_ensemble_is_seen_end_to_end(monkeypatch):
     """Control: judged by the law of the view that sees, a mixture with a blind one must fail."""
     monkeypatch.setattr("saccade.ensemble.Mixture", Misjudged)
-    assert real_p_value("tabed-mt/shape=chain-2", 4) < ALPHA
+    assert real_p_value("tabed-mt/shape=chain-2", 4) < 0.01  # few answers: the tables are sharper

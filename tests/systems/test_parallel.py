@@ -132,6 +132,7 @@ def timed(
     return Timed(found, result, began[0], stop, target.log, draft.log)
 
 
+@pytest.mark.slow  # by the clock, so alone
 def test_the_draft_goes_on_until_the_target_is_ready(tmp_path):
     """Claim (Sec. 5.2): beside a target's prefill of 0.8 s, a draft that needs 0.2 s and then 50 ms
     a token has about 12 ready, and all of them fly in the first round although gamma is 5.
@@ -152,6 +153,7 @@ def test_the_draft_goes_on_until_the_target_is_ready(tmp_path):
 PACES = {"target is longer": (0.3, 0.015), "draft is longer": (0.05, 0.09)}
 
 
+@pytest.mark.slow  # by the clock, so alone
 @pytest.mark.parametrize("name", list(PACES))
 def test_a_fully_accepted_answer_takes_as_long_as_the_longer_process(name, tmp_path):
     """Claim: where all is accepted, decoding takes at most 1.15 x the longer process's own work.
