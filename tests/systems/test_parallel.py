@@ -150,7 +150,7 @@ def test_the_draft_goes_on_until_the_target_is_ready(tmp_path):
     assert len(waits.rounds[0].tree) <= GAMMA
 
 
-PACES = {"target is longer": (0.3, 0.015), "draft is longer": (0.05, 0.09)}
+PACES = {"target is longer": (0.3, 0.015), "draft is longer": (0.12, 0.06)}
 
 
 @pytest.mark.slow  # by the clock, so alone
