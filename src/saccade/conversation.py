@@ -36,10 +36,10 @@ class Conversation:
         self._last: Stream | None = None
 
     def stream(self, inputs: Inputs, **settings: Any) -> Stream:
-        """The rounds of the next answer; exhaust it before asking again."""
+        """The rounds of the next answer; exhaust it, or close it, before asking again."""
         if self._last is not None:
-            if not self._last.results:
-                raise OptionError("the last answer is not complete: exhaust its stream first")
+            if not self._last.results and not self._last.closed:
+                raise OptionError("the last answer is under way: exhaust its stream or close it")
             self._talk = self._last.talk
         merged = {**self._always, **settings}
         self._last = stream(

@@ -38,7 +38,8 @@ Captioner = Callable[[Inputs], Sequence[str]]
 class Talk:
     """What a conversation keeps between its turns: both models' caches."""
 
-    recipe: Recipe
+    asked: Recipe
+    recipe: Recipe  # the same, fitted to this machine
     session: Session
     draft: Guarded
     prompts: Sequence[Prompt]  # of the first turn
@@ -89,7 +90,8 @@ class Stream(Iterator[Round]):
         talk: Talk | None = None,
         keep: bool = False,
     ) -> None:
-        if talk is not None and talk.recipe.name != recipe.name:
+        self._asked = recipe
+        if talk is not None and talk.asked != recipe:
             talk.draft.close()  # another method: nothing to go on from
             talk = None
         self.recipe = (
@@ -105,6 +107,7 @@ class Stream(Iterator[Round]):
         self._rules, self._stops, self._decode = rules, stops, decode
         self._phase: Phase = on_phase or (lambda name: None)
         self._keep = keep
+        self.closed = False
         self.talk = talk
         self.results: list[Result] = []
         self._rounds = self._work()
@@ -114,6 +117,7 @@ class Stream(Iterator[Round]):
 
     def close(self) -> None:
         """Stops decoding; nothing more is emitted."""
+        self.closed = True
         self._rounds.close()
 
     def _work(self) -> Generator[Round, None, None]:
@@ -143,7 +147,7 @@ class Stream(Iterator[Round]):
         bound = recipe.bind(target, self._draft_model, rules, room, self._words)
         draft = Guarded(bound, target.vocab)
         session = Session(target, rules, room=room)
-        self.talk = Talk(recipe, session, draft, (), _seen(self._inputs))
+        self.talk = Talk(self._asked, recipe, session, draft, (), _seen(self._inputs))
         draft.begin(self._inputs if self._draft_inputs is None else self._draft_inputs)
         prompts = self.talk.prompts = target.prompts(self._inputs)
         vision = clock.lap()

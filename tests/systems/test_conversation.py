@@ -657,7 +657,7 @@ def test_an_unfinished_answer_refuses_the_next_question():
     (inputs, first), (more, second), _ = script("qwen2_5_vl")
     with talking("qwen2_5_vl", "sd") as conversation:
         stream = conversation.stream(inputs)
-        with pytest.raises(OptionError, match="not complete: exhaust its stream first"):
+        with pytest.raises(OptionError, match="exhaust its stream or close it"):
             conversation.stream(more)
         next(stream)
         with pytest.raises(OptionError, match="not complete"):
