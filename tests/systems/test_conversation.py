@@ -660,7 +660,7 @@ def test_an_unfinished_answer_refuses_the_next_question():
         with pytest.raises(OptionError, match="exhaust its stream or close it"):
             conversation.stream(more)
         next(stream)
-        with pytest.raises(OptionError, match="not complete"):
+        with pytest.raises(OptionError, match="under way"):
             conversation.run(more)
         assert len(list(stream)) > 0 and stream.results[0].ids == first
         result = conversation.run(more)
