@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,7 +10,6 @@ import pytest
 from rich.console import Console
 
 from saccade import cli
-from saccade.shapes import commands
 from saccade.terminal import PIPED_WIDTH
 
 Call = Callable[..., tuple[int, str, str]]
@@ -21,9 +21,14 @@ def call(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> 
 
     def run(*words: object) -> tuple[int, str, str]:
         monkeypatch.setattr("sys.argv", ["saccade", *map(str, words)])
-        for module in (cli, commands):
-            monkeypatch.setattr(module, "out", Console(highlight=False, width=PIPED_WIDTH))
-        monkeypatch.setattr(cli, "err", Console(stderr=True, highlight=False, width=400))
+        consoles = {
+            "out": Console(highlight=False, width=PIPED_WIDTH),
+            "err": Console(stderr=True, highlight=False, width=400),
+        }
+        for name in [name for name in sys.modules if name.startswith("saccade.cli.")]:
+            for word, console in consoles.items():
+                if hasattr(sys.modules[name], word):
+                    monkeypatch.setattr(sys.modules[name], word, console)
         capfd.readouterr()
         with pytest.raises(SystemExit) as stopped:
             cli.main()

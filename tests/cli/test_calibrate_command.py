@@ -11,9 +11,9 @@ import pytest
 import typer
 from typer.testing import CliRunner, Result
 
+from saccade.cli import calibrate as command
 from saccade.errors import MethodError, OptionError, SaccadeError, VideoInputError
 from saccade.measure import calibrate as calibrating
-from saccade.measure import calibrate_command as command
 from saccade.measure.calibrate import defaults, read
 from saccade.models import ask, load
 from saccade.systems import resolve

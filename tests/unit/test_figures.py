@@ -13,9 +13,9 @@ import typer
 from matplotlib.figure import Figure
 from typer.testing import CliRunner, Result
 
+from saccade.cli.figure import figure as command
 from saccade.errors import OptionError
 from saccade.measure import figures
-from saccade.measure.figure_command import figure as command
 from saccade.types import RoundRecord
 
 Call = Callable[..., Result]

@@ -53,6 +53,7 @@ LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 ENGINE, TOOLS = 6500, 2200
 TOOLING = {"measure", "cli", "show", "terminal", "__main__"}
 UNBUDGETED = {"shapes", "suites", "serve", "media"}
+UNBUDGETED_COMMANDS = {"cli/shapes.py", "cli/train_draft.py"}  # they belong to shapes/
 SYSTEM_LINES = 135  # "about 130"
 
 FILES = sorted(PACKAGE.rglob("*.py"))
@@ -144,7 +145,9 @@ def test_the_package_keeps_to_its_line_budget(tools, budget):
     total = sum(
         len(path.read_text().splitlines())
         for path in FILES
-        if _top(path) not in UNBUDGETED and (_top(path) in TOOLING) == tools
+        if _top(path) not in UNBUDGETED
+        and path.relative_to(PACKAGE).as_posix() not in UNBUDGETED_COMMANDS
+        and (_top(path) in TOOLING) == tools
     )
     assert total < budget, f"{total} lines"
 

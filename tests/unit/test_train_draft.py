@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 
 import saccade
 from saccade.backbone import Backbone
+from saccade.cli.train_draft import train_draft
 from saccade.errors import ModelError, OptionError, SaccadeError
 from saccade.models import ask, load
 from saccade.reference import Oracle
@@ -24,7 +25,6 @@ from saccade.sampling import Sampling
 from saccade.shapes import agreement
 from saccade.shapes import train_draft_run as training
 from saccade.shapes.train_draft import RECIPES, parts, shared, trained
-from saccade.shapes.train_draft_command import train_draft
 from saccade.shapes.train_draft_run import Settings
 from saccade.shapes.train_draft_samples import Samples, answered, together
 from saccade.shapes.train_draft_trainer import Work, answers, loss_of, trainer

@@ -1,0 +1,60 @@
+"""The application: every command by its name, and errors that become one line."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from saccade.cli.calibrate import calibrate
+from saccade.cli.chat import chat
+from saccade.cli.compare import compare
+from saccade.cli.demo import demo
+from saccade.cli.describe import describe
+from saccade.cli.figure import figure
+from saccade.cli.methods import methods
+from saccade.cli.shapes import shapes_app
+from saccade.cli.train_draft import train_draft
+from saccade.errors import SaccadeError
+from saccade.terminal import err
+
+app = typer.Typer(
+    help="Vision-language models that answer faster, with exactly the same answers.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+)
+
+
+@app.callback(invoke_without_command=True)
+def top(
+    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+) -> None:
+    if version:
+        from saccade import __version__
+
+        typer.echo(f"saccade {__version__}")
+        raise typer.Exit()
+
+
+app.command()(demo)
+app.command()(describe)
+app.command()(chat)
+app.command()(compare)
+app.command()(methods)
+app.command()(calibrate)
+app.command()(figure)
+app.command("train-draft")(train_draft)
+app.add_typer(shapes_app, name="shapes")
+
+
+def main() -> None:
+    """Runs the command line: an error meant for a person is one line and exit code 2."""
+    try:
+        app(standalone_mode=True)
+    except SaccadeError as error:
+        err.print(f"saccade: {error}", markup=False, soft_wrap=True)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -1,0 +1,77 @@
+"""``saccade chat``."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Annotated
+
+import typer
+
+from saccade.cli import loading, options
+from saccade.cli.describe import answer, described
+from saccade.terminal import Json, Threads, Verbose, err, prepare
+
+
+def chat(
+    video: Annotated[str, typer.Argument(help="A video, GIF, image or folder of frames.")],
+    target: options.Target = None,
+    draft: options.Draft = None,
+    method: options.Method = None,
+    config: options.Config = None,
+    captioner: options.Captioner = None,
+    max_new_tokens: options.Tokens = 256,
+    fps: options.Fps = None,
+    num_frames: options.NumFrames = None,
+    every_frame: options.Every = False,
+    start: options.Start = None,
+    end: options.End = None,
+    seed: options.Seed = None,
+    threads: Threads = None,
+    dtype: options.Dtype = None,
+    device: options.Device = None,
+    as_json: Json = False,
+    verbose: Verbose = False,
+) -> None:
+    """Ask one question after another about a video; only what is new is read.
+
+    A question a line on standard input; an empty line or the end of input ends it.
+    """
+    known = loading.known(config, target, draft, method)
+    prepare(threads or known.threads, verbose)
+    from saccade.conversation import Conversation
+
+    (recipe,) = loading.recipes([known.method])
+    clip = loading.read(
+        video, loading.sampling(fps, num_frames, every_frame, start, end), quiet=as_json
+    )
+    models = loading.models(known.target, known.draft, dtype, device, quiet=as_json)
+    history: list[tuple[str, str]] = []
+    asking = sys.stdin.isatty() and not as_json
+    with Conversation(
+        models.target.backbone,
+        draft=None if models.draft is None else models.draft.backbone,
+        method=recipe,
+        tokenizer=models.target.tokenizer,
+        captioner=loading.captioner(captioner, known.target, clip, device),
+        seed=seed,
+        max_new_tokens=max_new_tokens,
+        do_sample=False,
+    ) as talk:
+        while question := _question(asking):
+            inputs = loading.inputs(models.target, clip, question, history)
+            result = answer(
+                models.target,
+                lambda tell, inputs=inputs: talk.stream(inputs, on_phase=tell),
+                quiet=as_json,
+            )
+            if as_json:
+                typer.echo(json.dumps({"question": question, **described(result, clip)}))
+            history.append((question, result.text or ""))
+
+
+def _question(asking: bool) -> str:
+    """The next line of standard input; empty at the end."""
+    if asking:
+        err.print("\n[bold]?[/bold] ", end="")
+    return sys.stdin.readline().strip()

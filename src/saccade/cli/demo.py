@@ -1,0 +1,70 @@
+"""``saccade demo``."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from saccade.cli import loading, options
+from saccade.cli.compare import compared
+from saccade.terminal import PIPED_WIDTH, Json, Threads, Verbose, out, prepare
+
+DEMO_SEED, DEMO_FRAMES, DEMO_SIZE = 20_000_002, 64, 224  # never trained on
+
+
+def demo(
+    max_new_tokens: options.Tokens = 256,
+    repeat: options.Repeat = 3,
+    threads: Threads = None,
+    picture: Annotated[Path | None, typer.Option(help="Save what is shown as an SVG.")] = None,
+    as_json: Json = False,
+    verbose: Verbose = False,
+) -> None:
+    """Describe a video twice with the embedded pair, plainly and by SpecVLM, and compare."""
+    prepare(threads, verbose)
+    from saccade import media, show
+    from saccade.shapes import text, world
+
+    scene = world.scene(DEMO_SEED)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "demo.mp4"
+        world.write_clip(scene, path, DEMO_FRAMES, DEMO_SIZE)
+        clip = media.read(path, media.Sampling(every=True))
+    models = loading.models("shapes", None, None, None, quiet=as_json)
+    methods = ["ar", "specvlm/shape=fit", "hf"]
+    found = compared(
+        models,
+        clip,
+        "demo.mp4",
+        options.QUESTION,
+        methods,
+        repeat,
+        {"max_new_tokens": max_new_tokens},
+        None,
+    )
+    if as_json:
+        typer.echo(json.dumps(found.json()))
+        return
+    page = Console(
+        highlight=False,
+        record=True,
+        width=out.width if out.is_terminal and not picture else PIPED_WIDTH,
+    )
+    result = found.results["specvlm/shape=fit"]
+    typist = show.Typist(lambda ids: models.target.tokenizer.decode(ids, skip_special_tokens=True))
+    page.print(show.frames(clip.frames))
+    page.print(
+        "[bold]The target's answer, drafted by SpecVLM:[/bold] ",
+        *[*(typist.type(round) for round in result.rounds), typist.rest()],
+        sep="",
+    )
+    page.print(show.legend())
+    page.print(f"\n[bold]What the generator drew:[/bold] [dim]{text.describe(scene)}[/dim]\n")
+    found.show(page)
+    if picture is not None:
+        picture.write_text(show.offline_svg(page.export_svg(title="saccade demo")))

@@ -1,0 +1,163 @@
+"""``saccade describe``, and how an answer is shown as it comes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from saccade.cli import loading, options
+from saccade.errors import OptionError
+from saccade.terminal import Json, Threads, Verbose, err, out, prepare, status
+
+if TYPE_CHECKING:
+    from saccade.engine import Stream
+    from saccade.media import Clip
+    from saccade.models import Loaded
+    from saccade.types import Result
+
+
+def describe(
+    video: Annotated[
+        str, typer.Argument(help="A video, GIF, image or folder of frames; - is stdin.")
+    ],
+    prompt: options.Prompt = options.QUESTION,
+    target: options.Target = None,
+    draft: options.Draft = None,
+    method: options.Method = None,
+    config: options.Config = None,
+    captioner: options.Captioner = None,
+    max_new_tokens: options.Tokens = 256,
+    fps: options.Fps = None,
+    num_frames: options.NumFrames = None,
+    every_frame: options.Every = False,
+    start: options.Start = None,
+    end: options.End = None,
+    temperature: Annotated[float, typer.Option(min=0, help="0 decodes greedily.")] = 0.0,
+    top_p: Annotated[float | None, typer.Option(help="Nucleus sampling.")] = None,
+    top_k: Annotated[int | None, typer.Option(help="Sample among the k likeliest.")] = None,
+    stop: Annotated[list[str] | None, typer.Option(help="Stop at this text (repeatable).")] = None,
+    seed: options.Seed = None,
+    threads: Threads = None,
+    dtype: options.Dtype = None,
+    device: options.Device = None,
+    trace: Annotated[Path | None, typer.Option(help="Write the rounds here (JSON lines).")] = None,
+    as_json: Json = False,
+    verbose: Verbose = False,
+) -> None:
+    """Answer a question about a video, streaming text as it is drafted and accepted."""
+    known = loading.known(config, target, draft, method)
+    prepare(threads or known.threads, verbose)
+    from saccade.engine import stream
+
+    (recipe,) = loading.recipes([known.method])
+    sampling = loading.sampling(fps, num_frames, every_frame, start, end)
+    clip = loading.read(video, sampling, quiet=as_json)
+    models = loading.models(known.target, known.draft, dtype, device, quiet=as_json)
+    settings = _settings(max_new_tokens, temperature, top_p, top_k, stop)
+    inputs = loading.inputs(models.target, clip, prompt)
+
+    def start_stream(tell: Callable[[str], None]) -> Stream:
+        return stream(
+            models.target.backbone,
+            inputs,
+            draft=None if models.draft is None else models.draft.backbone,
+            method=recipe,
+            tokenizer=models.target.tokenizer,
+            captioner=loading.captioner(captioner, known.target, clip, device),
+            seed=seed,
+            on_phase=tell,
+            **settings,
+        )
+
+    result = answer(models.target, start_stream, quiet=as_json)
+    if trace is not None:
+        from saccade.measure import trace as traces
+
+        traces.write(trace, result)
+    if as_json:
+        typer.echo(json.dumps(described(result, clip)))
+
+
+def answer(
+    target: Loaded, begin: Callable[[Callable[[str], None]], Stream], *, quiet: bool
+) -> Result:
+    """Runs a stream to its end and shows it as it goes."""
+    from saccade import show
+
+    tokenizer = target.tokenizer
+    typist = show.Typist(lambda ids: tokenizer.decode(list(ids), skip_special_tokens=True))
+    with status("starting", quiet=quiet) as tell:
+        rounds = begin(tell)
+        first = next(rounds)
+    try:
+        for round in chain([first], rounds):
+            if not quiet:
+                out.print(typist.type(round.scalars()), end="", soft_wrap=True)
+    finally:  # Ctrl-C leaves what was written
+        if not quiet:
+            out.print(typist.rest(), markup=False)
+    result = rounds.results[0]
+    if not quiet:
+        rate = result.tokens_per_second or 0.0
+        reused = f", {result.reused_tokens} tokens reused" if result.reused_tokens else ""
+        err.print(
+            f"[dim]{len(result.ids)} tokens, {rate:.0f} per second, tau {result.tau:.2f}; "
+            f"first after {result.timings.first_token:.2f} s{reused}; "
+            f"{result.timings.total:.2f} s in all[/dim]"
+        )
+        if any(round.tokens for round in result.rounds):
+            err.print(show.legend())
+        if result.fallback_reason:
+            err.print(result.fallback_reason, style="yellow", markup=False)
+    return result
+
+
+def described(result: Result, clip: Clip) -> dict[str, Any]:
+    import torch
+
+    timings = result.timings
+    return {
+        "text": result.text,
+        "token_ids": result.ids,
+        "method": result.method,
+        "finish_reason": result.finish_reason,
+        "fallback_reason": result.fallback_reason,
+        "tokens": len(result.ids),
+        "tau": result.tau,
+        "acceptance_rate": result.acceptance_rate,
+        "rounds": len(result.rounds),
+        "decode_seconds": timings.decode,
+        "prefill_seconds": timings.vision + timings.prefill + timings.guide,
+        "total_seconds": timings.total,
+        "tokens_per_second": result.tokens_per_second,
+        "visual_tokens": result.visual_tokens,
+        "draft_visual_tokens": result.draft_visual_tokens,
+        "reused_tokens": result.reused_tokens,
+        "frames": len(clip.frames),
+        "threads": torch.get_num_threads(),
+        "timings": asdict(timings),
+        "warnings": [*clip.warnings, *result.warnings],
+    }
+
+
+def _settings(
+    tokens: int,
+    temperature: float,
+    top_p: float | None,
+    top_k: int | None,
+    stop: list[str] | None,
+) -> dict[str, Any]:
+    if temperature == 0 and (top_p is not None or top_k is not None):
+        raise OptionError("--top-p and --top-k sample, so they need --temperature above 0")
+    settings: dict[str, Any] = {"max_new_tokens": tokens, "do_sample": temperature > 0}
+    if temperature > 0:
+        settings |= {"temperature": temperature, "top_p": top_p, "top_k": top_k}
+    if stop:
+        settings["stop_strings"] = stop
+    return settings

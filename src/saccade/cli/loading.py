@@ -1,0 +1,121 @@
+"""From options to what a command works with: names, recipes, clips, models, inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from saccade.cli.options import DEFAULT_METHOD
+from saccade.terminal import err, status
+
+if TYPE_CHECKING:
+    from saccade.media import Clip, Sampling
+    from saccade.models import Loaded
+    from saccade.recipe import Recipe
+    from saccade.types import Inputs
+
+
+@dataclass(frozen=True)
+class Models:
+    """What a command works with."""
+
+    target: Loaded
+    draft: Loaded | None
+
+
+@dataclass(frozen=True)
+class Known:
+    """What to run, from the command line, a configuration file, or our defaults, in that order."""
+
+    target: str
+    draft: str | None
+    method: str
+    threads: int | None
+
+
+def known(config: Path | None, target: str | None, draft: str | None, method: str | None) -> Known:
+    found: dict[str, str] = {}
+    if config is not None:
+        from saccade.measure.calibrate import defaults
+
+        found = defaults(config)
+    same = target is None or target == found.get("target")  # a file's draft goes with its target
+    threads = found.get("threads")
+    return Known(
+        target or found.get("target", "shapes"),
+        draft or (found.get("draft") if same else None),
+        method or found.get("method", DEFAULT_METHOD),
+        None if threads is None else int(threads),
+    )
+
+
+def recipes(methods: Sequence[str]) -> list[Recipe]:
+    """Recipes by name; a process for a draft in parallel starts while the models load."""
+    from saccade import worker
+    from saccade.schedule import parallel
+    from saccade.systems import resolve
+
+    recipes = [resolve(method) for method in methods]
+    if any(recipe.schedule is parallel for recipe in recipes):
+        worker.prepare()
+    return recipes
+
+
+def captioner(name: str | None, target: str, clip: Clip, device: str | None) -> Any:
+    """A function from inputs to captions, loaded only if it is called; None without a model."""
+    if name is None and target != "shapes":
+        return None
+
+    def caption(inputs: Inputs) -> list[str]:
+        from saccade import captions
+
+        return captions.captioner(name or captions.SHAPES, list(clip.frames), device)(inputs)
+
+    return caption
+
+
+def sampling(
+    fps: float | None, frames: int | None, every: bool, start: float | None, end: float | None
+) -> Sampling:
+    from saccade.media import Sampling
+
+    return Sampling(fps=fps, num_frames=frames, every=every, start=start, end=end)
+
+
+def read(video: str, sampling: Sampling, *, quiet: bool) -> Clip:
+    from saccade import media
+
+    with status("reading the video", quiet=quiet) as tell:
+        clip = media.read(
+            video, sampling, progress=lambda done, total: tell(f"reading frames {done}/{total}")
+        )
+    for warning in clip.warnings:
+        err.print(warning, style="yellow", markup=False)
+    return clip
+
+
+def models(
+    target: str, draft: str | None, dtype: str | None, device: str | None, *, quiet: bool
+) -> Models:
+    from saccade.models import check_pair, load
+
+    with status("loading the models", quiet=quiet):
+        loaded = load(target, dtype=dtype, device=device)
+        if draft is None and target == "shapes":
+            draft = "shapes-draft"
+        drafter = None if draft is None else load(draft, dtype=dtype, device=device)
+        if drafter is not None:
+            check_pair(loaded, drafter)
+    return Models(loaded, drafter)
+
+
+def inputs(
+    target: Loaded, clip: Clip, prompt: str, history: Sequence[tuple[str, str]] = ()
+) -> Inputs:
+    from saccade.models import ask
+
+    if len(clip.frames) == 1 and clip.source_frames == 1:
+        return ask(target, prompt, images=list(clip.frames), history=history)
+    return ask(target, prompt, clips=[clip], history=history)
