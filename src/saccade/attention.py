@@ -56,6 +56,7 @@ class Step:
     def __init__(self, segments: list[Segment], groups: int, dtype: torch.dtype) -> None:
         self.segments = segments
         self.groups = groups
+        self.calls = 0  # one a layer, where the model's layers ask for their attention here
         self._bias = [_bias(segment, groups, dtype) for segment in segments]
         for segment in segments:
             segment.cache.reserve(segment.at + segment.stop - segment.start)
@@ -69,11 +70,14 @@ class Step:
         scale: float,
     ) -> Float[Tensor, "all out"]:
         """Attention of one layer; heads are laid side by side in the result."""
+        self.calls += 1
         parts = []
         for segment, bias in zip(self.segments, self._bias, strict=True):
             rows = slice(segment.start, segment.stop)
             segment.cache.write(layer, segment.at, k[:, rows], v[:, rows])
             keys, values = segment.cache.read(layer, segment.at + segment.stop - segment.start)
+            if bias is not None and bias.device != keys.device:  # a model over several devices
+                bias = bias.to(keys.device)
             parts.append(_attend(q[:, rows], keys, values, bias, scale))
             if segment.record is not None:
                 _record(segment, layer, q[:, rows], keys, scale)
@@ -126,12 +130,14 @@ def _record(segment: Segment, layer: int, q: Tensor, keys: Tensor, scale: float)
     kv_heads, seen, width = keys.shape
     groups = q.shape[0] // kv_heads
     column = torch.arange(seen, device=keys.device)
-    for rows in record.rows.split(RECORD_CHUNK):
+    columns = record.columns.to(keys.device)
+    for rows in record.rows.to(keys.device).split(RECORD_CHUNK):
         chosen = q[:, rows].reshape(kv_heads, groups, len(rows), width).float()
         logits = torch.einsum("hgrd,hsd->hgrs", chosen, keys.float()) * scale
         future = column[None, :] > (segment.at + rows)[:, None]
-        among = logits[..., record.columns].softmax(-1)  # every chosen row follows the columns
+        among = logits[..., columns].softmax(-1)  # every chosen row follows the columns
         weights = logits.masked_fill_(future, float("-inf")).softmax(-1)
         share = 1 / (groups * record.queries)
-        record.mass[layer] += weights[..., record.columns].sum((1, 2)) * share
-        record.relevance[layer] += among.sum((1, 2)) * share
+        mass, relevance = weights[..., columns].sum((1, 2)), among.sum((1, 2))
+        record.mass[layer] += (mass * share).to(record.mass.device)
+        record.relevance[layer] += (relevance * share).to(record.mass.device)

@@ -7,31 +7,34 @@ of its own; ``forward`` then drives the language model, token lists in, hidden s
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import inspect
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import replace
 from typing import Any, cast
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
+from saccade import families
 from saccade.attention import Step
+from saccade.cache import Cache
 from saccade.errors import ModelError
+from saccade.layout import Cells, arrange, lattice
 from saccade.lean import LeanDecoder
 from saccade.types import Inputs, Prompt
 
 ATTENTION = "saccade"
-REMEMBERED = "_saccade_backbone"
-PLACEHOLDERS = (
-    "image_token_id", "video_token_id", "audio_token_id",
-    "image_token_index", "video_token_index", "audio_token_index",
+READ = (  # what language models are given and we understand
+    "attention_mask", "position_ids", "past_key_values", "inputs_embeds", "input_ids",
+    "cache_position", "visual_pos_masks", "deepstack_visual_embeds",
 )  # fmt: skip
-GRIDS = {"image_token_id": "image_grid_thw", "video_token_id": "video_grid_thw"}
-RECURRENT = ("linear_attention", "mamba", "recurrent", "conv")
+REMEMBERED = "_saccade_backbone"
 
 
 class _Captured(Exception):
@@ -51,9 +54,14 @@ class Backbone:
 
     def __init__(self, model: nn.Module, *, lean: bool | None = None) -> None:
         self.model = cast(Any, model)
-        self.text = cast(Any, self.model.get_decoder())
-        config = cast(Any, self.text.config)
-        _refuse(self.model.config, config)
+        families.refuse(self.model.config, families.text_config(self.model.config))
+        try:
+            self.text = cast(Any, self.model.get_decoder())
+            config, layers = cast(Any, self.text.config), self.text.layers
+        except AttributeError as error:
+            raise ModelError(
+                f"{type(model).__name__} has no decoder of layers that Saccade knows how to drive"
+            ) from error
         self.config = config
         self.layers: int = config.num_hidden_layers
         self.heads: int = config.num_attention_heads
@@ -65,14 +73,14 @@ class Backbone:
         self.axes = 3 if "mrope_section" in rope else 1
         head = self.model.get_output_embeddings()
         self.vocab: int = head.weight.shape[0]
-        self.device: torch.device = head.weight.device
-        self.dtype: torch.dtype = head.weight.dtype
         self._head: Any = head
         self._embed: Any = self.model.get_input_embeddings()
+        self.device = _place(self._embed)
+        self.devices = [_place(layer) for layer in layers]
+        self.dtype: torch.dtype = head.weight.dtype
         top = self.model.config.to_dict()
-        self.placeholders = {
-            top[name]: GRIDS.get(name) for name in PLACEHOLDERS if isinstance(top.get(name), int)
-        }
+        self.placeholders = families.placeholders(top)
+        self._side = families.side(top)
         known = LeanDecoder.knows(self.text)
         if lean and not known:
             raise ModelError(
@@ -92,12 +100,14 @@ class Backbone:
     # -- prompts -------------------------------------------------------------------------------
 
     @torch.no_grad()
-    def prompts(self, inputs: Inputs) -> list[Prompt]:
+    def prompts(self, inputs: Inputs, looked: Sequence[Any] | None = None) -> list[Prompt]:
         """Every request of a processor's output, as the language model would read it.
 
-        Padding is dropped: prompts differ in length, and none pays for another.
+        Padding is dropped: prompts differ in length, and none pays for another. ``looked`` is what
+        another model's equal vision tower gave for these inputs (:meth:`overhear`).
         """
-        captured = self._capture(inputs)
+        with self._shown(looked):
+            captured = self._capture(inputs)
         ids: Tensor = inputs["input_ids"].to(self.device)
         embeds = captured["inputs_embeds"]
         if embeds is None:
@@ -108,20 +118,22 @@ class Backbone:
         real = real.to(self.device)
         positions = self._positions(captured.get("position_ids"), real)
         layers = captured.get("deepstack_visual_embeds") or ()
-        grids = self._grids(ids, real, inputs)
-        visual = self._visual(ids)
         found, taken = [], 0
+        layout = _Layout(self, inputs)
         for row in range(batch):
             rows = real[row]
-            seen = int(visual[row][rows].sum())
+            mine, read = ids[row, rows], embeds[row, rows]
+            visual, fixed, grid = layout.next(mine, read)
+            seen = int(visual.sum())
             found.append(
                 Prompt(
-                    context=ids[row, rows],
-                    embeds=embeds[row, rows],
+                    context=mine,
+                    embeds=read,
                     positions=positions[:, row, rows],
-                    visual=visual[row, rows],
-                    grid=grids[row],
-                    index=torch.arange(int(rows.sum()), device=self.device),
+                    visual=visual,
+                    fixed=fixed,
+                    grid=grid,
+                    index=torch.arange(len(mine), device=self.device),
                     next_position=int(positions[:, row, rows][:, -1].max()) + 1,  # as generate does
                     deepstack=tuple(layer[taken : taken + seen] for layer in layers),
                 )
@@ -133,19 +145,30 @@ class Backbone:
         def stop(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             raise _Captured(kwargs)
 
-        inner = self.model.base_model
         handle = self.text.register_forward_pre_hook(stop, with_kwargs=True)
         moved = {
             key: value.to(self.device) if isinstance(value, Tensor) else value
             for key, value in inputs.items()
         }
         try:
-            inner(**moved, use_cache=False)
+            self.model(**moved, use_cache=False)
         except _Captured as caught:
-            return {"inputs_embeds": None, **caught.kwargs}
+            return {"inputs_embeds": None, **self._understood(caught.kwargs)}
         finally:
             handle.remove()
         raise ModelError(f"{type(self.model).__name__} never reached its language model")
+
+    def _understood(self, kwargs: dict[str, Any]) -> dict[str, Any]:
+        """Refuses a model that reads more than tokens at positions, each seeing those before it."""
+        name = type(self.model).__name__
+        mask = kwargs.get("attention_mask")
+        if mask is not None and not (isinstance(mask, Tensor) and mask.ndim == 2):
+            raise ModelError(f"{name} does not read its prompt from left to right alone")
+        named = inspect.signature(self.text.forward).parameters  # the rest is passed by unread
+        for key, value in kwargs.items():
+            if key in named and key not in READ and isinstance(value, Tensor | dict | list | tuple):
+                raise ModelError(f"{name} also reads {key}, which Saccade does not know")
+        return kwargs
 
     def _positions(self, given: Tensor | None, real: Tensor) -> Int[Tensor, "axes batch len"]:
         if given is None:
@@ -155,44 +178,6 @@ class Backbone:
         if given.shape[0] == self.axes + 1:  # some models put plain text positions first
             given = given[1:]
         return given.expand(self.axes, *real.shape)
-
-    def _visual(self, ids: Tensor) -> Tensor:
-        wanted = torch.tensor(sorted(self.placeholders), device=ids.device, dtype=ids.dtype)
-        return torch.isin(ids, wanted)
-
-    def _grids(self, ids: Tensor, real: Tensor, inputs: Inputs) -> list[Int[Tensor, "seen 4"]]:
-        """(medium, t, h, w) of every visual token; media are numbered within a request.
-
-        Where a processor gives no grid, a run of placeholders counts as one row of tokens.
-        """
-        queues: dict[int, Iterator[Tensor]] = {}
-        for token, name in self.placeholders.items():
-            sizes = inputs.get(name) if name else None
-            if sizes is not None:
-                merge = int(self.model.config.to_dict()["vision_config"]["spatial_merge_size"])
-                shrink = torch.tensor([1, merge, merge])
-                queues[token] = iter([_lattice(size) for size in (sizes.cpu() // shrink).tolist()])
-        found = []
-        for row in range(ids.shape[0]):
-            kept = ids[row, real[row]].tolist()
-            cells: list[Tensor] = []
-            medium, at = 0, 0
-            visual = [(i, token) for i, token in enumerate(kept) if token in self.placeholders]
-            while at < len(visual):
-                token = visual[at][1]
-                if token in queues:
-                    lattice = next(queues[token])
-                else:
-                    end = at
-                    while end < len(visual) and visual[end] == (visual[at][0] + end - at, token):
-                        end += 1
-                    lattice = _lattice([1, 1, end - at])
-                cells.append(torch.cat([torch.full((len(lattice), 1), medium), lattice], 1))
-                at += len(lattice)
-                medium += 1
-            grid = torch.cat(cells) if cells else torch.zeros(0, 4, dtype=torch.long)
-            found.append(grid[: len(visual)].to(self.device))
-        return found
 
     # -- decoding ------------------------------------------------------------------------------
 
@@ -210,8 +195,8 @@ class Backbone:
 
         ``deepstack`` is (mask of visual rows, [layer, seen, dim] to add to the first layers).
         """
-        if self.lean is not None and deepstack is None:
-            return self.lean(embeds, positions, step)
+        if self.lean is not None:
+            return self.lean(embeds, positions, step, deepstack)
         extra: dict[str, Any] = {}
         if deepstack is not None:
             mask, layers = deepstack
@@ -227,7 +212,23 @@ class Backbone:
         return out.last_hidden_state[0]
 
     def logits(self, hidden: Float[Tensor, "rows dim"]) -> Float[Tensor, "rows vocab"]:
-        return self._head(hidden)
+        return self._head(hidden).to(self.device)
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes a token's keys and values take."""
+        return 2 * self.layers * self.kv_heads * self.head_dim * self.dtype.itemsize
+
+    def cache(self, capacity: int) -> Cache:
+        """Room for the keys and values of a request, where each layer is."""
+        return Cache(
+            self.layers,
+            self.kv_heads,
+            self.head_dim,
+            capacity,
+            dtype=self.dtype,
+            devices=self.devices,
+        )
 
     @contextmanager
     def _attention(self) -> Iterator[None]:
@@ -242,7 +243,7 @@ class Backbone:
     def first(self, layers: int) -> Backbone:
         """The same model stopped after its first ``layers``, then its norm and head; no copies."""
         short = copy(self)
-        short.layers = layers
+        short.layers, short.devices = layers, self.devices[:layers]
         short.lean = None if self.lean is None else self.lean.first(layers)
         short.text = copy(self.text)
         short.text._modules = {**self.text._modules, "layers": self.text.layers[:layers]}
@@ -263,24 +264,50 @@ class Backbone:
     def sees_as(self, other: Backbone) -> bool:
         """Whether both models turn pixels into the very same rows at the same positions."""
         mine, theirs = _tower(self), _tower(other)
-        if not mine or mine.keys() != theirs.keys():
+        if not mine:
             return False
         if self.config.to_dict().get("rope_parameters") != other.config.to_dict().get(
             "rope_parameters"
         ):
             return False
-        return all(
-            mine[name].shape == theirs[name].shape
-            and mine[name].dtype == theirs[name].dtype
-            and torch.equal(mine[name], theirs[name].to(mine[name].device))
-            for name in mine
-        )
+        return _equal(mine, theirs)
+
+    def looks_as(self, other: Backbone) -> bool:
+        """Whether both have the very same vision tower, whatever projects what it gives."""
+        mine, theirs = self._eyes, other._eyes
+        return mine is not None and theirs is not None and _equal(_weights(mine), _weights(theirs))
+
+    def overhear(self, seen: list[Any]) -> RemovableHandle:
+        """From now on ``seen`` takes what the vision tower gives, until the handle is removed."""
+        assert self._eyes is not None, "looks_as says whether there is a tower"
+        return self._eyes.register_forward_hook(lambda module, args, given: seen.append(given))
+
+    @contextmanager
+    def _shown(self, seen: Sequence[Any] | None) -> Iterator[None]:
+        """The vision tower gives what was ``seen`` instead of looking, for the length of a call."""
+        if seen is None or self._eyes is None:
+            yield
+            return
+        given = iter(seen)
+        before = vars(self._eyes).get("forward")
+        self._eyes.forward = lambda *args, **kwargs: next(given)
+        try:
+            yield
+        finally:
+            del self._eyes.forward
+            if before is not None:
+                self._eyes.forward = before
+
+    @property
+    def _eyes(self) -> Any:
+        return self.model.base_model._modules.get("vision_tower")
 
     @torch.no_grad()
     def adopt(self, prompt: Prompt) -> Prompt:
         """Another model's prompt with its visual rows kept and its text embedded by this one."""
         embeds = self.embed(prompt.context)
-        embeds[prompt.visual] = prompt.embeds[prompt.visual].to(embeds)
+        seen = prompt.visual | prompt.fixed
+        embeds[seen] = prompt.embeds[seen].to(embeds)
         return replace(prompt, embeds=embeds)
 
 
@@ -298,25 +325,83 @@ def _step_attention(
 AttentionInterface.register(ATTENTION, _step_attention)
 
 
-def _lattice(size: Sequence[int]) -> Int[Tensor, "cell 3"]:
-    return torch.cartesian_prod(*(torch.arange(n) for n in size)).view(-1, 3)
+class _Layout:
+    """What stands where in the prompts of one batch, in order: grids are handed out as met."""
+
+    def __init__(self, backbone: Backbone, inputs: Inputs) -> None:
+        self._kinds = backbone.placeholders
+        self._device = backbone.device
+        self._side = backbone._side
+        self._newline = vars(backbone.model.base_model)["_parameters"].get("image_newline")
+        self._grids: dict[str, Iterator[Cells]] = {
+            kind: _cells(kind, inputs, backbone.model.config.to_dict())
+            for kind in set(self._kinds.values())
+            if inputs.get(f"{kind}_grid_thw") is not None
+        }
+        pixels = inputs.get("pixel_values_videos")
+        self._frames = pixels.shape[1] if isinstance(pixels, Tensor) and pixels.ndim == 5 else None
+
+    def next(
+        self, ids: Int[Tensor, " len"], embeds: Float[Tensor, "len dim"]
+    ) -> tuple[Bool[Tensor, " len"], Bool[Tensor, " len"], Int[Tensor, "seen 4"]]:
+        """Of the next request: rows a view may drop, rows it may not, the cells of the former."""
+        kinds = [self._kinds.get(token) for token in ids.tolist()]
+        at = torch.tensor([i for i, kind in enumerate(kinds) if kind], dtype=torch.long)
+        rows = at.to(self._device)
+        newline = torch.zeros(len(at), dtype=torch.bool)
+        if self._newline is not None:  # a copy of one row of weights, so equal to the last bit
+            newline = (embeds[rows] == self._newline.to(embeds)).all(-1).cpu()
+        cells = arrange(
+            [kind for kind in kinds if kind], newline, at, self._grids, self._side, self._frames
+        ).to(self._device)
+        real = cells[:, 0] >= 0
+        visual = torch.zeros(len(kinds), dtype=torch.bool, device=self._device)
+        visual[rows[real]] = True
+        fixed = torch.zeros_like(visual)
+        fixed[rows[~real]] = True
+        return visual, fixed, cells[real]
+
+
+def _cells(kind: str, inputs: Inputs, config: Mapping[str, Any]) -> Iterator[Cells]:
+    """The cells of one medium after the other, from the patches its processor counts."""
+    sizes = inputs[f"{kind}_grid_thw"].tolist()
+    merged = inputs.get(f"{kind}_merge_sizes")
+    same = int(config["vision_config"].get("spatial_merge_size", 1))
+    merges = [same] * len(sizes) if merged is None else merged.tolist()
+    mask = inputs.get(f"{kind}_compression_mask")  # VideoLLaMA 3 drops what hardly changes
+    start = 0
+    for (t, h, w), merge in zip(sizes, merges, strict=True):
+        cells = lattice(0, (t, h // merge, w // merge))
+        if mask is not None:
+            start, kept = start + len(cells), mask[start : start + len(cells)]
+            cells = cells[kept.cpu()]
+        yield cells
+
+
+def _place(module: nn.Module) -> torch.device:
+    """Where a module computes; of one that is kept elsewhere and fetched, where accelerate says."""
+    hook = vars(module).get("_hf_hook")
+    if hook is not None and hook.execution_device is not None:
+        return torch.device(hook.execution_device)
+    return next(module.parameters()).device
+
+
+def _weights(module: nn.Module) -> dict[str, Tensor]:
+    return dict(module.named_parameters())
+
+
+def _equal(mine: dict[str, Tensor], theirs: dict[str, Tensor]) -> bool:
+    """Whether these are the very same weights; quantised ones never count as such."""
+    return mine.keys() == theirs.keys() and all(
+        type(mine[name].data) is type(theirs[name].data) is Tensor
+        and mine[name].shape == theirs[name].shape
+        and mine[name].dtype == theirs[name].dtype
+        and torch.equal(mine[name], theirs[name].to(mine[name].device))
+        for name in mine
+    )
 
 
 def _tower(backbone: Backbone) -> dict[str, Tensor]:
     """Every weight between pixels and the language model."""
     text = {id(p) for p in backbone.text.parameters()} | {id(backbone._head.weight)}
     return {n: p for n, p in backbone.model.named_parameters() if id(p) not in text}
-
-
-def _refuse(whole: Any, text: Any) -> None:
-    """Refuses, before any work, a model whose cache cannot be rolled back token by token."""
-    described = text.to_dict()
-    kinds = set(described.get("layer_types") or ())
-    name = described.get("model_type", "this model")
-    if whole.to_dict().get("is_encoder_decoder"):
-        raise ModelError(f"{name} is an encoder-decoder; Saccade needs a decoder-only model")
-    sliding = any("sliding" in kind or "chunked" in kind for kind in kinds)
-    if sliding or described.get("use_sliding_window"):
-        raise ModelError(f"{name} uses sliding-window attention, which Saccade does not handle yet")
-    if any(kind.startswith(RECURRENT) for kind in kinds):
-        raise ModelError(f"{name} has recurrent layers, whose state cannot be rolled back")

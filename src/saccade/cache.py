@@ -24,12 +24,14 @@ class Cache:
         capacity: int,
         *,
         dtype: torch.dtype = torch.float32,
-        device: torch.device | str = "cpu",
+        devices: Sequence[torch.device | str] = (),
     ) -> None:
+        """``devices``: where each layer's tensors live; on the CPU by default."""
         self.length = 0
         shape = (kv_heads, max(capacity, 1), head_dim)
-        self.keys = [torch.empty(shape, dtype=dtype, device=device) for _ in range(layers)]
-        self.values = [torch.empty(shape, dtype=dtype, device=device) for _ in range(layers)]
+        places = devices or ["cpu"] * layers
+        self.keys = [torch.empty(shape, dtype=dtype, device=place) for place in places]
+        self.values = [torch.empty(shape, dtype=dtype, device=place) for place in places]
 
     @property
     def capacity(self) -> int:
@@ -78,10 +80,11 @@ class Cache:
         """Commits the tokens ``path`` places after the end (increasing) and forgets the others."""
         start = self.length
         if list(path) != list(range(len(path))):
-            rows = torch.tensor(path, device=self.keys[0].device) + start
+            rows = torch.tensor(path) + start
             for tensors in (self.keys, self.values):
                 for layer in tensors:
-                    layer[:, start : start + len(path)] = layer.index_select(1, rows)
+                    kept = layer.index_select(1, rows.to(layer.device))
+                    layer[:, start : start + len(path)] = kept
         self.length += len(path)
 
     def truncate(self, length: int) -> None:
@@ -108,14 +111,15 @@ class Cache:
             width,
             rows.shape[-1] + room,
             dtype=self.keys[0].dtype,
-            device=self.keys[0].device,
+            devices=[keys.device for keys in self.keys[:depth]],
         )
         # Flat rows and index_select: many times faster than torch.gather.
         start = torch.arange(heads, device=rows.device)[:, None] * capacity
         flat = (rows + start).expand(depth, heads, -1).reshape(depth, -1)
         for layer in range(depth):
+            where = flat[layer].to(self.keys[layer].device)
             for old, copy in ((self.keys, new.keys), (self.values, new.values)):
-                picked = old[layer].view(-1, width).index_select(0, flat[layer])
+                picked = old[layer].view(-1, width).index_select(0, where)
                 copy[layer][:, : rows.shape[-1]] = picked.view(heads, -1, width)
         new.advance(rows.shape[-1])
         return new

@@ -21,7 +21,6 @@ from statistics import median
 import torch
 
 from saccade.backbone import Backbone
-from saccade.cache import Cache
 from saccade.grow import Paths, grow_chain, grow_static
 from saccade.sampling import Sampling
 from saccade.session import Request, Session
@@ -141,14 +140,7 @@ def measure(
 def _time(model: Backbone, context: int, rows: int) -> float:
     """Median seconds of a forward of ``rows`` new tokens over random keys and values."""
     session = Session(model, [Sampling()])
-    cache = Cache(
-        model.layers,
-        model.kv_heads,
-        model.head_dim,
-        context + ROWS[-1] + 1,
-        dtype=model.dtype,
-        device=model.device,
-    )
+    cache = model.cache(context + ROWS[-1] + 1)
     for tensor in (*cache.keys, *cache.values):
         tensor.normal_()
     cache.advance(context)

@@ -5,7 +5,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
+
+import torch
+from torch.utils.hooks import RemovableHandle
 
 from saccade.backbone import Backbone
 from saccade.errors import ModelError, OptionError
@@ -95,6 +98,15 @@ class Team:
         common = min(self.target.vocab, draft.vocab)
         placeholders = {*self.target.placeholders, *draft.placeholders}
         return common, sorted(i for i in placeholders if i < common)
+
+    def readable(self, inputs: Inputs) -> Inputs:
+        """What the draft model can read of the inputs: the text alone, if it has no eyes."""
+        if self.drafting().placeholders or not self.target.placeholders:
+            return inputs
+        ids = inputs["input_ids"]
+        media = torch.isin(ids, torch.tensor([*self.target.placeholders], device=ids.device))
+        mask = inputs.get("attention_mask", torch.ones_like(ids)) * ~media
+        return {"input_ids": ids.masked_fill(media, 0), "attention_mask": mask}
 
 
 Drafter = Callable[[Team], Draft]
@@ -193,6 +205,7 @@ class ModelDraft(_Drafting):
     """A smaller model with its own cache over the tokens its view keeps.
 
     Where both models turn pixels into the same rows, it adopts the target's: no second vision run.
+    Where only their vision towers are equal, it projects what the target's gave.
     """
 
     def __init__(self, team: Team) -> None:
@@ -202,17 +215,33 @@ class ModelDraft(_Drafting):
         super().__init__(session, team.shape)
         self._team = team
         self._shares = draft.sees_as(team.target)
+        self._overhears = not self._shares and draft.looks_as(team.target)
+        self._inputs: Inputs = {}
+        self._seen_there: list[Any] = []  # by the target's vision tower
+        self._listening: RemovableHandle | None = None
         self._prompts: list[Prompt] = []
         self._words: list[dict[str, tuple[int, ...]]] = []
 
     def begin(self, inputs: Inputs) -> None:
         self._words = self._team.words.say(self._team.view, inputs)
-        if not self._shares:
-            self._prompts = self.session.backbone.prompts(inputs)
+        if self._overhears:
+            self._inputs = inputs
+            self._listening = self._team.target.overhear(self._seen_there)
+        elif not self._shares:
+            self._prompts = self.session.backbone.prompts(self._team.readable(inputs))
 
     def look(self, prompts: Sequence[Prompt]) -> None:
+        if self._listening is not None:
+            self.close()
+            self._prompts = self.session.backbone.prompts(self._inputs, self._seen_there)
+            self._inputs, self._seen_there = {}, []
         if self._shares:
             self._prompts = [self.session.backbone.adopt(prompt) for prompt in prompts]
+
+    def close(self) -> None:
+        if self._listening is not None:
+            self._listening.remove()
+            self._listening = None
 
     def guide(self, prefills: Sequence[Prefill]) -> None:
         told = [

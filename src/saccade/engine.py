@@ -16,13 +16,13 @@ from jaxtyping import Int
 from torch import Tensor, nn
 from transformers import GenerationConfig, LogitsProcessorList
 
-from saccade import options
+from saccade import memory, options
 from saccade.backbone import Backbone
 from saccade.draft import Guarded, Words
-from saccade.errors import OptionError
+from saccade.errors import ModelError, OptionError
 from saccade.recipe import Recipe
 from saccade.sampling import Sampling
-from saccade.session import Session
+from saccade.session import LONG, Session
 from saccade.systems import resolve
 from saccade.types import Inputs, Prompt, Result, Round, RoundRecord, Timings, Tree, Turn
 
@@ -49,7 +49,7 @@ class Talk:
         """How these inputs go on from what is cached; None if they show something else."""
         seen = _seen(inputs)
         # an answer right after a video stands elsewhere than the same words in a longer prompt
-        if any(bool(prompt.visual[-1]) for prompt in self.prompts):
+        if any(bool((prompt.visual | prompt.fixed)[-1]) for prompt in self.prompts):
             return None
         if seen.keys() != self.seen.keys() or len(inputs["input_ids"]) != len(self.prompts):
             return None
@@ -132,6 +132,11 @@ class Stream(Iterator[Round]):
             else:
                 start = self._go_on(self.talk, turns, clock)
             yield from self._decoding(clock, *start)
+        except (RuntimeError, MemoryError) as error:
+            if not memory.ran_out(error):
+                raise
+            tokens, each = self._tokens(), self._target.token_bytes
+            raise ModelError(memory.too_long(tokens, each, self._target.device)) from error
         finally:
             if self.talk is not None and not self._keep:
                 self.talk.draft.close()
@@ -144,6 +149,8 @@ class Stream(Iterator[Round]):
         contexts = [torch.tensor(ids, device=target.device) for ids in _unpadded(self._inputs)]
         rules, stops = self._rules(contexts), self._stops(contexts)
         room = stops.options.max_new_tokens
+        if len(set(target.devices)) == 1:
+            memory.check_prompt(self._tokens(), target.token_bytes, target.device)
         bound = recipe.bind(target, self._draft_model, rules, room, self._words)
         draft = Guarded(bound, target.vocab)
         session = Session(target, rules, room=room)
@@ -160,6 +167,11 @@ class Stream(Iterator[Round]):
         self._phase("guide")
         draft.guide(prefills)
         return stops, (vision, prefill, clock.lap()), [0] * len(prompts)
+
+    def _tokens(self) -> int:
+        """Of all prompts and answers, as far as caches are made for them at first."""
+        prompts = sum(len(ids) for ids in _unpadded(self._inputs))
+        return prompts + LONG * len(self._inputs["input_ids"])
 
     def _go_on(
         self, talk: Talk, turns: dict[int, Turn], clock: _Clock

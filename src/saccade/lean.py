@@ -1,7 +1,8 @@
 """The lean decoder: a language model written out beside Hugging Face's modules, on their weights.
 
 Fused projections and no module overhead; laws equal the modules' to rounding (tests hold 1e-5).
-Covers decoders made of RMSNorm, grouped attention with rotary positions and a gated SiLU MLP.
+Covers decoders made of RMSNorm, grouped attention with rotary positions (queries and keys normed or
+not) and a gated SiLU MLP.
 """
 
 from __future__ import annotations
@@ -13,12 +14,15 @@ from typing import Any
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
-from torch.nn.functional import linear, silu
+from torch.nn.functional import linear, rms_norm, silu
 
 from saccade.attention import Step
 
 # Text models known to be exactly this decoder.
-KNOWN = ("qwen2_5_vl_text", "qwen2_vl_text", "qwen2", "llama", "mistral")
+KNOWN = (
+    "qwen2_5_vl_text", "qwen2_vl_text", "qwen2_5_omni_text", "qwen3_vl_text",
+    "qwen2", "qwen3", "llama", "mistral",
+)  # fmt: skip
 TABLE = 4096  # rows of the rotary table to begin with
 
 
@@ -29,6 +33,7 @@ class Layer:
     norm_in: Tensor
     qkv: Tensor
     qkv_bias: Tensor | None
+    norm_qk: tuple[Tensor, Tensor] | None  # of every query head, of every key head
     out: Tensor
     norm_mlp: Tensor
     gate_up: Tensor
@@ -45,7 +50,7 @@ class RmsNorm:
 
     def __call__(self, x: Float[Tensor, "all dim"], weight: Tensor) -> Float[Tensor, "all dim"]:
         if not self._slim:
-            return torch.nn.functional.rms_norm(x, (self._dim,), weight, self._eps)
+            return rms_norm(x, (self._dim,), weight, self._eps)
         length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
         scale = torch.addcmul(self._eps_tensor, length, length, value=1 / self._dim).rsqrt_()
         return (x * scale).mul_(weight)
@@ -67,6 +72,7 @@ class LeanDecoder:
         self.scale = float(first.scaling)
         self.norm_of = RmsNorm(config.hidden_size, config.rms_norm_eps, text.norm.weight)
         self.norm: Tensor = text.norm.weight.data
+        self.eps = float(config.rms_norm_eps)
         self.layers = [_fuse(layer) for layer in text.layers]
         self.rotary: nn.Module = text.rotary_emb
         self._table: tuple[Tensor, Tensor] | None = None
@@ -94,12 +100,21 @@ class LeanDecoder:
             return False
         attention, mlp = text.layers[0].self_attn, text.layers[0].mlp
         linears = (attention.q_proj, attention.o_proj, mlp.gate_proj, mlp.down_proj)
-        plain = all(type(module) is nn.Linear for module in linears)
+        # quantised weights are other tensors, offloaded ones are elsewhere
+        plain = all(
+            type(module) is nn.Linear and type(module.weight.data) is Tensor for module in linears
+        )
+        devices = {parameter.device.type for parameter in text.parameters()}
         one_device = len({parameter.device for parameter in text.parameters()}) == 1
-        return plain and one_device and attention.o_proj.bias is None
+        here = one_device and "meta" not in devices
+        return plain and here and attention.o_proj.bias is None
 
     def __call__(
-        self, embeds: Float[Tensor, "all dim"], positions: Int[Tensor, "axes all"], step: Step
+        self,
+        embeds: Float[Tensor, "all dim"],
+        positions: Int[Tensor, "axes all"],
+        step: Step,
+        deepstack: tuple[Tensor, Tensor] | None = None,
     ) -> Float[Tensor, "all dim"]:
         count = embeds.shape[0]
         heads, kv_heads, width, norm = self.heads, self.kv_heads, self.head_dim, self.norm_of
@@ -111,6 +126,9 @@ class LeanDecoder:
             qkv = linear(normed, layer.qkv, layer.qkv_bias)
             qkv = qkv.view(count, heads + 2 * kv_heads, width).transpose(0, 1)
             qk, v = qkv[: heads + kv_heads], qkv[heads + kv_heads :]
+            if layer.norm_qk is not None:
+                parts = zip(qk.split((heads, kv_heads)), layer.norm_qk, strict=True)
+                qk = torch.cat([rms_norm(part, (width,), each, self.eps) for part, each in parts])
             turned = torch.cat((qk[..., half:], qk[..., :half]), -1)
             qk = torch.addcmul(qk * cos, turned, sin)
             mixed = step(index, qk[:heads], qk[heads:], v, self.scale)
@@ -118,6 +136,8 @@ class LeanDecoder:
             normed = norm(hidden, layer.norm_mlp)
             gate, up = linear(normed, layer.gate_up).chunk(2, -1)
             hidden = torch.addmm(hidden, silu(gate).mul_(up), layer.down)
+            if deepstack is not None and index < len(deepstack[1]):
+                hidden[deepstack[0]] += deepstack[1][index]
         return norm(hidden, self.norm)
 
     def _rotation(self, embeds: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
@@ -146,12 +166,16 @@ class LeanDecoder:
 
 def _fuse(layer: Any) -> Layer:
     attention, mlp = layer.self_attn, layer.mlp
+    norm = None
+    if "q_norm" in attention._modules:
+        norm = attention.q_norm.weight.data, attention.k_norm.weight.data
     projections = (attention.q_proj, attention.k_proj, attention.v_proj)
     biased = attention.q_proj.bias is not None
     return Layer(
         norm_in=layer.input_layernorm.weight.data,
         qkv=_stack([module.weight for module in projections]),
         qkv_bias=_stack([module.bias for module in projections]) if biased else None,
+        norm_qk=norm,
         out=attention.o_proj.weight.data.t(),
         norm_mlp=layer.post_attention_layernorm.weight.data,
         gate_up=_stack([mlp.gate_proj.weight, mlp.up_proj.weight]),

@@ -110,10 +110,11 @@ def attention_mass(model: Any, prefill: Prefill) -> Float[Tensor, "layer kv_head
             )
     finally:
         text.config._attn_implementation = before
-    last = int(prompt.visual.nonzero().max())
+    asks = ~prompt.fixed
+    asks[: int(prompt.visual.nonzero().max()) + 1] = False
     found = []
     for weights in out.attentions:
-        rows = weights[0, :, last + 1 :][..., prompt.visual].float().mean(1)
+        rows = weights[0][:, asks][..., prompt.visual].float().mean(1)
         heads = text.config.num_key_value_heads
         found.append(rows.view(heads, -1, rows.shape[-1]).mean(1))
     return torch.stack(found)

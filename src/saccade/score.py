@@ -62,9 +62,15 @@ def transfer(
     """Scores on one model's visual tokens, looked up for another model's finer or coarser grid.
 
     Each cell of ``other`` takes the score of the cell at the same relative (t, h, w) of its medium.
+    Where the media differ (tiles, or no grid at all), of the cell as far along in the prompt.
     """
     if torch.equal(grid, other):
         return scores
+    if not len(grid):
+        return torch.zeros(len(other), device=grid.device)
+    if not _alike(grid, other):
+        along = (torch.arange(len(other), device=grid.device) * 2 + 1) * len(grid)
+        return scores[along // (2 * len(other))]
     moved = torch.empty(len(other), dtype=scores.dtype, device=scores.device)
     for medium in other[:, 0].unique().tolist():
         here, there = grid[:, 0] == medium, other[:, 0] == medium
@@ -74,6 +80,15 @@ def transfer(
         flat = (cell[:, 0] * size[1] + cell[:, 1]) * size[2] + cell[:, 2]
         moved[there] = scores[here][flat]
     return moved
+
+
+def _alike(grid: Int[Tensor, "seen 4"], other: Int[Tensor, "cell 4"]) -> bool:
+    """Whether both show the same media, each a full lattice on the side that is looked up."""
+    media = grid[:, 0].unique()
+    if not torch.equal(media, other[:, 0].unique()):
+        return False
+    parts = [grid[grid[:, 0] == medium, 1:] for medium in media]
+    return all(len(part) == int((part.amax(0) + 1).prod()) for part in parts)
 
 
 def attended(prefill: Prefill) -> Float[Tensor, " seen"]:

@@ -18,6 +18,7 @@ from saccade import tree as trees_
 from saccade.attention import Record, Segment, Step
 from saccade.backbone import Backbone
 from saccade.cache import Cache
+from saccade.errors import ModelError
 from saccade.sampling import Sampling, Scores
 from saccade.types import Prefill, Prompt, Tree, Turn
 
@@ -81,14 +82,7 @@ class Session:
 
     def _prefill(self, number: int, prompt: Prompt, record: bool) -> Prefill:
         model = self.backbone
-        cache = Cache(
-            model.layers,
-            model.kv_heads,
-            model.head_dim,
-            len(prompt) + self._room,
-            dtype=prompt.embeds.dtype,
-            device=model.device,
-        )
+        cache = model.cache(len(prompt) + self._room)
         columns = prompt.visual.nonzero().squeeze(-1)
         text = _after(prompt)
         mass = torch.zeros(model.layers, model.kv_heads, len(columns), device=model.device)
@@ -107,6 +101,11 @@ class Session:
                 step,
                 _deepstack(prompt, start, stop),
             )
+            if step.calls != model.layers:
+                raise ModelError(
+                    f"{type(model.model).__name__} computes its attention in a way of its own, "
+                    "which Saccade cannot follow"
+                )
             cache.advance(stop - start)
         tip = self._laws(hidden[-1:])[0]
         self.requests[number] = Request(
@@ -259,7 +258,7 @@ class Session:
         where = torch.tensor(positions, device=model.device).expand(model.axes, -1)
         hidden = model.forward(model.embed(ids), where, self._step(segments))
         if len(wanted) < len(ids):
-            hidden = hidden[torch.tensor(wanted, device=model.device)]
+            hidden = hidden[torch.tensor(wanted, device=hidden.device)]
         rows = list(self._laws(hidden))
         for number, tree in trees.items():
             request = self.requests[number]
@@ -313,7 +312,7 @@ def _after(prompt: Prompt) -> Tensor:
     """Text rows after the last visual one (all text where nothing is visual)."""
     rows = torch.arange(len(prompt), device=prompt.visual.device)
     seen = rows[prompt.visual]
-    return rows[rows > (seen[-1] if len(seen) else -1)]
+    return rows[(rows > (seen[-1] if len(seen) else -1)) & ~prompt.fixed]
 
 
 def _deepstack(prompt: Prompt, start: int, stop: int) -> tuple[Tensor, Tensor] | None:

@@ -38,6 +38,7 @@ class Prompt:
     embeds: Float[Tensor, "len dim"]
     positions: Int[Tensor, "axes len"]
     visual: Bool[Tensor, " len"]
+    fixed: Bool[Tensor, " len"]  # rows a tower made that no view may drop: sound, newlines
     grid: Int[Tensor, "seen 4"]  # (medium, t, h, w) of each visual row
     index: Int[Tensor, " len"]  # where each row stands in the whole prompt
     next_position: int
@@ -77,6 +78,7 @@ class Prompt:
             embeds=self.embeds[rows],
             positions=self.positions[:, rows],
             visual=self.visual[rows],
+            fixed=self.fixed[rows],
             grid=self.grid[chosen],
             index=self.index[rows],
             next_position=self.next_position,

@@ -118,7 +118,13 @@ def worded(prompt: Prompt, words: Sequence[int]) -> Prompt:
     ids: list[int] = []
     media = iter(prompt.grid[:, 0].tolist())
     written: set[int] = set()
-    for row, visual in enumerate(prompt.visual.tolist()):
+    named = prompt.context[prompt.index]
+    pictures = torch.isin(named, named[prompt.visual])  # newlines within a picture go with it
+    for row, (visual, part) in enumerate(
+        zip(prompt.visual.tolist(), pictures.tolist(), strict=True)
+    ):
+        if not visual and part:
+            continue
         if not visual:
             rows.append(row)
             ids.append(-1)
@@ -133,6 +139,7 @@ def worded(prompt: Prompt, words: Sequence[int]) -> Prompt:
         embeds=prompt.embeds[at],
         positions=prompt.positions[:, at],
         visual=torch.zeros(len(rows), dtype=torch.bool, device=device),
+        fixed=prompt.fixed[at],
         grid=prompt.grid[:0],
         index=prompt.index[at],
         next_position=prompt.next_position,

@@ -443,7 +443,7 @@ class WorkerDraft:
         self._worker.hand(self._model, job)
         if not self._shares:
             self._share_threads()
-            self._worker.send("look", None, dict(inputs))
+            self._worker.send("look", None, dict(self._team.readable(inputs)))
 
     def look(self, prompts: Sequence[Prompt]) -> None:
         if self._shares:

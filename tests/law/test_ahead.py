@@ -157,6 +157,7 @@ PROMPT = Prompt(
     embeds=torch.zeros(1, 1),
     positions=torch.zeros(1, 1, dtype=torch.long),
     visual=torch.zeros(1, dtype=torch.bool),
+    fixed=torch.zeros(1, dtype=torch.bool),
     grid=torch.zeros(0, 4, dtype=torch.long),
     index=torch.zeros(1, dtype=torch.long),
     next_position=1,

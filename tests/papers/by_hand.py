@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from helpers import backbone
+from helpers import IMAGE, VIDEO, backbone
 from torch import Tensor
 
 from saccade.engine import stream
@@ -214,9 +214,10 @@ def text_rows(prompt: Prompt) -> list[int]:
 
 
 def queries(prompt: Prompt) -> list[int]:
-    """The text after the video."""
+    """The text after the video: a newline row that ends one is no text, it has a video's id."""
     last = visual_rows(prompt)[-1]
-    return [row for row in text_rows(prompt) if row > last]
+    ids = prompt.context[prompt.index].tolist()
+    return [row for row in text_rows(prompt) if row > last and ids[row] not in (IMAGE, VIDEO)]
 
 
 def ranked(scores: Sequence[float], count: int | None = None) -> list[int]:

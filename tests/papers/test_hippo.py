@@ -251,6 +251,7 @@ def stub(sizes: Sequence[tuple[int, int, int]], seed: int, still: bool = False) 
         embeds=embeds,
         positions=torch.arange(length)[None],
         visual=visual,
+        fixed=torch.zeros_like(visual),
         grid=torch.tensor(cells),
         index=torch.arange(length),
         next_position=length,

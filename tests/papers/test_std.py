@@ -160,6 +160,7 @@ def stub(text: int, seen: int, after: int = 2) -> Prompt:
         embeds=torch.zeros(length, 1),
         positions=torch.arange(length)[None],
         visual=visual,
+        fixed=torch.zeros_like(visual),
         grid=torch.zeros(seen, 4, dtype=torch.long),
         index=torch.arange(length),
         next_position=length,

@@ -60,6 +60,7 @@ def make(sizes: Any, kind: str = "any", seed: int = 0, holes: float = 0.0) -> Pr
         embeds=torch.cat(embeds),
         positions=torch.randint(0, 99, (3, length), generator=generator).cumsum(1),
         visual=torch.tensor(visual),
+        fixed=torch.zeros(len(visual), dtype=torch.bool),
         grid=torch.tensor(grid),
         index=torch.arange(length),
         next_position=9999,

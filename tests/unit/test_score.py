@@ -123,3 +123,49 @@ def test_transfer_between_grids_of_one_size_but_another_layout():
     moved = score.transfer(scores, wide, square)
     expected = [(h // 2) * 10 + (2 * w + 1) for _, _, h, w in square.tolist()]
     assert moved.tolist() == expected
+
+
+PIECES = st.lists(
+    st.tuples(st.integers(1, 3), st.integers(1, 3), st.integers(1, 3)), min_size=1, max_size=3
+)
+
+
+@settings(max_examples=80)
+@given(PIECES, PIECES)
+def test_transfer_between_other_media_goes_by_the_place_in_the_prompt(pieces, others):
+    """Claim: where the media differ, a cell takes the score of the one as far along: as many scores
+    as cells, each one of those given, in their order, and the very same where both are as many.
+
+    By hand: the middle of cell i of m is (2 i + 1) / 2m of the way. Fails if it raises, leaves a
+    score out of thin air, or turns the order round.
+    """
+    grid, other = _grid(*pieces), _grid(*others, (1, 1, 1), (1, 1, 1), (1, 1, 1))
+    scores = torch.arange(len(grid), dtype=torch.float32)
+    moved = score.transfer(scores, grid, other).tolist()
+    assert len(moved) == len(other)
+    assert set(moved) <= set(scores.tolist())
+    assert moved == sorted(moved)
+    middles = [(2 * i + 1) / (2 * len(other)) for i in range(len(other))]
+    for found, middle in zip(moved, middles, strict=True):
+        assert found <= middle * len(grid) + 1e-9 and middle * len(grid) < found + 1 + 1e-9
+
+
+def test_transfer_between_other_media_of_one_size_changes_nothing():
+    """Claim: as many cells on both sides keep their scores. Fails if the lookup is off by one."""
+    one, other = _grid((1, 2, 2), (1, 1, 3)), _grid((1, 1, 7))
+    scores = torch.tensor([3.0, 1.0, 4.0, 1.0, 5.0, 9.0, 2.0])
+    assert torch.equal(score.transfer(scores, one, other), scores)
+    assert torch.equal(score.transfer(scores, other, one), scores)
+
+
+def test_transfer_from_a_medium_with_holes_goes_by_the_place_too():
+    """Claim: a medium that is no full lattice is never looked up by (t, h, w).
+
+    Fails if cells that are not there shift those that are. The control: filled up, it is.
+    """
+    fine, coarse = _grid((1, 2, 4)), _grid((1, 2, 2))
+    scores = torch.arange(8, dtype=torch.float32)
+    holes = torch.tensor([0, 1, 2, 4, 5, 7])
+    moved = score.transfer(scores[holes], fine[holes], coarse)
+    assert moved.tolist() == scores[holes][[0, 2, 3, 5]].tolist()
+    assert score.transfer(scores, fine, coarse).tolist() == [1, 3, 5, 7]

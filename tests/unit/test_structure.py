@@ -34,7 +34,9 @@ LAYERS = [
     {"verify", "score", "view", "grow", "cache"},
     {"attention", "prune"},
     {"lean"},
-    {"backbone"},
+    {"layout"},
+    {"families"},
+    {"backbone", "memory"},
     {"session", "reference"},
     {"draft", "cost", "schedule"},
     {"ensemble", "worker"},
@@ -45,14 +47,17 @@ LAYERS = [
     {"media", "models", "conversation"},
     {"captions"},
     {"measure", "terminal"},
-    {"shapes", "suites", "serve", "show"},
+    {"shapes", "serve", "show"},
+    {"suites"},
+    {"bench"},
     {"cli", "__main__"},
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
-# The design asks for about 5,000 in all; raise one only in a commit that says why.
-ENGINE, TOOLS = 6500, 2200
-TOOLING = {"measure", "cli", "show", "terminal", "__main__"}
-UNBUDGETED = {"shapes", "suites", "serve", "media"}
+# The design asks for about 5,000 in all; raise one only in a commit that says why. The engine grew
+# by what sets families apart (families, layout, memory), the tools by `models/` and new commands.
+ENGINE, TOOLS = 6900, 4200
+TOOLING = {"measure", "models", "cli", "show", "terminal", "__main__"}
+UNBUDGETED = {"shapes", "suites", "bench", "serve", "media"}
 UNBUDGETED_COMMANDS = {"cli/shapes.py", "cli/train_draft.py"}  # they belong to shapes/
 SYSTEM_LINES = 135  # "about 130"
 

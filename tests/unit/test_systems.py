@@ -103,6 +103,7 @@ def _prompt(seen: int) -> Prompt:
         embeds=torch.zeros(seen + 2, 2),
         positions=torch.zeros(1, seen + 2, dtype=torch.long),
         visual=visual,
+        fixed=torch.zeros_like(visual),
         grid=grid,
         index=torch.arange(seen + 2),
         next_position=seen + 2,

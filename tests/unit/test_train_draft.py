@@ -211,6 +211,7 @@ def test_dropped_tokens_leave_the_others_where_they_were(family: str, lost: int)
             embeds=prompt.embeds[stay],
             positions=prompt.positions[:, stay],
             visual=prompt.visual[stay],
+            fixed=prompt.fixed[stay],
             grid=prompt.grid[stay[prompt.visual]],
             index=prompt.index[stay],
         )

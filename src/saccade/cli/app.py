@@ -7,12 +7,15 @@ from typing import Annotated
 
 import typer
 
+from saccade.cli.bench import bench_app
 from saccade.cli.calibrate import calibrate
 from saccade.cli.chat import chat
 from saccade.cli.compare import compare
 from saccade.cli.demo import demo
 from saccade.cli.describe import describe
+from saccade.cli.doctor import doctor
 from saccade.cli.figure import figure
+from saccade.cli.make_checkpoint import make_checkpoint
 from saccade.cli.methods import methods
 from saccade.cli.shapes import shapes_app
 from saccade.cli.train_draft import train_draft
@@ -45,7 +48,10 @@ app.command()(compare)
 app.command()(methods)
 app.command()(calibrate)
 app.command()(figure)
+app.command()(doctor)
+app.command("make-checkpoint")(make_checkpoint)
 app.command("train-draft")(train_draft)
+app.add_typer(bench_app, name="bench")
 app.add_typer(shapes_app, name="shapes")
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
+from saccade.cli import loading
 from saccade.errors import OptionError
 from saccade.terminal import Json, Threads, Verbose, err, out, prepare, status
 
@@ -59,7 +60,6 @@ def calibrate(
     prepare(threads, verbose)
     from saccade.measure import calibrate as calibrating
     from saccade.media import Sampling
-    from saccade.models import ask, check_pair, load
 
     _check_writable(out_file)
     calibrating.check(method)
@@ -71,22 +71,12 @@ def calibrate(
     with status("reading the videos", quiet=as_json) as tell:
         clips = [_read(video, sampling, tell) for video in videos] if videos else _own(tell)
         tell("loading the models")
-        loaded = load(target, dtype=dtype, device=device)
-        if draft is None and target == "shapes":
-            draft = "shapes-draft"
-        drafter = None if draft is None else load(draft, dtype=dtype, device=device)
-        if drafter is not None:
-            check_pair(loaded, drafter)
-        inputs = [
-            ask(loaded, prompt, images=list(clip.frames))
-            if len(clip.frames) == clip.source_frames == 1
-            else ask(loaded, prompt, clips=[clip])
-            for clip in clips
-        ]
+        models = loading.models(target, draft, loading.Place(dtype, device), quiet=True)
         found = calibrating.calibrate(
-            loaded,
-            drafter,
-            inputs,
+            models.target,
+            models.draft,
+            [loading.inputs(models.target, clip, prompt) for clip in clips],
+            draft_inputs=[loading.draft_inputs(models, clip, prompt) for clip in clips],
             method=method,
             seconds=seconds,
             max_new_tokens=max_new_tokens,

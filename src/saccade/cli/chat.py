@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import Annotated
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from saccade.cli import loading, options
 from saccade.cli.describe import answer, described
 from saccade.terminal import Json, Threads, Verbose, err, prepare
+
+if TYPE_CHECKING:
+    from saccade.conversation import Conversation
+    from saccade.engine import Stream
+    from saccade.types import Inputs
 
 
 def chat(
@@ -30,6 +37,9 @@ def chat(
     threads: Threads = None,
     dtype: options.Dtype = None,
     device: options.Device = None,
+    device_map: options.DeviceMap = None,
+    quantize: options.Quantize = None,
+    trust_remote_code: options.Trust = False,
     as_json: Json = False,
     verbose: Verbose = False,
 ) -> None:
@@ -45,7 +55,8 @@ def chat(
     clip = loading.read(
         video, loading.sampling(fps, num_frames, every_frame, start, end), quiet=as_json
     )
-    models = loading.models(known.target, known.draft, dtype, device, quiet=as_json)
+    place = loading.Place(dtype, device, device_map, quantize, trust_remote_code)
+    models = loading.models(known.target, known.draft, place, quiet=as_json)
     history: list[tuple[str, str]] = []
     asking = sys.stdin.isatty() and not as_json
     with Conversation(
@@ -60,14 +71,18 @@ def chat(
     ) as talk:
         while question := _question(asking):
             inputs = loading.inputs(models.target, clip, question, history)
-            result = answer(
-                models.target,
-                lambda tell, inputs=inputs: talk.stream(inputs, on_phase=tell),
-                quiet=as_json,
-            )
+            own = loading.draft_inputs(models, clip, question, history)
+            begin = partial(_begin, talk, inputs, own)
+            result = answer(models.target, begin, quiet=as_json)
             if as_json:
                 typer.echo(json.dumps({"question": question, **described(result, clip)}))
             history.append((question, result.text or ""))
+
+
+def _begin(
+    talk: Conversation, inputs: Inputs, own: Inputs | None, tell: Callable[[str], None]
+) -> Stream:
+    return talk.stream(inputs, draft_inputs=own, on_phase=tell)
 
 
 def _question(asking: bool) -> str:

@@ -48,6 +48,9 @@ def compare(
     threads: Threads = None,
     dtype: options.Dtype = None,
     device: options.Device = None,
+    device_map: options.DeviceMap = None,
+    quantize: options.Quantize = None,
+    trust_remote_code: options.Trust = False,
     trace: Annotated[
         Path | None, typer.Option(help="Write the rounds here, a file a method.")
     ] = None,
@@ -67,7 +70,8 @@ def compare(
     loading.recipes([name for name, recipe in named(names).items() if recipe is not None])
     sampling = loading.sampling(fps, num_frames, every_frame, start, end)
     clip = loading.read(video, sampling, quiet=as_json)
-    models = loading.models(known.target, known.draft, dtype, device, quiet=as_json)
+    place = loading.Place(dtype, device, device_map, quantize, trust_remote_code)
+    models = loading.models(known.target, known.draft, place, quiet=as_json)
     settings = {"max_new_tokens": max_new_tokens}
     often = repeat or (REPEAT if len(names) <= MANY else 1)
     caption = loading.captioner(captioner, known.target, clip, device)
@@ -128,6 +132,7 @@ def compared(
 
     target = models.target
     inputs = loading.inputs(target, clip, prompt)
+    draft_inputs = loading.draft_inputs(models, clip, prompt)
     with status("comparing", quiet=not err.is_terminal) as tell:
         rows, results = measure(
             target,
@@ -138,6 +143,7 @@ def compared(
             settings={**settings, "do_sample": False},
             seed=seed,
             captioner=captioner,
+            draft_inputs=draft_inputs,
             on_run=lambda name, round: tell(f"run {round} of {repeat}: {name}"),
         )
     base = results["ar"]

@@ -35,7 +35,7 @@ def demo(
         path = Path(folder) / "demo.mp4"
         world.write_clip(scene, path, DEMO_FRAMES, DEMO_SIZE)
         clip = media.read(path, media.Sampling(every=True))
-    models = loading.models("shapes", None, None, None, quiet=as_json)
+    models = loading.models("shapes", None, loading.Place(), quiet=as_json)
     methods = ["ar", "specvlm/shape=fit", "hf"]
     found = compared(
         models,

@@ -46,6 +46,9 @@ def describe(
     threads: Threads = None,
     dtype: options.Dtype = None,
     device: options.Device = None,
+    device_map: options.DeviceMap = None,
+    quantize: options.Quantize = None,
+    trust_remote_code: options.Trust = False,
     trace: Annotated[Path | None, typer.Option(help="Write the rounds here (JSON lines).")] = None,
     as_json: Json = False,
     verbose: Verbose = False,
@@ -58,15 +61,18 @@ def describe(
     (recipe,) = loading.recipes([known.method])
     sampling = loading.sampling(fps, num_frames, every_frame, start, end)
     clip = loading.read(video, sampling, quiet=as_json)
-    models = loading.models(known.target, known.draft, dtype, device, quiet=as_json)
+    place = loading.Place(dtype, device, device_map, quantize, trust_remote_code)
+    models = loading.models(known.target, known.draft, place, quiet=as_json)
     settings = _settings(max_new_tokens, temperature, top_p, top_k, stop)
     inputs = loading.inputs(models.target, clip, prompt)
+    draft_inputs = loading.draft_inputs(models, clip, prompt)
 
     def start_stream(tell: Callable[[str], None]) -> Stream:
         return stream(
             models.target.backbone,
             inputs,
             draft=None if models.draft is None else models.draft.backbone,
+            draft_inputs=draft_inputs,
             method=recipe,
             tokenizer=models.target.tokenizer,
             captioner=loading.captioner(captioner, known.target, clip, device),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +23,17 @@ class Models:
 
     target: Loaded
     draft: Loaded | None
+
+
+@dataclass(frozen=True)
+class Place:
+    """How and where to load a pair."""
+
+    dtype: str | None = None
+    device: str | None = None
+    device_map: str | None = None
+    quantize: str | None = None
+    trust_remote_code: bool = False
 
 
 @dataclass(frozen=True)
@@ -96,19 +107,26 @@ def read(video: str, sampling: Sampling, *, quiet: bool) -> Clip:
     return clip
 
 
-def models(
-    target: str, draft: str | None, dtype: str | None, device: str | None, *, quiet: bool
-) -> Models:
+def models(target: str, draft: str | None, place: Place, *, quiet: bool) -> Models:
+    """Both models. The target may be spread over devices or quantised, the draft is on one."""
     from saccade.models import check_pair, load
 
     with status("loading the models", quiet=quiet):
-        loaded = load(target, dtype=dtype, device=device)
+        loaded = load(target, **asdict(place))
         if draft is None and target == "shapes":
             draft = "shapes-draft"
-        drafter = None if draft is None else load(draft, dtype=dtype, device=device)
+        one = {"device_map": None, "quantize": None}
+        drafter = None if draft is None else load(draft, **{**asdict(place), **one})
         if drafter is not None:
             check_pair(loaded, drafter)
     return Models(loaded, drafter)
+
+
+def shown(clip: Clip) -> dict[str, Any]:
+    """A clip as what `ask` takes: a single picture is an image."""
+    if len(clip.frames) == 1 and clip.source_frames == 1:
+        return {"images": list(clip.frames)}
+    return {"clips": [clip]}
 
 
 def inputs(
@@ -116,6 +134,15 @@ def inputs(
 ) -> Inputs:
     from saccade.models import ask
 
-    if len(clip.frames) == 1 and clip.source_frames == 1:
-        return ask(target, prompt, images=list(clip.frames), history=history)
-    return ask(target, prompt, clips=[clip], history=history)
+    return ask(target, prompt, **shown(clip), history=history)
+
+
+def draft_inputs(
+    models: Models, clip: Clip, prompt: str, history: Sequence[tuple[str, str]] = ()
+) -> Inputs | None:
+    """The draft's own inputs; None where there is no draft or the target's serve it too."""
+    from saccade.models import ask_draft
+
+    if models.draft is None:
+        return None
+    return ask_draft(models.target, models.draft, prompt, **shown(clip), history=history)

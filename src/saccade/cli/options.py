@@ -29,6 +29,16 @@ Prompt = Annotated[str, typer.Option(help="What to ask about the video.")]
 Tokens = Annotated[int, typer.Option(min=1, help="The longest answer, in tokens.")]
 Dtype = Annotated[str | None, typer.Option(help="float32, bfloat16 or float16.")]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, ...")]
+DeviceMap = Annotated[
+    str | None, typer.Option(help="auto spreads the target over the devices there are.")
+]
+Quantize = Annotated[
+    str | None,
+    typer.Option(help="Read the target in fewer bits: bnb-8bit, bnb-4bit or torchao-int8."),
+]
+Trust = Annotated[
+    bool, typer.Option("--trust-remote-code", help="Run code that comes with a checkpoint.")
+]
 Seed = Annotated[int | None, typer.Option(help="Names the noise of sampling.")]
 Fps = Annotated[float | None, typer.Option(help="Frames to take per second.")]
 NumFrames = Annotated[int | None, typer.Option(help="Frames to take in all, evenly in time.")]

@@ -129,6 +129,7 @@ def calibrate(
     draft: Loaded | None,
     inputs: Sequence[Inputs],
     *,
+    draft_inputs: Sequence[Inputs | None] | None = None,
     method: str = "specvlm",
     candidates: Candidates = CANDIDATES,
     seconds: float = 600,
@@ -152,7 +153,14 @@ def calibrate(
 
         settings = {"max_new_tokens": max_new_tokens, "do_sample": False}
         rows, results = compare(
-            target, draft, inputs[video], methods, repeat=1, settings=settings, on_run=on_run
+            target,
+            draft,
+            inputs[video],
+            methods,
+            repeat=1,
+            settings=settings,
+            draft_inputs=None if draft_inputs is None else draft_inputs[video],
+            on_run=on_run,
         )
         seen[video] = results[BASELINE].visual_tokens
         return {

@@ -25,7 +25,7 @@ class Row:
 
     ``decode_seconds`` is from the first token on, ``prefill_seconds`` all before it (vision,
     prefill, guidance, the draft's prefill). Speedups are per token against ``ar``, run by run, then
-    medians.
+    medians. The first token comes of the prefill, so decoding is counted from the second on.
     """
 
     token_ids: tuple[int, ...] | None = None
@@ -59,6 +59,7 @@ class Run:
     ids: tuple[int, ...]
     decode: float
     total: float
+    counted: int  # tokens that came of decoding: the first comes of the prefill
     result: Result | None = None  # None for a peer
 
 
@@ -78,6 +79,7 @@ def compare(
     settings: dict[str, Any],
     seed: int | None = None,
     captioner: Captioner | None = None,
+    draft_inputs: Inputs | None = None,
     on_run: Callable[[str, int], None] | None = None,
 ) -> tuple[dict[str, Row], dict[str, Result]]:
     """Rows by method, and the last result of each of ours.
@@ -107,9 +109,9 @@ def compare(
                 own = {**(settings if round else warm)}
                 if recipe is None:
                     ids = PEERS[name](target, draft, inputs, own)
-                    timed = Run(ids.ids, ids.total - ids.first, ids.total)
+                    timed = Run(ids.ids, ids.decode[0], ids.total, ids.decode[1])
                 else:
-                    own |= {"seed": seed, "captioner": captioner}
+                    own |= {"seed": seed, "captioner": captioner, "draft_inputs": draft_inputs}
                     timed = _run(target, draft, inputs, recipe, own)
             except SaccadeError:
                 raise
@@ -147,7 +149,8 @@ def _run(
         tokenizer=target.tokenizer,
         **settings,
     )
-    return Run(result.ids, result.timings.decode, result.timings.total, result)
+    counted = max(1, len(result.ids) - 1)
+    return Run(result.ids, result.timings.decode, result.timings.total, counted, result)
 
 
 def _row(runs: Sequence[Run], baseline: Sequence[Run]) -> Row:
@@ -159,9 +162,11 @@ def _row(runs: Sequence[Run], baseline: Sequence[Run]) -> Row:
         decode_seconds=median(run.decode for run in runs),
         prefill_seconds=median(run.total - run.decode for run in runs),
         total_seconds=median(run.total for run in runs),
-        tokens_per_second=median(len(run.ids) / run.decode for run in runs),
-        speedup_decode=median(_ratios(runs, baseline, lambda run: run.decode)),
-        speedup_end_to_end=median(_ratios(runs, baseline, lambda run: run.total)),
+        tokens_per_second=median(run.counted / run.decode for run in runs),
+        speedup_decode=median(_ratios(runs, baseline, lambda run: run.decode / run.counted)),
+        speedup_end_to_end=median(
+            _ratios(runs, baseline, lambda run: run.total / max(1, len(run.ids)))
+        ),
     )
     if last.result is None:
         return row
@@ -176,7 +181,7 @@ def _row(runs: Sequence[Run], baseline: Sequence[Run]) -> Row:
 
 
 def _ratios(
-    runs: Sequence[Run], baseline: Sequence[Run], seconds: Callable[[Run], float]
+    runs: Sequence[Run], baseline: Sequence[Run], per_token: Callable[[Run], float]
 ) -> Iterator[float]:
     for own, base in zip(runs, baseline, strict=True):
-        yield (seconds(base) / len(base.ids)) / (seconds(own) / len(own.ids))
+        yield per_token(base) / per_token(own)

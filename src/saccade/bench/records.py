@@ -1,0 +1,124 @@
+"""What a run leaves: one line of JSON about the run, then one per answer, to be gone on with.
+
+A line is written when an item is done with every method, in one piece, so that a run that was
+killed has whole items only; a torn last line is cut off.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from saccade.errors import OptionError
+from saccade.types import Result
+
+RESULTS = "results.jsonl"
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One answer of one method to one question of one item."""
+
+    suite: str
+    item: str
+    turn: int  # of a conversation, from 0
+    method: str
+    ids: tuple[int, ...] = ()
+    text: str = ""
+    identical: bool | None = None  # to ``ar`` of the same item
+    total: float = 0.0  # seconds, from inputs to the last token
+    first: float = 0.0  # to the first token
+    vision: float = 0.0
+    prefill: float = 0.0
+    guide: float = 0.0  # choosing what the draft sees, and its own prefill
+    draft: float = 0.0  # of the rounds
+    verify: float = 0.0
+    decode: float = 0.0  # from the end of what comes before the rounds
+    counted: int = 1  # tokens that came of decoding
+    prompt_tokens: int = 0
+    visual_tokens: int = 0
+    draft_visual_tokens: int | None = None
+    reused_tokens: int = 0
+    accepted: tuple[int, ...] = ()  # per round
+    drafted: tuple[int, ...] = ()  # per round, the deepest path of it
+    nodes: tuple[int, ...] = ()  # per round, all of it
+    own: int = 0  # rounds that ended in a token of the target's
+    peak: int | None = None  # bytes above what there was before, where it can be measured
+    fallback: str | None = None
+    error: str | None = None
+    answers: tuple[str, ...] = ()  # what would have been right
+    task: str = ""
+    meta: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def rounds(self) -> int:
+        return len(self.accepted)
+
+
+def of(result: Result, depths: Iterable[int]) -> dict[str, Any]:
+    """The fields of an answer that a result of ours knows; ``depths`` of its rounds' trees."""
+    timings = result.timings
+    return dict(
+        ids=result.ids,
+        text=result.text or "",
+        total=timings.total,
+        first=timings.first_token,
+        vision=timings.vision,
+        prefill=timings.prefill,
+        guide=timings.guide,
+        decode=timings.decode,
+        counted=max(1, len(result.ids) - 1),
+        draft=sum(round.draft_seconds for round in result.rounds),
+        verify=sum(round.verify_seconds for round in result.rounds),
+        prompt_tokens=result.prompt_tokens,
+        visual_tokens=result.visual_tokens,
+        draft_visual_tokens=result.draft_visual_tokens,
+        reused_tokens=result.reused_tokens,
+        accepted=tuple(len(round.accepted) for round in result.rounds),
+        drafted=tuple(depths),
+        nodes=tuple(len(round.tokens) for round in result.rounds),
+        own=sum(round.own is not None for round in result.rounds),
+        fallback=result.fallback_reason,
+    )
+
+
+def write(folder: Path, about: dict[str, Any], fresh: Iterable[Answer]) -> None:
+    """Appends answers; the line about the run comes first in a new file."""
+    path = folder / RESULTS
+    lines = [] if path.exists() else [json.dumps(about)]
+    lines += [json.dumps(asdict(answer)) for answer in fresh]
+    with path.open("a") as file:
+        file.write("".join(line + "\n" for line in lines))
+
+
+def read(folder: Path) -> tuple[dict[str, Any], list[Answer]]:
+    """The line about a run and its answers. A torn last line is cut off the file.
+
+    Raises OptionError where there is no run.
+    """
+    path = folder / RESULTS
+    if not path.is_file():
+        raise OptionError(f"{folder} holds no {RESULTS}; saccade bench --out {folder} makes one")
+    whole = path.read_bytes()
+    end = whole.rfind(b"\n") + 1
+    if end < len(whole):
+        with path.open("r+b") as file:
+            file.truncate(end)
+    lines = whole[:end].decode().splitlines()
+    if not lines:
+        raise OptionError(f"{path} is empty: delete it to start anew")
+    return json.loads(lines[0]), [_answer(json.loads(line)) for line in lines[1:]]
+
+
+def done(answers: Iterable[Answer]) -> Iterator[tuple[str, str]]:
+    """(suite, item) of everything that need not be run again."""
+    return ((answer.suite, answer.item) for answer in answers)
+
+
+def _answer(fields: dict[str, Any]) -> Answer:
+    for name in ("ids", "accepted", "drafted", "nodes", "answers"):
+        fields[name] = tuple(fields[name])
+    return Answer(**fields)

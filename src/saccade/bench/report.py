@@ -1,0 +1,176 @@
+"""A run as Markdown: per suite, every method beside plain decoding, with intervals."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from statistics import mean, median
+from typing import Any
+
+from saccade.bench import measures, records, words
+from saccade.bench.measures import Interval
+from saccade.bench.records import Answer
+from saccade.measure.compare import BASELINE
+
+REPORT = "report.md"
+LEGEND = """\
+`n` answers; *same* is how many of them are plain decoding's, token for token. **tau** is tokens
+emitted per target forward, the target's own included; *MAT* counts accepted tokens from one refusal
+to the next (HIPPO); *accept* is accepted over drafted tokens. Speed is against `ar` of the same
+question in the same run, the median over answers with its 95 % bootstrap interval over answers:
+*decode* from the second token on, *whole* from inputs to the last token.
+"""
+STAGES = """\
+Seconds an answer, means. *Guide* is choosing what the draft sees and its own prefill; *rest* is
+what decoding spends beside drafting and verifying (committing, stopping, streaming).
+"""
+FORMULAS = """\
+*Eq. 1* is TABED's expected speedup, tau / (gamma T_q/T_p + 1), from this run's own gamma, T_q and
+T_p: it leaves out that verifying several tokens costs more than one. *I/O* is Sparse-to-Dense's
+Sec. 3.3: keys read a token as a share of plain decoding's.
+"""
+
+Column = tuple[str, Callable[[Sequence[Answer], Sequence[Answer]], str]]
+
+
+def write(folder: Path) -> Path:
+    """Writes ``report.md`` beside a run's results. Raises OptionError where there are none."""
+    about, answers = records.read(folder)
+    path = folder / REPORT
+    path.write_text(markdown(about, answers))
+    return path
+
+
+def markdown(about: Mapping[str, Any], answers: Sequence[Answer]) -> str:
+    plan, machine = about["plan"], about["environment"]
+    lines = [
+        "# Benchmark",
+        "",
+        f"Target `{plan['target']}`, draft `{plan['draft']}`, {plan['dtype']} on "
+        f"{machine['gpu'] or machine['processor']}, {machine['threads']} threads, torch "
+        f"{machine['torch']}, transformers {machine['transformers']}.",
+        "",
+        LEGEND,
+    ]
+    for suite in dict.fromkeys(answer.suite for answer in answers):
+        own = [answer for answer in answers if answer.suite == suite]
+        lines += [f"## {suite}", "", *_suite(own), ""]
+    return "\n".join(lines)
+
+
+def _suite(answers: Sequence[Answer]) -> Iterable[str]:
+    visual = median(answer.visual_tokens for answer in answers if answer.method == BASELINE)
+    items = len({answer.item for answer in answers})
+    yield f"{items} items, {visual:.0f} visual tokens (median)."
+    yield ""
+    yield from _table(answers, SPEED)
+    failed = {
+        f"- `{answer.method}`: {answer.error or answer.fallback}"
+        for answer in answers
+        if answer.error or answer.fallback
+    }
+    if failed:
+        yield from ("", *sorted(failed))
+    yield from ("", "### Where the time goes", "", STAGES)
+    yield from _table(answers, TIME, ours=True)
+    yield from ("", "### What the formulas expect", "", FORMULAS)
+    yield from _table(answers, FORMULA, ours=True, drafting=True)
+
+
+def _table(
+    answers: Sequence[Answer],
+    columns: Sequence[Column],
+    *,
+    ours: bool = False,
+    drafting: bool = False,
+) -> Iterable[str]:
+    """A row a method; ``ours`` leaves out the peers, ``drafting`` also those that draft nothing."""
+    methods = dict.fromkeys(answer.method for answer in answers)
+    by = {name: [a for a in answers if a.method == name and not a.error] for name in methods}
+    yield "| method | " + " | ".join(name for name, _ in columns) + " |"
+    yield "|-|" + "-:|" * len(columns)
+    for name in methods:
+        own = by[name]
+        if ours and not any(answer.rounds for answer in own):
+            continue
+        if drafting and not any(sum(answer.drafted) for answer in own):
+            continue
+        yield f"| `{name}` | " + " | ".join(cell(own, by[BASELINE]) for _, cell in columns) + " |"
+
+
+def _between(found: Interval | None) -> str:
+    return "" if found is None else f"{found[0]:.2f} [{found[1]:.2f}, {found[2]:.2f}]"
+
+
+def _number(found: float | None, digits: int = 2) -> str:
+    return "" if found is None else f"{found:.{digits}f}"
+
+
+def _same(own: Sequence[Answer], plain: Sequence[Answer]) -> str:
+    return f"{sum(answer.identical is True for answer in own)}"
+
+
+def _score(own: Sequence[Answer], plain: Sequence[Answer]) -> str:
+    """The means of whatever measures fit the answers' tasks."""
+    found: dict[str, list[float]] = {}
+    for answer in own:
+        for name, value in words.score(answer.task, answer.text, answer.answers).items():
+            found.setdefault(name, []).append(value)
+    return ", ".join(f"{name} {mean(values):.2f}" for name, values in found.items())
+
+
+def _stage(seconds: Callable[[Answer], float]) -> Callable[..., str]:
+    def cell(own: Sequence[Answer], plain: Sequence[Answer]) -> str:
+        return _number(mean(map(seconds, own)), 3) if own else ""
+
+    return cell
+
+
+def _peak(own: Sequence[Answer], plain: Sequence[Answer]) -> str:
+    known = [answer.peak for answer in own if answer.peak is not None]
+    return f"{max(known) / 2**20:.0f}" if known else ""
+
+
+SPEED: tuple[Column, ...] = (
+    ("n", lambda own, plain: str(len(own))),
+    ("same", _same),
+    ("tau", lambda own, plain: _between(measures.tau_interval(own))),
+    ("MAT", lambda own, plain: _number(measures.mean_accepted(own))),
+    ("accept", lambda own, plain: _number(measures.acceptance(own))),
+    ("tok/s", lambda own, plain: _number(measures.rate(own), 0)),
+    (
+        "decode x",
+        lambda own, plain: _between(measures.interval(measures.speedups(own, plain))),
+    ),
+    (
+        "whole x",
+        lambda own, plain: _between(measures.interval(measures.speedups(own, plain, whole=True))),
+    ),
+    ("first token s", _stage(lambda answer: answer.first)),
+    ("answers", _score),
+)
+TIME: tuple[Column, ...] = (
+    ("vision", _stage(lambda answer: answer.vision)),
+    ("prefill", _stage(lambda answer: answer.prefill)),
+    ("guide", _stage(lambda answer: answer.guide)),
+    ("draft", _stage(lambda answer: answer.draft)),
+    ("verify", _stage(lambda answer: answer.verify)),
+    ("rest", _stage(lambda answer: max(0.0, answer.decode - answer.draft - answer.verify))),
+    ("peak MiB", _peak),
+)
+FORMULA: tuple[Column, ...] = (
+    (
+        "measured x",
+        lambda own, plain: _between(measures.interval(measures.speedups(own, plain))),
+    ),
+    ("Eq. 1", lambda own, plain: _number(measures.predicted_speedup(own, plain))),
+    ("I/O", lambda own, plain: _number(measures.predicted_io(own))),
+    (
+        "accepted at 1, 2, 3, ...",
+        lambda own, plain: " ".join(f"{each:.2f}" for each in measures.by_position(own)[:8]),
+    ),
+    (
+        "rounds with 0, 1, 2, ...",
+        lambda own, plain: " ".join(f"{each:.2f}" for each in measures.histogram(own)[:9]),
+    ),
+)

@@ -1,0 +1,246 @@
+"""Runs suites: every method on every item, interleaved, resumable, the answers compared.
+
+Methods take turns on one item before the next item begins, and who goes first rotates, so that what
+disturbs the machine for a while disturbs all of them alike.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from saccade.bench import records
+from saccade.bench.memory import Peak
+from saccade.bench.records import Answer
+from saccade.conversation import Conversation
+from saccade.errors import OptionError, SaccadeError
+from saccade.measure.compare import BASELINE, WARM_UP_TOKENS, named
+from saccade.measure.peers import PEERS
+from saccade.measure.trace import environment
+from saccade.media import Clip
+from saccade.models import Loaded, ask, ask_draft
+from saccade.recipe import Recipe
+from saccade.suites.types import Item, Suite
+from saccade.tree import depths
+from saccade.types import Inputs, Result, Tree
+
+Tell = Callable[[str, int, int], None]
+"""(what is being done, items done, items in all)"""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to run. Its fingerprint decides whether an interrupted run may be gone on with."""
+
+    suites: tuple[Suite, ...]
+    methods: tuple[str, ...]
+    limit: int | None = None
+    shard: tuple[int, int] = (0, 1)  # this one, of so many
+    seed: int = 0
+    max_new_tokens: int | None = None  # else each suite's own
+
+    def items(self) -> Iterator[tuple[Suite, Item]]:
+        """This shard's items: every ``n``-th of each suite's first ``limit``."""
+        number, count = self.shard
+        for suite in self.suites:
+            for place, item in enumerate(suite.items()):
+                if self.limit is not None and place >= self.limit:
+                    break
+                if place % count == number:
+                    yield suite, item
+
+    def about(self, target: Loaded, draft: Loaded | None) -> dict[str, Any]:
+        """The first line of a run's file."""
+        plan = {
+            "methods": list(self.methods),
+            "suites": [suite.name for suite in self.suites],
+            "shard": list(self.shard),
+            "seed": self.seed,
+            "max_new_tokens": self.max_new_tokens,
+            "target": target.name,
+            "draft": None if draft is None else draft.name,
+            "dtype": str(target.backbone.dtype).removeprefix("torch."),
+            "device": str(target.backbone.device),
+        }
+        key = hashlib.sha256(json.dumps(plan, sort_keys=True).encode()).hexdigest()[:16]
+        return {"plan": plan, "fingerprint": key, "environment": environment()}
+
+
+def run(
+    plan: Plan,
+    target: Loaded,
+    draft: Loaded | None,
+    folder: Path,
+    *,
+    captioner: Callable[[Clip], Any] | None = None,
+    tell: Tell | None = None,
+) -> list[Answer]:
+    """Every answer of the plan, those of an earlier, interrupted run in ``folder`` included.
+
+    ``captioner`` makes a captioner of a clip, for views that read one. Raises OptionError where
+    ``folder`` holds another plan's run.
+    """
+    recipes = named(plan.methods)
+    about = plan.about(target, draft)
+    folder.mkdir(parents=True, exist_ok=True)
+    known: list[Answer] = []
+    if (folder / records.RESULTS).exists():
+        earlier, known = records.read(folder)
+        if earlier["fingerprint"] != about["fingerprint"]:
+            raise OptionError(
+                f"{folder} holds a run of another plan: give another --out, or delete it"
+            )
+    finished = set(records.done(known))
+    todo = [(suite, item) for suite, item in plan.items() if (suite.name, item.id) not in finished]
+    whole = len(finished) + len(todo)
+    settings = {"do_sample": False}
+    warmed: set[str] = set()
+    for number, (suite, item) in enumerate(todo):
+        longest = plan.max_new_tokens or suite.setting.max_new_tokens
+        bench = _Bench(target, draft, item, captioner, plan.seed)
+        order = list(recipes)
+        if suite.name not in warmed:
+            for name in order:
+                say(tell, f"{suite.name}: warming up {name}", len(finished) + number, whole)
+                bench.answer(name, recipes[name], {**settings, "max_new_tokens": WARM_UP_TOKENS})
+            warmed.add(suite.name)
+        turn = (len(finished) + number) % len(order)
+        found: dict[str, list[Answer]] = {}
+        for name in (*order[turn:], *order[:turn]):
+            say(tell, f"{suite.name}: {name}", len(finished) + number, whole)
+            own = bench.answer(name, recipes[name], {**settings, "max_new_tokens": longest})
+            found[name] = [replace(answer, suite=suite.name) for answer in own]
+        fresh = [answer for name in order for answer in _judged(found[name], found[BASELINE])]
+        records.write(folder, about, fresh)
+        known += fresh
+    say(tell, "done", whole, whole)
+    return known
+
+
+def say(tell: Tell | None, what: str, done: int, whole: int) -> None:
+    if tell is not None:
+        tell(what, done, whole)
+
+
+def _judged(answers: Sequence[Answer], baseline: Sequence[Answer]) -> Iterator[Answer]:
+    """With the word on whether each says what plain decoding says."""
+    for answer, plain in zip(answers, baseline, strict=False):
+        same = None if answer.error or plain.error else answer.ids == plain.ids
+        yield replace(answer, identical=same)
+
+
+class _Bench:
+    """One item and the models that answer it."""
+
+    def __init__(
+        self,
+        target: Loaded,
+        draft: Loaded | None,
+        item: Item,
+        captioner: Callable[[Clip], Any] | None,
+        seed: int,
+    ) -> None:
+        self._target, self._draft, self._item, self._seed = target, draft, item, seed
+        media = [medium.read() for medium in item.media]
+        self._shown: dict[str, Any] = {
+            "clips": [each for each in media if isinstance(each, Clip)],
+            "images": [each for each in media if not isinstance(each, Clip)],
+        }
+        clips = self._shown["clips"]
+        self._captioner = captioner(clips[0]) if captioner is not None and clips else None
+        self._said: list[str] = []  # by plain decoding: what later questions follow upon
+
+    def answer(self, name: str, recipe: Recipe | None, settings: dict[str, Any]) -> list[Answer]:
+        """One answer per turn of the item. What a peer gets wrong is a finding, not an end."""
+        try:
+            if recipe is None:
+                return self._by_peer(name, settings)
+            return self._by_us(name, recipe, settings)
+        except SaccadeError:
+            raise
+        except Exception as error:
+            if recipe is not None:
+                raise
+            first = str(error).strip().splitlines() or [""]
+            return [self._blank(name, 0, error=f"{type(error).__name__}: {first[0]}")]
+
+    def _by_us(self, name: str, recipe: Recipe, settings: dict[str, Any]) -> list[Answer]:
+        found: list[Answer] = []
+        said: list[str] = []
+        with Conversation(
+            self._target.backbone,
+            draft=None if self._draft is None else self._draft.backbone,
+            method=recipe,
+            tokenizer=self._target.tokenizer,
+            captioner=self._captioner,
+            seed=self._seed,
+            **settings,
+        ) as talk:
+            for turn in range(1 + len(self._item.then)):
+                inputs, own = self._inputs(turn, said)
+                with Peak(self._target.backbone.device) as peak:
+                    result = talk.run(inputs, draft_inputs=own)
+                said.append(result.text or "")
+                fields = records.of(result, _depths(result))
+                found.append(replace(self._blank(name, turn), **fields, peak=peak.bytes))
+        if name == BASELINE:
+            self._said = said
+        return found
+
+    def _by_peer(self, name: str, settings: dict[str, Any]) -> list[Answer]:
+        found: list[Answer] = []
+        said: list[str] = []
+        for turn in range(1 + len(self._item.then)):
+            inputs, _ = self._inputs(turn, said)
+            with Peak(self._target.backbone.device) as peak:
+                timed = PEERS[name](self._target, self._draft, inputs, dict(settings))
+            text = self._target.tokenizer.decode(list(timed.ids), skip_special_tokens=True)
+            said.append(text)
+            found.append(
+                replace(
+                    self._blank(name, turn),
+                    ids=timed.ids,
+                    text=text,
+                    total=timed.total,
+                    first=timed.first,
+                    decode=timed.decode[0],
+                    counted=timed.decode[1],
+                    prompt_tokens=int(inputs["input_ids"].shape[1]),
+                    peak=peak.bytes,
+                )
+            )
+        return found
+
+    def _inputs(self, turn: int, said: Sequence[str]) -> tuple[Inputs, Inputs | None]:
+        """Of the target, and of the draft where it looks with its own eyes."""
+        asked = (self._item.question, *self._item.then)
+        history = list(zip(asked[:turn], said[:turn], strict=True))
+        shown = {**self._shown, "history": history}
+        inputs = ask(self._target, asked[turn], **shown)
+        if self._draft is None:
+            return inputs, None
+        return inputs, ask_draft(self._target, self._draft, asked[turn], **shown)
+
+    def _blank(self, name: str, turn: int, error: str | None = None) -> Answer:
+        item = self._item
+        return Answer(
+            suite="",
+            item=item.id,
+            turn=turn,
+            method=name,
+            answers=item.answers if not turn else (),
+            task=item.task,
+            meta=dict(item.meta),
+            error=error,
+        )
+
+
+def _depths(result: Result) -> Iterator[int]:
+    """How deep each round's draft went."""
+    for round in result.rounds:
+        tree = Tree(round.tokens, round.parents, (None,) * len(round.tokens))
+        yield max(depths(tree), default=0)

@@ -1,0 +1,105 @@
+"""How right an answer is: exact match of short answers, ROUGE-L and METEOR of captions.
+
+Small and offline on purpose: METEOR here aligns equal words and equal stems, without the synonyms
+of WordNet (Banerjee and Lavie 2005), and is a little lower than with them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+BETA = 1.2  # of ROUGE-L's F, as in its caption evaluation
+ALPHA, GAMMA, POWER = 0.9, 0.5, 3.0  # METEOR's weights
+ENDINGS = ("ing", "edly", "ed", "es", "ly", "s")
+
+
+def words(text: str) -> list[str]:
+    return re.findall(r"[a-z0-9]+", text.lower())
+
+
+def exact(answer: str, right: Sequence[str]) -> float:
+    """1 where the words are those of a right answer, else 0."""
+    return float(any(words(answer) == words(each) for each in right))
+
+
+def letter(answer: str, right: Sequence[str]) -> float:
+    """1 where the option's letter is right: the first lone letter of the answer."""
+    found = re.search(r"\b([A-Z])\b", answer.upper())
+    return float(found is not None and found[1] in {each.strip().upper()[:1] for each in right})
+
+
+def rouge_l(answer: str, right: Sequence[str]) -> float:
+    """F of the longest common subsequence of words, with the best of the right answers."""
+    return max((_rouge(words(answer), words(each)) for each in right), default=0.0)
+
+
+def _rouge(own: Sequence[str], other: Sequence[str]) -> float:
+    common = _longest_common(own, other)
+    if not common:
+        return 0.0
+    precision, recall = common / len(own), common / len(other)
+    return (1 + BETA**2) * precision * recall / (recall + BETA**2 * precision)
+
+
+def _longest_common(own: Sequence[str], other: Sequence[str]) -> int:
+    row = [0] * (len(other) + 1)
+    for word in own:
+        above, row = row, [0]
+        for column, theirs in enumerate(other):
+            longer = above[column] + 1 if word == theirs else max(above[column + 1], row[column])
+            row.append(longer)
+    return row[-1]
+
+
+def meteor(answer: str, right: Sequence[str]) -> float:
+    """METEOR with exact and stem matches, with the best of the right answers."""
+    return max((_meteor(words(answer), words(each)) for each in right), default=0.0)
+
+
+def _meteor(own: Sequence[str], other: Sequence[str]) -> float:
+    matched = _aligned(own, other)
+    if not matched:
+        return 0.0
+    precision, recall = len(matched) / len(own), len(matched) / len(other)
+    average = precision * recall / (ALPHA * precision + (1 - ALPHA) * recall)
+    chunks = 1 + sum(
+        (after[0] != before[0] + 1) or (after[1] != before[1] + 1)
+        for before, after in zip(matched, matched[1:], strict=False)
+    )
+    return average * (1 - GAMMA * (chunks / len(matched)) ** POWER)
+
+
+def _aligned(own: Sequence[str], other: Sequence[str]) -> list[tuple[int, int]]:
+    """Pairs of places, each word used once, equal words before equal stems, near ones first."""
+    taken: dict[int, int] = {}
+    for key in (lambda word: word, stem):
+        free = [place for place in range(len(other)) if place not in taken.values()]
+        for place, word in enumerate(own):
+            if place in taken:
+                continue
+            alike = [each for each in free if key(other[each]) == key(word)]
+            if alike:
+                nearest = min(alike, key=lambda each: abs(each - place))
+                taken[place] = nearest
+                free.remove(nearest)
+    return sorted(taken.items())
+
+
+def stem(word: str) -> str:
+    """The word without its commonest English endings."""
+    for ending in ENDINGS:
+        if word.endswith(ending) and len(word) > len(ending) + 2:
+            return word[: -len(ending)]
+    return word
+
+
+def score(task: str, answer: str, right: Sequence[str]) -> dict[str, float]:
+    """The measures that fit a task; none where nothing is known to be right."""
+    if not right:
+        return {}
+    if task == "choice":
+        return {"accuracy": letter(answer, right)}
+    if task == "short":
+        return {"accuracy": exact(answer, right)}
+    return {"rouge_l": rouge_l(answer, right), "meteor": meteor(answer, right)}

@@ -1,0 +1,213 @@
+"""``saccade doctor``: can these two work together, do they fit, and is it worth it."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.table import Table
+
+from saccade.cli import loading, options
+from saccade.errors import SaccadeError
+from saccade.terminal import Json, Verbose, err, out, prepare, status
+
+if TYPE_CHECKING:
+    from saccade.models.doctor import Diagnosis
+
+TOKENS, ANSWER = 8192, 256
+
+
+def doctor(
+    video: Annotated[
+        str | None, typer.Argument(help="A video to count the tokens of; else --tokens.")
+    ] = None,
+    target: Annotated[
+        str, typer.Option(help="A folder, a hub id, or a published size (Qwen2.5-VL-32B).")
+    ] = "shapes",
+    draft: Annotated[str | None, typer.Option(help="Likewise.")] = None,
+    tokens: Annotated[
+        int | None, typer.Option(min=1, help=f"Of the prompt, without a video; else {TOKENS}.")
+    ] = None,
+    keep: Annotated[
+        float, typer.Option(min=0.001, max=1, help="The share of them the draft reads.")
+    ] = 0.1,
+    prompt: options.Prompt = options.QUESTION,
+    fps: options.Fps = None,
+    num_frames: options.NumFrames = None,
+    every_frame: options.Every = False,
+    dtype: options.Dtype = None,
+    device: options.Device = None,
+    memory: Annotated[
+        float | None, typer.Option(min=0, help="Plan for this many GiB and not for this machine.")
+    ] = None,
+    quantize: options.Quantize = None,
+    trust_remote_code: options.Trust = False,
+    pairs: Annotated[
+        bool, typer.Option("--pairs", help="A Markdown table of well-known pairs instead.")
+    ] = False,
+    as_json: Json = False,
+    verbose: Verbose = False,
+) -> None:
+    """Look at a pair before any weight is loaded: does it fit together, in memory, and pay?
+
+    Exits with 1 where it cannot work. The speedup is an expectation from the bytes each model
+    reads; `saccade calibrate` measures it.
+    """
+    prepare(None, verbose)
+    from saccade import models
+    from saccade.memory import GIB, available
+    from saccade.models.doctor import examine
+
+    if pairs:
+        typer.echo(_pairs(tokens or TOKENS, keep))
+        return
+    if draft is None and target == "shapes":
+        draft = "shapes-draft"
+    place = models.pick_device(device)
+    with status("reading the configs", quiet=as_json):
+        mine = _config(target, trust_remote_code)
+        theirs = None if draft is None else (draft, _config(draft, trust_remote_code))
+        problems, notes = _together((target, mine), theirs, trust_remote_code)
+    if video is not None:
+        sampling = loading.sampling(fps, num_frames, every_frame, None, None)
+        clip = loading.read(video, sampling, quiet=as_json)
+        reader = models.read_processor(target, mine, trust_remote_code=trust_remote_code)
+        shown = loading.shown(clip)
+        asked = models.put(
+            target, reader, prompt, shown.get("clips", ()), shown.get("images", ()), ()
+        )
+        tokens = int(asked["input_ids"].shape[1])
+    precision = models.precision(dtype, place)
+    bits = None if quantize is None else models.bits(quantize)
+    found = examine(
+        (target, mine),
+        theirs,
+        tokens=(tokens or TOKENS) + ANSWER,
+        keep=keep,
+        dtype=precision,
+        device=place.type,
+        there=available(place) if memory is None else int(memory * GIB),
+        bits=bits,
+        problems=problems,
+        notes=notes,
+    )
+    if as_json:
+        typer.echo(json.dumps(found.json()))
+    else:
+        _show(found, place.type)
+    if found.problems:
+        raise typer.Exit(1)
+
+
+def _config(name: str, trust: bool) -> Any:
+    from saccade import models
+    from saccade.models.published import CONFIGS
+
+    made = CONFIGS.get(name)
+    if made is not None:
+        return made()
+    return models.read_config(name, trust_remote_code=trust, weights=False)
+
+
+def _together(
+    target: tuple[str, Any], draft: tuple[str, Any] | None, trust: bool
+) -> tuple[list[str], list[str]]:
+    """Why they cannot work, and what is worth knowing."""
+    from saccade import families, models
+    from saccade.models.published import CONFIGS
+
+    problems: list[str] = []
+    notes: list[str] = []
+    both = [target] if draft is None else [target, draft]
+    for name, config in both:
+        try:
+            families.model_class(config)
+            families.refuse(config, families.text_config(config))
+        except SaccadeError as error:
+            problems.append(f"{name}: {error}")
+    if problems or draft is None:
+        return problems, notes
+    if any(name in CONFIGS for name, _ in both):
+        notes.append("a published size has no tokenizer here, so tokens were not compared")
+    else:
+        readers = [
+            models.read_processor(name, config, trust_remote_code=trust) for name, config in both
+        ]
+        inner = [getattr(reader, "tokenizer", reader) for reader in readers]
+        try:
+            models.check_tokenizers(target[0], inner[0], draft[0], inner[1])
+            notes.append("their tokenizers agree, token by token")
+        except SaccadeError as error:
+            problems.append(str(error))
+    sizes = [families.text_config(config).vocab_size for _, config in both]
+    if sizes[0] != sizes[1]:
+        notes.append(f"vocabularies padded to {sizes[0]} and {sizes[1]}: the common part is used")
+    kinds = [config.model_type for _, config in both]
+    if kinds[0] != kinds[1]:
+        notes.append(f"different families ({kinds[0]}, {kinds[1]}): each looks with its own eyes")
+    if families.reads_text_only(draft[1]) and not families.reads_text_only(target[1]):
+        notes.append("the draft reads text only: it guesses without the video")
+    return problems, notes
+
+
+def _show(found: Diagnosis, device: str) -> None:
+    from saccade.memory import gib
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("model", overflow="fold")
+    for head in ("weights", "cache", "a step reads"):
+        table.add_column(head, justify="right")
+    for part in found.parts:
+        table.add_row(part.name, gib(part.weights), gib(part.cache), gib(part.step))
+    out.print(table)
+    out.print(
+        f"[dim]{found.tokens} tokens; {gib(found.needed)} needed, {gib(found.there)} free on "
+        f"{device}[/dim]\n"
+    )
+    if found.outlook:
+        expected = Table(box=None, pad_edge=False, header_style="bold")
+        for head in ("accepted", "best chain", "decode x"):
+            expected.add_column(head, justify="right")
+        for each in found.outlook:
+            expected.add_row(f"{each.rate:.0%}", str(each.length), f"{each.speedup:.2f}")
+        out.print(expected)
+        out.print(
+            f"[dim]expected from the bytes read: a draft's step costs {found.ratio:.3f} of the "
+            "target's; measure with saccade calibrate[/dim]\n"
+        )
+    for note in found.notes:
+        err.print(note, style="dim", markup=False)
+    if found.outlook or found.problems:
+        style = "bold red" if found.problems else "bold"
+        out.print(found.verdict, style=style, markup=False, soft_wrap=True)
+
+
+def _pairs(tokens: int, keep: float) -> str:
+    """The README's table: what the papers' pairs need and may gain on a GPU, in bfloat16."""
+    from saccade.memory import gib
+    from saccade.models.doctor import TYPICAL, examine
+    from saccade.models.published import CONFIGS, PAIRS
+
+    lines = [
+        f"| target | draft | memory at {tokens} tokens | draft step | best chain | "
+        f"expected decode x at {TYPICAL:.0%} / 90% accepted |",
+        "|---|---|---:|---:|---:|---:|",
+    ]
+    for target, draft in PAIRS:
+        found = examine(
+            (target, CONFIGS[target]()),
+            (draft, CONFIGS[draft]()),
+            tokens=tokens + ANSWER,
+            keep=keep,
+            device="cuda",
+            there=2**60,
+        )
+        typical, good = (
+            next(each for each in found.outlook if each.rate == rate) for rate in (TYPICAL, 0.9)
+        )
+        lines.append(
+            f"| {target} | {draft} | {gib(found.needed)} | {found.ratio:.3f} | {typical.length} | "
+            f"{typical.speedup:.1f} / {good.speedup:.1f} |"
+        )
+    return "\n".join(lines)

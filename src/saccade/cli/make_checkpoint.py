@@ -1,0 +1,47 @@
+"""``saccade make-checkpoint``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from saccade.terminal import Json, out, prepare
+
+
+def make_checkpoint(
+    family: Annotated[str, typer.Argument(help="qwen2.5-vl, llava-onevision, ...; or list.")],
+    folder: Annotated[Path | None, typer.Argument(help="A new or empty folder.")] = None,
+    seed: Annotated[int, typer.Option(help="Of the random weights.")] = 0,
+    layers: Annotated[int, typer.Option(min=1, help="Of the language model.")] = 2,
+    hidden: Annotated[int, typer.Option(min=64, help="Its width, a multiple of 64.")] = 128,
+    vocab: Annotated[int, typer.Option(min=1, help="Rows of its embedding.")] = 320,
+    noise: Annotated[
+        float,
+        typer.Option(min=0, help="Disturb the weights: 0.05 makes a draft that is often right."),
+    ] = 0.0,
+    as_json: Json = False,
+) -> None:
+    """Write a tiny random checkpoint of a model family, with tokenizer, processor and template.
+
+    Nothing is downloaded. It answers nonsense, and is for trying a family and for tests.
+    """
+    prepare(None, False)
+    import json
+
+    from saccade.errors import OptionError
+    from saccade.models.checkpoints import FAMILIES, Size, make
+
+    if family == "list":
+        typer.echo(json.dumps(list(FAMILIES)) if as_json else "\n".join(FAMILIES))
+        return
+    if folder is None:
+        raise OptionError("give a folder to write the checkpoint to")
+    if hidden % 64:
+        raise OptionError(f"--hidden {hidden} must be a multiple of 64: heads are 32 wide")
+    made = make(family, folder, seed=seed, size=Size(layers, hidden, vocab), noise=noise)
+    if as_json:
+        typer.echo(json.dumps({"family": family, "folder": str(made), "seed": seed}))
+    else:
+        out.print(f"{made} holds a random {family}", markup=False, soft_wrap=True)

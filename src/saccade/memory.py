@@ -1,0 +1,162 @@
+"""How much memory a model needs, from its config alone, and how much there is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+
+from saccade import families
+from saccade.errors import ModelError
+
+GIB = 2**30
+CGROUP = Path("/sys/fs/cgroup/memory.max")
+SPARE = 0.05  # of what there is, for what is not counted: activations, the allocator's gaps
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """A model in numbers (not bytes)."""
+
+    parameters: int  # all weights
+    decoder: int  # weights a token passes through: layers and head, of experts those chosen
+    kv: int  # keys and values a token leaves
+    layers: int
+    vocab: int
+
+    def weights(self, size: float) -> int:
+        """Bytes of all weights at ``size`` bytes a number."""
+        return int(self.parameters * size)
+
+    def step(self, size: float, tokens: int, cache_size: float) -> float:
+        """Bytes a forward of one token reads over ``tokens`` cached ones."""
+        return self.decoder * size + self.kv * tokens * cache_size
+
+
+def footprint(config: Any) -> Footprint:
+    """Counts the weights of a model that is built without any."""
+    kind, text = families.model_class(config), families.text_config(config)
+    with torch.device("meta"):
+        if config.model_type in families.THINKERS:
+            model = kind(config.thinker_config)
+        else:
+            model = kind.from_config(config)
+    described = text.to_dict()
+    chosen = described.get("num_experts_per_tok") or 1
+    share = chosen / (described.get("num_experts") or described.get("num_local_experts") or chosen)
+    decoder = sum(
+        int(weight.numel() * (share if ".experts." in name else 1))
+        for name, weight in model.get_decoder().layers.named_parameters()
+    )
+    heads = text.num_key_value_heads or text.num_attention_heads
+    width = described.get("head_dim") or text.hidden_size // text.num_attention_heads
+    return Footprint(
+        parameters=sum(weight.numel() for weight in model.parameters()),
+        decoder=decoder + model.get_output_embeddings().weight.numel(),
+        kv=2 * text.num_hidden_layers * heads * width,
+        layers=text.num_hidden_layers,
+        vocab=text.vocab_size,
+    )
+
+
+def available(device: torch.device) -> int:
+    """Bytes free on a device; on a CPU, within this container's limit."""
+    if device.type == "cuda":
+        spare = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return int(torch.cuda.mem_get_info(device)[0]) + spare
+    free = int(psutil.virtual_memory().available)
+    try:
+        limit = int(CGROUP.read_text())
+    except (OSError, ValueError):  # no limit
+        return free
+    return min(free, max(0, limit - psutil.Process().memory_info().rss))
+
+
+def number_size(dtype: Any, config: Any) -> int:
+    """Bytes a number takes; "auto" is the checkpoint's own type."""
+    if isinstance(dtype, torch.dtype):
+        return dtype.itemsize
+    own = getattr(config, "dtype", None)
+    return own.itemsize if isinstance(own, torch.dtype) else 4
+
+
+def stored_bits(config: Any) -> int | None:
+    """Bits a weight takes in a checkpoint that is quantised itself; None where it is not."""
+    settings = config.to_dict().get("quantization_config")
+    if not settings:
+        return None
+    if settings.get("load_in_4bit") or settings.get("bits") == 4:
+        return 4
+    return int(settings.get("bits") or 8)
+
+
+def check(
+    name: str, config: Any, dtype: Any, device: torch.device | None, *, bits: int | None = None
+) -> None:
+    """Raises ModelError, before any weight is read, if the weights cannot fit on ``device``.
+
+    None is any number of devices: nothing is known then.
+    """
+    if device is None:
+        return
+    there = available(device)
+    folder = Path(name)
+    stored = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+    if stored and 4 * stored < there:
+        return  # fits in any type: no need to count
+    size = number_size(dtype, config)
+    bits = bits or stored_bits(config)
+    needed = footprint(config).weights(size if bits is None else bits / 8)
+    if needed > there * (1 - SPARE):
+        raise ModelError(advice(name, config, dtype, device))
+
+
+def advice(name: str, config: Any, dtype: Any, device: torch.device) -> str:
+    """One sentence: what was needed, what there is, and what would fit."""
+    found, there = footprint(config), available(device)
+    size = number_size(dtype, config)
+    ways = {
+        "--dtype bfloat16": 2.0,
+        "--quantize bnb-8bit": 1.0,
+        "--quantize bnb-4bit": 0.5,
+    }
+    fit = [
+        f"{way} ({gib(found.weights(each))})"
+        for way, each in ways.items()
+        if each < size and found.weights(each) < there * (1 - SPARE)
+    ]
+    would = f"{fit[0]} would fit" if fit else "a smaller model, or --device-map auto, might fit"
+    return (
+        f"{name} does not fit: its weights take {gib(found.weights(size))}, "
+        f"and {device.type} has {gib(there)} free; {would}"
+    )
+
+
+def check_prompt(tokens: int, each: int, device: torch.device) -> None:
+    """Raises ModelError where keys and values, ``each`` bytes a token, cannot fit."""
+    if tokens * each > available(device) * (1 - SPARE):
+        raise ModelError(too_long(tokens, each, device))
+
+
+def too_long(tokens: int, each: int, device: torch.device) -> str:
+    """One sentence: what a prompt needs, what there is, how long one would fit."""
+    there = available(device)
+    return (
+        f"{tokens} tokens of prompt and answer need {gib(tokens * each)} for keys and values, and "
+        f"{device.type} has {gib(there)} free: about {int(there * (1 - SPARE)) // each} would fit; "
+        "take fewer frames (--num-frames) or a smaller --dtype"
+    )
+
+
+def ran_out(error: BaseException) -> bool:
+    """Whether an error says that memory ran out."""
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or (
+        isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
+    )
+
+
+def gib(count: float) -> str:
+    return f"{count / GIB:.1f} GiB" if count >= 0.1 * GIB else f"{count / 2**20:.1f} MiB"

@@ -1,0 +1,92 @@
+"""Videos, images and a question (after earlier turns, if any) to a model's inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from saccade.errors import ModelError, OptionError
+from saccade.media import Clip
+from saccade.models.loading import Loaded, first_line
+from saccade.types import Inputs
+
+
+def ask(
+    loaded: Loaded,
+    question: str,
+    *,
+    clips: Sequence[Clip] = (),
+    images: Sequence[np.ndarray] = (),
+    history: Sequence[tuple[str, str]] = (),
+) -> Inputs:
+    """What the processor makes of videos, images and a question (after earlier turns, if any)."""
+    return put(loaded.name, loaded.processor, question, clips, images, history)
+
+
+def ask_draft(target: Loaded, draft: Loaded, question: str, **asked: Any) -> Inputs | None:
+    """The draft's own inputs, arguments as :func:`ask`; None where the target's serve it too."""
+    if _described(target.processor) == _described(draft.processor):
+        return None
+    if draft.processor is draft.tokenizer:
+        return None  # a text-only draft reads the target's ids
+    return ask(draft, question, **asked)
+
+
+def put(
+    name: str,
+    processor: Any,
+    question: str,
+    clips: Sequence[Clip],
+    images: Sequence[np.ndarray],
+    history: Sequence[tuple[str, str]],
+) -> Inputs:
+    """:func:`ask` without a loaded model."""
+    media = [{"type": "video"} for _ in clips] + [{"type": "image"} for _ in images]
+    turns: list[dict[str, Any]] = []
+    for asked, answered in history:
+        turns.append({"role": "user", "content": [{"type": "text", "text": asked}]})
+        turns.append({"role": "assistant", "content": [{"type": "text", "text": answered}]})
+    turns.append({"role": "user", "content": [{"type": "text", "text": question}]})
+    turns[0]["content"] = [*media, *turns[0]["content"]]
+    if not getattr(processor, "chat_template", None):
+        raise ModelError(f"{name} has no chat template, so questions cannot be put to it")
+    text_only = getattr(processor, "tokenizer", None) is None
+    if text_only and media:
+        raise ModelError(f"{name} reads text only; give a vision-language --target")
+    if clips and getattr(processor, "video_processor", None) is None:
+        raise ModelError(f"{name} reads images and no videos; give it a picture")
+    if text_only:
+        for turn in turns:
+            turn["content"] = turn["content"][0]["text"]
+    text = processor.apply_chat_template(turns, add_generation_prompt=True, tokenize=False)
+    if text_only:
+        return processor(text, return_tensors="pt", add_special_tokens=False)
+    seen: dict[str, Any] = {}
+    if clips:
+        seen["videos"] = [clip.frames for clip in clips]
+        seen["video_metadata"] = [clip.metadata for clip in clips]
+        seen["do_sample_frames"] = False
+    if images:
+        seen["images"] = [list(images)]  # those of one request: some families look at how many
+    try:
+        inputs = processor(text=[text], return_tensors="pt", **seen)
+    except (ValueError, TypeError) as error:
+        if len({len(clip.frames) for clip in clips}) > 1:
+            raise OptionError(
+                f"{name} takes several videos only if they have as many frames: "
+                "choose a number of frames (--num-frames)"
+            ) from error
+        raise OptionError(f"{name} cannot take this: {first_line(error)}") from error
+    if "video_second_per_grid" in inputs:  # taken from a default, not from the videos
+        group = int(processor.video_processor.temporal_patch_size)
+        inputs["video_second_per_grid"] = torch.tensor([group / c.sampled_fps for c in clips])
+    return inputs
+
+
+def _described(processor: Any) -> str:
+    """How a processor prepares pixels and places them in the text."""
+    inner = getattr(processor, "tokenizer", None)
+    return repr((inner is None or processor.to_dict(), processor.chat_template))

@@ -1,0 +1,1 @@
+"""Benchmarks as suites: the public datasets of the papers, and the synthetic world's own."""

@@ -1,0 +1,396 @@
+"""Targets and drafts that differ, text-only pairs, and models that are refused before any work."""
+
+from __future__ import annotations
+
+import copy
+import shutil
+import tempfile
+from collections import Counter
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers as hf
+import zoo
+from transformers import AutoTokenizer
+
+import saccade
+from saccade import models
+from saccade.backbone import Backbone
+from saccade.errors import ModelError
+from saccade.models import Loaded, checkpoints
+from saccade.models.checkpoints import Size
+
+COUNT = 24
+METHODS = ("sd", "sd-tree", "specvlm", "sage")
+FEW = ("sd", "specvlm")
+
+pytestmark = pytest.mark.usefixtures("unchecked")
+
+
+def lossless(target: Loaded, draft: Loaded, kinds: tuple[str, ...], methods: Any) -> Counter[str]:
+    """Every answer is ``generate``'s, and drafts were judged; how many were accepted or not."""
+    models.check_pair(target, draft)
+    counted: Counter[str] = Counter()
+    for seed, kind in enumerate(kinds):
+        inputs = zoo.asked(target, kind, seed)
+        theirs = zoo.hf_greedy(target, inputs, COUNT)
+        assert zoo.varied(theirs)
+        for method in methods:
+            result = saccade.run(
+                target.backbone,
+                inputs,
+                draft=draft.backbone,
+                method=method,
+                max_new_tokens=COUNT,
+                do_sample=False,
+                tokenizer=target.tokenizer,
+            )
+            assert list(result.ids) == theirs, (kind, method)
+            assert result.fallback_reason is None, (kind, method)
+            assert any(round.tokens for round in result.rounds), (kind, method)
+            counted.update(zoo.tally(result))
+    return counted
+
+
+# -- 7: sizes ----------------------------------------------------------------------------------
+
+TEMPTING = 3.0  # times the spread of a row that is likely: such ids would win if they were let in
+
+
+@cache
+def padded(family: str, noise: float, rows: int) -> Loaded:
+    """A model with another number of rows; new ones stand for no token but look likely."""
+    loaded = zoo.member(family, noise=noise)
+    model = copy.deepcopy(loaded.backbone.model)
+    before = loaded.backbone.vocab
+    model.resize_token_embeddings(rows, mean_resizing=False)
+    if rows > before:
+        generator = torch.Generator().manual_seed(rows)
+        head = model.get_output_embeddings().weight.data
+        spread = TEMPTING * float(head[:200].std())
+        head[before:] = spread * torch.randn(rows - before, head.shape[1], generator=generator)
+    return Loaded(f"{family}, {rows} rows", Backbone(model), loaded.processor)
+
+
+@pytest.mark.parametrize("rows", [300, 384])
+@pytest.mark.parametrize("family", zoo.FAMILIES)
+def test_vocabularies_padded_differently(family: str, rows: int) -> None:
+    """Claim: a draft with fewer rows than the target, or with more that it would rather say, is
+    right now and then and changes no token.
+    Fails if ids one of them lacks are proposed, or laws of different lengths are compared."""
+    target, draft = zoo.member(family), padded(family, zoo.NOISE, rows)
+    assert target.backbone.vocab == 320 and draft.backbone.vocab == rows
+    counted = lossless(target, draft, zoo.kinds(family)[:1], FEW)
+    assert counted["accepted"] and counted["refused"]
+
+
+@pytest.mark.parametrize("family", ["qwen2.5-vl", "qwen3-vl", "llava-onevision"])
+def test_control_the_padded_draft_would_say_ids_the_target_lacks(family: str) -> None:
+    """Claim: alone, the padded draft answers with ids past the target's last row.
+    Fails if nothing had to be kept out above."""
+    draft = padded(family, zoo.NOISE, 384)
+    inputs = zoo.asked(draft, "image")
+    result = saccade.run(draft.backbone, inputs, method="ar", max_new_tokens=8, do_sample=False)
+    assert max(result.ids) >= 320
+
+
+@pytest.mark.parametrize("family", zoo.FAMILIES)
+def test_drafts_of_another_width_and_depth(family: str) -> None:
+    """Claim: a draft of a third of the depth, or half as wide again, drafts and changes no token.
+    Fails if one model's embeddings, keys or positions reach the other."""
+    target = zoo.member(family, size=Size(3, 128, 320))
+    for size in (Size(1, 128, 320), Size(2, 192, 320)):
+        draft = zoo.member(family, seed=1, size=size)
+        counted = lossless(target, draft, zoo.kinds(family)[:1], ("specvlm",))
+        assert counted["refused"]
+
+
+def families_with(tokens: str) -> list[tuple[str, str]]:
+    """Pairs of different families with the same special tokens."""
+    alike = [
+        name
+        for name in zoo.FAMILIES
+        if dict(checkpoints.FAMILIES[name].tokens) == dict(checkpoints.FAMILIES[tokens].tokens)
+    ]
+    return [(one, two) for one in alike for two in alike if one != two]
+
+
+MIXED = [
+    *families_with("qwen2-vl"),
+    *families_with("llava-onevision"),
+    *families_with("llava-1.5"),
+]
+
+
+@pytest.mark.parametrize(("target", "draft"), MIXED)
+def test_pairs_of_different_families(target: str, draft: str) -> None:
+    """Claim: a draft of another family with the same tokenizer is harmless: either it works on the
+    target's inputs, or drafting ends with a reason; the answer is the target's.
+    Fails if an input made for one family breaks the answer."""
+    mine, theirs = zoo.member(target), zoo.member(draft, seed=1)
+    models.check_pair(mine, theirs)
+    inputs = zoo.asked(mine, "image")
+    expected = zoo.hf_greedy(mine, inputs, COUNT)
+    for method in ("specvlm",):
+        result = saccade.run(
+            mine.backbone,
+            inputs,
+            draft=theirs.backbone,
+            method=method,
+            max_new_tokens=COUNT,
+            do_sample=False,
+            tokenizer=mine.tokenizer,
+        )
+        assert list(result.ids) == expected, method
+        worked = any(round.tokens for round in result.rounds)
+        assert worked == (result.fallback_reason is None), (method, result.fallback_reason)
+
+
+@pytest.mark.parametrize("kind", ["image", "images", "video", "videos", "both"])
+def test_a_qwen2_draft_for_a_qwen25_target(kind: str) -> None:
+    """Claim: this pair drafts to the end on every kind of prompt. Fails if inputs one family knows
+    and the other does not (seconds per grid) stop the draft."""
+    target, draft = zoo.member("qwen2.5-vl"), zoo.member("qwen2-vl", seed=1)
+    assert lossless(target, draft, (kind,), METHODS)["refused"]
+
+
+def test_a_different_tokenizer_is_refused() -> None:
+    """Claim: a pair with different tokens is refused, naming the first id that differs, both its
+    tokens and both models. Fails if such a pair is let through or the message does not help."""
+    target, draft = zoo.member("qwen2-vl"), zoo.member("llava-1.5")
+    theirs = {i: t for t, i in draft.tokenizer.get_vocab().items()}
+    mine = {i: t for t, i in target.tokenizer.get_vocab().items()}
+    first = min(i for i in mine | theirs if mine.get(i) != theirs.get(i))
+    with pytest.raises(ModelError) as caught:
+        models.check_pair(target, draft)
+    said = str(caught.value)
+    assert f"id {first}" in said and repr(theirs[first]) in said and repr(mine[first]) in said
+    assert target.name in said and draft.name in said
+
+
+def retold(tokenizer: Any, old: str, new: str) -> Any:
+    """A copy of a tokenizer that writes one of its special tokens otherwise."""
+    with tempfile.TemporaryDirectory() as folder:
+        tokenizer.save_pretrained(folder)
+        for file in Path(folder).iterdir():
+            file.write_text(file.read_text().replace(old, new))
+        return AutoTokenizer.from_pretrained(folder)
+
+
+def test_one_token_is_enough_to_refuse() -> None:
+    """Claim: two tokenizers that agree but for one token are told apart, either way round; two
+    copies of one are not. Fails if only sizes, or only letters, are compared."""
+    one, other = zoo.member("llama"), zoo.member("llama", noise=zoo.NOISE)
+    models.check_pair(one, other)
+    number = one.tokenizer.get_vocab()["<|im_start|>"]
+    changed = Loaded("changed", other.backbone, retold(one.tokenizer, "im_start", "im_begin"))
+    for pair in ((one, changed), (changed, one)):
+        with pytest.raises(ModelError, match=rf"id {number} .*im_"):
+            models.check_pair(*pair)
+
+
+# -- 8: text only ------------------------------------------------------------------------------
+
+
+def test_a_text_only_pair() -> None:
+    """Claim: a Llama pair answers as ``generate`` does with sd, sage and lookup, and a draft that
+    is nearly the target has tokens accepted and refused. Fails if a method needs a video."""
+    target, draft = zoo.member("llama"), zoo.draft_of("llama")
+    counted = lossless(target, draft, ("text",) * 4, ("sd", "sage"))
+    assert counted["accepted"] and counted["refused"]
+
+
+def test_lookup_finds_its_drafts_in_the_text() -> None:
+    """Claim: lookup, which needs no draft model, answers as ``generate`` does, and finds something
+    to draft in a prompt that repeats itself. Fails if the answer changes or nothing is drafted."""
+    target = zoo.member("llama")
+    inputs = models.ask(target, "red box, blue box. " * 8)
+    expected = zoo.hf_greedy(target, inputs, 96)
+    result = saccade.run(
+        target.backbone, inputs, method="lookup", max_new_tokens=96, do_sample=False
+    )
+    assert list(result.ids) == expected and result.fallback_reason is None
+    assert any(round.tokens for round in result.rounds)
+
+
+# -- 9: refused --------------------------------------------------------------------------------
+
+
+def tiny(**more: Any) -> dict[str, Any]:
+    return dict(
+        vocab_size=320,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=16,
+        **more,
+    )
+
+
+def gemma3() -> Any:
+    return hf.Gemma3ForCausalLM(hf.Gemma3TextConfig(**tiny(sliding_window=8)))
+
+
+def mistral() -> Any:
+    return hf.MistralForCausalLM(hf.MistralConfig(**tiny(sliding_window=8)))
+
+
+def qwen2() -> Any:
+    config = hf.Qwen2Config(**tiny(use_sliding_window=True, sliding_window=8, max_window_layers=0))
+    return hf.Qwen2ForCausalLM(config)
+
+
+def llama4() -> Any:
+    config = hf.Llama4TextConfig(
+        **tiny(
+            intermediate_size_mlp=48,
+            num_local_experts=2,
+            attention_chunk_size=8,
+            pad_token_id=None,
+            bos_token_id=None,
+            eos_token_id=None,
+        )
+    )
+    return hf.Llama4ForCausalLM(config)
+
+
+def qwen3_next() -> Any:
+    linear = dict(
+        linear_num_key_heads=1,
+        linear_num_value_heads=2,
+        linear_key_head_dim=16,
+        linear_value_head_dim=16,
+    )
+    experts = dict(num_experts=2, num_experts_per_tok=1, moe_intermediate_size=16)
+    config = hf.Qwen3NextConfig(
+        **tiny(
+            **linear,
+            **experts,
+            shared_expert_intermediate_size=16,
+            layer_types=["linear_attention", "full_attention"],
+        )
+    )
+    return hf.Qwen3NextForCausalLM(config)
+
+
+def mamba() -> Any:
+    return hf.MambaForCausalLM(
+        hf.MambaConfig(vocab_size=320, hidden_size=32, state_size=4, num_hidden_layers=2)
+    )
+
+
+def lfm2() -> Any:
+    config = hf.Lfm2Config(**tiny(layer_types=["conv", "full_attention"]))
+    return hf.Lfm2ForCausalLM(config)
+
+
+def t5() -> Any:
+    return hf.T5ForConditionalGeneration(
+        hf.T5Config(vocab_size=320, d_model=32, d_kv=16, d_ff=48, num_layers=2, num_heads=2)
+    )
+
+
+def jamba() -> Any:
+    config = hf.JambaConfig(
+        **tiny(pad_token_id=None), attn_layer_period=2, attn_layer_offset=1, mamba_d_state=4
+    )
+    return hf.JambaForCausalLM(config)
+
+
+def recurrent_gemma() -> Any:
+    more = dict(lru_width=32, attention_window_size=8)
+    return hf.RecurrentGemmaForCausalLM(
+        hf.RecurrentGemmaConfig(**tiny() | more | dict(num_hidden_layers=3))
+    )
+
+
+def mixtral() -> Any:
+    return hf.MixtralForCausalLM(hf.MixtralConfig(**tiny(sliding_window=8, num_local_experts=2)))
+
+
+def phi3() -> Any:
+    return hf.Phi3ForCausalLM(hf.Phi3Config(**tiny(sliding_window=8, pad_token_id=None)))
+
+
+REFUSED: dict[Callable[[], Any], str] = {
+    gemma3: "sliding-window",
+    mistral: "sliding-window",
+    qwen2: "sliding-window",
+    mixtral: "sliding-window",
+    phi3: "sliding-window",
+    llama4: "sliding-window|chunked",
+    qwen3_next: "recurrent",
+    mamba: "recurrent",
+    lfm2: "recurrent",
+    jamba: "recurrent",
+    recurrent_gemma: "recurrent",
+    t5: "encoder-decoder",
+}
+
+
+@pytest.mark.parametrize(
+    ("build", "reason"), REFUSED.items(), ids=[build.__name__ for build in REFUSED]
+)
+def test_models_that_cannot_work_are_refused_with_the_reason(
+    build: Callable[[], Any], reason: str
+) -> None:
+    """Claim: a model whose cache cannot be rolled back token by token is refused as it is wrapped,
+    in one sentence with its kind. Fails if it is accepted, or fails otherwise."""
+    model = build().eval()
+    with pytest.raises(ModelError, match=reason) as caught:
+        Backbone(model)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("build", [gemma3, mistral, qwen3_next, mamba, t5])
+def test_they_are_refused_from_a_folder_too(build: Callable[[], Any], tmp_path: Path) -> None:
+    """Claim: ``models.load`` refuses such a checkpoint with a ModelError. Fails if a user's folder
+    ends in a traceback of something else, or in wrong answers."""
+    tokenizer = zoo.member("llama").tokenizer
+    build().save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    with pytest.raises(ModelError):
+        models.load(str(tmp_path), device="cpu")
+
+
+def test_refused_before_any_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Claim: no forward of such a model runs, as a target or as a draft.
+    Fails if the refusal comes after a prefill."""
+    good, bad = zoo.member("llama"), mistral().eval()
+
+    def never(*args: Any, **kwargs: Any) -> None:
+        raise AssertionError("a forward ran")
+
+    monkeypatch.setattr(type(bad.model), "forward", never)
+    monkeypatch.setattr(Backbone, "forward", never)
+    inputs = zoo.asked(good, "text")
+    for target, draft in ((bad, good.backbone), (good.backbone, bad)):
+        with pytest.raises(ModelError, match="sliding-window"):
+            saccade.run(target, inputs, draft=draft, method="sd", max_new_tokens=4)
+
+
+def test_control_the_same_models_without_the_obstacle(tmp_path: Path) -> None:
+    """Claim: Mistral and Qwen2 without a window are not refused, and answer as ``generate`` does.
+    Fails if refusing goes by name, so that the tests above say nothing about windows."""
+    windowless = {
+        "mistral": hf.MistralForCausalLM(hf.MistralConfig(**tiny(sliding_window=None))),
+        "qwen2": hf.Qwen2ForCausalLM(hf.Qwen2Config(**tiny(use_sliding_window=False))),
+    }
+    for name, model in windowless.items():
+        folder = tmp_path / name
+        model.generation_config = hf.GenerationConfig(do_sample=False, pad_token_id=0)
+        model.save_pretrained(folder)
+        zoo.member("llama").tokenizer.save_pretrained(folder)
+        loaded = models.load(str(folder), device="cpu")
+        inputs = zoo.asked(loaded, "text")
+        result = saccade.run(
+            loaded.backbone, inputs, method="lookup", max_new_tokens=12, do_sample=False
+        )
+        assert list(result.ids) == zoo.hf_greedy(loaded, inputs, 12)
+        shutil.rmtree(folder)
