@@ -300,7 +300,9 @@ def test_worth_it_says_whether_it_beats_plain_decoding() -> None:
 def stub(monkeypatch: pytest.MonkeyPatch, rows: Callable[[str], Row]) -> Callable[..., Calibration]:
     """`calibrate` over a `compare` that runs nothing."""
 
-    def compare(*given: Any, repeat: int, settings: dict[str, Any], on_run: Any, **more: Any) -> Any:
+    def compare(
+        *given: Any, repeat: int, settings: dict[str, Any], on_run: Any, **more: Any
+    ) -> Any:
         methods = ["ar", *given[3]]
         on_run("ar", 0)
         assert settings == {"max_new_tokens": 128, "do_sample": False} and repeat == 1

@@ -7,7 +7,10 @@ from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
-from saccade.bench import measures, records, words
+import numpy as np
+
+from saccade.bench import figures, measures, records, words
+from saccade.bench.alone import is_alone
 from saccade.bench.measures import Interval
 from saccade.bench.records import Answer
 from saccade.measure.compare import BASELINE
@@ -30,18 +33,36 @@ T_p: it leaves out that verifying several tokens costs more than one. *I/O* is S
 Sec. 3.3: keys read a token as a share of plain decoding's.
 """
 
+ALONE = """\
+The draft's own greedy answer under each view, beside the target's (`ar`), to the first question of
+an item (HIPPO's Fig. 3, TABED's Table 9). *Agrees* is how far it writes the target's very tokens
+before the first other one, as a share of the answer.
+"""
+
 Column = tuple[str, Callable[[Sequence[Answer], Sequence[Answer]], str]]
 
 
 def write(folder: Path) -> Path:
-    """Writes ``report.md`` beside a run's results. Raises OptionError where there are none."""
+    """Writes ``report.md`` and its figures beside a run's results.
+
+    Raises OptionError where there are none.
+    """
     about, answers = records.read(folder)
+    drawn = {
+        suite: [path.name for path in figures.write(folder, suite, own)]
+        for suite, own in _by_suite(answers).items()
+    }
     path = folder / REPORT
-    path.write_text(markdown(about, answers))
+    path.write_text(markdown(about, answers, drawn))
     return path
 
 
-def markdown(about: Mapping[str, Any], answers: Sequence[Answer]) -> str:
+def markdown(
+    about: Mapping[str, Any],
+    answers: Sequence[Answer],
+    drawn: Mapping[str, Sequence[str]] | None = None,
+) -> str:
+    """The report; ``drawn`` are the files of each suite's figures."""
     plan, machine = about["plan"], about["environment"]
     lines = [
         "# Benchmark",
@@ -52,10 +73,18 @@ def markdown(about: Mapping[str, Any], answers: Sequence[Answer]) -> str:
         "",
         LEGEND,
     ]
-    for suite in dict.fromkeys(answer.suite for answer in answers):
-        own = [answer for answer in answers if answer.suite == suite]
+    for suite, own in _by_suite(answers).items():
         lines += [f"## {suite}", "", *_suite(own), ""]
+        lines += [f"![{name}]({name})" for name in (drawn or {}).get(suite, ())]
+        lines.append("")
     return "\n".join(lines)
+
+
+def _by_suite(answers: Sequence[Answer]) -> dict[str, list[Answer]]:
+    found: dict[str, list[Answer]] = {}
+    for answer in answers:
+        found.setdefault(answer.suite, []).append(answer)
+    return found
 
 
 def _suite(answers: Sequence[Answer]) -> Iterable[str]:
@@ -63,7 +92,8 @@ def _suite(answers: Sequence[Answer]) -> Iterable[str]:
     items = len({answer.item for answer in answers})
     yield f"{items} items, {visual:.0f} visual tokens (median)."
     yield ""
-    yield from _table(answers, SPEED)
+    both = [answer for answer in answers if not is_alone(answer.method)]
+    yield from _table(both, SPEED)
     failed = {
         f"- `{answer.method}`: {answer.error or answer.fallback}"
         for answer in answers
@@ -72,9 +102,13 @@ def _suite(answers: Sequence[Answer]) -> Iterable[str]:
     if failed:
         yield from ("", *sorted(failed))
     yield from ("", "### Where the time goes", "", STAGES)
-    yield from _table(answers, TIME, ours=True)
+    yield from _table(both, TIME, ours=True)
     yield from ("", "### What the formulas expect", "", FORMULAS)
-    yield from _table(answers, FORMULA, ours=True, drafting=True)
+    yield from _table(both, FORMULA, ours=True, drafting=True)
+    if len(both) < len(answers):
+        yield from ("", "### What the draft answers by itself", "", ALONE)
+        own = [answer for answer in answers if answer.turn == 0]
+        yield from _table([a for a in own if is_alone(a.method) or a.method == BASELINE], QUALITY)
 
 
 def _table(
@@ -131,6 +165,23 @@ def _peak(own: Sequence[Answer], plain: Sequence[Answer]) -> str:
     return f"{max(known) / 2**20:.0f}" if known else ""
 
 
+def _agreement(own: Sequence[Answer], plain: Sequence[Answer]) -> str:
+    said = {answer.item: answer.ids for answer in plain}
+    shares = []
+    for answer in own:
+        theirs = said.get(answer.item, ())
+        same = 0
+        while same < min(len(theirs), len(answer.ids)) and theirs[same] == answer.ids[same]:
+            same += 1
+        shares.append(same / max(1, len(theirs)))
+    return _between(measures.interval(shares, np.mean))
+
+
+QUALITY: tuple[Column, ...] = (
+    ("n", lambda own, plain: str(len(own))),
+    ("answers", _score),
+    ("agrees", _agreement),
+)
 SPEED: tuple[Column, ...] = (
     ("n", lambda own, plain: str(len(own))),
     ("same", _same),

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from saccade.bench import records
+from saccade.bench import alone, records
+from saccade.bench.alone import is_alone
 from saccade.bench.memory import Peak
 from saccade.bench.records import Answer
 from saccade.conversation import Conversation
@@ -23,6 +25,7 @@ from saccade.measure.peers import PEERS
 from saccade.measure.trace import environment
 from saccade.media import Clip
 from saccade.models import Loaded, ask, ask_draft
+from saccade.options import settle
 from saccade.recipe import Recipe
 from saccade.suites.types import Item, Suite
 from saccade.tree import depths
@@ -84,7 +87,10 @@ def run(
     ``captioner`` makes a captioner of a clip, for views that read one. Raises OptionError where
     ``folder`` holds another plan's run.
     """
-    recipes = named(plan.methods)
+    recipes = {
+        **named([name for name in plan.methods if not is_alone(name)]),
+        **{name: alone.recipe(name) for name in plan.methods if is_alone(name)},
+    }
     about = plan.about(target, draft)
     folder.mkdir(parents=True, exist_ok=True)
     known: list[Answer] = []
@@ -159,6 +165,8 @@ class _Bench:
         try:
             if recipe is None:
                 return self._by_peer(name, settings)
+            if is_alone(name):
+                return self._by_draft(name, recipe, settings)
             return self._by_us(name, recipe, settings)
         except SaccadeError:
             raise
@@ -190,6 +198,28 @@ class _Bench:
         if name == BASELINE:
             self._said = said
         return found
+
+    def _by_draft(self, name: str, recipe: Recipe, settings: dict[str, Any]) -> list[Answer]:
+        """What the draft says by itself, to the first question."""
+        if self._draft is None:
+            raise OptionError(f"{name} needs a draft model: give --draft")
+        inputs, own = self._inputs(0, [])
+        config = settle(self._target.backbone.model, None, settings)
+        end = config.eos_token_id
+        ends = [] if end is None else [end] if isinstance(end, int) else list(end)
+        began = time.perf_counter()
+        ids = alone.answer(
+            self._target,
+            self._draft,
+            inputs,
+            own,
+            recipe,
+            tokens=settings["max_new_tokens"],
+            ends=ends,
+        )
+        text = self._target.tokenizer.decode(ids, skip_special_tokens=True)
+        took = time.perf_counter() - began
+        return [replace(self._blank(name, 0), ids=tuple(ids), text=text, total=took)]
 
     def _by_peer(self, name: str, settings: dict[str, Any]) -> list[Answer]:
         found: list[Answer] = []

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
 
 from saccade.cli import loading, options
 from saccade.errors import OptionError
-from saccade.terminal import Threads, Verbose, err, out, prepare
+from saccade.terminal import Json, Threads, Verbose, err, out, prepare
 
 if TYPE_CHECKING:
     from saccade.suites.types import Suite
@@ -32,7 +35,8 @@ def bench(
         str, typer.Option(help="Comma-separated; list names them, all runs the embedded ones.")
     ] = DEFAULT_SUITE,
     methods: Annotated[
-        str, typer.Option(help="Comma-separated, or all; hf, hf-assisted, hf-lookup too.")
+        str,
+        typer.Option(help="Comma-separated, or all; peers (hf, ...) and draft/view=NAME too."),
     ] = DEFAULT_METHODS,
     out_dir: Annotated[
         Path, typer.Option("--out", help="A folder; an interrupted run in it is gone on with.")
@@ -111,6 +115,87 @@ def bench_report(
     out.print(f"{report.write(run)} has the report", markup=False, soft_wrap=True)
 
 
+@bench_app.command("cost")
+def bench_cost(
+    methods: Annotated[str, typer.Option(help="Comma-separated.")] = (
+        "sd/shape=chain-3,sd/shape=chain-7,specvlm,specvlm/shape=chain-7"
+    ),
+    accepted: Annotated[
+        float | None, typer.Option(min=0, help="Accepted tokens a round, on average.")
+    ] = None,
+    rates: Annotated[
+        str | None, typer.Option(help="0.9,0.8,...: the chance of each place of a draft.")
+    ] = None,
+    suite: Annotated[str, typer.Option(help="Its first item is the prompt.")] = "shapes-caption-2k",
+    max_new_tokens: options.Tokens = 128,
+    repeat: options.Repeat = 3,
+    target: options.Target = None,
+    draft: options.Draft = None,
+    threads: Threads = None,
+    dtype: options.Dtype = None,
+    device: options.Device = None,
+    as_json: Json = False,
+    verbose: Verbose = False,
+) -> None:
+    """Impose an acceptance on real forwards: what drafting costs, and how close to the ideal it is.
+
+    The verdicts are decreed, so models with random weights will do.
+    """
+    prepare(threads, verbose)
+    from saccade.bench import ideal
+    from saccade.bench.synthetic import Decree
+    from saccade.models import ask
+
+    if accepted is None and rates is None:
+        accepted = 3.0
+    decree = Decree(accepted, tuple(map(_rate, rates.split(","))) if rates else ())
+    names = [name.strip() for name in methods.split(",") if name.strip()]
+    models = loading.models(target or "shapes", draft, loading.Place(dtype, device), quiet=as_json)
+    if models.draft is None:
+        raise OptionError("give a --draft")
+    (chosen,) = _suites(suite, None)
+    item = next(iter(chosen.items()))
+    shown: dict[str, Any] = {"clips": [], "images": []}
+    for medium in item.media:
+        shown["clips" if medium.kind == "video" else "images"].append(medium.read())
+    inputs = ask(models.target, item.question, **shown)
+    costs, shares = ideal.achieved(
+        models.target,
+        models.draft,
+        inputs,
+        names,
+        decree,
+        tokens=max_new_tokens,
+        repeat=repeat,
+    )
+    if as_json:
+        found = [{**asdict(each), "share": each.share} for each in shares]
+        typer.echo(json.dumps({"costs": asdict(costs), "methods": found}))
+        return
+    base = costs.verify(1)
+    out.print(
+        f"T(1) {base * 1e3:.2f} ms; T(n)/T(1): "
+        + ", ".join(f"{n}: {costs.verify(n) / base:.2f}" for n in (2, 4, 8, 12, 26))
+        + f"; a draft step {costs.draft / base:.3f} of T(1)",
+        soft_wrap=True,
+    )
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("method", overflow="fold")
+    for head in ("accepted", "levels", "rows", "ideal x", "measured x", "share"):
+        table.add_column(head, justify="right")
+    for each in shares:
+        figures = (each.accepted, each.gamma, each.rows, each.ideal, each.measured)
+        table.add_row(each.method, *(f"{figure:.2f}" for figure in figures), f"{each.share:.0%}")
+    out.print(table)
+
+
+def _rate(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise OptionError(f"{text!r} is no rate: --rates 0.9,0.8,0.6") from None
+
+
 def _names() -> list[str]:
     from saccade.suites import shapes
 
@@ -146,7 +231,11 @@ def _methods(given: str) -> tuple[str, ...]:
     names = [name.strip() for name in given.split(",") if name.strip()]
     every = [each for name in names for each in (SYSTEMS if name == "all" else [name])]
     chosen = tuple(dict.fromkeys(every))
-    loading.recipes([name for name in chosen if name in SYSTEMS or "/" in name])
+    from saccade.bench.alone import is_alone, recipe
+
+    for name in filter(is_alone, chosen):
+        recipe(name)
+    loading.recipes([n for n in chosen if not is_alone(n) and (n in SYSTEMS or "/" in n)])
     return chosen
 
 

@@ -1,0 +1,121 @@
+"""Imposed acceptance: real forwards, judged by decree, to time shapes with random weights.
+
+The words mean what they mean in vLLM: an acceptance *length* is the mean number of drafted tokens
+accepted a round, *rates* are the chance of each place of a draft given that those before it stood.
+What comes out is no answer; how long it took is real.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from saccade.errors import OptionError
+from saccade.recipe import Recipe
+from saccade.sampling import Scores
+from saccade.schedule import serial
+from saccade.tree import children
+from saccade.types import ROOT, Law, Scoring, Tree
+
+
+@dataclass(frozen=True)
+class Decree:
+    """How many tokens of a draft stand: a mean length, or a rate for each place."""
+
+    length: float | None = None
+    rates: tuple[float, ...] = ()
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if (self.length is None) == (not self.rates):
+            raise OptionError("give an acceptance length or acceptance rates")
+        if self.length is not None and self.length < 0:
+            raise OptionError(f"an acceptance length of {self.length} is below 0")
+        if not all(0 <= rate <= 1 for rate in self.rates):
+            raise OptionError("acceptance rates are between 0 and 1")
+
+    def standing(self, request: int, round: int, depth: int) -> int:
+        """How many of the first ``depth`` tokens stand in this round; the last rate goes on."""
+        rng = np.random.default_rng([self.seed, request, round])
+        if self.length is not None:
+            whole = int(self.length)
+            return min(depth, whole + int(rng.random() < self.length - whole))
+        for place in range(depth):
+            if rng.random() >= self.rates[min(place, len(self.rates) - 1)]:
+                return place
+        return depth
+
+
+@dataclass(frozen=True)
+class Decreed(Scores):
+    """Scores whose laws let the nodes ``stands`` pass and no other: point masses all of them."""
+
+    stands: tuple[int, ...] = ()  # from the root down
+
+    def law(self, node: int) -> Law | None:
+        """The token to accept after ``node``, or the likeliest that refuses what was drafted."""
+        before = (ROOT, *self.stands)
+        if node in before[:-1]:
+            return self.tree.tokens[before[before.index(node) + 1]]
+        first, second = self.top(node, 2)
+        refused = {self.tree.tokens[child] for child in children(self.tree, node)}
+        return next((t for t in (first, second) if t not in refused), _other(refused))
+
+
+def _other(refused: set[int]) -> int:
+    return next(token for token in range(len(refused) + 1) if token not in refused)
+
+
+class Imposed:
+    """A session whose forwards are real and whose verdicts are decreed."""
+
+    def __init__(self, session: Scoring, decree: Decree) -> None:
+        self._session, self._decree = session, decree
+        self._rounds: dict[int, int] = {}
+
+    def score(self, trees: Mapping[int, Tree]) -> dict[int, Scores]:
+        found: dict[int, Scores] = {}
+        for request, scores in self._session.score(trees).items():
+            round = self._rounds[request] = self._rounds.get(request, -1) + 1
+            path = _first_path(trees[request])
+            count = self._decree.standing(request, round, len(path))
+            found[request] = Decreed(
+                scores.tree,
+                scores.rows,
+                scores.rules,
+                scores.context,
+                scores.offset,
+                scores.request,
+                path[:count],
+            )
+        return found
+
+    def commit(self, tokens: Mapping[int, Sequence[int]]) -> None:
+        self._session.commit(tokens)
+
+
+def _first_path(tree: Tree) -> tuple[int, ...]:
+    """The first child of the first child, and so on: in a ranked tree, the likeliest path."""
+    node, found = ROOT, []
+    while below := list(children(tree, node)):
+        node = below[0]
+        found.append(node)
+    return tuple(found)
+
+
+def imposed(recipe: Recipe, decree: Decree) -> Recipe:
+    """The recipe with its verdicts decreed. Serial schedules only.
+
+    Raises OptionError for a draft in parallel, which is judged as it flies.
+    """
+    if recipe.schedule is not serial:
+        raise OptionError(f"{recipe.name} drafts in parallel: acceptance is imposed serially only")
+    return replace(recipe, schedule=partial(_decreed, decree))
+
+
+def _decreed(decree: Decree, session: Scoring, *rest: Any) -> Any:
+    return serial(Imposed(session, decree), *rest)
