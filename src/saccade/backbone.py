@@ -58,14 +58,14 @@ class Backbone:
         try:
             self.text = cast(Any, self.model.get_decoder())
             config, layers = cast(Any, self.text.config), self.text.layers
+            self.heads: int = config.num_attention_heads
+            self.kv_heads: int = config.num_key_value_heads or self.heads
         except AttributeError as error:
             raise ModelError(
                 f"{type(model).__name__} has no decoder of layers that Saccade knows how to drive"
             ) from error
         self.config = config
         self.layers: int = config.num_hidden_layers
-        self.heads: int = config.num_attention_heads
-        self.kv_heads: int = config.num_key_value_heads or self.heads
         self.head_dim: int = (
             config.to_dict().get("head_dim") or config.hidden_size // config.num_attention_heads
         )

@@ -27,6 +27,7 @@ from saccade.media import Clip
 from saccade.models import Loaded, ask, ask_draft
 from saccade.options import settle
 from saccade.recipe import Recipe
+from saccade.suites.datasets import message_parts
 from saccade.suites.types import Item, Suite
 from saccade.tree import depths
 from saccade.types import Inputs, Result, Tree
@@ -156,6 +157,11 @@ class _Bench:
             "clips": [each for each in media if isinstance(each, Clip)],
             "images": [each for each in media if not isinstance(each, Clip)],
         }
+        if item.media:
+            self._shown["parts"] = [
+                {"type": "text", "text": part} if isinstance(part, str) else {"type": part.kind}
+                for part in message_parts(item)
+            ]
         clips = self._shown["clips"]
         self._captioner = captioner(clips[0]) if captioner is not None and clips else None
         self._said: list[str] = []  # by plain decoding: what later questions follow upon

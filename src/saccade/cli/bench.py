@@ -32,7 +32,8 @@ bench_app = typer.Typer(
 def bench(
     context: typer.Context,
     suite: Annotated[
-        str, typer.Option(help="Comma-separated; list names them, all runs the embedded ones.")
+        str,
+        typer.Option(help="Comma-separated, NAME or NAME@paper; list, or all (embedded)."),
     ] = DEFAULT_SUITE,
     methods: Annotated[
         str,
@@ -198,8 +199,9 @@ def _rate(text: str) -> float:
 
 def _names() -> list[str]:
     from saccade.suites import shapes
+    from saccade.suites.benchmarks import BENCHMARKS
 
-    return list(shapes.suites())
+    return [*shapes.suites(), *BENCHMARKS]
 
 
 def _suites(given: str, data: Path | None) -> tuple[Suite, ...]:
@@ -222,7 +224,8 @@ def _suites(given: str, data: Path | None) -> tuple[Suite, ...]:
 def _dataset(name: str, data: Path | None) -> Suite:
     from saccade.suites.datasets import open_dataset
 
-    return open_dataset(name, data)
+    known, _, paper = name.partition("@")
+    return open_dataset(known, data, paper=paper or None)
 
 
 def _methods(given: str) -> tuple[str, ...]:

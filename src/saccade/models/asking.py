@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,9 +21,13 @@ def ask(
     clips: Sequence[Clip] = (),
     images: Sequence[np.ndarray] = (),
     history: Sequence[tuple[str, str]] = (),
+    parts: Sequence[Mapping[str, str]] | None = None,
 ) -> Inputs:
-    """What the processor makes of videos, images and a question (after earlier turns, if any)."""
-    return put(loaded.name, loaded.processor, question, clips, images, history)
+    """What the processor makes of videos, images and a question (after earlier turns, if any).
+
+    ``parts`` is the first message as a chat template takes it, where pictures stand between words.
+    """
+    return put(loaded.name, loaded.processor, question, clips, images, history, parts)
 
 
 def ask_draft(target: Loaded, draft: Loaded, question: str, **asked: Any) -> Inputs | None:
@@ -42,6 +46,7 @@ def put(
     clips: Sequence[Clip],
     images: Sequence[np.ndarray],
     history: Sequence[tuple[str, str]],
+    parts: Sequence[Mapping[str, str]] | None = None,
 ) -> Inputs:
     """:func:`ask` without a loaded model."""
     media = [{"type": "video"} for _ in clips] + [{"type": "image"} for _ in images]
@@ -50,7 +55,7 @@ def put(
         turns.append({"role": "user", "content": [{"type": "text", "text": asked}]})
         turns.append({"role": "assistant", "content": [{"type": "text", "text": answered}]})
     turns.append({"role": "user", "content": [{"type": "text", "text": question}]})
-    turns[0]["content"] = [*media, *turns[0]["content"]]
+    turns[0]["content"] = [*media, *turns[0]["content"]] if parts is None else [*parts]
     if not getattr(processor, "chat_template", None):
         raise ModelError(f"{name} has no chat template, so questions cannot be put to it")
     text_only = getattr(processor, "tokenizer", None) is None

@@ -190,10 +190,14 @@ BENCHMARKS: Mapping[str, Benchmark] = {
     "mlvu": Benchmark(
         "MLVU",
         (
-            Source(
-                ("sy1998/MLVU_dev", "sy1998/MLVU_Test"),
-                _data("test"),
+            Source(("sy1998/MLVU_dev",), _data("test"), small=True),
+            # Other questions; both repositories call their split "test".
+            Source(("sy1998/MLVU_Test",), {"held-out": _data("test")["test"]}, small=True),
+            Source(  # the original, a file a task
+                ("MLVU/MVLU",),
+                {"test": ("MLVU/json/*.json", "json/*.json")},
                 small=True,
+                gated=True,
             ),
         ),
         "choice",
@@ -201,7 +205,8 @@ BENCHMARKS: Mapping[str, Benchmark] = {
             "id": ("question_id",),
             "question": ("question",),
             "answer": ("answer",),
-            "video": ("video_name",),
+            "options": ("candidates",),
+            "video": ("video_name", "video"),
         },
         Media({"": ("",)}, packed=("*.zip",), unpacked=("mlvu", "mlvu_test")),
         option="({letter}) {text}",
