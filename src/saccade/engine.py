@@ -127,10 +127,14 @@ class Stream(Iterator[Round]):
             self.talk.draft.close()  # another video: nothing to go on from
             self.talk = None
         try:
-            if self.talk is None or turns is None:
-                start = self._begin(clock)
-            else:
-                start = self._go_on(self.talk, turns, clock)
+            try:
+                if self.talk is None or turns is None:
+                    start = self._begin(clock)
+                else:
+                    start = self._go_on(self.talk, turns, clock)
+            except BaseException:
+                self._keep, self.closed = False, True  # nothing to go on from
+                raise
             yield from self._decoding(clock, *start)
         except (RuntimeError, MemoryError) as error:
             if not memory.ran_out(error):

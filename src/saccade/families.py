@@ -39,6 +39,10 @@ PACKAGES = {
     "VideoSALMONN2PlusForConditionalGeneration": ("qwenvl.model", "register_transformers"),
 }
 """Architectures whose classes come with a package of their own, and what makes them known."""
+OWN: dict[str, Any] = {
+    "AutoModelForImageTextToText": AutoModelForImageTextToText,
+    "AutoModelForCausalLM": AutoModelForCausalLM,
+}
 
 
 def _patches(config: Described) -> int:
@@ -102,6 +106,9 @@ def model_class(config: Any) -> Any:
         return AutoModelForImageTextToText
     if type(config) in MODEL_FOR_CAUSAL_LM_MAPPING:
         return AutoModelForCausalLM
+    for name, kind in OWN.items():  # code that came with the checkpoint, and was trusted
+        if name in (config.to_dict().get("auto_map") or {}):
+            return kind
     if config.to_dict().get("is_encoder_decoder"):
         raise ModelError(
             f"{config.model_type} is an encoder-decoder; Saccade needs a decoder-only model"

@@ -37,7 +37,19 @@ class Footprint:
 
 
 def footprint(config: Any) -> Footprint:
-    """Counts the weights of a model that is built without any."""
+    """Counts the weights of a model that is built without any.
+
+    Raises ModelError for a model without a decoder of layers.
+    """
+    try:
+        return _counted(config)
+    except AttributeError as error:
+        raise ModelError(
+            f"{config.model_type} has no decoder of layers that Saccade knows how to drive"
+        ) from error
+
+
+def _counted(config: Any) -> Footprint:
     kind, text = families.model_class(config), families.text_config(config)
     with torch.device("meta"):
         if config.model_type in families.THINKERS:
@@ -51,7 +63,7 @@ def footprint(config: Any) -> Footprint:
         int(weight.numel() * (share if ".experts." in name else 1))
         for name, weight in model.get_decoder().layers.named_parameters()
     )
-    heads = text.num_key_value_heads or text.num_attention_heads
+    heads = described.get("num_key_value_heads") or text.num_attention_heads
     width = described.get("head_dim") or text.hidden_size // text.num_attention_heads
     return Footprint(
         parameters=sum(weight.numel() for weight in model.parameters()),
@@ -111,13 +123,16 @@ def check(
     bits = bits or stored_bits(config)
     needed = footprint(config).weights(size if bits is None else bits / 8)
     if needed > there * (1 - SPARE):
-        raise ModelError(advice(name, config, dtype, device))
+        raise ModelError(advice(name, config, dtype, device, bits=bits))
 
 
-def advice(name: str, config: Any, dtype: Any, device: torch.device) -> str:
+def advice(
+    name: str, config: Any, dtype: Any, device: torch.device, *, bits: int | None = None
+) -> str:
     """One sentence: what was needed, what there is, and what would fit."""
     found, there = footprint(config), available(device)
-    size = number_size(dtype, config)
+    bits = bits or stored_bits(config)
+    size = number_size(dtype, config) if bits is None else bits / 8
     ways = {
         "--dtype bfloat16": 2.0,
         "--quantize bnb-8bit": 1.0,

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import transformers
 from torch import Tensor
 
 from saccade import models
@@ -28,6 +29,7 @@ from saccade.types import Inputs, Prefill, Prompt, Result
 
 NOISE = 0.05  # of a draft's decoder: it is right about two times in three
 FPS = 2.0
+NEW = tuple(map(int, transformers.__version__.split(".")[:2])) >= (5, 18)  # names of its options
 RATE = 16000  # samples a second of sound
 SMALL = Size(1, 128, 320)  # another depth than the target's
 
@@ -159,7 +161,7 @@ def _listen(loaded: Loaded, media: Media) -> Inputs:
         more["video_metadata"] = [clip.metadata for clip in media.clips]
         more["do_sample_frames"] = False
     if media.heard:  # the track as an array, so that nothing is decoded
-        more["load_audio_from_video"] = True
+        more["load_audio_from_video" if NEW else "use_audio_in_video"] = True
         more["audio_from_video_indices"] = list(range(len(media.clips)))
     with warnings.catch_warnings():  # it makes arrays of tensors in a way numpy dislikes
         warnings.simplefilter("ignore", DeprecationWarning)

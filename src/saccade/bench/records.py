@@ -1,14 +1,15 @@
 """What a run leaves: one line of JSON about the run, then one per answer, to be gone on with.
 
-A line is written when an item is done with every method, in one piece, so that a run that was
-killed has whole items only; a torn last line is cut off.
+Answers are written when every method is done with an item, and a line that says so ends them: what
+follows the last such line was cut short, and is cut off.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from saccade.errors import OptionError
 from saccade.types import Result
 
 RESULTS = "results.jsonl"
+DONE = "done"
 
 
 @dataclass(frozen=True)
@@ -85,17 +87,19 @@ def of(result: Result, depths: Iterable[int]) -> dict[str, Any]:
     )
 
 
-def write(folder: Path, about: dict[str, Any], fresh: Iterable[Answer]) -> None:
-    """Appends answers; the line about the run comes first in a new file."""
+def write(folder: Path, about: dict[str, Any], fresh: Sequence[Answer]) -> None:
+    """Appends the answers of whole items; the line about the run comes first in a new file."""
     path = folder / RESULTS
     lines = [] if path.exists() else [json.dumps(about)]
-    lines += [json.dumps(asdict(answer)) for answer in fresh]
+    for item, own in groupby(fresh, lambda answer: (answer.suite, answer.item)):
+        lines += [json.dumps(asdict(answer)) for answer in own]
+        lines.append(json.dumps({DONE: item}))
     with path.open("a") as file:
         file.write("".join(line + "\n" for line in lines))
 
 
 def read(folder: Path) -> tuple[dict[str, Any], list[Answer]]:
-    """The line about a run and its answers. A torn last line is cut off the file.
+    """The line about a run and its answers. An item cut short is cut off the file.
 
     Raises OptionError where there is no run.
     """
@@ -103,14 +107,25 @@ def read(folder: Path) -> tuple[dict[str, Any], list[Answer]]:
     if not path.is_file():
         raise OptionError(f"{folder} holds no {RESULTS}; saccade bench --out {folder} makes one")
     whole = path.read_bytes()
-    end = whole.rfind(b"\n") + 1
+    if b"\n" not in whole:
+        raise OptionError(f"{path} is empty: delete it to start anew")
+    header, _, _ = whole.partition(b"\n")
+    end = size = len(header) + 1
+    found: list[Answer] = []
+    fresh: list[Answer] = []
+    for line in whole[size:].splitlines(keepends=True):
+        size += len(line)
+        if not line.endswith(b"\n"):
+            break
+        fields = json.loads(line)
+        if DONE not in fields:
+            fresh.append(_answer(fields))
+            continue
+        found, fresh, end = found + fresh, [], size
     if end < len(whole):
         with path.open("r+b") as file:
             file.truncate(end)
-    lines = whole[:end].decode().splitlines()
-    if not lines:
-        raise OptionError(f"{path} is empty: delete it to start anew")
-    return json.loads(lines[0]), [_answer(json.loads(line)) for line in lines[1:]]
+    return json.loads(header), found
 
 
 def done(answers: Iterable[Answer]) -> Iterator[tuple[str, str]]:

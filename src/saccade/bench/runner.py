@@ -14,6 +14,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from saccade.bench import alone, records
 from saccade.bench.alone import is_alone
 from saccade.bench.memory import Peak
@@ -80,12 +82,12 @@ def run(
     draft: Loaded | None,
     folder: Path,
     *,
-    captioner: Callable[[Clip], Any] | None = None,
+    captioner: Callable[[Sequence[np.ndarray]], Any] | None = None,
     tell: Tell | None = None,
 ) -> list[Answer]:
     """Every answer of the plan, those of an earlier, interrupted run in ``folder`` included.
 
-    ``captioner`` makes a captioner of a clip, for views that read one. Raises OptionError where
+    ``captioner`` makes a captioner of frames, for views that read one. Raises OptionError where
     ``folder`` holds another plan's run.
     """
     recipes = {
@@ -124,6 +126,7 @@ def run(
         fresh = [answer for name in order for answer in _judged(found[name], found[BASELINE])]
         records.write(folder, about, fresh)
         known += fresh
+    records.write(folder, about, [])  # a shard without items leaves a run too
     say(tell, "done", whole, whole)
     return known
 
@@ -148,7 +151,7 @@ class _Bench:
         target: Loaded,
         draft: Loaded | None,
         item: Item,
-        captioner: Callable[[Clip], Any] | None,
+        captioner: Callable[[Sequence[np.ndarray]], Any] | None,
         seed: int,
     ) -> None:
         self._target, self._draft, self._item, self._seed = target, draft, item, seed
@@ -162,22 +165,22 @@ class _Bench:
                 {"type": "text", "text": part} if isinstance(part, str) else {"type": part.kind}
                 for part in message_parts(item)
             ]
-        clips = self._shown["clips"]
-        self._captioner = captioner(clips[0]) if captioner is not None and clips else None
-        self._said: list[str] = []  # by plain decoding: what later questions follow upon
+        clips, images = self._shown["clips"], self._shown["images"]
+        frames = list(clips[0].frames) if clips else images
+        self._captioner = captioner(frames) if captioner is not None and frames else None
 
     def answer(self, name: str, recipe: Recipe | None, settings: dict[str, Any]) -> list[Answer]:
-        """One answer per turn of the item. What a peer gets wrong is a finding, not an end."""
+        """One answer per turn of the item. What a peer gets wrong, or a method that cannot serve
+        this item, is a finding and not an end."""
         try:
             if recipe is None:
                 return self._by_peer(name, settings)
             if is_alone(name):
                 return self._by_draft(name, recipe, settings)
             return self._by_us(name, recipe, settings)
-        except SaccadeError:
-            raise
         except Exception as error:
-            if recipe is not None:
+            ours = recipe is not None and not isinstance(error, SaccadeError)
+            if ours or name == BASELINE:
                 raise
             first = str(error).strip().splitlines() or [""]
             return [self._blank(name, 0, error=f"{type(error).__name__}: {first[0]}")]
@@ -201,8 +204,6 @@ class _Bench:
                 said.append(result.text or "")
                 fields = records.of(result, _depths(result))
                 found.append(replace(self._blank(name, turn), **fields, peak=peak.bytes))
-        if name == BASELINE:
-            self._said = said
         return found
 
     def _by_draft(self, name: str, recipe: Recipe, settings: dict[str, Any]) -> list[Answer]:

@@ -24,9 +24,13 @@ def exact(answer: str, right: Sequence[str]) -> float:
 
 
 def letter(answer: str, right: Sequence[str]) -> float:
-    """1 where the option's letter is right: the first lone letter of the answer."""
-    found = re.search(r"\b([A-Z])\b", answer.upper())
-    return float(found is not None and found[1] in {each.strip().upper()[:1] for each in right})
+    """1 where the option's letter is right: the one the answer begins with or says the answer is,
+    else its last lone capital."""
+    found = re.match(r"\s*\(?([A-Z])(?:[).:]|\s*$)", answer) or re.search(
+        r"answer is:? \(?([A-Z])\b", answer
+    )
+    said = found[1] if found else next(iter(re.findall(r"\b([A-Z])\b", answer)[::-1]), "")
+    return float(said in {each.strip().upper()[:1] for each in right})
 
 
 def rouge_l(answer: str, right: Sequence[str]) -> float:
@@ -95,8 +99,8 @@ def stem(word: str) -> str:
 
 
 def score(task: str, answer: str, right: Sequence[str]) -> dict[str, float]:
-    """The measures that fit a task; none where nothing is known to be right."""
-    if not right:
+    """The measures that fit a task; none where we do not judge."""
+    if not right or task == "text":
         return {}
     if task == "choice":
         return {"accuracy": letter(answer, right)}

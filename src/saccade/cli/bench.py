@@ -80,8 +80,8 @@ def bench(
     models = loading.models(known.target, known.draft, place, quiet=False)
     plan = runner.Plan(suites, names, limit, part, seed, max_new_tokens)
 
-    def caption(clip: Any) -> Any:
-        return loading.captioner(captioner, known.target, clip, device)
+    def caption(frames: Any) -> Any:
+        return loading.captioner_of(captioner, known.target, frames, device)
 
     with Progress(
         TextColumn("{task.description}"),
@@ -218,7 +218,7 @@ def _suites(given: str, data: Path | None) -> tuple[Suite, ...]:
             found.append(_dataset(name, data))
     if not found:
         raise OptionError("name a suite: saccade bench --suite list")
-    return tuple(found)
+    return tuple({suite.name: suite for suite in found}.values())
 
 
 def _dataset(name: str, data: Path | None) -> Suite:
@@ -245,6 +245,6 @@ def _methods(given: str) -> tuple[str, ...]:
 def _shard(text: str) -> tuple[int, int]:
     """i/n, counted from 1, as (from 0, of how many)."""
     number, _, count = text.partition("/")
-    if not (number.isdigit() and count.isdigit() and 1 <= int(number) <= int(count)):
+    if not (number.isdecimal() and count.isdecimal() and 1 <= int(number) <= int(count)):
         raise OptionError(f"--shard {text} is not i/n with i from 1 to n, as in 2/4")
     return int(number) - 1, int(count)

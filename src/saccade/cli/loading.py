@@ -11,6 +11,8 @@ from saccade.cli.options import DEFAULT_METHOD
 from saccade.terminal import err, status
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from saccade.media import Clip, Sampling
     from saccade.models import Loaded
     from saccade.recipe import Recipe
@@ -75,6 +77,13 @@ def recipes(methods: Sequence[str]) -> list[Recipe]:
 
 
 def captioner(name: str | None, target: str, clip: Clip, device: str | None) -> Any:
+    """:func:`captioner_of` a clip's frames."""
+    return captioner_of(name, target, list(clip.frames), device)
+
+
+def captioner_of(
+    name: str | None, target: str, frames: Sequence[np.ndarray], device: str | None
+) -> Any:
     """A function from inputs to captions, loaded only if it is called; None without a model."""
     if name is None and target != "shapes":
         return None
@@ -82,7 +91,7 @@ def captioner(name: str | None, target: str, clip: Clip, device: str | None) -> 
     def caption(inputs: Inputs) -> list[str]:
         from saccade import captions
 
-        return captions.captioner(name or captions.SHAPES, list(clip.frames), device)(inputs)
+        return captions.captioner(name or captions.SHAPES, frames, device)(inputs)
 
     return caption
 

@@ -118,7 +118,8 @@ def compare(
             except Exception as error:  # a peer's crash is a finding, not the end of the comparison
                 if recipe is not None:
                     raise
-                errors[name] = f"{type(error).__name__}: {str(error).strip().splitlines()[0]}"
+                first = str(error).strip().splitlines() or [""]
+                errors[name] = f"{type(error).__name__}: {first[0]}"
                 continue
             if round:
                 runs[name].append(timed)

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from saccade.cost import expected_chain
+from saccade.errors import ModelError
 from saccade.memory import SPARE, Footprint, footprint, gib, number_size, stored_bits
 
 RATES = (0.6, 0.7, 0.8, 0.9)
@@ -63,6 +64,8 @@ class Diagnosis:
     def verdict(self) -> str:
         if self.problems:
             return "no: " + "; ".join(self.problems)
+        if not self.outlook:
+            return "it fits; with a draft, whether drafting pays is said too"
         typical = next(each for each in self.outlook if each.rate == TYPICAL)
         about = f"about {typical.speedup:.1f} times as fast where {TYPICAL:.0%} are accepted"
         if typical.speedup >= PAYS:
@@ -97,27 +100,35 @@ def examine(
         there: bytes free on ``device``.
         bits: a weight of the target takes, where it is to be quantised on the way in.
     """
-    whole = _part(*target, tokens, dtype, bits)
-    parts, found = [whole], list(problems)
+    found = list(problems)
+    try:
+        parts = [_part(*target, tokens, dtype, bits)]
+        if draft is not None:
+            parts.append(_part(*draft, max(1, int(tokens * keep)), dtype, None))
+    except ModelError as error:
+        why = (*dict.fromkeys([*found, str(error)]),)
+        return Diagnosis((), there, tokens, 1.0, (), why, tuple(notes))
     outlook: tuple[Outlook, ...] = ()
-    ratio = 1.0
-    if draft is not None:
-        small = _part(*draft, max(1, int(tokens * keep)), dtype, None)
-        parts.append(small)
-        ratio = small.step / whole.step
+    ratio = parts[-1].step / parts[0].step
+    if draft is not None and not found:
         slope = SLOPE.get(device, SLOPE["cuda"])
-        outlook = () if found else tuple(_best(rate, ratio, slope) for rate in RATES)
+        outlook = tuple(_best(rate, ratio, slope) for rate in RATES)
     needed = sum(part.weights + part.cache for part in parts)
     if needed > there * (1 - SPARE):
+        packed = bits or stored_bits(target[1])
+        now = number_size(dtype, target[1]) if packed is None else packed / 8
         found.append(
             f"together they need {gib(needed)}, and {device} has {gib(there)} free"
-            + _smaller(parts, there, number_size(dtype, target[1]))
+            + _smaller(parts, there, now)
         )
     return Diagnosis(tuple(parts), there, tokens, ratio, outlook, tuple(found), tuple(notes))
 
 
 def _part(name: str, config: Any, tokens: int, dtype: Any, bits: int | None) -> Part:
-    counted: Footprint = footprint(config)
+    try:
+        counted: Footprint = footprint(config)
+    except ModelError as error:
+        raise ModelError(f"{name}: {error}") from error
     size = number_size(dtype, config)
     packed = bits or stored_bits(config)
     weight = size if packed is None else packed / 8
@@ -139,19 +150,19 @@ def _best(rate: float, ratio: float, slope: float) -> Outlook:
     return Outlook(rate, length, speed[length])
 
 
-def _smaller(parts: Sequence[Part], there: int, size: int) -> str:
-    """What would fit instead."""
+def _smaller(parts: Sequence[Part], there: int, size: float) -> str:
+    """What would fit instead; a number of the target's weights takes ``size`` bytes now."""
     room = there * (1 - SPARE)
     cache = sum(part.cache for part in parts)
     weights = sum(part.weights for part in parts)
-    rest = weights - parts[0].weights
+    numbers, rest = parts[0].weights / size, weights - parts[0].weights
     ways = [
-        ("--dtype bfloat16", (weights + cache) * 2 / size if size > 2 else None),
-        ("--quantize bnb-8bit", parts[0].weights / size + rest + cache),
-        ("--quantize bnb-4bit", parts[0].weights / size / 2 + rest + cache),
+        ("--dtype bfloat16", 2.0, (weights + cache) * 2 / size),
+        ("--quantize bnb-8bit", 1.0, numbers + rest + cache),
+        ("--quantize bnb-4bit", 0.5, numbers / 2 + rest + cache),
     ]
-    for way, needed in ways:
-        if needed is not None and needed < room:
+    for way, each, needed in ways:
+        if each < size and needed < room:
             return f"; {way} would fit ({gib(needed)})"
     if weights < room:
         return f"; a prompt of {int((room - weights) / cache * 100)} % of that length would fit"

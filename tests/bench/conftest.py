@@ -1,0 +1,32 @@
+"""The embedded pair, loaded once a process, and a run of it that several tests look at."""
+
+from __future__ import annotations
+
+import jaxtyping
+import pytest
+from written_out import Embedded, Ran
+
+from saccade.bench import runner
+from saccade.models import load
+from saccade.suites import shapes
+
+METHODS = ("hf", "specvlm", "ar")  # ar not first on purpose
+
+
+@pytest.fixture(scope="session")
+def embedded() -> Embedded:
+    return Embedded(load("shapes"), load("shapes-draft"))
+
+
+@pytest.fixture(scope="session")
+def ran(embedded: Embedded, tmp_path_factory: pytest.TempPathFactory) -> Ran:
+    """Two captions and two conversations by every method of METHODS, uninterrupted."""
+    known = shapes.suites()
+    suites = (known["shapes-caption"], known["shapes-chat"])
+    plan = runner.Plan(suites, METHODS, limit=2, max_new_tokens=10)
+    folder = tmp_path_factory.mktemp("whole")
+    jaxtyping.config.update("jaxtyping_disable", True)
+    try:
+        return Ran(plan, folder, runner.run(plan, *embedded, folder))
+    finally:
+        jaxtyping.config.update("jaxtyping_disable", False)

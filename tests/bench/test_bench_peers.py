@@ -1,0 +1,155 @@
+"""Claims about Hugging Face's ways to decode: a seeing assistant, and how decoding is counted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from torch import nn
+from written_out import Embedded
+
+from saccade.measure.compare import BASELINE, Run, compare
+from saccade.measure.peers import PEERS, Timed
+from saccade.media import Clip
+from saccade.models import ask
+from saccade.suites import shapes
+from saccade.types import Inputs
+
+pytestmark = pytest.mark.usefixtures("unchecked")
+
+TOKENS = 40
+
+
+def asked(embedded: Embedded, suite: str, number: int = 0) -> Inputs:
+    item = list(shapes.suites()[suite].items())[number]
+    media = [medium.read() for medium in item.media]
+    return ask(
+        embedded.target,
+        item.question,
+        clips=[each for each in media if isinstance(each, Clip)],
+        images=[each for each in media if not isinstance(each, Clip)],
+    )
+
+
+@contextmanager
+def forwards(module: nn.Module) -> Iterator[list[int]]:
+    """How many times a module runs."""
+    count = [0]
+
+    def tick(*given: Any) -> None:
+        count[0] += 1
+
+    handle = module.register_forward_hook(tick)
+    try:
+        yield count
+    finally:
+        handle.remove()
+
+
+def peer(name: str, embedded: Embedded, inputs: Inputs, **more: Any) -> tuple[Timed, int]:
+    """A peer's answer and the target's decoder forwards it took."""
+    settings = {"do_sample": False, "max_new_tokens": TOKENS, **more}
+    with forwards(embedded.target.backbone.model.get_decoder()) as count:
+        timed = PEERS[name](*embedded, inputs, settings)
+    return timed, count[0]
+
+
+@pytest.mark.parametrize("suite", ["shapes-caption", "shapes-diff"])
+def test_a_seeing_assistant_helps(embedded: Embedded, suite: str) -> None:
+    """Claim: hf-assisted-seeing gives plain generate's ids in far fewer target calls than
+    hf-assisted, whose assistant never sees the video or the pictures.
+
+    Fails if the hook does not bring the pixels to the assistant. Control: plain generate takes a
+    call a token.
+    """
+    inputs = asked(embedded, suite)
+    plain, calls = peer("hf", embedded, inputs)
+    blind, with_blind = peer("hf-assisted", embedded, inputs)
+    seeing, with_seeing = peer("hf-assisted-seeing", embedded, inputs)
+    assert calls == len(plain.ids) > TOKENS // 2
+    assert seeing.ids == blind.ids == plain.ids
+    assert 2 * with_seeing < with_blind <= calls
+    assert plain.early == 1 < seeing.early  # several tokens come first, and are no decoding
+
+
+def test_the_hook_is_removed(embedded: Embedded) -> None:
+    """Claim: the assistant's hook is there while it generates, and gone afterwards, come what may.
+
+    Fails if an error leaves it: whatever used the draft next would be shown an old video.
+    """
+    hooks = embedded.draft.backbone.model._forward_pre_hooks
+    inputs = asked(embedded, "shapes-caption")
+    seen: list[int] = []
+
+    def fail(ids: Any, scores: Any) -> Any:
+        seen.append(len(hooks))
+        raise RuntimeError("in the middle")
+
+    before = len(hooks)
+    with pytest.raises(RuntimeError, match="in the middle"):
+        peer("hf-assisted-seeing", embedded, inputs, logits_processor=[fail])
+    assert seen[0] == before + 1 and len(hooks) == before
+    peer("hf-assisted-seeing", embedded, inputs, max_new_tokens=4)
+    assert len(hooks) == before
+    with pytest.raises(ValueError, match="needs a draft"):
+        PEERS["hf-assisted-seeing"](embedded.target, None, inputs, {})
+
+
+def test_what_counts_as_decoding() -> None:
+    """Claim: a peer's decoding is what follows the tokens it handed over first, by hand.
+
+    Fails if the first tokens' time is left out and they themselves are not.
+    """
+    ids = tuple(range(10))
+    assert Timed(ids, 2.0, 5.0).decode == (3.0, 9)
+    assert Timed(ids, 2.0, 5.0, early=4).decode == (3.0, 6)
+    assert Timed(ids, 5.0, 5.0, early=10).decode == (5.0, 10)  # all at once: everything counts
+    assert Timed(ids[:1], 2.0, 2.0).decode == (2.0, 1)
+    assert Timed((), 0.0, 2.0).decode == (2.0, 1)
+
+
+def test_compare_counts_decoding_from_the_second_token(
+    embedded: Embedded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Claim: a comparison's figures are per token that came of decoding, by hand.
+
+    Fails if a peer that hands over 4 of 10 tokens at first is credited with all 10, or ours with
+    the token that came of the prefill.
+    """
+    given = Timed(tuple(range(10)), 2.0, 5.0, early=4)
+    monkeypatch.setitem(PEERS, "hf-early", lambda *whatever: given)
+    settings = {"do_sample": False, "max_new_tokens": 6}
+    rows, results = compare(
+        *embedded, asked(embedded, "shapes-caption"), ["hf-early"], repeat=1, settings=settings
+    )
+    row, plain = rows["hf-early"], rows[BASELINE]
+    assert (row.decode_seconds, row.prefill_seconds, row.total_seconds) == (3.0, 2.0, 5.0)
+    assert row.tokens == 10 and row.tokens_per_second == pytest.approx(6 / 3)
+    times = results[BASELINE].timings
+    assert plain.tokens == 6 and plain.decode_seconds == times.decode
+    assert plain.tokens_per_second == pytest.approx(5 / times.decode)
+    assert plain.speedup_decode == plain.speedup_end_to_end == 1.0
+    assert row.speedup_decode == pytest.approx((times.decode / 5) / (3 / 6))
+    assert row.speedup_end_to_end == pytest.approx((times.total / 6) / (5 / 10))
+    assert Run((), 1.0, 2.0, 3).result is None
+
+
+def test_a_peer_that_fails_without_a_word_is_a_row(
+    embedded: Embedded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Claim: a peer's error without a message is a row with its kind.
+
+    Fails if the first line of nothing is asked for.
+    """
+
+    def crash(*given: Any) -> Timed:
+        raise AssertionError
+
+    monkeypatch.setitem(PEERS, "hf-crash", crash)
+    settings = {"do_sample": False, "max_new_tokens": 3}
+    inputs = asked(embedded, "shapes-qa")
+    rows, _ = compare(*embedded, inputs, ["hf-crash"], repeat=1, settings=settings)
+    assert (rows["hf-crash"].error or "").startswith("AssertionError")
+    assert rows[BASELINE].tokens == 3

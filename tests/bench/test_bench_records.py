@@ -1,0 +1,141 @@
+"""Claims about a run's file: what was written is read, and a killed run can be gone on with."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, fields, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from written_out import Embedded, Ran, answer, lines
+
+from saccade.bench import records, runner
+from saccade.bench.records import Answer
+from saccade.errors import OptionError
+from saccade.types import Result, RoundRecord, Timings
+
+pytestmark = pytest.mark.usefixtures("unchecked")
+
+NUMBERS = dict(
+    **dict(total=1.5, first=0.25, vision=0.1, prefill=0.2, guide=0.3, draft=0.4, verify=0.5),
+    **dict(decode=0.9, counted=2, prompt_tokens=30, visual_tokens=20, draft_visual_tokens=2),
+    **dict(reused_tokens=4, own=1, peak=123),
+)
+ROUNDS: dict[str, Any] = dict(ids=(5, 6, 7), accepted=(1,), drafted=(3,), nodes=(7,))
+WORDS: dict[str, Any] = dict(text="é\n\u2028ü", fallback="no room", error="none", task="open")
+OTHERS: dict[str, Any] = dict(identical=True, answers=("yes", "aye"), meta={"nested": [1, {}]})
+FIELDS: dict[str, Any] = {**NUMBERS, **ROUNDS, **WORDS, **OTHERS}
+FULL = Answer(suite="s", item="s-1", turn=1, method="sd", **FIELDS)
+
+
+def test_every_field_comes_back(tmp_path: Path) -> None:
+    """Claim: an answer read is the answer written, field by field, line breaks included.
+
+    Fails if a field is dropped or comes back as a list. Control: no field of it has its default.
+    """
+    blank = Answer(suite="", item="", turn=0, method="")
+    same = [f.name for f in fields(Answer) if getattr(FULL, f.name) == getattr(blank, f.name)]
+    assert not same
+    about = {"plan": {"seed": 1}, "fingerprint": "f"}
+    records.write(tmp_path, about, [FULL, blank])
+    records.write(tmp_path, {"another": "line"}, [replace(FULL, turn=2)])
+    assert records.read(tmp_path) == (about, [FULL, blank, replace(FULL, turn=2)])
+    assert list(records.done([FULL, blank])) == [("s", "s-1"), ("", "")]
+
+
+def test_fields_of_a_result() -> None:
+    """Claim: a result of ours is recorded with its rounds counted by hand.
+
+    Fails if nodes and depths, or accepted tokens and rounds, change places.
+    """
+    tree = RoundRecord((4, 5, 6), (-1, -1, 0), (4, 6), 9, "bonus", 0.25, 0.5)
+    cut = RoundRecord((4,), (-1,), (4,), None, None, 0.5, 0.25)
+    times = Timings(vision=1, prefill=2, guide=3, decode=4, first_token=5, total=11)
+    result = Result(
+        *((4, 6, 9, 4), "text", "sage", "length", (tree, cut), times, 30, 20, 2),
+        fallback_reason="why",
+        reused_tokens=7,
+    )
+    found = Answer(suite="", item="", turn=0, method="", **records.of(result, (2, 1)))
+    expected: dict[str, Any] = {
+        **{"ids": (4, 6, 9, 4), "text": "text", "total": 11, "first": 5, "vision": 1},
+        **{"prefill": 2, "guide": 3, "decode": 4, "draft": 0.75, "verify": 0.75, "counted": 3},
+        **{"accepted": (2, 1), "drafted": (2, 1), "nodes": (3, 1), "own": 1, "fallback": "why"},
+        **{"prompt_tokens": 30, "visual_tokens": 20, "draft_visual_tokens": 2},
+        **{"reused_tokens": 7},
+    }
+    assert {name: getattr(found, name) for name in expected} == expected
+
+
+def test_a_torn_line_is_cut_off(tmp_path: Path) -> None:
+    """Claim: reading cuts an unfinished last item off the file, and what follows is whole again.
+
+    Fails if a torn line is kept: the next answer would be glued to it.
+    """
+    path = tmp_path / records.RESULTS
+    records.write(tmp_path, {"fingerprint": "f"}, [answer("a"), answer("b")])
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-9])
+    assert [each.item for each in records.read(tmp_path)[1]] == ["a"]
+    assert path.read_bytes() == whole[: whole.index(b"\n", whole.index(b'{"done')) + 1]
+    records.write(tmp_path, {}, [answer("b")])
+    assert path.read_bytes() == whole
+    assert [each["item"] for each in lines(tmp_path)] == ["a", "b"]
+
+
+def torn(ran: Ran, folder: Path, keep: int) -> int:
+    """A copy of a run torn within the last item, ``keep`` bytes of its last line left."""
+    whole = (ran.folder / records.RESULTS).read_bytes()
+    last = whole.rindex(b"\n", 0, -1) + 1
+    (folder / records.RESULTS).write_bytes(whole[: last + keep])
+    return last
+
+
+@pytest.mark.parametrize("keep", [0, 40])
+def test_a_torn_item_is_run_again(ran: Ran, embedded: Embedded, tmp_path: Path, keep: int) -> None:
+    """Claim: an item that was not written in full is run again, none of its answers twice.
+
+    Fails if an item counts as done once any line of it is there. ``keep=0``: torn between lines.
+    """
+    torn(ran, tmp_path, keep)
+    found = runner.run(ran.plan, *embedded, tmp_path)
+    keys = [(each.suite, each.item, each.method, each.turn) for each in found]
+    assert keys == [(each.suite, each.item, each.method, each.turn) for each in ran.answers]
+
+
+def test_no_run(tmp_path: Path) -> None:
+    """Claim: a folder without a run, or with an empty file, is refused in a sentence."""
+    for folder in (tmp_path, tmp_path / "nowhere"):
+        with pytest.raises(OptionError, match="holds no results.jsonl"):
+            records.read(folder)
+    (tmp_path / records.RESULTS).write_text('{"torn')
+    with pytest.raises(OptionError, match="empty"):
+        records.read(tmp_path)
+    assert not (tmp_path / "nowhere").exists()
+
+
+def test_another_plans_run(ran: Ran, embedded: Embedded, tmp_path: Path) -> None:
+    """Claim: a folder that holds another plan's run is refused and left as it was.
+
+    Fails if runs of unlike plans are mixed. Control: with the plan's own fingerprint it goes on.
+    """
+    path = tmp_path / records.RESULTS
+    path.write_bytes((ran.folder / records.RESULTS).read_bytes())
+    before = path.read_bytes()
+    with pytest.raises(OptionError, match="another plan"):
+        runner.run(replace(ran.plan, seed=1), *embedded, tmp_path)
+    assert path.read_bytes() == before
+    assert runner.run(ran.plan, *embedded, tmp_path) == ran.answers
+    assert path.read_bytes() == before
+
+
+def test_lines_are_json(ran: Ran) -> None:
+    """Claim: a line about the run, one an answer, one when an item is done: each readable JSON."""
+    first, *rest = (ran.folder / records.RESULTS).read_text().split("\n")[:-1]
+    assert set(json.loads(first)) == {"plan", "fingerprint", "environment"}
+    every = [json.loads(line) for line in rest]
+    assert [line for line in every if records.DONE not in line] == [
+        json.loads(json.dumps(asdict(each))) for each in ran.answers
+    ]
+    assert sum(records.DONE in line for line in every) == len(list(ran.plan.items()))

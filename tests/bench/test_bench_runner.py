@@ -1,0 +1,362 @@
+"""Claims about a run on the embedded pair: complete, interleaved, resumable, answers compared."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import pytest
+from written_out import Embedded, Ran, lines
+
+import saccade.schedule
+from saccade.bench import records, runner
+from saccade.bench.records import Answer
+from saccade.draft import ModelDraft
+from saccade.errors import MethodError
+from saccade.measure.compare import WARM_UP_TOKENS
+from saccade.measure.peers import PEERS, Timed
+from saccade.suites import shapes
+from saccade.suites.types import Item
+from saccade.types import ROOT, Tree, Verdict
+from saccade.verify import verify
+
+pytestmark = pytest.mark.usefixtures("unchecked")
+
+KNOWN = shapes.suites()
+CAPTION, CHAT, PAIR = KNOWN["shapes-caption"], KNOWN["shapes-chat"], KNOWN["shapes-diff"]
+Key = tuple[str, str, str, int]
+KEY = ("suite", "item", "method", "turn")
+
+
+def keys(answers: Sequence[Answer]) -> list[Key]:
+    return [(each.suite, each.item, each.method, each.turn) for each in answers]
+
+
+def short(*methods: str, suite: shapes.Shapes = CAPTION) -> runner.Plan:
+    return runner.Plan((suite,), methods, limit=1, max_new_tokens=12)
+
+
+def by_method(answers: Sequence[Answer]) -> dict[str, Answer]:
+    return {each.method: each for each in answers}
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
+    """(item, method) of every timed answer, none of them computed."""
+    found: list[tuple[str, str]] = []
+
+    def note(self: Any, name: str, recipe: Any, settings: dict[str, Any]) -> list[Answer]:
+        if settings["max_new_tokens"] != WARM_UP_TOKENS:
+            found.append((self._item.id, name))
+        return [self._blank(name, 0)]
+
+    monkeypatch.setattr(runner._Bench, "answer", note)
+    return found
+
+
+# -- what a run holds ----------------------------------------------------------------------------
+
+
+def test_every_method_once_ar_first(ran: Ran) -> None:
+    """Claim: every method answers every turn of every item once, ar first in the file.
+
+    Fails if a method is skipped, warm-ups are recorded, or the rotation shows in the file.
+    """
+    expected = [
+        (suite.name, item.id, method, turn)
+        for suite, item in ran.plan.items()
+        for method in ("ar", "hf", "specvlm")
+        for turn in range(1 + len(item.then))
+    ]
+    assert len(expected) == 2 * 3 + 2 * 3 * 2
+    assert keys(ran.answers) == expected
+    written = [tuple(line[name] for name in KEY) for line in lines(ran.folder)]
+    assert written == expected
+
+
+def test_answers_are_plain_decodings(ran: Ran) -> None:
+    """Claim: every answer, ours and the peer's, is ar's, and says how it came about.
+
+    Fails if turns or items are compared crosswise, or a figure is left at its default.
+    """
+    plain = {(each.item, each.turn): each.ids for each in ran.answers if each.method == "ar"}
+    assert len(set(plain.values())) >= 4, "answers that are all alike prove little"
+    for each in ran.answers:
+        assert each.identical is True and each.error is each.fallback is None
+        assert each.ids == plain[each.item, each.turn] and each.text
+        assert 0 < each.first <= each.total and 0 < each.decode <= each.total
+        assert each.prompt_tokens > 256
+        assert (each.rounds > 0) == (each.method != "hf")
+        if each.rounds:
+            assert sum(each.accepted) + each.own == len(each.ids)
+            assert each.visual_tokens == 256 and each.counted == len(each.ids) - 1
+    drafted = [each for each in ran.answers if each.method == "specvlm"]
+    assert all(each.rounds < len(each.ids) and each.draft_visual_tokens == 26 for each in drafted)
+    assert all(all(d <= n for d, n in zip(e.drafted, e.nodes, strict=True)) for e in drafted)
+    assert any(max(each.nodes) > max(each.drafted) for each in drafted)  # a tree is no chain
+
+
+def test_second_turns_reuse_the_first(ran: Ran) -> None:
+    """Claim: a conversation's second question reads only what is new, in every method of ours.
+
+    Fails if a turn starts afresh: nothing would be reused of some 300 tokens.
+    """
+    ours = [each for each in ran.answers if each.method != "hf"]
+    assert all(each.reused_tokens == 0 for each in ours if each.turn == 0)
+    later = [each for each in ours if each.turn == 1]
+    assert len(later) == 4
+    for each in later:
+        assert 256 < each.reused_tokens < each.prompt_tokens
+        assert each.answers == ()  # only the first question's is known
+
+
+# -- order, shards, limits ---------------------------------------------------------------------
+
+
+def test_order_rotates(embedded: Embedded, asked: list[tuple[str, str]], tmp_path: Path) -> None:
+    """Claim: each item's methods all run before the next item, another one first each time.
+
+    Fails if one method is always first, or methods run one after the other over all items. The
+    rotation goes on where an interrupted run left off.
+    """
+    plan = runner.Plan((CAPTION,), ("sd", "hf"), limit=2, max_new_tokens=5)
+    runner.run(plan, *embedded, tmp_path)
+    runner.run(replace(plan, limit=5), *embedded, tmp_path)
+    items = [item.id for _, item in replace(plan, limit=5).items()]
+    assert [item for item, _ in asked] == [item for item in items for _ in range(3)]
+    orders = [[m for item, m in asked if item == each] for each in items]
+    assert orders[:3] == [["ar", "sd", "hf"], ["sd", "hf", "ar"], ["hf", "ar", "sd"]]
+    assert orders[3:] == orders[:2]
+
+
+@pytest.mark.parametrize(("count", "limit"), [(1, 4), (2, 5), (3, 7), (5, 3)])
+def test_shards_partition_the_items(count: int, limit: int) -> None:
+    """Claim: n shards hold each of the first ``limit`` items of each suite once, none other.
+
+    Fails if the limit is taken per shard, or a shard drops its remainder.
+    """
+    plan = runner.Plan((CAPTION, CHAT), ("ar",), limit=limit)
+    whole = [(suite.name, item.id) for suite, item in plan.items()]
+    assert whole == [
+        (suite.name, item.id) for suite in (CAPTION, CHAT) for item in list(suite.items())[:limit]
+    ]
+    parts = [
+        [(suite.name, item.id) for suite, item in replace(plan, shard=(number, count)).items()]
+        for number in range(count)
+    ]
+    assert sorted(sum(parts, [])) == sorted(whole)
+    assert max(map(len, parts)) - min(map(len, parts)) <= 2  # one a suite
+
+
+def test_shards_run_apart(embedded: Embedded, asked: list[tuple[str, str]], tmp_path: Path) -> None:
+    """Claim: shards run into folders of their own, and a folder takes one shard only."""
+    plan = runner.Plan((CAPTION,), ("ar",), limit=3, shard=(0, 2), max_new_tokens=5)
+    first = runner.run(plan, *embedded, tmp_path / "1")
+    second = runner.run(replace(plan, shard=(1, 2)), *embedded, tmp_path / "2")
+    assert len(first) == 2 and len(second) == 1
+    assert sorted(item for item, _ in asked) == [item.id for item in list(CAPTION.items())[:3]]
+
+
+def test_fingerprint(embedded: Embedded) -> None:
+    """Claim: everything that decides an answer decides the fingerprint; how many items does not.
+
+    Fails if a run of other methods, seed, length, suite, shard or draft could be gone on with.
+    """
+    plan = short("ar", "sd")
+
+    def key(plan: runner.Plan, draft: Any = embedded.draft) -> str:
+        return str(plan.about(embedded.target, draft)["fingerprint"])
+
+    others = [
+        replace(plan, seed=1),
+        replace(plan, methods=("ar", "sd", "hf")),
+        replace(plan, max_new_tokens=13),
+        replace(plan, suites=(CHAT,)),
+        replace(plan, shard=(0, 2)),
+    ]
+    found = [key(plan), *map(key, others), key(plan, None)]
+    assert len(set(found)) == len(found)
+    assert key(replace(plan, limit=9)) == key(short("ar", "sd")) == found[0]
+
+
+def test_unknown_method_writes_nothing(embedded: Embedded, tmp_path: Path) -> None:
+    """Claim: a method nobody knows is refused before the folder is made."""
+    with pytest.raises(MethodError, match="hf-lookup"):
+        runner.run(short("ar", "magic"), *embedded, tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+
+
+# -- interruptions -----------------------------------------------------------------------------
+
+
+def test_interrupted_and_gone_on_with(ran: Ran, embedded: Embedded, tmp_path: Path) -> None:
+    """Claim: interrupted in the middle of an item, a run goes on to what it would have been.
+
+    Fails if an item is run twice, lost, or answered otherwise than without the interruption.
+    """
+
+    def stop(what: str, done: int, whole: int) -> None:
+        assert whole == 4
+        if done == 1 and what.endswith(": ar"):  # others have answered this item
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        runner.run(ran.plan, *embedded, tmp_path, tell=stop)
+    before = records.read(tmp_path)[1]
+    assert keys(before) == keys(ran.answers)[:3]
+    told: list[int] = []
+    found = runner.run(
+        ran.plan, *embedded, tmp_path, tell=lambda what, done, whole: told.append(done)
+    )
+    assert min(told) == 1 and max(told) == 4
+    assert found[:3] == before and found == records.read(tmp_path)[1]
+    assert keys(found) == keys(ran.answers)
+    assert [each.ids for each in found] == [each.ids for each in ran.answers]
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_killed_and_gone_on_with(embedded: Embedded, tmp_path: Path) -> None:
+    """Claim: a process killed by SIGKILL leaves whole items, and another one finishes the run.
+
+    Fails if the file holds half an item, or an item is run twice or answered otherwise.
+    """
+    plan = runner.Plan((CHAT,), ("ar", "sd"), max_new_tokens=8)
+    file = tmp_path / "killed" / records.RESULTS
+    work = (plan, *embedded, tmp_path / "killed")
+    process = get_context("fork").Process(target=runner.run, args=work, daemon=True)
+    process.start()
+    while process.is_alive() and not (file.exists() and file.stat().st_size):
+        time.sleep(0.01)
+    process.kill()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
+    counted = Counter(line["item"] for line in lines(tmp_path / "killed"))
+    assert counted and set(counted.values()) == {4}  # two methods, two turns
+
+    plan = replace(plan, limit=len(counted) + 1)
+    found = runner.run(plan, *embedded, tmp_path / "killed")
+    whole = runner.run(plan, *embedded, tmp_path / "whole")
+    assert keys(found) == keys(whole) and len(found) == 4 * (len(counted) + 1)
+    assert [each.ids for each in found] == [each.ids for each in whole]
+
+
+# -- what goes wrong ---------------------------------------------------------------------------
+
+
+def test_a_peers_crash_is_a_row(
+    embedded: Embedded, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Claim: a peer that raises is a row with the error, and the others go on.
+
+    Fails if it ends the run or passes for an answer. Hugging Face's prompt lookup crashes on
+    videos; if a release mends it, its row must hold ar's ids.
+    """
+
+    def crash(*given: Any) -> Timed:
+        raise AssertionError  # without a word
+
+    monkeypatch.setitem(PEERS, "hf-crash", crash)
+    plan = short("hf-crash", "hf-lookup", "hf", "ar", suite=CHAT)
+    found = runner.run(plan, *embedded, tmp_path)
+    assert Counter(each.method for each in found)["ar"] == 2
+    rows = {each.method: each for each in found if not each.turn}
+    assert list(rows) == ["ar", "hf-crash", "hf-lookup", "hf"]
+    assert rows["hf-crash"].error == "AssertionError: "
+    assert rows["hf-crash"].identical is None and rows["hf-crash"].ids == ()
+    assert rows["hf"].identical is True and rows["hf"].error is None
+    lookup = rows["hf-lookup"]
+    assert lookup.identical is True or (lookup.error or "").startswith("ValueError: Video")
+
+
+def test_our_own_crash_ends_the_run(
+    embedded: Embedded, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Claim: an error of ours is no row: it ends the run, and nothing half done is written."""
+
+    def crash(*given: Any, **named: Any) -> None:
+        raise AssertionError("ours")
+
+    monkeypatch.setattr(saccade.schedule, "judged", crash)
+    with pytest.raises(AssertionError, match="ours"):
+        runner.run(short("ar"), *embedded, tmp_path)
+    assert not (tmp_path / records.RESULTS).exists()
+
+
+def test_a_fallback_says_so(
+    embedded: Embedded, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Claim: a draft that fails leaves ar's answer and the reason, in its own row alone.
+
+    Fails if plain decoding passes for the method.
+    """
+
+    def fail(self: Any, *given: Any) -> None:
+        raise RuntimeError("the draft is out")
+
+    monkeypatch.setattr(ModelDraft, "propose", fail)
+    rows = by_method(runner.run(short("ar", "sd", "hf"), *embedded, tmp_path))
+    assert "the draft is out" in (rows["sd"].fallback or "")
+    assert rows["sd"].identical is True and not any(rows["sd"].drafted)
+    assert rows["ar"].fallback is rows["hf"].fallback is None
+
+
+def test_a_draft_that_changes_answers_shows(
+    embedded: Embedded, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Control: with a verification that believes the draft, ``identical`` is False, and only there.
+
+    Fails if ``identical`` is not measured.
+    """
+
+    def believe(tree: Tree, law: Any, noise: Any) -> Verdict:
+        if not len(tree):
+            return verify(tree, law, noise)
+        path = tuple(range(len(tree)))  # a chain
+        assert tree.parents == (ROOT, *path[:-1])
+        return Verdict(path, tree.tokens, None, None)
+
+    monkeypatch.setattr(saccade.schedule, "verify", believe)
+    rows = by_method(runner.run(short("ar", "sd/view=none", "hf"), *embedded, tmp_path))
+    blind = rows["sd/view=none"]
+    assert blind.identical is False and blind.ids != rows["ar"].ids
+    assert rows["ar"].identical is rows["hf"].identical is True
+
+
+def test_pictures_run_too(embedded: Embedded, tmp_path: Path) -> None:
+    """Claim: items of pictures are answered like those of videos, by a seeing peer as well."""
+    plan = short("ar", "specvlm", "hf", "hf-assisted-seeing", suite=PAIR)
+    found = runner.run(plan, *embedded, tmp_path)
+    assert [each.error for each in found] == [None] * 4
+    assert all(each.identical for each in found) and found[0].visual_tokens == 256
+
+
+def test_media_are_read_once_an_item(
+    embedded: Embedded, asked: list[tuple[str, str]], tmp_path: Path
+) -> None:
+    """Claim: a medium is read once for all methods, and not at all for items already done."""
+    read: list[str] = []
+
+    class Counting:
+        name, setting = "counting", CAPTION.setting
+
+        def items(self) -> Any:
+            for item in CAPTION.items():
+                (medium,) = item.media
+                yield replace(item, media=(replace(medium, read=lambda m=medium: note(m)),))
+
+    def note(medium: Any) -> Any:
+        read.append(medium.name)
+        return medium.read()
+
+    plan = runner.Plan((Counting(),), ("ar", "sd", "hf"), limit=2, max_new_tokens=5)
+    runner.run(plan, *embedded, tmp_path)
+    runner.run(plan, *embedded, tmp_path)
+    first: list[Item] = list(CAPTION.items())[:2]
+    assert read == [item.media[0].name for item in first]
+    assert len(asked) == 6

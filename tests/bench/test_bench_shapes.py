@@ -1,0 +1,180 @@
+"""Claims about the suites of the synthetic world: the same items each time, of the stated size."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from written_out import Embedded
+
+import saccade
+from saccade.media import Clip
+from saccade.models import ask
+from saccade.shapes import text, world
+from saccade.suites import shapes
+from saccade.suites.types import Item, Suite
+
+SUITES = shapes.suites()
+STATED = {"": 256, "-2k": 2048, "-8k": 8192}
+
+
+def items(name: str) -> list[Item]:
+    return list(SUITES[name].items())
+
+
+def plain(item: Item) -> dict[str, Any]:
+    """An item without its media, which are functions."""
+    fields = {name: getattr(item, name) for name in vars(item) if name != "media"}
+    return {**fields, "media": [(medium.kind, medium.name) for medium in item.media]}
+
+
+def test_there_are_six_tasks_at_up_to_three_lengths() -> None:
+    """Claim: six tasks, videos at 256, 2k and 8k, the pair of pictures at 256 and 2k, 50 each."""
+    videos = [f"shapes-{task}" for task in ("caption", "events", "qa", "chat", "ood")]
+    expected = {f"{task}{length}" for task in videos for length in STATED}
+    assert set(SUITES) == expected | {"shapes-diff", "shapes-diff-2k"}
+    for name, suite in SUITES.items():
+        assert isinstance(suite, Suite) and suite.name == name
+        assert len(items(name)) == suite.setting.samples == 50
+
+
+def test_the_same_items_each_time() -> None:
+    """Claim: items are the same in every listing, pixels included.
+
+    Fails if anything is drawn from a stream that goes on. Control: items of one suite differ.
+    """
+    again = shapes.suites()
+    for name in shapes.TASKS:  # other lengths are of the same makers
+        listed = items(name)
+        assert [plain(item) for item in listed] == [plain(item) for item in again[name].items()]
+        assert len({item.answers + item.then for item in listed}) > 10
+    one, same, other = (
+        items("shapes-qa")[3],
+        list(again["shapes-qa"].items())[3],
+        items("shapes-qa")[4],
+    )
+    frames = [item.media[0].read().frames for item in (one, same, other)]  # type: ignore[union-attr]
+    assert np.array_equal(frames[0], frames[1]) and not np.array_equal(frames[0], frames[2])
+
+
+SIZES = [name for name in SUITES if not name.endswith("-8k")]
+SIZES += ["shapes-caption-8k", "shapes-ood-8k"]  # the others are drawn like the first
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_visual_tokens(name: str, embedded: Embedded) -> None:
+    """Claim: an item has the number of visual tokens its suite's name states.
+
+    Fails if the embedded processor resizes, resamples or tops frames up.
+    """
+    item = items(name)[1]
+    media = [medium.read() for medium in item.media]
+    clips = [each for each in media if isinstance(each, Clip)]
+    images = [each for each in media if not isinstance(each, Clip)]
+    assert (len(clips), len(images)) == ((0, 2) if "diff" in name else (1, 0))
+    inputs = ask(embedded.target, item.question, clips=clips, images=images)
+    length = name[-3:] if name.endswith("k") else ""
+    places = embedded.target.backbone.placeholders
+    seen = sum(int(number) in places for number in inputs["input_ids"][0])
+    assert seen == STATED[length]
+    for clip in clips:
+        assert clip.fps == 8 and clip.timestamps[-1] == (len(clip.frames) - 1) / 8
+
+
+def test_answers_are_the_worlds() -> None:
+    """Claim: what counts as right is what the world's own text says of the scene.
+
+    Fails if questions and answers are of different scenes or turns.
+    """
+    known = {question for prompts in text.PROMPTS.values() for question in prompts}
+    listed = {name: items(name) for name in shapes.TASKS}
+    for number in range(50):
+        seed = shapes.FIRST_SEED + number
+        scene = world.scene(seed)
+        found = {name.removeprefix("shapes-"): own[number] for name, own in listed.items()}
+        assert found["caption"].answers == found["ood"].answers == (text.describe(scene),)
+        assert found["events"].answers == (text.events(scene),)
+        assert found["caption"].question in text.PROMPTS["describe"]
+        assert found["events"].question in text.PROMPTS["events"]
+        assert found["ood"].question not in known
+        assert found["diff"].answers == (text.describe_diff(scene, seed),)
+        qa, chat = found["qa"], found["chat"]
+        said = {turn.question: turn.answer for turn in text.conversation(scene, "qa", seed)}
+        assert qa.answers == (said[qa.question],) and qa.then == ()
+        turns = text.conversation(scene, "chat", seed)
+        assert chat.answers == (turns[0].answer,) and chat.question == turns[0].question
+        assert chat.then == (turns[1].question,)
+
+
+def test_pixels_are_of_the_scene() -> None:
+    """Claim: what is shown is the scene that the answer is about, in its suite's size.
+
+    Fails if media and answer come from different seeds, or the pair is twice one picture.
+    """
+    scene = world.scene(shapes.FIRST_SEED + 2)
+    (video,) = items("shapes-caption")[2].media
+    clip = video.read()
+    assert isinstance(clip, Clip) and video.name == f"scene-{scene.seed}"
+    assert np.array_equal(clip.frames, world.render(scene, 8, 224, 224))
+    (wide,) = (medium.read() for medium in items("shapes-ood")[2].media)
+    assert isinstance(wide, Clip) and wide.frames.shape[:3] == (8, 112, 448)
+    before, after = (medium.read() for medium in items("shapes-diff")[2].media)
+    edited = world.edit(scene, scene.seed)
+    assert np.array_equal(before, world.image_frame(scene, 224, 448))  # type: ignore[arg-type]
+    assert np.array_equal(after, world.image_frame(edited, 224, 448))  # type: ignore[arg-type]
+    assert not np.array_equal(before, after)  # type: ignore[arg-type]
+
+
+def test_ids_are_unique() -> None:
+    """Claim: no two items of any suites share an id.
+
+    Fails if lengths or tasks share ids: resuming goes by them.
+    """
+    ids = [item.id for name in SUITES for item in items(name)]
+    assert len(ids) == len(set(ids)) == 50 * len(SUITES)
+
+
+def test_nothing_is_drawn_until_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Claim: listing every item of every suite renders nothing; reading one medium does.
+
+    Fails if a suite draws its clips ahead.
+    """
+
+    def drawn(*given: Any) -> None:
+        raise InterruptedError("drawn")
+
+    monkeypatch.setattr(world, "render", drawn)
+    monkeypatch.setattr(world, "image_frame", drawn)
+    for name in SUITES:
+        first = items(name)[0]
+        with pytest.raises(InterruptedError):
+            first.media[0].read()
+
+
+def test_seeds_are_nobody_elses() -> None:
+    """Claim: no other seed of the package lies within ten million of the suites'.
+
+    Fails if a suite shows what training, `shapes eval`, calibration or the demo has shown.
+    Control: the known constants are found.
+    """
+    own = range(shapes.FIRST_SEED, shapes.FIRST_SEED + shapes.SAMPLES)
+    assert {item.meta["seed"] for name in SUITES for item in items(name)} == set(own)
+    root = Path(saccade.__file__).parent
+    found: dict[str, int] = {}
+    for path in root.rglob("*.py"):
+        if path == root / "suites" / "shapes.py":
+            continue
+        for name, number in re.findall(r"\b(\w*SEED)\b[^=\n]*= ([\d_]+)", path.read_text()):
+            found[f"{path.stem}.{name}"] = int(number)
+        for number in re.findall(r"\b[1-9]\d{0,2}_\d{3}_\d{3}\b", path.read_text()):
+            found[f"{path.stem}.{number}"] = int(number)
+    known = {"batch.EVAL_SEED", "agreement.FIRST_SEED", "calibrate.FIRST_SEED"}
+    assert known <= set(found) and found["batch.EVAL_SEED"] == 10_000_000
+    assert 20_000_002 in found.values()  # the demo's
+    near = {n: v for n, v in found.items() if abs(v - shapes.FIRST_SEED) < 10_000_000}
+    assert not near
+    # training draws below EVAL_SEED, evaluation a million above it
+    assert found["batch.EVAL_SEED"] + 2_000_000 < shapes.FIRST_SEED

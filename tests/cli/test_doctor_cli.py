@@ -1,0 +1,218 @@
+"""`saccade doctor` on real folders: before any weight is loaded, and in one sentence."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import transformers as hf
+
+from saccade.models import EMBEDDED, checkpoints
+from saccade.models.published import PAIRS
+
+Call = Callable[..., tuple[int, str, str]]
+FIELDS = {
+    "parts", "there", "tokens", "ratio", "outlook", "problems", "notes", "needed", "verdict",
+}  # fmt: skip
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(autouse=True)
+def _weightless(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No weight may be read by any of these."""
+
+    def never(*args: Any, **kwargs: Any) -> None:
+        raise AssertionError("weights were read")
+
+    monkeypatch.setattr(hf.PreTrainedModel, "from_pretrained", never)
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A target and a smaller draft, no weights in either."""
+    root = tmp_path_factory.mktemp("pair")
+    sizes = {"target": checkpoints.Size(8, 256, 320), "draft": checkpoints.Size(1, 64, 320)}
+    made = [checkpoints.make("qwen2.5-vl", root / name, size=size) for name, size in sizes.items()]
+    for folder in made:
+        (folder / "model.safetensors").unlink()
+    return made[0], made[1]
+
+
+def asked(call: Call, *words: object) -> tuple[int, dict[str, Any]]:
+    code, printed, said = call("doctor", *words, "--device", "cpu", "--json")
+    assert code in (0, 1), said
+    found = json.loads(printed)
+    assert found.keys() == FIELDS and bool(found["problems"]) is (code == 1)
+    return code, found
+
+
+def test_the_embedded_pair(call: Call) -> None:
+    """Claim: without options the pair of the package is looked at: it works, and its tokenizers
+    are found to agree. Fails if it needs to be named."""
+    code, found = asked(call)
+    assert code == 0
+    assert [part["name"] for part in found["parts"]] == ["shapes", "shapes-draft"]
+    assert "their tokenizers agree, token by token" in found["notes"]
+    assert 0 < found["ratio"] < 1
+    code, printed, _ = call("doctor", "--device", "cpu")
+    assert code == 0
+    assert found["verdict"] in printed and "saccade calibrate" in printed
+
+
+def test_two_folders_without_weights(call: Call, folders: tuple[Path, Path]) -> None:
+    """Claim: two folders with configs and tokenizers are enough; a target eight times as deep and
+    four times as wide as its draft is worth it. Fails if a weight is asked for."""
+    code, found = asked(call, "--target", folders[0], "--draft", folders[1])
+    assert code == 0 and found["ratio"] < 0.1
+    assert found["verdict"].startswith("worth it")
+    code, found = asked(call, "--target", folders[0], "--draft", folders[0], "--keep", 1)
+    assert code == 0 and found["ratio"] == 1.0
+    assert found["verdict"].startswith("not worth it")
+
+
+def test_the_target_alone(call: Call, folders: tuple[Path, Path]) -> None:
+    """Claim: a target without a draft is looked at for memory alone.
+    Fails if the embedded draft is taken for its own."""
+    code, found = asked(call, "--target", folders[0])
+    assert code == 0 and len(found["parts"]) == 1 and not found["outlook"]
+
+
+def test_a_video_is_counted(call: Call, folders: tuple[Path, Path], clip: Path) -> None:
+    """Claim: with a video, the tokens are those of its prompt: more frames, more tokens; without,
+    those of --tokens and the answer. Fails if the video is not looked at."""
+    words = ["--target", folders[0], "--draft", folders[1]]
+    few, many = (
+        asked(call, clip, *words, "--num-frames", frames)[1]["tokens"] for frames in (4, 16)
+    )
+    assert many > few > 256
+    assert asked(call, *words, "--tokens", 1000)[1]["tokens"] == 1000 + 256
+
+
+def test_other_tokenizers(call: Call, tmp_path: Path) -> None:
+    """Claim: a pair whose tokenizers differ exits with 1 and the first difference, and no gain is
+    promised. Fails if it is found out only when it is run."""
+    folder = tmp_path / "other"
+    shutil.copytree(EMBEDDED / "draft", folder)
+    path = folder / "tokenizer.json"
+    tokenizer = json.loads(path.read_text())
+    vocab = tokenizer["model"]["vocab"]
+    one, two = [token for token, number in vocab.items() if number in (300, 301)]
+    vocab[one], vocab[two] = vocab[two], vocab[one]
+    path.write_text(json.dumps(tokenizer))
+    code, found = asked(call, "--draft", folder)
+    assert code == 1 and not found["outlook"]
+    assert "differ at id 300 (" in found["verdict"] and found["verdict"].startswith("no: ")
+    code, printed, said = call("doctor", "--draft", folder, "--device", "cpu")
+    assert code == 1 and "id 300" in printed and "Traceback" not in said
+
+
+def written(config: Any, folder: Path) -> Path:
+    """A folder with a config, and the tokenizer of a llama."""
+    checkpoints.make("llama", folder)
+    (folder / "model.safetensors").unlink()
+    config.save_pretrained(folder)
+    return folder
+
+
+def sliding() -> Any:
+    return hf.MistralConfig(vocab_size=320, hidden_size=32, num_hidden_layers=2, sliding_window=8)
+
+
+def recurrent() -> Any:
+    return hf.MambaConfig(vocab_size=320, hidden_size=32, state_size=4, num_hidden_layers=2)
+
+
+def both_ways() -> Any:
+    return hf.T5Config(vocab_size=320, d_model=32, d_kv=16, d_ff=48, num_layers=2, num_heads=2)
+
+
+def otherwise() -> Any:
+    return hf.GPT2Config(vocab_size=320, n_embd=32, n_layer=2, n_head=2)
+
+
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [
+        (sliding, "sliding-window"),
+        (recurrent, "recurrent"),
+        (both_ways, "encoder-decoder"),
+        (otherwise, "no decoder of layers"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore")
+def test_a_model_that_cannot_work(
+    config: Callable[[], Any], reason: str, call: Call, tmp_path: Path
+) -> None:
+    """Claim: a model Saccade cannot drive exits with 1 and the reason, as a target and as a draft.
+    Fails if it is praised, or ends in a traceback."""
+    bad = written(config(), tmp_path / "bad")
+    good = checkpoints.make("llama", tmp_path / "good")
+    for pair in ((bad, good), (good, bad)):
+        code, found = asked(call, "--target", pair[0], "--draft", pair[1])
+        assert code == 1 and reason in found["verdict"], found
+        assert str(bad) in found["verdict"]
+
+
+def test_memory_planned_for(call: Call, folders: tuple[Path, Path]) -> None:
+    """Claim: --memory is what is thought to be free: too little exits with 1, naming need and
+    room; enough does not. Fails if this machine's memory decides."""
+    words = ["--target", folders[0], "--draft", folders[1], "--dtype", "bfloat16"]
+    code, found = asked(call, *words, "--memory", 0.001)
+    assert code == 1 and "need" in found["verdict"]
+    assert found["there"] == int(0.001 * 2**30)
+    code, found = asked(call, *words, "--memory", 80)
+    assert code == 0 and found["there"] == 80 * 2**30
+    big = ["--target", "Qwen2.5-VL-72B", "--draft", "Qwen2.5-VL-7B", "--dtype", "bfloat16"]
+    assert asked(call, *big, "--memory", 100)[0] == 1
+    assert asked(call, *big, "--memory", 192)[0] == 0
+    assert asked(call, *big, "--memory", 100, "--quantize", "bnb-4bit")[0] == 0
+
+
+def test_different_kinds_are_noted(call: Call, folders: tuple[Path, Path], tmp_path: Path) -> None:
+    """Claim: other families, padded vocabularies and drafts that read text only are said to be so.
+    Fails if a user finds out from how slow it is."""
+    llava = checkpoints.make("llava-1.5", tmp_path / "llava")
+    llama = checkpoints.make("llama", tmp_path / "llama", size=checkpoints.Size(1, 64, 384))
+    code, found = asked(call, "--target", llava, "--draft", llama)
+    said = "; ".join(found["notes"])
+    assert code == 0 and "reads text only" in said
+    assert "padded to 320 and 384" in said and "llava, llama" in said
+
+
+def test_a_folder_with_nothing(call: Call, tmp_path: Path) -> None:
+    """Claim: a folder without a config, and an option nobody knows, are one sentence and exit
+    code 2. Fails if transformers' own errors come through."""
+    for words in (["--target", tmp_path], ["--dtype", "int3"], ["--quantize", "gguf"]):
+        code, printed, said = call("doctor", *words, "--device", "cpu")
+        assert code == 2 and not printed, said
+        assert len(said.strip().splitlines()) == 1 and "Traceback" not in said
+
+
+def table(call: Call) -> list[str]:
+    code, printed, _ = call("doctor", "--pairs")
+    assert code == 0
+    return printed.strip().splitlines()
+
+
+def test_the_table_of_pairs(call: Call) -> None:
+    """Claim: --pairs prints a Markdown table, a row a pair of the papers, every cell filled, and
+    the smaller a draft beside the same target, the greater the gain.
+    Fails if a pair is left out or the columns part."""
+    head, rule, *rows = table(call)
+    cells = [[cell.strip() for cell in row.strip("|").split("|")] for row in (head, *rows)]
+    assert set(rule) <= set("|-:") and {len(row) for row in cells} == {6}
+    assert [tuple(row[:2]) for row in cells[1:]] == list(PAIRS)
+    assert all(cell for row in cells for cell in row)
+    gains = {tuple(row[:2]): float(row[5].split(" / ")[0]) for row in cells[1:]}
+    assert gains["Qwen2.5-VL-32B", "Qwen2.5-VL-3B"] > gains["Qwen2.5-VL-32B", "Qwen2.5-VL-7B"]
+
+
+def test_the_readme_has_this_table(call: Call) -> None:
+    """Claim: the README shows the table that `saccade doctor --pairs` prints, line by line.
+    Fails if one of them was changed without the other."""
+    readme = (ROOT / "README.md").read_text()
+    assert "\n".join(table(call)) in readme

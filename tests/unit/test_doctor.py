@@ -1,0 +1,211 @@
+"""The verdict on a pair, checked by hand on small numbers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from saccade.memory import GIB, SPARE, Footprint
+from saccade.models import doctor
+from saccade.models.doctor import RATES, SLOPE, TYPICAL, Diagnosis, Outlook, Part, examine
+from saccade.models.published import CONFIGS, PAIRS
+
+BIG = Footprint(parameters=1000, decoder=800, kv=2, layers=4, vocab=320)
+SMALL = Footprint(parameters=100, decoder=80, kv=1, layers=1, vocab=320)
+
+
+class Config:
+    """Stands for a config: how many numbers there are is said by ``counted``."""
+
+    dtype = torch.bfloat16
+
+    def __init__(self, counted: Footprint) -> None:
+        self.counted = counted
+
+    def to_dict(self) -> dict[str, Any]:
+        return {}
+
+
+@pytest.fixture(autouse=True)
+def _counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    count = doctor.footprint
+    monkeypatch.setattr(
+        doctor, "footprint", lambda config: getattr(config, "counted", None) or count(config)
+    )
+
+
+def pair(draft: Footprint = SMALL, **more: Any) -> Diagnosis:
+    given: dict[str, Any] = dict(tokens=100, keep=0.1, dtype=torch.float32, there=GIB) | more
+    return examine(("big", Config(BIG)), ("small", Config(draft)), **given)
+
+
+def test_the_bytes_of_a_pair() -> None:
+    """Claim: weights, caches and what a step reads are the numbers times their size, the draft's
+    cache at the share it keeps; the ratio is that of the steps.
+    Fails if a cache, a type or the share is left out."""
+    found = pair()
+    assert found.parts == (
+        Part("big", 1000 * 4, 2 * 100 * 4, 800 * 4 + 2 * 100 * 4),
+        Part("small", 100 * 4, 1 * 10 * 4, 80 * 4 + 1 * 10 * 4),
+    )
+    assert found.ratio == pytest.approx(360 / 4000)
+    assert found.needed == 4000 + 800 + 400 + 40
+    half = pair(dtype="auto")
+    assert half.needed * 2 == found.needed and half.ratio == pytest.approx(found.ratio)
+    assert pair(keep=1.0).parts[1].cache == 1 * 100 * 4
+
+
+def test_fewer_bits_are_the_targets_weights_alone() -> None:
+    """Claim: quantising shrinks the target's weights and what a step reads of them, and neither
+    caches nor the draft. Fails if the draft is thought to be quantised too."""
+    found, plain = pair(bits=8), pair()
+    assert found.parts[0] == Part("big", 1000, 800, 800 + 800)
+    assert found.parts[1] == plain.parts[1]
+    assert found.ratio > plain.ratio
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("decoder", [1, 20, 80, 200, 500, 790])
+def test_the_best_chain_is_the_best(device: str, decoder: int) -> None:
+    """Claim: at every rate, the chain named is the one with the most tokens a time, over all
+    lengths up to well beyond the bound. Fails if a better length is passed over."""
+    found = pair(Footprint(1000, decoder, 0, 1, 320), device=device)
+    ratio = decoder * 4 / 4000
+    assert found.ratio == pytest.approx(ratio)
+    assert [each.rate for each in found.outlook] == list(RATES)
+    for each in found.outlook:
+        speeds = {}
+        for length in range(1, doctor.LONGEST + 1):
+            tokens, chance = 1.0, 1.0
+            for _ in range(length):
+                chance *= each.rate
+                tokens += chance
+            speeds[length] = tokens / (1 + length * (ratio + SLOPE[device]))
+        assert each.speedup == pytest.approx(max(speeds.values()))
+        assert speeds[each.length] == pytest.approx(max(speeds.values()))
+
+
+def test_better_drafts_are_longer_and_faster() -> None:
+    """Claim: the more is accepted, the longer the best chain and the greater the gain; the dearer
+    a draft, the shorter and smaller. Fails if a sign is turned round."""
+    cheap, dear = pair(), pair(Footprint(1000, 400, 0, 1, 320))
+    for found in (cheap, dear):
+        assert [e.length for e in found.outlook] == sorted(e.length for e in found.outlook)
+        assert [e.speedup for e in found.outlook] == sorted(e.speedup for e in found.outlook)
+    for one, other in zip(cheap.outlook, dear.outlook, strict=True):
+        assert one.length >= other.length and one.speedup > other.speedup
+
+
+def verdict(speedup: float) -> str:
+    outlook = (Outlook(0.6, 1, 9.0), Outlook(TYPICAL, 3, speedup), Outlook(0.9, 1, 9.0))
+    return Diagnosis((), 0, 1, 0.1, outlook, (), ()).verdict
+
+
+@pytest.mark.parametrize(
+    ("speedup", "said"),
+    [
+        (1.3, "worth it: about 1.3 times"),
+        (1.2999, "little to gain: about 1.3 times"),
+        (1.05, "little to gain: about 1.1 times"),
+        (1.0499, "not worth it: about 1.0 times"),
+        (0.5, "not worth it: about 0.5 times"),
+    ],
+)
+def test_where_the_verdict_turns(speedup: float, said: str) -> None:
+    """Claim: 1.3 pays, 1.05 hardly, less does not, judged at the typical rate; where it does not
+    pay, plain decoding is advised. Fails if another rate decides or a border moves."""
+    assert verdict(speedup).startswith(said)
+    assert ("--method ar" in verdict(speedup)) is (speedup < 1.05)
+
+
+def test_problems_come_before_gains() -> None:
+    """Claim: a pair that cannot work has no outlook, and its verdict is why.
+    Fails if a speedup is promised for it."""
+    found = pair(problems=["one", "two"])
+    assert found.verdict == "no: one; two" and not found.outlook
+    assert pair().verdict.startswith("worth it")
+
+
+def test_the_border_of_what_fits() -> None:
+    """Claim: a pair fits where it needs no more than what is free less what is kept spare, and
+    nothing is said of memory then. Fails if caches or the draft are left out of it."""
+    needed = pair().needed
+    assert not pair(there=int(needed / (1 - SPARE)) + 1).problems
+    (problem,) = pair(there=int(needed / (1 - SPARE)) - 1).problems
+    assert problem.startswith("together they need")
+
+
+@pytest.mark.parametrize(
+    ("there", "way"),
+    [
+        (3000, "--dtype bfloat16"),
+        (2500, "--quantize bnb-8bit"),
+        (2050, "--quantize bnb-4bit"),
+    ],
+)
+def test_the_advice_would_fit(there: int, way: str) -> None:
+    """Claim: what is advised fits when it is done. Fails if the advice does not help."""
+    (problem,) = pair(there=there).problems
+    assert f"; {way} would fit" in problem, problem
+    done: dict[str, Any] = {
+        "--dtype bfloat16": {"dtype": torch.bfloat16},
+        "--quantize bnb-8bit": {"bits": 8},
+        "--quantize bnb-4bit": {"bits": 4},
+    }
+    assert not pair(there=there, **done[way]).problems
+
+
+def test_a_shorter_prompt_is_advised_where_weights_fit() -> None:
+    """Claim: where the cache alone is too large, how much of the prompt would fit is said, and it
+    does. Fails if a smaller model is asked for needlessly."""
+    (problem,) = pair(dtype=torch.bfloat16, tokens=10_000, there=10_000).problems
+    assert " % of that length would fit" in problem
+    share = int(problem.split("a prompt of ")[1].split(" ")[0])
+    assert 0 < share < 100
+    assert not pair(dtype=torch.bfloat16, tokens=100 * share, there=10_000).problems
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+def test_what_is_done_already_is_not_advised(bits: int) -> None:
+    """Claim: a target that is quantised already and does not fit is not advised to be quantised to
+    as many bits or more, which cannot help. Fails if it is."""
+    for there in range(800, 2200, 50):
+        found = pair(there=there, bits=bits, dtype=torch.bfloat16)
+        for problem in found.problems:
+            assert "bnb-8bit" not in problem
+            assert bits != 4 or "bnb-4bit" not in problem
+
+
+def test_the_target_alone() -> None:
+    """Claim: without a draft only memory is judged. Fails if a gain is made up."""
+    found = examine(("big", Config(BIG)), None, tokens=100, there=GIB)
+    assert len(found.parts) == 1 and not found.outlook and not found.problems
+    assert found.ratio == 1.0
+    assert "draft" in found.verdict and "worth" not in found.verdict
+
+
+def test_json_has_what_is_shown() -> None:
+    """Claim: the JSON has the verdict, the need, and every number of the table.
+    Fails if a field is renamed for those who read it."""
+    found = pair(notes=["a note"])
+    shown = found.json()
+    assert shown["verdict"] == found.verdict and shown["needed"] == found.needed
+    assert shown["notes"] == ("a note",) and shown["problems"] == ()
+    assert [each["rate"] for each in shown["outlook"]] == list(RATES)
+    assert [each["name"] for each in shown["parts"]] == ["big", "small"]
+
+
+@pytest.mark.parametrize(("target", "draft"), PAIRS)
+def test_the_papers_pairs(target: str, draft: str) -> None:
+    """Claim: each pair of the papers works and is worth it on a GPU with room.
+    Fails if a published config is read wrongly enough to turn the verdict."""
+    found = examine(
+        (target, CONFIGS[target]()),
+        (draft, CONFIGS[draft]()),
+        tokens=8192,
+        device="cuda",
+        there=2**60,
+    )
+    assert 0 < found.ratio < 1 and found.verdict.startswith("worth it") and not found.problems

@@ -1,0 +1,390 @@
+"""How much memory a model needs is counted right, and said in time."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers as hf
+
+import saccade
+from saccade import memory, models
+from saccade.backbone import Backbone
+from saccade.cache import Cache
+from saccade.errors import ModelError
+from saccade.memory import GIB, SPARE, footprint
+from saccade.models import Loaded, checkpoints
+from saccade.models.published import CONFIGS
+from saccade.sampling import Sampling
+from saccade.session import Session
+
+CPU = torch.device("cpu")
+FAMILIES = ("qwen2.5-vl", "qwen3-vl-moe", "llava-1.5", "llava-onevision", "qwen2.5-omni", "llama")
+MIB = 2**20
+
+
+@pytest.fixture(scope="module")
+def loaded(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Loaded]:
+    found: dict[str, Loaded] = {}
+
+    def load(family: str) -> Loaded:
+        if family not in found:
+            folder = tmp_path_factory.mktemp("made") / family
+            found[family] = models.load(str(checkpoints.make(family, folder)), device="cpu")
+        return found[family]
+
+    return load
+
+
+@pytest.fixture
+def room(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    """Sets how many bytes are free."""
+    return lambda there: monkeypatch.setattr(memory, "available", lambda device: int(there))
+
+
+def sentence(error: BaseException) -> str:
+    said = str(error)
+    assert said and "\n" not in said, said
+    return said
+
+
+# -- counting ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_parameters_are_counted_exactly(loaded: Callable[[str], Loaded], family: str) -> None:
+    """Claim: a footprint's parameters are those of the model that is loaded, its decoder's those of
+    its layers and head, of the experts the share a token passes through.
+    Fails if a tower, a head or an expert is left out or counted twice."""
+    model = loaded(family).backbone.model
+    config = models.read_config(loaded(family).name)
+    found = footprint(config)
+    assert found.parameters == sum(weight.numel() for weight in model.parameters())
+    expected = model.get_output_embeddings().weight.numel()
+    for name, weight in model.get_decoder().layers.named_parameters():
+        chosen = 2 / 4 if ".experts." in name else 1
+        expected += int(weight.numel() * chosen)
+    assert found.decoder == expected
+    assert found.layers == len(model.get_decoder().layers)
+    assert found.vocab == model.get_input_embeddings().weight.shape[0]
+    if family == "qwen3-vl-moe":
+        every = sum(weight.numel() for weight in model.get_decoder().layers.parameters())
+        assert found.decoder < every, "all experts were counted"
+
+
+def test_a_tied_head_is_counted_once(tmp_path: Path) -> None:
+    """Claim: a head that is the embedding is one matrix in memory, and still read at every step.
+    Fails if small models, whose heads are tied, seem larger than they are."""
+    config = hf.LlamaConfig(
+        vocab_size=320,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        tie_word_embeddings=True,
+    )
+    model = hf.LlamaForCausalLM(config)
+    found = footprint(config)
+    assert found.parameters == sum(weight.numel() for weight in model.parameters())
+    untied = footprint(hf.LlamaConfig(**{**config.to_dict(), "tie_word_embeddings": False}))
+    assert untied.parameters - found.parameters == 320 * 32
+    assert untied.decoder == found.decoder
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_what_a_token_leaves_is_what_a_cache_takes(
+    loaded: Callable[[str], Loaded], family: str, dtype: torch.dtype
+) -> None:
+    """Claim: keys and values a token by config, by backbone, and as a session's cache has them a
+    row, are the same number of bytes. Fails if heads, layers or the type are taken wrongly."""
+    backbone = loaded(family).backbone
+    if dtype != backbone.dtype:
+        kind = type(backbone.model)
+        backbone = Backbone(kind(backbone.model.config).to(dtype).eval())
+    cache = Session(backbone, [Sampling()]).backbone.cache(100)
+    assert cache.bytes % 100 == 0
+    row = cache.bytes // 100
+    assert row == backbone.token_bytes
+    assert row == footprint(models.read_config(loaded(family).name)).kv * dtype.itemsize
+
+
+@pytest.mark.parametrize(
+    ("name", "billions"),
+    [
+        ("Qwen2.5-VL-3B", 3.75),
+        ("Qwen2.5-VL-7B", 8.29),
+        ("Qwen2.5-VL-32B", 33.45),
+        ("Qwen2.5-VL-72B", 73.4),
+        ("Qwen2-VL-2B", 2.21),
+        ("Qwen3-VL-8B", 8.77),
+        ("LLaVA-1.5-7B", 7.06),
+    ],
+)
+def test_published_sizes(name: str, billions: float) -> None:
+    """Claim: a published model has as many parameters as its hub page says, within 2 %.
+    Fails if a config here has another shape than the checkpoint."""
+    assert footprint(CONFIGS[name]()).parameters / 1e9 == pytest.approx(billions, rel=0.02)
+
+
+# -- before loading ----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def unread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No weight may be read."""
+
+    def never(*args: Any, **kwargs: Any) -> None:
+        raise AssertionError("weights were read")
+
+    monkeypatch.setattr(hf.PreTrainedModel, "from_pretrained", never)
+
+
+@pytest.mark.usefixtures("unread")
+@pytest.mark.parametrize(
+    ("share", "way"),
+    [
+        (0.75, "--dtype bfloat16"),
+        (0.4, "--quantize bnb-8bit"),
+        (0.2, "--quantize bnb-4bit"),
+        (0.05, "a smaller model"),
+    ],
+)
+def test_a_model_that_cannot_fit_is_refused_unread(
+    share: float,
+    way: str,
+    loaded: Callable[[str], Loaded],
+    room: Callable[[float], None],
+) -> None:
+    """Claim: with room for a share of its weights, a model is refused before one is read, naming
+    the first way that would fit. Fails if it is loaded anyway, or the advice would not fit."""
+    name = loaded("llama").name
+    room(share * footprint(models.read_config(name)).weights(4))
+    with pytest.raises(ModelError, match=f"does not fit.*{way}") as caught:
+        models.load(name, dtype="float32", device="cpu")
+    sentence(caught.value)
+
+
+def test_what_fits_is_loaded(
+    loaded: Callable[[str], Loaded], room: Callable[[float], None]
+) -> None:
+    """Claim: with just enough room nothing is said, and the advice, taken, is let through.
+    Fails if more is asked for than is needed."""
+    name = loaded("llama").name
+    config = models.read_config(name)
+    needed = footprint(config).weights(4)
+    room(needed / (1 - SPARE) + 2)
+    assert models.load(name, dtype="float32", device="cpu").backbone.layers == 2
+    room(0.75 * needed)
+    assert models.load(name, dtype="bfloat16", device="cpu").backbone.layers == 2
+    room(0.4 * needed)
+    memory.check(name, config, torch.float32, CPU, bits=8)
+    room(1)
+    memory.check(name, config, torch.float32, None)  # spread over devices: nothing is known
+
+
+def test_a_checkpoint_that_is_quantised_counts_in_its_own_bits(
+    room: Callable[[float], None],
+) -> None:
+    """Claim: a config's own quantisation sets the bits of a weight. Fails if a 4-bit checkpoint
+    is refused for what it would take unpacked."""
+    config = CONFIGS["Qwen2.5-VL-7B"]()
+    room(5 * GIB)
+    with pytest.raises(ModelError):
+        memory.check("Qwen/some", config, torch.bfloat16, CPU)
+    for settings, stored in (
+        ({"quant_method": "awq", "bits": 4}, 4),
+        ({"quant_method": "bitsandbytes", "load_in_4bit": True}, 4),
+        ({"quant_method": "bitsandbytes", "load_in_8bit": True}, 8),
+        ({"quant_method": "fp8"}, 8),
+    ):
+        config.quantization_config = settings
+        assert memory.stored_bits(config) == stored
+    config.quantization_config = {"quant_method": "awq", "bits": 4}
+    memory.check("Qwen/some", config, torch.bfloat16, CPU)
+
+
+# -- while answering ---------------------------------------------------------------------------
+
+
+def caches() -> int:
+    gc.collect()
+    return sum(type(thing) is Cache for thing in gc.get_objects())
+
+
+def test_a_prompt_that_cannot_fit_is_refused(
+    loaded: Callable[[str], Loaded], room: Callable[[float], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Claim: where keys and values cannot fit, an answer is a ModelError in one sentence that says
+    how long a prompt would, before a cache is made; with room again the model answers as before.
+    Fails if memory runs out midway, or something is left behind."""
+    target = loaded("llama")
+    inputs = models.ask(target, "what is this?")
+    settings = dict(method="specvlm", draft=target.backbone, max_new_tokens=8, do_sample=False)
+    expected = saccade.run(target.backbone, inputs, **settings).ids
+    before = caches()
+    with monkeypatch.context():
+        room(100 * target.backbone.token_bytes)
+        with pytest.raises(ModelError, match="keys and values.*about 95 would fit") as caught:
+            saccade.run(target.backbone, inputs, **settings)
+        assert "--num-frames" in sentence(caught.value)
+        del caught
+    assert caches() == before
+    room(GIB)
+    assert saccade.run(target.backbone, inputs, **settings).ids == expected
+
+
+def test_a_conversation_goes_on_after_a_refusal(
+    loaded: Callable[[str], Loaded], room: Callable[[float], None]
+) -> None:
+    """Claim: after a prompt that was too long a conversation can be asked again.
+    Fails if one refusal ends it."""
+    target = loaded("llama")
+    inputs = models.ask(target, "what is this?")
+    with saccade.Conversation(target.backbone, method="ar", max_new_tokens=4) as talk:
+        room(100 * target.backbone.token_bytes)
+        with pytest.raises(ModelError, match="keys and values"):
+            talk.run(inputs)
+        room(GIB)
+        assert len(talk.run(inputs).ids) == 4
+
+
+def test_a_prompt_that_just_fits(room: Callable[[float], None]) -> None:
+    """Claim: the border is where the sentence says it is. Fails if what "would fit" is refused."""
+    each, there = 1000, 10 * MIB
+    room(there)
+    fits = int(there * (1 - SPARE)) // each
+    memory.check_prompt(fits, each, CPU)
+    with pytest.raises(ModelError, match=f"about {fits} would fit"):
+        memory.check_prompt(fits + 1, each, CPU)
+
+
+def allocate() -> None:
+    torch.empty(2**60)
+
+
+def refuse_cuda() -> None:
+    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nGPU 0 has ...")
+
+
+def refuse_python() -> None:
+    raise MemoryError
+
+
+@pytest.mark.parametrize("fail", [allocate, refuse_cuda, refuse_python])
+def test_errors_that_say_memory_ran_out(fail: Callable[[], None]) -> None:
+    """Claim: a GPU's, the CPU allocator's and Python's own errors are recognised.
+    Fails if one of them reaches a user as a traceback."""
+    with pytest.raises((RuntimeError, MemoryError)) as caught:
+        fail()
+    assert memory.ran_out(caught.value)
+
+
+def test_control_other_errors_do_not() -> None:
+    """Claim: any other error is not taken for one of memory. Fails if bugs are hidden as such."""
+    with pytest.raises(RuntimeError) as caught:
+        torch.ones(2) @ torch.ones(3)
+    assert not memory.ran_out(caught.value)
+    assert not memory.ran_out(ValueError("can't allocate memory"))
+
+
+@pytest.fixture
+def breaking(loaded: Callable[[str], Loaded]) -> Iterator[Callable[[Backbone, Any], None]]:
+    """Makes the last layer of a model fail when it runs."""
+    hooks: list[Any] = []
+
+    def fail(backbone: Backbone, act: Callable[[], None]) -> None:
+        hooks.append(backbone.text.layers[-1].register_forward_pre_hook(lambda *_: act()))
+
+    yield fail
+    for hook in hooks:
+        hook.remove()
+
+
+@pytest.mark.parametrize("fail", [allocate, refuse_cuda, refuse_python])
+def test_the_target_runs_out(
+    fail: Callable[[], None],
+    loaded: Callable[[str], Loaded],
+    breaking: Callable[[Backbone, Any], None],
+) -> None:
+    """Claim: memory that runs out in the target's forward is a ModelError in one sentence; another
+    error there stays what it is. Fails if torch's own text reaches the user."""
+    target = loaded("llama")
+    inputs = models.ask(target, "what is this?")
+    backbone = Backbone(target.backbone.model, lean=False)
+    breaking(backbone, fail)
+    before = caches()
+    with pytest.raises(ModelError, match="keys and values") as caught:
+        saccade.run(backbone, inputs, method="ar", max_new_tokens=8)
+    sentence(caught.value)
+    del caught
+    assert caches() == before
+
+
+def test_control_another_error_of_the_target(
+    loaded: Callable[[str], Loaded], breaking: Callable[[Backbone, Any], None]
+) -> None:
+    """Claim: an error that is not of memory comes through as it is. Fails if it is renamed."""
+    target = loaded("llama")
+
+    def broken() -> None:
+        raise RuntimeError("a bug")
+
+    backbone = Backbone(target.backbone.model, lean=False)
+    breaking(backbone, broken)
+    with pytest.raises(RuntimeError, match="a bug"):
+        saccade.run(backbone, models.ask(target, "what?"), method="ar", max_new_tokens=8)
+
+
+@pytest.mark.parametrize("fail", [allocate, refuse_cuda, refuse_python])
+def test_the_draft_runs_out(
+    fail: Callable[[], None],
+    loaded: Callable[[str], Loaded],
+    breaking: Callable[[Backbone, Any], None],
+    tmp_path: Path,
+) -> None:
+    """Claim: memory that runs out in the draft ends drafting with the reason, and the answer is
+    plain decoding's. Fails if the draft takes the answer down."""
+    target = loaded("llama")
+    folder = checkpoints.make("llama", tmp_path / "draft", seed=1)
+    draft = Backbone(models.load(str(folder), device="cpu").backbone.model, lean=False)
+    inputs = models.ask(target, "what is this?")
+    settings = dict(max_new_tokens=8, do_sample=False)
+    plain = saccade.run(target.backbone, inputs, method="ar", **settings)
+    breaking(draft, fail)
+    result = saccade.run(target.backbone, inputs, draft=draft, method="sd", **settings)
+    assert result.ids == plain.ids
+    assert "drafting failed" in str(result.fallback_reason)
+
+
+# -- how much there is -------------------------------------------------------------------------
+
+
+def test_a_container_has_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Claim: within a container what is free is its limit less what this process has; "max", no
+    file, or a limit above the machine's memory change nothing, and a limit passed leaves nothing.
+    Fails if a container's own limit is found out by being killed."""
+    own = memory.psutil.Process().memory_info().rss
+    file = tmp_path / "memory.max"
+    monkeypatch.setattr(memory, "CGROUP", file)
+    near = dict(rel=0.1)
+    free = memory.available(CPU)
+    assert free == pytest.approx(memory.psutil.virtual_memory().available, **near)
+    file.write_text(f"{own + 64 * MIB}\n")
+    assert memory.available(CPU) == pytest.approx(64 * MIB, abs=16 * MIB)
+    file.write_text(f"{own // 2}\n")
+    assert memory.available(CPU) == 0
+    for unlimited in ("max\n", f"{2**62}\n"):
+        file.write_text(unlimited)
+        assert memory.available(CPU) == pytest.approx(free, **near)
+
+
+def test_sizes_as_they_are_shown() -> None:
+    """Claim: bytes are shown in GiB from a tenth on, and in MiB below. Fails if a unit is off."""
+    assert memory.gib(3 * GIB / 2) == "1.5 GiB"
+    assert memory.gib(0.1 * GIB) == "0.1 GiB"
+    assert memory.gib(3 * MIB) == "3.0 MiB"
