@@ -55,7 +55,7 @@ LAYERS = [
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 # The design asks for about 5,000 in all; raise one only in a commit that says why. The engine grew
 # by what sets families apart (families, layout, memory), the tools by `models/` and new commands.
-ENGINE, TOOLS = 6900, 4200
+ENGINE, TOOLS = 6950, 4200
 TOOLING = {"measure", "models", "cli", "show", "terminal", "__main__"}
 UNBUDGETED = {"shapes", "suites", "bench", "serve", "media"}
 UNBUDGETED_COMMANDS = {"cli/shapes.py", "cli/train_draft.py"}  # they belong to shapes/
