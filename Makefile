@@ -12,8 +12,9 @@ test:  ## the default tests, as in the README
 slow:  ## 100 clips, smoke training, end-to-end laws: half an hour on two cores
 	uv run pytest -m slow
 
-oldest:  ## the family tests on the oldest transformers we support; `make test` runs the newest
-	uv run --isolated --with transformers==5.17.0 pytest tests/families tests/systems/test_greedy.py
+oldest:  ## the family tests on the oldest libraries we support; `make test` runs the newest
+	uv run --isolated --with transformers==5.17.0 --with "torch==2.11.*" \
+		--with "torchvision==0.26.*" pytest tests/families tests/systems/test_greedy.py
 
 families:  ## 200 prompts x every family and method against generate(); resumes, see --help
 	uv run python tests/families/sweep.py
