@@ -15,6 +15,8 @@ from saccade.errors import ModelError
 GIB = 2**30
 CGROUP = Path("/sys/fs/cgroup/memory.max")
 SPARE = 0.05  # of what there is, for what is not counted: activations, the allocator's gaps
+WAYS = {"--dtype bfloat16": 2.0, "--quantize bnb-8bit": 1.0, "--quantize bnb-4bit": 0.5}
+"""What makes a model smaller, and the bytes a weight takes then."""
 
 
 @dataclass(frozen=True)
@@ -105,23 +107,34 @@ def stored_bits(config: Any) -> int | None:
     return int(settings.get("bits") or 8)
 
 
+def weight_size(dtype: Any, config: Any, bits: int | None = None) -> float:
+    """Bytes a weight takes: of ``bits``, as stored in a quantised checkpoint, or a number's."""
+    packed = bits or stored_bits(config)
+    return number_size(dtype, config) if packed is None else packed / 8
+
+
 def check(
-    name: str, config: Any, dtype: Any, device: torch.device | None, *, bits: int | None = None
+    name: str,
+    config: Any,
+    dtype: Any,
+    device: torch.device | None,
+    *,
+    bits: int | None = None,
+    folder: str | None = None,
 ) -> None:
     """Raises ModelError, before any weight is read, if the weights cannot fit on ``device``.
 
-    None is any number of devices: nothing is known then.
+    None is any number of devices: nothing is known then. ``folder`` is where the checkpoint is, if
+    not in ``name``.
     """
     if device is None:
         return
     there = available(device)
-    folder = Path(name)
-    stored = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+    place = Path(folder or name)
+    stored = sum(file.stat().st_size for file in place.glob("*.safetensors"))
     if stored and 4 * stored < there:
         return  # fits in any type: no need to count
-    size = number_size(dtype, config)
-    bits = bits or stored_bits(config)
-    needed = footprint(config).weights(size if bits is None else bits / 8)
+    needed = footprint(config).weights(weight_size(dtype, config, bits))
     if needed > there * (1 - SPARE):
         raise ModelError(advice(name, config, dtype, device, bits=bits))
 
@@ -131,16 +144,10 @@ def advice(
 ) -> str:
     """One sentence: what was needed, what there is, and what would fit."""
     found, there = footprint(config), available(device)
-    bits = bits or stored_bits(config)
-    size = number_size(dtype, config) if bits is None else bits / 8
-    ways = {
-        "--dtype bfloat16": 2.0,
-        "--quantize bnb-8bit": 1.0,
-        "--quantize bnb-4bit": 0.5,
-    }
+    size = weight_size(dtype, config, bits)
     fit = [
         f"{way} ({gib(found.weights(each))})"
-        for way, each in ways.items()
+        for way, each in WAYS.items()
         if each < size and found.weights(each) < there * (1 - SPARE)
     ]
     would = f"{fit[0]} would fit" if fit else "a smaller model, or --device-map auto, might fit"

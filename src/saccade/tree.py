@@ -43,8 +43,13 @@ def depth(tree: Tree, node: int) -> int:
 
 def depths(tree: Tree) -> list[int]:
     """The depth of every node."""
+    return levels(tree.parents)
+
+
+def levels(parents: Sequence[int]) -> list[int]:
+    """The depth of every node, of a recorded tree too."""
     found: list[int] = []
-    for parent in tree.parents:
+    for parent in parents:
         found.append(1 if parent == ROOT else found[parent] + 1)
     return found
 

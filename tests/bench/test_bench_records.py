@@ -57,7 +57,7 @@ def test_fields_of_a_result() -> None:
         fallback_reason="why",
         reused_tokens=7,
     )
-    found = Answer(suite="", item="", turn=0, method="", **records.of(result, (2, 1)))
+    found = Answer(suite="", item="", turn=0, method="", **records.of(result))
     expected: dict[str, Any] = {
         **{"ids": (4, 6, 9, 4), "text": "text", "total": 11, "first": 5, "vision": 1},
         **{"prefill": 2, "guide": 3, "decode": 4, "draft": 0.75, "verify": 0.75, "counted": 3},

@@ -26,7 +26,6 @@ import torch
 import transformers
 import zoo
 
-import saccade
 from saccade.errors import SaccadeError
 from saccade.models import checkpoints
 
@@ -92,15 +91,7 @@ def compare(job: Job, methods: Sequence[str], count: int) -> Line:
         "methods": {},
     }
     for method in methods:
-        result = saccade.run(
-            target.backbone,
-            inputs,
-            draft=draft.backbone,
-            method=method,
-            max_new_tokens=count,
-            do_sample=False,
-            tokenizer=target.tokenizer,
-        )
+        result = zoo.run(target, draft, inputs, method, count)
         mine = list(result.ids)
         wrong = [i for i, (a, b) in enumerate(zip(mine, expected, strict=False)) if a != b]
         same = mine == expected

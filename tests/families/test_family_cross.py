@@ -13,7 +13,6 @@ from tokenizers import Tokenizer, decoders, pre_tokenizers
 from tokenizers import models as kinds
 from transformers import PreTrainedTokenizerFast
 
-import saccade
 from saccade import models
 from saccade.errors import ModelError
 from saccade.models import Loaded
@@ -24,16 +23,7 @@ pytestmark = pytest.mark.usefixtures("unchecked")
 
 
 def run(target: Loaded, draft: Loaded, inputs: Any, method: str, **more: Any) -> Any:
-    return saccade.run(
-        target.backbone,
-        inputs,
-        draft=draft.backbone,
-        method=method,
-        max_new_tokens=COUNT,
-        do_sample=False,
-        tokenizer=target.tokenizer,
-        **more,
-    )
+    return zoo.run(target, draft, inputs, method, COUNT, **more)
 
 
 # -- a draft without eyes ----------------------------------------------------------------------

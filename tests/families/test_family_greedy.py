@@ -9,8 +9,6 @@ import pytest
 import zoo
 from beside import forked
 
-import saccade
-
 METHODS = ("sd", "sd-tree", "specvlm", "std", "sage")
 FEW, SHORT = 3, 24  # prompts and tokens of the default run
 MANY, LONG = 20, 64  # of the slow one
@@ -36,15 +34,7 @@ def check(family: str, methods: tuple[str, ...], prompts: int, count: int) -> No
         theirs = zoo.hf_greedy(target, inputs, count)
         dull += not zoo.varied(theirs)
         for method in methods:
-            result = saccade.run(
-                target.backbone,
-                inputs,
-                draft=draft.backbone,
-                method=method,
-                max_new_tokens=count,
-                do_sample=False,
-                tokenizer=target.tokenizer,
-            )
+            result = zoo.run(target, draft, inputs, method, count)
             assert list(result.ids) == theirs, f"{family}, {kind}, seed {seed}, {method}"
             assert result.fallback_reason is None, (family, kind, seed, method)
             seen[method].update(zoo.tally(result))

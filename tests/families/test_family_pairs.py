@@ -40,15 +40,7 @@ def lossless(target: Loaded, draft: Loaded, kinds: tuple[str, ...], methods: Any
         theirs = zoo.hf_greedy(target, inputs, COUNT)
         assert zoo.varied(theirs)
         for method in methods:
-            result = saccade.run(
-                target.backbone,
-                inputs,
-                draft=draft.backbone,
-                method=method,
-                max_new_tokens=COUNT,
-                do_sample=False,
-                tokenizer=target.tokenizer,
-            )
+            result = zoo.run(target, draft, inputs, method, COUNT)
             assert list(result.ids) == theirs, (kind, method)
             assert result.fallback_reason is None, (kind, method)
             assert any(round.tokens for round in result.rounds), (kind, method)

@@ -19,6 +19,7 @@ import torch
 import transformers
 from torch import Tensor
 
+import saccade
 from saccade import models
 from saccade.media import Clip
 from saccade.models import Loaded, checkpoints
@@ -180,6 +181,22 @@ def hf_greedy(loaded: Loaded, inputs: Inputs, count: int) -> list[int]:
     model = loaded.backbone.model
     out = model.generate(**inputs, max_new_tokens=count, do_sample=False)
     return out[0, inputs["input_ids"].shape[1] :].tolist()
+
+
+def run(
+    target: Loaded, draft: Loaded, inputs: Inputs, method: str, count: int, **more: Any
+) -> Result:
+    """Our greedy answer."""
+    return saccade.run(
+        target.backbone,
+        inputs,
+        draft=draft.backbone,
+        method=method,
+        max_new_tokens=count,
+        do_sample=False,
+        tokenizer=target.tokenizer,
+        **more,
+    )
 
 
 @torch.no_grad()

@@ -18,6 +18,7 @@ from saccade.cost import Costs
 from saccade.engine import run
 from saccade.models import Loaded
 from saccade.systems import resolve
+from saccade.tree import levels
 from saccade.types import Inputs, Result
 
 
@@ -112,14 +113,7 @@ def _share(name: str, results: Sequence[Result], plain: float, costs: Costs) -> 
     rounds = [round for result in results for round in result.rounds]
     accepted = mean(len(round.accepted) for round in rounds)
     emitted = mean(len(round.emitted) for round in rounds)
-    gamma = mean(_levels(round.parents) for round in rounds)
+    gamma = mean(max(levels(round.parents), default=0) for round in rounds)
     rows = 1 + mean(len(round.tokens) for round in rounds)
     measured = plain / median(_seconds(result) for result in results)
     return Share(name, accepted, gamma, rows, ideal(costs, emitted, gamma, rows), measured)
-
-
-def _levels(parents: Sequence[int]) -> int:
-    depth: list[int] = []
-    for parent in parents:
-        depth.append(1 if parent < 0 else depth[parent] + 1)
-    return max(depth, default=0)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from saccade.errors import OptionError
+from saccade.tree import levels
 from saccade.types import Result
 
 RESULTS = "results.jsonl"
@@ -60,8 +61,8 @@ class Answer:
         return len(self.accepted)
 
 
-def of(result: Result, depths: Iterable[int]) -> dict[str, Any]:
-    """The fields of an answer that a result of ours knows; ``depths`` of its rounds' trees."""
+def of(result: Result) -> dict[str, Any]:
+    """The fields of an answer that a result of ours knows."""
     timings = result.timings
     return dict(
         ids=result.ids,
@@ -80,7 +81,7 @@ def of(result: Result, depths: Iterable[int]) -> dict[str, Any]:
         draft_visual_tokens=result.draft_visual_tokens,
         reused_tokens=result.reused_tokens,
         accepted=tuple(len(round.accepted) for round in result.rounds),
-        drafted=tuple(depths),
+        drafted=tuple(max(levels(round.parents), default=0) for round in result.rounds),
         nodes=tuple(len(round.tokens) for round in result.rounds),
         own=sum(round.own is not None for round in result.rounds),
         fallback=result.fallback_reason,

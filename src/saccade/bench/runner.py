@@ -31,8 +31,7 @@ from saccade.options import settle
 from saccade.recipe import Recipe
 from saccade.suites.datasets import message_parts
 from saccade.suites.types import Item, Suite
-from saccade.tree import depths
-from saccade.types import Inputs, Result, Tree
+from saccade.types import Inputs
 
 Tell = Callable[[str, int, int], None]
 """(what is being done, items done, items in all)"""
@@ -143,6 +142,21 @@ def _judged(answers: Sequence[Answer], baseline: Sequence[Answer]) -> Iterator[A
         yield replace(answer, identical=same)
 
 
+def shown(item: Item) -> dict[str, Any]:
+    """An item's media as what `ask` takes, read now."""
+    media = [medium.read() for medium in item.media]
+    found: dict[str, Any] = {
+        "clips": [each for each in media if isinstance(each, Clip)],
+        "images": [each for each in media if not isinstance(each, Clip)],
+    }
+    if media:
+        found["parts"] = [
+            {"type": "text", "text": part} if isinstance(part, str) else {"type": part.kind}
+            for part in message_parts(item)
+        ]
+    return found
+
+
 class _Bench:
     """One item and the models that answer it."""
 
@@ -155,16 +169,7 @@ class _Bench:
         seed: int,
     ) -> None:
         self._target, self._draft, self._item, self._seed = target, draft, item, seed
-        media = [medium.read() for medium in item.media]
-        self._shown: dict[str, Any] = {
-            "clips": [each for each in media if isinstance(each, Clip)],
-            "images": [each for each in media if not isinstance(each, Clip)],
-        }
-        if item.media:
-            self._shown["parts"] = [
-                {"type": "text", "text": part} if isinstance(part, str) else {"type": part.kind}
-                for part in message_parts(item)
-            ]
+        self._shown = shown(item)
         clips, images = self._shown["clips"], self._shown["images"]
         frames = list(clips[0].frames) if clips else images
         self._captioner = captioner(frames) if captioner is not None and frames else None
@@ -202,7 +207,7 @@ class _Bench:
                 with Peak(self._target.backbone.device) as peak:
                     result = talk.run(inputs, draft_inputs=own)
                 said.append(result.text or "")
-                fields = records.of(result, _depths(result))
+                fields = records.of(result)
                 found.append(replace(self._blank(name, turn), **fields, peak=peak.bytes))
         return found
 
@@ -274,10 +279,3 @@ class _Bench:
             meta=dict(item.meta),
             error=error,
         )
-
-
-def _depths(result: Result) -> Iterator[int]:
-    """How deep each round's draft went."""
-    for round in result.rounds:
-        tree = Tree(round.tokens, round.parents, (None,) * len(round.tokens))
-        yield max(depths(tree), default=0)

@@ -143,7 +143,7 @@ def bench_cost(
     The verdicts are decreed, so models with random weights will do.
     """
     prepare(threads, verbose)
-    from saccade.bench import ideal
+    from saccade.bench import ideal, runner
     from saccade.bench.synthetic import Decree
     from saccade.models import ask
 
@@ -156,10 +156,7 @@ def bench_cost(
         raise OptionError("give a --draft")
     (chosen,) = _suites(suite, None)
     item = next(iter(chosen.items()))
-    shown: dict[str, Any] = {"clips": [], "images": []}
-    for medium in item.media:
-        shown["clips" if medium.kind == "video" else "images"].append(medium.read())
-    inputs = ask(models.target, item.question, **shown)
+    inputs = ask(models.target, item.question, **runner.shown(item))
     costs, shares = ideal.achieved(
         models.target,
         models.draft,

@@ -28,6 +28,7 @@ from saccade.models import Loaded, ask, load
 from saccade.sampling import Sampling
 from saccade.session import Session
 from saccade.systems import resolve
+from saccade.tree import levels
 from saccade.types import RoundRecord
 
 Data = dict[str, Any]
@@ -135,10 +136,7 @@ def sage(bench: Bench) -> Data:
 
 def _tree(round: RoundRecord) -> tuple[int, int, int]:
     """Its nodes, depth and accepted tokens."""
-    depths: list[int] = []
-    for parent in round.parents:
-        depths.append(1 if parent < 0 else depths[parent] + 1)
-    return len(depths), max(depths, default=0), len(round.accepted)
+    return len(round.parents), max(levels(round.parents), default=0), len(round.accepted)
 
 
 def hippo(bench: Bench) -> Data:

@@ -542,16 +542,19 @@ def _llama(size: Size, ids: Ids) -> Parts:
     return hf.LlamaConfig(**size.text(head_dim=32)), tokenizer_alone
 
 
-QWEN = dict(
-    image="<|vision_start|><|image_pad|><|vision_end|>",
-    video="<|vision_start|><|video_pad|><|vision_end|>",
-    tokens=QWEN_TOKENS,
-)
+def _qwen(build: Callable[[Size, Ids], Parts], *, each_frame: bool = False) -> Family:
+    """``each_frame``: the processor itself puts the marks around every frame of a video."""
+    start, end = QWEN_TOKENS["vision_start_token"], QWEN_TOKENS["vision_end_token"]
+    image, video = QWEN_TOKENS["image_token"], QWEN_TOKENS["video_token"]
+    around = video if each_frame else f"{start}{video}{end}"
+    return Family(build, f"{start}{image}{end}", around, tokens=QWEN_TOKENS)
+
+
 FAMILIES: dict[str, Family] = {
-    "qwen2-vl": Family(_qwen2, **QWEN),  # type: ignore[arg-type]
-    "qwen2.5-vl": Family(_qwen25, **QWEN),  # type: ignore[arg-type]
-    "qwen3-vl": Family(_qwen3, **QWEN | dict(video="<|video_pad|>")),  # type: ignore[arg-type]
-    "qwen3-vl-moe": Family(_qwen3_moe, **QWEN | dict(video="<|video_pad|>")),  # type: ignore[arg-type]
+    "qwen2-vl": _qwen(_qwen2),
+    "qwen2.5-vl": _qwen(_qwen25),
+    "qwen3-vl": _qwen(_qwen3, each_frame=True),
+    "qwen3-vl-moe": _qwen(_qwen3_moe, each_frame=True),
     "llava-onevision": Family(_onevision, "<image>\n", "<video>\n", tokens=LLAVA_TOKENS),
     "llava-1.5": Family(_llava, "<image>\n", tokens={"image_token": "<image>"}),
     "llava-next": Family(_llava_next, "<image>\n", tokens={"image_token": "<image>"}),

@@ -14,7 +14,7 @@ from typing import Any
 
 from saccade.cost import expected_chain
 from saccade.errors import ModelError
-from saccade.memory import SPARE, Footprint, footprint, gib, number_size, stored_bits
+from saccade.memory import SPARE, WAYS, Footprint, footprint, gib, number_size, weight_size
 
 RATES = (0.6, 0.7, 0.8, 0.9)
 LONGEST = 12
@@ -115,11 +115,9 @@ def examine(
         outlook = tuple(_best(rate, ratio, slope) for rate in RATES)
     needed = sum(part.weights + part.cache for part in parts)
     if needed > there * (1 - SPARE):
-        packed = bits or stored_bits(target[1])
-        now = number_size(dtype, target[1]) if packed is None else packed / 8
         found.append(
             f"together they need {gib(needed)}, and {device} has {gib(there)} free"
-            + _smaller(parts, there, now)
+            + _smaller(parts, there, weight_size(dtype, target[1], bits))
         )
     return Diagnosis(tuple(parts), there, tokens, ratio, outlook, tuple(found), tuple(notes))
 
@@ -130,8 +128,7 @@ def _part(name: str, config: Any, tokens: int, dtype: Any, bits: int | None) -> 
     except ModelError as error:
         raise ModelError(f"{name}: {error}") from error
     size = number_size(dtype, config)
-    packed = bits or stored_bits(config)
-    weight = size if packed is None else packed / 8
+    weight = weight_size(dtype, config, bits)
     return Part(
         name,
         counted.weights(weight),
@@ -156,12 +153,10 @@ def _smaller(parts: Sequence[Part], there: int, size: float) -> str:
     cache = sum(part.cache for part in parts)
     weights = sum(part.weights for part in parts)
     numbers, rest = parts[0].weights / size, weights - parts[0].weights
-    ways = [
-        ("--dtype bfloat16", 2.0, (weights + cache) * 2 / size),
-        ("--quantize bnb-8bit", 1.0, numbers + rest + cache),
-        ("--quantize bnb-4bit", 0.5, numbers / 2 + rest + cache),
-    ]
-    for way, each, needed in ways:
+    for way, each in WAYS.items():
+        # another type is the draft's and the caches' too, fewer bits are of the target's weights
+        typed = way.startswith("--dtype")
+        needed = (weights + cache) * each / size if typed else numbers * each + rest + cache
         if each < size and needed < room:
             return f"; {way} would fit ({gib(needed)})"
     if weights < room:

@@ -98,7 +98,8 @@ def load(
     kind = families.model_class(config)
     families.refuse(config, families.text_config(config))
     packed = None if quantize is None else bits(quantize)
-    memory.check(name, config, settings["dtype"], None if device_map else place, bits=packed)
+    where = None if device_map else place
+    memory.check(name, config, settings["dtype"], where, bits=packed, folder=source)
     processor = read_processor(name, config, trust_remote_code=trust_remote_code)
     try:
         model = kind.from_pretrained(source, trust_remote_code=trust_remote_code, **settings)
