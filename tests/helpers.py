@@ -358,8 +358,9 @@ class StubDraft(_Silent):
     def fold(self, state: State, round: Round) -> State:
         return state
 
-    def guide(self, prefills: Sequence[Prefill]) -> None:
+    def guide(self, prefills: Sequence[Prefill]) -> float:
         self.texts = {request: [] for request in range(len(prefills))}
+        return 0.0
 
     def propose(self, stems: Mapping[int, Tree], states: Mapping[int, State]) -> dict[int, Tree]:
         trees = {r: self._propose(r, self.texts[r], self.round) for r in stems}
@@ -424,7 +425,8 @@ class TableDraft(_Silent):
     def fold(self, state: State, round: Round) -> State:
         return self.shape.fold(state, round)
 
-    def guide(self, prefills: Sequence[Prefill]) -> None: ...
+    def guide(self, prefills: Sequence[Prefill]) -> float:
+        return 0.0
 
     def propose(self, stems: Mapping[int, Tree], states: Mapping[int, State]) -> dict[int, Tree]:
         growing = {r: self.shape.grow(stem, states[r]) for r, stem in stems.items()}

@@ -13,7 +13,6 @@ import logging
 import math
 import os
 import platform
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -21,6 +20,7 @@ from statistics import median
 import torch
 
 from saccade.backbone import Backbone
+from saccade.clock import Clock
 from saccade.grow import Paths, grow_chain, grow_static
 from saccade.sampling import Sampling
 from saccade.session import Request, Session
@@ -151,11 +151,9 @@ def _time(model: Backbone, context: int, rows: int) -> float:
         cache.length = context
         session.requests[0].tree, session.requests[0].rows = Tree(), []
         tree = chain([0] * (rows - 1))
-        started = time.perf_counter()
+        clock = Clock(model.device)
         session.score({0: tree})
-        if model.device.type == "cuda":
-            torch.cuda.synchronize(model.device)
-        samples.append(time.perf_counter() - started)
+        samples.append(clock.since())
     return median(samples[2:])
 
 

@@ -11,6 +11,7 @@ import torch
 from torch.utils.hooks import RemovableHandle
 
 from saccade.backbone import Backbone
+from saccade.clock import Clock
 from saccade.errors import ModelError, OptionError
 from saccade.grow import Chain
 from saccade.sampling import Sampling, Scores
@@ -151,7 +152,8 @@ class Nobody(_Modelless):
 
     def __init__(self, team: Team) -> None: ...
 
-    def guide(self, prefills: Sequence[Prefill]) -> None: ...
+    def guide(self, prefills: Sequence[Prefill]) -> float:
+        return 0.0
 
     def propose(self, stems: Mapping[int, Tree], states: Mapping[int, State]) -> dict[int, Tree]:
         return dict(stems)
@@ -243,13 +245,16 @@ class ModelDraft(_Drafting):
             self._listening.remove()
             self._listening = None
 
-    def guide(self, prefills: Sequence[Prefill]) -> None:
+    def guide(self, prefills: Sequence[Prefill]) -> float:
         told = [
             replace(prefill, words=words)
             for prefill, words in zip(prefills, self._words, strict=True)
         ]
         read = self._read(list(zip(told, self._prompts, strict=True)))
-        self.session.prefill([self.session.backbone.written(prompt) for prompt in read])
+        model = self.session.backbone
+        clock = Clock(model.device)
+        self.session.prefill([model.written(prompt) for prompt in read])
+        return clock.since()
 
     def _read(self, shown: Sequence[tuple[Prefill, Prompt]]) -> list[Prompt]:
         pruned = [self._team.view(prefill, prompt) for prefill, prompt in shown]
@@ -269,10 +274,12 @@ class SelfDraft(_Drafting):
 
     def begin(self, inputs: Inputs) -> None: ...
 
-    def guide(self, prefills: Sequence[Prefill]) -> None:
+    def guide(self, prefills: Sequence[Prefill]) -> float:
         pruned = [self._view(prefill, prefill.prompt) for prefill in prefills]
         self._seen = {i: prompt.seen for i, prompt in enumerate(pruned)}
+        clock = Clock(self.session.backbone.device)
         self.session.fork(prefills, pruned)
+        return clock.since()
 
 
 class EarlyExit(SelfDraft):
@@ -295,8 +302,9 @@ class Lookup(_Modelless):
         self._banned = set(team.target.placeholders)
         self._texts: list[list[int]] = []
 
-    def guide(self, prefills: Sequence[Prefill]) -> None:
+    def guide(self, prefills: Sequence[Prefill]) -> float:
         self._texts = [prefill.prompt.context.tolist() for prefill in prefills]
+        return 0.0
 
     def propose(self, stems: Mapping[int, Tree], states: Mapping[int, State]) -> dict[int, Tree]:
         found = {}
@@ -351,8 +359,8 @@ class Guarded:
     def look(self, prompts: Sequence[Prompt]) -> None:
         self._try(lambda: self._draft.look(prompts))
 
-    def guide(self, prefills: Sequence[Prefill]) -> None:
-        self._try(lambda: self._draft.guide(prefills))
+    def guide(self, prefills: Sequence[Prefill]) -> float:
+        return self._try(lambda: self._draft.guide(prefills)) or 0.0
 
     def turn(self, turns: Mapping[int, Turn], rules: Sequence[Sampling]) -> None:
         self._try(lambda: self._draft.turn(turns, rules))

@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +17,7 @@ from transformers import GenerationConfig, LogitsProcessorList
 
 from saccade import memory, options
 from saccade.backbone import Backbone
+from saccade.clock import Clock
 from saccade.draft import Guarded, Words
 from saccade.errors import ModelError, OptionError
 from saccade.recipe import Recipe
@@ -27,6 +27,8 @@ from saccade.systems import resolve
 from saccade.types import Inputs, Prompt, Result, Round, RoundRecord, Timings, Tree, Turn
 
 DEFAULT_METHOD = "specvlm/shape=fit"
+Before = tuple[float, float, float, float]
+"""Seconds of vision, prefill, guidance and the draft's prefill."""
 PREPARED = ("attention_mask", "position_ids", "mm_token_type_ids", "mm_encoder_outputs")
 IGNORABLE = ("past_key_values", "logits_to_keep", "use_cache", "synced_gpus")  # generate's own
 
@@ -121,7 +123,7 @@ class Stream(Iterator[Round]):
         self._rounds.close()
 
     def _work(self) -> Generator[Round, None, None]:
-        clock = _Clock(self._target.device)
+        clock = Clock(self._target.device)
         turns = None if self.talk is None else self.talk.turns(self._inputs, self._target)
         if self.talk is not None and turns is None:
             self.talk.draft.close()  # another video: nothing to go on from
@@ -146,7 +148,7 @@ class Stream(Iterator[Round]):
                 self.talk.draft.close()
                 self.talk = None
 
-    def _begin(self, clock: _Clock) -> tuple[options.Stops, tuple[float, float, float], list[int]]:
+    def _begin(self, clock: Clock) -> tuple[options.Stops, Before, list[int]]:
         """Reads everything: both models' vision, prefill and what the draft is to see."""
         target, recipe = self._target, self.recipe
         self._phase("vision")
@@ -169,8 +171,9 @@ class Stream(Iterator[Round]):
         prefill = clock.lap()
 
         self._phase("guide")
-        draft.guide(prefills)
-        return stops, (vision, prefill, clock.lap()), [0] * len(prompts)
+        reading = draft.guide(prefills)
+        guide = max(0.0, clock.lap() - reading)
+        return stops, (vision, prefill, guide, reading), [0] * len(prompts)
 
     def _tokens(self) -> int:
         """Of all prompts and answers, as far as caches are made for them at first."""
@@ -178,8 +181,8 @@ class Stream(Iterator[Round]):
         return prompts + LONG * len(self._inputs["input_ids"])
 
     def _go_on(
-        self, talk: Talk, turns: dict[int, Turn], clock: _Clock
-    ) -> tuple[options.Stops, tuple[float, float, float], list[int]]:
+        self, talk: Talk, turns: dict[int, Turn], clock: Clock
+    ) -> tuple[options.Stops, Before, list[int]]:
         """Reads only what is new since the last turn; the draft keeps the view it had."""
         contexts = [
             torch.tensor(ids, device=self._target.device) for ids in _unpadded(self._inputs)
@@ -192,13 +195,13 @@ class Stream(Iterator[Round]):
         self._phase("guide")
         talk.draft.turn(turns, rules)
         reused = [len(context) - len(turns[i].ids) for i, context in enumerate(contexts)]
-        return stops, (0.0, prefill, clock.lap()), reused
+        return stops, (0.0, prefill, 0.0, clock.lap()), reused
 
     def _decoding(
         self,
-        clock: _Clock,
+        clock: Clock,
         stops: options.Stops,
-        before: tuple[float, float, float],
+        before: Before,
         reused: list[int],
     ) -> Generator[Round, None, None]:
         assert self.talk is not None
@@ -262,26 +265,6 @@ def _seen(inputs: Inputs) -> dict[str, Tensor]:
         for name, value in inputs.items()
         if isinstance(value, Tensor) and value.shape[:2] != length
     }
-
-
-class _Clock:
-    """Wall-clock laps; waits for the device before it reads."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._start = self._last = self._now()
-
-    def _now(self) -> float:
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
-        return time.perf_counter()
-
-    def lap(self) -> float:
-        before, self._last = self._last, self._now()
-        return self._last - before
-
-    def since(self) -> float:
-        return self._now() - self._start
 
 
 def stream(

@@ -205,7 +205,8 @@ class Timings:
 
     vision: float = 0.0  # both models' embedding of the prompt, vision towers included
     prefill: float = 0.0  # target
-    guide: float = 0.0  # choosing what the draft sees, and the draft's own prefill
+    guide: float = 0.0  # choosing what the draft sees
+    draft_prefill: float = 0.0  # 0 where it ran beside the target
     decode: float = 0.0  # every round
     first_token: float = 0.0  # from inputs to the first emitted token
     total: float = 0.0
@@ -312,8 +313,11 @@ class Draft(Protocol):
         """What the target is about to read; may start work beside its prefill."""
         ...
 
-    def guide(self, prefills: Sequence[Prefill]) -> None:
-        """Brings what the target's prefill revealed; afterwards the draft can propose."""
+    def guide(self, prefills: Sequence[Prefill]) -> float:
+        """Brings what the target's prefill revealed; afterwards the draft can propose.
+
+        Returns the seconds that its own prefill held the target up.
+        """
         ...
 
     def turn(self, turns: Mapping[int, Turn], rules: Sequence[Sampling]) -> None:

@@ -451,10 +451,11 @@ class WorkerDraft:
                 self._share_threads()
             self._hired.send("look", list(prompts), None)
 
-    def guide(self, prefills: Sequence[Prefill]) -> None:
+    def guide(self, prefills: Sequence[Prefill]) -> float:
         self._share_threads()
         self._since = time.monotonic()
         self._hired.send("guide", [_light(prefill) for prefill in prefills])
+        return 0.0
 
     def propose(self, stems: Mapping[int, Tree], states: Mapping[int, State]) -> dict[int, Tree]:
         """What is to fly: the first time all there is, then each batch once it is complete."""

@@ -18,7 +18,16 @@ from saccade.types import Result, RoundRecord, Timings
 pytestmark = pytest.mark.usefixtures("unchecked")
 
 NUMBERS = dict(
-    **dict(total=1.5, first=0.25, vision=0.1, prefill=0.2, guide=0.3, draft=0.4, verify=0.5),
+    **dict(
+        total=1.5,
+        first=0.25,
+        vision=0.1,
+        prefill=0.2,
+        guide=0.3,
+        draft_prefill=0.35,
+        draft=0.4,
+        verify=0.5,
+    ),
     **dict(decode=0.9, counted=2, prompt_tokens=30, visual_tokens=20, draft_visual_tokens=2),
     **dict(reused_tokens=4, own=1, peak=123),
 )
@@ -51,7 +60,9 @@ def test_fields_of_a_result() -> None:
     """
     tree = RoundRecord((4, 5, 6), (-1, -1, 0), (4, 6), 9, "bonus", 0.25, 0.5)
     cut = RoundRecord((4,), (-1,), (4,), None, None, 0.5, 0.25)
-    times = Timings(vision=1, prefill=2, guide=3, decode=4, first_token=5, total=11)
+    times = Timings(
+        vision=1, prefill=2, guide=3, draft_prefill=9, decode=4, first_token=5, total=11
+    )
     result = Result(
         *((4, 6, 9, 4), "text", "sage", "length", (tree, cut), times, 30, 20, 2),
         fallback_reason="why",
@@ -60,7 +71,15 @@ def test_fields_of_a_result() -> None:
     found = Answer(suite="", item="", turn=0, method="", **records.of(result))
     expected: dict[str, Any] = {
         **{"ids": (4, 6, 9, 4), "text": "text", "total": 11, "first": 5, "vision": 1},
-        **{"prefill": 2, "guide": 3, "decode": 4, "draft": 0.75, "verify": 0.75, "counted": 3},
+        **{
+            "prefill": 2,
+            "guide": 3,
+            "draft_prefill": 9,
+            "decode": 4,
+            "draft": 0.75,
+            "verify": 0.75,
+            "counted": 3,
+        },
         **{"accepted": (2, 1), "drafted": (2, 1), "nodes": (3, 1), "own": 1, "fallback": "why"},
         **{"prompt_tokens": 30, "visual_tokens": 20, "draft_visual_tokens": 2},
         **{"reused_tokens": 7},

@@ -25,7 +25,7 @@ ABOUT: dict[str, Any] = {
     },
 }
 SEEN: dict[str, Any] = {"prompt_tokens": 1100, "visual_tokens": 1000, "draft_visual_tokens": 60}
-PARTS = ("vision", "prefill", "guide", "draft", "verify")
+PARTS = ("vision", "prefill", "guide", "draft_prefill", "draft", "verify")
 
 
 def made() -> list[Answer]:
@@ -34,7 +34,13 @@ def made() -> list[Answer]:
     for number, item in enumerate("abc"):
         said: dict[str, Any] = {
             **{"task": "caption", "answers": ("a red box moves",), "identical": True},
-            **{"vision": 0.1 + number, "prefill": 0.2, "guide": 0.3 + number, "first": 0.7},
+            **{
+                "vision": 0.1 + number,
+                "prefill": 0.2,
+                "guide": 0.3 + number,
+                "draft_prefill": 0.25,
+                "first": 0.7,
+            },
         }
         zero = (0,) * 4
         slow = {"decode": 8.0 + number, "total": 10.0 + number, "counted": 3, "verify": 7.5}
@@ -147,7 +153,7 @@ def test_the_stages() -> None:
         own = of(method)
         for part in PARTS:
             mean = sum(getattr(each, part) for each in own) / 3
-            assert numbers(found[method][part]) == pytest.approx([mean], abs=0.00051)
+            assert numbers(found[method][part.replace("_", " ")]) == pytest.approx([mean], abs=0.00051)
         rest = sum(each.decode - each.draft - each.verify for each in own) / 3
         assert numbers(found[method]["rest"]) == pytest.approx([rest], abs=0.00051)
     assert found["sage"]["peak MiB"] == "5" and found["ar"]["peak MiB"] == ""

@@ -37,7 +37,7 @@ LAYERS = [
     {"layout"},
     {"families"},
     {"backbone", "memory"},
-    {"session", "reference"},
+    {"session", "reference", "clock"},
     {"draft", "cost", "schedule"},
     {"ensemble", "worker"},
     {"recipe"},

@@ -26,12 +26,13 @@ STAGES: tuple[tuple[str, Callable[[Answer], float], str], ...] = (
     ("vision", lambda answer: answer.vision, ""),
     ("prefill", lambda answer: answer.prefill, "///"),
     ("guidance", lambda answer: answer.guide, "xxx"),
+    ("draft prefill", lambda answer: answer.draft_prefill, "++"),
     ("draft", lambda answer: answer.draft, "..."),
     ("verify", lambda answer: answer.verify, "\\\\\\"),
     ("rest", lambda answer: max(0.0, answer.decode - answer.draft - answer.verify), "oo"),
 )
 MANY = "osD^vPX<>*hd"
-GREYS = ("#f0f0f0", "#d0d0d0", "#b8b8b8", "#ffffff", "#e4e4e4", "#909090")
+GREYS = ("#f0f0f0", "#d0d0d0", "#b8b8b8", "#f8f8f8", "#ffffff", "#e4e4e4", "#909090")
 
 
 def write(folder: Path, suite: str, answers: Sequence[Answer]) -> list[Path]:
@@ -108,7 +109,7 @@ def stages(by: By) -> Figure | None:
         )
         left = [start + value for start, value in zip(left, values, strict=True)]
     _rows(axis, list(rows), "seconds an answer")
-    figure.legend(fontsize=SMALL, ncols=6, loc="outside upper center")
+    figure.legend(fontsize=SMALL, ncols=7, loc="outside upper center")
     return figure
 
 

@@ -36,7 +36,8 @@ class Answer:
     first: float = 0.0  # to the first token
     vision: float = 0.0
     prefill: float = 0.0
-    guide: float = 0.0  # choosing what the draft sees, and its own prefill
+    guide: float = 0.0  # choosing what the draft sees
+    draft_prefill: float = 0.0
     draft: float = 0.0  # of the rounds
     verify: float = 0.0
     decode: float = 0.0  # from the end of what comes before the rounds
@@ -72,6 +73,7 @@ def of(result: Result) -> dict[str, Any]:
         vision=timings.vision,
         prefill=timings.prefill,
         guide=timings.guide,
+        draft_prefill=timings.draft_prefill,
         decode=timings.decode,
         counted=max(1, len(result.ids) - 1),
         draft=sum(round.draft_seconds for round in result.rounds),

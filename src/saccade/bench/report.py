@@ -24,8 +24,9 @@ question in the same run, the median over answers with its 95 % bootstrap interv
 *decode* from the second token on, *whole* from inputs to the last token.
 """
 STAGES = """\
-Seconds an answer, means. *Guide* is choosing what the draft sees and its own prefill; *rest* is
-what decoding spends beside drafting and verifying (committing, stopping, streaming).
+Seconds an answer, means. *Guide* is choosing what the draft sees; *draft prefill* its own reading
+of it (nothing where that runs beside the target); *rest* is what decoding spends beside drafting
+and verifying (committing, learning from the round, stopping, streaming).
 """
 FORMULAS = """\
 *Eq. 1* is TABED's expected speedup, tau / (gamma T_q/T_p + 1), from this run's own gamma, T_q and
@@ -204,6 +205,7 @@ TIME: tuple[Column, ...] = (
     ("vision", _stage(lambda answer: answer.vision)),
     ("prefill", _stage(lambda answer: answer.prefill)),
     ("guide", _stage(lambda answer: answer.guide)),
+    ("draft prefill", _stage(lambda answer: answer.draft_prefill)),
     ("draft", _stage(lambda answer: answer.draft)),
     ("verify", _stage(lambda answer: answer.verify)),
     ("rest", _stage(lambda answer: max(0.0, answer.decode - answer.draft - answer.verify))),

@@ -139,7 +139,7 @@ def described(result: Result, clip: Clip) -> dict[str, Any]:
         "acceptance_rate": result.acceptance_rate,
         "rounds": len(result.rounds),
         "decode_seconds": timings.decode,
-        "prefill_seconds": timings.vision + timings.prefill + timings.guide,
+        "prefill_seconds": timings.vision + timings.prefill + timings.guide + timings.draft_prefill,
         "total_seconds": timings.total,
         "tokens_per_second": result.tokens_per_second,
         "visual_tokens": result.visual_tokens,

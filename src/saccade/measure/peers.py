@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from transformers.generation.streamers import BaseStreamer
 
+from saccade.clock import Clock
 from saccade.models import Loaded
 from saccade.types import Inputs
 
@@ -61,12 +62,11 @@ def hf(target: Loaded, draft: Loaded | None, inputs: Inputs, settings: dict[str,
     moved = {k: v.to(place) if isinstance(v, Tensor) else v for k, v in inputs.items()}
     streamer = _FirstToken()
     started = time.perf_counter()
+    clock = Clock(place)
     out = model.generate(**moved, streamer=streamer, **settings)
-    if place.type == "cuda":
-        torch.cuda.synchronize(place)
-    ended = time.perf_counter()
+    took = clock.since()
     ids = tuple(out[0, inputs["input_ids"].shape[1] :].tolist())
-    return Timed(ids, streamer.at - started, ended - started, streamer.early)
+    return Timed(ids, streamer.at - started, took, streamer.early)
 
 
 def hf_assisted(
