@@ -153,7 +153,9 @@ def test_the_stages() -> None:
         own = of(method)
         for part in PARTS:
             mean = sum(getattr(each, part) for each in own) / 3
-            assert numbers(found[method][part.replace("_", " ")]) == pytest.approx([mean], abs=0.00051)
+            assert numbers(found[method][part.replace("_", " ")]) == pytest.approx(
+                [mean], abs=0.00051
+            )
         rest = sum(each.decode - each.draft - each.verify for each in own) / 3
         assert numbers(found[method]["rest"]) == pytest.approx([rest], abs=0.00051)
     assert found["sage"]["peak MiB"] == "5" and found["ar"]["peak MiB"] == ""
