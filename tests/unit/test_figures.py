@@ -13,12 +13,17 @@ import typer
 from matplotlib.figure import Figure
 from typer.testing import CliRunner, Result
 
+from saccade import studies
 from saccade.cli.figure import figure as command
 from saccade.errors import OptionError
-from saccade.measure import figures
+from saccade.measure import draw
+from saccade.shapes import agreement
+from saccade.studies import lab as labs
+from saccade.studies import methods
 from saccade.types import RoundRecord
 
 Call = Callable[..., Result]
+METHODS = ("specvlm", "sparse-to-dense", "tabed", "sage", "hippo")  # of docs/methods
 
 OVER_ROUNDS = {
     "x": "round",
@@ -39,7 +44,7 @@ HIPPO: dict[str, Any] = {
     "judged": [0, 1, 5, 5, 1],
     "accepted": [0, 1, 5, 2, 0],
 }
-DATA = {name: OVER_ROUNDS for name in figures.FIGURES} | {
+DATA = {name: OVER_ROUNDS for name in METHODS} | {
     "specvlm": OVER_SHARES,
     "sparse-to-dense": OVER_SHARES,
     "hippo": HIPPO,
@@ -67,7 +72,7 @@ def stored(path: Path, name: str, **change: Any) -> Path:
 def test_lines_are_the_numbers(data):
     """Claim: a panel for each entry, in it a line for each name, through exactly the numbers given,
     at 1, 2, ... or at ``at``. Fails if a line is lost, moved or drawn in another panel."""
-    drawn = figures.lines(data)
+    drawn = draw.lines(data)
     assert len(drawn.axes) == len(data["panels"])
     for axis, (label, own) in zip(drawn.axes, data["panels"].items(), strict=True):
         assert axis.get_ylabel() == label
@@ -83,7 +88,7 @@ def test_the_legend_names_every_line_of_the_fullest_panel():
     """Claim: one legend, with each name once, from whichever panel has most lines. Fails if it is
     taken from the first or the last."""
     for panels in ({"one": {"a": [1.0]}, "two": {"a": [1.0], "b": [2.0]}}, OVER_ROUNDS["panels"]):
-        drawn = figures.lines({"x": "round", "panels": panels})
+        drawn = draw.lines({"x": "round", "panels": panels})
         (legend,) = drawn.legends
         most = max(panels.values(), key=len)
         assert [text.get_text() for text in legend.get_texts()] == list(most)
@@ -92,8 +97,8 @@ def test_the_legend_names_every_line_of_the_fullest_panel():
 def test_lines_differ_without_colour():
     """Claim: no two lines of a panel share both mark and dashes, nor a colour, up to as many lines
     as any figure has. Fails if a list of styles is too short or repeats."""
-    many = {str(i): [1.0, 2.0] for i in range(len(figures.VIEWS) + 1)}
-    drawn = figures.lines({"x": "round", "panels": {"tau": many}}).axes[0].lines
+    many = {str(i): [1.0, 2.0] for i in range(len(methods.VIEWS) + 1)}
+    drawn = draw.lines({"x": "round", "panels": {"tau": many}}).axes[0].lines
     assert len({(str(line.get_marker()), str(line.get_linestyle())) for line in drawn}) == len(many)
     assert len({line.get_color() for line in drawn}) == len(many)
 
@@ -102,14 +107,14 @@ def test_frames_show_what_is_kept_and_veil_the_rest():
     """Claim: a row a view, six frames a row; a kept cell has the clip's own pixels and no other
     cell has, and the counts below are of that frame. Fails if rows and columns, or frames, of
     the grid are swapped."""
-    clip, _ = figures._clip(0, 64)
-    drawn = figures.frames(HIPPO)
+    clip = agreement.held_out(0, 64)[1]
+    drawn = methods.frames(HIPPO)
     pictures = [axis for axis in drawn.axes if axis.images]
-    assert len(pictures) == 2 * figures.STRIP
+    assert len(pictures) == 2 * methods.STRIP
     times = [0, 1, 1, 2, 3, 3]  # the middles of six equal parts of four
     for number, axis in enumerate(pictures):
-        view = list(HIPPO["kept"])[number // figures.STRIP]
-        t = times[number % figures.STRIP]
+        view = list(HIPPO["kept"])[number // methods.STRIP]
+        t = times[number % methods.STRIP]
         kept = {(h, w) for at, h, w in HIPPO["kept"][view] if at == t}
         assert axis.get_xlabel() == f"{len(kept)} of 16"
         shown = np.asarray(axis.images[0].get_array())
@@ -125,7 +130,7 @@ def test_rounds_are_bars_by_kind():
     """Claim: full bars are what was accepted, of rounds judging more than one token apart from
     those judging one; hollow ones what was judged; rounds before the draft was ready are crosses.
     Fails if a kind takes another's rounds."""
-    axis = figures.frames(HIPPO).axes[-1]
+    axis = methods.frames(HIPPO).axes[-1]
     bars = {
         group.get_label(): {
             round(bar.get_x() + bar.get_width() / 2): bar.get_height() for bar in group
@@ -147,17 +152,17 @@ def test_rounds_are_bars_by_kind():
 def test_a_trees_depth_is_its_longest_path(parents, expected):
     """Claim: (nodes, depth, accepted) of a round. Fails if depth counts nodes or the last path."""
     record = RoundRecord((7,) * len(parents), parents, (7,), None, None, 0.0, 0.0)
-    assert figures._tree(record) == expected
+    assert methods._tree(record) == expected
 
 
 # -- files and the command ---------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", figures.FIGURES)
+@pytest.mark.parametrize("name", METHODS)
 def test_a_picture_is_redrawn_from_its_numbers(call, tmp_path, name, monkeypatch):
     """Claim: with --data nothing is run, the numbers stay as they are, the same numbers give the
     same pixels and others give others. Fails if a drawing needs anything but its JSON."""
-    monkeypatch.setattr(figures, "Bench", None)
+    monkeypatch.setattr(studies, "Lab", None)
     data = stored(tmp_path / "numbers.json", name)
     before = data.read_bytes()
     for file in ("a.png", "b.png"):
@@ -174,7 +179,7 @@ def test_a_picture_is_redrawn_from_its_numbers(call, tmp_path, name, monkeypatch
 def test_an_svg_holds_no_date(tmp_path):
     """Claim: nothing in the file says when it was drawn. Fails if matplotlib's default metadata
     comes back, and every redrawing would be a change in the repository."""
-    figures.save(figures.lines(OVER_ROUNDS), tmp_path / "a.svg")
+    draw.save(draw.lines(OVER_ROUNDS), tmp_path / "a.svg")
     assert "date" not in (tmp_path / "a.svg").read_text()
 
 
@@ -197,7 +202,7 @@ def test_an_svg_holds_no_date(tmp_path):
 def test_what_cannot_be_drawn_is_refused_in_one_sentence(call, tmp_path, words, says, monkeypatch):
     """Claim: an OptionError that says what would work, before any model is loaded, and no file is
     left. Fails on a traceback, a late refusal or a half-written picture."""
-    monkeypatch.setattr(figures, "Bench", None)
+    monkeypatch.setattr(studies, "Lab", None)
     (tmp_path / "list.json").write_text("[1]")
     (tmp_path / "broken.json").write_text('{"figure": ')
     stored(tmp_path / "tabed.json", "tabed")
@@ -212,17 +217,17 @@ def test_a_real_run_becomes_numbers_and_a_picture(call, pair, monkeypatch, unche
     """Claim: on a real clip SAGE's figure holds, round by round, the trees a run of the method
     itself drafts, starting with the 25-node tree, and SpecVLM's never change; the JSON beside the
     picture says what was run. Fails if a panel holds another method's rounds or another number."""
-    taus = figures.Bench.taus
-    monkeypatch.setattr(figures.Bench, "taus", lambda bench, *methods: taus(bench, *methods[:1]))
+    taus = studies.Lab.taus
+    monkeypatch.setattr(studies.Lab, "taus", lambda bench, *methods: taus(bench, *methods[:1]))
     ran = call("sage", "--clips", 1, "--size", 64, "--max-new-tokens", 16, "--out", "made.png")
     assert ran.exit_code == 0, ran.exception
     assert Path("made.png").read_bytes().startswith(b"\x89PNG")
-    data = figures.read(Path("made.json"), "sage")
+    data = studies.read(Path("made.json"), "sage")
     assert (data["clips"], data["size"], data["tokens"]) == (1, 64, 16)
     nodes, depth, accepted = data["panels"].values()
     assert nodes["sage"][0] == 25 and set(nodes["specvlm"]) == {25}
     assert depth["sage"][0] == 5 and set(depth["specvlm"]) == {5}
-    bench = figures.Bench(clips=1, size=64, tokens=16)
+    bench = studies.Lab(clips=1, size=64, tokens=16)
     for method in ("sage", "specvlm"):
         own = bench.rounds(method)
         assert nodes[method] == [len(round.tokens) for round in own]
@@ -235,24 +240,24 @@ def test_a_real_run_becomes_numbers_and_a_picture(call, pair, monkeypatch, unche
 def test_a_draft_that_gave_up_is_no_picture(pair, monkeypatch):
     """Claim: a run that fell back to plain decoding raises, naming method and reason. Control for
     every figure: without it a broken draft would be drawn as one that accepts nothing."""
-    real = figures.run
+    real = labs.run
 
     def failing(*args: Any, **kwargs: Any) -> Any:
         from dataclasses import replace
 
         return replace(real(*args, **kwargs), fallback_reason="it broke")
 
-    monkeypatch.setattr(figures, "run", failing)
+    monkeypatch.setattr(labs, "run", failing)
     with pytest.raises(RuntimeError, match="ar: it broke"):
-        figures.Bench(clips=1, size=64, tokens=2).rounds("ar")
+        studies.Lab(clips=1, size=64, tokens=2).rounds("ar")
 
 
 def test_every_picture_in_the_docs_is_its_numbers(tmp_path):
     """Claim: each figure has its JSON in docs/methods, it draws, and the page shows the picture.
     Fails if a page loses its picture or the format changes under the stored numbers."""
     folder = Path(__file__).parents[2] / "docs" / "methods"
-    for name in figures.FIGURES:
-        drawn = figures.named(name)[1](figures.read(folder / f"{name}.json", name))
+    for name in METHODS:
+        drawn = studies.named(name).draw(studies.read(folder / f"{name}.json", name))
         assert isinstance(drawn, Figure) and drawn.axes
         (picture,) = (path for path in folder.glob(f"{name}.*") if path.suffix in (".svg", ".png"))
         assert f"]({picture.name})" in (folder / f"{name}.md").read_text()

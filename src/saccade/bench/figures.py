@@ -17,7 +17,7 @@ from saccade.bench import measures
 from saccade.bench.alone import is_alone
 from saccade.bench.records import Answer
 from saccade.measure.compare import BASELINE
-from saccade.measure.figures import COLOURS, DASHES, SMALL, save
+from saccade.measure.draw import COLOURS, DASHES, MANY, SMALL, save
 
 By = Mapping[str, Sequence[Answer]]
 """The answers of each method to one suite, without those that failed."""
@@ -31,7 +31,6 @@ STAGES: tuple[tuple[str, Callable[[Answer], float], str], ...] = (
     ("verify", lambda answer: answer.verify, "\\\\\\"),
     ("rest", lambda answer: max(0.0, answer.decode - answer.draft - answer.verify), "oo"),
 )
-MANY = "osD^vPX<>*hd"
 GREYS = ("#f0f0f0", "#d0d0d0", "#b8b8b8", "#f8f8f8", "#ffffff", "#e4e4e4", "#909090")
 
 

@@ -10,6 +10,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
 
 from saccade.backbone import Backbone
 from saccade.engine import run
@@ -20,7 +23,7 @@ from saccade.session import Session
 from saccade.shapes import text, world
 from saccade.systems import resolve
 from saccade.tree import chain
-from saccade.types import ROOT, Inputs, Prefill
+from saccade.types import ROOT, Inputs, Prefill, View
 
 SIZES = (256, 2048)
 FRAMES = {64: (8, 112), 256: (32, 112), 1024: (64, 168), 2048: (64, 224), 8192: (256, 224)}
@@ -62,10 +65,11 @@ def evaluate(
             ids = run(
                 target.backbone, inputs, method="ar", max_new_tokens=ANSWER, do_sample=False
             ).ids
-            guide = _guide(target.backbone, inputs)
+            guide = guided(target.backbone, inputs)
             for name, draft in drafts.items():
                 for view in SHOWN:
-                    rows[name][view].append(_agrees(draft, target, guide, view, ids))
+                    pruned = view if view in ("full", "none") else f"{view}/keep={KEEP}"
+                    rows[name][view].append(agrees(draft, target, guide, pruned, ids))
         found[str(size)] = {
             name: {view: _summary(lists) for view, lists in views.items()}
             for name, views in rows.items()
@@ -73,23 +77,31 @@ def evaluate(
     return found
 
 
-def _guide(target: Backbone, inputs: Inputs) -> Prefill:
+def guided(target: Backbone, inputs: Inputs) -> Prefill:
+    """The target's prefill with its attention recorded."""
     session = Session(target, [Sampling()])
     return session.prefill(target.prompts(inputs), record=True)[0]
 
 
-def _agrees(
-    draft: Loaded, target: Loaded, guide: Prefill, view: str, ids: Sequence[int]
-) -> list[bool]:
-    """Whether the draft would have guessed each token of the target's answer."""
-    pruned = "" if view in ("full", "none") else f"/keep={KEEP}"
-    chosen = resolve(f"sd/view={view}{pruned}").view
+def along(
+    draft: Loaded, target: Loaded, guide: Prefill, view: View, ids: Sequence[int]
+) -> Float[Tensor, "answer vocab"]:
+    """The draft's logits at every place of the target's answer, under a view of the guide's
+    prompt."""
     model = draft.backbone
     prompt = model.adopt(guide.prompt) if model.sees_as(target.backbone) else guide.prompt
     session = Session(model, [Sampling()], banned=list(target.backbone.placeholders))
-    session.prefill([chosen(guide, prompt)])
+    session.prefill([view(guide, prompt)])
     scores = session.score({0: chain(ids[:-1])})[0]
-    guesses = [int(scores.logits(node).argmax()) for node in range(ROOT, len(ids) - 1)]
+    return torch.stack([scores.logits(node) for node in range(ROOT, len(ids) - 1)])
+
+
+def agrees(
+    draft: Loaded, target: Loaded, guide: Prefill, view: str, ids: Sequence[int]
+) -> list[bool]:
+    """Whether the draft would have guessed each token of the target's answer, under the view of
+    this name and budget (``specvlm/keep=0.1``)."""
+    guesses = along(draft, target, guide, resolve(f"sd/view={view}").view, ids).argmax(-1).tolist()
     return [guess == token for guess, token in zip(guesses, ids, strict=True)]
 
 

@@ -1,0 +1,195 @@
+"""How numbers become pictures: lines in panels, bars, maps over frames. Knows numbers, no model.
+
+Readable in grey: marks, dashes and hatches tell apart what colours do. A value is a number, or
+[value, low, high] where it has a 95 % interval.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+Data = dict[str, Any]
+
+# Okabe and Ito's colours; marks and dashes tell the lines apart without them
+COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#000000")
+MARKS, DASHES = "osD^v ", ("-", "--", "-.", ":", (0, (6, 1)), "-")
+MANY = "osD^vPX<>*hd"
+SMALL = 8
+
+
+def lines(data: Data) -> Figure:
+    """A panel below another with a line for each name; over rounds, or over ``at``.
+
+    ``at`` is on a log scale unless ``linear`` is set.
+    """
+    panels = data["panels"]
+    size = (5.4, 1.3 + 1.3 * len(panels)) if len(panels) > 1 else (5.4, 3.4)
+    if data.get("tall"):
+        size = (5.4, 1.0 + 2.4 * len(panels))
+    figure = Figure(figsize=size, layout="constrained")
+    axes = figure.subplots(len(panels), 1, sharex=True, squeeze=False).flat
+    for axis, (label, own) in zip(axes, panels.items(), strict=True):
+        for i, (name, y) in enumerate(own.items()):
+            x = data.get("at") or range(1, len(y) + 1)
+            middle, reach = _intervals(y)
+            style = {
+                "marker": MARKS[i] if len(own) <= len(MARKS) else MANY[i % len(MANY)],
+                "ls": DASHES[(i + i // len(COLOURS)) % len(DASHES)],
+                "c": COLOURS[i % len(COLOURS)],
+                "mfc": "none",
+                "lw": 1.2,
+                "ms": max(3, 7 - i),  # hollow and ever smaller: all show when on a pile
+                "label": name,
+            }
+            if reach is None:
+                axis.plot(list(x)[: len(middle)], middle, **style)
+            else:
+                axis.errorbar(x, middle, yerr=reach, capsize=2, elinewidth=0.8, **style)
+        name_axes(axis, data["x"], label)
+        axis.label_outer()
+        axis.margins(y=0.1)
+        if "at" not in data:
+            axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+        elif not data.get("linear"):
+            axis.set_xscale("log")
+            ticks: Sequence[float] = data.get("ticks") or data["at"]
+            axis.set_xticks(ticks, map(str, ticks))
+            axis.minorticks_off()
+        if "at" not in data or data.get("from zero"):
+            axis.set_ylim(bottom=-0.05 * axis.get_ylim()[1])
+    most = max(figure.axes, key=lambda axis: len(axis.get_legend_handles_labels()[0]))
+    names = most.get_legend_handles_labels()
+    figure.legend(*names, fontsize=SMALL, ncols=4, loc="outside upper center")
+    return figure
+
+
+def bars(data: Data) -> Figure:
+    """Rows of horizontal bars, one a series, with intervals where there are any.
+
+    ``rows``: {row: {series: value}}; ``x`` names the axis; ``start`` is where it begins.
+    """
+    rows = data["rows"]
+    series = list(dict.fromkeys(name for own in rows.values() for name in own))
+    thick = 0.8 / len(series)
+    height = 1.2 + 0.17 * len(rows) * max(2, len(series))
+    figure = Figure(figsize=(6.0, height), layout="constrained")
+    axis = figure.subplots()
+    greys = np.linspace(0.95, 0.45, len(series))
+    for i, name in enumerate(series):
+        for place, own in enumerate(rows.values()):
+            if name not in own:
+                continue
+            (middle,), reach = _intervals([own[name]])
+            axis.barh(
+                place + (i - (len(series) - 1) / 2) * thick,
+                middle,
+                thick,
+                color=str(greys[i]),
+                hatch=("", "///", "...", "xxx", "\\\\\\", "oo")[i % 6],
+                edgecolor="black",
+                lw=0.6,
+                xerr=reach,
+                error_kw={"capsize": 2, "elinewidth": 0.8},
+                label=name if place == 0 else None,
+            )
+    axis.set_yticks(range(len(rows)), list(rows), fontsize=SMALL)
+    axis.set_ylim(len(rows) - 0.45, -0.55)
+    name_axes(axis, data["x"], "")
+    if (start := data.get("start", 0)) is not None:
+        axis.set_xlim(left=start)
+    if len(series) > 1:
+        figure.legend(fontsize=SMALL, ncols=3, loc="outside upper center")
+    return figure
+
+
+def maps(data: Data) -> Figure:
+    """A row of frames a name, each a picture of values: dark is much (log scale, one for all)."""
+    rows = data["maps"]
+    wide = max(len(frames) for frames in rows.values())
+    figure = Figure(figsize=(1.05 * wide + 1.2, 1.2 * len(rows) + 0.6), layout="constrained")
+    axes = figure.subplots(len(rows), wide, squeeze=False)
+    floor = data["floor"]
+    shown = None
+    for row, (name, frames) in zip(axes, rows.items(), strict=True):
+        for axis, frame in zip(row, frames, strict=True):
+            values = np.maximum(np.asarray(frame, dtype=float), floor)
+            shown = axis.imshow(np.log10(values), cmap="Greys", vmin=np.log10(floor), vmax=0)
+            axis.set(xticks=[], yticks=[])
+        row[0].set_ylabel(name, fontsize=SMALL)
+    for axis, label in zip(axes[-1], data["labels"], strict=True):
+        axis.set_xlabel(label, fontsize=SMALL)
+    assert shown is not None
+    bar = figure.colorbar(shown, ax=axes, shrink=0.9)
+    bar.set_label(data["z"], fontsize=SMALL)
+    bar.ax.tick_params(labelsize=SMALL - 1)
+    return figure
+
+
+def shaded(data: Data) -> Figure:
+    """Weights over tokens, the weights that would have been accepted shaded (TABED's Fig. 3).
+
+    ``panels``: {title: {"accepted": [token][candidate] bool, "weights": {name: [token]}}};
+    candidates run from 0 to 1 evenly.
+    """
+    panels = data["panels"]
+    figure = Figure(figsize=(6.4, 0.6 + 1.7 * len(panels)), layout="constrained")
+    axes = figure.subplots(len(panels), 1, squeeze=False).flat
+    for axis, (title, own) in zip(axes, panels.items(), strict=True):
+        accepted = np.asarray(own["accepted"], dtype=float).T
+        half = 0.5 / (len(accepted) - 1)
+        axis.imshow(
+            np.where(accepted > 0, 0.78, 1.0),
+            cmap="gray",
+            vmin=0,
+            vmax=1,
+            aspect="auto",
+            origin="lower",
+            extent=(0.5, accepted.shape[1] + 0.5, -half, 1 + half),
+            interpolation="nearest",
+        )
+        for i, (name, weights) in enumerate(own["weights"].items()):
+            at = np.arange(1, len(weights) + 1)
+            axis.step(at, weights, where="mid", c=COLOURS[i], ls=DASHES[i], lw=1.4, label=name)
+        name_axes(axis, data["x"], data["y"])
+        axis.set_title(title, fontsize=SMALL)
+        axis.label_outer()
+    names = figure.axes[0].get_legend_handles_labels()
+    figure.legend(*names, fontsize=SMALL, ncols=4, loc="outside upper center")
+    return figure
+
+
+def _intervals(values: Sequence[Any]) -> tuple[list[float], Any]:
+    """The middles, and how far intervals reach below and above them (None without any)."""
+    if not any(isinstance(value, list | tuple) for value in values):
+        return list(values), None
+    table = np.array(
+        [value if isinstance(value, list | tuple) else (value,) * 3 for value in values]
+    )
+    reach = np.maximum(0, [table[:, 0] - table[:, 1], table[:, 2] - table[:, 0]])
+    return table[:, 0].tolist(), reach
+
+
+def name_axes(axis: Axes, across: str, up: str) -> None:
+    """Both axes' names, small, over a faint grid."""
+    axis.set_xlabel(across, fontsize=SMALL)
+    axis.set_ylabel(up, fontsize=SMALL)
+    axis.tick_params(labelsize=SMALL - 1)
+    axis.grid(alpha=0.3)
+
+
+def save(figure: Figure, path: Path) -> None:
+    """Without a date or random ids, so that a file in the repository changes with its numbers.
+
+    Names of clip paths may change still: they are hashes of a layout that is solved to 1e-13.
+    """
+    date = {"Date": None} if path.suffix == ".svg" else {}
+    with matplotlib.rc_context({"svg.hashsalt": "saccade"}):
+        figure.savefig(path, dpi=130, metadata=date)

@@ -1,0 +1,212 @@
+"""SpecVLM's figures: what pruning costs and saves, where attention goes, and what to prune by."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import mean
+
+import numpy as np
+
+from saccade import cost, score
+from saccade.measure import draw
+from saccade.measure.draw import Data
+from saccade.studies.lab import Lab, interval
+from saccade.studies.study import Study
+
+TAU = "tau (tokens per target forward)"
+PRUNED = (0.0, 0.5, 0.7, 0.8, 0.9, 0.95, 0.98, 1.0)
+CONTEXTS = (256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
+CRITERIA = ("specvlm", "random", "uniform", "frames", "fastvid", "dycoke")
+FRAMES, FLOOR = 4, 1e-3
+
+
+def latency(lab: Lab) -> Data:
+    """Fig. 2a, Table 6: milliseconds of a draft's and the target's step over caches."""
+    panel: dict[str, list[float]] = {"target": [], "draft": []}
+    for context in CONTEXTS:
+        lab.tell(f"a step over {context} keys")
+        costs = cost.measure(
+            lab.target.backbone, lab.draft.backbone, context=context, draft_context=context
+        )
+        panel["target"].append(1e3 * costs.verify(1))
+        panel["draft"].append(1e3 * costs.draft)
+    across = "keys in the cache (log scale)"
+    return {"x": across, "at": CONTEXTS, "panels": {"ms a step": panel}, "from zero": True}
+
+
+def sensitivity(lab: Lab) -> Data:
+    """Fig. 2b: tau against the share of visual tokens pruned at random, up to all of them."""
+    panel: Data = {}
+    for what, draft in lab.drafts.items():
+        taus = lab.by_view([_random(pruned) for pruned in PRUNED], draft)
+        panel[f"a smaller draft that {what}"] = [interval(own) for own in taus.values()]
+    panel["the target itself"] = [
+        interval([_tau(lab, f"sd/drafter=self/view={_random(p)}", i) for i in range(lab.clips)])
+        for p in PRUNED
+    ]
+    return _over_pruned(PRUNED, {TAU: panel})
+
+
+def _random(pruned: float) -> str:
+    return "none" if pruned == 1 else f"random/keep={1 - pruned:.2f}"
+
+
+def _tau(lab: Lab, method: str, number: int) -> float:
+    return mean(len(round.emitted) for round in lab.rounds(method, number))
+
+
+def _over_pruned(shares: Sequence[float], panels: Data) -> Data:
+    across = "share of visual tokens pruned"
+    return {"x": across, "at": list(shares), "linear": True, "tall": True, "panels": panels}
+
+
+def attention(lab: Lab) -> Data:
+    """Fig. 4: what the target's text attends to in four frames, by layer and on average."""
+    shot = lab.shot(0)
+    mass, grid = shot.guide.mass, shot.guide.prompt.grid
+    assert mass is not None
+    times, high, wide = (grid[:, 1:].amax(0) + 1).tolist()
+    layers = {
+        "first layer": mass[0].mean(0),
+        "last layer": mass[-1].mean(0),
+        "all layers": score.attention(mass),
+    }
+    shown = [(2 * i + 1) * times // (2 * FRAMES) for i in range(FRAMES)]
+    maps = {}
+    for name, own in layers.items():
+        cells = (own / own.max()).reshape(times, high, wide)
+        maps[name] = [np.round(cells[t].numpy(), 5).tolist() for t in shown]
+    labels = [f"frames {2 * t} and {2 * t + 1}" for t in shown]
+    return {"maps": maps, "labels": labels, "floor": FLOOR, "z": "log10 of the share of the most"}
+
+
+def tail(lab: Lab) -> Data:
+    """Fig. 5: the visual tokens' shares of the attention they get, most attended first."""
+    ranked = []
+    for number in range(lab.clips):
+        own = score.attended(lab.shot(number).guide).double()
+        ranked.append((own / own.sum()).sort(descending=True).values.numpy())
+    by_rank = np.mean(ranked, axis=0)
+    at = np.unique(np.geomspace(1, len(by_rank), 24).astype(int))
+    ideal = np.arange(1, len(by_rank) + 1) / len(by_rank)
+    panels = {
+        "share of one token": {"attention": by_rank[at - 1].tolist()},
+        "share of the most\nattended, together": {
+            "attention": by_rank.cumsum()[at - 1].tolist(),
+            "if all were alike": ideal[at - 1].tolist(),
+        },
+    }
+    return {
+        "x": f"rank of {len(by_rank)} visual tokens (log scale)",
+        "at": at.tolist(),
+        "ticks": [1, 10, 100, 1000],
+        "tall": True,
+        "panels": panels,
+    }
+
+
+def criteria(lab: Lab) -> Data:
+    """Fig. 6: tau by the share pruned, for each way to choose; both drafts."""
+    shares = PRUNED[1:-1]
+    panels: Data = {}
+    for what, draft in lab.drafts.items():
+        names = {f"{view}/keep={1 - p:.2f}": view for view in CRITERIA for p in shares}
+        taus = lab.by_view(list(names), draft)
+        lines: dict[str, list[list[float]]] = {}
+        for name, view in names.items():
+            lines.setdefault(view, []).append(list(interval(taus[name])))
+        panels[f"{TAU},\na draft that {what}"] = lines
+    return _over_pruned(shares, panels)
+
+
+def windows(lab: Lab) -> Data:
+    """Fig. 7a: attention against windows of the video."""
+    names = ("attention", "window-front", "window-middle", "window-end")
+    return _choices(lab, {name: f"{name}/keep=0.1" for name in names})
+
+
+def redundancy(lab: Lab) -> Data:
+    """Fig. 7b: spatial against temporal redundancy."""
+    names = ("uniform", "random", "frames", "fastvid", "dycoke")
+    return _choices(lab, {name: f"{name}/keep=0.1" for name in names})
+
+
+def _choices(lab: Lab, views: dict[str, str]) -> Data:
+    rows: Data = {name: {} for name in views}
+    for what, draft in lab.drafts.items():
+        taus = lab.by_view(list(views.values()), draft)
+        for name, view in views.items():
+            rows[name][f"a draft that {what}"] = interval(taus[view])
+    return {"x": f"{TAU}, a tenth of the video kept", "rows": rows, "start": 1}
+
+
+def stages(lab: Lab) -> Data:
+    """Fig. 8: what tau loses without a stage, clip by clip; lambda as in the paper and as tuned."""
+    views = {
+        "without stage II\n(attention alone)": "attention/keep=0.1",
+        "without stage I\n(evenly spread)": "uniform/keep=0.1",
+        "lambda 0.2\n(the pair's own)": "specvlm/keep=0.1/lambda=0.2",
+    }
+    rows: Data = {name: {} for name in views}
+    for what, draft in lab.drafts.items():
+        taus = lab.by_view(["specvlm/keep=0.1", *views.values()], draft)
+        for name, view in views.items():
+            lost = [b - a for a, b in zip(taus["specvlm/keep=0.1"], taus[view], strict=True)]
+            rows[name][f"a draft that {what}"] = interval(lost)
+    return {"x": "tau less SpecVLM's (lambda 0.5) on the same clip", "rows": rows, "start": None}
+
+
+STUDIES = {
+    "specvlm-latency": Study(
+        "SpecVLM, Fig. 2a and Table 6",
+        "Milliseconds of one step of draft and target over caches of growing length.",
+        latency,
+        timed=True,
+    ),
+    "specvlm-sensitivity": Study(
+        "SpecVLM, Fig. 2b",
+        "Tau of a chain of 5 against the share of the video pruned at random, up to all of it.",
+        sensitivity,
+        clips=12,
+    ),
+    "specvlm-attention": Study(
+        "SpecVLM, Fig. 4",
+        "How much the target's text attends to each visual token of four frames.",
+        attention,
+        draw.maps,
+        clips=1,
+    ),
+    "specvlm-tail": Study(
+        "SpecVLM, Fig. 5",
+        "Visual tokens by the attention they get, most attended first.",
+        tail,
+        clips=12,
+    ),
+    "specvlm-criteria": Study(
+        "SpecVLM, Fig. 6",
+        "Tau of a chain of 5 against the share pruned, for each way to choose.",
+        criteria,
+        clips=50,
+    ),
+    "specvlm-windows": Study(
+        "SpecVLM, Fig. 7a",
+        "Tau when the tenth kept is the most attended, or a window of the video.",
+        windows,
+        draw.bars,
+        clips=50,
+    ),
+    "specvlm-redundancy": Study(
+        "SpecVLM, Fig. 7b",
+        "Tau when the tenth kept is chosen by spatial or by temporal redundancy.",
+        redundancy,
+        draw.bars,
+        clips=50,
+    ),
+    "specvlm-stages": Study(
+        "SpecVLM, Fig. 8",
+        "What tau loses without one of SpecVLM's stages.",
+        stages,
+        draw.bars,
+        clips=50,
+    ),
+}
