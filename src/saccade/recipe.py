@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from saccade import cost
 from saccade.backbone import Backbone
+from saccade.control import Auto
 from saccade.draft import Drafter, EarlyExit, Lookup, Nobody, SelfDraft, Team, Words
 from saccade.ensemble import Ensemble
 from saccade.errors import MethodError
@@ -92,7 +93,7 @@ class Recipe:
 
     def fit(self, target: Backbone, draft: Backbone | None, context: int) -> Recipe:
         """The recipe with a shape that knows what forwards cost here, where it wants to know."""
-        if not isinstance(self.shape, cost.Fit) or self.shape.costs is not None:
+        if not isinstance(self.shape, cost.Fit | Auto) or self.shape.costs is not None:
             return self
         drafting = target if self.drafter is SelfDraft or draft is None else draft
         keep = 1.0 if self.view.keep is None else self.view.keep

@@ -107,7 +107,7 @@ def _rounds(
             q=draft.scores(request),
             draft_seconds=spent[0],
             verify_seconds=spent[1],
-            note=draft.noted(request),
+            note=draft.noted(request) or trees[request].odds,
         )
         states[request] = draft.fold(states[request], round)
         yield round

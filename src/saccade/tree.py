@@ -12,9 +12,16 @@ from torch import Tensor
 from saccade.types import ROOT, Tree
 
 
-def add(tree: Tree, parent: int, token: int, q: Float[Tensor, " vocab"] | None = None) -> Tree:
+def add(
+    tree: Tree,
+    parent: int,
+    token: int,
+    q: Float[Tensor, " vocab"] | None = None,
+    odds: float | None = None,
+) -> Tree:
     """The tree with one more node under ``parent``."""
-    return Tree((*tree.tokens, token), (*tree.parents, parent), (*tree.q, q))
+    known = tree.odds if odds is None else (*tree.odds, odds)
+    return Tree((*tree.tokens, token), (*tree.parents, parent), (*tree.q, q), known)
 
 
 def chain(tokens: Sequence[int]) -> Tree:

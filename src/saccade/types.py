@@ -119,12 +119,14 @@ class Tree:
 
     ``parents[i]`` is a node before ``i`` or ``ROOT``. ``q[i]`` is the law node ``i`` was *sampled*
     from, or None when it was *chosen* (arg-max, top-k), which is a point mass on it.
-    Siblings that carry a q must be independent draws from that one law.
+    Siblings that carry a q must be independent draws from that one law. ``odds`` are what the
+    draft gave each token, where the shape decides by them.
     """
 
     tokens: tuple[int, ...] = ()
     parents: tuple[int, ...] = ()
     q: tuple[Float[Tensor, " vocab"] | None, ...] = ()
+    odds: tuple[float, ...] = ()
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -156,7 +158,7 @@ class Round:
     q: Scores | None
     draft_seconds: float
     verify_seconds: float
-    note: tuple[float, ...] = ()  # what the draft decided by: an ensemble's weights
+    note: tuple[float, ...] = ()  # what the draft decided by: an ensemble's weights, odds
 
     @property
     def tokens(self) -> tuple[int, ...]:

@@ -38,7 +38,7 @@ LAYERS = [
     {"families"},
     {"backbone", "memory"},
     {"session", "reference", "clock"},
-    {"draft", "cost", "schedule"},
+    {"draft", "cost", "control", "schedule"},
     {"ensemble", "worker"},
     {"recipe"},
     {"systems"},
@@ -51,14 +51,16 @@ LAYERS = [
     {"suites"},
     {"bench"},
     {"studies"},
-    {"cli", "__main__"},
+    {"claims"},
+    {"cli", "__main__", "lmms"},
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 # The design asks for about 5,000 in all; raise one only in a commit that says why. The engine grew
-# by what sets families apart (families, layout, memory), the tools by `models/` and new commands.
-ENGINE, TOOLS = 6950, 4200
+# by what sets families apart (families, layout, memory) and by the controller of `auto`, the tools
+# by `models/` and new commands.
+ENGINE, TOOLS = 7200, 4200
 TOOLING = {"measure", "models", "cli", "show", "terminal", "__main__"}
-UNBUDGETED = {"shapes", "suites", "bench", "studies", "serve", "media"}
+UNBUDGETED = {"shapes", "suites", "bench", "studies", "claims", "serve", "media", "lmms"}
 UNBUDGETED_COMMANDS = {"cli/shapes.py", "cli/train_draft.py"}  # they belong to shapes/
 SYSTEM_LINES = 135  # "about 130"
 

@@ -31,6 +31,7 @@ STAGES: tuple[tuple[str, Callable[[Answer], float], str], ...] = (
     ("verify", lambda answer: answer.verify, "\\\\\\"),
     ("rest", lambda answer: max(0.0, answer.decode - answer.draft - answer.verify), "oo"),
 )
+PLACES = 12  # of a draft that are drawn
 GREYS = ("#f0f0f0", "#d0d0d0", "#b8b8b8", "#f8f8f8", "#ffffff", "#e4e4e4", "#909090")
 
 
@@ -113,14 +114,16 @@ def stages(by: By) -> Figure | None:
 
 
 def positions(by: By) -> Figure | None:
-    """How often each place of a draft is accepted where the draft went that deep."""
+    """How often each place of a draft is accepted where the draft went that deep, as far as places
+    are shown: a parallel draft's first flight may be very long."""
     rows = {name: found for name, own in by.items() if len(found := measures.by_position(own)) > 1}
     if not rows:
         return None
     figure = Figure(figsize=(5.4, 3.6), layout="constrained")
     axis = figure.subplots()
     for i, (name, found) in enumerate(rows.items()):
-        axis.plot(range(1, len(found) + 1), found, label=name, **_line(i))
+        shown = found[:PLACES]
+        axis.plot(range(1, len(shown) + 1), shown, label=name, **_line(i))
     axis.set_xlabel("place in the draft (tokens after the committed text)", fontsize=SMALL)
     axis.set_ylabel("share accepted", fontsize=SMALL)
     axis.set_ylim(0, 1.05)

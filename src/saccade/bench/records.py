@@ -6,6 +6,7 @@ follows the last such line was cut short, and is cut off.
 
 from __future__ import annotations
 
+import gzip
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
@@ -129,6 +130,19 @@ def read(folder: Path) -> tuple[dict[str, Any], list[Answer]]:
         with path.open("r+b") as file:
             file.truncate(end)
     return json.loads(header), found
+
+
+def stored(folder: Path) -> tuple[dict[str, Any], list[Answer]]:
+    """A finished run, as it is or packed (``results.jsonl.gz``); nothing is mended.
+
+    Raises OptionError where there is none.
+    """
+    packed = folder / f"{RESULTS}.gz"
+    if not packed.is_file():
+        return read(folder)
+    first, *rest = gzip.decompress(packed.read_bytes()).decode().splitlines()
+    fields = map(json.loads, rest)
+    return json.loads(first), [_answer(each) for each in fields if DONE not in each]
 
 
 def done(answers: Iterable[Answer]) -> Iterator[tuple[str, str]]:

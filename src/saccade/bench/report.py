@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from saccade.bench import figures, measures, records, words
+from saccade.bench import figures, layouts, measures, records, words
 from saccade.bench.alone import is_alone
 from saccade.bench.measures import Interval
 from saccade.bench.records import Answer
@@ -40,6 +40,11 @@ an item (HIPPO's Fig. 3, TABED's Table 9). *Agrees* is how far it writes the tar
 before the first other one, as a share of the answer.
 """
 
+LAYOUT = """\
+The same figures in each paper's own tables, suites in the place of its benchmarks; speedups are of
+decoding, medians with intervals.
+"""
+
 Column = tuple[str, Callable[[Sequence[Answer], Sequence[Answer]], str]]
 
 
@@ -48,7 +53,7 @@ def write(folder: Path) -> Path:
 
     Raises OptionError where there are none.
     """
-    about, answers = records.read(folder)
+    about, answers = records.stored(folder)
     drawn = {
         suite: [path.name for path in figures.write(folder, suite, own)]
         for suite, own in _by_suite(answers).items()
@@ -78,6 +83,7 @@ def markdown(
         lines += [f"## {suite}", "", *_suite(own), ""]
         lines += [f"![{name}]({name})" for name in (drawn or {}).get(suite, ())]
         lines.append("")
+    lines += ["## In the papers' layouts", "", LAYOUT, *layouts.tables(answers), ""]
     return "\n".join(lines)
 
 

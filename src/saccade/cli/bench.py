@@ -116,6 +116,21 @@ def bench_report(
     out.print(f"{report.write(run)} has the report", markup=False, soft_wrap=True)
 
 
+@bench_app.command("claims")
+def bench_claims(
+    results: Annotated[Path, typer.Argument(help="The folder of runs and figures.")] = Path(
+        "docs/results"
+    ),
+) -> None:
+    """Judge every claim of the papers by stored results: claims.md beside them."""
+    from saccade.claims import page
+    from saccade.claims.evidence import Evidence
+
+    path = results / "claims.md"
+    path.write_text(page(Evidence(results)))
+    out.print(f"{path} has the claims", markup=False, soft_wrap=True)
+
+
 @bench_app.command("cost")
 def bench_cost(
     methods: Annotated[str, typer.Option(help="Comma-separated.")] = (

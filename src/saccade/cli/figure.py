@@ -14,9 +14,12 @@ SUFFIXES = (".svg", ".png")
 
 
 def figure(
-    name: Annotated[str, typer.Argument(help="list shows them all, with their papers' places.")],
+    name: Annotated[
+        str, typer.Argument(help="list shows them all, with their papers' places; all draws them.")
+    ],
     picture: Annotated[
-        Path | None, typer.Option("--out", help="An .svg or .png; NAME.svg when left out.")
+        Path | None,
+        typer.Option("--out", help="An .svg or .png, NAME.svg when left out; of all, a folder."),
     ] = None,
     data: Annotated[
         Path | None, typer.Option(help="Draw these numbers of an earlier run; nothing is run.")
@@ -43,6 +46,11 @@ def figure(
     from saccade.measure.draw import save
     from saccade.shapes.agreement import FRAMES
 
+    if name == "all":
+        with status("loading the pair", quiet=False) as tell:
+            page = studies.every(picture or Path("figures"), tell)
+        out.print(f"{page} shows them", markup=False, soft_wrap=True)
+        return
     study = studies.named(name)
     path = picture or Path(f"{name}.svg")
     if path.suffix not in SUFFIXES or not path.parent.is_dir():

@@ -28,7 +28,8 @@ SMALL = 8
 def lines(data: Data) -> Figure:
     """A panel below another with a line for each name; over rounds, or over ``at``.
 
-    ``at`` is on a log scale unless ``linear`` is set.
+    ``at`` is on a log scale unless ``linear`` is set. Names in ``guides`` are thin lines to
+    compare with; ``apart`` gives each panel a legend of its own, for panels of different names.
     """
     panels = data["panels"]
     size = (5.4, 1.3 + 1.3 * len(panels)) if len(panels) > 1 else (5.4, 3.4)
@@ -49,6 +50,8 @@ def lines(data: Data) -> Figure:
                 "ms": max(3, 7 - i),  # hollow and ever smaller: all show when on a pile
                 "label": name,
             }
+            if name in data.get("guides", ()):
+                style |= {"marker": "", "ls": ":", "c": "black", "lw": 1}
             if reach is None:
                 axis.plot(list(x)[: len(middle)], middle, **style)
             else:
@@ -58,56 +61,93 @@ def lines(data: Data) -> Figure:
         axis.margins(y=0.1)
         if "at" not in data:
             axis.xaxis.set_major_locator(MaxNLocator(integer=True))
-        elif not data.get("linear"):
+        elif data.get("linear"):
+            if "ticks" in data:
+                axis.set_xticks(data["ticks"])
+            elif all(isinstance(place, int) for place in data["at"]):
+                axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+        else:
             axis.set_xscale("log")
             ticks: Sequence[float] = data.get("ticks") or data["at"]
             axis.set_xticks(ticks, map(str, ticks))
             axis.minorticks_off()
         if "at" not in data or data.get("from zero"):
             axis.set_ylim(bottom=-0.05 * axis.get_ylim()[1])
+    if data.get("apart"):
+        for axis in figure.axes:
+            axis.legend(fontsize=SMALL, loc="center left", bbox_to_anchor=(1, 0.5))
+        return figure
     most = max(figure.axes, key=lambda axis: len(axis.get_legend_handles_labels()[0]))
-    names = most.get_legend_handles_labels()
-    figure.legend(*names, fontsize=SMALL, ncols=4, loc="outside upper center")
+    handles = dict(zip(*reversed(most.get_legend_handles_labels()), strict=True))
+    names = [name for name in max(panels.values(), key=len) if name in handles]
+    _legend(figure, [handles[name] for name in names], names)
     return figure
 
 
 def bars(data: Data) -> Figure:
     """Rows of horizontal bars, one a series, with intervals where there are any.
 
-    ``rows``: {row: {series: value}}; ``x`` names the axis; ``start`` is where it begins.
+    ``rows``: {row: {series: value}}, or ``panels`` of them by title; ``x`` names the axis;
+    ``start`` is where it begins. ``stacked`` lays a row's bars end to end. ``marks``: {name: value}
+    are dashed lines across.
     """
-    rows = data["rows"]
-    series = list(dict.fromkeys(name for own in rows.values() for name in own))
-    thick = 0.8 / len(series)
-    height = 1.2 + 0.17 * len(rows) * max(2, len(series))
+    panels = data.get("panels") or {"": data["rows"]}
+    every = [own for rows in panels.values() for own in rows.values()]
+    series = list(dict.fromkeys(name for own in every for name in own))
+    deep = 2 if data.get("stacked") else max(2, len(series))
+    height = 0.8 + 0.4 * len(panels) + 0.17 * len(every) * deep
     figure = Figure(figsize=(6.0, height), layout="constrained")
-    axis = figure.subplots()
+    axes = figure.subplots(len(panels), 1, sharex=True, squeeze=False).flat
+    for axis, (title, rows) in zip(axes, panels.items(), strict=True):
+        _bars(axis, rows, series, data.get("stacked", False))
+        name_axes(axis, data["x"], "")
+        axis.label_outer()
+        axis.set_axisbelow(True)
+        axis.set_title(title, fontsize=SMALL)
+        axis.set_yticks(range(len(rows)), list(rows), fontsize=SMALL)
+        axis.set_ylim(len(rows) - 0.45, -0.55)
+        for name, at in data.get("marks", {}).items():
+            axis.axvline(at, color="black", ls="--", lw=1, label=name)
+    if (start := data.get("start", 0)) is not None:
+        axis.set_xlim(left=start)  # shared, and of every panel's bars
+    known: dict[str, Any] = {}
+    for axis in figure.axes:
+        handles, names = axis.get_legend_handles_labels()
+        known.update(zip(names, handles, strict=True))
+    if len(known) > 1:
+        _legend(figure, list(known.values()), list(known))
+    return figure
+
+
+def _legend(figure: Figure, handles: Sequence[Any], names: Sequence[str]) -> None:
+    """Above the axes, in as many columns as fit (of a mark and letters of about 0.06 inches)."""
+    fit = int(figure.get_figwidth() / (0.06 * max(map(len, names)) + 0.5))
+    place: Any = {"ncols": min(4, max(1, fit)), "loc": "outside upper center"}
+    figure.legend(handles, names, fontsize=SMALL, **place)
+
+
+def _bars(axis: Axes, rows: Data, series: Sequence[str], stacked: bool) -> None:
     greys = np.linspace(0.95, 0.45, len(series))
-    for i, name in enumerate(series):
-        for place, own in enumerate(rows.values()):
-            if name not in own:
-                continue
-            (middle,), reach = _intervals([own[name]])
+    thick = 0.7 if stacked else 0.8 / len(series)
+    for place, own in enumerate(rows.values()):
+        left = 0.0
+        for i, (name, value) in enumerate(own.items()):
+            style = series.index(name)
+            (middle,), reach = _intervals([value])
             axis.barh(
-                place + (i - (len(series) - 1) / 2) * thick,
+                place if stacked else place + (i - (len(own) - 1) / 2) * thick,
                 middle,
                 thick,
-                color=str(greys[i]),
-                hatch=("", "///", "...", "xxx", "\\\\\\", "oo")[i % 6],
+                left=left,
+                color=str(greys[style]),
+                hatch=("", "///", "...", "xxx", "\\\\\\", "oo")[style % 6],
                 edgecolor="black",
                 lw=0.6,
                 xerr=reach,
                 error_kw={"capsize": 2, "elinewidth": 0.8},
-                label=name if place == 0 else None,
+                label=name,
             )
-    axis.set_yticks(range(len(rows)), list(rows), fontsize=SMALL)
-    axis.set_ylim(len(rows) - 0.45, -0.55)
-    name_axes(axis, data["x"], "")
-    if (start := data.get("start", 0)) is not None:
-        axis.set_xlim(left=start)
-    if len(series) > 1:
-        figure.legend(fontsize=SMALL, ncols=3, loc="outside upper center")
-    return figure
+            left += middle if stacked else 0
 
 
 def maps(data: Data) -> Figure:
@@ -160,7 +200,9 @@ def shaded(data: Data) -> Figure:
             axis.step(at, weights, where="mid", c=COLOURS[i], ls=DASHES[i], lw=1.4, label=name)
         name_axes(axis, data["x"], data["y"])
         axis.set_title(title, fontsize=SMALL)
-        axis.label_outer()
+        axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+        if axis is not figure.axes[-1]:
+            axis.set_xlabel("")  # the answers have lengths of their own, so the ticks stay
     names = figure.axes[0].get_legend_handles_labels()
     figure.legend(*names, fontsize=SMALL, ncols=4, loc="outside upper center")
     return figure

@@ -26,7 +26,14 @@ from saccade.tree import chain
 from saccade.types import ROOT, Inputs, Prefill, View
 
 SIZES = (256, 2048)
-FRAMES = {64: (8, 112), 256: (32, 112), 1024: (64, 168), 2048: (64, 224), 8192: (256, 224)}
+FRAMES = {
+    64: (8, 112),
+    256: (32, 112),
+    1024: (32, 224),
+    2048: (64, 224),
+    4096: (128, 224),
+    8192: (256, 224),
+}
 FIRST_SEED = 20_000_000  # far from every training and checking seed
 DRAFTS = ("shapes-draft-naive", "shapes-draft")  # the one that never saw pruning comes first
 SHOWN = ("full", "specvlm", "attention", "uniform", "random", "none")
@@ -91,7 +98,7 @@ def along(
     model = draft.backbone
     prompt = model.adopt(guide.prompt) if model.sees_as(target.backbone) else guide.prompt
     session = Session(model, [Sampling()], banned=list(target.backbone.placeholders))
-    session.prefill([view(guide, prompt)])
+    session.prefill([model.written(view(guide, prompt))])
     scores = session.score({0: chain(ids[:-1])})[0]
     return torch.stack([scores.logits(node) for node in range(ROOT, len(ids) - 1)])
 

@@ -6,12 +6,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from saccade.errors import OptionError
+from saccade.measure import draw
 from saccade.measure.draw import Data
-from saccade.studies import methods, specvlm
-from saccade.studies.lab import Lab
+from saccade.measure.trace import environment
+from saccade.studies import growth, hippo, methods, sage, specvlm, std, tabed
+from saccade.studies.lab import Lab, Shot
 from saccade.studies.study import Study
 
 STUDIES: dict[str, Study] = {
@@ -21,7 +24,16 @@ STUDIES: dict[str, Study] = {
     "sage": Study("SAGE", "The tree of every round.", methods.sage),
     "hippo": Study("HIPPO", "What is kept, and every round.", methods.hippo, methods.frames),
     **specvlm.STUDIES,
+    **hippo.STUDIES,
+    **std.STUDIES,
+    **growth.STUDIES,
+    **tabed.STUDIES,
+    **sage.STUDIES,
 }
+
+
+METHODS = ("specvlm", "sparse-to-dense", "tabed", "sage", "hippo")  # of docs/methods
+OWN = tuple(name for name in STUDIES if name not in METHODS)
 
 
 def named(name: str) -> Study:
@@ -33,7 +45,49 @@ def named(name: str) -> Study:
 def write(path: Path, name: str, lab: Lab) -> None:
     """Measures; the file says what was run."""
     about = {"figure": name, "clips": lab.clips, "size": lab.size, "tokens": lab.tokens}
+    about["environment"] = environment()
     path.write_text(json.dumps(about | named(name).measure(lab), separators=(",", ":")) + "\n")
+
+
+def every(folder: Path, tell: Callable[[str], None], names: Sequence[str] = ()) -> Path:
+    """Every figure (or these) into a folder, with its numbers and a page that shows them all.
+
+    Numbers that are there already are kept, so that an interrupted run is gone on with.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    album: dict[tuple[int, int, int], Shot] = {}
+    for name in names or OWN:
+        study = named(name)
+        path = folder / f"{name}.json"
+        if not path.exists():
+            write(path, name, Lab(study.clips, study.size, study.tokens, tell, album=album))
+        draw.save(study.draw(read(path, name)), path.with_suffix(".png"))
+    page = folder / "README.md"
+    page.write_text(index(folder))
+    return page
+
+
+INDEX = """\
+# The papers' figures, measured on the embedded pair
+
+Made by `saccade figure all --out docs/results/figures`; each picture is drawn from the JSON beside
+it. Tau is tokens per target forward, the target's own included; intervals are 95 % bootstraps over
+clips. *The draft that never saw pruning* was trained on whole videos alone: the fair one for
+comparing views. Seconds are of one machine (`environment` in the JSON).
+"""
+
+
+def index(folder: Path) -> str:
+    """The page over the figures that are in a folder."""
+    lines = [INDEX]
+    for name, study in STUDIES.items():
+        if not (folder / f"{name}.json").is_file():
+            continue
+        held = read(folder / f"{name}.json", name)
+        size = f"{held['clips']} clips of {held['size']} visual tokens"
+        lines += [f"## {study.place}: `{name}`", "", f"{study.about} *{size}.*", ""]
+        lines += [f"![{study.about}]({name}.png)", ""]
+    return "\n".join(lines)
 
 
 def read(path: Path, name: str) -> Data:

@@ -7,7 +7,7 @@ arg-max is the target's token: one forward of the draft a view, instead of a run
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from statistics import mean
 from typing import Any
@@ -16,10 +16,13 @@ import numpy as np
 from jaxtyping import Float
 from torch import Tensor
 
-from saccade.bench import measures
+from saccade.bench import measures, records
 from saccade.bench.measures import Interval
+from saccade.bench.records import Answer
 from saccade.captions import SHAPES, captioner
 from saccade.engine import run
+from saccade.measure.compare import WARM_UP_TOKENS
+from saccade.measure.peers import PEERS
 from saccade.media import Clip
 from saccade.models import Loaded, ask, load
 from saccade.shapes import agreement
@@ -50,6 +53,7 @@ class Lab:
     tokens: int = 128
     tell: Callable[[str], None] = lambda text: None
     target: Loaded = field(default_factory=lambda: load("shapes"))
+    album: dict[tuple[int, int, int], Shot] | None = None  # shared by the labs of many studies
     _shot: Shot | None = None
 
     @cached_property
@@ -75,9 +79,20 @@ class Lab:
         draft: Loaded | None = None,
         **settings: Any,
     ) -> Result:
-        """One greedy answer. A draft that gave up would make a wrong picture: an error."""
+        """One greedy answer about a clip. A draft that gave up is an error: a wrong picture."""
         self.tell(f"{method}, clip {number + 1} of {self.clips}")
-        clip, inputs = self.inputs(number, size)
+        return self.answer(method, *self.inputs(number, size), draft=draft, **settings)
+
+    def answer(
+        self,
+        method: str,
+        clip: Clip,
+        inputs: Inputs,
+        *,
+        draft: Loaded | None = None,
+        **settings: Any,
+    ) -> Result:
+        """The same to any question about a clip."""
         found = run(
             self.target.backbone,
             inputs,
@@ -91,6 +106,36 @@ class Lab:
             raise RuntimeError(f"{method}: {found.fallback_reason}")
         return found
 
+    def race(
+        self, *methods: str, size: int | None = None, **settings: Any
+    ) -> dict[str, list[Answer]]:
+        """Each clip answered by every method, or peer, in turn: for their seconds.
+
+        A short run of each comes first and is not counted; then another begins every clip.
+        """
+        found: dict[str, list[Answer]] = {method: [] for method in methods}
+        short = {**settings, "max_new_tokens": WARM_UP_TOKENS}
+        for number in range(self.clips):
+            clip, inputs = self.inputs(number, size)
+            for method in methods if not number else ():
+                self.tell(f"{method}, a short run")
+                self._timed(method, clip, inputs, short)
+            turn = number % len(methods)
+            for method in (*methods[turn:], *methods[:turn]):
+                self.tell(f"{method}, clip {number + 1} of {self.clips}")
+                own = self._timed(method, clip, inputs, settings)
+                found[method].append(replace(own, item=str(number)))
+        return found
+
+    def _timed(self, method: str, clip: Clip, inputs: Inputs, settings: dict[str, Any]) -> Answer:
+        blank = Answer("shapes", "", 0, method)
+        if method not in PEERS:
+            return replace(blank, **records.of(self.answer(method, clip, inputs, **settings)))
+        settings = {"max_new_tokens": self.tokens, "do_sample": False, **settings}
+        timed = PEERS[method](self.target, self.draft, inputs, settings)
+        seconds, counted = timed.decode
+        return replace(blank, ids=timed.ids, total=timed.total, decode=seconds, counted=counted)
+
     def rounds(self, method: str, number: int = 0) -> Sequence[RoundRecord]:
         return self.run(method, number).rounds
 
@@ -103,17 +148,26 @@ class Lab:
         return {method: self.tau(method) for method in methods}
 
     def shot(self, number: int) -> Shot:
-        """What the target makes of a clip; the last one asked for is kept."""
+        """What the target makes of a clip; the last one asked for is kept, or all (``album``)."""
+        if self.album is not None:
+            key = (number, self.size, self.tokens)
+            if key not in self.album:
+                self.album[key] = self._look(number)
+            return self.album[key]
         if self._shot is None or self._shot.number != number:
-            self.tell(f"the target reads clip {number + 1} of {self.clips}")
-            clip, inputs = self.inputs(number)
-            backbone = self.target.backbone
-            answer = run(
-                backbone, inputs, method="ar", max_new_tokens=self.tokens, do_sample=False
-            ).ids
-            guide = agreement.guided(backbone, inputs)
-            self._shot = Shot(number, clip, inputs, guide, answer)
+            self._shot = self._look(number)
         return self._shot
+
+    def _look(self, number: int) -> Shot:
+        self.tell(f"the target reads clip {number + 1} of {self.clips}")
+        return self.look(number, *self.inputs(number))
+
+    def look(self, number: int, clip: Clip, inputs: Inputs) -> Shot:
+        """What the target makes of any question about a clip."""
+        guide = agreement.guided(self.target.backbone, inputs)
+        newline = self.target.tokenizer.encode("\n", add_special_tokens=False)
+        guide = replace(guide, words={"newline": tuple(newline)})  # for the view ``text``
+        return Shot(number, clip, inputs, guide, self.answer("ar", clip, inputs).ids)
 
     def along(self, shot: Shot, view: str, draft: Loaded) -> Float[Tensor, "answer vocab"]:
         """The draft's logits at every place of the target's answer, under a view by name."""
@@ -133,8 +187,13 @@ class Lab:
         return found
 
 
-def interval(values: Sequence[float]) -> Interval:
-    """The mean with its 95 % bootstrap interval over clips."""
-    found = measures.interval(values, np.mean)
+def interval(values: Sequence[float], figure: Callable[..., np.ndarray] = np.mean) -> Interval:
+    """The mean (or the median) with its 95 % bootstrap interval over clips."""
+    found = measures.interval(values, figure)
     assert found is not None, "no clips"
     return found
+
+
+def rounded(taus: Mapping[str, Sequence[float]]) -> dict[str, list[float]]:
+    """Clip by clip, for comparing views on the same clips."""
+    return {name: [round(tau, 4) for tau in own] for name, own in taus.items()}

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
+from matplotlib.figure import Figure, FigureBase
 
 from saccade.measure.draw import COLOURS, SMALL, Data, name_axes
 from saccade.shapes import agreement
@@ -79,18 +79,24 @@ def _tree(round: RoundRecord) -> tuple[int, int, int]:
 
 
 def hippo(lab: Lab) -> Data:
-    """The cells (t, h, w) two views keep of the first clip, and how many tokens a round judged."""
-    shot = lab.shot(0)
-    model = lab.draft.backbone
-    prompt = model.adopt(shot.guide.prompt)
-    views = {name: resolve(f"sd/view={name}").view(shot.guide, prompt) for name in HIPPO_VIEWS}
+    """What two views keep of the first clip, and how many tokens a round judged."""
     rounds = lab.rounds("hippo")
     return {
-        "grid": (prompt.grid[:, 1:].amax(0) + 1).tolist(),
-        "kept": {name: seen.grid[:, 1:].tolist() for name, seen in views.items()},
+        **kept(lab, 0, HIPPO_VIEWS),
         "judged": [len(round.tokens) for round in rounds],
         "accepted": [len(round.accepted) for round in rounds],
         "tau": lab.taus("hippo", *(f"sd/view={name}" for name in (*HIPPO_VIEWS, "uniform"))),
+    }
+
+
+def kept(lab: Lab, number: int, views: Sequence[str]) -> Data:
+    """The cells (t, h, w) that views keep of a clip, and how many there are on each axis."""
+    shot = lab.shot(number)
+    prompt = lab.draft.backbone.adopt(shot.guide.prompt)
+    seen = {name: resolve(f"sd/view={name}").view(shot.guide, prompt) for name in views}
+    return {
+        "grid": (prompt.grid[:, 1:].amax(0) + 1).tolist(),
+        "kept": {name: own.grid[:, 1:].tolist() for name, own in seen.items()},
     }
 
 
@@ -98,25 +104,37 @@ def frames(data: Data) -> Figure:
     """The clip's frames, veiled where a view drops a token; below, each round's tokens."""
     figure = Figure(figsize=(1.25 * STRIP, 4.5), layout="constrained")
     above, below = figure.subfigures(2, 1, height_ratios=(2, 1.2))
+    _veiled(above, data)
+    _rounds(
+        below.subplots(), np.array(data["judged"][:ROUNDS]), np.array(data["accepted"][:ROUNDS])
+    )
+    return figure
+
+
+def strips(data: Data) -> Figure:
+    """The clip's frames alone, veiled where a view drops a token."""
+    figure = Figure(figsize=(1.25 * STRIP, 1.45 * len(data["kept"])), layout="constrained")
+    _veiled(figure, data)
+    return figure
+
+
+def _veiled(figure: FigureBase, data: Data) -> None:
+    """A row of the first clip's frames a view."""
     pictures = agreement.held_out(0, data["size"])[1].frames
     times, high, wide = data["grid"]
-    rows = above.subplots(len(data["kept"]), STRIP, squeeze=False)
-    for row, (view, kept) in zip(rows, data["kept"].items(), strict=True):
+    rows = figure.subplots(len(data["kept"]), STRIP, squeeze=False)
+    for row, (view, cells) in zip(rows, data["kept"].items(), strict=True):
         for i, axis in enumerate(row):
             t = (2 * i + 1) * times // (2 * STRIP)
             picture = np.asarray(pictures[t * len(pictures) // times]) / 255
             seen = np.zeros((high, wide, 1), dtype=bool)
-            for _, h, w in (cell for cell in kept if cell[0] == t):
+            for _, h, w in (cell for cell in cells if cell[0] == t):
                 seen[h, w] = True
             clear = seen.repeat(len(picture) // high, 0).repeat(picture.shape[1] // wide, 1)
             axis.imshow(np.where(clear, picture, 0.75 + 0.2 * picture))
             axis.set(xticks=[], yticks=[])
             axis.set_xlabel(f"{seen.sum()} of {seen.size}", fontsize=SMALL)
-        row[0].set_ylabel(f"{view}\n{len(kept)} in all", fontsize=SMALL)
-    _rounds(
-        below.subplots(), np.array(data["judged"][:ROUNDS]), np.array(data["accepted"][:ROUNDS])
-    )
-    return figure
+        row[0].set_ylabel(f"{view}\n{len(cells)} in all", fontsize=SMALL)
 
 
 def _rounds(axis: Axes, judged: Any, accepted: Any) -> None:

@@ -10,6 +10,7 @@ from dataclasses import fields, replace
 from typing import Any, TypeVar, cast
 
 from saccade import prune, view
+from saccade.control import Auto
 from saccade.cost import Fit
 from saccade.draft import Drafter, EarlyExit, Lookup, ModelDraft, Nobody, SelfDraft
 from saccade.ensemble import Ensemble, Weighting
@@ -17,7 +18,7 @@ from saccade.errors import MethodError
 from saccade.grow import Best, Chain, Paths, Static, check_paths
 from saccade.recipe import Recipe
 from saccade.schedule import parallel, serial
-from saccade.systems import baselines, hippo, sage, specvlm, std, tabed
+from saccade.systems import auto, baselines, hippo, sage, specvlm, std, tabed
 from saccade.systems.sage_live import SageLive
 from saccade.types import Schedule, Shape, View
 from saccade.view import Early, Positions, Pruned, Several
@@ -27,6 +28,7 @@ SYSTEMS: dict[str, Recipe] = {
     recipe.name: recipe
     for recipe in (
         baselines.AR,
+        auto.AUTO,
         baselines.SD,
         baselines.SD_TREE,
         specvlm.SPECVLM,
@@ -93,6 +95,7 @@ WEIGHTS: dict[str, Callable[[int | None], Weighting]] = {
 SHAPES: dict[str, Shape] = {
     "tree": Static(specvlm.TREE),
     "fit": Fit((specvlm.TREE,)),
+    "auto": Auto(),
     "sage": sage.Sage(),
     "sage-live": SageLive(),
 }
