@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 import torch
 
-from saccade.control import LONGEST, RETRY, SELDOM, Auto, Pace
+from saccade.control import LONGEST, MOST, RETRY, SELDOM, Auto, Pace
 from saccade.cost import Costs
 from saccade.grow import Chain
 from saccade.sampling import Sampling, Scores
-from saccade.tree import path
+from saccade.tree import depths, path
 from saccade.types import ROOT, Growing, Round, Shape, State, Tree, Verdict
 
 COSTS = Costs((1, 2, 4, 8, 16), (1.0, 1.05, 1.15, 1.35, 1.75), 0.12)
@@ -75,6 +75,7 @@ def simulate(shape: Shape, world: World, tokens: int, seed: int = 0) -> Told:
             q=None,
             draft_seconds=forwards * world.costs.draft,
             verify_seconds=world.costs.verify(1 + len(tree)),
+            note=tree.odds,
         )
         state = shape.fold(state, round)
         rounds.append(round)
@@ -129,19 +130,20 @@ def seconds_of_chains(world: World, tokens: int) -> dict[int, float]:
     ),
 )
 def test_no_fixed_chain_is_faster(world):
-    """Claim: over 400 tokens it needs at most 5 % more seconds than the best fixed chain, whichever
-    that is. Fails if confidence is believed blindly or the bar is wrong."""
+    """Claim: over 400 tokens it needs at most 8 % more seconds than the fixed chain that is best in
+    hindsight, whichever that is, though confidence tells nothing here. Fails if confidence is
+    believed blindly or the bar is wrong."""
     best = min(seconds_of_chains(world, 400).values())
-    assert simulate(Auto(world.costs), world, 400).seconds <= 1.05 * best
+    assert simulate(Auto(world.costs), world, 400).seconds <= 1.08 * best
 
 
 def test_control_a_chain_chosen_for_another_world_is_slower():
-    """Control: the fixed chain best in one world loses more than 5 % in another."""
+    """Control: the fixed chain best in one world loses more than 8 % in another."""
     good, bad = World(0.99, 0.97), World(0.6, 0.6)
     times = seconds_of_chains(good, 400)
     length = min(times, key=lambda n: times[n])
     chains = seconds_of_chains(bad, 400)
-    assert chains[length] > 1.05 * min(chains.values())
+    assert chains[length] > 1.08 * min(chains.values())
 
 
 @pytest.mark.parametrize("odds", (0.01, 0.5, 0.97))
@@ -233,10 +235,11 @@ def test_sampled_drafts_are_chains():
 
 
 def test_it_never_drafts_beyond_its_bounds():
-    """Claim: with a free and perfect draft a chain ends at the longest allowed."""
+    """Claim: with a free and perfect draft a draft ends at the longest path and the most nodes."""
     free = Costs((1, 64), (1.0, 1.0), 0.0)
     told = simulate(Auto(free), World(0.999, 1.0, costs=free), 400)
-    assert max(len(round.tree) for round in told.rounds) == LONGEST
+    assert max(max(depths(round.tree)) for round in told.rounds) == LONGEST
+    assert max(len(round.tree) for round in told.rounds) == MOST
 
 
 def test_an_answer_cut_short_refuses_nothing():
