@@ -40,7 +40,7 @@ STUDIES = {
         "SpecVLM, Sec. 1",
         "Milliseconds of decoding a token as the video grows.",
         growth,
-        clips=6,
+        clips=2,
         size=8192,
         tokens=64,
         timed=True,

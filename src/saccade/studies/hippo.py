@@ -173,6 +173,7 @@ STUDIES = {
         draw.bars,
         size=8192,
         timed=True,
+        clips=2,
     ),
     "hippo-ablation": Study(
         "HIPPO, Fig. 6",

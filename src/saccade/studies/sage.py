@@ -170,21 +170,21 @@ STUDIES = {
         "SAGE, Fig. 2",
         "Autocorrelation of the draft's entropy along the target's answers, against white noise.",
         entropy,
-        clips=50,
+        clips=24,
     ),
     "sage-length": Study(
         "SAGE, Fig. 3",
         "Tau and speed over ar by tokens written; end of text is ignored, so all write as many.",
         length,
-        clips=8,
-        tokens=512,
+        clips=3,
+        tokens=256,
         timed=True,
     ),
     "sage-pruning": Study(
         "SAGE, Table 5",
         "Tau and speed over ar by the share of the video that SAGE's draft reads.",
         pruning,
-        clips=8,
+        clips=4,
         timed=True,
     ),
     "sage-plan": Study(
@@ -192,6 +192,6 @@ STUDIES = {
         "Tau of SAGE's tree planned a round ahead and grown live, of a static tree and of chains.",
         plan,
         draw.bars,
-        clips=12,
+        clips=8,
     ),
 }

@@ -222,14 +222,14 @@ STUDIES = {
         "TABED, Sec. 6",
         "Weights of MTCP* over rounds by its window: with everything they drift to equal.",
         drift,
-        clips=12,
+        clips=8,
     ),
     "tabed-window": Study(
         "TABED, Table 3",
         "Tau of MT* and MTCP* by history window and distance, beside fixed weights.",
         window,
         draw.bars,
-        clips=12,
+        clips=4,
     ),
     "tabed-latency": Study(
         "TABED, Fig. 5 and 6, Table 6",
@@ -245,5 +245,6 @@ STUDIES = {
         draw.bars,
         tokens=100,
         timed=True,
+        clips=2,
     ),
 }
