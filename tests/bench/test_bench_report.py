@@ -202,7 +202,11 @@ def test_suites_apart(tmp_path: Path) -> None:
     records.write(tmp_path, ABOUT, [*ANSWERS, *others])
     printed = report.write(tmp_path).read_text()
     assert (tmp_path / "report.md").read_text() == printed
-    assert re.findall(r"^## (.*)", printed, re.M) == ["handmade", "other"]
+    assert re.findall(r"^## (.*)", printed, re.M) == [
+        "handmade",
+        "other",
+        "In the papers' layouts",
+    ]
     first, second = [each for each in tables(printed) if "tau" in next(iter(each.values()))]
     assert first["sage"]["decode x"].startswith("9.00 [")
     assert second["sage"]["decode x"].startswith("18.00 [") and "hf" not in second

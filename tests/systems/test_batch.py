@@ -109,6 +109,8 @@ def test_eight_requests_answer_as_eight_runs_in_one_forward_a_round(method, monk
         assert answered.ids == truths()[number] and answered.fallback_reason is None
         (alone,) = exhausted(streamed(one, method))
         assert alone.ids == answered.ids
+        if method == "auto":  # how long it drafts depends on how fast it was
+            continue
         mine = [record.scalars() for record in together if record.request == number]
         assert [(r.tokens, r.parents, r.emitted) for r in mine] == [
             (r.tokens, r.parents, r.emitted) for r in alone.rounds

@@ -115,7 +115,8 @@ def ordered(differences: Sequence[Interval]) -> Verdict:
     return "partly" if any(above) else "does not hold"
 
 
-def said(found: Interval, digits: int = 2) -> str:
+def said(found: Sequence[float], digits: int = 2) -> str:
+    """A value and its interval, as [value, low, high]."""
     middle, low, high = (f"{value:.{digits}f}" for value in found)
     return f"{middle} [{low}, {high}]"
 

@@ -204,7 +204,7 @@ CLAIMS = (
         "bench-2k",
         drafting_counts,
         "holds",
-        "",
+        "Five steps of a draft beside one verification of six rows.",
     ),
     Claim(
         "Table 1",
