@@ -303,7 +303,7 @@ def test_a_later_turn_reads_only_new_tokens(method, monkeypatch):
             # auto's also what was decoded without it
             lacked = 2 + (len(first) if method == "auto" else 0)
             assert by_draft[0] <= (new + lacked) * views
-            assert max(by_draft[1:]) <= 25
+            assert max(by_draft[1:], default=0) <= 25
 
 
 @pytest.mark.parametrize("method", ["ar", "sd", "specvlm", "tabed", "specvlm-self"])
