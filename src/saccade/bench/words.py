@@ -7,7 +7,8 @@ of WordNet (Banerjee and Lavie 2005), and is a little lower than with them.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
 
 BETA = 1.2  # of ROUGE-L's F, as in its caption evaluation
 ALPHA, GAMMA, POWER = 0.9, 0.5, 3.0  # METEOR's weights
@@ -98,8 +99,16 @@ def stem(word: str) -> str:
     return word
 
 
-def score(task: str, answer: str, right: Sequence[str]) -> dict[str, float]:
-    """The measures that fit a task; none where we do not judge."""
+def score(task: str, answer: str, right: Sequence[str]) -> Mapping[str, float]:
+    """The measures that fit a task; none where we do not judge.
+
+    Remembered: every method of a run writes the same answer.
+    """
+    return _score(task, answer, tuple(right))
+
+
+@lru_cache(maxsize=4096)
+def _score(task: str, answer: str, right: tuple[str, ...]) -> Mapping[str, float]:
     if not right or task == "text":
         return {}
     if task == "choice":

@@ -1,0 +1,96 @@
+"""What the documents print is what the stored runs hold: reports, figures, the README."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from matplotlib.figure import Figure
+
+from saccade import studies
+from saccade.bench import measures, records, report
+from saccade.bench.records import Answer
+
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "docs" / "results"
+RUNS = sorted(path.parent for path in RESULTS.glob("*/results.jsonl.gz"))
+COLUMNS = {
+    "descriptions, 256": ("bench-256", "shapes-caption"),
+    "descriptions, 2,048": ("bench-2k", "shapes-caption-2k"),
+    "unheard wording, 256": ("bench-256", "shapes-ood"),
+    "two turns, 256": ("bench-256", "shapes-chat"),
+    "short answers, 256": ("bench-256", "shapes-qa"),
+}
+
+
+def test_there_are_runs():
+    """Claim: the runs the pages speak of are stored."""
+    assert {"bench-256", "bench-2k", "bench-ensembles"} <= {run.name for run in RUNS}
+
+
+@pytest.mark.parametrize("run", RUNS, ids=lambda run: run.name)
+def test_a_stored_report_is_its_runs(run):
+    """Claim: report.md is made of the results beside it, and its pictures are there. Fails if a run
+    is replaced and its report is not."""
+    about, answers = records.stored(run)
+    drawn: dict[str, list[str]] = {}
+    for suite, name in re.findall(r"!\[((\S+)-\w+\.png)\]", (run / "report.md").read_text()):
+        drawn.setdefault(name, []).append(suite)
+        assert (run / suite).is_file()
+    assert (run / "report.md").read_text() == report.markdown(about, answers, drawn)
+
+
+@pytest.mark.parametrize("run", RUNS, ids=lambda run: run.name)
+def test_every_stored_answer_is_plain_decodings(run):
+    """Claim: no method of ours ever wrote another token than plain decoding, and none gave up.
+    Fifty items a suite. Fails on a single difference."""
+    _, answers = records.stored(run)
+    ours = [a for a in answers if not a.method.startswith(("hf", "draft"))]
+    assert all(a.identical and a.error is None and a.fallback is None for a in ours)
+    for suite in {a.suite for a in ours}:
+        assert len({a.item for a in ours if a.suite == suite}) == 50
+
+
+def test_the_readmes_table_is_the_stored_runs():
+    """Claim: each cell of the README's table over suites is the median decode speedup with its
+    interval, and that of whole answers, of the stored run. Fails on any number typed by hand."""
+    text = (ROOT / "README.md").read_text()
+    head, rows = text.split("| decode × (whole ×) | ")[1].split(" |\n", 1)
+    assert head.split(" | ") == list(COLUMNS)
+    stored = {name: records.stored(RESULTS / name)[1] for name, _ in COLUMNS.values()}
+    table = [line for line in rows.split("\n\n")[0].splitlines() if line.startswith("| `")]
+    assert len(table) > 5
+    for line in table:
+        method, *cells = (cell.strip() for cell in line.strip("|").split(" | "))
+        for cell, (run, suite) in zip(cells, COLUMNS.values(), strict=True):
+            assert cell.rstrip("|").strip() == _cell(stored[run], suite, method.strip("`"))
+
+
+def _cell(answers: list[Answer], suite: str, method: str) -> str:
+    own, plain = (
+        [a for a in answers if a.suite == suite and a.method == name and not a.error]
+        for name in (method, "ar")
+    )
+    if not own:
+        return ""
+    decode = measures.interval(measures.speedups(own, plain))
+    whole = measures.interval(measures.speedups(own, plain, whole=True))
+    assert decode is not None and whole is not None
+    return "{:.2f} [{:.2f}, {:.2f}] ({:.2f})".format(*decode, whole[0])
+
+
+def test_every_figure_is_stored_and_draws():
+    """Claim: each study's numbers and picture are in docs/results/figures, draw today, were made
+    at the study's own size, and the page shows them all."""
+    folder = RESULTS / "figures"
+    for name in studies.OWN:
+        data, study = studies.read(folder / f"{name}.json", name), studies.named(name)
+        assert isinstance(study.draw(data), Figure)
+        assert (folder / f"{name}.png").is_file()
+        assert (data["clips"], data["size"], data["tokens"]) == (
+            study.clips,
+            study.size,
+            study.tokens,
+        ), name
+    assert (folder / "README.md").read_text() == studies.index(folder)
