@@ -107,12 +107,14 @@ def less(found: Sequence[float], other: Sequence[float]) -> Interval:
     return between([a - b for a, b in zip(found, other, strict=True)])
 
 
+def among(right: Sequence[bool]) -> Verdict:
+    """Whether a claim about several holds for all, for some, or for none."""
+    return "holds" if all(right) else "partly" if any(right) else "does not hold"
+
+
 def ordered(differences: Sequence[Interval]) -> Verdict:
     """Whether everything claimed to be above is, beyond its interval."""
-    above = [low > 0 for _, low, _ in differences]
-    if all(above):
-        return "holds"
-    return "partly" if any(above) else "does not hold"
+    return among([low > 0 for _, low, _ in differences])
 
 
 def said(found: Sequence[float], digits: int = 2) -> str:

@@ -11,6 +11,7 @@ from saccade.claims.evidence import (
     Evidence,
     Finding,
     Verdict,
+    among,
     less,
     ordered,
     said,
@@ -77,7 +78,7 @@ def biased(e: Evidence) -> Finding:
     rows = e.figure("hippo-edges")["rows"]
     both = {view: rows[view] for view in ("attention", "uniform")}
     above = [rows["attention"][edge][1] > EVEN for edge in EDGES]
-    verdict: Verdict = "holds" if all(above) else "partly" if any(above) else "does not hold"
+    verdict = among(above)
     words = "; ".join(
         f"{view}: {said(own[EDGES[0]])} top, {said(own[EDGES[1]])} bottom"
         for view, own in both.items()
@@ -116,7 +117,7 @@ def accuracy(e: Evidence) -> Finding:
                 f"{size}, {what}: {whole:.2f} with everything, {of['attention'][0]:.2f} by "
                 f"attention, {of['random'][0]:.2f} at random, {of['holistic'][0]:.2f} holistic"
             )
-    verdict: Verdict = "holds" if all(found) else "partly" if any(found) else "does not hold"
+    verdict = among(found)
     return Finding(verdict, "; ".join(words))
 
 

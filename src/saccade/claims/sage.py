@@ -10,6 +10,7 @@ from saccade.claims.evidence import (
     Evidence,
     Finding,
     Verdict,
+    among,
     less,
     ordered,
     said,
@@ -75,7 +76,7 @@ def correlated(e: Evidence) -> Finding:
                 f"{' '.join(panel.split())}, {what}: lag 1 {said(line[0])}, above noise at "
                 f"{sum(above)} of {len(above)} lags"
             )
-    verdict: Verdict = "holds" if all(right) else "partly" if any(right) else "does not hold"
+    verdict = among(right)
     return Finding(verdict, "; ".join(words))
 
 
@@ -101,7 +102,7 @@ def pruned(e: Evidence) -> Finding:
     flat = taus[kept.index(0.1)] > 0.97 * taus[kept.index(1.0)]
     best = kept[speeds.index(max(speeds))]
     right = [flat, best in (0.1, 0.2)]
-    verdict: Verdict = "holds" if all(right) else "partly" if any(right) else "does not hold"
+    verdict = among(right)
     words = ", ".join(
         f"{k:g}: {t:.2f}, {s:.2f}x" for k, t, s in zip(kept, taus, speeds, strict=True)
     )
@@ -157,7 +158,7 @@ def depth(e: Evidence) -> Finding:
         true = theory.best(lambda d, p=p, ratio=ratio: theory.chain_speed(p, ratio, d))
         right.append(formula == true)
         words.append(f"{formula} for {true} (p {p}, c_t/c_d {ratio})")
-    verdict: Verdict = "holds" if all(right) else "partly" if any(right) else "does not hold"
+    verdict = among(right)
     return Finding(verdict, "formula for true optimum of Eq. 33: " + ", ".join(words))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from statistics import mean
 
 from saccade.bench import measures
-from saccade.claims.evidence import Claim, Evidence, Finding, Verdict, ordered, said, tau_of
+from saccade.claims.evidence import Claim, Evidence, Finding, Verdict, among, ordered, said, tau_of
 
 RUN = "bench-ensembles"
 SINGLE = {"M": "sd", "T": "sd/view=text", "C": "sd/view=caption", "P": "sd/view=pooled"}
@@ -42,7 +42,7 @@ def second_best(e: Evidence) -> Finding:
         ranked = sorted(taus, key=lambda name: -taus[name])
         right.append(ranked.index("MT*") < 2)
         words.append(f"{suite}: " + ", ".join(f"{name} {taus[name]:.2f}" for name in ranked))
-    verdict: Verdict = "holds" if all(right) else "partly" if any(right) else "does not hold"
+    verdict = among(right)
     return Finding(verdict, "; ".join(words))
 
 
@@ -126,7 +126,7 @@ def level(e: Evidence) -> Finding:
     batch = max(max(each) / min(each) for each in zip(*drafts.values(), strict=True))
     rows = max(max(each) / min(each) for each in zip(*judged.values(), strict=True))
     right = [ratio < 1.05 for ratio in (rows, along, batch)]
-    verdict: Verdict = "holds" if all(right) else "partly" if any(right) else "does not hold"
+    verdict = among(right)
     return Finding(
         verdict,
         f"T_p grows {rows:.2f}-fold from gamma 1 to 7, T_q {along:.2f}-fold from S "
