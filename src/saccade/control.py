@@ -24,7 +24,7 @@ import torch
 
 from saccade.cost import Costs
 from saccade.sampling import Scores
-from saccade.tree import add, levels
+from saccade.tree import add, height
 from saccade.types import ROOT, Growing, Round, State, Tree
 
 BOUNDS = (0.2, 0.4, 0.6, 0.75, 0.87, 0.94, 0.98, 0.995)  # of confidence; a bin between each two
@@ -132,35 +132,35 @@ class Auto:
 
     def level(self, pace: Pace) -> float:
         """Seconds of a draft forward."""
-        assert self.costs is not None, "Auto needs measured costs: see Recipe.fit"
-        return pace.level or self.costs.draft
+        return pace.level or self._bare.draft
 
     def row(self, pace: Pace, rows: int) -> float:
         """Seconds that one row on top of ``rows`` adds to a verification."""
+        return pace.stretch * (self._bare.verify(rows + 1) - self._bare.verify(rows))
+
+    @property
+    def _bare(self) -> Costs:
         assert self.costs is not None, "Auto needs measured costs: see Recipe.fit"
-        return pace.stretch * (self.costs.verify(rows + 1) - self.costs.verify(rows))
+        return self.costs
 
     def _alone(self, pace: Pace) -> float:
         """Seconds of a token of plain decoding."""
-        assert self.costs is not None, "Auto needs measured costs: see Recipe.fit"
-        return pace.stretch * self.costs.verify(1)
+        return pace.stretch * self._bare.verify(1)
 
     def _seconds(self, pace: Pace, round: Round) -> float:
         """What a round took; by the model of costs where tokens were drawn."""
         if not _drawn(round.tree):
             return round.draft_seconds + round.verify_seconds
-        assert self.costs is not None, "Auto needs measured costs: see Recipe.fit"
-        deep = max(levels(round.tree.parents), default=0)
-        return deep * self.costs.draft + self.costs.verify(1 + len(round.tree))
+        deep = height(round.tree.parents)
+        return deep * self._bare.draft + self._bare.verify(1 + len(round.tree))
 
     def _timed(self, pace: Pace, round: Round) -> Pace:
         """With the seconds of this round taken in, if nothing was drawn."""
-        assert self.costs is not None, "Auto needs measured costs: see Recipe.fit"
         if _drawn(round.tree) or round.verify_seconds <= 0:
             return pace
-        bare = self.costs.verify(1 + len(round.tree))
+        bare = self._bare.verify(1 + len(round.tree))
         stretch = FADE * pace.stretch + (1 - FADE) * round.verify_seconds / bare
-        deep = max(levels(round.tree.parents), default=0)
+        deep = height(round.tree.parents)
         if not deep:
             return replace(pace, stretch=stretch)
         level = round.draft_seconds / deep

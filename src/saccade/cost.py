@@ -139,22 +139,31 @@ def measure(
 
 def _time(model: Backbone, context: int, rows: int) -> float:
     """Median seconds of a forward of ``rows`` new tokens over random keys and values."""
-    session = Session(model, [Sampling()])
-    cache = model.cache(context + ROWS[-1] + 1)
-    for tensor in (*cache.keys, *cache.values):
-        tensor.normal_()
-    cache.advance(context)
-    session.requests[0] = Request(cache, [], context)
-    samples = []
-    for _ in range(REPEATS + 2):
-        session.requests[0].pending = [0]
-        cache.length = context
-        session.requests[0].tree, session.requests[0].rows = Tree(), []
-        tree = chain([0] * (rows - 1))
-        clock = Clock(model.device)
-        session.score({0: tree})
-        samples.append(clock.since())
-    return median(samples[2:])
+    session = filled(model, context, 1, ROWS[-1] + 1)
+    return median([step(session, context, rows) for _ in range(REPEATS + 2)][2:])
+
+
+def filled(model: Backbone, context: int, requests: int, room: int) -> Session:
+    """Requests that each read ``context`` random keys, with room for ``room`` more."""
+    session = Session(model, [Sampling()] * requests)
+    for number in range(requests):
+        cache = model.cache(context + room)
+        for tensor in (*cache.keys, *cache.values):
+            tensor.normal_()
+        cache.advance(context)
+        session.requests[number] = Request(cache, [], context)
+    return session
+
+
+def step(session: Session, context: int, rows: int) -> float:
+    """Seconds of a forward of ``rows`` new tokens of each request of a filled session."""
+    for request in session.requests.values():
+        request.pending, request.tree, request.rows = [0], Tree(), []
+        request.cache.length = context
+    trees = dict.fromkeys(session.requests, chain([0] * (rows - 1)))
+    clock = Clock(session.backbone.device)
+    session.score(trees)
+    return clock.since()
 
 
 def bucket(tokens: int) -> int:

@@ -61,6 +61,11 @@ def levels(parents: Sequence[int]) -> list[int]:
     return found
 
 
+def height(parents: Sequence[int]) -> int:
+    """How deep the deepest node is; 0 for an empty tree."""
+    return max(levels(parents), default=0)
+
+
 def is_chain(tree: Tree) -> bool:
     return all(parent == node - 1 for node, parent in enumerate(tree.parents))
 

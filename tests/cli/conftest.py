@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +12,7 @@ import pytest
 from rich.console import Console
 
 from saccade import cli
+from saccade.models import EMBEDDED
 from saccade.terminal import PIPED_WIDTH
 
 Call = Callable[..., tuple[int, str, str]]
@@ -46,3 +49,17 @@ def clip(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("clips") / "clip.mp4"
     world.write_clip(world.scene(20_000_001), path, 16, 112)
     return path
+
+
+@pytest.fixture
+def swapped(tmp_path: Path) -> Path:
+    """The embedded draft with two ids that mean each other's token."""
+    folder = tmp_path / "other"
+    shutil.copytree(EMBEDDED / "draft", folder)
+    path = folder / "tokenizer.json"
+    tokenizer = json.loads(path.read_text())
+    vocab = tokenizer["model"]["vocab"]
+    one, two = [token for token, number in vocab.items() if number in (300, 301)]
+    vocab[one], vocab[two] = vocab[two], vocab[one]
+    path.write_text(json.dumps(tokenizer))
+    return folder

@@ -15,6 +15,7 @@ import torch
 from remembering import Remembering
 from torch import Tensor
 
+from saccade import cost
 from saccade.captions import SHAPES, captioner
 from saccade.measure import draw
 from saccade.sampling import Sampling
@@ -299,7 +300,7 @@ def test_latency_is_of_the_steps_it_names(lab, monkeypatch):
         slow = 100 if before < steps_of.WARM_UP else before % 3  # a warm-up must not be counted
         steps.append((who, len(trees), rows, keys, keys + 10 * rows + 3 * len(trees) + who + slow))
 
-    monkeypatch.setattr(steps_of, "Clock", Told)
+    monkeypatch.setattr(cost, "Clock", Told)
     monkeypatch.setattr(tabed, "CONTEXTS", (32, 64))
     monkeypatch.setattr(Session, "score", score)
     data = tabed.latency(lab)

@@ -29,7 +29,7 @@ STAGES: tuple[tuple[str, Callable[[Answer], float], str], ...] = (
     ("draft prefill", lambda answer: answer.draft_prefill, "++"),
     ("draft", lambda answer: answer.draft, "..."),
     ("verify", lambda answer: answer.verify, "\\\\\\"),
-    ("rest", lambda answer: max(0.0, answer.decode - answer.draft - answer.verify), "oo"),
+    ("rest", lambda answer: answer.rest, "oo"),
 )
 PLACES = 12  # of a draft that are drawn
 GREYS = ("#f0f0f0", "#d0d0d0", "#b8b8b8", "#f8f8f8", "#ffffff", "#e4e4e4", "#909090")

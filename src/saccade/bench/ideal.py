@@ -18,7 +18,7 @@ from saccade.cost import Costs
 from saccade.engine import run
 from saccade.models import Loaded
 from saccade.systems import resolve
-from saccade.tree import levels
+from saccade.tree import height
 from saccade.types import Inputs, Result
 
 
@@ -113,7 +113,7 @@ def _share(name: str, results: Sequence[Result], plain: float, costs: Costs) -> 
     rounds = [round for result in results for round in result.rounds]
     accepted = mean(len(round.accepted) for round in rounds)
     emitted = mean(len(round.emitted) for round in rounds)
-    gamma = mean(max(levels(round.parents), default=0) for round in rounds)
+    gamma = mean(height(round.parents) for round in rounds)
     rows = 1 + mean(len(round.tokens) for round in rounds)
     measured = plain / median(_seconds(result) for result in results)
     return Share(name, accepted, gamma, rows, ideal(costs, emitted, gamma, rows), measured)

@@ -11,8 +11,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import mean
 
-import numpy as np
-
 from saccade.bench import measures
 from saccade.bench.records import Answer
 from saccade.measure.compare import BASELINE
@@ -232,9 +230,8 @@ def steps(by: By, method: str = "specvlm") -> Iterable[str]:
 
 def _emitted(answer: Answer) -> list[int]:
     """Tokens of each round: what was accepted and, but for rounds cut at the end, one more."""
-    own = np.zeros(answer.rounds, dtype=int)
-    own[: answer.own] = 1  # those without one come last: an answer that was cut short
-    return [taken + int(one) for taken, one in zip(answer.accepted, own, strict=True)]
+    # rounds without one come last: an answer that was cut short
+    return [taken + (place < answer.own) for place, taken in enumerate(answer.accepted)]
 
 
 OPERATIONS: Mapping[str, Callable[[Answer], float]] = {
@@ -244,9 +241,7 @@ OPERATIONS: Mapping[str, Callable[[Answer], float]] = {
     "draft prefill": lambda answer: answer.draft_prefill,
     "draft decoding": lambda answer: answer.draft,
     "token pruning": lambda answer: answer.guide,
-    "others (committing, tree update, ...)": lambda answer: max(
-        0.0, answer.decode - answer.draft - answer.verify
-    ),
+    "others (committing, tree update, ...)": lambda answer: answer.rest,
     "in all": lambda answer: answer.total,
 }
 BROKEN_DOWN = ("ar", "specvlm", "sage", "hippo")

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from saccade.errors import OptionError
-from saccade.tree import levels
+from saccade.tree import height
 from saccade.types import Result
 
 RESULTS = "results.jsonl"
@@ -62,6 +62,11 @@ class Answer:
     def rounds(self) -> int:
         return len(self.accepted)
 
+    @property
+    def rest(self) -> float:
+        """Seconds of decoding beside drafting and verifying: committing, learning, stopping."""
+        return max(0.0, self.decode - self.draft - self.verify)
+
 
 def of(result: Result) -> dict[str, Any]:
     """The fields of an answer that a result of ours knows."""
@@ -84,7 +89,7 @@ def of(result: Result) -> dict[str, Any]:
         draft_visual_tokens=result.draft_visual_tokens,
         reused_tokens=result.reused_tokens,
         accepted=tuple(len(round.accepted) for round in result.rounds),
-        drafted=tuple(max(levels(round.parents), default=0) for round in result.rounds),
+        drafted=tuple(height(round.parents) for round in result.rounds),
         nodes=tuple(len(round.tokens) for round in result.rounds),
         own=sum(round.own is not None for round in result.rounds),
         fallback=result.fallback_reason,

@@ -214,7 +214,7 @@ TIME: tuple[Column, ...] = (
     ("draft prefill", _stage(lambda answer: answer.draft_prefill)),
     ("draft", _stage(lambda answer: answer.draft)),
     ("verify", _stage(lambda answer: answer.verify)),
-    ("rest", _stage(lambda answer: max(0.0, answer.decode - answer.draft - answer.verify))),
+    ("rest", _stage(lambda answer: answer.rest)),
     ("peak MiB", _peak),
 )
 FORMULA: tuple[Column, ...] = (

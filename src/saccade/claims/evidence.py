@@ -76,6 +76,10 @@ class Evidence:
         own, plain = self.answers(run, suite, method), self.answers(run, suite, BASELINE)
         return _known(measures.interval(measures.speedups(own, plain, whole=whole)))
 
+    def speeds(self, run: str, suite: str, methods: Sequence[str]) -> str:
+        """Each method's median speedup with its interval, in words."""
+        return ", ".join(f"{name} {said(self.speed(run, suite, name))}x" for name in methods)
+
     def tau(self, run: str, suite: str, method: str) -> Interval:
         return _known(measures.tau_interval(self.answers(run, suite, method)))
 
@@ -89,7 +93,7 @@ class Evidence:
 
 
 def tau_of(answer: Answer) -> float:
-    return (sum(answer.accepted) + answer.own) / max(1, answer.rounds)
+    return measures.tau([answer]) or 0.0
 
 
 def speed_of(answer: Answer) -> float:
@@ -107,9 +111,14 @@ def less(found: Sequence[float], other: Sequence[float]) -> Interval:
     return between([a - b for a, b in zip(found, other, strict=True)])
 
 
+def graded(whole: bool, part: bool = False) -> Verdict:
+    """Whether a claim holds, or at least in part."""
+    return "holds" if whole else "partly" if part else "does not hold"
+
+
 def among(right: Sequence[bool]) -> Verdict:
     """Whether a claim about several holds for all, for some, or for none."""
-    return "holds" if all(right) else "partly" if any(right) else "does not hold"
+    return graded(all(right), any(right))
 
 
 def ordered(differences: Sequence[Interval]) -> Verdict:

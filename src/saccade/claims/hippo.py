@@ -10,8 +10,8 @@ from saccade.claims.evidence import (
     Claim,
     Evidence,
     Finding,
-    Verdict,
     among,
+    graded,
     less,
     ordered,
     said,
@@ -28,9 +28,7 @@ LONG = ("shapes-caption", "shapes-events", "shapes-ood")
 
 def fastest(e: Evidence) -> Finding:
     gains = [e.gain(RUN, suite, "hippo", other, speed_of) for suite in LONG for other in BASELINES]
-    words = ", ".join(
-        f"{name} {said(e.speed(RUN, 'shapes-caption', name))}x" for name in ("hippo", *BASELINES)
-    )
+    words = e.speeds(RUN, "shapes-caption", ("hippo", *BASELINES))
     return Finding(ordered(gains), f"captions: {words}")
 
 
@@ -40,7 +38,7 @@ def accepts(e: Evidence) -> Finding:
         for name in ("hippo", *BASELINES)
     }
     most = max(found[name] for name in BASELINES)
-    verdict: Verdict = "holds" if found["hippo"] > most else "does not hold"
+    verdict = graded(found["hippo"] > most)
     return Finding(verdict, "MAT: " + ", ".join(f"{n} {v:.2f}" for n, v in found.items()))
 
 
@@ -54,23 +52,21 @@ def parallel(e: Evidence) -> Finding:
 def over_pearl(e: Evidence) -> Finding:
     names = ("pearl", "pearl-syn", "pearl-specvlm")
     gains = [e.gain(RUN, suite, "hippo", other, speed_of) for suite in LONG for other in names]
-    words = ", ".join(
-        f"{name} {said(e.speed(RUN, 'shapes-caption', name))}x" for name in ("hippo", *names)
-    )
+    words = e.speeds(RUN, "shapes-caption", ("hippo", *names))
     return Finding(ordered(gains), f"captions: {words}")
 
 
 def overlapped(e: Evidence) -> Finding:
     answers = e.answers(RUN, "shapes-caption", "hippo")
     waited = mean(answer.draft / answer.decode for answer in answers)
-    verdict: Verdict = "holds" if waited < 0.05 else "partly" if waited < 0.5 else "does not hold"
+    verdict = graded(waited < 0.05, waited < 0.5)
     return Finding(verdict, f"the target waits for the draft {waited:.0%} of the decoding")
 
 
 def drafting_counts(e: Evidence) -> Finding:
     answers = e.answers("bench-2k", "shapes-caption-2k", "sd")
     share = mean(answer.draft / (answer.draft + answer.verify) for answer in answers)
-    verdict: Verdict = "holds" if share > 0.25 else "partly" if share > 0.1 else "does not hold"
+    verdict = graded(share > 0.25, share > 0.1)
     return Finding(verdict, f"{share:.0%} of a round of vanilla SD, the whole video seen")
 
 
@@ -92,7 +88,7 @@ def balanced(e: Evidence) -> Finding:
     def off(view: str) -> float:
         return sum(abs(rows[view][edge][0] - EVEN) for edge in EDGES)
 
-    verdict: Verdict = "holds" if off("holistic") < off("attention") else "does not hold"
+    verdict = graded(off("holistic") < off("attention"))
     own = rows["holistic"]
     return Finding(
         verdict,
@@ -117,8 +113,7 @@ def accuracy(e: Evidence) -> Finding:
                 f"{size}, {what}: {whole:.2f} with everything, {of['attention'][0]:.2f} by "
                 f"attention, {of['random'][0]:.2f} at random, {of['holistic'][0]:.2f} holistic"
             )
-    verdict = among(found)
-    return Finding(verdict, "; ".join(words))
+    return Finding(among(found), "; ".join(words))
 
 
 def components(e: Evidence) -> Finding:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from statistics import mean
 
 from saccade.claims import theory
@@ -9,16 +10,16 @@ from saccade.claims.evidence import (
     Claim,
     Evidence,
     Finding,
-    Verdict,
     among,
+    graded,
     less,
     ordered,
     said,
     speed_of,
     tau_of,
 )
-from saccade.studies.lab import DRAFTS
-from saccade.studies.sage import SPEED, TAU
+from saccade.studies.lab import DRAFTS, TAU
+from saccade.studies.sage import SPEED
 
 CAPTIONS = "bench-2k", "shapes-caption-2k"
 SHORT = "bench-256"
@@ -37,7 +38,7 @@ def faster(e: Evidence) -> Finding:
     gains = {
         other: e.gain(*CAPTIONS, "sage", other, speed_of) for other in ("specvlm", "sd-tree", "sd")
     }
-    speeds = ", ".join(f"{name} {said(e.speed(*CAPTIONS, name))}x" for name in ("sage", *gains))
+    speeds = e.speeds(*CAPTIONS, ("sage", *gains))
     return Finding(ordered(list(gains.values())), speeds)
 
 
@@ -52,10 +53,8 @@ def fixed_shapes(e: Evidence) -> Finding:
 def overhead(e: Evidence) -> Finding:
     answers = e.answers(*CAPTIONS, "sage")
     whole = mean(answer.total for answer in answers)
-    rest = mean(answer.decode - answer.draft - answer.verify for answer in answers)
-    verdict: Verdict = (
-        "holds" if rest / whole < 0.01 else "partly" if rest / whole < 0.05 else ("does not hold")
-    )
+    rest = mean(answer.rest for answer in answers)
+    verdict = graded(rest / whole < 0.01, rest / whole < 0.05)
     return Finding(
         verdict,
         f"{rest / whole:.2%} of the answer goes to everything but forwards in decoding: planning "
@@ -76,8 +75,7 @@ def correlated(e: Evidence) -> Finding:
                 f"{' '.join(panel.split())}, {what}: lag 1 {said(line[0])}, above noise at "
                 f"{sum(above)} of {len(above)} lags"
             )
-    verdict = among(right)
-    return Finding(verdict, "; ".join(words))
+    return Finding(among(right), "; ".join(words))
 
 
 def longer(e: Evidence) -> Finding:
@@ -86,9 +84,7 @@ def longer(e: Evidence) -> Finding:
     gaps = [own[0] / other[0] - 1 for own, other in zip(taus["sage"], taus["specvlm"], strict=True)]
     rises = all(taus[name][-1][0] > taus[name][0][0] for name in ("sage", "specvlm"))
     widens = gaps[-1] > gaps[0]
-    verdict: Verdict = (
-        "holds" if rises and widens else "partly" if rises or widens else ("does not hold")
-    )
+    verdict = graded(rises and widens, rises or widens)
     words = ", ".join(f"{gap:+.0%} at {at}" for gap, at in zip(gaps, data["at"], strict=True))
     return Finding(verdict, f"tau of SAGE over SpecVLM's: {words} tokens")
 
@@ -113,14 +109,14 @@ def ahead(e: Evidence) -> Finding:
     taus = e.figure("sage-plan")["clips_tau"]
     gains = {what: less(taus[what]["sage"], taus[what]["sage/shape=sage-live"]) for what in DRAFTS}
     words = ", ".join(f"{said(gain)} ({what})" for what, gain in gains.items())
-    verdict: Verdict = "holds" if all(g[2] > 0 for g in gains.values()) else "does not hold"
+    verdict = graded(all(g[2] > 0 for g in gains.values()))
     return Finding(verdict, f"tau of the tree planned ahead less the live one's: {words}")
 
 
 def lemma(e: Evidence) -> Finding:
     alpha = theory.confidence((0.5, 0.5), 10)
     bound = theory.lemma_bound(alpha, 10)
-    verdict: Verdict = "holds" if bound <= 0.5 else "does not hold"
+    verdict = graded(bound <= 0.5)
     return Finding(
         verdict, f"p = (.5, .5, 0, ...), k = 10: alpha {alpha:.3f}, p_1 = .5 < {bound:.3f}"
     )
@@ -130,7 +126,7 @@ def guarantee(e: Evidence) -> Finding:
     draft, target = (0.52, 0.48), (0.47, 0.53)
     alpha, needed = theory.confidence(draft, 10), theory.acceptance_threshold(10, 0.05)
     accepted = max(draft) == draft[0] and max(target) == target[0]
-    verdict: Verdict = "does not hold" if alpha > needed and not accepted else "holds"
+    verdict = graded(alpha <= needed or accepted)
     return Finding(
         verdict,
         f"draft {draft}, target {target}: total variation {abs(draft[0] - target[0]):.2f}, "
@@ -140,15 +136,10 @@ def guarantee(e: Evidence) -> Finding:
 
 def expectation(e: Evidence) -> Finding:
     worst = max(
-        abs(
-            theory.expected_accepted(p, decay, int(depth))
-            - theory.simulated_accepted(p, decay, int(depth))
-        )
-        for p, decay, depth in theory.grid((0.3, 0.6, 0.9, 1), (0.7, 0.9, 1), (1, 3, 8))
+        abs(theory.expected_accepted(p, decay, depth) - theory.simulated_accepted(p, decay, depth))
+        for p, decay, depth in product((0.3, 0.6, 0.9, 1), (0.7, 0.9, 1), (1, 3, 8))
     )
-    return Finding(
-        "holds" if worst < 1e-9 else "does not hold", f"largest difference on a grid {worst:.0e}"
-    )
+    return Finding(graded(worst < 1e-9), f"largest difference on a grid {worst:.0e}")
 
 
 def depth(e: Evidence) -> Finding:
@@ -158,8 +149,7 @@ def depth(e: Evidence) -> Finding:
         true = theory.best(lambda d, p=p, ratio=ratio: theory.chain_speed(p, ratio, d))
         right.append(formula == true)
         words.append(f"{formula} for {true} (p {p}, c_t/c_d {ratio})")
-    verdict = among(right)
-    return Finding(verdict, "formula for true optimum of Eq. 33: " + ", ".join(words))
+    return Finding(among(right), "formula for true optimum of Eq. 33: " + ", ".join(words))
 
 
 def width(e: Evidence) -> Finding:
@@ -168,7 +158,7 @@ def width(e: Evidence) -> Finding:
     true = [theory.best(lambda w, q=q: theory.width_speed(q, 0.05, 0.5, w), 200) for q in firsts]
     rising = all(a <= b for a, b in zip(true, true[1:], strict=False))
     return Finding(
-        "holds" if rising else "does not hold",
+        graded(rising),
         f"q_1 {firsts}, c_d .05, beta .5: the formula says "
         f"{', '.join(f'{value:.1f}' for value in formula)}, the best of Eq. 37 is "
         f"{', '.join(map(str, true))}",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from saccade.bench import measures
-from saccade.claims.evidence import Claim, Evidence, Finding, Verdict, ordered, said, speed_of
+from saccade.claims.evidence import Claim, Evidence, Finding, graded, ordered, said, speed_of
 
 CAPTIONS = "bench-2k", "shapes-caption-2k"
 OTHERS = ("streaming", "layerskip")
@@ -11,25 +11,20 @@ OTHERS = ("streaming", "layerskip")
 
 def speedup(e: Evidence) -> Finding:
     found = e.speed(*CAPTIONS, "std")
-    verdict: Verdict = (
-        "holds" if found[1] >= 1.59 else "partly" if found[1] > 1 else "does not hold"
-    )
+    verdict = graded(found[1] >= 1.59, found[1] > 1)
     return Finding(verdict, f"{said(found)}x")
 
 
 def fastest(e: Evidence) -> Finding:
     gains = [e.gain(*CAPTIONS, "std", other, speed_of) for other in OTHERS]
-    words = ", ".join(f"{name} {said(e.speed(*CAPTIONS, name))}x" for name in ("std", *OTHERS))
-    return Finding(ordered(gains), words)
+    return Finding(ordered(gains), e.speeds(*CAPTIONS, ("std", *OTHERS)))
 
 
 def accepts(e: Evidence) -> Finding:
     found = {
         name: measures.acceptance(e.answers(*CAPTIONS, name)) or 0.0 for name in ("std", *OTHERS)
     }
-    verdict: Verdict = (
-        "holds" if found["std"] > max(found[name] for name in OTHERS) else "does not hold"
-    )
+    verdict = graded(found["std"] > max(found[name] for name in OTHERS))
     return Finding(
         verdict, "accepted of drafted: " + ", ".join(f"{n} {v:.1%}" for n, v in found.items())
     )
@@ -38,9 +33,7 @@ def accepts(e: Evidence) -> Finding:
 def skipping(e: Evidence) -> Finding:
     rate = measures.acceptance(e.answers(*CAPTIONS, "layerskip")) or 0.0
     found = e.speed(*CAPTIONS, "layerskip")
-    verdict: Verdict = (
-        "holds" if rate < 0.1 and found[2] < 1 else "partly" if found[2] < 1 else "does not hold"
-    )
+    verdict = graded(rate < 0.1 and found[2] < 1, found[2] < 1)
     return Finding(verdict, f"accepts {rate:.1%}, {said(found)}x")
 
 
@@ -49,13 +42,7 @@ def agrees(e: Evidence) -> Finding:
     (lines,) = data["panels"].values()
     tenth = min(range(len(data["at"])), key=lambda i: abs(data["at"][i] - data["size"] / 16))
     found = lines["std"][tenth]
-    verdict: Verdict = (
-        "holds"
-        if found[0] >= 0.95
-        else "partly"
-        if max(value[0] for value in lines["std"]) >= 0.95
-        else "does not hold"
-    )
+    verdict = graded(found[0] >= 0.95, max(value[0] for value in lines["std"]) >= 0.95)
     best = max(value[0] for value in lines["std"])
     return Finding(
         verdict,
@@ -77,7 +64,7 @@ def _peak(e: Evidence, figure: str, name: str) -> Finding:
     data = e.figure(figure)
     speeds = [value[0] for value in data["panels"]["times as fast as ar (decoding)"]["std"]]
     top = speeds.index(max(speeds))
-    verdict: Verdict = "holds" if 0 < top < len(speeds) - 1 else "does not hold"
+    verdict = graded(0 < top < len(speeds) - 1)
     each = ", ".join(f"{at}: {s:.2f}x" for at, s in zip(data["at"], speeds, strict=True))
     return Finding(verdict, f"{name} {each}")
 
@@ -86,9 +73,7 @@ def inputs(e: Evidence) -> Finding:
     (lines,) = e.figure("std-io")["panels"].values()
     keys, seconds = lines["keys read (predicted)"], lines["seconds (measured)"]
     ratio = [own[0] / read[0] for own, read in zip(seconds, keys, strict=True)]
-    verdict: Verdict = (
-        "holds" if max(ratio) < 1.15 else "partly" if min(ratio) < 1.15 else ("does not hold")
-    )
+    verdict = graded(max(ratio) < 1.15, min(ratio) < 1.15)
     return Finding(
         verdict,
         f"seconds a token are {min(ratio):.1f} to {max(ratio):.1f} times the share of keys read",

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from statistics import mean
 
-from saccade.claims.evidence import Claim, Evidence, Finding, Verdict, less, ordered, said, tau_of
+from saccade.claims.evidence import (
+    Claim,
+    Evidence,
+    Finding,
+    graded,
+    less,
+    ordered,
+    said,
+    tau_of,
+)
 from saccade.studies.lab import DRAFTS
 
 CAPTIONS = "bench-2k", "shapes-caption-2k"
@@ -15,7 +24,7 @@ NAIVE, ADAPTED = DRAFTS
 def standard(e: Evidence) -> Finding:
     found = e.speed(*CAPTIONS, "specvlm")
     best = e.speed(*CAPTIONS, "specvlm/shape=fit")
-    verdict: Verdict = "holds" if found[1] >= 2 else "partly" if found[1] > 1 else "does not hold"
+    verdict = graded(found[1] >= 2, found[1] > 1)
     return Finding(
         verdict, f"{said(found)}x with the 25-node tree, {said(best)}x with a shape fitted here"
     )
@@ -23,7 +32,7 @@ def standard(e: Evidence) -> Finding:
 
 def by_itself(e: Evidence) -> Finding:
     found = e.speed(*CAPTIONS, "specvlm-self")
-    verdict: Verdict = "holds" if found[1] > 1 else "partly" if found[2] > 1 else "does not hold"
+    verdict = graded(found[1] > 1, found[2] > 1)
     return Finding(verdict, f"{said(found)}x")
 
 
@@ -31,13 +40,7 @@ def pruning_pays(e: Evidence) -> Finding:
     tree, rand, guided = (
         e.speed(*CAPTIONS, name) for name in ("sd-tree", "sd-tree/view=random/keep=0.1", "specvlm")
     )
-    verdict: Verdict = (
-        "holds"
-        if tree[2] < min(rand[1], guided[1])
-        else "partly"
-        if tree[0] < max(rand[0], guided[0])
-        else "does not hold"
-    )
+    verdict = graded(tree[2] < min(rand[1], guided[1]), tree[0] < max(rand[0], guided[0]))
     return Finding(
         verdict, f"SD-Tree {said(tree)}x, SD-Rand {said(rand)}x, SpecVLM {said(guided)}x"
     )
@@ -49,19 +52,12 @@ def over_random(e: Evidence) -> Finding:
 
 
 def insensitive(e: Evidence) -> Finding:
-    panels = e.figure("specvlm-sensitivity")["panels"]
-    (lines,) = panels.values()
-    shares = e.figure("specvlm-sensitivity")["at"]
+    data = e.figure("specvlm-sensitivity")
+    (lines,), shares = data["panels"].values(), data["at"]
     whole, most = shares.index(0.0), shares.index(0.9)
     left = {name: line[most][0] / line[whole][0] for name, line in lines.items()}
     none = {name: line[-1][0] / line[whole][0] for name, line in lines.items()}
-    verdict: Verdict = (
-        "holds"
-        if min(left.values()) > 0.8
-        else "partly"
-        if max(left.values()) > 0.8
-        else "does not hold"
-    )
+    verdict = graded(min(left.values()) > 0.8, max(left.values()) > 0.8)
     return Finding(
         verdict,
         "of the whole video's tau remain, 90 % pruned at random: "
@@ -74,9 +70,7 @@ def long_tail(e: Evidence) -> Finding:
     data = e.figure("specvlm-tail")
     mass = data["panels"]["share of the most\nattended, together"]["attention"]
     tenth = max(i for i, rank in enumerate(data["at"]) if rank <= data["size"] / 10)
-    verdict: Verdict = (
-        "holds" if mass[tenth] > 0.4 else "partly" if mass[tenth] > 0.2 else ("does not hold")
-    )
+    verdict = graded(mass[tenth] > 0.4, mass[tenth] > 0.2)
     return Finding(verdict, f"the most attended tenth gets {mass[tenth]:.0%} of the attention")
 
 
@@ -148,7 +142,7 @@ def steady(e: Evidence) -> Finding:
     early = [n + 1 for answer in answers for n in answer.accepted[:10]]
     late = [n + 1 for answer in answers for n in answer.accepted[10:]]
     ratio = mean(late) / mean(early)
-    verdict: Verdict = "holds" if 0.8 <= ratio <= 1.25 else "does not hold"
+    verdict = graded(0.8 <= ratio <= 1.25)
     return Finding(
         verdict, f"{mean(early):.2f} tokens in the first ten rounds, {mean(late):.2f} later"
     )
@@ -171,7 +165,7 @@ def cheap(e: Evidence) -> Finding:
     whole = mean(answer.total for answer in answers)
     guide = mean(answer.guide for answer in answers) / whole
     prefill = mean(answer.draft_prefill for answer in answers) / whole
-    verdict: Verdict = "holds" if guide + prefill < 0.03 else "partly"
+    verdict = graded(guide + prefill < 0.03, True)
     return Finding(
         verdict, f"choosing takes {guide:.2%} of the answer, the draft's prefill {prefill:.2%}"
     )
@@ -182,9 +176,7 @@ def grows(e: Evidence) -> Finding:
     (lines,) = data["panels"].values()
     small = lines["draft"][data["at"].index(1024)][0]
     large = lines["draft"][data["at"].index(32768)][0]
-    verdict: Verdict = (
-        "holds" if large > 2 * small else "partly" if large > small else ("does not hold")
-    )
+    verdict = graded(large > 2 * small, large > small)
     return Finding(verdict, f"{small:.2f} ms over 1,024 keys, {large:.2f} ms over 32,768")
 
 

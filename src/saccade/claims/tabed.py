@@ -5,7 +5,7 @@ from __future__ import annotations
 from statistics import mean
 
 from saccade.bench import measures
-from saccade.claims.evidence import Claim, Evidence, Finding, Verdict, among, ordered, said, tau_of
+from saccade.claims.evidence import Claim, Evidence, Finding, among, graded, ordered, said, tau_of
 
 RUN = "bench-ensembles"
 SINGLE = {"M": "sd", "T": "sd/view=text", "C": "sd/view=caption", "P": "sd/view=pooled"}
@@ -26,7 +26,7 @@ def neither(e: Evidence) -> Finding:
     gains = {suite: e.gain(RUN, suite, "sd", "sd/view=text", tau_of) for suite in e.suites(RUN)}
     multimodal = sum(low > 0 for _, low, _ in gains.values())
     text = sum(high < 0 for _, _, high in gains.values())
-    verdict: Verdict = "holds" if multimodal and text else "does not hold"
+    verdict = graded(multimodal > 0 and text > 0)
     words = ", ".join(f"{said(gain)} ({suite})" for suite, gain in gains.items())
     return Finding(verdict, f"tau of M less T's: {words}")
 
@@ -42,8 +42,7 @@ def second_best(e: Evidence) -> Finding:
         ranked = sorted(taus, key=lambda name: -taus[name])
         right.append(ranked.index("MT*") < 2)
         words.append(f"{suite}: " + ", ".join(f"{name} {taus[name]:.2f}" for name in ranked))
-    verdict = among(right)
-    return Finding(verdict, "; ".join(words))
+    return Finding(among(right), "; ".join(words))
 
 
 def over_single(e: Evidence) -> Finding:
@@ -82,9 +81,7 @@ def all_four(e: Evidence) -> Finding:
 
 def speedup(e: Evidence) -> Finding:
     found = e.speed("bench-256", "shapes-caption", "tabed")
-    verdict: Verdict = (
-        "holds" if found[1] >= 1.74 else "partly" if found[1] > 1 else "does not hold"
-    )
+    verdict = graded(found[1] >= 1.74, found[1] > 1)
     return Finding(verdict, f"{said(found)}x measured in decoding captions")
 
 
@@ -97,13 +94,7 @@ def expected_speedup(e: Evidence) -> Finding:
         found = e.speed("bench-256", "shapes-caption", name)[0]
         off.append(expected / found - 1)
         words.append(f"{name} {expected:.2f}x expected, {found:.2f}x measured")
-    verdict: Verdict = (
-        "holds"
-        if max(map(abs, off)) < 0.1
-        else "partly"
-        if max(map(abs, off)) < 0.35
-        else "does not hold"
-    )
+    verdict = graded(max(map(abs, off)) < 0.1, max(map(abs, off)) < 0.35)
     return Finding(verdict, ", ".join(words))
 
 
@@ -111,7 +102,7 @@ def windows(e: Evidence) -> Finding:
     rows = e.figure("tabed-window")["rows"]["MT*, KL"]
     taus = [value[0] for value in rows.values()]
     spread = max(taus) / min(taus) - 1
-    verdict: Verdict = "holds" if spread < 0.03 else "does not hold"
+    verdict = graded(spread < 0.03)
     words = ", ".join(f"{window} {said(value)}" for window, value in rows.items())
     return Finding(verdict, f"tau of MT*: {words}")
 
@@ -140,13 +131,7 @@ def dominates(e: Evidence) -> Finding:
         row.split("\n")[0]: own["decoding"][0] / sum(value[0] for value in own.values())
         for row, own in rows.items()
     }
-    verdict: Verdict = (
-        "holds"
-        if min(shares.values()) > 0.5
-        else "partly"
-        if max(shares.values()) > 0.5
-        else "does not hold"
-    )
+    verdict = graded(min(shares.values()) > 0.5, max(shares.values()) > 0.5)
     words = ", ".join(f"{share:.0%} ({row})" for row, share in shares.items())
     return Finding(verdict, f"decoding takes {words}")
 

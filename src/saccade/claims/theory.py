@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -64,11 +64,3 @@ def width_speed(first: float, cost: float, beta: float, width: int) -> float:
     """Eq. 37 with c_t = 1: tokens a round of a first level this wide, over its cost."""
     accepted = sum(first / i**beta for i in range(1, width + 1))
     return (min(1.0, accepted) + 1) / (cost * width + 1)
-
-
-def grid(*axes: Sequence[float]) -> Iterator[tuple[float, ...]]:
-    """Every combination."""
-    yield from (
-        tuple(map(float, point))
-        for point in np.stack(np.meshgrid(*axes, indexing="ij"), -1).reshape(-1, len(axes))
-    )

@@ -14,8 +14,8 @@ from saccade.measure import draw
 from saccade.measure.draw import Data
 from saccade.models import ask
 from saccade.studies import methods
-from saccade.studies.lab import Lab, interval
-from saccade.studies.specvlm import TAU, less, over_shares
+from saccade.studies.lab import TAU, Lab, interval
+from saccade.studies.specvlm import less, over_shares
 from saccade.studies.study import Study
 from saccade.suites.shapes import LENGTHS, SHORTEST, suites
 

@@ -31,6 +31,7 @@ from saccade.types import Inputs, Prefill, Result, RoundRecord
 
 DRAFTS = {"never saw pruning": "shapes-draft-naive", "trained on pruned video": "shapes-draft"}
 GAMMA = 5  # of the chain a tau is computed for
+TAU = "tau (tokens per target forward)"
 
 
 @dataclass(frozen=True)
@@ -139,10 +140,14 @@ class Lab:
     def rounds(self, method: str, number: int = 0) -> Sequence[RoundRecord]:
         return self.run(method, number).rounds
 
+    def by_clip(self, method: str, draft: Loaded | None = None) -> list[float]:
+        """Tau of every clip's answer."""
+        runs = (self.run(method, number, draft=draft) for number in range(self.clips))
+        return [run.tau or 0.0 for run in runs]
+
     def tau(self, method: str) -> float:
         """The mean over the clips."""
-        rounds = [self.rounds(method, number) for number in range(self.clips)]
-        return mean(mean(len(round.emitted) for round in own) for own in rounds)
+        return mean(self.by_clip(method))
 
     def taus(self, *methods: str) -> dict[str, float]:
         return {method: self.tau(method) for method in methods}

@@ -17,7 +17,7 @@ from saccade.measure.draw import COLOURS, SMALL, Data, name_axes
 from saccade.shapes import agreement
 from saccade.studies.lab import Lab
 from saccade.systems import resolve
-from saccade.tree import levels
+from saccade.tree import height
 from saccade.types import RoundRecord
 
 VIEWS = ("specvlm", "attention", "uniform", "random", "window-front")
@@ -75,7 +75,7 @@ def sage(lab: Lab) -> Data:
 
 def _tree(round: RoundRecord) -> tuple[int, int, int]:
     """Its nodes, depth and accepted tokens."""
-    return len(round.parents), max(levels(round.parents), default=0), len(round.accepted)
+    return len(round.parents), height(round.parents), len(round.accepted)
 
 
 def hippo(lab: Lab) -> Data:

@@ -18,12 +18,11 @@ from saccade.measure.draw import Data
 from saccade.models import Loaded, ask
 from saccade.options import limits, settle
 from saccade.shapes import agreement, text
-from saccade.studies.lab import Lab, Shot, interval, rounded
+from saccade.studies.lab import TAU, Lab, Shot, interval, rounded
 from saccade.studies.study import Study
 from saccade.systems import sage
-from saccade.tree import levels
+from saccade.tree import height
 
-TAU = "tau (tokens per target forward)"
 SPEED = "times as fast as ar (decoding)"
 TASKS = {"describing a clip": "describe", "listing its events": "events"}
 LOOKS = {"tall": True, "guides": ["ar"]}
@@ -152,10 +151,10 @@ def plan(lab: Lab) -> Data:
         taus: dict[str, list[float]] = {}
         rows: Data = {}
         for name, method in PLANS.items():
-            runs = [lab.run(method, number, draft=draft).rounds for number in range(lab.clips)]
-            taus[method] = [mean(len(round.emitted) for round in own) for own in runs]
-            trees = [round.parents for own in runs for round in own]
-            deep = mean(max(levels(tree), default=0) for tree in trees)
+            runs = [lab.run(method, number, draft=draft) for number in range(lab.clips)]
+            taus[method] = [run.tau or 0.0 for run in runs]
+            trees = [round.parents for run in runs for round in run.rounds]
+            deep = mean(height(tree) for tree in trees)
             nodes = mean(map(len, trees))
             rows[f"{name}\n({deep:.1f} levels, {nodes:.1f} nodes)"] = {
                 "tau": interval(taus[method])

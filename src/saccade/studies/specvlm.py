@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from statistics import mean
 
 import numpy as np
 
 from saccade import score
 from saccade.measure import draw
 from saccade.measure.draw import Data
-from saccade.studies.lab import Lab, interval, rounded
+from saccade.studies.lab import TAU, Lab, interval, rounded
 from saccade.studies.steps import milliseconds
 from saccade.studies.study import Study
 
-TAU = "tau (tokens per target forward)"
 PRUNED = (0.0, 0.5, 0.7, 0.8, 0.9, 0.95, 0.98, 1.0)
 CONTEXTS = (256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
 CRITERIA = ("specvlm", "random", "uniform", "frames", "fastvid", "dycoke")
@@ -39,18 +37,13 @@ def sensitivity(lab: Lab) -> Data:
         taus = lab.by_view([_random(pruned) for pruned in PRUNED], draft)
         panel[f"a smaller draft that {what}"] = [interval(own) for own in taus.values()]
     panel["the target itself"] = [
-        interval([_tau(lab, f"sd/drafter=self/view={_random(p)}", i) for i in range(lab.clips)])
-        for p in PRUNED
+        interval(lab.by_clip(f"sd/drafter=self/view={_random(pruned)}")) for pruned in PRUNED
     ]
     return _over_pruned(PRUNED, {TAU: panel})
 
 
 def _random(pruned: float) -> str:
     return "none" if pruned == 1 else f"random/keep={1 - pruned:.2f}"
-
-
-def _tau(lab: Lab, method: str, number: int) -> float:
-    return mean(len(round.emitted) for round in lab.rounds(method, number))
 
 
 def _over_pruned(shares: Sequence[float], panels: Data) -> Data:

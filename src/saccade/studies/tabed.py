@@ -15,13 +15,12 @@ from saccade.measure import draw
 from saccade.measure.draw import Data
 from saccade.models import Loaded, ask
 from saccade.shapes import agreement, text, world
-from saccade.studies.lab import Lab, Shot, interval, rounded
+from saccade.studies.lab import TAU, Lab, Shot, interval, rounded
 from saccade.studies.steps import milliseconds
 from saccade.studies.study import Study
 from saccade.systems import resolve
 from saccade.types import Timings
 
-TAU = "tau (tokens per target forward)"
 STEPS = 20  # of the weights tried
 WINDOWS = {"h = 1": "-1", "h = 4": "-4", "h = 16": "-16", "h = all": ""}
 RULES = {
@@ -126,11 +125,7 @@ def window(lab: Lab) -> Data:
         rule: {h: name + suffix for h, suffix in WINDOWS.items()} for rule, name in RULES.items()
     }
     methods |= {rule: {"no weights learnt": name} for rule, name in FIXED.items()}
-    taus: dict[str, list[float]] = {}
-    for number in range(lab.clips):
-        for name in (name for own in methods.values() for name in own.values()):
-            rounds = lab.run(name, number, draft=draft).rounds
-            taus.setdefault(name, []).append(mean(len(round.emitted) for round in rounds))
+    taus = {name: lab.by_clip(name, draft) for own in methods.values() for name in own.values()}
     return {
         "x": f"{TAU}, a draft that {what}",
         "rows": {
