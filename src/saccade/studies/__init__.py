@@ -70,7 +70,7 @@ def every(folder: Path, tell: Callable[[str], None], names: Sequence[str] = ()) 
 INDEX = """\
 # The papers' figures, measured on the embedded pair
 
-Made by `saccade figure all --threads 1 --out docs/results/figures`; pictures are drawn from the JSON beside
+Made by `saccade figure all --threads 1 --out docs/results/figures`, drawn from the JSON beside
 it. Tau is tokens per target forward, the target's own included; intervals are 95 % bootstraps over
 clips. *The draft that never saw pruning* was trained on whole videos alone: the fair one for
 comparing views. Seconds are of one machine (`environment` in the JSON).
