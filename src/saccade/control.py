@@ -2,12 +2,11 @@
 
 A round earns tokens and costs seconds. By the renewal-reward rule one more drafted token pays iff
 
-    P(everything up to it is accepted)  >  R x what it costs,      R = tokens a second so far
+    P(everything up to it is accepted)  >  R x what it costs,      R = tokens a second
 
-where the cost is a draft forward and a row more to verify (a row alone for a runner-up), and P
-comes from the draft's own confidence, set right by how often such confidence was accepted. R is
-what this answer has reached: the rule raises its own bar until it settles at the best rate it can
-get.
+where the cost is a draft forward and a row more to verify (a row alone for a runner-up), P comes
+from the draft's own confidence, scaled by how it has kept its word in this answer, and R is what
+this answer reaches: the rule raises its own bar until it settles at the best rate it can get.
 Where drafting earns less than plain decoding it stops, and is tried again ever more seldom.
 
 State is a fold over rounds, of floats alone: a recorded trace replays it. In sampling nothing
@@ -16,23 +15,20 @@ measured enters it, so that what is drawn does not depend on how fast the machin
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-
-import torch
 
 from saccade.cost import Costs
 from saccade.sampling import Scores
 from saccade.tree import add, height
 from saccade.types import ROOT, Growing, Round, State, Tree
 
-BOUNDS = (0.2, 0.4, 0.6, 0.75, 0.87, 0.94, 0.98, 0.995)  # of confidence; a bin between each two
-BINS = len(BOUNDS) + 1
-LONGEST, MOST = 24, 63  # levels and nodes of one draft
-RUNNERS = 3  # up to so many alternatives to a token are weighed
-BELIEF = 2.0  # tokens' worth of trust in the draft's own confidence, per bin
-FIRST, TRUST = 0.8, 1.0  # acceptance before anything is known, and how much that counts
+LONGEST, MOST = 24, 48  # levels and nodes of one draft
+# Before anything is known, and how many tokens' worth that counts: little, so that a draft that is
+# no use is soon dropped. Chosen on clips no benchmark draws.
+USUAL, KEPT, TRUST = 0.8, 0.9, 1.0
+EAGER = 0.95  # of the bar: a level also opens the way to the levels after it
+HOPE = 0.9  # acceptance at which drafting must pay for it to be tried again
 FADE, SLOW = 0.9, 0.98  # a round: of rates and seconds, of acceptance
 RETRY, SELDOM = 4, 64  # rounds of plain decoding before drafting is tried again, and at most
 
@@ -41,10 +37,12 @@ RETRY, SELDOM = 4, 64  # rounds of plain decoding before drafting is tried again
 class Pace:
     """What has been learnt. Sums fade from round to round."""
 
-    hits: tuple[float, ...] = (0.0,) * 2 * BINS  # by confidence: the chain's, then runners-up
-    tries: tuple[float, ...] = (0.0,) * 2 * BINS
-    accepted: float = FIRST * TRUST
+    accepted: float = USUAL * TRUST
     judged: float = TRUST
+    hits: float = KEPT * TRUST  # accepted again, beside
+    promised: float = TRUST  # the sum of the draft's confidence in the same tokens
+    saved: float = KEPT * TRUST  # of refused tokens with runners-up: one of those was right
+    offered: float = TRUST  # what the draft said of that
     tokens: float = 0.0  # of rounds that drafted, and
     seconds: float = 0.0  # what they took
     stretch: float = 1.0  # seconds of verifying over those of a bare forward
@@ -52,83 +50,90 @@ class Pace:
     plain: int = 0  # rounds since one that drafted
     patience: int = RETRY
 
-    def chance(self, confidence: float, runner: bool = False) -> float:
-        """How often a token of this confidence is accepted, by what was seen of its like; of an
-        unseen like, what the draft believes, but no more than is usual."""
-        place = _bin(confidence, runner)
-        belief = BELIEF * min(confidence, self.usual)
-        return (self.hits[place] + belief) / (self.tries[place] + BELIEF)
-
     @property
     def usual(self) -> float:
         """How often a drafted token is accepted, whatever its confidence."""
         return self.accepted / self.judged
 
+    def chance(self, confidence: float) -> float:
+        """How often a token of this confidence is accepted."""
+        return min(1.0, confidence * self.hits / self.promised)
+
+    def second(self, share: float) -> float:
+        """How often a runner-up is right, where the first was wrong and the draft gives it this
+        share of the rest."""
+        return min(1.0, share * self.saved / self.offered)
+
 
 @dataclass(frozen=True)
 class Auto:
-    """The controller. ``costs`` are of bare forwards here, written by ``Recipe.fit``."""
+    """The controller. ``costs`` are of bare forwards here, written by ``Recipe.fit``;
+    ``runners`` is how many alternatives to a token are weighed (none: a chain)."""
 
     costs: Costs | None = None
+    runners: int = 1
 
     def start(self) -> State:
         return Pace()
 
+    def pays(self) -> bool:
+        """Whether drafting is expected to pay here at all, before anything is known of the draft.
+        """
+        return self._may_pay(Pace(), USUAL)
+
     def grow(self, stem: Tree, state: State) -> Growing:
         pace: Pace = state
-        bar = self.rate(pace)
+        rate = self.rate(pace)
+        bar = EAGER * rate
         tree, tip, reach = stem, len(stem) - 1, 1.0
         others: list[tuple[float, int, int, float]] = []
-        trying = pace.plain >= pace.patience
+        trying = pace.plain >= pace.patience and self._may_pay(pace, HOPE)
         while len(tree) < LONGEST:
-            price = self.level(pace) + self.row(pace, len(tree) + 1)
-            if reach * pace.usual <= bar * price and not (trying and tree is stem):
+            row = bar * self.row(pace, len(tree) + 1)
+            if reach * pace.usual <= bar * self.level(pace) + row and not (trying and tree is stem):
                 break
             scores: Scores = yield tree
             token, q = scores.draw(tip)
-            runners = RUNNERS if q is None else 0
-            odds, rest = _odds(scores, tip, token, runners)
-            for other, confidence in rest:
-                others.append((reach * pace.chance(confidence, True), tip, other, confidence))
+            odds, rest = _odds(scores, tip, token, self.runners if q is None else 0)
+            chance = pace.chance(odds)
+            # a first token is judged always: else nothing would be learnt of a draft in doubt
+            if tree is not stem and reach * chance <= row:
+                break
+            for other, confidence in rest:  # right only where the first is wrong
+                worth = reach * (1 - chance) * pace.second(_share(odds, confidence))
+                others.append((worth, tip, other, confidence))
             tree = add(tree, tip, token, q, odds)
-            reach *= pace.chance(odds)
+            if token in scores.rules.ends:
+                break
+            reach *= chance
             tip = len(tree) - 1
         for worth, parent, other, confidence in sorted(others, reverse=True):
-            if len(tree) >= MOST or worth <= bar * self.row(pace, len(tree) + 1):
+            if len(tree) >= MOST or worth <= rate * self.row(pace, len(tree) + 1):
                 break
             tree = add(tree, parent, other, None, confidence)
         return tree
 
     def fold(self, state: State, round: Round) -> State:
-        pace: Pace = state
-        nodes = round.tree
-        if not nodes.tokens:
-            return replace(self._timed(pace, round), plain=pace.plain + 1)
-        pace = self._judged(self._timed(pace, round), round)
-        took = self._seconds(pace, round)
-        pace = replace(
+        pace = self._timed(state, round)
+        if not round.tree.tokens:
+            return replace(pace, plain=pace.plain + 1)
+        pace = _judged(pace, round)
+        took = self._seconds(round)
+        pays = len(round.tokens) / took > 1 / self._alone(pace)
+        return replace(
             pace,
             tokens=FADE * pace.tokens + len(round.tokens),
             seconds=FADE * pace.seconds + took,
             plain=0,
+            patience=RETRY if pays else min(SELDOM, 2 * pace.patience),
         )
-        pays = len(round.tokens) / took > 1 / self._alone(pace)
-        return replace(pace, patience=RETRY if pays else min(SELDOM, 2 * pace.patience))
 
     def rate(self, pace: Pace) -> float:
-        """Tokens a second to beat: plain decoding's; what the best chain is expected to reach, were
-        every token as likely to be accepted as the usual one; what has been reached, if more."""
-        alone, level = self._alone(pace), self.level(pace)
-        spent, chance, tokens = alone, 1.0, 1.0
-        best = 1 / alone
-        for rows in range(1, LONGEST):
-            spent += level + self.row(pace, rows)
-            chance *= pace.usual
-            tokens += chance
-            if tokens / spent < best:
-                break
-            best = tokens / spent
-        return max(best, (pace.tokens + 1) / (pace.seconds + alone))
+        """Tokens a second to beat: what has been reached, begun with what the best chain is
+        expected to reach were every token as likely as the usual one; plain decoding's at least."""
+        alone = self._alone(pace)
+        tokens, seconds = self._best(pace, pace.usual)
+        return max(1 / alone, (pace.tokens + tokens) / (pace.seconds + seconds))
 
     def level(self, pace: Pace) -> float:
         """Seconds of a draft forward."""
@@ -147,7 +152,24 @@ class Auto:
         """Seconds of a token of plain decoding."""
         return pace.stretch * self._bare.verify(1)
 
-    def _seconds(self, pace: Pace, round: Round) -> float:
+    def _best(self, pace: Pace, rate: float) -> tuple[float, float]:
+        """(tokens, seconds) of a round of the best chain, each token accepted at ``rate``."""
+        spent, chance, tokens = self._alone(pace), 1.0, 1.0
+        best = tokens, spent
+        for rows in range(1, LONGEST):
+            spent += self.level(pace) + self.row(pace, rows)
+            chance *= rate
+            tokens += chance
+            if tokens / spent < best[0] / best[1]:
+                break
+            best = tokens, spent
+        return best
+
+    def _may_pay(self, pace: Pace, rate: float) -> bool:
+        tokens, seconds = self._best(pace, rate)
+        return tokens / seconds > 1 / self._alone(pace)
+
+    def _seconds(self, round: Round) -> float:
         """What a round took; by the model of costs where tokens were drawn."""
         if not _drawn(round.tree):
             return round.draft_seconds + round.verify_seconds
@@ -168,30 +190,46 @@ class Auto:
             level = FADE * pace.level + (1 - FADE) * level
         return replace(pace, stretch=stretch, level=level)
 
-    def _judged(self, pace: Pace, round: Round) -> Pace:
-        """With the verdict on each token that was looked at: those of the accepted path, and their
-        siblings up to the one that was right."""
-        hits = [SLOW * value for value in pace.hits]
-        tries = [SLOW * value for value in pace.tries]
-        accepted, judged = SLOW * pace.accepted, SLOW * pace.judged
-        path = (ROOT, *round.verdict.path)
-        ended = round.verdict.own is None
-        for parent, right in zip(path, (*path[1:], None), strict=True):
-            if right is None and ended:
-                break  # the answer was cut here: nothing was refused
-            below = [n for n, above in enumerate(round.tree.parents) if above == parent]
-            for place, node in enumerate(below):
-                kind = _bin(round.tree.odds[node], place > 0)
-                tries[kind] += 1
-                hits[kind] += node == right
-                if place == 0:  # the chain itself
-                    judged += 1
-                    accepted += node == right
-        return replace(pace, hits=tuple(hits), tries=tuple(tries), accepted=accepted, judged=judged)
+
+def _judged(pace: Pace, round: Round) -> Pace:
+    """With the verdict on each token of the chain that was looked at, and on what stood beside the
+    one that was refused."""
+    accepted, judged, hits, promised, saved, offered = (
+        SLOW * value
+        for value in (
+            pace.accepted, pace.judged, pace.hits, pace.promised, pace.saved, pace.offered,
+        )
+    )  # fmt: skip
+    path, odds = (ROOT, *round.verdict.path), round.tree.odds
+    for parent, right in zip(path, (*path[1:], None), strict=True):
+        if right is None and round.verdict.own is None:
+            break  # the answer was cut here: nothing was refused
+        below = [node for node, above in enumerate(round.tree.parents) if above == parent]
+        if not below:
+            break
+        judged += 1
+        promised += odds[below[0]]
+        if right == below[0]:
+            accepted += 1
+            hits += 1
+            continue
+        offered += sum(_share(odds[below[0]], odds[node]) for node in below[1:])
+        saved += right is not None
+        break
+    return replace(
+        pace,
+        accepted=accepted,
+        judged=judged,
+        hits=hits,
+        promised=promised,
+        saved=saved,
+        offered=offered,
+    )
 
 
-def _bin(confidence: float, runner: bool) -> int:
-    return bisect_right(BOUNDS, confidence) + BINS * runner
+def _share(first: float, runner: float) -> float:
+    """Of what the draft does not give its first choice, what it gives another."""
+    return runner / max(1 - first, runner)
 
 
 def _drawn(tree: Tree) -> bool:
@@ -202,9 +240,13 @@ def _odds(
     scores: Scores, node: int, token: int, runners: int
 ) -> tuple[float, Sequence[tuple[int, float]]]:
     """The draft's probability of a token after ``node``, and of its likeliest alternatives."""
-    law = torch.softmax(scores.logits(node).float(), -1)
+    logits = scores.logits(node).float()
+    whole = logits.logsumexp(-1)
     if not runners:
-        return float(law[token]), ()
-    top = law.topk(min(runners + 1, law.shape[0]))
-    pairs = zip(top.indices.tolist(), top.values.tolist(), strict=True)
-    return float(law[token]), [(other, odds) for other, odds in pairs if other != token][:runners]
+        return float((logits[token] - whole).exp()), ()
+    top = logits.topk(min(runners + 1, logits.shape[0]))
+    known = dict(zip(top.indices.tolist(), (top.values - whole).exp().tolist(), strict=True))
+    odds = known.pop(token, None)
+    if odds is None:  # the rules chose another than the draft's favourite
+        odds = float((logits[token] - whole).exp())
+    return odds, list(known.items())[:runners]

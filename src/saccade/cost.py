@@ -13,9 +13,9 @@ import logging
 import math
 import os
 import platform
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
 
 import torch
 
@@ -30,8 +30,10 @@ from saccade.types import Growing, Round, State, Tree
 log = logging.getLogger(__name__)
 
 ROWS = (1, 2, 3, 4, 6, 8, 10, 12, 16, 20, 26)
-REPEATS = 7
+REPEATS, WARM = 9, 2
 LONGEST = 12
+SHARES = (1.0, 0.5, 0.25, 0.1, 0.05)  # of a prompt a draft may be shown
+SLOWER, DEARER = 1.2, 0.1  # a draft's step against its cheapest; its prefill against the target's
 PRIOR_RATE, PRIOR_WEIGHT, MEMORY = 0.85, 8.0, 0.98
 
 
@@ -127,20 +129,44 @@ def measure(
     known = _load().get(key)
     if known is not None:
         return Costs(tuple(known["rows"]), tuple(known["target"]), known["draft"])
-    times = [_time(target, context, rows) for rows in ROWS]
+    times = _times(target, [(context, rows) for rows in ROWS])
     # noise must not make more rows look cheaper than fewer
     for i in range(len(times) - 2, -1, -1):
         times[i] = min(times[i], times[i + 1])
-    costs = Costs(ROWS, tuple(times), _time(draft, draft_context, 1))
+    costs = Costs(ROWS, tuple(times), *_times(draft, [(draft_context, 1)]))
     _save(key, {"rows": ROWS, "target": costs.target, "draft": costs.draft})
     log.info("measured forwards of %s rows: %s s; draft %.6f s", ROWS, costs.target, costs.draft)
     return costs
 
 
-def _time(model: Backbone, context: int, rows: int) -> float:
-    """Median seconds of a forward of ``rows`` new tokens over random keys and values."""
-    session = filled(model, context, 1, ROWS[-1] + 1)
-    return median([step(session, context, rows) for _ in range(REPEATS + 2)][2:])
+def affordable(target: Backbone, draft: Backbone, context: int) -> float:
+    """The largest share of a prompt of ``context`` tokens that a draft reads without much ado: with
+    steps at most a fifth slower than its quickest, and a prefill of at most a tenth of the
+    target's. Its own keys, if it is the target, need no prefill."""
+    bearable = 1.0 if draft is target else DEARER * _size(target) / _size(draft)
+    key = _key(target, draft, context, 0)
+    times = _load().get(key, {}).get("steps")
+    if times is None:
+        asked = [(max(1, int(share * context)), 1) for share in SHARES]
+        times = _times(draft, asked)
+        _save(key, {"steps": times})
+        log.info("a draft's step over %s of %d tokens: %s s", SHARES, context, times)
+    quick = [share for share, own in zip(SHARES, times, strict=True) if own <= SLOWER * min(times)]
+    return max((share for share in quick if share <= bearable), default=SHARES[-1])
+
+
+def _size(model: Backbone) -> int:
+    """Weights a prompt token is multiplied with."""
+    return sum(weight.numel() for weight in model.text.layers.parameters())
+
+
+def _times(model: Backbone, asked: Sequence[tuple[int, int]]) -> list[float]:
+    """Seconds of forwards of (context, rows) each: the quickest of several, taken in turns, so that
+    a busy moment neither counts nor falls on one of them alone."""
+    longest, most = max(asked)[0], max(rows for _, rows in asked)
+    session = filled(model, longest, 1, most + 1)
+    took = [[step(session, *each) for each in asked] for _ in range(REPEATS + WARM)]
+    return [min(times) for times in zip(*took[WARM:], strict=True)]
 
 
 def filled(model: Backbone, context: int, requests: int, room: int) -> Session:

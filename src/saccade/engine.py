@@ -26,7 +26,7 @@ from saccade.session import LONG, Session
 from saccade.systems import resolve
 from saccade.types import Inputs, Prompt, Result, Round, RoundRecord, Timings, Tree, Turn
 
-DEFAULT_METHOD = "specvlm/shape=fit"
+DEFAULT_METHOD = "auto"
 Before = tuple[float, float, float, float]
 """Seconds of vision, prefill, guidance and the draft's prefill."""
 PREPARED = ("attention_mask", "position_ids", "mm_token_type_ids", "mm_encoder_outputs")
@@ -239,8 +239,14 @@ class Stream(Iterator[Round]):
                     draft_visual_tokens=draft.visible(request),
                     fallback_reason=draft.reason,
                     reused_tokens=reused[request],
+                    warnings=self._warnings(),
                 )
             )
+
+    def _warnings(self) -> tuple[str, ...]:
+        if self.recipe.drafts or not self._asked.drafts:
+            return ()
+        return ("no draft model was given and the target's own drafts do not pay here: plain",)
 
     def _text(self, answer: Sequence[int], stop: str | None) -> str | None:
         if self._decode is None:
@@ -459,7 +465,10 @@ def _prepared(
             "own: give draft_inputs= with the processor's output"
         )
     sampling = Sampling(
-        bool(checked.do_sample), tuple(processors), seed if seed is not None else _seed()
+        bool(checked.do_sample),
+        tuple(processors),
+        seed if seed is not None else _seed(),
+        options.ends(checked),
     )
     mask = given.get("attention_mask")
     if sampling.contextual and mask is not None and not bool(mask.bool().all()):

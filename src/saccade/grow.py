@@ -96,12 +96,15 @@ def _offer(
 
 
 def grow_chain(stem: Tree, length: int) -> Growing:
+    """``length`` tokens in a row; fewer where one of them would end the answer."""
     tree = stem
     while len(tree) < len(stem) + length:
         scores: Scores = yield tree
         tip = len(tree) - 1
         token, q = scores.draw(tip)
         tree = add(tree, tip, token, q)
+        if token in scores.rules.ends:
+            break
     return tree
 
 

@@ -90,7 +90,7 @@ def rules(
             )
         except ValueError as error:
             raise OptionError(_first_line(error)) from error
-        found.append(Sampling(bool(config.do_sample), tuple(processors), seed))
+        found.append(Sampling(bool(config.do_sample), tuple(processors), seed, ends(config)))
     return found
 
 
@@ -103,6 +103,12 @@ def _first_line(error: Exception) -> str:
     return str(error).strip().splitlines()[0]
 
 
+def ends(config: GenerationConfig) -> tuple[int, ...]:
+    """The ids that end an answer."""
+    eos = config.eos_token_id
+    return () if eos is None else (eos,) if isinstance(eos, int) else tuple(eos)
+
+
 def limits(config: GenerationConfig, longest: int, criteria: Sequence[Any] = ()) -> Options:
     """Where answers stop. ``longest`` is the longest prompt, for ``max_length``."""
     length = config.max_new_tokens
@@ -113,14 +119,12 @@ def limits(config: GenerationConfig, longest: int, criteria: Sequence[Any] = ())
                 f"max_length={config.max_length} leaves no room after a prompt of {longest} "
                 "tokens; set max_new_tokens instead"
             )
-    eos = config.eos_token_id
-    ids = () if eos is None else (eos,) if isinstance(eos, int) else tuple(eos)
     stop = config.stop_strings
     strings = () if stop is None else (stop,) if isinstance(stop, str) else tuple(stop)
     if any(not string for string in strings):
         raise OptionError("a stop string must not be empty")
     timed = () if config.max_time is None else (MaxTimeCriteria(max_time=config.max_time),)
-    return Options(length, ids, strings, (*criteria, *timed))
+    return Options(length, ends(config), strings, (*criteria, *timed))
 
 
 class Stops:

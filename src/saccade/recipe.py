@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from saccade import cost
 from saccade.backbone import Backbone
 from saccade.control import Auto
-from saccade.draft import Drafter, EarlyExit, Lookup, Nobody, SelfDraft, Team, Words
+from saccade.draft import Drafter, EarlyExit, Lookup, ModelDraft, Nobody, SelfDraft, Team, Words
 from saccade.ensemble import Ensemble
 from saccade.errors import MethodError
 from saccade.grow import Chain
@@ -16,7 +16,7 @@ from saccade.prune import Merged, Pooled
 from saccade.sampling import Sampling
 from saccade.schedule import parallel
 from saccade.types import Draft, Schedule, Shape, View
-from saccade.view import FULL, Pruned, Several, Worded
+from saccade.view import FULL, Affordable, Pruned, Several, Worded
 from saccade.worker import WorkerDraft
 
 NO_WORDS = Words()
@@ -92,16 +92,24 @@ class Recipe:
         return self.drafter is not Nobody
 
     def fit(self, target: Backbone, draft: Backbone | None, context: int) -> Recipe:
-        """The recipe with a shape that knows what forwards cost here, where it wants to know."""
-        if not isinstance(self.shape, cost.Fit | Auto) or self.shape.costs is not None:
-            return self
+        """The recipe settled by what forwards cost here, where it leaves anything open: how much
+        the draft sees, its shape, and for ``auto`` without a draft model whether to draft at all.
+        """
+        if draft is None and isinstance(self.shape, Auto) and self.drafter is ModelDraft:
+            alone = replace(self, drafter=SelfDraft).fit(target, None, context)
+            assert isinstance(alone.shape, Auto)
+            return alone if alone.shape.pays() else replace(alone, drafter=Nobody, view=FULL)
         drafting = target if self.drafter is SelfDraft or draft is None else draft
-        keep = 1.0 if self.view.keep is None else self.view.keep
-        bucket = cost.bucket(context)
-        costs = cost.measure(
-            target, drafting, context=bucket, draft_context=cost.bucket(int(bucket * keep))
-        )
-        return replace(self, shape=replace(self.shape, costs=costs))
+        bucket, view, shape = cost.bucket(context), self.view, self.shape
+        if isinstance(view, Affordable):
+            view = view.settled(view.keep or cost.affordable(target, drafting, bucket))
+        if isinstance(shape, cost.Fit | Auto) and shape.costs is None:
+            keep = 1.0 if view.keep is None else view.keep
+            costs = cost.measure(
+                target, drafting, context=bucket, draft_context=cost.bucket(int(bucket * keep))
+            )
+            shape = replace(shape, costs=costs)
+        return replace(self, view=view, shape=shape)
 
     def bind(
         self,

@@ -41,11 +41,15 @@ class BrokenLaw(ArithmeticError):
 
 @dataclass(frozen=True)
 class Sampling:
-    """How a request draws its tokens. Greedy unless ``sample``; a seed names the noise."""
+    """How a request draws its tokens. Greedy unless ``sample``; a seed names the noise.
+
+    No draft goes on after one of ``ends``, the ids that end an answer.
+    """
 
     sample: bool = False
     processors: tuple[Processor, ...] = ()
     seed: int = 0
+    ends: tuple[int, ...] = ()
 
     @property
     def contextual(self) -> bool:

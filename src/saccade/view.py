@@ -96,6 +96,23 @@ class Pruned:
 
 
 @dataclass(frozen=True)
+class Affordable:
+    """An even sample, as large as the draft reads without slowing down (``Recipe.fit`` settles it).
+    """
+
+    name: str = "affordable"
+    keep: float | None = None
+    attention: bool = False
+    own_keys: bool = False
+
+    def settled(self, keep: float) -> Pruned:
+        return replace(UNIFORM, keep=keep) if keep < 1 else FULL
+
+    def __call__(self, prefill: Prefill, prompt: Prompt) -> Prompt:
+        raise MethodError("how much is affordable has yet to be settled: see Recipe.fit")
+
+
+@dataclass(frozen=True)
 class Worded:
     """Words in the place of each video or image: nothing visual is left (TABED's T and C).
 
@@ -221,5 +238,6 @@ NONE = Pruned("none", nothing, keep=0.0)
 RANDOM = Pruned("random", random)
 UNIFORM = Pruned("uniform", uniform)
 ATTENTION = Pruned("attention", attended, attention=True)
+AFFORDABLE = Affordable()
 TEXT = Worded("text", "newline")
 CAPTION = Worded("caption", "caption")

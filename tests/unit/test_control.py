@@ -186,7 +186,7 @@ class _From(NamedTuple):
 def test_runners_up_are_drafted_where_rows_are_cheap():
     """Claim: where the draft wavers and a row costs little, the alternative is in the tree and is
     accepted; where rows are dear it is not. Fails if siblings are free or never weighed."""
-    cheap, dear = Costs((1, 64), (1.0, 1.1), 0.1), Costs((1, 64), (1.0, 30.0), 0.1)
+    cheap, dear = Costs((1, 64), (1.0, 1.1), 0.1), Costs((1, 64), (1.0, 64.0), 0.1)
     wavering = World(0.55, 0.55, 1.0)
     told = simulate(Auto(cheap), wavering._replace(costs=cheap), 300)
     siblings = [round for round in told.rounds if len(set(round.tree.parents)) < len(round.tree)]

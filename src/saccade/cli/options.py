@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 QUESTION = "Describe the video in detail."
-DEFAULT_METHOD = "specvlm/shape=fit"
+DEFAULT_METHOD = "auto"
 
 Target = Annotated[
     str | None, typer.Option(help="Target: a checkpoint folder or hub id; else the embedded pair.")

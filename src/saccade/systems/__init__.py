@@ -55,6 +55,7 @@ VIEWS: dict[str, View] = {
         view.NONE,
         view.RANDOM,
         view.UNIFORM,
+        view.AFFORDABLE,
         prune.FRAMES,
         prune.FRONT,
         prune.MIDDLE,
@@ -96,6 +97,7 @@ SHAPES: dict[str, Shape] = {
     "tree": Static(specvlm.TREE),
     "fit": Fit((specvlm.TREE,)),
     "auto": Auto(),
+    "auto-chain": Auto(runners=0),
     "sage": sage.Sage(),
     "sage-live": SageLive(),
 }

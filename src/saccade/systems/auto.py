@@ -10,13 +10,13 @@ from saccade.control import Auto
 from saccade.draft import ModelDraft
 from saccade.recipe import Recipe
 from saccade.schedule import serial
-from saccade.view import UNIFORM
+from saccade.view import AFFORDABLE
 
 AUTO = Recipe(
     name="auto",
     about="an even sample of the video, drafted on as far as it pays; plain decoding where not",
     drafter=ModelDraft,
-    view=UNIFORM,
+    view=AFFORDABLE,
     shape=Auto(),
     schedule=serial,
 )
