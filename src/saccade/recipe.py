@@ -11,7 +11,8 @@ from saccade.control import Auto
 from saccade.draft import Drafter, EarlyExit, Lookup, Nobody, SelfDraft, Team, Words
 from saccade.ensemble import Ensemble
 from saccade.errors import MethodError
-from saccade.grow import Chain
+from saccade.exact import CHAINS, padded
+from saccade.grow import Best, Chain, Static
 from saccade.prune import Merged, Pooled
 from saccade.sampling import Sampling
 from saccade.schedule import parallel
@@ -91,7 +92,16 @@ class Recipe:
     def drafts(self) -> bool:
         return self.drafter is not Nobody
 
-    def fit(self, target: Backbone, draft: Backbone | None, context: int) -> Recipe:
+    def chained(self) -> Recipe:
+        """The recipe with drafts that are chains. Raises MethodError if its shape branches."""
+        shape = replace(self.shape, trees=()) if isinstance(self.shape, cost.Fit) else self.shape
+        if self.drafts and not chains_only(shape):
+            raise MethodError(f"{self.name}: {CHAINS}")
+        return replace(self, shape=shape)
+
+    def fit(
+        self, target: Backbone, draft: Backbone | None, context: int, exact: bool = False
+    ) -> Recipe:
         """The recipe with a shape that knows what forwards cost here, where it wants to know."""
         if not isinstance(self.shape, cost.Fit | Auto) or self.shape.costs is not None:
             return self
@@ -101,6 +111,7 @@ class Recipe:
         costs = cost.measure(
             target, drafting, context=bucket, draft_context=cost.bucket(int(bucket * keep))
         )
+        costs = padded(costs) if exact else costs
         return replace(self, shape=replace(self.shape, costs=costs))
 
     def bind(
@@ -113,3 +124,12 @@ class Recipe:
     ) -> Draft:
         """The drafter of this recipe over these models."""
         return self.drafter(Team(target, draft, self.view, self.shape, rules, room, words))
+
+
+def chains_only(shape: Shape) -> bool:
+    """Whether no draft of this shape branches."""
+    if isinstance(shape, cost.Fit):
+        return not shape.trees
+    if isinstance(shape, Static):
+        return not any(map(any, shape.paths))
+    return isinstance(shape, Chain) or shape == Best(1)

@@ -38,7 +38,7 @@ LAYERS = [
     {"families"},
     {"backbone", "memory"},
     {"session", "reference", "clock"},
-    {"draft", "cost", "control", "schedule"},
+    {"draft", "cost", "control", "schedule", "exact"},
     {"ensemble", "worker"},
     {"recipe"},
     {"systems"},
