@@ -7,8 +7,9 @@ product of the same shape, in fp32. Plain decoding does just the same, so a toke
 what precedes it and on nothing else: not on what was drafted, how much of it, or since when.
 
 That leaves one thing to the machine's kernels: that a row comes out the same at every place among
-the ``ROWS``, whatever the others hold. It is tried once for each model; where it fails, exactness is
-refused and not hoped for. In a tree keys lie in another order than in plain decoding: chains alone.
+the ``ROWS``, whatever the others hold. It is tried once for each model; where it fails, exactness
+is refused and not hoped for. In a tree keys lie in another order than in plain decoding, so drafts
+are chains.
 """
 
 from __future__ import annotations
@@ -156,8 +157,8 @@ def check(model: Backbone) -> None:
     if not tried[key]:
         raise ModelError(
             f"exact=True cannot be promised on this machine: in {str(model.dtype)[6:]} on "
-            f"{model.device} a row's result depends on the rows beside it; leave exact out, or use "
-            "float32"
+            f"{model.device} with {torch.get_num_threads()} threads a row's result depends on its "
+            "place among others; use another number of threads, or float32 without exact"
         )
 
 
