@@ -113,10 +113,8 @@ def compare(
                     ids = PEERS[name](target, draft, inputs, own)
                     timed = Run(ids.ids, ids.decode[0], ids.total, ids.decode[1])
                 else:
-                    own |= {"seed": seed, "captioner": captioner, "exact": exact}
-                    timed = _run(
-                        target, draft, inputs, recipe, own | {"draft_inputs": draft_inputs}
-                    )
+                    own |= {"seed": seed, "captioner": captioner, "draft_inputs": draft_inputs}
+                    timed = _run(target, draft, inputs, recipe, own | {"exact": exact})
             except SaccadeError:
                 raise
             except Exception as error:  # a peer's crash is a finding, not the end of the comparison
