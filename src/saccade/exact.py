@@ -133,10 +133,11 @@ def _block(
     """``BLOCK`` rows as a tensor of their own, zeros after the last: what lies there may be NaN,
     and kernels may round by how their input lies in memory."""
     part = rows[:, start : start + BLOCK]
-    block = torch.zeros(
+    block = torch.empty(
         (rows.shape[0], BLOCK, rows.shape[2]), dtype=torch.float32, device=rows.device
     )
     block[:, : part.shape[1]] = part
+    block[:, part.shape[1] :] = 0
     return block
 
 
