@@ -20,6 +20,7 @@ from saccade.backbone import Backbone
 from saccade.clock import Clock
 from saccade.draft import Guarded, Words
 from saccade.errors import ModelError, OptionError
+from saccade.exact import ExactSession, check
 from saccade.recipe import Recipe
 from saccade.sampling import Sampling
 from saccade.session import LONG, Session
@@ -46,6 +47,7 @@ class Talk:
     draft: Guarded
     prompts: Sequence[Prompt]  # of the first turn
     seen: Mapping[str, Tensor]  # its pixels and their layout
+    exact: bool = False
 
     def turns(self, inputs: Inputs, target: Backbone) -> dict[int, Turn] | None:
         """How these inputs go on from what is cached; None if they show something else."""
@@ -91,15 +93,20 @@ class Stream(Iterator[Round]):
         on_phase: Phase | None = None,
         talk: Talk | None = None,
         keep: bool = False,
+        exact: bool = False,
     ) -> None:
+        self._exact = exact
+        if exact:
+            recipe = recipe.chained()
+            check(target)
         self._asked = recipe
-        if talk is not None and talk.asked != recipe:
+        if talk is not None and (talk.asked, talk.exact) != (recipe, exact):
             talk.draft.close()  # another method: nothing to go on from
             talk = None
         self.recipe = (
             talk.recipe
             if talk is not None
-            else recipe.fit(target, draft, int(inputs["input_ids"].shape[1]))
+            else recipe.fit(target, draft, int(inputs["input_ids"].shape[1]), exact)
         )
         self._words = words or Words()
         if recipe.drafts:
@@ -159,8 +166,8 @@ class Stream(Iterator[Round]):
             memory.check_prompt(self._tokens(), target.token_bytes, target.device)
         bound = recipe.bind(target, self._draft_model, rules, room, self._words)
         draft = Guarded(bound, target.vocab)
-        session = Session(target, rules, room=room)
-        self.talk = Talk(self._asked, recipe, session, draft, (), _seen(self._inputs))
+        session = (ExactSession if self._exact else Session)(target, rules, room=room)
+        self.talk = Talk(self._asked, recipe, session, draft, (), _seen(self._inputs), self._exact)
         draft.begin(self._inputs if self._draft_inputs is None else self._draft_inputs)
         prompts = self.talk.prompts = target.prompts(self._inputs)
         vision = clock.lap()
@@ -290,6 +297,7 @@ def stream(
     on_phase: Phase | None = None,
     talk: Talk | None = None,
     keep: bool = False,
+    exact: bool = False,
     **settings: Any,
 ) -> Stream:
     """The rounds of an answer as they happen; ``.results`` afterwards.
@@ -306,6 +314,8 @@ def stream(
         talk: an earlier stream's ``talk`` (made with ``keep``): ``inputs`` are its conversation
             gone on, and only what is new is read. Other videos or pixels start afresh.
         keep: leaves the caches for a later turn; see :class:`saccade.Conversation`.
+        exact: bit for bit the answer of ``method="ar", exact=True``, in bf16 and fp16 too; drafts
+            are chains, and a forward costs as much as one of 16 rows. See ``docs/lossless.md``.
         settings: ``GenerationConfig``'s names (max_new_tokens, do_sample, temperature, ...).
 
     Raises:
@@ -343,6 +353,7 @@ def stream(
         on_phase=on_phase,
         talk=talk,
         keep=keep,
+        exact=exact,
     )
 
 
@@ -371,6 +382,7 @@ def generate(
     stopping_criteria: Sequence[Any] | None = None,
     prefix_allowed_tokens_fn: Callable[..., list[int]] | None = None,
     captioner: Captioner | None = None,
+    exact: bool = False,
     streamer: Any = None,
     **settings: Any,
 ) -> Int[Tensor, "batch len"]:
@@ -396,6 +408,7 @@ def generate(
             processors=logits_processor or LogitsProcessorList(),
             criteria=tuple(stopping_criteria or ()),
             words=Words(_encoder(tokenizer), captioner),
+            exact=exact,
         )
         ids = inputs
     else:
@@ -413,6 +426,7 @@ def generate(
             stopping_criteria=stopping_criteria,
             prefix_allowed_tokens_fn=prefix_allowed_tokens_fn,
             captioner=captioner,
+            exact=exact,
             **settings,
         )
         if streamer is not None:
@@ -447,6 +461,7 @@ def _prepared(
     processors: LogitsProcessorList,
     criteria: tuple[Any, ...],
     words: Words,
+    exact: bool,
 ) -> Stream:
     """The call transformers makes: rules and stops are ready made, pixels already features."""
     target = _backbone(model)
@@ -490,6 +505,7 @@ def _prepared(
             options.Options(bounds.max_new_tokens, bounds.eos, (), bounds.criteria), contexts, None
         ),
         words=words,
+        exact=exact,
     )
 
 

@@ -11,7 +11,8 @@ from saccade.control import Auto
 from saccade.draft import Drafter, EarlyExit, Lookup, ModelDraft, Nobody, SelfDraft, Team, Words
 from saccade.ensemble import Ensemble
 from saccade.errors import MethodError
-from saccade.grow import Chain
+from saccade.exact import CHAINS, padded
+from saccade.grow import Best, Chain, Static
 from saccade.prune import Merged, Pooled
 from saccade.sampling import Sampling
 from saccade.schedule import parallel
@@ -91,12 +92,25 @@ class Recipe:
     def drafts(self) -> bool:
         return self.drafter is not Nobody
 
-    def fit(self, target: Backbone, draft: Backbone | None, context: int) -> Recipe:
+    def chained(self) -> Recipe:
+        """The recipe with drafts that are chains. Raises MethodError if its shape branches."""
+        shape = self.shape
+        if isinstance(shape, cost.Fit):
+            shape = replace(shape, trees=())
+        elif isinstance(shape, Auto):
+            shape = replace(shape, runners=0)
+        if self.drafts and not chains_only(shape):
+            raise MethodError(f"{self.name}: {CHAINS}")
+        return replace(self, shape=shape)
+
+    def fit(
+        self, target: Backbone, draft: Backbone | None, context: int, exact: bool = False
+    ) -> Recipe:
         """The recipe settled by what forwards cost here, where it leaves anything open: how much
         the draft sees, its shape, and for ``auto`` without a draft model whether to draft at all.
         """
         if draft is None and isinstance(self.shape, Auto) and self.drafter is ModelDraft:
-            alone = replace(self, drafter=SelfDraft).fit(target, None, context)
+            alone = replace(self, drafter=SelfDraft).fit(target, None, context, exact)
             assert isinstance(alone.shape, Auto)
             return alone if alone.shape.pays() else replace(alone, drafter=Nobody, view=FULL)
         drafting = target if self.drafter is SelfDraft or draft is None else draft
@@ -108,7 +122,7 @@ class Recipe:
             costs = cost.measure(
                 target, drafting, context=bucket, draft_context=cost.bucket(int(bucket * keep))
             )
-            shape = replace(shape, costs=costs)
+            shape = replace(shape, costs=padded(costs) if exact else costs)
         return replace(self, view=view, shape=shape)
 
     def bind(
@@ -121,3 +135,14 @@ class Recipe:
     ) -> Draft:
         """The drafter of this recipe over these models."""
         return self.drafter(Team(target, draft, self.view, self.shape, rules, room, words))
+
+
+def chains_only(shape: Shape) -> bool:
+    """Whether no draft of this shape branches."""
+    if isinstance(shape, cost.Fit):
+        return not shape.trees
+    if isinstance(shape, Auto):
+        return not shape.runners
+    if isinstance(shape, Static):
+        return not any(map(any, shape.paths))
+    return isinstance(shape, Chain) or shape == Best(1)

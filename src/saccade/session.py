@@ -254,12 +254,7 @@ class Session:
         positions: list[int],
         wanted: list[int],
     ) -> None:
-        model = self.backbone
-        where = torch.tensor(positions, device=model.device).expand(model.axes, -1)
-        hidden = model.forward(model.embed(ids), where, self._step(segments))
-        if len(wanted) < len(ids):
-            hidden = hidden[torch.tensor(wanted, device=hidden.device)]
-        rows = list(self._laws(hidden))
+        rows = list(self._forward(segments, ids, positions, wanted))
         for number, tree in trees.items():
             request = self.requests[number]
             if request.pending:
@@ -269,6 +264,17 @@ class Session:
             fresh = len(tree) - len(request.rows)
             request.rows += rows[:fresh]
             del rows[:fresh]
+
+    def _forward(
+        self, segments: list[Segment], ids: list[int], positions: list[int], wanted: list[int]
+    ) -> Float[Tensor, "wanted clipped"]:
+        """Logits of the wanted rows; keys and values of all are written."""
+        model = self.backbone
+        where = torch.tensor(positions, device=model.device).expand(model.axes, -1)
+        hidden = model.forward(model.embed(ids), where, self._step(segments))
+        if len(wanted) < len(ids):
+            hidden = hidden[torch.tensor(wanted, device=hidden.device)]
+        return self._laws(hidden)
 
     def _step(self, segments: list[Segment]) -> Step:
         model = self.backbone

@@ -84,6 +84,7 @@ def test_suites_are_listed(call: Call, tmp_path: Path, monkeypatch: pytest.Monke
         (["--methods", "ar,magic"], "magic"),
         (["--methods", "sd/shape=blob"], "blob"),
         (["--methods", "draft/view=blob"], "blob"),
+        (["--exact"], "shape=chain-N"),  # the methods by default draft trees
     ],
 )
 def test_refused_in_a_sentence(call: Call, tmp_path: Path, words: list[str], named: str) -> None:
@@ -126,3 +127,13 @@ def test_an_empty_shard_is_no_error(call: Call, tmp_path: Path) -> None:
     code, _, said = call("bench", *words)
     assert code == 0, said
     assert len(rows(tmp_path / "run")) == 1 and (tmp_path / "run" / "report.md").exists()
+
+
+def test_flips_of_the_target_alone(call: Call) -> None:
+    """`bench flips` counts every token of an answer; with `--exact` no logit differs."""
+    words = ["bench", "flips", "--dtype", "bfloat16", "--limit", 1, "--max-new-tokens", 12]
+    found = json.loads(call(*words, "--json")[1])
+    assert found["compared"] == 12 and found["unlike"] > 0
+    exact = json.loads(call(*words, "--exact", "--json")[1])
+    assert exact["compared"] == 12 and exact["flips"] == exact["unlike"] == 0
+    assert "other arg-maxes" in call(*words)[1]

@@ -192,3 +192,23 @@ def test_impossible_options(call: Call, clip: Path) -> None:
     refused(call("describe", clip, "--dtype", "int3"), "int3")
     refused(call("describe", clip, "--fps", 2, "--num-frames", 4), "fps")
     refused(call("shapes", "train", "--stages", "nap"), "nap")
+
+
+def test_exact_in_low_precision(call: Call, clip: Path) -> None:
+    """`--exact` in bf16: every method of chains says the ids of `ar`, `describe` says them too."""
+    words = ["--dtype", "bfloat16", "--exact", "--max-new-tokens", 12, "--json"]
+    names = "sd/shape=chain-7,specvlm/shape=fit,lookup"
+    code, printed, said = call("compare", clip, "--methods", names, "--repeat", 1, *words)
+    assert code == 0, said
+    rows = json.loads(printed)["methods"]
+    assert all(row["identical_to_ar"] for row in rows.values())
+    told = json.loads(call("describe", clip, "--method", "sd/shape=chain-3", *words)[1])
+    assert told["token_ids"] == rows["ar"]["token_ids"]
+
+
+def test_exact_refuses_trees(call: Call, clip: Path) -> None:
+    """`--exact` with a method of trees is refused in a sentence, before a video is read."""
+    words = ("sd-tree", "shape=chain-N")
+    refused(call("describe", clip, "--method", "sd-tree", "--exact"), *words)
+    refused(call("chat", clip, "--method", "sd-tree", "--exact"), *words)
+    refused(call("compare", clip, "--methods", "ar,sd-tree", "--exact"), *words)

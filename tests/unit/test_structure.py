@@ -38,7 +38,7 @@ LAYERS = [
     {"families"},
     {"backbone", "memory"},
     {"session", "reference", "clock"},
-    {"draft", "cost", "control", "schedule"},
+    {"draft", "cost", "control", "schedule", "exact"},
     {"ensemble", "worker"},
     {"recipe"},
     {"systems"},
@@ -56,9 +56,9 @@ LAYERS = [
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 # The design asks for about 5,000 in all; raise one only in a commit that says why. The engine grew
-# by what sets families apart (families, layout, memory) and by the controller of `auto`, the tools
-# by `models/` and new commands.
-ENGINE, TOOLS = 7200, 4200
+# by what sets families apart (families, layout, memory), by the controller of `auto` and by `exact`
+# (attention in a fixed order, and the trial of a machine), the tools by `models/` and new commands.
+ENGINE, TOOLS = 7480, 4300
 TOOLING = {"measure", "models", "cli", "show", "terminal", "__main__"}
 UNBUDGETED = {"shapes", "suites", "bench", "studies", "claims", "serve", "media", "lmms"}
 UNBUDGETED_COMMANDS = {"cli/shapes.py", "cli/train_draft.py"}  # they belong to shapes/

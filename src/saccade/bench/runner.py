@@ -47,6 +47,7 @@ class Plan:
     shard: tuple[int, int] = (0, 1)  # this one, of so many
     seed: int = 0
     max_new_tokens: int | None = None  # else each suite's own
+    exact: bool = False
 
     def items(self) -> Iterator[tuple[Suite, Item]]:
         """This shard's items: every ``n``-th of each suite's first ``limit``."""
@@ -71,6 +72,8 @@ class Plan:
             "dtype": str(target.backbone.dtype).removeprefix("torch."),
             "device": str(target.backbone.device),
         }
+        if self.exact:  # runs made before there was a choice keep their fingerprint
+            plan["exact"] = True
         key = hashlib.sha256(json.dumps(plan, sort_keys=True).encode()).hexdigest()[:16]
         return {"plan": plan, "fingerprint": key, "environment": environment()}
 
@@ -109,7 +112,7 @@ def run(
     warmed: set[str] = set()
     for number, (suite, item) in enumerate(todo):
         longest = plan.max_new_tokens or suite.setting.max_new_tokens
-        bench = _Bench(target, draft, item, captioner, plan.seed)
+        bench = _Bench(target, draft, item, captioner, plan.seed, plan.exact)
         order = list(recipes)
         if suite.name not in warmed:
             for name in order:
@@ -167,8 +170,10 @@ class _Bench:
         item: Item,
         captioner: Callable[[Sequence[np.ndarray]], Any] | None,
         seed: int,
+        exact: bool = False,
     ) -> None:
-        self._target, self._draft, self._item, self._seed = target, draft, item, seed
+        self._target, self._draft, self._item = target, draft, item
+        self._seed, self._exact = seed, exact
         self._shown = shown(item)
         clips, images = self._shown["clips"], self._shown["images"]
         frames = list(clips[0].frames) if clips else images
@@ -200,6 +205,7 @@ class _Bench:
             tokenizer=self._target.tokenizer,
             captioner=self._captioner,
             seed=self._seed,
+            exact=self._exact,
             **settings,
         ) as talk:
             for turn in range(1 + len(self._item.then)):

@@ -55,6 +55,7 @@ def bench(
     config: options.Config = None,
     captioner: options.Captioner = None,
     seed: Annotated[int, typer.Option(help="Names the noise of sampling.")] = 0,
+    exact: options.Exact = False,
     threads: Threads = None,
     dtype: options.Dtype = None,
     device: options.Device = None,
@@ -75,10 +76,10 @@ def bench(
 
     part = _shard(shard)
     suites = _suites(suite, data)
-    names = _methods(methods)
+    names = _methods(methods, exact)
     place = loading.Place(dtype, device, device_map, quantize, trust_remote_code)
     models = loading.models(known.target, known.draft, place, quiet=False)
-    plan = runner.Plan(suites, names, limit, part, seed, max_new_tokens)
+    plan = runner.Plan(suites, names, limit, part, seed, max_new_tokens, exact)
 
     def caption(frames: Any) -> Any:
         return loading.captioner_of(captioner, known.target, frames, device)
@@ -240,7 +241,7 @@ def _dataset(name: str, data: Path | None) -> Suite:
     return open_dataset(known, data, paper=paper or None)
 
 
-def _methods(given: str) -> tuple[str, ...]:
+def _methods(given: str, exact: bool = False) -> tuple[str, ...]:
     from saccade.systems import SYSTEMS
 
     names = [name.strip() for name in given.split(",") if name.strip()]
@@ -250,7 +251,8 @@ def _methods(given: str) -> tuple[str, ...]:
 
     for name in filter(is_alone, chosen):
         recipe(name)
-    loading.recipes([n for n in chosen if not is_alone(n) and (n in SYSTEMS or "/" in n)])
+    ours = [n for n in chosen if not is_alone(n) and (n in SYSTEMS or "/" in n)]
+    loading.recipes(ours, exact)
     return chosen
 
 
@@ -260,3 +262,49 @@ def _shard(text: str) -> tuple[int, int]:
     if not (number.isdecimal() and count.isdecimal() and 1 <= int(number) <= int(count)):
         raise OptionError(f"--shard {text} is not i/n with i from 1 to n, as in 2/4")
     return int(number) - 1, int(count)
+
+
+@bench_app.command("flips")
+def bench_flips(
+    suite: Annotated[str, typer.Option(help="Its items are the prompts.")] = "shapes-caption",
+    limit: Annotated[int, typer.Option(min=1, help="Items.")] = 20,
+    rows: Annotated[int, typer.Option(min=2, help="Rows of a forward, against one.")] = 8,
+    max_new_tokens: options.Tokens = 128,
+    target: options.Target = None,
+    exact: options.Exact = False,
+    threads: Threads = None,
+    dtype: options.Dtype = None,
+    device: options.Device = None,
+    as_json: Json = False,
+    verbose: Verbose = False,
+) -> None:
+    """How often the target alone picks another token when it reads several rows at once."""
+    prepare(threads, verbose)
+    from itertools import islice
+
+    from saccade.bench.runner import shown
+    from saccade.measure.flips import flips
+    from saccade.models import ask, load
+
+    loaded = load(target or "shapes", dtype=dtype, device=device)
+    (chosen,) = _suites(suite, None)
+    found = [
+        flips(
+            loaded.backbone,
+            ask(loaded, item.question, **shown(item)),
+            rows=rows,
+            tokens=max_new_tokens,
+            exact=exact,
+        )
+        for item in islice(chosen.items(), limit)
+    ]
+    sums = {name: sum(getattr(each, name) for each in found) for name in asdict(found[0])}
+    if as_json:
+        typer.echo(json.dumps({"items": len(found), "rows": rows, **sums}))
+        return
+    share = sums["flips"] / sums["compared"]
+    out.print(
+        f"{len(found)} answers, {sums['compared']} tokens, 1 row against {rows}: "
+        f"{sums['flips']} other arg-maxes ({share:.2%}), {sums['unlike']} other logits",
+        soft_wrap=True,
+    )

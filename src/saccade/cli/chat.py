@@ -34,6 +34,7 @@ def chat(
     start: options.Start = None,
     end: options.End = None,
     seed: options.Seed = None,
+    exact: options.Exact = False,
     threads: Threads = None,
     dtype: options.Dtype = None,
     device: options.Device = None,
@@ -51,7 +52,7 @@ def chat(
     prepare(threads or known.threads, verbose)
     from saccade.conversation import Conversation
 
-    (recipe,) = loading.recipes([known.method])
+    (recipe,) = loading.recipes([known.method], exact)
     clip = loading.read(
         video, loading.sampling(fps, num_frames, every_frame, start, end), quiet=as_json
     )
@@ -66,6 +67,7 @@ def chat(
         tokenizer=models.target.tokenizer,
         captioner=loading.captioner(captioner, known.target, clip, device),
         seed=seed,
+        exact=exact,
         max_new_tokens=max_new_tokens,
         do_sample=False,
     ) as talk:

@@ -45,6 +45,7 @@ def compare(
     start: options.Start = None,
     end: options.End = None,
     seed: options.Seed = None,
+    exact: options.Exact = False,
     threads: Threads = None,
     dtype: options.Dtype = None,
     device: options.Device = None,
@@ -67,7 +68,8 @@ def compare(
     names = [name.strip() for name in given if name.strip()]
     names = [each for name in names for each in (SYSTEMS if name == "all" else [name])]
     names = list(dict.fromkeys(names))
-    loading.recipes([name for name, recipe in named(names).items() if recipe is not None])
+    ours = [name for name, recipe in named(names).items() if recipe is not None]
+    loading.recipes(ours, exact)
     sampling = loading.sampling(fps, num_frames, every_frame, start, end)
     clip = loading.read(video, sampling, quiet=as_json)
     place = loading.Place(dtype, device, device_map, quantize, trust_remote_code)
@@ -75,7 +77,8 @@ def compare(
     settings = {"max_new_tokens": max_new_tokens}
     often = repeat or (REPEAT if len(names) <= MANY else 1)
     caption = loading.captioner(captioner, known.target, clip, device)
-    found = compared(models, clip, Path(video).name, prompt, names, often, settings, seed, caption)
+    title = Path(video).name
+    found = compared(models, clip, title, prompt, names, often, settings, seed, caption, exact)
     if trace is not None:
         from saccade.measure import trace as traces
 
@@ -125,6 +128,7 @@ def compared(
     settings: dict[str, Any],
     seed: int | None,
     captioner: Any = None,
+    exact: bool = False,
 ) -> Comparison:
     import torch
 
@@ -143,6 +147,7 @@ def compared(
             settings={**settings, "do_sample": False},
             seed=seed,
             captioner=captioner,
+            exact=exact,
             draft_inputs=draft_inputs,
             on_run=lambda name, round: tell(f"run {round} of {repeat}: {name}"),
         )

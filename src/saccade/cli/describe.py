@@ -43,6 +43,7 @@ def describe(
     top_k: Annotated[int | None, typer.Option(help="Sample among the k likeliest.")] = None,
     stop: Annotated[list[str] | None, typer.Option(help="Stop at this text (repeatable).")] = None,
     seed: options.Seed = None,
+    exact: options.Exact = False,
     threads: Threads = None,
     dtype: options.Dtype = None,
     device: options.Device = None,
@@ -58,7 +59,7 @@ def describe(
     prepare(threads or known.threads, verbose)
     from saccade.engine import stream
 
-    (recipe,) = loading.recipes([known.method])
+    (recipe,) = loading.recipes([known.method], exact)
     sampling = loading.sampling(fps, num_frames, every_frame, start, end)
     clip = loading.read(video, sampling, quiet=as_json)
     place = loading.Place(dtype, device, device_map, quantize, trust_remote_code)
@@ -77,6 +78,7 @@ def describe(
             tokenizer=models.target.tokenizer,
             captioner=loading.captioner(captioner, known.target, clip, device),
             seed=seed,
+            exact=exact,
             on_phase=tell,
             **settings,
         )

@@ -64,13 +64,18 @@ def known(config: Path | None, target: str | None, draft: str | None, method: st
     )
 
 
-def recipes(methods: Sequence[str]) -> list[Recipe]:
-    """Recipes by name; a process for a draft in parallel starts while the models load."""
+def recipes(methods: Sequence[str], exact: bool = False) -> list[Recipe]:
+    """Recipes by name; a process for a draft in parallel starts while the models load.
+
+    Raises MethodError for a method of trees where ``exact`` is asked for.
+    """
     from saccade import worker
     from saccade.schedule import parallel
     from saccade.systems import resolve
 
     recipes = [resolve(method) for method in methods]
+    if exact:
+        recipes = [recipe.chained() for recipe in recipes]
     if any(recipe.schedule is parallel for recipe in recipes):
         worker.prepare()
     return recipes

@@ -45,4 +45,7 @@ NumFrames = Annotated[int | None, typer.Option(help="Frames to take in all, even
 Every = Annotated[bool, typer.Option("--every-frame", help="Take every frame.")]
 Start = Annotated[float | None, typer.Option(help="Start at this second.")]
 End = Annotated[float | None, typer.Option(help="End at this second.")]
+Exact = Annotated[
+    bool, typer.Option("--exact", help="Bit for bit plain decoding's answer in bf16 and fp16 too.")
+]
 Repeat = Annotated[int, typer.Option(min=1, help="Interleaved runs of each method.")]

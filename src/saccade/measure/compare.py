@@ -80,12 +80,14 @@ def compare(
     seed: int | None = None,
     captioner: Captioner | None = None,
     draft_inputs: Inputs | None = None,
+    exact: bool = False,
     on_run: Callable[[str, int], None] | None = None,
 ) -> tuple[dict[str, Row], dict[str, Result]]:
     """Rows by method, and the last result of each of ours.
 
     Runs are interleaved (every method once, then again), after a short warm-up of each (of one per
-    schedule, for a single run). A method that fails is a row with ``error``.
+    schedule, for a single run). A method that fails is a row with ``error``. ``exact`` is
+    :func:`saccade.stream`'s.
     """
     if repeat < 1:
         raise OptionError(f"repeat={repeat} must be at least 1")
@@ -112,7 +114,7 @@ def compare(
                     timed = Run(ids.ids, ids.decode[0], ids.total, ids.decode[1])
                 else:
                     own |= {"seed": seed, "captioner": captioner, "draft_inputs": draft_inputs}
-                    timed = _run(target, draft, inputs, recipe, own)
+                    timed = _run(target, draft, inputs, recipe, own | {"exact": exact})
             except SaccadeError:
                 raise
             except Exception as error:  # a peer's crash is a finding, not the end of the comparison
