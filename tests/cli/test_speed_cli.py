@@ -48,6 +48,12 @@ def test_an_unknown_part_is_refused(call: Call) -> None:
     assert "sideways" in said and "decode-2k" in said
 
 
+def test_a_file_that_cannot_be_is_refused_at_once(call: Call, tmp_path: Path) -> None:
+    """Claim: no folder, no run. Fails if half an hour is measured and lost."""
+    code, printed, said = call("bench", "speed", "--out", tmp_path / "no" / "speed.json")
+    assert code == 2 and printed == "" and "no folder" in said
+
+
 def test_a_profile(call: Call) -> None:
     """Claim: a line a method, plain decoding first; as JSON the figures it is made of."""
     words = ("--suite", "shapes-qa", "--limit", 1, "--repeat", 1, "--max-new-tokens", 8)

@@ -490,8 +490,12 @@ def speed(
     clips: int = 4,
     repeat: int = 3,
     tell: Tell = lambda text: None,
+    keep: Callable[[Mapping[str, Any]], None] = lambda found: None,
 ) -> dict[str, Any]:
-    """Everything ``saccade bench speed --json`` prints: the machine, the parts, the ratios."""
+    """Everything ``saccade bench speed --json`` prints: the machine, the parts, the ratios.
+
+    ``keep`` is handed what there is after every part, for a run that may be interrupted.
+    """
     found: dict[str, Any] = {
         "target": pair.target.name,
         "draft": pair.draft.name,
@@ -506,4 +510,5 @@ def speed(
         raced = measure(part, pair, clips=clips, repeat=repeat, tell=tell)
         found["parts"].append(summary(part, raced))
         found["ratios"] += [asdict(ratio) for ratio in judged(part, raced)]
+        keep(found)
     return found

@@ -270,16 +270,20 @@ def bench_speed(
     from saccade.bench import speed, tables
 
     parts = speed.chosen(_split(only or ""))
+    if path is not None and not path.parent.is_dir():
+        raise OptionError(f"cannot write {path}: there is no folder {path.parent}")
+
+    def keep(found: Mapping[str, Any]) -> None:
+        if path is not None:
+            path.write_text(json.dumps(found) + "\n")
+
     models = loading.models("shapes", None, loading.Place(), quiet=as_json)
     assert models.draft is not None
     pair = speed.Pair(models.target, models.draft)
     with status("measuring", quiet=as_json) as tell:
-        found = speed.speed(pair, parts, clips=clips, repeat=repeat, tell=tell)
-    text = json.dumps(found)
-    if path is not None:
-        path.write_text(text + "\n")
+        found = speed.speed(pair, parts, clips=clips, repeat=repeat, tell=tell, keep=keep)
     if as_json:
-        typer.echo(text)
+        typer.echo(json.dumps(found))
         return
     out.print(tables.goals(found["ratios"]))
     for part in found["parts"]:
