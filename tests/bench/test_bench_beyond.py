@@ -1,4 +1,4 @@
-"""Claims about imposed acceptance, the cost model, the draft by itself, the figures of a run."""
+"""Claims about imposed acceptance, the draft by itself, the figures of a run."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ import torch
 from helpers import backbone, noisy, qwen25, video_input
 
 import saccade
-from saccade.bench import alone, figures, ideal
+from saccade.bench import alone, figures
 from saccade.bench.records import Answer
 from saccade.bench.synthetic import Decree, imposed
-from saccade.cost import Costs
 from saccade.errors import OptionError
 from saccade.models import Loaded
 from saccade.sampling import Sampling
@@ -87,27 +86,9 @@ def test_a_parallel_draft_takes_no_decree() -> None:
         imposed(resolve("hippo"), Decree(length=1))
 
 
-def test_the_ideal_is_the_ratio_of_bare_forwards() -> None:
-    """Claim: tau T(1) / (gamma T_q + T(rows)), rows between two measured ones interpolated."""
-    costs = Costs((1, 2, 4), (10.0, 12.0, 16.0), 0.5)
-    assert ideal.ideal(costs, 3.0, 3.0, 4.0) == pytest.approx(30 / (1.5 + 16))
-    assert ideal.ideal(costs, 3.0, 3.0, 2.5) == pytest.approx(30 / (1.5 + 13))
-
-
 def answers(method: str, **more: Any) -> list[Answer]:
     one = Answer("suite", "0", 0, method, ids=(1,) * 9, total=2.0, decode=1.0, counted=8)
     return [replace(one, item=str(n), **more) for n in range(4)]
-
-
-def test_a_recorded_runs_share() -> None:
-    """Claim: the share of recorded rounds is measured over ideal, by hand; None for `ar`."""
-    costs = Costs((1, 2, 4), (10.0, 12.0, 16.0), 0.5)
-    plain = answers("ar", decode=4.0, accepted=(0,) * 8, drafted=(0,) * 8, nodes=(0,) * 8, own=8)
-    own = answers("sd", accepted=(3, 3), drafted=(3, 3), nodes=(3, 3), own=2)
-    share = ideal.of_answers(own, plain, costs)
-    assert share is not None and share.measured == pytest.approx(4.0)
-    assert share.ideal == pytest.approx(4 * 10 / (3 * 0.5 + 16))
-    assert ideal.of_answers(plain, plain, costs) is None
 
 
 @pytest.mark.parametrize("view", ["full", "uniform/keep=0.5", "none", "specvlm/keep=0.3"])

@@ -18,7 +18,7 @@ from saccade.suites import shapes
 from saccade.suites.types import Item, Suite
 
 SUITES = shapes.suites()
-STATED = {"": 256, "-2k": 2048, "-8k": 8192}
+STATED = {"": 256, "-2k": 2048, "-8k": 8192, "-10k": 10240}
 
 
 def items(name: str) -> list[Item]:
@@ -32,10 +32,11 @@ def plain(item: Item) -> dict[str, Any]:
 
 
 def test_there_are_six_tasks_at_up_to_three_lengths() -> None:
-    """Claim: six tasks, videos at 256, 2k and 8k, the pair of pictures at 256 and 2k, 50 each."""
+    """Claim: six tasks, videos at 256, 2k and 8k, the pair of pictures at 256 and 2k, captions at
+    10k too, 50 each."""
     videos = [f"shapes-{task}" for task in ("caption", "events", "qa", "chat", "ood")]
-    expected = {f"{task}{length}" for task in videos for length in STATED}
-    assert set(SUITES) == expected | {"shapes-diff", "shapes-diff-2k"}
+    expected = {f"{task}{length}" for task in videos for length in ("", "-2k", "-8k")}
+    assert set(SUITES) == expected | {"shapes-diff", "shapes-diff-2k", "shapes-caption-10k"}
     for name, suite in SUITES.items():
         assert isinstance(suite, Suite) and suite.name == name
         assert len(items(name)) == suite.setting.samples == 50
@@ -60,7 +61,7 @@ def test_the_same_items_each_time() -> None:
     assert np.array_equal(frames[0], frames[1]) and not np.array_equal(frames[0], frames[2])
 
 
-SIZES = [name for name in SUITES if not name.endswith("-8k")]
+SIZES = [name for name in SUITES if not name.endswith("-8k")]  # captions at 10k among them
 SIZES += ["shapes-caption-8k", "shapes-ood-8k"]  # the others are drawn like the first
 
 
@@ -76,7 +77,7 @@ def test_visual_tokens(name: str, embedded: Embedded) -> None:
     images = [each for each in media if not isinstance(each, Clip)]
     assert (len(clips), len(images)) == ((0, 2) if "diff" in name else (1, 0))
     inputs = ask(embedded.target, item.question, clips=clips, images=images)
-    length = name[-3:] if name.endswith("k") else ""
+    length = name[name.rindex("-") :] if name.endswith("k") else ""
     places = embedded.target.backbone.placeholders
     seen = sum(int(number) in places for number in inputs["input_ids"][0])
     assert seen == STATED[length]

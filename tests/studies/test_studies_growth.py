@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from statistics import median
 from typing import Any
 
 import pytest
 
 from saccade import studies
+from saccade.bench import synthetic
 from saccade.bench.records import Answer
 from saccade.measure.peers import PEERS, Timed
 from saccade.shapes import agreement
 from saccade.studies import growth
 from saccade.studies import lab as labs
 from saccade.studies.lab import Lab
+from saccade.systems import resolve
+from saccade.types import Round
 
 pytestmark = pytest.mark.usefixtures("pair", "unchecked")
 
@@ -145,3 +149,46 @@ def test_a_real_race_draws_growth(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(found["ar"][0].ids) == 14
     drawn = studies.STUDIES["growth"].draw(data)
     assert [line.get_label() for line in drawn.axes[0].containers] == list(growth.METHODS)
+
+
+def test_growth_over_noise(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Claim: every method and size has its point, the first run of each is not counted, and every
+    drafting method drafts: nine of ten tokens stand. Fails if a method reads keys that are not
+    there (they are NaN here), or a draft gave up unseen."""
+    ran: list[tuple[str, int]] = []
+    real = synthetic.decode
+
+    def decode(target: Any, draft: Any, recipe: Any, prefill: Any, tokens: int) -> float:
+        ran.append((recipe.name, len(prefill.prompt) - 64))
+        return real(target, draft, recipe, prefill, tokens)
+
+    monkeypatch.setattr(synthetic, "decode", decode)
+    data = growth.filled(Lab(clips=2, size=256, tokens=8))
+    assert data["at"] == [256]
+    (lines,) = data["panels"].values()
+    assert list(lines) == list(growth.FILLED)
+    assert all(low <= middle <= high for ((middle, low, high),) in lines.values())
+    assert ran == [(method, 256) for method in growth.FILLED.values()] * 3
+    assert growth.SIZES[-1] == studies.STUDIES["growth-filled"].size == 32768
+
+
+@pytest.mark.parametrize("method", ["ar", "specvlm", "std", "hippo/schedule=serial"])
+def test_a_stand_in_is_decoded_by_decree(method: str) -> None:
+    """Claim: after a stand-in a draft's tokens stand as decreed: with all of them, rounds are as
+    few as its shape allows. Control: with none, one a token."""
+    lab = Lab(clips=1)
+    target, draft = lab.target.backbone, lab.draft.backbone
+    prefill = synthetic.stand_in(target, 200)
+    assert prefill.prompt.seen == 200 and len(prefill.prompt) == 264
+    for rate, most in ((1.0, 8), (0.0, 24)):
+        rounds: list[Round] = []
+        recipe = synthetic.imposed(resolve(method), synthetic.Decree(rates=(rate,)))
+
+        def counted(*given: Any, to: Any = rounds, schedule: Any = recipe.schedule) -> Any:
+            for round in schedule(*given):
+                to.append(round)
+                yield round
+
+        synthetic.decode(target, draft, replace(recipe, schedule=counted), prefill, 24)
+        assert sum(len(round.tokens) for round in rounds) == 24
+        assert len(rounds) == 24 if method == "ar" or not rate else len(rounds) <= most

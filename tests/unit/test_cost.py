@@ -131,7 +131,7 @@ def test_costs_are_measured_once_and_never_fall_with_rows(tmp_path, monkeypatch)
     assert list(first.target) == sorted(first.target) and first.draft > 0
     (file,) = tmp_path.rglob("costs.json")
     calls = []
-    monkeypatch.setattr(cost, "_time", lambda *a: calls.append(a) or 1.0)
+    monkeypatch.setattr(cost, "_times", lambda m, asked: calls.append(asked) or [1.0] * len(asked))
     assert cost.measure(target, draft, context=64, draft_context=64) == first
     assert not calls
     assert cost.measure(target, draft, context=128, draft_context=64) != first and calls

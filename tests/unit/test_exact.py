@@ -43,6 +43,7 @@ METHODS = (
     "specvlm-self/shape=chain-4",
     "lookup",
     "specvlm/shape=fit",
+    "auto",
 )
 low = pytest.mark.parametrize("dtype", LOW, ids=str)
 HEADS, KV, WIDTH = 4, 2, 24

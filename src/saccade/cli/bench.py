@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
 
 from saccade.cli import loading, options
 from saccade.errors import OptionError
-from saccade.terminal import Json, Threads, Verbose, err, out, prepare
+from saccade.terminal import Json, Threads, Verbose, err, out, prepare, status
 
 if TYPE_CHECKING:
+    from saccade.recipe import Recipe
     from saccade.suites.types import Suite
 
 DEFAULT_SUITE = "shapes-caption"
@@ -159,48 +161,141 @@ def bench_cost(
     The verdicts are decreed, so models with random weights will do.
     """
     prepare(threads, verbose)
-    from saccade.bench import ideal, runner
-    from saccade.bench.synthetic import Decree
-    from saccade.models import ask
+    from saccade.bench.synthetic import Decree, imposed
+    from saccade.measure.compare import named
 
     if accepted is None and rates is None:
         accepted = 3.0
     decree = Decree(accepted, tuple(map(_rate, rates.split(","))) if rates else ())
-    names = [name.strip() for name in methods.split(",") if name.strip()]
+    recipes = {
+        name: recipe if name == "ar" else imposed(recipe, decree)
+        for name, recipe in named(_split(methods)).items()
+        if recipe is not None
+    }
     models = loading.models(target or "shapes", draft, loading.Place(dtype, device), quiet=as_json)
-    if models.draft is None:
-        raise OptionError("give a --draft")
+    # no token ends a text, so that all answers are as long
+    settings = {"max_new_tokens": max_new_tokens, "eos_token_id": -1}
+    _profile(models, recipes, suite, 1, repeat, settings, as_json)
+
+
+@bench_app.command("profile")
+def bench_profile(
+    methods: Annotated[str, typer.Option(help="Comma-separated; serial ones.")] = (
+        "auto,sd/shape=fit,specvlm/shape=fit,sd/view=uniform/keep=0.1/shape=fit"
+    ),
+    suite: Annotated[str, typer.Option(help="Whose first items are asked.")] = "shapes-caption-2k",
+    limit: Annotated[int, typer.Option(min=1, help="Items.")] = 4,
+    max_new_tokens: Annotated[
+        int | None, typer.Option(min=1, help="The longest answer; else the suite's own.")
+    ] = None,
+    repeat: options.Repeat = 3,
+    target: options.Target = None,
+    draft: options.Draft = None,
+    threads: Threads = None,
+    dtype: options.Dtype = None,
+    device: options.Device = None,
+    as_json: Json = False,
+    verbose: Verbose = False,
+) -> None:
+    """Where a round's time goes, and how near it comes to what bare forwards allow."""
+    prepare(threads, verbose)
+    from saccade.measure.compare import named
+
+    recipes = {name: recipe for name, recipe in named(_split(methods)).items() if recipe}
+    models = loading.models(target or "shapes", draft, loading.Place(dtype, device), quiet=as_json)
+    settings = {} if max_new_tokens is None else {"max_new_tokens": max_new_tokens}
+    _profile(models, recipes, suite, limit, repeat, settings, as_json)
+
+
+def _profile(
+    models: loading.Models,
+    recipes: Mapping[str, Recipe],
+    suite: str,
+    limit: int,
+    repeat: int,
+    settings: dict[str, Any],
+    as_json: bool,
+) -> None:
+    """Measures over a suite's first items, and prints."""
+    from saccade.bench import runner, tables
+    from saccade.bench.profile import profile
+    from saccade.measure.trace import environment
+    from saccade.models import ask
+
     (chosen,) = _suites(suite, None)
-    item = next(iter(chosen.items()))
-    inputs = ask(models.target, item.question, **runner.shown(item))
-    costs, shares = ideal.achieved(
-        models.target,
-        models.draft,
-        inputs,
-        names,
-        decree,
-        tokens=max_new_tokens,
-        repeat=repeat,
-    )
+    items = islice(chosen.items(), limit)
+    with status("profiling", quiet=as_json) as tell:
+        found = profile(
+            models.target,
+            models.draft,
+            [ask(models.target, item.question, **runner.shown(item)) for item in items],
+            recipes,
+            settings={
+                "max_new_tokens": chosen.setting.max_new_tokens,
+                "do_sample": False,
+                **settings,
+            },
+            repeat=repeat,
+            tell=tell,
+        )
     if as_json:
-        found = [{**asdict(each), "share": each.share} for each in shares]
-        typer.echo(json.dumps({"costs": asdict(costs), "methods": found}))
+        about = {"suite": chosen.name, "items": limit, "repeat": repeat}
+        every = [asdict(each) for each in found]
+        typer.echo(json.dumps({**about, "environment": environment(), "methods": every}))
         return
-    base = costs.verify(1)
+    out.print(tables.profiles(found))
     out.print(
-        f"T(1) {base * 1e3:.2f} ms; T(n)/T(1): "
-        + ", ".join(f"{n}: {costs.verify(n) / base:.2f}" for n in (2, 4, 8, 12, 26))
-        + f"; a draft step {costs.draft / base:.3f} of T(1)",
+        f"[dim]milliseconds a round (of it: drafting, verifying, the rest) and a drafted level; by "
+        f"bare forwards: c a level, T(n) the rows, both a round, T(1) "
+        f"{found[0].bare_plain * 1e3:.2f}; ideal and got: times ar. {limit} items of "
+        f"{chosen.name} x {repeat} runs[/dim]",
         soft_wrap=True,
     )
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("method", overflow="fold")
-    for head in ("accepted", "levels", "rows", "ideal x", "measured x", "share"):
-        table.add_column(head, justify="right")
-    for each in shares:
-        figures = (each.accepted, each.gamma, each.rows, each.ideal, each.measured)
-        table.add_row(each.method, *(f"{figure:.2f}" for figure in figures), f"{each.share:.0%}")
-    out.print(table)
+
+
+@bench_app.command("speed")
+def bench_speed(
+    only: Annotated[
+        str | None,
+        typer.Option(help="decode-2k, whole-256, context-10k, auto, useless; else all."),
+    ] = None,
+    clips: Annotated[int, typer.Option(min=1, help="Of each part.")] = 4,
+    repeat: options.Repeat = 3,
+    path: Annotated[Path | None, typer.Option("--out", help="Keep the JSON here too.")] = None,
+    threads: Threads = None,
+    as_json: Json = False,
+    verbose: Verbose = False,
+) -> None:
+    """Every ratio of speed that has a goal, measured on the embedded pair."""
+    prepare(threads, verbose)
+    from saccade.bench import speed, tables
+
+    parts = speed.chosen(_split(only or ""))
+    if path is not None and not path.parent.is_dir():
+        raise OptionError(f"cannot write {path}: there is no folder {path.parent}")
+
+    def keep(found: Mapping[str, Any]) -> None:
+        if path is not None:
+            path.write_text(json.dumps(found) + "\n")
+
+    models = loading.models("shapes", None, loading.Place(), quiet=as_json)
+    assert models.draft is not None
+    pair = speed.Pair(models.target, models.draft)
+    with status("measuring", quiet=as_json) as tell:
+        found = speed.speed(pair, parts, clips=clips, repeat=repeat, tell=tell, keep=keep)
+    if as_json:
+        typer.echo(json.dumps(found))
+        return
+    out.print(tables.goals(found["ratios"]))
+    for part in found["parts"]:
+        same = "same ids as ar" if part["identical"] else f"OTHER IDS THAN ar: {part['differing']}"
+        failed = "".join(f"; {name}: {why}" for name, why in part["errors"].items())
+        line = f"{part['about']}: {', '.join(part['clips'])}; {same}{failed}"
+        out.print(line, markup=False, soft_wrap=True, style="dim")
+
+
+def _split(names: str) -> list[str]:
+    return [name.strip() for name in names.split(",") if name.strip()]
 
 
 def _rate(text: str) -> float:
@@ -222,7 +317,7 @@ def _suites(given: str, data: Path | None) -> tuple[Suite, ...]:
 
     known = shapes.suites()
     found: list[Suite] = []
-    for name in dict.fromkeys(part.strip() for part in given.split(",") if part.strip()):
+    for name in dict.fromkeys(_split(given)):
         if name == "all":
             found += [suite for task, suite in known.items() if task in shapes.TASKS]
         elif name in known:
@@ -244,7 +339,7 @@ def _dataset(name: str, data: Path | None) -> Suite:
 def _methods(given: str, exact: bool = False) -> tuple[str, ...]:
     from saccade.systems import SYSTEMS
 
-    names = [name.strip() for name in given.split(",") if name.strip()]
+    names = _split(given)
     every = [each for name in names for each in (SYSTEMS if name == "all" else [name])]
     chosen = tuple(dict.fromkeys(every))
     from saccade.bench.alone import is_alone, recipe

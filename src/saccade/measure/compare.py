@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from statistics import median
 from typing import Any
@@ -63,6 +63,14 @@ class Run:
     result: Result | None = None  # None for a peer
 
 
+@dataclass(frozen=True)
+class Raced:
+    """Every timed run of every method, in order, and why a peer has none."""
+
+    runs: dict[str, list[Run]]
+    errors: dict[str, str]
+
+
 def named(methods: Sequence[str]) -> dict[str, Recipe | None]:
     """Each method's recipe (None: a peer), ``ar`` first and always there."""
     order = [BASELINE, *(name for name in methods if name != BASELINE)]
@@ -83,18 +91,52 @@ def compare(
     exact: bool = False,
     on_run: Callable[[str, int], None] | None = None,
 ) -> tuple[dict[str, Row], dict[str, Result]]:
-    """Rows by method, and the last result of each of ours.
+    """Rows by method, and the last result of each of ours; runs as of ``race``. A method that
+    fails is a row with ``error``. ``exact`` is :func:`saccade.stream`'s."""
+    raced = race(
+        target,
+        draft,
+        inputs,
+        named(methods),
+        repeat=repeat,
+        settings=settings,
+        seed=seed,
+        captioner=captioner,
+        draft_inputs=draft_inputs,
+        exact=exact,
+        on_run=on_run,
+    )
+    runs, errors = raced.runs, raced.errors
+    rows = {
+        name: Row(error=errors[name]) if name in errors else _row(own, runs[BASELINE])
+        for name, own in runs.items()
+    }
+    last = {name: own[-1].result for name, own in runs.items() if own}
+    return rows, {name: result for name, result in last.items() if result is not None}
 
-    Runs are interleaved (every method once, then again), after a short warm-up of each (of one per
-    schedule, for a single run). A method that fails is a row with ``error``. ``exact`` is
-    :func:`saccade.stream`'s.
-    """
+
+def race(
+    target: Loaded,
+    draft: Loaded | None,
+    inputs: Inputs,
+    recipes: Mapping[str, Recipe | None],
+    *,
+    repeat: int = 3,
+    settings: dict[str, Any],
+    seed: int | None = None,
+    captioner: Captioner | None = None,
+    draft_inputs: Inputs | None = None,
+    exact: bool = False,
+    on_run: Callable[[str, int], None] | None = None,
+) -> Raced:
+    """Every method once, then again, after a short warm-up of each (of one per schedule, for a
+    single run). ``recipes`` as of ``named``: None stands for the peer of that name."""
     if repeat < 1:
         raise OptionError(f"repeat={repeat} must be at least 1")
-    recipes = named(methods)
     runs: dict[str, list[Run]] = {name: [] for name in recipes}
     errors: dict[str, str] = {}
     warm = {**settings, "max_new_tokens": min(WARM_UP_TOKENS, settings["max_new_tokens"])}
+    warm.pop("min_new_tokens", None)
     started: set[object] = set()
     for round in range(repeat + 1):
         for name, recipe in recipes.items():
@@ -125,12 +167,7 @@ def compare(
                 continue
             if round:
                 runs[name].append(timed)
-    rows = {
-        name: Row(error=errors[name]) if name in errors else _row(own, runs[BASELINE])
-        for name, own in runs.items()
-    }
-    last = {name: own[-1].result for name, own in runs.items() if own}
-    return rows, {name: result for name, result in last.items() if result is not None}
+    return Raced(runs, errors)
 
 
 def _resolve(name: str) -> Recipe:
