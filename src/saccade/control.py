@@ -77,8 +77,7 @@ class Auto:
         return Pace()
 
     def pays(self) -> bool:
-        """Whether drafting is expected to pay here at all, before anything is known of the draft.
-        """
+        """Whether drafting is expected to pay here, before anything is known of the draft."""
         return self._may_pay(Pace(), USUAL)
 
     def grow(self, stem: Tree, state: State) -> Growing:

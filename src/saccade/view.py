@@ -97,8 +97,7 @@ class Pruned:
 
 @dataclass(frozen=True)
 class Affordable:
-    """An even sample, as large as the draft reads without slowing down (``Recipe.fit`` settles it).
-    """
+    """An even sample, as large as the draft reads without slowing down: see ``Recipe.fit``."""
 
     name: str = "affordable"
     keep: float | None = None
