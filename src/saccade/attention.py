@@ -18,6 +18,8 @@ from saccade.cache import Cache
 # Above this many queries a grouped call beats folding the group into the query axis.
 FOLD_LIMIT = 64
 RECORD_CHUNK = 32
+RECORD_NUMBERS = 2**22  # logits written down at once, at most: fewer rows over a longer cache
+PLAIN_ROWS = 256  # queries at once where no kernel gives the log-sum-exps
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,7 @@ class Step:
         self.groups = groups
         self.calls = 0  # one a layer, where the model's layers ask for their attention here
         self._bias = [_bias(segment, groups, dtype) for segment in segments]
+        self._lasts = [_last(segment) for segment in segments]
         for segment in segments:
             segment.cache.reserve(segment.at + segment.stop - segment.start)
 
@@ -72,33 +75,104 @@ class Step:
         """Attention of one layer; heads are laid side by side in the result."""
         self.calls += 1
         parts = []
-        for segment, bias in zip(self.segments, self._bias, strict=True):
+        for segment, bias, last in zip(self.segments, self._bias, self._lasts, strict=True):
             rows = slice(segment.start, segment.stop)
             segment.cache.write(layer, segment.at, k[:, rows], v[:, rows])
             keys, values = segment.cache.read(layer, segment.at + segment.stop - segment.start)
             if bias is not None and bias.device != keys.device:  # a model over several devices
                 bias = bias.to(keys.device)
-            parts.append(_attend(q[:, rows], keys, values, bias, scale))
+            parts.append(_attend(q[:, rows], keys, values, bias, last, scale))
             if segment.record is not None:
                 _record(segment, layer, q[:, rows], keys, scale)
         return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def partial(
+    q: Float[Tensor, "head new head_dim"],
+    k: Float[Tensor, "kv_head seen head_dim"],
+    v: Float[Tensor, "kv_head seen head_dim"],
+    scale: float,
+    *,
+    causal: bool = False,
+    bias: Float[Tensor, "new seen"] | None = None,
+) -> tuple[Float[Tensor, "head new head_dim"], Float[Tensor, "head new"]]:
+    """Attention over some of the keys, and the log of the sum its softmax divided by.
+
+    ``causal`` is for as many keys as queries. Memory is O(new + seen): flash kernels where torch
+    has one that gives the sums, else a few queries at a time.
+    """
+    if q.device.type == "cpu":
+        found = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+            q[None], k[None], v[None], is_causal=causal, attn_mask=bias, scale=scale
+        )
+        return found[0][0], found[1][0].to(torch.float32)
+    half = q.dtype in (torch.float16, torch.bfloat16)
+    if q.device.type == "cuda" and half and bias is None and q.shape[-1] % 8 == 0:
+        found = torch.ops.aten._scaled_dot_product_flash_attention(
+            q[None], k[None], v[None], is_causal=causal, scale=scale
+        )
+        return found[0][0], found[1][0]
+    return plain_partial(q, k, v, scale, causal=causal, bias=bias)
+
+
+def plain_partial(
+    q: Float[Tensor, "head new head_dim"],
+    k: Float[Tensor, "kv_head seen head_dim"],
+    v: Float[Tensor, "kv_head seen head_dim"],
+    scale: float,
+    *,
+    causal: bool = False,
+    bias: Float[Tensor, "new seen"] | None = None,
+) -> tuple[Float[Tensor, "head new head_dim"], Float[Tensor, "head new"]]:
+    """:func:`partial` in torch's own words, for devices and types without such a kernel."""
+    heads, new, width = q.shape
+    grouped = q.reshape(k.shape[0], -1, new, width)
+    seen = torch.arange(k.shape[1], device=q.device)
+    outs, sums = [], []
+    for rows in torch.arange(new, device=q.device).split(PLAIN_ROWS):
+        logits = torch.einsum("hgrd,hsd->hgrs", grouped[:, :, rows], k).float() * scale
+        if bias is not None:
+            logits += bias[rows]
+        if causal:
+            logits.masked_fill_(seen > rows[:, None], float("-inf"))
+        sums.append(logits.logsumexp(-1).reshape(heads, len(rows)))
+        weights = logits.softmax(-1).to(v.dtype)
+        outs.append(torch.einsum("hgrs,hsd->hgrd", weights, v).reshape(heads, len(rows), width))
+    return torch.cat(outs, 1), torch.cat(sums, 1)
+
+
+def merge(
+    first: tuple[Float[Tensor, "head new head_dim"], Float[Tensor, "head new"]],
+    second: tuple[Float[Tensor, "head new head_dim"], Float[Tensor, "head new"]],
+) -> Float[Tensor, "head new head_dim"]:
+    """Attention over the keys of both: exp(lse) is each one's share of the softmax's sum."""
+    share = torch.sigmoid(second[1] - first[1])[..., None]
+    return torch.lerp(first[0], second[0], share.to(first[0].dtype))
 
 
 def _folds(segment: Segment) -> bool:
     return segment.stop - segment.start <= FOLD_LIMIT
 
 
+def _last(segment: Segment) -> int:
+    """How many of the last keys are not seen by every row."""
+    return segment.stop - segment.start if segment.block is None else segment.block.shape[1]
+
+
 def _bias(segment: Segment, groups: int, dtype: torch.dtype) -> Tensor | None:
-    """The additive mask of a segment as its kernel wants it; None where none is needed."""
-    new = segment.stop - segment.start
-    if segment.block is None and (new == 1 or (segment.at == 0 and not _folds(segment))):
+    """The additive mask of a segment as its kernel wants it; None where none is needed.
+
+    Of a long segment it covers the last keys alone: those before them are attended to apart.
+    """
+    new, block = segment.stop - segment.start, segment.block
+    if block is None and (new == 1 or not _folds(segment)):
         return None
     device = segment.cache.keys[0].device
-    block = segment.block
     if block is None:
         block = torch.ones(new, new, dtype=torch.bool, device=device).tril_()
-    bias = torch.zeros(new, segment.at + new, dtype=dtype, device=device)
-    bias[:, segment.at + new - block.shape[1] :].masked_fill_(~block, float("-inf"))
+    width = segment.at + new if _folds(segment) else block.shape[1]
+    bias = torch.zeros(new, width, dtype=dtype, device=device)
+    bias[:, width - block.shape[1] :].masked_fill_(~block.to(device), float("-inf"))
     return bias.repeat(groups, 1) if _folds(segment) else bias
 
 
@@ -107,10 +181,16 @@ def _attend(
     k: Float[Tensor, "kv_head seen head_dim"],
     v: Float[Tensor, "kv_head seen head_dim"],
     bias: Tensor | None,
+    last: int,
     scale: float,
 ) -> Float[Tensor, "new out"]:
     heads, new, width = q.shape
-    kv_heads = k.shape[0]
+    kv_heads, seen = k.shape[:2]
+    if new > FOLD_LIMIT and seen > last:
+        # One mask over all keys would be new x seen numbers, and half of the work thrown away.
+        before = partial(q, k[:, :-last], v[:, :-last], scale)
+        own = partial(q, k[:, -last:], v[:, -last:], scale, causal=bias is None, bias=bias)
+        return merge(before, own).transpose(0, 1).reshape(new, heads * width)
     if new > FOLD_LIMIT:
         out = scaled_dot_product_attention(
             q[None], k[None], v[None], bias, is_causal=bias is None, scale=scale, enable_gqa=True
@@ -131,7 +211,8 @@ def _record(segment: Segment, layer: int, q: Tensor, keys: Tensor, scale: float)
     groups = q.shape[0] // kv_heads
     column = torch.arange(seen, device=keys.device)
     columns = record.columns.to(keys.device)
-    for rows in record.rows.to(keys.device).split(RECORD_CHUNK):
+    count = max(1, min(RECORD_CHUNK, RECORD_NUMBERS // (q.shape[0] * seen)))
+    for rows in record.rows.to(keys.device).split(count):
         chosen = q[:, rows].reshape(kv_heads, groups, len(rows), width).float()
         logits = torch.einsum("hgrd,hsd->hgrs", chosen, keys.float()) * scale
         future = column[None, :] > (segment.at + rows)[:, None]

@@ -22,7 +22,7 @@ from saccade.errors import ModelError
 from saccade.sampling import Sampling, Scores
 from saccade.types import Prefill, Prompt, Tree, Turn
 
-CHUNK = 4096  # prompt tokens a forward
+CHUNK = 2048  # prompt tokens a forward: what a prefill needs beside weights and keys
 ROOM = 64  # rows for drafted tokens beyond the answer's
 LONG = 2048  # a longer answer's cache grows on the way
 
@@ -85,7 +85,8 @@ class Session:
         cache = model.cache(len(prompt) + self._room)
         columns = prompt.visual.nonzero().squeeze(-1)
         text = _after(prompt)
-        mass = torch.zeros(model.layers, model.kv_heads, len(columns), device=model.device)
+        noted = len(columns) if record else 0
+        mass = torch.zeros(model.layers, model.kv_heads, noted, device=model.device)
         relevance = torch.zeros_like(mass)
         hidden = prompt.embeds[:0]
         for start in range(0, len(prompt), self._chunk):

@@ -56,9 +56,10 @@ LAYERS = [
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 # The design asks for about 5,000 in all; raise one only in a commit that says why. The engine grew
-# by what sets families apart (families, layout, memory) and by the controller of `auto`, the tools
+# by what sets families apart (families, layout, memory), by the controller of `auto`, by attention
+# merged from parts with no mask over long prompts, and by steps of fixed shape for GPUs, the tools
 # by `models/` and new commands.
-ENGINE, TOOLS = 7200, 4200
+ENGINE, TOOLS = 7650, 4200
 TOOLING = {"measure", "models", "cli", "show", "terminal", "__main__"}
 UNBUDGETED = {"shapes", "suites", "bench", "studies", "claims", "serve", "media", "lmms"}
 UNBUDGETED_COMMANDS = {"cli/shapes.py", "cli/train_draft.py"}  # they belong to shapes/
