@@ -6,6 +6,7 @@ another, and none reads another's keys. Knows no model: layers call it with thei
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -14,6 +15,9 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from saccade.cache import Cache
+
+Attend = Callable[[int, Tensor, Tensor, Tensor, float], Tensor]
+"""What layers call: (layer, q, k, v, scale) -> heads side by side. A ``Step`` is one."""
 
 # Above this many queries a grouped call beats folding the group into the query axis.
 FOLD_LIMIT = 64
@@ -60,7 +64,6 @@ class Step:
         self.groups = groups
         self.calls = 0  # one a layer, where the model's layers ask for their attention here
         self._bias = [_bias(segment, groups, dtype) for segment in segments]
-        self._lasts = [_last(segment) for segment in segments]
         for segment in segments:
             segment.cache.reserve(segment.at + segment.stop - segment.start)
 
@@ -75,13 +78,17 @@ class Step:
         """Attention of one layer; heads are laid side by side in the result."""
         self.calls += 1
         parts = []
-        for segment, bias, last in zip(self.segments, self._bias, self._lasts, strict=True):
+        for segment, bias in zip(self.segments, self._bias, strict=True):
             rows = slice(segment.start, segment.stop)
             segment.cache.write(layer, segment.at, k[:, rows], v[:, rows])
             keys, values = segment.cache.read(layer, segment.at + segment.stop - segment.start)
             if bias is not None and bias.device != keys.device:  # a model over several devices
                 bias = bias.to(keys.device)
-            parts.append(_attend(q[:, rows], keys, values, bias, last, scale))
+            if _folds(segment):
+                out = _attend(q[:, rows], keys, values, bias, scale)
+            else:
+                out = _attend_long(q[:, rows], keys, values, segment.block, scale)
+            parts.append(out.transpose(0, 1).reshape(out.shape[1], -1))
             if segment.record is not None:
                 _record(segment, layer, q[:, rows], keys, scale)
         return parts[0] if len(parts) == 1 else torch.cat(parts)
@@ -94,7 +101,7 @@ def partial(
     scale: float,
     *,
     causal: bool = False,
-    bias: Float[Tensor, "new seen"] | None = None,
+    visible: Bool[Tensor, "new seen"] | None = None,
 ) -> tuple[Float[Tensor, "head new head_dim"], Float[Tensor, "head new"]]:
     """Attention over some of the keys, and the log of the sum its softmax divided by.
 
@@ -102,17 +109,20 @@ def partial(
     has one that gives the sums, else a few queries at a time.
     """
     if q.device.type == "cpu":
+        bias = None
+        if visible is not None:
+            bias = torch.zeros(visible.shape, dtype=q.dtype).masked_fill_(~visible, float("-inf"))
         found = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
             q[None], k[None], v[None], is_causal=causal, attn_mask=bias, scale=scale
         )
         return found[0][0], found[1][0].to(torch.float32)
     half = q.dtype in (torch.float16, torch.bfloat16)
-    if q.device.type == "cuda" and half and bias is None and q.shape[-1] % 8 == 0:
+    if q.device.type == "cuda" and half and visible is None and q.shape[-1] % 8 == 0:
         found = torch.ops.aten._scaled_dot_product_flash_attention(
             q[None], k[None], v[None], is_causal=causal, scale=scale
         )
         return found[0][0], found[1][0]
-    return plain_partial(q, k, v, scale, causal=causal, bias=bias)
+    return plain_partial(q, k, v, scale, causal=causal, visible=visible)
 
 
 def plain_partial(
@@ -122,22 +132,27 @@ def plain_partial(
     scale: float,
     *,
     causal: bool = False,
-    bias: Float[Tensor, "new seen"] | None = None,
+    visible: Bool[Tensor, "new seen"] | None = None,
 ) -> tuple[Float[Tensor, "head new head_dim"], Float[Tensor, "head new"]]:
-    """:func:`partial` in torch's own words, for devices and types without such a kernel."""
+    """:func:`partial` in torch's own words, for devices and types without such a kernel.
+
+    Keys that are not visible may be NaN.
+    """
     heads, new, width = q.shape
     grouped = q.reshape(k.shape[0], -1, new, width)
     seen = torch.arange(k.shape[1], device=q.device)
     outs, sums = [], []
-    for rows in torch.arange(new, device=q.device).split(PLAIN_ROWS):
-        logits = torch.einsum("hgrd,hsd->hgrs", grouped[:, :, rows], k).float() * scale
-        if bias is not None:
-            logits += bias[rows]
+    for start in range(0, new, PLAIN_ROWS):
+        stop = min(start + PLAIN_ROWS, new)
+        logits = torch.einsum("hgrd,hsd->hgrs", grouped[:, :, start:stop], k).float() * scale
+        if visible is not None:
+            logits.masked_fill_(~visible[start:stop], float("-inf"))
         if causal:
-            logits.masked_fill_(seen > rows[:, None], float("-inf"))
-        sums.append(logits.logsumexp(-1).reshape(heads, len(rows)))
+            row = torch.arange(start, stop, device=q.device)[:, None]
+            logits.masked_fill_(seen > row, float("-inf"))
+        sums.append(logits.logsumexp(-1).reshape(heads, stop - start))
         weights = logits.softmax(-1).to(v.dtype)
-        outs.append(torch.einsum("hgrs,hsd->hgrd", weights, v).reshape(heads, len(rows), width))
+        outs.append(torch.einsum("hgrs,hsd->hgrd", weights, v).reshape(heads, -1, width))
     return torch.cat(outs, 1), torch.cat(sums, 1)
 
 
@@ -154,53 +169,48 @@ def _folds(segment: Segment) -> bool:
     return segment.stop - segment.start <= FOLD_LIMIT
 
 
-def _last(segment: Segment) -> int:
-    """How many of the last keys are not seen by every row."""
-    return segment.stop - segment.start if segment.block is None else segment.block.shape[1]
-
-
 def _bias(segment: Segment, groups: int, dtype: torch.dtype) -> Tensor | None:
-    """The additive mask of a segment as its kernel wants it; None where none is needed.
-
-    Of a long segment it covers the last keys alone: those before them are attended to apart.
-    """
+    """The additive mask of a segment of few rows; None where none is needed."""
     new, block = segment.stop - segment.start, segment.block
-    if block is None and (new == 1 or not _folds(segment)):
+    if not _folds(segment) or (block is None and new == 1):
         return None
     device = segment.cache.keys[0].device
     if block is None:
         block = torch.ones(new, new, dtype=torch.bool, device=device).tril_()
-    width = segment.at + new if _folds(segment) else block.shape[1]
-    bias = torch.zeros(new, width, dtype=dtype, device=device)
-    bias[:, width - block.shape[1] :].masked_fill_(~block.to(device), float("-inf"))
-    return bias.repeat(groups, 1) if _folds(segment) else bias
+    bias = torch.zeros(new, segment.at + new, dtype=dtype, device=device)
+    bias[:, segment.at + new - block.shape[1] :].masked_fill_(~block, float("-inf"))
+    return bias.repeat(groups, 1)
 
 
 def _attend(
     q: Float[Tensor, "head new head_dim"],
     k: Float[Tensor, "kv_head seen head_dim"],
     v: Float[Tensor, "kv_head seen head_dim"],
-    bias: Tensor | None,
-    last: int,
+    bias: Float[Tensor, "rows seen"] | None,
     scale: float,
-) -> Float[Tensor, "new out"]:
-    heads, new, width = q.shape
-    kv_heads, seen = k.shape[:2]
-    if new > FOLD_LIMIT and seen > last:
-        # One mask over all keys would be new x seen numbers, and half of the work thrown away.
-        before = partial(q, k[:, :-last], v[:, :-last], scale)
-        own = partial(q, k[:, -last:], v[:, -last:], scale, causal=bias is None, bias=bias)
-        return merge(before, own).transpose(0, 1).reshape(new, heads * width)
-    if new > FOLD_LIMIT:
-        out = scaled_dot_product_attention(
-            q[None], k[None], v[None], bias, is_causal=bias is None, scale=scale, enable_gqa=True
-        )[0]
-        return out.transpose(0, 1).reshape(new, heads * width)
-    # A group's heads share their keys: as further queries they need no copy of them.
-    grouped = q.reshape(kv_heads, (heads // kv_heads) * new, width)
+) -> Float[Tensor, "head new head_dim"]:
+    """A few rows in one call: a group's heads share their keys, so as further queries they need
+    no copy of them."""
+    grouped = q.reshape(k.shape[0], -1, q.shape[2])
     out = scaled_dot_product_attention(grouped[None], k[None], v[None], bias, scale=scale)
-    out = out.view(heads, new, width)
-    return out.transpose(0, 1).reshape(new, heads * width)
+    return out.view(q.shape)
+
+
+def _attend_long(
+    q: Float[Tensor, "head new head_dim"],
+    k: Float[Tensor, "kv_head seen head_dim"],
+    v: Float[Tensor, "kv_head seen head_dim"],
+    block: Bool[Tensor, "new last"] | None,
+    scale: float,
+) -> Float[Tensor, "head new head_dim"]:
+    """Many rows: the keys all of them see, then the last ones, with no mask over both together."""
+    last = q.shape[1] if block is None else block.shape[1]
+    visible = None if block is None else block.to(q.device)
+    mine = slice(k.shape[1] - last, None)
+    own = partial(q, k[:, mine], v[:, mine], scale, causal=block is None, visible=visible)
+    if last == k.shape[1]:
+        return own[0]
+    return merge(partial(q, k[:, :-last], v[:, :-last], scale), own)
 
 
 def _record(segment: Segment, layer: int, q: Tensor, keys: Tensor, scale: float) -> None:

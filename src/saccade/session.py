@@ -20,6 +20,7 @@ from saccade.backbone import Backbone
 from saccade.cache import Cache
 from saccade.errors import ModelError
 from saccade.sampling import Sampling, Scores
+from saccade.static import StaticSteps, automatic
 from saccade.types import Prefill, Prompt, Tree, Turn
 
 CHUNK = 2048  # prompt tokens a forward: what a prefill needs beside weights and keys
@@ -52,7 +53,8 @@ class Session:
     """Scores and commits over a cache, one :class:`Request` per prompt.
 
     ``vocab`` clips the laws to the ids draft and target share; ``banned`` ids are never proposed
-    (placeholders of images and videos).
+    (placeholders of images and videos). ``static`` runs single requests in steps of fixed shape:
+    None where they pay (on GPUs).
     """
 
     def __init__(
@@ -64,6 +66,7 @@ class Session:
         banned: Sequence[int] = (),
         room: int = 512,
         chunk: int = CHUNK,
+        static: bool | None = None,
     ) -> None:
         self.backbone = backbone
         self.rules = rules
@@ -72,6 +75,8 @@ class Session:
         self._banned = torch.tensor(list(banned), dtype=torch.long, device=backbone.device)
         self._room = min(room, LONG) + ROOM
         self._chunk = chunk
+        fixed = automatic(backbone) if static is None else static
+        self._static = StaticSteps(backbone) if fixed else None
 
     # -- starting ------------------------------------------------------------------------------
 
@@ -256,11 +261,16 @@ class Session:
         wanted: list[int],
     ) -> None:
         model = self.backbone
-        where = torch.tensor(positions, device=model.device).expand(model.axes, -1)
-        hidden = model.forward(model.embed(ids), where, self._step(segments))
-        if len(wanted) < len(ids):
-            hidden = hidden[torch.tensor(wanted, device=hidden.device)]
-        rows = list(self._laws(hidden))
+        logits = None
+        if self._static is not None:
+            logits = self._static.logits(segments, ids, positions, wanted)
+        if logits is None:
+            where = torch.tensor(positions, device=model.device).expand(model.axes, -1)
+            hidden = model.forward(model.embed(ids), where, self._step(segments))
+            if len(wanted) < len(ids):
+                hidden = hidden[torch.tensor(wanted, device=hidden.device)]
+            logits = model.logits(hidden)
+        rows = list(self._clip(logits))
         for number, tree in trees.items():
             request = self.requests[number]
             if request.pending:

@@ -138,7 +138,7 @@ def test_control_parts_merged_without_their_sums_are_wrong(monkeypatch):
     assert not torch.allclose(out, _naive(q, keys, values, _causal(length, new)), atol=1e-2)
 
 
-@pytest.mark.parametrize("how", ["all", "causal", "bias"])
+@pytest.mark.parametrize("how", ["all", "causal", "chosen"])
 @pytest.mark.parametrize("plain", [partial, plain_partial], ids=["kernel", "plain"])
 def test_a_part_is_its_softmax_and_the_log_of_its_sum(how, plain, monkeypatch):
     """Claim: kernel and fallback both give (softmax over these keys, log of its divisor).
@@ -152,10 +152,10 @@ def test_a_part_is_its_softmax_and_the_log_of_its_sum(how, plain, monkeypatch):
     options = {}
     if how == "causal":
         visible, options = visible.tril(), {"causal": True}
-    if how == "bias":
+    if how == "chosen":
         visible = torch.rand(new, seen, generator=torch.Generator().manual_seed(0)) < 0.5
         visible |= torch.eye(new, dtype=torch.bool)
-        options = {"bias": torch.zeros(new, seen).masked_fill_(~visible, float("-inf"))}
+        options = {"visible": visible}
     out, sums = plain(q, k, v, SCALE, **options)
     logits = torch.einsum("hqd,hkd->hqk", q, k.repeat_interleave(HEADS // KV, 0)) * SCALE
     logits = logits.masked_fill(~visible, float("-inf"))

@@ -37,6 +37,7 @@ LAYERS = [
     {"layout"},
     {"families"},
     {"backbone", "memory"},
+    {"static"},
     {"session", "reference", "clock"},
     {"draft", "cost", "control", "schedule"},
     {"ensemble", "worker"},

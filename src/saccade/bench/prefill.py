@@ -10,6 +10,7 @@ from torch import Tensor
 
 from saccade.clock import Clock
 from saccade.errors import OptionError
+from saccade.media import Clip
 from saccade.memory import Peak
 from saccade.models import Loaded, ask
 from saccade.sampling import Sampling
@@ -42,7 +43,9 @@ def read(target: Loaded, tokens: int, *, rows: int = 8, record: bool = False) ->
     """
     backbone = target.backbone
     item = next(iter(suites()["shapes-caption"].items()))
-    inputs = stretched(ask(target, item.question, clips=[item.media[0].read()]), tokens)
+    clip = item.media[0].read()
+    assert isinstance(clip, Clip)
+    inputs = stretched(ask(target, item.question, clips=[clip]), tokens)
     peak, clock = Peak(backbone.devices), Clock(backbone.device)
     prompts = backbone.prompts(inputs)
     vision, seen = clock.lap(), peak.bytes()
