@@ -144,7 +144,8 @@ def plain_partial(
     outs, sums = [], []
     for start in range(0, new, PLAIN_ROWS):
         stop = min(start + PLAIN_ROWS, new)
-        logits = torch.einsum("hgrd,hsd->hgrs", grouped[:, :, start:stop], k).float() * scale
+        chosen = grouped[:, :, start:stop].float()
+        logits = torch.einsum("hgrd,hsd->hgrs", chosen, k.float()) * scale
         if visible is not None:
             logits.masked_fill_(~visible[start:stop], float("-inf"))
         if causal:

@@ -143,9 +143,11 @@ def _time(model: Backbone, context: int, rows: int) -> float:
     return median([step(session, context, rows) for _ in range(REPEATS + 2)][2:])
 
 
-def filled(model: Backbone, context: int, requests: int, room: int) -> Session:
+def filled(
+    model: Backbone, context: int, requests: int, room: int, *, static: bool | None = None
+) -> Session:
     """Requests that each read ``context`` random keys, with room for ``room`` more."""
-    session = Session(model, [Sampling()] * requests)
+    session = Session(model, [Sampling()] * requests, static=static)
     for number in range(requests):
         cache = model.cache(context + room)
         for tensor in (*cache.keys, *cache.values):

@@ -76,7 +76,7 @@ class Session:
         self._room = min(room, LONG) + ROOM
         self._chunk = chunk
         fixed = automatic(backbone) if static is None else static
-        self._static = StaticSteps(backbone) if fixed else None
+        self.static = StaticSteps(backbone) if fixed else None
 
     # -- starting ------------------------------------------------------------------------------
 
@@ -262,8 +262,8 @@ class Session:
     ) -> None:
         model = self.backbone
         logits = None
-        if self._static is not None:
-            logits = self._static.logits(segments, ids, positions, wanted)
+        if self.static is not None:
+            logits = self.static.logits(segments, ids, positions, wanted)
         if logits is None:
             where = torch.tensor(positions, device=model.device).expand(model.axes, -1)
             hidden = model.forward(model.embed(ids), where, self._step(segments))

@@ -5,7 +5,7 @@ step of n rows is padded to one of a few sizes and reads its numbers (ids, posit
 who sees whom) from memory that stays where it is. One CUDA graph a size is then all it takes.
 
 The keys before ``settled`` are seen by all rows: flash attention, without a mask. Those after it,
-text and drafted nodes, are the *tail*: few, with a mask. The two are merged by their sums.
+text and drafted nodes, are the *tail*: few, with a mask. One softmax takes both together.
 Sessions ask for ordinary forwards where :meth:`StaticSteps.logits` returns None.
 """
 
@@ -19,7 +19,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from saccade.attention import Segment, merge, partial, plain_partial
+from saccade.attention import Attend, Segment, partial
 from saccade.backbone import Backbone
 from saccade.cache import Cache
 from saccade.errors import ModelError
@@ -188,10 +188,12 @@ class StaticSteps:
         return slots
 
     def _work(self, memory: Memory, slots: Slots) -> Work:
+        groups = self._backbone.heads // self._backbone.kv_heads
+
         def work() -> Tensor:
             ids, positions, where = slots.numbers
             cos, sin = (part.index_select(0, positions) for part in memory.table)
-            attention = _attention(memory, slots.visible, where)
+            attention = _attention(memory, slots.visible, where, groups)
             hidden = self._lean.decode(self._backbone.embed(ids), (cos, sin), attention)
             return self._backbone.logits(hidden)
 
@@ -218,11 +220,16 @@ def _stage(
 
 
 def _attention(
-    memory: Memory, visible: Bool[Tensor, "rows tail"], where: Int[Tensor, " rows"]
-) -> Callable[[int, Tensor, Tensor, Tensor, float], Tensor]:
-    """What the layers call: writes the new keys at ``where``, then attends to prefix and tail."""
+    memory: Memory, visible: Bool[Tensor, "rows tail"], where: Int[Tensor, " rows"], groups: int
+) -> Attend:
+    """What the layers call: writes the new keys at ``where``, then attends to prefix and tail.
+
+    The prefix takes part in the tail's softmax as one more key: its logit is the log of its own
+    softmax's sum, its value what it gave. That is the softmax over both, in few kernels.
+    """
     settled, tail = memory.settled, slice(memory.settled, memory.settled + visible.shape[1])
     used = visible.any(0)[:, None]
+    hidden = ~visible.repeat(groups, 1)  # a group's heads are further queries of the same keys
 
     def attend(
         layer: int,
@@ -234,14 +241,14 @@ def _attention(
         keys, values = memory.keys[layer], memory.values[layer]
         keys.index_copy_(1, where, k)
         values.index_copy_(1, where, v)
-        # a group's heads are further queries of the same keys
-        groups = q.shape[0] // k.shape[0]
         grouped = q.reshape(k.shape[0], -1, q.shape[2])
-        before = partial(grouped, keys[:, :settled], values[:, :settled], scale)
+        before, sums = partial(grouped, keys[:, :settled], values[:, :settled], scale)
+        logits = grouped.float() @ keys[:, tail].float().transpose(1, 2) * scale
+        logits.masked_fill_(hidden, float("-inf"))
+        weights = torch.cat([logits, sums[..., None]], -1).softmax(-1).to(v.dtype)
         # rows that hold nothing may hold NaN, and 0 x NaN is NaN
         held = torch.where(used, values[:, tail], 0)
-        seen = visible.repeat(groups, 1)
-        own = plain_partial(grouped, keys[:, tail], held, scale, visible=seen)
-        return merge(before, own).view(q.shape).transpose(0, 1).reshape(q.shape[1], -1)
+        out = torch.addcmul(weights[..., :-1] @ held, weights[..., -1:], before)
+        return out.view(q.shape).transpose(0, 1).reshape(q.shape[1], -1)
 
     return attend

@@ -44,7 +44,7 @@ def _both(family: str = "qwen2_5_vl", **options: Any) -> tuple[Session, Session,
     counted = Counted()
     ordinary = Session(model, [Sampling()], static=False, **options)
     fixed = Session(model, [Sampling()], static=True, **options)
-    fixed._static = StaticSteps(model, counted)
+    fixed.static = StaticSteps(model, counted)
     for session in (ordinary, fixed):
         session.prefill(prompts)
     return ordinary, fixed, counted
@@ -92,7 +92,7 @@ def test_the_tail_settles_anew_when_it_is_long(monkeypatch):
         new = [rng.randrange(200)]
         for session in (ordinary, fixed):
             session.commit({0: new})
-    memory = fixed._static._memory
+    memory = fixed.static._memory
     assert memory is not None and memory.settled > fixed.requests[0].prompt_rows[0]
 
 
@@ -113,7 +113,7 @@ def test_a_size_is_captured_once_and_its_memory_stays():
     Fails if a position, an id or the mask were captured as a constant, or the memory moved.
     """
     ordinary, fixed, counted = _both()
-    steps = fixed._static
+    steps = fixed.static
     assert steps is not None
     for _ in range(6):
         assert _same(ordinary, fixed, chain([5, 6, 7])) < 1e-4
@@ -152,7 +152,7 @@ def test_other_steps_are_ordinary_forwards():
     prompts = model.prompts(left_padded([video_input(0), video_input(1, (2, 4, 4), before=2)]))
     counted = Counted()
     pair = Session(model, [Sampling()] * 2, static=True)
-    pair._static = StaticSteps(model, counted)
+    pair.static = StaticSteps(model, counted)
     pair.prefill(prompts)
     pair.score({0: chain([1, 2]), 1: Tree((3,), (-1,), (None,))})
     assert not counted.captures
@@ -168,7 +168,7 @@ def test_a_capture_that_fails_costs_nothing_but_speed(caplog):
     def refused(work: static.Work) -> static.Work:
         raise RuntimeError("operation not permitted when stream is capturing")
 
-    fixed._static = StaticSteps(fixed.backbone, refused)
+    fixed.static = StaticSteps(fixed.backbone, refused)
     for _ in range(3):
         assert _same(ordinary, fixed, chain([1, 2, 3, 4])) < 1e-5
         for session in (ordinary, fixed):
@@ -179,11 +179,11 @@ def test_a_capture_that_fails_costs_nothing_but_speed(caplog):
 def test_a_session_chooses_by_device(monkeypatch):
     """Claim: by itself a session uses fixed shapes only on GPUs, and with the lean decoder."""
     model = backbone(FAMILIES["qwen2_5_vl"]())
-    assert Session(model, [Sampling()])._static is None
+    assert Session(model, [Sampling()]).static is None
     monkeypatch.setattr(static, "DEVICES", ("cpu",))
-    assert Session(model, [Sampling()])._static is not None
+    assert Session(model, [Sampling()]).static is not None
     modules = backbone(FAMILIES["qwen2_5_vl"](), False)
-    assert Session(modules, [Sampling()])._static is None
+    assert Session(modules, [Sampling()]).static is None
     with pytest.raises(ModelError, match="lean decoder"):
         Session(modules, [Sampling()], static=True)
 
@@ -193,4 +193,4 @@ def test_bare_forwards_over_filled_caches_run_in_fixed_shapes(monkeypatch):
     monkeypatch.setattr(static, "DEVICES", ("cpu",))
     session = cost.filled(backbone(FAMILIES["qwen2_5_vl"]()), 64, 1, 32)
     assert cost.step(session, 64, 5) > 0
-    assert session._static is not None and len(session._static._runs) == 1
+    assert session.static is not None and len(session.static._runs) == 1

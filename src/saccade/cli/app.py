@@ -15,6 +15,7 @@ from saccade.cli.demo import demo
 from saccade.cli.describe import describe
 from saccade.cli.doctor import doctor
 from saccade.cli.figure import figure
+from saccade.cli.gpu import gpu
 from saccade.cli.make_checkpoint import make_checkpoint
 from saccade.cli.methods import methods
 from saccade.cli.prefill import prefill
@@ -53,6 +54,7 @@ app.command()(doctor)
 app.command("make-checkpoint")(make_checkpoint)
 app.command("train-draft")(train_draft)
 bench_app.command("prefill")(prefill)
+bench_app.command("gpu")(gpu)
 app.add_typer(bench_app, name="bench")
 app.add_typer(shapes_app, name="shapes")
 
