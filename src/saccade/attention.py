@@ -179,7 +179,7 @@ def _bias(segment: Segment, groups: int, dtype: torch.dtype) -> Tensor | None:
     if block is None:
         block = torch.ones(new, new, dtype=torch.bool, device=device).tril_()
     bias = torch.zeros(new, segment.at + new, dtype=dtype, device=device)
-    bias[:, segment.at + new - block.shape[1] :].masked_fill_(~block, float("-inf"))
+    bias[:, segment.at + new - block.shape[1] :].masked_fill_(~block.to(device), float("-inf"))
     return bias.repeat(groups, 1)
 
 
