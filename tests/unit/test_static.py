@@ -7,7 +7,16 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import FAMILIES, backbone, input_for, left_padded, random_tree, video_input
+from helpers import (
+    FAMILIES,
+    answered,
+    backbone,
+    input_for,
+    left_padded,
+    random_tree,
+    truth,
+    video_input,
+)
 
 from saccade import cost, static
 from saccade.errors import ModelError
@@ -194,3 +203,15 @@ def test_bare_forwards_over_filled_caches_run_in_fixed_shapes(monkeypatch):
     session = cost.filled(backbone(FAMILIES["qwen2_5_vl"]()), 64, 1, 32)
     assert cost.step(session, 64, 5) > 0
     assert session.static is not None and len(session.static._runs) == 1
+
+
+@pytest.mark.parametrize("method", ["ar", "sd-tree", "specvlm", "specvlm-self", "std", "sage"])
+def test_answers_are_the_same(method, monkeypatch):
+    """Claim: with every session in fixed shapes, target's and draft's, answers stay the target's.
+
+    Caches hold NaN wherever they hold nothing. (Everything else that tests sessions can be run so
+    too: set ``static.DEVICES``; only tests that count calls of ``Backbone.forward`` then fail.)
+    """
+    monkeypatch.setattr(static, "DEVICES", ("cpu",))
+    result = answered("qwen2_5_vl", method)
+    assert result.ids == truth("qwen2_5_vl") and result.fallback_reason is None
