@@ -23,7 +23,8 @@ Attend = Callable[[int, Tensor, Tensor, Tensor, float], Tensor]
 FOLD_LIMIT = 64
 RECORD_CHUNK = 32
 RECORD_NUMBERS = 2**22  # logits written down at once, at most: fewer rows over a longer cache
-PLAIN_ROWS = 256  # queries at once where no kernel gives the log-sum-exps
+# Where no kernel gives the log-sum-exps: queries at once, and logits of theirs, at most.
+PLAIN_ROWS, PLAIN_NUMBERS = 256, 2**25
 
 
 @dataclass(frozen=True)
@@ -142,8 +143,9 @@ def plain_partial(
     grouped = q.reshape(k.shape[0], -1, new, width)
     seen = torch.arange(k.shape[1], device=q.device)
     outs, sums = [], []
-    for start in range(0, new, PLAIN_ROWS):
-        stop = min(start + PLAIN_ROWS, new)
+    count = max(1, min(PLAIN_ROWS, PLAIN_NUMBERS // (heads * max(1, len(seen)))))
+    for start in range(0, new, count):
+        stop = min(start + count, new)
         chosen = grouped[:, :, start:stop].float()
         logits = torch.einsum("hgrd,hsd->hgrs", chosen, k.float()) * scale
         if visible is not None:
@@ -206,6 +208,10 @@ def _attend_long(
 ) -> Float[Tensor, "head new head_dim"]:
     """Many rows: the keys all of them see, then the last ones, with no mask over both together."""
     last = q.shape[1] if block is None else block.shape[1]
+    if block is None and last == k.shape[1]:
+        return scaled_dot_product_attention(
+            q[None], k[None], v[None], is_causal=True, scale=scale, enable_gqa=True
+        )[0]
     visible = None if block is None else block.to(q.device)
     mine = slice(k.shape[1] - last, None)
     own = partial(q, k[:, mine], v[:, mine], scale, causal=block is None, visible=visible)

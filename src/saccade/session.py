@@ -181,6 +181,8 @@ class Session:
     def end(self, request: int) -> None:
         """Frees a finished request's cache."""
         self.requests.pop(request, None)
+        if self.static is not None:
+            self.static.forget()
 
     # -- the two verbs -------------------------------------------------------------------------
 
@@ -262,7 +264,7 @@ class Session:
     ) -> None:
         model = self.backbone
         logits = None
-        if self.static is not None:
+        if self.static is not None and len(self.requests) == 1:
             logits = self.static.logits(segments, ids, positions, wanted)
         if logits is None:
             where = torch.tensor(positions, device=model.device).expand(model.axes, -1)

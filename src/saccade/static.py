@@ -56,7 +56,7 @@ class Graphs:
             with torch.cuda.stream(stream):
                 work()
             now.wait_stream(stream)
-            with torch.cuda.graph(graph, pool=self._pool):
+            with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
                 out = work()
 
         def replay() -> Tensor:
@@ -143,6 +143,11 @@ class StaticSteps:
                 return None
         # a copy: the next step writes its own logits to the same place
         return run()[wanted[0] : wanted[-1] + 1].clone()
+
+    def forget(self) -> None:
+        """Lets go of the cache and of what was captured over it."""
+        self._runs.clear()
+        self._memory = None
 
     def _place(self, segment: Segment, rows: int, last: int) -> tuple[Memory, int]:
         """Where the tail begins and its length; what was captured is forgotten if memory moved."""

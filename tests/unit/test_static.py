@@ -164,7 +164,13 @@ def test_other_steps_are_ordinary_forwards():
     pair.static = StaticSteps(model, counted)
     pair.prefill(prompts)
     pair.score({0: chain([1, 2]), 1: Tree((3,), (-1,), (None,))})
+    pair.score({0: chain([1, 2, 4])})  # alone, but not the only one: the next may be the other
     assert not counted.captures
+    pair.end(1)
+    pair.score({0: chain([1, 2, 4, 5])})
+    assert counted.captures == 1
+    pair.end(0)
+    assert pair.static._memory is None and not pair.static._runs, "the cache is held for nothing"
     ordinary, fixed, counted = _both()
     assert _same(ordinary, fixed, chain([4] * (ROWS[-1] + 3))) < 1e-4
     assert not counted.captures
