@@ -6,6 +6,7 @@ another, and none reads another's keys. Knows no model: layers call it with thei
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -15,9 +16,15 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from saccade.cache import Cache
 
+Attend = Callable[[int, Tensor, Tensor, Tensor, float], Tensor]
+"""What layers call: (layer, q, k, v, scale) -> heads side by side. A ``Step`` is one."""
+
 # Above this many queries a grouped call beats folding the group into the query axis.
 FOLD_LIMIT = 64
 RECORD_CHUNK = 32
+RECORD_NUMBERS = 2**22  # logits written down at once, at most: fewer rows over a longer cache
+# Where no kernel gives the log-sum-exps: queries at once, and logits of theirs, at most.
+PLAIN_ROWS, PLAIN_NUMBERS = 256, 2**25
 
 
 @dataclass(frozen=True)
@@ -78,10 +85,87 @@ class Step:
             keys, values = segment.cache.read(layer, segment.at + segment.stop - segment.start)
             if bias is not None and bias.device != keys.device:  # a model over several devices
                 bias = bias.to(keys.device)
-            parts.append(_attend(q[:, rows], keys, values, bias, scale))
+            if _folds(segment):
+                out = _attend(q[:, rows], keys, values, bias, scale)
+            else:
+                out = _attend_long(q[:, rows], keys, values, segment.block, scale)
+            parts.append(out.transpose(0, 1).reshape(out.shape[1], -1))
             if segment.record is not None:
                 _record(segment, layer, q[:, rows], keys, scale)
         return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def partial(
+    q: Float[Tensor, "head new head_dim"],
+    k: Float[Tensor, "kv_head seen head_dim"],
+    v: Float[Tensor, "kv_head seen head_dim"],
+    scale: float,
+    *,
+    causal: bool = False,
+    visible: Bool[Tensor, "new seen"] | None = None,
+) -> tuple[Float[Tensor, "head new head_dim"], Float[Tensor, "head new"]]:
+    """Attention over some of the keys, and the log of the sum its softmax divided by.
+
+    ``causal`` is for as many keys as queries. Memory is O(new + seen): flash kernels where torch
+    has one that gives the sums, else a few queries at a time.
+    """
+    if q.device.type == "cpu":
+        bias = None
+        if visible is not None:
+            bias = torch.zeros(visible.shape, dtype=q.dtype).masked_fill_(~visible, float("-inf"))
+        found = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+            q[None], k[None], v[None], is_causal=causal, attn_mask=bias, scale=scale
+        )
+        return found[0][0], found[1][0].to(torch.float32)
+    half = q.dtype in (torch.float16, torch.bfloat16)
+    if q.device.type == "cuda" and half and visible is None and q.shape[-1] % 8 == 0:
+        found = torch.ops.aten._scaled_dot_product_flash_attention(
+            q[None], k[None], v[None], is_causal=causal, scale=scale
+        )
+        return found[0][0], found[1][0]
+    return plain_partial(q, k, v, scale, causal=causal, visible=visible)
+
+
+def plain_partial(
+    q: Float[Tensor, "head new head_dim"],
+    k: Float[Tensor, "kv_head seen head_dim"],
+    v: Float[Tensor, "kv_head seen head_dim"],
+    scale: float,
+    *,
+    causal: bool = False,
+    visible: Bool[Tensor, "new seen"] | None = None,
+) -> tuple[Float[Tensor, "head new head_dim"], Float[Tensor, "head new"]]:
+    """:func:`partial` in torch's own words, for devices and types without such a kernel.
+
+    Keys that are not visible may be NaN.
+    """
+    heads, new, width = q.shape
+    grouped = q.reshape(k.shape[0], -1, new, width)
+    seen = torch.arange(k.shape[1], device=q.device)
+    outs, sums = [], []
+    count = max(1, min(PLAIN_ROWS, PLAIN_NUMBERS // (heads * max(1, len(seen)))))
+    for start in range(0, new, count):
+        stop = min(start + count, new)
+        chosen = grouped[:, :, start:stop].float()
+        logits = torch.einsum("hgrd,hsd->hgrs", chosen, k.float()) * scale
+        if visible is not None:
+            logits.masked_fill_(~visible[start:stop], float("-inf"))
+        if causal:
+            row = torch.arange(start, stop, device=q.device)[:, None]
+            logits.masked_fill_(seen > row, float("-inf"))
+        sums.append(logits.logsumexp(-1).reshape(heads, stop - start))
+        weights = logits.softmax(-1).to(v.dtype)
+        outs.append(torch.einsum("hgrs,hsd->hgrd", weights, v).reshape(heads, -1, width))
+    return torch.cat(outs, 1), torch.cat(sums, 1)
+
+
+def merge(
+    first: tuple[Float[Tensor, "head new head_dim"], Float[Tensor, "head new"]],
+    second: tuple[Float[Tensor, "head new head_dim"], Float[Tensor, "head new"]],
+) -> Float[Tensor, "head new head_dim"]:
+    """Attention over the keys of both: exp(lse) is each one's share of the softmax's sum."""
+    share = torch.sigmoid(second[1] - first[1])[..., None]
+    return torch.lerp(first[0], second[0], share.to(first[0].dtype))
 
 
 def _folds(segment: Segment) -> bool:
@@ -89,38 +173,51 @@ def _folds(segment: Segment) -> bool:
 
 
 def _bias(segment: Segment, groups: int, dtype: torch.dtype) -> Tensor | None:
-    """The additive mask of a segment as its kernel wants it; None where none is needed."""
-    new = segment.stop - segment.start
-    if segment.block is None and (new == 1 or (segment.at == 0 and not _folds(segment))):
+    """The additive mask of a segment of few rows; None where none is needed."""
+    new, block = segment.stop - segment.start, segment.block
+    if not _folds(segment) or (block is None and new == 1):
         return None
     device = segment.cache.keys[0].device
-    block = segment.block
     if block is None:
         block = torch.ones(new, new, dtype=torch.bool, device=device).tril_()
     bias = torch.zeros(new, segment.at + new, dtype=dtype, device=device)
-    bias[:, segment.at + new - block.shape[1] :].masked_fill_(~block, float("-inf"))
-    return bias.repeat(groups, 1) if _folds(segment) else bias
+    bias[:, segment.at + new - block.shape[1] :].masked_fill_(~block.to(device), float("-inf"))
+    return bias.repeat(groups, 1)
 
 
 def _attend(
     q: Float[Tensor, "head new head_dim"],
     k: Float[Tensor, "kv_head seen head_dim"],
     v: Float[Tensor, "kv_head seen head_dim"],
-    bias: Tensor | None,
+    bias: Float[Tensor, "rows seen"] | None,
     scale: float,
-) -> Float[Tensor, "new out"]:
-    heads, new, width = q.shape
-    kv_heads = k.shape[0]
-    if new > FOLD_LIMIT:
-        out = scaled_dot_product_attention(
-            q[None], k[None], v[None], bias, is_causal=bias is None, scale=scale, enable_gqa=True
-        )[0]
-        return out.transpose(0, 1).reshape(new, heads * width)
-    # A group's heads share their keys: as further queries they need no copy of them.
-    grouped = q.reshape(kv_heads, (heads // kv_heads) * new, width)
+) -> Float[Tensor, "head new head_dim"]:
+    """A few rows in one call: a group's heads share their keys, so as further queries they need
+    no copy of them."""
+    grouped = q.reshape(k.shape[0], -1, q.shape[2])
     out = scaled_dot_product_attention(grouped[None], k[None], v[None], bias, scale=scale)
-    out = out.view(heads, new, width)
-    return out.transpose(0, 1).reshape(new, heads * width)
+    return out.view(q.shape)
+
+
+def _attend_long(
+    q: Float[Tensor, "head new head_dim"],
+    k: Float[Tensor, "kv_head seen head_dim"],
+    v: Float[Tensor, "kv_head seen head_dim"],
+    block: Bool[Tensor, "new last"] | None,
+    scale: float,
+) -> Float[Tensor, "head new head_dim"]:
+    """Many rows: the keys all of them see, then the last ones, with no mask over both together."""
+    last = q.shape[1] if block is None else block.shape[1]
+    if block is None and last == k.shape[1]:
+        return scaled_dot_product_attention(
+            q[None], k[None], v[None], is_causal=True, scale=scale, enable_gqa=True
+        )[0]
+    visible = None if block is None else block.to(q.device)
+    mine = slice(k.shape[1] - last, None)
+    own = partial(q, k[:, mine], v[:, mine], scale, causal=block is None, visible=visible)
+    if last == k.shape[1]:
+        return own[0]
+    return merge(partial(q, k[:, :-last], v[:, :-last], scale), own)
 
 
 def _record(segment: Segment, layer: int, q: Tensor, keys: Tensor, scale: float) -> None:
@@ -131,7 +228,8 @@ def _record(segment: Segment, layer: int, q: Tensor, keys: Tensor, scale: float)
     groups = q.shape[0] // kv_heads
     column = torch.arange(seen, device=keys.device)
     columns = record.columns.to(keys.device)
-    for rows in record.rows.to(keys.device).split(RECORD_CHUNK):
+    count = max(1, min(RECORD_CHUNK, RECORD_NUMBERS // (q.shape[0] * seen)))
+    for rows in record.rows.to(keys.device).split(count):
         chosen = q[:, rows].reshape(kv_heads, groups, len(rows), width).float()
         logits = torch.einsum("hgrd,hsd->hgrs", chosen, keys.float()) * scale
         future = column[None, :] > (segment.at + rows)[:, None]

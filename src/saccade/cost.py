@@ -169,9 +169,11 @@ def _times(model: Backbone, asked: Sequence[tuple[int, int]]) -> list[float]:
     return [min(times) for times in zip(*took[WARM:], strict=True)]
 
 
-def filled(model: Backbone, context: int, requests: int, room: int) -> Session:
+def filled(
+    model: Backbone, context: int, requests: int, room: int, *, static: bool | None = None
+) -> Session:
     """Requests that each read ``context`` random keys, with room for ``room`` more."""
-    session = Session(model, [Sampling()] * requests)
+    session = Session(model, [Sampling()] * requests, static=static)
     for number in range(requests):
         cache = model.cache(context + room)
         for tensor in (*cache.keys, *cache.values):

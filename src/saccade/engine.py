@@ -130,7 +130,7 @@ class Stream(Iterator[Round]):
         self._rounds.close()
 
     def _work(self) -> Generator[Round, None, None]:
-        clock = Clock(self._target.device)
+        clock, self._peak = Clock(self._target.device), memory.Peak(self._target.devices)
         turns = None if self.talk is None else self.talk.turns(self._inputs, self._target)
         if self.talk is not None and turns is None:
             self.talk.draft.close()  # another video: nothing to go on from
@@ -229,7 +229,7 @@ class Stream(Iterator[Round]):
             yield round
         decode = clock.lap()
 
-        timings = Timings(*before, decode, first, clock.since())
+        timings, peak = Timings(*before, decode, first, clock.since()), self._peak.bytes()
         lengths = [len(ids) for ids in _unpadded(self._inputs)]
         for request, prompt in enumerate(prompts):
             answer = stops.answers[request]
@@ -247,6 +247,7 @@ class Stream(Iterator[Round]):
                     fallback_reason=draft.reason,
                     reused_tokens=reused[request],
                     warnings=self._warnings(),
+                    peak_bytes=peak,
                 )
             )
 

@@ -16,7 +16,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn.functional import linear, rms_norm, silu
 
-from saccade.attention import Step
+from saccade.attention import Attend, Step
 
 # Text models known to be exactly this decoder.
 KNOWN = (
@@ -116,9 +116,19 @@ class LeanDecoder:
         step: Step,
         deepstack: tuple[Tensor, Tensor] | None = None,
     ) -> Float[Tensor, "all dim"]:
+        return self.decode(embeds, self._rotation(embeds, positions), step, deepstack)
+
+    def decode(
+        self,
+        embeds: Float[Tensor, "all dim"],
+        rotation: tuple[Tensor, Tensor],
+        step: Attend,
+        deepstack: tuple[Tensor, Tensor] | None = None,
+    ) -> Float[Tensor, "all dim"]:
+        """The layers, given each token's (cos, sin)."""
         count = embeds.shape[0]
         heads, kv_heads, width, norm = self.heads, self.kv_heads, self.head_dim, self.norm_of
-        cos, sin = self._rotation(embeds, positions)
+        cos, sin = rotation
         half = width // 2
         hidden = embeds
         for index, layer in enumerate(self.layers):
@@ -147,14 +157,17 @@ class LeanDecoder:
         """
         if positions.shape[1] > 64:
             return self._rotate(embeds, positions)
-        last = int(positions.max())
         if positions.shape[0] > 1 and bool((positions[0] != positions[1:]).any()):
             return self._rotate(embeds, positions)
-        if self._table is None or last >= self._table[0].shape[0]:
-            rows = torch.arange(max(TABLE, 2 * last), device=embeds.device)
-            self._table = self._rotate(embeds, rows.expand(positions.shape[0], -1))
-        cos, sin = self._table
+        cos, sin = self.table(int(positions.max()), positions.shape[0], embeds)
         return cos.index_select(0, positions[0]), sin.index_select(0, positions[0])
+
+    def table(self, last: int, axes: int, like: Tensor) -> tuple[Tensor, Tensor]:
+        """cos and sin of text at every position up to ``last`` and beyond."""
+        if self._table is None or last >= self._table[0].shape[0]:
+            rows = torch.arange(max(TABLE, 2 * last), device=like.device)
+            self._table = self._rotate(like, rows.expand(axes, -1))
+        return self._table
 
     def _rotate(self, embeds: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         shaped = positions[:, None] if positions.shape[0] > 1 else positions

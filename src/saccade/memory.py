@@ -1,7 +1,8 @@
-"""How much memory a model needs, from its config alone, and how much there is."""
+"""How much memory a model needs, from its config alone, how much there is, what a run took."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,51 @@ from saccade.errors import ModelError
 
 GIB = 2**30
 CGROUP = Path("/sys/fs/cgroup/memory.max")
+STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 SPARE = 0.05  # of what there is, for what is not counted: activations, the allocator's gaps
 WAYS = {"--dtype bfloat16": 2.0, "--quantize bnb-8bit": 1.0, "--quantize bnb-4bit": 0.5}
 """What makes a model smaller, and the bytes a weight takes then."""
+
+
+class Peak:
+    """How much memory was taken at most since this was made, above what was held then.
+
+    On GPUs what torch allocated, over all of ``devices``; else, on Linux, the resident size of this
+    process: coarse, 0 where memory freed earlier was used again, and shared with whatever else the
+    process does meanwhile. One at a time: a new one starts the high-water mark anew.
+    """
+
+    def __init__(self, devices: Sequence[torch.device]) -> None:
+        self._gpus = [device for device in dict.fromkeys(devices) if device.type == "cuda"]
+        self._before: int | None
+        if self._gpus:
+            for device in self._gpus:
+                torch.cuda.reset_peak_memory_stats(device)
+            self._before = sum(map(torch.cuda.memory_allocated, self._gpus))
+            return
+        try:
+            CLEAR.write_text("5")  # the high-water mark starts anew
+            self._before = _resident("VmRSS")
+        except OSError:
+            self._before = None
+
+    def bytes(self) -> int | None:
+        """None where nothing measures it."""
+        if self._before is None:
+            return None
+        if self._gpus:
+            high = sum(map(torch.cuda.max_memory_allocated, self._gpus))
+        else:
+            high = _resident("VmHWM")
+        return max(0, high - self._before)
+
+
+def _resident(name: str) -> int:
+    """A size of this process, in bytes."""
+    for line in STATUS.read_text().splitlines():
+        if line.startswith(name):
+            return int(line.split()[1]) * 1024
+    raise OSError(f"no {name}")
 
 
 @dataclass(frozen=True)

@@ -20,9 +20,10 @@ from saccade.backbone import Backbone
 from saccade.cache import Cache
 from saccade.errors import ModelError
 from saccade.sampling import Sampling, Scores
+from saccade.static import StaticSteps, automatic
 from saccade.types import Prefill, Prompt, Tree, Turn
 
-CHUNK = 4096  # prompt tokens a forward
+CHUNK = 2048  # prompt tokens a forward: what a prefill needs beside weights and keys
 ROOM = 64  # rows for drafted tokens beyond the answer's
 LONG = 2048  # a longer answer's cache grows on the way
 
@@ -52,7 +53,8 @@ class Session:
     """Scores and commits over a cache, one :class:`Request` per prompt.
 
     ``vocab`` clips the laws to the ids draft and target share; ``banned`` ids are never proposed
-    (placeholders of images and videos).
+    (placeholders of images and videos). ``static`` runs single requests in steps of fixed shape:
+    None where they pay (on GPUs).
     """
 
     def __init__(
@@ -64,6 +66,7 @@ class Session:
         banned: Sequence[int] = (),
         room: int = 512,
         chunk: int = CHUNK,
+        static: bool | None = None,
     ) -> None:
         self.backbone = backbone
         self.rules = rules
@@ -72,6 +75,8 @@ class Session:
         self._banned = torch.tensor(list(banned), dtype=torch.long, device=backbone.device)
         self._room = min(room, LONG) + ROOM
         self._chunk = chunk
+        fixed = automatic(backbone) if static is None else static
+        self.static = StaticSteps(backbone) if fixed else None
 
     # -- starting ------------------------------------------------------------------------------
 
@@ -85,7 +90,8 @@ class Session:
         cache = model.cache(len(prompt) + self._room)
         columns = prompt.visual.nonzero().squeeze(-1)
         text = _after(prompt)
-        mass = torch.zeros(model.layers, model.kv_heads, len(columns), device=model.device)
+        noted = len(columns) if record else 0
+        mass = torch.zeros(model.layers, model.kv_heads, noted, device=model.device)
         relevance = torch.zeros_like(mass)
         hidden = prompt.embeds[:0]
         for start in range(0, len(prompt), self._chunk):
@@ -175,6 +181,8 @@ class Session:
     def end(self, request: int) -> None:
         """Frees a finished request's cache."""
         self.requests.pop(request, None)
+        if self.static is not None:
+            self.static.forget()
 
     # -- the two verbs -------------------------------------------------------------------------
 
@@ -270,6 +278,10 @@ class Session:
     ) -> Float[Tensor, "wanted clipped"]:
         """Logits of the wanted rows; keys and values of all are written."""
         model = self.backbone
+        if self.static is not None and len(self.requests) == 1:
+            logits = self.static.logits(segments, ids, positions, wanted)
+            if logits is not None:
+                return self._clip(logits)
         where = torch.tensor(positions, device=model.device).expand(model.axes, -1)
         hidden = model.forward(model.embed(ids), where, self._step(segments))
         if len(wanted) < len(ids):

@@ -230,6 +230,9 @@ class Result:
     fallback_reason: str | None = None  # why drafting stopped, if it did
     reused_tokens: int = 0  # of the prompt, whose keys an earlier turn had left
     warnings: tuple[str, ...] = ()
+    peak_bytes: int | None = None
+    """Memory taken at most, above what was held before (so without weights): what torch allocated
+    on GPUs, else the growth of this process's resident size (``memory.Peak``); None unknown."""
 
     @property
     def tau(self) -> float | None:

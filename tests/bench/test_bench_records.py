@@ -67,6 +67,7 @@ def test_fields_of_a_result() -> None:
         *((4, 6, 9, 4), "text", "sage", "length", (tree, cut), times, 30, 20, 2),
         fallback_reason="why",
         reused_tokens=7,
+        peak_bytes=99,
     )
     found = Answer(suite="", item="", turn=0, method="", **records.of(result))
     expected: dict[str, Any] = {
@@ -82,7 +83,7 @@ def test_fields_of_a_result() -> None:
         },
         **{"accepted": (2, 1), "drafted": (2, 1), "nodes": (3, 1), "own": 1, "fallback": "why"},
         **{"prompt_tokens": 30, "visual_tokens": 20, "draft_visual_tokens": 2},
-        **{"reused_tokens": 7},
+        **{"reused_tokens": 7, "peak": 99},
     }
     assert {name: getattr(found, name) for name in expected} == expected
 

@@ -6,10 +6,10 @@ import random
 
 import pytest
 import torch
-from helpers import FAMILIES, backbone, input_for, random_tree
+from helpers import FAMILIES, backbone, input_for, random_tree, text_input
 
-from saccade import reference
-from saccade.attention import FOLD_LIMIT, Record, Segment, Step
+from saccade import attention, reference
+from saccade.attention import FOLD_LIMIT, Record, Segment, Step, merge, partial, plain_partial
 from saccade.cache import Cache
 from saccade.sampling import Sampling
 from saccade.session import Session
@@ -84,6 +84,103 @@ def test_a_tree_node_sees_the_text_and_its_ancestors_only(nodes, seed):
     seen_by_all = _naive(q, keys, values, _causal(length, nodes))
     if not bool((block == torch.ones_like(block).tril()).all()):
         assert not torch.allclose(out, seen_by_all, atol=1e-3), "the mask made no difference"
+
+
+def _masked(q, keys, values, visible):
+    """The additive mask over all keys, as long segments were attended to before."""
+    bias = torch.zeros(visible.shape, dtype=q.dtype).masked_fill_(~visible, float("-inf"))
+    out = torch.nn.functional.scaled_dot_product_attention(
+        q[None], keys[None], values[None], bias, scale=SCALE, enable_gqa=True
+    )[0]
+    return out.transpose(0, 1).reshape(q.shape[1], -1)
+
+
+CHUNKED = pytest.mark.parametrize("sizes", [(67, 71, 65), (130, 97), (65, 1, 70, 3)])
+
+
+@CHUNKED
+@pytest.mark.parametrize(("dtype", "close"), [(torch.float32, 1e-5), (torch.bfloat16, 2e-2)])
+def test_chunks_of_a_prompt_equal_the_prompt_at_once(sizes, dtype, close):
+    """Claim: prefix and own chunk, merged, are the one softmax over both, whatever the chunks.
+
+    Two requests in one forward, grouped heads; equal to the mask over all keys as well.
+    """
+    total = sum(sizes)
+    inputs = [[t.to(dtype) for t in _fresh(total, seed)] for seed in (8, 9)]
+    caches = [Cache(1, KV, WIDTH, total + 3, dtype=dtype) for _ in inputs]
+    found: list[list[torch.Tensor]] = [[], []]
+    at = 0
+    for new in sizes:
+        q, k, v = (
+            torch.cat([mine[at : at + new] for mine in each], 0).transpose(0, 1)
+            for each in zip(*([t.transpose(0, 1) for t in row] for row in inputs), strict=True)
+        )
+        segments = [Segment(cache, i * new, (i + 1) * new, at) for i, cache in enumerate(caches)]
+        out = Step(segments, HEADS // KV, dtype)(0, q, k, v, SCALE)
+        for i in range(2):
+            found[i].append(out[i * new : (i + 1) * new])
+        at += new
+    for (q, k, v), rows in zip(inputs, found, strict=True):
+        whole = _naive(q, k, v, _causal(0, total))
+        assert (torch.cat(rows).float() - whole).abs().max() < close
+        before = _masked(q, k, v, _causal(0, total))
+        assert (torch.cat(rows) - before).abs().max() < close
+
+
+def test_control_parts_merged_without_their_sums_are_wrong(monkeypatch):
+    """Control: halves of equal weight must differ from the truth, or the test above is blind."""
+    length, new = 9, FOLD_LIMIT + 6
+    cache = _cache(length, 0)
+    q, k, v = _fresh(new, 1)
+    monkeypatch.setattr(attention, "merge", lambda a, b: (a[0] + b[0]) / 2)
+    out = Step([Segment(cache, 0, new, length)], HEADS // KV, torch.float32)(0, q, k, v, SCALE)
+    keys, values = cache.read(0, length + new)
+    assert not torch.allclose(out, _naive(q, keys, values, _causal(length, new)), atol=1e-2)
+
+
+@pytest.mark.parametrize("how", ["all", "causal", "chosen"])
+@pytest.mark.parametrize("plain", [partial, plain_partial], ids=["kernel", "plain"])
+def test_a_part_is_its_softmax_and_the_log_of_its_sum(how, plain, monkeypatch):
+    """Claim: kernel and fallback both give (softmax over these keys, log of its divisor).
+
+    Fails if groups are laid out otherwise or a few queries at a time are put together wrongly.
+    """
+    monkeypatch.setattr(attention, "PLAIN_ROWS", 7)
+    new = seen = 20
+    q, k, v = _fresh(new, 3)
+    visible = torch.ones(new, seen, dtype=torch.bool)
+    options = {}
+    if how == "causal":
+        visible, options = visible.tril(), {"causal": True}
+    if how == "chosen":
+        visible = torch.rand(new, seen, generator=torch.Generator().manual_seed(0)) < 0.5
+        visible |= torch.eye(new, dtype=torch.bool)
+        options = {"visible": visible}
+    out, sums = plain(q, k, v, SCALE, **options)
+    logits = torch.einsum("hqd,hkd->hqk", q, k.repeat_interleave(HEADS // KV, 0)) * SCALE
+    logits = logits.masked_fill(~visible, float("-inf"))
+    assert torch.allclose(sums, logits.logsumexp(-1), atol=1e-5)
+    expected = logits.softmax(-1) @ v.repeat_interleave(HEADS // KV, 0)
+    assert torch.allclose(out, expected, atol=1e-5)
+    if how == "all":
+        halves = [plain(q, k[:, rows], v[:, rows], SCALE) for rows in (slice(13), slice(13, None))]
+        assert torch.allclose(merge(*halves), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("lean", [None, False], ids=["lean", "modules"])
+def test_a_prompt_read_in_odd_chunks_gives_the_laws_of_the_oracle(lean):
+    """Claim: tip, tree and chain after a chunked prefill equal the cache-free forward to 1e-4."""
+    model = backbone(FAMILIES["qwen2_5_vl"](), lean)
+    prompts = model.prompts(text_input(0, 230))
+    rules = [Sampling()]
+    oracle = reference.Oracle(model.model, prompts, rules)
+    tree = random_tree(random.Random(0), FOLD_LIMIT + 9, lambda: 7)
+    for chunk in (66, 101, 229):
+        session = Session(model, rules, chunk=chunk)
+        session.prefill(prompts)
+        ours, truth = session.score({0: tree})[0], oracle.score({0: tree})[0]
+        mine, exact = (torch.stack(list(s.rows)).softmax(-1) for s in (ours, truth))
+        assert (mine - exact).abs().max() < 1e-4
 
 
 def test_one_new_node_does_not_see_its_siblings_scored_before():

@@ -388,3 +388,39 @@ def test_sizes_as_they_are_shown() -> None:
     assert memory.gib(3 * GIB / 2) == "1.5 GiB"
     assert memory.gib(0.1 * GIB) == "0.1 GiB"
     assert memory.gib(3 * MIB) == "3.0 MiB"
+
+
+def test_a_peak_is_what_was_taken_above_what_was_there():
+    """Claim: memory given back again still counts, and what was there before does not (Linux).
+
+    Fails if the high-water mark of an earlier, larger moment is reported.
+    """
+    earlier = torch.ones(64 * MIB // 4)
+    del earlier
+    peak = memory.Peak([CPU])
+    if peak.bytes() is None:
+        pytest.skip("nothing measures it here")
+    torch.ones(24 * MIB // 4)
+    taken = peak.bytes()
+    assert taken is not None and 20 * MIB < taken < 40 * MIB
+
+
+def test_a_peak_is_unknown_where_nothing_measures_it(monkeypatch, tmp_path):
+    """Claim: without Linux's files the peak is None, not zero."""
+    monkeypatch.setattr(memory, "CLEAR", tmp_path / "missing" / "file")
+    assert memory.Peak([CPU]).bytes() is None
+
+
+def test_reading_a_long_clip_takes_its_keys_and_one_chunk():
+    """Claim: `bench prefill` reads about the tokens asked for, and its peak holds no mask.
+
+    The mask over all keys alone would be 2,048 rows x 5,000 keys x 4 bytes = 40 MB; what a chunk
+    of rows needs is about its own width of numbers. Keys and values count too.
+    """
+    from saccade.bench.prefill import read
+
+    target = models.load("shapes", device="cpu")
+    found = read(target, 5_000, rows=4, record=True)
+    assert abs(found.visual_tokens - 5_000) < 256
+    assert found.kv >= found.prompt_tokens * target.backbone.token_bytes
+    assert found.prefill_peak is None or found.prefill_peak < found.kv + 64 * MIB

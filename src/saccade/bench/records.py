@@ -93,6 +93,7 @@ def of(result: Result) -> dict[str, Any]:
         nodes=tuple(len(round.tokens) for round in result.rounds),
         own=sum(round.own is not None for round in result.rounds),
         fallback=result.fallback_reason,
+        peak=result.peak_bytes,
     )
 
 

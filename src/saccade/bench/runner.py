@@ -18,7 +18,6 @@ import numpy as np
 
 from saccade.bench import alone, records
 from saccade.bench.alone import is_alone
-from saccade.bench.memory import Peak
 from saccade.bench.records import Answer
 from saccade.conversation import Conversation
 from saccade.errors import OptionError, SaccadeError
@@ -26,6 +25,7 @@ from saccade.measure.compare import BASELINE, WARM_UP_TOKENS, named
 from saccade.measure.peers import PEERS
 from saccade.measure.trace import environment
 from saccade.media import Clip
+from saccade.memory import Peak
 from saccade.models import Loaded, ask, ask_draft
 from saccade.options import settle
 from saccade.recipe import Recipe
@@ -210,11 +210,10 @@ class _Bench:
         ) as talk:
             for turn in range(1 + len(self._item.then)):
                 inputs, own = self._inputs(turn, said)
-                with Peak(self._target.backbone.device) as peak:
-                    result = talk.run(inputs, draft_inputs=own)
+                result = talk.run(inputs, draft_inputs=own)
                 said.append(result.text or "")
                 fields = records.of(result)
-                found.append(replace(self._blank(name, turn), **fields, peak=peak.bytes))
+                found.append(replace(self._blank(name, turn), **fields))
         return found
 
     def _by_draft(self, name: str, recipe: Recipe, settings: dict[str, Any]) -> list[Answer]:
@@ -244,8 +243,9 @@ class _Bench:
         said: list[str] = []
         for turn in range(1 + len(self._item.then)):
             inputs, _ = self._inputs(turn, said)
-            with Peak(self._target.backbone.device) as peak:
-                timed = PEERS[name](self._target, self._draft, inputs, dict(settings))
+            peak = Peak(self._target.backbone.devices)
+            timed = PEERS[name](self._target, self._draft, inputs, dict(settings))
+            taken = peak.bytes()
             text = self._target.tokenizer.decode(list(timed.ids), skip_special_tokens=True)
             said.append(text)
             found.append(
@@ -258,7 +258,7 @@ class _Bench:
                     decode=timed.decode[0],
                     counted=timed.decode[1],
                     prompt_tokens=int(inputs["input_ids"].shape[1]),
-                    peak=peak.bytes,
+                    peak=taken,
                 )
             )
         return found

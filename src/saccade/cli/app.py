@@ -15,8 +15,10 @@ from saccade.cli.demo import demo
 from saccade.cli.describe import describe
 from saccade.cli.doctor import doctor
 from saccade.cli.figure import figure
+from saccade.cli.gpu import gpu
 from saccade.cli.make_checkpoint import make_checkpoint
 from saccade.cli.methods import methods
+from saccade.cli.prefill import prefill
 from saccade.cli.shapes import shapes_app
 from saccade.cli.train_draft import train_draft
 from saccade.errors import SaccadeError
@@ -51,6 +53,8 @@ app.command()(figure)
 app.command()(doctor)
 app.command("make-checkpoint")(make_checkpoint)
 app.command("train-draft")(train_draft)
+bench_app.command("prefill")(prefill)
+bench_app.command("gpu")(gpu)
 app.add_typer(bench_app, name="bench")
 app.add_typer(shapes_app, name="shapes")
 

@@ -147,6 +147,7 @@ def described(result: Result, clip: Clip) -> dict[str, Any]:
         "visual_tokens": result.visual_tokens,
         "draft_visual_tokens": result.draft_visual_tokens,
         "reused_tokens": result.reused_tokens,
+        "peak_bytes": result.peak_bytes,
         "frames": len(clip.frames),
         "threads": torch.get_num_threads(),
         "timings": asdict(timings),

@@ -38,6 +38,7 @@ def write(path: Path, result: Result) -> None:
         "visual_tokens": result.visual_tokens,
         "draft_visual_tokens": result.draft_visual_tokens,
         "token_ids": result.ids,
+        "peak_bytes": result.peak_bytes,
         "timings": asdict(result.timings),
         "environment": environment(),
     }

@@ -1,0 +1,223 @@
+"""Claims about steps of fixed shape: the same laws as ordinary forwards, from memory that stays."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+import torch
+from helpers import (
+    FAMILIES,
+    answered,
+    backbone,
+    input_for,
+    left_padded,
+    random_tree,
+    truth,
+    video_input,
+)
+
+from saccade import cost, static
+from saccade.errors import ModelError
+from saccade.sampling import Sampling
+from saccade.session import Session
+from saccade.static import ROWS, StaticSteps
+from saccade.tree import add, chain
+from saccade.types import Tree, Turn
+
+LEAN = ["qwen2_5_vl", "qwen2_vl", "llama"]
+
+
+class Counted:
+    """A capture as CUDA graphs are: made once a size, then repeated on the memory seen then."""
+
+    def __init__(self) -> None:
+        self.captures = self.replays = 0
+
+    def __call__(self, work: static.Work) -> static.Work:
+        self.captures += 1
+        work()  # the warm-up runs for real
+
+        def replay() -> torch.Tensor:
+            self.replays += 1
+            return work()
+
+        return replay
+
+
+def _both(family: str = "qwen2_5_vl", **options: Any) -> tuple[Session, Session, Counted]:
+    """An ordinary session and a static one over the same prompt, and what the latter captured."""
+    model = backbone(FAMILIES[family]())
+    prompts = model.prompts(input_for(family))
+    counted = Counted()
+    ordinary = Session(model, [Sampling()], static=False, **options)
+    fixed = Session(model, [Sampling()], static=True, **options)
+    fixed.static = StaticSteps(model, counted)
+    for session in (ordinary, fixed):
+        session.prefill(prompts)
+    return ordinary, fixed, counted
+
+
+def _same(ordinary: Session, fixed: Session, tree: Tree) -> float:
+    a, b = (torch.stack(list(s.score({0: tree})[0].rows)) for s in (ordinary, fixed))
+    assert a.shape == b.shape and bool(torch.isfinite(b).all())
+    return float((a - b).abs().max())
+
+
+@pytest.mark.parametrize("family", LEAN)
+def test_every_step_gives_the_laws_of_an_ordinary_forward(family):
+    """Claim: plain decoding, chains, trees grown node by node, refusals and catching up all give
+    the logits of ordinary forwards to 1e-4 (of about 4), over NaN in every row that holds nothing.
+
+    The tail passes several sizes, the cache grows and the tail settles anew on the way.
+    """
+    ordinary, fixed, counted = _both(family, room=70)
+    rng = random.Random(0)
+    for round in range(60):
+        kind = round % 4
+        tree = Tree() if kind == 0 else chain([rng.randrange(200) for _ in range(1 + round % 9)])
+        if kind == 2:
+            tree = random_tree(rng, 2 + round % 31, lambda: rng.randrange(200))
+        assert _same(ordinary, fixed, tree) < 1e-4
+        if kind == 3:  # a draft that grows: only the new nodes are computed
+            tree = add(tree, rng.randrange(len(tree)), rng.randrange(200))
+            assert _same(ordinary, fixed, tree) < 1e-4
+        new = [*tree.tokens[: round % 3], 7] if kind in (1, 3) else [3, 5][: 1 + round % 2]
+        for session in (ordinary, fixed):
+            session.commit({0: new})
+    assert counted.replays > 60 > counted.captures
+    assert fixed.requests[0].cache.capacity > 70 + len(fixed.requests[0].context) - 60
+
+
+def test_the_tail_settles_anew_when_it_is_long(monkeypatch):
+    """Claim: a text longer than the longest tail moves the border, and the laws stay."""
+    monkeypatch.setattr(static, "LONGEST", 16)
+    monkeypatch.setattr(static, "SHORTEST", 4)
+    ordinary, fixed, counted = _both()
+    rng = random.Random(1)
+    for _ in range(30):
+        assert _same(ordinary, fixed, chain([rng.randrange(200) for _ in range(3)])) < 1e-4
+        new = [rng.randrange(200)]
+        for session in (ordinary, fixed):
+            session.commit({0: new})
+    memory = fixed.static._memory
+    assert memory is not None and memory.settled > fixed.requests[0].prompt_rows[0]
+
+
+def test_a_conversation_that_takes_text_back_goes_on():
+    """Claim: a turn that forgets into the prompt, past the border, leaves the laws right."""
+    ordinary, fixed, _ = _both()
+    for session in (ordinary, fixed):
+        session.score({0: chain([1, 2, 3])})
+        session.commit({0: [1, 2, 9]})
+        session.turn({0: Turn(drop=5, ids=(4, 4, 8, 9, 11, 3))}, [Sampling()])
+    assert _same(ordinary, fixed, Tree()) < 1e-4
+    assert _same(ordinary, fixed, random_tree(random.Random(2), 9, lambda: 6)) < 1e-4
+
+
+def test_a_size_is_captured_once_and_its_memory_stays():
+    """Claim: steps of one size share one capture, and their numbers change in place.
+
+    Fails if a position, an id or the mask were captured as a constant, or the memory moved.
+    """
+    ordinary, fixed, counted = _both()
+    steps = fixed.static
+    assert steps is not None
+    for _ in range(6):
+        assert _same(ordinary, fixed, chain([5, 6, 7])) < 1e-4
+        for session in (ordinary, fixed):
+            session.commit({0: [5, 9]})
+    places = {k: (s.numbers.data_ptr(), s.visible.data_ptr()) for k, (s, _) in steps._slots.items()}
+    before, replays = counted.captures, counted.replays
+    assert before == len(steps._runs) == 1  # a round's 3 rows, then 4 with the token before: 4 both
+    for _ in range(4):
+        assert _same(ordinary, fixed, chain([8, 6, 1])) < 1e-4
+        for session in (ordinary, fixed):
+            session.commit({0: [8, 2]})
+    assert counted.captures == before and counted.replays == replays + 4
+    for size, (slots, _) in steps._slots.items():
+        assert places[size] == (slots.numbers.data_ptr(), slots.visible.data_ptr())
+
+
+@pytest.mark.parametrize("shift", [-1, 1])
+def test_control_a_mask_off_by_one_is_seen(shift, monkeypatch):
+    """Control: a tail read one key too far or too short must show, or nothing above does."""
+    stage = static._stage
+
+    def shifted(staged: Any, *rest: Any) -> None:
+        stage(staged, *rest)
+        staged.visible.copy_(staged.visible.roll(shift, 1))
+
+    monkeypatch.setattr(static, "_stage", shifted)
+    ordinary, fixed, _ = _both()
+    a, b = (torch.stack(list(s.score({0: chain([1, 2, 3])})[0].rows)) for s in (ordinary, fixed))
+    assert not torch.allclose(a, b, atol=1e-2)
+
+
+def test_other_steps_are_ordinary_forwards():
+    """Claim: several requests, and more rows than the largest size, take the ordinary path."""
+    model = backbone(FAMILIES["qwen2_5_vl"]())
+    prompts = model.prompts(left_padded([video_input(0), video_input(1, (2, 4, 4), before=2)]))
+    counted = Counted()
+    pair = Session(model, [Sampling()] * 2, static=True)
+    pair.static = StaticSteps(model, counted)
+    pair.prefill(prompts)
+    pair.score({0: chain([1, 2]), 1: Tree((3,), (-1,), (None,))})
+    pair.score({0: chain([1, 2, 4])})  # alone, but not the only one: the next may be the other
+    assert not counted.captures
+    pair.end(1)
+    pair.score({0: chain([1, 2, 4, 5])})
+    assert counted.captures == 1
+    pair.end(0)
+    assert pair.static._memory is None and not pair.static._runs, "the cache is held for nothing"
+    ordinary, fixed, counted = _both()
+    assert _same(ordinary, fixed, chain([4] * (ROWS[-1] + 3))) < 1e-4
+    assert not counted.captures
+
+
+def test_a_capture_that_fails_costs_nothing_but_speed(caplog):
+    """Claim: a GPU that refuses a capture is told of once, and the laws are ordinary ones."""
+    ordinary, fixed, _ = _both()
+
+    def refused(work: static.Work) -> static.Work:
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    fixed.static = StaticSteps(fixed.backbone, refused)
+    for _ in range(3):
+        assert _same(ordinary, fixed, chain([1, 2, 3, 4])) < 1e-5
+        for session in (ordinary, fixed):
+            session.commit({0: [1]})
+    assert caplog.text.count("no steps of fixed shape") == 1
+
+
+def test_a_session_chooses_by_device(monkeypatch):
+    """Claim: by itself a session uses fixed shapes only on GPUs, and with the lean decoder."""
+    model = backbone(FAMILIES["qwen2_5_vl"]())
+    assert Session(model, [Sampling()]).static is None
+    monkeypatch.setattr(static, "DEVICES", ("cpu",))
+    assert Session(model, [Sampling()]).static is not None
+    modules = backbone(FAMILIES["qwen2_5_vl"](), False)
+    assert Session(modules, [Sampling()]).static is None
+    with pytest.raises(ModelError, match="lean decoder"):
+        Session(modules, [Sampling()], static=True)
+
+
+def test_bare_forwards_over_filled_caches_run_in_fixed_shapes(monkeypatch):
+    """Claim: what `cost` times is the static step where sessions use it."""
+    monkeypatch.setattr(static, "DEVICES", ("cpu",))
+    session = cost.filled(backbone(FAMILIES["qwen2_5_vl"]()), 64, 1, 32)
+    assert cost.step(session, 64, 5) > 0
+    assert session.static is not None and len(session.static._runs) == 1
+
+
+@pytest.mark.parametrize("method", ["ar", "sd-tree", "specvlm", "specvlm-self", "std", "sage"])
+def test_answers_are_the_same(method, monkeypatch):
+    """Claim: with every session in fixed shapes, target's and draft's, answers stay the target's.
+
+    Caches hold NaN wherever they hold nothing. (Everything else that tests sessions can be run so
+    too: set ``static.DEVICES``; only tests that count calls of ``Backbone.forward`` then fail.)
+    """
+    monkeypatch.setattr(static, "DEVICES", ("cpu",))
+    result = answered("qwen2_5_vl", method)
+    assert result.ids == truth("qwen2_5_vl") and result.fallback_reason is None
