@@ -80,18 +80,21 @@ class Step:
         self.calls += 1
         parts = []
         for segment, bias in zip(self.segments, self._bias, strict=True):
-            rows = slice(segment.start, segment.stop)
-            segment.cache.write(layer, segment.at, k[:, rows], v[:, rows])
+            own = q, k, v
+            if len(self.segments) > 1:
+                rows = slice(segment.start, segment.stop)
+                own = q[:, rows], k[:, rows], v[:, rows]
+            segment.cache.write(layer, segment.at, own[1], own[2])
             keys, values = segment.cache.read(layer, segment.at + segment.stop - segment.start)
             if bias is not None and bias.device != keys.device:  # a model over several devices
                 bias = bias.to(keys.device)
             if _folds(segment):
-                out = _attend(q[:, rows], keys, values, bias, scale)
+                out = _attend(own[0], keys, values, bias, scale)
             else:
-                out = _attend_long(q[:, rows], keys, values, segment.block, scale)
+                out = _attend_long(own[0], keys, values, segment.block, scale)
             parts.append(out.transpose(0, 1).reshape(out.shape[1], -1))
             if segment.record is not None:
-                _record(segment, layer, q[:, rows], keys, scale)
+                _record(segment, layer, own[0], keys, scale)
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 

@@ -86,7 +86,7 @@ class Backbone:
             raise ModelError(
                 f"the lean decoder does not know {config.model_type}: leave it to choose by itself"
             )
-        self.lean = LeanDecoder(self.text) if known and lean is not False else None
+        self.lean = LeanDecoder(self.text, head, self.axes) if known and lean is not False else None
 
     @classmethod
     def of(cls, model: nn.Module) -> Backbone:
@@ -187,16 +187,19 @@ class Backbone:
     def forward(
         self,
         embeds: Float[Tensor, "all dim"],
-        positions: Int[Tensor, "axes all"],
+        positions: Int[Tensor, "axes all"] | Sequence[int],
         step: Step,
         deepstack: tuple[Tensor, Tensor] | None = None,
     ) -> Float[Tensor, "all dim"]:
         """Hidden states (after the last norm) of a flat list of tokens; ``step`` is the attention.
 
+        Text stands at one position on every axis: a list of them will do.
         ``deepstack`` is (mask of visual rows, [layer, seen, dim] to add to the first layers).
         """
         if self.lean is not None:
             return self.lean(embeds, positions, step, deepstack)
+        if not isinstance(positions, Tensor):
+            positions = torch.tensor(positions, device=self.device).expand(self.axes, -1)
         extra: dict[str, Any] = {}
         if deepstack is not None:
             mask, layers = deepstack
@@ -212,7 +215,8 @@ class Backbone:
         return out.last_hidden_state[0]
 
     def logits(self, hidden: Float[Tensor, "rows dim"]) -> Float[Tensor, "rows vocab"]:
-        return self._head(hidden).to(self.device)
+        head = self._head if self.lean is None or self.lean.head is None else self.lean.head
+        return head(hidden).to(self.device)
 
     @property
     def token_bytes(self) -> int:

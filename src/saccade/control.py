@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from saccade.cost import Costs
 from saccade.sampling import Scores
@@ -30,7 +31,7 @@ USUAL, KEPT, TRUST = 0.8, 0.9, 1.0
 EAGER = 0.95  # of the bar: a level also opens the way to the levels after it
 HOPE = 0.9  # acceptance at which drafting must pay for it to be tried again
 FADE, SLOW = 0.9, 0.98  # a round: of rates and seconds, of acceptance
-RETRY, SELDOM = 4, 64  # rounds of plain decoding before drafting is tried again, and at most
+RETRY, SELDOM = 8, 128  # rounds of plain decoding before drafting is tried again, and at most
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ class Pace:
     tokens: float = 0.0  # of rounds that drafted, and
     seconds: float = 0.0  # what they took
     stretch: float = 1.0  # seconds of verifying over those of a bare forward
-    level: float = 0.0  # seconds of a drafted level, 0 before one was timed
+    start: float = 0.0  # seconds of drafting beside its levels: caches gone cold, bookkeeping
     plain: int = 0  # rounds since one that drafted
     patience: int = RETRY
 
@@ -76,20 +77,18 @@ class Auto:
     def start(self) -> State:
         return Pace()
 
-    def pays(self) -> bool:
-        """Whether drafting is expected to pay here, before anything is known of the draft."""
-        return self._may_pay(Pace(), USUAL)
-
     def grow(self, stem: Tree, state: State) -> Growing:
         pace: Pace = state
-        rate = self.rate(pace)
-        bar = EAGER * rate
+        trying = pace.plain >= pace.patience and self._pays(pace, HOPE)
+        if not trying and not self._pays(pace, pace.usual):
+            return stem
+        rate, level = self.rate(pace), self._level(pace)
+        bar, price = EAGER * rate, [pace.stretch * each for each in _bare(self._costs).prices]
         tree, tip, reach = stem, len(stem) - 1, 1.0
         others: list[tuple[float, int, int, float]] = []
-        trying = pace.plain >= pace.patience and self._may_pay(pace, HOPE)
         while len(tree) < LONGEST:
-            row = bar * self.row(pace, len(tree) + 1)
-            if reach * pace.usual <= bar * self.level(pace) + row and not (trying and tree is stem):
+            row = bar * price[len(tree)]
+            if tree is not stem and reach * pace.usual <= bar * level + row:
                 break
             scores: Scores = yield tree
             token, q = scores.draw(tip)
@@ -107,7 +106,7 @@ class Auto:
             reach *= chance
             tip = len(tree) - 1
         for worth, parent, other, confidence in sorted(others, reverse=True):
-            if len(tree) >= MOST or worth <= rate * self.row(pace, len(tree) + 1):
+            if len(tree) >= MOST or worth <= rate * price[len(tree)]:
                 break
             tree = add(tree, parent, other, None, confidence)
         return tree
@@ -118,76 +117,95 @@ class Auto:
             return replace(pace, plain=pace.plain + 1)
         pace = _judged(pace, round)
         took = self._seconds(round)
-        pays = len(round.tokens) / took > 1 / self._alone(pace)
+        pays = len(round.tokens) * self._alone(pace) > took
         return replace(
             pace,
             tokens=FADE * pace.tokens + len(round.tokens),
             seconds=FADE * pace.seconds + took,
             plain=0,
-            patience=RETRY if pays else min(SELDOM, 2 * pace.patience),
+            patience=RETRY if pays else min(SELDOM, 4 * pace.patience),
         )
 
     def rate(self, pace: Pace) -> float:
         """Tokens a second to beat: what has been reached, begun with what the best chain is
         expected to reach were every token as likely as the usual one; plain decoding's at least."""
-        alone = self._alone(pace)
         tokens, seconds = self._best(pace, pace.usual)
-        return max(1 / alone, (pace.tokens + tokens) / (pace.seconds + seconds))
+        return max(1 / self._alone(pace), (pace.tokens + tokens) / (pace.seconds + seconds))
 
-    def level(self, pace: Pace) -> float:
-        """Seconds of a draft forward."""
-        return pace.level or self._bare.draft
-
-    def row(self, pace: Pace, rows: int) -> float:
-        """Seconds that one row on top of ``rows`` adds to a verification."""
-        return pace.stretch * (self._bare.verify(rows + 1) - self._bare.verify(rows))
+    def pays(self) -> bool:
+        """Whether drafting is expected to pay here, before anything is known of the draft."""
+        return self._pays(Pace(), USUAL)
 
     @property
-    def _bare(self) -> Costs:
+    def _costs(self) -> Costs:
         assert self.costs is not None, "Auto needs measured costs: see Recipe.fit"
         return self.costs
 
     def _alone(self, pace: Pace) -> float:
         """Seconds of a token of plain decoding."""
-        return pace.stretch * self._bare.verify(1)
+        return pace.stretch * _bare(self._costs).verify[1]
+
+    def _level(self, pace: Pace) -> float:
+        return pace.stretch * self._costs.draft
 
     def _best(self, pace: Pace, rate: float) -> tuple[float, float]:
-        """(tokens, seconds) of a round of the best chain, each token accepted at ``rate``."""
-        spent, chance, tokens = self._alone(pace), 1.0, 1.0
-        best = tokens, spent
-        for rows in range(1, LONGEST):
-            spent += self.level(pace) + self.row(pace, rows)
+        """(tokens, seconds) of a round of the best chain, each token accepted at ``rate``; of plain
+        decoding where that is faster."""
+        verify, level = _bare(self._costs).verify, self._level(pace)
+        best, chance, tokens = (1.0, self._alone(pace)), 1.0, 1.0
+        for length in range(1, LONGEST + 1):
             chance *= rate
             tokens += chance
-            if tokens / spent < best[0] / best[1]:
-                break
-            best = tokens, spent
+            seconds = pace.start + length * level + pace.stretch * verify[length + 1]
+            if tokens * best[1] > best[0] * seconds:
+                best = tokens, seconds
         return best
 
-    def _may_pay(self, pace: Pace, rate: float) -> bool:
-        tokens, seconds = self._best(pace, rate)
-        return tokens / seconds > 1 / self._alone(pace)
+    def _pays(self, pace: Pace, rate: float) -> bool:
+        return self._best(pace, rate)[0] > 1
 
     def _seconds(self, round: Round) -> float:
         """What a round took; by the model of costs where tokens were drawn."""
         if not _drawn(round.tree):
             return round.draft_seconds + round.verify_seconds
-        deep = height(round.tree.parents)
-        return deep * self._bare.draft + self._bare.verify(1 + len(round.tree))
+        deep, rows = height(round.tree.parents), 1 + len(round.tree)
+        return deep * self._costs.draft + _bare(self._costs).verify[rows]
 
     def _timed(self, pace: Pace, round: Round) -> Pace:
         """With the seconds of this round taken in, if nothing was drawn."""
         if _drawn(round.tree) or round.verify_seconds <= 0:
             return pace
-        bare = self._bare.verify(1 + len(round.tree))
-        stretch = FADE * pace.stretch + (1 - FADE) * round.verify_seconds / bare
+        took = round.verify_seconds / _bare(self._costs).verify[1 + len(round.tree)]
+        pace = replace(pace, stretch=FADE * pace.stretch + (1 - FADE) * took)
         deep = height(round.tree.parents)
         if not deep:
-            return replace(pace, stretch=stretch)
-        level = round.draft_seconds / deep
-        if pace.level:
-            level = FADE * pace.level + (1 - FADE) * level
-        return replace(pace, stretch=stretch, level=level)
+            return pace
+        spare = max(0.0, round.draft_seconds - deep * self._level(pace))
+        return replace(pace, start=FADE * pace.start + (1 - FADE) * spare)
+
+
+@dataclass(frozen=True)
+class _Bare:
+    """Costs by number of rows, looked up."""
+
+    verify: tuple[float, ...]  # [rows]
+    prices: tuple[float, ...]  # [nodes so far]: of a further row
+
+    @staticmethod
+    def of(costs: Costs) -> _Bare:
+        most = MOST + LONGEST + 2
+        verify = (0.0, *(costs.verify(rows) for rows in range(1, most + 1)))
+        # time grows in steps: the first row of one is dear and opens the way to cheap ones
+        prices = tuple(
+            min((verify[n + 1 + m] - verify[n + 1]) / m for m in range(1, LONGEST + 1))
+            for n in range(MOST)
+        )
+        return _Bare(verify, prices)
+
+
+@lru_cache(maxsize=64)
+def _bare(costs: Costs) -> _Bare:
+    return _Bare.of(costs)
 
 
 def _judged(pace: Pace, round: Round) -> Pace:

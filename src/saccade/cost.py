@@ -54,6 +54,10 @@ class Costs:
         (a, low), (b, high) = points[-2:]
         return high + (high - low) * (rows - b) / (b - a)
 
+    def speedup(self, emitted: float, levels: float, rows: int) -> float:
+        """emitted T(1) / (levels T_q + T(rows)): what bare forwards allow."""
+        return emitted * self.verify(1) / (levels * self.draft + self.verify(rows))
+
 
 def expected_chain(rate: float, length: int) -> float:
     """E[tokens] of a chain whose tokens are each accepted at ``rate``: 1 + a + a^2 + ..."""

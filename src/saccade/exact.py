@@ -52,10 +52,9 @@ class ExactSession(Session):
                 spare = ROWS - (stop - start)
                 tokens = ids[start:stop] + ids[stop - 1 : stop] * spare
                 places = positions[start:stop] + positions[stop - 1 : stop] * spare
-                where = torch.tensor(places, device=model.device).expand(model.axes, -1)
                 at = segment.at + start - segment.start
                 step = Ordered(Segment(segment.cache, 0, ROWS, at))
-                laws = self._laws(model.forward(model.embed(tokens), where, step))
+                laws = self._laws(model.forward(model.embed(tokens), places, step))
                 found += [laws[row - start] for row in wanted if start <= row < stop]
         return torch.stack(found)
 

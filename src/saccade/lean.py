@@ -7,6 +7,7 @@ not) and a gated SiLU MLP.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass
 from typing import Any
@@ -24,6 +25,45 @@ KNOWN = (
     "qwen2", "qwen3", "llama", "mistral",
 )  # fmt: skip
 TABLE = 4096  # rows of the rotary table to begin with
+FEW = 6  # rows from which oneDNN's product of repacked weights is the quicker one
+PACKED_BYTES = 2**28  # weights of a decoder that is repacked, at most: it takes two more copies
+SAMPLED = 16  # every so many rows of a weight tell whether it was changed
+
+
+class Matrix:
+    """x W^T + b, over the module's own weight.
+
+    On a CPU in fp32 a small model's weights may also be *packed*: laid out anew for oneDNN, whose
+    product of few rows takes a fraction of the time of MKL's (AVX-512 on every make of processor),
+    and transposed for the product of a single one.
+    """
+
+    def __init__(self, weight: Float[Tensor, "out into"], bias: Tensor | None = None) -> None:
+        self.weight, self.bias = weight, bias
+        self._packed: Tensor | None = None
+        self._turned: Tensor | None = None
+
+    def pack(self) -> None:
+        self._packed = torch.ops.mkldnn._reorder_linear_weight(self.weight)
+        self._turned = self.weight.t().contiguous()
+
+    def __call__(self, x: Float[Tensor, "all into"]) -> Float[Tensor, "all out"]:
+        if self._packed is None or self._turned is None:
+            return linear(x, self.weight, self.bias)
+        if x.shape[0] < FEW:
+            turned = self._turned
+            return x @ turned if self.bias is None else torch.addmm(self.bias, x, turned)
+        return torch.ops.mkldnn._linear_pointwise(x, self._packed, self.bias, "none", [], "")
+
+    def onto(
+        self, hidden: Float[Tensor, "all out"], x: Float[Tensor, "all into"]
+    ) -> Float[Tensor, "all out"]:
+        """hidden + x W^T, of a matrix without bias."""
+        if self._packed is None or self._turned is None:
+            return torch.addmm(hidden, x, self.weight.t())
+        if x.shape[0] < FEW:
+            return torch.addmm(hidden, x, self._turned)
+        return torch.ops.mkldnn._linear_pointwise.binary(x, hidden, self._packed, None, "add")
 
 
 @dataclass(frozen=True)
@@ -31,13 +71,16 @@ class Layer:
     """Weights of one layer, fused by rows."""
 
     norm_in: Tensor
-    qkv: Tensor
-    qkv_bias: Tensor | None
+    qkv: Matrix
     norm_qk: tuple[Tensor, Tensor] | None  # of every query head, of every key head
-    out: Tensor
+    out: Matrix
     norm_mlp: Tensor
-    gate_up: Tensor
-    down: Tensor
+    gate_up: Matrix
+    down: Matrix
+
+    @property
+    def matrices(self) -> tuple[Matrix, ...]:
+        return self.qkv, self.out, self.gate_up, self.down
 
 
 class RmsNorm:
@@ -59,11 +102,11 @@ class RmsNorm:
 class LeanDecoder:
     """Callable like ``Backbone.forward``: embeddings, positions, attention step in, hidden out.
 
-    The modules' q, k, v, gate and up weights become views of the fused tensors: no second copy, and
-    weights changed in place are changed here too.
+    The modules' q, k, v, gate and up weights become views of the fused tensors, so weights changed
+    in place are changed here too (packed ones by :meth:`refresh`, which every prompt begins with).
     """
 
-    def __init__(self, text: Any) -> None:
+    def __init__(self, text: Any, head: nn.Module | None = None, axes: int = 1) -> None:
         config = text.config
         self.heads: int = config.num_attention_heads
         self.kv_heads: int = config.num_key_value_heads
@@ -75,8 +118,31 @@ class LeanDecoder:
         self.eps = float(config.rms_norm_eps)
         self.layers = [_fuse(layer) for layer in text.layers]
         self.rotary: nn.Module = text.rotary_emb
+        self.axes = axes
         self._table: tuple[Tensor, Tensor] | None = None
         self._first = first.q_proj
+        # a head wrapped by something else is not ours to multiply with
+        self.head = Matrix(head.weight.data, head.bias) if type(head) is nn.Linear else None
+        self._sampled: list[Tensor] = []
+        self._seen: Tensor | None = None
+        if _packs(self._matrices):
+            self._sampled = [matrix.weight[::SAMPLED] for matrix in self._matrices]
+            self.refresh()
+
+    @property
+    def _matrices(self) -> list[Matrix]:
+        inner = [matrix for layer in self.layers for matrix in layer.matrices]
+        return inner if self.head is None else [*inner, self.head]
+
+    def refresh(self) -> None:
+        """Packs the weights anew if they were changed in place, by whatever means."""
+        if not self._sampled:
+            return
+        seen = torch.stack(torch._foreach_norm(self._sampled))
+        if self._seen is None or not torch.equal(seen, self._seen):
+            self._seen = seen
+            for matrix in self._matrices:
+                matrix.pack()
 
     def first(self, layers: int) -> LeanDecoder:
         """The decoder stopped after its first ``layers``; the weights are shared."""
@@ -86,7 +152,7 @@ class LeanDecoder:
 
     def stale(self) -> bool:
         """Whether the modules' weights were replaced since (moved to a device, cast, loaded)."""
-        weight, fused = self._first.weight, self.layers[0].qkv
+        weight, fused = self._first.weight, self.layers[0].qkv.weight
         return weight.data_ptr() != fused.data_ptr() or weight.dtype != fused.dtype
 
     @staticmethod
@@ -112,7 +178,7 @@ class LeanDecoder:
     def __call__(
         self,
         embeds: Float[Tensor, "all dim"],
-        positions: Int[Tensor, "axes all"],
+        positions: Int[Tensor, "axes all"] | Sequence[int],
         step: Step,
         deepstack: tuple[Tensor, Tensor] | None = None,
     ) -> Float[Tensor, "all dim"]:
@@ -133,8 +199,7 @@ class LeanDecoder:
         hidden = embeds
         for index, layer in enumerate(self.layers):
             normed = norm(hidden, layer.norm_in)
-            qkv = linear(normed, layer.qkv, layer.qkv_bias)
-            qkv = qkv.view(count, heads + 2 * kv_heads, width).transpose(0, 1)
+            qkv = layer.qkv(normed).view(count, heads + 2 * kv_heads, width).transpose(0, 1)
             qk, v = qkv[: heads + kv_heads], qkv[heads + kv_heads :]
             if layer.norm_qk is not None:
                 parts = zip(qk.split((heads, kv_heads)), layer.norm_qk, strict=True)
@@ -142,25 +207,29 @@ class LeanDecoder:
             turned = torch.cat((qk[..., half:], qk[..., :half]), -1)
             qk = torch.addcmul(qk * cos, turned, sin)
             mixed = step(index, qk[:heads], qk[heads:], v, self.scale)
-            hidden = torch.addmm(hidden, mixed, layer.out)
+            hidden = layer.out.onto(hidden, mixed)
             normed = norm(hidden, layer.norm_mlp)
-            gate, up = linear(normed, layer.gate_up).chunk(2, -1)
-            hidden = torch.addmm(hidden, silu(gate).mul_(up), layer.down)
+            gate, up = layer.gate_up(normed).chunk(2, -1)
+            hidden = layer.down.onto(hidden, silu(gate).mul_(up))
             if deepstack is not None and index < len(deepstack[1]):
                 hidden[deepstack[0]] += deepstack[1][index]
         return norm(hidden, self.norm)
 
-    def _rotation(self, embeds: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+    def _rotation(
+        self, embeds: Tensor, positions: Int[Tensor, "axes all"] | Sequence[int]
+    ) -> tuple[Tensor, Tensor]:
         """cos and sin per token, sin with the sign of rotate-half folded in.
 
-        A token at one position on every axis (all text) is looked up; others are computed.
+        Text, at one position on every axis, is looked up; tokens of a prompt are computed.
         """
-        if positions.shape[1] > 64:
+        if isinstance(positions, Tensor):
             return self._rotate(embeds, positions)
-        if positions.shape[0] > 1 and bool((positions[0] != positions[1:]).any()):
-            return self._rotate(embeds, positions)
-        cos, sin = self.table(int(positions.max()), positions.shape[0], embeds)
-        return cos.index_select(0, positions[0]), sin.index_select(0, positions[0])
+        cos, sin = self.table(max(positions), self.axes, embeds)
+        if len(positions) == 1:
+            (at,) = positions
+            return cos[at : at + 1], sin[at : at + 1]
+        rows = torch.tensor(positions, device=embeds.device)
+        return cos.index_select(0, rows), sin.index_select(0, rows)
 
     def table(self, last: int, axes: int, like: Tensor) -> tuple[Tensor, Tensor]:
         """cos and sin of text at every position up to ``last`` and beyond."""
@@ -177,6 +246,17 @@ class LeanDecoder:
         return cos[0], sin
 
 
+def _packs(matrices: Sequence[Matrix]) -> bool:
+    """Whether these weights may be packed: fp32 on a CPU with oneDNN, and not many."""
+    weights = [matrix.weight for matrix in matrices]
+    return (
+        torch.backends.mkldnn.is_available()
+        and all(weight.device.type == "cpu" for weight in weights)
+        and all(weight.dtype == torch.float32 for weight in weights)
+        and sum(weight.nbytes for weight in weights) <= PACKED_BYTES
+    )
+
+
 def _fuse(layer: Any) -> Layer:
     attention, mlp = layer.self_attn, layer.mlp
     norm = None
@@ -186,13 +266,15 @@ def _fuse(layer: Any) -> Layer:
     biased = attention.q_proj.bias is not None
     return Layer(
         norm_in=layer.input_layernorm.weight.data,
-        qkv=_stack([module.weight for module in projections]),
-        qkv_bias=_stack([module.bias for module in projections]) if biased else None,
+        qkv=Matrix(
+            _stack([module.weight for module in projections]),
+            _stack([module.bias for module in projections]) if biased else None,
+        ),
         norm_qk=norm,
-        out=attention.o_proj.weight.data.t(),
+        out=Matrix(attention.o_proj.weight.data),
         norm_mlp=layer.post_attention_layernorm.weight.data,
-        gate_up=_stack([mlp.gate_proj.weight, mlp.up_proj.weight]),
-        down=mlp.down_proj.weight.data.t(),
+        gate_up=Matrix(_stack([mlp.gate_proj.weight, mlp.up_proj.weight])),
+        down=Matrix(mlp.down_proj.weight.data),
     )
 
 

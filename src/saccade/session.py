@@ -87,6 +87,8 @@ class Session:
 
     def _prefill(self, number: int, prompt: Prompt, record: bool) -> Prefill:
         model = self.backbone
+        if model.lean is not None:
+            model.lean.refresh()
         cache = model.cache(len(prompt) + self._room)
         columns = prompt.visual.nonzero().squeeze(-1)
         text = _after(prompt)
@@ -282,8 +284,7 @@ class Session:
             logits = self.static.logits(segments, ids, positions, wanted)
             if logits is not None:
                 return self._clip(logits)
-        where = torch.tensor(positions, device=model.device).expand(model.axes, -1)
-        hidden = model.forward(model.embed(ids), where, self._step(segments))
+        hidden = model.forward(model.embed(ids), positions, self._step(segments))
         if len(wanted) < len(ids):
             hidden = hidden[torch.tensor(wanted, device=hidden.device)]
         return self._laws(hidden)

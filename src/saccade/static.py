@@ -153,7 +153,7 @@ class StaticSteps:
         """Where the tail begins and its length; what was captured is forgotten if memory moved."""
         cache, end = segment.cache, segment.at + rows
         cache.reserve(end)
-        table = self._lean.table(last, self._backbone.axes, cache.keys[0])
+        table = self._lean.table(last, self._lean.axes, cache.keys[0])
         known = self._memory
         if (
             known is None

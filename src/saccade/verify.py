@@ -43,14 +43,15 @@ def verify(tree: Tree, p: Callable[[int], Law | None], noise: Noise) -> Verdict:
             x, q = tree.tokens[child], tree.q[child]
             # in this order NaN in q refuses, and the residual is then p itself
             chance = prob(law, x) if q is None else min(prob(law, x) / max(prob(q, x), 1e-38), 1.0)
-            if chance >= 1 or noise("accept", len(accepted), sibling) < chance:
+            certain = chance >= 1 or chance <= 0  # no noise where none decides: it is not free
+            if chance >= 1 if certain else noise("accept", len(accepted), sibling) < chance:
                 accepted.append(child)
                 node = child
                 break
             law = residual(law, x if q is None else q)
             refused = True
         else:
-            own = draw(law, noise("own", len(accepted), 0))
+            own = law if isinstance(law, int) else draw(law, noise("own", len(accepted), 0))
             return _verdict(tree, accepted, own, "recovered" if refused else "bonus")
 
 

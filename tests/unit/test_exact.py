@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -22,12 +23,13 @@ from saccade import exact, models
 from saccade.attention import Segment, Step
 from saccade.backbone import Backbone
 from saccade.cache import Cache
+from saccade.control import Auto
 from saccade.cost import Costs, Fit
 from saccade.errors import MethodError, ModelError
 from saccade.exact import BLOCK, ROWS, ExactSession, Ordered, ordered
 from saccade.grow import Chain
 from saccade.measure.flips import flips
-from saccade.recipe import chains_only
+from saccade.recipe import Recipe, chains_only
 from saccade.sampling import Sampling
 from saccade.session import Session
 from saccade.shapes.agreement import held_out
@@ -43,7 +45,8 @@ METHODS = (
     "specvlm-self/shape=chain-4",
     "lookup",
     "specvlm/shape=fit",
-    "auto",
+    # auto, told that drafting costs next to nothing
+    replace(resolve("auto/view=full"), shape=Auto(Costs((1, 16), (1.0, 1.0), 0.01))),
 )
 low = pytest.mark.parametrize("dtype", LOW, ids=str)
 HEADS, KV, WIDTH = 4, 2, 24
@@ -74,7 +77,9 @@ def cast(inputs: Any, dtype: torch.dtype) -> Inputs:
     return {k: v.to(dtype) if k.startswith("pixel") else v for k, v in inputs.items()}
 
 
-def told(target: Backbone, inputs: Inputs, method: str, **settings: Any) -> tuple[Any, Tensor]:
+def told(
+    target: Backbone, inputs: Inputs, method: str | Recipe, **settings: Any
+) -> tuple[Any, Tensor]:
     """The result, and the target's logits that each token was judged by."""
     settings = {"max_new_tokens": 48, "do_sample": False, **WORDS, **settings}
     rounds = saccade.stream(target, inputs, method=method, **settings)

@@ -59,11 +59,14 @@ LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 # The design asks for about 5,000 in all; raise one only in a commit that says why. The engine grew
 # by what sets families apart (families, layout, memory), by the controller of `auto`, by `exact`
 # (attention in a fixed order, and the trial of a machine), by attention merged from parts and by
-# steps of fixed shape for GPUs, the tools by `models/` and new commands.
-ENGINE, TOOLS = 8000, 4300
+# steps of fixed shape for GPUs and weights packed for CPUs, the tools by `models/` and commands.
+ENGINE, TOOLS = 8200, 4300
 TOOLING = {"measure", "models", "cli", "show", "terminal", "__main__"}
 UNBUDGETED = {"shapes", "suites", "bench", "studies", "claims", "serve", "media", "lmms"}
-UNBUDGETED_COMMANDS = {"cli/shapes.py", "cli/train_draft.py"}  # they belong to shapes/
+UNBUDGETED_COMMANDS = {  # they belong to shapes/ and to bench/
+    *("cli/shapes.py", "cli/train_draft.py"),
+    *("cli/bench.py", "cli/gpu.py", "cli/prefill.py"),
+}
 SYSTEM_LINES = 135  # "about 130"
 
 FILES = sorted(PACKAGE.rglob("*.py"))

@@ -15,7 +15,6 @@ import torch
 
 from saccade import cost, families
 from saccade.backbone import Backbone
-from saccade.bench.ideal import ideal
 from saccade.bench.synthetic import Decree, imposed
 from saccade.cost import Costs
 from saccade.engine import run
@@ -114,7 +113,7 @@ def predicted(
         once = floor(big, tokens, bandwidth)
         step = floor(small, int(tokens * each.keep), bandwidth)
         costs = Costs((1, each.nodes + 1), (once, once), step)
-        speedup = ideal(costs, each.tau, each.levels, each.nodes + 1)
+        speedup = costs.speedup(each.tau, each.levels, each.nodes + 1)
         found.append((each, once, step, speedup))
     return found
 
@@ -150,7 +149,7 @@ def projected(target: Sequence[Step], draft: Step, each: Reported) -> float:
     """The speedup measured forwards allow at a reported acceptance."""
     rows = tuple(step.rows for step in target)
     costs = Costs(rows, tuple(step.static for step in target), draft.static)
-    return ideal(costs, each.tau, each.levels, each.nodes + 1)
+    return costs.speedup(each.tau, each.levels, each.nodes + 1)
 
 
 def inputs(made: Any, tokens: int, seed: int = 0) -> Inputs:
