@@ -9,7 +9,9 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 import torch
+from helpers import backbone, qwen25, video_input
 
+import saccade
 from saccade.control import LONGEST, MOST, RETRY, SELDOM, Auto, Pace
 from saccade.cost import Costs
 from saccade.grow import Chain
@@ -256,3 +258,56 @@ def test_without_costs_it_says_what_it_needs():
     """Claim: an Auto nobody measured for fails by name. Fails if it guesses."""
     with pytest.raises(AssertionError, match=r"Recipe\.fit"):
         next(Auto().grow(Tree(), Pace()))
+
+
+def test_a_step_of_the_verifying_time_does_not_hide_what_is_cheap_behind_it():
+    """Claim: where one row more is dear and ten more cost hardly more than one, it drafts ten.
+    Fails on a rule that looks one row ahead (it never drafts here)."""
+    stairs = Costs((1, 2, 16, 64), (1.0, 1.9, 2.0, 2.4), 0.02)
+    world = World(0.97, 0.97, costs=stairs)
+    told = simulate(Auto(stairs), world, 300)
+    assert told.drafted / len(told.rounds) > 8
+    assert told.seconds <= 1.08 * min(seconds_of_chains(world, 300).values())
+
+
+def test_no_draft_goes_on_after_the_end_of_an_answer():
+    """Claim: neither auto nor a fixed chain drafts past a token that ends the answer. Control:
+    without such an id they do."""
+    for ends, longest in (((4,), 3), ((), 9)):
+        for shape in (Auto(Costs((1, 64), (1.0, 1.01), 0.01)), Chain(9)):
+            growing = shape.grow(Tree(), shape.start())
+            right = np.ones(100, dtype=bool)
+            world = World(0.99, 1.0)
+            try:
+                wanted = next(growing)
+                while True:
+                    scores = _scores(wanted, world, right, right, 2)
+                    rules = Sampling(ends=ends)
+                    wanted = growing.send(replace(scores, rules=rules))
+            except StopIteration as stop:
+                tree = stop.value
+            if ends:
+                assert tree.tokens[:longest] == (2, 3, 4)
+                assert max(depths(tree)) == longest
+            else:
+                assert max(depths(tree)) >= longest
+
+
+@pytest.mark.parametrize("draft_step", (0.01, 0.9))
+def test_without_a_draft_model_it_drafts_for_itself_or_not_at_all(monkeypatch, draft_step):
+    """Claim: no draft model given, the target drafts for itself where that pays by the measured
+    costs, and decodes plainly, saying so, where not. The answer is plain decoding's."""
+    costs = Costs((1, 64), (1.0, 1.1), draft_step)
+    monkeypatch.setattr("saccade.cost.measure", lambda *a, **k: costs)
+    monkeypatch.setattr("saccade.cost.affordable", lambda *a: 0.5)
+    model, inputs = backbone(qwen25()), video_input(3)
+    settings = {"max_new_tokens": 16, "do_sample": False, "eos_token_id": -1}
+    plain = saccade.run(model, inputs, method="ar", **settings)
+    alone = saccade.run(model, inputs, method="auto", **settings)
+    assert alone.ids == plain.ids and alone.fallback_reason is None
+    drafted = sum(len(round.tokens) for round in alone.rounds)
+    if draft_step < 0.5:
+        assert drafted and not alone.warnings
+        assert alone.draft_visual_tokens == round(alone.visual_tokens / 2)
+    else:
+        assert not drafted and "no draft model" in alone.warnings[0]

@@ -138,3 +138,44 @@ def test_costs_are_measured_once_and_never_fall_with_rows(tmp_path, monkeypatch)
     assert len(json.loads(file.read_text())) == 2
     file.write_text("{")
     assert cost.measure(target, draft, context=64, draft_context=64).draft == 1.0
+
+
+def test_the_share_a_draft_can_afford(tmp_path, monkeypatch):
+    """Claim: the largest share whose step is at most a fifth slower than the quickest, and whose
+    prefill is at most a tenth of the target's; measured once. Fails if either bound is left out."""
+    monkeypatch.setenv("SACCADE_CACHE", str(tmp_path))
+    target, draft = backbone(qwen25()), backbone(qwen25(9, layers=1))
+    assert cost._size(target) > cost._size(draft)
+    asked = []
+
+    def steps(model, wanted, times):
+        asked.append(wanted)
+        return times
+
+    for context, times, ratio, share in (
+        (100, [2.0, 1.19, 1.1, 1.0, 1.0], 10, 0.5),
+        (200, [1.0, 1.0, 1.0, 1.0, 1.0], 10, 1.0),
+        (300, [1.0, 1.0, 1.0, 1.0, 1.0], 3, 0.25),
+        (400, [9.0, 9.0, 9.0, 9.0, 1.0], 10, 0.05),
+    ):
+        monkeypatch.setattr(cost, "_times", lambda m, wanted, t=times: steps(m, wanted, t))
+        monkeypatch.setattr(cost, "_size", lambda m, r=ratio: r if m is target else 1)
+        assert cost.affordable(target, draft, context) == share
+        assert [rows for rows, _ in asked[-1]] == [int(s * context) for s in cost.SHARES]
+    measured = len(asked)
+    assert cost.affordable(target, draft, 400) == 0.05 and len(asked) == measured
+    monkeypatch.setattr(cost, "_times", lambda m, wanted: [1.0] * len(wanted))
+    assert cost.affordable(target, target, 300) == 1.0, "its own keys need no prefill"
+
+
+def test_bare_forwards_are_taken_in_turns_and_the_quickest_counts(monkeypatch):
+    """Claim: a busy moment spoils one try of each and no figure. Fails on a mean, or on blocks."""
+    order = []
+
+    def step(session, context, rows):
+        order.append(rows)
+        return 100.0 if len(order) % 5 == 0 else float(rows)
+
+    monkeypatch.setattr(cost, "step", step)
+    assert cost._times(backbone(qwen25()), [(64, 1), (64, 2), (64, 3)]) == [1.0, 2.0, 3.0]
+    assert order[:6] == [1, 2, 3, 1, 2, 3]
