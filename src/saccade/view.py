@@ -108,7 +108,9 @@ class Affordable:
         return replace(UNIFORM, keep=keep) if keep < 1 else FULL
 
     def __call__(self, prefill: Prefill, prompt: Prompt) -> Prompt:
-        raise MethodError("how much is affordable has yet to be settled: see Recipe.fit")
+        if self.keep is None:
+            raise MethodError("how much is affordable has yet to be settled: see Recipe.fit")
+        return self.settled(self.keep)(prefill, prompt)
 
 
 @dataclass(frozen=True)
