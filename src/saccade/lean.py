@@ -43,6 +43,14 @@ class Matrix:
         self._packed: Tensor | None = None
         self._turned: Tensor | None = None
 
+    def __getstate__(self) -> dict[str, Tensor | None]:
+        """Packed weights can be neither copied nor sent elsewhere: they are packed there."""
+        return {"weight": self.weight, "bias": self.bias, "_packed": None, "_turned": None}
+
+    @property
+    def packed(self) -> bool:
+        return self._packed is not None
+
     def pack(self) -> None:
         self._packed = torch.ops.mkldnn._reorder_linear_weight(self.weight)
         self._turned = self.weight.t().contiguous()
@@ -139,7 +147,8 @@ class LeanDecoder:
         if not self._sampled:
             return
         seen = torch.stack(torch._foreach_norm(self._sampled))
-        if self._seen is None or not torch.equal(seen, self._seen):
+        fresh = self._seen is not None and torch.equal(seen, self._seen)
+        if not fresh or not self.layers[0].qkv.packed:
             self._seen = seen
             for matrix in self._matrices:
                 matrix.pack()

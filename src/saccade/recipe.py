@@ -123,7 +123,8 @@ class Recipe:
                 target, drafting, context=bucket, draft_context=cost.bucket(int(bucket * keep))
             )
             shape = replace(shape, costs=padded(costs) if exact else costs)
-        return replace(self, view=view, shape=shape)
+        settled = view is self.view and shape is self.shape
+        return self if settled else replace(self, view=view, shape=shape)
 
     def bind(
         self,

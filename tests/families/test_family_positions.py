@@ -60,9 +60,10 @@ def recorded(model: Backbone) -> Iterator[list[tuple[list[int] | None, Tensor]]]
         last[0] = torch.as_tensor(ids).flatten().tolist()
         return embed(ids)
 
-    def running(embeds: Tensor, positions: Tensor, *rest: Any) -> Tensor:
+    def running(embeds: Tensor, positions: Any, *rest: Any) -> Tensor:
         ids = last[0] if last[0] is not None and len(last[0]) == len(embeds) else None
-        found.append((ids, positions.clone()))
+        # a list: text, at one position on every axis
+        found.append((ids, torch.as_tensor(positions).expand(model.axes, -1).clone()))
         last[0] = None
         return forward(embeds, positions, *rest)
 

@@ -308,8 +308,8 @@ def test_no_second_copy_of_the_weights(method, lean):
         storages = {p.untyped_storage().data_ptr() for p in target.model.parameters()}
         assert model.lean is not None
         for layer in model.lean.layers:
-            for weight in (layer.qkv, layer.gate_up, layer.out, layer.down):
-                assert weight.untyped_storage().data_ptr() in storages
+            for matrix in layer.matrices:
+                assert matrix.weight.untyped_storage().data_ptr() in storages
     assert not pointers(copy.deepcopy(model.text)) & owned
 
 

@@ -185,8 +185,9 @@ def test_b14_verified_rows_stand_where_generate_puts_them(method, seconds, monke
     seen: list[list[list[int]]] = []
     forward = target.forward
 
-    def spy(embeds: torch.Tensor, positions: torch.Tensor, *rest: Any) -> torch.Tensor:
-        seen.append(positions.T.tolist())
+    def spy(embeds: torch.Tensor, positions: Any, *rest: Any) -> torch.Tensor:
+        axes = torch.as_tensor(positions).expand(target.axes, -1)  # a list: text, alike on each
+        seen.append(axes.T.tolist())
         return forward(embeds, positions, *rest)
 
     monkeypatch.setattr(target, "forward", spy)

@@ -188,7 +188,7 @@ def test_weights_changed_behind_our_back_are_packed_anew():
 
 def test_only_small_weights_in_fp32_are_packed(monkeypatch):
     """Claim: low precision and large models are left alone. Control: the small one is packed."""
-    assert Backbone(copy.deepcopy(llama())).lean.head._packed is not None
-    assert Backbone(copy.deepcopy(llama()).bfloat16()).lean.head._packed is None
+    assert Backbone(copy.deepcopy(llama())).lean.head.packed
+    assert not Backbone(copy.deepcopy(llama()).bfloat16()).lean.head.packed
     monkeypatch.setattr("saccade.lean.PACKED_BYTES", 1000)
-    assert Backbone(copy.deepcopy(llama())).lean.head._packed is None
+    assert not Backbone(copy.deepcopy(llama())).lean.head.packed
