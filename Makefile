@@ -27,7 +27,7 @@ bench:  ## the comparison in the README, on an idle machine
 	uv run saccade shapes make --seed 20000002 --frames 64 --size 224 --out runs/clip.mp4
 	uv run saccade compare runs/clip.mp4 --every-frame --threads 2 --repeat 3 \
 		--max-new-tokens 192 --methods \
-		ar,sd,sd-tree,specvlm,specvlm/shape=fit,specvlm-self,std,sage,lookup,hf,hf-assisted,hf-assisted-seeing,hf-lookup
+		ar,auto,sd,sd-tree,specvlm,specvlm/shape=fit,specvlm-self,std,sage,lookup,hf,hf-assisted,hf-assisted-seeing,hf-lookup
 
 results:  ## docs/results/shapes.md: agreement over 50 unseen clips a size
 	uv run saccade shapes eval --clips 50 --out docs/results/shapes.md

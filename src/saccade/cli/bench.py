@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from saccade.suites.types import Suite
 
 DEFAULT_SUITE = "shapes-caption"
-DEFAULT_METHODS = "ar,sd,specvlm,specvlm/shape=fit,sage,hf,hf-assisted-seeing"
+DEFAULT_METHODS = "ar,auto,sd,specvlm,specvlm/shape=fit,sage,hf,hf-assisted-seeing"
 
 bench_app = typer.Typer(
     invoke_without_command=True,
