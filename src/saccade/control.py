@@ -31,7 +31,7 @@ USUAL, KEPT, TRUST = 0.8, 0.9, 1.0
 EAGER = 0.95  # of the bar: a level also opens the way to the levels after it
 HOPE = 0.9  # acceptance at which drafting must pay for it to be tried again
 FADE, SLOW = 0.9, 0.98  # a round: of rates and seconds, of acceptance
-RETRY, SELDOM = 8, 128  # rounds of plain decoding before drafting is tried again, and at most
+RETRY, SELDOM = 2, 128  # rounds of plain decoding before drafting is tried again, and at most
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,7 @@ class Auto:
             tokens=FADE * pace.tokens + len(round.tokens),
             seconds=FADE * pace.seconds + took,
             plain=0,
-            patience=RETRY if pays else min(SELDOM, 4 * pace.patience),
+            patience=RETRY if pays else min(SELDOM, 8 * pace.patience),
         )
 
     def rate(self, pace: Pace) -> float:
