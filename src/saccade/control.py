@@ -27,7 +27,8 @@ from saccade.types import ROOT, Growing, Round, State, Tree
 LONGEST, MOST = 24, 48  # levels and nodes of one draft
 # Before anything is known, and how many tokens' worth that counts: little, so that a draft that is
 # no use is soon dropped. Chosen on clips no benchmark draws.
-USUAL, KEPT, TRUST = 0.8, 0.9, 1.0
+USUAL, TRUST = 0.8, 1.5  # acceptance
+KEPT, WORD = 0.9, 1.0  # of what the draft's confidence promised
 EAGER = 0.95  # of the bar: a level also opens the way to the levels after it
 HOPE = 0.9  # acceptance at which drafting must pay for it to be tried again
 FADE, SLOW = 0.9, 0.98  # a round: of rates and seconds, of acceptance
@@ -40,10 +41,10 @@ class Pace:
 
     accepted: float = USUAL * TRUST
     judged: float = TRUST
-    hits: float = KEPT * TRUST  # accepted again, beside
-    promised: float = TRUST  # the sum of the draft's confidence in the same tokens
-    saved: float = KEPT * TRUST  # of refused tokens with runners-up: one of those was right
-    offered: float = TRUST  # what the draft said of that
+    hits: float = KEPT * WORD  # accepted again, beside
+    promised: float = WORD  # the sum of the draft's confidence in the same tokens
+    saved: float = KEPT * WORD  # of refused tokens with runners-up: one of those was right
+    offered: float = WORD  # what the draft said of that
     tokens: float = 0.0  # of rounds that drafted, and
     seconds: float = 0.0  # what they took
     stretch: float = 1.0  # seconds of verifying over those of a bare forward
@@ -180,7 +181,8 @@ class Auto:
         deep = height(round.tree.parents)
         if not deep:
             return pace
-        spare = max(0.0, round.draft_seconds - deep * self._level(pace))
+        # a pause of the machine is not what starting costs
+        spare = min(max(0.0, round.draft_seconds - deep * self._level(pace)), self._alone(pace))
         return replace(pace, start=FADE * pace.start + (1 - FADE) * spare)
 
 

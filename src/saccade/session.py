@@ -280,14 +280,18 @@ class Session:
     ) -> Float[Tensor, "wanted clipped"]:
         """Logits of the wanted rows; keys and values of all are written."""
         model = self.backbone
+        fixed = None
         if self.static is not None and len(self.requests) == 1:
-            logits = self.static.logits(segments, ids, positions, wanted)
-            if logits is not None:
-                return self._clip(logits)
+            fixed = self.static.logits(segments, ids, positions, wanted)
+            if fixed is not None and self.static.trusted:
+                return self._clip(fixed)
         hidden = model.forward(model.embed(ids), positions, self._step(segments))
         if len(wanted) < len(ids):
             hidden = hidden[torch.tensor(wanted, device=hidden.device)]
-        return self._laws(hidden)
+        logits = model.logits(hidden)
+        if self.static is not None and fixed is not None and not self.static.agrees(fixed, logits):
+            self.static = None
+        return self._clip(logits)
 
     def _step(self, segments: list[Segment]) -> Step:
         model = self.backbone

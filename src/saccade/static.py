@@ -14,6 +14,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from weakref import WeakSet
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -30,9 +31,15 @@ ROWS = (1, 2, 4, 8, 16, 32, 64)  # sizes of a step; a longer one is an ordinary 
 SHORTEST, LONGEST = 64, 1024  # tails: powers of two between them
 DEVICES = ("cuda",)  # where sessions use this by themselves
 
+APART = {torch.float32: 1e-4, torch.float16: 0.02, torch.bfloat16: 0.05, torch.float64: 1e-6}
+"""How far logits may be apart by rounding alone, as a share of the largest."""
+
 Work = Callable[[], Tensor]
 Capture = Callable[[Work], Work]
 """Turns a forward into one that can be repeated: same memory in, same memory out."""
+
+
+_trusted: WeakSet[Backbone] = WeakSet()
 
 
 def automatic(backbone: Backbone) -> bool:
@@ -112,6 +119,21 @@ class StaticSteps:
         self._slots: dict[tuple[int, int], tuple[Slots, Slots]] = {}  # the device's, the host's
         self._runs: dict[tuple[int, int], Work] = {}
         self._memory: Memory | None = None
+
+    @property
+    def trusted(self) -> bool:
+        """Whether such a step was once held against an ordinary forward of this model."""
+        return self._backbone in _trusted
+
+    def agrees(self, fixed: Float[Tensor, "rows _"], ordinary: Float[Tensor, "rows _"]) -> bool:
+        """Compares the first step's logits with an ordinary forward's: what captures and kernels do
+        on a machine nobody tried this on is not taken on trust. Logs where they differ."""
+        apart = float((fixed.float() - ordinary.float()).abs().amax())
+        if apart <= APART[fixed.dtype] * float(ordinary.float().abs().amax()):  # false of NaN
+            _trusted.add(self._backbone)
+            return True
+        log.warning("no steps of fixed shape: their logits are %.2g apart", apart)
+        return False
 
     def logits(
         self,

@@ -12,7 +12,7 @@ import torch
 from helpers import backbone, qwen25, video_input
 
 import saccade
-from saccade.control import LONGEST, MOST, RETRY, SELDOM, Auto, Pace
+from saccade.control import LONGEST, MOST, RETRY, SELDOM, TRUST, Auto, Pace
 from saccade.cost import Costs
 from saccade.grow import Chain
 from saccade.sampling import Sampling, Scores
@@ -251,7 +251,9 @@ def test_an_answer_cut_short_refuses_nothing():
     whole = replace(cut, verdict=Verdict((0,), (1,), 9, "recovered"), finish=None)
     start = Pace()
     assert Auto(COSTS).fold(start, cut).usual > Auto(COSTS).fold(start, whole).usual
-    assert math.isclose(Auto(COSTS).fold(start, cut).usual, (0.98 * 0.8 + 1) / (0.98 + 1))
+    assert math.isclose(
+        Auto(COSTS).fold(start, cut).usual, (0.98 * 0.8 * TRUST + 1) / (0.98 * TRUST + 1)
+    )
 
 
 def test_without_costs_it_says_what_it_needs():

@@ -49,6 +49,7 @@ class Counted:
 def _both(family: str = "qwen2_5_vl", **options: Any) -> tuple[Session, Session, Counted]:
     """An ordinary session and a static one over the same prompt, and what the latter captured."""
     model = backbone(FAMILIES[family]())
+    static._trusted.add(model)  # else the first step is an ordinary one
     prompts = model.prompts(input_for(family))
     counted = Counted()
     ordinary = Session(model, [Sampling()], static=False, **options)
@@ -221,3 +222,24 @@ def test_answers_are_the_same(method, monkeypatch):
     monkeypatch.setattr(static, "DEVICES", ("cpu",))
     result = answered("qwen2_5_vl", method)
     assert result.ids == truth("qwen2_5_vl") and result.fallback_reason is None
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+def test_the_first_step_on_a_machine_is_held_against_an_ordinary_one(wrong, caplog):
+    """Claim: a capture whose logits are off is found out at its first step and never used: laws
+    stay those of ordinary forwards. Control: a right one is trusted from then on."""
+    ordinary, fixed, _ = _both()
+    static._trusted.discard(fixed.backbone)
+
+    def capture(work: static.Work) -> static.Work:
+        return (lambda: work().roll(1, -1)) if wrong else work
+
+    fixed.static = StaticSteps(fixed.backbone, capture)
+    for token in (5, 6, 7):
+        found = [session.score({0: chain([token])})[0] for session in (ordinary, fixed)]
+        assert torch.allclose(found[0].logits(0), found[1].logits(0), atol=1e-3)
+        for session in (ordinary, fixed):
+            session.commit({0: [token]})
+    assert (fixed.static is None) is wrong
+    assert (fixed.backbone in static._trusted) is not wrong
+    assert ("apart" in caplog.text) is wrong

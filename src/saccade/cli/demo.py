@@ -12,6 +12,7 @@ from rich.console import Console
 
 from saccade.cli import loading, options
 from saccade.cli.compare import compared
+from saccade.cli.options import DEFAULT_METHOD
 from saccade.terminal import PIPED_WIDTH, Json, Threads, Verbose, out, prepare
 
 DEMO_SEED, DEMO_FRAMES, DEMO_SIZE = 20_000_002, 64, 224  # never trained on
@@ -25,7 +26,7 @@ def demo(
     as_json: Json = False,
     verbose: Verbose = False,
 ) -> None:
-    """Describe a video twice with the embedded pair, plainly and by SpecVLM, and compare."""
+    """Describe a video twice with the embedded pair, plainly and drafted, and compare."""
     prepare(threads, verbose)
     from saccade import media, show
     from saccade.shapes import text, world
@@ -36,7 +37,7 @@ def demo(
         world.write_clip(scene, path, DEMO_FRAMES, DEMO_SIZE)
         clip = media.read(path, media.Sampling(every=True))
     models = loading.models("shapes", None, loading.Place(), quiet=as_json)
-    methods = ["ar", "specvlm/shape=fit", "hf"]
+    methods = ["ar", DEFAULT_METHOD, "specvlm/shape=fit", "hf"]
     found = compared(
         models,
         clip,
@@ -55,11 +56,11 @@ def demo(
         record=True,
         width=out.width if out.is_terminal and not picture else PIPED_WIDTH,
     )
-    result = found.results["specvlm/shape=fit"]
+    result = found.results[DEFAULT_METHOD]
     typist = show.Typist(lambda ids: models.target.tokenizer.decode(ids, skip_special_tokens=True))
     page.print(show.frames(clip.frames))
     page.print(
-        "[bold]The target's answer, drafted by SpecVLM:[/bold] ",
+        "[bold]The target's answer, drafted by the small model:[/bold] ",
         *[*(typist.type(round) for round in result.rounds), typist.rest()],
         sep="",
     )
