@@ -27,7 +27,7 @@ from saccade.types import ROOT, Growing, Round, State, Tree
 LONGEST, MOST = 24, 48  # levels and nodes of one draft
 # Before anything is known, and how many tokens' worth that counts: little, so that a draft that is
 # no use is soon dropped. Chosen on clips no benchmark draws.
-USUAL, TRUST = 0.8, 1.5  # acceptance
+USUAL, TRUST = 0.8, 1.25  # acceptance
 KEPT, WORD = 0.9, 1.0  # of what the draft's confidence promised
 EAGER = 0.95  # of the bar: a level also opens the way to the levels after it
 HOPE = 0.9  # acceptance at which drafting must pay for it to be tried again
