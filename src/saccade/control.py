@@ -80,10 +80,11 @@ class Auto:
 
     def grow(self, stem: Tree, state: State) -> Growing:
         pace: Pace = state
+        expected = self._best(pace, pace.usual)
         trying = pace.plain >= pace.patience and self._pays(pace, HOPE)
-        if not trying and not self._pays(pace, pace.usual):
+        if not trying and expected[0] <= 1:
             return stem
-        rate, level = self.rate(pace), self._level(pace)
+        rate, level = self._rate(pace, expected), self._level(pace)
         bar, price = EAGER * rate, [pace.stretch * each for each in _bare(self._costs).prices]
         tree, tip, reach = stem, len(stem) - 1, 1.0
         others: list[tuple[float, int, int, float]] = []
@@ -127,10 +128,10 @@ class Auto:
             patience=RETRY if pays else min(SELDOM, 8 * pace.patience),
         )
 
-    def rate(self, pace: Pace) -> float:
+    def _rate(self, pace: Pace, expected: tuple[float, float]) -> float:
         """Tokens a second to beat: what has been reached, begun with what the best chain is
         expected to reach were every token as likely as the usual one; plain decoding's at least."""
-        tokens, seconds = self._best(pace, pace.usual)
+        tokens, seconds = expected
         return max(1 / self._alone(pace), (pace.tokens + tokens) / (pace.seconds + seconds))
 
     def pays(self) -> bool:

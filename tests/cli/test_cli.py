@@ -104,10 +104,10 @@ def test_describe_streams_what_it_reports(call: Call, clip: Path, tmp_path: Path
 
 
 def test_sampling_by_seed(call: Call, clip: Path) -> None:
-    """A seed fixes a sampled answer; another seed gives another one (of 30 tokens at T = 1.5)."""
-    words = ["describe", clip, "--max-new-tokens", 30, "--temperature", 1.5, "--json", "--seed"]
-    texts = [json.loads(call(*words, seed)[1])["text"] for seed in (1, 1, 2)]
-    assert texts[0] == texts[1] != texts[2]
+    """A seed fixes a sampled answer; of other seeds some give another (30 tokens at T = 3)."""
+    words = ["describe", clip, "--max-new-tokens", 30, "--temperature", 3, "--json", "--seed"]
+    texts = [json.loads(call(*words, seed)[1])["text"] for seed in (1, 1, 2, 3)]
+    assert texts[0] == texts[1] and len(set(texts)) > 1
 
 
 def test_methods_and_version(call: Call) -> None:

@@ -395,14 +395,14 @@ def test_a_peak_is_what_was_taken_above_what_was_there():
 
     Fails if the high-water mark of an earlier, larger moment is reported.
     """
-    earlier = torch.ones(64 * MIB // 4)
+    earlier = torch.ones(256 * MIB // 4)
     del earlier
     peak = memory.Peak([CPU])
     if peak.bytes() is None:
         pytest.skip("nothing measures it here")
-    torch.ones(24 * MIB // 4)
+    torch.ones(96 * MIB // 4)  # above 32 MiB glibc asks the system anew, whatever was freed before
     taken = peak.bytes()
-    assert taken is not None and 20 * MIB < taken < 40 * MIB
+    assert taken is not None and 80 * MIB < taken < 120 * MIB
 
 
 def test_a_peak_is_unknown_where_nothing_measures_it(monkeypatch, tmp_path):
