@@ -411,10 +411,14 @@ class Guarded:
         try:
             return act()
         except Exception as error:  # whatever a draft does wrong, the target can go on without it
-            log.warning("drafting failed; going on by plain decoding", exc_info=error)
-            self.reason = f"drafting failed with {type(error).__name__}: {error}"
-            self.close()
+            self.give_up(error)
             return None
+
+    def give_up(self, error: Exception) -> None:
+        """Proposes nothing from now on."""
+        log.warning("drafting failed; going on by plain decoding", exc_info=error)
+        self.reason = f"drafting failed with {type(error).__name__}: {error}"
+        self.close()
 
 
 def drive(

@@ -37,6 +37,38 @@ Phase = Callable[[str], None]
 Captioner = Callable[[Inputs], Sequence[str]]
 
 
+@dataclass(frozen=True)
+class Asked:
+    """What one call asks for, settled: what is read, how tokens are drawn, where answers stop."""
+
+    inputs: Inputs
+    rules: Callable[[Sequence[Tensor]], list[Sampling]]  # by each request's prompt
+    stops: Callable[[Sequence[Tensor]], options.Stops]
+    draft_inputs: Inputs | None = None
+    decode: Callable[[Sequence[int]], str] | None = None
+    words: Words = Words()
+
+    @property
+    def for_draft(self) -> Inputs:
+        return self.inputs if self.draft_inputs is None else self.draft_inputs
+
+    def contexts(self, device: torch.device) -> list[Tensor]:
+        """Each request's ids."""
+        return [torch.tensor(ids, device=device) for ids in _unpadded(self.inputs)]
+
+    def tokens(self) -> int:
+        """Of all prompts and answers, as far as caches are made for them at first."""
+        prompts = sum(len(ids) for ids in _unpadded(self.inputs))
+        return prompts + LONG * len(self.inputs["input_ids"])
+
+    def text(self, answer: Sequence[int], stop: str | None) -> str | None:
+        """An answer in words, up to the string it stopped at."""
+        if self.decode is None:
+            return None
+        text = self.decode(answer)
+        return text if stop is None else text[: text.rfind(stop)]
+
+
 @dataclass
 class Talk:
     """What a conversation keeps between its turns: both models' caches."""
@@ -81,15 +113,10 @@ class Stream(Iterator[Round]):
     def __init__(
         self,
         target: Backbone,
-        inputs: Inputs,
+        asked: Asked,
         recipe: Recipe,
         *,
         draft: Backbone | None = None,
-        draft_inputs: Inputs | None = None,
-        rules: Callable[[Sequence[Tensor]], list[Sampling]],
-        stops: Callable[[Sequence[Tensor]], options.Stops],
-        decode: Callable[[Sequence[int]], str] | None = None,
-        words: Words | None = None,
         on_phase: Phase | None = None,
         talk: Talk | None = None,
         keep: bool = False,
@@ -99,21 +126,18 @@ class Stream(Iterator[Round]):
         if exact:
             recipe = recipe.chained()
             check(target)
-        self._asked = recipe
+        self._wanted, self._asked = recipe, asked
         if talk is not None and (talk.asked, talk.exact) != (recipe, exact):
             talk.draft.close()  # another method: nothing to go on from
             talk = None
         self.recipe = (
             talk.recipe
             if talk is not None
-            else recipe.fit(target, draft, int(inputs["input_ids"].shape[1]), exact)
+            else recipe.fit(target, draft, int(asked.inputs["input_ids"].shape[1]), exact)
         )
-        self._words = words or Words()
         if recipe.drafts:
-            self._words.check(recipe.view)
+            asked.words.check(recipe.view)
         self._target, self._draft_model = target, draft
-        self._inputs, self._draft_inputs = inputs, draft_inputs
-        self._rules, self._stops, self._decode = rules, stops, decode
         self._phase: Phase = on_phase or (lambda name: None)
         self._keep = keep
         self.closed = False
@@ -131,7 +155,7 @@ class Stream(Iterator[Round]):
 
     def _work(self) -> Generator[Round, None, None]:
         clock, self._peak = Clock(self._target.device), memory.Peak(self._target.devices)
-        turns = None if self.talk is None else self.talk.turns(self._inputs, self._target)
+        turns = None if self.talk is None else self.talk.turns(self._asked.inputs, self._target)
         if self.talk is not None and turns is None:
             self.talk.draft.close()  # another video: nothing to go on from
             self.talk = None
@@ -148,7 +172,7 @@ class Stream(Iterator[Round]):
         except (RuntimeError, MemoryError) as error:
             if not memory.ran_out(error):
                 raise
-            tokens, each = self._tokens(), self._target.token_bytes
+            tokens, each = self._asked.tokens(), self._target.token_bytes
             raise ModelError(memory.too_long(tokens, each, self._target.device)) from error
         finally:
             if self.talk is not None and not self._keep:
@@ -157,19 +181,20 @@ class Stream(Iterator[Round]):
 
     def _begin(self, clock: Clock) -> tuple[options.Stops, Before, list[int]]:
         """Reads everything: both models' vision, prefill and what the draft is to see."""
-        target, recipe = self._target, self.recipe
+        target, recipe, asked = self._target, self.recipe, self._asked
         self._phase("vision")
-        contexts = [torch.tensor(ids, device=target.device) for ids in _unpadded(self._inputs)]
-        rules, stops = self._rules(contexts), self._stops(contexts)
+        contexts = asked.contexts(target.device)
+        rules, stops = asked.rules(contexts), asked.stops(contexts)
         room = stops.options.max_new_tokens
         if len(set(target.devices)) == 1:
-            memory.check_prompt(self._tokens(), target.token_bytes, target.device)
-        bound = recipe.bind(target, self._draft_model, rules, room, self._words)
+            memory.check_prompt(asked.tokens(), target.token_bytes, target.device)
+        bound = recipe.bind(target, self._draft_model, rules, room, asked.words)
         draft = Guarded(bound, target.vocab)
         session = (ExactSession if self._exact else Session)(target, rules, room=room)
-        self.talk = Talk(self._asked, recipe, session, draft, (), _seen(self._inputs), self._exact)
-        draft.begin(self._inputs if self._draft_inputs is None else self._draft_inputs)
-        prompts = self.talk.prompts = target.prompts(self._inputs)
+        seen = _seen(asked.inputs)
+        self.talk = Talk(self._wanted, recipe, session, draft, (), seen, self._exact)
+        draft.begin(asked.for_draft)
+        prompts = self.talk.prompts = target.prompts(asked.inputs)
         vision = clock.lap()
 
         self._phase("prefill")
@@ -182,19 +207,12 @@ class Stream(Iterator[Round]):
         guide = max(0.0, clock.lap() - reading)
         return stops, (vision, prefill, guide, reading), [0] * len(prompts)
 
-    def _tokens(self) -> int:
-        """Of all prompts and answers, as far as caches are made for them at first."""
-        prompts = sum(len(ids) for ids in _unpadded(self._inputs))
-        return prompts + LONG * len(self._inputs["input_ids"])
-
     def _go_on(
         self, talk: Talk, turns: dict[int, Turn], clock: Clock
     ) -> tuple[options.Stops, Before, list[int]]:
         """Reads only what is new since the last turn; the draft keeps the view it had."""
-        contexts = [
-            torch.tensor(ids, device=self._target.device) for ids in _unpadded(self._inputs)
-        ]
-        rules, stops = self._rules(contexts), self._stops(contexts)
+        contexts = self._asked.contexts(self._target.device)
+        rules, stops = self._asked.rules(contexts), self._asked.stops(contexts)
         self._phase("prefill")
         talk.session.turn(turns, rules)
         talk.session.score({request: Tree() for request in turns})
@@ -217,7 +235,8 @@ class Stream(Iterator[Round]):
         records: list[list[RoundRecord]] = [[] for _ in prompts]
         finish: dict[int, Any] = {}
         first = 0.0
-        rounds = self.recipe.schedule(session, draft, range(len(prompts)), stops.cut)
+        requests = range(len(prompts))
+        rounds = self.recipe.schedule(session, draft, requests, stops.cut, draft.give_up)
         for round in rounds:
             first = first or clock.since()
             records[round.request].append(round.scalars())
@@ -230,13 +249,13 @@ class Stream(Iterator[Round]):
         decode = clock.lap()
 
         timings, peak = Timings(*before, decode, first, clock.since()), self._peak.bytes()
-        lengths = [len(ids) for ids in _unpadded(self._inputs)]
+        lengths = [len(ids) for ids in _unpadded(self._asked.inputs)]
         for request, prompt in enumerate(prompts):
             answer = stops.answers[request]
             self.results.append(
                 Result(
                     ids=tuple(answer),
-                    text=self._text(answer, stops.stopped_by.get(request)),
+                    text=self._asked.text(answer, stops.stopped_by.get(request)),
                     method=self.recipe.name,
                     finish_reason=finish[request],
                     rounds=tuple(records[request]),
@@ -246,21 +265,17 @@ class Stream(Iterator[Round]):
                     draft_visual_tokens=draft.visible(request),
                     fallback_reason=draft.reason,
                     reused_tokens=reused[request],
-                    warnings=self._warnings(),
+                    warnings=warnings(self._wanted, self.recipe),
                     peak_bytes=peak,
                 )
             )
 
-    def _warnings(self) -> tuple[str, ...]:
-        if self.recipe.drafts or not self._asked.drafts:
-            return ()
-        return ("no draft model was given and the target's own drafts do not pay here: plain",)
 
-    def _text(self, answer: Sequence[int], stop: str | None) -> str | None:
-        if self._decode is None:
-            return None
-        text = self._decode(answer)
-        return text if stop is None else text[: text.rfind(stop)]
+def warnings(wanted: Recipe, used: Recipe) -> tuple[str, ...]:
+    """What a result says where another method was used than was asked for."""
+    if used.drafts or not wanted.drafts:
+        return ()
+    return ("no draft model was given and the target's own drafts do not pay here: plain",)
 
 
 def _unpadded(inputs: Inputs) -> list[list[int]]:
@@ -323,10 +338,51 @@ def stream(
         OptionError, MethodError, ModelError: before any work, in one sentence.
     """
     target = _backbone(model)
+    return Stream(
+        target,
+        settled(
+            target,
+            inputs,
+            draft_inputs=draft_inputs,
+            tokenizer=tokenizer,
+            seed=seed,
+            generation_config=generation_config,
+            logits_processor=logits_processor,
+            stopping_criteria=stopping_criteria,
+            prefix_allowed_tokens_fn=prefix_allowed_tokens_fn,
+            captioner=captioner,
+            **settings,
+        ),
+        resolve(method) if isinstance(method, str) else method,
+        draft=None if draft is None else _backbone(draft),
+        on_phase=on_phase,
+        talk=talk,
+        keep=keep,
+        exact=exact,
+    )
+
+
+def settled(
+    target: Backbone,
+    inputs: Inputs,
+    *,
+    draft_inputs: Inputs | None = None,
+    tokenizer: Any = None,
+    seed: int | None = None,
+    generation_config: GenerationConfig | None = None,
+    logits_processor: LogitsProcessorList | None = None,
+    stopping_criteria: Sequence[Any] | None = None,
+    prefix_allowed_tokens_fn: Callable[..., list[int]] | None = None,
+    captioner: Captioner | None = None,
+    **settings: Any,
+) -> Asked:
+    """What is asked for, checked before any work; arguments as :func:`stream`."""
     config = options.settle(target.model, generation_config, settings)
     decode = _decoder(tokenizer)
     longest = int(inputs["input_ids"].shape[1])
     bounds = options.limits(config, longest, tuple(stopping_criteria or ()))
+    if bounds.stop and decode is None:
+        raise OptionError("stop strings need the tokenizer: pass tokenizer=")
 
     def rules(contexts: Sequence[Tensor]) -> list[Sampling]:
         return options.rules(
@@ -339,22 +395,13 @@ def stream(
             seed=seed,
         )
 
-    if bounds.stop and decode is None:
-        raise OptionError("stop strings need the tokenizer: pass tokenizer=")
-    return Stream(
-        target,
+    return Asked(
         inputs,
-        resolve(method) if isinstance(method, str) else method,
-        draft=None if draft is None else _backbone(draft),
-        draft_inputs=draft_inputs,
-        rules=rules,
-        stops=lambda contexts: options.Stops(bounds, contexts, decode),
-        decode=decode,
-        words=Words(_encoder(tokenizer), captioner),
-        on_phase=on_phase,
-        talk=talk,
-        keep=keep,
-        exact=exact,
+        rules,
+        lambda contexts: options.Stops(bounds, contexts, decode),
+        draft_inputs,
+        decode,
+        Words(_encoder(tokenizer), captioner),
     )
 
 
@@ -493,21 +540,17 @@ def _prepared(
             "saccade.generate directly"
         )
     bounds = options.limits(checked, ids.shape[1], criteria)
-    inputs = {"input_ids": ids, **features}
-    return Stream(
-        target,
-        inputs,
-        recipe,
-        draft=drafter,
-        draft_inputs=draft_inputs,
-        rules=lambda contexts: [sampling] * len(contexts),
+    asked = Asked(
+        {"input_ids": ids, **features},
+        lambda contexts: [sampling] * len(contexts),
         # stop strings are among the criteria already
-        stops=lambda contexts: options.Stops(
+        lambda contexts: options.Stops(
             options.Options(bounds.max_new_tokens, bounds.eos, (), bounds.criteria), contexts, None
         ),
+        draft_inputs,
         words=words,
-        exact=exact,
     )
+    return Stream(target, asked, recipe, draft=drafter, exact=exact)
 
 
 def _seed() -> int:

@@ -200,9 +200,14 @@ def advice(
     )
 
 
+def has_room(tokens: int, each: int, device: torch.device) -> bool:
+    """Whether keys and values, ``each`` bytes a token, fit beside what is there."""
+    return tokens * each <= available(device) * (1 - SPARE)
+
+
 def check_prompt(tokens: int, each: int, device: torch.device) -> None:
     """Raises ModelError where keys and values, ``each`` bytes a token, cannot fit."""
-    if tokens * each > available(device) * (1 - SPARE):
+    if not has_room(tokens, each, device):
         raise ModelError(too_long(tokens, each, device))
 
 

@@ -9,16 +9,26 @@ post-verification (the optimistic round). After a refusal nothing is left to fly
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
+from saccade import memory
 from saccade.sampling import BrokenLaw, Scores
 from saccade.types import Ahead, Cut, Draft, FinishReason, Round, Scoring, State, Tree, Verdict
 from saccade.verify import verify
 
 NOTHING = Verdict((), (), None, None)
 
+GiveUp = Callable[[Exception], None]
+"""Told when a draft cannot be judged for want of memory; from then on it proposes nothing."""
 
-def serial(target: Scoring, draft: Draft, requests: Sequence[int], cut: Cut) -> Iterator[Round]:
+
+def serial(
+    target: Scoring,
+    draft: Draft,
+    requests: Sequence[int],
+    cut: Cut,
+    give_up: GiveUp | None = None,
+) -> Iterator[Round]:
     """Propose, score, verify, commit, until every request has ended; one target forward a round."""
     states = {request: draft.start() for request in requests}
     live = list(requests)
@@ -27,7 +37,7 @@ def serial(target: Scoring, draft: Draft, requests: Sequence[int], cut: Cut) -> 
         trees = draft.propose(dict.fromkeys(live, Tree()), states)
         drafted = time.perf_counter()
 
-        laws = target.score(trees)
+        trees, laws = scored(target, trees, give_up)
         verdicts, endings = judged(trees, laws, cut)
         live = [request for request in live if endings[request] is None]
         emitted = {request: verdict.tokens for request, verdict in verdicts.items()}
@@ -38,14 +48,20 @@ def serial(target: Scoring, draft: Draft, requests: Sequence[int], cut: Cut) -> 
         yield from _rounds(draft, states, trees, laws, verdicts, endings, spent)
 
 
-def parallel(target: Scoring, draft: Ahead, requests: Sequence[int], cut: Cut) -> Iterator[Round]:
+def parallel(
+    target: Scoring,
+    draft: Ahead,
+    requests: Sequence[int],
+    cut: Cut,
+    give_up: GiveUp | None = None,
+) -> Iterator[Round]:
     """Judge what is in flight while the draft extends it; one target forward a round."""
     states = {request: draft.start() for request in requests}
     flights = draft.propose({request: Tree() for request in requests}, states)
     while flights:
         began = time.perf_counter()
-        laws = target.score(flights)
-        scored = time.perf_counter()
+        flights, laws = scored(target, flights, give_up)
+        judging = time.perf_counter()
         trees = draft.ahead(flights)
         waited = time.perf_counter()
 
@@ -58,9 +74,23 @@ def parallel(target: Scoring, draft: Ahead, requests: Sequence[int], cut: Cut) -
         flights = {r: Tree() for r in live}
         if flying := [r for r in live if verdicts[r].own is None]:
             flights |= draft.propose({r: Tree() for r in flying}, states)
-        waiting = waited - scored + time.perf_counter() - verified
-        spent = waiting, scored - began + verified - waited
+        waiting = waited - judging + time.perf_counter() - verified
+        spent = waiting, judging - began + verified - waited
         yield from _rounds(draft, states, trees, laws, verdicts, endings, spent)
+
+
+def scored(
+    target: Scoring, trees: dict[int, Tree], give_up: GiveUp | None
+) -> tuple[dict[int, Tree], dict[int, Scores]]:
+    """The target's laws at these trees; where memory has no room for them, at plain ones."""
+    try:
+        return trees, target.score(trees)
+    except (RuntimeError, MemoryError) as error:
+        if give_up is None or not memory.ran_out(error) or not any(map(len, trees.values())):
+            raise
+        give_up(error)
+    bare = dict.fromkeys(trees, Tree())
+    return bare, target.score(bare)
 
 
 def judged(
@@ -98,16 +128,30 @@ def _rounds(
 ) -> Iterator[Round]:
     """Folds each request's round into its state and hands it on."""
     for request, verdict in verdicts.items():
-        round = Round(
-            request=request,
-            tree=trees[request],
-            verdict=verdict,
-            finish=endings[request],
-            p=laws[request],
-            q=draft.scores(request),
-            draft_seconds=spent[0],
-            verify_seconds=spent[1],
-            note=draft.noted(request) or trees[request].odds,
-        )
+        ending = endings[request]
+        round = finished(draft, request, trees[request], laws[request], verdict, ending, spent)
         states[request] = draft.fold(states[request], round)
         yield round
+
+
+def finished(
+    draft: Draft,
+    request: int,
+    tree: Tree,
+    laws: Scores,
+    verdict: Verdict,
+    ending: FinishReason | None,
+    spent: tuple[float, float],
+) -> Round:
+    """The round as the draft's fold is to see it; ``spent`` in seconds of drafting, verifying."""
+    return Round(
+        request=request,
+        tree=tree,
+        verdict=verdict,
+        finish=ending,
+        p=laws,
+        q=draft.scores(request),
+        draft_seconds=spent[0],
+        verify_seconds=spent[1],
+        note=draft.noted(request) or tree.odds,
+    )

@@ -7,7 +7,7 @@ again with more nodes, and catching up with what was accepted is nobody's specia
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -24,6 +24,7 @@ from saccade.static import StaticSteps, automatic
 from saccade.types import Prefill, Prompt, Tree, Turn
 
 CHUNK = 2048  # prompt tokens a forward: what a prefill needs beside weights and keys
+Rules = Sequence[Sampling] | Mapping[int, Sampling]
 ROOM = 64  # rows for drafted tokens beyond the answer's
 LONG = 2048  # a longer answer's cache grows on the way
 
@@ -47,6 +48,7 @@ class Request:
     copied: int = 0  # tokens of the text whose keys are the source's
     tree: Tree = Tree()  # last scored; its keys follow the committed ones in the cache
     rows: list[Tensor] = field(default_factory=list)  # its logits
+    place: int = 0  # among those it was asked with: names its noise
 
 
 class Session:
@@ -60,7 +62,7 @@ class Session:
     def __init__(
         self,
         backbone: Backbone,
-        rules: Sequence[Sampling],
+        rules: Rules,
         *,
         vocab: int | None = None,
         banned: Sequence[int] = (),
@@ -80,12 +82,18 @@ class Session:
 
     # -- starting ------------------------------------------------------------------------------
 
-    @torch.no_grad()
     def prefill(self, prompts: Sequence[Prompt], *, record: bool = False) -> list[Prefill]:
         """Reads the prompts; ``record`` writes down what the text attends to in the visual."""
-        return [self._prefill(i, prompt, record) for i, prompt in enumerate(prompts)]
+        return [
+            _drained(self.reading(number, prompt, record=record, place=number))
+            for number, prompt in enumerate(prompts)
+        ]
 
-    def _prefill(self, number: int, prompt: Prompt, record: bool) -> Prefill:
+    @torch.no_grad()
+    def reading(
+        self, number: int, prompt: Prompt, *, record: bool = False, place: int = 0
+    ) -> Generator[None, None, Prefill]:
+        """One prompt's prefill, a chunk at a time, so that others may be scored in between."""
         model = self.backbone
         if model.lean is not None:
             model.lean.refresh()
@@ -115,6 +123,8 @@ class Session:
                     "which Saccade cannot follow"
                 )
             cache.advance(stop - start)
+            if stop < len(prompt):
+                yield
         tip = self._laws(hidden[-1:])[0]
         self.requests[number] = Request(
             cache,
@@ -122,6 +132,7 @@ class Session:
             prompt.next_position,
             tip=tip,
             prompt_rows=(cache.length, cache.length),
+            place=place,
         )
         return Prefill(prompt, cache, tip, mass if record else None, relevance if record else None)
 
@@ -142,9 +153,10 @@ class Session:
                 tip=self._clip(prefill.tip[None])[0],
                 source=source,
                 prompt_rows=(cache.length, source.length),
+                place=number,
             )
 
-    def turn(self, turns: Mapping[int, Turn], rules: Sequence[Sampling]) -> None:
+    def turn(self, turns: Mapping[int, Turn], rules: Rules) -> None:
         """Goes on with a conversation: forgets the last tokens, appends the next question's.
 
         Keys of all that stays are kept; the new tokens wait for the next score.
@@ -228,7 +240,7 @@ class Session:
                 self.rules[number],
                 request.context,
                 request.generated,
-                number,
+                request.place,
             )
         return found
 
@@ -329,6 +341,15 @@ def _block(tree: Tree, known: int, waiting: int) -> Bool[Tensor, "new last"]:
     block[waiting:, :waiting] = True
     block[waiting:, waiting:] = above
     return block
+
+
+def _drained(pieces: Generator[None, None, Prefill]) -> Prefill:
+    """All pieces at once."""
+    try:
+        while True:
+            next(pieces)
+    except StopIteration as stop:
+        return stop.value
 
 
 def _after(prompt: Prompt) -> Tensor:

@@ -1,0 +1,258 @@
+"""Claims about requests that come and go: each answers as alone, whoever is beside it."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from helpers import StubDraft, backbone, noisy, qwen25, text_input, video_input
+
+import saccade
+from saccade import pool
+from saccade.draft import Words
+from saccade.engine import Asked, settled
+from saccade.errors import ModelError, OptionError
+from saccade.grow import Chain
+from saccade.recipe import Recipe
+from saccade.schedule import serial
+from saccade.session import Session
+from saccade.systems import resolve
+from saccade.tree import chain
+from saccade.types import Result, Tree
+
+pytestmark = pytest.mark.usefixtures("unchecked")
+
+METHODS = ["ar", "sd", "sd-tree", "specvlm", "specvlm-self", "std", "sage", "lookup", "auto"]
+TARGET, DRAFT = backbone(qwen25()), backbone(noisy(qwen25))
+MANY = [video_input(0), text_input(1), video_input(2, (2, 4, 4)), video_input(3), text_input(4)]
+COUNTS = [12, 5, 17, 9, 14]
+
+
+def _asked(number: int, **settings: Any) -> Asked:
+    return settled(TARGET, MANY[number], max_new_tokens=COUNTS[number], **settings)
+
+
+def _alone(number: int, method: Any, **settings: Any) -> Result:
+    settings = {"max_new_tokens": COUNTS[number], **settings}
+    return saccade.run(TARGET, MANY[number], draft=DRAFT, method=method, **settings)
+
+
+def _steps(crowd: pool.Pool, times: int = 1000) -> dict[int, Result]:
+    """Works until all have ended; whatever failed is raised."""
+    found: dict[int, Result] = {}
+    while len(crowd) and times:
+        times -= 1
+        for news in crowd.step():
+            if news.error is not None:
+                raise news.error
+            if news.result is not None:
+                found[news.number] = news.result
+    return found
+
+
+@pytest.mark.parametrize("method", [*METHODS, "hippo"])
+def test_requests_that_arrive_one_by_one_answer_as_alone(method):
+    """Claim: five requests, one more every third round, get their own answers (ids, reasons)."""
+    crowd = pool.pool(TARGET, resolve(method), DRAFT)
+    found: dict[int, Result] = {}
+    for number in range(len(MANY)):
+        assert crowd.join(_asked(number)) == number
+        for _ in range(3):
+            found |= {news.number: news.result for news in crowd.step() if news.result}
+    found |= _steps(crowd)
+    for number in range(len(MANY)):
+        alone = _alone(number, method)
+        assert found[number].ids == alone.ids, number
+        assert found[number].finish_reason == alone.finish_reason
+        assert found[number].fallback_reason is None
+        assert found[number].prompt_tokens == alone.prompt_tokens
+
+
+def test_a_round_is_one_forward_of_the_target_for_all(monkeypatch):
+    """Claim: five requests that decode share each forward. Fails if each has its own."""
+    crowd = pool.pool(TARGET, resolve("ar"))
+    for number in range(len(MANY)):
+        crowd.join(_asked(number))
+    while not all(guest.decoding for guest in crowd._guests.values()):  # type: ignore[attr-defined]
+        crowd.step()
+    calls: list[int] = []
+    forward = Session._forward
+
+    def counted(self: Session, segments: Sequence[Any], *rest: Any) -> Any:
+        calls.append(len(segments))
+        return forward(self, segments, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Session, "_forward", counted)
+    crowd.step()
+    assert calls == [len(crowd)]
+
+
+@pytest.mark.parametrize("method", ["ar", "sd", "sage", "hippo"])
+def test_a_seed_means_the_same_beside_others(method):
+    """Claim: a sampled answer with a seed is the one it gets alone."""
+    settings = dict(do_sample=True, temperature=1.2)
+    crowd = pool.pool(TARGET, resolve(method), DRAFT)
+    for number in range(len(MANY)):
+        crowd.join(_asked(number, seed=number + 7, **settings))
+    found = _steps(crowd)
+    for number in range(len(MANY)):
+        assert found[number].ids == _alone(number, method, seed=number + 7, **settings).ids
+
+
+@pytest.mark.parametrize("method", ["sd", "specvlm-self", "hippo"])
+@pytest.mark.parametrize("after", [0, 1, 2, 4])
+def test_one_who_leaves_frees_its_cache_and_changes_no_other(method, after):
+    """Claim: leaving while waiting, reading or decoding leaves the others' answers."""
+    crowd = pool.pool(TARGET, resolve(method), DRAFT)
+    for number in range(3):
+        crowd.join(_asked(number))
+    for _ in range(after):
+        crowd.step()
+    crowd.leave(1)
+    crowd.leave(1)  # twice is nothing
+    assert len(crowd) == 2
+    if isinstance(crowd, pool.Together):
+        assert 1 not in crowd._session.requests
+    found = _steps(crowd)
+    assert sorted(found) == [0, 2]
+    for number in (0, 2):
+        assert found[number].ids == _alone(number, method).ids
+
+
+def test_a_long_prompt_holds_up_nobody(monkeypatch):
+    """Claim: while a newcomer's prompt is read a chunk at a time, the others emit every step."""
+    crowd = pool.pool(TARGET, resolve("ar"))
+    assert isinstance(crowd, pool.Together)
+    crowd._session._chunk = 4
+    crowd.join(_asked(2))
+    while not crowd._guests[0].decoding:
+        crowd.step()
+    crowd.join(_asked(0))
+    reading = 0
+    while not crowd._guests[1].decoding:
+        news = crowd.step()
+        assert [each.number for each in news if each.round] in ([0], [0, 1])
+        reading += 1
+    assert reading > 5
+    found = _steps(crowd)
+    assert found[0].ids == _alone(2, "ar").ids and found[1].ids == _alone(0, "ar").ids
+
+
+def test_a_draft_that_fails_is_its_own_requests_affair():
+    """Claim: of three requests one's draft raises: it goes on plainly, the others keep drafting."""
+    right = [_alone(number, "ar").ids for number in range(3)]
+    drafts: list[int] = []
+
+    def drafter(team: Any) -> StubDraft:
+        mine = len(drafts)
+        drafts.append(mine)
+
+        def propose(request: int, text: list[int], round: int) -> Tree:
+            if mine == 1 and round == 1:
+                raise RuntimeError("only here")
+            return chain(list(right[mine][len(text) : len(text) + 2]))
+
+        return StubDraft(propose)
+
+    crowd = pool.pool(TARGET, Recipe("stub", "", drafter, Chain(2), serial))
+    for number in range(3):
+        crowd.join(_asked(number))
+    found = _steps(crowd)
+    assert [found[number].ids for number in range(3)] == right
+    reasons = [found[number].fallback_reason for number in range(3)]
+    assert reasons == [None, "drafting failed with RuntimeError: only here", None]
+    assert found[0].tau > 2.5 > found[1].tau
+
+
+def test_a_target_of_nan_ends_one_request_alone(monkeypatch):
+    """Claim: NaN in one request's logits ends it with "error"; others, and the next, are well."""
+    crowd = pool.pool(TARGET, resolve("ar"))
+    for number in range(3):
+        crowd.join(_asked(number))
+    score = Session.score
+
+    def poisoned(self: Session, trees: Any) -> Any:
+        found = score(self, trees)
+        if 1 in found and found[1].offset == 2:
+            found[1] = copy.copy(found[1])
+            object.__setattr__(found[1], "rows", [row * float("nan") for row in found[1].rows])
+        return found
+
+    monkeypatch.setattr(Session, "score", poisoned)
+    found = _steps(crowd)
+    assert found[1].finish_reason == "error" and found[1].ids == _alone(1, "ar").ids[:2]
+    for number in (0, 2):
+        assert found[number].ids == _alone(number, "ar").ids
+    monkeypatch.undo()
+    again = crowd.join(_asked(1))
+    assert _steps(crowd)[again].ids == _alone(1, "ar").ids
+
+
+def test_a_forward_that_fails_ends_those_in_it_and_no_more(monkeypatch):
+    """Claim: when the target itself raises, those decoding get the error and the next is well."""
+    crowd = pool.pool(TARGET, resolve("ar"))
+    for number in range(2):
+        crowd.join(_asked(number))
+    while not all(guest.decoding for guest in crowd._guests.values()):  # type: ignore[attr-defined]
+        crowd.step()
+
+    def broken(*_: Any) -> Any:
+        raise RuntimeError("kernel trouble")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Session, "_forward", broken)
+        news = crowd.step()
+    assert [str(each.error) for each in news] == ["kernel trouble"] * 2 and len(crowd) == 0
+    crowd.join(_asked(0))
+    assert _steps(crowd)[2].ids == _alone(0, "ar").ids
+
+
+@pytest.mark.parametrize("method", ["ar", "hippo"])
+def test_what_cannot_be_read_is_refused_in_a_sentence(method, monkeypatch):
+    """Claim: a prompt that no memory holds is refused when it joins; beside others it waits."""
+    crowd = pool.pool(TARGET, resolve(method), DRAFT)
+    monkeypatch.setattr("saccade.memory.available", lambda device: 10)
+    assert not crowd.fits(_asked(0))
+    with pytest.raises(ModelError, match="would fit"):
+        crowd.join(_asked(0))
+    assert len(crowd) == 0
+    with pytest.raises(OptionError, match="stop strings need the tokenizer"):
+        settled(TARGET, MANY[0], stop_strings=["x"])
+
+
+def test_a_view_without_its_words_is_refused_when_it_joins():
+    """Claim: a method that needs a tokenizer says so at once, and nothing stays behind."""
+    crowd = pool.pool(TARGET, resolve("tabed"), DRAFT)
+    with pytest.raises(OptionError, match="needs tokenizer"):
+        crowd.join(_asked(0))
+    assert len(crowd) == 0 and Words() == _asked(0).words
+
+
+def test_memory_that_runs_out_over_a_tree_costs_the_draft_only(monkeypatch):
+    """Claim: where the target has no room for drafted rows, the round is plain, drafting is given
+    up with the reason, and the answer is unharmed: in a pool, in a stream and beside a process.
+    """
+    forward = Session._forward
+
+    def small(self: Session, segments: Any, ids: list[int], *rest: Any) -> Any:
+        if self.backbone is TARGET and len(ids) > 1 + len(segments):
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return forward(self, segments, ids, *rest)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Session, "_forward", small)
+        for method in ("sd", "sd-tree", "sd/schedule=parallel"):
+            drafting = TARGET if "parallel" in method else DRAFT  # or nothing might ever fly
+            result = saccade.run(TARGET, MANY[0], draft=drafting, method=method, max_new_tokens=12)
+            assert result.ids == _alone(0, "ar").ids
+            assert result.fallback_reason and "OutOfMemoryError" in result.fallback_reason
+        crowd = pool.pool(TARGET, resolve("sd"), DRAFT)
+        for number in (0, 2):
+            crowd.join(_asked(number))
+        found = _steps(crowd)
+    for number, result in found.items():
+        assert result.fallback_reason and "OutOfMemoryError" in result.fallback_reason
+        assert result.ids == _alone(2 * number, "ar").ids
