@@ -89,7 +89,6 @@ class Session:
             for number, prompt in enumerate(prompts)
         ]
 
-    @torch.no_grad()
     def reading(
         self, number: int, prompt: Prompt, *, record: bool = False, place: int = 0
     ) -> Generator[None, None, Prefill]:
@@ -110,22 +109,11 @@ class Session:
             note = None
             if record and len(rows) and len(columns):
                 note = Record(rows, columns, len(text), mass, relevance)
-            step = self._step([Segment(cache, 0, stop - start, start, record=note)])
-            hidden = model.forward(
-                prompt.embeds[start:stop],
-                prompt.positions[:, start:stop],
-                step,
-                _deepstack(prompt, start, stop),
-            )
-            if step.calls != model.layers:
-                raise ModelError(
-                    f"{type(model.model).__name__} computes its attention in a way of its own, "
-                    "which Saccade cannot follow"
-                )
-            cache.advance(stop - start)
+            hidden = self._read(prompt, Segment(cache, 0, stop - start, start, record=note))
             if stop < len(prompt):
                 yield
-        tip = self._laws(hidden[-1:])[0]
+        with torch.no_grad():
+            tip = self._laws(hidden[-1:])[0]
         self.requests[number] = Request(
             cache,
             prompt.context.tolist(),
@@ -135,6 +123,25 @@ class Session:
             place=place,
         )
         return Prefill(prompt, cache, tip, mass if record else None, relevance if record else None)
+
+    @torch.no_grad()
+    def _read(self, prompt: Prompt, segment: Segment) -> Float[Tensor, "rows dim"]:
+        """The last hidden states of a prompt's rows; their keys and values are written."""
+        model, step = self.backbone, self._step([segment])
+        start, stop = segment.at, segment.at + segment.stop
+        hidden = model.forward(
+            prompt.embeds[start:stop],
+            prompt.positions[:, start:stop],
+            step,
+            _deepstack(prompt, start, stop),
+        )
+        if step.calls != model.layers:
+            raise ModelError(
+                f"{type(model.model).__name__} computes its attention in a way of its own, "
+                "which Saccade cannot follow"
+            )
+        segment.cache.advance(stop - start)
+        return hidden
 
     def fork(self, prefills: Sequence[Prefill], prompts: Sequence[Prompt]) -> None:
         """Starts from another session's caches, keeping the rows these prompts kept of them.
