@@ -681,12 +681,16 @@ def test_the_head_start_is_as_long_as_the_targets_prefill():
         assert wrongly_drafted(trace) == []
 
 
-def _keeps_flying(target: Any, draft: Any, requests: Sequence[int], cut: Any) -> Iterator[Round]:
+def _keeps_flying(
+    target: Any, draft: Any, requests: Sequence[int], cut: Any, *_: Any
+) -> Iterator[Round]:
     """Optimistic for good: after a refusal too, tokens fly before the next round judges."""
     return _bent(target, draft, requests, cut, lambda live, states: draft.ahead(_empty(live)))
 
 
-def _never_flies(target: Any, draft: Any, requests: Sequence[int], cut: Any) -> Iterator[Round]:
+def _never_flies(
+    target: Any, draft: Any, requests: Sequence[int], cut: Any, *_: Any
+) -> Iterator[Round]:
     """Conservative for good: every round judges x1 alone."""
     return _bent(target, draft, requests, cut, lambda live, states: _empty(live))
 
@@ -715,7 +719,9 @@ def _bent(
         yield from schedule._rounds(draft, states, trees, laws, verdicts, endings, (0.0, 0.0))
 
 
-def _too_late(target: Any, draft: Any, requests: Sequence[int], cut: Any) -> Iterator[Round]:
+def _too_late(
+    target: Any, draft: Any, requests: Sequence[int], cut: Any, *_: Any
+) -> Iterator[Round]:
     """Judges the flight alone, and takes the target's own token where the draft has one."""
     one = draft.ahead
     draft.ahead = lambda flights: dict(flights)
