@@ -8,11 +8,12 @@ from typing import Literal
 
 VideoInputCode = Literal[
     "missing", "not_allowed", "unreadable", "empty", "not_a_video", "no_video_stream",
-    "truncated", "damaged", "unsupported", "too_large", "too_many_pixels", "too_long", "bad_option",
+    "truncated", "damaged", "unsupported", "too_large", "too_many_pixels", "too_long", "too_slow",
+    "unreachable", "bad_option",
 ]  # fmt: skip
 
 _STATUS: dict[VideoInputCode, int] = {
-    "too_large": 413, "too_many_pixels": 413, "too_long": 413,
+    "too_large": 413, "too_many_pixels": 413, "too_long": 413, "too_slow": 413,
     "unsupported": 415, "bad_option": 422,
 }  # fmt: skip
 

@@ -9,17 +9,21 @@ The bytes are taken to be hostile: every limit is checked on what a file declare
 starts, then again on what comes out of it. Knows nothing of models, processors or addresses.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from saccade.media.choose import Progress, sample
 from saccade.media.clip import Clip, Image, Sampling
-from saccade.media.images import Animation, Folder, read_image
+from saccade.media.images import Animation, Pictures, folder, listed, read_image
 from saccade.media.limits import Limits, bad_option
 from saccade.media.opening import Source, allowed, opened
 from saccade.media.video import Video
 
-__all__ = ["Clip", "Image", "Limits", "Progress", "Sampling", "Source", "read", "read_image"]
+__all__ = [
+    "Clip", "Image", "Limits", "Progress", "Sampling", "Source",
+    "read", "read_frames", "read_image",
+]  # fmt: skip
 
 
 def read(
@@ -39,10 +43,27 @@ def read(
     if isinstance(source, str | Path) and source != "-":
         path = allowed(source, limits)
         if path.is_dir():
-            folder = Folder(path, sampling.fps, limits)
-            if not (sampling.num_frames or sampling.every):
-                sampling = replace(sampling, fps=folder.rate)
-            return sample(folder, sampling, limits, progress)
+            return _pictures(folder(path, sampling.fps, limits), sampling, limits, progress)
     with opened(source, limits) as file:
         reel = (Animation if file.kind == "image" else Video)(file, limits)
         return sample(reel, sampling, limits, progress)
+
+
+def read_frames(
+    pictures: Sequence[bytes],
+    fps: float | int | None = None,
+    limits: Limits | None = None,
+    progress: Progress | None = None,
+) -> Clip:
+    """Encoded images as one clip, `fps` being the rate they were taken at (default 1)."""
+    limits, sampling = limits or Limits(), Sampling(fps=fps)
+    return _pictures(listed(pictures, fps, limits), sampling, limits, progress)
+
+
+def _pictures(
+    reel: Pictures, sampling: Sampling, limits: Limits, progress: Progress | None
+) -> Clip:
+    """All of them unless a number is asked for."""
+    if not (sampling.num_frames or sampling.every):
+        sampling = replace(sampling, fps=reel.rate)
+    return sample(reel, sampling, limits, progress)

@@ -1,4 +1,4 @@
-"""Images, animations and folders of images, read by Pillow.
+"""Images, animations, and lists or folders of images, read by Pillow.
 
 Only listed formats are decoded, and none before its declared size is allowed. Knows nothing of
 videos, and not why a frame is wanted.
@@ -24,7 +24,7 @@ from saccade.media.opening import File, Source, blame, opened, printable
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 FOLDER_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp")
-FOLDER_FPS = 1.0
+PICTURES_FPS = 1.0
 MAX_ANIMATION = 40_000  # frames: each is decoded to learn how long it is shown
 
 _warnings_lock = threading.Lock()
@@ -75,32 +75,48 @@ class Animation:
                 yield number, array
 
 
-class Folder:
-    """Images in natural order: frame2 before frame10."""
+class Pictures:
+    """Images one after another, at a steady rate."""
 
-    def __init__(self, folder: Path, fps: float | int | None, limits: Limits) -> None:
-        self.limits, self.label, self.tick = limits, printable(folder.name), 1e-6
-        self.rate = float(fps or FOLDER_FPS)
+    def __init__(
+        self, label: str, pictures: Sequence[Path | bytes], fps: float | int | None, limits: Limits
+    ) -> None:
+        self.label, self.pictures, self.limits, self.tick = label, pictures, limits, 1e-6
+        self.rate = float(fps or PICTURES_FPS)
         self.notes: list[str] = []
-        try:
-            self.paths = sorted(
-                (p for p in folder.iterdir() if p.suffix.lower() in FOLDER_SUFFIXES),
-                key=lambda p: [int(s) if s.isdecimal() else s for s in re.split(r"(\d+)", p.name)],
-            )
-            limits.check(self.label, nbytes=sum(p.stat().st_size for p in self.paths))
-        except OSError:
-            what = "may not be read: change its permissions"
-            raise refusal(self.label, what, "unreadable") from None
-        if not self.paths:
-            raise refusal(self.label, "holds no PNG, JPEG or WebP image", "empty")
-        with opened(self.paths[0], limits) as file, _image(file, limits) as image:
+        with opened(pictures[0], limits) as file, _image(file, limits) as image:
             self.size = image.size
-        self.times = np.arange(len(self.paths)) / self.rate
-        self.duration = len(self.paths) / self.rate
+        self.times = np.arange(len(pictures)) / self.rate
+        self.duration = len(pictures) / self.rate
 
     def fetch(self, wanted: Sequence[int]) -> Iterator[tuple[int, Image]]:
         for number in wanted:
-            yield number, read_image(self.paths[number], self.limits)
+            yield number, read_image(self.pictures[number], self.limits)
+
+
+def folder(path: Path, fps: float | int | None, limits: Limits) -> Pictures:
+    """The images of a folder in natural order: frame2 before frame10."""
+    label = printable(path.name)
+    try:
+        paths = sorted(
+            (p for p in path.iterdir() if p.suffix.lower() in FOLDER_SUFFIXES),
+            key=lambda p: [int(s) if s.isdecimal() else s for s in re.split(r"(\d+)", p.name)],
+        )
+        limits.check(label, nbytes=sum(p.stat().st_size for p in paths))
+    except OSError:
+        what = "may not be read: change its permissions"
+        raise refusal(label, what, "unreadable") from None
+    if not paths:
+        raise refusal(label, "holds no PNG, JPEG or WebP image", "empty")
+    return Pictures(label, paths, fps, limits)
+
+
+def listed(pictures: Sequence[bytes], fps: float | int | None, limits: Limits) -> Pictures:
+    """Encoded images as the frames of one clip."""
+    limits.check("the list of frames", nbytes=sum(map(len, pictures)))
+    if not pictures:
+        raise refusal("the list of frames", "is empty: give at least one image", "empty")
+    return Pictures("the list of frames", pictures, fps, limits)
 
 
 @contextlib.contextmanager

@@ -50,7 +50,7 @@ def allowed(path: str | Path, limits: Limits) -> Path:
     try:
         resolved = Path(path).resolve()
         if limits.root and not resolved.is_relative_to(limits.root.resolve()):
-            raise refusal(label, "is outside the folder that may be read", "not_allowed")
+            raise refusal(label, "must be inside the allowed folder", "not_allowed")
         mode = resolved.stat().st_mode
     except PermissionError:
         raise refusal(label, "may not be read: change its permissions", "unreadable") from None
@@ -122,8 +122,9 @@ def _mistake(head: bytes) -> tuple[str, VideoInputCode] | None:
     text = head.removeprefix(b"\xef\xbb\xbf").strip()
     if all(32 <= byte < 127 or byte in b"\t\r\n" for byte in text):  # web pages, playlists
         line = text.decode("ascii").split("\n")[0].strip()[:30]
-        start = line[: line.find(">") + 1] or line
-        return f"is not a video (starts with {start}): give {READABLE}", "not_a_video"
+        start = re.split(r"[/\\]", line[: line.find(">") + 1] or line)[0]  # no path is echoed
+        said = f" (starts with {start})" if start else ""
+        return f"is not a video{said}: give {READABLE}", "not_a_video"
     if head[4:8] == b"ftyp" and head[8:12] in (b"heic", b"heix", b"mif1", b"avif", b"avis"):
         return "is a HEIC or AVIF image; convert it to JPEG or PNG", "unsupported"
     if head.startswith((b"ID3", b"fLaC")) or head[:4] + head[8:12] == b"RIFFWAVE":

@@ -10,6 +10,7 @@ import torch
 
 from saccade.errors import ModelError, OptionError
 from saccade.media import Clip
+from saccade.models import literal
 from saccade.models.loading import Loaded, first_line
 from saccade.types import Inputs
 
@@ -63,12 +64,16 @@ def put(
         raise ModelError(f"{name} reads text only; give a vision-language --target")
     if clips and getattr(processor, "video_processor", None) is None:
         raise ModelError(f"{name} reads images and no videos; give it a picture")
+    held = literal.hold(processor, turns)
+    turns = held.turns
     if text_only:
         for turn in turns:
             turn["content"] = turn["content"][0]["text"]
     text = processor.apply_chat_template(turns, add_generation_prompt=True, tokenize=False)
+    text, standing = literal.stand_in(name, processor, text, held)
     if text_only:
-        return processor(text, return_tensors="pt", add_special_tokens=False)
+        inputs = processor(text, return_tensors="pt", add_special_tokens=False)
+        return literal.spell(name, inputs, standing)
     seen: dict[str, Any] = {}
     if clips:
         seen["videos"] = [clip.frames for clip in clips]
@@ -88,7 +93,7 @@ def put(
     if "video_second_per_grid" in inputs:  # taken from a default, not from the videos
         group = int(processor.video_processor.temporal_patch_size)
         inputs["video_second_per_grid"] = torch.tensor([group / c.sampled_fps for c in clips])
-    return inputs
+    return literal.spell(name, inputs, standing)
 
 
 def _described(processor: Any) -> str:
