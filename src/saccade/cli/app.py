@@ -19,6 +19,7 @@ from saccade.cli.gpu import gpu
 from saccade.cli.make_checkpoint import make_checkpoint
 from saccade.cli.methods import methods
 from saccade.cli.prefill import prefill
+from saccade.cli.serve import serve
 from saccade.cli.shapes import shapes_app
 from saccade.cli.train_draft import train_draft
 from saccade.errors import SaccadeError
@@ -47,6 +48,7 @@ app.command()(demo)
 app.command()(describe)
 app.command()(chat)
 app.command()(compare)
+app.command()(serve)
 app.command()(methods)
 app.command()(calibrate)
 app.command()(figure)

@@ -1,6 +1,6 @@
 """From a name to a loaded model, and from a question to its inputs."""
 
-from saccade.models.asking import ask, ask_draft, put
+from saccade.models.asking import ask, ask_draft, converse, put, same_inputs
 from saccade.models.loading import (
     DTYPES,
     EMBEDDED,
@@ -30,10 +30,12 @@ __all__ = [
     "check_folder",
     "check_pair",
     "check_tokenizers",
+    "converse",
     "load",
     "pick_device",
     "precision",
     "put",
     "read_config",
     "read_processor",
+    "same_inputs",
 ]

@@ -33,11 +33,15 @@ def ask(
 
 def ask_draft(target: Loaded, draft: Loaded, question: str, **asked: Any) -> Inputs | None:
     """The draft's own inputs, arguments as :func:`ask`; None where the target's serve it too."""
-    if _described(target.processor) == _described(draft.processor):
-        return None
-    if draft.processor is draft.tokenizer:
-        return None  # a text-only draft reads the target's ids
-    return ask(draft, question, **asked)
+    return None if same_inputs(target, draft) else ask(draft, question, **asked)
+
+
+def same_inputs(target: Loaded, draft: Loaded) -> bool:
+    """Whether the target's inputs serve the draft too."""
+    # a text-only draft reads the target's ids
+    return draft.processor is draft.tokenizer or (
+        _described(target.processor) == _described(draft.processor)
+    )
 
 
 def put(
@@ -57,19 +61,34 @@ def put(
         turns.append({"role": "assistant", "content": [{"type": "text", "text": answered}]})
     turns.append({"role": "user", "content": [{"type": "text", "text": question}]})
     turns[0]["content"] = [*media, *turns[0]["content"]] if parts is None else [*parts]
+    return converse(name, processor, turns, clips, images)
+
+
+def converse(
+    name: str,
+    processor: Any,
+    turns: Sequence[Mapping[str, Any]],
+    clips: Sequence[Clip] = (),
+    images: Sequence[np.ndarray] = (),
+) -> Inputs:
+    """What the processor makes of a conversation as chat templates take it.
+
+    Each turn has a role and a content of parts: ``{"type": "text", "text": ...}``, and
+    ``{"type": "video"}`` or ``{"type": "image"}`` where the next of ``clips`` or ``images`` stands.
+    """
     if not getattr(processor, "chat_template", None):
         raise ModelError(f"{name} has no chat template, so questions cannot be put to it")
     text_only = getattr(processor, "tokenizer", None) is None
-    if text_only and media:
+    if text_only and (clips or images):
         raise ModelError(f"{name} reads text only; give a vision-language --target")
     if clips and getattr(processor, "video_processor", None) is None:
         raise ModelError(f"{name} reads images and no videos; give it a picture")
     held = literal.hold(processor, turns)
-    turns = held.turns
+    written = held.turns
     if text_only:
-        for turn in turns:
-            turn["content"] = turn["content"][0]["text"]
-    text = processor.apply_chat_template(turns, add_generation_prompt=True, tokenize=False)
+        for turn in written:
+            turn["content"] = "".join(part["text"] for part in turn["content"])
+    text = processor.apply_chat_template(written, add_generation_prompt=True, tokenize=False)
     text, standing = literal.stand_in(name, processor, text, held)
     if text_only:
         inputs = processor(text, return_tensors="pt", add_special_tokens=False)

@@ -1,0 +1,202 @@
+"""``saccade serve``: the OpenAI-compatible server."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from saccade.cli import loading, options
+from saccade.errors import OptionError
+from saccade.terminal import Threads, Verbose, err, prepare
+
+if TYPE_CHECKING:
+    from saccade.serve.app import Engine, Service
+    from saccade.serve.reading import Media
+
+NEEDED = ("fastapi", "uvicorn", "prometheus_client")
+MIB = 1 << 20
+
+
+def serve(
+    host: Annotated[str, typer.Option(help="Where to listen.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes any free one.")] = 8000,
+    target: options.Target = None,
+    draft: options.Draft = None,
+    method: options.Method = None,
+    config: options.Config = None,
+    captioner: options.Captioner = None,
+    served_name: Annotated[
+        list[str] | None, typer.Option(help="What requests call the model (repeatable).")
+    ] = None,
+    api_key: Annotated[
+        str | None, typer.Option(envvar="SACCADE_API_KEY", help="Asked of every /v1 request.")
+    ] = None,
+    rows: Annotated[int, typer.Option(min=1, help="Requests worked on at once.")] = 8,
+    queue: Annotated[int, typer.Option(min=0, help="Requests that may wait beside them.")] = 32,
+    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds an answer may take.")] = 600,
+    drain: Annotated[float, typer.Option(min=0, help="Seconds SIGTERM waits for answers.")] = 30,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="The longest answer.")] = 2048,
+    max_choices: Annotated[int, typer.Option(min=1, help="The largest n.")] = 8,
+    fps: options.Fps = None,
+    num_frames: options.NumFrames = None,
+    media_root: Annotated[
+        Path | None, typer.Option(help="A folder whose files file:// addresses may name.")
+    ] = None,
+    media_host: Annotated[
+        list[str] | None, typer.Option(help="A host videos may be fetched from (repeatable).")
+    ] = None,
+    any_media_host: Annotated[
+        bool, typer.Option("--any-media-host", help="Fetch from any public host.")
+    ] = False,
+    allow_media_options: Annotated[
+        bool, typer.Option("--allow-media-options", help="Let requests choose their frames.")
+    ] = False,
+    max_frames: Annotated[int, typer.Option(min=1, help="Frames of one video.")] = 768,
+    max_media_mb: Annotated[int, typer.Option(min=1, help="Size of one video.")] = 512,
+    max_body_mb: Annotated[int, typer.Option(min=1, help="Size of one request.")] = 256,
+    exact: options.Exact = False,
+    threads: Threads = None,
+    dtype: options.Dtype = None,
+    device: options.Device = None,
+    device_map: options.DeviceMap = None,
+    quantize: options.Quantize = None,
+    trust_remote_code: options.Trust = False,
+    verbose: Verbose = False,
+) -> None:
+    """Answer over HTTP, as OpenAI's chat completions (needs the extra `serve`)."""
+    missing = [name for name in NEEDED if find_spec(name) is None]
+    if missing:
+        raise OptionError(
+            f"saccade serve needs {', '.join(missing)}: run `uv run --extra serve saccade serve`, "
+            'or install "saccade[serve]"'
+        )
+    known = loading.known(config, target, draft, method)
+    prepare(threads or known.threads, verbose)
+    (recipe,) = loading.recipes([known.method], exact)
+    from saccade.media import Limits
+    from saccade.media.fetch import Sources
+    from saccade.serve.app import Service, app
+    from saccade.serve.reading import Media
+
+    if media_root is not None and not media_root.is_dir():
+        raise OptionError(f"--media-root {media_root} is not a folder")
+    media = Media(
+        Sources(
+            root=media_root,
+            hosts=tuple(media_host or ()),
+            any_host=any_media_host,
+            private=bool(media_host),
+            max_bytes=max_media_mb * MIB,
+        ),
+        Limits(max_bytes=max_media_mb * MIB, max_frames=max_frames, root=media_root),
+        loading.sampling(fps, num_frames, False, None, None),
+        options=allow_media_options,
+    )
+    names = tuple(served_name or [Path(known.target).name])
+    service = Service(names, api_key, timeout, max_choices, max_body_mb * MIB)
+    place = loading.Place(dtype, device, device_map, quantize, trust_remote_code)
+
+    def start() -> Engine:
+        models = loading.models(known.target, known.draft, place, quiet=True)
+        captions = captioner or ("shapes" if known.target == "shapes" else None)
+        return engine(models, recipe, captions, media, rows, queue, max_new_tokens, exact)
+
+    run(service, app, start, host, port, drain)
+
+
+def engine(
+    models: loading.Models,
+    recipe: Any,
+    captioner: str | None,
+    media: Media,
+    rows: int,
+    queue: int,
+    most_tokens: int,
+    exact: bool,
+) -> Engine:
+    """What answers, over these models."""
+    from saccade.media.guard import Guard
+    from saccade.pool import pool
+    from saccade.serve.app import Engine
+    from saccade.serve.desk import Desk
+    from saccade.serve.reading import Pair, Reader
+
+    guard = Guard(children=2)
+    pair = Pair(models.target, models.draft, captioner)
+    drafting = None if models.draft is None else models.draft.backbone
+    desk = Desk(pool(models.target.backbone, recipe, drafting, exact=exact), rows=rows, queue=queue)
+    tokenizer = models.target.tokenizer
+    return Engine(
+        desk,
+        Reader(pair, media, most_tokens=most_tokens, guard=guard),
+        lambda ids: tokenizer.decode(list(ids), skip_special_tokens=True),
+        guard.close,
+    )
+
+
+def run(
+    service: Service,
+    app: Callable[..., Any],
+    start: Callable[[], Engine],
+    host: str,
+    port: int,
+    drain: float,
+) -> None:
+    """Serves until a signal; then lets what is under way end, up to ``drain`` seconds.
+
+    A second signal ends at once. Raises what kept the models from being loaded.
+    """
+    import uvicorn
+
+    failed: list[BaseException] = []
+
+    class Server(uvicorn.Server):
+        until = 0.0
+
+        def handle_exit(self, sig: int, frame: Any) -> None:
+            if service.draining:
+                self.should_exit = self.force_exit = True
+                return
+            service.draining, self.until = True, time.monotonic() + drain
+            err.print("letting answers end; again to stop at once", style="dim")
+
+        async def on_tick(self, counter: int) -> bool:
+            over = service.draining and (not service.busy or time.monotonic() > self.until)
+            if failed or over:
+                self.should_exit = True
+            return await super().on_tick(counter)
+
+        async def startup(self, sockets: Any = None) -> None:
+            await super().startup(sockets)
+            for each in self.servers:
+                for socket in each.sockets:
+                    name, number = socket.getsockname()[:2]
+                    err.print(f"http://{name}:{number}/v1 is loading its models", style="dim")
+
+    def told() -> Engine:
+        try:
+            found = start()
+        except BaseException as error:
+            failed.append(error)
+            raise
+        err.print(f"ready: {service.names[0]}", style="dim")
+        return found
+
+    server = Server(
+        uvicorn.Config(
+            app(service, told),
+            host=host,
+            port=port,
+            log_level="warning",
+            timeout_graceful_shutdown=5,
+            server_header=False,
+        )
+    )
+    server.run()
+    if failed:
+        raise failed[0]

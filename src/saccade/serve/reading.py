@@ -1,0 +1,192 @@
+"""From messages to a model's inputs: media loaded, decoded in a guarded process, and worded."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from saccade import families
+from saccade.captions import captioner
+from saccade.engine import Asked, settled
+from saccade.media import Clip, Limits, Sampling
+from saccade.media.fetch import Sources
+from saccade.media.guard import Guard
+from saccade.models import Loaded, converse, same_inputs
+from saccade.serve.wire import ChatRequest, ImagePart, TextPart, Trouble, parts
+from saccade.types import Inputs
+
+
+@dataclass(frozen=True)
+class Pair:
+    """The models a server answers with."""
+
+    target: Loaded
+    draft: Loaded | None = None
+    captioner: str | None = None  # for views that read a caption
+
+
+@dataclass(frozen=True)
+class Media:
+    """What clients may send, and how it is looked at."""
+
+    sources: Sources = Sources()
+    limits: Limits = Limits()
+    sampling: Sampling = Sampling()
+    most: int = 16  # of one request
+    options: bool = False  # whether a request may choose its frames
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A request's media, in the order they stand in."""
+
+    clips: tuple[Clip, ...]
+    images: tuple[np.ndarray, ...]
+
+    @property
+    def warnings(self) -> list[str]:
+        return [warning for clip in self.clips for warning in clip.warnings]
+
+    @property
+    def frames(self) -> list[np.ndarray]:
+        return [*self.images, *(frame for clip in self.clips for frame in clip.frames)]
+
+
+class Reader:
+    """Loads, decodes and words requests; any thread may call."""
+
+    def __init__(self, pair: Pair, media: Media, *, most_tokens: int, guard: Guard) -> None:
+        self._pair, self._media, self._guard = pair, media, guard
+        self._most_tokens = most_tokens
+        text = families.text_config(pair.target.backbone.model.config)
+        self._context = int(text.max_position_embeddings)
+        # a tokenizer's settings are switched while it works
+        self._processor = threading.Lock()
+
+    def check(self, asked: ChatRequest) -> None:
+        """Refuses, before any work, what this server does not allow. Raises Trouble."""
+        if asked.addresses > self._media.most:
+            most = self._media.most
+            raise Trouble(400, f"messages: at most {most} images and videos together", "messages")
+        if not self._media.options:
+            for name in ("media_io_kwargs", "mm_processor_kwargs"):
+                if getattr(asked, name) is not None:
+                    raise Trouble(
+                        400, f"{name} is not allowed here: the server chooses the frames", name
+                    )
+        if asked.limit is not None and asked.limit > self._most_tokens:
+            most = self._most_tokens
+            raise Trouble(
+                400, f"max_tokens: this server writes at most {most} tokens", "max_tokens"
+            )
+        self._sampling(asked)
+
+    def look(self, asked: ChatRequest) -> Seen:
+        """Loads and decodes the media. Raises VideoInputError."""
+        sampling, clips, images = self._sampling(asked), [], []
+        for part in (part for turn in asked.messages for part in parts(turn)):
+            if isinstance(part, TextPart):
+                continue
+            if isinstance(part, ImagePart):
+                images.append(self._image(part.image_url.url))
+            else:
+                clips.append(self._clip(part.video_url.url, sampling))
+        return Seen(tuple(clips), tuple(images))
+
+    def word(self, asked: ChatRequest, seen: Seen, choice: int = 0) -> Asked:
+        """The request as the engine takes it. Raises SaccadeError or Trouble."""
+        pair = self._pair
+        with self._processor:
+            inputs = self._inputs(pair.target, asked, seen)
+            own = pair.draft is not None and not same_inputs(pair.target, pair.draft)
+            draft_inputs = self._inputs(pair.draft, asked, seen) if own and pair.draft else None
+        return self._settled(asked, inputs, draft_inputs, seen, choice)
+
+    def choices(self, asked: ChatRequest, seen: Seen) -> list[Asked]:
+        """One for each answer asked for; further ones draw other noise."""
+        first = self.word(asked, seen)
+        others = range(1, asked.n or 1)
+        return [
+            first,
+            *(self._settled(asked, first.inputs, first.draft_inputs, seen, i) for i in others),
+        ]
+
+    def _inputs(self, loaded: Loaded, asked: ChatRequest, seen: Seen) -> Inputs:
+        turns = [{"role": turn.role, "content": [_worded(p) for p in parts(turn)]}
+                 for turn in asked.messages]  # fmt: skip
+        return converse(loaded.name, loaded.processor, turns, seen.clips, seen.images)
+
+    def _settled(
+        self,
+        asked: ChatRequest,
+        inputs: Inputs,
+        draft_inputs: Inputs | None,
+        seen: Seen,
+        choice: int,
+    ) -> Asked:
+        target = self._pair.target
+        prompt = int(inputs["input_ids"].shape[1])
+        room = self._context - prompt
+        if room < (asked.limit or 1):
+            wanted = f" and {asked.limit} of answer" if asked.limit else ""
+            raise Trouble(
+                400,
+                f"{prompt} tokens of prompt{wanted} are more than the {self._context} this model "
+                "reads: send fewer frames or less text",
+                "messages",
+            )
+        seed = None if asked.seed is None else (asked.seed + choice) % 2**63
+        return settled(
+            target.backbone,
+            inputs,
+            draft_inputs=draft_inputs,
+            tokenizer=target.tokenizer,
+            seed=seed,
+            captioner=self._captioner(seen.frames),
+            max_new_tokens=asked.limit or min(room, self._most_tokens),
+            stop_strings=asked.stops or None,
+            **asked.sampled,
+        )
+
+    def _captioner(self, frames: Sequence[np.ndarray]) -> Any:
+        name = self._pair.captioner
+        if name is None:
+            return None
+        device = str(self._pair.target.backbone.device)
+        return lambda inputs: captioner(name, frames, device)(inputs)
+
+    def _sampling(self, asked: ChatRequest) -> Sampling:
+        given = [
+            (name, value)
+            for options in (
+                asked.media_io_kwargs and asked.media_io_kwargs.video,
+                asked.mm_processor_kwargs,
+            )
+            if options is not None
+            for name, value in options.model_dump(exclude_none=True).items()
+        ]
+        return replace(Sampling(), **dict(given)) if given else self._media.sampling
+
+    def _image(self, url: str) -> np.ndarray:
+        found = self._media.sources.load(url)
+        if found.kind == "frames":
+            raise Trouble(400, "an image_url holds a list of frames: use video_url", "messages")
+        source = found.data if found.path is None else found.path
+        return self._guard.read_image(source, self._media.limits)
+
+    def _clip(self, url: str, sampling: Sampling) -> Clip:
+        found, limits = self._media.sources.load(url), self._media.limits
+        if found.kind == "frames":
+            return self._guard.read_frames(found.frames, sampling.fps, limits)
+        source = found.data if found.path is None else found.path
+        return self._guard.read(source, sampling, limits)
+
+
+def _worded(part: Any) -> dict[str, str]:
+    if isinstance(part, TextPart):
+        return {"type": "text", "text": part.text}
+    return {"type": "image" if isinstance(part, ImagePart) else "video"}

@@ -1,0 +1,251 @@
+"""The wire format: OpenAI's chat completions, as far as they are honoured; no field is ignored."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+
+MAX_STOPS = 16
+MAX_TOP_LOGPROBS = 20
+SEEDS = 2**63
+
+
+def _clean(text: Any) -> Any:
+    """Half a surrogate pair is no text, and no tokenizer takes it."""
+    if isinstance(text, str):
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise ValueError("holds half a character (a lone surrogate): send whole text") from None
+    return text
+
+
+Words = Annotated[str, BeforeValidator(_clean)]
+Neutral = Literal[0]
+
+
+class Strict(BaseModel):
+    """Refuses fields it does not know, and takes no text for a number."""
+
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False, strict=True, frozen=True)
+
+
+class Address(Strict):
+    url: Annotated[Words, Field(min_length=1)]
+    detail: Literal["auto"] | None = None
+
+
+class TextPart(Strict):
+    type: Literal["text"]
+    text: Words
+
+
+class ImagePart(Strict):
+    type: Literal["image_url"]
+    image_url: Address
+
+
+class VideoPart(Strict):
+    type: Literal["video_url"]
+    video_url: Address
+
+
+Part = Annotated[TextPart | ImagePart | VideoPart, Field(discriminator="type")]
+
+
+class SystemMessage(Strict):
+    role: Literal["system", "developer"]
+    content: Words | Annotated[list[TextPart], Field(min_length=1)]
+    name: Literal[None] = None
+
+
+class UserMessage(Strict):
+    role: Literal["user"]
+    content: Words | Annotated[list[Part], Field(min_length=1)]
+    name: Literal[None] = None
+
+
+class AssistantMessage(Strict):
+    role: Literal["assistant"]
+    content: Words | Annotated[list[TextPart], Field(min_length=1)]
+    name: Literal[None] = None
+    refusal: Literal[None] = None
+
+
+Message = Annotated[SystemMessage | UserMessage | AssistantMessage, Field(discriminator="role")]
+
+
+class StreamOptions(Strict):
+    include_usage: bool = False
+
+
+class PlainText(Strict):
+    type: Literal["text"]
+
+
+class VideoOptions(Strict):
+    """How a video's frames are chosen; the server's own ceilings stay."""
+
+    num_frames: Annotated[int, Field(ge=1)] | None = None
+    fps: Annotated[float, Field(ge=1e-4, le=1000)] | None = None
+
+
+class MediaOptions(Strict):
+    video: VideoOptions = VideoOptions()
+
+
+class ChatRequest(Strict):
+    """A chat completion. Penalties, tools and other formats than text are not supported: their
+    neutral values are taken, any other is refused."""
+
+    model: Words
+    messages: Annotated[list[Message], Field(min_length=1)]
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=1)] | None = None
+    seed: Annotated[int, Field(ge=-SEEDS, lt=SEEDS)] | None = None
+    n: Annotated[int, Field(ge=1)] | None = None
+    stop: (
+        Annotated[Words, Field(min_length=1)]
+        | Annotated[list[Annotated[Words, Field(min_length=1)]], Field(max_length=MAX_STOPS)]
+        | None
+    ) = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+    presence_penalty: Neutral | None = None
+    frequency_penalty: Neutral | None = None
+    logit_bias: Annotated[dict[str, float], Field(max_length=0)] | None = None
+    response_format: PlainText | None = None
+    tools: Annotated[list[Any], Field(max_length=0)] | None = None
+    tool_choice: Literal["none"] | None = None
+    user: Words | None = None  # says who asks, and changes nothing
+    media_io_kwargs: MediaOptions | None = None
+    mm_processor_kwargs: VideoOptions | None = None
+
+    @model_validator(mode="after")
+    def _together(self) -> ChatRequest:
+        if self.messages[-1].role != "user":
+            raise ValueError("the last message must be the user's")
+        if self.stream_options is not None and not self.stream:
+            raise ValueError("stream_options needs stream")
+        if self.top_logprobs is not None and not self.logprobs:
+            raise ValueError("top_logprobs needs logprobs")
+        return self
+
+    @property
+    def limit(self) -> int | None:
+        """Tokens asked for at most; the newer name wins."""
+        newer = self.max_completion_tokens
+        return self.max_tokens if newer is None else newer
+
+    @property
+    def stops(self) -> list[str]:
+        if self.stop is None:
+            return []
+        return [self.stop] if isinstance(self.stop, str) else self.stop
+
+    @property
+    def samples(self) -> bool | None:
+        """None leaves it to the model's own generation settings."""
+        if self.temperature is not None:
+            return self.temperature > 0
+        return True if self.top_p is not None or self.top_k is not None else None
+
+    @property
+    def sampled(self) -> dict[str, Any]:
+        """`GenerationConfig`'s names for how tokens are drawn."""
+        settings: dict[str, Any] = {"do_sample": self.samples}
+        if self.samples:
+            temperature = 1.0 if self.temperature is None else self.temperature
+            settings |= {"temperature": temperature, "top_p": self.top_p, "top_k": self.top_k}
+        return settings
+
+    @property
+    def addresses(self) -> int:
+        return sum(not isinstance(part, TextPart) for turn in self.messages for part in parts(turn))
+
+
+def parts(turn: Message) -> Sequence[Part]:
+    """A message's content as parts."""
+    content = turn.content
+    return [TextPart(type="text", text=content)] if isinstance(content, str) else content
+
+
+class Trouble(Exception):
+    """What the client is told instead of an answer."""
+
+    def __init__(
+        self, status: int, message: str, param: str | None = None, wait: int | None = None
+    ) -> None:
+        super().__init__(message)
+        self.status, self.message, self.param, self.wait = status, message, param, wait
+
+    def body(self) -> dict[str, Any]:
+        return {
+            "error": {
+                "message": self.message,
+                "type": KINDS.get(self.status) or ("server_error", INVALID)[self.status < 500],
+                "param": self.param,
+                "code": self.status,
+            }
+        }
+
+
+INVALID = "invalid_request_error"
+KINDS = {
+    401: "authentication_error",
+    404: "not_found_error",
+    429: "rate_limit_error",
+    503: "unavailable_error",
+    504: "timeout_error",
+}
+
+
+class Failure(BaseModel):
+    """An error's body."""
+
+    message: str
+    type: str
+    param: str | None
+    code: int
+
+
+class FailureBody(BaseModel):
+    error: Failure
+
+
+NOT_SUPPORTED = {
+    *("presence_penalty", "frequency_penalty", "logit_bias", "response_format"),
+    *("tools", "tool_choice", "name", "refusal", "detail"),
+}
+"""Fields of which only values that change nothing are taken."""
+
+
+def trouble(error: ValidationError) -> Trouble:
+    """The first thing wrong with a request, by the name of its field."""
+    first, place = error.errors(include_url=False, include_input=False)[0], ""
+    place = ".".join(_steps(first["loc"]))
+    if first["type"] == "extra_forbidden":
+        return Trouble(400, f"{place} is not a field this server knows: leave it out", place)
+    if place.split(".")[-1] in NOT_SUPPORTED:
+        return Trouble(400, f"{place} is not supported by this server: leave it out", place)
+    said = first["msg"].removeprefix("Value error, ")
+    message = f"{place}: {said[:1].lower()}{said[1:]}" if place else said
+    return Trouble(400, message[:500], place or None)
+
+
+def _steps(place: Sequence[int | str]) -> Iterator[str]:
+    """A field's place without the names of the alternatives that were tried there."""
+    for step in place:
+        text = str(step)
+        if not text[:1].isupper() and "[" not in text and text not in ALTERNATIVES:
+            yield text[:40]
+
+
+ALTERNATIVES = {"str", "user", "system", "developer", "assistant"}
