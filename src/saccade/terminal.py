@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Annotated
+from typing import Annotated, Protocol
 
 import typer
 from rich.console import Console
@@ -19,6 +19,7 @@ if not out.is_terminal:
 
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")]
 Threads = Annotated[int | None, typer.Option(min=1, help="CPU threads.")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="The answer's text and nothing else.")]
 Verbose = Annotated[bool, typer.Option(help="Log what happens.")]
 
 
@@ -47,3 +48,32 @@ def status(what: str, *, quiet: bool) -> Iterator[Callable[[str], None]]:
         return
     with err.status(what) as line:
         yield line.update
+
+
+class Tell(Protocol):
+    """Called with what is going on, and how far it is where that is known."""
+
+    def __call__(self, what: str, done: int = 0, total: int | None = None) -> None: ...
+
+
+@contextmanager
+def steps(*, quiet: bool) -> Iterator[Tell]:
+    """A bar for one step after the other, on a terminal only; it pulses where no end is known."""
+    if quiet or not err.is_terminal:
+        yield lambda what, done=0, total=None: None
+        return
+    from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+
+    columns = TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[count]}")
+    with Progress(*columns, TimeElapsedColumn(), console=err, transient=True) as bars:
+        shown: dict[str, TaskID] = {}
+
+        def tell(what: str, done: int = 0, total: int | None = None) -> None:
+            if what not in shown:
+                for before in shown.values():
+                    bars.update(before, visible=False)
+                shown[what] = bars.add_task(what, total=total, count="")
+            count = "" if total is None else f"{done}/{total}"
+            bars.update(shown[what], completed=done, total=total, count=count)
+
+        yield tell

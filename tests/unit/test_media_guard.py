@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import resource
 import signal
 import socket
@@ -393,7 +394,12 @@ def survives(shared, data):
         clip = shared.read(data, limits=SMALL)
     except VideoInputError as error:
         said = str(error)
-        assert said.isprintable() and "/" not in said and "0x" not in said and ". " not in said
+        assert (
+            said.isprintable()
+            and "/" not in said
+            and ". " not in said
+            and not re.search(r"\b0x", said)
+        )
         assert len(said) < 300 and error.status in (400, 413, 415, 422)
     else:
         assert len(clip.frames) == len(clip.timestamps) > 0 and clip.metadata["fps"] > 0

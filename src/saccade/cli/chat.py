@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from saccade.cli import loading, options
-from saccade.cli.describe import answer, described
-from saccade.terminal import Json, Threads, Verbose, err, prepare
+from saccade.cli.describe import answer, described, showing
+from saccade.terminal import Json, Quiet, Threads, Verbose, err, prepare
 
 if TYPE_CHECKING:
     from saccade.conversation import Conversation
@@ -42,6 +42,7 @@ def chat(
     quantize: options.Quantize = None,
     trust_remote_code: options.Trust = False,
     as_json: Json = False,
+    quiet: Quiet = False,
     verbose: Verbose = False,
 ) -> None:
     """Ask one question after another about a video; only what is new is read.
@@ -53,13 +54,13 @@ def chat(
     from saccade.conversation import Conversation
 
     (recipe,) = loading.recipes([known.method], exact)
-    clip = loading.read(
-        video, loading.sampling(fps, num_frames, every_frame, start, end), quiet=as_json
-    )
+    shown = showing(as_json, quiet)
+    sampling = loading.sampling(fps, num_frames, every_frame, start, end)
+    clip = loading.read(video, sampling, quiet=shown != "all", warn=not quiet)
     place = loading.Place(dtype, device, device_map, quantize, trust_remote_code)
-    models = loading.models(known.target, known.draft, place, quiet=as_json)
+    models = loading.models(known.target, known.draft, place, quiet=shown != "all")
     history: list[tuple[str, str]] = []
-    asking = sys.stdin.isatty() and not as_json
+    asking = sys.stdin.isatty() and shown == "all"
     with Conversation(
         models.target.backbone,
         draft=None if models.draft is None else models.draft.backbone,
@@ -75,7 +76,7 @@ def chat(
             inputs = loading.inputs(models.target, clip, question, history)
             own = loading.draft_inputs(models, clip, question, history)
             begin = partial(_begin, talk, inputs, own)
-            result = answer(models.target, begin, quiet=as_json)
+            result = answer(models.target, begin, shown)
             if as_json:
                 typer.echo(json.dumps({"question": question, **described(result, clip)}))
             history.append((question, result.text or ""))

@@ -7,19 +7,30 @@ from collections.abc import Callable
 from dataclasses import asdict
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from saccade.cli import loading, options
 from saccade.errors import OptionError
-from saccade.terminal import Json, Threads, Verbose, err, out, prepare, status
+from saccade.terminal import Json, Quiet, Threads, Verbose, err, out, prepare, steps
 
 if TYPE_CHECKING:
+    from rich.text import Text
+
     from saccade.engine import Stream
     from saccade.media import Clip
     from saccade.models import Loaded
     from saccade.types import Result
+
+
+Shown = Literal["all", "text", "nothing"]
+PHASES = {
+    "vision": "looking at the frames",
+    "prefill": "reading the prompt",
+    "guide": "choosing what the draft sees",
+    "decode": "drafting",
+}
 
 
 def describe(
@@ -52,6 +63,7 @@ def describe(
     trust_remote_code: options.Trust = False,
     trace: Annotated[Path | None, typer.Option(help="Write the rounds here (JSON lines).")] = None,
     as_json: Json = False,
+    quiet: Quiet = False,
     verbose: Verbose = False,
 ) -> None:
     """Answer a question about a video, streaming text as it is drafted and accepted."""
@@ -61,9 +73,10 @@ def describe(
 
     (recipe,) = loading.recipes([known.method], exact)
     sampling = loading.sampling(fps, num_frames, every_frame, start, end)
-    clip = loading.read(video, sampling, quiet=as_json)
+    shown = showing(as_json, quiet)
+    clip = loading.read(video, sampling, quiet=shown != "all", warn=not quiet)
     place = loading.Place(dtype, device, device_map, quantize, trust_remote_code)
-    models = loading.models(known.target, known.draft, place, quiet=as_json)
+    models = loading.models(known.target, known.draft, place, quiet=shown != "all")
     settings = _settings(max_new_tokens, temperature, top_p, top_k, stop)
     inputs = loading.inputs(models.target, clip, prompt)
     draft_inputs = loading.draft_inputs(models, clip, prompt)
@@ -83,7 +96,7 @@ def describe(
             **settings,
         )
 
-    result = answer(models.target, start_stream, quiet=as_json)
+    result = answer(models.target, start_stream, shown)
     if trace is not None:
         from saccade.measure import trace as traces
 
@@ -92,26 +105,33 @@ def describe(
         typer.echo(json.dumps(described(result, clip)))
 
 
+def showing(as_json: bool, quiet: bool) -> Shown:
+    return "nothing" if as_json else "text" if quiet else "all"
+
+
 def answer(
-    target: Loaded, begin: Callable[[Callable[[str], None]], Stream], *, quiet: bool
+    target: Loaded, begin: Callable[[Callable[[str], None]], Stream], shown: Shown
 ) -> Result:
     """Runs a stream to its end and shows it as it goes."""
     from saccade import show
 
     tokenizer = target.tokenizer
     typist = show.Typist(lambda ids: tokenizer.decode(list(ids), skip_special_tokens=True))
-    with status("starting", quiet=quiet) as tell:
-        rounds = begin(tell)
+    write: Callable[[Text | str], None] = {
+        "all": lambda text: out.print(text, end="", soft_wrap=True, markup=False),
+        "text": lambda text: typer.echo(str(text), nl=False),
+        "nothing": lambda text: None,
+    }[shown]
+    with steps(quiet=shown != "all") as tell:
+        rounds = begin(lambda phase: tell(PHASES.get(phase, phase)))
         first = next(rounds)
     try:
         for round in chain([first], rounds):
-            if not quiet:
-                out.print(typist.type(round.scalars()), end="", soft_wrap=True)
-    finally:  # Ctrl-C leaves what was written
-        if not quiet:
-            out.print(typist.rest(), markup=False)
+            write(typist.type(round.scalars()))
+    finally:  # Ctrl-C leaves what was written, and the prompt on a line of its own
+        write(typist.rest() + "\n")
     result = rounds.results[0]
-    if not quiet:
+    if shown == "all":
         rate = result.tokens_per_second or 0.0
         reused = f", {result.reused_tokens} tokens reused" if result.reused_tokens else ""
         err.print(

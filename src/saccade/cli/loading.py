@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from saccade.cli.options import DEFAULT_METHOD
-from saccade.terminal import err, status
+from saccade.terminal import err, status, steps
 
 if TYPE_CHECKING:
     import numpy as np
@@ -109,14 +110,13 @@ def sampling(
     return Sampling(fps=fps, num_frames=frames, every=every, start=start, end=end)
 
 
-def read(video: str, sampling: Sampling, *, quiet: bool) -> Clip:
+def read(video: str, sampling: Sampling, *, quiet: bool, warn: bool = True) -> Clip:
     from saccade import media
 
-    with status("reading the video", quiet=quiet) as tell:
-        clip = media.read(
-            video, sampling, progress=lambda done, total: tell(f"reading frames {done}/{total}")
-        )
-    for warning in clip.warnings:
+    with steps(quiet=quiet) as tell:
+        tell("opening the video")
+        clip = media.read(video, sampling, progress=partial(tell, "decoding frames"))
+    for warning in clip.warnings if warn else ():
         err.print(warning, style="yellow", markup=False)
     return clip
 
