@@ -1,5 +1,5 @@
 # What CI runs is what you run. `make check test` before a commit.
-.PHONY: check test slow oldest bench demo wheel results families
+.PHONY: check test slow oldest bench demo wheel results families mutants rounding
 
 check:  ## lint, format, types
 	uv run ruff check src tests
@@ -18,6 +18,12 @@ oldest:  ## the family tests on the oldest libraries we support; `make test` run
 
 families:  ## 200 prompts x every family and method against generate(); resumes, see --help
 	uv run python tests/families/sweep.py
+
+rounding:  ## bf16 and fp16: exact answers are equal, others part at near-ties alone
+	uv run python tests/families/rounding.py
+
+mutants:  ## bugs planted in copies of the package, each to be noticed by a fast test
+	uv run python tests/mutants/run.py
 
 demo:
 	uv run saccade demo

@@ -27,7 +27,9 @@ import transformers
 import zoo
 
 from saccade.errors import SaccadeError
+from saccade.grow import Chain, Static
 from saccade.models import checkpoints
+from saccade.systems import resolve
 
 METHODS = ("ar", "sd", "specvlm", "std", "sage", "hippo")
 COUNT = 64
@@ -223,6 +225,33 @@ def reproduce(line: Line, method: str) -> str:
     )
 
 
+def numbers(lines: Sequence[Line]) -> Line:
+    """R1 of the scorecard: what was compared, in a line."""
+    return {
+        "families": len({line["family"] for line in lines}),
+        "prompts": len({(line["family"], line["prompt"]) for line in lines}),
+        "methods": len({method for line in lines for method in line["methods"]}),
+        "answers": sum(len(line["methods"]) for line in lines),
+        "tokens": sum(line["tokens"] * len(line["methods"]) for line in lines),
+        "mismatches": sum(1 for _ in mismatches(lines)),
+    }
+
+
+def drafting(methods: Sequence[str], lengths: Sequence[int]) -> tuple[str, ...]:
+    """The methods with chains of each of these lengths in the place of a shape of fixed form.
+
+    What drafts nothing, and a shape that adapts by itself, stay as they are.
+    """
+    found: list[str] = []
+    for method in methods:
+        recipe = resolve(method)
+        fixed = recipe.drafts and isinstance(recipe.shape, (Chain, Static))
+        given = "/shape=" in method
+        several = fixed and not given and lengths
+        found += [f"{method}/shape=chain-{k}" for k in lengths] if several else [method]
+    return tuple(dict.fromkeys(found))
+
+
 # -- the command -------------------------------------------------------------------------------
 
 
@@ -251,10 +280,14 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--prompts", type=int, default=200, help="a family")
     parser.add_argument("--only", type=int, help="one prompt by its number")
     parser.add_argument("--methods", type=names(()), default=METHODS, help="a,b,c")
+    parser.add_argument(
+        "--gamma", type=int, nargs="+", default=(), metavar="K", help="chains of K tokens, each"
+    )
     parser.add_argument("--tokens", type=int, default=COUNT, help="an answer")
     parser.add_argument("--shard", type=share, default=(1, 1), help="i/n: every n-th prompt")
     parser.add_argument("--out", type=Path, default=OUT)
     parser.add_argument("--report", action="store_true", help="the table of what was run, alone")
+    parser.add_argument("--json", action="store_true", help="one line of JSON, for a scorecard")
     return parser.parse_args()
 
 
@@ -268,7 +301,8 @@ def main() -> int:
         number, of = asked.shard
         jobs = [Job(family, prompt) for family in asked.families for prompt in prompts]
         try:
-            sweep(jobs[number - 1 :: of], asked.methods, asked.tokens, asked.out)
+            methods = drafting(asked.methods, asked.gamma)
+            sweep(jobs[number - 1 :: of], methods, asked.tokens, asked.out)
         except KeyboardInterrupt:
             say("stopped; the same command goes on from here")
             return 130
@@ -276,7 +310,7 @@ def main() -> int:
             say(str(error))
             return 2
     lines = load(asked.out)
-    sys.stdout.write(report(lines) + "\n")
+    sys.stdout.write((json.dumps(numbers(lines)) if asked.json else report(lines)) + "\n")
     wrong = list(mismatches(lines))
     for line, method in wrong:
         say(reproduce(line, method))

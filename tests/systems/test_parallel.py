@@ -8,6 +8,7 @@ starts one as users do. Races that a clock cannot be trusted with are played out
 from __future__ import annotations
 
 import copy
+import multiprocessing
 import os
 import random
 import signal
@@ -29,13 +30,14 @@ from helpers import (
     input_for,
     left_padded,
     noisy,
+    prompt_of,
     qwen25,
     truth,
     video_input,
 )
 
 import saccade
-from saccade import worker
+from saccade import reference, worker
 from saccade.backbone import Backbone
 from saccade.engine import Stream
 from saccade.sampling import Sampling
@@ -440,6 +442,48 @@ def test_tokens_of_an_older_job_are_ignored():
     assert stale > 0, "nothing was left unheard"
     assert [r.tokens for r in after.rounds] == [r.tokens for r in clean.rounds]
     assert after.ids == truth("qwen2_5_vl")[:COUNT] and after.fallback_reason is None
+
+
+def test_a_message_of_an_older_job_is_not_returned():
+    """Claim: on a real line, messages of older jobs and of none to come are passed over, and the
+    first one of this job is returned whole.
+    """
+    one = Worker.__new__(Worker)
+    one.line, other = multiprocessing.Pipe()
+    one._job = 3
+    try:
+        for job, token in ((1, 10), (2, 20), (3, 30), (2, 21), (3, 31), (1, 11)):
+            other.send((job, "token", 0, 0, token, None))
+        heard = [one.receive(0.0) for _ in range(3)]
+    finally:
+        one.line.close()
+        other.close()
+    assert heard == [("token", 0, 0, 30, None), ("token", 0, 0, 31, None), None]
+
+
+@pytest.mark.parametrize("method", ["pearl", "pearl-syn"])
+def test_every_token_in_flight_is_the_drafts_own(method):
+    """Claim: whoever is faster, what the target judges is what the draft model itself says next,
+    arg-max after arg-max, never a word about a chain that was refused.
+
+    Such a token would only be refused, so answers do not show it; under sampling it would bring a
+    law that it was not drawn from.
+    """
+    draft = noisy(qwen25, 0, 0.05)
+    prompt = prompt_of(draft, INPUTS)
+    refused = 0
+    for seed in range(3):
+        chance = random.Random(seed)
+        with hired(Inside(lambda chance=chance: chance.choice([0, 0, 1, 1, 2, 7]))):
+            result = answer(backbone(draft), method)
+        oracle = reference.Oracle(draft, [prompt], [Sampling()])
+        for round in result.rounds:
+            text, tree = oracle.committed[0], list(round.tokens)
+            rows = oracle.logits(0, [*text, *tree])[len(text) : len(text) + len(tree)]
+            assert rows.argmax(-1).tolist() == tree
+            oracle.commit({0: round.emitted})
+            refused += round.kind == "recovered"
+    assert refused >= 6, "hardly a refusal: the test proves nothing"
 
 
 def test_two_answers_at_once_have_a_worker_each():

@@ -32,7 +32,7 @@ from saccade.reference import Oracle
 from saccade.sampling import Sampling
 from saccade.session import Session
 from saccade.tree import add, chain, path
-from saccade.types import ROOT, Tree
+from saccade.types import ROOT, Tree, Turn
 
 BOTH = pytest.mark.parametrize("lean", [None, False], ids=["lean", "modules"])
 BATCH = left_padded(
@@ -407,3 +407,19 @@ def test_a_request_that_ends_frees_its_cache():
     session.end(1)
     assert set(session.requests) == {0, 2}
     _assert_equal_laws(session, oracle, {0: chain([1]), 2: chain([2])})
+
+
+@BOTH
+def test_a_turn_forgets_what_was_scored_before_it(lean):
+    """Claim: the same tree scored right before a turn and right after it gets the laws of the new
+    text (1e-4). Fails if rows of the old one are taken for known.
+    """
+    session, oracle = _session(backbone(qwen25(), lean), video_input(0))
+    tree = chain([5, 6])
+    session.commit({0: [1, 2, 3]})
+    before = _rows(session.score({0: tree})[0])
+    session.turn({0: Turn(1, (7, 8))}, [Sampling()])
+    oracle.commit({0: [1, 2, 7, 8]})
+    mine, exact = _rows(session.score({0: tree})[0]), _rows(oracle.score({0: tree})[0])
+    assert (mine.softmax(-1) - exact.softmax(-1)).abs().max() < 1e-4
+    assert (mine.softmax(-1) - before.softmax(-1)).abs().max() > 1e-2

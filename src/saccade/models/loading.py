@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from huggingface_hub.constants import HF_HUB_CACHE
+from safetensors import SafetensorError
 from transformers import (
     AutoConfig,
     AutoProcessor,
@@ -23,6 +24,10 @@ from saccade import families, memory
 from saccade.backbone import Backbone
 from saccade.errors import ModelError, OptionError
 
+SPOILT = (  # what transformers and safetensors raise over files that are not what they should be
+    *(OSError, ValueError, KeyError, TypeError, AttributeError, ImportError),
+    SafetensorError,
+)
 EMBEDDED = Path(__file__).parents[1] / "shapes" / "pair"
 NAMES = {  # what --target and --draft call the pair in the package
     "shapes": EMBEDDED / "target",
@@ -105,7 +110,7 @@ def load(
         model = kind.from_pretrained(source, trust_remote_code=trust_remote_code, **settings)
         if "device_map" not in settings:
             model = model.to(place)
-    except (OSError, ValueError, KeyError, ImportError) as error:
+    except SPOILT as error:
         raise ModelError(_why(name, source, error)) from error
     except (RuntimeError, MemoryError) as error:
         if not memory.ran_out(error):
@@ -123,7 +128,7 @@ def read_config(name: str, *, trust_remote_code: bool = False, weights: bool = T
         config = AutoConfig.from_pretrained(source, trust_remote_code=trust_remote_code)
         families.register(config)
         return config
-    except (OSError, ValueError, KeyError, ImportError) as error:
+    except SPOILT as error:
         raise ModelError(_why(name, source, error)) from error
 
 
@@ -133,7 +138,7 @@ def read_processor(name: str, config: Any, *, trust_remote_code: bool = False) -
     reader = AutoTokenizer if families.reads_text_only(config) else AutoProcessor
     try:
         return reader.from_pretrained(source, trust_remote_code=trust_remote_code)
-    except (OSError, ValueError, KeyError, ImportError) as error:
+    except SPOILT as error:
         raise ModelError(_why(name, source, error)) from error
 
 

@@ -1,0 +1,340 @@
+"""Bugs to plant: one small change each, and the tests that must notice it.
+
+``old`` stands exactly once in ``file`` (below ``src/saccade``); ``tests`` are node ids below
+``tests/``, as few and as fast as notice it. A mutant with ``survives`` changes nothing and must
+pass: it shows that the runner does not kill whatever it is given.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One planted bug."""
+
+    name: str
+    file: str
+    old: str
+    new: str
+    tests: tuple[str, ...]
+    survives: bool = False
+
+
+VERIFY = "unit/test_verify.py"
+SAMPLING = "unit/test_sampling.py"
+SESSION = "unit/test_session.py"
+BUGS = "systems/test_regressions.py"
+FAULTS = "systems/test_faults.py"
+PARALLEL = "systems/test_parallel.py"
+HISTORIES = f"{SESSION}::test_b10_any_history_of_trees_and_commits_equals_the_oracle"
+
+MUTANTS = (
+    # -- verification ----------------------------------------------------------------------------
+    Mutant(
+        "accept rule: p instead of p / q",
+        "verify.py",
+        "min(prob(law, x) / max(prob(q, x), 1e-38), 1.0)",
+        "prob(law, x)",
+        (f"{VERIFY}::test_sampled_siblings_leave_p_exactly",),
+    ),
+    Mutant(
+        "accept rule: NaN in q accepts",
+        "verify.py",
+        "min(prob(law, x) / max(prob(q, x), 1e-38), 1.0)",
+        "min(1.0, prob(law, x) / max(1e-38, prob(q, x)))",
+        (f"{VERIFY}::test_b23_a_law_of_nan_refuses_and_leaves_p",),
+    ),
+    Mutant(
+        "residual: |p - q| instead of max(p - q, 0)",
+        "verify.py",
+        "left.clamp_(min=0.0)",
+        "left.abs_()",
+        (f"{VERIFY}::test_sampled_siblings_leave_p_exactly",),
+    ),
+    Mutant(
+        "residual: q of a drawn token taken for a chosen one's",
+        "verify.py",
+        "law = residual(law, x if q is None else q)",
+        "law = residual(law, x)",
+        (f"{VERIFY}::test_sampled_siblings_leave_p_exactly",),
+    ),
+    Mutant(
+        "residual: not carried on to the next sibling",
+        "verify.py",
+        "law = residual(law, x if q is None else q)",
+        "law = residual(p(node), x if q is None else q)",
+        (f"{VERIFY}::test_sampled_siblings_leave_p_exactly",),
+    ),
+    Mutant(
+        "the draft's first token stands unverified",
+        "verify.py",
+        "if chance >= 1 if certain else",
+        "if node == ROOT or chance >= 1 if certain else",
+        (f"{BUGS}::test_b08_the_first_drafted_token_is_verified_too",),
+    ),
+    Mutant(
+        "bonus token from the wrong row",
+        "verify.py",
+        "law = p(node)",
+        "law = p(max(node - 1, ROOT) if accepted and not children(tree, node) else node)",
+        (f"{VERIFY}::test_greedy_follows_the_target_and_nothing_else",),
+    ),
+    Mutant(
+        "no bonus token after full acceptance",
+        "verify.py",
+        'return _verdict(tree, accepted, own, "recovered" if refused else "bonus")',
+        "return _verdict(tree, accepted, None if accepted and not refused else own, "
+        '"recovered" if refused else "bonus")',
+        (f"{VERIFY}::test_greedy_follows_the_target_and_nothing_else",),
+    ),
+    # -- laws and noise --------------------------------------------------------------------------
+    Mutant(
+        "tie-break: the last of the likeliest",
+        "sampling.py",
+        "return int(token)",
+        "return int((scores == best).nonzero()[-1])",
+        (f"{BUGS}::test_b09_exact_ties_go_to_the_first_id",),
+    ),
+    Mutant(
+        "seed: noise counted from the round's start",
+        "sampling.py",
+        "return uniform(self.rules.seed, self.request, role, self.offset + below, sibling)",
+        "return uniform(self.rules.seed, self.request, role, below, sibling)",
+        (f"{SAMPLING}::test_verification_noise_is_keyed_by_absolute_position",),
+    ),
+    Mutant(
+        "seed: one noise for drafting, accepting and drawing",
+        "sampling.py",
+        "counter = np.array([ROLES[role], position, sibling, 0], dtype=np.uint64)",
+        "counter = np.array([0, position, sibling, 0], dtype=np.uint64)",
+        (f"{SAMPLING}::test_noise_depends_on_each_of_its_keys_and_on_nothing_else",),
+    ),
+    Mutant(
+        "seed: requests of a batch share their noise",
+        "sampling.py",
+        "key = np.array([seed % 2**64, request], dtype=np.uint64)",
+        "key = np.array([seed % 2**64, 0], dtype=np.uint64)",
+        (f"{BUGS}::test_b19_requests_of_a_batch_draw_their_own_noise",),
+    ),
+    Mutant(
+        "q of a chosen token taken for a drawn one's",
+        "grow.py",
+        "tree = add(tree, node_of[above], best[above][rank])",
+        "tree = add(tree, node_of[above], best[above][rank], scores.rows[-1].softmax(-1))",
+        ("law/test_tables.py::test_the_joint_law_of_three_tokens_is_the_targets",),
+    ),
+    Mutant(
+        "penalties stale inside a block",
+        "sampling.py",
+        "ids = [*self.context, *(self.tree.tokens[n] for n in path(self.tree, node))]",
+        "ids = list(self.context)",
+        (f"{SAMPLING}::test_penalties_see_prompt_text_and_path_at_every_node",),
+    ),
+    Mutant(
+        "NaN passes for a token",
+        "sampling.py",
+        "if bool(best.isnan()):",
+        "if bool(best.isposinf()):",
+        (f"{FAULTS}::test_a_target_of_nan_ends_with_an_error",),
+    ),
+    # -- where an answer stops -------------------------------------------------------------------
+    Mutant(
+        "stop rule: what follows the end stands",
+        "options.py",
+        "if token in self.options.eos or self._says_stop(request):\n                return count,",
+        "if token in self.options.eos or self._says_stop(request):\n"
+        "                return len(tokens),",
+        (f"{BUGS}::test_b03_what_is_cut_counts_nowhere",),
+    ),
+    Mutant(
+        "end order: the limit is looked at before the end",
+        "options.py",
+        'return count, "stop"\n            if len(answer) >= self.options.max_new_tokens:\n'
+        '                return count, "length"',
+        'return count, "length" if len(answer) >= self.options.max_new_tokens else "stop"\n'
+        "            if len(answer) >= self.options.max_new_tokens:\n"
+        '                return count, "length"',
+        (f"{BUGS}::test_b02_limit_and_end_are_told_apart",),
+    ),
+    Mutant(
+        "the end is looked for in the last token of a round only",
+        "options.py",
+        "if token in self.options.eos or self._says_stop(request):",
+        "if (count == len(tokens) and token in self.options.eos) or self._says_stop(request):",
+        (f"{BUGS}::test_b01_an_end_inside_an_accepted_run_ends_the_answer",),
+    ),
+    # -- the session and its cache ---------------------------------------------------------------
+    Mutant(
+        "position off by one",
+        "session.py",
+        "positions += [end - 1 + depth for depth",
+        "positions += [end + depth for depth",
+        (f"{BUGS}::test_b14_verified_rows_stand_where_generate_puts_them",),
+    ),
+    Mutant(
+        "positions of pending tokens start too late",
+        "session.py",
+        "positions += range(end - waiting, end)",
+        "positions += range(end - waiting + 1, end + 1)",
+        (f"{BUGS}::test_b14_verified_rows_stand_where_generate_puts_them",),
+    ),
+    Mutant(
+        "M-RoPE: text goes on from the largest position",
+        "backbone.py",
+        "next_position=int(positions[:, row, rows][:, -1].max()) + 1",
+        "next_position=int(positions[:, row, rows].max()) + 1",
+        (
+            "systems/test_greedy.py::test_text_goes_on_from_the_last_token_however_far_the_videos_"
+            "time_went",
+        ),
+    ),  # fmt: skip
+    Mutant(
+        "rollback: keys of refused tokens stay",
+        "session.py",
+        "request.cache.keep(path)",
+        "request.cache.keep(range(len(path) + (len(path) < len(request.rows))))",
+        (HISTORIES,),
+    ),
+    Mutant(
+        "keep: the first keys of a tree instead of the path's",
+        "cache.py",
+        "rows = torch.tensor(path) + start",
+        "rows = torch.arange(len(path)) + start",
+        (HISTORIES,),
+    ),
+    Mutant(
+        "keys not cut when a conversation takes tokens back",
+        "session.py",
+        "request.cache.truncate(request.prompt_rows[0] + held)",
+        "request.cache.truncate(request.cache.length)",
+        ("systems/test_conversation.py::test_caches_hold_what_a_fresh_prefill_holds",),
+    ),
+    Mutant(
+        "a turn keeps a stale tree",
+        "session.py",
+        "request.tree, request.rows, request.tip = Tree(), [], None\n            # at least",
+        "request.tip = None\n            # at least",
+        (f"{SESSION}::test_a_turn_forgets_what_was_scored_before_it",),
+    ),
+    Mutant(
+        "commit forgets what is pending",
+        "session.py",
+        "request.pending += new[len(path) :]",
+        "request.pending = list(new[len(path) :])",
+        (f"{SESSION}::test_tokens_from_outside_the_tree_are_caught_up_with",),
+    ),
+    Mutant(
+        "commit keeps a stale tip",
+        "session.py",
+        "request.tip = request.rows[path[-1]]",
+        "request.tip = request.rows[0]",
+        (HISTORIES,),
+    ),
+    Mutant(
+        "noise counts rounds, not tokens",
+        "session.py",
+        "request.generated += len(new)",
+        "request.generated += 1",
+        (HISTORIES,),
+    ),
+    Mutant(
+        "a batch's rows are handed out in another order",
+        "session.py",
+        "rows = list(self._forward(segments, ids, positions, wanted))\n"
+        "        for number, tree in trees.items():",
+        "rows = list(self._forward(segments, ids, positions, wanted))\n"
+        "        for number, tree in reversed(trees.items()):",
+        (HISTORIES,),
+    ),
+    Mutant(
+        "the law of the wrong pending token",
+        "session.py",
+        "wanted += range(start + max(waiting - 1, 0), len(ids))",
+        "wanted += [*range(start, start + (waiting > 0)), *range(start + waiting, len(ids))]",
+        (f"{SESSION}::test_tokens_from_outside_the_tree_are_caught_up_with",),
+    ),
+    Mutant(
+        "wrong parent mask: a node sees the one before it",
+        "tree.py",
+        "seen[node] |= seen[parent]",
+        "seen[node] |= seen[node - 1]",
+        ("unit/test_tree.py::test_paths_depths_and_ancestors_are_the_climb_to_the_root",),
+    ),
+    Mutant(
+        "the pending tokens are hidden from the tree",
+        "session.py",
+        "block[waiting:, :waiting] = True",
+        "block[waiting:, :waiting] = False",
+        (HISTORIES,),
+    ),
+    Mutant(
+        "a scored node is taken for another of the same token",
+        "tree.py",
+        "zip(one.tokens, one.parents, strict=True),\n        zip(other.tokens, other.parents, "
+        "strict=True),",
+        "zip(one.tokens, one.tokens, strict=True),\n        zip(other.tokens, other.tokens, "
+        "strict=True),",
+        ("unit/test_tree.py::test_shared_counts_leading_nodes_with_equal_token_and_parent",),
+    ),
+    # -- drafts ----------------------------------------------------------------------------------
+    Mutant(
+        "a malformed tree is not checked",
+        "draft.py",
+        "check(trees[request], self._vocab)",
+        "check(Tree(), self._vocab)",
+        (f"{FAULTS}::test_a_draft_that_fails_costs_speed_only",),
+    ),
+    Mutant(
+        "the draft may propose placeholders of media",
+        "session.py",
+        'logits = logits.index_fill(1, self._banned, float("-inf"))',
+        'logits = logits.index_fill(1, self._banned[:0], float("-inf"))',
+        (f"{BUGS}::test_b16_placeholders_of_media_are_never_drafted",),
+    ),
+    Mutant(
+        "the ensemble's weights are not normalised",
+        "systems/tabed.py",
+        "return 1 - best / STEPS, best / STEPS",
+        "return 1.0, best / STEPS",
+        ("papers/test_tabed.py::test_every_round_is_algorithm_1",),
+    ),
+    Mutant(
+        "tokens of an older job are heard",
+        "worker.py",
+        "if job == self._job:",
+        "if job <= self._job:",
+        (f"{PARALLEL}::test_a_message_of_an_older_job_is_not_returned",),
+    ),
+    Mutant(
+        "tokens of a refused chain are heard",
+        "worker.py",
+        "if epoch >= sight.valid:",
+        "if epoch >= 0:",
+        (f"{PARALLEL}::test_every_token_in_flight_is_the_drafts_own",),
+    ),
+    # -- exact -----------------------------------------------------------------------------------
+    Mutant(
+        "exact: a forward is not padded",
+        "exact.py",
+        "spare = ROWS - (stop - start)",
+        "spare = 0",
+        ("unit/test_exact.py::test_any_way_through_a_text_gives_the_same_bits",),
+    ),
+    # -- control ---------------------------------------------------------------------------------
+    Mutant(
+        "control: a renamed variable",
+        "verify.py",
+        "    left = p.clone()\n    if isinstance(q, int):\n        left[q] = 0.0\n    else:\n"
+        "        left[: q.shape[0]] -= q.to(left)\n        left.clamp_(min=0.0)\n"
+        '    total: Float[Tensor, ""] = left.sum()\n'
+        "    return left / total if bool(total > 0) and bool(torch.isfinite(total)) else p",
+        "    rest = p.clone()\n    if isinstance(q, int):\n        rest[q] = 0.0\n    else:\n"
+        "        rest[: q.shape[0]] -= q.to(rest)\n        rest.clamp_(min=0.0)\n"
+        '    total: Float[Tensor, ""] = rest.sum()\n'
+        "    return rest / total if bool(total > 0) and bool(torch.isfinite(total)) else p",
+        (VERIFY, SAMPLING),
+        survives=True,
+    ),
+)
