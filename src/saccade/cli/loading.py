@@ -123,24 +123,16 @@ def read(video: str, sampling: Sampling, *, quiet: bool) -> Clip:
 
 def models(target: str, draft: str | None, place: Place, *, quiet: bool) -> Models:
     """Both models. The target may be spread over devices or quantised, the draft is on one."""
-    from saccade.models import check_pair, load
+    from saccade.models import load_pair
 
     with status("loading the models", quiet=quiet):
-        loaded = load(target, **asdict(place))
-        if draft is None and target == "shapes":
-            draft = "shapes-draft"
-        one = {"device_map": None, "quantize": None}
-        drafter = None if draft is None else load(draft, **{**asdict(place), **one})
-        if drafter is not None:
-            check_pair(loaded, drafter)
-    return Models(loaded, drafter)
+        return Models(*load_pair(target, draft, **asdict(place)))
 
 
 def shown(clip: Clip) -> dict[str, Any]:
-    """A clip as what `ask` takes: a single picture is an image."""
-    if len(clip.frames) == 1 and clip.source_frames == 1:
-        return {"images": list(clip.frames)}
-    return {"clips": [clip]}
+    from saccade import models
+
+    return models.shown(clip)
 
 
 def inputs(

@@ -1,6 +1,6 @@
 """From a name to a loaded model, and from a question to its inputs."""
 
-from saccade.models.asking import ask, ask_draft, put
+from saccade.models.asking import ask, ask_draft, joined, put, shown
 from saccade.models.loading import (
     DTYPES,
     EMBEDDED,
@@ -12,6 +12,7 @@ from saccade.models.loading import (
     check_pair,
     check_tokenizers,
     load,
+    load_pair,
     pick_device,
     precision,
     read_config,
@@ -30,10 +31,13 @@ __all__ = [
     "check_folder",
     "check_pair",
     "check_tokenizers",
+    "joined",
     "load",
+    "load_pair",
     "pick_device",
     "precision",
     "put",
     "read_config",
     "read_processor",
+    "shown",
 ]

@@ -115,6 +115,21 @@ def load(
     return Loaded(name, Backbone(model.eval(), lean=lean), processor)
 
 
+def load_pair(target: str, draft: str | None, **place: Any) -> tuple[Loaded, Loaded | None]:
+    """Both models; ``place`` as :func:`load`. Raises ModelError where they do not fit together.
+
+    The target may be spread over devices or quantised, the draft is on one.
+    """
+    loaded = load(target, **place)
+    if draft is None and target == "shapes":
+        draft = "shapes-draft"
+    if draft is None:
+        return loaded, None
+    drafter = load(draft, **{**place, "device_map": None, "quantize": None})
+    check_pair(loaded, drafter)
+    return loaded, drafter
+
+
 def read_config(name: str, *, trust_remote_code: bool = False, weights: bool = True) -> Any:
     """A checkpoint's config, no weight touched; ``weights`` says whether there must be some."""
     source = str(NAMES.get(name, name))
