@@ -123,7 +123,9 @@ class Session:
             tip=tip,
             prompt_rows=(cache.length, cache.length),
         )
-        return Prefill(prompt, cache, tip, mass if record else None, relevance if record else None)
+        if not record:
+            return Prefill(prompt, cache, tip)
+        return Prefill(prompt, cache, tip, model.every_head(mass), model.every_head(relevance))
 
     def fork(self, prefills: Sequence[Prefill], prompts: Sequence[Prompt]) -> None:
         """Starts from another session's caches, keeping the rows these prompts kept of them.
@@ -133,7 +135,8 @@ class Session:
         for number, (prefill, prompt) in enumerate(zip(prefills, prompts, strict=True)):
             source = prefill.cache
             assert source is not None
-            rows = prompt.index if prompt.heads is None else prompt.heads
+            heads = prompt.heads
+            rows = prompt.index if heads is None else self.backbone.own_heads(heads)
             cache = source.select(rows, self._room, self.backbone.layers)
             self.requests[number] = Request(
                 cache,

@@ -36,6 +36,7 @@ class Place:
     device_map: str | None = None
     quantize: str | None = None
     trust_remote_code: bool = False
+    tp: bool = False
 
 
 @dataclass(frozen=True)
@@ -79,6 +80,15 @@ def recipes(methods: Sequence[str], exact: bool = False) -> list[Recipe]:
     if any(recipe.schedule is parallel for recipe in recipes):
         worker.prepare()
     return recipes
+
+
+def split(recipe: Recipe, exact: bool) -> Recipe:
+    """A recipe for a target split over processes. Raises where it cannot be."""
+    from saccade.errors import OptionError
+
+    if exact:
+        raise OptionError("--exact adds in one order, which a split target does not: leave out one")
+    return recipe.split()
 
 
 def captioner(name: str | None, target: str, clip: Clip, device: str | None) -> Any:

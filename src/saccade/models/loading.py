@@ -19,7 +19,7 @@ from transformers import (
     TorchAoConfig,
 )
 
-from saccade import families, memory
+from saccade import families, memory, ranks
 from saccade.backbone import Backbone
 from saccade.errors import ModelError, OptionError
 
@@ -72,6 +72,7 @@ def load(
     quantize: str | None = None,
     trust_remote_code: bool = False,
     lean: bool | None = None,
+    tp: bool = False,
 ) -> Loaded:
     """Loads a checkpoint folder, a hub id, or one of the embedded models by ``NAMES``.
 
@@ -84,10 +85,13 @@ def load(
         device_map: "auto" spreads the layers over what devices there are (and main memory).
         quantize: of ``QUANTIZERS``, for a checkpoint that is not quantised itself.
         trust_remote_code: whether to run code that comes with the checkpoint.
+        tp: split the layers over the processes that torchrun started; see ``ranks.py``.
     """
     if device is not None and device_map is not None:
         raise OptionError("give a device or a device map, not both")
-    place = pick_device(device)
+    if tp and (device_map is not None or quantize is not None):
+        raise OptionError("a target split over processes takes no device map and no quantizer")
+    place = pick_device(ranks.local_device(device) if tp else device)
     source = str(NAMES.get(name, name))
     settings: dict[str, Any] = {"use_safetensors": True, "dtype": precision(dtype, place)}
     if quantize is not None:
@@ -97,13 +101,15 @@ def load(
     config = read_config(name, trust_remote_code=trust_remote_code)
     kind = families.model_class(config)
     families.refuse(config, families.text_config(config))
+    if tp:
+        settings |= ranks.loading(name, families.text_config(config))
     packed = None if quantize is None else bits(quantize)
-    where = None if device_map else place
+    where = None if device_map or tp else place
     memory.check(name, config, settings["dtype"], where, bits=packed, folder=source)
     processor = read_processor(name, config, trust_remote_code=trust_remote_code)
     try:
         model = kind.from_pretrained(source, trust_remote_code=trust_remote_code, **settings)
-        if "device_map" not in settings:
+        if "device_map" not in settings and not tp:
             model = model.to(place)
     except (OSError, ValueError, KeyError, ImportError) as error:
         raise ModelError(_why(name, source, error)) from error
@@ -118,14 +124,16 @@ def load(
 def load_pair(target: str, draft: str | None, **place: Any) -> tuple[Loaded, Loaded | None]:
     """Both models; ``place`` as :func:`load`. Raises ModelError where they do not fit together.
 
-    The target may be spread over devices or quantised, the draft is on one.
+    The target may be spread over devices, split or quantised; the draft is on one device.
     """
     loaded = load(target, **place)
     if draft is None and target == "shapes":
         draft = "shapes-draft"
     if draft is None:
         return loaded, None
-    drafter = load(draft, **{**place, "device_map": None, "quantize": None})
+    if place.get("tp"):  # every process has a draft of its own, where its part of the target is
+        place["device"] = ranks.local_device(place.get("device"))
+    drafter = load(draft, **{**place, "device_map": None, "quantize": None, "tp": False})
     check_pair(loaded, drafter)
     return loaded, drafter
 
