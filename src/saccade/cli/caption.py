@@ -14,10 +14,11 @@ import typer
 
 from saccade import rows
 from saccade.cli import loading, options
+from saccade.errors import OptionError
 from saccade.terminal import Json, Threads, Verbose, err, out, prepare
 
 if TYPE_CHECKING:
-    from saccade.corpus import Standing, Tell
+    from saccade.corpus import Answer, Standing, Tell
 
 EVERY = 30.0  # seconds between lines of progress where there is no terminal
 NAMED = 5  # ids named in a message, at most
@@ -42,6 +43,13 @@ def caption(
     retry_errors: Annotated[
         bool, typer.Option("--retry-errors", help="Do again what only an error came of.")
     ] = False,
+    ray: Annotated[
+        str | None,
+        typer.Option(help="Spread over a Ray cluster: local, auto (this machine's) or host:port."),
+    ] = None,
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="With --ray; else one a GPU, or one a node.")
+    ] = None,
     target: options.Target = None,
     draft: options.Draft = None,
     method: options.Method = None,
@@ -68,10 +76,12 @@ def caption(
     Ctrl-C or a kill loses only the videos under way: the same command goes on. Each shard writes
     its own file (captions-2-of-4.jsonl); `saccade caption-merge` joins them.
     """
+    if workers is not None and ray is None:
+        raise OptionError("--workers are of a cluster: give --ray, or several --shard")
     known = loading.known(config, target, draft, method)
     part = rows.shard(shard)
     prepare(threads or known.threads, verbose)
-    from saccade import corpus
+    from saccade import corpus, spread
 
     loading.recipes([known.method], exact)  # refused now, in a sentence, and not by every video
     place = loading.Place(dtype, device, device_map, quantize, trust_remote_code)
@@ -84,7 +94,12 @@ def caption(
         exact,
         captioner,
         tuple(asdict(place).items()),
+        threads or known.threads,
     )
+
+    def answer() -> Answer:
+        return corpus.here(work) if ray is None else spread.over(work, ray, workers)
+
     jobs = rows.part(corpus.jobs(manifest, prompt), part)
     path = corpus.shard_path(out_path, part)
     with _progress() as tell:
@@ -92,7 +107,7 @@ def caption(
             jobs,
             path,
             work,
-            lambda: corpus.here(work),
+            answer,
             batch=batch,
             retry=retry_errors,
             tell=tell,
