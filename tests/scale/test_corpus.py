@@ -19,7 +19,10 @@ from hypothesis import strategies as st
 
 from saccade import corpus, rows
 from saccade.corpus import Job, Row, Work
+from saccade.corpus import worker as workers
+from saccade.corpus.worker import Worker, here
 from saccade.errors import OptionError
+from saccade.media import Sampling
 
 pytestmark = pytest.mark.usefixtures("unchecked")
 
@@ -60,13 +63,11 @@ def alone(tmp_path_factory: pytest.TempPathFactory, videos: Path) -> dict[str, d
     work = Work(
         method="ar",
         max_new_tokens=8,
-        sampling=corpus.Sampling(num_frames=4),
+        sampling=Sampling(num_frames=4),
         place=(("device", "cpu"),),
     )
     path = tmp_path_factory.mktemp("alone") / "captions.jsonl"
-    corpus.run(
-        corpus.jobs(videos, "Describe the video in detail."), path, work, lambda: corpus.here(work)
-    )
+    corpus.run(corpus.jobs(videos, "Describe the video in detail."), path, work, lambda: here(work))
     return {each["id"]: each for each in read(path)}
 
 
@@ -89,7 +90,7 @@ def test_a_batch_answers_what_each_answers_alone(
     Fails if a request of a batch reads another's; the videos were together if ``together`` says 4.
     """
     path = tmp_path / "captions.jsonl"
-    found = corpus.run(jobs, path, work, lambda: corpus.here(work), batch=4)
+    found = corpus.run(jobs, path, work, lambda: here(work), batch=4)
     assert (found.done, found.errors) == (6, 1)
     assert texts(path) == {name: each["text"] for name, each in alone.items()}
     assert sorted(each["together"] for each in read(path)) == [1, 2, 2, 3, 3, 3]
@@ -98,7 +99,7 @@ def test_a_batch_answers_what_each_answers_alone(
 
 def test_prompts_of_several_lengths_are_one_batch(jobs: list[Job], work: Work) -> None:
     """Claim: padding to the longest prompt changes no answer. Control: the prompts do."""
-    worker = corpus.Worker(work)
+    worker = Worker(work)
     asked = [replace(jobs[1], id="a"), replace(jobs[1], id="b", prompt="What is there? " * 4)]
     together = worker(asked)
     assert [each.together for each in together] == [2, 2]
@@ -115,7 +116,7 @@ def test_what_cannot_be_one_batch_is_answered_one_by_one(
 
     Image.new("RGB", (56, 56), "red").save(tmp_path / "red.png")
     picture = replace(jobs[1], id="red", video="red.png", path=str(tmp_path / "red.png"))
-    found = corpus.Worker(work)([jobs[1], picture])
+    found = Worker(work)([jobs[1], picture])
     assert [(each.error, each.together) for each in found] == [(None, 1), (None, 1)]
 
 
@@ -238,12 +239,12 @@ def test_the_unexpected_is_told_as_such(
     jobs: list[Job], work: Work, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Claim: what is no fault of a video fails its row, by type and message, and not the run."""
-    worker = corpus.Worker(work)
+    worker = Worker(work)
 
     def broken(*args: Any, **kwargs: Any) -> Any:
         raise RuntimeError("a kernel\nfailed")
 
-    monkeypatch.setattr(corpus, "stream", broken)
+    monkeypatch.setattr(workers, "stream", broken)
     (row,) = worker([jobs[1]])
     assert row.error == f"{corpus.UNEXPECTED}RuntimeError: a kernel" and row.text is None
 

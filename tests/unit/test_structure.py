@@ -49,7 +49,6 @@ LAYERS = [
     {"media", "models", "conversation"},
     {"captions"},
     {"corpus"},
-    {"spread"},
     {"measure", "terminal"},
     {"shapes", "serve", "show"},
     {"suites"},
@@ -67,7 +66,7 @@ LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 ENGINE, TOOLS = 8450, 4300
 TOOLING = {"measure", "models", "cli", "show", "terminal", "__main__"}
 UNBUDGETED = {"shapes", "suites", "bench", "studies", "claims", "serve", "media", "lmms"}
-UNBUDGETED |= {"rows", "corpus", "spread"}  # beyond one machine, with their command
+UNBUDGETED |= {"rows", "corpus"}  # beyond one machine, with their command
 UNBUDGETED_COMMANDS = {  # they belong to shapes/ and to bench/
     *("cli/shapes.py", "cli/train_draft.py"),
     *("cli/bench.py", "cli/gpu.py", "cli/prefill.py"),

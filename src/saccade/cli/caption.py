@@ -81,7 +81,7 @@ def caption(
     known = loading.known(config, target, draft, method)
     part = rows.shard(shard)
     prepare(threads or known.threads, verbose)
-    from saccade import corpus, spread
+    from saccade import corpus
 
     loading.recipes([known.method], exact)  # refused now, in a sentence, and not by every video
     place = loading.Place(dtype, device, device_map, quantize, trust_remote_code)
@@ -98,7 +98,13 @@ def caption(
     )
 
     def answer() -> Answer:
-        return corpus.here(work) if ray is None else spread.over(work, ray, workers)
+        if ray is not None:
+            from saccade.corpus.cluster import over
+
+            return over(work, ray, workers)
+        from saccade.corpus.worker import here
+
+        return here(work)
 
     jobs = rows.part(corpus.jobs(manifest, prompt), part)
     path = corpus.shard_path(out_path, part)

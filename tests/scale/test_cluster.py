@@ -12,8 +12,11 @@ from typing import Any
 
 import pytest
 
-from saccade import corpus, spread
+from saccade import corpus
+from saccade.corpus import cluster as spread
+from saccade.corpus.worker import Worker
 from saccade.errors import OptionError
+from saccade.media import Sampling
 
 pytestmark = pytest.mark.usefixtures("unchecked")
 
@@ -25,7 +28,12 @@ needs_ray = pytest.mark.skipif(
 
 def on_a_cluster(tmp_path: Path, kind: str, *rest: object) -> tuple[list[Any], Any]:
     """The rows and what was told, of a process of its own: Ray leaves threads and sockets."""
-    command = [sys.executable, Path(__file__).parent / "cluster.py", tmp_path / "out.jsonl", kind]
+    command = [
+        sys.executable,
+        Path(__file__).parent / "on_cluster.py",
+        tmp_path / "out.jsonl",
+        kind,
+    ]
     environment = {
         **os.environ,
         "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
@@ -68,10 +76,10 @@ def test_a_lost_node_costs_no_row(videos: Path, tmp_path: Path) -> None:
     work = corpus.Work(
         method="ar",
         max_new_tokens=8,
-        sampling=corpus.Sampling(num_frames=4),
+        sampling=Sampling(num_frames=4),
         place=(("device", "cpu"),),
     )
-    truth = corpus.Worker(work)(corpus.jobs(videos, "Describe the video in detail."))
+    truth = Worker(work)(corpus.jobs(videos, "Describe the video in detail."))
     assert {row["id"]: row["text"] for row in rows} == {row.id: row.text for row in truth}
 
 

@@ -1,6 +1,6 @@
-"""What ``test_spread.py`` runs in a process of its own: a corpus on a Ray cluster of two nodes.
+"""What ``test_cluster.py`` runs in a process of its own: a corpus on a Ray cluster of two nodes.
 
-    python cluster.py OUT KIND
+    python on_cluster.py OUT KIND
 
 Workers die on the way as their job's id asks for; the real worker loads the embedded pair.
 """
@@ -19,8 +19,10 @@ from typing import Any
 import ray
 from ray.cluster_utils import Cluster
 
-from saccade import corpus, spread
+from saccade import corpus
 from saccade.corpus import Job, Row, Work
+from saccade.corpus import cluster as spread
+from saccade.media import Sampling
 
 
 def main(out: str, kind: str, *rest: str) -> None:
@@ -74,7 +76,7 @@ def losing(out: Path, cluster: Cluster, second: Any, videos: str) -> None:
     work = Work(
         method="specvlm/shape=chain-3",
         max_new_tokens=8,
-        sampling=corpus.Sampling(num_frames=4),
+        sampling=Sampling(num_frames=4),
         place=(("device", "cpu"),),
         threads=1,
     )

@@ -13,11 +13,19 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from saccade.corpus import UNEXPECTED, Answer, Job, Row, Work, Worker
+from saccade.corpus.keeping import Answer
+from saccade.corpus.manifest import UNEXPECTED, Job, Row, Work
 from saccade.errors import OptionError
 
 TRIES = 3  # times a video may take its worker down with it
 LOCAL = "local"  # the address of a cluster of this machine alone, made for the run
+
+
+def models(work: Work) -> Callable[[Sequence[Job]], list[Row]]:
+    """The worker that answers; whoever hands out work need not load what it needs."""
+    from saccade.corpus.worker import Worker
+
+    return Worker(work)
 
 
 class Held:
@@ -37,7 +45,7 @@ def over(
     work: Work,
     address: str,
     workers: int | None = None,
-    make: Callable[[Work], Any] = Worker,
+    make: Callable[[Work], Any] = models,
 ) -> Answer:
     """Answers on a Ray cluster: "local", "auto" (the one this machine belongs to) or an address.
 
@@ -76,8 +84,9 @@ class _Pool:
         self._ray = ray
         self._work = work
         # a worker is not restarted by Ray: one that died comes back as another, and is counted
-        self._actor = ray.remote(Held).options(max_restarts=0, max_task_retries=0, **needs)
-        self._start = lambda: self._actor.remote(work, make)
+        actor: Any = ray.remote(Held)
+        actor = actor.options(max_restarts=0, max_task_retries=0, **needs)
+        self._start: Callable[[], Any] = lambda: actor.remote(work, make)
         self._count = count
 
     def __call__(self, groups: Iterable[Sequence[Job]]) -> Iterator[Sequence[Row]]:
