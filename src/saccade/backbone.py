@@ -21,7 +21,7 @@ from torch.utils.hooks import RemovableHandle
 from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from saccade import families
+from saccade import families, ranks
 from saccade.attention import Step
 from saccade.cache import Cache
 from saccade.errors import ModelError
@@ -64,6 +64,10 @@ class Backbone:
             raise ModelError(
                 f"{type(model).__name__} has no decoder of layers that Saccade knows how to drive"
             ) from error
+        self.shares = ranks.shares(layers[0])
+        if self.shares is not None:  # heads are those of this process from here on
+            self.heads //= self.shares.count
+            self.kv_heads //= self.shares.count
         self.config = config
         self.layers: int = config.num_hidden_layers
         self.head_dim: int = (
@@ -81,7 +85,7 @@ class Backbone:
         top = self.model.config.to_dict()
         self.placeholders = families.placeholders(top)
         self._side = families.side(top)
-        known = LeanDecoder.knows(self.text)
+        known = self.shares is None and LeanDecoder.knows(self.text)
         if lean and not known:
             raise ModelError(
                 f"the lean decoder does not know {config.model_type}: leave it to choose by itself"
@@ -233,6 +237,16 @@ class Backbone:
             dtype=self.dtype,
             devices=self.devices,
         )
+
+    def every_head(
+        self, noted: Float[Tensor, "layer own seen"]
+    ) -> Float[Tensor, "layer kv_head seen"]:
+        """What this process noted per key head, with what others did where heads are split."""
+        return noted if self.shares is None else self.shares.every_head(noted)
+
+    def own_heads(self, chosen: Int[Tensor, "layer kv_head kept"]) -> Int[Tensor, "layer own kept"]:
+        """Of a choice per key head, the part for the keys that are here."""
+        return chosen if self.shares is None else self.shares.own_heads(chosen)
 
     @contextmanager
     def _attention(self) -> Iterator[None]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from saccade import cost
+from saccade import cost, ranks
 from saccade.backbone import Backbone
 from saccade.control import Auto
 from saccade.draft import Drafter, EarlyExit, Lookup, ModelDraft, Nobody, SelfDraft, Team, Words
@@ -102,6 +102,21 @@ class Recipe:
         if self.drafts and not chains_only(shape):
             raise MethodError(f"{self.name}: {CHAINS}")
         return replace(self, shape=shape)
+
+    def split(self) -> Recipe:
+        """The recipe for a target split over processes: rank 0 decides. Raises MethodError if it
+        leaves anything to the clocks of each."""
+        if self.schedule is parallel:
+            raise MethodError(
+                f"{self.name}: a target split over processes waits for its draft; "
+                "use schedule=serial"
+            )
+        if isinstance(self.view, Affordable) or isinstance(self.shape, cost.Fit | Auto):
+            raise MethodError(
+                f"{self.name} times its forwards, and processes that share a target would each "
+                "find other times; name a method with a shape, as in --method specvlm or std"
+            )
+        return replace(self, schedule=ranks.together(self.schedule))
 
     def fit(
         self, target: Backbone, draft: Backbone | None, context: int, exact: bool = False

@@ -122,7 +122,9 @@ class Session:
             prompt_rows=(cache.length, cache.length),
             place=place,
         )
-        return Prefill(prompt, cache, tip, mass if record else None, relevance if record else None)
+        if not record:
+            return Prefill(prompt, cache, tip)
+        return Prefill(prompt, cache, tip, model.every_head(mass), model.every_head(relevance))
 
     @torch.no_grad()
     def _read(self, prompt: Prompt, segment: Segment) -> Float[Tensor, "rows dim"]:
@@ -151,7 +153,8 @@ class Session:
         for number, (prefill, prompt) in enumerate(zip(prefills, prompts, strict=True)):
             source = prefill.cache
             assert source is not None
-            rows = prompt.index if prompt.heads is None else prompt.heads
+            heads = prompt.heads
+            rows = prompt.index if heads is None else self.backbone.own_heads(heads)
             cache = source.select(rows, self._room, self.backbone.layers)
             self.requests[number] = Request(
                 cache,

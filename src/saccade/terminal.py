@@ -40,6 +40,11 @@ def prepare(threads: int | None, verbose: bool) -> None:
         torch.set_num_threads(threads)
 
 
+def hush() -> None:
+    """Nothing more is said here: of several processes, one speaks."""
+    out.quiet = err.quiet = True
+
+
 @contextmanager
 def status(what: str, *, quiet: bool) -> Iterator[Callable[[str], None]]:
     """A line that says what is going on, on a terminal only; yields how to change it."""

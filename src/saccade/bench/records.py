@@ -14,6 +14,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from saccade import rows
 from saccade.errors import OptionError
 from saccade.tree import height
 from saccade.types import Result
@@ -100,12 +101,11 @@ def of(result: Result) -> dict[str, Any]:
 def write(folder: Path, about: dict[str, Any], fresh: Sequence[Answer]) -> None:
     """Appends the answers of whole items; the line about the run comes first in a new file."""
     path = folder / RESULTS
-    lines = [] if path.exists() else [json.dumps(about)]
+    lines = [] if path.exists() else [about]
     for item, own in groupby(fresh, lambda answer: (answer.suite, answer.item)):
-        lines += [json.dumps(asdict(answer)) for answer in own]
-        lines.append(json.dumps({DONE: item}))
-    with path.open("a") as file:
-        file.write("".join(line + "\n" for line in lines))
+        lines += [asdict(answer) for answer in own]
+        lines.append({DONE: item})
+    rows.append(path, lines)
 
 
 def read(folder: Path) -> tuple[dict[str, Any], list[Answer]]:
@@ -119,22 +119,16 @@ def read(folder: Path) -> tuple[dict[str, Any], list[Answer]]:
     whole = path.read_bytes()
     if b"\n" not in whole:
         raise OptionError(f"{path} is empty: delete it to start anew")
-    header, _, _ = whole.partition(b"\n")
-    end = size = len(header) + 1
+    (header, end), *others = rows.lines(whole)
     found: list[Answer] = []
     fresh: list[Answer] = []
-    for line in whole[size:].splitlines(keepends=True):
-        size += len(line)
-        if not line.endswith(b"\n"):
-            break
+    for line, size in others:
         fields = json.loads(line)
         if DONE not in fields:
             fresh.append(_answer(fields))
             continue
         found, fresh, end = found + fresh, [], size
-    if end < len(whole):
-        with path.open("r+b") as file:
-            file.truncate(end)
+    rows.cut(path, end)
     return json.loads(header), found
 
 

@@ -9,6 +9,7 @@ import typer
 
 from saccade.cli.bench import bench_app
 from saccade.cli.calibrate import calibrate
+from saccade.cli.caption import caption, caption_merge
 from saccade.cli.chat import chat
 from saccade.cli.compare import compare
 from saccade.cli.demo import demo
@@ -47,6 +48,8 @@ def top(
 app.command()(demo)
 app.command()(describe)
 app.command()(chat)
+app.command()(caption)
+app.command("caption-merge")(caption_merge)
 app.command()(compare)
 app.command()(serve)
 app.command()(methods)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from saccade import rows
 from saccade.cli import loading, options
 from saccade.errors import OptionError
 from saccade.terminal import Json, Threads, Verbose, err, out, prepare, status
@@ -76,7 +77,7 @@ def bench(
     prepare(threads or known.threads, verbose)
     from saccade.bench import report, runner
 
-    part = _shard(shard)
+    part = rows.shard(shard)
     suites = _suites(suite, data)
     names = _methods(methods, exact)
     place = loading.Place(dtype, device, device_map, quantize, trust_remote_code)
@@ -349,14 +350,6 @@ def _methods(given: str, exact: bool = False) -> tuple[str, ...]:
     ours = [n for n in chosen if not is_alone(n) and (n in SYSTEMS or "/" in n)]
     loading.recipes(ours, exact)
     return chosen
-
-
-def _shard(text: str) -> tuple[int, int]:
-    """i/n, counted from 1, as (from 0, of how many)."""
-    number, _, count = text.partition("/")
-    if not (number.isdecimal() and count.isdecimal() and 1 <= int(number) <= int(count)):
-        raise OptionError(f"--shard {text} is not i/n with i from 1 to n, as in 2/4")
-    return int(number) - 1, int(count)
 
 
 @bench_app.command("flips")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import secrets
 from collections.abc import Callable
 from dataclasses import asdict
 from itertools import chain
@@ -13,7 +14,11 @@ import typer
 
 from saccade.cli import loading, options
 from saccade.errors import OptionError
+<<<<<<< HEAD
 from saccade.terminal import Json, Quiet, Threads, Verbose, err, out, prepare, steps
+=======
+from saccade.terminal import Json, Threads, Verbose, err, hush, out, prepare, status
+>>>>>>> 11953766e708d7bf3df43bd16f3eb7e8e74d8866
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -60,23 +65,42 @@ def describe(
     device: options.Device = None,
     device_map: options.DeviceMap = None,
     quantize: options.Quantize = None,
+    tp: options.Tp = False,
     trust_remote_code: options.Trust = False,
     trace: Annotated[Path | None, typer.Option(help="Write the rounds here (JSON lines).")] = None,
     as_json: Json = False,
     quiet: Quiet = False,
     verbose: Verbose = False,
 ) -> None:
-    """Answer a question about a video, streaming text as it is drafted and accepted."""
+    """Answer a question about a video, streaming text as it is drafted and accepted.
+
+    A target over several GPUs: torchrun --nproc-per-node 4 -m saccade describe ... --tp
+    """
+    if tp and method is None:  # auto times forwards, which processes would do apart
+        method = "specvlm" if draft is not None or target in (None, "shapes") else "std"
     known = loading.known(config, target, draft, method)
     prepare(threads or known.threads, verbose)
+    from saccade import ranks
     from saccade.engine import stream
 
+    if tp and ranks.rank():
+        hush()
     (recipe,) = loading.recipes([known.method], exact)
+    if tp:
+        recipe = loading.split(recipe, exact)
     sampling = loading.sampling(fps, num_frames, every_frame, start, end)
+<<<<<<< HEAD
     shown = showing(as_json, quiet)
     clip = loading.read(video, sampling, quiet=shown != "all", warn=not quiet)
     place = loading.Place(dtype, device, device_map, quantize, trust_remote_code)
     models = loading.models(known.target, known.draft, place, quiet=shown != "all")
+=======
+    clip = loading.read(video, sampling, quiet=as_json)
+    place = loading.Place(dtype, device, device_map, quantize, trust_remote_code, tp)
+    models = loading.models(known.target, known.draft, place, quiet=as_json)
+    if tp and seed is None:
+        seed = ranks.agreed(secrets.randbits(63))
+>>>>>>> 11953766e708d7bf3df43bd16f3eb7e8e74d8866
     settings = _settings(max_new_tokens, temperature, top_p, top_k, stop)
     inputs = loading.inputs(models.target, clip, prompt)
     draft_inputs = loading.draft_inputs(models, clip, prompt)
@@ -96,7 +120,15 @@ def describe(
             **settings,
         )
 
+<<<<<<< HEAD
     result = answer(models.target, start_stream, shown)
+=======
+    result = answer(models.target, start_stream, quiet=as_json)
+    if tp:
+        ranks.leave()
+        if ranks.rank():
+            return
+>>>>>>> 11953766e708d7bf3df43bd16f3eb7e8e74d8866
     if trace is not None:
         from saccade.measure import trace as traces
 

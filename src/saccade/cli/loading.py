@@ -37,6 +37,7 @@ class Place:
     device_map: str | None = None
     quantize: str | None = None
     trust_remote_code: bool = False
+    tp: bool = False
 
 
 @dataclass(frozen=True)
@@ -82,6 +83,15 @@ def recipes(methods: Sequence[str], exact: bool = False) -> list[Recipe]:
     return recipes
 
 
+def split(recipe: Recipe, exact: bool) -> Recipe:
+    """A recipe for a target split over processes. Raises where it cannot be."""
+    from saccade.errors import OptionError
+
+    if exact:
+        raise OptionError("--exact adds in one order, which a split target does not: leave out one")
+    return recipe.split()
+
+
 def captioner(name: str | None, target: str, clip: Clip, device: str | None) -> Any:
     """:func:`captioner_of` a clip's frames."""
     return captioner_of(name, target, list(clip.frames), device)
@@ -123,24 +133,16 @@ def read(video: str, sampling: Sampling, *, quiet: bool, warn: bool = True) -> C
 
 def models(target: str, draft: str | None, place: Place, *, quiet: bool) -> Models:
     """Both models. The target may be spread over devices or quantised, the draft is on one."""
-    from saccade.models import check_pair, load
+    from saccade.models import load_pair
 
     with status("loading the models", quiet=quiet):
-        loaded = load(target, **asdict(place))
-        if draft is None and target == "shapes":
-            draft = "shapes-draft"
-        one = {"device_map": None, "quantize": None}
-        drafter = None if draft is None else load(draft, **{**asdict(place), **one})
-        if drafter is not None:
-            check_pair(loaded, drafter)
-    return Models(loaded, drafter)
+        return Models(*load_pair(target, draft, **asdict(place)))
 
 
 def shown(clip: Clip) -> dict[str, Any]:
-    """A clip as what `ask` takes: a single picture is an image."""
-    if len(clip.frames) == 1 and clip.source_frames == 1:
-        return {"images": list(clip.frames)}
-    return {"clips": [clip]}
+    from saccade import models
+
+    return models.shown(clip)
 
 
 def inputs(

@@ -32,6 +32,9 @@ Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, ...")]
 DeviceMap = Annotated[
     str | None, typer.Option(help="auto spreads the target over the devices there are.")
 ]
+Tp = Annotated[
+    bool, typer.Option("--tp", help="Split the target over the processes torchrun started.")
+]
 Quantize = Annotated[
     str | None,
     typer.Option(help="Read the target in fewer bits: bnb-8bit, bnb-4bit or torchao-int8."),

@@ -44,6 +44,37 @@ def same_inputs(target: Loaded, draft: Loaded) -> bool:
     )
 
 
+def shown(clip: Clip) -> dict[str, Any]:
+    """A clip as what :func:`ask` takes: a single picture is an image."""
+    if len(clip.frames) == 1 and clip.source_frames == 1:
+        return {"images": list(clip.frames)}
+    return {"clips": [clip]}
+
+
+def joined(loaded: Loaded, many: Sequence[Inputs]) -> Inputs:
+    """Several requests of one processor as one batch, padded on the left as generation wants it.
+
+    Raises OptionError where they cannot stand in one batch.
+    """
+    token = loaded.tokenizer.pad_token_id
+    pads = {"input_ids": loaded.tokenizer.eos_token_id if token is None else token}
+    masked = [{"attention_mask": torch.ones_like(one["input_ids"]), **one} for one in many]
+    longest = max(one["input_ids"].shape[1] for one in masked)
+    if any(one.keys() != masked[0].keys() for one in masked):
+        raise OptionError(f"{loaded.name} cannot read videos and pictures in one batch")
+
+    def padded(one: Inputs, name: str) -> torch.Tensor:
+        if one[name].shape != one["input_ids"].shape:  # not one entry a token
+            return one[name]
+        missing = longest - one[name].shape[1]
+        return torch.nn.functional.pad(one[name], (missing, 0), value=pads.get(name) or 0)
+
+    try:
+        return {name: torch.cat([padded(one, name) for one in masked]) for name in masked[0]}
+    except (AttributeError, TypeError, RuntimeError) as error:
+        raise OptionError(f"{loaded.name} cannot read these videos in one batch") from error
+
+
 def put(
     name: str,
     processor: Any,

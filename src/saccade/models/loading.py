@@ -20,7 +20,7 @@ from transformers import (
     TorchAoConfig,
 )
 
-from saccade import families, memory
+from saccade import families, memory, ranks
 from saccade.backbone import Backbone
 from saccade.errors import ModelError, OptionError
 
@@ -77,6 +77,7 @@ def load(
     quantize: str | None = None,
     trust_remote_code: bool = False,
     lean: bool | None = None,
+    tp: bool = False,
 ) -> Loaded:
     """Loads a checkpoint folder, a hub id, or one of the embedded models by ``NAMES``.
 
@@ -89,10 +90,13 @@ def load(
         device_map: "auto" spreads the layers over what devices there are (and main memory).
         quantize: of ``QUANTIZERS``, for a checkpoint that is not quantised itself.
         trust_remote_code: whether to run code that comes with the checkpoint.
+        tp: split the layers over the processes that torchrun started; see ``ranks.py``.
     """
     if device is not None and device_map is not None:
         raise OptionError("give a device or a device map, not both")
-    place = pick_device(device)
+    if tp and (device_map is not None or quantize is not None):
+        raise OptionError("a target split over processes takes no device map and no quantizer")
+    place = pick_device(ranks.local_device(device) if tp else device)
     source = str(NAMES.get(name, name))
     settings: dict[str, Any] = {"use_safetensors": True, "dtype": precision(dtype, place)}
     if quantize is not None:
@@ -102,13 +106,15 @@ def load(
     config = read_config(name, trust_remote_code=trust_remote_code)
     kind = families.model_class(config)
     families.refuse(config, families.text_config(config))
+    if tp:
+        settings |= ranks.loading(name, families.text_config(config))
     packed = None if quantize is None else bits(quantize)
-    where = None if device_map else place
+    where = None if device_map or tp else place
     memory.check(name, config, settings["dtype"], where, bits=packed, folder=source)
     processor = read_processor(name, config, trust_remote_code=trust_remote_code)
     try:
         model = kind.from_pretrained(source, trust_remote_code=trust_remote_code, **settings)
-        if "device_map" not in settings:
+        if "device_map" not in settings and not tp:
             model = model.to(place)
     except SPOILT as error:
         raise ModelError(_why(name, source, error)) from error
@@ -118,6 +124,23 @@ def load(
         reason = memory.advice(name, config, settings["dtype"], place, bits=packed)
         raise ModelError(reason) from error
     return Loaded(name, Backbone(model.eval(), lean=lean), processor)
+
+
+def load_pair(target: str, draft: str | None, **place: Any) -> tuple[Loaded, Loaded | None]:
+    """Both models; ``place`` as :func:`load`. Raises ModelError where they do not fit together.
+
+    The target may be spread over devices, split or quantised; the draft is on one device.
+    """
+    loaded = load(target, **place)
+    if draft is None and target == "shapes":
+        draft = "shapes-draft"
+    if draft is None:
+        return loaded, None
+    if place.get("tp"):  # every process has a draft of its own, where its part of the target is
+        place["device"] = ranks.local_device(place.get("device"))
+    drafter = load(draft, **{**place, "device_map": None, "quantize": None, "tp": False})
+    check_pair(loaded, drafter)
+    return loaded, drafter
 
 
 def read_config(name: str, *, trust_remote_code: bool = False, weights: bool = True) -> Any:

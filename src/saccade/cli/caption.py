@@ -1,0 +1,177 @@
+"""``saccade caption`` and ``saccade caption-merge``: many videos to one file."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from saccade import rows
+from saccade.cli import loading, options
+from saccade.errors import OptionError
+from saccade.terminal import Json, Threads, Verbose, err, out, prepare
+
+if TYPE_CHECKING:
+    from saccade.corpus import Answer, Standing, Tell
+
+EVERY = 30.0  # seconds between lines of progress where there is no terminal
+NAMED = 5  # ids named in a message, at most
+
+Manifest = Annotated[
+    Path,
+    typer.Argument(help="Paths, a line each; JSONL or CSV of id, video, prompt; or a folder."),
+]
+
+
+def caption(
+    manifest: Manifest,
+    out_path: Annotated[
+        Path,
+        typer.Option("--out", help="One JSON row a video; an interrupted run is gone on with."),
+    ] = Path("captions.jsonl"),
+    prompt: options.Prompt = options.QUESTION,
+    shard: Annotated[
+        str, typer.Option(help="i/n: every n-th video, from the i-th, to a file of its own.")
+    ] = "1/1",
+    batch: Annotated[int, typer.Option(min=1, help="Videos answered together.")] = 1,
+    retry_errors: Annotated[
+        bool, typer.Option("--retry-errors", help="Do again what only an error came of.")
+    ] = False,
+    ray: Annotated[
+        str | None,
+        typer.Option(help="Spread over a Ray cluster: local, auto (this machine's) or host:port."),
+    ] = None,
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="With --ray; else one a GPU, or one a node.")
+    ] = None,
+    target: options.Target = None,
+    draft: options.Draft = None,
+    method: options.Method = None,
+    config: options.Config = None,
+    captioner: options.Captioner = None,
+    max_new_tokens: options.Tokens = 256,
+    fps: options.Fps = None,
+    num_frames: options.NumFrames = None,
+    every_frame: options.Every = False,
+    start: options.Start = None,
+    end: options.End = None,
+    exact: options.Exact = False,
+    threads: Threads = None,
+    dtype: options.Dtype = None,
+    device: options.Device = None,
+    device_map: options.DeviceMap = None,
+    quantize: options.Quantize = None,
+    trust_remote_code: options.Trust = False,
+    as_json: Json = False,
+    verbose: Verbose = False,
+) -> None:
+    """Put every video of a corpus into words, greedily; one bad video costs one error row.
+
+    Ctrl-C or a kill loses only the videos under way: the same command goes on. Each shard writes
+    its own file (captions-2-of-4.jsonl); `saccade caption-merge` joins them.
+    """
+    if workers is not None and ray is None:
+        raise OptionError("--workers are of a cluster: give --ray, or several --shard")
+    known = loading.known(config, target, draft, method)
+    part = rows.shard(shard)
+    prepare(threads or known.threads, verbose)
+    from saccade import corpus
+
+    loading.recipes([known.method], exact)  # refused now, in a sentence, and not by every video
+    place = loading.Place(dtype, device, device_map, quantize, trust_remote_code)
+    work = corpus.Work(
+        known.target,
+        known.draft,
+        known.method,
+        max_new_tokens,
+        loading.sampling(fps, num_frames, every_frame, start, end),
+        exact,
+        captioner,
+        tuple(asdict(place).items()),
+        threads or known.threads,
+    )
+
+    def answer() -> Answer:
+        if ray is not None:
+            from saccade.corpus.cluster import over
+
+            return over(work, ray, workers)
+        from saccade.corpus.worker import here
+
+        return here(work)
+
+    jobs = rows.part(corpus.jobs(manifest, prompt), part)
+    path = corpus.shard_path(out_path, part)
+    with _progress() as tell:
+        found = corpus.run(
+            jobs,
+            path,
+            work,
+            answer,
+            batch=batch,
+            retry=retry_errors,
+            tell=tell,
+        )
+    if as_json:
+        typer.echo(json.dumps({"out": str(path), **asdict(found)}))
+        return
+    again = "; --retry-errors does these again" if found.errors else ""
+    out.print(
+        f"{path} has {found.done} of {found.whole} rows, {found.errors} of them errors{again}",
+        markup=False,
+        soft_wrap=True,
+    )
+
+
+def caption_merge(
+    manifest: Manifest,
+    parts: Annotated[list[Path], typer.Argument(help="The files of the shards.")],
+    out_path: Annotated[Path, typer.Option("--out", help="Where all rows go.")] = Path(
+        "captions.jsonl"
+    ),
+    as_json: Json = False,
+) -> None:
+    """Join shards in the manifest's order and say what is missing; exits with 1 if anything is."""
+    from saccade import corpus
+
+    found = corpus.merge(corpus.jobs(manifest, options.QUESTION), parts, out_path)
+    if as_json:
+        typer.echo(json.dumps({"out": str(out_path), **asdict(found)}))
+    else:
+        out.print(f"{out_path} has {found.rows} rows", markup=False, soft_wrap=True)
+        for what, ids in (
+            ("missing", found.missing),
+            ("errors", found.errors),
+            ("in several files", found.doubled),
+            ("not in the manifest, left out", found.unknown),
+        ):
+            if ids:
+                more = ", ..." if len(ids) > NAMED else ""
+                listed = ", ".join(ids[:NAMED]) + more
+                out.print(f"{what}: {len(ids)} ({listed})", markup=False, soft_wrap=True)
+    if found.missing or found.errors:
+        raise typer.Exit(1)
+
+
+@contextmanager
+def _progress() -> Iterator[Tell]:
+    """How far it is, on standard error: a line that changes, or one now and then in a log."""
+    if err.is_terminal:
+        with err.status("loading the models") as line:
+            yield lambda standing: line.update(str(standing))
+        return
+    said = time.monotonic()
+
+    def tell(standing: Standing) -> None:
+        nonlocal said
+        if time.monotonic() - said >= EVERY or standing.done == standing.whole:
+            said = time.monotonic()
+            err.print(str(standing), markup=False, soft_wrap=True)
+
+    yield tell

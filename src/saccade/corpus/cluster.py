@@ -1,0 +1,161 @@
+"""A corpus over a Ray cluster: actors hold the models, and whoever is free takes the next videos.
+
+Plain actors and not ``ray.data``, whose pools give a video that kills its worker to one worker
+after the other without end: here what died with its worker is tried again, alone, and is an error
+row after ``TRIES``. Rows are written by the caller, in one process, so none can be doubled.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+from saccade.corpus.keeping import Answer
+from saccade.corpus.manifest import UNEXPECTED, Job, Row, Work
+from saccade.errors import OptionError
+
+TRIES = 3  # times a video may take its worker down with it
+LOCAL = "local"  # the address of a cluster of this machine alone, made for the run
+
+
+def models(work: Work) -> Callable[[Sequence[Job]], list[Row]]:
+    """The worker that answers; whoever hands out work need not load what it needs."""
+    from saccade.corpus.worker import Worker
+
+    return Worker(work)
+
+
+class Held:
+    """A worker as an actor: ``ready`` returns once the models are loaded."""
+
+    def __init__(self, work: Work, make: Callable[[Work], Any]) -> None:
+        self._worker = make(work)
+
+    def ready(self) -> None: ...
+
+    def answer(self, jobs: Sequence[Job]) -> list[Row]:
+        rows: list[Row] = self._worker(jobs)
+        return rows
+
+
+def over(
+    work: Work,
+    address: str,
+    workers: int | None = None,
+    make: Callable[[Work], Any] = models,
+) -> Answer:
+    """Answers on a Ray cluster: "local", "auto" (the one this machine belongs to) or an address.
+
+    ``workers`` is one a GPU, or one a node where there are none. Every node needs this package, the
+    checkpoints and the videos under the same paths. Raises OptionError where there is no cluster.
+    """
+    if importlib.util.find_spec("ray") is None:
+        raise OptionError("--ray needs Ray: pip install 'saccade[ray]'")
+    import ray
+
+    try:
+        ray.init(
+            address=address,
+            logging_level=logging.ERROR,
+            log_to_driver=False,
+            include_dashboard=False if address == LOCAL else None,
+        )
+    except Exception as error:  # ConnectionError, ValueError, its own: whatever it says is why
+        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise OptionError(f"no Ray cluster at {address}: {first}") from error
+    there = ray.cluster_resources()
+    gpus = int(there.get("GPU", 0))
+    count = workers or gpus or len([node for node in ray.nodes() if node["Alive"]])
+    needs = {"num_gpus": 1 if gpus else 0, "num_cpus": 1}
+    return _Pool(work, make, count, needs)
+
+
+class _Pool:
+    """So many actors, and what each is busy with."""
+
+    def __init__(
+        self, work: Work, make: Callable[[Work], Any], count: int, needs: dict[str, int]
+    ) -> None:
+        import ray
+
+        self._ray = ray
+        self._work = work
+        # a worker is not restarted by Ray: one that died comes back as another, and is counted
+        actor: Any = ray.remote(Held)
+        actor = actor.options(max_restarts=0, max_task_retries=0, **needs)
+        self._start: Callable[[], Any] = lambda: actor.remote(work, make)
+        self._count = count
+
+    def __call__(self, groups: Iterable[Sequence[Job]]) -> Iterator[Sequence[Row]]:
+        waiting = deque(list(group) for group in groups)
+        deaths: Counter[str] = Counter()  # of workers, by the video they died with
+        vain = 0  # deaths since a worker last did anything
+        loading: dict[Any, Any] = {}  # only who has the models is given videos
+        busy: dict[Any, tuple[Any, list[Job]]] = {}
+        idle: list[Any] = []
+
+        def hire() -> None:
+            actor = self._start()
+            loading[actor.ready.remote()] = actor
+
+        try:
+            for _ in range(min(self._count, len(waiting))):
+                hire()
+            while waiting or busy:
+                while waiting and idle:
+                    actor, group = idle.pop(), waiting.popleft()
+                    busy[actor.answer.remote(group)] = actor, group
+                (done,), _ = self._ray.wait([*busy, *loading], num_returns=1)
+                actor, group = busy.pop(done) if done in busy else (loading.pop(done), [])
+                try:
+                    rows = self._ray.get(done)
+                except self._ray.exceptions.RayError as error:
+                    vain += 1
+                    if vain >= TRIES * (self._count + 1):
+                        raise OptionError(
+                            f"{vain} workers died one after the other, the last of "
+                            f"{_why(error)}: what is done is kept"
+                        ) from error
+                    self._ray.kill(actor)
+                    hire()
+                    again, lost = self._shared_out(group, deaths, error)
+                    waiting.extendleft(again)
+                    if lost:
+                        yield lost
+                    continue
+                idle.append(actor)
+                if rows:
+                    vain = 0
+                    yield rows
+        finally:
+            for actor in [*idle, *loading.values(), *(actor for actor, _ in busy.values())]:
+                self._ray.kill(actor)
+            self._ray.shutdown()
+
+    def _shared_out(
+        self, group: Sequence[Job], deaths: Counter[str], error: Exception
+    ) -> tuple[list[list[Job]], list[Row]]:
+        """What died with its worker: alone from now on, or an error after so many times."""
+        deaths.update(job.id for job in group)
+        again = [[job] for job in group if deaths[job.id] < TRIES]
+        lost = [
+            Row(
+                job.id,
+                job.video,
+                job.prompt,
+                self._work.key,
+                error=f"{UNEXPECTED}death of {TRIES} workers, the last of {_why(error)}",
+            )
+            for job in group
+            if deaths[job.id] >= TRIES
+        ]
+        return again, lost
+
+
+def _why(error: Exception) -> str:
+    """The line of Ray's long story that says what happened."""
+    told = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {told[-1] if told else ''}"

@@ -1,0 +1,144 @@
+"""What is to be done: the jobs of a manifest, how they are answered, and what a row says."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from saccade.errors import OptionError
+from saccade.media import Sampling
+
+VIDEOS = (".mp4", ".m4v", ".mov", ".mkv", ".webm", ".avi", ".gif", ".webp")
+UNEXPECTED = "unexpected "  # how the error of a row begins that is no fault of the video
+
+
+@dataclass(frozen=True)
+class Job:
+    """One video to be put into words."""
+
+    id: str
+    video: str  # as the manifest has it
+    prompt: str
+    path: str  # where it is
+
+
+@dataclass(frozen=True)
+class Row:
+    """One job's answer, or why there is none."""
+
+    id: str
+    video: str
+    prompt: str
+    run: str = ""  # `Work.key` of what answered
+    text: str | None = None
+    error: str | None = None
+    tokens: int = 0
+    finish_reason: str | None = None
+    method: str | None = None
+    tau: float | None = None  # tokens a forward of the target
+    seconds: float = 0.0  # of the whole batch it was answered in
+    together: int = 1  # how many that were
+    frames: int = 0
+    visual_tokens: int = 0
+    fallback: str | None = None
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Work:
+    """How every job is answered. Plain values, so that it can be sent to another machine."""
+
+    target: str = "shapes"
+    draft: str | None = None
+    method: str = "auto"
+    max_new_tokens: int = 256
+    sampling: Sampling = field(default_factory=Sampling)
+    exact: bool = False
+    captioner: str | None = None
+    place: tuple[tuple[str, Any], ...] = ()  # of `load`: dtype, device, ...
+    threads: int | None = None
+
+    @property
+    def key(self) -> str:
+        """Names what decides the answers: neither draft nor method do."""
+        place = {k: v for k, v in self.place if k in ("dtype", "quantize") and v is not None}
+        told = [self.target, self.max_new_tokens, asdict(self.sampling), place]
+        return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def jobs(manifest: Path, question: str) -> list[Job]:
+    """What a manifest asks for, in its order.
+
+    A folder (every video below it), a ``.jsonl`` or ``.csv`` with ``video`` and perhaps ``id`` and
+    ``prompt``, or a text file with a path a line. A relative path is looked for beside the
+    manifest first. Raises OptionError, with the line, where it cannot be read or an id comes twice.
+    """
+    if manifest.is_dir():
+        found = sorted(path for path in manifest.rglob("*") if path.suffix.lower() in VIDEOS)
+        named = [str(path.relative_to(manifest)) for path in found]
+        entries = [(name, {"video": name}) for name in named]
+    elif manifest.is_file():
+        entries = list(_READERS.get(manifest.suffix.lower(), _paths)(manifest))
+    else:
+        raise OptionError(f"no manifest at {manifest}: give a list of videos or a folder of them")
+    if not entries:
+        raise OptionError(f"{manifest} names no video")
+    seen: dict[str, str] = {}
+    jobs = []
+    for where, given in entries:
+        video = given.get("video")
+        if not isinstance(video, str) or not video:
+            raise OptionError(f"{where} of {manifest} has no video: id, video, prompt are read")
+        own = given.get("id")
+        name = str(video if own in (None, "") else own)
+        if name in seen:
+            raise OptionError(f"{where} of {manifest} has the id of {seen[name]}: {name}")
+        seen[name] = where
+        beside = (manifest if manifest.is_dir() else manifest.parent) / video
+        path = beside if beside.exists() else Path(video)
+        jobs.append(Job(name, video, str(given.get("prompt") or question), str(path.absolute())))
+    return jobs
+
+
+Entries = Iterator[tuple[str, dict[str, Any]]]
+"""(where, to tell people; its fields)"""
+
+
+def _paths(manifest: Path) -> Entries:
+    for number, line in enumerate(_text(manifest).splitlines(), start=1):
+        if line.strip():
+            yield f"line {number}", {"video": line.strip()}
+
+
+def _json(manifest: Path) -> Entries:
+    for number, line in enumerate(_text(manifest).split("\n"), start=1):
+        if not line.strip():
+            continue
+        try:
+            given = json.loads(line)
+        except ValueError:
+            given = None
+        if not isinstance(given, dict):
+            raise OptionError(f"line {number} of {manifest} is no JSON object")
+        yield f"line {number}", given
+
+
+def _csv(manifest: Path) -> Entries:
+    reader = csv.DictReader(_text(manifest).splitlines(keepends=True))
+    for line in reader:
+        yield f"line {reader.line_num}", line
+
+
+def _text(manifest: Path) -> str:
+    try:
+        return manifest.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise OptionError(f"{manifest} cannot be read as text: give a list of videos") from error
+
+
+_READERS: dict[str, Callable[[Path], Entries]] = {".jsonl": _json, ".csv": _csv}

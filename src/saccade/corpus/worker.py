@@ -1,0 +1,169 @@
+"""Who does it: the models, held, and called with jobs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from saccade import captions, media
+from saccade.corpus.keeping import Answer
+from saccade.corpus.manifest import UNEXPECTED, Job, Row, Work
+from saccade.engine import stream
+from saccade.errors import SaccadeError
+from saccade.media import Clip
+from saccade.models import ask, ask_draft, joined, load_pair, shown
+from saccade.systems import resolve
+from saccade.types import Inputs, Result
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A job with its frames."""
+
+    job: Job
+    clip: Clip
+
+
+class Worker:
+    """The models, held; called with jobs, gives their rows. Several jobs are one batch if they can.
+
+    In fp32 a request answers in a batch what it answers alone.
+    """
+
+    def __init__(self, work: Work) -> None:
+        self.work = work
+        if work.threads is not None:
+            torch.set_num_threads(work.threads)
+        self._recipe = resolve(work.method)
+        self._target, self._draft = load_pair(work.target, work.draft, **dict(work.place))
+
+    def __call__(self, jobs: Sequence[Job]) -> list[Row]:
+        return self.answer(self.open(jobs))
+
+    def open(self, jobs: Sequence[Job]) -> list[Opened | Row]:
+        """Reads the videos, which needs no model: another thread may do it meanwhile."""
+        return [self._open(job) for job in jobs]
+
+    def answer(self, given: Sequence[Opened | Row]) -> list[Row]:
+        """A row for each."""
+        rows = [each for each in given if isinstance(each, Row)]
+        opened = [each for each in given if isinstance(each, Opened)]
+        if len(opened) > 1:
+            try:
+                return rows + self._together(opened)
+            except Exception:  # whoever is to blame will fail alone too, and be told so
+                pass
+        return rows + [self._alone(each) for each in opened]
+
+    def _open(self, job: Job) -> Opened | Row:
+        try:
+            return Opened(job, media.read(job.path, self.work.sampling))
+        except Exception as error:
+            return self._failed(job, error)
+
+    def _alone(self, opened: Opened) -> Row:
+        try:
+            (row,) = self._together([opened])
+        except Exception as error:
+            return self._failed(opened.job, error)
+        return row
+
+    def _together(self, many: Sequence[Opened]) -> list[Row]:
+        began = time.perf_counter()
+        pictures = [shown(each.clip) for each in many]
+        asked = [
+            ask(self._target, each.job.prompt, **seen)
+            for each, seen in zip(many, pictures, strict=True)
+        ]
+        read: list[Inputs | None] = [None]
+        if self._draft is not None:
+            read = [
+                ask_draft(self._target, self._draft, each.job.prompt, **seen)
+                for each, seen in zip(many, pictures, strict=True)
+            ]
+        own = [each for each in read if each is not None]
+        rounds = stream(
+            self._target.backbone,
+            _one(self._target, asked),
+            draft=None if self._draft is None else self._draft.backbone,
+            draft_inputs=_one(self._draft, own) if self._draft is not None and own else None,
+            method=self._recipe,
+            tokenizer=self._target.tokenizer,
+            captioner=self._captioner(many),
+            exact=self.work.exact,
+            max_new_tokens=self.work.max_new_tokens,
+            do_sample=False,
+        )
+        for _ in rounds:
+            pass
+        seconds = time.perf_counter() - began
+        return [
+            replace(_told(each, result), run=self.work.key, seconds=seconds, together=len(many))
+            for each, result in zip(many, rounds.results, strict=True)
+        ]
+
+    def _captioner(self, many: Sequence[Opened]) -> Callable[[Inputs], list[str]] | None:
+        """Captions of the clips for views that read one, made only if one is asked for."""
+        name = self.work.captioner or (captions.SHAPES if self.work.target == "shapes" else None)
+        if name is None:
+            return None
+        device = dict(self.work.place).get("device")
+
+        def caption(inputs: Inputs) -> list[str]:
+            every = [captions.captioner(name, list(each.clip.frames), device) for each in many]
+            return [text for captioner in every for text in captioner(inputs)]
+
+        return caption
+
+    def _failed(self, job: Job, error: Exception) -> Row:
+        said = str(error)
+        if not isinstance(error, SaccadeError):
+            first = said.strip().splitlines() or [""]
+            said = f"{UNEXPECTED}{type(error).__name__}: {first[0]}"
+        return Row(job.id, job.video, job.prompt, self.work.key, error=said)
+
+
+def _one(loaded: Any, asked: Sequence[Inputs]) -> Inputs:
+    return asked[0] if len(asked) == 1 else joined(loaded, asked)
+
+
+def _told(opened: Opened, result: Result) -> Row:
+    job, clip = opened.job, opened.clip
+    return Row(
+        job.id,
+        job.video,
+        job.prompt,
+        text=result.text,
+        error="the target's numbers broke (NaN)" if result.finish_reason == "error" else None,
+        tokens=len(result.ids),
+        finish_reason=result.finish_reason,
+        method=result.method,
+        tau=result.tau,
+        frames=len(clip.frames),
+        visual_tokens=result.visual_tokens,
+        fallback=result.fallback_reason,
+        warnings=(*clip.warnings, *result.warnings),
+    )
+
+
+def here(work: Work) -> Answer:
+    """Answers in this process: the next videos are read while the models are busy."""
+    worker = Worker(work)
+
+    def answers(groups: Iterable[Sequence[Job]]) -> Iterator[Sequence[Row]]:
+        with ThreadPoolExecutor(1) as reader:
+            coming = None
+            for group in groups:
+                following = reader.submit(worker.open, group)
+                if coming is not None:
+                    yield worker.answer(coming.result())
+                coming = following
+            if coming is not None:
+                yield worker.answer(coming.result())
+
+    return answers

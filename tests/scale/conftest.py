@@ -1,0 +1,40 @@
+"""Videos small enough to caption many of them, one that is broken, and the work they are for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from saccade import corpus
+from saccade.media import Sampling
+
+COUNT, TOKENS = 6, 8
+
+
+@pytest.fixture(scope="session")
+def videos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of clips of different length, and ``bad.mp4``."""
+    from saccade.shapes import world
+
+    folder = tmp_path_factory.mktemp("videos")
+    for number in range(COUNT - 1):
+        path = folder / f"clip{number}.mp4"
+        world.write_clip(world.scene(20_000_100 + number), path, 8 + 4 * (number % 3), 56)
+    (folder / "bad.mp4").write_bytes(b"no video at all")
+    return folder
+
+
+@pytest.fixture
+def work() -> corpus.Work:
+    return corpus.Work(
+        method="specvlm/shape=chain-3",
+        max_new_tokens=TOKENS,
+        sampling=Sampling(num_frames=4),
+        place=(("device", "cpu"),),
+    )
+
+
+@pytest.fixture
+def jobs(videos: Path) -> list[corpus.Job]:
+    return corpus.jobs(videos, "Describe the video in detail.")

@@ -1,0 +1,106 @@
+"""What every process of ``test_ranks.py`` runs, alone or under torchrun: answers as JSON.
+
+    python split.py OUT TARGET DRAFT METHOD ...
+
+Writes OUT.<rank>.json: the ids of every method's answer, and what the prefill recorded.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from families import zoo
+
+import saccade
+from saccade import models, ranks
+from saccade.draft import Guarded
+from saccade.errors import ModelError
+from saccade.models import Loaded
+from saccade.sampling import Sampling
+from saccade.session import Session
+from saccade.systems import resolve
+from saccade.types import Inputs, Tree
+
+COUNT = 24
+SAMPLED = "sd/shape=chain-3"
+
+
+def answer(target: Loaded, draft: Loaded, inputs: Inputs, method: str, **more: Any) -> Any:
+    recipe = resolve(method)
+    result = saccade.run(
+        target.backbone,
+        inputs,
+        draft=draft.backbone,
+        method=recipe if ranks.world() == 1 else recipe.split(),
+        max_new_tokens=COUNT,
+        **{"do_sample": False, **more},
+    )
+    assert result.fallback_reason is None, result.fallback_reason
+    return {"ids": result.ids, "rounds": len(result.rounds)}
+
+
+def main(out: str, folder: str, drafter: str, *methods: str) -> None:
+    torch.set_num_threads(1)
+    alone = ranks.world() == 1
+    target = models.load(folder, tp=not alone, lean=False if alone else None)
+    draft = models.load(drafter)
+    inputs = zoo.asked(target, "video", 1)
+    found: dict[str, Any] = {
+        name: answer(target, draft, inputs, name, tokenizer=target.tokenizer) for name in methods
+    }
+    found["sampled"] = answer(target, draft, inputs, SAMPLED, do_sample=True, seed=5)
+    session = Session(target.backbone, [Sampling()])
+    (prefill,) = session.prefill(target.backbone.prompts(inputs), record=True)
+    assert prefill.mass is not None and prefill.cache is not None
+    found["mass"] = prefill.mass.tolist()
+    found["heads"] = len(prefill.cache.keys[0])
+    found["lean"] = target.backbone.lean is not None
+    if not alone:
+        found["odd draft"] = odd_draft(target, draft, inputs)
+        found["odd verdict"] = odd_verdict(target, draft, inputs)
+    Path(f"{out}.{ranks.rank()}.json").write_text(json.dumps(found))
+    ranks.leave()
+
+
+def odd_draft(target: Loaded, draft: Loaded, inputs: Inputs) -> Any:
+    """The answer where every process but rank 0 drafts nonsense, of another length."""
+    propose = Guarded.propose
+
+    def nonsense(self: Guarded, stems: Any, states: Any) -> dict[int, Tree]:
+        trees = propose(self, stems, states)
+        if ranks.rank() == 0:
+            return trees
+        return {r: Tree((7, 7), (-1, 0), (None, None)) for r in trees}
+
+    Guarded.propose = nonsense  # type: ignore[method-assign]
+    try:
+        return answer(target, draft, inputs, "sd/shape=chain-3")
+    finally:
+        Guarded.propose = propose  # type: ignore[method-assign]
+
+
+def odd_verdict(target: Loaded, draft: Loaded, inputs: Inputs) -> str | None:
+    """What a process says that would let other tokens stand than rank 0."""
+    schedule = resolve("ar").schedule
+
+    def other(target: Any, draft: Any, requests: Any, cut: Any) -> Any:
+        def changed(request: int, tokens: Any) -> Any:
+            return cut(request, tuple(token + ranks.rank() for token in tokens))
+
+        return schedule(target, draft, requests, changed)
+
+    recipe = replace(resolve("ar"), schedule=ranks.together(other))
+    try:
+        saccade.run(target.backbone, inputs, method=recipe, max_new_tokens=1, do_sample=False)
+    except ModelError as error:
+        return str(error)
+    return None
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

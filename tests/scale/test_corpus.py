@@ -1,0 +1,346 @@
+"""Claims about a corpus: one row a video, whatever is killed, broken, batched or sharded."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from saccade import corpus, rows
+from saccade.corpus import Job, Row, Work
+from saccade.corpus import worker as workers
+from saccade.corpus.worker import Worker, here
+from saccade.errors import OptionError
+from saccade.media import Sampling
+
+pytestmark = pytest.mark.usefixtures("unchecked")
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def texts(path: Path) -> dict[str, Any]:
+    """What stands for each id; fails where one stands twice."""
+    found = read(path)
+    assert len({each["id"] for each in found}) == len(found)
+    return {each["id"]: each["text"] for each in found}
+
+
+def told(work: Work, job: Job, **more: Any) -> Row:
+    return Row(job.id, job.video, job.prompt, work.key, **{"text": "said", **more})
+
+
+def saying(work: Work, log: list[str], fail: Callable[[str], Any] = lambda id: None) -> Any:
+    """Work without a model: says the same of every video, or what `fail` makes of its id."""
+
+    def answers(groups: Iterable[Sequence[Job]]) -> Iterator[list[Row]]:
+        for group in groups:
+            log.extend(job.id for job in group)
+            errors = [fail(job.id) for job in group]
+            yield [told(work, job, error=e) for job, e in zip(group, errors, strict=True)]
+
+    return lambda: answers
+
+
+# -- real answers ------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def alone(tmp_path_factory: pytest.TempPathFactory, videos: Path) -> dict[str, dict[str, Any]]:
+    """Every video's row, answered one by one."""
+    work = Work(
+        method="ar",
+        max_new_tokens=8,
+        sampling=Sampling(num_frames=4),
+        place=(("device", "cpu"),),
+    )
+    path = tmp_path_factory.mktemp("alone") / "captions.jsonl"
+    corpus.run(corpus.jobs(videos, "Describe the video in detail."), path, work, lambda: here(work))
+    return {each["id"]: each for each in read(path)}
+
+
+def test_a_bad_video_costs_one_row(alone: dict[str, dict[str, Any]]) -> None:
+    """Claim: five videos are answered and measured, the broken sixth is a sentence in its row."""
+    bad, alone = alone["bad.mp4"], {k: v for k, v in alone.items() if k != "bad.mp4"}
+    assert bad["text"] is None and "bad.mp4" in bad["error"]
+    assert not bad["error"].startswith(corpus.UNEXPECTED)
+    assert len(alone) == 5 and len({each["text"] for each in alone.values()}) > 1
+    for each in alone.values():
+        assert each["error"] is None and each["tokens"] == 8 and each["frames"] == 4
+        assert each["seconds"] > 0 and each["tau"] == 1.0 and each["visual_tokens"] > 0
+
+
+def test_a_batch_answers_what_each_answers_alone(
+    alone: dict[str, dict[str, Any]], jobs: list[Job], work: Work, tmp_path: Path
+) -> None:
+    """Claim: drafted in batches of 4, in fp32, the rows say what plain decoding says one by one.
+
+    Fails if a request of a batch reads another's; the videos were together if ``together`` says 4.
+    """
+    path = tmp_path / "captions.jsonl"
+    found = corpus.run(jobs, path, work, lambda: here(work), batch=4)
+    assert (found.done, found.errors) == (6, 1)
+    assert texts(path) == {name: each["text"] for name, each in alone.items()}
+    assert sorted(each["together"] for each in read(path)) == [1, 2, 2, 3, 3, 3]
+    assert max(each["tau"] or 0 for each in read(path)) > 1.0
+
+
+def test_prompts_of_several_lengths_are_one_batch(jobs: list[Job], work: Work) -> None:
+    """Claim: padding to the longest prompt changes no answer. Control: the prompts do."""
+    worker = Worker(work)
+    asked = [replace(jobs[1], id="a"), replace(jobs[1], id="b", prompt="What is there? " * 4)]
+    together = worker(asked)
+    assert [each.together for each in together] == [2, 2]
+    apart = [row for job in asked for row in worker([job])]
+    assert [each.text for each in together] == [each.text for each in apart]
+    assert together[0].text != together[1].text
+
+
+def test_what_cannot_be_one_batch_is_answered_one_by_one(
+    jobs: list[Job], work: Work, tmp_path: Path
+) -> None:
+    """Claim: a picture beside a video is no batch, and both are answered all the same."""
+    from PIL import Image
+
+    Image.new("RGB", (56, 56), "red").save(tmp_path / "red.png")
+    picture = replace(jobs[1], id="red", video="red.png", path=str(tmp_path / "red.png"))
+    found = Worker(work)([jobs[1], picture])
+    assert [(each.error, each.together) for each in found] == [(None, 1), (None, 1)]
+
+
+def test_a_kill_loses_nothing_that_was_told(
+    alone: dict[str, dict[str, Any]], videos: Path, tmp_path: Path
+) -> None:
+    """Claim: SIGKILL in the middle leaves whole rows; the same command does the rest, none twice.
+
+    Fails if the lock outlives its process, or a row is done again: the rows stay byte for byte.
+    """
+    path = tmp_path / "captions.jsonl"
+    words = ["caption", videos, "--out", path, "--method", "ar", "--max-new-tokens", 8]
+    command = [sys.executable, "-m", "saccade", *map(str, words), "--num-frames", "4"]
+    command += ["--threads", "1", "--device", "cpu"]
+    first = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 200
+    while not (path.exists() and path.read_bytes().count(b"\n") >= 2):
+        assert time.monotonic() < deadline and first.poll() is None
+        time.sleep(0.01)
+    os.kill(first.pid, signal.SIGKILL)
+    first.wait()
+    kept = path.read_bytes()
+    kept = kept[: kept.rindex(b"\n") + 1]
+    with path.open("ab") as file:  # what a kill within the write would leave
+        file.write(b'{"id": "clip4.mp4", "te')
+    second = subprocess.run(command, capture_output=True, text=True, timeout=200)
+    assert second.returncode == 0, second.stderr
+    assert path.read_bytes().startswith(kept)
+    assert texts(path) == {name: each["text"] for name, each in alone.items()}
+    assert not list(tmp_path.glob("*.lock"))
+
+
+# -- the bookkeeping, without a model ----------------------------------------------------------
+
+
+def test_what_has_a_row_is_not_done_again(jobs: list[Job], work: Work, tmp_path: Path) -> None:
+    """Claim: a second run asks for no worker; errors are done again only on request, once."""
+    path, log = tmp_path / "out.jsonl", list[str]()
+    fail = {"bad.mp4": "too bad"}.get
+    found = corpus.run(jobs, path, work, saying(work, log, fail))
+    assert (found.done, found.errors, len(log)) == (6, 1, 6)
+
+    def never() -> Any:
+        raise AssertionError("models loaded for nothing")
+
+    assert corpus.run(jobs, path, work, never).done == 6
+    assert corpus.run(jobs, path, work, saying(work, log), retry=True).errors == 0
+    assert log[6:] == ["bad.mp4"] and len(texts(path)) == 6
+    assert corpus.run(jobs, path, work, never, retry=True).done == 6
+
+
+def test_retrying_one_shard_keeps_the_other_rows(
+    jobs: list[Job], work: Work, tmp_path: Path
+) -> None:
+    """Claim: rows of jobs that are not asked for stay in the file, errors too."""
+    path = tmp_path / "out.jsonl"
+    corpus.run(jobs, path, work, saying(work, [], lambda id: "bad"))
+    log: list[str] = []
+    corpus.run(jobs[:2], path, work, saying(work, log), retry=True)
+    assert log == [job.id for job in jobs[:2]]
+    assert sum(each["error"] == "bad" for each in read(path)) == 4 and len(texts(path)) == 6
+
+
+def test_an_interrupt_keeps_what_was_told(jobs: list[Job], work: Work, tmp_path: Path) -> None:
+    """Claim: Ctrl-C in the fourth video leaves three rows and no lock."""
+
+    def fail(id: str) -> None:
+        if id == jobs[3].id:
+            raise KeyboardInterrupt
+
+    path = tmp_path / "out.jsonl"
+    with pytest.raises(KeyboardInterrupt):
+        corpus.run(jobs, path, work, saying(work, [], fail))
+    assert [each["id"] for each in read(path)] == [job.id for job in jobs[:3]]
+    assert os.listdir(tmp_path) == ["out.jsonl"]
+
+
+def test_two_workers_do_not_write_one_file(jobs: list[Job], work: Work, tmp_path: Path) -> None:
+    """Claim: while one process writes, another is refused, by name; afterwards it is not."""
+    path = tmp_path / "out.jsonl"
+    with rows.locked(path):
+        with pytest.raises(OptionError, match=f"process {os.getpid()}.*--shard"):
+            corpus.run(jobs, path, work, saying(work, []))
+    assert corpus.run(jobs, path, work, saying(work, [])).done == 6
+
+
+def test_another_runs_file_is_refused(jobs: list[Job], work: Work, tmp_path: Path) -> None:
+    """Claim: answers of another length or to another question are not mixed with these.
+
+    Control: another method, which answers the same, goes on.
+    """
+    path = tmp_path / "out.jsonl"
+    corpus.run(jobs[:3], path, work, saying(work, []))
+    longer = replace(work, max_new_tokens=9)
+    with pytest.raises(OptionError, match="another target, length"):
+        corpus.run(jobs, path, longer, saying(longer, []))
+    other = [replace(job, prompt="Why?") for job in jobs]
+    with pytest.raises(OptionError, match="not what the manifest asks"):
+        corpus.run(other, path, work, saying(work, []))
+    path.with_name("not.jsonl").write_text('{"id": 3}\n')
+    with pytest.raises(OptionError, match="no file of captions"):
+        corpus.run(jobs, path.with_name("not.jsonl"), work, saying(work, []))
+    same = replace(work, method="ar", draft="some-draft")
+    assert corpus.run(jobs, path, same, saying(same, [])).done == 6
+
+
+def test_a_broken_machine_stops_the_run(work: Work, tmp_path: Path) -> None:
+    """Claim: ten unexpected failures in a row end a run; ten bad videos do not."""
+    many = [Job(str(i), str(i), "?", str(i)) for i in range(30)]
+    path, log = tmp_path / "out.jsonl", list[str]()
+    broken = saying(work, log, lambda id: f"{corpus.UNEXPECTED}RuntimeError: no GPU")
+    with pytest.raises(OptionError, match="10 videos in a row.*no GPU"):
+        corpus.run(many, path, work, broken)
+    assert len(log) == len(read(path)) == 10
+    found = corpus.run(many, path, work, saying(work, log, lambda id: "bad"), retry=True)
+    assert found.done == found.errors == 30
+
+
+def test_the_unexpected_is_told_as_such(
+    jobs: list[Job], work: Work, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Claim: what is no fault of a video fails its row, by type and message, and not the run."""
+    worker = Worker(work)
+
+    def broken(*args: Any, **kwargs: Any) -> Any:
+        raise RuntimeError("a kernel\nfailed")
+
+    monkeypatch.setattr(workers, "stream", broken)
+    (row,) = worker([jobs[1]])
+    assert row.error == f"{corpus.UNEXPECTED}RuntimeError: a kernel" and row.text is None
+
+
+@given(st.data())
+def test_a_file_cut_anywhere_is_gone_on_with(data: st.DataObject) -> None:
+    """Claim: cut at any byte, a file's whole rows stay and the rest is done again, once each."""
+    import tempfile
+
+    work = Work()
+    many = [Job(f"é{i}", f"v{i}.mp4", "?", "v") for i in range(4)]
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "out.jsonl"
+        corpus.run(many, path, work, saying(work, []))
+        whole = path.read_bytes()
+        size = data.draw(st.integers(0, len(whole)))
+        path.write_bytes(whole[:size])
+        log: list[str] = []
+        corpus.run(many, path, work, saying(work, log))
+        assert len(log) == 4 - whole[:size].count(b"\n")
+        assert path.read_bytes() == whole
+
+
+def test_the_merge_prefers_answers_and_tells_of_strangers(
+    jobs: list[Job], work: Work, tmp_path: Path
+) -> None:
+    """Claim: an id two files have is one row, its answer before its error; others are left out."""
+    one, two, out = (tmp_path / f"{name}.jsonl" for name in ("one", "two", "out"))
+    corpus.run(jobs, one, work, saying(work, [], lambda id: "bad"))
+    corpus.run(jobs[:2], two, work, saying(work, []))
+    found = corpus.merge(jobs[1:], [one, two], out)
+    assert found.doubled == tuple(job.id for job in jobs[:2]) and not found.missing
+    assert found.unknown == (jobs[0].id,) and found.errors == tuple(j.id for j in jobs[2:])
+    assert [each["error"] for each in read(out)] == [None, *["bad"] * 4]
+    longer = replace(work, max_new_tokens=9)
+    corpus.run(jobs[:1], tmp_path / "three.jsonl", longer, saying(longer, []))
+    with pytest.raises(OptionError, match="different runs"):
+        corpus.merge(jobs, [one, tmp_path / "three.jsonl"], out)
+
+
+# -- manifests ---------------------------------------------------------------------------------
+
+
+def test_every_kind_of_manifest(videos: Path, tmp_path: Path) -> None:
+    """Claim: a list, JSONL, CSV and a folder name the same videos; prompts and ids are theirs."""
+    names = sorted(path.name for path in videos.iterdir())
+    (tmp_path / "list.txt").write_text("\n".join(str(videos / name) for name in names) + "\n\n")
+    lines = [{"id": i, "video": str(videos / name)} for i, name in enumerate(names)]
+    lines[0] |= {"prompt": "Why?"}
+    (tmp_path / "list.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    table = "".join(f'{i},"{videos / name}",Why?\n' for i, name in enumerate(names))
+    (tmp_path / "list.csv").write_text("\ufeffid,video,prompt\n" + table)
+    (videos.parent / "beside.txt").write_text("\n".join(f"{videos.name}/{n}" for n in names))
+    every = [tmp_path / name for name in ("list.txt", "list.jsonl", "list.csv")]
+    every += [videos, videos.parent / "beside.txt"]
+    for manifest in every:
+        assert [Path(job.path) for job in corpus.jobs(manifest, "?")] == [
+            videos / name for name in names
+        ]
+    assert [job.prompt for job in corpus.jobs(every[1], "?")] == ["Why?", *["?"] * 5]
+    assert [job.id for job in corpus.jobs(every[2], "?")] == list("012345")
+    assert [job.id for job in corpus.jobs(videos, "?")] == names
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "why"),
+    [
+        ("a.jsonl", '{"video": "a"}\n{"video": "b", "id": "a"}\n', "line 2 .*the id of line 1: a"),
+        ("a.jsonl", '{"video": "a"}\nnot json\n', "line 2 .*no JSON object"),
+        ("a.jsonl", '{"name": "a"}\n', "line 1 .*no video"),
+        ("a.csv", "name,path\n1,2\n", "line 2 .*no video"),
+        ("a.txt", "\n \n", "names no video"),
+        ("a.txt", "a.mp4\na.mp4\n", "line 2 .*the id of line 1"),
+    ],
+)
+def test_a_manifest_that_is_wrong_is_refused(
+    name: str, text: str, why: str, tmp_path: Path
+) -> None:
+    """Claim: what cannot be read is told with its line."""
+    (tmp_path / name).write_text(text)
+    with pytest.raises(OptionError, match=why):
+        corpus.jobs(tmp_path / name, "?")
+    with pytest.raises(OptionError, match="no manifest"):
+        corpus.jobs(tmp_path / "none.txt", "?")
+
+
+@given(st.integers(1, 9), st.integers(0, 40))
+def test_shards_share_out_the_items(count: int, items: int) -> None:
+    """Claim: every item is in exactly one of n shards, and no shard is two larger than another."""
+    parts = [rows.part(range(items), rows.shard(f"{i + 1}/{count}")) for i in range(count)]
+    assert sorted(item for part in parts for item in part) == list(range(items))
+    assert max(map(len, parts)) - min(map(len, parts)) <= 1
+
+
+def test_how_far_it_is_in_words() -> None:
+    """Claim: the time left is what is to be done by the rate of this run, not of earlier ones."""
+    assert str(corpus.Standing(10, 4, 1, 0, 0.0)) == "4 of 10 done, 1 errors"
+    said = str(corpus.Standing(1000, 400, 2, 100, 50.0))
+    assert said == "400 of 1000 done, 2 errors, 2.00 a second, 0:05:00 left"

@@ -1,0 +1,142 @@
+"""Claims about a target split over two processes (gloo): the tokens are those of one process."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from families import zoo
+
+from saccade import models, ranks
+from saccade.errors import MethodError, ModelError, OptionError
+from saccade.models import checkpoints
+from saccade.systems import resolve
+
+pytestmark = pytest.mark.usefixtures("unchecked")
+
+HERE = Path(__file__).parent
+METHODS = ("ar", "specvlm", "std", "sage")
+MORE = (*METHODS, "sd/shape=chain-4", "specvlm-self", "streaming", "layerskip", "lookup", "tabed")
+LAUNCH = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
+
+
+def launched(*words: object, processes: int = 2) -> subprocess.CompletedProcess[str]:
+    """A command under torchrun."""
+    command = [sys.executable, *LAUNCH, str(processes), *map(str, words)]
+    paths = os.pathsep.join([str(HERE.parent), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": paths}
+    return subprocess.run(command, capture_output=True, text=True, timeout=280, env=environment)
+
+
+def made(family: str, folder: Path) -> tuple[Path, Path]:
+    """A target and a draft that is right more often than not."""
+    target = checkpoints.make(family, str(folder / "target"), seed=0)
+    draft = checkpoints.make(family, str(folder / "draft"), seed=0, noise=zoo.NOISE)
+    return Path(target), Path(draft)
+
+
+def split(
+    family: str, methods: tuple[str, ...], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """What one process alone finds, and what each of two does."""
+    from scale import split as worker
+
+    target, draft = made(family, folder)
+    worker.main(str(folder / "alone"), str(target), str(draft), *methods)
+    done = launched(HERE / "split.py", folder / "two", target, draft, *methods)
+    assert done.returncode == 0, done.stderr[-3000:]
+    read = [json.loads((folder / name).read_text()) for name in ("alone.0.json", "two.0.json")]
+    return read[0], [read[1], json.loads((folder / "two.1.json").read_text())]
+
+
+def check(alone: dict[str, Any], both: list[dict[str, Any]], methods: tuple[str, ...]) -> None:
+    for mine in both:
+        for name in (*methods, "sampled"):
+            assert mine[name] == alone[name], name
+            assert name == "sampled" or mine[name]["ids"] == alone["ar"]["ids"], name
+        assert mine["heads"] == alone["heads"] // 2 and not mine["lean"]
+        noted = torch.tensor(mine["mass"])
+        assert torch.allclose(noted, torch.tensor(alone["mass"]), rtol=1e-4, atol=1e-7)
+        assert mine["odd draft"]["ids"] == alone["ar"]["ids"]
+    assert zoo.varied(alone["ar"]["ids"])
+    assert len({alone[name]["rounds"] for name in methods}) > 1
+    assert both[0]["mass"] == both[1]["mass"]  # to the bit: views may not differ
+
+
+def test_two_processes_say_what_one_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Claim: plain, SpecVLM, Sparse-to-Dense and SAGE give one process's tokens, round for round.
+
+    So does sampling with a seed. Each process holds half of the heads, and views see the attention
+    of all of them. Fails if a head's attention or choice of keys went to another head: with the
+    wrong keys rounds would be more. Where ranks draft otherwise, rank 0's draft stands; where they
+    would emit otherwise, they say so.
+    """
+    alone, both = split("qwen2.5-vl", METHODS, tmp_path, monkeypatch)
+    check(alone, both, METHODS)
+    assert both[0]["odd verdict"] is None
+    assert "rank 1 and rank 0 do not agree" in both[1]["odd verdict"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["qwen2.5-vl", "llava-onevision", "qwen2-vl"])
+def test_more_families_and_methods(
+    family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Claim: the same of every serial method that does not time its forwards, in other families."""
+    check(*split(family, MORE, tmp_path, monkeypatch), MORE)
+
+
+@pytest.mark.slow
+def test_only_rank_0_speaks(tmp_path: Path) -> None:
+    """Claim: the command line prints one answer, the one of one process."""
+    from saccade.shapes import world
+
+    target, draft = made("qwen2.5-vl", tmp_path)
+    video = tmp_path / "clip.mp4"
+    world.write_clip(world.scene(20_000_001), video, 8, 56)
+    words = ["-m", "saccade", "describe", video, "--target", target, "--draft", draft]
+    words += ["--max-new-tokens", 12, "--num-frames", 4, "--json"]
+    alone = [sys.executable, *map(str, words), "--method", "ar"]
+    truth = json.loads(subprocess.run(alone, capture_output=True, timeout=200).stdout)
+    done = launched(*words, "--tp")
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads(done.stdout)  # fails if there are two of them
+    assert found["token_ids"] == truth["token_ids"] and found["method"] == "specvlm"
+    refused = launched(*words, "--tp", "--method", "auto")
+    said = [line for line in refused.stderr.splitlines() if line.startswith("saccade: ")]
+    assert len(said) == 1 and "--method specvlm or std" in said[0]
+
+
+def test_what_cannot_be_split_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Claim: one process, odd heads, a family without a plan: a sentence, before any weight."""
+    folder = checkpoints.make("qwen2.5-vl", str(tmp_path / "qwen"), seed=0)
+    with pytest.raises(OptionError, match="torchrun --nproc-per-node 2"):
+        models.load(str(folder), tp=True)
+    with pytest.raises(OptionError, match="no device map"):
+        models.load(str(folder), tp=True, device_map="auto")
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    with pytest.raises(ModelError, match="4 attention heads.* to 3 processes"):
+        models.load(str(folder), tp=True)
+    for family in ("qwen3-vl", "qwen3-vl-moe"):
+        other = checkpoints.make(family, str(tmp_path / family), seed=0)
+        with pytest.raises(ModelError, match="no plan.*--device-map auto"):
+            models.load(str(other), tp=True)
+
+
+@pytest.mark.parametrize(
+    ("method", "why"),
+    [("auto", "times its forwards"), ("specvlm/shape=fit", "times its forwards"),
+     ("hippo", "schedule=serial")],
+)  # fmt: skip
+def test_methods_that_go_by_the_clock_are_refused(method: str, why: str) -> None:
+    """Claim: what each process would decide by its own clock is refused. Control: sage is not."""
+    with pytest.raises(MethodError, match=why):
+        resolve(method).split()
+    assert resolve("sage").split().name == "sage"
+    assert ranks.world() == 1
