@@ -49,7 +49,7 @@ LAYERS = [
     {"captions"},
     {"measure", "terminal"},
     {"shapes", "serve", "show"},
-    {"suites"},
+    {"suites", "ui"},
     {"bench"},
     {"studies"},
     {"claims"},
@@ -62,7 +62,7 @@ LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 # steps of fixed shape for GPUs and weights packed for CPUs, the tools by `models/` and commands.
 ENGINE, TOOLS = 8200, 4300
 TOOLING = {"measure", "models", "cli", "show", "terminal", "__main__"}
-UNBUDGETED = {"shapes", "suites", "bench", "studies", "claims", "serve", "media", "lmms"}
+UNBUDGETED = {"shapes", "suites", "bench", "studies", "claims", "serve", "ui", "media", "lmms"}
 UNBUDGETED_COMMANDS = {  # they belong to shapes/ and to bench/
     *("cli/shapes.py", "cli/train_draft.py"),
     *("cli/bench.py", "cli/gpu.py", "cli/prefill.py"),

@@ -21,6 +21,7 @@ from saccade.cli.methods import methods
 from saccade.cli.prefill import prefill
 from saccade.cli.shapes import shapes_app
 from saccade.cli.train_draft import train_draft
+from saccade.cli.ui import ui
 from saccade.errors import SaccadeError
 from saccade.terminal import err
 
@@ -47,6 +48,7 @@ app.command()(demo)
 app.command()(describe)
 app.command()(chat)
 app.command()(compare)
+app.command()(ui)
 app.command()(methods)
 app.command()(calibrate)
 app.command()(figure)
