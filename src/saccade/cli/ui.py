@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import socket
+import tempfile
 from typing import Annotated
 
 import typer
@@ -50,8 +51,11 @@ def ui(
         )
     known = loading.known(config, target, draft, method)
     prepare(threads or known.threads, verbose)
-    os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
     import uvicorn
+
+    os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
+    uploads = tempfile.TemporaryDirectory(prefix="saccade-ui-")  # gone when this ends
+    os.environ["GRADIO_TEMP_DIR"] = uploads.name
 
     from saccade.media import Limits
     from saccade.ui import page
@@ -73,6 +77,7 @@ def ui(
     limits = Limits(max_bytes=max_upload_mb << 20, max_frames=max_frames)
     house = page.House(known.method, limits, max_prompt, max_new_tokens)
     app = page.app(page.build(lambda: pair, house), house)
-    config_ = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=PATIENCE)
+    settings = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=PATIENCE)
     out.print(f"http://{host}:{listening.getsockname()[1]}  (Ctrl-C ends it)", markup=False)
-    uvicorn.Server(config_).run(sockets=[listening])
+    with uploads:
+        uvicorn.Server(settings).run(sockets=[listening])

@@ -49,6 +49,9 @@ BESIDE = (
 WRONG = "something went wrong inside Saccade; the terminal it was started from says what"
 QUESTION = "Describe the video in detail."
 CSS = Path(__file__).with_name("page.css")
+SAW = "<h2>What the draft saw</h2>"
+TREE = "<h2>What it guessed in one round</h2>"
+ROUNDS = "<h2>Round by round</h2>"
 AXES = ("view", "keep", "drafter", "shape", "schedule")
 
 
@@ -134,9 +137,21 @@ def read(example: str | None, upload: str | None, house: House) -> Clip:
     raise OptionError("pick an example clip, or drop a video")
 
 
+def checked(asked: Asked, house: House) -> Asked:
+    """What was asked for, if the house allows it. Raises OptionError."""
+    if not 1 <= asked.tokens <= house.max_new_tokens:
+        raise OptionError(f"an answer may have 1 to {house.max_new_tokens} tokens")
+    if not 0 <= asked.temperature <= 10:
+        raise OptionError("the temperature is a number from 0 (greedy) to 10")
+    if not asked.prompt.strip():
+        raise OptionError("there is no question: write one")
+    return asked
+
+
 def answers(pair: Pair, house: House, asked: Asked, halted: Callable[[], bool]) -> Iterator[Shown]:
     """The whole of a run: both answers, then what the draft saw. Raises SaccadeError."""
-    clip, recipe = read(asked.example, asked.upload, house), resolve(asked.method)
+    recipe = resolve(checked(asked, house).method)
+    clip = read(asked.example, asked.upload, house)
     shown = _media(clip)
     inputs = ask(pair.target, asked.prompt, **shown)
     length = int(inputs["input_ids"].shape[1])
@@ -226,7 +241,7 @@ def saw(shown: Shown) -> str:
         words = "The draft of this method looks at no picture." if shown.recipe.drafts else ""
         return pictures.message(words or "Plain decoding: nothing is drafted.")
     clip = shown.clip
-    return pictures.seen(clip.frames, clip.timestamps.tolist(), shown.seen)
+    return SAW + pictures.seen(clip.frames, clip.timestamps.tolist(), shown.seen)
 
 
 def rounds(shown: Shown) -> tuple[RoundRecord, ...]:
@@ -244,7 +259,7 @@ def round_of(pair: Pair, shown: Shown | None, number: int) -> tuple[str, str]:
     before = [token for round in found[:at] for token in round.emitted][-1:]
     start = pair.word(before[0]) if before else ""
     picture = pictures.tree(found[at], pair.word, start)
-    return picture, pictures.over_rounds(found, views, at)
+    return TREE + picture, ROUNDS + pictures.over_rounds(found, views, at)
 
 
 # -- the page ----------------------------------------------------------------------------------
@@ -259,13 +274,13 @@ def build(pair: Callable[[], Pair], house: House = House()) -> gr.Blocks:  # noq
         upload: str | None,
         prompt: str,
         method: str,
-        tokens: float,
-        temperature: float,
+        tokens: float | None,
+        temperature: float | None,
         seed: float | None,
         request: gr.Request,
     ) -> Iterator[dict[Any, Any]]:
-        number = None if seed is None else int(seed)
-        asked = Asked(example, upload, prompt, method, int(tokens), temperature, number)
+        numbers = int(tokens or 0), temperature or 0.0, None if seed is None else int(seed)
+        asked = Asked(example, upload, prompt, method, *numbers)
         blank = {error: "", result: "", saw_frames: "", tree: "", over: "", last: None}
         yield {**blank, left: "", right: "", note: "", slider: gr.Slider(visible=False)}
         tab = str(request.session_hash)
@@ -276,7 +291,7 @@ def build(pair: Callable[[], Pair], house: House = House()) -> gr.Blocks:  # noq
             return
         try:
             for shown in watched:
-                yield _progress(shown, temperature > 0) | _complete(shown)
+                yield _progress(shown, asked.temperature > 0) | _complete(shown)
         except SaccadeError as wrong:
             yield {error: pictures.message(str(wrong), "error"), left: "", right: ""}
         except Exception as wrong:
@@ -291,7 +306,7 @@ def build(pair: Callable[[], Pair], house: House = House()) -> gr.Blocks:  # noq
             left: pictures.column(shown.duel.plain, False),
             right: pictures.column(shown.duel.drafted, True),
             result: pictures.outcome(shown.duel, sampled),
-            note: pictures.legend() + f'<p class="sac-how">{HOW}{beside}</p>',
+            note: f'<p class="sac-how">{HOW}{beside}</p>',
         }
 
     def _complete(shown: Shown) -> dict[Any, Any]:
@@ -314,14 +329,12 @@ def build(pair: Callable[[], Pair], house: House = House()) -> gr.Blocks:  # noq
         with gr.Row():
             with gr.Column():
                 example = gr.Radio([*EXAMPLES], value=next(iter(EXAMPLES)), label="Example clip")
-                upload = gr.File(label="… or your own: a video, a GIF, a picture", height=110)
+                upload = gr.File(label="… or your own: a video, a GIF, a picture", height=140)
                 clip = gr.HTML(look(next(iter(EXAMPLES)), None, house), js_on_load=None)
                 prompt = gr.Textbox(QUESTION, label="Question", lines=1, max_lines=4)
             with gr.Column():
                 name, _ = spelling.taken_apart(house.method)
-                method = gr.Textbox(
-                    house.method, label="Method", info="NAME/axis=value/..., or choose below"
-                )
+                method = gr.Textbox(house.method, label="Method", placeholder="NAME/axis=value/...")
                 about = gr.HTML(explain(house.method), js_on_load=None)
                 with gr.Row():
                     system = gr.Dropdown([*SYSTEMS], value=name, label="Named method")
@@ -332,33 +345,28 @@ def build(pair: Callable[[], Pair], house: House = House()) -> gr.Blocks:  # noq
                     shape = _menu("shape", "In what shape")
                     schedule = _menu("schedule", "When")
                 with gr.Row():
-                    tokens = gr.Slider(
-                        1, house.max_new_tokens, min(192, house.max_new_tokens), step=1,
-                        label="Longest answer, in tokens",
-                    )  # fmt: skip
-                    temperature = gr.Slider(0, 2, 0, step=0.05, label="Temperature (0: greedy)")
-                    seed = gr.Number(None, label="Seed", precision=0, placeholder="a fresh one")
+                    tokens = gr.Number(192, label="Longest answer, in tokens", precision=0)
+                    temperature = gr.Number(0, label="Temperature (0: greedy)", step=0.1)
+                    seed = gr.Number(0, label="Seed", precision=0)
                 with gr.Row():
                     go = gr.Button("Run", variant="primary")
                     halt = gr.Button("Stop")
         error = gr.HTML("", elem_id="sac-error", js_on_load=None)
         result = gr.HTML("", elem_id="sac-result", js_on_load=None)
+        gr.HTML(pictures.legend(), js_on_load=None)
         with gr.Row(equal_height=True):
             left = gr.HTML("", elem_id="sac-plain", js_on_load=None)
             right = gr.HTML("", elem_id="sac-drafted", js_on_load=None)
         note = gr.HTML("", js_on_load=None)
         saw_frames = gr.HTML("", elem_id="sac-seen", js_on_load=None)
-        slider = gr.Slider(1, 2, 1, step=1, label="Round", visible=False)
+        slider = gr.Slider(1, 2, 1, step=1, label="Round (in the picture below)", visible=False)
         tree = gr.HTML("", elem_id="sac-tree", js_on_load=None)
         over = gr.HTML("", elem_id="sac-rounds", js_on_load=None)
 
         axes: list[Any] = [view, keep, drafter, shape, schedule]
         quiet: dict[str, Any] = {"show_progress": "hidden", "queue": False}
         quiet |= {"api_visibility": "private"}
-        written: list[Any] = [system, *axes]
-        system.input(lambda chosen: chosen, system, method, **quiet).then(
-            lambda: [""] * len(axes), None, axes, **quiet
-        )
+        system.input(lambda chosen: chosen, system, method, **quiet)
         for axis, control in zip(AXES, axes, strict=True):
             control.input(
                 lambda now, value, axis=axis: spelling.changed(now, axis, value or ""),
@@ -366,12 +374,11 @@ def build(pair: Callable[[], Pair], house: House = House()) -> gr.Blocks:  # noq
                 method,
                 **quiet,
             )
-        method.input(_controls, method, written, **quiet)
-        method.change(explain, method, about, **quiet)
+        method.change(_controls, method, [about, system, *axes], **quiet)
         seeing = partial(look, house=house)
         example.input(lambda: None, None, upload, **quiet)
-        example.input(lambda chosen: seeing(chosen, None), example, clip, **quiet)
-        upload.change(seeing, [example, upload], clip, **quiet)
+        example.input(lambda chosen: (seeing(chosen, None), ""), example, [clip, error], **quiet)
+        upload.change(lambda *of: (seeing(*of), ""), [example, upload], [clip, error], **quiet)
         asked = [example, upload, prompt, method, tokens, temperature, seed]
         drawn: Any = {error, result, left, right, note, saw_frames, slider, tree, over, last}
         gr.on(
@@ -402,9 +409,10 @@ def _menu(axis: str, label: str) -> gr.Dropdown:
 
 
 def _controls(method: str) -> list[Any]:
-    """The controls as the writing has them."""
+    """What the method is, and the controls as it is written."""
     name, axes = spelling.taken_apart(method)
-    return [name if name in SYSTEMS else None, *(axes.get(axis, "") for axis in AXES)]
+    chosen = [axes.get(axis, spelling.AS_IT_IS) for axis in AXES]
+    return [explain(method), name if name in SYSTEMS else None, *chosen]
 
 
 def app(page: gr.Blocks, house: House = House()) -> Any:  # noqa: B008 frozen

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import io
+import math
 from collections.abc import Callable, Mapping, Sequence
 from html import escape
 from itertools import groupby
@@ -55,14 +56,14 @@ def column(side: Side, coloured: bool) -> str:
         "tokens/s": _number(rate, "{:.1f}"),
         "tokens": str(side.tokens),
         "time": f"{side.seconds:.2f} s",
-        "tau": _number(side.tau, "{:.2f}") if coloured else "1 by nature",
-        "accepted": _number(side.rate, "{:.0%}") if coloured else "none drafted",
+        "tokens a forward": _number(side.tau, "{:.2f}"),
+        "drafts accepted": _number(side.rate, "{:.0%}"),
     }
     cells = "".join(
         f"<div><dt>{name}</dt><dd>{value}</dd></div>" for name, value in figures.items()
     )
     return (
-        f'<section class="sac-side"><h3>{escape(side.method)} '
+        f'<section class="sac-side"><h3>{escape(side.method)} {"" if coloured else "(plain)"} '
         f'<small class="sac-phase">{escape(side.phase)}</small></h3>'
         f'<dl>{cells}</dl><div class="sac-text">{text}{caret}</div></section>'
     )
@@ -180,7 +181,7 @@ ROW, GAP, LETTER, PAD = 30, 26, 7.4, 9
 
 def tree(round: RoundRecord, word: Word, before: str = "") -> str:
     """A round's draft: accepted nodes filled and joined by a thick line, then the target's own
-    token. ``before`` is the end of the text it extends; odds stand under tokens that have them."""
+    token. ``before`` ends the text it extends; a node's title has what the draft gave it."""
     spelt = [shown(word(token)) for token in round.tokens]
     accepted = _walk(round)
     parents = [*round.parents]
@@ -205,10 +206,12 @@ def tree(round: RoundRecord, word: Word, before: str = "") -> str:
         chance = f"{odds[node - 1]:.0%}" if 0 < node <= len(odds) else ""
         nodes.append(_node(x[node], y[node], widths[node], label, kind, chance))
     across, down = lefts[-1] + columns[-1] + 4, ROW * (max(height) + 1) + 6
-    said = f"{len(round.tokens)} drafted, {len(round.accepted)} accepted"
+    own = "" if round.kind is None else f", then a token {MEANING[round.kind]}"
+    said = f"{len(round.tokens)} drafted, {len(round.accepted)} accepted{own}"
+    size = f'width="{across:.0f}" height="{down:.0f}" viewBox="0 0 {across:.0f} {down:.0f}"'
     return (
-        f'<div class="sac-scroll"><svg class="sac-tree" role="img" aria-label="{said}" '
-        f'width="{across:.0f}" height="{down:.0f}" viewBox="0 0 {across:.0f} {down:.0f}">'
+        f'<p class="sac-note">{said}</p><div class="sac-scroll">'
+        f'<svg class="sac-tree" role="img" aria-label="{said}" {size}>'
         f"{''.join(lines)}{''.join(nodes)}</svg></div>"
     )
 
@@ -281,40 +284,34 @@ def over_rounds(
     if not any(round.tokens for round in rounds):
         return message("Nothing was drafted, so there are no rounds to show.")
     panels = [_bars(rounds)]
-    sizes = [(max(deep, default=0), _width(deep)) for deep in map(_levels, rounds)]
-    if any(width > 1 for _, width in sizes):
-        deep, wide = zip(*sizes, strict=True)
-        panels.append(_panel("the tree's", {"depth": deep, "width": wide}, len(rounds)))
+    deep = [levels(round.parents) for round in rounds]
+    sizes = {
+        "depth": [max(own, default=0) for own in deep],
+        "width": [max(map(own.count, own), default=0) for own in deep],
+    }
+    if max(sizes["width"]) > 1:
+        panels.append(_panel("levels and widest level of the tree", sizes, len(rounds)))
     if views and all(len(round.note) == len(views) for round in rounds if round.tokens):
         notes = [round.note or (float("nan"),) * len(views) for round in rounds]
         weights = dict(zip(views, zip(*notes, strict=True), strict=True))
         panels.append(_panel("weight of each view", weights, len(rounds), 1.0))
-    down = len(panels) * (PANEL + TOP + 12) + 22
+    down = len(panels) * (PANEL + TOP + 12) + 26
     drawn = "".join(
         f'<g transform="translate(0 {i * (PANEL + TOP + 12)})">{panel}</g>'
         for i, panel in enumerate(panels)
     )
-    pointer = ""
     if chosen is not None:
         at = _at(chosen, len(rounds))
-        pointer = f'<path class="sac-pointer" d="M{at:.1f} {TOP}V{down - 22}"/>'
+        drawn += f'<path class="sac-pointer" d="M{at:.1f} {down - 18}l-5 7h10z"/>'
     numbers = "".join(
         f'<text x="{_at(i, len(rounds)):.1f}" y="{down - 6}" text-anchor="middle">{i + 1}</text>'
         for i in _spread(len(rounds), 9)
     )
     return (
         f'<svg class="sac-rounds" role="img" aria-label="what changed from round to round" '
-        f'viewBox="0 0 {ACROSS} {down}">{pointer}{drawn}{numbers}'
+        f'viewBox="0 0 {ACROSS} {down}">{drawn}{numbers}'
         f'<text x="{ACROSS - RIGHT + 8}" y="{down - 6}">round</text></svg>'
     )
-
-
-def _levels(round: RoundRecord) -> list[int]:
-    return levels(round.parents)
-
-
-def _width(deep: Sequence[int]) -> int:
-    return max((deep.count(level) for level in deep), default=0)
 
 
 def _at(round: int, rounds: int) -> float:
@@ -323,7 +320,7 @@ def _at(round: int, rounds: int) -> float:
 
 
 def _bars(rounds: Sequence[RoundRecord]) -> str:
-    most = max(len(round.tokens) for round in rounds)
+    most = _even(max(len(round.tokens) for round in rounds))
     thick = max(1.0, 0.8 * (ACROSS - LEFT - RIGHT) / len(rounds))
     bars = []
     for i, round in enumerate(rounds):
@@ -341,12 +338,12 @@ def _bars(rounds: Sequence[RoundRecord]) -> str:
         f'<text x="{side + 17}" y="{TOP + 18 * i + 10}">{kind}</text>'
         for i, kind in enumerate(("drafted", "accepted"))
     )
-    return _axes("tokens a round", float(most)) + "".join(bars) + key
+    return _axes("tokens drafted and accepted", most) + "".join(bars) + key
 
 
 def _panel(title: str, lines: Lines, rounds: int, most: float | None = None) -> str:
     """Lines over the rounds, each named where it ends; names are kept from touching."""
-    top = most or max(max(line) for line in lines.values())
+    top = most or _even(max(max(line) for line in lines.values()))
     drawn, ends = [], {}
     for i, (name, line) in enumerate(lines.items()):
         places = [
@@ -368,6 +365,11 @@ def _panel(title: str, lines: Lines, rounds: int, most: float | None = None) -> 
         drawn.append(f'<path {style} d="M{side} {below - 4:.1f}h16"/>')
         drawn.append(f'<text x="{side + 20}" y="{below:.1f}">{escape(name)}</text>')
     return _axes(title, top) + "".join(drawn)
+
+
+def _even(most: float) -> float:
+    """The next even number, so that the middle is whole."""
+    return 2.0 * max(1, math.ceil(most / 2))
 
 
 def _axes(title: str, top: float) -> str:
