@@ -165,7 +165,7 @@ def answers(pair: Pair, house: House, asked: Asked, halted: Callable[[], bool]) 
     draft = None if pair.draft is None else pair.draft.backbone
     settled = [recipe]
 
-    def begin(method: Recipe, tell: Tell) -> Any:
+    def begin(method: Recipe, tell: Tell, **others: Any) -> Any:
         found = stream(
             pair.target.backbone,
             inputs,
@@ -176,13 +176,20 @@ def answers(pair: Pair, house: House, asked: Asked, halted: Callable[[], bool]) 
             captioner=captioner,
             seed=asked.seed,
             on_phase=tell,
-            **_settings(asked),
+            **{**_settings(asked), **others},
         )
         settled[0] = found.recipe
         return found
 
-    plain = "ar", partial(begin, SYSTEMS["ar"])
-    drafted = asked.method, partial(begin, recipe)
+    def ready(method: Recipe, tell: Tell) -> Any:
+        """As ``begin``; a draft's process is started before anything is timed."""
+        if method.schedule is parallel:
+            for _ in begin(method, tell, max_new_tokens=1):
+                pass
+        return begin(method, tell)
+
+    plain = "ar", partial(ready, SYSTEMS["ar"])
+    drafted = asked.method, partial(ready, recipe)
     last = None
     for now in duel(plain, drafted, pair.decode, halted=halted):
         last = Shown(now, settled[0], clip)
@@ -355,8 +362,8 @@ def build(pair: Callable[[], Pair], house: House = House()) -> gr.Blocks:  # noq
         result = gr.HTML("", elem_id="sac-result", js_on_load=None)
         gr.HTML(pictures.legend(), js_on_load=None)
         with gr.Row(equal_height=True):
-            left = gr.HTML("", elem_id="sac-plain", js_on_load=None)
-            right = gr.HTML("", elem_id="sac-drafted", js_on_load=None)
+            left = gr.HTML("", elem_id="sac-plain", min_width=320, js_on_load=None)
+            right = gr.HTML("", elem_id="sac-drafted", min_width=320, js_on_load=None)
         note = gr.HTML("", js_on_load=None)
         saw_frames = gr.HTML("", elem_id="sac-seen", js_on_load=None)
         slider = gr.Slider(1, 2, 1, step=1, label="Round (in the picture below)", visible=False)

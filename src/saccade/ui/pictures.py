@@ -80,8 +80,8 @@ def outcome(duel: Duel, sampled: bool) -> str:
         same = "no: sampled, so of one law but drawn apart"
     decode, whole = _number(duel.speedup, "{:.2f}x"), _number(duel.speedup_whole, "{:.2f}x")
     parts = [
-        f"Decoding sped up <b>{decode}</b>",
-        f"with reading the video <b>{whole}</b>",
+        f"Decoding at <b>{decode}</b> the speed",
+        f"from the question to the last token <b>{whole}</b>",
         f'same tokens: <b class="sac-same">{same}</b>',
     ]
     found = f'<p class="sac-outcome">{" · ".join(parts)}</p>'
@@ -129,8 +129,11 @@ def _seen(frames: np.ndarray, times: Sequence[float], one: Kept, count: int) -> 
         label = f"{times[i]:.1f} s: {kept}/{whole}"
         pictures.append(_picture(overlaid(frames[i], share), label, f"{one.view} at {label} kept"))
     about = f"<b>{escape(one.view)}</b>: {one.count} of {one.whole} visual tokens"
+    about += f" ({one.count / one.whole:.0%})"
+    if bool(((one.share > 0) & (one.share < 0.99)).any()):
+        about += " a head; the brighter, the more heads kept it"
     return (
-        f'<figure class="sac-seen"><figcaption>{about} ({one.count / one.whole:.0%})</figcaption>'
+        f'<figure class="sac-seen"><figcaption>{about}</figcaption>'
         f'<div class="sac-strip">{"".join(pictures)}</div></figure>'
     )
 
@@ -302,15 +305,15 @@ def over_rounds(
     )
     if chosen is not None:
         at = _at(chosen, len(rounds))
-        drawn += f'<path class="sac-pointer" d="M{at:.1f} {down - 18}l-5 7h10z"/>'
+        drawn += f'<path class="sac-pointer" d="M{at:.1f} {down - 28}l-5 8h10z"/>'
     numbers = "".join(
         f'<text x="{_at(i, len(rounds)):.1f}" y="{down - 6}" text-anchor="middle">{i + 1}</text>'
-        for i in _spread(len(rounds), 9)
+        for i in range(0, len(rounds), math.ceil(len(rounds) / 10))
     )
     return (
-        f'<svg class="sac-rounds" role="img" aria-label="what changed from round to round" '
-        f'viewBox="0 0 {ACROSS} {down}">{drawn}{numbers}'
-        f'<text x="{ACROSS - RIGHT + 8}" y="{down - 6}">round</text></svg>'
+        f'<div class="sac-wide"><svg class="sac-rounds" role="img" '
+        f'aria-label="what changed from round to round" viewBox="0 0 {ACROSS} {down}">'
+        f'{drawn}{numbers}<text x="{ACROSS - RIGHT + 8}" y="{down - 6}">round</text></svg></div>'
     )
 
 
