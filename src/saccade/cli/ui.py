@@ -50,34 +50,35 @@ def ui(
             "the page needs gradio: uv run --extra ui saccade ui, or pip install 'saccade[ui]'"
         )
     known = loading.known(config, target, draft, method)
-    prepare(threads or known.threads, verbose)
-    import uvicorn
-
-    os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
-    uploads = tempfile.TemporaryDirectory(prefix="saccade-ui-")  # gone when this ends
-    os.environ["GRADIO_TEMP_DIR"] = uploads.name
-
-    from saccade.media import Limits
-    from saccade.ui import page
-
     loading.recipes([known.method])
+    place = loading.Place(dtype, device, device_map, quantize, trust_remote_code)
+    with _listening(host, port) as door, tempfile.TemporaryDirectory() as uploads:
+        os.environ |= {"GRADIO_ANALYTICS_ENABLED": "False", "GRADIO_TEMP_DIR": uploads}
+        prepare(threads or known.threads, verbose)
+        import uvicorn
+
+        from saccade.media import Limits
+        from saccade.ui import page
+
+        models = loading.models(known.target, known.draft, place, quiet=False)
+        pair = page.Pair(
+            models.target,
+            models.draft,
+            lambda frames: loading.captioner_of(captioner, known.target, frames, device),
+        )
+        limits = Limits(max_bytes=max_upload_mb << 20, max_frames=max_frames)
+        house = page.House(known.method, limits, max_prompt, max_new_tokens)
+        app = page.app(page.build(lambda: pair, house), house)
+        settings = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=PATIENCE)
+        out.print(f"http://{host}:{door.getsockname()[1]}  (Ctrl-C ends it)", markup=False)
+        uvicorn.Server(settings).run(sockets=[door])
+
+
+def _listening(host: str, port: int) -> socket.socket:
+    """The socket to serve at. Raises OptionError where there can be none."""
     try:
-        listening = socket.create_server((host, port))
+        return socket.create_server((host, port))
     except (OSError, UnicodeError) as error:
         raise OptionError(
             f"cannot listen at {host}:{port} ({error}); --port 0 takes a free one"
         ) from error
-    place = loading.Place(dtype, device, device_map, quantize, trust_remote_code)
-    models = loading.models(known.target, known.draft, place, quiet=False)
-    pair = page.Pair(
-        models.target,
-        models.draft,
-        lambda frames: loading.captioner_of(captioner, known.target, frames, device),
-    )
-    limits = Limits(max_bytes=max_upload_mb << 20, max_frames=max_frames)
-    house = page.House(known.method, limits, max_prompt, max_new_tokens)
-    app = page.app(page.build(lambda: pair, house), house)
-    settings = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=PATIENCE)
-    out.print(f"http://{host}:{listening.getsockname()[1]}  (Ctrl-C ends it)", markup=False)
-    with uploads:
-        uvicorn.Server(settings).run(sockets=[listening])

@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from saccade.show import Typist
 from saccade.types import Kind, Result, Round, RoundRecord
@@ -24,6 +24,7 @@ Clock = Callable[[], float]
 Decode = Callable[[Sequence[int]], str]
 
 
+@runtime_checkable
 class Rounds(Protocol):
     """What the duel needs of a :class:`saccade.Stream`."""
 

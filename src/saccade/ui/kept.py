@@ -5,7 +5,6 @@ Drafts keep no note of it, so the view is applied once more, to a prefill of its
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -14,6 +13,7 @@ from torch import Tensor
 
 from saccade.backbone import Backbone
 from saccade.draft import EarlyExit, Lookup, SelfDraft, Team, Words
+from saccade.prune import Merged, Pooled
 from saccade.recipe import Recipe
 from saccade.sampling import Sampling
 from saccade.session import Session
@@ -29,6 +29,7 @@ class Kept:
     share: Float[Tensor, "t h w"]
     count: int  # tokens that a head reads
     whole: int  # of so many
+    means: bool = False  # whether each stands for several, as their mean
 
 
 def kept(
@@ -72,7 +73,9 @@ def _seen(view: View, prefill: Prefill, prompt: Prompt) -> Kept:
         pruned = prompt.select(view.choose(prefill, prompt, view.start(prompt)))
     else:
         pruned = view(prefill, prompt)
-    return Kept(view.name, on_grid(prompt, share(prompt, pruned)), pruned.seen, prompt.seen)
+    cells = on_grid(prompt, share(prompt, pruned))
+    means = isinstance(view, Pooled | Merged)
+    return Kept(view.name, cells, pruned.seen, prompt.seen, means)
 
 
 def share(prompt: Prompt, pruned: Prompt) -> Float[Tensor, " seen"]:
@@ -92,12 +95,3 @@ def on_grid(prompt: Prompt, values: Float[Tensor, " seen"]) -> Float[Tensor, "t 
     found = torch.full((int(t.max()) + 1, int(h.max()) + 1, int(w.max()) + 1), float("nan"))
     found[t, h, w] = values[first]
     return found
-
-
-def named(found: Sequence[Kept]) -> str:
-    """In words: how much each view keeps."""
-    parts = [
-        f"{one.view}: {one.count} of {one.whole} visual tokens ({one.count / one.whole:.0%})"
-        for one in found
-    ]
-    return "; ".join(parts)

@@ -352,7 +352,7 @@ def build(pair: Callable[[], Pair], house: House = House()) -> gr.Blocks:  # noq
                     shape = _menu("shape", "In what shape")
                     schedule = _menu("schedule", "When")
                 with gr.Row():
-                    tokens = gr.Number(192, label="Longest answer, in tokens", precision=0)
+                    tokens = gr.Number(192, label="Tokens at most", precision=0)
                     temperature = gr.Number(0, label="Temperature (0: greedy)", step=0.1)
                     seed = gr.Number(0, label="Seed", precision=0)
                 with gr.Row():

@@ -120,18 +120,21 @@ def seen(
 
 
 def _seen(frames: np.ndarray, times: Sequence[float], one: Kept, count: int) -> str:
-    steps = one.share.shape[0]
-    pictures = []
+    about = f"<b>{escape(one.view)}</b>: {one.count} of {one.whole} visual tokens"
+    about += f" ({one.count / one.whole:.0%})"
+    if bool(((one.share > 0) & (one.share < 0.99)).any()):
+        about += " a head; the brighter, the more heads kept it"
+    if one.means:
+        about += ", each the mean of several, shown where it stands"
+    if not one.count:
+        return f'<figure class="sac-seen"><figcaption>{about}</figcaption></figure>'
+    steps, pictures = one.share.shape[0], []
     for step in _spread(steps, count):
         i = step * len(frames) // steps  # the first of the frames a token stands for
         share = one.share[step].numpy()
         kept, whole = int(np.nansum(share > 0)), int(np.sum(~np.isnan(share)))
         label = f"{times[i]:.1f} s: {kept}/{whole}"
         pictures.append(_picture(overlaid(frames[i], share), label, f"{one.view} at {label} kept"))
-    about = f"<b>{escape(one.view)}</b>: {one.count} of {one.whole} visual tokens"
-    about += f" ({one.count / one.whole:.0%})"
-    if bool(((one.share > 0) & (one.share < 0.99)).any()):
-        about += " a head; the brighter, the more heads kept it"
     return (
         f'<figure class="sac-seen"><figcaption>{about}</figcaption>'
         f'<div class="sac-strip">{"".join(pictures)}</div></figure>'
