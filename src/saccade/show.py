@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 from rich.console import Console
@@ -14,6 +14,11 @@ from saccade.measure.compare import Row
 from saccade.types import Kind, RoundRecord
 
 STYLE: dict[Kind, str] = {"accepted": "green", "recovered": "bold yellow", "bonus": "bold cyan"}
+MEANING: dict[Kind, str] = {
+    "accepted": "accepted draft tokens",
+    "recovered": "corrected by the target",
+    "bonus": "added by the target",
+}
 UNFINISHED = "\N{REPLACEMENT CHARACTER}"
 
 
@@ -31,13 +36,18 @@ class Typist:
     def type(self, round: RoundRecord) -> Text:
         """The text a round adds."""
         added = Text()
+        for text, kind in self.pieces(round):
+            added.append(text, style=STYLE[kind])
+        return added
+
+    def pieces(self, round: RoundRecord) -> Iterator[tuple[str, Kind]]:
+        """The same in pieces, each with how its token came."""
         for token, kind in zip(round.emitted, round.kinds, strict=True):
             self._ids.append(token)
             whole = self._decode(self._ids)
             if not whole.endswith(UNFINISHED):
-                added.append(whole[len(self._shown) :], style=STYLE[kind])
+                yield whole[len(self._shown) :], kind
                 self._shown = whole
-        return added
 
     def rest(self) -> str:
         """What was still held back at the end."""
@@ -45,13 +55,7 @@ class Typist:
 
 
 def legend() -> Text:
-    return Text.assemble(
-        ("accepted draft tokens", STYLE["accepted"]),
-        ", ",
-        ("corrected by the target", STYLE["recovered"]),
-        ", ",
-        ("added by the target", STYLE["bonus"]),
-    )
+    return Text(", ").join(Text(words, style=STYLE[kind]) for kind, words in MEANING.items())
 
 
 def table(rows: Mapping[str, Row]) -> Table:

@@ -23,6 +23,7 @@ from saccade.cli.prefill import prefill
 from saccade.cli.serve import serve
 from saccade.cli.shapes import shapes_app
 from saccade.cli.train_draft import train_draft
+from saccade.cli.ui import ui
 from saccade.errors import SaccadeError
 from saccade.terminal import err
 
@@ -52,6 +53,7 @@ app.command()(caption)
 app.command("caption-merge")(caption_merge)
 app.command()(compare)
 app.command()(serve)
+app.command()(ui)
 app.command()(methods)
 app.command()(calibrate)
 app.command()(figure)

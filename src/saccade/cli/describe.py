@@ -14,11 +14,7 @@ import typer
 
 from saccade.cli import loading, options
 from saccade.errors import OptionError
-<<<<<<< HEAD
-from saccade.terminal import Json, Quiet, Threads, Verbose, err, out, prepare, steps
-=======
-from saccade.terminal import Json, Threads, Verbose, err, hush, out, prepare, status
->>>>>>> 11953766e708d7bf3df43bd16f3eb7e8e74d8866
+from saccade.terminal import Json, Quiet, Threads, Verbose, err, hush, out, prepare, steps
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -89,18 +85,12 @@ def describe(
     if tp:
         recipe = loading.split(recipe, exact)
     sampling = loading.sampling(fps, num_frames, every_frame, start, end)
-<<<<<<< HEAD
     shown = showing(as_json, quiet)
     clip = loading.read(video, sampling, quiet=shown != "all", warn=not quiet)
-    place = loading.Place(dtype, device, device_map, quantize, trust_remote_code)
-    models = loading.models(known.target, known.draft, place, quiet=shown != "all")
-=======
-    clip = loading.read(video, sampling, quiet=as_json)
     place = loading.Place(dtype, device, device_map, quantize, trust_remote_code, tp)
-    models = loading.models(known.target, known.draft, place, quiet=as_json)
+    models = loading.models(known.target, known.draft, place, quiet=shown != "all")
     if tp and seed is None:
         seed = ranks.agreed(secrets.randbits(63))
->>>>>>> 11953766e708d7bf3df43bd16f3eb7e8e74d8866
     settings = _settings(max_new_tokens, temperature, top_p, top_k, stop)
     inputs = loading.inputs(models.target, clip, prompt)
     draft_inputs = loading.draft_inputs(models, clip, prompt)
@@ -120,15 +110,11 @@ def describe(
             **settings,
         )
 
-<<<<<<< HEAD
     result = answer(models.target, start_stream, shown)
-=======
-    result = answer(models.target, start_stream, quiet=as_json)
     if tp:
         ranks.leave()
         if ranks.rank():
             return
->>>>>>> 11953766e708d7bf3df43bd16f3eb7e8e74d8866
     if trace is not None:
         from saccade.measure import trace as traces
 

@@ -1,10 +1,14 @@
 """From a name to a loaded model, and from a question to its inputs."""
 
-<<<<<<< HEAD
-from saccade.models.asking import ask, ask_draft, converse, put, same_inputs
-=======
-from saccade.models.asking import ask, ask_draft, joined, put, shown
->>>>>>> 11953766e708d7bf3df43bd16f3eb7e8e74d8866
+from saccade.models.asking import (
+    ask,
+    ask_draft,
+    converse,
+    joined,
+    put,
+    same_inputs,
+    shown,
+)
 from saccade.models.loading import (
     DTYPES,
     EMBEDDED,
@@ -35,11 +39,8 @@ __all__ = [
     "check_folder",
     "check_pair",
     "check_tokenizers",
-<<<<<<< HEAD
     "converse",
-=======
     "joined",
->>>>>>> 11953766e708d7bf3df43bd16f3eb7e8e74d8866
     "load",
     "load_pair",
     "pick_device",
@@ -47,9 +48,6 @@ __all__ = [
     "put",
     "read_config",
     "read_processor",
-<<<<<<< HEAD
     "same_inputs",
-=======
     "shown",
->>>>>>> 11953766e708d7bf3df43bd16f3eb7e8e74d8866
 ]

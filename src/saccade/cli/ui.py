@@ -1,0 +1,84 @@
+"""``saccade ui``."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import socket
+import tempfile
+from typing import Annotated
+
+import typer
+
+from saccade.cli import loading, options
+from saccade.errors import OptionError
+from saccade.terminal import Threads, Verbose, out, prepare
+
+HOST, PORT = "127.0.0.1", 7860
+PATIENCE = 2  # seconds open pages get when it ends
+
+
+def ui(
+    target: options.Target = None,
+    draft: options.Draft = None,
+    method: options.Method = None,
+    config: options.Config = None,
+    captioner: options.Captioner = None,
+    host: Annotated[str, typer.Option(help="Address to listen at; 0.0.0.0 is everywhere.")] = HOST,
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Port to listen at; 0 takes a free one.")
+    ] = PORT,
+    max_new_tokens: Annotated[
+        int, typer.Option(min=1, help="The longest answer anyone may ask for.")
+    ] = 1024,
+    max_upload_mb: Annotated[int, typer.Option(min=1, help="The largest file to read.")] = 200,
+    max_frames: Annotated[int, typer.Option(min=1, help="Frames taken of a video at most.")] = 64,
+    max_prompt: Annotated[
+        int, typer.Option(min=1, help="Tokens of clip and question at most.")
+    ] = 16_384,
+    threads: Threads = None,
+    dtype: options.Dtype = None,
+    device: options.Device = None,
+    device_map: options.DeviceMap = None,
+    quantize: options.Quantize = None,
+    trust_remote_code: options.Trust = False,
+    verbose: Verbose = False,
+) -> None:
+    """A web page: drop a video and watch it answered plainly and with a draft, side by side."""
+    if importlib.util.find_spec("gradio") is None:
+        raise OptionError(
+            "the page needs gradio: uv run --extra ui saccade ui, or pip install 'saccade[ui]'"
+        )
+    known = loading.known(config, target, draft, method)
+    loading.recipes([known.method])
+    place = loading.Place(dtype, device, device_map, quantize, trust_remote_code)
+    with _listening(host, port) as door, tempfile.TemporaryDirectory() as uploads:
+        os.environ |= {"GRADIO_ANALYTICS_ENABLED": "False", "GRADIO_TEMP_DIR": uploads}
+        prepare(threads or known.threads, verbose)
+        import uvicorn
+
+        from saccade.media import Limits
+        from saccade.ui import page
+
+        models = loading.models(known.target, known.draft, place, quiet=False)
+        pair = page.Pair(
+            models.target,
+            models.draft,
+            lambda frames: loading.captioner_of(captioner, known.target, frames, device),
+        )
+        limits = Limits(max_bytes=max_upload_mb << 20, max_frames=max_frames)
+        house = page.House(known.method, limits, max_prompt, max_new_tokens)
+        app = page.app(page.build(lambda: pair, house), house)
+        settings = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=PATIENCE)
+        out.print(f"http://{host}:{door.getsockname()[1]}  (Ctrl-C ends it)", markup=False)
+        uvicorn.Server(settings).run(sockets=[door])
+
+
+def _listening(host: str, port: int) -> socket.socket:
+    """The socket to serve at. Raises OptionError where there can be none."""
+    try:
+        return socket.create_server((host, port))
+    except (OSError, UnicodeError) as error:
+        raise OptionError(
+            f"cannot listen at {host}:{port} ({error}); --port 0 takes a free one"
+        ) from error

@@ -1,0 +1,240 @@
+"""Two answers to one question in one process, each with a clock of its own.
+
+They share the machine's cores, so they take turns: whichever has worked least so far takes the next
+step, and so both advance on screen at the speeds they would show against each other alone. It is a
+demonstration: each finds the processor's caches full of the other's weights, and a draft in a
+process of its own goes on while the other side works.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol, runtime_checkable
+
+from saccade.show import Typist
+from saccade.types import Kind, Result, Round, RoundRecord
+
+EVERY = 0.15  # seconds between two snapshots
+READING = "reading the video"
+
+Tell = Callable[[str], None]
+Clock = Callable[[], float]
+Decode = Callable[[Sequence[int]], str]
+
+
+@runtime_checkable
+class Rounds(Protocol):
+    """What the duel needs of a :class:`saccade.Stream`."""
+
+    results: list[Result]
+
+    def __next__(self) -> Round: ...
+
+    def close(self) -> None: ...
+
+
+Begin = Callable[[Tell], Rounds]
+"""Starts an answer whose phases are told to the function given; an exception from it ends it."""
+
+
+class Halted(Exception):
+    """Somebody pressed stop."""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Some of an answer's text, and how its token came."""
+
+    text: str
+    kind: Kind
+
+
+@dataclass(frozen=True)
+class Side:
+    """One answer so far."""
+
+    method: str
+    phase: str = "waiting"
+    pieces: tuple[Piece, ...] = ()
+    rounds: tuple[RoundRecord, ...] = ()
+    seconds: float = 0.0  # of its own work
+    before: float = 0.0  # of these, what came before decoding: vision, prefill, guidance
+    result: Result | None = None  # once it is complete
+
+    @property
+    def text(self) -> str:
+        return "".join(piece.text for piece in self.pieces)
+
+    @property
+    def tokens(self) -> int:
+        return sum(len(round.emitted) for round in self.rounds)
+
+    @property
+    def drafted(self) -> int:
+        return sum(len(round.tokens) for round in self.rounds)
+
+    @property
+    def accepted(self) -> int:
+        return sum(len(round.accepted) for round in self.rounds)
+
+    @property
+    def tau(self) -> float | None:
+        """Tokens per target forward."""
+        return self.tokens / len(self.rounds) if self.rounds else None
+
+    @property
+    def rate(self) -> float | None:
+        """Accepted over drafted tokens."""
+        return self.accepted / self.drafted if self.drafted else None
+
+    @property
+    def per_token(self) -> float | None:
+        """Seconds of decoding a token. The first comes of the prefill, as ``compare`` counts."""
+        seconds = self.seconds - self.before
+        return seconds / (self.tokens - 1) if self.tokens > 1 and seconds > 0 else None
+
+
+@dataclass(frozen=True)
+class Duel:
+    """Both answers at one moment."""
+
+    plain: Side
+    drafted: Side
+    halted: bool = False
+
+    @property
+    def over(self) -> bool:
+        return self.plain.result is not None and self.drafted.result is not None
+
+    @property
+    def same(self) -> bool | None:
+        """Whether both emitted the same tokens; None until both are complete."""
+        if self.plain.result is None or self.drafted.result is None:
+            return None
+        return self.plain.result.ids == self.drafted.result.ids
+
+    @property
+    def speedup(self) -> float | None:
+        """Of decoding, a token; None until both are complete."""
+        plain, drafted = self.plain.per_token, self.drafted.per_token
+        return plain / drafted if self.over and plain and drafted else None
+
+    @property
+    def speedup_whole(self) -> float | None:
+        """From the question to the last token, a token; None until both are complete."""
+        if not (self.over and self.plain.tokens and self.drafted.tokens and self.drafted.seconds):
+            return None
+        plain = self.plain.seconds / self.plain.tokens
+        return plain / (self.drafted.seconds / self.drafted.tokens)
+
+
+@dataclass
+class Entrant:
+    """One side at work: a stream and the time it has taken."""
+
+    method: str
+    begin: Begin
+    typist: Typist
+    halted: Callable[[], bool]
+    clock: Clock
+    phase: str = "waiting"
+    pieces: list[Piece] = field(default_factory=list)
+    rounds: list[RoundRecord] = field(default_factory=list)
+    seconds: float = 0.0
+    before: float = 0.0
+    result: Result | None = None
+    stream: Rounds | None = None
+    _began: float = 0.0
+
+    def start(self) -> None:
+        """Settles what there is to settle; what a method measures of this machine is not timed."""
+        self.stream = self.begin(self._tell)
+        self.phase = READING
+
+    def step(self) -> None:
+        """One round, its seconds added to this side's; the first brings all before it, too."""
+        assert self.stream is not None
+        self._began = self.clock()
+        try:
+            round: Round | None = next(self.stream)
+        except StopIteration:
+            round = None
+        self.seconds += self.clock() - self._began
+        if round is None:
+            self.result = self.stream.results[0]
+            self.phase = "stopped by an error" if self.result.finish_reason == "error" else "done"
+            if (rest := self.typist.rest()) and self.rounds:  # half a character
+                self.pieces.append(Piece(rest, self.rounds[-1].kinds[-1]))
+            return
+        record = round.scalars()
+        self.rounds.append(record)
+        self.pieces += [Piece(text, kind) for text, kind in self.typist.pieces(record)]
+
+    def close(self) -> None:
+        if self.stream is not None:
+            self.stream.close()
+
+    def shown(self) -> Side:
+        return Side(
+            self.method,
+            self.phase,
+            tuple(self.pieces),
+            tuple(self.rounds),
+            self.seconds,
+            self.before,
+            self.result,
+        )
+
+    def _tell(self, phase: str) -> None:
+        if self.halted():
+            raise Halted
+        if phase == "decode":
+            self.phase = "answering"
+            self.before = self.seconds + self.clock() - self._began
+
+
+def duel(
+    plain: tuple[str, Begin],
+    drafted: tuple[str, Begin],
+    decode: Decode,
+    *,
+    halted: Callable[[], bool] = lambda: False,
+    every: float = EVERY,
+    clock: Clock = time.perf_counter,
+) -> Iterator[Duel]:
+    """Both answers as they come, a snapshot every so often; the last has both results.
+
+    Each side is a method's name and how to begin its answer. ``halted`` is asked before every step
+    and phase. Closing the iterator ends both answers; what they raise comes through.
+    """
+    sides = [
+        Entrant(name, begin, Typist(decode), halted, clock) for name, begin in (plain, drafted)
+    ]
+
+    def snapshot(stopped: bool = False) -> Duel:
+        return Duel(sides[0].shown(), sides[1].shown(), stopped)
+
+    try:
+        for side in sides:
+            side.phase = "getting ready"
+            yield snapshot()
+            side.start()
+        shown = clock() - every
+        while running := [side for side in sides if side.result is None]:
+            if halted():
+                raise Halted
+            turn = min(running, key=lambda side: side.seconds)
+            if clock() - shown >= every or not turn.rounds:
+                shown = clock()
+                yield snapshot()
+            turn.step()
+        yield snapshot()
+    except Halted:
+        for side in sides:
+            side.phase = "done" if side.result is not None else "stopped"
+        yield snapshot(stopped=True)
+    finally:
+        for side in sides:
+            side.close()

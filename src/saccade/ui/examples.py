@@ -1,0 +1,34 @@
+"""Clips of the synthetic world that no training stage drew, for people without a video at hand."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from saccade.media import Clip
+from saccade.shapes import world
+
+SECONDS = 8.0
+
+
+@dataclass(frozen=True)
+class Example:
+    """A scene, how many frames of it are taken, and how large they are."""
+
+    seed: int
+    frames: int
+    side: int
+
+    def clip(self) -> Clip:
+        pictures = world.render(world.scene(self.seed), self.frames, self.side)
+        times = (np.arange(self.frames) * SECONDS / self.frames).astype(np.float64)
+        rate = self.frames / SECONDS
+        return Clip(pictures, times, SECONDS, rate, self.frames, rate)
+
+
+EXAMPLES: dict[str, Example] = {
+    "Three shapes (2,048 visual tokens)": Example(20_000_002, 64, 224),
+    "Four on stripes (2,048)": Example(20_000_005, 64, 224),
+    "Five shapes, short (256)": Example(20_000_001, 32, 112),
+}

@@ -1,0 +1,97 @@
+"""What the draft saw of a clip: the share of heads that kept each visual token.
+
+Drafts keep no note of it, so the view is applied once more, to a prefill of its own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from saccade.backbone import Backbone
+from saccade.draft import EarlyExit, Lookup, SelfDraft, Team, Words
+from saccade.prune import Merged, Pooled
+from saccade.recipe import Recipe
+from saccade.sampling import Sampling
+from saccade.session import Session
+from saccade.types import Inputs, Prefill, Prompt, View
+from saccade.view import Pruned, Several
+
+
+@dataclass(frozen=True, eq=False)
+class Kept:
+    """One view of the clip. ``share`` is of each token, in the order of time, row, column."""
+
+    view: str
+    share: Float[Tensor, "t h w"]
+    count: int  # tokens that a head reads
+    whole: int  # of so many
+    means: bool = False  # whether each stands for several, as their mean
+
+
+def kept(
+    target: Backbone,
+    draft: Backbone | None,
+    recipe: Recipe,
+    inputs: Inputs,
+    draft_inputs: Inputs | None,
+    words: Words,
+) -> tuple[Kept, ...]:
+    """Each view of the draft's, several for an ensemble; none where the draft does not look.
+
+    ``recipe`` as a stream has settled it. Costs a prefill of the target, and of the draft's vision.
+    """
+    view = recipe.view
+    own = recipe.drafter in (SelfDraft, EarlyExit)
+    looks = recipe.drafts and recipe.drafter is not Lookup and (own or draft is not None)
+    if not looks:
+        return ()
+    team = Team(target, draft, view, recipe.shape, [Sampling()], 1, words)
+    session = Session(target, team.rules)
+    (prefill,) = session.prefill(target.prompts(inputs), record=view.attention)
+    prefill = replace(prefill, words=words.say(view, inputs)[0])
+    prompt = prefill.prompt if own else _read(team, prefill, draft_inputs or inputs)
+    if not prompt.seen:
+        return ()
+    views = view.views if isinstance(view, Several) else (view,)
+    return tuple(_seen(each, prefill, prompt) for each in views)
+
+
+def _read(team: Team, prefill: Prefill, inputs: Inputs) -> Prompt:
+    """The draft's own whole prompt."""
+    draft = team.drafting()
+    if draft.sees_as(team.target):
+        return draft.adopt(prefill.prompt)
+    return draft.prompts(team.readable(inputs))[0]
+
+
+def _seen(view: View, prefill: Prefill, prompt: Prompt) -> Kept:
+    if isinstance(view, Pruned):  # as a draft that started early chose it
+        pruned = prompt.select(view.choose(prefill, prompt, view.start(prompt)))
+    else:
+        pruned = view(prefill, prompt)
+    cells = on_grid(prompt, share(prompt, pruned))
+    means = isinstance(view, Pooled | Merged)
+    return Kept(view.name, cells, pruned.seen, prompt.seen, means)
+
+
+def share(prompt: Prompt, pruned: Prompt) -> Float[Tensor, " seen"]:
+    """The share of heads that keep each visual token: 0 or 1 where all keep the same."""
+    rows = torch.zeros(len(prompt))
+    lists = [pruned.index[pruned.visual]] if pruned.heads is None else pruned.heads.flatten(0, 1)
+    for own in lists:
+        rows[own.cpu()] += 1 / len(lists)
+    return rows[prompt.visual.cpu()]
+
+
+def on_grid(prompt: Prompt, values: Float[Tensor, " seen"]) -> Float[Tensor, "t h w"]:
+    """Values of the first medium's tokens at their cells; NaN where there is no token."""
+    grid = prompt.grid.cpu()
+    first = grid[:, 0] == grid[0, 0]
+    t, h, w = (grid[first, 1:] - grid[first, 1:].amin(0)).unbind(1)
+    found = torch.full((int(t.max()) + 1, int(h.max()) + 1, int(w.max()) + 1), float("nan"))
+    found[t, h, w] = values[first]
+    return found

@@ -1,0 +1,172 @@
+"""Claims about the page in a real browser, served by the command as a person starts it."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlparse
+
+import pytest
+
+pytest.importorskip("playwright", reason="the browser's driver is a development package")
+
+from playwright.sync_api import Browser, Page, expect, sync_playwright  # noqa: E402
+
+NAMES = ("chromium", "chromium-browser", "google-chrome")
+CHROMIUM = next(filter(None, map(shutil.which, NAMES)), None)
+pytestmark = pytest.mark.skipif(
+    CHROMIUM is None, reason=f"no browser to look with: none of {', '.join(NAMES)} is installed"
+)
+ARGUMENTS = [
+    *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
+    *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
+]
+SHORT = "Five shapes, short (256)"
+PATIENCE = 120_000  # milliseconds: the machine may be busy
+
+
+@dataclass(frozen=True)
+class Served:
+    """Where the page is, and where its process writes whom else it asked."""
+
+    address: str
+    asked: Path
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    folder = tmp_path_factory.mktemp("ui")
+    asked, script = folder / "asked.txt", Path(__file__).with_name("served.py")
+    command = [sys.executable, str(script), str(asked), "ui", "--port", "0", "--threads", "1"]
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
+    with (folder / "errors.txt").open("w+") as errors:
+        running = subprocess.Popen(
+            [*command, "--max-upload-mb", "1"],
+            stdout=subprocess.PIPE, stderr=errors, text=True, env=environment,
+        )  # fmt: skip
+        assert running.stdout is not None
+        try:
+            line = running.stdout.readline()
+            found = re.search(r"http://\S+", line)
+            assert found, line + (folder / "errors.txt").read_text()
+            yield Served(found.group(0), asked)
+            running.send_signal(signal.SIGINT)
+            assert running.wait(60) in (0, 130), "Ctrl-C did not end it"
+        finally:
+            running.kill()
+            running.wait()
+            running.stdout.close()
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with sync_playwright() as driver:
+        found = driver.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
+        yield found
+        found.close()
+
+
+@pytest.fixture
+def page(served: Served, browser: Browser) -> Iterator[Page]:
+    """The page, open; every request to another host fails the test."""
+    context = browser.new_context()
+    context.set_default_timeout(PATIENCE)
+    outside: list[str] = []
+
+    def note(address: str) -> None:
+        parts = urlparse(address)
+        if parts.scheme not in ("data", "blob") and parts.hostname != "127.0.0.1":
+            outside.append(address)
+
+    context.on("request", lambda request: note(request.url))
+    shown = context.new_page()
+    shown.on("websocket", lambda socket: note(socket.url))
+    shown.goto(served.address)
+    shown.get_by_label(SHORT, exact=True).check()
+    yield shown
+    context.close()
+    assert not outside
+    assert not served.asked.exists(), served.asked.read_text()
+
+
+def ask(page: Page, method: str, tokens: int) -> None:
+    page.get_by_label("Method", exact=True).fill(method)
+    page.get_by_label("Tokens at most", exact=True).fill(str(tokens))
+    page.get_by_role("button", name="Run", exact=True).click()
+
+
+def finished(page: Page) -> str:
+    """Waits for both answers, and gives what is said of them."""
+    page.locator(".sac-same").wait_for()
+    return page.locator("#sac-result").inner_text()
+
+
+def test_an_example_is_answered_twice_alike_and_drawn(page: Page) -> None:
+    """Claim: a run shows the same text in both columns, coloured on the right alone, then what the
+    draft saw and its tree, which the slider moves from round to round.
+
+    Fails on any request to another host, by the browser or by the server."""
+    ask(page, "sage", 24)
+    assert "same tokens: yes" in finished(page)
+    plain, drafted = page.locator("#sac-plain .sac-text"), page.locator("#sac-drafted .sac-text")
+    assert drafted.inner_text() == plain.inner_text() != ""
+    assert drafted.locator(".sac-accepted").count() > 0
+    assert plain.locator("span").count() == 0
+    page.locator("#sac-seen img").first.wait_for()
+    assert page.locator("#sac-tree .sac-node-accepted").count() > 0
+    said = page.locator("#sac-tree p").inner_text()
+    turn = page.get_by_label(re.compile("^number input for Round")).or_(
+        page.get_by_role("spinbutton", name=re.compile("Round"))
+    )
+    turn.first.fill("3")
+    turn.first.press("Enter")
+    expect(page.locator("#sac-tree p")).not_to_have_text(said)
+
+
+def test_what_cannot_be_is_a_sentence_on_the_page(page: Page, tmp_path: Path) -> None:
+    """Claim: an impossible method and a file that is no video are each refused in one sentence,
+    without a traceback, and a run afterwards works."""
+    ask(page, "hippo/shape=tree", 8)
+    error = page.locator("#sac-error")
+    expect(error).to_contain_text("the parallel schedule drafts a chain; use shape=chain-N")
+    bad = tmp_path / "bad.mp4"
+    bad.write_text("<html>not found</html>")
+    page.locator("input[type=file]").set_input_files(bad)
+    page.get_by_text("bad.mp4 is not a video").first.wait_for()
+    ask(page, "sd", 8)
+    expect(error).to_contain_text("bad.mp4 is not a video (starts with <html>)")
+    assert "Traceback" not in page.content()
+    page.get_by_label("Four on stripes (2,048)", exact=True).check()
+    page.get_by_label(SHORT, exact=True).check()
+    expect(error).to_have_text("")
+    ask(page, "sd/schedule=serial", 8)
+    assert "same tokens: yes" in finished(page)
+    expect(error).to_have_text("")
+
+
+def test_stop_stops_and_a_closed_tab_makes_room(page: Page) -> None:
+    """Claim: Stop ends a run that would take long, and says so; a run whose tab is closed gives way
+    to the next tab's."""
+    ask(page, "sd/view=none/shape=chain-1", 1024)
+    page.locator("#sac-plain .sac-text").get_by_text("The").wait_for()
+    page.get_by_role("button", name="Stop", exact=True).click()
+    page.get_by_text("Stopped.", exact=True).wait_for()
+    count = page.locator("#sac-plain dd").nth(1).inner_text()
+    assert 0 < int(count) < 1024
+    page.get_by_label("Question", exact=True).fill("Describe the video, and all that happens.")
+    ask(page, "sd/view=none/shape=chain-1", 1024)
+    expect(page.get_by_text("Stopped.", exact=True)).to_have_count(0)
+    page.locator("#sac-plain .sac-text").get_by_text(re.compile("\\w")).first.wait_for()
+    other = page.context.new_page()
+    other.goto(page.url)
+    other.get_by_label(SHORT, exact=True).check()
+    page.close()
+    ask(other, "sd", 8)
+    assert "same tokens: yes" in finished(other)

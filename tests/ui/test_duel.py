@@ -1,0 +1,278 @@
+"""Claims about the two answers that take turns: fair, exact, stoppable, and honest about time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from saccade.engine import run
+from saccade.errors import MethodError, ModelError
+from saccade.media import Limits
+from saccade.models import ask
+from saccade.tree import chain
+from saccade.types import Result, Round, Timings, Tree, Verdict
+from saccade.ui.duel import Duel, Tell, duel
+from saccade.ui.page import Asked, House, Pair, Shown, answers
+
+SHORT = "Five shapes, short (256)"
+TOKENS = 24
+
+
+class Clock:
+    """Seconds that pass only when somebody works."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Steps:
+    """A stream whose every round takes the same time and emits tokens 1, 2, 3, ..."""
+
+    def __init__(self, clock: Clock, tell: Tell, prefill: float, each: float, rounds: int) -> None:
+        self.results: list[Result] = []
+        self.closed = False
+        self._work = self._rounds(clock, tell, prefill, each, rounds)
+
+    def __next__(self) -> Round:
+        return next(self._work)
+
+    def close(self) -> None:
+        self.closed = True
+
+    def _rounds(
+        self, clock: Clock, tell: Tell, prefill: float, each: float, rounds: int
+    ) -> Iterator[Round]:
+        tell("prefill")
+        clock.now += prefill
+        tell("decode")
+        for token in range(1, rounds + 1):
+            clock.now += each
+            unread: Any = None
+            yield Round(0, Tree(), Verdict((), (), token, "bonus"), None, unread, None, 0.0, each)
+        ids = tuple(range(1, rounds + 1))
+        text = spelt(ids)
+        self.results.append(Result(ids, text, "x", "stop", (), Timings(), 1, 0, None))
+
+
+def spelt(ids: Any) -> str:
+    return "".join(chr(96 + token) for token in ids)
+
+
+def raced(
+    plain: tuple[float, float, int], drafted: tuple[float, float, int], **others: Any
+) -> tuple[list[Duel], list[Steps]]:
+    """All snapshots of two made-up streams: (seconds of prefill, seconds a round, rounds)."""
+    clock, streams = Clock(), []
+
+    def begin(shape: tuple[float, float, int]) -> Callable[[Tell], Steps]:
+        def start(tell: Tell) -> Steps:
+            streams.append(Steps(clock, tell, *shape))
+            return streams[-1]
+
+        return start
+
+    sides = ("ar", begin(plain)), ("x", begin(drafted))
+    return list(duel(*sides, spelt, every=0.0, clock=clock, **others)), streams
+
+
+def asked(method: str, **others: Any) -> Asked:
+    plain: dict[str, Any] = {"example": SHORT, "upload": None, "prompt": "Describe the video."}
+    plain |= {"method": method, "tokens": TOKENS, "temperature": 0.0, "seed": 0}
+    return Asked(**{**plain, **others})
+
+
+def last(pair: Pair, question: Asked) -> list[Shown]:
+    return list(answers(pair, House(), question, lambda: False))
+
+
+@pytest.mark.parametrize(("slow", "fast"), [(3.0, 1.0), (1.0, 7.0), (2.0, 2.0)])
+def test_neither_side_works_more_than_a_step_ahead_of_the_other(slow: float, fast: float) -> None:
+    """Claim: while both go on, their own seconds differ by one step of the longer at most.
+
+    Fails if they took turns step by step, or by the tokens they have."""
+    found, _ = raced((0.0, slow, 20), (0.0, fast, 20))
+    both = [now for now in found if now.plain.result is None and now.drafted.result is None]
+    assert len(both) > 20
+    assert max(abs(now.plain.seconds - now.drafted.seconds) for now in both) <= max(slow, fast)
+
+
+def test_each_clock_counts_its_own_work_alone_and_the_ratio_follows() -> None:
+    """Claim: seconds, seconds before decoding, and both speed-ups are each side's own.
+
+    Fails if a side's clock ran while the other worked, or if the first token, which comes of the
+    prefill, counted as decoding."""
+    found, streams = raced((4.0, 2.0, 11), (5.0, 1.0, 11))
+    end = found[-1]
+    assert end.over and end.same and not end.halted
+    assert (end.plain.seconds, end.plain.before) == (26.0, 4.0)
+    assert (end.drafted.seconds, end.drafted.before) == (16.0, 5.0)
+    assert end.plain.per_token == pytest.approx(2.2)
+    assert end.speedup == pytest.approx(2.0)
+    assert end.speedup_whole == pytest.approx(26 / 16)
+    assert all(stream.closed for stream in streams)
+
+
+def test_other_tokens_are_called_other_tokens() -> None:
+    """Control: answers that differ must not be called the same."""
+    found, _ = raced((0.0, 1.0, 5), (0.0, 1.0, 6))
+    assert found[-1].same is False
+    assert found[0].same is None and found[0].speedup is None
+
+
+def test_stopping_ends_both_before_another_step() -> None:
+    """Claim: once asked to stop no step is taken, the last snapshot says so, streams are closed."""
+    asks = iter([False] * 9 + [True] * 99)
+    found, streams = raced((1.0, 1.0, 50), (1.0, 1.0, 50), halted=lambda: next(asks))
+    end = found[-1]
+    assert end.halted and not end.over
+    assert end.plain.tokens + end.drafted.tokens <= 5
+    assert {end.plain.phase, end.drafted.phase} == {"stopped"}
+    assert len(streams) == 2 and all(stream.closed for stream in streams)
+
+
+def test_closing_it_closes_both_streams() -> None:
+    """Claim: whoever stops asking for snapshots leaves no stream open behind."""
+    clock, streams = Clock(), []
+
+    def begin(tell: Tell) -> Steps:
+        streams.append(Steps(clock, tell, 1.0, 1.0, 50))
+        return streams[-1]
+
+    going = duel(("ar", begin), ("x", begin), spelt, every=0.0, clock=clock)
+    for _ in range(6):
+        next(going)
+    going.close()
+    assert len(streams) == 2 and all(stream.closed for stream in streams)
+
+
+def test_a_round_is_spelt_in_pieces_of_its_kinds() -> None:
+    """Claim: accepted tokens and the target's own are told apart, in order."""
+    unread: Any = None
+    rounds = iter(
+        [
+            Round(0, chain([1, 2, 9]), Verdict((0, 1), (1, 2), 3, "recovered"), None, unread, None,
+                  0.0, 0.0),
+            Round(0, chain([4]), Verdict((0,), (4,), 5, "bonus"), "stop", unread, None, 0.0, 0.0),
+        ]
+    )  # fmt: skip
+
+    class Made:
+        results = [Result((1, 2, 3, 4, 5), "abcde", "x", "stop", (), Timings(), 1, 0, None)]
+
+        def __next__(self) -> Round:
+            return next(rounds)
+
+        def close(self) -> None: ...
+
+    clock = Clock()
+    sides = ("ar", lambda tell: Steps(clock, tell, 0.0, 1.0, 1)), ("x", lambda tell: Made())
+    side = list(duel(*sides, spelt, every=0.0, clock=clock))[-1].drafted
+    kinds = "accepted", "accepted", "recovered", "accepted", "bonus"
+    assert [(piece.text, piece.kind) for piece in side.pieces] == list(
+        zip("abcde", kinds, strict=True)
+    )
+    assert (side.tau, side.rate) == (2.5, 3 / 4)
+
+
+@pytest.mark.parametrize("method", ["auto", "sage", "tabed", "specvlm-self"])
+def test_both_answers_are_the_ones_each_gives_alone(models: Pair, method: str) -> None:
+    """Claim: taking turns over one target changes neither answer, and the pieces spell them.
+
+    Fails if one stream's work leaks into the other's."""
+    shown = last(models, asked(method))
+    end = shown[-1].duel
+    inputs = ask(models.target, "Describe the video.", clips=[shown[-1].clip])
+    settings: dict[str, Any] = {"max_new_tokens": TOKENS, "do_sample": False}
+    alone = run(models.target.backbone, inputs, method="ar", **settings)
+    assert end.same
+    assert end.plain.result is not None and end.plain.result.ids == alone.ids
+    assert end.drafted.result is not None and end.drafted.result.ids == alone.ids
+    assert end.drafted.result.fallback_reason is None
+    assert end.drafted.text == end.drafted.result.text == end.plain.text
+    assert end.drafted.rounds == end.drafted.result.rounds
+    assert end.plain.seconds > 0 and end.speedup is not None
+
+
+@pytest.mark.parametrize("method", ["specvlm", "specvlm/view=pooled", "std", "tabed"])
+def test_what_is_shown_as_kept_is_as_much_as_the_draft_read(models: Pair, method: str) -> None:
+    """Claim: the picture's counts are the engine's, and the shares add up to them.
+
+    Fails if the view was applied to another prompt, or drawn at other cells."""
+    end = last(models, asked(method, tokens=4))[-1]
+    assert end.seen and end.duel.drafted.result is not None
+    counts = [one.count for one in end.seen]
+    assert max(counts) == end.duel.drafted.result.draft_visual_tokens
+    for one in end.seen:
+        assert one.share.shape == (16, 4, 4) and one.whole == 256
+        assert float(one.share.sum()) == pytest.approx(one.count, abs=1e-2)
+
+
+def test_a_draft_that_fails_says_why_and_the_answer_stands(
+    models: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Claim: a draft that raises midway leaves the same answer, and its reason in the result."""
+    from saccade.draft import ModelDraft
+
+    def broken(*_: Any) -> Any:
+        raise RuntimeError("no more guesses")
+
+    monkeypatch.setattr(ModelDraft, "commit", broken)
+    end = last(models, asked("specvlm"))[-1].duel
+    assert end.same and end.drafted.result is not None
+    assert "no more guesses" in str(end.drafted.result.fallback_reason)
+
+
+def test_a_picture_that_fails_costs_no_answer(
+    models: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Claim: when what the draft saw cannot be worked out, both answers stand and it says so."""
+    from saccade.ui import page
+
+    def broken(*_: Any) -> Any:
+        raise RuntimeError("no grid")
+
+    monkeypatch.setattr(page, "kept", broken)
+    end = last(models, asked("specvlm", tokens=4))[-1]
+    assert end.duel.over and end.why == "What the draft saw cannot be shown: no grid"
+
+
+@pytest.mark.parametrize(
+    ("question", "error", "says"),
+    [
+        ({"method": "hippo/shape=tree"}, MethodError, "parallel schedule drafts a chain"),
+        ({"method": "nothing"}, MethodError, "unknown method"),
+        ({"tokens": 0}, Exception, "1 to 1024 tokens"),
+        ({"temperature": -1.0}, Exception, "temperature is a number from 0"),
+        ({"prompt": "  "}, Exception, "no question"),
+        ({"example": None}, Exception, "pick an example clip"),
+        ({"method": "sd/view=caption"}, Exception, "--captioner"),
+    ],
+)
+def test_what_cannot_be_asked_is_refused_in_a_sentence(
+    models: Pair, question: dict[str, Any], error: type[Exception], says: str
+) -> None:
+    """Claim: nonsense raises one of our errors, whose words say what was wrong."""
+    from saccade.errors import SaccadeError
+
+    with pytest.raises(SaccadeError, match=says) as refused:
+        last(models, asked(**{"method": "auto", **question}))
+    assert isinstance(refused.value, error)
+
+
+def test_a_prompt_beyond_the_house_limit_is_refused_before_any_work(models: Pair) -> None:
+    """Claim: a clip of more tokens than the page takes is refused with both numbers."""
+    house = House(limits=Limits(), max_prompt=100)
+    with pytest.raises(Exception, match=r"are 2\d\d tokens and the page takes 100"):
+        list(answers(models, house, asked("auto"), lambda: False))
+
+
+def test_a_missing_draft_is_a_sentence(models: Pair) -> None:
+    """Claim: a method that wants a draft model says so where there is none."""
+    alone = Pair(models.target, None)
+    with pytest.raises(ModelError, match="drafts with a second model"):
+        last(alone, asked("specvlm"))

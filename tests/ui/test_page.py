@@ -1,0 +1,115 @@
+"""Claims about the page without a browser: it is built, offline, and refuses in sentences."""
+
+from __future__ import annotations
+
+import importlib.util
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from saccade.errors import OptionError
+from saccade.media import Limits
+from saccade.ui import page
+from saccade.ui.examples import EXAMPLES
+
+Call = Callable[..., tuple[int, str, str]]
+TRAINED_BELOW = 10_000_000  # training draws its seeds there
+
+
+BUILD = """
+from saccade.ui import page
+
+def nobody():
+    raise AssertionError("the page asked for models before there was anything to answer")
+
+built = page.build(nobody)
+assert page.app(built) is not None
+print(built.analytics_enabled, *sorted(type(block).__name__ for block in built.blocks.values()))
+"""
+
+
+def test_the_page_is_built_without_models_and_tells_nobody() -> None:
+    """Claim: ``build`` and ``app`` load no model, and analytics are off.
+
+    Fails if a component's name or an option of gradio's changed. In a process of its own: gradio
+    leaves event loops open behind it."""
+    done = subprocess.run([sys.executable, "-c", BUILD], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    analytics, *kinds = done.stdout.split()
+    assert analytics == "False"
+    assert kinds.count("File") == 1 and kinds.count("Button") == 2
+
+
+def test_examples_are_clips_no_training_drew() -> None:
+    """Claim: each example renders the frames it names, from a seed far from training's."""
+    for name, example in EXAMPLES.items():
+        assert example.seed >= 2 * TRAINED_BELOW, name
+    clip = EXAMPLES["Five shapes, short (256)"].clip()
+    assert clip.frames.shape == (32, 112, 112, 3) and clip.duration == 8.0
+
+
+def test_looking_at_a_clip_shows_frames_or_the_sentence(tmp_path: Path) -> None:
+    """Claim: a picture is shown, a file that is none is refused in a sentence that names it."""
+    picture, other = tmp_path / "one.png", tmp_path / "page.mp4"
+    Image.fromarray(np.full((32, 32, 3), 200, np.uint8)).save(picture)
+    other.write_text("<html>gone</html>")
+    assert page.look(None, str(picture), page.House()).count("<img") == 1
+    refused = page.look(None, str(other), page.House())
+    assert "page.mp4 is not a video" in refused and "sac-error" in refused
+    assert "<img" not in refused and "Traceback" not in refused
+    assert "pick an example clip" in page.look(None, None, page.House())
+
+
+def test_limits_of_the_house_hold_for_uploads(tmp_path: Path) -> None:
+    """Claim: a file over the house's limit is refused with the limit."""
+    picture = tmp_path / "one.png"
+    Image.fromarray(np.full((32, 32, 3), 200, np.uint8)).save(picture)
+    small = page.House(limits=Limits(max_bytes=10))
+    assert "larger than 10 bytes" in page.look(None, str(picture), small)
+
+
+def test_a_bug_is_a_sentence_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Claim: an error that is none of ours shows no traceback and nothing of its text."""
+
+    def broken(*_: Any) -> Any:
+        raise RuntimeError("secret")
+
+    monkeypatch.setattr(page, "read", broken)
+    said = page.look("x", None, page.House())
+    assert page.WRONG in said and "secret" not in said
+
+
+@pytest.fixture
+def without_gradio(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = importlib.util.find_spec
+
+    def find(name: str, *others: Any) -> Any:
+        return None if name == "gradio" else real(name, *others)
+
+    monkeypatch.setattr(importlib.util, "find_spec", find)
+
+
+@pytest.mark.usefixtures("without_gradio")
+def test_without_the_extra_it_says_how_to_get_it() -> None:
+    """Claim: one sentence with both ways to install it, before anything heavy is imported."""
+    from saccade.cli.ui import ui
+
+    with pytest.raises(OptionError, match=r"uv run --extra ui saccade ui.*'saccade\[ui\]'"):
+        ui()
+
+
+def test_a_port_that_is_taken_is_a_sentence() -> None:
+    """Claim: a port in use is refused before models are loaded, with what would work."""
+    from saccade.cli.ui import ui
+
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        number = taken.getsockname()[1]
+        with pytest.raises(OptionError, match=f"cannot listen at 127.0.0.1:{number}.*--port 0"):
+            ui(port=number)
