@@ -49,6 +49,7 @@ BESIDE = (
 WRONG = "something went wrong inside Saccade; the terminal it was started from says what"
 QUESTION = "Describe the video in detail."
 CSS = Path(__file__).with_name("page.css")
+WAITING = pictures.message("Waiting for its turn …")
 SAW = "<h2>What the draft saw</h2>"
 TREE = "<h2>What it guessed in one round</h2>"
 ROUNDS = "<h2>Round by round</h2>"
@@ -228,7 +229,8 @@ def look(example: str | None, upload: str | None, house: House) -> str:
     except Exception as error:  # a bug: the person gets a sentence, the terminal the rest
         log.error("a clip could not be shown", exc_info=error)
         return pictures.message(WRONG, "error")
-    about = f"{len(clip.frames)} frames of {clip.duration:.1f} s"
+    count = len(clip.frames)
+    about = f"{count} frames of {clip.duration:.1f} s" if count > 1 else "one picture"
     notes = "".join(pictures.message(note) for note in clip.warnings)
     return pictures.strip(clip.frames, clip.timestamps.tolist()) + pictures.message(about) + notes
 
@@ -286,7 +288,7 @@ def build(pair: Callable[[], Pair], house: House = House()) -> gr.Blocks:  # noq
         seed: float | None,
         request: gr.Request,
     ) -> Iterator[dict[Any, Any]]:
-        numbers = int(tokens or 0), temperature or 0.0, None if seed is None else int(seed)
+        numbers = int(tokens or 0), float(temperature or 0.0), None if seed is None else int(seed)
         asked = Asked(example, upload, prompt, method, *numbers)
         blank = {error: "", result: "", saw_frames: "", tree: "", over: "", last: None}
         yield {**blank, left: "", right: "", note: "", slider: gr.Slider(visible=False)}
@@ -362,8 +364,10 @@ def build(pair: Callable[[], Pair], house: House = House()) -> gr.Blocks:  # noq
         result = gr.HTML("", elem_id="sac-result", js_on_load=None)
         gr.HTML(pictures.legend(), js_on_load=None)
         with gr.Row(equal_height=True):
-            left = gr.HTML("", elem_id="sac-plain", min_width=320, js_on_load=None)
-            right = gr.HTML("", elem_id="sac-drafted", min_width=320, js_on_load=None)
+            with gr.Column(min_width=320):
+                left = gr.HTML("", elem_id="sac-plain", js_on_load=None)
+            with gr.Column(min_width=320):
+                right = gr.HTML("", elem_id="sac-drafted", js_on_load=None)
         note = gr.HTML("", js_on_load=None)
         saw_frames = gr.HTML("", elem_id="sac-seen", js_on_load=None)
         slider = gr.Slider(1, 2, 1, step=1, label="Round (in the picture below)", visible=False)
@@ -388,14 +392,12 @@ def build(pair: Callable[[], Pair], house: House = House()) -> gr.Blocks:  # noq
         upload.change(lambda *of: (seeing(*of), ""), [example, upload], [clip, error], **quiet)
         asked = [example, upload, prompt, method, tokens, temperature, seed]
         drawn: Any = {error, result, left, right, note, saw_frames, slider, tree, over, last}
-        gr.on(
-            [go.click, prompt.submit],
+        gr.on([go.click, prompt.submit], lambda: WAITING, None, result, **quiet).then(
             run,
             asked,
             drawn,
             concurrency_limit=1,
-            show_progress="minimal",
-            show_progress_on=error,
+            show_progress="hidden",
             api_visibility="private",
         )
         halt.click(stop, **quiet)
@@ -409,7 +411,7 @@ def build(pair: Callable[[], Pair], house: House = House()) -> gr.Blocks:  # noq
 
 def _menu(axis: str, label: str) -> gr.Dropdown:
     offered = [
-        ("as the method", spelling.AS_IT_IS),
+        ("its own", spelling.AS_IT_IS),
         *((name, name) for name in spelling.MENU[axis]),
     ]
     return gr.Dropdown(offered, value=spelling.AS_IT_IS, label=label, allow_custom_value=True)
