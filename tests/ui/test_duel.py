@@ -13,8 +13,8 @@ from saccade.media import Limits
 from saccade.models import ask
 from saccade.tree import chain
 from saccade.types import Result, Round, Timings, Tree, Verdict
+from saccade.ui.asking import Asked, House, Pair, Shown, answers
 from saccade.ui.duel import Duel, Tell, duel
-from saccade.ui.page import Asked, House, Pair, Shown, answers
 
 SHORT = "Five shapes, short (256)"
 TOKENS = 24
@@ -242,12 +242,12 @@ def test_a_picture_that_fails_costs_no_answer(
     models: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Claim: when what the draft saw cannot be worked out, both answers stand and it says so."""
-    from saccade.ui import page
+    from saccade.ui import asking
 
     def broken(*_: Any) -> Any:
         raise RuntimeError("no grid")
 
-    monkeypatch.setattr(page, "kept", broken)
+    monkeypatch.setattr(asking, "kept", broken)
     end = last(models, asked("specvlm", tokens=4))[-1]
     assert end.duel.over and end.why == "What the draft saw cannot be shown: no grid"
 
