@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-pytest.importorskip("gradio", reason="the page is an extra: uv sync --extra ui")
-
-from saccade.models import load  # noqa: E402
-from saccade.ui.page import Pair  # noqa: E402
+from saccade.models import load
+from saccade.ui.asking import Pair
 
 
 @pytest.fixture(scope="session")

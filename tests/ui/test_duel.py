@@ -13,8 +13,8 @@ from saccade.media import Limits
 from saccade.models import ask
 from saccade.tree import chain
 from saccade.types import Result, Round, Timings, Tree, Verdict
+from saccade.ui.asking import Asked, House, Pair, Shown, answers
 from saccade.ui.duel import Duel, Tell, duel
-from saccade.ui.page import Asked, House, Pair, Shown, answers
 
 SHORT = "Five shapes, short (256)"
 TOKENS = 24
@@ -198,6 +198,17 @@ def test_both_answers_are_the_ones_each_gives_alone(models: Pair, method: str) -
     assert end.plain.seconds > 0 and end.speedup is not None
 
 
+def test_a_sampled_answer_is_the_one_its_seed_gives_alone(models: Pair) -> None:
+    """Claim: temperature and seed reach the drafted side; and the plain one, so that both draw."""
+    shown = last(models, asked("sd", temperature=1.5, seed=7))[-1]
+    inputs = ask(models.target, "Describe the video.", clips=[shown.clip])
+    settings: dict[str, Any] = {"max_new_tokens": TOKENS, "do_sample": True, "temperature": 1.5}
+    for method, side in (("ar", shown.duel.plain), ("sd", shown.duel.drafted)):
+        draft = None if models.draft is None else models.draft.backbone
+        alone = run(models.target.backbone, inputs, draft=draft, method=method, seed=7, **settings)
+        assert side.result is not None and side.result.ids == alone.ids
+
+
 @pytest.mark.parametrize("method", ["specvlm", "specvlm/view=pooled", "std", "tabed"])
 def test_what_is_shown_as_kept_is_as_much_as_the_draft_read(models: Pair, method: str) -> None:
     """Claim: the picture's counts are the engine's, and the shares add up to them.
@@ -231,12 +242,12 @@ def test_a_picture_that_fails_costs_no_answer(
     models: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Claim: when what the draft saw cannot be worked out, both answers stand and it says so."""
-    from saccade.ui import page
+    from saccade.ui import asking
 
     def broken(*_: Any) -> Any:
         raise RuntimeError("no grid")
 
-    monkeypatch.setattr(page, "kept", broken)
+    monkeypatch.setattr(asking, "kept", broken)
     end = last(models, asked("specvlm", tokens=4))[-1]
     assert end.duel.over and end.why == "What the draft saw cannot be shown: no grid"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from xml.etree import ElementTree
 
 import numpy as np
@@ -14,8 +15,8 @@ from saccade.types import Result, RoundRecord, Timings
 from saccade.ui import pictures, spelling
 from saccade.ui.duel import Duel, Piece, Side
 from saccade.ui.kept import Kept
-from saccade.ui.page import CSS
 
+CSS = Path(pictures.__file__).with_name("page.css")
 EVIL = "<script>alert(1)</script>\"'&"
 # root -> 5, 6; under 5: 7, 8; under 7: 9. Accepted: 5, 7, then 4 of the target's own.
 BRANCHED = RoundRecord((5, 6, 7, 8, 9), (-1, -1, 0, 0, 2), (5, 7), 4, "recovered", 0.1, 0.1)

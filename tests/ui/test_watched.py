@@ -9,8 +9,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from saccade.errors import OptionError
-from saccade.ui.page import Desk
-from saccade.ui.watched import Watched
+from saccade.ui.watched import Desk, Watched
 
 DEADLINE = 20.0  # generous: nothing here takes longer than a blink
 
@@ -71,9 +70,9 @@ def test_nobody_watching_ends_the_work() -> None:
 
 def test_a_desk_works_for_one_tab_at_a_time() -> None:
     """Claim: who starts is alone: the run before has ended, whether its tab is there or not."""
-    desk = Desk()
-    first = desk.start("one", lambda halted: forever(halted))  # type: ignore[arg-type]
-    second = desk.start("two", lambda halted: forever(halted))  # type: ignore[arg-type]
+    desk = Desk[int]()
+    first = desk.start("one", forever)
+    second = desk.start("two", forever)
     assert first.join(0.0) and not second.join(0.0)
     desk.stop("nobody")
     desk.stop("two")

@@ -58,16 +58,16 @@ def ui(
         import uvicorn
 
         from saccade.media import Limits
-        from saccade.ui import page
+        from saccade.ui import asking, page
 
         models = loading.models(known.target, known.draft, place, quiet=False)
-        pair = page.Pair(
+        pair = asking.Pair(
             models.target,
             models.draft,
             lambda frames: loading.captioner_of(captioner, known.target, frames, device),
         )
         limits = Limits(max_bytes=max_upload_mb << 20, max_frames=max_frames)
-        house = page.House(known.method, limits, max_prompt, max_new_tokens)
+        house = asking.House(known.method, limits, max_prompt, max_new_tokens)
         app = page.app(page.build(lambda: pair, house), house)
         settings = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=PATIENCE)
         out.print(f"http://{host}:{door.getsockname()[1]}  (Ctrl-C ends it)", markup=False)

@@ -1,33 +1,23 @@
-"""The page: its layout, and which event shows what. Knows gradio and how to put it in words;
-the work is ``duel``'s, the drawing ``pictures``'."""
+"""The page: its layout, and which event shows what. The work is ``asking``'s, the drawing
+``pictures``'."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import gradio as gr
-import numpy as np
 
-from saccade import media
-from saccade.draft import Words
-from saccade.engine import Captioner, stream
-from saccade.errors import OptionError, SaccadeError
-from saccade.media import Clip
-from saccade.models import Loaded, ask, ask_draft
-from saccade.recipe import Recipe
+from saccade.errors import SaccadeError
 from saccade.schedule import parallel
-from saccade.systems import SYSTEMS, resolve
-from saccade.types import RoundRecord
+from saccade.systems import SYSTEMS
 from saccade.ui import pictures, spelling
-from saccade.ui.duel import Decode, Duel, Tell, duel
+from saccade.ui.asking import Asked, House, Pair, Shown, answers, read
 from saccade.ui.examples import EXAMPLES
-from saccade.ui.kept import Kept, kept
-from saccade.ui.watched import Watched
+from saccade.ui.watched import Desk
 from saccade.view import Several
 
 log = logging.getLogger(__name__)
@@ -49,171 +39,11 @@ BESIDE = (
 WRONG = "something went wrong inside Saccade; the terminal it was started from says what"
 QUESTION = "Describe the video in detail."
 CSS = Path(__file__).with_name("page.css")
+WAITING = pictures.message("Waiting for its turn …")
 SAW = "<h2>What the draft saw</h2>"
 TREE = "<h2>What it guessed in one round</h2>"
 ROUNDS = "<h2>Round by round</h2>"
 AXES = ("view", "keep", "drafter", "shape", "schedule")
-
-
-@dataclass(frozen=True)
-class Pair:
-    """What answers: the models, and who puts frames into words (None: nobody)."""
-
-    target: Loaded
-    draft: Loaded | None
-    captioner: Callable[[Sequence[np.ndarray]], Captioner | None] = lambda frames: None
-
-    @property
-    def decode(self) -> Decode:
-        tokenizer = self.target.tokenizer
-        return lambda ids: tokenizer.decode(list(ids), skip_special_tokens=True)
-
-    def word(self, token: int) -> str:
-        return self.target.tokenizer.decode([token])
-
-    def encode(self, text: str) -> list[int]:
-        return self.target.tokenizer.encode(text, add_special_tokens=False)
-
-
-@dataclass(frozen=True)
-class House:
-    """The rules of the house: what may be asked for."""
-
-    method: str = "auto"
-    limits: media.Limits = media.Limits(max_bytes=200 << 20, max_frames=64)
-    max_prompt: int = 16_384  # tokens
-    max_new_tokens: int = 1024
-
-
-@dataclass(frozen=True)
-class Asked:
-    """What a person asked for."""
-
-    example: str | None
-    upload: str | None
-    prompt: str
-    method: str
-    tokens: int
-    temperature: float
-    seed: int | None
-
-
-@dataclass(frozen=True)
-class Shown:
-    """What there is to show: the duel, then what the draft saw."""
-
-    duel: Duel
-    recipe: Recipe
-    clip: Clip
-    seen: tuple[Kept, ...] | None = None  # None: not known yet
-    why: str = ""  # it never will be
-
-
-@dataclass
-class Desk:
-    """Who is at work for which browser tab."""
-
-    working: dict[str, Watched[Shown]] = field(default_factory=dict)
-
-    def start(self, tab: str, work: Callable[[Callable[[], bool]], Iterator[Shown]]) -> Any:
-        """One at a time: whoever was at work is stopped and waited for first."""
-        for other in [*self.working]:
-            self.stop(other)
-            self.working.pop(other).join()
-        self.working[tab] = Watched(work)
-        return self.working[tab]
-
-    def stop(self, tab: str) -> None:
-        if tab in self.working:
-            self.working[tab].stop()
-
-
-def read(example: str | None, upload: str | None, house: House) -> Clip:
-    """The clip asked about. Raises SaccadeError."""
-    if upload is not None:
-        return media.read(upload, limits=house.limits)
-    if example in EXAMPLES:
-        return EXAMPLES[example].clip()
-    raise OptionError("pick an example clip, or drop a video")
-
-
-def checked(asked: Asked, house: House) -> Asked:
-    """What was asked for, if the house allows it. Raises OptionError."""
-    if not 1 <= asked.tokens <= house.max_new_tokens:
-        raise OptionError(f"an answer may have 1 to {house.max_new_tokens} tokens")
-    if not 0 <= asked.temperature <= 10:
-        raise OptionError("the temperature is a number from 0 (greedy) to 10")
-    if not asked.prompt.strip():
-        raise OptionError("there is no question: write one")
-    return asked
-
-
-def answers(pair: Pair, house: House, asked: Asked, halted: Callable[[], bool]) -> Iterator[Shown]:
-    """The whole of a run: both answers, then what the draft saw. Raises SaccadeError."""
-    recipe = resolve(checked(asked, house).method)
-    clip = read(asked.example, asked.upload, house)
-    shown = _media(clip)
-    inputs = ask(pair.target, asked.prompt, **shown)
-    length = int(inputs["input_ids"].shape[1])
-    if length > house.max_prompt:
-        raise OptionError(
-            f"this clip and question are {length} tokens and the page takes {house.max_prompt}: "
-            "use a shorter or smaller clip, or start it with a larger --max-prompt"
-        )
-    own = None if pair.draft is None else ask_draft(pair.target, pair.draft, asked.prompt, **shown)
-    captioner = pair.captioner(list(clip.frames))
-    draft = None if pair.draft is None else pair.draft.backbone
-    settled = [recipe]
-
-    def begin(method: Recipe, tell: Tell, **others: Any) -> Any:
-        found = stream(
-            pair.target.backbone,
-            inputs,
-            draft=draft,
-            draft_inputs=own,
-            method=method,
-            tokenizer=pair.target.tokenizer,
-            captioner=captioner,
-            seed=asked.seed,
-            on_phase=tell,
-            **{**_settings(asked), **others},
-        )
-        settled[0] = found.recipe
-        return found
-
-    def ready(method: Recipe, tell: Tell) -> Any:
-        """As ``begin``; a draft's process is started before anything is timed."""
-        if method.schedule is parallel:
-            for _ in begin(method, tell, max_new_tokens=1):
-                pass
-        return begin(method, tell)
-
-    plain = "ar", partial(ready, SYSTEMS["ar"])
-    drafted = asked.method, partial(ready, recipe)
-    last = None
-    for now in duel(plain, drafted, pair.decode, halted=halted):
-        last = Shown(now, settled[0], clip)
-        yield last
-    if last is None or not last.duel.over:
-        return
-    words = Words(pair.encode, captioner)
-    try:
-        seen = kept(pair.target.backbone, draft, settled[0], inputs, own, words)
-        yield replace(last, seen=seen)
-    except Exception as error:  # the answers stand, whatever the picture of them does
-        log.warning("the picture of what the draft saw failed", exc_info=error)
-        yield replace(last, why=f"What the draft saw cannot be shown: {error}")
-
-
-def _media(clip: Clip) -> dict[str, Any]:
-    if len(clip.frames) == 1 and clip.source_frames == 1:
-        return {"images": list(clip.frames)}
-    return {"clips": [clip]}
-
-
-def _settings(asked: Asked) -> dict[str, Any]:
-    settings: dict[str, Any] = {"max_new_tokens": asked.tokens, "do_sample": asked.temperature > 0}
-    return settings | ({"temperature": asked.temperature} if asked.temperature > 0 else {})
 
 
 # -- what events show --------------------------------------------------------------------------
@@ -228,7 +58,8 @@ def look(example: str | None, upload: str | None, house: House) -> str:
     except Exception as error:  # a bug: the person gets a sentence, the terminal the rest
         log.error("a clip could not be shown", exc_info=error)
         return pictures.message(WRONG, "error")
-    about = f"{len(clip.frames)} frames of {clip.duration:.1f} s"
+    count = len(clip.frames)
+    about = f"{count} frames of {clip.duration:.1f} s" if count > 1 else "one picture"
     notes = "".join(pictures.message(note) for note in clip.warnings)
     return pictures.strip(clip.frames, clip.timestamps.tolist()) + pictures.message(about) + notes
 
@@ -251,15 +82,11 @@ def saw(shown: Shown) -> str:
     return SAW + pictures.seen(clip.frames, clip.timestamps.tolist(), shown.seen)
 
 
-def rounds(shown: Shown) -> tuple[RoundRecord, ...]:
-    return shown.duel.drafted.rounds
-
-
 def round_of(pair: Pair, shown: Shown | None, number: int) -> tuple[str, str]:
     """The tree of a round, counted from 1, and all rounds with that one pointed at."""
-    if shown is None or not rounds(shown):
+    if shown is None or not shown.rounds:
         return "", ""
-    found = rounds(shown)
+    found = shown.rounds
     at = max(1, min(int(number), len(found))) - 1
     view = shown.recipe.view
     views = [part.name for part in view.views] if isinstance(view, Several) else []
@@ -274,7 +101,7 @@ def round_of(pair: Pair, shown: Shown | None, number: int) -> tuple[str, str]:
 
 def build(pair: Callable[[], Pair], house: House = House()) -> gr.Blocks:  # noqa: B008 frozen
     """The page as gradio blocks; ``pair`` is asked for when there is something to answer."""
-    desk = Desk()
+    desk = Desk[Shown]()
 
     def run(
         example: str | None,
@@ -286,7 +113,7 @@ def build(pair: Callable[[], Pair], house: House = House()) -> gr.Blocks:  # noq
         seed: float | None,
         request: gr.Request,
     ) -> Iterator[dict[Any, Any]]:
-        numbers = int(tokens or 0), temperature or 0.0, None if seed is None else int(seed)
+        numbers = int(tokens or 0), float(temperature or 0.0), None if seed is None else int(seed)
         asked = Asked(example, upload, prompt, method, *numbers)
         blank = {error: "", result: "", saw_frames: "", tree: "", over: "", last: None}
         yield {**blank, left: "", right: "", note: "", slider: gr.Slider(visible=False)}
@@ -318,10 +145,10 @@ def build(pair: Callable[[], Pair], house: House = House()) -> gr.Blocks:  # noq
 
     def _complete(shown: Shown) -> dict[Any, Any]:
         """What is drawn once the answers are complete, or stopped."""
-        if not (shown.duel.over or shown.duel.halted) or not rounds(shown):
+        if not (shown.duel.over or shown.duel.halted) or not shown.rounds:
             return {}
-        count = len(rounds(shown))
-        chosen = max(range(count), key=lambda i: len(rounds(shown)[i].tokens)) + 1
+        count = len(shown.rounds)
+        chosen = max(range(count), key=lambda i: len(shown.rounds[i].tokens)) + 1
         picture, lines = round_of(pair(), shown, chosen)
         moved = gr.Slider(maximum=max(2, count), value=chosen, visible=count > 1)
         frames = saw(shown) if shown.duel.over else ""
@@ -362,8 +189,10 @@ def build(pair: Callable[[], Pair], house: House = House()) -> gr.Blocks:  # noq
         result = gr.HTML("", elem_id="sac-result", js_on_load=None)
         gr.HTML(pictures.legend(), js_on_load=None)
         with gr.Row(equal_height=True):
-            left = gr.HTML("", elem_id="sac-plain", min_width=320, js_on_load=None)
-            right = gr.HTML("", elem_id="sac-drafted", min_width=320, js_on_load=None)
+            with gr.Column(min_width=320):
+                left = gr.HTML("", elem_id="sac-plain", js_on_load=None)
+            with gr.Column(min_width=320):
+                right = gr.HTML("", elem_id="sac-drafted", js_on_load=None)
         note = gr.HTML("", js_on_load=None)
         saw_frames = gr.HTML("", elem_id="sac-seen", js_on_load=None)
         slider = gr.Slider(1, 2, 1, step=1, label="Round (in the picture below)", visible=False)
@@ -388,14 +217,12 @@ def build(pair: Callable[[], Pair], house: House = House()) -> gr.Blocks:  # noq
         upload.change(lambda *of: (seeing(*of), ""), [example, upload], [clip, error], **quiet)
         asked = [example, upload, prompt, method, tokens, temperature, seed]
         drawn: Any = {error, result, left, right, note, saw_frames, slider, tree, over, last}
-        gr.on(
-            [go.click, prompt.submit],
+        gr.on([go.click, prompt.submit], lambda: WAITING, None, result, **quiet).then(
             run,
             asked,
             drawn,
             concurrency_limit=1,
-            show_progress="minimal",
-            show_progress_on=error,
+            show_progress="hidden",
             api_visibility="private",
         )
         halt.click(stop, **quiet)
@@ -409,7 +236,7 @@ def build(pair: Callable[[], Pair], house: House = House()) -> gr.Blocks:  # noq
 
 def _menu(axis: str, label: str) -> gr.Dropdown:
     offered = [
-        ("as the method", spelling.AS_IT_IS),
+        ("its own", spelling.AS_IT_IS),
         *((name, name) for name in spelling.MENU[axis]),
     ]
     return gr.Dropdown(offered, value=spelling.AS_IT_IS, label=label, allow_custom_value=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 PATIENCE = 10.0  # seconds without anybody asking, after which the work is stopped
@@ -73,3 +74,22 @@ class Watched(Iterator[T], Generic[T]):
         with self._news:
             self._ended, self._error = True, error
             self._news.notify_all()
+
+
+@dataclass
+class Desk(Generic[T]):
+    """Who is at work for which browser tab."""
+
+    working: dict[str, Watched[T]] = field(default_factory=dict)
+
+    def start(self, tab: str, work: Work[T]) -> Watched[T]:
+        """One at a time: whoever was at work is stopped and waited for first."""
+        for other in [*self.working]:
+            self.stop(other)
+            self.working.pop(other).join()
+        self.working[tab] = Watched(work)
+        return self.working[tab]
+
+    def stop(self, tab: str) -> None:
+        if tab in self.working:
+            self.working[tab].stop()

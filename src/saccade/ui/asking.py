@@ -1,0 +1,177 @@
+"""What may be asked of the page, and the whole of a run: both answers, then what the draft saw.
+
+Knows neither gradio nor how anything is drawn.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from saccade import media
+from saccade.draft import Words
+from saccade.engine import Captioner, stream
+from saccade.errors import OptionError
+from saccade.media import Clip
+from saccade.models import Loaded, ask, ask_draft
+from saccade.recipe import Recipe
+from saccade.schedule import parallel
+from saccade.systems import SYSTEMS, resolve
+from saccade.types import RoundRecord
+from saccade.ui.duel import Decode, Duel, Tell, duel
+from saccade.ui.examples import EXAMPLES
+from saccade.ui.kept import Kept, kept
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Pair:
+    """What answers: the models, and who puts frames into words (None: nobody)."""
+
+    target: Loaded
+    draft: Loaded | None
+    captioner: Callable[[Sequence[np.ndarray]], Captioner | None] = lambda frames: None
+
+    @property
+    def decode(self) -> Decode:
+        tokenizer = self.target.tokenizer
+        return lambda ids: tokenizer.decode(list(ids), skip_special_tokens=True)
+
+    def word(self, token: int) -> str:
+        return self.target.tokenizer.decode([token])
+
+    def encode(self, text: str) -> list[int]:
+        return self.target.tokenizer.encode(text, add_special_tokens=False)
+
+
+@dataclass(frozen=True)
+class House:
+    """The rules of the house: what may be asked for."""
+
+    method: str = "auto"
+    limits: media.Limits = media.Limits(max_bytes=200 << 20, max_frames=64)
+    max_prompt: int = 16_384  # tokens
+    max_new_tokens: int = 1024
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a person asked for."""
+
+    example: str | None
+    upload: str | None
+    prompt: str
+    method: str
+    tokens: int
+    temperature: float
+    seed: int | None
+
+
+@dataclass(frozen=True)
+class Shown:
+    """What there is to show: the duel, then what the draft saw."""
+
+    duel: Duel
+    recipe: Recipe
+    clip: Clip
+    seen: tuple[Kept, ...] | None = None  # None: not known yet
+    why: str = ""  # it never will be
+
+    @property
+    def rounds(self) -> tuple[RoundRecord, ...]:
+        """Of the drafted side."""
+        return self.duel.drafted.rounds
+
+
+def read(example: str | None, upload: str | None, house: House) -> Clip:
+    """The clip asked about. Raises SaccadeError."""
+    if upload is not None:
+        return media.read(upload, limits=house.limits)
+    if example in EXAMPLES:
+        return EXAMPLES[example].clip()
+    raise OptionError("pick an example clip, or drop a video")
+
+
+def checked(asked: Asked, house: House) -> Asked:
+    """What was asked for, if the house allows it. Raises OptionError."""
+    if not 1 <= asked.tokens <= house.max_new_tokens:
+        raise OptionError(f"an answer may have 1 to {house.max_new_tokens} tokens")
+    if not 0 <= asked.temperature <= 10:
+        raise OptionError("the temperature is a number from 0 (greedy) to 10")
+    if not asked.prompt.strip():
+        raise OptionError("there is no question: write one")
+    return asked
+
+
+def answers(pair: Pair, house: House, asked: Asked, halted: Callable[[], bool]) -> Iterator[Shown]:
+    """The whole of a run: both answers, then what the draft saw. Raises SaccadeError."""
+    recipe = resolve(checked(asked, house).method)
+    clip = read(asked.example, asked.upload, house)
+    shown = _media(clip)
+    inputs = ask(pair.target, asked.prompt, **shown)
+    length = int(inputs["input_ids"].shape[1])
+    if length > house.max_prompt:
+        raise OptionError(
+            f"this clip and question are {length} tokens and the page takes {house.max_prompt}: "
+            "use a shorter or smaller clip, or start it with a larger --max-prompt"
+        )
+    own = None if pair.draft is None else ask_draft(pair.target, pair.draft, asked.prompt, **shown)
+    captioner = pair.captioner(list(clip.frames))
+    draft = None if pair.draft is None else pair.draft.backbone
+    settled = [recipe]
+
+    def begin(method: Recipe, tell: Tell, **others: Any) -> Any:
+        found = stream(
+            pair.target.backbone,
+            inputs,
+            draft=draft,
+            draft_inputs=own,
+            method=method,
+            tokenizer=pair.target.tokenizer,
+            captioner=captioner,
+            seed=asked.seed,
+            on_phase=tell,
+            **{**_settings(asked), **others},
+        )
+        settled[0] = found.recipe
+        return found
+
+    def ready(method: Recipe, tell: Tell) -> Any:
+        """As ``begin``; a draft's process is started before anything is timed."""
+        if method.schedule is parallel:
+            for _ in begin(method, tell, max_new_tokens=1):
+                pass
+        return begin(method, tell)
+
+    plain = "ar", partial(ready, SYSTEMS["ar"])
+    drafted = asked.method, partial(ready, recipe)
+    last = None
+    for now in duel(plain, drafted, pair.decode, halted=halted):
+        last = Shown(now, settled[0], clip)
+        yield last
+    if last is None or not last.duel.over:
+        return
+    words = Words(pair.encode, captioner)
+    try:
+        seen = kept(pair.target.backbone, draft, settled[0], inputs, own, words)
+        yield replace(last, seen=seen)
+    except Exception as error:  # the answers stand, whatever the picture of them does
+        log.warning("the picture of what the draft saw failed", exc_info=error)
+        yield replace(last, why=f"What the draft saw cannot be shown: {error}")
+
+
+def _media(clip: Clip) -> dict[str, Any]:
+    if len(clip.frames) == 1 and clip.source_frames == 1:
+        return {"images": list(clip.frames)}
+    return {"clips": [clip]}
+
+
+def _settings(asked: Asked) -> dict[str, Any]:
+    settings: dict[str, Any] = {"max_new_tokens": asked.tokens, "do_sample": asked.temperature > 0}
+    return settings | ({"temperature": asked.temperature} if asked.temperature > 0 else {})
