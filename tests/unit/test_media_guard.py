@@ -303,9 +303,14 @@ def test_a_child_does_not_import_from_where_it_stands(monkeypatch, tmp_path):
         assert made.read_image(still()).shape == (48, 64, 3)
 
 
-def test_memory_too_small_to_start_is_an_option(played):
-    """Claim: a guard that cannot start a child says so as an option's error, not an input's."""
+def test_a_child_that_cannot_start_is_no_fault_of_the_input():
+    """Claim: a guard that cannot start a child, because it ends at once or the system gives no
+    process, says so as an option's error; the next call starts one."""
     made = Guard()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "executable", "/nonexistent/python")
+        with pytest.raises(OptionError, match="cannot start"):
+            made.read(still())
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(guard, "BOOT", "raise SystemExit(1)")
         with pytest.raises(OptionError, match="cannot start"):

@@ -42,6 +42,7 @@ SIZE = struct.Struct(">Q")
 READY = b"to work."
 OUT_OF_MEMORY = 77  # a child's exit code
 BOOT = "from saccade.media.guard import serve; serve()"
+HERE = str(Path(__file__).parents[2])  # where a child finds this package
 # What the loader and the clock need; keys and tokens stay with the parent.
 PASSED = ("LD_LIBRARY_PATH", "PATH", "LANG", "LC_ALL", "TZ", "SYSTEMROOT")
 CODES = frozenset(get_args(VideoInputCode))
@@ -172,25 +173,28 @@ class _Child:
         self.left = REUSED
         self.socket, theirs = socket.socketpair()
         kept = {name: os.environ[name] for name in PASSED if name in os.environ}
-        path = os.pathsep.join(os.path.abspath(entry) for entry in sys.path if entry)
-        self.process = subprocess.Popen(
-            [sys.executable, "-P", "-c", BOOT, str(theirs.fileno()), str(memory)],
-            env=kept | {"PYTHONPATH": path, "OPENBLAS_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "2"},
-            pass_fds=[theirs.fileno()],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,  # Ctrl-C is for the parent, which then ends its children
-        )
-        theirs.close()
+        path = [os.path.abspath(entry) for entry in [*filter(None, sys.path), HERE]]
+        more = {"PYTHONPATH": os.pathsep.join(path), "OPENBLAS_NUM_THREADS": "1"}
         try:
-            ready: bytes | None = self._take(len(READY), time.monotonic() + STARTING)
-        except (OSError, EOFError):
-            ready = None
+            with theirs:
+                self.process = subprocess.Popen(
+                    [sys.executable, "-P", "-c", BOOT, str(theirs.fileno()), str(memory)],
+                    env=kept | more | {"MALLOC_ARENA_MAX": "2"},
+                    pass_fds=[theirs.fileno()],
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
+                    start_new_session=True,  # Ctrl-C is for the parent, which then ends it
+                )
+        except OSError:
+            self.socket.close()
+            raise _no_start(memory) from None
+        ready = b""
+        with suppress(OSError, EOFError):
+            ready = self._take(len(READY), time.monotonic() + STARTING)
         if ready != READY:
             self.end()
-            least = f"give it more memory than {memory} bytes"
-            raise OptionError(f"the process that reads media cannot start: {least}")
+            raise _no_start(memory)
 
     def well(self) -> bool:
         """Whether it can take another request."""
@@ -247,6 +251,11 @@ class _Child:
             if not got:
                 raise EOFError
             view = view[got:]
+
+
+def _no_start(memory: int) -> OptionError:
+    what = f"allow it more memory than {memory} bytes, and this user another process"
+    return OptionError(f"the process that reads media cannot start: {what}")
 
 
 def _until(end: float) -> float:
