@@ -72,6 +72,8 @@ def describe(
     (recipe,) = loading.recipes([known.method], exact)
     if tp:
         recipe = loading.split(recipe, exact)
+        if video == "-":
+            raise OptionError("with --tp every process reads the video: give a file and not stdin")
     sampling = loading.sampling(fps, num_frames, every_frame, start, end)
     clip = loading.read(video, sampling, quiet=as_json)
     place = loading.Place(dtype, device, device_map, quantize, trust_remote_code, tp)
