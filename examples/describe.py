@@ -1,6 +1,6 @@
 """The Python API on the embedded pair: a clip of the shapes world, plainly and by SpecVLM.
 
-uv run python examples/describe.py
+    uv run python examples/describe.py
 """
 
 import tempfile
