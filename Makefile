@@ -1,5 +1,5 @@
 # What CI runs is what you run. `make check test` before a commit.
-.PHONY: check test slow oldest bench demo wheel results families mutants rounding
+.PHONY: check test slow scale oldest bench demo wheel results families mutants rounding
 
 check:  ## lint, format, types
 	uv run ruff check src tests
@@ -11,6 +11,9 @@ test:  ## the default tests, as in the README
 
 slow:  ## 100 clips, smoke training, end-to-end laws: half an hour on two cores
 	uv run pytest -m slow
+
+scale:  ## several processes (gloo), a Ray cluster, shards: ten minutes on two cores
+	uv run --extra ray pytest -m "slow or not slow" tests/scale tests/cli/test_caption_cli.py
 
 oldest:  ## the family tests on the oldest libraries we support; `make test` runs the newest
 	uv run --isolated --with transformers==5.17.0 --with "torch==2.11.*" \

@@ -93,8 +93,8 @@ def loading(name: str, text: Any) -> dict[str, Any]:
             "a target is split over the processes of torchrun: start it with "
             "torchrun --nproc-per-node 2 -m saccade ..., or spread it with --device-map auto"
         )
-    plan = text.base_model_tp_plan or {}
-    if plan.get(KEYS) != "colwise" or any("experts" in part for part in plan):
+    plan, experts = text.base_model_tp_plan or {}, text.to_dict().get("num_experts_per_tok")
+    if plan.get(KEYS) != "colwise" or experts:
         raise ModelError(
             f"transformers has no plan that splits the heads of {text.model_type} over processes, "
             f"so {name} cannot be loaded with --tp: use --device-map auto"

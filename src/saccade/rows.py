@@ -6,6 +6,7 @@ a kill, and is cut off before the file is gone on with.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -21,11 +22,20 @@ T = TypeVar("T")
 
 
 def append(path: Path, rows: Iterable[Any]) -> None:
-    """Adds rows to a file, all by one write that is on the disk when this returns."""
-    text = "".join(json.dumps(row) + "\n" for row in rows)
-    with path.open("ab", buffering=0) as file:
-        file.write(text.encode())
-        os.fsync(file.fileno())
+    """Adds rows to a file, all by one write that is on the disk when this returns.
+
+    Raises OptionError where the disk does not take them; what it took is cut off by ``mended``.
+    """
+    text = "".join(json.dumps(row) + "\n" for row in rows).encode()
+    try:
+        with path.open("ab", buffering=0) as file:
+            if file.write(text) != len(text):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            os.fsync(file.fileno())
+    except OSError as error:
+        raise OptionError(
+            f"cannot write {path}: {error.strerror}; what is there is kept"
+        ) from error
 
 
 def lines(whole: bytes) -> Iterator[tuple[bytes, int]]:

@@ -249,6 +249,16 @@ def test_the_unexpected_is_told_as_such(
     assert row.error == f"{corpus.UNEXPECTED}RuntimeError: a kernel" and row.text is None
 
 
+def test_a_full_disk_is_told(tmp_path: Path) -> None:
+    """Claim: rows the disk does not take end the run with a sentence, and not a traceback."""
+    if not Path("/dev/full").exists():
+        pytest.skip("no device here that is always full")
+    path = tmp_path / "out.jsonl"
+    path.symlink_to("/dev/full")
+    with pytest.raises(OptionError, match="cannot write .*space"):
+        rows.append(path, [{"id": "a"}])
+
+
 @given(st.data())
 def test_a_file_cut_anywhere_is_gone_on_with(data: st.DataObject) -> None:
     """Claim: cut at any byte, a file's whole rows stay and the rest is done again, once each."""
@@ -283,6 +293,14 @@ def test_the_merge_prefers_answers_and_tells_of_strangers(
     corpus.run(jobs[:1], tmp_path / "three.jsonl", longer, saying(longer, []))
     with pytest.raises(OptionError, match="different runs"):
         corpus.merge(jobs, [one, tmp_path / "three.jsonl"], out)
+
+
+def test_a_shard_without_videos_leaves_a_file(jobs: list[Job], work: Work, tmp_path: Path) -> None:
+    """Claim: where there are more shards than videos, all of them can be merged."""
+    parts = [tmp_path / f"{i}.jsonl" for i in range(2)]
+    corpus.run(jobs, parts[0], work, saying(work, []))
+    corpus.run([], parts[1], work, saying(work, []))
+    assert corpus.merge(jobs, parts, tmp_path / "out.jsonl").rows == 6
 
 
 # -- manifests ---------------------------------------------------------------------------------
@@ -335,7 +353,7 @@ def test_a_manifest_that_is_wrong_is_refused(
 def test_shards_share_out_the_items(count: int, items: int) -> None:
     """Claim: every item is in exactly one of n shards, and no shard is two larger than another."""
     parts = [rows.part(range(items), rows.shard(f"{i + 1}/{count}")) for i in range(count)]
-    assert sorted(item for part in parts for item in part) == list(range(items))
+    assert sorted(item for part in parts for item in part) == [*range(items)]
     assert max(map(len, parts)) - min(map(len, parts)) <= 1
 
 

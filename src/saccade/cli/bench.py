@@ -120,6 +120,14 @@ def bench_report(
     out.print(f"{report.write(run)} has the report", markup=False, soft_wrap=True)
 
 
+@bench_app.command("scaling")
+def bench_scaling() -> None:
+    """Print the tables of docs/scaling.md: a 72B/7B pair over several GPUs, by arithmetic alone."""
+    from saccade.bench import scaling
+
+    typer.echo(scaling.page())
+
+
 @bench_app.command("claims")
 def bench_claims(
     results: Annotated[Path, typer.Argument(help="The folder of runs and figures.")] = Path(

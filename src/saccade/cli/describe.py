@@ -84,6 +84,8 @@ def describe(
     (recipe,) = loading.recipes([known.method], exact)
     if tp:
         recipe = loading.split(recipe, exact)
+        if video == "-":
+            raise OptionError("with --tp every process reads the video: give a file and not stdin")
     sampling = loading.sampling(fps, num_frames, every_frame, start, end)
     shown = showing(as_json, quiet)
     clip = loading.read(video, sampling, quiet=shown != "all", warn=not quiet)

@@ -7,6 +7,7 @@ row after ``TRIES``. Rows are written by the caller, in one process, so none can
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import logging
 from collections import Counter, deque
@@ -54,8 +55,7 @@ def over(
     """
     if importlib.util.find_spec("ray") is None:
         raise OptionError("--ray needs Ray: pip install 'saccade[ray]'")
-    import ray
-
+    ray = _ray()
     try:
         ray.init(
             address=address,
@@ -73,19 +73,21 @@ def over(
     return _Pool(work, make, count, needs)
 
 
+def _ray() -> Any:
+    """The package, which need not be there."""
+    return importlib.import_module("ray")
+
+
 class _Pool:
     """So many actors, and what each is busy with."""
 
     def __init__(
         self, work: Work, make: Callable[[Work], Any], count: int, needs: dict[str, int]
     ) -> None:
-        import ray
-
-        self._ray = ray
+        self._ray = ray = _ray()
         self._work = work
         # a worker is not restarted by Ray: one that died comes back as another, and is counted
-        actor: Any = ray.remote(Held)
-        actor = actor.options(max_restarts=0, max_task_retries=0, **needs)
+        actor = ray.remote(Held).options(max_restarts=0, max_task_retries=0, **needs)
         self._start: Callable[[], Any] = lambda: actor.remote(work, make)
         self._count = count
 

@@ -59,6 +59,7 @@ def run(
     if not path.parent.is_dir():
         raise OptionError(f"cannot write {path}: there is no folder {path.parent}")
     with rows.locked(path):
+        path.touch()  # a shard without videos leaves a file too
         every = _checked(path, jobs, work)
         asked = {job.id for job in jobs}
         if retry and any(each["error"] and each["id"] in asked for each in every):
@@ -173,7 +174,8 @@ def merge(jobs: Sequence[Job], paths: Sequence[Path], out: Path) -> Merged:
         )
     order = [job.id for job in jobs]
     kept = [found[name] for name in order if name in found]
-    rows.replace(out, kept)
+    with rows.locked(out):
+        rows.replace(out, kept)
     return Merged(
         len(kept),
         tuple(each["id"] for each in kept if each["error"]),
