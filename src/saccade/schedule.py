@@ -88,7 +88,7 @@ def scored(
     except (RuntimeError, MemoryError) as error:
         if give_up is None or not memory.ran_out(error) or not any(map(len, trees.values())):
             raise
-        give_up(error)
+        give_up(MemoryError(f"the target has no memory to judge what was drafted {error}".strip()))
     bare = dict.fromkeys(trees, Tree())
     return bare, target.score(bare)
 

@@ -264,7 +264,6 @@ def crowded(error: BaseException, round: int, method: str, patch: Any) -> Result
     return stream.results[0]
 
 
-@pytest.mark.xfail(strict=True, reason="a target without room for a tree ends the answer")
 @ROUNDS
 @pytest.mark.parametrize("method", ["sd", "sd-tree"])
 @pytest.mark.parametrize("error", [OUT_OF_MEMORY, MemoryError()], ids=["cuda", "host"])
