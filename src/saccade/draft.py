@@ -411,13 +411,13 @@ class Guarded:
         try:
             return act()
         except Exception as error:  # whatever a draft does wrong, the target can go on without it
-            self.give_up(error)
+            self.give_up(f"drafting failed with {type(error).__name__}: {error}", error)
             return None
 
-    def give_up(self, error: Exception) -> None:
-        """Proposes nothing from now on."""
+    def give_up(self, reason: str, error: Exception) -> None:
+        """Proposes nothing from now on; the result says why."""
         log.warning("drafting failed; going on by plain decoding", exc_info=error)
-        self.reason = f"drafting failed with {type(error).__name__}: {error}"
+        self.reason = reason
         self.close()
 
 

@@ -23,6 +23,7 @@ from saccade.errors import ModelError, OptionError
 from saccade.exact import ExactSession, check
 from saccade.recipe import Recipe
 from saccade.sampling import Sampling
+from saccade.schedule import NO_MEMORY, Sparing
 from saccade.session import LONG, Session
 from saccade.systems import resolve
 from saccade.types import Inputs, Prompt, Result, Round, RoundRecord, Timings, Tree, Turn
@@ -235,8 +236,8 @@ class Stream(Iterator[Round]):
         records: list[list[RoundRecord]] = [[] for _ in prompts]
         finish: dict[int, Any] = {}
         first = 0.0
-        requests = range(len(prompts))
-        rounds = self.recipe.schedule(session, draft, requests, stops.cut, draft.give_up)
+        judging = Sparing(session, lambda trees, error: draft.give_up(NO_MEMORY, error))
+        rounds = self.recipe.schedule(judging, draft, range(len(prompts)), stops.cut)
         for round in rounds:
             first = first or clock.since()
             records[round.request].append(round.scalars())

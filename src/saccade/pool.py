@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
@@ -21,7 +21,7 @@ from saccade.errors import ModelError
 from saccade.options import Stops
 from saccade.recipe import Recipe
 from saccade.sampling import Sampling
-from saccade.schedule import finished, judged, scored, serial
+from saccade.schedule import NO_MEMORY, Sparing, finished, judged, serial
 from saccade.session import Session
 from saccade.types import (
     FinishReason,
@@ -201,13 +201,12 @@ class Together:
             trees[number] = guest.draft.propose({0: Tree()}, {0: guest.state})[0]
             drafting[number] = time.perf_counter() - began
 
-        def give_up(error: Exception) -> None:
-            for number, tree in trees.items():
-                if len(tree):
-                    live[number].draft.give_up(error)
+        def give_up(trees: Mapping[int, Tree], error: Exception) -> None:
+            for number in (number for number, tree in trees.items() if len(tree)):
+                live[number].draft.give_up(NO_MEMORY, error)
 
         began = time.perf_counter()
-        trees, laws = scored(self._session, trees, give_up)
+        laws = Sparing(self._session, give_up).score(trees)
         verdicts, endings = judged(
             trees, laws, lambda number, tokens: live[number].stops.cut(0, tokens)
         )

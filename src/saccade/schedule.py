@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from saccade import memory
 from saccade.sampling import BrokenLaw, Scores
@@ -17,18 +18,10 @@ from saccade.types import Ahead, Cut, Draft, FinishReason, Round, Scoring, State
 from saccade.verify import verify
 
 NOTHING = Verdict((), (), None, None)
-
-GiveUp = Callable[[Exception], None]
-"""Told when a draft cannot be judged for want of memory; from then on it proposes nothing."""
+NO_MEMORY = "the target has no memory to judge what is drafted"
 
 
-def serial(
-    target: Scoring,
-    draft: Draft,
-    requests: Sequence[int],
-    cut: Cut,
-    give_up: GiveUp | None = None,
-) -> Iterator[Round]:
+def serial(target: Scoring, draft: Draft, requests: Sequence[int], cut: Cut) -> Iterator[Round]:
     """Propose, score, verify, commit, until every request has ended; one target forward a round."""
     states = {request: draft.start() for request in requests}
     live = list(requests)
@@ -37,7 +30,7 @@ def serial(
         trees = draft.propose(dict.fromkeys(live, Tree()), states)
         drafted = time.perf_counter()
 
-        trees, laws = scored(target, trees, give_up)
+        laws = target.score(trees)
         verdicts, endings = judged(trees, laws, cut)
         live = [request for request in live if endings[request] is None]
         emitted = {request: verdict.tokens for request, verdict in verdicts.items()}
@@ -48,20 +41,14 @@ def serial(
         yield from _rounds(draft, states, trees, laws, verdicts, endings, spent)
 
 
-def parallel(
-    target: Scoring,
-    draft: Ahead,
-    requests: Sequence[int],
-    cut: Cut,
-    give_up: GiveUp | None = None,
-) -> Iterator[Round]:
+def parallel(target: Scoring, draft: Ahead, requests: Sequence[int], cut: Cut) -> Iterator[Round]:
     """Judge what is in flight while the draft extends it; one target forward a round."""
     states = {request: draft.start() for request in requests}
     flights = draft.propose({request: Tree() for request in requests}, states)
     while flights:
         began = time.perf_counter()
-        flights, laws = scored(target, flights, give_up)
-        judging = time.perf_counter()
+        laws = target.score(flights)
+        scored = time.perf_counter()
         trees = draft.ahead(flights)
         waited = time.perf_counter()
 
@@ -74,23 +61,32 @@ def parallel(
         flights = {r: Tree() for r in live}
         if flying := [r for r in live if verdicts[r].own is None]:
             flights |= draft.propose({r: Tree() for r in flying}, states)
-        waiting = waited - judging + time.perf_counter() - verified
-        spent = waiting, judging - began + verified - waited
+        waiting = waited - scored + time.perf_counter() - verified
+        spent = waiting, scored - began + verified - waited
         yield from _rounds(draft, states, trees, laws, verdicts, endings, spent)
 
 
-def scored(
-    target: Scoring, trees: dict[int, Tree], give_up: GiveUp | None
-) -> tuple[dict[int, Tree], dict[int, Scores]]:
-    """The target's laws at these trees; where memory has no room for them, at plain ones."""
-    try:
-        return trees, target.score(trees)
-    except (RuntimeError, MemoryError) as error:
-        if give_up is None or not memory.ran_out(error) or not any(map(len, trees.values())):
-            raise
-        give_up(MemoryError(f"the target has no memory to judge what was drafted {error}".strip()))
-    bare = dict.fromkeys(trees, Tree())
-    return bare, target.score(bare)
+@dataclass(frozen=True)
+class Sparing:
+    """The target's session; where it has no memory for what was drafted, it judges the text alone.
+
+    A walk down such a tree ends after one token. ``give_up`` is told of the trees and the error.
+    """
+
+    session: Scoring
+    give_up: Callable[[Mapping[int, Tree], Exception], None]
+
+    def score(self, trees: Mapping[int, Tree]) -> dict[int, Scores]:
+        try:
+            return self.session.score(trees)
+        except (RuntimeError, MemoryError) as error:
+            if not memory.ran_out(error) or not any(map(len, trees.values())):
+                raise
+            self.give_up(trees, error)
+        return self.session.score(dict.fromkeys(trees, Tree()))
+
+    def commit(self, tokens: Mapping[int, Sequence[int]]) -> None:
+        self.session.commit(tokens)
 
 
 def judged(

@@ -248,11 +248,11 @@ def test_memory_that_runs_out_over_a_tree_costs_the_draft_only(monkeypatch):
             drafting = TARGET if "parallel" in method else DRAFT  # or nothing might ever fly
             result = saccade.run(TARGET, MANY[0], draft=drafting, method=method, max_new_tokens=12)
             assert result.ids == _alone(0, "ar").ids
-            assert result.fallback_reason and "no memory to judge" in result.fallback_reason
+            assert result.fallback_reason and "no memory" in result.fallback_reason
         crowd = pool.pool(TARGET, resolve("sd"), DRAFT)
         for number in (0, 2):
             crowd.join(_asked(number))
         found = _steps(crowd)
     for number, result in found.items():
-        assert result.fallback_reason and "no memory to judge" in result.fallback_reason
+        assert result.fallback_reason and "no memory" in result.fallback_reason
         assert result.ids == _alone(2 * number, "ar").ids
