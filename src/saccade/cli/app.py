@@ -12,6 +12,7 @@ from saccade.cli.calibrate import calibrate
 from saccade.cli.caption import caption, caption_merge
 from saccade.cli.chat import chat
 from saccade.cli.compare import compare
+from saccade.cli.crowd import crowd
 from saccade.cli.demo import demo
 from saccade.cli.describe import describe
 from saccade.cli.doctor import doctor
@@ -62,6 +63,7 @@ app.command("make-checkpoint")(make_checkpoint)
 app.command("train-draft")(train_draft)
 bench_app.command("prefill")(prefill)
 bench_app.command("gpu")(gpu)
+bench_app.command("pool")(crowd)
 app.add_typer(bench_app, name="bench")
 app.add_typer(shapes_app, name="shapes")
 
