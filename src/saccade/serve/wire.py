@@ -9,6 +9,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 MAX_STOPS = 16
 MAX_TOP_LOGPROBS = 20
+COLDEST = 1e-5  # a lower temperature is greedy: dividing by it leaves the range of floats
 SEEDS = 2**63
 
 
@@ -131,7 +132,7 @@ class ChatRequest(Strict):
     @model_validator(mode="after")
     def _together(self) -> ChatRequest:
         if self.messages[-1].role != "user":
-            raise ValueError("the last message must be the user's")
+            raise ValueError("the last of messages must be the user's")
         if self.stream_options is not None and not self.stream:
             raise ValueError("stream_options needs stream")
         if self.top_logprobs is not None and not self.logprobs:
@@ -154,7 +155,7 @@ class ChatRequest(Strict):
     def samples(self) -> bool | None:
         """None leaves it to the model's own generation settings."""
         if self.temperature is not None:
-            return self.temperature > 0
+            return self.temperature >= COLDEST
         return True if self.top_p is not None or self.top_k is not None else None
 
     @property
@@ -165,6 +166,12 @@ class ChatRequest(Strict):
             temperature = 1.0 if self.temperature is None else self.temperature
             settings |= {"temperature": temperature, "top_p": self.top_p, "top_k": self.top_k}
         return settings
+
+    @property
+    def characters(self) -> int:
+        """Of all texts, addresses left out."""
+        words = (part for turn in self.messages for part in parts(turn))
+        return sum(len(part.text) for part in words if isinstance(part, TextPart))
 
     @property
     def addresses(self) -> int:
@@ -233,7 +240,7 @@ def trouble(error: ValidationError) -> Trouble:
     place = ".".join(_steps(first["loc"]))
     if first["type"] == "extra_forbidden":
         return Trouble(400, f"{place} is not a field this server knows: leave it out", place)
-    if place.split(".")[-1] in NOT_SUPPORTED:
+    if NOT_SUPPORTED & set(place.split(".")):
         return Trouble(400, f"{place} is not supported by this server: leave it out", place)
     said = first["msg"].removeprefix("Value error, ")
     message = f"{place}: {said[:1].lower()}{said[1:]}" if place else said
