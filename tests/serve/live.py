@@ -21,6 +21,8 @@ from PIL import Image
 from saccade import models as models_
 from saccade.cli import loading
 from saccade.cli.serve import engine, listening
+from saccade.pool import News, Pool
+from saccade.recipe import Recipe
 from saccade.serve.app import Engine, Service, app
 from saccade.serve.reading import Media
 from saccade.systems import resolve
@@ -74,7 +76,7 @@ def soon(true: Callable[[], bool], seconds: float = 10.0) -> bool:
 
 def made(
     models: loading.Models,
-    method: str = METHOD,
+    method: str | Recipe = METHOD,
     *,
     rows: int = 4,
     queue: int = 32,
@@ -82,8 +84,32 @@ def made(
     most_tokens: int = 256,
 ) -> Engine:
     """The engine that ``saccade serve`` makes of these models."""
-    recipe = resolve(method)
+    recipe = resolve(method) if isinstance(method, str) else method
     return engine(models, recipe, "shapes", media or Media(), rows, queue, most_tokens, False)
+
+
+class Slow:
+    """A pool that takes its time over every step, and counts the rounds of those in it."""
+
+    def __init__(self, pool: Pool, seconds: float) -> None:
+        self._pool, self.seconds = pool, seconds
+        self.rounds: dict[int, int] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._pool, name)
+
+    def step(self) -> list[News]:
+        time.sleep(self.seconds)
+        news = self._pool.step()
+        for each in news:
+            self.rounds[each.number] = self.rounds.get(each.number, 0) + (each.round is not None)
+        return news
+
+
+def slowed(engine: Engine, seconds: float = 0.1) -> Slow:
+    """Makes an engine slow, before it has anything to do."""
+    pool = engine.desk._pool = Slow(engine.desk._pool, seconds)  # type: ignore[assignment]
+    return pool
 
 
 @contextmanager

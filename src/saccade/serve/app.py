@@ -31,7 +31,7 @@ from saccade.serve.desk import Busy, Desk, Gone, Late, Piece, Ticket, Told
 from saccade.serve.metrics import Metrics
 from saccade.serve.reading import Reader
 from saccade.serve.threads import Threads
-from saccade.serve.wire import ChatRequest, FailureBody, Trouble, trouble
+from saccade.serve.wire import ChatRequest, Completion, FailureBody, Trouble, trouble
 from saccade.types import Result
 
 log = logging.getLogger(__name__)
@@ -335,7 +335,10 @@ def _chat_route(made: FastAPI, service: Service) -> None:
     @made.post(
         "/v1/chat/completions",
         response_model=None,
-        responses={status: {"model": FailureBody} for status in STATUSES},
+        responses={
+            200: {"model": Completion, "content": {"text/event-stream": {}}},
+            **{status: {"model": FailureBody} for status in STATUSES},
+        },
         openapi_extra={
             "requestBody": {
                 "required": True,

@@ -162,9 +162,9 @@ class Desk:
                 for news in self._pool.step():
                     self._pass_on(news)
                 self._send_off()
-        except BaseException as error:
+        except BaseException:
             log.exception("the engine thread broke")
-            self._end(error)
+            self._end(Gone("the engine has stopped: the server must be started again"))
         else:
             self._end(Gone("the server is shutting down: ask another one"))
 
@@ -230,14 +230,17 @@ class Desk:
         self._working.pop(ticket.number, None)
         self._pool.leave(ticket.number)
 
-    def _end(self, error: BaseException) -> None:
+    def _end(self, why: Gone) -> None:
         with self._changed:
             self._stopping = True
             told = [*self._arrived, *self._waiting, *self._working.values()]
         for ticket in told:
-            ticket.tell(error if isinstance(error, Exception) else Gone("the engine has stopped"))
-        for number in list(self._working):
-            self._pool.leave(number)
+            ticket.tell(why)
+        try:
+            for number in list(self._working):
+                self._pool.leave(number)
+        except Exception:  # a pool that broke may not let go either
+            log.debug("the pool did not let go", exc_info=True)
         self._working.clear()
 
 

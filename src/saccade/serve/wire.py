@@ -227,6 +227,41 @@ class FailureBody(BaseModel):
     error: Failure
 
 
+# What answers look like, for those who read the schema; a test checks what is sent against it.
+
+
+class Usage(BaseModel):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+
+
+class Answer(BaseModel):
+    role: Literal["assistant"]
+    content: str
+    refusal: None
+
+
+class Choice(BaseModel):
+    index: int
+    message: Answer
+    logprobs: dict[str, Any] | None
+    finish_reason: Literal["stop", "length"]
+
+
+class Completion(BaseModel):
+    """A whole answer; a stream's events hold the same in pieces."""
+
+    id: str
+    object: Literal["chat.completion"]
+    created: int
+    model: str
+    choices: list[Choice]
+    usage: Usage
+    metrics: dict[str, Any]
+    saccade: dict[str, Any]
+
+
 NOT_SUPPORTED = {
     *("presence_penalty", "frequency_penalty", "logit_bias", "response_format"),
     *("tools", "tool_choice", "name", "refusal", "detail"),
