@@ -201,7 +201,7 @@ def run(
 
     config = uvicorn.Config(
         app(service, told),
-        log_level="warning",
+        log_level="error",  # clients that send no HTTP are their own affair
         timeout_graceful_shutdown=5,
         server_header=False,
     )
