@@ -375,9 +375,12 @@ def hire(backbone: Backbone) -> Worker:
 
 
 def release(worker: Worker) -> None:
-    """Puts a worker back, to be hired again; a dead one is forgotten."""
-    with suppress(DraftError):
+    """Puts a worker back, to be hired again; a dead one is forgotten, and leaves no zombie."""
+    try:
         worker.send("done")
+    except DraftError:
+        worker.kill()
+    else:
         _idle.append(worker)
 
 

@@ -425,3 +425,39 @@ def test_fuzz(shared, data):
 def test_fuzz_long(shared, data):
     """Claim: the same for 20,000 draws."""
     survives(shared, data)
+
+
+def _slow(played):
+    """A guard whose first child takes long over everything."""
+    return played("import time\ng.read = lambda *_: time.sleep(60)")
+
+
+@pytest.mark.parametrize("when", ["before", "while it works"])
+def test_a_call_that_nobody_wants_is_ended(played, when):
+    """Claim: stopping ends a call at once, and the next one is answered by a fresh child."""
+    slow, stop = _slow(played), guard.Stop()
+    with ThreadPoolExecutor(1) as pool:
+        if when == "before":
+            stop()
+        reading = pool.submit(slow.read, video(n=3), EVERY, None, stop)
+        if when != "before":
+            with pytest.raises(TimeoutError):
+                reading.result(0.5)
+            stop()
+        with pytest.raises(VideoInputError):
+            reading.result(5)
+    stop()  # twice is nothing
+    if when != "before":
+        assert len(slow.read(video(n=3), EVERY).frames) == 3
+
+
+def test_closing_ends_calls_under_way(played):
+    """Claim: who waits for a child when the guard is closed is told within a second or so."""
+    slow = _slow(played)
+    with ThreadPoolExecutor(1) as pool:
+        reading = pool.submit(slow.read, video(n=3), EVERY)
+        with pytest.raises(TimeoutError):
+            reading.result(0.5)
+        slow.close()
+        with pytest.raises(VideoInputError):
+            reading.result(5)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import socket
 import time
 from collections.abc import Callable
 from importlib.util import find_spec
@@ -50,6 +52,12 @@ def serve(
     media_host: Annotated[
         list[str] | None, typer.Option(help="A host videos may be fetched from (repeatable).")
     ] = None,
+    private_media_hosts: Annotated[
+        bool,
+        typer.Option(
+            "--private-media-hosts", help="Those hosts may be on this machine or its network."
+        ),
+    ] = False,
     any_media_host: Annotated[
         bool, typer.Option("--any-media-host", help="Fetch from any public host.")
     ] = False,
@@ -85,12 +93,16 @@ def serve(
 
     if media_root is not None and not media_root.is_dir():
         raise OptionError(f"--media-root {media_root} is not a folder")
+    if private_media_hosts and not media_host:
+        raise OptionError("--private-media-hosts is about hosts named by --media-host: name them")
+    if api_key is not None and not api_key.strip():
+        raise OptionError("the API key is empty: give one, or leave --api-key and its variable out")
     media = Media(
         Sources(
             root=media_root,
             hosts=tuple(media_host or ()),
             any_host=any_media_host,
-            private=bool(media_host),
+            private=private_media_hosts,
             max_bytes=max_media_mb * MIB,
         ),
         Limits(max_bytes=max_media_mb * MIB, max_frames=max_frames, root=media_root),
@@ -149,10 +161,12 @@ def run(
 ) -> None:
     """Serves until a signal; then lets what is under way end, up to ``drain`` seconds.
 
-    A second signal ends at once. Raises what kept the models from being loaded.
+    A second signal ends at once. Raises what kept the models from being loaded, and OptionError
+    where nothing can listen.
     """
     import uvicorn
 
+    line = listening(host, port)
     failed: list[BaseException] = []
 
     class Server(uvicorn.Server):
@@ -160,23 +174,21 @@ def run(
 
         def handle_exit(self, sig: int, frame: Any) -> None:
             if service.draining:
-                self.should_exit = self.force_exit = True
-                return
+                os._exit(128 + sig)  # children notice that their parent has gone
             service.draining, self.until = True, time.monotonic() + drain
-            err.print("letting answers end; again to stop at once", style="dim")
 
         async def on_tick(self, counter: int) -> bool:
-            over = service.draining and (not service.busy or time.monotonic() > self.until)
-            if failed or over:
-                self.should_exit = True
+            if service.draining and not self.should_exit:
+                self.drained()
+            self.should_exit |= bool(failed)
             return await super().on_tick(counter)
 
-        async def startup(self, sockets: Any = None) -> None:
-            await super().startup(sockets)
-            for each in self.servers:
-                for socket in each.sockets:
-                    name, number = socket.getsockname()[:2]
-                    err.print(f"http://{name}:{number}/v1 is loading its models", style="dim")
+        def drained(self) -> None:
+            """Ends the main loop when nobody is served, or time is up and those who are know."""
+            late = time.monotonic() > self.until
+            if late and service.engine is not None:
+                service.engine.desk.close()
+            self.should_exit = late or not service.busy
 
     def told() -> Engine:
         try:
@@ -184,19 +196,35 @@ def run(
         except BaseException as error:
             failed.append(error)
             raise
-        err.print(f"ready: {service.names[0]}", style="dim")
+        err.print(f"ready: {service.names[0]}", style="dim", markup=False)
         return found
 
-    server = Server(
-        uvicorn.Config(
-            app(service, told),
-            host=host,
-            port=port,
-            log_level="warning",
-            timeout_graceful_shutdown=5,
-            server_header=False,
-        )
+    config = uvicorn.Config(
+        app(service, told),
+        log_level="error",  # clients that send no HTTP are their own affair
+        timeout_graceful_shutdown=5,
+        server_header=False,
     )
-    server.run()
+    err.print(f"{_address(line)}/v1 is loading its models", style="dim", soft_wrap=True)
+    with line:
+        Server(config).run([line])
     if failed:
         raise failed[0]
+
+
+def listening(host: str, port: int) -> socket.socket:
+    """A socket that listens there. Raises OptionError."""
+    try:
+        family, _, _, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        return socket.create_server(place[:2], family=family, backlog=2048)
+    except OSError as error:
+        why = error.strerror or "it is no address"
+        said = (
+            f"cannot listen on {host} port {port}: {why.lower()}; choose another --port or --host"
+        )
+        raise OptionError(said) from None
+
+
+def _address(line: socket.socket) -> str:
+    host, port = line.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

@@ -17,6 +17,7 @@ import socket
 import struct
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -59,7 +60,7 @@ class Guard:
 
     Whatever happens to a child is a `VideoInputError`, and the next call gets a fresh one.
     `seconds` bounds one call from the moment it has a child, `memory` the address space of one
-    child in bytes.
+    child in bytes. A call that is given a `Stop` can be ended from another thread.
     """
 
     def __init__(self, seconds: float = 60.0, memory: int = MEMORY, children: int = 1) -> None:
@@ -67,6 +68,7 @@ class Guard:
         self._idle: queue.LifoQueue[_Child | None] = queue.LifoQueue()
         for _ in range(children):
             self._idle.put(None)
+        self._busy: set[_Child | None] = set()
         self._closed = False
 
     def __enter__(self) -> "Guard":
@@ -76,8 +78,11 @@ class Guard:
         self.close()
 
     def close(self) -> None:
-        """Ends the children; a call under way ends its own."""
+        """Ends the children, and with them the calls under way."""
         self._closed = True
+        for busy in list(self._busy):
+            if busy is not None:
+                busy.process.kill()
         waiting = []
         with suppress(queue.Empty):
             while True:
@@ -92,23 +97,27 @@ class Guard:
         source: bytes | Path,
         sampling: Sampling | None = None,
         limits: Limits | None = None,
+        stop: "Stop | None" = None,
     ) -> Clip:
         """As :func:`saccade.media.read`."""
         more = {"sampling": asdict(sampling or Sampling())}
-        return self._clip("read", [source], limits, more)
+        return self._clip("read", [source], limits, more, stop)
 
     def read_frames(
         self,
         pictures: Sequence[bytes],
         fps: float | int | None = None,
         limits: Limits | None = None,
+        stop: "Stop | None" = None,
     ) -> Clip:
         """As :func:`saccade.media.read_frames`."""
-        return self._clip("read_frames", pictures, limits, {"fps": fps})
+        return self._clip("read_frames", pictures, limits, {"fps": fps}, stop)
 
-    def read_image(self, source: bytes | Path, limits: Limits | None = None) -> Image:
+    def read_image(
+        self, source: bytes | Path, limits: Limits | None = None, stop: "Stop | None" = None
+    ) -> Image:
         """As :func:`saccade.media.read_image`."""
-        return self._clip("read_image", [source], limits, {}).frames[0]
+        return self._clip("read_image", [source], limits, {}, stop).frames[0]
 
     def _clip(
         self,
@@ -116,6 +125,7 @@ class Guard:
         sources: Sequence[bytes | Path],
         limits: Limits | None,
         more: Mapping[str, Any],
+        stop: "Stop | None",
     ) -> Clip:
         limits = limits or Limits()
         paths = [str(source) for source in sources if isinstance(source, Path)]
@@ -126,7 +136,7 @@ class Guard:
         asked = {"task": task, "paths": paths, "limits": plain, **more}
         asked |= {"sizes": [len(payload) for payload in payloads], "seconds": self.seconds}
         most = limits.max_memory or self.memory
-        with self._child() as child:
+        with self._child(stop) as child:
             end = time.monotonic() + self.seconds
             try:
                 child.send(asked, payloads, end)
@@ -142,24 +152,56 @@ class Guard:
         return answer
 
     @contextmanager
-    def _child(self) -> Iterator["_Child"]:
+    def _child(self, stop: "Stop | None" = None) -> Iterator["_Child"]:
         """A child for one request: it goes back if it is still well, else nothing does."""
+        stop = stop or Stop()
         if self._closed:
             raise OptionError("this reader of media is closed: make another")
         child, kept = self._idle.get(), None
         try:
+            stop.check()
             if child is not None and not child.well():
                 child.end()
                 child = None
             child = child or _Child(self.memory)
+            self._busy.add(child)
+            stop.watch(child.process)
             yield child  # after an exception it is ended: it may still be sending
             kept = child if child.well() else None
         finally:
+            stop.watch(None)
+            self._busy.discard(child)
             if child is not None and kept is None:
                 child.end()
             self._idle.put(kept)
             if self._closed:
                 self.close()
+
+
+class Stop:
+    """Ends a call of a guard from another thread: nobody wants any more what it reads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._said = False
+
+    def __call__(self) -> None:
+        with self._lock:
+            self._said = True
+        self.watch(self._process)
+
+    def watch(self, process: "subprocess.Popen[bytes] | None") -> None:
+        """The process that works for the call now, if any does."""
+        with self._lock:
+            self._process = process
+            if self._said and process is not None:
+                process.kill()
+
+    def check(self) -> None:
+        """Raises VideoInputError once it was said."""
+        if self._said:
+            raise refusal("the input", "is no longer wanted: ask again", "unreadable")
 
 
 class Nonsense(Exception):

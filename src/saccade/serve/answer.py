@@ -9,6 +9,7 @@ from typing import Any
 from saccade.types import ROOT, Result, Round, RoundRecord
 
 UNFINISHED = "\N{REPLACEMENT CHARACTER}"
+WINDOW = 32  # tokens that are enough for a decoder to know how the next is written
 
 
 class Writer:
@@ -20,12 +21,18 @@ class Writer:
 
     def __init__(self, decode: Callable[[Sequence[int]], str], stops: Sequence[str]) -> None:
         self._decode, self._stops = decode, stops
-        self._ids: list[int] = []
+        self._ids: list[int] = []  # the last ones, which are decoded again with every piece
+        self._before, self._repeated = "", ""  # the text up to them; their own part of it
         self._shown = ""
 
     def write(self, tokens: Sequence[int]) -> str:
         self._ids += tokens
-        whole = self._decode(self._ids).rstrip(UNFINISHED)
+        late = self._decode(self._ids)
+        whole = self._before + late[len(self._repeated) :]
+        if len(self._ids) > 2 * WINDOW and not late.endswith(UNFINISHED):
+            self._ids = self._ids[-WINDOW:]
+            self._before, self._repeated = whole, self._decode(self._ids)
+        whole = whole.rstrip(UNFINISHED)
         held = max((_begun(whole, stop) for stop in self._stops), default=0)
         return self._upto(whole[: len(whole) - held])
 

@@ -8,10 +8,10 @@ import json
 import logging
 import secrets
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -20,20 +20,28 @@ from fastapi.responses import JSONResponse, StreamingResponse
 from pydantic import ValidationError
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.requests import ClientDisconnect
+from starlette.types import Receive, Scope, Send
 
+from saccade.engine import Asked
 from saccade.errors import OptionError, SaccadeError, VideoInputError
+from saccade.media.guard import Stop
 from saccade.serve.answer import Likely, Writer, about, logprobs, speculation, usage
 from saccade.serve.desk import Busy, Desk, Gone, Late, Piece, Ticket, Told
 from saccade.serve.metrics import Metrics
 from saccade.serve.reading import Reader
-from saccade.serve.wire import ChatRequest, FailureBody, Trouble, trouble
+from saccade.serve.threads import Threads
+from saccade.serve.wire import ChatRequest, Completion, FailureBody, Trouble, trouble
 from saccade.types import Result
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 POLL = 0.1  # seconds between looks at whether a client is still there
 GRACE = 1.0  # seconds in which the desk itself says that time is up
+LINGER = 2.0  # seconds in which the rest of a body that is too long is read and forgotten
+TOGETHER = 4  # bodies of full size that may be arriving at once
+READERS = 32  # threads that read media and words; a client that goes may leave one for a while
 GONE = 499  # the status nobody reads
 BROKEN = "the model's numbers broke down (NaN), so there is no answer"
 
@@ -46,6 +54,11 @@ class Engine:
     reader: Reader
     decode: Callable[[Sequence[int]], str]
     close: Callable[[], None] = lambda: None
+
+    def stop(self) -> None:
+        """Ends its processes and its thread; who still waits is told."""
+        self.close()
+        self.desk.stop()
 
 
 @dataclass
@@ -62,6 +75,7 @@ class Service:
     failure: str | None = None  # why there will never be an engine
     metrics: Metrics = field(default_factory=Metrics)
     born: int = field(default_factory=lambda: int(time.time()))
+    threads: Threads = field(default_factory=lambda: Threads(READERS))
 
     def ready(self) -> Engine:
         """The engine. Raises Trouble while there is none for newcomers."""
@@ -89,10 +103,10 @@ def app(
         yield
         service.draining = True
         if loading is not None:
+            loading.cancel()
             await asyncio.gather(loading, return_exceptions=True)
         if service.engine is not None:
-            await run_in_threadpool(service.engine.desk.stop)
-            service.engine.close()
+            await run_in_threadpool(service.engine.stop)
 
     from saccade import __version__
 
@@ -104,7 +118,6 @@ def app(
         docs_url=None,  # its page loads scripts from elsewhere
         redoc_url=None,
     )
-    made.add_middleware(Bounded, most=service.body)
     _describe(made, service)
     _tell_errors(made, service)
     _small_routes(made, service)
@@ -113,12 +126,17 @@ def app(
 
 
 async def _load(service: Service, start: Callable[[], Engine]) -> None:
+    def load() -> Engine:
+        found = start()
+        if service.draining:  # nobody waits any more
+            found.stop()
+        return found
+
     try:
-        service.engine = await run_in_threadpool(start)
+        service.engine = await service.threads.run(load)
     except Exception as error:
-        log.error("the models could not be loaded: %s", error)
-        service.failure = f"the models could not be loaded: {error}"
-        raise
+        log.info("the models could not be loaded", exc_info=error)
+        service.failure = "the models could not be loaded: the server's log says why"
 
 
 def _describe(made: FastAPI, service: Service) -> None:
@@ -185,43 +203,56 @@ def explained(error: Exception) -> Trouble:
     return Trouble(500, "something went wrong in the server")
 
 
-class Bounded:
-    """Cuts off bodies that are too long, whatever length they announce."""
+class Bodies:
+    """Reads bodies up to a size, and up to ``TOGETHER`` of those at once: memory is everybody's."""
 
-    def __init__(self, app: ASGIApp, most: int) -> None:
-        self.app, self.most = app, most
+    def __init__(self, most: int) -> None:
+        self.most, self.held = most, 0
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self.app(scope, receive, send)
-            return
-        announced = dict(scope["headers"]).get(b"content-length", b"0")
-        if announced.isdigit() and int(announced) > self.most:
-            await self._refuse(scope, receive, send)
-            return
-        seen, over = 0, False
-
-        async def counted() -> Message:
-            nonlocal seen, over
-            message = await receive()
-            seen += len(message.get("body", b""))
-            if seen > self.most:
-                over = True
-                raise _TooLong
-            return message
-
+    @asynccontextmanager
+    async def read(self, request: Request, end: float) -> AsyncIterator[bytes]:
+        """A body that is whole by ``end``, on the clock of time.monotonic. Raises Trouble, Busy."""
+        announced = request.headers.get("content-length", "0")
+        if announced.isdecimal() and (len(announced) > 18 or int(announced) > self.most):
+            await _ignored(request, self.most)
+            raise self._too_large()
+        pieces: list[bytes] = []
+        size = 0
         try:
-            await self.app(scope, counted, send)
-        except _TooLong:
-            await self._refuse(scope, receive, send)
+            async with asyncio.timeout(max(0.0, end - time.monotonic())):
+                async for piece in request.stream():
+                    size, self.held = size + len(piece), self.held + len(piece)
+                    if size > self.most:
+                        pieces.clear()
+                        await _ignored(request, self.most)
+                        raise self._too_large()
+                    if self.held > TOGETHER * self.most:
+                        raise Busy(1)
+                    pieces.append(piece)
+            yield b"".join(pieces)
+        except TimeoutError:
+            said = "the request took too long to arrive: send a shorter video"
+            raise Trouble(408, said) from None
+        except ClientDisconnect:
+            raise Trouble(GONE, "the client has gone") from None
+        finally:
+            self.held -= size
 
-    async def _refuse(self, scope: Scope, receive: Receive, send: Send) -> None:
-        said = Trouble(413, f"the request is larger than {self.most} bytes: send a shorter video")
-        await JSONResponse(said.body(), 413, {"Connection": "close"})(scope, receive, send)
+    def _too_large(self) -> Trouble:
+        return Trouble(413, f"the request is larger than {self.most} bytes: send a shorter video")
 
 
-class _TooLong(BaseException):
-    """Passes by handlers of errors: it is answered where it was raised."""
+async def _ignored(request: Request, most: int) -> None:
+    """Reads on a while without keeping anything: who is still sending does not hear an answer."""
+    if "expect" in request.headers:  # asked first, and has sent nothing
+        return
+    with suppress(TimeoutError):
+        async with asyncio.timeout(LINGER):
+            while most > 0:
+                message = await request.receive()
+                most -= len(message.get("body", b""))
+                if not message.get("more_body", False):
+                    return
 
 
 # -- the small routes --------------------------------------------------------------------------
@@ -295,14 +326,19 @@ def _check_key(service: Service, request: Request) -> None:
 
 
 REFS = "#/components/schemas/{model}"
-STATUSES = (400, 401, 404, 413, 415, 422, 429, 500, 503, 504)
+STATUSES = (400, 401, 404, 408, 413, 415, 422, 429, 500, 503, 504)
 
 
 def _chat_route(made: FastAPI, service: Service) -> None:
+    bodies = Bodies(service.body)
+
     @made.post(
         "/v1/chat/completions",
         response_model=None,
-        responses={status: {"model": FailureBody} for status in STATUSES},
+        responses={
+            200: {"model": Completion, "content": {"text/event-stream": {}}},
+            **{status: {"model": FailureBody} for status in STATUSES},
+        },
         openapi_extra={
             "requestBody": {
                 "required": True,
@@ -313,14 +349,17 @@ def _chat_route(made: FastAPI, service: Service) -> None:
     async def chat(request: Request) -> Response:
         came = time.monotonic()
         _check_key(service, request)
-        asked = parsed(await request.body())
+        _check_kind(request)
         engine = service.ready()
-        _known(service, asked.model)
-        engine.reader.check(asked)
-        if (asked.n or 1) > min(service.choices, engine.desk.rows + engine.desk.queue):
-            raise Trouble(400, f"n: this server gives at most {service.choices} answers", "n")
-        call = Call(service, engine, asked, came)
         try:
+            async with bodies.read(request, came + service.seconds) as body:
+                asked = parsed(body)
+            _known(service, asked.model)
+            engine.reader.check(asked)
+            most = min(service.choices, engine.desk.rows + engine.desk.queue)
+            if (asked.n or 1) > most:
+                raise Trouble(400, f"n: this server gives at most {most} answers", "n")
+            call = Call(service, engine, asked, came)
             with call.place():
                 await call.begin(request.is_disconnected)
                 if asked.stream:
@@ -328,6 +367,13 @@ def _chat_route(made: FastAPI, service: Service) -> None:
                 return JSONResponse(await call.whole(request.is_disconnected))
         except (SaccadeError, Busy, Late, Gone) as error:
             raise explained(error) from None
+
+
+def _check_kind(request: Request) -> None:
+    # a page of another site can make a browser send forms and plain text here, but no JSON
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/json":
+        raise Trouble(415, "the request must be JSON: send Content-Type: application/json")
 
 
 def parsed(body: bytes) -> ChatRequest:
@@ -339,7 +385,8 @@ def parsed(body: bytes) -> ChatRequest:
 
 
 class Events(StreamingResponse):
-    """Server-sent events of a call, which ends with them: also when they were never begun."""
+    """Server-sent events of a call, which ends with them: also when they were never begun, and
+    when the client does not read them in the call's time."""
 
     def __init__(self, call: Call) -> None:
         headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
@@ -348,7 +395,10 @@ class Events(StreamingResponse):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            await super().__call__(scope, receive, send)
+            async with asyncio.timeout(max(0.0, self._call.end + 2 * GRACE - time.monotonic())):
+                await super().__call__(scope, receive, send)
+        except TimeoutError:
+            log.info("a client did not read its answer in time")
         finally:
             self._call.leave()
 
@@ -358,9 +408,11 @@ class Call:
 
     def __init__(self, service: Service, engine: Engine, asked: ChatRequest, came: float) -> None:
         self._service, self._engine, self._asked, self._came = service, engine, asked, came
+        self.end = came + service.seconds
         self._places = asked.n or 1
         self._streams, self._left, self._failed = False, True, False
         self._tickets: list[Ticket] = []
+        self._told: asyncio.Queue[tuple[int, Told]] = asyncio.Queue()
         self._warnings: list[str] = []
         self._ended: set[int] = set()
         self._results: dict[int, Result] = {}
@@ -377,7 +429,9 @@ class Call:
         self._left = False
         try:
             yield
-        except BaseException:
+        except BaseException as error:
+            hung_up = isinstance(error, Trouble) and error.status == GONE
+            self._failed = isinstance(error, Exception) and not hung_up
             self.leave()
             raise
         if not self._streams:
@@ -393,8 +447,8 @@ class Call:
         if self._left:
             return
         self._left = True
-        for index, ticket in enumerate(self._tickets):
-            if index not in self._ended:
+        for ticket in self._tickets:
+            if ticket.index not in self._ended:
                 self._engine.desk.cancel(ticket)
         answered = len(self._results) == self._places
         if not answered and not self._failed:
@@ -403,45 +457,75 @@ class Call:
 
     async def begin(self, gone: Callable[[], Awaitable[bool]]) -> None:
         """Reads the media and words, and hands the tickets in."""
-        reader, asked = self._engine.reader, self._asked
-        end = self._came + self._service.seconds
-        seen = await self._waited(run_in_threadpool(reader.look, asked), gone)
-        self._warnings = seen.warnings
-        settled = await self._waited(run_in_threadpool(reader.choices, asked, seen), gone)
+        reader, asked, stop = self._engine.reader, self._asked, Stop()
+
+        def read() -> tuple[list[str], list[Asked]]:
+            seen = reader.look(asked, stop)
+            return seen.warnings, reader.choices(asked, seen)
+
+        try:
+            reading = self._service.threads.run(read)
+            self._warnings, settled = await self._waited(reading, gone)
+        finally:
+            stop()
         top = (asked.top_logprobs or 0) if asked.logprobs else None
-        self._tickets = [Ticket(each, end, top) for each in settled]
+        self._tickets = [
+            Ticket(each, self.end, top, index, self._told) for index, each in enumerate(settled)
+        ]
+        self._asked = asked.model_copy(update={"messages": []})  # media are large
         self._engine.desk.submit(self._tickets)
 
-    async def _waited(self, work: Awaitable[Any], gone: Callable[[], Awaitable[bool]]) -> Any:
+    async def _waited(self, work: Coroutine[Any, Any, T], gone: Callable[[], Awaitable[bool]]) -> T:
         """What the work gives, unless the client goes or time is up before."""
-        task = asyncio.ensure_future(work)
+        task = asyncio.create_task(work)
         try:
             while not (await asyncio.wait([task], timeout=POLL))[0]:
-                if time.monotonic() > self._came + self._service.seconds + GRACE:
+                if time.monotonic() > self.end + GRACE:
                     raise Late("the request took too long to read")
                 if await gone():
                     raise Trouble(GONE, "the client has gone")
             return task.result()
-        except Exception as error:
-            self._failed = not (isinstance(error, Trouble) and error.status == GONE)
-            raise
         finally:
             task.cancel()
+
+    async def _news(self) -> AsyncIterator[tuple[int, Piece | Result]]:
+        """What is told of the answers, until all have results. Raises what ended one of them."""
+        while len(self._results) < self._places:
+            try:
+                async with asyncio.timeout(max(0.0, self.end + GRACE - time.monotonic())):
+                    index, told = await self._told.get()
+            except TimeoutError:
+                raise Late("the answer took too long") from None
+            now = time.monotonic() - self._came
+            if isinstance(told, Piece):
+                self._first.setdefault(index, now)
+                yield index, told
+                continue
+            self._ended.add(index)
+            if isinstance(told, Exception):
+                raise explained(told)
+            if told.finish_reason == "error":
+                raise Trouble(500, BROKEN)
+            self._results[index] = told
+            self._service.metrics.answered(told, self._first.get(index, now), now)
+            yield index, told
+
+    @property
+    def _answers(self) -> list[Result]:
+        return [self._results[index] for index in range(self._places)]
 
     # -- whole answers -------------------------------------------------------------------------
 
     async def whole(self, gone: Callable[[], Awaitable[bool]]) -> dict[str, Any]:
         """The answer in one piece. A client that hangs up ends it."""
-        likely: list[list[Likely]] = [[] for _ in self._tickets]
+        likely: list[list[Likely]] = [[] for _ in range(self._places)]
 
-        async def follow(index: int) -> None:
-            async for told in self._news(index):
+        async def follow() -> None:
+            async for index, told in self._news():
                 if isinstance(told, Piece):
                     likely[index] += told.likely
 
-        following = asyncio.gather(*map(follow, range(len(self._tickets))))
-        await self._waited(following, gone)
-        results = [self._results[index] for index in range(len(self._tickets))]
+        await self._waited(follow(), gone)
         choices = [
             {
                 "index": index,
@@ -449,30 +533,9 @@ class Call:
                 "logprobs": self._logprobs(likely[index]),
                 "finish_reason": result.finish_reason,
             }
-            for index, result in enumerate(results)
+            for index, result in enumerate(self._answers)
         ]
-        return self._frame("chat.completion", choices) | self._numbers(results)
-
-    async def _news(self, index: int) -> AsyncIterator[Told]:
-        """What a ticket is told, up to its result. Raises what ended it otherwise."""
-        ticket = self._tickets[index]
-        while True:
-            told = await ticket.told.get()
-            now = time.monotonic() - self._came
-            if isinstance(told, Exception):
-                self._ended.add(index)
-                raise explained(told)
-            if isinstance(told, Piece):
-                self._first.setdefault(index, now)
-                yield told
-                continue
-            self._ended.add(index)
-            if told.finish_reason == "error":
-                raise Trouble(500, BROKEN)
-            self._results[index] = told
-            self._service.metrics.answered(told, self._first.get(index, now), now)
-            yield told
-            return
+        return self._frame("chat.completion", choices) | self._numbers()
 
     # -- streams -------------------------------------------------------------------------------
 
@@ -481,59 +544,35 @@ class Call:
         try:
             async for event in self._chunks():
                 yield f"data: {json.dumps(event, ensure_ascii=False)}\n\n"
-        except Trouble as error:
+        except Exception as error:
+            said = explained(error)
             self._failed = True
-            self._service.metrics.refused.labels(str(error.status)).inc()
-            yield f"data: {json.dumps(error.body())}\n\n"
+            self._service.metrics.refused.labels(str(said.status)).inc()
+            yield f"data: {json.dumps(said.body())}\n\n"
         yield "data: [DONE]\n\n"
 
     async def _chunks(self) -> AsyncIterator[dict[str, Any]]:
-        for index in range(len(self._tickets)):
+        """Every answer's chunks as they come: text as it becomes certain."""
+        stops = self._asked.stops
+        writers = [Writer(self._engine.decode, stops) for _ in range(self._places)]
+        held: list[list[Likely]] = [[] for _ in writers]
+        for index in range(self._places):
             yield self._chunk(index, {"role": "assistant", "content": ""})
-        merged: asyncio.Queue[dict[str, Any] | Exception | None] = asyncio.Queue()
-
-        async def follow(index: int) -> None:
-            try:
-                async for event in self._written(index):
-                    merged.put_nowait(event)
-                merged.put_nowait(None)
-            except Trouble as error:
-                merged.put_nowait(error)
-
-        following = [asyncio.create_task(follow(i)) for i in range(len(self._tickets))]
-        try:
-            left = len(following)
-            while left:
-                event = await merged.get()
-                if isinstance(event, Exception):
-                    raise event
-                if event is None:
-                    left -= 1
-                else:
-                    yield event
-        finally:
-            for task in following:
-                task.cancel()
+        async for index, told in self._news():
+            ended = isinstance(told, Result)
+            if isinstance(told, Piece):
+                text = writers[index].write(told.tokens)
+                held[index] += told.likely
+            else:
+                text = writers[index].finish(told.text or "")
+            if text or (ended and held[index]):
+                yield self._chunk(index, {"content": text}, held[index])
+                held[index] = []
+            if isinstance(told, Result):
+                yield self._chunk(index, {}, finish=told.finish_reason)
         options = self._asked.stream_options
         if options is not None and options.include_usage:
-            results = [self._results[index] for index in range(len(self._tickets))]
-            yield self._frame("chat.completion.chunk", []) | self._numbers(results)
-
-    async def _written(self, index: int) -> AsyncIterator[dict[str, Any]]:
-        """One answer's chunks: text as it becomes certain."""
-        writer = Writer(self._engine.decode, self._asked.stops)
-        held: list[Likely] = []
-        async for told in self._news(index):
-            if isinstance(told, Piece):
-                text = writer.write(told.tokens)
-                held += told.likely
-                if text:
-                    yield self._chunk(index, {"content": text}, held)
-                    held = []
-            elif isinstance(told, Result):
-                if (rest := writer.finish(told.text or "")) or held:
-                    yield self._chunk(index, {"content": rest}, held)
-                yield self._chunk(index, {}, finish=told.finish_reason)
+            yield self._frame("chat.completion.chunk", []) | self._numbers()
 
     # -- forms ---------------------------------------------------------------------------------
 
@@ -564,7 +603,8 @@ class Call:
             "choices": choices,
         }
 
-    def _numbers(self, results: Sequence[Result]) -> dict[str, Any]:
+    def _numbers(self) -> dict[str, Any]:
+        results = self._answers
         rounds = [round for result in results for round in result.rounds]
         return {
             "usage": usage(results),

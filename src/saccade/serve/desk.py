@@ -21,7 +21,7 @@ from saccade.engine import Asked
 from saccade.errors import SaccadeError
 from saccade.pool import News, Pool
 from saccade.serve.answer import Likely, likelihoods
-from saccade.types import Kind, Result
+from saccade.types import Kind, Result, Round
 
 log = logging.getLogger(__name__)
 
@@ -63,13 +63,14 @@ class Ticket:
     asked: Asked
     end: float  # on the clock of time.monotonic
     top: int | None = None  # how many likeliest tokens to tell; None tells nothing of likelihoods
-    told: asyncio.Queue[Told] = field(default_factory=asyncio.Queue)
+    index: int = 0  # among the answers of one call, which are told of in one queue
+    told: asyncio.Queue[tuple[int, Told]] = field(default_factory=asyncio.Queue)
     loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
     number: int | None = None  # in the pool
 
     def tell(self, what: Told) -> None:
         try:
-            self.loop.call_soon_threadsafe(self.told.put_nowait, what)
+            self.loop.call_soon_threadsafe(self.told.put_nowait, (self.index, what))
         except RuntimeError:  # the loop has been closed: nobody listens
             log.debug("nobody listens any more")
 
@@ -140,11 +141,15 @@ class Desk:
     def alive(self) -> bool:
         return self._thread.is_alive() and not self._stopping
 
-    def stop(self, seconds: float = 10.0) -> None:
-        """Ends the thread; whoever is left is told."""
+    def close(self) -> None:
+        """Ends the thread after the round it is in; whoever is left is told."""
         with self._changed:
             self._stopping = True
             self._changed.notify()
+
+    def stop(self, seconds: float = 10.0) -> None:
+        """Closes, and waits until the thread has ended."""
+        self.close()
         self._thread.join(seconds)
 
     # -- the engine thread ---------------------------------------------------------------------
@@ -157,11 +162,11 @@ class Desk:
                 for news in self._pool.step():
                     self._pass_on(news)
                 self._send_off()
-        except BaseException as error:
+        except BaseException:
             log.exception("the engine thread broke")
-            self._end(error)
-            raise
-        self._end(Gone("the server is shutting down"))
+            self._end(Gone("the engine has stopped: the server must be started again"))
+        else:
+            self._end(Gone("the server is shutting down: ask another one"))
 
     def _next(self) -> bool:
         """Waits until there is something to do; whether there is."""
@@ -201,7 +206,7 @@ class Desk:
         if ticket is None:
             return
         if news.round is not None:
-            ticket.tell(_piece(news, ticket.top))
+            ticket.tell(_piece(news.round, ticket.top))
         if news.result is not None:
             ticket.tell(news.result)
         if news.error is not None:
@@ -225,19 +230,20 @@ class Desk:
         self._working.pop(ticket.number, None)
         self._pool.leave(ticket.number)
 
-    def _end(self, error: BaseException) -> None:
+    def _end(self, why: Gone) -> None:
         with self._changed:
             self._stopping = True
             told = [*self._arrived, *self._waiting, *self._working.values()]
         for ticket in told:
-            ticket.tell(error if isinstance(error, Exception) else Gone("the engine has stopped"))
-        for number in list(self._working):
-            self._pool.leave(number)
+            ticket.tell(why)
+        try:
+            for number in list(self._working):
+                self._pool.leave(number)
+        except Exception:  # a pool that broke may not let go either
+            log.debug("the pool did not let go", exc_info=True)
         self._working.clear()
 
 
-def _piece(news: News, top: int | None) -> Piece:
-    assert news.round is not None
-    round = news.round
+def _piece(round: Round, top: int | None) -> Piece:
     likely = () if top is None else tuple(likelihoods(round, top))
     return Piece(round.tokens, round.scalars().kinds, likely)

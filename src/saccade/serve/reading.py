@@ -8,16 +8,21 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from jinja2 import TemplateError
 
 from saccade import families
 from saccade.captions import captioner
 from saccade.engine import Asked, settled
 from saccade.media import Clip, Limits, Sampling
 from saccade.media.fetch import Sources
-from saccade.media.guard import Guard
+from saccade.media.guard import Guard, Stop
 from saccade.models import Loaded, converse, same_inputs
-from saccade.serve.wire import ChatRequest, ImagePart, TextPart, Trouble, parts
+from saccade.serve.wire import ChatRequest, ImagePart, TextPart, Trouble, VideoPart, parts
 from saccade.types import Inputs
+
+CHARACTERS = 16  # a token holds on average at most; more text is not even tokenized
+MODEL = "this model"  # a checkpoint's name may be a path of this machine
+ROLES = {"developer": "system"}  # the newer name of the same
 
 
 @dataclass(frozen=True)
@@ -64,6 +69,10 @@ class Reader:
         self._most_tokens = most_tokens
         text = families.text_config(pair.target.backbone.model.config)
         self._context = int(text.max_position_embeddings)
+        self._most_text = CHARACTERS * self._context
+        self._own_draft = None
+        if pair.draft is not None and not same_inputs(pair.target, pair.draft):
+            self._own_draft = pair.draft
         # a tokenizer's settings are switched while it works
         self._processor = threading.Lock()
 
@@ -79,22 +88,25 @@ class Reader:
                         400, f"{name} is not allowed here: the server chooses the frames", name
                     )
         if asked.limit is not None and asked.limit > self._most_tokens:
+            name = "max_tokens" if asked.max_completion_tokens is None else "max_completion_tokens"
             most = self._most_tokens
-            raise Trouble(
-                400, f"max_tokens: this server writes at most {most} tokens", "max_tokens"
-            )
+            raise Trouble(400, f"{name}: this server writes at most {most} tokens", name)
+        if asked.characters > self._most_text:
+            said = f"{asked.characters} characters are more than this model reads: send less text"
+            raise Trouble(400, said, "messages")
         self._sampling(asked)
 
-    def look(self, asked: ChatRequest) -> Seen:
-        """Loads and decodes the media. Raises VideoInputError."""
-        sampling, clips, images = self._sampling(asked), [], []
+    def look(self, asked: ChatRequest, stop: Stop | None = None) -> Seen:
+        """Loads and decodes the media; another thread may stop it. Raises VideoInputError."""
+        stop, sampling = stop or Stop(), self._sampling(asked)
+        clips: list[Clip] = []
+        images: list[np.ndarray] = []
         for part in (part for turn in asked.messages for part in parts(turn)):
-            if isinstance(part, TextPart):
-                continue
+            stop.check()
             if isinstance(part, ImagePart):
-                images.append(self._image(part.image_url.url))
-            else:
-                clips.append(self._clip(part.video_url.url, sampling))
+                images.append(self._image(part.image_url.url, stop))
+            elif isinstance(part, VideoPart):
+                clips.append(self._clip(part.video_url.url, sampling, stop))
         return Seen(tuple(clips), tuple(images))
 
     def word(self, asked: ChatRequest, seen: Seen, choice: int = 0) -> Asked:
@@ -102,8 +114,8 @@ class Reader:
         pair = self._pair
         with self._processor:
             inputs = self._inputs(pair.target, asked, seen)
-            own = pair.draft is not None and not same_inputs(pair.target, pair.draft)
-            draft_inputs = self._inputs(pair.draft, asked, seen) if own and pair.draft else None
+            own = self._own_draft
+            draft_inputs = None if own is None else self._inputs(own, asked, seen)
         return self._settled(asked, inputs, draft_inputs, seen, choice)
 
     def choices(self, asked: ChatRequest, seen: Seen) -> list[Asked]:
@@ -116,9 +128,15 @@ class Reader:
         ]
 
     def _inputs(self, loaded: Loaded, asked: ChatRequest, seen: Seen) -> Inputs:
-        turns = [{"role": turn.role, "content": [_worded(p) for p in parts(turn)]}
-                 for turn in asked.messages]  # fmt: skip
-        return converse(loaded.name, loaded.processor, turns, seen.clips, seen.images)
+        turns = [
+            {"role": ROLES.get(turn.role, turn.role), "content": [_worded(p) for p in parts(turn)]}
+            for turn in asked.messages
+        ]
+        try:
+            return converse(MODEL, loaded.processor, turns, seen.clips, seen.images)
+        except TemplateError as error:
+            said = " ".join(str(error).split())[:200]
+            raise Trouble(400, f"the model's template refuses this: {said}", "messages") from None
 
     def _settled(
         self,
@@ -171,19 +189,22 @@ class Reader:
         ]
         return replace(Sampling(), **dict(given)) if given else self._media.sampling
 
-    def _image(self, url: str) -> np.ndarray:
+    def _image(self, url: str, stop: Stop) -> np.ndarray:
         found = self._media.sources.load(url)
         if found.kind == "frames":
             raise Trouble(400, "an image_url holds a list of frames: use video_url", "messages")
         source = found.data if found.path is None else found.path
-        return self._guard.read_image(source, self._media.limits)
+        return self._guard.read_image(source, self._media.limits, stop)
 
-    def _clip(self, url: str, sampling: Sampling) -> Clip:
+    def _clip(self, url: str, sampling: Sampling, stop: Stop) -> Clip:
         found, limits = self._media.sources.load(url), self._media.limits
         if found.kind == "frames":
-            return self._guard.read_frames(found.frames, sampling.fps, limits)
+            if sampling.num_frames is not None and sampling != self._media.sampling:
+                said = "num_frames: a list of frames is taken whole, so leave it out"
+                raise Trouble(400, said, "num_frames")
+            return self._guard.read_frames(found.frames, sampling.fps, limits, stop)
         source = found.data if found.path is None else found.path
-        return self._guard.read(source, sampling, limits)
+        return self._guard.read(source, sampling, limits, stop)
 
 
 def _worded(part: Any) -> dict[str, str]:

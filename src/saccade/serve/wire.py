@@ -9,6 +9,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 MAX_STOPS = 16
 MAX_TOP_LOGPROBS = 20
+COLDEST = 1e-5  # a lower temperature is greedy: dividing by it leaves the range of floats
 SEEDS = 2**63
 
 
@@ -131,7 +132,7 @@ class ChatRequest(Strict):
     @model_validator(mode="after")
     def _together(self) -> ChatRequest:
         if self.messages[-1].role != "user":
-            raise ValueError("the last message must be the user's")
+            raise ValueError("the last of messages must be the user's")
         if self.stream_options is not None and not self.stream:
             raise ValueError("stream_options needs stream")
         if self.top_logprobs is not None and not self.logprobs:
@@ -154,7 +155,7 @@ class ChatRequest(Strict):
     def samples(self) -> bool | None:
         """None leaves it to the model's own generation settings."""
         if self.temperature is not None:
-            return self.temperature > 0
+            return self.temperature >= COLDEST
         return True if self.top_p is not None or self.top_k is not None else None
 
     @property
@@ -165,6 +166,12 @@ class ChatRequest(Strict):
             temperature = 1.0 if self.temperature is None else self.temperature
             settings |= {"temperature": temperature, "top_p": self.top_p, "top_k": self.top_k}
         return settings
+
+    @property
+    def characters(self) -> int:
+        """Of all texts, addresses left out."""
+        words = (part for turn in self.messages for part in parts(turn))
+        return sum(len(part.text) for part in words if isinstance(part, TextPart))
 
     @property
     def addresses(self) -> int:
@@ -220,6 +227,41 @@ class FailureBody(BaseModel):
     error: Failure
 
 
+# What answers look like, for those who read the schema; a test checks what is sent against it.
+
+
+class Usage(BaseModel):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+
+
+class Answer(BaseModel):
+    role: Literal["assistant"]
+    content: str
+    refusal: None
+
+
+class Choice(BaseModel):
+    index: int
+    message: Answer
+    logprobs: dict[str, Any] | None
+    finish_reason: Literal["stop", "length"]
+
+
+class Completion(BaseModel):
+    """A whole answer; a stream's events hold the same in pieces."""
+
+    id: str
+    object: Literal["chat.completion"]
+    created: int
+    model: str
+    choices: list[Choice]
+    usage: Usage
+    metrics: dict[str, Any]
+    saccade: dict[str, Any]
+
+
 NOT_SUPPORTED = {
     *("presence_penalty", "frequency_penalty", "logit_bias", "response_format"),
     *("tools", "tool_choice", "name", "refusal", "detail"),
@@ -233,7 +275,7 @@ def trouble(error: ValidationError) -> Trouble:
     place = ".".join(_steps(first["loc"]))
     if first["type"] == "extra_forbidden":
         return Trouble(400, f"{place} is not a field this server knows: leave it out", place)
-    if place.split(".")[-1] in NOT_SUPPORTED:
+    if NOT_SUPPORTED & set(place.split(".")):
         return Trouble(400, f"{place} is not supported by this server: leave it out", place)
     said = first["msg"].removeprefix("Value error, ")
     message = f"{place}: {said[:1].lower()}{said[1:]}" if place else said

@@ -1,0 +1,85 @@
+"""A server for the tests: in this process on a thread of its own, over the embedded pair.
+
+``SACCADE_TEST_URL`` names another server for the client tests, see docs/serve.md.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import jaxtyping
+import openai
+import pytest
+from PIL import Image
+from serve.live import Endpoint, Live, made, serving
+
+from saccade import media as media_
+from saccade.cli import loading
+from saccade.models import load_pair
+from saccade.shapes import world
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _fast() -> Iterator[None]:
+    """Shapes and types unchecked: other tests have checked what servers run."""
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", False)
+
+
+@pytest.fixture(scope="session")
+def models(pair: Path) -> loading.Models:
+    return loading.Models(*load_pair("shapes", None))
+
+
+@pytest.fixture(scope="session")
+def server(models: loading.Models) -> Iterator[Live]:
+    with serving(lambda: made(models)) as live:
+        yield live
+
+
+@pytest.fixture
+def idle(server: Live) -> Iterator[Live]:
+    """The shared server, which has nothing to do before, and must have nothing to do after."""
+    assert server.empties(10)
+    yield server
+    assert server.empties(10)
+
+
+@pytest.fixture(scope="session")
+def clips(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Four short videos."""
+    folder = tmp_path_factory.mktemp("clips")
+    paths = [folder / f"clip{number}.mp4" for number in range(4)]
+    for number, path in enumerate(paths):
+        world.write_clip(world.scene(20_000_011 + number), path, 16, 112)
+    return paths
+
+
+@pytest.fixture(scope="session")
+def picture(tmp_path_factory: pytest.TempPathFactory, clips: list[Path]) -> Path:
+    """A frame of the first video as a PNG."""
+    path = tmp_path_factory.mktemp("pictures") / "picture.png"
+    Image.fromarray(media_.read(clips[0]).frames[0]).save(path)
+    return path
+
+
+@pytest.fixture(scope="session")
+def endpoint(request: pytest.FixtureRequest) -> Iterator[Endpoint]:
+    url = os.environ.get("SACCADE_TEST_URL")
+    key = os.environ.get("SACCADE_TEST_KEY", "none")
+    live = None if url else request.getfixturevalue("server")
+    with openai.OpenAI(
+        base_url=url or f"{live.url}/v1", api_key=key, timeout=120, max_retries=0
+    ) as client:
+        yield Endpoint(client, os.environ.get("SACCADE_TEST_MODEL", "shapes"), live)
+
+
+@pytest.fixture
+def ours(endpoint: Endpoint) -> Live:
+    """Our own server, for what only ours promises; skipped elsewhere."""
+    if endpoint.ours is None:
+        pytest.skip("asserts what only our own server promises")
+    return endpoint.ours

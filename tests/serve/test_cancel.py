@@ -1,0 +1,147 @@
+"""Claims about clients that hang up (R12): what they held is free within a second."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+
+import pytest
+from serve.live import (
+    QUESTION,
+    Live,
+    Slow,
+    made,
+    request,
+    serving,
+    slowed,
+    soon,
+    text_part,
+    video_part,
+)
+
+from saccade.media import guard
+
+SOON = 1.0  # seconds
+LONG = dict(temperature=2.0, seed=1, max_tokens=256)  # seconds of it, at a tenth a step
+
+
+@pytest.fixture(scope="module")
+def slow(models) -> Iterator[tuple[Live, Slow]]:
+    """A server with two rows and a tenth of a second for a step, so that no answer ends soon."""
+    engine = made(models, "ar", rows=2, queue=6)
+    pool = slowed(engine)
+    with serving(lambda: engine) as live:
+        yield live, pool
+
+
+@contextmanager
+def hung_up(live: Live, body: dict) -> Iterator[socket.socket]:
+    """A request over a bare socket, which is closed at the end."""
+    data = json.dumps(body).encode()
+    host, port = live.url.removeprefix("http://").split(":")
+    head = (
+        f"POST /v1/chat/completions HTTP/1.1\r\nHost: {host}\r\n"
+        f"Content-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n"
+    )
+    with socket.create_connection((host, int(port)), timeout=30) as line:
+        line.sendall(head.encode() + data)
+        yield line
+
+
+@pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
+def test_who_hangs_up_at_the_first_token_frees_its_rows(slow, stream):
+    """Claim: ten of ten times, streamed and not, rows and places are free within a second, long
+    before the answer would have been complete."""
+    live, pool = slow
+    for n in (1,) * 8 + (2, 2):
+        pool.rounds.clear()
+        with hung_up(live, request(stream=stream, n=n, **LONG)) as line:
+            assert soon(lambda: sum(map(bool, pool.rounds.values())) == live.desk.places > 0)
+            if stream:
+                assert b"assistant" in line.recv(65536)
+        assert live.empties(SOON)
+        assert len(pool._pool) == 0 and sum(pool.rounds.values()) < 40 * n
+
+
+def test_control_an_answer_that_is_waited_for_takes_longer(slow):
+    """Control: the same answer, left alone for that second, still holds its row."""
+    live, pool = slow
+    with hung_up(live, request(**LONG)):
+        assert soon(lambda: live.desk.running == 1)
+        assert not live.empties(SOON) and live.desk.running == 1
+    assert live.empties(SOON)
+
+
+def test_who_hangs_up_while_queued_leaves_the_queue(slow):
+    """Claim: with both rows taken, the third's place is free at once and the others go on."""
+    live, pool = slow
+    alone = live.ask(max_tokens=8).json()["choices"]
+    with ThreadPoolExecutor(2) as threads:
+        others = [threads.submit(live.ask, max_tokens=8) for _ in range(2)]
+        assert soon(lambda: live.desk.running == 2)
+        with hung_up(live, request(**LONG)):
+            assert soon(lambda: live.desk.waiting == 1)
+        assert soon(lambda: live.desk.waiting == 0, SOON)
+        assert [other.result().json()["choices"] for other in others] == [alone] * 2
+    assert live.empties(SOON)
+
+
+def test_others_are_unharmed_by_one_who_goes(slow):
+    """Claim: an answer beside one that is broken off is the one it is alone."""
+    live, pool = slow
+    alone = live.ask("hello", max_tokens=12).json()["choices"]
+    with ThreadPoolExecutor(1) as threads:
+        other = threads.submit(live.ask, "hello", max_tokens=12)
+        with hung_up(live, request(stream=True, **LONG)):
+            assert soon(lambda: live.desk.running == 2)
+        assert other.result().json()["choices"] == alone
+    assert live.empties(SOON)
+
+
+def test_who_hangs_up_while_its_video_is_decoded_frees_place_and_decoder(
+    models, clips, monkeypatch
+):
+    """Claim: the place is free within a second, though both decoders hang over such videos; and
+    the next video is read, because the hanging decoders were ended."""
+    honest, hanging = guard.BOOT, "import time, saccade.media.guard as g\n"
+    hanging += "g.read = lambda *_: time.sleep(60)\ng.serve()"
+    content = [video_part(clips[0]), text_part(QUESTION)]
+    with serving(lambda: made(models, "ar")) as live:
+        assert live.service.engine is not None
+        decoding = live.service.engine.reader._guard._busy
+        for stream in (True, False, True, False):
+            monkeypatch.setattr(guard, "BOOT", hanging)
+            with hung_up(live, request(content, stream=stream)):
+                assert soon(lambda: live.desk.places == 1)
+                assert soon(lambda: len(decoding) == 1)
+            monkeypatch.setattr(guard, "BOOT", honest)
+            assert live.empties(SOON) and soon(lambda: not decoding, SOON)
+        assert live.ask(content).status_code == 200
+        assert "saccade_request_cancelled_total 4.0" in live.client.get("/metrics").text
+
+
+def test_who_hangs_up_before_its_body_is_whole_holds_nothing(slow):
+    """Claim: half a request takes no place, and closing it leaves none."""
+    live, _ = slow
+    host, port = live.url.removeprefix("http://").split(":")
+    for _ in range(5):
+        with socket.create_connection((host, int(port))) as line:
+            line.sendall(
+                b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\n"
+                b"Content-Type: application/json\r\nContent-Length: 5000\r\n\r\n{"
+            )
+            assert live.desk.places == 0
+    assert live.empties(SOON) and live.ask(max_tokens=1).status_code == 200
+
+
+def test_who_never_reads_its_stream_loses_its_place(models):
+    """Claim: a client that takes nothing of a large stream holds its place for the answer's time
+    and no longer."""
+    with serving(lambda: made(models, "ar", most_tokens=2048), seconds=2.0) as live:
+        many = request(stream=True, logprobs=True, top_logprobs=20, n=4, temperature=2.0, seed=3)
+        with hung_up(live, many | {"max_tokens": 2048}):
+            assert soon(lambda: live.desk.places == 4)
+            assert live.empties(10.0)

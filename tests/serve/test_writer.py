@@ -1,0 +1,95 @@
+"""Claims about text in pieces (B21): no half characters, nothing of a stop string, nothing lost."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from saccade.serve.answer import UNFINISHED, WINDOW, Writer
+
+TEXTS = [
+    "plain words",
+    "日本語のテキスト",
+    "a 👩‍👩‍👧‍👦 family 🎬🎞️",
+    "café naïve",
+    "🙂" * 90,
+    "x" * 400,
+]
+
+
+def _bytes(ids: Sequence[int]) -> str:
+    """A tokenizer of one byte a token."""
+    return bytes(ids).decode("utf-8", errors="replace")
+
+
+def _stripping(ids: Sequence[int]) -> str:
+    """One that, like sentencepiece, drops a blank at the beginning of whatever it is given."""
+    return _bytes(ids).removeprefix(" ")
+
+
+def _blocks(ids: Sequence[int], sizes: Sequence[int]) -> list[list[int]]:
+    found, at = [], 0
+    while at < len(ids):
+        size = sizes[len(found) % len(sizes)]
+        found.append(list(ids[at : at + size]))
+        at += size
+    return found
+
+
+@pytest.mark.parametrize("decode", [_bytes, _stripping])
+@pytest.mark.parametrize("text", TEXTS, ids=lambda text: text[:8])
+@pytest.mark.parametrize("size", range(1, 10))
+def test_pieces_of_any_size_are_the_text(text, size, decode):
+    """Claim: their sum is the text and no piece holds half a character, for every block size."""
+    writer, pieces = Writer(decode, []), []
+    for block in _blocks(text.encode(), [size]):
+        pieces.append(writer.write(block))
+    pieces.append(writer.finish(text))
+    assert "".join(pieces) == text
+    assert not any(UNFINISHED in piece for piece in pieces)
+    assert len([piece for piece in pieces if piece]) > 1, "it is told piece by piece"
+
+
+@given(
+    st.lists(st.integers(0, 255), min_size=1, max_size=300),
+    st.lists(st.integers(1, 9), min_size=1, max_size=6),
+)
+@settings(max_examples=300)
+def test_whatever_the_bytes_nothing_is_lost(ids, sizes):
+    """Claim: also where the answer is no text at all, the pieces are what it decodes to."""
+    writer = Writer(_bytes, [])
+    said = "".join(map(writer.write, _blocks(ids, sizes)))
+    assert said + writer.finish(_bytes(ids)) == _bytes(ids)
+
+
+@given(
+    st.text(alphabet="ab#é🙂", min_size=1, max_size=120),
+    st.lists(st.text(alphabet="ab#é🙂", min_size=1, max_size=4), min_size=1, max_size=3),
+    st.lists(st.integers(1, 9), min_size=1, max_size=6),
+)
+@settings(max_examples=300)
+def test_nothing_of_a_stop_string_is_shown(text, stops, sizes):
+    """Claim: up to the first stop everything is shown, of it nothing, in whatever pieces."""
+    cut = min((text.index(stop) for stop in stops if stop in text), default=len(text))
+    writer, said = Writer(_bytes, stops), ""
+    for block in _blocks(text.encode(), sizes):
+        said += writer.write(block)
+        assert text[:cut].startswith(said)
+    assert said + writer.finish(text[:cut]) == text[:cut]
+
+
+def test_a_long_answer_is_not_decoded_over_and_over():
+    """Claim: what is decoded for a piece does not grow with the answer."""
+    lengths: list[int] = []
+
+    def decode(ids: Sequence[int]) -> str:
+        lengths.append(len(ids))
+        return _bytes(ids)
+
+    writer, text = Writer(decode, ["never"]), "some words " * 500
+    said = "".join(map(writer.write, _blocks(text.encode(), [3])))
+    assert said + writer.finish(text) == text
+    assert max(lengths) <= 3 * WINDOW
