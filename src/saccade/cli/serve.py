@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,7 +17,6 @@ from saccade.terminal import Threads, Verbose, err, prepare
 
 if TYPE_CHECKING:
     from saccade.serve.app import Engine, Service
-    from saccade.serve.reading import Media
 
 NEEDED = ("fastapi", "uvicorn", "prometheus_client")
 MIB = 1 << 20
@@ -77,71 +77,49 @@ def serve(
         )
     known = loading.known(config, target, draft, method)
     prepare(threads or known.threads, verbose)
-    (recipe,) = loading.recipes([known.method], exact)
     from saccade.media import Limits
     from saccade.media.fetch import Sources
-    from saccade.serve.app import Service, app
     from saccade.serve.reading import Media
+    from saccade.serve.settings import Settings, build
 
     if media_root is not None and not media_root.is_dir():
         raise OptionError(f"--media-root {media_root} is not a folder")
-    media = Media(
-        Sources(
-            root=media_root,
-            hosts=tuple(media_host or ()),
-            any_host=any_media_host,
-            private=bool(media_host),
-            max_bytes=max_media_mb * MIB,
-        ),
-        Limits(max_bytes=max_media_mb * MIB, max_frames=max_frames, root=media_root),
-        loading.sampling(fps, num_frames, False, None, None),
-        options=allow_media_options,
-    )
-    names = tuple(served_name or [Path(known.target).name])
-    service = Service(names, api_key, timeout, max_choices, max_body_mb * MIB)
     place = loading.Place(dtype, device, device_map, quantize, trust_remote_code)
-
-    def start() -> Engine:
-        models = loading.models(known.target, known.draft, place, quiet=True)
-        captions = captioner or ("shapes" if known.target == "shapes" else None)
-        return engine(models, recipe, captions, media, rows, queue, max_new_tokens, exact)
-
-    run(service, app, start, host, port, drain)
-
-
-def engine(
-    models: loading.Models,
-    recipe: Any,
-    captioner: str | None,
-    media: Media,
-    rows: int,
-    queue: int,
-    most_tokens: int,
-    exact: bool,
-) -> Engine:
-    """What answers, over these models."""
-    from saccade.media.guard import Guard
-    from saccade.pool import pool
-    from saccade.serve.app import Engine
-    from saccade.serve.desk import Desk
-    from saccade.serve.reading import Pair, Reader
-
-    guard = Guard(children=2)
-    pair = Pair(models.target, models.draft, captioner)
-    drafting = None if models.draft is None else models.draft.backbone
-    desk = Desk(pool(models.target.backbone, recipe, drafting, exact=exact), rows=rows, queue=queue)
-    tokenizer = models.target.tokenizer
-    return Engine(
-        desk,
-        Reader(pair, media, most_tokens=most_tokens, guard=guard),
-        lambda ids: tokenizer.decode(list(ids), skip_special_tokens=True),
-        guard.close,
+    settings = Settings(
+        known.target,
+        known.draft,
+        known.method,
+        names=tuple(served_name or [Path(known.target).name]),
+        media=Media(
+            Sources(
+                root=media_root,
+                hosts=tuple(media_host or ()),
+                any_host=any_media_host,
+                private=bool(media_host),
+                max_bytes=max_media_mb * MIB,
+            ),
+            Limits(max_bytes=max_media_mb * MIB, max_frames=max_frames, root=media_root),
+            loading.sampling(fps, num_frames, False, None, None),
+            options=allow_media_options,
+        ),
+        captioner=captioner,
+        key=api_key,
+        rows=rows,
+        queue=queue,
+        seconds=timeout,
+        choices=max_choices,
+        most_tokens=max_new_tokens,
+        body=max_body_mb * MIB,
+        exact=exact,
+        threads=threads or known.threads,
+        place=tuple(asdict(place).items()),
     )
+    service, start = build(settings)
+    run(service, start, host, port, drain)
 
 
 def run(
     service: Service,
-    app: Callable[..., Any],
     start: Callable[[], Engine],
     host: str,
     port: int,
@@ -152,6 +130,8 @@ def run(
     A second signal ends at once. Raises what kept the models from being loaded.
     """
     import uvicorn
+
+    from saccade.serve.app import app
 
     failed: list[BaseException] = []
 
