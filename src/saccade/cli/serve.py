@@ -42,6 +42,16 @@ def serve(
     drain: Annotated[float, typer.Option(min=0, help="Seconds SIGTERM waits for answers.")] = 30,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="The longest answer.")] = 2048,
     max_choices: Annotated[int, typer.Option(min=1, help="The largest n.")] = 8,
+    replicas: Annotated[
+        int | None, typer.Option(min=1, help="So many servers on a Ray cluster, behind one port.")
+    ] = None,
+    max_replicas: Annotated[
+        int | None, typer.Option(min=1, help="With --replicas: under load, up to so many.")
+    ] = None,
+    ray: Annotated[
+        str | None,
+        typer.Option(help="The cluster of --replicas: local, auto (this machine's) or host:port."),
+    ] = None,
     fps: options.Fps = None,
     num_frames: options.NumFrames = None,
     media_root: Annotated[
@@ -75,6 +85,8 @@ def serve(
             f"saccade serve needs {', '.join(missing)}: run `uv run --extra serve saccade serve`, "
             'or install "saccade[serve]"'
         )
+    if replicas is None and (ray is not None or max_replicas is not None):
+        raise OptionError("--ray and --max-replicas are of several servers: give --replicas")
     known = loading.known(config, target, draft, method)
     prepare(threads or known.threads, verbose)
     from saccade.media import Limits
@@ -114,6 +126,15 @@ def serve(
         threads=threads or known.threads,
         place=tuple(asdict(place).items()),
     )
+    if replicas is not None:
+        from saccade.cli.replicas import run as run_several
+
+        loading.recipes([known.method], exact)  # refused now, and not by every replica
+        cluster = ray or "local"
+        run_several(
+            settings, host, port, drain, address=cluster, replicas=replicas, most=max_replicas
+        )
+        return
     service, start = build(settings)
     run(service, start, host, port, drain)
 
