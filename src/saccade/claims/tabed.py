@@ -173,7 +173,7 @@ def hidden(e: Evidence) -> Finding:
 CLAIMS = (
     Claim(
         "Table 4",
-        "A caption takes less time than the target's prefill, and can be hidden behind it.",
+        "Captioning beside the target would end before its prefill does.",
         "figure tabed-captioners",
         hidden,
         "holds",

@@ -92,7 +92,7 @@ def serve(
     from saccade.media import Limits
     from saccade.media.fetch import Sources
     from saccade.serve.reading import Media
-    from saccade.serve.settings import Settings, build
+    from saccade.serve.settings import Settings, build, chosen
 
     if media_root is not None and not media_root.is_dir():
         raise OptionError(f"--media-root {media_root} is not a folder")
@@ -129,7 +129,7 @@ def serve(
     if replicas is not None:
         from saccade.cli.replicas import run as run_several
 
-        loading.recipes([known.method], exact)  # refused now, and not by every replica
+        chosen(settings)  # refused now, and not by every replica
         cluster = ray or "local"
         run_several(
             settings, host, port, drain, address=cluster, replicas=replicas, most=max_replicas

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from contextlib import suppress
 from typing import Any
 
 from prometheus_client import Metric, generate_latest
@@ -157,7 +158,8 @@ def deploy(settings: Settings, how: dict[str, Any], host: str, port: int) -> Non
 
 def end() -> None:
     """Lets what is under way end, for as long as `options` has it, and the replicas with it."""
-    serve.delete(NAME)
+    with suppress(RayServeException):  # it was never started
+        serve.delete(NAME)
 
 
 def _why() -> str:

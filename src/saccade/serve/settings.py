@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -30,7 +30,7 @@ class Settings:
     names: tuple[str, ...] = ("shapes",)  # of the model; the first is told
     media: Media = Media()
     captioner: str | None = None  # for views that read a caption
-    key: str | None = None
+    key: str | None = field(default=None, repr=False)  # in no log
     rows: int = 8  # requests worked on at once
     queue: int = 32  # requests that may wait beside them
     seconds: float = 600.0  # an answer may take
@@ -47,15 +47,19 @@ def build(settings: Settings) -> tuple[Service, Callable[[], Engine]]:
 
     Raises MethodError for a method there is not; what starts the models raises the rest.
     """
-    recipe = resolve(settings.method)
-    if settings.exact:
-        recipe = recipe.chained()
+    recipe = chosen(settings)
     if recipe.schedule is parallel:
         worker.prepare()  # the draft's process starts while the models load
     service = Service(
         settings.names, settings.key, settings.seconds, settings.choices, settings.body
     )
     return service, lambda: _engine(settings, recipe)
+
+
+def chosen(settings: Settings) -> Recipe:
+    """The method. Raises MethodError where there is none, or none of it that is exact."""
+    recipe = resolve(settings.method)
+    return recipe.chained() if settings.exact else recipe
 
 
 def _engine(settings: Settings, recipe: Recipe) -> Engine:
