@@ -33,6 +33,7 @@ class ImageToText:
     processor: Any
     frame: np.ndarray
     question: str | None = None  # for models with a chat template
+    tokens: int = MAX_TOKENS  # at most
 
     @torch.no_grad()
     def __call__(self, inputs: Inputs) -> list[str]:
@@ -47,7 +48,7 @@ class ImageToText:
             text = self.processor.apply_chat_template([turn], add_generation_prompt=True)
             asked = self.processor(text=[text], images=[self.frame], return_tensors="pt")
         asked = asked.to(self.model.device)
-        out = self.model.generate(**asked, max_new_tokens=MAX_TOKENS, do_sample=False)
+        out = self.model.generate(**asked, max_new_tokens=self.tokens, do_sample=False)
         given = asked["input_ids"].shape[1] if "input_ids" in asked else 0
         new = out[0, given:] if out.shape[1] > given else out[0]
         return [self.processor.decode(new, skip_special_tokens=True).strip()]

@@ -235,10 +235,12 @@ def test_memory_that_runs_out_over_a_tree_costs_the_draft_only(monkeypatch):
     """Claim: where the target has no room for drafted rows, the round is plain, drafting is given
     up with the reason, and the answer is unharmed: in a pool, in a stream and beside a process.
     """
-    forward = Session._forward
+    forward, refused = Session._forward, 0
 
     def small(self: Session, segments: Any, ids: list[int], *rest: Any) -> Any:
+        nonlocal refused
         if self.backbone is TARGET and len(ids) > 1 + len(segments):
+            refused += 1
             raise torch.OutOfMemoryError("CUDA out of memory")
         return forward(self, segments, ids, *rest)
 
@@ -248,7 +250,9 @@ def test_memory_that_runs_out_over_a_tree_costs_the_draft_only(monkeypatch):
             drafting = TARGET if "parallel" in method else DRAFT  # or nothing might ever fly
             result = saccade.run(TARGET, MANY[0], draft=drafting, method=method, max_new_tokens=12)
             assert result.ids == _alone(0, "ar").ids
-            assert result.fallback_reason and "no memory" in result.fallback_reason
+            if refused or "parallel" not in method:  # whether anything flew is a matter of speed
+                assert result.fallback_reason and "no memory" in result.fallback_reason
+            refused = 0
         crowd = pool.pool(TARGET, resolve("sd"), DRAFT)
         for number in (0, 2):
             crowd.join(_asked(number))

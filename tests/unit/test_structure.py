@@ -70,7 +70,7 @@ UNBUDGETED |= {"rows", "corpus"}  # beyond one machine, with their command
 UNBUDGETED_COMMANDS = {  # they belong to shapes/ and to bench/
     *("cli/shapes.py", "cli/train_draft.py"),
     *("cli/bench.py", "cli/gpu.py", "cli/prefill.py", "cli/crowd.py", "cli/serve.py", "cli/ui.py"),
-    "cli/caption.py",
+    *("cli/caption.py", "cli/replicas.py"),
 }
 SYSTEM_LINES = 135  # "about 130"
 

@@ -6,6 +6,7 @@ import os
 import socket
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -18,7 +19,6 @@ from saccade.terminal import Threads, Verbose, err, prepare
 
 if TYPE_CHECKING:
     from saccade.serve.app import Engine, Service
-    from saccade.serve.reading import Media
 
 NEEDED = ("fastapi", "uvicorn", "prometheus_client")
 MIB = 1 << 20
@@ -44,6 +44,16 @@ def serve(
     drain: Annotated[float, typer.Option(min=0, help="Seconds SIGTERM waits for answers.")] = 30,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="The longest answer.")] = 2048,
     max_choices: Annotated[int, typer.Option(min=1, help="The largest n.")] = 8,
+    replicas: Annotated[
+        int | None, typer.Option(min=1, help="So many servers on a Ray cluster, behind one port.")
+    ] = None,
+    max_replicas: Annotated[
+        int | None, typer.Option(min=1, help="With --replicas: under load, up to so many.")
+    ] = None,
+    ray: Annotated[
+        str | None,
+        typer.Option(help="The cluster of --replicas: local, auto (this machine's) or host:port."),
+    ] = None,
     fps: options.Fps = None,
     num_frames: options.NumFrames = None,
     media_root: Annotated[
@@ -83,13 +93,14 @@ def serve(
             f"saccade serve needs {', '.join(missing)}: run `uv run --extra serve saccade serve`, "
             'or install "saccade[serve]"'
         )
+    if replicas is None and (ray is not None or max_replicas is not None):
+        raise OptionError("--ray and --max-replicas are of several servers: give --replicas")
     known = loading.known(config, target, draft, method)
     prepare(threads or known.threads, verbose)
-    (recipe,) = loading.recipes([known.method], exact)
     from saccade.media import Limits
     from saccade.media.fetch import Sources
-    from saccade.serve.app import Service, app
     from saccade.serve.reading import Media
+    from saccade.serve.settings import Settings, build, chosen
 
     if media_root is not None and not media_root.is_dir():
         raise OptionError(f"--media-root {media_root} is not a folder")
@@ -97,63 +108,51 @@ def serve(
         raise OptionError("--private-media-hosts is about hosts named by --media-host: name them")
     if api_key is not None and not api_key.strip():
         raise OptionError("the API key is empty: give one, or leave --api-key and its variable out")
-    media = Media(
-        Sources(
-            root=media_root,
-            hosts=tuple(media_host or ()),
-            any_host=any_media_host,
-            private=private_media_hosts,
-            max_bytes=max_media_mb * MIB,
-        ),
-        Limits(max_bytes=max_media_mb * MIB, max_frames=max_frames, root=media_root),
-        loading.sampling(fps, num_frames, False, None, None),
-        options=allow_media_options,
-    )
-    names = tuple(served_name or [Path(known.target).name])
-    service = Service(names, api_key, timeout, max_choices, max_body_mb * MIB)
     place = loading.Place(dtype, device, device_map, quantize, trust_remote_code)
-
-    def start() -> Engine:
-        models = loading.models(known.target, known.draft, place, quiet=True)
-        captions = captioner or ("shapes" if known.target == "shapes" else None)
-        return engine(models, recipe, captions, media, rows, queue, max_new_tokens, exact)
-
-    run(service, app, start, host, port, drain)
-
-
-def engine(
-    models: loading.Models,
-    recipe: Any,
-    captioner: str | None,
-    media: Media,
-    rows: int,
-    queue: int,
-    most_tokens: int,
-    exact: bool,
-) -> Engine:
-    """What answers, over these models."""
-    from saccade.media.guard import Guard
-    from saccade.pool import pool
-    from saccade.serve.app import Engine
-    from saccade.serve.desk import Desk
-    from saccade.serve.reading import Pair, Reader
-
-    guard = Guard(children=2)
-    pair = Pair(models.target, models.draft, captioner)
-    drafting = None if models.draft is None else models.draft.backbone
-    desk = Desk(pool(models.target.backbone, recipe, drafting, exact=exact), rows=rows, queue=queue)
-    tokenizer = models.target.tokenizer
-    return Engine(
-        desk,
-        Reader(pair, media, most_tokens=most_tokens, guard=guard),
-        lambda ids: tokenizer.decode(list(ids), skip_special_tokens=True),
-        guard.close,
+    settings = Settings(
+        known.target,
+        known.draft,
+        known.method,
+        names=tuple(served_name or [Path(known.target).name]),
+        media=Media(
+            Sources(
+                root=media_root,
+                hosts=tuple(media_host or ()),
+                any_host=any_media_host,
+                private=private_media_hosts,
+                max_bytes=max_media_mb * MIB,
+            ),
+            Limits(max_bytes=max_media_mb * MIB, max_frames=max_frames, root=media_root),
+            loading.sampling(fps, num_frames, False, None, None),
+            options=allow_media_options,
+        ),
+        captioner=captioner,
+        key=api_key,
+        rows=rows,
+        queue=queue,
+        seconds=timeout,
+        choices=max_choices,
+        most_tokens=max_new_tokens,
+        body=max_body_mb * MIB,
+        exact=exact,
+        threads=threads or known.threads,
+        place=tuple(asdict(place).items()),
     )
+    if replicas is not None:
+        from saccade.cli.replicas import run as run_several
+
+        chosen(settings)  # refused now, and not by every replica
+        cluster = ray or "local"
+        run_several(
+            settings, host, port, drain, address=cluster, replicas=replicas, most=max_replicas
+        )
+        return
+    service, start = build(settings)
+    run(service, start, host, port, drain)
 
 
 def run(
     service: Service,
-    app: Callable[..., Any],
     start: Callable[[], Engine],
     host: str,
     port: int,
@@ -165,6 +164,8 @@ def run(
     where nothing can listen.
     """
     import uvicorn
+
+    from saccade.serve.app import app
 
     line = listening(host, port)
     failed: list[BaseException] = []

@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import logging
+import os
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
@@ -53,8 +54,23 @@ def over(
     ``workers`` is one a GPU, or one a node where there are none. Every node needs this package, the
     checkpoints and the videos under the same paths. Raises OptionError where there is no cluster.
     """
+    ray = join(address, "--ray needs Ray: pip install 'saccade[ray]'")
+    there = ray.cluster_resources()
+    gpus = int(there.get("GPU", 0))
+    count = workers or gpus or len([node for node in ray.nodes() if node["Alive"]])
+    needs = {"num_gpus": 1 if gpus else 0, "num_cpus": 1}
+    return _Pool(work, make, count, needs)
+
+
+def join(address: str, missing: str, **local: Any) -> Any:
+    """Ray, once this process belongs to the cluster at that address; ``local`` is for a new one.
+
+    Raises OptionError where there is no Ray (``missing`` says what to do) or no cluster.
+    """
     if importlib.util.find_spec("ray") is None:
-        raise OptionError("--ray needs Ray: pip install 'saccade[ray]'")
+        raise OptionError(missing)
+    # under `uv run`, Ray would copy this folder to its workers and install it for each
+    os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
     ray = _ray()
     try:
         ray.init(
@@ -62,15 +78,12 @@ def over(
             logging_level=logging.ERROR,
             log_to_driver=False,
             include_dashboard=False if address == LOCAL else None,
+            **(local if address == LOCAL else {}),
         )
     except Exception as error:  # ConnectionError, ValueError, its own: whatever it says is why
         first = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise OptionError(f"no Ray cluster at {address}: {first}") from error
-    there = ray.cluster_resources()
-    gpus = int(there.get("GPU", 0))
-    count = workers or gpus or len([node for node in ray.nodes() if node["Alive"]])
-    needs = {"num_gpus": 1 if gpus else 0, "num_cpus": 1}
-    return _Pool(work, make, count, needs)
+    return ray
 
 
 def _ray() -> Any:

@@ -281,10 +281,7 @@ def _small_routes(made: FastAPI, service: Service) -> None:
 
     @made.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
     async def metrics() -> Response:
-        desk = None if service.engine is None else service.engine.desk
-        service.metrics.running.set(0 if desk is None else desk.running)
-        service.metrics.waiting.set(0 if desk is None else desk.waiting)
-        return Response(service.metrics.text(), media_type="text/plain; version=0.0.4")
+        return Response(numbers(service), media_type="text/plain; version=0.0.4")
 
     locked: dict[int | str, dict[str, Any]] = {401: {"model": FailureBody}}
 
@@ -297,6 +294,14 @@ def _small_routes(made: FastAPI, service: Service) -> None:
     async def model(request: Request, name: str) -> dict[str, Any]:
         _check_key(service, request)
         return _card(service, _known(service, name))
+
+
+def numbers(service: Service) -> bytes:
+    """The server's metrics as they are now, in Prometheus' form."""
+    desk = None if service.engine is None else service.engine.desk
+    service.metrics.running.set(0 if desk is None else desk.running)
+    service.metrics.waiting.set(0 if desk is None else desk.waiting)
+    return service.metrics.text()
 
 
 def _card(service: Service, name: str) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from saccade.errors import OptionError
 from saccade.measure import draw
 from saccade.measure.draw import Data
 from saccade.measure.trace import environment
-from saccade.studies import growth, hippo, methods, sage, specvlm, std, tabed
+from saccade.studies import growth, hippo, methods, sage, specvlm, std, tabed, tabed_appendix
 from saccade.studies.lab import Lab, Shot
 from saccade.studies.study import Study
 
@@ -28,6 +28,7 @@ STUDIES: dict[str, Study] = {
     **std.STUDIES,
     **growth.STUDIES,
     **tabed.STUDIES,
+    **tabed_appendix.STUDIES,
     **sage.STUDIES,
 }
 
