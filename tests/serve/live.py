@@ -20,11 +20,12 @@ from PIL import Image
 
 from saccade import models as models_
 from saccade.cli import loading
-from saccade.cli.serve import engine, listening
+from saccade.cli.serve import listening
 from saccade.pool import News, Pool
 from saccade.recipe import Recipe
 from saccade.serve.app import Engine, Service, app
 from saccade.serve.reading import Media
+from saccade.serve.settings import Settings, engine
 from saccade.systems import resolve
 
 METHOD = "specvlm"
@@ -85,7 +86,8 @@ def made(
 ) -> Engine:
     """The engine that ``saccade serve`` makes of these models."""
     recipe = resolve(method) if isinstance(method, str) else method
-    return engine(models, recipe, "shapes", media or Media(), rows, queue, most_tokens, False)
+    settings = Settings(media=media or Media(), rows=rows, queue=queue, most_tokens=most_tokens)
+    return engine(settings, recipe, models.target, models.draft)
 
 
 class Slow:

@@ -10,7 +10,7 @@ import torch
 
 from saccade import worker
 from saccade.media.guard import Guard
-from saccade.models import load_pair
+from saccade.models import Loaded, load_pair
 from saccade.pool import pool
 from saccade.recipe import Recipe
 from saccade.schedule import parallel
@@ -67,6 +67,11 @@ def _engine(settings: Settings, recipe: Recipe) -> Engine:
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)  # the engine's thread takes over the number
     target, draft = load_pair(settings.target, settings.draft, **dict(settings.place))
+    return engine(settings, recipe, target, draft)
+
+
+def engine(settings: Settings, recipe: Recipe, target: Loaded, draft: Loaded | None) -> Engine:
+    """What answers, with these models."""
     captioner = settings.captioner or ("shapes" if settings.target == "shapes" else None)
     guard = Guard(children=2)
     drafting = None if draft is None else draft.backbone
