@@ -154,9 +154,7 @@ class Running:
 
         with ThreadPoolExecutor(1) as threads:
             acting = threads.submit(work)
-            command.run(
-                self.service, app, start or (lambda: self.engine), "127.0.0.1", port, self.drain
-            )
+            command.run(self.service, start or (lambda: self.engine), "127.0.0.1", port, self.drain)
             return acting.result(10)
 
 
