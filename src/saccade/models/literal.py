@@ -48,7 +48,8 @@ def hold(processor: Any, turns: Sequence[Mapping[str, Any]]) -> Held:
     special = re.compile("|".join(map(re.escape, _special(processor))) or r"\b\B")
     written = [part.get("text", "") for turn in turns for part in turn["content"]]
     marks = (f"@{number}:" for number in count())
-    mark = next(mark for mark in marks if not any(mark in text for text in written))
+    used = {mark for text in written for mark in re.findall(r"@\d+:", text)}
+    mark = next(mark for mark in marks if mark not in used)
     texts: list[str] = []
 
     def held(part: Mapping[str, str]) -> dict[str, str]:

@@ -160,7 +160,8 @@ def _describe(made: FastAPI, service: Service) -> None:
 
 def _tell_errors(made: FastAPI, service: Service) -> None:
     def told(trouble: Trouble) -> JSONResponse:
-        service.metrics.refused.labels(str(trouble.status)).inc()
+        if trouble.status != GONE:  # nobody was refused
+            service.metrics.refused.labels(str(trouble.status)).inc()
         headers = {} if trouble.wait is None else {"Retry-After": str(trouble.wait)}
         if trouble.status == 401:
             headers["WWW-Authenticate"] = "Bearer"

@@ -69,6 +69,7 @@ class Ticket:
     number: int | None = None  # in the pool
 
     def tell(self, what: Told) -> None:
+        """From any thread."""
         try:
             self.loop.call_soon_threadsafe(self.told.put_nowait, (self.index, what))
         except RuntimeError:  # the loop has been closed: nobody listens
@@ -112,6 +113,7 @@ class Desk:
                 self._spell += (seconds - self._spell) / 4
 
     def submit(self, tickets: Sequence[Ticket]) -> None:
+        """Hands tickets in; they hear of their answers. Raises Gone once the thread has ended."""
         with self._changed:
             if self._stopping:
                 raise Gone("the engine has stopped")
@@ -126,6 +128,7 @@ class Desk:
 
     @property
     def running(self) -> int:
+        """Answers whose rows are worked on."""
         return len(self._working)
 
     @property
@@ -135,10 +138,12 @@ class Desk:
 
     @property
     def places(self) -> int:
+        """Taken places, of ``rows + queue``."""
         return self._places
 
     @property
     def alive(self) -> bool:
+        """Whether it still takes requests."""
         return self._thread.is_alive() and not self._stopping
 
     def close(self) -> None:
