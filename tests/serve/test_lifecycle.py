@@ -37,7 +37,7 @@ from saccade import cli
 from saccade.cli import serve as command
 from saccade.errors import ModelError, OptionError
 from saccade.media.fetch import Sources
-from saccade.serve.app import Engine, Service, app
+from saccade.serve.app import Engine, Service
 
 LONG = dict(temperature=2.0, seed=1, max_tokens=40)
 
@@ -279,7 +279,7 @@ def test_what_kept_the_models_from_loading_is_raised():
         raise ModelError("no checkpoint here")
 
     with pytest.raises(ModelError, match="no checkpoint here"):
-        command.run(Service(("shapes",)), app, start, "127.0.0.1", 0, 60)
+        command.run(Service(("shapes",)), start, "127.0.0.1", 0, 60)
 
 
 @contextmanager
