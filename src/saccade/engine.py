@@ -67,7 +67,7 @@ class Asked:
         if self.decode is None:
             return None
         text = self.decode(answer)
-        return text if stop is None else text[: text.rfind(stop)]
+        return text if stop is None else text.partition(stop)[0]
 
 
 @dataclass

@@ -163,11 +163,10 @@ class Stops:
         if not self.options.stop or self._decode is None:
             return False
         tail = self._decode(self.answers[request][-self._window :])
-        for string in self.options.stop:
-            if string in tail:
-                self.stopped_by[request] = string
-                return True
-        return False
+        found = [(tail.find(string), string) for string in self.options.stop if string in tail]
+        if found:
+            self.stopped_by[request] = min(found)[1]
+        return bool(found)
 
     def _criteria(self, request: int) -> bool:
         context = self._contexts[request]

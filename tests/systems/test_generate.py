@@ -307,6 +307,24 @@ def test_stop_strings_end_the_answer_where_the_text_first_holds_them(method):
         assert result.text == whole[: whole.find(stop)]
 
 
+def test_of_several_stops_in_one_token_the_earliest_cuts():
+    """Claim: a token that holds a stop string twice, or several, is cut before the first of them,
+    in whatever order they are named. Fails if a stop string is shown.
+    """
+    letters = _Letters()
+    spelt = [letters.decode([token]) for token in _answer()[:20]]
+    answer = next(
+        i for i in range(20) if len(spelt[i]) > 1 and spelt[i][0] not in "".join(spelt[:i])
+    )
+    token, before = spelt[answer], "".join(spelt[:answer])  # a letter twice or thrice
+    for stops in ([token[:1]], [token[:2], token[:1]], [token[:1], token[:2], token]):
+        result = saccade.run(
+            backbone(qwen25()), INPUTS, method="ar", max_new_tokens=20,
+            stop_strings=stops, tokenizer=letters,
+        )  # fmt: skip
+        assert result.ids == tuple(_answer()[: answer + 1]) and result.text == before
+
+
 def test_stopping_criteria_are_asked_token_by_token():
     """Claim: a criterion that ends after n tokens ends exactly there, inside an accepted run."""
     for limit in (1, 3, 6, 7, 11):
