@@ -38,7 +38,7 @@ def _forced(models: loading.Models, inputs: Any, answer: Sequence[int]) -> torch
 
 @pytest.mark.parametrize("method", ["ar", "specvlm", "sd-tree", "sage"])
 @pytest.mark.parametrize("kind", SETTINGS)
-def test_log_probabilities_are_a_plain_forwards(models, clips, method, kind):
+def test_b18_log_probabilities_are_a_plain_forwards(models, clips, method, kind):
     """Claim: each token's number, and its five rivals', are within 1e-4 of one teacher-forced
     forward, for chains and trees, greedy, drawn and several; streamed they are the same."""
     settings = SETTINGS[kind]
