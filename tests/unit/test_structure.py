@@ -189,3 +189,13 @@ def test_every_module_says_what_it_is():
         if not ast.get_docstring(ast.parse(p.read_text()))
     ]
     assert not silent
+
+
+def test_no_two_test_files_share_a_name():
+    """Claim: test files are told apart by their names alone, as pytest imports them here.
+
+    Fails where a second one would keep the first from being collected.
+    """
+    names = [path.name for path in Path(__file__).parents[1].rglob("*.py")]
+    twice = {name for name in names if name.startswith("test_") and names.count(name) > 1}
+    assert names and not twice
