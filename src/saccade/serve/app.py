@@ -72,7 +72,8 @@ class Service:
     body: int = 256 << 20  # bytes of a request
     engine: Engine | None = None
     draining: bool = False
-    failure: str | None = None  # why there will never be an engine
+    failure: str | None = None  # why there will never be an engine, as clients are told
+    cause: Exception | None = None  # and as whoever runs the server is
     metrics: Metrics = field(default_factory=Metrics)
     born: int = field(default_factory=lambda: int(time.time()))
     threads: Threads = field(default_factory=lambda: Threads(READERS))
@@ -136,6 +137,7 @@ async def _load(service: Service, start: Callable[[], Engine]) -> None:
         service.engine = await service.threads.run(load)
     except Exception as error:
         log.info("the models could not be loaded", exc_info=error)
+        service.cause = error
         service.failure = "the models could not be loaded: the server's log says why"
 
 

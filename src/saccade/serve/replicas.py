@@ -49,7 +49,7 @@ class Replica:
         try:
             self._service.ready()
         except Trouble as error:
-            raise RuntimeError(error.message) from None
+            raise RuntimeError(str(self._service.cause or error.message)) from None
 
     def numbers(self) -> tuple[str, str]:
         """Which replica this is, and its metrics."""
