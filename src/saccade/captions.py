@@ -4,7 +4,7 @@ do; here are a Hugging Face image-to-text model and the embedded pair's own.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -66,6 +66,13 @@ def captioner(name: str, frames: Sequence[np.ndarray], device: str | None = None
     model, processor = _load(name, device)
     template = getattr(processor, "chat_template", None)
     return ImageToText(model, processor, frame, "Describe the image." if template else None)
+
+
+def later(
+    name: str, frames: Sequence[np.ndarray], device: str | None = None
+) -> Callable[[Inputs], Sequence[str]]:
+    """:func:`captioner`, loaded only if it is called."""
+    return lambda inputs: captioner(name, frames, device)(inputs)
 
 
 @cache

@@ -62,6 +62,16 @@ class Asked:
         prompts = sum(len(ids) for ids in _unpadded(self.inputs))
         return prompts + LONG * len(self.inputs["input_ids"])
 
+    def check(self, target: Backbone) -> None:
+        """Raises ModelError where the target's device has no memory for these caches."""
+        if len(set(target.devices)) == 1:
+            memory.check_prompt(self.tokens(), target.token_bytes, target.device)
+
+    def too_long(self, target: Backbone) -> ModelError:
+        """What to raise once memory ran out after all."""
+        said = memory.too_long(self.tokens(), target.token_bytes, target.device)
+        return ModelError(said)
+
     def text(self, answer: Sequence[int], stop: str | None) -> str | None:
         """An answer in words, up to the string it stopped at."""
         if self.decode is None:
@@ -173,8 +183,7 @@ class Stream(Iterator[Round]):
         except (RuntimeError, MemoryError) as error:
             if not memory.ran_out(error):
                 raise
-            tokens, each = self._asked.tokens(), self._target.token_bytes
-            raise ModelError(memory.too_long(tokens, each, self._target.device)) from error
+            raise self._asked.too_long(self._target) from error
         finally:
             if self.talk is not None and not self._keep:
                 self.talk.draft.close()
@@ -187,8 +196,7 @@ class Stream(Iterator[Round]):
         contexts = asked.contexts(target.device)
         rules, stops = asked.rules(contexts), asked.stops(contexts)
         room = stops.options.max_new_tokens
-        if len(set(target.devices)) == 1:
-            memory.check_prompt(asked.tokens(), target.token_bytes, target.device)
+        asked.check(target)
         bound = recipe.bind(target, self._draft_model, rules, room, asked.words)
         draft = Guarded(bound, target.vocab)
         session = (ExactSession if self._exact else Session)(target, rules, room=room)

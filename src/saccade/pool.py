@@ -17,7 +17,6 @@ from saccade import memory
 from saccade.backbone import Backbone
 from saccade.draft import Guarded
 from saccade.engine import Asked, Stream, warnings
-from saccade.errors import ModelError
 from saccade.options import Stops
 from saccade.recipe import Recipe
 from saccade.sampling import Sampling
@@ -116,7 +115,7 @@ class Together:
 
     def join(self, asked: Asked) -> int:
         number, target = self._next, self._target
-        _check(target, asked)
+        asked.check(target)
         context = asked.contexts(target.device)
         recipe = self._recipe.fit(target, self._draft, len(context[0]))
         if recipe.drafts:
@@ -258,9 +257,9 @@ class Together:
         )
 
     def _failed(self, number: int, error: Exception) -> News:
-        asked = self._guests[number].asked
+        asked, ran_out = self._guests[number].asked, memory.ran_out(error)
         self.leave(number)
-        return News(number, error=_explained(error, self._target, asked))
+        return News(number, error=asked.too_long(self._target) if ran_out else error)
 
 
 class InTurns:
@@ -282,7 +281,7 @@ class InTurns:
         return _fits(self._target, unread, asked)
 
     def join(self, asked: Asked) -> int:
-        _check(self._target, asked)
+        asked.check(self._target)
         stream = Stream(self._target, asked, self._recipe, draft=self._draft, exact=self._exact)
         self._streams[self._next] = asked, stream
         self._next += 1
@@ -297,12 +296,12 @@ class InTurns:
         return [news for number in list(self._streams) for news in self._turn(number)]
 
     def _turn(self, number: int) -> list[News]:
-        asked, stream = self._streams[number]
+        _, stream = self._streams[number]
         try:
             round = next(stream, None)
         except Exception as error:
             self.leave(number)
-            return [News(number, error=_explained(error, self._target, asked))]
+            return [News(number, error=error)]
         if round is not None:
             return [News(number, round=round)]
         self._streams.pop(number)
@@ -315,15 +314,3 @@ def _fits(target: Backbone, unread: Iterable[Asked], asked: Asked) -> bool:
         return True
     tokens = sum(each.tokens() for each in (*unread, asked))
     return memory.has_room(tokens, target.token_bytes, target.device)
-
-
-def _check(target: Backbone, asked: Asked) -> None:
-    if len(set(target.devices)) == 1:
-        memory.check_prompt(asked.tokens(), target.token_bytes, target.device)
-
-
-def _explained(error: Exception, target: Backbone, asked: Asked) -> Exception:
-    """The same error, or where memory ran out one that says what would fit."""
-    if not memory.ran_out(error):
-        return error
-    return ModelError(memory.too_long(asked.tokens(), target.token_bytes, target.device))

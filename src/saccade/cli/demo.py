@@ -57,7 +57,7 @@ def demo(
         width=out.width if out.is_terminal and not picture else PIPED_WIDTH,
     )
     result = found.results[DEFAULT_METHOD]
-    typist = show.Typist(lambda ids: models.target.tokenizer.decode(ids, skip_special_tokens=True))
+    typist = show.Typist(models.target.decode)
     page.print(show.frames(clip.frames))
     page.print(
         "[bold]The target's answer, drafted by the small model:[/bold] ",

@@ -135,8 +135,7 @@ def answer(
     """Runs a stream to its end and shows it as it goes."""
     from saccade import show
 
-    tokenizer = target.tokenizer
-    typist = show.Typist(lambda ids: tokenizer.decode(list(ids), skip_special_tokens=True))
+    typist = show.Typist(target.decode)
     write: Callable[[Text | str], None] = {
         "all": lambda text: out.print(text, end="", soft_wrap=True, markup=False),
         "text": lambda text: typer.echo(str(text), nl=False),

@@ -103,13 +103,9 @@ def captioner_of(
     """A function from inputs to captions, loaded only if it is called; None without a model."""
     if name is None and target != "shapes":
         return None
+    from saccade import captions
 
-    def caption(inputs: Inputs) -> list[str]:
-        from saccade import captions
-
-        return captions.captioner(name or captions.SHAPES, frames, device)(inputs)
-
-    return caption
+    return captions.later(name or captions.SHAPES, frames, device)
 
 
 def sampling(

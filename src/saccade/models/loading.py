@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -66,6 +66,10 @@ class Loaded:
     @property
     def tokenizer(self) -> Any:
         return getattr(self.processor, "tokenizer", self.processor)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Ids as text, without special tokens."""
+        return self.tokenizer.decode(list(ids), skip_special_tokens=True)
 
 
 def load(

@@ -469,7 +469,7 @@ class Call:
 
         def read() -> tuple[list[str], list[Asked]]:
             seen = reader.look(asked, stop)
-            return seen.warnings, reader.choices(asked, seen)
+            return seen.warnings, reader.word(asked, seen)
 
         try:
             reading = self._service.threads.run(read)

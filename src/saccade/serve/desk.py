@@ -21,7 +21,7 @@ from saccade.engine import Asked
 from saccade.errors import SaccadeError
 from saccade.pool import News, Pool
 from saccade.serve.answer import Likely, likelihoods
-from saccade.types import Kind, Result, Round
+from saccade.types import Result, Round
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +49,6 @@ class Piece:
     """What one round added."""
 
     tokens: tuple[int, ...]
-    kinds: tuple[Kind, ...]
     likely: tuple[Likely, ...] = ()
 
 
@@ -251,4 +250,4 @@ class Desk:
 
 def _piece(round: Round, top: int | None) -> Piece:
     likely = () if top is None else tuple(likelihoods(round, top))
-    return Piece(round.tokens, round.scalars().kinds, likely)
+    return Piece(round.tokens, likely)

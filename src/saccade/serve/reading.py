@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 from jinja2 import TemplateError
 
-from saccade import families
-from saccade.captions import captioner
+from saccade import captions, families
 from saccade.engine import Asked, settled
 from saccade.media import Clip, Limits, Sampling
 from saccade.media.fetch import Sources
@@ -109,22 +108,18 @@ class Reader:
                 clips.append(self._clip(part.video_url.url, sampling, stop))
         return Seen(tuple(clips), tuple(images))
 
-    def word(self, asked: ChatRequest, seen: Seen, choice: int = 0) -> Asked:
-        """The request as the engine takes it. Raises SaccadeError or Trouble."""
-        pair = self._pair
-        with self._processor:
-            inputs = self._inputs(pair.target, asked, seen)
-            own = self._own_draft
-            draft_inputs = None if own is None else self._inputs(own, asked, seen)
-        return self._settled(asked, inputs, draft_inputs, seen, choice)
+    def word(self, asked: ChatRequest, seen: Seen) -> list[Asked]:
+        """What the engine takes, for each answer asked for: they differ in the noise they draw.
 
-    def choices(self, asked: ChatRequest, seen: Seen) -> list[Asked]:
-        """One for each answer asked for; further ones draw other noise."""
-        first = self.word(asked, seen)
-        others = range(1, asked.n or 1)
+        Raises SaccadeError or Trouble.
+        """
+        own = self._own_draft
+        with self._processor:
+            inputs = self._inputs(self._pair.target, asked, seen)
+            draft_inputs = None if own is None else self._inputs(own, asked, seen)
         return [
-            first,
-            *(self._settled(asked, first.inputs, first.draft_inputs, seen, i) for i in others),
+            self._settled(asked, inputs, draft_inputs, seen, choice)
+            for choice in range(asked.n or 1)
         ]
 
     def _inputs(self, loaded: Loaded, asked: ChatRequest, seen: Seen) -> Inputs:
@@ -174,8 +169,7 @@ class Reader:
         name = self._pair.captioner
         if name is None:
             return None
-        device = str(self._pair.target.backbone.device)
-        return lambda inputs: captioner(name, frames, device)(inputs)
+        return captions.later(name, frames, str(self._pair.target.backbone.device))
 
     def _sampling(self, asked: ChatRequest) -> Sampling:
         given = [

@@ -76,7 +76,6 @@ def engine(settings: Settings, recipe: Recipe, target: Loaded, draft: Loaded | N
     guard = Guard(children=2)
     drafting = None if draft is None else draft.backbone
     requests = pool(target.backbone, recipe, drafting, exact=settings.exact)
-    tokenizer = target.tokenizer
     return Engine(
         Desk(requests, rows=settings.rows, queue=settings.queue),
         Reader(
@@ -85,6 +84,6 @@ def engine(settings: Settings, recipe: Recipe, target: Loaded, draft: Loaded | N
             most_tokens=settings.most_tokens,
             guard=guard,
         ),
-        lambda ids: tokenizer.decode(list(ids), skip_special_tokens=True),
+        target.decode,
         guard.close,
     )

@@ -18,12 +18,12 @@ from saccade.draft import Words
 from saccade.engine import Captioner, stream
 from saccade.errors import OptionError
 from saccade.media import Clip
-from saccade.models import Loaded, ask, ask_draft
+from saccade.models import Loaded, ask, ask_draft, shown
 from saccade.recipe import Recipe
 from saccade.schedule import parallel
 from saccade.systems import SYSTEMS, resolve
 from saccade.types import RoundRecord
-from saccade.ui.duel import Decode, Duel, Tell, duel
+from saccade.ui.duel import Duel, Tell, duel
 from saccade.ui.examples import EXAMPLES
 from saccade.ui.kept import Kept, kept
 
@@ -37,11 +37,6 @@ class Pair:
     target: Loaded
     draft: Loaded | None
     captioner: Callable[[Sequence[np.ndarray]], Captioner | None] = lambda frames: None
-
-    @property
-    def decode(self) -> Decode:
-        tokenizer = self.target.tokenizer
-        return lambda ids: tokenizer.decode(list(ids), skip_special_tokens=True)
 
     def word(self, token: int) -> str:
         return self.target.tokenizer.decode([token])
@@ -113,15 +108,15 @@ def answers(pair: Pair, house: House, asked: Asked, halted: Callable[[], bool]) 
     """The whole of a run: both answers, then what the draft saw. Raises SaccadeError."""
     recipe = resolve(checked(asked, house).method)
     clip = read(asked.example, asked.upload, house)
-    shown = _media(clip)
-    inputs = ask(pair.target, asked.prompt, **shown)
+    what = shown(clip)
+    inputs = ask(pair.target, asked.prompt, **what)
     length = int(inputs["input_ids"].shape[1])
     if length > house.max_prompt:
         raise OptionError(
             f"this clip and question are {length} tokens and the page takes {house.max_prompt}: "
             "use a shorter or smaller clip, or start it with a larger --max-prompt"
         )
-    own = None if pair.draft is None else ask_draft(pair.target, pair.draft, asked.prompt, **shown)
+    own = None if pair.draft is None else ask_draft(pair.target, pair.draft, asked.prompt, **what)
     captioner = pair.captioner(list(clip.frames))
     draft = None if pair.draft is None else pair.draft.backbone
     settled = [recipe]
@@ -152,7 +147,7 @@ def answers(pair: Pair, house: House, asked: Asked, halted: Callable[[], bool]) 
     plain = "ar", partial(ready, SYSTEMS["ar"])
     drafted = asked.method, partial(ready, recipe)
     last = None
-    for now in duel(plain, drafted, pair.decode, halted=halted):
+    for now in duel(plain, drafted, pair.target.decode, halted=halted):
         last = Shown(now, settled[0], clip)
         yield last
     if last is None or not last.duel.over:
@@ -164,12 +159,6 @@ def answers(pair: Pair, house: House, asked: Asked, halted: Callable[[], bool]) 
     except Exception as error:  # the answers stand, whatever the picture of them does
         log.warning("the picture of what the draft saw failed", exc_info=error)
         yield replace(last, why=f"What the draft saw cannot be shown: {error}")
-
-
-def _media(clip: Clip) -> dict[str, Any]:
-    if len(clip.frames) == 1 and clip.source_frames == 1:
-        return {"images": list(clip.frames)}
-    return {"clips": [clip]}
 
 
 def _settings(asked: Asked) -> dict[str, Any]:
