@@ -21,6 +21,9 @@ Attend = Callable[[int, Tensor, Tensor, Tensor, float], Tensor]
 
 # Above this many queries a grouped call beats folding the group into the query axis.
 FOLD_LIMIT = 64
+# From this many keys three plain products beat the fused kernel on a CPU, where rows are few: it
+# adds a mask to every logit, and only the last ones need any.
+SPELT_KEYS = 1024
 RECORD_CHUNK = 32
 RECORD_NUMBERS = 2**22  # logits written down at once, at most: fewer rows over a longer cache
 # Where no kernel gives the log-sum-exps: queries at once, and logits of theirs, at most.
@@ -89,7 +92,8 @@ class Step:
             if bias is not None and bias.device != keys.device:  # a model over several devices
                 bias = bias.to(keys.device)
             if _folds(segment):
-                out = _attend(own[0], keys, values, bias, scale)
+                few = _spell_out if _spelt(segment) else _attend
+                out = few(own[0], keys, values, bias, scale)
             else:
                 out = _attend_long(own[0], keys, values, segment.block, scale)
             parts.append(out.transpose(0, 1).reshape(out.shape[1], -1))
@@ -175,16 +179,25 @@ def _folds(segment: Segment) -> bool:
     return segment.stop - segment.start <= FOLD_LIMIT
 
 
+def _spelt(segment: Segment) -> bool:
+    keys = segment.cache.keys[0]
+    here = keys.device.type == "cpu" and keys.dtype == torch.float32
+    return here and segment.at >= SPELT_KEYS
+
+
 def _bias(segment: Segment, groups: int, dtype: torch.dtype) -> Tensor | None:
-    """The additive mask of a segment of few rows; None where none is needed."""
+    """The additive mask of a segment of few rows, over its last keys where those are enough; None
+    where none is needed."""
     new, block = segment.stop - segment.start, segment.block
     if not _folds(segment) or (block is None and new == 1):
         return None
     device = segment.cache.keys[0].device
     if block is None:
         block = torch.ones(new, new, dtype=torch.bool, device=device).tril_()
-    bias = torch.zeros(new, segment.at + new, dtype=dtype, device=device)
-    bias[:, segment.at + new - block.shape[1] :].masked_fill_(~block.to(device), float("-inf"))
+    last = block.shape[1]
+    seen = last if _spelt(segment) else segment.at + new
+    bias = torch.zeros(new, seen, dtype=dtype, device=device)
+    bias[:, seen - last :].masked_fill_(~block.to(device), float("-inf"))
     return bias.repeat(groups, 1)
 
 
@@ -200,6 +213,21 @@ def _attend(
     grouped = q.reshape(k.shape[0], -1, q.shape[2])
     out = scaled_dot_product_attention(grouped[None], k[None], v[None], bias, scale=scale)
     return out.view(q.shape)
+
+
+def _spell_out(
+    q: Float[Tensor, "head new head_dim"],
+    k: Float[Tensor, "kv_head seen head_dim"],
+    v: Float[Tensor, "kv_head seen head_dim"],
+    bias: Float[Tensor, "rows last"] | None,
+    scale: float,
+) -> Float[Tensor, "head new head_dim"]:
+    """:func:`_attend` over many keys, whose mask is of the last of them only."""
+    grouped = (q * scale).reshape(k.shape[0], -1, q.shape[2])
+    logits = torch.bmm(grouped, k.transpose(1, 2))
+    if bias is not None:
+        logits[..., -bias.shape[1] :] += bias
+    return torch.bmm(torch.softmax(logits, -1, out=logits), v).view(q.shape)
 
 
 def _attend_long(

@@ -9,7 +9,16 @@ import torch
 from helpers import FAMILIES, backbone, input_for, random_tree, text_input
 
 from saccade import attention, reference
-from saccade.attention import FOLD_LIMIT, Record, Segment, Step, merge, partial, plain_partial
+from saccade.attention import (
+    FOLD_LIMIT,
+    SPELT_KEYS,
+    Record,
+    Segment,
+    Step,
+    merge,
+    partial,
+    plain_partial,
+)
 from saccade.cache import Cache
 from saccade.sampling import Sampling
 from saccade.session import Session
@@ -84,6 +93,34 @@ def test_a_tree_node_sees_the_text_and_its_ancestors_only(nodes, seed):
     seen_by_all = _naive(q, keys, values, _causal(length, nodes))
     if not bool((block == torch.ones_like(block).tril()).all()):
         assert not torch.allclose(out, seen_by_all, atol=1e-3), "the mask made no difference"
+
+
+@pytest.mark.parametrize("shape", ["one", "chain", "tree"])
+def test_few_rows_over_many_keys_equal_the_naive_softmax(shape, monkeypatch):
+    """Claim: with products spelt out and a mask of the last keys only, each row sees what it saw
+    with the fused kernel, which is not called. The row before the threshold still calls it."""
+    new = {"one": 1, "chain": 6, "tree": 9}[shape]
+    block = None
+    if shape == "tree":
+        block = ancestors(random_tree(random.Random(4), new, lambda: 0).parents)
+    fused = []
+    called = attention.scaled_dot_product_attention
+    monkeypatch.setattr(
+        attention,
+        "scaled_dot_product_attention",
+        lambda *given, **named: fused.append(1) or called(*given, **named),
+    )
+    for length in (SPELT_KEYS - 1, SPELT_KEYS, SPELT_KEYS + 77):
+        cache = _cache(length, 5)
+        q, k, v = _fresh(new, 6)
+        fused.clear()
+        out = Step([Segment(cache, 0, new, length, block)], HEADS // KV, q.dtype)(0, q, k, v, SCALE)
+        assert bool(fused) is (length < SPELT_KEYS)
+        keys, values = cache.read(0, length + new)
+        visible = _causal(length, new)
+        if block is not None:
+            visible = torch.cat([torch.ones(new, length, dtype=torch.bool), block], 1)
+        assert torch.allclose(out, _naive(q, keys, values, visible), atol=1e-5)
 
 
 def _masked(q, keys, values, visible):
