@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from math import log
 
 from saccade.cost import Costs
 from saccade.sampling import Scores
@@ -32,6 +33,8 @@ KEPT, WORD = 0.9, 1.0  # of what the draft's confidence promised
 EAGER = 0.95  # of the bar: a level also opens the way to the levels after it
 HOPE = 0.9  # acceptance at which drafting must pay for it to be tried again
 FADE, SLOW = 0.9, 0.98  # a round: of rates and seconds, of acceptance
+# Whoever gives its favourite so little knows nothing: the refusal counts as several, up to this.
+CLUELESS = 1e-4
 RETRY, SELDOM = 2, 128  # rounds of plain decoding before drafting is tried again, and at most
 
 
@@ -49,6 +52,7 @@ class Pace:
     seconds: float = 0.0  # what they took
     stretch: float = 1.0  # seconds of verifying over those of a bare forward
     start: float = 0.0  # seconds of drafting beside its levels: caches gone cold, bookkeeping
+    begun: bool = False  # whether the token that the prompt itself told has been written
     plain: int = 0  # rounds since one that drafted
     patience: int = RETRY
 
@@ -80,6 +84,10 @@ class Auto:
 
     def grow(self, stem: Tree, state: State) -> Growing:
         pace: Pace = state
+        if not pace.begun:  # one token for no forward at all, and then a draft that knows it
+            return stem
+        if 0 < pace.plain < pace.patience:  # nothing was learnt since it was given up
+            return stem
         expected = self._best(pace, pace.usual)
         trying = pace.plain >= pace.patience and self._pays(pace, HOPE)
         if not trying and expected[0] <= 1:
@@ -107,17 +115,31 @@ class Auto:
                 break
             reach *= chance
             tip = len(tree) - 1
-        for worth, parent, other, confidence in sorted(others, reverse=True):
-            if len(tree) >= MOST or worth <= rate * price[len(tree)]:
-                break
+        others = sorted(others, reverse=True)[: MOST - len(tree)]
+        for _, parent, other, confidence in others[: self._worthy(others, len(tree), pace, rate)]:
             tree = add(tree, parent, other, None, confidence)
         return tree
 
+    def _worthy(
+        self, others: Sequence[tuple[float, int, int, float]], nodes: int, pace: Pace, rate: float
+    ) -> int:
+        """How many of the runners-up, the likeliest first, earn the most beyond their rows."""
+        verify = _bare(self._costs).verify[1 + nodes :]
+        gained = most = 0.0
+        best = 0
+        for count, (worth, *_) in enumerate(others, 1):
+            gained += worth
+            net = gained - rate * pace.stretch * (verify[count] - verify[0])
+            if net > most:
+                best, most = count, net
+        return best
+
     def fold(self, state: State, round: Round) -> State:
-        pace = self._timed(state, round)
+        if not state.begun and not round.tree.tokens:
+            return replace(state, begun=True)
         if not round.tree.tokens:
-            return replace(pace, plain=pace.plain + 1)
-        pace = _judged(pace, round)
+            return replace(state, plain=state.plain + 1, stretch=self._stretched(state, round))
+        pace = _judged(self._timed(state, round), round)
         took = self._seconds(round)
         pays = len(round.tokens) * self._alone(pace) > took
         return replace(
@@ -173,17 +195,21 @@ class Auto:
         deep, rows = height(round.tree.parents), 1 + len(round.tree)
         return deep * self._costs.draft + _bare(self._costs).verify[rows]
 
+    def _stretched(self, pace: Pace, round: Round) -> float:
+        """``pace.stretch`` with the seconds of this round taken in, if nothing was drawn."""
+        if _drawn(round.tree) or round.verify_seconds <= 0:
+            return pace.stretch
+        took = round.verify_seconds / _bare(self._costs).verify[1 + len(round.tree)]
+        return FADE * pace.stretch + (1 - FADE) * took
+
     def _timed(self, pace: Pace, round: Round) -> Pace:
-        """With the seconds of this round taken in, if nothing was drawn."""
+        """With the seconds of a round that drafted taken in, if nothing was drawn."""
         if _drawn(round.tree) or round.verify_seconds <= 0:
             return pace
-        took = round.verify_seconds / _bare(self._costs).verify[1 + len(round.tree)]
-        pace = replace(pace, stretch=FADE * pace.stretch + (1 - FADE) * took)
-        deep = height(round.tree.parents)
-        if not deep:
-            return pace
+        pace = replace(pace, stretch=self._stretched(pace, round))
         # a pause of the machine is not what starting costs
-        spare = min(max(0.0, round.draft_seconds - deep * self._level(pace)), self._alone(pace))
+        late = round.draft_seconds - height(round.tree.parents) * self._level(pace)
+        spare = min(max(0.0, late), self._alone(pace))
         return replace(pace, start=FADE * pace.start + (1 - FADE) * spare)
 
 
@@ -227,12 +253,13 @@ def _judged(pace: Pace, round: Round) -> Pace:
         below = [node for node, above in enumerate(round.tree.parents) if above == parent]
         if not below:
             break
-        judged += 1
         promised += odds[below[0]]
         if right == below[0]:
+            judged += 1
             accepted += 1
             hits += 1
             continue
+        judged += max(1.0, -log(max(odds[below[0]], CLUELESS)) - 1)
         offered += sum(_share(odds[below[0]], odds[node]) for node in below[1:])
         saved += right is not None
         break
@@ -260,13 +287,12 @@ def _odds(
     scores: Scores, node: int, token: int, runners: int
 ) -> tuple[float, Sequence[tuple[int, float]]]:
     """The draft's probability of a token after ``node``, and of its likeliest alternatives."""
-    logits = scores.logits(node).float()
-    whole = logits.logsumexp(-1)
+    law = scores.logits(node).float().softmax(-1)
     if not runners:
-        return float((logits[token] - whole).exp()), ()
-    top = logits.topk(min(runners + 1, logits.shape[0]))
-    known = dict(zip(top.indices.tolist(), (top.values - whole).exp().tolist(), strict=True))
+        return float(law[token]), ()
+    top = law.topk(min(runners + 1, law.shape[0]))
+    known = dict(zip(top.indices.tolist(), top.values.tolist(), strict=True))
     odds = known.pop(token, None)
     if odds is None:  # the rules chose another than the draft's favourite
-        odds = float((logits[token] - whole).exp())
+        odds = float(law[token])
     return odds, list(known.items())[:runners]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
@@ -51,7 +52,8 @@ class Told(NamedTuple):
 
 
 def simulate(shape: Shape, world: World, tokens: int, seed: int = 0) -> Told:
-    """Rounds over a world in which seconds are exactly what ``costs`` say."""
+    """Rounds over a world in which seconds are exactly what ``costs`` say. The prompt tells the
+    first token: if nothing is drafted before it, it takes no forward."""
     noise = np.random.default_rng(seed)
     right = noise.random(tokens + 100) < world.rate
     second = noise.random(tokens + 100) < world.second
@@ -68,6 +70,7 @@ def simulate(shape: Shape, world: World, tokens: int, seed: int = 0) -> Told:
         except StopIteration as stop:
             tree = stop.value
         verdict = _verdict(tree, written)
+        rows = 0 if not rounds and not len(tree) else 1 + len(tree)
         round = Round(
             request=0,
             tree=tree,
@@ -76,7 +79,7 @@ def simulate(shape: Shape, world: World, tokens: int, seed: int = 0) -> Told:
             p=NO_SCORES,
             q=None,
             draft_seconds=forwards * world.costs.draft,
-            verify_seconds=world.costs.verify(1 + len(tree)),
+            verify_seconds=world.costs.verify(rows) if rows else 0.0,
             note=tree.odds,
         )
         state = shape.fold(state, round)
@@ -156,6 +159,41 @@ def test_a_useless_draft_costs_next_to_nothing(odds, tokens):
     told = simulate(Auto(COSTS), World(odds, 0.0), tokens)
     assert told.seconds <= tokens * COSTS.verify(1) / 0.98
     assert [len(round.tree) for round in told.rounds[-2 * RETRY :]].count(0) >= RETRY
+
+
+def test_the_token_the_prompt_tells_is_written_first():
+    """Claim: nothing is drafted before the first token, which costs no forward, and the next round
+    drafts. Control: a chain drafts at once, and its first round costs one."""
+    told = simulate(Auto(COSTS), World(0.97, 0.97), 40)
+    assert len(told.rounds[0].tree) == 0 and told.rounds[0].verify_seconds == 0
+    assert len(told.rounds[1].tree) > 0 and told.states[0].plain == 0
+    chain = simulate(Chain(3), World(0.97, 0.97), 40)
+    assert len(chain.rounds[0].tree) == 3 and chain.rounds[0].verify_seconds > 0
+
+
+def test_a_draft_that_says_itself_it_knows_nothing_is_dropped_sooner():
+    """Claim: one refusal of a token with next to no confidence ends drafting for a while; one of a
+    token with some does not. Fails if every refusal weighs the same."""
+    auto = Auto(COSTS)
+    for odds, dropped in ((0.002, True), (0.5, False)):
+        tree = Tree((1,), (ROOT,), (None,), (odds,))
+        refused = Verdict((), (), 9, "recovered")
+        round = Round(0, tree, refused, None, NO_SCORES, None, COSTS.draft, COSTS.verify(2))
+        state = auto.fold(Pace(begun=True), round)
+        wanted = list(islice(auto.grow(Tree(), state), 1))
+        assert (not wanted) is dropped
+
+
+def test_a_runner_up_is_not_drafted_over_a_step_of_the_verifying_time():
+    """Claim: where the chain ends just below a dear step of T(n), no runner-up goes over it; where
+    the same rows are cheap they do. Fails if rows are priced by the gentlest slope beyond."""
+    wavering = World(0.55, 0.55, 1.0)
+    flat = Costs((1, 64), (1.0, 1.1), 0.3)
+    step = Costs((1, 4, 5, 64), (1.0, 1.01, 4.0, 4.09), 0.3)
+    for costs, beyond in ((flat, True), (step, False)):
+        told = simulate(Auto(costs), wavering._replace(costs=costs), 200)
+        assert any(len(round.tree) for round in told.rounds)
+        assert any(1 + len(round.tree) > 4 for round in told.rounds) is beyond
 
 
 def test_it_is_tried_again_ever_more_seldom_and_comes_back():
@@ -240,8 +278,9 @@ def test_it_never_drafts_beyond_its_bounds():
     """Claim: with a free and perfect draft a draft ends at the longest path and the most nodes."""
     free = Costs((1, 64), (1.0, 1.0), 0.0)
     told = simulate(Auto(free), World(0.999, 1.0, costs=free), 400)
-    assert max(max(depths(round.tree)) for round in told.rounds) == LONGEST
-    assert max(len(round.tree) for round in told.rounds) == MOST
+    drafted = [round.tree for round in told.rounds if len(round.tree)]
+    assert max(max(depths(tree)) for tree in drafted) == LONGEST
+    assert max(len(tree) for tree in drafted) == MOST
 
 
 def test_an_answer_cut_short_refuses_nothing():
@@ -259,7 +298,7 @@ def test_an_answer_cut_short_refuses_nothing():
 def test_without_costs_it_says_what_it_needs():
     """Claim: an Auto nobody measured for fails by name. Fails if it guesses."""
     with pytest.raises(AssertionError, match=r"Recipe\.fit"):
-        next(Auto().grow(Tree(), Pace()))
+        next(Auto().grow(Tree(), Pace(begun=True)))
 
 
 def test_a_step_of_the_verifying_time_does_not_hide_what_is_cheap_behind_it():
@@ -276,8 +315,8 @@ def test_no_draft_goes_on_after_the_end_of_an_answer():
     """Claim: neither auto nor a fixed chain drafts past a token that ends the answer. Control:
     without such an id they do."""
     for ends, longest in (((4,), 3), ((), 9)):
-        for shape in (Auto(Costs((1, 64), (1.0, 1.01), 0.01)), Chain(9)):
-            growing = shape.grow(Tree(), shape.start())
+        auto = Auto(Costs((1, 64), (1.0, 1.01), 0.01))
+        for growing in (auto.grow(Tree(), Pace(begun=True)), Chain(9).grow(Tree(), None)):
             right = np.ones(100, dtype=bool)
             world = World(0.99, 1.0)
             try:

@@ -140,6 +140,37 @@ def test_costs_are_measured_once_and_never_fall_with_rows(tmp_path, monkeypatch)
     assert cost.measure(target, draft, context=64, draft_context=64).draft == 1.0
 
 
+@pytest.mark.parametrize(("then", "again"), [(1.0, False), (1.2, False), (1.4, True), (None, True)])
+def test_costs_of_a_busy_hour_are_measured_again(tmp_path, monkeypatch, then, again):
+    """Claim: a new process looks once whether the machine is much quicker than when the costs were
+    measured, and if so measures them again; a slower machine changes nothing. Costs without a
+    glance, as older versions wrote them, are measured again."""
+    monkeypatch.setenv("SACCADE_CACHE", str(tmp_path))
+    target, draft = backbone(qwen25()), backbone(noisy(qwen25))
+    asked = []
+
+    def times(model, wanted):
+        asked.append(wanted)
+        return [1.0] * len(wanted)
+
+    monkeypatch.setattr(cost, "_times", times)
+    for now, expected in ((1.0, again), (3.0, False)):
+        monkeypatch.setattr(cost, "_TRUSTED", set())
+        cost.measure(target, draft, context=64)
+        (file,) = tmp_path.rglob("costs.json")
+        (known,) = json.loads(file.read_text()).values()
+        known["glance"] = [then, then]
+        if then is None:
+            del known["glance"]
+        file.write_text(json.dumps({next(iter(json.loads(file.read_text()))): known}))
+        monkeypatch.setattr(cost, "_TRUSTED", set())
+        monkeypatch.setattr(cost, "_glance", lambda *models, now=now: [now, now])
+        asked.clear()
+        cost.measure(target, draft, context=64)
+        cost.measure(target, draft, context=64)
+        assert bool(asked) is (expected or then is None)
+
+
 def test_the_share_a_draft_can_afford(tmp_path, monkeypatch):
     """Claim: the largest share whose step is at most a fifth slower than the quickest, and whose
     prefill is at most a tenth of the target's; measured once. Fails if either bound is left out."""
