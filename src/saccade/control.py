@@ -7,7 +7,8 @@ A round earns tokens and costs seconds. By the renewal-reward rule one more draf
 where the cost is a draft forward and a row more to verify (a row alone for a runner-up), P comes
 from the draft's own confidence, scaled by how it has kept its word in this answer, and R is what
 this answer reaches: the rule raises its own bar until it settles at the best rate it can get.
-Where drafting earns less than plain decoding it stops, and is tried again ever more seldom.
+Where drafting earns less than plain decoding it stops, and is tried again ever more seldom. The
+first token is the prefill's and costs no forward: nothing is drafted before it.
 
 State is a fold over rounds, of floats alone: a recorded trace replays it. In sampling nothing
 measured enters it, so that what is drawn does not depend on how fast the machine was.

@@ -17,6 +17,7 @@ from saccade import score
 from saccade.errors import MethodError
 from saccade.types import Prefill, Prompt, View
 
+GOLDEN = (5**0.5 - 1) / 2
 Positions = Literal["original", "repacked"]
 Early = Literal["wait", "superset", "all"]
 
@@ -105,7 +106,7 @@ class Affordable:
     own_keys: bool = False
 
     def settled(self, keep: float) -> Pruned:
-        return replace(UNIFORM, keep=keep) if keep < 1 else FULL
+        return replace(SCATTERED, keep=keep) if keep < 1 else FULL
 
     def __call__(self, prefill: Prefill, prompt: Prompt) -> Prompt:
         if self.keep is None:
@@ -228,6 +229,14 @@ def uniform(prompt: Prompt, guide: Guide, budget: int) -> Int[Tensor, " kept"]:
     return score.spread(torch.arange(prompt.seen, device=prompt.visual.device), budget)
 
 
+def scattered(prompt: Prompt, guide: Guide, budget: int) -> Int[Tensor, " kept"]:
+    """As even in prompt order as ``uniform``, and in step with no grid: every fourth token of a
+    grid of eight columns is two columns. Token i comes at the fractional part of i / phi (the
+    golden ratio: Kronecker's low-discrepancy sequence), and the first of those are kept."""
+    turn = torch.arange(prompt.seen, dtype=torch.float64) * GOLDEN % 1
+    return turn.argsort()[:budget].sort().values.to(prompt.visual.device)
+
+
 def attended(prompt: Prompt, guide: Guide, budget: int) -> Int[Tensor, " kept"]:
     """The most attended tokens: SpecVLM's stage I alone."""
     assert guide is not None
@@ -238,6 +247,7 @@ FULL = Pruned("full", everything, keep=1.0)
 NONE = Pruned("none", nothing, keep=0.0)
 RANDOM = Pruned("random", random)
 UNIFORM = Pruned("uniform", uniform)
+SCATTERED = Pruned("scattered", scattered)
 ATTENTION = Pruned("attention", attended, attention=True)
 AFFORDABLE = Affordable()
 TEXT = Worded("text", "newline")

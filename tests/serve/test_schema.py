@@ -140,7 +140,7 @@ def test_control_a_fault_is_found(schema, stubbed, monkeypatch):
     monkeypatch.setattr(Reader, "check", check)
     with pytest.raises(FailureGroup, match="1 distinct failure"):
         test_what_the_schema_describes_is_what_happens(
-            schema, *OPERATIONS[0], 30, GenerationMode.POSITIVE
+            schema, *OPERATIONS[0], 150, GenerationMode.POSITIVE
         )
 
 

@@ -14,7 +14,7 @@ from saccade.session import Session
 from saccade.types import Prefill, Prompt
 from saccade.view import Pruned
 
-VIEWS = [view.RANDOM, view.UNIFORM, view.ATTENTION]
+VIEWS = [view.RANDOM, view.UNIFORM, view.SCATTERED, view.ATTENTION]
 
 
 @pytest.fixture(scope="module")
@@ -68,6 +68,39 @@ def test_repacked_counts_from_zero_on_every_axis(prefill):
     original = Pruned("uniform", view.uniform, 0.1)(prefill, prefill.prompt)
     assert torch.equal(packed.embeds, original.embeds)
     assert not torch.equal(packed.positions, original.positions)
+
+
+@pytest.mark.parametrize("keep", [0.5, 0.25, 0.1])
+def test_scattered_is_even_and_in_step_with_no_grid(keep):
+    """Claim: whatever the width of the grid, every column keeps about its share, and so does every
+    stretch of 64 tokens. Control: evenly spaced tokens leave whole columns out."""
+    missed = {}
+    for kind in (view.SCATTERED, view.UNIFORM):
+        shares, stretches = [], []
+        for width in (4, 7, 8, 14, 16, 20, 28):
+            count = width * 64
+            kept = torch.zeros(count)
+            kept[kind.select(_visual(count), None, int(keep * count))] = 1
+            shares += kept.view(-1, width).mean(0).tolist()
+            stretches += kept.view(-1, 64).mean(1).tolist()
+        assert max(abs(share - keep) for share in stretches) < 0.05
+        missed[kind.name] = max(abs(share - keep) for share in shares)
+    assert missed["scattered"] < 0.1 and missed["uniform"] > keep - 0.02
+
+
+def _visual(count: int) -> Prompt:
+    """A prompt of nothing but visual tokens."""
+    rows, every = torch.arange(count), torch.ones(count, dtype=torch.bool)
+    return Prompt(
+        context=rows,
+        embeds=torch.zeros(count, 1),
+        positions=rows[None],
+        visual=every,
+        fixed=~every,
+        grid=torch.zeros(count, 4, dtype=torch.long),
+        index=rows,
+        next_position=count,
+    )
 
 
 def test_random_reproduces_and_is_not_uniform(prefill):

@@ -353,7 +353,7 @@ PARTS = (
         (PEER,),
         (Goal("ar / hf, decoding", versus(BASELINE, PEER), 1.6),),
         {"min_new_tokens": 64, "max_new_tokens": 64},  # at this length it stops after a few
-        clips=1,
+        clips=3,
     ),
     *(_rank(suite) for suite in (*shapes.TASKS, "shapes-caption-2k")),
     _useless("random weights", random_weights),

@@ -55,6 +55,7 @@ VIEWS: dict[str, View] = {
         view.NONE,
         view.RANDOM,
         view.UNIFORM,
+        view.SCATTERED,
         view.AFFORDABLE,
         prune.FRAMES,
         prune.FRONT,
