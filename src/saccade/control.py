@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import accumulate
 from math import log
 
 from saccade.cost import Costs
@@ -126,27 +127,25 @@ class Auto:
     ) -> int:
         """How many of the runners-up, the likeliest first, earn the most beyond their rows."""
         verify = _bare(self._costs).verify[1 + nodes :]
-        gained = most = 0.0
-        best = 0
-        for count, (worth, *_) in enumerate(others, 1):
-            gained += worth
-            net = gained - rate * pace.stretch * (verify[count] - verify[0])
-            if net > most:
-                best, most = count, net
-        return best
+        gains = accumulate((worth for worth, *_ in others), initial=0.0)
+        second = rate * pace.stretch  # a second's worth in tokens
+        nets = [gain - second * (t - verify[0]) for gain, t in zip(gains, verify, strict=False)]
+        return nets.index(max(nets))
 
     def fold(self, state: State, round: Round) -> State:
         if not state.begun and not round.tree.tokens:
             return replace(state, begun=True)
+        stretch = self._stretched(state, round)
         if not round.tree.tokens:
-            return replace(state, plain=state.plain + 1, stretch=self._stretched(state, round))
-        pace = _judged(self._timed(state, round), round)
+            return replace(state, plain=state.plain + 1, stretch=stretch)
+        pace = _judged(replace(state, stretch=stretch), round)
         took = self._seconds(round)
         pays = len(round.tokens) * self._alone(pace) > took
         return replace(
             pace,
             tokens=FADE * pace.tokens + len(round.tokens),
             seconds=FADE * pace.seconds + took,
+            start=self._started(pace, round),
             plain=0,
             patience=RETRY if pays else min(SELDOM, 8 * pace.patience),
         )
@@ -203,15 +202,13 @@ class Auto:
         took = round.verify_seconds / _bare(self._costs).verify[1 + len(round.tree)]
         return FADE * pace.stretch + (1 - FADE) * took
 
-    def _timed(self, pace: Pace, round: Round) -> Pace:
-        """With the seconds of a round that drafted taken in, if nothing was drawn."""
-        if _drawn(round.tree) or round.verify_seconds <= 0:
-            return pace
-        pace = replace(pace, stretch=self._stretched(pace, round))
-        # a pause of the machine is not what starting costs
+    def _started(self, pace: Pace, round: Round) -> float:
+        """``pace.start`` with this round's drafting taken in, if nothing was drawn."""
+        if _drawn(round.tree):
+            return pace.start
         late = round.draft_seconds - height(round.tree.parents) * self._level(pace)
-        spare = min(max(0.0, late), self._alone(pace))
-        return replace(pace, start=FADE * pace.start + (1 - FADE) * spare)
+        # a pause of the machine is not what starting costs
+        return FADE * pace.start + (1 - FADE) * min(max(0.0, late), self._alone(pace))
 
 
 @dataclass(frozen=True)

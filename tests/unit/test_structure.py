@@ -63,7 +63,7 @@ LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 # (attention in a fixed order, and the trial of a machine), by attention merged from parts and by
 # steps of fixed shape for GPUs and weights packed for CPUs, by `pool` (requests that come and go
 # over one target) and by targets split over processes (ranks); the tools by `models/` and commands.
-ENGINE, TOOLS = 8900, 4300
+ENGINE, TOOLS = 8950, 4300
 TOOLING = {"measure", "models", "cli", "show", "terminal", "__main__"}
 UNBUDGETED = {"shapes", "suites", "bench", "studies", "claims", "serve", "ui", "media", "lmms"}
 UNBUDGETED |= {"rows", "corpus"}  # beyond one machine, with their command
