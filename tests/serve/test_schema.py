@@ -131,11 +131,12 @@ def test_what_the_schema_describes_is_what_happens(schema, verb, path, examples,
 
 
 def test_control_a_fault_is_found(schema, stubbed, monkeypatch):
-    """Control: with a bug behind one field the same examples do find a 500."""
+    """Control: with a bug behind whatever is optional such examples do find a 500. (Of 150 some 30
+    get past the form to this check, and a third of those ask for something optional.)"""
 
     def check(self: Reader, asked: ChatRequest) -> None:
-        if asked.seed is not None:
-            raise KeyError("seed")
+        if asked.model_fields_set - {"model", "messages"}:
+            raise KeyError("optional")
 
     monkeypatch.setattr(Reader, "check", check)
     with pytest.raises(FailureGroup, match="1 distinct failure"):
