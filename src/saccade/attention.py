@@ -68,6 +68,7 @@ class Step:
         self.groups = groups
         self.calls = 0  # one a layer, where the model's layers ask for their attention here
         self._bias = [_bias(segment, groups, dtype) for segment in segments]
+        self._few = [_spell_out if _spelt(segment) else _attend for segment in segments]
         for segment in segments:
             segment.cache.reserve(segment.at + segment.stop - segment.start)
 
@@ -82,7 +83,7 @@ class Step:
         """Attention of one layer; heads are laid side by side in the result."""
         self.calls += 1
         parts = []
-        for segment, bias in zip(self.segments, self._bias, strict=True):
+        for segment, bias, few in zip(self.segments, self._bias, self._few, strict=True):
             own = q, k, v
             if len(self.segments) > 1:
                 rows = slice(segment.start, segment.stop)
@@ -92,7 +93,6 @@ class Step:
             if bias is not None and bias.device != keys.device:  # a model over several devices
                 bias = bias.to(keys.device)
             if _folds(segment):
-                few = _spell_out if _spelt(segment) else _attend
                 out = few(own[0], keys, values, bias, scale)
             else:
                 out = _attend_long(own[0], keys, values, segment.block, scale)

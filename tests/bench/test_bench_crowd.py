@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from itertools import islice
+
 from saccade.bench import crowd
+from saccade.engine import Asked
 from saccade.models import Loaded, load
+from saccade.suites.shapes import suites
 
 
 def _pair() -> tuple[Loaded, Loaded]:
     return load("shapes"), load("shapes-draft")
+
+
+def _asked(target: Loaded, count: int, limit: int) -> list[Asked]:
+    items = islice(suites()["shapes-caption"].items(), count)
+    return crowd.questions(target, items, limit)
 
 
 def test_every_number_of_rows_gives_the_same_answers():
@@ -15,7 +24,7 @@ def test_every_number_of_rows_gives_the_same_answers():
     and the run that counts for nothing is not counted.
     """
     target, draft = _pair()
-    asked = crowd.questions(target, "shapes-caption", 4, 20)
+    asked = _asked(target, 4, 20)
     found = crowd.race(target.backbone, draft.backbone, asked, ["ar", "sd"], [1, 3], 1)
     assert [(each.method, each.rows) for each in found] == [
         ("ar", 1),
@@ -30,7 +39,7 @@ def test_every_number_of_rows_gives_the_same_answers():
 def test_control_another_answer_is_noticed(monkeypatch):
     """Control: where one run answers otherwise, it says so."""
     target, draft = _pair()
-    asked = crowd.questions(target, "shapes-caption", 2, 8)
+    asked = _asked(target, 2, 8)
     real = crowd._run
 
     def bent(*arguments):

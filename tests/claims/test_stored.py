@@ -77,6 +77,16 @@ def test_the_speed_pages_table_over_suites_is_the_stored_runs():
         for run, suites in AUTO.items()
         for suite in suites
     ]
+    answers = records.stored(RESULTS / "bench-auto-2k")[1]
+    long = {a.item for a in answers if a.method == "ar" and len(a.ids) >= 128}
+    kept = {
+        m: [a for a in answers if a.method == m and a.item in long] for m in ("auto", "ar", "hf")
+    }
+    own, peer = (_interval(kept["auto"], kept[other]) for other in ("ar", "hf"))
+    assert (
+        f"Of the {len(long)} descriptions at 2,048 tokens that have 128 tokens and more: " in page
+    )
+    assert f"`auto` {own} times `ar`, {peer} times `hf`." in page
 
 
 AUTO = {
@@ -91,15 +101,21 @@ def _suite_line(answers: list[Answer], suite: str) -> str:
     for answer in answers:
         if answer.suite == suite:
             by.setdefault(answer.method, []).append(answer)
-    decode = measures.interval(measures.speedups(by["auto"], by["ar"]))
-    whole = measures.interval(measures.speedups(by["auto"], by["ar"], whole=True))
-    peer = measures.interval(measures.speedups(by["auto"], by["hf"]))
-    assert decode is not None and whole is not None and peer is not None
+    ratios = (
+        _interval(by["auto"], by["ar"]),
+        _interval(by["auto"], by["ar"], whole=True),
+        _interval(by["auto"], by["hf"]),
+    )
     spent = {name: sum(a.decode for a in own) for name, own in by.items() if name[:2] != "hf"}
     mine = spent.pop("auto")
     best = min(spent, key=lambda name: spent[name])
-    ratios = ("{:.2f} [{:.2f}, {:.2f}]".format(*each) for each in (decode, whole, peer))
     return f"| `{suite}` | {' | '.join(ratios)} | {spent[best] / mine:.2f} | `{best}` |"
+
+
+def _interval(own: list[Answer], other: list[Answer], whole: bool = False) -> str:
+    found = measures.interval(measures.speedups(own, other, whole=whole))
+    assert found is not None
+    return "{:.2f} [{:.2f}, {:.2f}]".format(*found)
 
 
 def _cell(answers: list[Answer], suite: str, method: str) -> str:
@@ -109,10 +125,9 @@ def _cell(answers: list[Answer], suite: str, method: str) -> str:
     )
     if not own:
         return ""
-    decode = measures.interval(measures.speedups(own, plain))
     whole = measures.interval(measures.speedups(own, plain, whole=True))
-    assert decode is not None and whole is not None
-    return "{:.2f} [{:.2f}, {:.2f}] ({:.2f})".format(*decode, whole[0])
+    assert whole is not None
+    return f"{_interval(own, plain)} ({whole[0]:.2f})"
 
 
 def test_every_figure_is_stored_and_draws():

@@ -114,7 +114,7 @@ def test_a_suite_named_twice_is_one() -> None:
     """
     from saccade.cli import bench
 
-    names = [suite.name for suite in bench._suites("all,shapes-qa", None)]
+    names = [suite.name for suite in bench.named_suites("all,shapes-qa", None)]
     assert len(names) == len(set(names))
 
 

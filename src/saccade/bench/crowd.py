@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from statistics import median
 
 from saccade.backbone import Backbone
+from saccade.bench.runner import shown
 from saccade.engine import Asked, settled
-from saccade.errors import OptionError
-from saccade.media import Clip
 from saccade.models import Loaded, ask
-from saccade.models.asking import shown
 from saccade.pool import pool
-from saccade.suites.shapes import suites
+from saccade.suites.types import Item
 from saccade.systems import resolve
 
 
@@ -27,25 +25,17 @@ class Crowd:
     seconds: float  # until the last answer
     tokens: int
     first_token: float  # of a request, from when it joined
-    same: bool  # whether every answer is the one given alone
+    same: bool = True  # whether every answer is the one given alone
 
     @property
     def tokens_per_second(self) -> float:
         return self.tokens / self.seconds
 
 
-def questions(target: Loaded, suite: str, count: int, limit: int) -> list[Asked]:
-    """The first requests of a suite, as a server would take them."""
-    found = suites()
-    if suite not in found:
-        raise OptionError(f"there is no suite {suite!r}: take one of {', '.join(found)}")
-    asked = []
-    for item, _ in zip(found[suite].items(), range(count), strict=False):
-        clip = item.media[0].read()
-        assert isinstance(clip, Clip)
-        inputs = ask(target, item.question, **shown(clip))
-        asked.append(settled(target.backbone, inputs, max_new_tokens=limit))
-    return asked
+def questions(target: Loaded, items: Iterable[Item], limit: int) -> list[Asked]:
+    """A suite's items as requests, as a server would take them; of several turns the first."""
+    asked = (ask(target, item.question, **shown(item)) for item in items)
+    return [settled(target.backbone, inputs, max_new_tokens=limit) for inputs in asked]
 
 
 def race(
@@ -65,10 +55,7 @@ def race(
                 ids, crowd = _run(target, draft, asked, method, most)
                 alone = alone or ids
                 if run:
-                    same = crowd.same and ids == alone
-                    found.setdefault((method, most), []).append(
-                        Crowd(method, most, crowd.seconds, crowd.tokens, crowd.first_token, same)
-                    )
+                    found.setdefault((method, most), []).append(replace(crowd, same=ids == alone))
     return [_median(runs) for runs in found.values()]
 
 
@@ -95,15 +82,13 @@ def _run(
                 ids[numbers[news.number]] = news.result.ids
     seconds = time.perf_counter() - began
     tokens = sum(map(len, ids.values()))
-    return ids, Crowd(method, rows, seconds, tokens, median(firsts.values()), True)
+    return ids, Crowd(method, rows, seconds, tokens, median(firsts.values()))
 
 
 def _median(runs: Sequence[Crowd]) -> Crowd:
-    return Crowd(
-        runs[0].method,
-        runs[0].rows,
-        median(run.seconds for run in runs),
-        runs[0].tokens,
-        median(run.first_token for run in runs),
-        all(run.same for run in runs),
+    return replace(
+        runs[0],
+        seconds=median(run.seconds for run in runs),
+        first_token=median(run.first_token for run in runs),
+        same=all(run.same for run in runs),
     )

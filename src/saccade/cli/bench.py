@@ -78,7 +78,7 @@ def bench(
     from saccade.bench import report, runner
 
     part = rows.shard(shard)
-    suites = _suites(suite, data)
+    suites = named_suites(suite, data)
     names = _methods(methods, exact)
     place = loading.Place(dtype, device, device_map, quantize, trust_remote_code)
     models = loading.models(known.target, known.draft, place, quiet=False)
@@ -178,7 +178,7 @@ def bench_cost(
     decree = Decree(accepted, tuple(map(_rate, rates.split(","))) if rates else ())
     recipes = {
         name: recipe if name == "ar" else imposed(recipe, decree)
-        for name, recipe in named(_split(methods)).items()
+        for name, recipe in named(split(methods)).items()
         if recipe is not None
     }
     models = loading.models(target or "shapes", draft, loading.Place(dtype, device), quiet=as_json)
@@ -210,7 +210,7 @@ def bench_profile(
     prepare(threads, verbose)
     from saccade.measure.compare import named
 
-    recipes = {name: recipe for name, recipe in named(_split(methods)).items() if recipe}
+    recipes = {name: recipe for name, recipe in named(split(methods)).items() if recipe}
     models = loading.models(target or "shapes", draft, loading.Place(dtype, device), quiet=as_json)
     settings = {} if max_new_tokens is None else {"max_new_tokens": max_new_tokens}
     _profile(models, recipes, suite, limit, repeat, settings, as_json)
@@ -231,7 +231,7 @@ def _profile(
     from saccade.measure.trace import environment
     from saccade.models import ask
 
-    (chosen,) = _suites(suite, None)
+    (chosen,) = named_suites(suite, None)
     items = islice(chosen.items(), limit)
     with status("profiling", quiet=as_json) as tell:
         found = profile(
@@ -279,7 +279,7 @@ def bench_speed(
     prepare(threads, verbose)
     from saccade.bench import speed, tables
 
-    parts = speed.chosen(_split(only or ""))
+    parts = speed.chosen(split(only or ""))
     if path is not None and not path.parent.is_dir():
         raise OptionError(f"cannot write {path}: there is no folder {path.parent}")
 
@@ -303,7 +303,8 @@ def bench_speed(
         out.print(line, markup=False, soft_wrap=True, style="dim")
 
 
-def _split(names: str) -> list[str]:
+def split(names: str) -> list[str]:
+    """Names between commas."""
     return [name.strip() for name in names.split(",") if name.strip()]
 
 
@@ -321,12 +322,13 @@ def _names() -> list[str]:
     return [*shapes.suites(), *BENCHMARKS]
 
 
-def _suites(given: str, data: Path | None) -> tuple[Suite, ...]:
+def named_suites(given: str, data: Path | None) -> tuple[Suite, ...]:
+    """Suites by their names between commas. Raises OptionError for one nobody knows."""
     from saccade.suites import shapes
 
     known = shapes.suites()
     found: list[Suite] = []
-    for name in dict.fromkeys(_split(given)):
+    for name in dict.fromkeys(split(given)):
         if name == "all":
             found += [suite for task, suite in known.items() if task in shapes.TASKS]
         elif name in known:
@@ -348,7 +350,7 @@ def _dataset(name: str, data: Path | None) -> Suite:
 def _methods(given: str, exact: bool = False) -> tuple[str, ...]:
     from saccade.systems import SYSTEMS
 
-    names = _split(given)
+    names = split(given)
     every = [each for name in names for each in (SYSTEMS if name == "all" else [name])]
     chosen = tuple(dict.fromkeys(every))
     from saccade.bench.alone import is_alone, recipe
@@ -383,7 +385,7 @@ def bench_flips(
     from saccade.models import ask, load
 
     loaded = load(target or "shapes", dtype=dtype, device=device)
-    (chosen,) = _suites(suite, None)
+    (chosen,) = named_suites(suite, None)
     found = [
         flips(
             loaded.backbone,

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
+from itertools import islice
 from typing import Annotated
 
 import typer
 from rich.table import Table
 
 from saccade.cli import loading, options
+from saccade.cli.bench import named_suites, split
 from saccade.terminal import Json, Threads, Verbose, out, prepare, status
 
 
@@ -34,16 +36,17 @@ def crowd(
     prepare(threads, verbose)
     from saccade.bench.crowd import questions, race
 
+    (chosen,) = named_suites(suite, None)
     place = loading.Place(dtype, device)
     models = loading.models(target or "shapes", draft, place, quiet=as_json)
     drafting = None if models.draft is None else models.draft.backbone
     with status("serving", quiet=as_json):
-        asked = questions(models.target, suite, limit, max_new_tokens)
+        asked = questions(models.target, islice(chosen.items(), limit), max_new_tokens)
         found = race(
             models.target.backbone,
             drafting,
             asked,
-            methods.split(","),
+            split(methods),
             rows or [1, 2, 4, 8],
             repeat,
         )

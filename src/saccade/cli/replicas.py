@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import signal
-import socket
 import threading
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
+from saccade.cli.serve import listening
 from saccade.corpus.cluster import LOCAL, join
 from saccade.errors import OptionError
 from saccade.terminal import err
@@ -62,12 +62,7 @@ def run(
 
 def _free(host: str, port: int) -> None:
     """Raises OptionError where somebody listens already: Ray would try without end."""
-    try:
-        socket.create_server((host, port)).close()
-    except OSError as error:
-        raise OptionError(
-            f"cannot listen on {host}:{port} ({error.strerror}): choose another --port"
-        ) from None
+    listening(host, port).close()
 
 
 def _signals() -> tuple[threading.Event, threading.Event]:
