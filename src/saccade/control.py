@@ -7,11 +7,14 @@ A round earns tokens and costs seconds. By the renewal-reward rule one more draf
 where the cost is a draft forward and a row more to verify (a row alone for a runner-up), P comes
 from the draft's own confidence, scaled by how it has kept its word in this answer, and R is what
 this answer reaches: the rule raises its own bar until it settles at the best rate it can get.
-Where drafting earns less than plain decoding it stops, and is tried again ever more seldom. The
-first token is the prefill's and costs no forward: nothing is drafted before it.
+The confidence in a chosen token is what the draft gives it; in one yet to be drawn, what it gives
+its draws on average, the sum of q(x)^2: what is drawn stands (see ``Tree``). Where drafting earns
+less than plain decoding it stops, and is tried again ever more seldom. The first token is the
+prefill's and costs no forward: nothing is drafted before it.
 
 State is a fold over rounds, of floats alone: a recorded trace replays it. In sampling nothing
-measured enters it, so that what is drawn does not depend on how fast the machine was.
+measured enters it, so that what is drawn does not depend on how fast the machine was, and nothing
+of what was drawn beyond a refusal: a round costs what was judged of it, or what was planned.
 """
 
 from __future__ import annotations
@@ -22,10 +25,12 @@ from functools import lru_cache
 from itertools import accumulate
 from math import log
 
+from torch import Tensor
+
 from saccade.cost import Costs
 from saccade.sampling import Scores
 from saccade.tree import add, height
-from saccade.types import ROOT, Growing, Round, State, Tree
+from saccade.types import ROOT, Growing, Law, Round, State, Tree
 
 LONGEST, MOST = 24, 48  # levels and nodes of one draft
 # Before anything is known, and how many tokens' worth that counts: little, so that a draft that is
@@ -103,8 +108,8 @@ class Auto:
             if tree is not stem and reach * pace.usual <= bar * level + row:
                 break
             scores: Scores = yield tree
-            token, q = scores.draw(tip)
-            odds, rest = _odds(scores, tip, token, self.runners if q is None else 0)
+            law = scores.law(tip)
+            odds, rest = _odds(scores, tip, law, self.runners)
             chance = pace.chance(odds)
             # a first token is judged always: else nothing would be learnt of a draft in doubt
             if tree is not stem and reach * chance <= row:
@@ -112,6 +117,7 @@ class Auto:
             for other, confidence in rest:  # right only where the first is wrong
                 worth = reach * (1 - chance) * pace.second(_share(odds, confidence))
                 others.append((worth, tip, other, confidence))
+            token, q = scores.draw(tip, law)
             tree = add(tree, tip, token, q, odds)
             if token in scores.rules.ends:
                 break
@@ -139,7 +145,7 @@ class Auto:
         if not round.tree.tokens:
             return replace(state, plain=state.plain + 1, stretch=stretch)
         pace = _judged(replace(state, stretch=stretch), round)
-        took = self._seconds(round)
+        took = self._seconds(state, round)
         pays = len(round.tokens) * self._alone(pace) > took
         return replace(
             pace,
@@ -188,23 +194,24 @@ class Auto:
     def _pays(self, pace: Pace, rate: float) -> bool:
         return self._best(pace, rate)[0] > 1
 
-    def _seconds(self, round: Round) -> float:
-        """What a round took; by the model of costs where tokens were drawn."""
-        if not _drawn(round.tree):
+    def _seconds(self, pace: Pace, round: Round) -> float:
+        """What a round took; when sampling, what was judged or planned, by the model of costs."""
+        if not round.p.rules.sample:
             return round.draft_seconds + round.verify_seconds
-        deep, rows = height(round.tree.parents), 1 + len(round.tree)
-        return deep * self._costs.draft + _bare(self._costs).verify[rows]
+        levels = len(round.verdict.accepted) + (round.verdict.kind == "recovered")
+        judged = levels * self._level(pace) + pace.stretch * _bare(self._costs).verify[1 + levels]
+        return max(judged, self._best(pace, pace.usual)[1])
 
     def _stretched(self, pace: Pace, round: Round) -> float:
-        """``pace.stretch`` with the seconds of this round taken in, if nothing was drawn."""
-        if _drawn(round.tree) or round.verify_seconds <= 0:
+        """``pace.stretch`` with the seconds of this round taken in, but when sampling."""
+        if round.p.rules.sample or round.verify_seconds <= 0:
             return pace.stretch
         took = round.verify_seconds / _bare(self._costs).verify[1 + len(round.tree)]
         return FADE * pace.stretch + (1 - FADE) * took
 
     def _started(self, pace: Pace, round: Round) -> float:
-        """``pace.start`` with this round's drafting taken in, if nothing was drawn."""
-        if _drawn(round.tree):
+        """``pace.start`` with this round's drafting taken in, but when sampling."""
+        if round.p.rules.sample:
             return pace.start
         late = round.draft_seconds - height(round.tree.parents) * self._level(pace)
         # a pause of the machine is not what starting costs
@@ -277,15 +284,15 @@ def _share(first: float, runner: float) -> float:
     return runner / max(1 - first, runner)
 
 
-def _drawn(tree: Tree) -> bool:
-    return any(law is not None for law in tree.q)
-
-
 def _odds(
-    scores: Scores, node: int, token: int, runners: int
+    scores: Scores, node: int, told: Law | None, runners: int
 ) -> tuple[float, Sequence[tuple[int, float]]]:
-    """The draft's probability of a token after ``node``, and of its likeliest alternatives."""
-    law = scores.logits(node).float().softmax(-1)
+    """The draft's confidence in the token after ``node``, and in its likeliest alternatives; of a
+    token yet to be drawn its mean over the draws, and no alternatives."""
+    assert told is not None, "a draft has looked at every node of its own"
+    if isinstance(told, Tensor):
+        return float(told.square().sum()), ()
+    token, law = told, scores.logits(node).float().softmax(-1)
     if not runners:
         return float(law[token]), ()
     top = law.topk(min(runners + 1, law.shape[0]))

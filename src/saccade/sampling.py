@@ -7,7 +7,7 @@ every node over prompt + committed text + path, to the target's logits and the d
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -88,6 +88,8 @@ class Scores:
     context: Sequence[int]  # ids of prompt and committed text; read it before the next commit
     offset: int  # how many of those were generated
     request: int = 0
+    began: int | None = field(default=None, kw_only=True)
+    """How many tokens were generated when the draft under way began; None: ``offset`` of them."""
 
     def logits(self, node: int) -> Float[Tensor, " vocab"]:
         return self.rows[node + 1]
@@ -106,13 +108,19 @@ class Scores:
         row = self.rows[node + 1]
         return torch.topk(row, min(count, row.shape[0])).indices.tolist()
 
-    def draw(self, node: int) -> tuple[int, Float[Tensor, " vocab"] | None]:
-        """A token after ``node`` and the law it was drawn from (None: greedy, it was chosen)."""
-        law = self.law(node)
+    def draw(self, node: int, law: Law | None = None) -> tuple[int, Float[Tensor, " vocab"] | None]:
+        """A token after ``node`` and the law it was drawn from (None: greedy, it was chosen).
+
+        ``law`` is the law there, if it is known already.
+        What is drawn stands (see ``Tree``). Its noise is named by where this draft began too, so
+        that a draft after a refusal draws anew what the refused one had drawn beyond.
+        """
+        law = self.law(node) if law is None else law
         if law is None or isinstance(law, int):
             return int(self.rows[node + 1].argmax()) if law is None else law, None
         position = self.offset + depth(self.tree, node)
-        u = uniform(self.rules.seed, self.request, "draft", position, 0)
+        began = self.offset if self.began is None else self.began
+        u = uniform(self.rules.seed, self.request, "draft", position, 0, began)
         return draw(law, u), law
 
     def noise(self, role: str, below: int, sibling: int) -> float:
@@ -138,8 +146,10 @@ def draw(law: Law, u: float) -> int:
     return token
 
 
-def uniform(seed: int, request: int, role: str, position: int, sibling: int) -> float:
-    """A number in [0, 1) that depends on its five keys and on nothing else (Philox counter)."""
+def uniform(
+    seed: int, request: int, role: str, position: int, sibling: int, began: int = 0
+) -> float:
+    """A number in [0, 1) that depends on its keys and on nothing else (Philox counter)."""
     key = np.array([seed % 2**64, request], dtype=np.uint64)
-    counter = np.array([ROLES[role], position, sibling, 0], dtype=np.uint64)
+    counter = np.array([ROLES[role], position, sibling, began], dtype=np.uint64)
     return float(np.random.Generator(np.random.Philox(key=key, counter=counter)).random())

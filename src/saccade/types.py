@@ -120,7 +120,13 @@ class Tree:
     ``parents[i]`` is a node before ``i`` or ``ROOT``. ``q[i]`` is the law node ``i`` was *sampled*
     from, or None when it was *chosen* (arg-max, top-k), which is a point mass on it.
     Siblings that carry a q must be independent draws from that one law. ``odds`` are what the
-    draft gave each token, where the shape decides by them.
+    draft promised of each token, where the shape decides by them.
+
+    **The rule of every shape: a drawn token stands.** Whether a token is drawn after a node, and
+    how many, may read laws and what stands above that node, never the draw itself or what was
+    drawn after it; and what the next draft looks like may read laws and tokens that were judged,
+    never a draw that was not. A draw taken back because of what it was bends the target's law:
+    ``docs/lossless.md`` has the proof, and ``tests/law`` holds every registered shape to it.
     """
 
     tokens: tuple[int, ...] = ()

@@ -44,7 +44,7 @@ log = logging.getLogger(__name__)
 HEAD_START = 64  # tokens drafted at most before the target is ready
 UP = 120.0  # seconds a worker may take to start
 PATIENCE = 2.0  # seconds the target waits for a token of a draft that is at work
-READY = 60.0  # seconds it waits for the draft's prefill when sampling
+READY = 60.0  # seconds it waits for the draft's prefill; when sampling, for any token
 
 
 class DraftError(RuntimeError):
@@ -76,6 +76,8 @@ class Line:
     chain: Tree = Tree()
     epoch: int = 0  # commits so far
     sent: int = 0  # tokens ever, for the slot of a law
+    text: int = 0  # tokens of the answer so far, and
+    began: int = 0  # when it last began anew: names the noise of what is drawn
 
 
 class Desk:
@@ -152,6 +154,9 @@ class Desk:
             line.chain = Tree() if flying is None else _tail(line.chain, len(tokens))
             line.limit = (flying or 0) + self._job.length
             line.epoch += 1
+            line.text += len(tokens)
+            if flying is None:
+                line.began = line.text
 
     def end(self, request: int) -> None:
         """This request's answer is complete."""
@@ -174,7 +179,7 @@ class Desk:
         scored = self._session.score({r: line.chain for r, line in wanted.items()})
         for request, line in wanted.items():
             tip = len(line.chain) - 1
-            token, q = scored[request].draw(tip)
+            token, q = replace(scored[request], began=line.began).draw(tip)
             slot = None
             if q is not None and self._job.laws is not None:
                 slot = line.sent % self._job.laws.shape[1]
@@ -400,7 +405,7 @@ class WorkerDraft:
     """The parent's side: a Draft whose model works in a process of its own.
 
     Until the draft has read its prompt the target decodes plainly; it waits only when sampling,
-    where the answer to a seed must not depend on who was faster.
+    where neither the answer to a seed nor the rows of a forward may depend on who was faster.
     """
 
     def __init__(self, team: Team) -> None:
@@ -422,7 +427,8 @@ class WorkerDraft:
         self._since = time.monotonic()
         self._seen: dict[int, int] | None = None  # once the draft is ready
         self._worker: Worker | None = None
-        self._patience = PATIENCE
+        # a seed means the same however busy the machine is, unless the draft has died
+        self._patience = READY if self._samples else PATIENCE
         self._threads = torch.get_num_threads()
 
     def start(self) -> State:
@@ -470,8 +476,8 @@ class WorkerDraft:
         sights = {request: self._sights[request] for request in stems}
         limits = {}
         for request, sight in sights.items():
-            if sight.batch is None:
-                sight.batch = len(sight.tokens)
+            if sight.batch is None:  # when sampling, not as many as happen to be there
+                sight.batch = self._length if self._samples else len(sight.tokens)
                 sight.limit = limits[request] = sight.batch + self._length
         if limits:
             self._hired.send("limit", limits)
@@ -582,7 +588,8 @@ class WorkerDraft:
                 raise DraftError(content[0])
             if name == "ready":
                 self._seen, reading = content
-                self._patience = max(PATIENCE, 2 * reading)  # no step takes longer than a prefill
+                # no step takes longer than a prefill
+                self._patience = max(self._patience, 2 * reading)
             if name == "token":
                 request, epoch, token, slot = content
                 sight = self._sights[request]

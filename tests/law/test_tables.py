@@ -85,7 +85,9 @@ class Wide:
                 law = scores.law(node)
                 at = scores.offset + depth(tree, node)
                 for sibling in range(self.width):
-                    u = uniform(scores.rules.seed, scores.request, "draft", at, sibling)
+                    u = uniform(
+                        scores.rules.seed, scores.request, "draft", at, sibling, scores.offset
+                    )
                     tree = add(tree, node, sampling.draw(law, u), law)
                     below.append(len(tree) - 1)
             frontier = below
@@ -214,8 +216,8 @@ def _a_draft_that_lies(monkeypatch: pytest.MonkeyPatch) -> Shape:
 def _siblings_that_share_a_draw(monkeypatch: pytest.MonkeyPatch) -> Shape:
     numbers = sampling.uniform
 
-    def same(seed: int, request: int, role: str, position: int, sibling: int) -> float:
-        return numbers(seed, request, role, position, 0)
+    def same(*key: Any) -> float:
+        return numbers(*key[:4], 0, key[5])
 
     monkeypatch.setitem(Wide.grow.__globals__, "uniform", same)
     return Wide(2, 2)

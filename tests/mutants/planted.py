@@ -28,6 +28,17 @@ SESSION = "unit/test_session.py"
 BUGS = "systems/test_regressions.py"
 FAULTS = "systems/test_faults.py"
 PARALLEL = "systems/test_parallel.py"
+LAW = "law/test_registered.py"
+CONTROL = "unit/test_control.py"
+COST = "unit/test_cost.py"
+SCORE = "unit/test_score.py"
+SAGE = "papers/test_sage.py"
+EARLY_AUTO = (
+    f"{LAW}::test_the_next_three_tokens_have_exactly_the_targets_law_at_the_start"
+    "[auto dear, shape=auto dear]"
+)
+LATE_AUTO = EARLY_AUTO.replace("at_the_start", "late_in_an_answer")
+HISTORY_ENDS = "systems/test_generate.py"
 HISTORIES = f"{SESSION}::test_b10_any_history_of_trees_and_commits_equals_the_oracle"
 
 MUTANTS = (
@@ -107,8 +118,8 @@ MUTANTS = (
     Mutant(
         "seed: one noise for drafting, accepting and drawing",
         "sampling.py",
-        "counter = np.array([ROLES[role], position, sibling, 0], dtype=np.uint64)",
-        "counter = np.array([0, position, sibling, 0], dtype=np.uint64)",
+        "counter = np.array([ROLES[role], position, sibling, began], dtype=np.uint64)",
+        "counter = np.array([0, position, sibling, began], dtype=np.uint64)",
         (f"{SAMPLING}::test_noise_depends_on_each_of_its_keys_and_on_nothing_else",),
     ),
     Mutant(
@@ -321,6 +332,265 @@ MUTANTS = (
         "spare = ROWS - (stop - start)",
         "spare = 0",
         ("unit/test_exact.py::test_any_way_through_a_text_gives_the_same_bits",),
+    ),
+    # -- the law: what is drawn stands, and no number is drawn twice -------------------------------
+    Mutant(
+        "auto: a draw that the draft gave little is taken back",
+        "control.py",
+        "            odds, rest = _odds(scores, tip, law, self.runners)\n",
+        "            token, q = scores.draw(tip, law)\n"
+        "            odds, rest = _odds(scores, tip, token, self.runners if q is None else 0)\n",
+        (LATE_AUTO, EARLY_AUTO),
+    ),
+    Mutant(
+        "noise: a draft after a refusal draws by the refused one's numbers",
+        "sampling.py",
+        "began = self.offset if self.began is None else self.began",
+        "began = 0",
+        (f"{LAW}::test_no_number_is_used_for_two_draws",),
+    ),
+    Mutant(
+        "noise: a draft in its own process does not begin anew",
+        "worker.py",
+        "                line.began = line.text\n",
+        "                line.began = 0\n",
+        (f"{LAW}::test_no_number_is_used_for_two_draws",),
+    ),
+    Mutant(
+        "the first flight takes along what happens to be there",
+        "worker.py",
+        "sight.batch = self._length if self._samples else len(sight.tokens)",
+        "sight.batch = len(sight.tokens)",
+        (f"{LAW}::test_a_parallel_draft_of_any_speed_gives_the_same_rows_and_tokens",),
+    ),
+    Mutant(
+        "auto: when sampling, a round costs what was drawn beyond a refusal too",
+        "control.py",
+        'levels = len(round.verdict.accepted) + (round.verdict.kind == "recovered")',
+        "levels = height(round.tree.parents)",
+        (f"{CONTROL}::test_what_was_drawn_beyond_a_refusal_teaches_nothing",),
+    ),
+    Mutant(
+        "auto: when sampling, seconds count",
+        "control.py",
+        "        if not round.p.rules.sample:\n            return round.draft_seconds",
+        "        if True:\n            return round.draft_seconds",
+        (f"{CONTROL}::test_what_is_sampled_does_not_depend_on_how_fast_it_was",),
+    ),
+    Mutant(
+        "auto: when sampling, slow verifying stretches the costs",
+        "control.py",
+        "if round.p.rules.sample or round.verify_seconds <= 0:",
+        "if round.verify_seconds <= 0:",
+        (f"{CONTROL}::test_what_is_sampled_does_not_depend_on_how_fast_it_was",),
+    ),
+    # -- the controller, costs and fitted shapes ---------------------------------------------------
+    Mutant(
+        "auto: drafting that was given up is never tried again",
+        "control.py",
+        "trying = pace.plain >= pace.patience and self._pays(pace, HOPE)",
+        "trying = False",
+        (f"{CONTROL}::test_it_is_tried_again_ever_more_seldom_and_comes_back",),
+    ),
+    Mutant(
+        "auto: patience does not grow",
+        "control.py",
+        "min(SELDOM, 8 * pace.patience)",
+        "RETRY",
+        (f"{CONTROL}::test_it_is_tried_again_ever_more_seldom_and_comes_back",),
+    ),
+    Mutant(
+        "auto: runners-up cost nothing",
+        "control.py",
+        "nets = [gain - second * (t - verify[0])",
+        "nets = [gain - 0 * (t - verify[0])",
+        (f"{CONTROL}::test_a_runner_up_is_not_drafted_over_a_step_of_the_verifying_time",),
+    ),
+    Mutant(
+        "auto: a cut answer counts as a refusal",
+        "control.py",
+        "        if right is None and round.verdict.own is None:\n            break",
+        "        if False:\n            break",
+        (f"{CONTROL}::test_an_answer_cut_short_refuses_nothing",),
+    ),
+    Mutant(
+        "auto: a token for no forward is drafted before",
+        "control.py",
+        "        if not pace.begun:",
+        "        if False:",
+        (f"{CONTROL}::test_the_token_the_prompt_tells_is_written_first",),
+    ),
+    Mutant(
+        "auto: a draft without a clue is dropped no sooner",
+        "control.py",
+        "judged += max(1.0, -log(max(odds[below[0]], CLUELESS)) - 1)",
+        "judged += 1.0",
+        (f"{CONTROL}::test_a_draft_that_says_itself_it_knows_nothing_is_dropped_sooner",),
+    ),
+    Mutant(
+        "auto: the best chain is the longest",
+        "control.py",
+        "if tokens * best[1] > best[0] * seconds:",
+        "if tokens > best[0]:",
+        (f"{CONTROL}::test_a_useless_draft_costs_next_to_nothing",),
+    ),
+    Mutant(
+        "costs: beyond the last point T stays what it is",
+        "cost.py",
+        "return high + (high - low) * (rows - b) / (b - a)",
+        "return high",
+        (f"{COST}::test_costs_are_linear_between_and_beyond_the_measured_points",),
+    ),
+    Mutant(
+        "costs: an expected chain forgets the target's own token",
+        "cost.py",
+        "return sum(rate**i for i in range(length + 1))",
+        "return sum(rate**i for i in range(1, length + 1))",
+        (f"{COST}::test_expected_chain_is_the_geometric_sum_of_the_paper",),
+    ),
+    Mutant(
+        "costs: a cut round counts as a refusal",
+        "cost.py",
+        'refused = round.verdict.kind == "recovered"',
+        'refused = round.verdict.kind != "bonus"',
+        (f"{COST}::test_a_round_cut_by_a_stop_is_no_refusal",),
+    ),
+    Mutant(
+        "costs: fit forgets nothing",
+        "cost.py",
+        "return hits * MEMORY + accepted, tries * MEMORY + accepted + refused",
+        "return hits + accepted, tries + accepted + refused",
+        (f"{COST}::test_fit_folds_the_rate_towards_what_it_sees_and_forgets",),
+    ),
+    Mutant(
+        "costs: fit pays for one draft forward only",
+        "cost.py",
+        "(length * costs.draft + costs.verify(length + 1))",
+        "(costs.draft + costs.verify(length + 1))",
+        (f"{COST}::test_fit_chooses_what_a_search_over_everything_chooses",),
+    ),
+    Mutant(
+        "costs: of several timings the slowest counts",
+        "cost.py",
+        "return [min(times) for times in zip(*took[WARM:], strict=True)]",
+        "return [max(times) for times in zip(*took[WARM:], strict=True)]",
+        (f"{COST}::test_bare_forwards_are_taken_in_turns_and_the_quickest_counts",),
+    ),
+    # -- schedules ---------------------------------------------------------------------------------
+    Mutant(
+        "schedule: a broken law ends every request",
+        "schedule.py",
+        'verdicts[request], endings[request] = NOTHING, "error"\n            continue',
+        "raise",
+        ("systems/test_pool.py::test_a_target_of_nan_ends_one_request_alone",),
+    ),
+    Mutant(
+        "schedule: what is cut away stays in the verdict",
+        "schedule.py",
+        "return Verdict(verdict.path[:count], verdict.accepted[:count], None, None)",
+        "return Verdict(verdict.path, verdict.accepted, None, None)",
+        ("systems/test_parallel.py::test_an_answer_ends_wherever_it_should", HISTORY_ENDS),
+    ),
+    Mutant(
+        "schedule: the token drafted beside a flight is not judged with it",
+        "schedule.py",
+        "        trees = draft.ahead(flights)\n",
+        "        draft.ahead(flights)\n        trees = flights\n",
+        ("papers/test_hippo.py::test_every_round_flies_by_the_papers_rule",),
+    ),
+    # -- scores of visual tokens -------------------------------------------------------------------
+    Mutant(
+        "score: a budget is rounded down",
+        "score.py",
+        "max(1, int(seen * keep + 0.5))",
+        "max(1, int(seen * keep))",
+        (f"{SCORE}::test_budget_rounds_and_leaves_at_least_one",),
+    ),
+    Mutant(
+        "score: the mass reached leaves out the token that reaches it",
+        "score.py",
+        "count = int(reached.double().argmax()) + 1 if",
+        "count = int(reached.double().argmax()) if",
+        (f"{SCORE}::test_top_mass_is_the_smallest_top_set_that_reaches_the_share",),
+    ),
+    Mutant(
+        "score: even samples begin at the edge",
+        "score.py",
+        "at = ((torch.arange(count) * 2 + 1) * len(items)) // (2 * count)",
+        "at = (torch.arange(count) * len(items)) // count",
+        (f"{SCORE}::test_spread_is_even",),
+    ),
+    Mutant(
+        "score: of temporal neighbours only the one before",
+        "score.py",
+        "for move in (step, -step):",
+        "for move in (-step,):",
+        ("papers/test_hippo.py::test_temporal_and_spatial_are_eq_3_to_6",),
+    ),
+    Mutant(
+        "score: scaled over the video instead of each frame",
+        "score.py",
+        "_, frame = torch.unique(grid[:, :2], dim=0, return_inverse=True)",
+        "_, frame = torch.unique(grid[:, :1], dim=0, return_inverse=True)",
+        ("papers/test_hippo.py::test_scores_are_z_scored_within_their_frame",),
+    ),
+    Mutant(
+        "score: heads are summed up by the largest",
+        "score.py",
+        "return mass.mean((0, 1))",
+        "return mass.amax((0, 1))",
+        (f"{SCORE}::test_attention_averages_layers_and_heads",),
+    ),
+    # -- SAGE and HIPPO ----------------------------------------------------------------------------
+    Mutant(
+        "sage: entropy in bits over nats",
+        "systems/sage.py",
+        "return 1.0 - entropy / math.log(k)",
+        "return 1.0 - entropy / math.log2(k)",
+        (f"{SAGE}::test_one_law_plans_the_next_tree_ties_included",),
+    ),
+    Mutant(
+        "sage: a confident draft gets a wide tree",
+        "systems/sage.py",
+        "(W_MIN + (1 - self.alpha) * (W_MAX - W_MIN))",
+        "(W_MIN + self.alpha * (W_MAX - W_MIN))",
+        (f"{SAGE}::test_any_laws_give_the_papers_tree",),
+    ),
+    Mutant(
+        "sage: the threshold does not grow with the level",
+        "systems/sage.py",
+        "if child[0] > 0.1 * level / self.deep]",
+        "if child[0] > 0.1 / self.deep]",
+        (f"{SAGE}::test_any_laws_give_the_papers_tree",),
+    ),
+    Mutant(
+        "sage: the window forgets nothing",
+        "systems/sage.py",
+        "(*state.recent, len(round.verdict.accepted))[-WINDOW:]",
+        "(*state.recent, len(round.verdict.accepted))",
+        (f"{SAGE}::test_the_history_moves_the_deepest_depth_by_the_rule",),
+    ),
+    Mutant(
+        "hippo: without the score of space",
+        "systems/hippo.py",
+        "        if self.spa:\n",
+        "        if False:\n",
+        ("papers/test_hippo.py::test_the_holistic_score_is_eq_7",),
+    ),
+    Mutant(
+        "hippo: attention is not scaled within its frame",
+        "systems/hippo.py",
+        "total += score.per_frame(guide.to(grid.device), grid)",
+        "total += guide.to(grid.device)",
+        ("papers/test_hippo.py::test_the_holistic_score_is_eq_7",),
+    ),
+    Mutant(
+        "a law of NaN is taken for a token",
+        "sampling.py",
+        "        if bool(law[0].isnan()):  # one NaN spreads over the whole softmax\n"
+        '            raise BrokenLaw("the logits hold NaN")\n',
+        "        if bool(law[0].isnan()):\n            return 0\n",
+        (f"{SAMPLING}::test_a_law_of_nan_is_refused_when_sampling_too",),
     ),
     # -- control ---------------------------------------------------------------------------------
     Mutant(

@@ -66,6 +66,8 @@ def plant(mutant: Mutant, folder: Path) -> None:
     """A copy of the package below ``folder``, with the bug in it."""
     copy = folder / "saccade"
     shutil.copytree(PACKAGE, copy, ignore=shutil.ignore_patterns("*.safetensors"))
+    for weights in PACKAGE.rglob("*.safetensors"):  # tests of the pair must not fail for want of it
+        (copy / weights.relative_to(PACKAGE)).symlink_to(weights)
     file = copy / mutant.file
     for stale in (file.parent / "__pycache__").glob(f"{file.stem}.*"):
         stale.unlink()

@@ -14,6 +14,7 @@ import pytest
 from planted import MUTANTS
 from run import PACKAGE, ROOT, Witness, fate_of, found
 
+ADAPTING = ("control", "cost", "schedule", "score", "sage", "hippo")
 QUICK = ("|p - q|", "one noise for drafting", "an older job", "sees the one before", "control")
 
 
@@ -26,13 +27,15 @@ def test_a_mutant_fits_the_code(mutant):
     for name in mutant.tests:
         file, _, test = name.partition("::")
         text = (ROOT / "tests" / file).read_text()
-        assert not test or f"def {test}(" in text
+        assert not test or f"def {test.partition('[')[0]}(" in text
 
 
 def test_there_are_enough_and_no_two_are_alike():
-    """Claim: at least 16 bugs and one control that must survive, by different names."""
+    """Claim: at least 70 bugs, ten of them in what adapts, and one control that must survive, by
+    different names."""
     planted = [mutant for mutant in MUTANTS if not mutant.survives]
-    assert len(planted) >= 16 and len(planted) < len(MUTANTS)
+    assert 70 <= len(planted) < len(MUTANTS)
+    assert sum(Path(mutant.file).stem in ADAPTING for mutant in planted) >= 10
     assert len({mutant.name for mutant in MUTANTS}) == len(MUTANTS)
 
 

@@ -29,7 +29,7 @@ from helpers import (
     text_input,
     video_input,
 )
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -478,6 +478,7 @@ def test_no_tree_ever_exceeds_the_papers_cap(runs):
 
 
 @settings(max_examples=60)
+@example(accepted=[0] * 12 + [4] * 12 + [8] * 12 + [1, 5] * 12)  # told from any other window
 @given(accepted=st.lists(st.integers(0, 8), min_size=1, max_size=40))
 def test_the_history_moves_the_deepest_depth_by_the_rule(accepted):
     """Claim: mean of the last ten below 2: one less; above 3: one more; never outside 3..8.

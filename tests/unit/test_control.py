@@ -21,8 +21,8 @@ from saccade.tree import depths, path
 from saccade.types import ROOT, Growing, Round, Shape, State, Tree, Verdict
 
 COSTS = Costs((1, 2, 4, 8, 16), (1.0, 1.05, 1.15, 1.35, 1.75), 0.12)
-NO_SCORES = Scores(Tree(), [], Sampling(), (), 0)
 VOCAB = 50
+GREEDY, SAMPLED = (Scores(Tree(), [], Sampling(sample=drawn), (), 0) for drawn in (False, True))
 
 
 class World(NamedTuple):
@@ -76,7 +76,7 @@ def simulate(shape: Shape, world: World, tokens: int, seed: int = 0) -> Told:
             tree=tree,
             verdict=verdict,
             finish=None,
-            p=NO_SCORES,
+            p=SAMPLED if world.sample else GREEDY,
             q=None,
             draft_seconds=forwards * world.costs.draft,
             verify_seconds=world.costs.verify(rows) if rows else 0.0,
@@ -178,7 +178,7 @@ def test_a_draft_that_says_itself_it_knows_nothing_is_dropped_sooner():
     for odds, dropped in ((0.002, True), (0.5, False)):
         tree = Tree((1,), (ROOT,), (None,), (odds,))
         refused = Verdict((), (), 9, "recovered")
-        round = Round(0, tree, refused, None, NO_SCORES, None, COSTS.draft, COSTS.verify(2))
+        round = Round(0, tree, refused, None, GREEDY, None, COSTS.draft, COSTS.verify(2))
         state = auto.fold(Pace(begun=True), round)
         wanted = list(islice(auto.grow(Tree(), state), 1))
         assert (not wanted) is dropped
@@ -253,16 +253,30 @@ def test_a_trace_replays_it():
 
 
 def test_what_is_sampled_does_not_depend_on_how_fast_it_was():
-    """Claim: where tokens are drawn, seconds enter nothing: two machines draft the same. Control:
-    where they are chosen, seconds do count."""
+    """Claim: where tokens are drawn, seconds enter nothing, of rounds without a draft neither: two
+    machines draft the same. Control: where they are chosen, seconds do count."""
     auto = Auto(COSTS)
-    law = torch.full((VOCAB,), 1 / VOCAB)
-    for q, alike in (((law,), True), ((None,), False)):
-        tree = Tree((3,), (ROOT,), q, (0.5,))
-        round = Round(0, tree, Verdict((0,), (3,), 4, "bonus"), None, NO_SCORES, None, 0.1, 1.0)
-        slow = replace(round, draft_seconds=9.0, verify_seconds=70.0)
-        found = [auto.fold(auto.start(), each) for each in (round, slow)]
-        assert (found[0] == found[1]) is alike
+    for p, alike in ((SAMPLED, True), (GREEDY, False)):
+        for tree in (Tree((3,), (ROOT,), (None,), (0.5,)), Tree()):
+            verdict = Verdict((0,), (3,), 4, "bonus") if len(tree) else Verdict((), (), 4, "bonus")
+            round = Round(0, tree, verdict, None, p, None, 0.1, 1.0)
+            slow = replace(round, draft_seconds=9.0, verify_seconds=70.0)
+            begun = replace(auto.start(), begun=True)
+            found = [auto.fold(begun, each) for each in (round, slow)]
+            assert (found[0] == found[1]) is alike
+
+
+def test_what_was_drawn_beyond_a_refusal_teaches_nothing():
+    """Claim: when sampling, two rounds that differ only below the token that was refused leave the
+    same state: the next draft does not read draws nobody judged."""
+    auto = Auto(COSTS)
+    refused = Verdict((0,), (1,), 9, "recovered")
+    trees = [
+        Tree(tuple(range(1, n + 1)), tuple(range(ROOT, n - 1)), (None,) * n, (0.9,) * n)
+        for n in (2, 60)
+    ]
+    rounds = [Round(0, tree, refused, None, SAMPLED, None, 0.0, 0.0) for tree in trees]
+    assert auto.fold(auto.start(), rounds[0]) == auto.fold(auto.start(), rounds[1])
 
 
 def test_sampled_drafts_are_chains():
@@ -286,7 +300,7 @@ def test_it_never_drafts_beyond_its_bounds():
 def test_an_answer_cut_short_refuses_nothing():
     """Claim: a round that ended at a stop teaches no refusal."""
     tree = Tree((1, 2), (ROOT, 0), (None, None), (0.9, 0.9))
-    cut = Round(0, tree, Verdict((0,), (1,), None, None), "stop", NO_SCORES, None, 0.1, 1.0)
+    cut = Round(0, tree, Verdict((0,), (1,), None, None), "stop", GREEDY, None, 0.1, 1.0)
     whole = replace(cut, verdict=Verdict((0,), (1,), 9, "recovered"), finish=None)
     start = Pace()
     assert Auto(COSTS).fold(start, cut).usual > Auto(COSTS).fold(start, whole).usual

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from helpers import TableSession, chi_square
 from transformers.generation import logits_process as hf
 
-from saccade.sampling import ROLES, Sampling, Scores, draw, prob, uniform
+from saccade.sampling import ROLES, BrokenLaw, Sampling, Scores, draw, prob, uniform
 from saccade.tree import chain
 from saccade.types import ROOT, Tree
 
@@ -89,7 +91,16 @@ def test_a_greedy_draft_is_chosen_and_a_sampled_one_carries_its_law():
     sampled = _scores(Sampling(True, seed=5))
     token, q = sampled.draw(0)
     assert q is not None and torch.equal(q, sampled.law(0))
-    assert token == draw(q, uniform(5, 2, "draft", 7, 0))
+    assert token == draw(q, uniform(5, 2, "draft", 7, 0, began=6))
+    later = replace(sampled, began=3)  # a draft that began three tokens earlier
+    assert later.draw(0)[0] == draw(q, uniform(5, 2, "draft", 7, 0, began=3))
+
+
+def test_a_law_of_nan_is_refused_when_sampling_too():
+    """Claim: NaN in one logit is no law, greedy or sampled. Fails if a token comes of it."""
+    for sample in (False, True):
+        with pytest.raises(BrokenLaw, match="NaN"):
+            Sampling(sample).law(torch.tensor([0.0, float("nan"), 1.0]), ())
 
 
 def test_draw_is_the_quantile_of_the_law():

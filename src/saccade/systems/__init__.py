@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, TypeVar, cast
 
 from saccade import prune, view
@@ -103,9 +103,27 @@ SHAPES: dict[str, Shape] = {
     "sage-live": SageLive(),
 }
 
+
+@dataclass(frozen=True)
+class Family:
+    """Shapes of one kind that differ by what is written behind ``NAME-``."""
+
+    read: Callable[[str], Shape]  # raises MethodError
+    form: str  # how it is written
+    examples: tuple[str, ...]  # of what is written there; the law tests run each
+
+
+FAMILIES: dict[str, Family] = {
+    "chain": Family(lambda size: Chain(_size("chain", size, 63)), "chain-N", ("1", "4")),
+    "best": Family(lambda size: Best(_size("best", size, LARGEST)), "best-N", ("1", "5")),
+    "paths": Family(
+        lambda paths: Static(_paths(paths)), "paths-0,1,0.0,0.1", ("0,2,0.1,2.0,0.1.0", "2")
+    ),
+}
+
 SCHEDULES: dict[str, Schedule] = {"serial": serial, "parallel": parallel}
 
-LARGEST = {"chain": 63, "best": 64}
+LARGEST = 64  # nodes of a tree a user writes
 T = TypeVar("T")
 
 
@@ -182,7 +200,7 @@ def axes() -> dict[str, list[str]]:
         "early": ["wait", "superset", "all"],
         "drafter": list(DRAFTERS),
         "weights": [*WEIGHTS, "each with -N for the last N positions"],
-        "shape": ["chain-N", "best-N", "paths-0,1,0.0,...", *SHAPES],
+        "shape": [*(family.form for family in FAMILIES.values()), *SHAPES],
         "schedule": list(SCHEDULES),
     }
 
@@ -280,14 +298,17 @@ def _weights(choices: Choices, value: str) -> Choices:
 
 def _shape(choices: Choices, value: str) -> Choices:
     kind, _, size = value.partition("-")
-    if kind in ("chain", "best"):
-        count = _number(size)
-        if count is None or not 1 <= count <= LARGEST[kind]:
-            raise MethodError(f"shape={value}: write {kind}-N with N from 1 to {LARGEST[kind]}")
-        return {"shape": Chain(count) if kind == "chain" else Best(count)}
-    if kind == "paths":
-        return {"shape": Static(_paths(size))}
-    return {"shape": _pick(SHAPES, "shape", value, also="chain-N, best-N, paths-0,1,0.0,0.1")}
+    if kind in FAMILIES:
+        return {"shape": FAMILIES[kind].read(size)}
+    also = ", ".join(family.form for family in FAMILIES.values())
+    return {"shape": _pick(SHAPES, "shape", value, also=also)}
+
+
+def _size(kind: str, text: str, largest: int) -> int:
+    count = _number(text)
+    if count is None or not 1 <= count <= largest:
+        raise MethodError(f"shape={kind}-{text}: write {kind}-N with N from 1 to {largest}")
+    return count
 
 
 def _number(text: str) -> int | None:
@@ -304,10 +325,8 @@ def _paths(text: str) -> Paths:
             f"cannot read the tree paths-{text}: write ranks joined by dots, as in "
             f"paths-0,1,0.0,0.1 ({error})"
         ) from error
-    if len(set(paths)) > LARGEST["best"]:
-        raise MethodError(
-            f"a tree of {len(set(paths))} nodes is too large: {LARGEST['best']} at most"
-        )
+    if len(set(paths)) > LARGEST:
+        raise MethodError(f"a tree of {len(set(paths))} nodes is too large: {LARGEST} at most")
     return tuple(dict.fromkeys(sorted(paths, key=lambda path: (len(path), path))))
 
 

@@ -1,0 +1,474 @@
+"""Models that are Markov chains over three ids, and the package's own drafts over them.
+
+Every draft runs against four targets' worth of luck: one draft is the target (``same``), one is
+beside it (``near``), one far from it (``far``), and one is sure of what the target says least
+(``wrong``). Two ways to judge what comes out:
+
+**Exactly.** Noise decides finitely many things: which id is drawn, whether one is accepted. So all
+that can happen in the next three tokens is run through, each way with its probability, *given* all
+that happened before, draws that nobody judged included. What comes out must be the target's joint
+law to rounding. That is more than a law on average, and it is what keeps any later choice honest.
+
+**By sampling**, with the noise there is: a law of triples of tokens that is a total variation of d
+away has a non-centrality of at least 4 n d^2 over n triples. Found with probability .9 at alpha
+1e-4 is 59 at the 26 degrees of freedom of a joint law and 50 at the 18 of third tokens after pairs:
+n = 37,000 for d = .02, and 590,000 for d = .005.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from beside import Inside, hired
+from helpers import chi_square
+from torch import Tensor
+
+from saccade import draft as draft_module
+from saccade import sampling, worker
+from saccade import verify as verify_module
+from saccade.control import Auto
+from saccade.cost import Costs, Fit
+from saccade.draft import Words
+from saccade.ensemble import Ensemble
+from saccade.grow import Chain
+from saccade.recipe import Recipe
+from saccade.sampling import Sampling, Scores, prob
+from saccade.systems import DRAFTERS, FAMILIES, SCHEDULES, SHAPES, SYSTEMS, WEIGHTS, resolve
+from saccade.types import Prefill, Prompt, Tree
+from saccade.verify import residual
+from saccade.view import FULL, Several
+
+V, IDS, START, LATE, LONG = 3, 12, 0, 12, 48  # of the ids all but V have no probability
+SAMPLED = 37_000  # triples of tokens that find 0.02
+LAWS = torch.tensor([[0.55, 0.33, 0.12], [0.15, 0.45, 0.40], [0.28, 0.12, 0.60]])
+CHEAP = Costs((1, 64), (1.0, 1.1), 0.02)
+DEAR = Costs((1, 2, 4, 8, 16), (1.0, 1.4, 2.2, 4.0, 8.0), 0.15)
+
+Table = list[Tensor]
+"""Logits after each id."""
+
+
+def _near(law: Tensor) -> Tensor:
+    return law.sqrt() / law.sqrt().sum()
+
+
+def _wrong(law: Tensor) -> Tensor:
+    return torch.full((V,), 0.02).index_fill(0, law.argmin(), 0.96)
+
+
+REGIMES: dict[str, Callable[[Tensor], Tensor]] = {
+    "same": lambda law: law,
+    "near": _near,
+    "far": lambda law: law.roll(1),
+    "wrong": _wrong,
+}
+
+
+def _table(laws: Tensor) -> Table:
+    rows = torch.cat([laws, laws[:1].expand(IDS - V, -1)])
+    return list(torch.nn.functional.pad(rows.log(), (0, IDS - V), value=float("-inf")))
+
+
+TARGET: Table = _table(LAWS)
+VIEWS = 4
+# each view of an ensemble sees the target through a blur of its own
+DRAFTS: list[list[Table]] = [
+    [
+        _table(torch.stack([make(law) * (1 - blur) + blur / V for law in LAWS]))
+        for blur in (0.0, 0.3, 0.6, 0.9)[:VIEWS]
+    ]
+    for make in REGIMES.values()
+]
+
+
+SOFTMAX = {
+    id(table): [row.softmax(-1) for row in table]
+    for table in (TARGET, *(t for v in DRAFTS for t in v))
+}
+
+
+@dataclass(frozen=True)
+class Known(Scores):
+    """Scores whose laws are looked up: one a row of a table."""
+
+    laws: Sequence[Tensor] = ()
+
+    def law(self, node: int) -> Any:
+        return self.laws[node + 1] if node + 1 < len(self.laws) else None
+
+
+class Tables:
+    """A session over Markov chains, one a request; ``before`` is the text so far."""
+
+    def __init__(
+        self,
+        rules: Sequence[Sampling],
+        tables: Sequence[Table],
+        before: Sequence[int],
+        watch: Callable[[Mapping[int, Tree]], None] = lambda trees: None,
+    ) -> None:
+        self._watch = watch
+        self.rules, self.backbone = rules, MODEL
+        self.last = [before[-1]] * len(rules)
+        self.count = [len(before) - 1] * len(rules)
+        self._tables = tables
+
+    def prefill(self, prompts: Sequence[Prompt]) -> list[Prefill]:
+        return []
+
+    def fork(self, prefills: Sequence[Prefill], prompts: Sequence[Prompt]) -> None: ...
+
+    def end(self, request: int) -> None: ...
+
+    def score(self, trees: Mapping[int, Tree]) -> dict[int, Scores]:
+        self._watch(trees)
+        found: dict[int, Scores] = {}
+        for number, tree in trees.items():
+            table = self._tables[number]
+            laws, ids = SOFTMAX[id(table)], (self.last[number], *tree.tokens)
+            found[number] = Known(
+                tree,
+                [table[token] for token in ids],
+                self.rules[number],
+                (),
+                self.count[number],
+                number,
+                laws=[laws[token] for token in ids],
+            )
+        return found
+
+    def commit(self, tokens: Mapping[int, Sequence[int]]) -> None:
+        for number, new in tokens.items():
+            if len(new):
+                self.last[number] = new[-1]
+                self.count[number] += len(new)
+
+
+PROMPT = Prompt(
+    context=torch.tensor([0, 1, 2, 0, 1, 1, 2, 2, 0]),
+    embeds=torch.zeros(1, 1),
+    positions=torch.zeros(1, 1, dtype=torch.long),
+    visual=torch.zeros(1, dtype=torch.bool),
+    fixed=torch.zeros(1, dtype=torch.bool),
+    grid=torch.zeros(0, 4, dtype=torch.long),
+    index=torch.zeros(1, dtype=torch.long),
+    next_position=1,
+)
+READ = Prefill(PROMPT, None, torch.zeros(1))
+MODEL: Any = SimpleNamespace(
+    sees_as=lambda other: True,
+    looks_as=lambda other: False,
+    adopt=lambda prompt: prompt,
+    written=lambda prompt: prompt,
+    first=lambda layers: MODEL,
+    device=torch.device("cpu"),
+    vocab=IDS,
+    layers=2,
+    placeholders={},
+)
+
+
+def noise(seed: int, request: int, role: str, position: int, sibling: int, began: int = 0) -> float:
+    """``sampling.uniform`` by a quicker generator, of the same keys."""
+    mask = 2**64 - 1
+    key = hash((seed, request, sampling.ROLES[role], position, sibling, began)) & mask
+    for _ in range(2):
+        key = ((key ^ (key >> 32)) * 0xD6E8FEB86659FD93) & mask
+    return (key ^ (key >> 32)) / 2**64
+
+
+class Remembered:
+    """The package's ``residual``, ``prob`` and ``draw``, each asked once for what tables repeat."""
+
+    def __init__(self) -> None:
+        self._kept: list[Any] = []  # so that no id is used again
+        self._left: dict[tuple[int, int | str], Any] = {}
+        self._chances: dict[int, list[float]] = {}
+        self._sums: dict[int, list[float]] = {}
+
+    def residual(self, p: Any, q: Any) -> Any:
+        key = id(p), f"token {q}" if isinstance(q, int) else id(q)
+        if key not in self._left:
+            self._kept += [p, q]
+            self._left[key] = residual(p, q)
+        return self._left[key]
+
+    def prob(self, law: Any, token: int) -> float:
+        if id(law) not in self._chances:
+            self._kept.append(law)
+            self._chances[id(law)] = [prob(law, each) for each in range(IDS)]
+        return self._chances[id(law)][token]
+
+    def sums(self, law: Tensor) -> list[float]:
+        """Probabilities added up."""
+        if id(law) not in self._sums:
+            self._kept.append(law)
+            self._sums[id(law)] = law.double().cumsum(0).tolist()
+        return self._sums[id(law)]
+
+    def draw(self, law: Any, u: float) -> int:
+        sums = self.sums(law)
+        return bisect_right(sums, u * sums[-1])
+
+    def patched(self, patch: pytest.MonkeyPatch, draw: Callable[[Any, Any], int]) -> None:
+        patch.setattr(sampling, "draw", draw)
+        patch.setattr(verify_module, "draw", draw)
+        patch.setattr(verify_module, "prob", self.prob)
+        if verify_module.residual is residual:  # unless a control has bent it
+            patch.setattr(verify_module, "residual", self.residual)
+
+
+# -- what is registered ------------------------------------------------------------------------
+
+
+def plain(recipe: Recipe, costs: Costs | None) -> Recipe:
+    """The recipe over prompts without pixels, its costs settled."""
+    view = recipe.view
+    full = Several((FULL,) * len(view.views)) if isinstance(view, Several) else FULL
+    shape = recipe.shape
+    if isinstance(recipe.drafter, Ensemble):  # mixing takes long; longer chains are met elsewhere
+        shape = Chain(2)
+    if isinstance(shape, Fit | Auto):
+        shape = replace(shape, costs=costs)
+    return replace(recipe, name="", about="", view=full, shape=shape)
+
+
+def registered() -> dict[str, Recipe]:
+    """Every entry of every table, as a recipe; those of families by their examples."""
+    found = dict(SYSTEMS)
+    for name in SHAPES:
+        found[f"shape={name}"] = resolve(f"sd/shape={name}")
+    for kind, family in FAMILIES.items():
+        for example in family.examples:
+            found[f"shape={kind}-{example}"] = resolve(f"sd/shape={kind}-{example}")
+    for name in DRAFTERS:
+        base = "tabed" if name == "ensemble" else "lookup" if name == "lookup" else "sd"
+        found[f"drafter={name}"] = resolve(f"{base}/drafter={name}")
+    for name in WEIGHTS:
+        for last in ("", "-2") if name != "equal" else ("",):
+            found[f"weights={name}{last}"] = resolve(f"tabed/weights={name}{last}")
+    for name in SCHEDULES:
+        found[f"schedule={name}"] = resolve(f"sd/schedule={name}")
+    return found
+
+
+def cases() -> dict[str, Recipe]:
+    """What is registered, each kind of draft once: over tables views mean nothing, and a shape that
+    weighs costs is met where rows are cheap and where they are dear. Named by all it stands for."""
+    names: dict[Recipe, list[str]] = {}
+    for name, recipe in registered().items():
+        weighs = isinstance(recipe.shape, Fit | Auto)
+        for costs, word in ((CHEAP, " cheap"), (DEAR, " dear")) if weighs else ((None, ""),):
+            names.setdefault(plain(recipe, costs), []).append(name + word)
+    return {", ".join(own): recipe for recipe, own in names.items()}
+
+
+# -- answers -----------------------------------------------------------------------------------
+
+
+@dataclass
+class Play:
+    """One batch of answers under way: a recipe's own draft and schedule over tables."""
+
+    recipe: Recipe
+    length: int  # of each answer
+    regimes: Sequence[int]  # one a request
+    turns: Callable[[], int] = lambda: 1  # of the draft's process, whenever the target listens
+    state: Any = None  # what adapted, and
+    before: Sequence[int] = (START,)  # the text so far, where one does not begin at the start
+    past: Mapping[Any, float] = field(default_factory=dict)  # noise that was used for it
+    tables: Remembered = field(default_factory=Remembered)
+    learnt: Any = None  # what has adapted by the end
+    whole: bool = False  # whether an answer ends with its round, however long that gets
+
+    def __call__(
+        self,
+        seed: int = 0,
+        random: Callable[..., Any] = noise,
+        draw: Callable[[Any, Any], int] | None = None,
+        watch: Callable[[Mapping[int, Tree]], None] = lambda trees: None,
+    ) -> list[list[int]]:
+        """The answers; ``random`` and ``draw`` stand in for the package's own. ``watch`` is told
+        the trees of each of the target's forwards."""
+        recipe, count = self.recipe, len(self.regimes)
+        rules = [Sampling(True, (), seed)] * count
+        self.found: list[list[int]] = [[] for _ in rules]
+        views = len(recipe.view.views) if isinstance(recipe.view, Several) else 1
+
+        def tables(backbone: Any, rules: Sequence[Sampling], **rest: Any) -> Tables:
+            of = [DRAFTS[self.regimes[n // views]][n % views] for n in range(len(rules))]
+            return Tables(rules, of, self.before)
+
+        with pytest.MonkeyPatch.context() as patch, hired(Inside(self.turns)):
+            patch.setattr(draft_module, "Session", tables)
+            patch.setattr(worker, "Session", tables)
+            patch.setattr(sampling, "uniform", random)
+            self.tables.patched(patch, draw or self.tables.draw)
+            drafting = recipe.bind(MODEL, MODEL, rules, self.length, Words())
+            drafting.begin({"input_ids": torch.zeros(count, 1)})
+            drafting.look([PROMPT] * count)
+            drafting.guide([READ] * count)
+            if self.state is not None:
+                drafting.start = lambda: self.state  # type: ignore[method-assign]
+            fold = drafting.fold
+
+            def learnt(state: Any, round: Any) -> Any:
+                self.learnt = fold(state, round)
+                return self.learnt
+
+            drafting.fold = learnt  # type: ignore[method-assign]
+            target = Tables(rules, [TARGET] * count, self.before, watch)
+            for _ in recipe.schedule(target, drafting, range(count), self._cut):
+                pass
+            drafting.close()
+        return self.found
+
+    def _cut(self, request: int, tokens: Sequence[int]) -> tuple[int, Any]:
+        found = self.found[request]
+        room = self.length - len(found)
+        count = len(tokens) if self.whole else min(room, len(tokens))
+        found += tokens[:count]
+        return count, "length" if len(tokens) >= room else None
+
+    def after(self, count: int, regime: int, seed: int) -> Play:
+        """What follows the round of that token in an answer, all noise so far known."""
+        used: dict[Any, float] = {}
+
+        def random(*key: Any) -> float:
+            return used.setdefault(key[2:], noise(*key))
+
+        first = replace(self, length=count, regimes=[regime], whole=True)
+        (text,) = first(seed, random)
+        return replace(
+            self,
+            regimes=[regime],
+            state=first.learnt,
+            before=[*self.before, *text],
+            past=used,
+        )
+
+
+# -- judged exactly ----------------------------------------------------------------------------
+
+
+class Fate:
+    """One way that everything can happen: the first choices follow a script, the rest is the first
+    that is possible. ``weight`` is its probability."""
+
+    def __init__(self, script: Sequence[int], play: Play) -> None:
+        self.script = script
+        self.taken: list[int] = []
+        self.ways: list[int] = []
+        self.weight = 1.0
+        self._tables, self._past = play.tables, play.past
+        self._beyond = len(play.before) - 1 + play.length
+        self._known: dict[tuple[Any, ...], Luck] = {}
+
+    def choose(self, weights: Sequence[float]) -> int:
+        """Which of these happens."""
+        possible = [way for way, weight in enumerate(weights) if weight > 0]
+        at = len(self.taken)
+        way = self.script[at] if at < len(self.script) else 0
+        self.taken.append(way)
+        self.ways.append(len(possible))
+        self.weight *= weights[possible[way]] / sum(weights)
+        return possible[way]
+
+    def noise(self, seed: int, request: int, *key: Any) -> Any:
+        """Undecided noise, by the same keys the same again; of earlier tokens what it was, and
+        beyond those asked for, something."""
+        if key in self._past:
+            return self._past[key]
+        if key[1] >= self._beyond:
+            return noise(seed, request, *key)
+        by_role = sampling.ROLES[key[0]], *key[1:]
+        return self._known.setdefault(by_role, Luck(self))
+
+    def draw(self, law: Any, u: Any) -> int:
+        if not isinstance(u, Luck):
+            return self._tables.draw(law, u)
+        sums = self._tables.sums(law)
+        return u.among([each / sums[-1] for each in sums])
+
+
+@dataclass
+class Luck:
+    """A number in [0, 1) of which no more is known than was asked."""
+
+    fate: Fate
+    low: float = 0.0
+    high: float = 1.0
+
+    def among(self, ends: Sequence[float]) -> int:
+        """Which of the intervals that end there it is in."""
+        edges = [min(max(end, self.low), self.high) for end in (0.0, *ends)]
+        way = self.fate.choose([b - a for a, b in pairwise(edges)])
+        self.low, self.high = edges[way], edges[way + 1]
+        return way
+
+    def __lt__(self, chance: float) -> bool:
+        return self.among([chance, 1.0]) == 0
+
+
+def distance(play: Play) -> float:
+    """The total variation between the law of all that is left of one answer and the target's, and
+    how many ways it can go."""
+    waiting: list[list[int]] = [[]]
+    law = torch.zeros((V,) * play.length, dtype=torch.double)
+    while waiting:
+        script = waiting.pop()
+        fate = Fate(script, play)
+        (answer,) = play(0, fate.noise, fate.draw)
+        law[tuple(answer)] += fate.weight
+        for at in range(len(script), len(fate.taken)):
+            waiting += [[*fate.taken[:at], way] for way in range(1, fate.ways[at])]
+    assert abs(float(law.sum()) - 1) < 1e-6
+    return float((law - joint(play.before[-1], play.length)).abs().sum()) / 2
+
+
+def joint(last: int, length: int) -> Tensor:
+    """The target's law of so many tokens, an axis each."""
+    law = LAWS.double()[last]
+    for _ in range(length - 1):
+        law = law[..., None] * LAWS.double()
+    return law
+
+
+# -- judged by samples -------------------------------------------------------------------------
+
+
+def at_the_start(recipe: Recipe, count: int, seed: int = 0) -> float:
+    """The p-value of the joint law of the first three tokens of ``count`` answers."""
+    found = _sampled(recipe, 3, count, seed)
+    cells = (found[:, 0] * V + found[:, 1]) * V + found[:, 2]
+    return chi_square(torch.bincount(cells, minlength=V**3), joint(START, 3).flatten())
+
+
+def later(recipe: Recipe, count: int, seed: int = 0) -> float:
+    """The p-value of the third token after each pair, from token twelve on, over ``count`` triples.
+
+    In a Markov chain the counts after each pair are a multinomial's, so the sum over pairs of their
+    chi-squares is one with V^2 (V - 1) degrees of freedom (Billingsley 1961, Thm 2.1).
+    """
+    found = _sampled(recipe, LONG, -(-3 * count // (LONG - LATE)), seed)
+    pairs = found[:, LATE - 2 : -2] * V + found[:, LATE - 1 : -1]
+    cells = (pairs * V + found[:, LATE:]).flatten()
+    counts = torch.bincount(cells, minlength=V**3).view(V, V, V).double()
+    expected = counts.sum(-1, keepdim=True) * LAWS.double()[None]
+    statistic = ((counts - expected) ** 2 / expected).sum()
+    freedom = torch.tensor(V * V * (V - 1) / 2, dtype=torch.double)
+    return float(torch.special.gammaincc(freedom, statistic / 2))
+
+
+def _sampled(recipe: Recipe, length: int, count: int, seed: int) -> Tensor:
+    """That many answers, a hundred at a time, the regimes in turn."""
+    batch = Play(recipe, length, [request % len(DRAFTS) for request in range(100)])
+    found = [batch(1000 * seed + part) for part in range(-(-count // 100))]
+    return torch.tensor([answer for part in found for answer in part][:count])
