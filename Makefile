@@ -2,8 +2,8 @@
 .PHONY: check test slow scale oldest bench demo wheel results families mutants rounding
 
 check:  ## lint, format, types
-	uv run ruff check src tests
-	uv run ruff format --check src tests
+	uv run ruff check src tests evidence
+	uv run ruff format --check src tests evidence
 	uv run mypy
 
 test:  ## the default tests, as in the README
@@ -39,7 +39,7 @@ bench:  ## the comparison in the README, on an idle machine
 		ar,auto,sd,sd-tree,specvlm,specvlm/shape=fit,specvlm-self,std,sage,lookup,hf,hf-assisted,hf-assisted-seeing,hf-lookup
 
 results:  ## docs/results/shapes.md: agreement over 50 unseen clips a size
-	uv run saccade shapes eval --clips 50 --out docs/results/shapes.md
+	uv run python -m evidence eval --clips 50 --out docs/results/shapes.md
 
 wheel:  ## build it, install it alone, run the demo from it
 	rm -rf dist && uv build --wheel

@@ -1,18 +1,19 @@
 """The Python API on the embedded pair: a clip of the shapes world, plainly and by SpecVLM.
 
-    uv run python examples/describe.py
+uv run python examples/describe.py
 """
 
 import tempfile
 from pathlib import Path
 
 import saccade
-from saccade import media, models
-from saccade.shapes import world
+from saccade import inputs as models
+from saccade.inputs import media
+from saccade.world import scenes
 
 with tempfile.TemporaryDirectory() as folder:
     path = Path(folder) / "clip.mp4"
-    world.write_clip(world.scene(7), path, frames=32, height=112)
+    scenes.write_clip(scenes.scene(7), path, frames=32, height=112)
     clip = media.read(path, media.Sampling(every=True))
 
 target, draft = models.load("shapes"), models.load("shapes-draft")

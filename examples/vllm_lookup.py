@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from itertools import takewhile
 from typing import Any
 
-from saccade import families
-from saccade.draft import LOOKUP_MATCH, lookup
+from saccade.drafting.drafters import LOOKUP_MATCH, lookup
+from saccade.model import families
 
 
 class Lookup:

@@ -22,9 +22,9 @@ from typing import Any
 import pytest
 from torch import nn
 
-from saccade import worker
-from saccade.backbone import Backbone
-from saccade.worker import Desk, DraftError, Job
+from saccade.drafting import worker
+from saccade.drafting.worker import Desk, DraftError, Job
+from saccade.model.backbone import Backbone
 
 MANY = 16  # rows a forward has in a prefill, at least
 

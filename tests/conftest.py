@@ -12,8 +12,8 @@ import pytest
 import torch
 from hypothesis import settings
 
-from saccade.cache import Cache
-from saccade.session import Session
+from saccade.model.cache import Cache
+from saccade.model.session import Session
 
 # The same examples in every run: a failure is a change of the code, not of the luck.
 settings.register_profile("fixed", derandomize=True, database=None, deadline=None)
@@ -71,7 +71,7 @@ def pair() -> Path:
     """The folder of the trained pair that comes with the package."""
     import saccade
 
-    folder = Path(saccade.__file__).parent / "shapes" / "pair"
+    folder = Path(saccade.__file__).parent / "world" / "pair"
     if not (folder / "target" / "config.json").exists():
         pytest.skip(f"no trained pair at {folder}")
     return folder

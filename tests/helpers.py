@@ -18,15 +18,26 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import saccade
-from saccade import reference
-from saccade.backbone import Backbone
-from saccade.draft import drive
-from saccade.grow import Chain
-from saccade.recipe import Recipe
-from saccade.sampling import Sampling, Scores
-from saccade.schedule import serial
-from saccade.tree import add, path
-from saccade.types import ROOT, Inputs, Prefill, Prompt, Result, Round, Shape, State, Tree, Turn
+from evidence import reference
+from saccade.core.sampling import Sampling, Scores
+from saccade.core.tree import add, path
+from saccade.core.types import (
+    ROOT,
+    Inputs,
+    Prefill,
+    Prompt,
+    Result,
+    Round,
+    Shape,
+    State,
+    Tree,
+    Turn,
+)
+from saccade.drafting.drafters import drive
+from saccade.drafting.policies import Chain
+from saccade.drafting.recipe import Recipe
+from saccade.drafting.schedule import serial
+from saccade.model.backbone import Backbone
 
 VOCAB = 256
 TEXT = 240  # ids below are text

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 from PIL import Image as PILImage
 
-from saccade.errors import SaccadeError, VideoInputError
-from saccade.media import Sampling, read
+from saccade.core.errors import SaccadeError, VideoInputError
+from saccade.inputs.media import Sampling, read
 
 EVERY = Sampling(every=True)
 WIDTH, HEIGHT = 64, 48

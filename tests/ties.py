@@ -14,11 +14,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from saccade.backbone import Backbone
-from saccade.sampling import Sampling
-from saccade.session import Session
-from saccade.tree import chain
-from saccade.types import ROOT, Inputs
+from saccade.core.sampling import Sampling
+from saccade.core.tree import chain
+from saccade.core.types import ROOT, Inputs
+from saccade.model.backbone import Backbone
+from saccade.model.session import Session
 
 ROWS = (2, 5, 8)  # rows of a forward, beside one
 

@@ -8,28 +8,34 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from saccade.conversation import Conversation
-    from saccade.engine import Stream, generate, run, stream
-    from saccade.errors import MethodError, ModelError, OptionError, SaccadeError, VideoInputError
-    from saccade.recipe import Recipe
-    from saccade.types import Result, Round
+    from saccade.core.errors import (
+        MethodError,
+        ModelError,
+        OptionError,
+        SaccadeError,
+        VideoInputError,
+    )
+    from saccade.core.types import Result, Round
+    from saccade.drafting.recipe import Recipe
+    from saccade.engine.conversation import Conversation
+    from saccade.engine.generate import Stream, generate, run, stream
 
 __version__ = "0.1.0"
 
 _HOMES = {
-    "Conversation": "conversation",
-    "MethodError": "errors",
-    "ModelError": "errors",
-    "OptionError": "errors",
-    "Recipe": "recipe",
-    "Result": "types",
-    "Round": "types",
-    "SaccadeError": "errors",
-    "Stream": "engine",
-    "VideoInputError": "errors",
-    "generate": "engine",
-    "run": "engine",
-    "stream": "engine",
+    "Conversation": "engine.conversation",
+    "MethodError": "core.errors",
+    "ModelError": "core.errors",
+    "OptionError": "core.errors",
+    "Recipe": "drafting.recipe",
+    "Result": "core.types",
+    "Round": "core.types",
+    "SaccadeError": "core.errors",
+    "Stream": "engine.generate",
+    "VideoInputError": "core.errors",
+    "generate": "engine.generate",
+    "run": "engine.generate",
+    "stream": "engine.generate",
 }
 
 __all__ = [

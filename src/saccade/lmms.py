@@ -21,16 +21,15 @@ from tqdm import tqdm
 from transformers import GenerationConfig
 
 import saccade
-from saccade import media
 from saccade.cli import loading
-from saccade.engine import DEFAULT_METHOD
-from saccade.errors import OptionError, SaccadeError
-from saccade.media import Clip, Sampling
-from saccade.media.choose import DEFAULT_FPS
-from saccade.media.clip import enlarged
-from saccade.models import ask, ask_draft
-from saccade.options import MAX_NEW_TOKENS
-from saccade.types import Result
+from saccade.core.errors import OptionError, SaccadeError
+from saccade.core.options import MAX_NEW_TOKENS
+from saccade.core.types import Result
+from saccade.engine.generate import DEFAULT_METHOD
+from saccade.inputs import ask, ask_draft, media
+from saccade.inputs.media import Clip, Sampling
+from saccade.inputs.media.choose import DEFAULT_FPS
+from saccade.inputs.media.clip import enlarged
 
 try:
     from lmms_eval.api.model import lmms as Model
@@ -56,7 +55,7 @@ class Saccade(Model):
     Args (``--model_args``; all but ``target`` may be left out):
         target, draft: a checkpoint folder, a hub id, or one of the embedded models.
         method: as in ``saccade methods``; in quotes if it has commas.
-        device, dtype, device_map, quantize, trust_remote_code: as :func:`saccade.models.load`.
+        device, dtype, device_map, quantize, trust_remote_code: as :func:`saccade.inputs.load`.
         threads: of the CPU.
         frames: to take of each video, evenly in time; else 2 a second, at least 4.
         max_new_tokens: for tasks that set no limit.

@@ -7,8 +7,8 @@ import pytest
 from written_out import Embedded, Ran
 
 from saccade.bench import runner
-from saccade.models import load
-from saccade.suites import shapes
+from saccade.bench.suites import shapes
+from saccade.inputs import load
 
 METHODS = ("hf", "specvlm", "ar")  # ar not first on purpose
 

@@ -13,14 +13,14 @@ from helpers import backbone, noisy, qwen25, video_input
 
 import saccade
 from saccade.bench import alone, figures
+from saccade.bench.hardware.synthetic import Decree, imposed
 from saccade.bench.records import Answer
-from saccade.bench.synthetic import Decree, imposed
-from saccade.errors import OptionError
-from saccade.models import Loaded
-from saccade.sampling import Sampling
-from saccade.session import Session
-from saccade.systems import resolve
-from saccade.types import Result
+from saccade.core.errors import OptionError
+from saccade.core.sampling import Sampling
+from saccade.core.types import Result
+from saccade.inputs import Loaded
+from saccade.methods import resolve
+from saccade.model.session import Session
 
 
 def decreed(method: str, decree: Decree, count: int = 240) -> Result:
@@ -109,7 +109,7 @@ def test_the_draft_alone_writes_what_it_would_draft(view: str) -> None:
         fresh = Session(draft.backbone, [Sampling()], banned=list(target.backbone.placeholders))
         fresh.prefill([kept])
         fresh.commit({0: text} if text else {})
-        laws = fresh.score({0: saccade.types.Tree()})
+        laws = fresh.score({0: saccade.core.types.Tree()})
         text.append(int(torch.argmax(laws[0].logits(-1))))
     assert found == text
 

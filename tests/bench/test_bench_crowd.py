@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from itertools import islice
 
-from saccade.bench import crowd
-from saccade.engine import Asked
-from saccade.models import Loaded, load
-from saccade.suites.shapes import suites
+from saccade.bench.hardware import crowd
+from saccade.bench.suites.shapes import suites
+from saccade.engine.generate import Asked
+from saccade.inputs import Loaded, load
 
 
 def _pair() -> tuple[Loaded, Loaded]:

@@ -9,12 +9,12 @@ import pytest
 import torch
 from helpers import qwen25, video_input
 
-from saccade.backbone import Backbone
-from saccade.bench import gpu
-from saccade.bench.prefill import stretched
-from saccade.errors import OptionError
-from saccade.memory import footprint
-from saccade.models.published import CONFIGS
+from saccade.bench.hardware import gpu
+from saccade.bench.hardware.prefill import stretched
+from saccade.core.errors import OptionError
+from saccade.inputs.published import CONFIGS
+from saccade.model.backbone import Backbone
+from saccade.model.memory import footprint
 
 Call = Callable[..., tuple[int, str, str]]
 

@@ -7,10 +7,11 @@ from statistics import mean
 import pytest
 from written_out import answer, tables
 
-from saccade.bench import layouts, measures
-from saccade.bench.layouts import LAYOUTS
+from evidence import layouts
+from evidence.layouts import LAYOUTS
+from saccade.bench import measures
 from saccade.bench.records import Answer
-from saccade.systems import resolve
+from saccade.methods import resolve
 
 
 def run_of(*methods: str, suite: str = "s", turns: int = 1) -> list[Answer]:

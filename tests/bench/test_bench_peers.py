@@ -10,12 +10,12 @@ import pytest
 from torch import nn
 from written_out import Embedded
 
-from saccade.measure.compare import BASELINE, Run, compare
-from saccade.measure.peers import PEERS, Timed
-from saccade.media import Clip
-from saccade.models import ask
-from saccade.suites import shapes
-from saccade.types import Inputs
+from saccade.bench.compare import BASELINE, Run, compare
+from saccade.bench.peers import PEERS, Timed
+from saccade.bench.suites import shapes
+from saccade.core.types import Inputs
+from saccade.inputs import ask
+from saccade.inputs.media import Clip
 
 pytestmark = pytest.mark.usefixtures("unchecked")
 

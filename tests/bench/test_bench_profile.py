@@ -8,18 +8,18 @@ from typing import Any
 import pytest
 from written_out import Embedded
 
-from saccade import cost
-from saccade.bench import profile as profiling
-from saccade.bench.profile import Bare, Profile, bare_seconds, forwards, ideal, profile
+from saccade.bench.compare import named
+from saccade.bench.hardware import profile as profiling
+from saccade.bench.hardware.profile import Bare, Profile, bare_seconds, forwards, ideal, profile
+from saccade.bench.hardware.synthetic import Decree, imposed
 from saccade.bench.runner import shown
-from saccade.bench.synthetic import Decree, imposed
-from saccade.errors import OptionError
-from saccade.measure.compare import named
-from saccade.models import ask
-from saccade.recipe import Recipe
-from saccade.suites import shapes
-from saccade.systems import resolve
-from saccade.types import ROOT, RoundRecord
+from saccade.bench.suites import shapes
+from saccade.core.errors import OptionError
+from saccade.core.types import ROOT, RoundRecord
+from saccade.drafting import costs
+from saccade.drafting.recipe import Recipe
+from saccade.inputs import ask
+from saccade.methods import resolve
 
 pytestmark = pytest.mark.usefixtures("unchecked")
 
@@ -73,13 +73,13 @@ def test_a_round_is_drafting_verifying_and_the_rest(
     are rounded to buckets, or a pruned draft is timed over the whole video."""
     monkeypatch.setattr(profiling, "CYCLES", 2)
     filled: list[tuple[Any, int]] = []
-    real = cost.filled
+    real = costs.filled
 
     def noting(model: Any, context: int, requests: int, room: int) -> Any:
         filled.append((model, context))
         return real(model, context, requests, room)
 
-    monkeypatch.setattr(cost, "filled", noting)
+    monkeypatch.setattr(costs, "filled", noting)
     found = {each.method: each for each in profiled(embedded, recipes(*METHODS))}
     assert list(found) == ["ar", *METHODS]
     for each in found.values():

@@ -14,17 +14,17 @@ from typing import Any
 import pytest
 from written_out import Embedded, Ran, lines
 
-import saccade.schedule
+import saccade.drafting.schedule
 from saccade.bench import records, runner
+from saccade.bench.compare import WARM_UP_TOKENS
+from saccade.bench.peers import PEERS, Timed
 from saccade.bench.records import Answer
-from saccade.draft import ModelDraft
-from saccade.errors import MethodError
-from saccade.measure.compare import WARM_UP_TOKENS
-from saccade.measure.peers import PEERS, Timed
-from saccade.suites import shapes
-from saccade.suites.types import Item
-from saccade.types import ROOT, Tree, Verdict
-from saccade.verify import verify
+from saccade.bench.suites import shapes
+from saccade.bench.suites.types import Item
+from saccade.core.errors import MethodError
+from saccade.core.types import ROOT, Tree, Verdict
+from saccade.core.verify import verify
+from saccade.drafting.drafters import ModelDraft
 
 pytestmark = pytest.mark.usefixtures("unchecked")
 
@@ -282,7 +282,7 @@ def test_our_own_crash_ends_the_run(
     def crash(*given: Any, **named: Any) -> None:
         raise AssertionError("ours")
 
-    monkeypatch.setattr(saccade.schedule, "judged", crash)
+    monkeypatch.setattr(saccade.drafting.schedule, "judged", crash)
     with pytest.raises(AssertionError, match="ours"):
         runner.run(short("ar"), *embedded, tmp_path)
     assert not (tmp_path / records.RESULTS).exists()
@@ -321,7 +321,7 @@ def test_a_draft_that_changes_answers_shows(
         assert tree.parents == (ROOT, *path[:-1])
         return Verdict(path, tree.tokens, None, None)
 
-    monkeypatch.setattr(saccade.schedule, "verify", believe)
+    monkeypatch.setattr(saccade.drafting.schedule, "verify", believe)
     rows = by_method(runner.run(short("ar", "sd/view=none", "hf"), *embedded, tmp_path))
     blind = rows["sd/view=none"]
     assert blind.identical is False and blind.ids != rows["ar"].ids

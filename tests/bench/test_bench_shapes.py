@@ -11,11 +11,11 @@ import pytest
 from written_out import Embedded
 
 import saccade
-from saccade.media import Clip
-from saccade.models import ask
-from saccade.shapes import text, world
-from saccade.suites import shapes
-from saccade.suites.types import Item, Suite
+from saccade.bench.suites import shapes
+from saccade.bench.suites.types import Item, Suite
+from saccade.inputs import ask
+from saccade.inputs.media import Clip
+from saccade.world import scenes, text
 
 SUITES = shapes.suites()
 STATED = {"": 256, "-2k": 2048, "-8k": 8192, "-10k": 10240}
@@ -94,7 +94,7 @@ def test_answers_are_the_worlds() -> None:
     listed = {name: items(name) for name in shapes.TASKS}
     for number in range(50):
         seed = shapes.FIRST_SEED + number
-        scene = world.scene(seed)
+        scene = scenes.scene(seed)
         found = {name.removeprefix("shapes-"): own[number] for name, own in listed.items()}
         assert found["caption"].answers == found["ood"].answers == (text.describe(scene),)
         assert found["events"].answers == (text.events(scene),)
@@ -115,17 +115,17 @@ def test_pixels_are_of_the_scene() -> None:
 
     Fails if media and answer come from different seeds, or the pair is twice one picture.
     """
-    scene = world.scene(shapes.FIRST_SEED + 2)
+    scene = scenes.scene(shapes.FIRST_SEED + 2)
     (video,) = items("shapes-caption")[2].media
     clip = video.read()
     assert isinstance(clip, Clip) and video.name == f"scene-{scene.seed}"
-    assert np.array_equal(clip.frames, world.render(scene, 8, 224, 224))
+    assert np.array_equal(clip.frames, scenes.render(scene, 8, 224, 224))
     (wide,) = (medium.read() for medium in items("shapes-ood")[2].media)
     assert isinstance(wide, Clip) and wide.frames.shape[:3] == (8, 112, 448)
     before, after = (medium.read() for medium in items("shapes-diff")[2].media)
-    edited = world.edit(scene, scene.seed)
-    assert np.array_equal(before, world.image_frame(scene, 224, 448))  # type: ignore[arg-type]
-    assert np.array_equal(after, world.image_frame(edited, 224, 448))  # type: ignore[arg-type]
+    edited = scenes.edit(scene, scene.seed)
+    assert np.array_equal(before, scenes.image_frame(scene, 224, 448))  # type: ignore[arg-type]
+    assert np.array_equal(after, scenes.image_frame(edited, 224, 448))  # type: ignore[arg-type]
     assert not np.array_equal(before, after)  # type: ignore[arg-type]
 
 
@@ -147,8 +147,8 @@ def test_nothing_is_drawn_until_read(monkeypatch: pytest.MonkeyPatch) -> None:
     def drawn(*given: Any) -> None:
         raise InterruptedError("drawn")
 
-    monkeypatch.setattr(world, "render", drawn)
-    monkeypatch.setattr(world, "image_frame", drawn)
+    monkeypatch.setattr(scenes, "render", drawn)
+    monkeypatch.setattr(scenes, "image_frame", drawn)
     for name in SUITES:
         first = items(name)[0]
         with pytest.raises(InterruptedError):
@@ -158,15 +158,16 @@ def test_nothing_is_drawn_until_read(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_seeds_are_nobody_elses() -> None:
     """Claim: no other seed of the package lies within ten million of the suites'.
 
-    Fails if a suite shows what training, `shapes eval`, calibration or the demo has shown.
+    Fails if a suite shows what training, `evidence eval`, calibration or the demo has shown.
     Control: the known constants are found.
     """
     own = range(shapes.FIRST_SEED, shapes.FIRST_SEED + shapes.SAMPLES)
     assert {item.meta["seed"] for name in SUITES for item in items(name)} == set(own)
     root = Path(saccade.__file__).parent
     found: dict[str, int] = {}
-    for path in root.rglob("*.py"):
-        if path == root / "suites" / "shapes.py":
+    training = Path(__file__).parents[2] / "evidence"
+    for path in [*root.rglob("*.py"), *training.rglob("*.py")]:
+        if path == root / "bench" / "suites" / "shapes.py":
             continue
         for name, number in re.findall(r"\b(\w*SEED)\b[^=\n]*= ([\d_]+)", path.read_text()):
             found[f"{path.stem}.{name}"] = int(number)

@@ -1,4 +1,4 @@
-"""Claims about ``saccade bench speed``: its arithmetic by hand, its parts, what it leaves."""
+"""Claims about ``python -m evidence speed``: its arithmetic by hand, its parts, what it leaves."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import pytest
 import torch
 from written_out import Embedded
 
-from saccade.bench import speed
-from saccade.bench.speed import Elsewhere, Goal, Pair, Part, Raced
-from saccade.engine import run
-from saccade.errors import OptionError
-from saccade.measure.compare import Run, named, race
-from saccade.suites import shapes
-from saccade.systems import resolve
-from saccade.types import Prefill
+from evidence import speed
+from evidence.speed import Elsewhere, Goal, Pair, Part, Raced
+from saccade.bench.compare import Run, named, race
+from saccade.bench.suites import shapes
+from saccade.core.errors import OptionError
+from saccade.core.types import Prefill
+from saccade.engine.generate import run
+from saccade.methods import resolve
 
 pytestmark = pytest.mark.usefixtures("unchecked")
 

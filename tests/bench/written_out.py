@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from saccade.bench import records, runner
 from saccade.bench.records import Answer
-from saccade.models import Loaded
+from saccade.inputs import Loaded
 
 SUITE = "handmade"
 

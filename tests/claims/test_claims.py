@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from saccade import claims, studies
-from saccade.claims import sage, theory
-from saccade.claims.evidence import Claim, Evidence, Finding, less, ordered
-from saccade.errors import OptionError
+from evidence import claims, studies
+from evidence.claims import sage, theory
+from evidence.claims.evidence import Claim, Evidence, Finding, less, ordered
+from saccade.core.errors import OptionError
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
 EVERY = [claim for own in claims.CLAIMS.values() for claim in own]
@@ -56,7 +56,7 @@ def test_what_is_missing_is_named():
     """Claim: without its results a claim raises one sentence that names the missing file."""
     with pytest.raises(OptionError, match=r"holds no results\.jsonl"):
         Evidence(Path("nowhere")).answers("bench-2k", "s", "ar")
-    with pytest.raises(OptionError, match="saccade figure specvlm-tail makes it"):
+    with pytest.raises(OptionError, match="python -m evidence figure specvlm-tail makes it"):
         Evidence(Path("nowhere")).figure("specvlm-tail")
 
 

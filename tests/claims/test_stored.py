@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from matplotlib.figure import Figure
 
-from saccade import studies
+from evidence import layouts, studies
 from saccade.bench import measures, records, report
 from saccade.bench.records import Answer
 
@@ -38,7 +38,9 @@ def test_a_stored_report_is_its_runs(run):
     for suite, name in re.findall(r"!\[((\S+)-\w+\.png)\]", (run / "report.md").read_text()):
         drawn.setdefault(name, []).append(suite)
         assert (run / suite).is_file()
-    assert (run / "report.md").read_text() == report.markdown(about, answers, drawn)
+    assert (run / "report.md").read_text() == report.markdown(
+        about, answers, drawn, layouts.section(answers)
+    )
 
 
 @pytest.mark.parametrize("run", RUNS, ids=lambda run: run.name)

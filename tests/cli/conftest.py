@@ -4,50 +4,27 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from rich.console import Console
+from commands import Call, caller
 
 from saccade import cli
-from saccade.models import EMBEDDED
-from saccade.terminal import PIPED_WIDTH
-
-Call = Callable[..., tuple[int, str, str]]
+from saccade.inputs import EMBEDDED
 
 
 @pytest.fixture
 def call(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Call:
     """Runs the command line in this process: (exit code, standard output, standard error)."""
-
-    def run(*words: object) -> tuple[int, str, str]:
-        monkeypatch.setattr("sys.argv", ["saccade", *map(str, words)])
-        consoles = {
-            "out": Console(highlight=False, width=PIPED_WIDTH),
-            "err": Console(stderr=True, highlight=False, width=400),
-        }
-        for name in [name for name in sys.modules if name.startswith("saccade.cli.")]:
-            for word, console in consoles.items():
-                if hasattr(sys.modules[name], word):
-                    monkeypatch.setattr(sys.modules[name], word, console)
-        capfd.readouterr()
-        with pytest.raises(SystemExit) as stopped:
-            cli.main()
-        captured = capfd.readouterr()
-        code = stopped.value.code
-        return (code if isinstance(code, int) else int(code is not None)), *captured
-
-    return run
+    return caller(cli.main, "saccade.cli", monkeypatch, capfd)
 
 
 @pytest.fixture(scope="module")
 def clip(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from saccade.shapes import world
+    from saccade.world import scenes
 
     path = tmp_path_factory.mktemp("clips") / "clip.mp4"
-    world.write_clip(world.scene(20_000_001), path, 16, 112)
+    scenes.write_clip(scenes.scene(20_000_001), path, 16, 112)
     return path
 
 

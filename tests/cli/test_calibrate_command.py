@@ -11,13 +11,13 @@ import pytest
 import typer
 from typer.testing import CliRunner, Result
 
+from saccade.bench import calibrate as calibrating
+from saccade.bench.calibrate import defaults, read
 from saccade.cli import calibrate as command
-from saccade.errors import MethodError, OptionError, SaccadeError, VideoInputError
-from saccade.measure import calibrate as calibrating
-from saccade.measure.calibrate import defaults, read
-from saccade.models import ask, load
-from saccade.systems import resolve
-from saccade.terminal import err, out
+from saccade.cli.terminal import err, out
+from saccade.core.errors import MethodError, OptionError, SaccadeError, VideoInputError
+from saccade.inputs import ask, load
+from saccade.methods import resolve
 
 Call = Callable[..., Result]
 
@@ -33,12 +33,12 @@ def call(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Call:
 
 @pytest.fixture(scope="module")
 def clips(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    from saccade.shapes import world
+    from saccade.world import scenes
 
     folder = tmp_path_factory.mktemp("clips")
     paths = [folder / f"{number}.mp4" for number in range(2)]
     for number, path in enumerate(paths):
-        world.write_clip(world.scene(20_000_001 + number), path, 8, 112)
+        scenes.write_clip(scenes.scene(20_000_001 + number), path, 8, 112)
     return paths
 
 
@@ -71,13 +71,14 @@ def test_a_small_run_leaves_a_file_that_runs(
     said = defaults(path)
     assert said["threads"] == "1"
     target, draft = load(said["target"]), load(said["draft"])
-    from saccade import engine, media
+    from saccade.engine import generate
+    from saccade.inputs import media
 
     clip = media.read(clips[0], media.Sampling(every=True))
     inputs = ask(target, "Describe the video in detail.", clips=[clip])
 
     def ids(method: str) -> tuple[int, ...]:
-        found = engine.run(
+        found = generate.run(
             target.backbone,
             inputs,
             draft=draft.backbone,

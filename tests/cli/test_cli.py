@@ -10,7 +10,7 @@ from pathlib import Path
 import av
 import numpy as np
 
-from saccade.models import EMBEDDED
+from saccade.inputs import EMBEDDED
 
 Call = Callable[..., tuple[int, str, str]]
 
@@ -113,7 +113,7 @@ def test_sampling_by_seed(call: Call, clip: Path) -> None:
 def test_methods_and_version(call: Call) -> None:
     """`methods --json` names every system and axis; `--version` prints the package's."""
     from saccade import __version__
-    from saccade.systems import AXES, SYSTEMS
+    from saccade.methods import AXES, SYSTEMS
 
     listed = json.loads(call("methods", "--json")[1])
     assert set(listed["methods"]) == set(SYSTEMS) and set(listed["axes"]) == set(AXES)
@@ -191,7 +191,6 @@ def test_impossible_options(call: Call, clip: Path) -> None:
     refused(call("describe", clip, "--device", "abacus"), "abacus")
     refused(call("describe", clip, "--dtype", "int3"), "int3")
     refused(call("describe", clip, "--fps", 2, "--num-frames", 4), "fps")
-    refused(call("shapes", "train", "--stages", "nap"), "nap")
 
 
 def test_exact_in_low_precision(call: Call, clip: Path) -> None:

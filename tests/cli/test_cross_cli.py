@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from saccade import models
+from saccade import inputs
 
 Call = Callable[..., tuple[int, str, str]]
 
@@ -20,7 +20,7 @@ PAIRS = [("qwen2.5-vl", "qwen2-vl", "clip"), ("llava-next", "llava-1.5", "pictur
 def picture(clip: Path, tmp_path: Path) -> Path:
     from PIL import Image
 
-    from saccade import media
+    from saccade.inputs import media
 
     path = tmp_path / "picture.png"
     Image.fromarray(media.read(str(clip)).frames[0]).save(path)
@@ -44,13 +44,13 @@ def test_describe_gives_the_draft_inputs_of_its_own(
     for family, folder, seed in zip((target, draft), folders, (0, 1), strict=True):
         assert call("make-checkpoint", family, folder, "--seed", seed)[0] == 0
     prepared: list[Any] = []
-    ask_draft = models.ask_draft
+    ask_draft = inputs.ask_draft
 
     def watched(*args: Any, **kwargs: Any) -> Any:
         prepared.append(ask_draft(*args, **kwargs))
         return prepared[-1]
 
-    monkeypatch.setattr(models, "ask_draft", watched)
+    monkeypatch.setattr(inputs, "ask_draft", watched)
     words = ["describe", request.getfixturevalue(shows), "--prompt", "what?", "--json"]
     words += ["--max-new-tokens", 16, "--device", "cpu", "--target", folders[0]]
     code, printed, said = call(*words, "--draft", folders[1], "--method", "sd")

@@ -11,8 +11,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from saccade import models
-from saccade.models.checkpoints import FAMILIES
+from saccade import inputs as models
+from saccade.inputs.checkpoints import FAMILIES
 
 Call = Callable[..., tuple[int, str, str]]
 NEEDS = {"smolvlm": "num2words"}

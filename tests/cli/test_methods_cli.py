@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from saccade.systems import SYSTEMS
+from saccade.methods import SYSTEMS
 
 Call = Callable[..., tuple[int, str, str]]
 

@@ -27,9 +27,9 @@ import transformers
 import zoo
 from ties import parting
 
-from saccade import models
-from saccade.errors import ModelError
-from saccade.models import Loaded, checkpoints
+from saccade import inputs as models
+from saccade.core.errors import ModelError
+from saccade.inputs import Loaded, checkpoints
 
 METHODS = ("sd", "specvlm/shape=chain-7", "std", "lookup")
 

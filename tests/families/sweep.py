@@ -26,10 +26,10 @@ import torch
 import transformers
 import zoo
 
-from saccade.errors import SaccadeError
-from saccade.grow import Chain, Static
-from saccade.models import checkpoints
-from saccade.systems import resolve
+from saccade.core.errors import SaccadeError
+from saccade.drafting.policies import Chain, Static
+from saccade.inputs import checkpoints
+from saccade.methods import resolve
 
 METHODS = ("ar", "sd", "specvlm", "std", "sage", "hippo")
 COUNT = 64

@@ -8,8 +8,8 @@ import zoo
 from test_family_grids import cells
 
 import saccade
-from saccade.backbone import Backbone
-from saccade.errors import SaccadeError
+from saccade.core.errors import SaccadeError
+from saccade.model.backbone import Backbone
 
 pytestmark = pytest.mark.usefixtures("unchecked")
 

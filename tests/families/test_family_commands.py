@@ -7,7 +7,7 @@ import rounding
 import sweep
 import zoo
 
-from saccade.systems import resolve
+from saccade.methods import resolve
 
 pytestmark = pytest.mark.usefixtures("unchecked")
 
@@ -47,7 +47,7 @@ def test_low_precision_is_judged_with_and_without_exact():
 
 def test_control_an_answer_that_differs_with_exact_is_counted(monkeypatch):
     """Control: with a draft that is believed, both counts must show it."""
-    monkeypatch.setattr("saccade.verify.prob", lambda law, token: 1.0)
+    monkeypatch.setattr("saccade.core.verify.prob", lambda law, token: 1.0)
     monkeypatch.setattr(zoo, "NOISE", 2.0)
     found, wrong = rounding.judged("llama", "bfloat16", 1, ["sd"], 16)
     assert found["exact mismatches"] == 1 and found["parted"] == 1 and found["near-ties"] == 0

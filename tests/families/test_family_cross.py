@@ -13,9 +13,9 @@ from tokenizers import Tokenizer, decoders, pre_tokenizers
 from tokenizers import models as kinds
 from transformers import PreTrainedTokenizerFast
 
-from saccade import models
-from saccade.errors import ModelError
-from saccade.models import Loaded
+from saccade import inputs as models
+from saccade.core.errors import ModelError
+from saccade.inputs import Loaded
 
 COUNT = 24
 
@@ -52,10 +52,10 @@ def test_a_text_only_draft_for_a_target_that_sees(method: str) -> None:
 def test_it_reads_the_words_and_nothing_else() -> None:
     """Claim: what a text-only draft reads is the prompt without its placeholders, in order.
     Fails if a placeholder or a hole is among what it embeds."""
-    from saccade.draft import Team
-    from saccade.grow import Chain
-    from saccade.sampling import Sampling
-    from saccade.view import FULL
+    from saccade.core.sampling import Sampling
+    from saccade.drafting.drafters import Team
+    from saccade.drafting.policies import Chain
+    from saccade.drafting.views import FULL
 
     target, draft = zoo.member("llava-1.5"), zoo.member("llama", seed=1)
     inputs = zoo.asked(target, "images")

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import zoo
 
-from saccade.models import Loaded
-from saccade.models.checkpoints import SIDE, TILES
-from saccade.sampling import Sampling
-from saccade.session import Session
-from saccade.systems import VIEWS
-from saccade.types import Prefill, Prompt
+from saccade.core.sampling import Sampling
+from saccade.core.types import Prefill, Prompt
+from saccade.inputs import Loaded
+from saccade.inputs.checkpoints import SIDE, TILES
+from saccade.methods import VIEWS
+from saccade.model.session import Session
 
 Grid = tuple[int, int, int]  # times, lines, columns
 BELOW = 10  # the line where a picture cut into tiles goes on, at time 1, after the whole of it

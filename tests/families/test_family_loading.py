@@ -18,11 +18,12 @@ import zoo
 from safetensors import safe_open
 
 import saccade
-from saccade import families, models
-from saccade.backbone import Backbone
-from saccade.errors import ModelError, OptionError
-from saccade.models import Loaded, checkpoints, loading
-from saccade.models.checkpoints import Size
+from saccade import inputs as models
+from saccade.core.errors import ModelError, OptionError
+from saccade.inputs import Loaded, checkpoints, loading
+from saccade.inputs.checkpoints import Size
+from saccade.model import families
+from saccade.model.backbone import Backbone
 
 COUNT = 16
 PACKAGE = {name: package for name, (package, _, _) in loading.QUANTIZERS.items()}

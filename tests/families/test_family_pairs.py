@@ -18,11 +18,11 @@ import zoo
 from transformers import AutoTokenizer
 
 import saccade
-from saccade import models
-from saccade.backbone import Backbone
-from saccade.errors import ModelError
-from saccade.models import Loaded, checkpoints
-from saccade.models.checkpoints import Size
+from saccade import inputs as models
+from saccade.core.errors import ModelError
+from saccade.inputs import Loaded, checkpoints
+from saccade.inputs.checkpoints import Size
+from saccade.model.backbone import Backbone
 
 COUNT = 24
 METHODS = ("sd", "sd-tree", "specvlm", "sage")

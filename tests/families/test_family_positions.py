@@ -17,12 +17,12 @@ import zoo
 from torch import Tensor
 
 import saccade
-from saccade import reference
-from saccade.backbone import Backbone
-from saccade.models import Loaded
-from saccade.sampling import Sampling
-from saccade.tree import add
-from saccade.types import ROOT, Inputs, Prompt, Result, RoundRecord, Tree
+from evidence import reference
+from saccade.core.sampling import Sampling
+from saccade.core.tree import add
+from saccade.core.types import ROOT, Inputs, Prompt, Result, RoundRecord, Tree
+from saccade.inputs import Loaded
+from saccade.model.backbone import Backbone
 
 COUNT = 24
 SAME = 1e-5

@@ -11,8 +11,8 @@ import transformers as hf
 import zoo
 
 import saccade
-from saccade.backbone import Backbone
-from saccade.errors import ModelError
+from saccade.core.errors import ModelError
+from saccade.model.backbone import Backbone
 
 pytestmark = [pytest.mark.usefixtures("unchecked"), pytest.mark.filterwarnings("ignore")]
 

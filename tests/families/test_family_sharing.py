@@ -13,10 +13,10 @@ import zoo
 from torch import nn
 
 import saccade
-from saccade.backbone import Backbone
-from saccade.draft import ModelDraft
-from saccade.models.checkpoints import Size
-from saccade.types import Inputs, Prompt
+from saccade.core.types import Inputs, Prompt
+from saccade.drafting.drafters import ModelDraft
+from saccade.inputs.checkpoints import Size
+from saccade.model.backbone import Backbone
 
 COUNT = 16
 FAMILIES = ("llava-1.5", "llava-next", "llava-onevision")

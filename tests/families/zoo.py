@@ -20,13 +20,13 @@ import transformers
 from torch import Tensor
 
 import saccade
-from saccade import models
-from saccade.media import Clip
-from saccade.models import Loaded, checkpoints
-from saccade.models.checkpoints import Size
-from saccade.sampling import Sampling
-from saccade.session import Session
-from saccade.types import Inputs, Prefill, Prompt, Result
+from saccade import inputs as models
+from saccade.core.sampling import Sampling
+from saccade.core.types import Inputs, Prefill, Prompt, Result
+from saccade.inputs import Loaded, checkpoints
+from saccade.inputs.checkpoints import Size
+from saccade.inputs.media import Clip
+from saccade.model.session import Session
 
 NOISE = 0.05  # of a draft's decoder: it is right about two times in three
 FPS = 2.0

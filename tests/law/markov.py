@@ -30,20 +30,29 @@ from beside import Inside, hired
 from helpers import chi_square
 from torch import Tensor
 
-from saccade import draft as draft_module
-from saccade import sampling, worker
-from saccade import verify as verify_module
-from saccade.control import Auto
-from saccade.cost import Costs, Fit
-from saccade.draft import Words
-from saccade.ensemble import Ensemble
-from saccade.grow import Chain
-from saccade.recipe import Recipe
-from saccade.sampling import Sampling, Scores, prob
-from saccade.systems import DRAFTERS, FAMILIES, SCHEDULES, SHAPES, SYSTEMS, WEIGHTS, resolve
-from saccade.types import Prefill, Prompt, Tree
-from saccade.verify import residual
-from saccade.view import FULL, Several
+from saccade.core import sampling
+from saccade.core import verify as verify_module
+from saccade.core.sampling import Sampling, Scores, prob
+from saccade.core.types import Prefill, Prompt, Tree
+from saccade.core.verify import residual
+from saccade.drafting import drafters as draft_module
+from saccade.drafting import worker
+from saccade.drafting.controller import Auto
+from saccade.drafting.costs import Costs, Fit
+from saccade.drafting.drafters import Words
+from saccade.drafting.ensemble import Ensemble
+from saccade.drafting.policies import Chain
+from saccade.drafting.recipe import Recipe
+from saccade.drafting.views import FULL, Several
+from saccade.methods import (
+    DRAFTERS,
+    FAMILIES,
+    SCHEDULES,
+    SHAPES,
+    SYSTEMS,
+    WEIGHTS,
+    resolve,
+)
 
 V, IDS, START, LATE, LONG = 3, 12, 0, 12, 48  # of the ids all but V have no probability
 SAMPLED = 37_000  # triples of tokens that find 0.02

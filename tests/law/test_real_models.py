@@ -21,13 +21,13 @@ from torch import Tensor
 from transformers.generation import logits_process as hf
 
 import saccade
-from saccade import verify as verify_module
-from saccade.cost import Costs
-from saccade.ensemble import Mixture
-from saccade.recipe import Recipe
-from saccade.reference import Oracle
-from saccade.sampling import Sampling
-from saccade.systems import resolve
+from evidence.reference import Oracle
+from saccade.core import verify as verify_module
+from saccade.core.sampling import Sampling
+from saccade.drafting.costs import Costs
+from saccade.drafting.ensemble import Mixture
+from saccade.drafting.recipe import Recipe
+from saccade.methods import resolve
 
 pytestmark = pytest.mark.usefixtures("unchecked")
 

@@ -31,16 +31,24 @@ from markov import (
     registered,
 )
 
-from saccade import sampling
-from saccade import verify as verify_module
-from saccade.control import Auto
-from saccade.ensemble import Ensemble, Mixed, Mixture
-from saccade.grow import Chain
-from saccade.recipe import Recipe
-from saccade.schedule import parallel
-from saccade.systems import DRAFTERS, FAMILIES, SCHEDULES, SHAPES, SYSTEMS, WEIGHTS, resolve
-from saccade.types import Growing, Round, Shape, State, Tree
-from saccade.worker import WorkerDraft
+from saccade.core import sampling
+from saccade.core import verify as verify_module
+from saccade.core.types import Growing, Round, Shape, State, Tree
+from saccade.drafting.controller import Auto
+from saccade.drafting.ensemble import Ensemble, Mixed, Mixture
+from saccade.drafting.policies import Chain
+from saccade.drafting.recipe import Recipe
+from saccade.drafting.schedule import parallel
+from saccade.drafting.worker import WorkerDraft
+from saccade.methods import (
+    DRAFTERS,
+    FAMILIES,
+    SCHEDULES,
+    SHAPES,
+    SYSTEMS,
+    WEIGHTS,
+    resolve,
+)
 
 ALPHA, EXACT = 1e-4, 1e-6
 CASES = cases()

@@ -20,9 +20,9 @@ from helpers import chi_square
 from torch import Tensor
 from transformers.generation import logits_process as hf
 
-from saccade.sampling import Sampling, draw
-from saccade.types import ROOT, Law, Tree
-from saccade.verify import residual, verify
+from saccade.core.sampling import Sampling, draw
+from saccade.core.types import ROOT, Law, Tree
+from saccade.core.verify import residual, verify
 
 pytestmark = pytest.mark.usefixtures("unchecked")
 

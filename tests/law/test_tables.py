@@ -19,13 +19,13 @@ import torch
 from helpers import TableDraft, TableSession, chi_square, random_table
 from transformers.generation import logits_process as hf
 
-from saccade import sampling
-from saccade import verify as verify_module
-from saccade.grow import Chain, Static
-from saccade.sampling import Sampling, uniform
-from saccade.schedule import serial
-from saccade.tree import add, depth
-from saccade.types import ROOT, Growing, Round, Shape, State, Tree
+from saccade.core import sampling
+from saccade.core import verify as verify_module
+from saccade.core.sampling import Sampling, uniform
+from saccade.core.tree import add, depth
+from saccade.core.types import ROOT, Growing, Round, Shape, State, Tree
+from saccade.drafting.policies import Chain, Static
+from saccade.drafting.schedule import serial
 
 pytestmark = pytest.mark.usefixtures("unchecked")
 

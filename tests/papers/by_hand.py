@@ -12,12 +12,12 @@ import torch
 from helpers import IMAGE, VIDEO, backbone
 from torch import Tensor
 
-from saccade.engine import stream
-from saccade.recipe import Recipe
-from saccade.sampling import Sampling
-from saccade.session import Session
-from saccade.systems import resolve
-from saccade.types import Prefill, Prompt, Result, Round, View
+from saccade.core.sampling import Sampling
+from saccade.core.types import Prefill, Prompt, Result, Round, View
+from saccade.drafting.recipe import Recipe
+from saccade.engine.generate import stream
+from saccade.methods import resolve
+from saccade.model.session import Session
 
 # -- real runs ---------------------------------------------------------------------------------
 

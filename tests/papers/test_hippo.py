@@ -34,16 +34,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from saccade import schedule, score
-from saccade.engine import stream
-from saccade.recipe import Recipe
-from saccade.reference import Oracle, greedy
-from saccade.sampling import Sampling
-from saccade.session import Session
-from saccade.systems import resolve
-from saccade.types import Prefill, Prompt, Round
-from saccade.view import Pruned
-from saccade.worker import HEAD_START
+from evidence.reference import Oracle, greedy
+from saccade.core.sampling import Sampling
+from saccade.core.types import Prefill, Prompt, Round
+from saccade.drafting import saliency, schedule
+from saccade.drafting.recipe import Recipe
+from saccade.drafting.views import Pruned
+from saccade.drafting.worker import HEAD_START
+from saccade.engine.generate import stream
+from saccade.methods import resolve
+from saccade.model.session import Session
 
 KEEP, CROP, GAMMA = 0.1, 5, 5
 CASES: dict[str, tuple[Callable[..., Any], Callable[[], Any]]] = {
@@ -118,7 +118,7 @@ def test_relevance_is_eq_2_from_the_modules_own_queries_and_keys(family):
     model, prefill = shown(family)
     expected = attention_by_hand(model, prefill.prompt)
     assert sum(expected) == pytest.approx(1)
-    assert score.relevant(prefill).tolist() == pytest.approx(expected, abs=1e-6, rel=1e-4)
+    assert saliency.relevant(prefill).tolist() == pytest.approx(expected, abs=1e-6, rel=1e-4)
 
 
 @FAMILIES
@@ -126,8 +126,8 @@ def test_control_a_softmax_over_all_keys_is_another_score(family):
     """Control: the other reading is SpecVLM's and differs; by it the same comparison fails."""
     model, prefill = shown(family)
     other = attention_by_hand(model, prefill.prompt, everything=True)
-    assert score.relevant(prefill).tolist() != pytest.approx(other, abs=1e-6, rel=1e-4)
-    assert score.attended(prefill).tolist() == pytest.approx(other, abs=1e-6, rel=1e-4)
+    assert saliency.relevant(prefill).tolist() != pytest.approx(other, abs=1e-6, rel=1e-4)
+    assert saliency.attended(prefill).tolist() == pytest.approx(other, abs=1e-6, rel=1e-4)
 
 
 def test_relevance_does_not_depend_on_how_the_prompt_is_cut():
@@ -135,7 +135,7 @@ def test_relevance_does_not_depend_on_how_the_prompt_is_cut():
     model, prefill = shown("qwen2_5_vl")
     pieces = Session(backbone(model), [Sampling()], chunk=7)
     (again,) = pieces.prefill([prefill.prompt], record=True)
-    assert torch.allclose(score.relevant(again), score.relevant(prefill), atol=1e-6)
+    assert torch.allclose(saliency.relevant(again), saliency.relevant(prefill), atol=1e-6)
 
 
 # -- s_temp, s_spa and their sum (Eq. 3-7) -----------------------------------------------------
@@ -285,8 +285,8 @@ def test_temporal_and_spatial_are_eq_3_to_6(sizes, seed, shuffle):
         embeds, grid = embeds[order], grid[order]
     rows, cells = embeds.double().tolist(), [tuple(cell) for cell in grid.tolist()]
     temp, spa = temporal_by_hand(rows, cells), spatial_by_hand(rows, cells)
-    assert score.temporal(embeds, grid).tolist() == pytest.approx(temp, abs=2e-6)
-    assert score.spatial(embeds, grid, CROP).tolist() == pytest.approx(spa, abs=2e-6)
+    assert saliency.temporal(embeds, grid).tolist() == pytest.approx(temp, abs=2e-6)
+    assert saliency.spatial(embeds, grid, CROP).tolist() == pytest.approx(spa, abs=2e-6)
 
 
 @pytest.mark.usefixtures("unchecked")
@@ -302,7 +302,7 @@ def test_scores_are_z_scored_within_their_frame(sizes, values):
     grid = stub(sizes, 0).grid
     raw = [values[i % 12] if cell[2] else 1.0 for i, cell in enumerate(grid.tolist())]
     cells = [tuple(cell) for cell in grid.tolist()]
-    found = score.per_frame(torch.tensor(raw), grid)
+    found = saliency.per_frame(torch.tensor(raw), grid)
     assert found.tolist() == pytest.approx(normalised(raw, cells), abs=1e-9)
 
 
@@ -363,7 +363,7 @@ def test_a_background_that_never_changes_scores_nothing():
     """
     rows = torch.randn(48, 64, generator=torch.Generator().manual_seed(0))
     grid = torch.cartesian_prod(*(torch.arange(n) for n in (1, 4, 6, 8)))
-    still = score.per_frame(score.temporal(rows.repeat(4, 1), grid), grid)
+    still = saliency.per_frame(saliency.temporal(rows.repeat(4, 1), grid), grid)
     assert float(still.abs().max()) == 0
 
 
@@ -474,7 +474,7 @@ def truth_of(length: int) -> tuple[int, ...]:
 
 
 def whole_scores(trace: Trace, reading: Reading) -> list[float]:
-    return holistic_by_hand(trace.whole, score.relevant(trace.prefill).tolist(), reading)
+    return holistic_by_hand(trace.whole, saliency.relevant(trace.prefill).tolist(), reading)
 
 
 @pytest.mark.parametrize("early", ["superset", "all"])

@@ -24,13 +24,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import saccade
-from saccade.backbone import Backbone
-from saccade.draft import lookup
-from saccade.errors import MethodError
-from saccade.sampling import Sampling
-from saccade.systems import resolve
-from saccade.tree import chain
-from saccade.types import Prefill, Tree
+from saccade.core.errors import MethodError
+from saccade.core.sampling import Sampling
+from saccade.core.tree import chain
+from saccade.core.types import Prefill, Tree
+from saccade.drafting.drafters import lookup
+from saccade.methods import resolve
+from saccade.model.backbone import Backbone
 
 LONGEST, COUNT = 3, 10
 MODELS = {

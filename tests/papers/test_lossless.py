@@ -21,7 +21,7 @@ from helpers import (
     video_input,
 )
 
-from saccade.reference import greedy
+from evidence.reference import greedy
 
 COUNT = 24
 MAKE: dict[str, tuple[Callable[..., Any], Callable[[], Any]]] = {

@@ -33,13 +33,13 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from saccade.draft import drive
-from saccade.reference import Oracle
-from saccade.sampling import Sampling, Scores
-from saccade.schedule import serial
-from saccade.systems import resolve, sage, sage_live
-from saccade.tree import path
-from saccade.types import ROOT, Round, Shape, Tree, Verdict
+from evidence.reference import Oracle
+from saccade.core.sampling import Sampling, Scores
+from saccade.core.tree import path
+from saccade.core.types import ROOT, Round, Shape, Tree, Verdict
+from saccade.drafting.drafters import drive
+from saccade.drafting.schedule import serial
+from saccade.methods import resolve, sage, sage_live
 
 D_MIN, D_MAX, W_MIN, W_MAX, K, NODES = 3, 8, 2, 10, 10, 64
 WINDOW, LOWER, UPPER = 10, 2, 3

@@ -35,11 +35,11 @@ from helpers import (
 )
 from torch import Tensor
 
-from saccade.reference import Oracle, attention_mass
-from saccade.sampling import Sampling
-from saccade.systems import resolve
-from saccade.systems.specvlm import TwoStage
-from saccade.types import Prompt, Tree
+from evidence.reference import Oracle, attention_mass
+from saccade.core.sampling import Sampling
+from saccade.core.types import Prompt, Tree
+from saccade.methods import resolve
+from saccade.methods.specvlm import TwoStage
 
 FIG9 = [
     tuple(map(int, ranks))

@@ -40,12 +40,12 @@ from helpers import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from saccade.draft import SelfDraft
-from saccade.grow import Chain
-from saccade.reference import Oracle
-from saccade.sampling import Sampling
-from saccade.systems import resolve
-from saccade.types import Prefill, Prompt, Round
+from evidence.reference import Oracle
+from saccade.core.sampling import Sampling
+from saccade.core.types import Prefill, Prompt, Round
+from saccade.drafting.drafters import SelfDraft
+from saccade.drafting.policies import Chain
+from saccade.methods import resolve
 
 TOTAL, GAMMA, SINKS = 1024, 9, 4
 CASES = {

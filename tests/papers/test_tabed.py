@@ -43,16 +43,16 @@ from helpers import START as VISION_START
 from torch import Tensor
 
 import saccade
-from saccade.draft import Team
-from saccade.engine import stream
-from saccade.ensemble import Ensemble, EnsembleDraft, Mixed, Mixture, Weighting
-from saccade.errors import MethodError, OptionError
-from saccade.recipe import Recipe
-from saccade.sampling import Scores, uniform
-from saccade.systems import resolve
-from saccade.systems.tabed import Equal, Grid, Inverse
-from saccade.types import Prefill, Prompt, Result, Round, State
-from saccade.view import FULL, Several, Worded, worded
+from saccade.core.errors import MethodError, OptionError
+from saccade.core.sampling import Scores, uniform
+from saccade.core.types import Prefill, Prompt, Result, Round, State
+from saccade.drafting.drafters import Team
+from saccade.drafting.ensemble import Ensemble, EnsembleDraft, Mixed, Mixture, Weighting
+from saccade.drafting.recipe import Recipe
+from saccade.drafting.views import FULL, Several, Worded, worded
+from saccade.engine.generate import stream
+from saccade.methods import resolve
+from saccade.methods.tabed import Equal, Grid, Inverse
 
 GAMMA, STEPS, COUNT = 5, 10, 28
 

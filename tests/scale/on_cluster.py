@@ -22,7 +22,7 @@ from ray.cluster_utils import Cluster
 from saccade import corpus
 from saccade.corpus import Job, Row, Work
 from saccade.corpus import cluster as spread
-from saccade.media import Sampling
+from saccade.inputs.media import Sampling
 
 
 def main(out: str, kind: str, *rest: str) -> None:

@@ -17,14 +17,15 @@ import torch
 from families import zoo
 
 import saccade
-from saccade import models, ranks
-from saccade.draft import Guarded
-from saccade.errors import ModelError
-from saccade.models import Loaded
-from saccade.sampling import Sampling
-from saccade.session import Session
-from saccade.systems import resolve
-from saccade.types import Inputs, Tree
+from saccade import inputs as models
+from saccade.core.errors import ModelError
+from saccade.core.sampling import Sampling
+from saccade.core.types import Inputs, Tree
+from saccade.drafting.drafters import Guarded
+from saccade.inputs import Loaded
+from saccade.methods import resolve
+from saccade.model import tensor_parallel
+from saccade.model.session import Session
 
 COUNT = 24
 SAMPLED = "sd/shape=chain-3"
@@ -36,7 +37,7 @@ def answer(target: Loaded, draft: Loaded, inputs: Inputs, method: str, **more: A
         target.backbone,
         inputs,
         draft=draft.backbone,
-        method=recipe if ranks.world() == 1 else recipe.split(),
+        method=recipe if tensor_parallel.world() == 1 else recipe.split(),
         max_new_tokens=COUNT,
         **{"do_sample": False, **more},
     )
@@ -46,7 +47,7 @@ def answer(target: Loaded, draft: Loaded, inputs: Inputs, method: str, **more: A
 
 def main(out: str, folder: str, drafter: str, *methods: str) -> None:
     torch.set_num_threads(1)
-    alone = ranks.world() == 1
+    alone = tensor_parallel.world() == 1
     target = models.load(folder, tp=not alone, lean=False if alone else None)
     draft = models.load(drafter)
     inputs = zoo.asked(target, "video", 1)
@@ -63,8 +64,8 @@ def main(out: str, folder: str, drafter: str, *methods: str) -> None:
     if not alone:
         found["odd draft"] = odd_draft(target, draft, inputs)
         found["odd verdict"] = odd_verdict(target, draft, inputs)
-    Path(f"{out}.{ranks.rank()}.json").write_text(json.dumps(found))
-    ranks.leave()
+    Path(f"{out}.{tensor_parallel.rank()}.json").write_text(json.dumps(found))
+    tensor_parallel.leave()
 
 
 def odd_draft(target: Loaded, draft: Loaded, inputs: Inputs) -> Any:
@@ -73,7 +74,7 @@ def odd_draft(target: Loaded, draft: Loaded, inputs: Inputs) -> Any:
 
     def nonsense(self: Guarded, stems: Any, states: Any) -> dict[int, Tree]:
         trees = propose(self, stems, states)
-        if ranks.rank() == 0:
+        if tensor_parallel.rank() == 0:
             return trees
         return {r: Tree((7, 7), (-1, 0), (None, None)) for r in trees}
 
@@ -90,11 +91,11 @@ def odd_verdict(target: Loaded, draft: Loaded, inputs: Inputs) -> str | None:
 
     def other(target: Any, draft: Any, requests: Any, cut: Any) -> Any:
         def changed(request: int, tokens: Any) -> Any:
-            return cut(request, tuple(token + ranks.rank() for token in tokens))
+            return cut(request, tuple(token + tensor_parallel.rank() for token in tokens))
 
         return schedule(target, draft, requests, changed)
 
-    recipe = replace(resolve("ar"), schedule=ranks.together(other))
+    recipe = replace(resolve("ar"), schedule=tensor_parallel.together(other))
     try:
         saccade.run(target.backbone, inputs, method=recipe, max_new_tokens=1, do_sample=False)
     except ModelError as error:

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from saccade import corpus
+from saccade.core.errors import OptionError
 from saccade.corpus import cluster as spread
 from saccade.corpus.worker import Worker
-from saccade.errors import OptionError
-from saccade.media import Sampling
+from saccade.inputs.media import Sampling
 
 pytestmark = pytest.mark.usefixtures("unchecked")
 

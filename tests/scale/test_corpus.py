@@ -17,12 +17,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from saccade import corpus, rows
-from saccade.corpus import Job, Row, Work
+from saccade import corpus
+from saccade.core.errors import OptionError
+from saccade.corpus import Job, Row, Work, rows
 from saccade.corpus import worker as workers
 from saccade.corpus.worker import Worker, here
-from saccade.errors import OptionError
-from saccade.media import Sampling
+from saccade.inputs.media import Sampling
 
 pytestmark = pytest.mark.usefixtures("unchecked")
 

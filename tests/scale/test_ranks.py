@@ -13,10 +13,11 @@ import pytest
 import torch
 from families import zoo
 
-from saccade import models, ranks
-from saccade.errors import MethodError, ModelError, OptionError
-from saccade.models import checkpoints
-from saccade.systems import resolve
+from saccade import inputs
+from saccade.core.errors import MethodError, ModelError, OptionError
+from saccade.inputs import checkpoints
+from saccade.methods import resolve
+from saccade.model import tensor_parallel
 
 pytestmark = pytest.mark.usefixtures("unchecked")
 
@@ -95,11 +96,11 @@ def test_more_families_and_methods(
 @pytest.mark.slow
 def test_only_rank_0_speaks(tmp_path: Path) -> None:
     """Claim: the command line prints one answer, the one of one process."""
-    from saccade.shapes import world
+    from saccade.world import scenes
 
     target, draft = made("qwen2.5-vl", tmp_path)
     video = tmp_path / "clip.mp4"
-    world.write_clip(world.scene(20_000_001), video, 8, 56)
+    scenes.write_clip(scenes.scene(20_000_001), video, 8, 56)
     words = ["-m", "saccade", "describe", video, "--target", target, "--draft", draft]
     words += ["--max-new-tokens", 12, "--num-frames", 4, "--json"]
     alone = [sys.executable, *map(str, words), "--method", "ar"]
@@ -117,16 +118,16 @@ def test_what_cannot_be_split_is_refused(tmp_path: Path, monkeypatch: pytest.Mon
     """Claim: one process, odd heads, a family without a plan: a sentence, before any weight."""
     folder = checkpoints.make("qwen2.5-vl", str(tmp_path / "qwen"), seed=0)
     with pytest.raises(OptionError, match="torchrun --nproc-per-node 2"):
-        models.load(str(folder), tp=True)
+        inputs.load(str(folder), tp=True)
     with pytest.raises(OptionError, match="no device map"):
-        models.load(str(folder), tp=True, device_map="auto")
+        inputs.load(str(folder), tp=True, device_map="auto")
     monkeypatch.setenv("WORLD_SIZE", "3")
     with pytest.raises(ModelError, match="4 attention heads.* to 3 processes"):
-        models.load(str(folder), tp=True)
+        inputs.load(str(folder), tp=True)
     for family in ("qwen3-vl", "qwen3-vl-moe"):
         other = checkpoints.make(family, str(tmp_path / family), seed=0)
         with pytest.raises(ModelError, match="no plan.*--device-map auto"):
-            models.load(str(other), tp=True)
+            inputs.load(str(other), tp=True)
 
 
 @pytest.mark.parametrize(
@@ -139,4 +140,4 @@ def test_methods_that_go_by_the_clock_are_refused(method: str, why: str) -> None
     with pytest.raises(MethodError, match=why):
         resolve(method).split()
     assert resolve("sage").split().name == "sage"
-    assert ranks.world() == 1
+    assert tensor_parallel.world() == 1

@@ -28,9 +28,9 @@ from typer.testing import CliRunner
 from saccade import corpus
 from saccade.cli import replicas as several
 from saccade.cli.app import app as cli_app
+from saccade.core.errors import OptionError, SaccadeError
 from saccade.corpus.worker import Worker
-from saccade.errors import OptionError, SaccadeError
-from saccade.media import Sampling
+from saccade.inputs.media import Sampling
 
 rays_own_warnings = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # at its import
 

@@ -9,9 +9,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from saccade.bench import gpu, scaling
-from saccade.bench.scaling import ASSUMED, GPUS, plan, shape
-from saccade.models.published import CONFIGS
+from evidence import scaling
+from evidence.scaling import ASSUMED, GPUS, plan, shape
+from saccade.bench.hardware import gpu
+from saccade.inputs.published import CONFIGS
 
 ROOT = Path(__file__).parents[2]
 H100, H200, A100, L40S = GPUS
@@ -23,7 +24,7 @@ def pair() -> tuple[scaling.Shape, scaling.Shape]:
 
 
 def test_the_page_holds_what_the_command_prints() -> None:
-    """Claim: docs/scaling.md has the tables of `saccade bench scaling`, to the character."""
+    """Claim: docs/scaling.md has the tables of `python -m evidence scaling`, to the character."""
     page = (ROOT / "docs" / "scaling.md").read_text()
     table = scaling.page()
     assert table in page

@@ -18,15 +18,15 @@ import openai
 import uvicorn
 from PIL import Image
 
-from saccade import models as models_
+from saccade import inputs as models_
 from saccade.cli import loading
 from saccade.cli.serve import listening
-from saccade.pool import News, Pool
-from saccade.recipe import Recipe
+from saccade.drafting.recipe import Recipe
+from saccade.engine.pool import News, Pool
+from saccade.methods import resolve
 from saccade.serve.app import Engine, Service, app
 from saccade.serve.reading import Media
 from saccade.serve.settings import Settings, engine
-from saccade.systems import resolve
 
 METHOD = "specvlm"
 QUESTION = "Describe the video."

@@ -22,7 +22,7 @@ from serve.live import (
     video_part,
 )
 
-from saccade.media import guard
+from saccade.inputs.media import guard
 
 SOON = 1.0  # seconds
 LONG = dict(temperature=2.0, seed=1, max_tokens=256)  # seconds of it, at a tenth a step
@@ -106,7 +106,7 @@ def test_who_hangs_up_while_its_video_is_decoded_frees_place_and_decoder(
 ):
     """Claim: the place is free within a second, though both decoders hang over such videos; and
     the next video is read, because the hanging decoders were ended."""
-    honest, hanging = guard.BOOT, "import time, saccade.media.guard as g\n"
+    honest, hanging = guard.BOOT, "import time, saccade.inputs.media.guard as g\n"
     hanging += "g.read = lambda *_: time.sleep(60)\ng.serve()"
     content = [video_part(clips[0]), text_part(QUESTION)]
     with serving(lambda: made(models, "ar")) as live:

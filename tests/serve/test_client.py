@@ -23,9 +23,9 @@ from serve.live import (
 from typer.testing import CliRunner
 
 import saccade
-from saccade import media
 from saccade.cli import loading
 from saccade.cli.app import app as command
+from saccade.inputs import media
 
 
 def _text(answer: Any) -> str:

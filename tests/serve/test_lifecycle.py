@@ -35,8 +35,8 @@ from serve.live import (
 
 from saccade import cli
 from saccade.cli import serve as command
-from saccade.errors import ModelError, OptionError
-from saccade.media.fetch import Sources
+from saccade.core.errors import ModelError, OptionError
+from saccade.inputs.media.fetch import Sources
 from saccade.serve.app import Engine, Service
 
 LONG = dict(temperature=2.0, seed=1, max_tokens=40)
@@ -122,7 +122,7 @@ def test_hosts_that_are_named_are_not_thereby_private(monkeypatch):
         found.append(Sources(**given))
         raise OptionError("stop here")
 
-    monkeypatch.setattr("saccade.media.fetch.Sources", noted)
+    monkeypatch.setattr("saccade.inputs.media.fetch.Sources", noted)
     for more, private in ([], False), (["--private-media-hosts"], True):
         assert _main(monkeypatch, "--media-host", "example.com", *more) == 2
         made_ = found.pop()

@@ -12,8 +12,8 @@ import torch
 from serve.live import QUESTION, Live, inputs_of, made, serving, text_part, video_part
 
 import saccade
-from saccade import media
 from saccade.cli import loading
+from saccade.inputs import media
 
 CLOSE = 1e-4
 SETTINGS: dict[str, dict[str, Any]] = {

@@ -25,10 +25,10 @@ from serve.live import (
     video_part,
 )
 
-from saccade import media
 from saccade.cli import loading
-from saccade.media import Limits
-from saccade.media.fetch import Sources
+from saccade.inputs import media
+from saccade.inputs.media import Limits
+from saccade.inputs.media.fetch import Sources
 from saccade.serve.reading import Media
 
 

@@ -24,11 +24,11 @@ from schemathesis.specs.openapi.checks import (
 )
 from serve.live import Live, jpeg, made, request, serving
 
-from saccade.engine import Asked
-from saccade.pool import News
+from saccade.core.types import Result, Timings
+from saccade.engine.generate import Asked
+from saccade.engine.pool import News
 from saccade.serve.reading import Reader
 from saccade.serve.wire import ChatRequest
-from saccade.types import Result, Timings
 
 CHECKS = [
     not_a_server_error,

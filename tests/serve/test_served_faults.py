@@ -24,14 +24,14 @@ from serve.live import (
     video_part,
 )
 
-from saccade import worker
-from saccade.grow import Chain
-from saccade.media import guard
-from saccade.recipe import Recipe
-from saccade.schedule import serial
-from saccade.session import Session
-from saccade.tree import chain
-from saccade.types import Tree
+from saccade.core.tree import chain
+from saccade.core.types import Tree
+from saccade.drafting import worker
+from saccade.drafting.policies import Chain
+from saccade.drafting.recipe import Recipe
+from saccade.drafting.schedule import serial
+from saccade.inputs.media import guard
+from saccade.model.session import Session
 
 TEXTS = ["hi", "hello", "a red box"]
 
@@ -154,7 +154,9 @@ DEATHS = {
 def test_a_decoder_that_dies_is_one_refusal(models, clips, monkeypatch, death):
     """Claim: a decoder that crashes over a video is a 4xx for it, and the next is answered."""
     honest = guard.BOOT
-    code = f"import os, signal, saccade.media.guard as g\ng.read = lambda *_: {DEATHS[death]}"
+    code = (
+        f"import os, signal, saccade.inputs.media.guard as g\ng.read = lambda *_: {DEATHS[death]}"
+    )
     content = [video_part(clips[0]), text_part(QUESTION)]
     with serving(lambda: made(models, "ar")) as live:
         monkeypatch.setattr(guard, "BOOT", f"{code}\ng.serve()")

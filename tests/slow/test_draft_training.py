@@ -4,9 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from saccade.models import NAMES, load
-from saccade.shapes import evaluate, train_draft_run
-from saccade.shapes.batch import Plan
+from evidence.training import evaluate
+from saccade.inputs import NAMES, load
+from saccade.world import train_draft_run
+from saccade.world.batch import Plan
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 

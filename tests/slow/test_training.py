@@ -7,9 +7,11 @@ import torch
 from transformers import AutoModelForImageTextToText, AutoProcessor
 from transformers.video_utils import VideoMetadata
 
-from saccade.shapes import build, evaluate, text, train, world
-from saccade.shapes.batch import Plan, collate, draw
-from saccade.shapes.model import create, embed, grow, patches, read, see
+from evidence.training import build, evaluate, train
+from saccade.world import scenes as world
+from saccade.world import text
+from saccade.world.batch import Plan, collate, draw
+from saccade.world.model import create, embed, grow, patches, read, see
 
 pytestmark = pytest.mark.slow
 

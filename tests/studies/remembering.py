@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from saccade.media import Clip
-from saccade.studies import Lab
-from saccade.studies.lab import Shot
-from saccade.types import Inputs, Result
+from evidence.studies import Lab
+from evidence.studies.lab import Shot
+from saccade.core.types import Inputs, Result
+from saccade.inputs.media import Clip
 
 
 @dataclass

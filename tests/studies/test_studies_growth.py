@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 
-from saccade import studies
-from saccade.bench import synthetic
+from evidence import studies
+from evidence.studies import growth
+from evidence.studies import lab as labs
+from evidence.studies.lab import Lab
+from saccade.bench.hardware import synthetic
+from saccade.bench.peers import PEERS, Timed
 from saccade.bench.records import Answer
-from saccade.measure.peers import PEERS, Timed
-from saccade.shapes import agreement
-from saccade.studies import growth
-from saccade.studies import lab as labs
-from saccade.studies.lab import Lab
-from saccade.systems import resolve
-from saccade.types import Round
+from saccade.core.types import Round
+from saccade.methods import resolve
+from saccade.world import agreement
 
 pytestmark = pytest.mark.usefixtures("pair", "unchecked")
 

@@ -15,14 +15,14 @@ from helpers import hf_greedy
 from matplotlib.container import BarContainer
 from matplotlib.figure import Figure
 
-from saccade import studies
+from evidence import studies
+from evidence.studies import hippo, methods, specvlm
+from evidence.studies.lab import Lab
+from saccade.bench import draw
 from saccade.bench.records import Answer
-from saccade.measure import draw
-from saccade.models import ask
-from saccade.studies import hippo, methods, specvlm
-from saccade.studies.lab import Lab
-from saccade.suites import shapes
-from saccade.suites.types import Item
+from saccade.bench.suites import shapes
+from saccade.bench.suites.types import Item
+from saccade.inputs import ask
 
 pytestmark = pytest.mark.usefixtures("pair", "unchecked")
 

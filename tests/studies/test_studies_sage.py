@@ -12,10 +12,10 @@ import pytest
 import torch
 from remembering import Remembering
 
-from saccade.errors import OptionError
-from saccade.measure import draw
-from saccade.studies import Lab, sage
-from saccade.types import Result, RoundRecord, Timings
+from evidence.studies import Lab, sage
+from saccade.bench import draw
+from saccade.core.errors import OptionError
+from saccade.core.types import Result, RoundRecord, Timings
 
 pytestmark = pytest.mark.usefixtures("unchecked")
 

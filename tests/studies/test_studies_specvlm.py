@@ -12,8 +12,8 @@ import pytest
 import torch
 from remembering import Remembering
 
-from saccade.measure import draw
-from saccade.studies import Lab, specvlm
+from evidence.studies import Lab, specvlm
+from saccade.bench import draw
 
 pytestmark = pytest.mark.usefixtures("unchecked")
 

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from saccade import studies
+from evidence import studies
+from evidence.studies import std
+from evidence.studies.lab import Lab
 from saccade.bench.records import Answer
-from saccade.sampling import Sampling
-from saccade.session import Session
-from saccade.studies import std
-from saccade.studies.lab import Lab
-from saccade.systems import resolve
-from saccade.types import ROOT, Tree
+from saccade.core.sampling import Sampling
+from saccade.core.types import ROOT, Tree
+from saccade.methods import resolve
+from saccade.model.session import Session
 
 pytestmark = pytest.mark.usefixtures("pair", "unchecked")
 

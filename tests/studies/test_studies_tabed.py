@@ -15,16 +15,16 @@ import torch
 from remembering import Remembering
 from torch import Tensor
 
-from saccade import cost
-from saccade.captions import SHAPES, captioner
-from saccade.measure import draw
-from saccade.sampling import Sampling
-from saccade.session import Session
-from saccade.studies import Lab, tabed
-from saccade.studies import steps as steps_of
-from saccade.studies.lab import Shot
-from saccade.tree import chain
-from saccade.types import ROOT, RoundRecord
+from evidence.studies import Lab, tabed
+from evidence.studies import steps as steps_of
+from evidence.studies.lab import Shot
+from saccade.bench import draw
+from saccade.core.sampling import Sampling
+from saccade.core.tree import chain
+from saccade.core.types import ROOT, RoundRecord
+from saccade.drafting import costs
+from saccade.inputs.captions import SHAPES, captioner
+from saccade.model.session import Session
 
 GAMMA = 5
 pytestmark = pytest.mark.usefixtures("unchecked")
@@ -300,7 +300,7 @@ def test_latency_is_of_the_steps_it_names(lab, monkeypatch):
         slow = 100 if before < steps_of.WARM_UP else before % 3  # a warm-up must not be counted
         steps.append((who, len(trees), rows, keys, keys + 10 * rows + 3 * len(trees) + who + slow))
 
-    monkeypatch.setattr(cost, "Clock", Told)
+    monkeypatch.setattr(costs, "Clock", Told)
     monkeypatch.setattr(tabed, "CONTEXTS", (32, 64))
     monkeypatch.setattr(Session, "score", score)
     data = tabed.latency(lab)

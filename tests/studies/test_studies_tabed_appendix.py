@@ -11,13 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from saccade import studies
-from saccade.bench import records, words
-from saccade.errors import OptionError
-from saccade.measure import draw
-from saccade.models import load
-from saccade.studies import Lab, tabed_appendix
-from saccade.suites.shapes import TASKS, suites
+from evidence import studies
+from evidence.studies import Lab, tabed_appendix
+from saccade.bench import draw, records, words
+from saccade.bench.suites.shapes import TASKS, suites
+from saccade.core.errors import OptionError
+from saccade.inputs import load
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
 pytestmark = pytest.mark.usefixtures("unchecked")

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from handmade_layouts import CASES, Art, Case
 
-from saccade.errors import OptionError
-from saccade.media import Clip
-from saccade.suites.benchmarks import BENCHMARKS
-from saccade.suites.datasets import Dataset, open_dataset
-from saccade.suites.types import Suite
+from saccade.bench.suites.benchmarks import BENCHMARKS
+from saccade.bench.suites.datasets import Dataset, open_dataset
+from saccade.bench.suites.types import Suite
+from saccade.core.errors import OptionError
+from saccade.inputs.media import Clip
 
 NAMES = [f"{case.name}-{case.layout.__name__}" for case in CASES]
 every = pytest.mark.parametrize("case", CASES, ids=NAMES)

@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 from handmade_layouts import CASES, Art, Layout, tarred, zipped
 
-from saccade.errors import OptionError, VideoInputError
-from saccade.media import Clip
-from saccade.suites import layouts
-from saccade.suites.datasets import Dataset, message_parts, open_dataset
-from saccade.suites.layouts import Index, LayoutError
-from saccade.suites.types import Item
+from saccade.bench.suites import layouts
+from saccade.bench.suites.datasets import Dataset, message_parts, open_dataset
+from saccade.bench.suites.layouts import Index, LayoutError
+from saccade.bench.suites.types import Item
+from saccade.core.errors import OptionError, VideoInputError
+from saccade.inputs.media import Clip
 
 
 def fresh(name: str, art: Art) -> Layout:

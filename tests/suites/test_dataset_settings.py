@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from saccade.suites.benchmarks import BENCHMARKS
-from saccade.suites.protocols import SETTINGS
+from saccade.bench.suites.benchmarks import BENCHMARKS
+from saccade.bench.suites.protocols import SETTINGS
 
 DESCRIBE = (
     "Please provide a detailed description of the video, focusing on the main subjects, "

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from torch import nn
 
 import saccade
-from saccade.backbone import Backbone
-from saccade.tree import add
-from saccade.types import ROOT, Tree
+from saccade.core.tree import add
+from saccade.core.types import ROOT, Tree
+from saccade.model.backbone import Backbone
 
 pytestmark = pytest.mark.usefixtures("unchecked")
 
@@ -136,7 +136,7 @@ def test_no_tree_of_two_thousand_changes_a_token(rows, how, count):
 
 def test_control_a_tree_that_is_believed_changes_a_token(monkeypatch: Any):
     """Control: if what is drafted counts as the target's own, the very same check must fail."""
-    monkeypatch.setattr("saccade.verify.prob", lambda law, token: 1.0)
+    monkeypatch.setattr("saccade.core.verify.prob", lambda law, token: 1.0)
     with pytest.raises(AssertionError):
         check([[(-1, "wrong", 5)]], False, False, 8)
 

@@ -12,11 +12,11 @@ from helpers import AMOUNT, WORDS, backbone, left_padded, noisy, qwen25, text_in
 from torch import Tensor
 
 import saccade
-from saccade.backbone import Backbone
-from saccade.schedule import serial
-from saccade.session import Session
-from saccade.systems import SYSTEMS
-from saccade.types import Result
+from saccade.core.types import Result
+from saccade.drafting.schedule import serial
+from saccade.methods import SYSTEMS
+from saccade.model.backbone import Backbone
+from saccade.model.session import Session
 
 pytestmark = pytest.mark.usefixtures("unchecked")
 

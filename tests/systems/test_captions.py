@@ -17,9 +17,10 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
 import saccade
-from saccade import captions, view
-from saccade.errors import ModelError
-from saccade.shapes import world
+from saccade.core.errors import ModelError
+from saccade.drafting import views
+from saccade.inputs import captions
+from saccade.world import scenes
 
 pytestmark = pytest.mark.usefixtures("unchecked")
 
@@ -30,7 +31,7 @@ SAYABLE = "a red blue green box circle star on the left right above below is are
 
 @cache
 def frames_of(seed: int) -> list[np.ndarray]:
-    return list(world.render(world.scene(seed), 8, 112))
+    return list(scenes.render(scenes.scene(seed), 8, 112))
 
 
 @pytest.fixture(scope="module")
@@ -140,7 +141,7 @@ def test_control_the_caption_matters_to_the_draft(blip):
         assert result.ids == truth("qwen2_5_vl")[:20] and result.fallback_reason is None
         drafted.append([r.tokens for r in result.rounds])
     assert drafted[0] != drafted[1]
-    assert view.CAPTION.says == "caption"
+    assert views.CAPTION.says == "caption"
 
 
 # -- the embedded ones -------------------------------------------------------------------------
@@ -148,14 +149,14 @@ def test_control_the_caption_matters_to_the_draft(blip):
 
 def named(text: str) -> set[tuple[str, str]]:
     """The (colour, shape) pairs a text names."""
-    pattern = rf"\b({'|'.join(world.COLORS)}) ({'|'.join(world.SHAPES)})\b"
+    pattern = rf"\b({'|'.join(scenes.COLORS)}) ({'|'.join(scenes.SHAPES)})\b"
     return set(re.findall(pattern, text))
 
 
 def shown(seed: int) -> set[tuple[str, str]]:
     """The (colour, shape) pairs of the middle frame."""
-    scene = world.scene(seed)
-    return {(s.color, scene.objects[s.index].shape) for s in world.seen(scene, 4.5 / 8)}
+    scene = scenes.scene(seed)
+    return {(s.color, scene.objects[s.index].shape) for s in scenes.seen(scene, 4.5 / 8)}
 
 
 def hits(texts: Sequence[str], seeds: Sequence[int]) -> int:

@@ -30,15 +30,16 @@ from helpers import (
 from torch import Tensor
 
 import saccade
-from saccade import reference, worker
-from saccade.backbone import Backbone
-from saccade.draft import ModelDraft
-from saccade.errors import OptionError, SaccadeError
-from saccade.sampling import Sampling
-from saccade.session import Request, Session
-from saccade.systems import SYSTEMS, resolve
-from saccade.tree import chain
-from saccade.types import Inputs, Result, Tree
+from evidence import reference
+from saccade.core.errors import OptionError, SaccadeError
+from saccade.core.sampling import Sampling
+from saccade.core.tree import chain
+from saccade.core.types import Inputs, Result, Tree
+from saccade.drafting import worker
+from saccade.drafting.drafters import ModelDraft
+from saccade.methods import SYSTEMS, resolve
+from saccade.model.backbone import Backbone
+from saccade.model.session import Request, Session
 
 pytestmark = pytest.mark.usefixtures("unchecked")
 

@@ -24,11 +24,11 @@ from helpers import (
 )
 
 import saccade
-from saccade.grow import Chain
-from saccade.recipe import Recipe
-from saccade.schedule import serial
-from saccade.tree import add, chain
-from saccade.types import ROOT, Tree
+from saccade.core.tree import add, chain
+from saccade.core.types import ROOT, Tree
+from saccade.drafting.policies import Chain
+from saccade.drafting.recipe import Recipe
+from saccade.drafting.schedule import serial
 
 pytestmark = pytest.mark.usefixtures("unchecked")
 

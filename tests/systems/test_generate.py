@@ -24,7 +24,7 @@ from transformers import GenerationConfig, LogitsProcessorList, MaxLengthCriteri
 from transformers.generation.logits_process import SuppressTokensLogitsProcessor
 
 import saccade
-from saccade.errors import MethodError, ModelError, OptionError
+from saccade.core.errors import MethodError, ModelError, OptionError
 
 # test_greedy.py runs the same code with shapes and types checked.
 pytestmark = pytest.mark.usefixtures("unchecked")

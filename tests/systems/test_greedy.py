@@ -24,9 +24,9 @@ from helpers import (
 )
 
 import saccade
-from saccade import reference
-from saccade.cost import Costs, Fit
-from saccade.systems import SYSTEMS, resolve, specvlm
+from evidence import reference
+from saccade.drafting.costs import Costs, Fit
+from saccade.methods import SYSTEMS, resolve, specvlm
 
 # On other machines Fit would choose other shapes: here its costs are given.
 CHEAP = Costs((1, 2, 4, 8, 26), (1.0, 1.05, 1.1, 1.2, 1.6), draft=0.05)

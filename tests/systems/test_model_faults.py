@@ -21,9 +21,9 @@ from helpers import backbone, input_for, left_padded, noisy, qwen25, truth, vide
 from torch import Tensor
 
 import saccade
-from saccade.backbone import Backbone
-from saccade.types import Result
-from saccade.worker import Worker
+from saccade.core.types import Result
+from saccade.drafting.worker import Worker
+from saccade.model.backbone import Backbone
 
 pytestmark = pytest.mark.usefixtures("unchecked")
 

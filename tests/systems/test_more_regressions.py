@@ -40,13 +40,13 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 import saccade
-from saccade import families
-from saccade import verify as verify_module
-from saccade.errors import ModelError
-from saccade.models import EMBEDDED, load
-from saccade.show import UNFINISHED, Typist
-from saccade.tree import chain
-from saccade.types import RoundRecord, Tree
+from saccade.bench.show import UNFINISHED, Typist
+from saccade.core import verify as verify_module
+from saccade.core.errors import ModelError
+from saccade.core.tree import chain
+from saccade.core.types import RoundRecord, Tree
+from saccade.inputs import EMBEDDED, load
+from saccade.model import families
 
 pytestmark = pytest.mark.usefixtures("unchecked")
 

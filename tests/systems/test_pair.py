@@ -14,10 +14,10 @@ from transformers import AutoModelForImageTextToText, AutoProcessor
 from transformers.video_utils import VideoMetadata
 
 import saccade
-from saccade import reference
-from saccade.backbone import Backbone
-from saccade.shapes import text, world
-from saccade.systems import SYSTEMS
+from evidence import reference
+from saccade.methods import SYSTEMS
+from saccade.model.backbone import Backbone
+from saccade.world import scenes, text
 
 pytestmark = pytest.mark.usefixtures("unchecked")
 
@@ -56,8 +56,8 @@ def _clip(processor: Any, number: int) -> Any:
     seed = UNSEEN + number
     frames, seconds = 8 * (1 + number % 4), (2.0, 7.5, 40.0)[number % 3]
     task = ("describe", "describe", "events", "chat")[number % 4]
-    scene = world.scene(seed)
-    pixels = world.render(scene, frames, 112)
+    scene = scenes.scene(seed)
+    pixels = scenes.render(scene, frames, 112)
     asked = text.conversation(scene, task, seed)[0].question
     content = [{"type": "video"}, {"type": "text", "text": asked}]
     prompt = processor.apply_chat_template(

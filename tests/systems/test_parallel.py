@@ -37,13 +37,14 @@ from helpers import (
 )
 
 import saccade
-from saccade import reference, worker
-from saccade.backbone import Backbone
-from saccade.engine import Stream
-from saccade.sampling import Sampling
-from saccade.systems import resolve
-from saccade.types import Result, Round, Tree
-from saccade.worker import DraftError, Worker, WorkerDraft
+from evidence import reference
+from saccade.core.sampling import Sampling
+from saccade.core.types import Result, Round, Tree
+from saccade.drafting import worker
+from saccade.drafting.worker import DraftError, Worker, WorkerDraft
+from saccade.engine.generate import Stream
+from saccade.methods import resolve
+from saccade.model.backbone import Backbone
 
 pytestmark = pytest.mark.usefixtures("unchecked")
 

@@ -11,17 +11,17 @@ import torch
 from helpers import StubDraft, backbone, noisy, qwen25, text_input, video_input
 
 import saccade
-from saccade import pool
-from saccade.draft import Words
-from saccade.engine import Asked, settled
-from saccade.errors import ModelError, OptionError
-from saccade.grow import Chain
-from saccade.recipe import Recipe
-from saccade.schedule import serial
-from saccade.session import Session
-from saccade.systems import resolve
-from saccade.tree import chain
-from saccade.types import Result, Tree
+from saccade.core.errors import ModelError, OptionError
+from saccade.core.tree import chain
+from saccade.core.types import Result, Tree
+from saccade.drafting.drafters import Words
+from saccade.drafting.policies import Chain
+from saccade.drafting.recipe import Recipe
+from saccade.drafting.schedule import serial
+from saccade.engine import pool
+from saccade.engine.generate import Asked, settled
+from saccade.methods import resolve
+from saccade.model.session import Session
 
 pytestmark = pytest.mark.usefixtures("unchecked")
 
@@ -221,7 +221,7 @@ def test_a_forward_that_fails_ends_those_in_it_and_no_more(monkeypatch):
 def test_what_cannot_be_read_is_refused_in_a_sentence(method, monkeypatch):
     """Claim: a prompt that no memory holds is refused when it joins; beside others it waits."""
     crowd = pool.pool(TARGET, resolve(method), DRAFT)
-    monkeypatch.setattr("saccade.memory.available", lambda device: 10)
+    monkeypatch.setattr("saccade.model.memory.available", lambda device: 10)
     assert not crowd.fits(_asked(0))
     with pytest.raises(ModelError, match="would fit"):
         crowd.join(_asked(0))

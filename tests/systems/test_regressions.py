@@ -24,9 +24,9 @@ from helpers import (
 from torch import nn
 
 import saccade
-from saccade.backbone import Backbone
-from saccade.tree import chain
-from saccade.types import ROOT, Tree
+from saccade.core.tree import chain
+from saccade.core.types import ROOT, Tree
+from saccade.model.backbone import Backbone
 
 # test_greedy.py runs the same code with shapes and types checked.
 pytestmark = pytest.mark.usefixtures("unchecked")

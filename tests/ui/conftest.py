@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from saccade.models import load
+from saccade.inputs import load
 from saccade.ui.asking import Pair
 
 

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from saccade.engine import run
-from saccade.errors import MethodError, ModelError
-from saccade.media import Limits
-from saccade.models import ask
-from saccade.tree import chain
-from saccade.types import Result, Round, Timings, Tree, Verdict
+from saccade.core.errors import MethodError, ModelError
+from saccade.core.tree import chain
+from saccade.core.types import Result, Round, Timings, Tree, Verdict
+from saccade.engine.generate import run
+from saccade.inputs import ask
+from saccade.inputs.media import Limits
 from saccade.ui.asking import Asked, House, Pair, Shown, answers
 from saccade.ui.duel import Duel, Tell, duel
 
@@ -227,7 +227,7 @@ def test_a_draft_that_fails_says_why_and_the_answer_stands(
     models: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Claim: a draft that raises midway leaves the same answer, and its reason in the result."""
-    from saccade.draft import ModelDraft
+    from saccade.drafting.drafters import ModelDraft
 
     def broken(*_: Any) -> Any:
         raise RuntimeError("no more guesses")
@@ -268,7 +268,7 @@ def test_what_cannot_be_asked_is_refused_in_a_sentence(
     models: Pair, question: dict[str, Any], error: type[Exception], says: str
 ) -> None:
     """Claim: nonsense raises one of our errors, whose words say what was wrong."""
-    from saccade.errors import SaccadeError
+    from saccade.core.errors import SaccadeError
 
     with pytest.raises(SaccadeError, match=says) as refused:
         last(models, asked(**{"method": "auto", **question}))

@@ -16,8 +16,8 @@ from PIL import Image
 
 pytest.importorskip("gradio", reason="the page is an extra: uv sync --extra ui")
 
-from saccade.errors import OptionError  # noqa: E402
-from saccade.media import Limits  # noqa: E402
+from saccade.core.errors import OptionError  # noqa: E402
+from saccade.inputs.media import Limits  # noqa: E402
 from saccade.ui import page  # noqa: E402
 from saccade.ui.asking import House  # noqa: E402
 from saccade.ui.examples import EXAMPLES  # noqa: E402

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from saccade.show import MEANING
-from saccade.types import Result, RoundRecord, Timings
+from saccade.bench.show import MEANING
+from saccade.core.types import Result, RoundRecord, Timings
 from saccade.ui import pictures, spelling
 from saccade.ui.duel import Duel, Piece, Side
 from saccade.ui.kept import Kept

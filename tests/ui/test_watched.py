@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from saccade.errors import OptionError
+from saccade.core.errors import OptionError
 from saccade.ui.watched import Desk, Watched
 
 DEADLINE = 20.0  # generous: nothing here takes longer than a blink

@@ -8,8 +8,11 @@ import pytest
 import torch
 from helpers import FAMILIES, backbone, input_for, random_tree, text_input
 
-from saccade import attention, reference
-from saccade.attention import (
+from evidence import reference
+from saccade.core.sampling import Sampling
+from saccade.core.tree import ancestors
+from saccade.model import attention
+from saccade.model.attention import (
     FOLD_LIMIT,
     SPELT_KEYS,
     Record,
@@ -19,10 +22,8 @@ from saccade.attention import (
     partial,
     plain_partial,
 )
-from saccade.cache import Cache
-from saccade.sampling import Sampling
-from saccade.session import Session
-from saccade.tree import ancestors
+from saccade.model.cache import Cache
+from saccade.model.session import Session
 
 HEADS, KV, WIDTH = 4, 2, 8
 SCALE = 0.3

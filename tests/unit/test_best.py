@@ -11,12 +11,12 @@ import torch
 from helpers import FAMILIES, TableSession, answered, random_table, truth
 from torch import Tensor
 
-from saccade.draft import drive
-from saccade.grow import Best, Chain, Static, grow_best, grow_chain, grow_static
-from saccade.sampling import Sampling, Scores
-from saccade.systems import resolve
-from saccade.tree import add, chain, children, path
-from saccade.types import ROOT, Growing, Shape, Tree
+from saccade.core.sampling import Sampling, Scores
+from saccade.core.tree import add, chain, children, path
+from saccade.core.types import ROOT, Growing, Shape, Tree
+from saccade.drafting.drafters import drive
+from saccade.drafting.policies import Best, Chain, Static, grow_best, grow_chain, grow_static
+from saccade.methods import resolve
 
 V, DEPTH = 4, 5
 Text = tuple[int, ...]

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from saccade.cache import Cache
+from saccade.model.cache import Cache
 
 LAYERS, HEADS, WIDTH = 2, 3, 4
 

@@ -14,10 +14,8 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from saccade.backbone import Backbone
-from saccade.errors import MethodError, OptionError
-from saccade.measure import calibrate as calibrating
-from saccade.measure.calibrate import (
+from saccade.bench import calibrate as calibrating
+from saccade.bench.calibrate import (
     CANDIDATES,
     CONFIRM,
     START,
@@ -31,9 +29,11 @@ from saccade.measure.calibrate import (
     search,
     write,
 )
-from saccade.measure.compare import Row
-from saccade.models import Loaded
-from saccade.systems import resolve
+from saccade.bench.compare import Row
+from saccade.core.errors import MethodError, OptionError
+from saccade.inputs import Loaded
+from saccade.methods import resolve
+from saccade.model.backbone import Backbone
 
 AXES = tuple(CANDIDATES)
 STANDARD = {"lambda": "0.5", "keep": "0.1", "shape": "tree"}  # what "specvlm" is without overrides
@@ -371,7 +371,7 @@ def file(tmp_path: Path) -> Callable[[str], Path]:
 def test_what_is_written_is_read(tmp_path: Path) -> None:
     """Claim: method, names and threads come back; what was measured stands below; the environment
     may hold torch's own kind of string. Fails on anything YAML or JSON cannot hold."""
-    from saccade.measure.trace import environment
+    from saccade.bench.trace import environment
 
     path = tmp_path / "saccade.yaml"
     best = trial("specvlm/lambda=0.35/keep=0.2/shape=chain-9", 1.25, 2.5, taus=[3.0, 4.0])

@@ -11,12 +11,12 @@ import pytest
 import torch
 from helpers import TableSession, backbone, noisy, qwen25
 
-from saccade import cost
-from saccade.cost import Costs, Fit, expected_chain, expected_tree
-from saccade.sampling import Sampling
-from saccade.systems.specvlm import TREE
-from saccade.tree import chain
-from saccade.types import Round, Tree, Verdict
+from saccade.core.sampling import Sampling
+from saccade.core.tree import chain
+from saccade.core.types import Round, Tree, Verdict
+from saccade.drafting import costs as cost
+from saccade.drafting.costs import Costs, Fit, expected_chain, expected_tree
+from saccade.methods.specvlm import TREE
 
 COSTS = Costs((1, 2, 4, 8), (10.0, 11.0, 13.0, 21.0), draft=0.5)
 

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import torch
 
-from saccade.memory import GIB, SPARE, Footprint
-from saccade.models import doctor
-from saccade.models.doctor import RATES, SLOPE, TYPICAL, Diagnosis, Outlook, Part, examine
-from saccade.models.published import CONFIGS, PAIRS
+from saccade.inputs import doctor
+from saccade.inputs.doctor import RATES, SLOPE, TYPICAL, Diagnosis, Outlook, Part, examine
+from saccade.inputs.published import CONFIGS, PAIRS
+from saccade.model.memory import GIB, SPARE, Footprint
 
 BIG = Footprint(parameters=1000, decoder=800, kv=2, layers=4, vocab=320)
 SMALL = Footprint(parameters=100, decoder=80, kv=1, layers=1, vocab=320)

@@ -19,23 +19,24 @@ from helpers import video_input as seen_input
 from torch import Tensor
 
 import saccade
-from saccade import exact, models
-from saccade.attention import Segment, Step
-from saccade.backbone import Backbone
-from saccade.cache import Cache
-from saccade.control import Auto
-from saccade.cost import Costs, Fit
-from saccade.errors import MethodError, ModelError
-from saccade.exact import BLOCK, ROWS, ExactSession, Ordered, ordered
-from saccade.grow import Chain
-from saccade.measure.flips import flips
-from saccade.recipe import Recipe, chains_only
-from saccade.sampling import Sampling
-from saccade.session import Session
-from saccade.shapes.agreement import held_out
-from saccade.systems import SYSTEMS, resolve
-from saccade.tree import add, chain
-from saccade.types import ROOT, Inputs, Tree
+from saccade import inputs as models
+from saccade.bench.hardware.flips import flips
+from saccade.core.errors import MethodError, ModelError
+from saccade.core.sampling import Sampling
+from saccade.core.tree import add, chain
+from saccade.core.types import ROOT, Inputs, Tree
+from saccade.drafting.controller import Auto
+from saccade.drafting.costs import Costs, Fit
+from saccade.drafting.policies import Chain
+from saccade.drafting.recipe import Recipe, chains_only
+from saccade.methods import SYSTEMS, resolve
+from saccade.model import batch_invariant
+from saccade.model.attention import Segment, Step
+from saccade.model.backbone import Backbone
+from saccade.model.batch_invariant import BLOCK, ROWS, ExactSession, Ordered, ordered
+from saccade.model.cache import Cache
+from saccade.model.session import Session
+from saccade.world.agreement import held_out
 
 LOW = (torch.bfloat16, torch.float16)
 METHODS = (
@@ -220,7 +221,7 @@ class Unordered(ExactSession):
 
     def _forward(self, *args: Any) -> Tensor:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(exact, "Ordered", lambda segment: self._step([segment]))
+            patch.setattr(batch_invariant, "Ordered", lambda segment: self._step([segment]))
             return super()._forward(*args)
 
 
@@ -327,7 +328,7 @@ def test_control_a_place_that_matters_is_found(dtype, monkeypatch):
     """Control: a last bit that depends on the place, or on the rows beside, is found and said."""
     target = Backbone(copy.deepcopy(llama(0)).to(dtype))
     before, forward = torch.get_rng_state(), target.forward
-    assert exact.same_everywhere(target)
+    assert batch_invariant.same_everywhere(target)
     assert torch.equal(torch.get_rng_state(), before), "it draws from noise of its own"
 
     def third(*args: Any) -> Tensor:
@@ -341,9 +342,9 @@ def test_control_a_place_that_matters_is_found(dtype, monkeypatch):
 
     for broken in (third, beside):
         monkeypatch.setattr(target, "forward", broken)
-        assert not exact.same_everywhere(target)
+        assert not batch_invariant.same_everywhere(target)
         with pytest.raises(ModelError, match="cannot be promised on this machine"):
-            exact.check(target)
+            batch_invariant.check(target)
     with pytest.raises(ModelError, match="cannot be promised"):
         saccade.stream(target, words_input(), method="ar", exact=True)
 
@@ -351,12 +352,12 @@ def test_control_a_place_that_matters_is_found(dtype, monkeypatch):
 def test_it_is_tried_once_for_each_model(monkeypatch):
     """Claim: the trial is remembered, by number of threads."""
     target = Backbone(copy.deepcopy(llama(1)))
-    exact.check(target)
-    monkeypatch.setattr(exact, "same_everywhere", lambda model: False)
-    exact.check(target)
+    batch_invariant.check(target)
+    monkeypatch.setattr(batch_invariant, "same_everywhere", lambda model: False)
+    batch_invariant.check(target)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 97)
     with pytest.raises(ModelError, match="97 threads"):
-        exact.check(target)
+        batch_invariant.check(target)
 
 
 def test_experts_are_refused():
@@ -404,7 +405,7 @@ def test_which_shapes_are_chains():
 
 def test_costs_are_those_of_padded_forwards():
     """Claim: shape fit reckons that 1 to 16 rows cost the same, and 17 as much as 32."""
-    costs = exact.padded(Costs((1, 16, 32), (1.0, 4.0, 8.0), 0.1))
+    costs = batch_invariant.padded(Costs((1, 16, 32), (1.0, 4.0, 8.0), 0.1))
     assert [costs.verify(rows) for rows in (1, 8, 16, 17, 32)] == [4.0, 4.0, 4.0, 8.0, 8.0]
     longer = Fit((), costs).choose((9.0, 10.0))
     assert longer > Fit((), Costs(costs.rows, costs.target, costs.draft)).choose((9.0, 10.0))

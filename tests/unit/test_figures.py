@@ -1,4 +1,4 @@
-"""`saccade figure`: what is drawn is what was measured, and what was measured is a real run."""
+"""`python -m evidence figure`: what is drawn is what was measured, which was a real run."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ import typer
 from matplotlib.figure import Figure
 from typer.testing import CliRunner, Result
 
-from saccade import studies
-from saccade.cli.figure import figure as command
-from saccade.errors import OptionError
-from saccade.measure import draw
-from saccade.shapes import agreement
-from saccade.studies import lab as labs
-from saccade.studies import methods
-from saccade.types import RoundRecord
+from evidence import studies
+from evidence.commands.figure import figure as command
+from evidence.studies import lab as labs
+from evidence.studies import methods
+from saccade.bench import draw
+from saccade.core.errors import OptionError
+from saccade.core.types import RoundRecord
+from saccade.world import agreement
 
 Call = Callable[..., Result]
 METHODS = ("specvlm", "sparse-to-dense", "tabed", "sage", "hippo")  # of docs/methods

@@ -6,11 +6,11 @@ import pytest
 import torch
 from helpers import TableSession, random_table
 
-from saccade.draft import drive
-from saccade.grow import Chain, Static, check_paths, grow_chain, grow_static
-from saccade.sampling import Sampling, uniform
-from saccade.tree import chain, depths, path
-from saccade.types import ROOT, Tree
+from saccade.core.sampling import Sampling, uniform
+from saccade.core.tree import chain, depths, path
+from saccade.core.types import ROOT, Tree
+from saccade.drafting.drafters import drive
+from saccade.drafting.policies import Chain, Static, check_paths, grow_chain, grow_static
 
 V, DEPTH = 4, 4
 TABLE = random_table(0, V, DEPTH)

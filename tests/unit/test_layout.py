@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from saccade.layout import Side, arrange, images, lattice, videos
+from saccade.model.grid import Side, arrange, images, lattice, videos
 
 Cell = tuple[int, int, int, int]
 NONE: Cell = (-1, -1, -1, -1)

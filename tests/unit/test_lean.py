@@ -11,14 +11,14 @@ import pytest
 import torch
 from helpers import FAMILIES, backbone, input_for, llama, qwen2, qwen25, random_tree, text_input
 
-from saccade.attention import Segment, Step
-from saccade.backbone import Backbone
-from saccade.cache import Cache
-from saccade.errors import ModelError
-from saccade.lean import FEW, TABLE, LeanDecoder, Matrix
-from saccade.sampling import Sampling
-from saccade.session import Session
-from saccade.tree import ancestors
+from saccade.core.errors import ModelError
+from saccade.core.sampling import Sampling
+from saccade.core.tree import ancestors
+from saccade.model.attention import Segment, Step
+from saccade.model.backbone import Backbone
+from saccade.model.cache import Cache
+from saccade.model.decoder import FEW, TABLE, LeanDecoder, Matrix
+from saccade.model.session import Session
 
 
 def _forward(
@@ -190,5 +190,5 @@ def test_only_small_weights_in_fp32_are_packed(monkeypatch):
     """Claim: low precision and large models are left alone. Control: the small one is packed."""
     assert Backbone(copy.deepcopy(llama())).lean.head.packed
     assert not Backbone(copy.deepcopy(llama()).bfloat16()).lean.head.packed
-    monkeypatch.setattr("saccade.lean.PACKED_BYTES", 1000)
+    monkeypatch.setattr("saccade.model.decoder.PACKED_BYTES", 1000)
     assert not Backbone(copy.deepcopy(llama())).lean.head.packed

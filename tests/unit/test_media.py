@@ -34,10 +34,10 @@ from reels import (
     video,
 )
 
-from saccade.errors import VideoInputError
-from saccade.media import Clip, Limits, Sampling, images, opening, read, read_image
-from saccade.media.opening import opened
-from saccade.media.video import Nameless, Video
+from saccade.core.errors import VideoInputError
+from saccade.inputs.media import Clip, Limits, Sampling, images, opening, read, read_image
+from saccade.inputs.media.opening import opened
+from saccade.inputs.media.video import Nameless, Video
 
 
 def no_decoding(monkeypatch):

@@ -23,9 +23,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from reels import still, video
 
-from saccade.errors import VideoInputError
-from saccade.media import fetch
-from saccade.media.fetch import Loaded, Sources
+from saccade.core.errors import VideoInputError
+from saccade.inputs.media import fetch
+from saccade.inputs.media.fetch import Loaded, Sources
 
 BYTES = b"\x89PNG" + bytes(range(256)) * 40
 

@@ -22,9 +22,9 @@ from hypothesis import strategies as st
 from PIL import Image as PILImage
 from reels import EVERY, animation, faststart, numbers, picture, sound, still, video
 
-from saccade.errors import OptionError, VideoInputError
-from saccade.media import Limits, Sampling, guard, read, read_frames, read_image
-from saccade.media.guard import Guard
+from saccade.core.errors import OptionError, VideoInputError
+from saccade.inputs.media import Limits, Sampling, guard, read, read_frames, read_image
+from saccade.inputs.media.guard import Guard
 
 SMALL = Limits(max_pixels=1 << 20, max_memory=1 << 26)
 
@@ -43,7 +43,9 @@ def played(monkeypatch):
 
     def make(code: str, **more: float) -> Guard:
         honest = guard.BOOT
-        monkeypatch.setattr(guard, "BOOT", f"import saccade.media.guard as g\n{code}\ng.serve()")
+        monkeypatch.setattr(
+            guard, "BOOT", f"import saccade.inputs.media.guard as g\n{code}\ng.serve()"
+        )
         made = Guard(**{"seconds": 20.0, **more})
         with made._child():
             pass  # it starts here
@@ -127,7 +129,8 @@ def test_root_holds_in_the_child(shared, tmp_path):
 
 def test_a_child_is_light():
     """Claim: what a child imports holds neither torch nor transformers, so it starts at once."""
-    code = "import sys, saccade.media.guard; print({'torch', 'transformers'} & set(sys.modules))"
+    code = "import sys, saccade.inputs.media.guard\n"
+    code += "print({'torch', 'transformers'} & set(sys.modules))"
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert said.stdout.strip() == "set()"
 

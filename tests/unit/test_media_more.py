@@ -30,9 +30,9 @@ from reels import (
     video,
 )
 
-from saccade.errors import VideoInputError
-from saccade.media import Limits, Sampling, read, read_frames, read_image
-from saccade.media.fetch import Sources
+from saccade.core.errors import VideoInputError
+from saccade.inputs.media import Limits, Sampling, read, read_frames, read_image
+from saccade.inputs.media.fetch import Sources
 
 
 def saved(image, form, **more):
@@ -256,7 +256,8 @@ def test_lists_of_frames():
 
 def test_standard_input_of_a_process():
     """A video piped into a real process is read there from standard input."""
-    code = "from saccade.media import read; c = read('-'); print(c.source_frames, len(c.frames))"
+    code = "from saccade.inputs.media import read\n"
+    code += "c = read('-'); print(c.source_frames, len(c.frames))"
     done = subprocess.run([sys.executable, "-c", code], input=video(), capture_output=True)
     assert done.stdout.split() == [b"30", b"4"], done.stderr
 

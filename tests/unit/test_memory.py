@@ -12,15 +12,16 @@ import torch
 import transformers as hf
 
 import saccade
-from saccade import memory, models
-from saccade.backbone import Backbone
-from saccade.cache import Cache
-from saccade.errors import ModelError
-from saccade.memory import GIB, SPARE, footprint
-from saccade.models import Loaded, checkpoints
-from saccade.models.published import CONFIGS
-from saccade.sampling import Sampling
-from saccade.session import Session
+from saccade import inputs as models
+from saccade.core.errors import ModelError
+from saccade.core.sampling import Sampling
+from saccade.inputs import Loaded, checkpoints
+from saccade.inputs.published import CONFIGS
+from saccade.model import memory
+from saccade.model.backbone import Backbone
+from saccade.model.cache import Cache
+from saccade.model.memory import GIB, SPARE, footprint
+from saccade.model.session import Session
 
 CPU = torch.device("cpu")
 FAMILIES = ("qwen2.5-vl", "qwen3-vl-moe", "llava-1.5", "llava-onevision", "qwen2.5-omni", "llama")
@@ -417,7 +418,7 @@ def test_reading_a_long_clip_takes_its_keys_and_one_chunk():
     The mask over all keys alone would be 2,048 rows x 5,000 keys x 4 bytes = 40 MB; what a chunk
     of rows needs is about its own width of numbers. Keys and values count too.
     """
-    from saccade.bench.prefill import read
+    from saccade.bench.hardware.prefill import read
 
     target = models.load("shapes", device="cpu")
     found = read(target, 5_000, rows=4, record=True)

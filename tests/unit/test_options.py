@@ -8,10 +8,10 @@ from helpers import llama
 from transformers import GenerationConfig, LogitsProcessorList, MaxLengthCriteria
 from transformers.generation import logits_process as hf
 
-from saccade import options
-from saccade.errors import OptionError
-from saccade.options import Stops
-from saccade.types import Options
+from saccade.core import options
+from saccade.core.errors import OptionError
+from saccade.core.options import Stops
+from saccade.core.types import Options
 
 # One value of each setting that `generate` would compute differently.
 REFUSED = dict(

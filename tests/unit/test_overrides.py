@@ -10,17 +10,26 @@ from typing import Any
 import pytest
 from helpers import WORDS, answered, truth
 
-from saccade.draft import EarlyExit, ModelDraft, SelfDraft
-from saccade.ensemble import Ensemble
-from saccade.errors import MethodError
-from saccade.grow import Best, Chain, Static
-from saccade.recipe import Recipe
-from saccade.schedule import parallel, serial
-from saccade.systems import SCHEDULES, SHAPES, SYSTEMS, VIEWS, WEIGHTS, choices, resolve, specvlm
-from saccade.systems.specvlm import TwoStage
-from saccade.systems.tabed import Equal, Grid, Inverse
-from saccade.view import Pruned, Several
-from saccade.worker import WorkerDraft
+from saccade.core.errors import MethodError
+from saccade.drafting.drafters import EarlyExit, ModelDraft, SelfDraft
+from saccade.drafting.ensemble import Ensemble
+from saccade.drafting.policies import Best, Chain, Static
+from saccade.drafting.recipe import Recipe
+from saccade.drafting.schedule import parallel, serial
+from saccade.drafting.views import Pruned, Several
+from saccade.drafting.worker import WorkerDraft
+from saccade.methods import (
+    SCHEDULES,
+    SHAPES,
+    SYSTEMS,
+    VIEWS,
+    WEIGHTS,
+    choices,
+    resolve,
+    specvlm,
+)
+from saccade.methods.specvlm import TwoStage
+from saccade.methods.tabed import Equal, Grid, Inverse
 
 
 def is_a_sentence(message: str) -> bool:

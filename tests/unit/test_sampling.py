@@ -9,9 +9,9 @@ import torch
 from helpers import TableSession, chi_square
 from transformers.generation import logits_process as hf
 
-from saccade.sampling import ROLES, BrokenLaw, Sampling, Scores, draw, prob, uniform
-from saccade.tree import chain
-from saccade.types import ROOT, Tree
+from saccade.core.sampling import ROLES, BrokenLaw, Sampling, Scores, draw, prob, uniform
+from saccade.core.tree import chain
+from saccade.core.types import ROOT, Tree
 
 LOGITS = torch.tensor([1.0, 3.0, 3.0, -2.0, 0.5])
 

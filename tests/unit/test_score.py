@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from saccade import score
+from saccade.drafting import saliency
 
 
 @pytest.mark.parametrize(
@@ -26,14 +26,14 @@ from saccade import score
 )
 def test_budget_rounds_and_leaves_at_least_one(seen, keep, kept):
     """Claim: max(1, round(keep N)), none only when asked for none. Fails on int() truncation."""
-    assert score.budget(seen, keep) == kept
+    assert saliency.budget(seen, keep) == kept
 
 
 @pytest.mark.parametrize("keep", [-0.1, 1.01, float("nan")])
 def test_budget_refuses_what_is_no_share(keep):
     """Claim: a share outside [0, 1] is an error. Fails if it is clipped in silence."""
     with pytest.raises(ValueError, match="keep"):
-        score.budget(10, keep)
+        saliency.budget(10, keep)
 
 
 SCORES = st.lists(st.sampled_from([0.0, 0.25, 0.5, 1.0]), min_size=1, max_size=12)
@@ -44,7 +44,7 @@ SCORES = st.lists(st.sampled_from([0.0, 0.25, 0.5, 1.0]), min_size=1, max_size=1
 def test_top_is_a_stable_sort_cut_short(values, count):
     """Claim: the highest scores, ties to the lower index, increasing. Ties are everywhere here."""
     ranked = sorted(range(len(values)), key=lambda i: (-values[i], i))
-    assert score.top(torch.tensor(values), count).tolist() == sorted(ranked[:count])
+    assert saliency.top(torch.tensor(values), count).tolist() == sorted(ranked[:count])
 
 
 @settings(max_examples=80)
@@ -58,7 +58,7 @@ def test_top_mass_is_the_smallest_top_set_that_reaches_the_share(values, share, 
         mass += values[i]
         if mass >= share * sum(values):
             break
-    found = score.top_mass(torch.tensor(values), share, most)
+    found = saliency.top_mass(torch.tensor(values), share, most)
     assert found.tolist() == sorted(kept[:most])
 
 
@@ -66,7 +66,7 @@ def test_top_mass_is_the_smallest_top_set_that_reaches_the_share(values, share, 
 @pytest.mark.parametrize("count", [0, 1, 3, 7, 30])
 def test_spread_is_even(size, count):
     """Claim: distinct items in order, gaps that differ by at most one, ends treated alike."""
-    found = score.spread(torch.arange(size) * 10, count)
+    found = saliency.spread(torch.arange(size) * 10, count)
     picked = [x // 10 for x in found.tolist()]
     assert len(picked) == min(size, count) and picked == sorted(set(picked))
     gaps = {b - a for a, b in zip(picked, picked[1:], strict=False)}
@@ -77,15 +77,15 @@ def test_spread_is_even(size, count):
 
 def test_rest_is_the_complement():
     """Claim: rest and kept partition the indices. Fails if one is in both or in neither."""
-    assert score.rest(6, torch.tensor([4, 1])).tolist() == [0, 2, 3, 5]
-    assert score.rest(2, torch.tensor([0, 1])).tolist() == []
-    assert score.rest(3, torch.zeros(0, dtype=torch.long)).tolist() == [0, 1, 2]
+    assert saliency.rest(6, torch.tensor([4, 1])).tolist() == [0, 2, 3, 5]
+    assert saliency.rest(2, torch.tensor([0, 1])).tolist() == []
+    assert saliency.rest(3, torch.zeros(0, dtype=torch.long)).tolist() == [0, 1, 2]
 
 
 def test_attention_averages_layers_and_heads():
     """Claim: a_j is a plain mean (Eq. 5). Fails if it is a maximum or a sum."""
     mass = torch.arange(12, dtype=torch.float32).view(2, 3, 2)
-    assert score.attention(mass).tolist() == [5.0, 6.0]
+    assert saliency.attention(mass).tolist() == [5.0, 6.0]
 
 
 def _grid(*sizes: tuple[int, int, int]) -> torch.Tensor:
@@ -99,10 +99,10 @@ def test_transfer_looks_up_the_cell_at_the_same_relative_place():
     """Claim: a finer grid repeats cells, a coarser one samples their middle, per medium."""
     coarse, fine = _grid((1, 1, 2), (1, 2, 1)), _grid((1, 2, 4), (2, 4, 2))
     scores = torch.tensor([1.0, 2.0, 3.0, 4.0])
-    moved = score.transfer(scores, coarse, fine)
+    moved = saliency.transfer(scores, coarse, fine)
     assert moved[:8].tolist() == [1, 1, 2, 2, 1, 1, 2, 2]
     assert moved[8:].tolist() == [3, 3, 3, 3, 4, 4, 4, 4] * 2
-    back = score.transfer(moved, fine, coarse)
+    back = saliency.transfer(moved, fine, coarse)
     assert torch.equal(back, scores)
 
 
@@ -110,7 +110,7 @@ def test_transfer_between_equal_grids_changes_nothing():
     """Claim: on one grid scores stay where they are. Fails if a lookup is off by a cell."""
     grid = _grid((3, 4, 5), (1, 2, 2))
     scores = torch.arange(len(grid), dtype=torch.float32)
-    assert torch.equal(score.transfer(scores, grid, grid.clone()), scores)
+    assert torch.equal(saliency.transfer(scores, grid, grid.clone()), scores)
 
 
 def test_transfer_between_grids_of_one_size_but_another_layout():
@@ -120,7 +120,7 @@ def test_transfer_between_grids_of_one_size_but_another_layout():
     """
     wide, square = _grid((1, 2, 8)), _grid((1, 4, 4))
     scores = (wide[:, 2] * 10 + wide[:, 3]).float()  # row and column of each cell
-    moved = score.transfer(scores, wide, square)
+    moved = saliency.transfer(scores, wide, square)
     expected = [(h // 2) * 10 + (2 * w + 1) for _, _, h, w in square.tolist()]
     assert moved.tolist() == expected
 
@@ -141,7 +141,7 @@ def test_transfer_between_other_media_goes_by_the_place_in_the_prompt(pieces, ot
     """
     grid, other = _grid(*pieces), _grid(*others, (1, 1, 1), (1, 1, 1), (1, 1, 1))
     scores = torch.arange(len(grid), dtype=torch.float32)
-    moved = score.transfer(scores, grid, other).tolist()
+    moved = saliency.transfer(scores, grid, other).tolist()
     assert len(moved) == len(other)
     assert set(moved) <= set(scores.tolist())
     assert moved == sorted(moved)
@@ -154,8 +154,8 @@ def test_transfer_between_other_media_of_one_size_changes_nothing():
     """Claim: as many cells on both sides keep their scores. Fails if the lookup is off by one."""
     one, other = _grid((1, 2, 2), (1, 1, 3)), _grid((1, 1, 7))
     scores = torch.tensor([3.0, 1.0, 4.0, 1.0, 5.0, 9.0, 2.0])
-    assert torch.equal(score.transfer(scores, one, other), scores)
-    assert torch.equal(score.transfer(scores, other, one), scores)
+    assert torch.equal(saliency.transfer(scores, one, other), scores)
+    assert torch.equal(saliency.transfer(scores, other, one), scores)
 
 
 def test_transfer_from_a_medium_with_holes_goes_by_the_place_too():
@@ -166,6 +166,6 @@ def test_transfer_from_a_medium_with_holes_goes_by_the_place_too():
     fine, coarse = _grid((1, 2, 4)), _grid((1, 2, 2))
     scores = torch.arange(8, dtype=torch.float32)
     holes = torch.tensor([0, 1, 2, 4, 5, 7])
-    moved = score.transfer(scores[holes], fine[holes], coarse)
+    moved = saliency.transfer(scores[holes], fine[holes], coarse)
     assert moved.tolist() == scores[holes][[0, 2, 3, 5]].tolist()
-    assert score.transfer(scores, fine, coarse).tolist() == [1, 3, 5, 7]
+    assert saliency.transfer(scores, fine, coarse).tolist() == [1, 3, 5, 7]

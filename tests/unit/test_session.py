@@ -25,14 +25,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import DynamicCache
 
-from saccade import session as session_module
-from saccade.backbone import Backbone
-from saccade.cache import Cache
-from saccade.reference import Oracle
-from saccade.sampling import Sampling
-from saccade.session import Session
-from saccade.tree import add, chain, path
-from saccade.types import ROOT, Tree, Turn
+from evidence.reference import Oracle
+from saccade.core.sampling import Sampling
+from saccade.core.tree import add, chain, path
+from saccade.core.types import ROOT, Tree, Turn
+from saccade.model import session as session_module
+from saccade.model.backbone import Backbone
+from saccade.model.cache import Cache
+from saccade.model.session import Session
 
 BOTH = pytest.mark.parametrize("lean", [None, False], ids=["lean", "modules"])
 BATCH = left_padded(

@@ -18,13 +18,14 @@ from helpers import (
     video_input,
 )
 
-from saccade import cost, static
-from saccade.errors import ModelError
-from saccade.sampling import Sampling
-from saccade.session import Session
-from saccade.static import ROWS, StaticSteps
-from saccade.tree import add, chain
-from saccade.types import Tree, Turn
+from saccade.core.errors import ModelError
+from saccade.core.sampling import Sampling
+from saccade.core.tree import add, chain
+from saccade.core.types import Tree, Turn
+from saccade.drafting import costs
+from saccade.model import cuda_graphs
+from saccade.model.cuda_graphs import ROWS, StaticSteps
+from saccade.model.session import Session
 
 LEAN = ["qwen2_5_vl", "qwen2_vl", "llama"]
 
@@ -35,7 +36,7 @@ class Counted:
     def __init__(self) -> None:
         self.captures = self.replays = 0
 
-    def __call__(self, work: static.Work) -> static.Work:
+    def __call__(self, work: cuda_graphs.Work) -> cuda_graphs.Work:
         self.captures += 1
         work()  # the warm-up runs for real
 
@@ -49,7 +50,7 @@ class Counted:
 def _both(family: str = "qwen2_5_vl", **options: Any) -> tuple[Session, Session, Counted]:
     """An ordinary session and a static one over the same prompt, and what the latter captured."""
     model = backbone(FAMILIES[family]())
-    static._trusted.add(model)  # else the first step is an ordinary one
+    cuda_graphs._trusted.add(model)  # else the first step is an ordinary one
     prompts = model.prompts(input_for(family))
     counted = Counted()
     ordinary = Session(model, [Sampling()], static=False, **options)
@@ -93,8 +94,8 @@ def test_every_step_gives_the_laws_of_an_ordinary_forward(family):
 
 def test_the_tail_settles_anew_when_it_is_long(monkeypatch):
     """Claim: a text longer than the longest tail moves the border, and the laws stay."""
-    monkeypatch.setattr(static, "LONGEST", 16)
-    monkeypatch.setattr(static, "SHORTEST", 4)
+    monkeypatch.setattr(cuda_graphs, "LONGEST", 16)
+    monkeypatch.setattr(cuda_graphs, "SHORTEST", 4)
     ordinary, fixed, counted = _both()
     rng = random.Random(1)
     for _ in range(30):
@@ -144,13 +145,13 @@ def test_a_size_is_captured_once_and_its_memory_stays():
 @pytest.mark.parametrize("shift", [-1, 1])
 def test_control_a_mask_off_by_one_is_seen(shift, monkeypatch):
     """Control: a tail read one key too far or too short must show, or nothing above does."""
-    stage = static._stage
+    stage = cuda_graphs._stage
 
     def shifted(staged: Any, *rest: Any) -> None:
         stage(staged, *rest)
         staged.visible.copy_(staged.visible.roll(shift, 1))
 
-    monkeypatch.setattr(static, "_stage", shifted)
+    monkeypatch.setattr(cuda_graphs, "_stage", shifted)
     ordinary, fixed, _ = _both()
     a, b = (torch.stack(list(s.score({0: chain([1, 2, 3])})[0].rows)) for s in (ordinary, fixed))
     assert not torch.allclose(a, b, atol=1e-2)
@@ -181,7 +182,7 @@ def test_a_capture_that_fails_costs_nothing_but_speed(caplog):
     """Claim: a GPU that refuses a capture is told of once, and the laws are ordinary ones."""
     ordinary, fixed, _ = _both()
 
-    def refused(work: static.Work) -> static.Work:
+    def refused(work: cuda_graphs.Work) -> cuda_graphs.Work:
         raise RuntimeError("operation not permitted when stream is capturing")
 
     fixed.static = StaticSteps(fixed.backbone, refused)
@@ -196,7 +197,7 @@ def test_a_session_chooses_by_device(monkeypatch):
     """Claim: by itself a session uses fixed shapes only on GPUs, and with the lean decoder."""
     model = backbone(FAMILIES["qwen2_5_vl"]())
     assert Session(model, [Sampling()]).static is None
-    monkeypatch.setattr(static, "DEVICES", ("cpu",))
+    monkeypatch.setattr(cuda_graphs, "DEVICES", ("cpu",))
     assert Session(model, [Sampling()]).static is not None
     modules = backbone(FAMILIES["qwen2_5_vl"](), False)
     assert Session(modules, [Sampling()]).static is None
@@ -206,9 +207,9 @@ def test_a_session_chooses_by_device(monkeypatch):
 
 def test_bare_forwards_over_filled_caches_run_in_fixed_shapes(monkeypatch):
     """Claim: what `cost` times is the static step where sessions use it."""
-    monkeypatch.setattr(static, "DEVICES", ("cpu",))
-    session = cost.filled(backbone(FAMILIES["qwen2_5_vl"]()), 64, 1, 32)
-    assert cost.step(session, 64, 5) > 0
+    monkeypatch.setattr(cuda_graphs, "DEVICES", ("cpu",))
+    session = costs.filled(backbone(FAMILIES["qwen2_5_vl"]()), 64, 1, 32)
+    assert costs.step(session, 64, 5) > 0
     assert session.static is not None and len(session.static._runs) == 1
 
 
@@ -219,7 +220,7 @@ def test_answers_are_the_same(method, monkeypatch):
     Caches hold NaN wherever they hold nothing. (Everything else that tests sessions can be run so
     too: set ``static.DEVICES``; only tests that count calls of ``Backbone.forward`` then fail.)
     """
-    monkeypatch.setattr(static, "DEVICES", ("cpu",))
+    monkeypatch.setattr(cuda_graphs, "DEVICES", ("cpu",))
     result = answered("qwen2_5_vl", method)
     assert result.ids == truth("qwen2_5_vl") and result.fallback_reason is None
 
@@ -229,9 +230,9 @@ def test_the_first_step_on_a_machine_is_held_against_an_ordinary_one(wrong, capl
     """Claim: a capture whose logits are off is found out at its first step and never used: laws
     stay those of ordinary forwards. Control: a right one is trusted from then on."""
     ordinary, fixed, _ = _both()
-    static._trusted.discard(fixed.backbone)
+    cuda_graphs._trusted.discard(fixed.backbone)
 
-    def capture(work: static.Work) -> static.Work:
+    def capture(work: cuda_graphs.Work) -> cuda_graphs.Work:
         return (lambda: work().roll(1, -1)) if wrong else work
 
     fixed.static = StaticSteps(fixed.backbone, capture)
@@ -241,5 +242,5 @@ def test_the_first_step_on_a_machine_is_held_against_an_ordinary_one(wrong, capl
         for session in (ordinary, fixed):
             session.commit({0: [token]})
     assert (fixed.static is None) is wrong
-    assert (fixed.backbone in static._trusted) is not wrong
+    assert (fixed.backbone in cuda_graphs._trusted) is not wrong
     assert ("apart" in caplog.text) is wrong

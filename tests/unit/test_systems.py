@@ -11,17 +11,17 @@ from helpers import backbone, qwen25, video_input
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from saccade.draft import ModelDraft, Nobody, SelfDraft
-from saccade.errors import MethodError
-from saccade.grow import Chain, Static
-from saccade.recipe import Recipe
-from saccade.sampling import Sampling
-from saccade.schedule import serial
-from saccade.session import Session
-from saccade.systems import SYSTEMS, VIEWS, resolve, specvlm
-from saccade.systems.specvlm import TREE, TwoStage
-from saccade.types import Prompt
-from saccade.view import Pruned
+from saccade.core.errors import MethodError
+from saccade.core.sampling import Sampling
+from saccade.core.types import Prompt
+from saccade.drafting.drafters import ModelDraft, Nobody, SelfDraft
+from saccade.drafting.policies import Chain, Static
+from saccade.drafting.recipe import Recipe
+from saccade.drafting.schedule import serial
+from saccade.drafting.views import Pruned
+from saccade.methods import SYSTEMS, VIEWS, resolve, specvlm
+from saccade.methods.specvlm import TREE, TwoStage
+from saccade.model.session import Session
 
 
 def test_every_system_resolves_to_itself():

@@ -16,18 +16,18 @@ from torch import Tensor
 from typer.testing import CliRunner
 
 import saccade
-from saccade.backbone import Backbone
+from evidence.reference import Oracle
 from saccade.cli.train_draft import train_draft
-from saccade.errors import ModelError, OptionError, SaccadeError
-from saccade.models import ask, load
-from saccade.reference import Oracle
-from saccade.sampling import Sampling
-from saccade.shapes import agreement
-from saccade.shapes import train_draft_run as training
-from saccade.shapes.train_draft import RECIPES, parts, shared, trained
-from saccade.shapes.train_draft_run import Settings
-from saccade.shapes.train_draft_samples import Samples, answered, together
-from saccade.shapes.train_draft_trainer import Work, answers, loss_of, trainer
+from saccade.core.errors import ModelError, OptionError, SaccadeError
+from saccade.core.sampling import Sampling
+from saccade.inputs import ask, load
+from saccade.model.backbone import Backbone
+from saccade.world import agreement
+from saccade.world import train_draft_run as training
+from saccade.world.train_draft import RECIPES, parts, shared, trained
+from saccade.world.train_draft_run import Settings
+from saccade.world.train_draft_samples import Samples, answered, together
+from saccade.world.train_draft_trainer import Work, answers, loss_of, trainer
 
 SEEING = ("qwen2_5_vl", "qwen2_vl", "llava_onevision")
 # Where the parts are in these families, written down by hand.

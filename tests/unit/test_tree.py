@@ -8,8 +8,8 @@ from helpers import grown, rows
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from saccade import tree as t
-from saccade.types import ROOT, Tree
+from saccade.core import tree as t
+from saccade.core.types import ROOT, Tree
 
 ROWS = rows()
 

@@ -11,10 +11,10 @@ from helpers import grown, rows
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from saccade import verify as module
-from saccade.tree import add, chain, children, path
-from saccade.types import ROOT, Tree, Verdict
-from saccade.verify import residual, verify
+from saccade.core import verify as module
+from saccade.core.tree import add, chain, children, path
+from saccade.core.types import ROOT, Tree, Verdict
+from saccade.core.verify import residual, verify
 
 V = 4
 

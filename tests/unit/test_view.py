@@ -8,13 +8,13 @@ import pytest
 import torch
 from helpers import backbone, qwen25, video_input
 
-from saccade import view
-from saccade.sampling import Sampling
-from saccade.session import Session
-from saccade.types import Prefill, Prompt
-from saccade.view import Pruned
+from saccade.core.sampling import Sampling
+from saccade.core.types import Prefill, Prompt
+from saccade.drafting import views
+from saccade.drafting.views import Pruned
+from saccade.model.session import Session
 
-VIEWS = [view.RANDOM, view.UNIFORM, view.SCATTERED, view.ATTENTION]
+VIEWS = [views.RANDOM, views.UNIFORM, views.SCATTERED, views.ATTENTION]
 
 
 @pytest.fixture(scope="module")
@@ -54,18 +54,18 @@ def test_a_view_keeps_its_budget_and_all_text_where_it_stood(prefill, kind, keep
 def test_full_and_none_are_the_two_ends(prefill):
     """Claim: full is the prompt itself, none its text. Fails if either leaves a row too many."""
     whole = prefill.prompt
-    full = view.FULL(prefill, whole)
+    full = views.FULL(prefill, whole)
     assert torch.equal(full.embeds, whole.embeds) and full.seen == whole.seen == 48
-    none = view.NONE(prefill, whole)
+    none = views.NONE(prefill, whole)
     assert none.seen == 0 and len(none) == len(whole) - whole.seen
 
 
 def test_repacked_counts_from_zero_on_every_axis(prefill):
     """Claim: positions 0, 1, 2, ... and the answer right behind. Fails if a gap is left."""
-    packed = Pruned("uniform", view.uniform, 0.1, positions="repacked")(prefill, prefill.prompt)
+    packed = Pruned("uniform", views.uniform, 0.1, positions="repacked")(prefill, prefill.prompt)
     assert packed.positions.tolist() == [list(range(len(packed)))] * 3
     assert packed.next_position == len(packed)
-    original = Pruned("uniform", view.uniform, 0.1)(prefill, prefill.prompt)
+    original = Pruned("uniform", views.uniform, 0.1)(prefill, prefill.prompt)
     assert torch.equal(packed.embeds, original.embeds)
     assert not torch.equal(packed.positions, original.positions)
 
@@ -75,7 +75,7 @@ def test_scattered_is_even_and_in_step_with_no_grid(keep):
     """Claim: whatever the width of the grid, every column keeps about its share, and so does every
     stretch of 64 tokens. Control: evenly spaced tokens leave whole columns out."""
     missed = {}
-    for kind in (view.SCATTERED, view.UNIFORM):
+    for kind in (views.SCATTERED, views.UNIFORM):
         shares, stretches = [], []
         for width in (4, 7, 8, 14, 16, 20, 28):
             count = width * 64
@@ -106,16 +106,16 @@ def _visual(count: int) -> Prompt:
 def test_random_reproduces_and_is_not_uniform(prefill):
     """Claim: the random view is a function of the prompt. Fails if it draws global randomness."""
     torch.manual_seed(1)
-    first = _kept(prefill, view.RANDOM(prefill, prefill.prompt))
+    first = _kept(prefill, views.RANDOM(prefill, prefill.prompt))
     torch.manual_seed(2)
-    assert _kept(prefill, view.RANDOM(prefill, prefill.prompt)) == first
-    assert first != _kept(prefill, view.UNIFORM(prefill, prefill.prompt))
+    assert _kept(prefill, views.RANDOM(prefill, prefill.prompt)) == first
+    assert first != _kept(prefill, views.UNIFORM(prefill, prefill.prompt))
 
 
 def test_attention_keeps_the_most_attended(prefill):
     """Claim: no dropped token was attended more than a kept one. Fails on any other ranking."""
     mass = prefill.mass.mean((0, 1))
-    kept = _kept(prefill, view.ATTENTION(prefill, prefill.prompt))
+    kept = _kept(prefill, views.ATTENTION(prefill, prefill.prompt))
     dropped = [i for i in range(48) if i not in kept]
     assert len(kept) == 5
     assert mass[kept].min() >= mass[dropped].max()
@@ -125,7 +125,7 @@ def test_a_view_that_needs_attention_says_so(prefill):
     """Claim: without recorded mass such a view fails by name. Fails if it prunes by nothing."""
     blind = Prefill(prefill.prompt, prefill.cache, prefill.tip, None)
     with pytest.raises(AssertionError, match="view attention needs recorded attention"):
-        view.ATTENTION(blind, prefill.prompt)
+        views.ATTENTION(blind, prefill.prompt)
 
 
 def test_select_keeps_deepstack_rows_with_their_tokens(prefill):

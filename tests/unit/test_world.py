@@ -12,8 +12,9 @@ import av
 import numpy as np
 import pytest
 
-from saccade.shapes import text, world
-from saccade.shapes.world import Scene
+from saccade.world import scenes as world
+from saccade.world import text
+from saccade.world.scenes import Scene
 
 SCENES = [world.scene(seed) for seed in range(300)]
 NUMBERS = {word: n for n, word in enumerate(text.NUMBERS)} | {"none": 0}

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from saccade.draft import Team
-from saccade.errors import OptionError
-from saccade.models import Loaded
-from saccade.recipe import Recipe
-from saccade.sampling import Sampling
-from saccade.session import Session
-from saccade.systems import resolve
-from saccade.types import Inputs, Tree
-from saccade.view import Worded
+from saccade.core.errors import OptionError
+from saccade.core.sampling import Sampling
+from saccade.core.types import Inputs, Tree
+from saccade.drafting.drafters import Team
+from saccade.drafting.recipe import Recipe
+from saccade.drafting.views import Worded
+from saccade.inputs import Loaded
+from saccade.methods import resolve
+from saccade.model.session import Session
 
 PREFIX = "draft"
 

@@ -15,9 +15,9 @@ from matplotlib.figure import Figure
 
 from saccade.bench import measures
 from saccade.bench.alone import is_alone
+from saccade.bench.compare import BASELINE
+from saccade.bench.draw import COLOURS, DASHES, MANY, SMALL, save
 from saccade.bench.records import Answer
-from saccade.measure.compare import BASELINE
-from saccade.measure.draw import COLOURS, DASHES, MANY, SMALL, save
 
 By = Mapping[str, Sequence[Answer]]
 """The answers of each method to one suite, without those that failed."""

@@ -14,10 +14,10 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from saccade import rows
-from saccade.errors import OptionError
-from saccade.tree import height
-from saccade.types import Result
+from saccade.core.errors import OptionError
+from saccade.core.tree import height
+from saccade.core.types import Result
+from saccade.corpus import rows
 
 RESULTS = "results.jsonl"
 DONE = "done"

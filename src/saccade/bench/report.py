@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from saccade.bench import figures, layouts, measures, records, words
+from saccade.bench import figures, measures, records, words
 from saccade.bench.alone import is_alone
+from saccade.bench.compare import BASELINE
 from saccade.bench.measures import Interval
 from saccade.bench.records import Answer
-from saccade.measure.compare import BASELINE
 
 REPORT = "report.md"
 LEGEND = """\
@@ -40,18 +40,15 @@ an item (HIPPO's Fig. 3, TABED's Table 9). *Agrees* is how far it writes the tar
 before the first other one, as a share of the answer.
 """
 
-LAYOUT = """\
-The same figures in each paper's own tables, suites in the place of its benchmarks; speedups are of
-decoding, medians with intervals.
-"""
-
 Column = tuple[str, Callable[[Sequence[Answer], Sequence[Answer]], str]]
+After = Callable[[Sequence[Answer]], Iterable[str]]
 
 
-def write(folder: Path) -> Path:
+def write(folder: Path, after: After | None = None) -> Path:
     """Writes ``report.md`` and its figures beside a run's results.
 
-    Raises OptionError where there are none.
+    ``after`` are further lines made of the answers, for the end of the page. Raises OptionError
+    where there are no results.
     """
     about, answers = records.stored(folder)
     drawn = {
@@ -59,7 +56,7 @@ def write(folder: Path) -> Path:
         for suite, own in _by_suite(answers).items()
     }
     path = folder / REPORT
-    path.write_text(markdown(about, answers, drawn))
+    path.write_text(markdown(about, answers, drawn, () if after is None else after(answers)))
     return path
 
 
@@ -67,8 +64,9 @@ def markdown(
     about: Mapping[str, Any],
     answers: Sequence[Answer],
     drawn: Mapping[str, Sequence[str]] | None = None,
+    after: Iterable[str] = (),
 ) -> str:
-    """The report; ``drawn`` are the files of each suite's figures."""
+    """The report; ``drawn`` are the files of each suite's figures, ``after`` further lines."""
     plan, machine = about["plan"], about["environment"]
     lines = [
         "# Benchmark",
@@ -83,7 +81,7 @@ def markdown(
         lines += [f"## {suite}", "", *_suite(own), ""]
         lines += [f"![{name}]({name})" for name in (drawn or {}).get(suite, ())]
         lines.append("")
-    lines += ["## In the papers' layouts", "", LAYOUT, *layouts.tables(answers), ""]
+    lines += after
     return "\n".join(lines)
 
 

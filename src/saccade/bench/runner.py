@@ -18,20 +18,20 @@ import numpy as np
 
 from saccade.bench import alone, records
 from saccade.bench.alone import is_alone
+from saccade.bench.compare import BASELINE, WARM_UP_TOKENS, named
+from saccade.bench.peers import PEERS
 from saccade.bench.records import Answer
-from saccade.conversation import Conversation
-from saccade.errors import OptionError, SaccadeError
-from saccade.measure.compare import BASELINE, WARM_UP_TOKENS, named
-from saccade.measure.peers import PEERS
-from saccade.measure.trace import environment
-from saccade.media import Clip
-from saccade.memory import Peak
-from saccade.models import Loaded, ask, ask_draft
-from saccade.options import settle
-from saccade.recipe import Recipe
-from saccade.suites.datasets import message_parts
-from saccade.suites.types import Item, Suite
-from saccade.types import Inputs
+from saccade.bench.suites.datasets import message_parts
+from saccade.bench.suites.types import Item, Suite
+from saccade.bench.trace import environment
+from saccade.core.errors import OptionError, SaccadeError
+from saccade.core.options import settle
+from saccade.core.types import Inputs
+from saccade.drafting.recipe import Recipe
+from saccade.engine.conversation import Conversation
+from saccade.inputs import Loaded, ask, ask_draft
+from saccade.inputs.media import Clip
+from saccade.model.memory import Peak
 
 Tell = Callable[[str, int, int], None]
 """(what is being done, items done, items in all)"""

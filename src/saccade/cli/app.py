@@ -16,17 +16,16 @@ from saccade.cli.crowd import crowd
 from saccade.cli.demo import demo
 from saccade.cli.describe import describe
 from saccade.cli.doctor import doctor
-from saccade.cli.figure import figure
 from saccade.cli.gpu import gpu
 from saccade.cli.make_checkpoint import make_checkpoint
 from saccade.cli.methods import methods
 from saccade.cli.prefill import prefill
 from saccade.cli.serve import serve
 from saccade.cli.shapes import shapes_app
+from saccade.cli.terminal import err
 from saccade.cli.train_draft import train_draft
 from saccade.cli.ui import ui
-from saccade.errors import SaccadeError
-from saccade.terminal import err
+from saccade.core.errors import SaccadeError
 
 app = typer.Typer(
     help="Vision-language models that answer faster, with exactly the same answers.",
@@ -57,7 +56,6 @@ app.command()(serve)
 app.command()(ui)
 app.command()(methods)
 app.command()(calibrate)
-app.command()(figure)
 app.command()(doctor)
 app.command("make-checkpoint")(make_checkpoint)
 app.command("train-draft")(train_draft)
@@ -69,9 +67,14 @@ app.add_typer(shapes_app, name="shapes")
 
 
 def main() -> None:
-    """Runs the command line: an error meant for a person is one line and exit code 2."""
+    """Runs the command line."""
+    called(app)
+
+
+def called(commands: typer.Typer) -> None:
+    """Runs commands: an error meant for a person is one line and exit code 2."""
     try:
-        app(standalone_mode=True)
+        commands(standalone_mode=True)
     except SaccadeError as error:
         err.print(f"saccade: {error}", markup=False, soft_wrap=True)
         sys.exit(2)

@@ -12,14 +12,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from saccade import rows
 from saccade.cli import loading, options
-from saccade.errors import OptionError
-from saccade.terminal import Json, Threads, Verbose, err, out, prepare, status
+from saccade.cli.terminal import Json, Threads, Verbose, err, out, prepare, status
+from saccade.core.errors import OptionError
 
 if TYPE_CHECKING:
-    from saccade.recipe import Recipe
-    from saccade.suites.types import Suite
+    from saccade.bench.suites.types import Suite
+    from saccade.drafting.recipe import Recipe
 
 DEFAULT_SUITE = "shapes-caption"
 DEFAULT_METHODS = "ar,auto,sd,specvlm,specvlm/shape=fit,sage,hf,hf-assisted-seeing"
@@ -76,6 +75,7 @@ def bench(
     known = loading.known(config, target, draft, None)
     prepare(threads or known.threads, verbose)
     from saccade.bench import report, runner
+    from saccade.corpus import rows
 
     part = rows.shard(shard)
     suites = named_suites(suite, data)
@@ -120,29 +120,6 @@ def bench_report(
     out.print(f"{report.write(run)} has the report", markup=False, soft_wrap=True)
 
 
-@bench_app.command("scaling")
-def bench_scaling() -> None:
-    """Print the tables of docs/scaling.md: a 72B/7B pair over several GPUs, by arithmetic alone."""
-    from saccade.bench import scaling
-
-    typer.echo(scaling.page())
-
-
-@bench_app.command("claims")
-def bench_claims(
-    results: Annotated[Path, typer.Argument(help="The folder of runs and figures.")] = Path(
-        "docs/results"
-    ),
-) -> None:
-    """Judge every claim of the papers by stored results: claims.md beside them."""
-    from saccade.claims import page
-    from saccade.claims.evidence import Evidence
-
-    path = results / "claims.md"
-    path.write_text(page(Evidence(results)))
-    out.print(f"{path} has the claims", markup=False, soft_wrap=True)
-
-
 @bench_app.command("cost")
 def bench_cost(
     methods: Annotated[str, typer.Option(help="Comma-separated.")] = (
@@ -170,8 +147,8 @@ def bench_cost(
     The verdicts are decreed, so models with random weights will do.
     """
     prepare(threads, verbose)
-    from saccade.bench.synthetic import Decree, imposed
-    from saccade.measure.compare import named
+    from saccade.bench.compare import named
+    from saccade.bench.hardware.synthetic import Decree, imposed
 
     if accepted is None and rates is None:
         accepted = 3.0
@@ -208,7 +185,7 @@ def bench_profile(
 ) -> None:
     """Where a round's time goes, and how near it comes to what bare forwards allow."""
     prepare(threads, verbose)
-    from saccade.measure.compare import named
+    from saccade.bench.compare import named
 
     recipes = {name: recipe for name, recipe in named(split(methods)).items() if recipe}
     models = loading.models(target or "shapes", draft, loading.Place(dtype, device), quiet=as_json)
@@ -226,10 +203,11 @@ def _profile(
     as_json: bool,
 ) -> None:
     """Measures over a suite's first items, and prints."""
-    from saccade.bench import runner, tables
-    from saccade.bench.profile import profile
-    from saccade.measure.trace import environment
-    from saccade.models import ask
+    from saccade.bench import runner
+    from saccade.bench.hardware import tables
+    from saccade.bench.hardware.profile import profile
+    from saccade.bench.trace import environment
+    from saccade.inputs import ask
 
     (chosen,) = named_suites(suite, None)
     items = islice(chosen.items(), limit)
@@ -262,47 +240,6 @@ def _profile(
     )
 
 
-@bench_app.command("speed")
-def bench_speed(
-    only: Annotated[
-        str | None,
-        typer.Option(help="decode-2k, whole-256, context-10k, auto, useless; else all."),
-    ] = None,
-    clips: Annotated[int, typer.Option(min=1, help="Of each part.")] = 4,
-    repeat: options.Repeat = 3,
-    path: Annotated[Path | None, typer.Option("--out", help="Keep the JSON here too.")] = None,
-    threads: Threads = None,
-    as_json: Json = False,
-    verbose: Verbose = False,
-) -> None:
-    """Every ratio of speed that has a goal, measured on the embedded pair."""
-    prepare(threads, verbose)
-    from saccade.bench import speed, tables
-
-    parts = speed.chosen(split(only or ""))
-    if path is not None and not path.parent.is_dir():
-        raise OptionError(f"cannot write {path}: there is no folder {path.parent}")
-
-    def keep(found: Mapping[str, Any]) -> None:
-        if path is not None:
-            path.write_text(json.dumps(found) + "\n")
-
-    models = loading.models("shapes", None, loading.Place(), quiet=as_json)
-    assert models.draft is not None
-    pair = speed.Pair(models.target, models.draft)
-    with status("measuring", quiet=as_json) as tell:
-        found = speed.speed(pair, parts, clips=clips, repeat=repeat, tell=tell, keep=keep)
-    if as_json:
-        typer.echo(json.dumps(found))
-        return
-    out.print(tables.goals(found["ratios"]))
-    for part in found["parts"]:
-        same = "same ids as ar" if part["identical"] else f"OTHER IDS THAN ar: {part['differing']}"
-        failed = "".join(f"; {name}: {why}" for name, why in part["errors"].items())
-        line = f"{part['about']}: {', '.join(part['clips'])}; {same}{failed}"
-        out.print(line, markup=False, soft_wrap=True, style="dim")
-
-
 def split(names: str) -> list[str]:
     """Names between commas."""
     return [name.strip() for name in names.split(",") if name.strip()]
@@ -316,15 +253,15 @@ def _rate(text: str) -> float:
 
 
 def _names() -> list[str]:
-    from saccade.suites import shapes
-    from saccade.suites.benchmarks import BENCHMARKS
+    from saccade.bench.suites import shapes
+    from saccade.bench.suites.benchmarks import BENCHMARKS
 
     return [*shapes.suites(), *BENCHMARKS]
 
 
 def named_suites(given: str, data: Path | None) -> tuple[Suite, ...]:
     """Suites by their names between commas. Raises OptionError for one nobody knows."""
-    from saccade.suites import shapes
+    from saccade.bench.suites import shapes
 
     known = shapes.suites()
     found: list[Suite] = []
@@ -341,14 +278,14 @@ def named_suites(given: str, data: Path | None) -> tuple[Suite, ...]:
 
 
 def _dataset(name: str, data: Path | None) -> Suite:
-    from saccade.suites.datasets import open_dataset
+    from saccade.bench.suites.datasets import open_dataset
 
     known, _, paper = name.partition("@")
     return open_dataset(known, data, paper=paper or None)
 
 
 def _methods(given: str, exact: bool = False) -> tuple[str, ...]:
-    from saccade.systems import SYSTEMS
+    from saccade.methods import SYSTEMS
 
     names = split(given)
     every = [each for name in names for each in (SYSTEMS if name == "all" else [name])]
@@ -380,9 +317,9 @@ def bench_flips(
     prepare(threads, verbose)
     from itertools import islice
 
+    from saccade.bench.hardware.flips import flips
     from saccade.bench.runner import shown
-    from saccade.measure.flips import flips
-    from saccade.models import ask, load
+    from saccade.inputs import ask, load
 
     loaded = load(target or "shapes", dtype=dtype, device=device)
     (chosen,) = named_suites(suite, None)

@@ -13,14 +13,14 @@ import typer
 from rich.table import Table
 
 from saccade.cli import loading
-from saccade.errors import OptionError
-from saccade.terminal import Json, Threads, Verbose, err, out, prepare, status
+from saccade.cli.terminal import Json, Threads, Verbose, err, out, prepare, status
+from saccade.core.errors import OptionError
 
 if TYPE_CHECKING:
-    from saccade.measure.calibrate import Calibration
-    from saccade.media import Clip, Sampling
+    from saccade.bench.calibrate import Calibration
+    from saccade.inputs.media import Clip, Sampling
 
-FIRST_SEED = 30_000_000  # neither trained on nor what `shapes eval` measures
+FIRST_SEED = 30_000_000  # neither trained on nor what `evidence eval` measures
 CLIPS, FRAMES, SIZE = 3, 64, 224
 
 
@@ -58,8 +58,8 @@ def calibrate(
     It holds for this pair, videos like these, and this machine, when nothing else keeps it busy.
     """
     prepare(threads, verbose)
-    from saccade.measure import calibrate as calibrating
-    from saccade.media import Sampling
+    from saccade.bench import calibrate as calibrating
+    from saccade.inputs.media import Sampling
 
     _check_writable(out_file)
     calibrating.check(method)
@@ -134,7 +134,7 @@ def _check_writable(path: Path) -> None:
 
 
 def _read(video: str, sampling: Sampling, tell: Callable[[str], None]) -> Clip:
-    from saccade import media
+    from saccade.inputs import media
 
     tell(f"reading {video}")
     clip = media.read(video, sampling)
@@ -145,14 +145,14 @@ def _read(video: str, sampling: Sampling, tell: Callable[[str], None]) -> Clip:
 
 def _own(tell: Callable[[str], None]) -> list[Clip]:
     """Clips of the synthetic world that nothing was trained on."""
-    from saccade import media
-    from saccade.shapes import world
+    from saccade.inputs import media
+    from saccade.world import scenes
 
     clips = []
     with tempfile.TemporaryDirectory() as folder:
         for number in range(CLIPS):
             tell(f"drawing clip {number + 1} of {CLIPS}")
             path = Path(folder) / f"{number}.mp4"
-            world.write_clip(world.scene(FIRST_SEED + number), path, FRAMES, SIZE)
+            scenes.write_clip(scenes.scene(FIRST_SEED + number), path, FRAMES, SIZE)
             clips.append(media.read(path, media.Sampling(every=True)))
     return clips

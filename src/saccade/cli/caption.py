@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from saccade import rows
 from saccade.cli import loading, options
-from saccade.errors import OptionError
-from saccade.terminal import Json, Threads, Verbose, err, out, prepare
+from saccade.cli.terminal import Json, Threads, Verbose, err, out, prepare
+from saccade.core.errors import OptionError
 
 if TYPE_CHECKING:
     from saccade.corpus import Answer, Standing, Tell
@@ -78,6 +77,8 @@ def caption(
     """
     if workers is not None and ray is None:
         raise OptionError("--workers are of a cluster: give --ray, or several --shard")
+    from saccade.corpus import rows
+
     known = loading.known(config, target, draft, method)
     part = rows.shard(shard)
     prepare(threads or known.threads, verbose)

@@ -12,12 +12,12 @@ import typer
 
 from saccade.cli import loading, options
 from saccade.cli.describe import answer, described, showing
-from saccade.terminal import Json, Quiet, Threads, Verbose, err, prepare
+from saccade.cli.terminal import Json, Quiet, Threads, Verbose, err, prepare
 
 if TYPE_CHECKING:
-    from saccade.conversation import Conversation
-    from saccade.engine import Stream
-    from saccade.types import Inputs
+    from saccade.core.types import Inputs
+    from saccade.engine.conversation import Conversation
+    from saccade.engine.generate import Stream
 
 
 def chat(
@@ -51,7 +51,7 @@ def chat(
     """
     known = loading.known(config, target, draft, method)
     prepare(threads or known.threads, verbose)
-    from saccade.conversation import Conversation
+    from saccade.engine.conversation import Conversation
 
     (recipe,) = loading.recipes([known.method], exact)
     shown = showing(as_json, quiet)

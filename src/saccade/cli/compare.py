@@ -11,11 +11,11 @@ import typer
 from rich.console import Console
 
 from saccade.cli import loading, options
-from saccade.terminal import Json, Threads, Verbose, err, out, prepare, status
+from saccade.cli.terminal import Json, Threads, Verbose, err, out, prepare, status
 
 if TYPE_CHECKING:
-    from saccade.media import Clip
-    from saccade.types import Result
+    from saccade.core.types import Result
+    from saccade.inputs.media import Clip
 
 REPEAT, MANY = 3, 8
 
@@ -61,8 +61,8 @@ def compare(
     """Run several methods on one video, interleaved, and show what each one costs."""
     known = loading.known(config, target, draft, None)
     prepare(threads or known.threads, verbose)
-    from saccade.measure.compare import named
-    from saccade.systems import SYSTEMS
+    from saccade.bench.compare import named
+    from saccade.methods import SYSTEMS
 
     given = (methods or f"ar,{known.method},hf").split(",")
     names = [name.strip() for name in given if name.strip()]
@@ -80,7 +80,7 @@ def compare(
     title = Path(video).name
     found = compared(models, clip, title, prompt, names, often, settings, seed, caption, exact)
     if trace is not None:
-        from saccade.measure import trace as traces
+        from saccade.bench import trace as traces
 
         for name, result in found.results.items():
             safe = name.replace("/", "_")
@@ -106,7 +106,7 @@ class Comparison:
         return {**self.about, "methods": {name: row.json() for name, row in self.rows.items()}}
 
     def show(self, page: Console) -> None:
-        from saccade import show
+        from saccade.bench import show
 
         about = self.about
         page.print(show.table(self.rows))
@@ -132,7 +132,7 @@ def compared(
 ) -> Comparison:
     import torch
 
-    from saccade.measure.compare import compare as measure
+    from saccade.bench.compare import compare as measure
 
     target = models.target
     inputs = loading.inputs(target, clip, prompt)

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from saccade.cli import loading, options
 from saccade.cli.bench import named_suites, split
-from saccade.terminal import Json, Threads, Verbose, out, prepare, status
+from saccade.cli.terminal import Json, Threads, Verbose, out, prepare, status
 
 
 def crowd(
@@ -34,7 +34,7 @@ def crowd(
 ) -> None:
     """Serve the same requests with so many rows at once: tokens a second of all together."""
     prepare(threads, verbose)
-    from saccade.bench.crowd import questions, race
+    from saccade.bench.hardware.crowd import questions, race
 
     (chosen,) = named_suites(suite, None)
     place = loading.Place(dtype, device)

@@ -13,7 +13,7 @@ from rich.console import Console
 from saccade.cli import loading, options
 from saccade.cli.compare import compared
 from saccade.cli.options import DEFAULT_METHOD
-from saccade.terminal import PIPED_WIDTH, Json, Threads, Verbose, out, prepare
+from saccade.cli.terminal import PIPED_WIDTH, Json, Threads, Verbose, out, prepare
 
 DEMO_SEED, DEMO_FRAMES, DEMO_SIZE = 20_000_002, 64, 224  # never trained on
 
@@ -28,13 +28,14 @@ def demo(
 ) -> None:
     """Describe a video twice with the embedded pair, plainly and drafted, and compare."""
     prepare(threads, verbose)
-    from saccade import media, show
-    from saccade.shapes import text, world
+    from saccade.bench import show
+    from saccade.inputs import media
+    from saccade.world import scenes, text
 
-    scene = world.scene(DEMO_SEED)
+    scene = scenes.scene(DEMO_SEED)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "demo.mp4"
-        world.write_clip(scene, path, DEMO_FRAMES, DEMO_SIZE)
+        scenes.write_clip(scene, path, DEMO_FRAMES, DEMO_SIZE)
         clip = media.read(path, media.Sampling(every=True))
     models = loading.models("shapes", None, loading.Place(), quiet=as_json)
     methods = ["ar", DEFAULT_METHOD, "specvlm/shape=fit", "hf"]

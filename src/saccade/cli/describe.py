@@ -13,16 +13,26 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from saccade.cli import loading, options
-from saccade.errors import OptionError
-from saccade.terminal import Json, Quiet, Threads, Verbose, err, hush, out, prepare, steps
+from saccade.cli.terminal import (
+    Json,
+    Quiet,
+    Threads,
+    Verbose,
+    err,
+    hush,
+    out,
+    prepare,
+    steps,
+)
+from saccade.core.errors import OptionError
 
 if TYPE_CHECKING:
     from rich.text import Text
 
-    from saccade.engine import Stream
-    from saccade.media import Clip
-    from saccade.models import Loaded
-    from saccade.types import Result
+    from saccade.core.types import Result
+    from saccade.engine.generate import Stream
+    from saccade.inputs import Loaded
+    from saccade.inputs.media import Clip
 
 
 Shown = Literal["all", "text", "nothing"]
@@ -76,10 +86,10 @@ def describe(
         method = "specvlm" if draft is not None or target in (None, "shapes") else "std"
     known = loading.known(config, target, draft, method)
     prepare(threads or known.threads, verbose)
-    from saccade import ranks
-    from saccade.engine import stream
+    from saccade.engine.generate import stream
+    from saccade.model import tensor_parallel
 
-    if tp and ranks.rank():
+    if tp and tensor_parallel.rank():
         hush()
     (recipe,) = loading.recipes([known.method], exact)
     if tp:
@@ -92,7 +102,7 @@ def describe(
     place = loading.Place(dtype, device, device_map, quantize, trust_remote_code, tp)
     models = loading.models(known.target, known.draft, place, quiet=shown != "all")
     if tp and seed is None:
-        seed = ranks.agreed(secrets.randbits(63))
+        seed = tensor_parallel.agreed(secrets.randbits(63))
     settings = _settings(max_new_tokens, temperature, top_p, top_k, stop)
     inputs = loading.inputs(models.target, clip, prompt)
     draft_inputs = loading.draft_inputs(models, clip, prompt)
@@ -114,11 +124,11 @@ def describe(
 
     result = answer(models.target, start_stream, shown)
     if tp:
-        ranks.leave()
-        if ranks.rank():
+        tensor_parallel.leave()
+        if tensor_parallel.rank():
             return
     if trace is not None:
-        from saccade.measure import trace as traces
+        from saccade.bench import trace as traces
 
         traces.write(trace, result)
     if as_json:
@@ -133,7 +143,7 @@ def answer(
     target: Loaded, begin: Callable[[Callable[[str], None]], Stream], shown: Shown
 ) -> Result:
     """Runs a stream to its end and shows it as it goes."""
-    from saccade import show
+    from saccade.bench import show
 
     typist = show.Typist(target.decode)
     write: Callable[[Text | str], None] = {

@@ -9,11 +9,11 @@ import typer
 from rich.table import Table
 
 from saccade.cli import loading, options
-from saccade.errors import SaccadeError
-from saccade.terminal import Json, Verbose, err, out, prepare, status
+from saccade.cli.terminal import Json, Verbose, err, out, prepare, status
+from saccade.core.errors import SaccadeError
 
 if TYPE_CHECKING:
-    from saccade.models.doctor import Diagnosis
+    from saccade.inputs.doctor import Diagnosis
 
 TOKENS, ANSWER = 8192, 256
 
@@ -55,16 +55,16 @@ def doctor(
     reads; `saccade calibrate` measures it.
     """
     prepare(None, verbose)
-    from saccade import models
-    from saccade.memory import GIB, available
-    from saccade.models.doctor import examine
+    from saccade import inputs
+    from saccade.inputs.doctor import examine
+    from saccade.model.memory import GIB, available
 
     if pairs:
         typer.echo(_pairs(tokens or TOKENS, keep))
         return
     if draft is None and target == "shapes":
         draft = "shapes-draft"
-    place = models.pick_device(device)
+    place = inputs.pick_device(device)
     with status("reading the configs", quiet=as_json):
         mine = _config(target, trust_remote_code)
         theirs = None if draft is None else (draft, _config(draft, trust_remote_code))
@@ -72,14 +72,14 @@ def doctor(
     if video is not None:
         sampling = loading.sampling(fps, num_frames, every_frame, None, None)
         clip = loading.read(video, sampling, quiet=as_json)
-        reader = models.read_processor(target, mine, trust_remote_code=trust_remote_code)
+        reader = inputs.read_processor(target, mine, trust_remote_code=trust_remote_code)
         shown = loading.shown(clip)
-        asked = models.put(
+        asked = inputs.put(
             target, reader, prompt, shown.get("clips", ()), shown.get("images", ()), ()
         )
         tokens = int(asked["input_ids"].shape[1])
-    precision = models.precision(dtype, place)
-    bits = None if quantize is None else models.bits(quantize)
+    precision = inputs.precision(dtype, place)
+    bits = None if quantize is None else inputs.bits(quantize)
     found = examine(
         (target, mine),
         theirs,
@@ -101,21 +101,22 @@ def doctor(
 
 
 def _config(name: str, trust: bool) -> Any:
-    from saccade import models
-    from saccade.models.published import CONFIGS
+    from saccade import inputs
+    from saccade.inputs.published import CONFIGS
 
     made = CONFIGS.get(name)
     if made is not None:
         return made()
-    return models.read_config(name, trust_remote_code=trust, weights=False)
+    return inputs.read_config(name, trust_remote_code=trust, weights=False)
 
 
 def _together(
     target: tuple[str, Any], draft: tuple[str, Any] | None, trust: bool
 ) -> tuple[list[str], list[str]]:
     """Why they cannot work, and what is worth knowing."""
-    from saccade import families, models
-    from saccade.models.published import CONFIGS
+    from saccade import inputs
+    from saccade.inputs.published import CONFIGS
+    from saccade.model import families
 
     problems: list[str] = []
     notes: list[str] = []
@@ -132,11 +133,11 @@ def _together(
         notes.append("a published size has no tokenizer here, so tokens were not compared")
     else:
         readers = [
-            models.read_processor(name, config, trust_remote_code=trust) for name, config in both
+            inputs.read_processor(name, config, trust_remote_code=trust) for name, config in both
         ]
         inner = [getattr(reader, "tokenizer", reader) for reader in readers]
         try:
-            models.check_tokenizers(target[0], inner[0], draft[0], inner[1])
+            inputs.check_tokenizers(target[0], inner[0], draft[0], inner[1])
             notes.append("their tokenizers agree, token by token")
         except SaccadeError as error:
             problems.append(str(error))
@@ -152,7 +153,7 @@ def _together(
 
 
 def _show(found: Diagnosis, device: str) -> None:
-    from saccade.memory import gib
+    from saccade.model.memory import gib
 
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("model", overflow="fold")
@@ -185,9 +186,9 @@ def _show(found: Diagnosis, device: str) -> None:
 
 def _pairs(tokens: int, keep: float) -> str:
     """The README's table: what the papers' pairs need and may gain on a GPU, in bfloat16."""
-    from saccade.memory import gib
-    from saccade.models.doctor import TYPICAL, examine
-    from saccade.models.published import CONFIGS, PAIRS
+    from saccade.inputs.doctor import TYPICAL, examine
+    from saccade.inputs.published import CONFIGS, PAIRS
+    from saccade.model.memory import gib
 
     lines = [
         f"| target | draft | memory at {tokens} tokens | draft step | best chain | "

@@ -9,8 +9,8 @@ from typing import Annotated, Any
 import typer
 
 from saccade.cli import options
-from saccade.errors import OptionError
-from saccade.terminal import Json, Threads, Verbose, out, prepare
+from saccade.cli.terminal import Json, Threads, Verbose, out, prepare
+from saccade.core.errors import OptionError
 
 
 def gpu(
@@ -38,8 +38,8 @@ def gpu(
     prepare(threads, verbose)
     import torch
 
-    from saccade.bench import gpu as bench
-    from saccade.models.published import CONFIGS
+    from saccade.bench.hardware import gpu as bench
+    from saccade.inputs.published import CONFIGS
 
     for name in (target, draft):
         if not name.startswith("Qwen2.5-VL") or name not in CONFIGS:

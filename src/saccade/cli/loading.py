@@ -9,15 +9,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from saccade.cli.options import DEFAULT_METHOD
-from saccade.terminal import err, status, steps
+from saccade.cli.terminal import err, status, steps
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from saccade.media import Clip, Sampling
-    from saccade.models import Loaded
-    from saccade.recipe import Recipe
-    from saccade.types import Inputs
+    from saccade.core.types import Inputs
+    from saccade.drafting.recipe import Recipe
+    from saccade.inputs import Loaded
+    from saccade.inputs.media import Clip, Sampling
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Known:
 def known(config: Path | None, target: str | None, draft: str | None, method: str | None) -> Known:
     found: dict[str, str] = {}
     if config is not None:
-        from saccade.measure.calibrate import defaults
+        from saccade.bench.calibrate import defaults
 
         found = defaults(config)
     same = target is None or target == found.get("target")  # a file's draft goes with its target
@@ -71,9 +71,9 @@ def recipes(methods: Sequence[str], exact: bool = False) -> list[Recipe]:
 
     Raises MethodError for a method of trees where ``exact`` is asked for.
     """
-    from saccade import worker
-    from saccade.schedule import parallel
-    from saccade.systems import resolve
+    from saccade.drafting import worker
+    from saccade.drafting.schedule import parallel
+    from saccade.methods import resolve
 
     recipes = [resolve(method) for method in methods]
     if exact:
@@ -85,7 +85,7 @@ def recipes(methods: Sequence[str], exact: bool = False) -> list[Recipe]:
 
 def split(recipe: Recipe, exact: bool) -> Recipe:
     """A recipe for a target split over processes. Raises where it cannot be."""
-    from saccade.errors import OptionError
+    from saccade.core.errors import OptionError
 
     if exact:
         raise OptionError("--exact adds in one order, which a split target does not: leave out one")
@@ -103,7 +103,7 @@ def captioner_of(
     """A function from inputs to captions, loaded only if it is called; None without a model."""
     if name is None and target != "shapes":
         return None
-    from saccade import captions
+    from saccade.inputs import captions
 
     return captions.later(name or captions.SHAPES, frames, device)
 
@@ -111,13 +111,13 @@ def captioner_of(
 def sampling(
     fps: float | None, frames: int | None, every: bool, start: float | None, end: float | None
 ) -> Sampling:
-    from saccade.media import Sampling
+    from saccade.inputs.media import Sampling
 
     return Sampling(fps=fps, num_frames=frames, every=every, start=start, end=end)
 
 
 def read(video: str, sampling: Sampling, *, quiet: bool, warn: bool = True) -> Clip:
-    from saccade import media
+    from saccade.inputs import media
 
     with steps(quiet=quiet) as tell:
         tell("opening the video")
@@ -129,14 +129,14 @@ def read(video: str, sampling: Sampling, *, quiet: bool, warn: bool = True) -> C
 
 def models(target: str, draft: str | None, place: Place, *, quiet: bool) -> Models:
     """Both models. The target may be spread over devices or quantised, the draft is on one."""
-    from saccade.models import load_pair
+    from saccade.inputs import load_pair
 
     with status("loading the models", quiet=quiet):
         return Models(*load_pair(target, draft, **asdict(place)))
 
 
 def shown(clip: Clip) -> dict[str, Any]:
-    from saccade import models
+    from saccade import inputs as models
 
     return models.shown(clip)
 
@@ -144,7 +144,7 @@ def shown(clip: Clip) -> dict[str, Any]:
 def inputs(
     target: Loaded, clip: Clip, prompt: str, history: Sequence[tuple[str, str]] = ()
 ) -> Inputs:
-    from saccade.models import ask
+    from saccade.inputs import ask
 
     return ask(target, prompt, **shown(clip), history=history)
 
@@ -153,7 +153,7 @@ def draft_inputs(
     models: Models, clip: Clip, prompt: str, history: Sequence[tuple[str, str]] = ()
 ) -> Inputs | None:
     """The draft's own inputs; None where there is no draft or the target's serve it too."""
-    from saccade.models import ask_draft
+    from saccade.inputs import ask_draft
 
     if models.draft is None:
         return None

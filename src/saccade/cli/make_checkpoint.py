@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from saccade.terminal import Json, out, prepare
+from saccade.cli.terminal import Json, out, prepare
 
 
 def make_checkpoint(
@@ -30,8 +30,8 @@ def make_checkpoint(
     prepare(None, False)
     import json
 
-    from saccade.errors import OptionError
-    from saccade.models.checkpoints import FAMILIES, Size, make
+    from saccade.core.errors import OptionError
+    from saccade.inputs.checkpoints import FAMILIES, Size, make
 
     if family == "list":
         typer.echo(json.dumps(list(FAMILIES)) if as_json else "\n".join(FAMILIES))

@@ -7,12 +7,12 @@ import json
 import typer
 from rich.table import Table
 
-from saccade.terminal import Json, out
+from saccade.cli.terminal import Json, out
 
 
 def methods(as_json: Json = False) -> None:
     """The named methods, what each chooses, and the choices there are on each axis."""
-    from saccade.systems import SYSTEMS, axes, choices
+    from saccade.methods import SYSTEMS, axes, choices
 
     if as_json:
         listed = {

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from saccade.cli import loading, options
-from saccade.terminal import Json, Threads, Verbose, out, prepare
+from saccade.cli.terminal import Json, Threads, Verbose, out, prepare
 
 MIB = 2**20
 
@@ -29,7 +29,7 @@ def prefill(
 ) -> None:
     """Read one long clip and verify one draft: seconds, and how much memory it took at most."""
     prepare(threads, verbose)
-    from saccade.bench.prefill import read
+    from saccade.bench.hardware.prefill import read
 
     place = loading.Place(dtype, device)
     models = loading.models(target or "shapes", None, place, quiet=as_json)

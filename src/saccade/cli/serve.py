@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from saccade.cli import loading, options
-from saccade.errors import OptionError
-from saccade.terminal import Threads, Verbose, err, prepare
+from saccade.cli.terminal import Threads, Verbose, err, prepare
+from saccade.core.errors import OptionError
 
 if TYPE_CHECKING:
     from saccade.serve.app import Engine, Service
@@ -97,8 +97,8 @@ def serve(
         raise OptionError("--ray and --max-replicas are of several servers: give --replicas")
     known = loading.known(config, target, draft, method)
     prepare(threads or known.threads, verbose)
-    from saccade.media import Limits
-    from saccade.media.fetch import Sources
+    from saccade.inputs.media import Limits
+    from saccade.inputs.media.fetch import Sources
     from saccade.serve.reading import Media
     from saccade.serve.settings import Settings, build, chosen
 

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from saccade.terminal import Json, Threads, Verbose, err, out, prepare
+from saccade.cli.terminal import Json, Threads, Verbose, err, out, prepare
 
 Told = Callable[[str, int, int, float | None], None]
 
@@ -53,7 +53,7 @@ def train_draft(
 ) -> None:
     """Train a draft by a paper's recipe, on conversations about the synthetic world."""
     prepare(threads, verbose)
-    from saccade.shapes import train_draft_run as training
+    from saccade.world import train_draft_run as training
 
     settings = training.Settings(
         recipe=recipe,

@@ -11,8 +11,8 @@ from typing import Annotated
 import typer
 
 from saccade.cli import loading, options
-from saccade.errors import OptionError
-from saccade.terminal import Threads, Verbose, out, prepare
+from saccade.cli.terminal import Threads, Verbose, out, prepare
+from saccade.core.errors import OptionError
 
 HOST, PORT = "127.0.0.1", 7860
 PATIENCE = 2  # seconds open pages get when it ends
@@ -57,7 +57,7 @@ def ui(
         prepare(threads or known.threads, verbose)
         import uvicorn
 
-        from saccade.media import Limits
+        from saccade.inputs.media import Limits
         from saccade.ui import asking, page
 
         models = loading.models(known.target, known.draft, place, quiet=False)

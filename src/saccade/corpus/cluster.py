@@ -15,9 +15,9 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
+from saccade.core.errors import OptionError
 from saccade.corpus.keeping import Answer
 from saccade.corpus.manifest import UNEXPECTED, Job, Row, Work
-from saccade.errors import OptionError
 
 TRIES = 3  # times a video may take its worker down with it
 LOCAL = "local"  # the address of a cluster of this machine alone, made for the run

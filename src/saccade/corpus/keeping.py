@@ -8,9 +8,9 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from saccade import rows
+from saccade.core.errors import OptionError
+from saccade.corpus import rows
 from saccade.corpus.manifest import UNEXPECTED, Job, Row, Work
-from saccade.errors import OptionError
 
 TOO_MANY = 10  # unexpected errors in a row: it is the machine, and the next will fare no better
 

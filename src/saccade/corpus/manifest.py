@@ -10,8 +10,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from saccade.errors import OptionError
-from saccade.media import Sampling
+from saccade.core.errors import OptionError
+from saccade.inputs.media import Sampling
 
 VIDEOS = (".mp4", ".m4v", ".mov", ".mkv", ".webm", ".avi", ".gif", ".webp")
 UNEXPECTED = "unexpected "  # how the error of a row begins that is no fault of the video

@@ -10,15 +10,14 @@ from typing import Any
 
 import torch
 
-from saccade import captions, media
+from saccade.core.errors import SaccadeError
+from saccade.core.types import Inputs, Result
 from saccade.corpus.keeping import Answer
 from saccade.corpus.manifest import UNEXPECTED, Job, Row, Work
-from saccade.engine import stream
-from saccade.errors import SaccadeError
-from saccade.media import Clip
-from saccade.models import ask, ask_draft, joined, load_pair, shown
-from saccade.systems import resolve
-from saccade.types import Inputs, Result
+from saccade.engine.generate import stream
+from saccade.inputs import ask, ask_draft, captions, joined, load_pair, media, shown
+from saccade.inputs.media import Clip
+from saccade.methods import resolve
 
 
 @dataclass(frozen=True)

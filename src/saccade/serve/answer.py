@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from saccade.types import ROOT, Result, Round, RoundRecord
+from saccade.core.types import ROOT, Result, Round, RoundRecord
 
 UNFINISHED = "\N{REPLACEMENT CHARACTER}"
 WINDOW = 32  # tokens that are enough for a decoder to know how the next is written

@@ -23,16 +23,16 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
-from saccade.engine import Asked
-from saccade.errors import OptionError, SaccadeError, VideoInputError
-from saccade.media.guard import Stop
+from saccade.core.errors import OptionError, SaccadeError, VideoInputError
+from saccade.core.types import Result
+from saccade.engine.generate import Asked
+from saccade.inputs.media.guard import Stop
 from saccade.serve.answer import Likely, Writer, about, logprobs, speculation, usage
 from saccade.serve.desk import Busy, Desk, Gone, Late, Piece, Ticket, Told
 from saccade.serve.metrics import Metrics
 from saccade.serve.reading import Reader
 from saccade.serve.threads import Threads
 from saccade.serve.wire import ChatRequest, Completion, FailureBody, Trouble, trouble
-from saccade.types import Result
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")

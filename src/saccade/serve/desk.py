@@ -17,11 +17,11 @@ from dataclasses import dataclass, field
 
 import torch
 
-from saccade.engine import Asked
-from saccade.errors import SaccadeError
-from saccade.pool import News, Pool
+from saccade.core.errors import SaccadeError
+from saccade.core.types import Result, Round
+from saccade.engine.generate import Asked
+from saccade.engine.pool import News, Pool
 from saccade.serve.answer import Likely, likelihoods
-from saccade.types import Result, Round
 
 log = logging.getLogger(__name__)
 

@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 from jinja2 import TemplateError
 
-from saccade import captions, families
-from saccade.engine import Asked, settled
-from saccade.media import Clip, Limits, Sampling
-from saccade.media.fetch import Sources
-from saccade.media.guard import Guard, Stop
-from saccade.models import Loaded, converse, same_inputs
+from saccade.core.types import Inputs
+from saccade.engine.generate import Asked, settled
+from saccade.inputs import Loaded, captions, converse, same_inputs
+from saccade.inputs.media import Clip, Limits, Sampling
+from saccade.inputs.media.fetch import Sources
+from saccade.inputs.media.guard import Guard, Stop
+from saccade.model import families
 from saccade.serve.wire import ChatRequest, ImagePart, TextPart, Trouble, VideoPart, parts
-from saccade.types import Inputs
 
 CHARACTERS = 16  # a token holds on average at most; more text is not even tokenized
 MODEL = "this model"  # a checkpoint's name may be a path of this machine

@@ -19,7 +19,7 @@ from ray.serve.exceptions import RayServeException
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from saccade.errors import OptionError
+from saccade.core.errors import OptionError
 from saccade.serve.app import app, numbers
 from saccade.serve.settings import Settings, build
 from saccade.serve.wire import Trouble

@@ -8,16 +8,16 @@ from typing import Any
 
 import torch
 
-from saccade import worker
-from saccade.media.guard import Guard
-from saccade.models import Loaded, load_pair
-from saccade.pool import pool
-from saccade.recipe import Recipe
-from saccade.schedule import parallel
+from saccade.drafting import worker
+from saccade.drafting.recipe import Recipe
+from saccade.drafting.schedule import parallel
+from saccade.engine.pool import pool
+from saccade.inputs import Loaded, load_pair
+from saccade.inputs.media.guard import Guard
+from saccade.methods import resolve
 from saccade.serve.app import Engine, Service
 from saccade.serve.desk import Desk
 from saccade.serve.reading import Media, Pair, Reader
-from saccade.systems import resolve
 
 
 @dataclass(frozen=True)

@@ -13,16 +13,15 @@ from typing import Any
 
 import numpy as np
 
-from saccade import media
-from saccade.draft import Words
-from saccade.engine import Captioner, stream
-from saccade.errors import OptionError
-from saccade.media import Clip
-from saccade.models import Loaded, ask, ask_draft, shown
-from saccade.recipe import Recipe
-from saccade.schedule import parallel
-from saccade.systems import SYSTEMS, resolve
-from saccade.types import RoundRecord
+from saccade.core.errors import OptionError
+from saccade.core.types import RoundRecord
+from saccade.drafting.drafters import Words
+from saccade.drafting.recipe import Recipe
+from saccade.drafting.schedule import parallel
+from saccade.engine.generate import Captioner, stream
+from saccade.inputs import Loaded, ask, ask_draft, media, shown
+from saccade.inputs.media import Clip
+from saccade.methods import SYSTEMS, resolve
 from saccade.ui.duel import Duel, Tell, duel
 from saccade.ui.examples import EXAMPLES
 from saccade.ui.kept import Kept, kept

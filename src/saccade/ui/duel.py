@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
-from saccade.show import Typist
-from saccade.types import Kind, Result, Round, RoundRecord
+from saccade.bench.show import Typist
+from saccade.core.types import Kind, Result, Round, RoundRecord
 
 EVERY = 0.15  # seconds between two snapshots
 READING = "reading the video"

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from saccade.media import Clip
-from saccade.shapes import world
+from saccade.inputs.media import Clip
+from saccade.world import scenes
 
 SECONDS = 8.0
 
@@ -21,7 +21,7 @@ class Example:
     side: int
 
     def clip(self) -> Clip:
-        pictures = world.render(world.scene(self.seed), self.frames, self.side)
+        pictures = scenes.render(scenes.scene(self.seed), self.frames, self.side)
         times = (np.arange(self.frames) * SECONDS / self.frames).astype(np.float64)
         rate = self.frames / SECONDS
         return Clip(pictures, times, SECONDS, rate, self.frames, rate)

@@ -11,14 +11,14 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from saccade.backbone import Backbone
-from saccade.draft import EarlyExit, Lookup, SelfDraft, Team, Words
-from saccade.prune import Merged, Pooled
-from saccade.recipe import Recipe
-from saccade.sampling import Sampling
-from saccade.session import Session
-from saccade.types import Inputs, Prefill, Prompt, View
-from saccade.view import Pruned, Several
+from saccade.core.sampling import Sampling
+from saccade.core.types import Inputs, Prefill, Prompt, View
+from saccade.drafting.drafters import EarlyExit, Lookup, SelfDraft, Team, Words
+from saccade.drafting.pruning import Merged, Pooled
+from saccade.drafting.recipe import Recipe
+from saccade.drafting.views import Pruned, Several
+from saccade.model.backbone import Backbone
+from saccade.model.session import Session
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,14 +11,14 @@ from typing import Any
 
 import gradio as gr
 
-from saccade.errors import SaccadeError
-from saccade.schedule import parallel
-from saccade.systems import SYSTEMS
+from saccade.core.errors import SaccadeError
+from saccade.drafting.schedule import parallel
+from saccade.drafting.views import Several
+from saccade.methods import SYSTEMS
 from saccade.ui import pictures, spelling
 from saccade.ui.asking import Asked, House, Pair, Shown, answers, read
 from saccade.ui.examples import EXAMPLES
 from saccade.ui.watched import Desk
-from saccade.view import Several
 
 log = logging.getLogger(__name__)
 

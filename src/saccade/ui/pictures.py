@@ -16,9 +16,9 @@ from itertools import groupby
 import numpy as np
 from PIL import Image, ImageDraw
 
-from saccade.show import MEANING
-from saccade.tree import levels
-from saccade.types import ROOT, RoundRecord
+from saccade.bench.show import MEANING
+from saccade.core.tree import levels
+from saccade.core.types import ROOT, RoundRecord
 from saccade.ui.duel import Duel, Piece, Side
 from saccade.ui.kept import Kept
 

@@ -7,8 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from saccade.errors import MethodError
-from saccade.systems import AXES, DRAFTERS, SCHEDULES, SHAPES, SYSTEMS, VIEWS, choices, resolve
+from saccade.core.errors import MethodError
+from saccade.methods import (
+    AXES,
+    DRAFTERS,
+    SCHEDULES,
+    SHAPES,
+    SYSTEMS,
+    VIEWS,
+    choices,
+    resolve,
+)
 
 AS_IT_IS = ""  # a control that leaves its axis to the method
 MENU: dict[str, list[str]] = {

@@ -1,0 +1,33 @@
+"""``python -m evidence``, from the root of the repository: what the papers say, measured again."""
+
+from __future__ import annotations
+
+import typer
+
+from evidence.commands.figure import figure
+from evidence.commands.pages import claims, report, scaling
+from evidence.commands.speed import speed
+from evidence.commands.training import evaluate, train
+from saccade.cli.app import called
+
+app = typer.Typer(
+    help="The papers' figures, tables and claims, measured again; how the embedded pair was made.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+)
+app.command()(figure)
+app.command()(report)
+app.command()(claims)
+app.command()(speed)
+app.command()(scaling)
+app.command()(train)
+app.command("eval")(evaluate)
+
+
+def main() -> None:
+    called(app)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,155 @@
+"""What Sparse-to-Dense claims."""
+
+from __future__ import annotations
+
+from evidence.claims.evidence import Claim, Evidence, Finding, graded, ordered, said, speed_of
+from saccade.bench import measures
+
+CAPTIONS = "bench-2k", "shapes-caption-2k"
+OTHERS = ("streaming", "layerskip")
+
+
+def speedup(e: Evidence) -> Finding:
+    found = e.speed(*CAPTIONS, "std")
+    verdict = graded(found[1] >= 1.59, found[1] > 1)
+    return Finding(verdict, f"{said(found)}x")
+
+
+def fastest(e: Evidence) -> Finding:
+    gains = [e.gain(*CAPTIONS, "std", other, speed_of) for other in OTHERS]
+    return Finding(ordered(gains), e.speeds(*CAPTIONS, ("std", *OTHERS)))
+
+
+def accepts(e: Evidence) -> Finding:
+    found = {
+        name: measures.acceptance(e.answers(*CAPTIONS, name)) or 0.0 for name in ("std", *OTHERS)
+    }
+    verdict = graded(found["std"] > max(found[name] for name in OTHERS))
+    return Finding(
+        verdict, "accepted of drafted: " + ", ".join(f"{n} {v:.1%}" for n, v in found.items())
+    )
+
+
+def skipping(e: Evidence) -> Finding:
+    rate = measures.acceptance(e.answers(*CAPTIONS, "layerskip")) or 0.0
+    found = e.speed(*CAPTIONS, "layerskip")
+    verdict = graded(rate < 0.1 and found[2] < 1, found[2] < 1)
+    return Finding(verdict, f"accepts {rate:.1%}, {said(found)}x")
+
+
+def agrees(e: Evidence) -> Finding:
+    data = e.figure("std-agreement")
+    (lines,) = data["panels"].values()
+    tenth = min(range(len(data["at"])), key=lambda i: abs(data["at"][i] - data["size"] / 16))
+    found = lines["std"][tenth]
+    verdict = graded(found[0] >= 0.95, max(value[0] for value in lines["std"]) >= 0.95)
+    best = max(value[0] for value in lines["std"])
+    return Finding(
+        verdict,
+        f"{said(found)} of the tokens with {data['at'][tenth]} of {data['size']} keys a head, "
+        f"{best:.2f} at best; a window {said(lines['streaming'][tenth])}",
+    )
+
+
+def peak_gamma(e: Evidence) -> Finding:
+    return _peak(e, "std-gamma", "gamma")
+
+
+def peak_keys(e: Evidence) -> Finding:
+    return _peak(e, "std-k", "K")
+
+
+def _peak(e: Evidence, figure: str, name: str) -> Finding:
+    """Whether the speed rises and then falls within what was tried."""
+    data = e.figure(figure)
+    speeds = [value[0] for value in data["panels"]["times as fast as ar (decoding)"]["std"]]
+    top = speeds.index(max(speeds))
+    verdict = graded(0 < top < len(speeds) - 1)
+    each = ", ".join(f"{at}: {s:.2f}x" for at, s in zip(data["at"], speeds, strict=True))
+    return Finding(verdict, f"{name} {each}")
+
+
+def inputs(e: Evidence) -> Finding:
+    (lines,) = e.figure("std-io")["panels"].values()
+    keys, seconds = lines["keys read (predicted)"], lines["seconds (measured)"]
+    ratio = [own[0] / read[0] for own, read in zip(seconds, keys, strict=True)]
+    verdict = graded(max(ratio) < 1.15, min(ratio) < 1.15)
+    return Finding(
+        verdict,
+        f"seconds a token are {min(ratio):.1f} to {max(ratio):.1f} times the share of keys read",
+    )
+
+
+CLAIMS = (
+    Claim(
+        "Sec. 2",
+        "With the top K keys the next token is the same 95 % of the time.",
+        "figure std-agreement",
+        agrees,
+        "does not hold",
+        "Below 95 % at every K tried: half the keys of so flat an attention still leave half "
+        "of it out.",
+    ),
+    Claim(
+        "Fig. 1a",
+        "Speed rises with gamma and falls again from 13.",
+        "figure std-gamma",
+        peak_gamma,
+        "does not hold",
+        "It falls from the first: a draft step costs nearly what a step of the target costs, so "
+        "each further one costs more than it earns.",
+    ),
+    Claim(
+        "Fig. 1b",
+        "Too small a K is accepted too little, too large a K is slow.",
+        "figure std-k",
+        peak_keys,
+        "does not hold",
+        "Speed is the same at every K: the keys of 2,048 tokens are not what a step here "
+        "waits for.",
+    ),
+    Claim(
+        "Sec. 3.3",
+        "Time a token follows the keys read.",
+        "figure std-io",
+        inputs,
+        "does not hold",
+        "Weights and overhead are read with every step, whatever the keys; the formula counts "
+        "keys alone.",
+    ),
+    Claim(
+        "Table 1",
+        "STD decodes 1.59x to 1.94x as fast.",
+        "bench-2k",
+        speedup,
+        "does not hold",
+        "The saving is of keys read, and these are little of the time beside a target's "
+        "weights at 2,048 keys on a CPU: a draft step costs nearly what it saves.",
+    ),
+    Claim(
+        "Table 1",
+        "STD is faster than drafting on a window (Streaming) or by half the layers (LayerSkip).",
+        "bench-2k",
+        fastest,
+        "partly",
+        "Faster than LayerSkip, slower than Streaming, which this pair accepts more.",
+    ),
+    Claim(
+        "Table 1",
+        "STD is accepted most.",
+        "bench-2k",
+        accepts,
+        "does not hold",
+        "With attention as flat as this pair's (SpecVLM, Fig. 5) the top keys of a head hold "
+        "little of it; sinks and a window do better.",
+    ),
+    Claim(
+        "Table 1",
+        "Skipping layers without tuning accepts 5 to 10 % and is slower than plain decoding.",
+        "bench-2k",
+        skipping,
+        "partly",
+        "Half of this target is accepted more often than the paper's half, and slower all the "
+        "same.",
+    ),
+)

@@ -1,0 +1,308 @@
+"""What SpecVLM claims."""
+
+from __future__ import annotations
+
+from statistics import mean
+
+from evidence.claims.evidence import (
+    Claim,
+    Evidence,
+    Finding,
+    graded,
+    less,
+    ordered,
+    said,
+    tau_of,
+)
+from evidence.studies.lab import DRAFTS
+
+CAPTIONS = "bench-2k", "shapes-caption-2k"
+KEPT = ("0.50", "0.30", "0.20", "0.10", "0.05", "0.02")
+NAIVE, ADAPTED = DRAFTS
+
+
+def standard(e: Evidence) -> Finding:
+    found = e.speed(*CAPTIONS, "specvlm")
+    best = e.speed(*CAPTIONS, "specvlm/shape=fit")
+    verdict = graded(found[1] >= 2, found[1] > 1)
+    return Finding(
+        verdict, f"{said(found)}x with the 25-node tree, {said(best)}x with a shape fitted here"
+    )
+
+
+def by_itself(e: Evidence) -> Finding:
+    found = e.speed(*CAPTIONS, "specvlm-self")
+    verdict = graded(found[1] > 1, found[2] > 1)
+    return Finding(verdict, f"{said(found)}x")
+
+
+def pruning_pays(e: Evidence) -> Finding:
+    tree, rand, guided = (
+        e.speed(*CAPTIONS, name) for name in ("sd-tree", "sd-tree/view=random/keep=0.1", "specvlm")
+    )
+    verdict = graded(tree[2] < min(rand[1], guided[1]), tree[0] < max(rand[0], guided[0]))
+    return Finding(
+        verdict, f"SD-Tree {said(tree)}x, SD-Rand {said(rand)}x, SpecVLM {said(guided)}x"
+    )
+
+
+def over_random(e: Evidence) -> Finding:
+    gain = e.gain(*CAPTIONS, "specvlm", "sd-tree/view=random/keep=0.1", tau_of)
+    return Finding(ordered([gain]), f"tau {said(gain)} above random, same clips")
+
+
+def insensitive(e: Evidence) -> Finding:
+    data = e.figure("specvlm-sensitivity")
+    (lines,), shares = data["panels"].values(), data["at"]
+    whole, most = shares.index(0.0), shares.index(0.9)
+    left = {name: line[most][0] / line[whole][0] for name, line in lines.items()}
+    none = {name: line[-1][0] / line[whole][0] for name, line in lines.items()}
+    verdict = graded(min(left.values()) > 0.8, max(left.values()) > 0.8)
+    return Finding(
+        verdict,
+        "of the whole video's tau remain, 90 % pruned at random: "
+        + ", ".join(f"{share:.0%} ({name})" for name, share in left.items())
+        + f"; with all of it pruned {min(none.values()):.0%} to {max(none.values()):.0%}",
+    )
+
+
+def long_tail(e: Evidence) -> Finding:
+    data = e.figure("specvlm-tail")
+    mass = data["panels"]["share of the most\nattended, together"]["attention"]
+    tenth = max(i for i, rank in enumerate(data["at"]) if rank <= data["size"] / 10)
+    verdict = graded(mass[tenth] > 0.4, mass[tenth] > 0.2)
+    return Finding(verdict, f"the most attended tenth gets {mass[tenth]:.0%} of the attention")
+
+
+def against_random(e: Evidence) -> Finding:
+    found = []
+    words = []
+    for what in DRAFTS:
+        taus = e.figure("specvlm-criteria")["clips_tau"][what]
+        gains = [less(taus[f"specvlm/keep={k}"], taus[f"random/keep={k}"]) for k in KEPT]
+        found += gains
+        words.append(
+            f"a draft that {what}: "
+            + ", ".join(f"{gain[0]:+.2f}" for gain in gains)
+            + f" at {', '.join(KEPT)} kept"
+        )
+    return Finding(ordered(found), "tau of SpecVLM less random: " + "; ".join(words))
+
+
+def windows(e: Evidence) -> Finding:
+    return _against(e, "specvlm-windows", "attention", ("front", "middle", "end"), "window-{}")
+
+
+def temporal(e: Evidence) -> Finding:
+    found, words = [], []
+    for what in DRAFTS:
+        taus = e.figure("specvlm-redundancy")["clips_tau"][what]
+        for name in ("frames", "fastvid", "dycoke"):
+            for other in ("uniform", "random"):
+                gain = less(taus[f"{other}/keep=0.1"], taus[f"{name}/keep=0.1"])
+                found.append(gain)
+                words.append(f"{other} over {name} {gain[0]:+.2f}")
+    half = len(words) // 2
+    return Finding(
+        ordered(found),
+        f"tau, a draft that {NAIVE}: {', '.join(words[:half])}; one {ADAPTED}: "
+        + ", ".join(words[half:]),
+    )
+
+
+def _against(e: Evidence, figure: str, own: str, others: tuple[str, ...], name: str) -> Finding:
+    found, words = [], []
+    for what in DRAFTS:
+        taus = e.figure(figure)["clips_tau"][what]
+        gains = [less(taus[f"{own}/keep=0.1"], taus[f"{name.format(o)}/keep=0.1"]) for o in others]
+        found += gains
+        words.append(
+            f"a draft that {what}: "
+            + ", ".join(f"{said(gain)} over {o}" for gain, o in zip(gains, others, strict=True))
+        )
+    return Finding(ordered(found), f"tau of {own} less: " + "; ".join(words))
+
+
+def both_stages(e: Evidence) -> Finding:
+    found, words = [], []
+    for what in DRAFTS:
+        taus = e.figure("specvlm-stages")["clips_tau"][what]
+        whole = taus["specvlm/keep=0.1"]
+        gains = [less(whole, taus[f"{part}/keep=0.1"]) for part in ("uniform", "attention")]
+        found += gains
+        words.append(
+            f"a draft that {what}: {said(gains[0])} over none of stage I, "
+            f"{said(gains[1])} over none of stage II"
+        )
+    return Finding(ordered(found), "tau of SpecVLM: " + "; ".join(words))
+
+
+def steady(e: Evidence) -> Finding:
+    answers = e.answers(*CAPTIONS, "specvlm")
+    early = [n + 1 for answer in answers for n in answer.accepted[:10]]
+    late = [n + 1 for answer in answers for n in answer.accepted[10:]]
+    ratio = mean(late) / mean(early)
+    verdict = graded(0.8 <= ratio <= 1.25)
+    return Finding(
+        verdict, f"{mean(early):.2f} tokens in the first ten rounds, {mean(late):.2f} later"
+    )
+
+
+def trees(e: Evidence) -> Finding:
+    gains = [
+        e.gain(*CAPTIONS, "sd-tree", "sd", tau_of),
+        e.gain(*CAPTIONS, "specvlm", "specvlm/shape=chain-5", tau_of),
+    ]
+    return Finding(
+        ordered(gains),
+        f"tau of the tree less the chain's: {said(gains[0])} (whole video), "
+        f"{said(gains[1])} (a tenth)",
+    )
+
+
+def cheap(e: Evidence) -> Finding:
+    answers = e.answers(*CAPTIONS, "specvlm")
+    whole = mean(answer.total for answer in answers)
+    guide = mean(answer.guide for answer in answers) / whole
+    prefill = mean(answer.draft_prefill for answer in answers) / whole
+    verdict = graded(guide + prefill < 0.03, True)
+    return Finding(
+        verdict, f"choosing takes {guide:.2%} of the answer, the draft's prefill {prefill:.2%}"
+    )
+
+
+def grows(e: Evidence) -> Finding:
+    data = e.figure("specvlm-latency")
+    (lines,) = data["panels"].values()
+    small = lines["draft"][data["at"].index(1024)][0]
+    large = lines["draft"][data["at"].index(32768)][0]
+    verdict = graded(large > 2 * small, large > small)
+    return Finding(verdict, f"{small:.2f} ms over 1,024 keys, {large:.2f} ms over 32,768")
+
+
+CLAIMS = (
+    Claim(
+        "Table 1",
+        "With a smaller draft (std-SD) decoding is 2.0x to 2.68x as fast.",
+        "bench-2k",
+        standard,
+        "partly",
+        "Of 26 rows to verify each costs time on a CPU, which keeps the tree below the "
+        "paper's range; the same draft and view in a shape fitted to this machine's costs are "
+        "within it.",
+    ),
+    Claim(
+        "Tables 1-2",
+        "The target drafting for itself over a tenth of its keys (self-SD) is 1.18x to 1.59x as "
+        "fast.",
+        "bench-2k",
+        by_itself,
+        "does not hold",
+        "A self-draft's step reads all the target's weights, and beside them 2,048 keys are "
+        "little: pruning keys saves next to nothing. It takes a GPU and a long context.",
+    ),
+    Claim(
+        "Tables 1-2",
+        "Pruning makes the tree faster: SD-Rand and SpecVLM beat SD-Tree.",
+        "bench-2k",
+        pruning_pays,
+        "partly",
+        "The random tenth gains; SpecVLM's choice costs as much acceptance on this pair as "
+        "the smaller cache saves time.",
+    ),
+    Claim(
+        "Tables 1-2",
+        "SpecVLM accepts more than random pruning.",
+        "bench-2k",
+        over_random,
+        "does not hold",
+        "This pair's attention is spread widely (Fig. 5 here), so what it picks is no better "
+        "than chance and leaves frames unseen.",
+    ),
+    Claim(
+        "Fig. 2b",
+        "Acceptance is hardly sensitive to pruning: most of it remains at 90 % pruned at random.",
+        "figure specvlm-sensitivity",
+        insensitive,
+        "holds",
+        "One frame in ten shows nearly all there is to say; only with no video at all is much "
+        "lost.",
+    ),
+    Claim(
+        "Fig. 5",
+        "Attention on the video is long-tailed: few tokens get most of it.",
+        "figure specvlm-tail",
+        long_tail,
+        "does not hold",
+        "So small a model attends almost evenly: evenness would give that tenth 10 %.",
+    ),
+    Claim(
+        "Fig. 6",
+        "SpecVLM accepts more than random pruning at every ratio, and the gap widens.",
+        "figure specvlm-criteria",
+        against_random,
+        "does not hold",
+        "Below random at every ratio and for both drafts; training on pruned video halves the "
+        "gap and does not close it.",
+    ),
+    Claim(
+        "Fig. 7a",
+        "Attention chooses better than windows of the video.",
+        "figure specvlm-windows",
+        windows,
+        "does not hold",
+        "A window holds whole frames, and in this world one frame shows every shape; "
+        "attention gathers on parts of several.",
+    ),
+    Claim(
+        "Fig. 7b",
+        "Choosing by temporal redundancy is worse than an even sample and even a random one.",
+        "figure specvlm-redundancy",
+        temporal,
+        "does not hold",
+        "Shapes stay through a clip, so dropping frames loses little: everything lies within "
+        ".1 of everything else.",
+    ),
+    Claim(
+        "Fig. 8",
+        "Both stages help.",
+        "figure specvlm-stages",
+        both_stages,
+        "does not hold",
+        "At lambda .5 stage I fills the whole budget with this flat attention, so stage II "
+        "never acts; and an even sample alone is better.",
+    ),
+    Claim(
+        "Table 3",
+        "Acceptance does not fade with the decoding step.",
+        "bench-2k",
+        steady,
+        "holds",
+        "The same kinds of clauses come again and again; nothing drifts.",
+    ),
+    Claim(
+        "Table 4",
+        "Trees accept more than chains.",
+        "bench-2k",
+        trees,
+        "holds",
+        "Where the first candidate is refused the second is often right.",
+    ),
+    Claim(
+        "Table 5",
+        "Choosing and the draft's prefill cost next to nothing (0.06 and 0.82 of 57 s).",
+        "bench-2k",
+        cheap,
+        "holds",
+        "The scores come with the target's own attention, and the draft reads a tenth.",
+    ),
+    Claim(
+        "Fig. 2a, Table 6",
+        "A draft's step grows several times slower over a long input, however small the draft.",
+        "figure specvlm-latency",
+        grows,
+        "holds",
+        "Keys are read at every step; below some thousand of them the weights are what takes "
+        "the time.",
+    ),
+)

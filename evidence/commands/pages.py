@@ -1,0 +1,42 @@
+"""``python -m evidence report | claims | scaling``: pages made of what is stored."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from saccade.cli.terminal import out
+
+
+def report(
+    run: Annotated[Path, typer.Argument(help="The folder of a run.")],
+) -> None:
+    """Write a run's report.md and figures anew, and below them the papers' own tables."""
+    from evidence import layouts
+    from saccade.bench import report
+
+    path = report.write(run, layouts.section)
+    out.print(f"{path} has the report", markup=False, soft_wrap=True)
+
+
+def claims(
+    results: Annotated[Path, typer.Argument(help="The folder of runs and figures.")] = Path(
+        "docs/results"
+    ),
+) -> None:
+    """Judge every claim of the papers by stored results: claims.md beside them."""
+    from evidence.claims import page
+    from evidence.claims.evidence import Evidence
+
+    path = results / "claims.md"
+    path.write_text(page(Evidence(results)))
+    out.print(f"{path} has the claims", markup=False, soft_wrap=True)
+
+
+def scaling() -> None:
+    """Print the tables of docs/scaling.md: a 72B/7B pair over several GPUs, by arithmetic alone."""
+    from evidence import scaling as plans
+
+    typer.echo(plans.page())

@@ -1,0 +1,56 @@
+"""``python -m evidence speed``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from saccade.cli import loading, options
+from saccade.cli.bench import split
+from saccade.cli.terminal import Json, Threads, Verbose, out, prepare, status
+from saccade.core.errors import OptionError
+
+
+def speed(
+    only: Annotated[
+        str | None,
+        typer.Option(help="decode-2k, whole-256, context-10k, auto, useless; else all."),
+    ] = None,
+    clips: Annotated[int, typer.Option(min=1, help="Of each part.")] = 4,
+    repeat: options.Repeat = 3,
+    path: Annotated[Path | None, typer.Option("--out", help="Keep the JSON here too.")] = None,
+    threads: Threads = None,
+    as_json: Json = False,
+    verbose: Verbose = False,
+) -> None:
+    """Every ratio of speed that has a goal, measured on the embedded pair."""
+    prepare(threads, verbose)
+    from evidence import speed as ratios
+    from saccade.bench.hardware import tables
+
+    parts = ratios.chosen(split(only or ""))
+    if path is not None and not path.parent.is_dir():
+        raise OptionError(f"cannot write {path}: there is no folder {path.parent}")
+
+    def keep(found: Mapping[str, Any]) -> None:
+        if path is not None:
+            path.write_text(json.dumps(found) + "\n")
+
+    models = loading.models("shapes", None, loading.Place(), quiet=as_json)
+    assert models.draft is not None
+    pair = ratios.Pair(models.target, models.draft)
+    with status("measuring", quiet=as_json) as tell:
+        found = ratios.speed(pair, parts, clips=clips, repeat=repeat, tell=tell, keep=keep)
+    if as_json:
+        typer.echo(json.dumps(found))
+        return
+    out.print(tables.goals(found["ratios"]))
+    for part in found["parts"]:
+        same = "same ids as ar" if part["identical"] else f"OTHER IDS THAN ar: {part['differing']}"
+        failed = "".join(f"; {name}: {why}" for name, why in part["errors"].items())
+        line = f"{part['about']}: {', '.join(part['clips'])}; {same}{failed}"
+        out.print(line, markup=False, soft_wrap=True, style="dim")

@@ -1,0 +1,280 @@
+"""The papers' tables, as data: which rows, which figures, under which of our names.
+
+A run fills what it has: a table needs two of its rows or more. Columns are the run's suites, in the
+place of the paper's benchmarks. Block efficiency is tau, with the target's own token; SAGE counts
+accepted draft tokens alone, as its text does; HIPPO's MAT runs on over full acceptances.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import mean
+
+from saccade.bench import measures
+from saccade.bench.compare import BASELINE
+from saccade.bench.records import Answer
+
+Cell = Callable[[Sequence[Answer], Sequence[Answer]], str]
+"""(a method's answers to a suite, plain decoding's) -> what the table says."""
+By = Mapping[str, Mapping[str, Sequence[Answer]]]
+"""suite -> method -> its answers, without those that failed."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """One table: methods down, suites across, a few figures each."""
+
+    place: str
+    about: str
+    rows: Mapping[str, str]  # the paper's name -> ours
+    figures: Mapping[str, Cell]
+    turns: bool = False  # first and further turns of conversations are columns of their own
+    average: Cell | None = None  # over all the columns
+
+
+def _tau(own: Sequence[Answer], plain: Sequence[Answer]) -> str:
+    return _said(measures.tau(own) if _drafted(own) else None)
+
+
+def _accepted(own: Sequence[Answer], plain: Sequence[Answer]) -> str:
+    rounds = sum(answer.rounds for answer in own)
+    taken = sum(sum(answer.accepted) for answer in own)
+    return _said(taken / rounds if rounds and _drafted(own) else None)
+
+
+def _mat(own: Sequence[Answer], plain: Sequence[Answer]) -> str:
+    return _said(measures.mean_accepted(own) if _drafted(own) else None)
+
+
+def _share(own: Sequence[Answer], plain: Sequence[Answer]) -> str:
+    found = measures.acceptance(own)
+    return _said(None if found is None else 100 * found, 1)
+
+
+def _rate(own: Sequence[Answer], plain: Sequence[Answer]) -> str:
+    return _said(measures.rate(own), 0)
+
+
+def _speedup(own: Sequence[Answer], plain: Sequence[Answer]) -> str:
+    found = measures.interval(measures.speedups(own, plain)) if own is not plain else None
+    return "-" if found is None else f"{found[0]:.2f}x [{found[1]:.2f}, {found[2]:.2f}]"
+
+
+def _drafted(own: Sequence[Answer]) -> bool:
+    return any(sum(answer.drafted) for answer in own)
+
+
+def _said(found: float | None, digits: int = 2) -> str:
+    return "-" if found is None else f"{found:.{digits}f}"
+
+
+SPEED = {"tau": _tau, "tokens/s": _rate, "speedup": _speedup}
+LAYOUTS = (
+    Layout(
+        "SpecVLM, Tables 1-2",
+        "Std.-SD drafts with the smaller model, Self-SD with the target's own weights.",
+        {
+            "Vanilla": "ar",
+            "Std.-SD: SD-Tree": "sd-tree",
+            "Std.-SD: SD-Rand": "sd-tree/view=random/keep=0.1",
+            "Std.-SD: SpecVLM": "specvlm",
+            "Self-SD: SD-Tree": "sd-tree/drafter=self",
+            "Self-SD: SD-Rand": "specvlm-self/view=random/keep=0.1",
+            "Self-SD: SpecVLM": "specvlm-self",
+        },
+        SPEED,
+    ),
+    Layout(
+        "SpecVLM, Table 4",
+        "Chains against trees.",
+        {
+            "SD-Chain": "sd",
+            "SD-Tree": "sd-tree",
+            "SpecVLM-Chain": "specvlm/shape=chain-5",
+            "SpecVLM": "specvlm",
+        },
+        {"tau": _tau},
+    ),
+    Layout(
+        "Sparse-to-Dense, Table 1",
+        "Drafts by the target itself; *Acc.* is accepted over drafted tokens, in per cent.",
+        {"LayerSkip": "layerskip", "Streaming": "streaming", "STD": "std"},
+        {"Acc.": _share, "speedup": _speedup},
+    ),
+    Layout(
+        "TABED, Tables 1-2",
+        "Block efficiency: tokens a target forward, its own included. MTCP is MTCP* with equal "
+        "weights.",
+        {
+            "M": "sd",
+            "T": "sd/view=text",
+            "C": "sd/view=caption",
+            "P": "sd/view=pooled",
+            "MT": "tabed-mt",
+            "MT*": "tabed",
+            "MTCP": "tabed-mtcp/weights=equal",
+            "MTCP*": "tabed-mtcp",
+        },
+        {"tau": _tau},
+        turns=True,
+        average=_tau,
+    ),
+    Layout(
+        "SAGE, Tables 1-3",
+        "Here tau counts accepted draft tokens alone (one less than elsewhere on this page).",
+        {
+            "Vanilla AR": "ar",
+            "SD-Chain": "sd",
+            "SD-Tree": "sd-tree",
+            "SpecVLM": "specvlm",
+            "SAGE": "sage",
+        },
+        {"tau": _accepted, "tokens/s": _rate, "speedup": _speedup},
+    ),
+    Layout(
+        "HIPPO, Table 1",
+        "MAT counts accepted tokens from one refusal to the next, across rounds.",
+        {"Vanilla SD": "sd", "SD-tree": "sd-tree", "SpecVLM": "specvlm", "HIPPO": "hippo"},
+        {"MAT": _mat, "speedup": _speedup},
+    ),
+    Layout(
+        "HIPPO, Table 3",
+        "Drafts in a process of their own, beside the target.",
+        {
+            "PEARL-video": "pearl",
+            "PEARL w/ Syn-Prefill": "pearl-syn",
+            "PEARL-SpecVLM": "pearl-specvlm",
+            "HIPPO": "hippo",
+            "HIPPO w/o vpsd": "hippo/schedule=serial",
+        },
+        {"speedup": _speedup},
+    ),
+)
+
+
+ABOUT = """\
+The same figures in each paper's own tables, suites in the place of its benchmarks; speedups are of
+decoding, medians with intervals.
+"""
+
+
+def section(answers: Sequence[Answer]) -> Iterable[str]:
+    """The tables under their heading, as lines for the end of a run's report."""
+    yield from ("## In the papers' layouts", "", ABOUT, *tables(answers), "")
+
+
+def tables(answers: Sequence[Answer]) -> Iterable[str]:
+    """Every table this run can fill, as Markdown lines."""
+    by: dict[str, dict[str, list[Answer]]] = {}
+    for answer in answers:
+        if not answer.error:
+            by.setdefault(answer.suite, {}).setdefault(answer.method, []).append(answer)
+    for layout in LAYOUTS:
+        rows = {name: own for name, own in layout.rows.items() if _has(by, own)}
+        if len(rows) > 1:
+            yield from ("", f"### {layout.place}", "", layout.about, "")
+            yield from _table(layout, rows, by)
+    yield from steps(by)
+    yield from breakdowns(by)
+
+
+def _has(by: By, method: str) -> bool:
+    return any(method in methods for methods in by.values())
+
+
+def _columns(layout: Layout, by: By) -> dict[str, Mapping[str, Sequence[Answer]]]:
+    found: dict[str, Mapping[str, Sequence[Answer]]] = {}
+    for suite, methods in by.items():
+        later = any(answer.turn for own in methods.values() for answer in own)
+        if not (layout.turns and later):
+            found[suite] = methods
+            continue
+        for name, turns in ((f"{suite}, first turn", (0,)), (f"{suite}, later", range(1, 99))):
+            found[name] = {
+                method: [answer for answer in own if answer.turn in turns]
+                for method, own in methods.items()
+            }
+    return found
+
+
+def _table(layout: Layout, rows: Mapping[str, str], by: By) -> Iterable[str]:
+    columns = _columns(layout, by)
+    heads = [f"{suite}: {figure}" for suite in columns for figure in layout.figures]
+    if layout.average is not None:
+        heads.append("all")
+    yield "| method | " + " | ".join(heads) + " |"
+    yield "|-|" + "-:|" * len(heads)
+    for label, method in rows.items():
+        cells = [
+            figure(own, methods.get(BASELINE, ())) if (own := methods.get(method, ())) else ""
+            for methods in columns.values()
+            for figure in layout.figures.values()
+        ]
+        if layout.average is not None:
+            every = [answer for methods in columns.values() for answer in methods.get(method, ())]
+            cells.append(layout.average(every, every))
+        yield f"| {label} | " + " | ".join(cells) + " |"
+
+
+STEPS = 10
+
+
+def steps(by: By, method: str = "specvlm") -> Iterable[str]:
+    """SpecVLM's Table 3: tokens of the first ten rounds of an answer, and of all."""
+    rows = {suite: found for suite, methods in by.items() if (found := methods.get(method))}
+    if not rows:
+        return
+    yield from ("", "### SpecVLM, Table 3", "", "Tokens by the number of the round.", "")
+    heads = [*map(str, range(STEPS)), "first ten", "all"]
+    yield f"| {method} | " + " | ".join(heads) + " |"
+    yield "|-|" + "-:|" * len(heads)
+    for suite, own in rows.items():
+        emitted = [_emitted(answer) for answer in own]
+        at = [[run[step] for run in emitted if len(run) > step] for step in range(STEPS)]
+        cells = [_said(mean(each) if each else None) for each in at]
+        early = [tokens for run in emitted for tokens in run[:STEPS]]
+        every = [tokens for run in emitted for tokens in run]
+        cells += [_said(mean(early)), _said(mean(every))]
+        yield f"| {suite} | " + " | ".join(cells) + " |"
+
+
+def _emitted(answer: Answer) -> list[int]:
+    """Tokens of each round: what was accepted and, but for rounds cut at the end, one more."""
+    # rounds without one come last: an answer that was cut short
+    return [taken + (place < answer.own) for place, taken in enumerate(answer.accepted)]
+
+
+OPERATIONS: Mapping[str, Callable[[Answer], float]] = {
+    "vision": lambda answer: answer.vision,
+    "target prefill": lambda answer: answer.prefill,
+    "target decoding (verify)": lambda answer: answer.verify,
+    "draft prefill": lambda answer: answer.draft_prefill,
+    "draft decoding": lambda answer: answer.draft,
+    "token pruning": lambda answer: answer.guide,
+    "others (committing, tree update, ...)": lambda answer: answer.rest,
+    "in all": lambda answer: answer.total,
+}
+BROKEN_DOWN = ("ar", "specvlm", "sage", "hippo")
+
+
+def breakdowns(by: By) -> Iterable[str]:
+    """SpecVLM's Table 5, SAGE's Table 6 and HIPPO's Table 2: seconds an answer by operation."""
+    for suite, methods in by.items():
+        shown = [name for name in BROKEN_DOWN if name in methods]
+        if len(shown) < 2:
+            continue
+        place = "SpecVLM, Table 5 - SAGE, Table 6 - HIPPO, Table 2"
+        yield from ("", f"### {place}: {suite}", "")
+        yield (
+            "Seconds an answer (its share). What a parallel draft (hippo) does beside the target "
+            "holds nobody up and is not in these seconds."
+        )
+        yield ""
+        yield "| operation | " + " | ".join(shown) + " |"
+        yield "|-|" + "-:|" * len(shown)
+        totals = {name: mean(answer.total for answer in methods[name]) for name in shown}
+        for what, seconds in OPERATIONS.items():
+            found = {name: mean(map(seconds, methods[name])) for name in shown}
+            cells = [f"{found[name]:.3f} ({found[name] / totals[name]:.1%})" for name in shown]
+            yield f"| {what} | " + " | ".join(cells) + " |"

@@ -1,0 +1,514 @@
+"""``python -m evidence speed``: every ratio of speed we set ourselves a goal for, measured.
+
+A part is data: whose clips, which methods, how long the answers, which ratios and their goals. Its
+methods take turns on a clip. A figure of a clip is the median over its repeats, each set against
+the run of the other method in the same turn; a ratio is the median over clips, with its bootstrap
+interval where there are three or more. Only `auto`'s rank is of total seconds. *Best* is the one
+method with the highest median over the clips: of several that tie, the luckiest, so it flatters by
+about the noise.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from itertools import islice
+from statistics import median
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from saccade.bench import measures
+from saccade.bench.compare import BASELINE, Run, named, race
+from saccade.bench.runner import shown
+from saccade.bench.suites import shapes
+from saccade.bench.suites.types import Item
+from saccade.bench.trace import environment
+from saccade.core.errors import OptionError
+from saccade.core.types import Inputs, Prefill, Prompt, View
+from saccade.drafting.recipe import Recipe
+from saccade.engine.generate import run
+from saccade.inputs import Loaded, ask
+from saccade.model.backbone import Backbone
+
+AUTO, PEER = "auto", "hf"
+FAST = (AUTO, "sd/shape=fit", "specvlm/shape=fit", "sd/view=uniform/keep=0.1/shape=fit")
+FIXED = (*FAST[1:], "sd", "specvlm", "sage", "hippo/schedule=serial", "lookup", "tabed")
+ENOUGH = 3  # clips for an interval
+
+Recipes = Mapping[str, Recipe | None]
+Seconds = Callable[[Run], float]
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Raced:
+    """One part's runs: for each clip, every method's timed runs in order."""
+
+    clips: tuple[str, ...]  # ids of the suite's items, which end in their seeds
+    runs: tuple[Mapping[str, Sequence[Run]], ...]
+    errors: Mapping[str, str] = field(default_factory=dict)  # of peers
+
+    def methods(self) -> tuple[str, ...]:
+        """Those that ran on every clip."""
+        return tuple(name for name in self.runs[0] if all(own[name] for own in self.runs))
+
+    def ours(self) -> tuple[str, ...]:
+        """Those that could be the best: ours that draft."""
+        return tuple(name for name in self.methods() if name not in (BASELINE, PEER))
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A measured ratio; ``detail`` says what it is made of."""
+
+    value: float | None
+    interval: tuple[float, float] | None = None
+    detail: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Goal:
+    """A ratio, how it is made of the runs, and what it should be at least; None for no goal."""
+
+    name: str
+    figure: Callable[[Raced], Figure]
+    least: float | None = None
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """A goal and what became of it."""
+
+    part: str
+    name: str
+    value: float | None
+    goal: float | None
+    met: bool | None
+    interval: tuple[float, float] | None
+    detail: Mapping[str, Any]
+
+
+# -- pure arithmetic over runs ------------------------------------------------------------------
+
+
+def decoding(run: Run) -> float:
+    """Seconds of decoding a token, from the second token on."""
+    return run.decode / run.counted
+
+
+def whole(run: Run) -> float:
+    """Seconds of an answer a token, all included: two ways to write one text have as many."""
+    return run.total / max(1, len(run.ids))
+
+
+def lengthened(tokens: int) -> Seconds:
+    """Seconds of the answer, had it gone on at its pace to so many tokens."""
+    return lambda run: run.total - run.decode + (tokens - 1) * decoding(run)
+
+
+def faster(raced: Raced, method: str, over: str, seconds: Seconds = decoding) -> list[float]:
+    """How much faster ``method`` is, clip by clip: medians of turns."""
+    return [
+        median(
+            seconds(base) / seconds(each) for each, base in zip(own[method], own[over], strict=True)
+        )
+        for own in raced.runs
+    ]
+
+
+def best(raced: Raced, over: str = BASELINE, seconds: Seconds = decoding) -> str:
+    """The drafting method with the highest median over clips."""
+    return max(raced.ours(), key=lambda name: median(faster(raced, name, over, seconds)))
+
+
+def amdahl(share: float, speedup: float) -> float:
+    """The whole's speedup when ``share`` of its time becomes ``speedup`` times faster."""
+    return 1 / ((1 - share) + share / speedup)
+
+
+def _median(values: Sequence[float], **detail: Any) -> Figure:
+    """The median over clips, with an interval where there are clips enough."""
+    found = measures.interval(values) if len(values) >= ENOUGH else None
+    detail |= {"clips": [round(value, 4) for value in values]}
+    return Figure(median(values), found and found[1:], detail)
+
+
+def versus(method: str, over: str, seconds: Seconds = decoding) -> Callable[[Raced], Figure]:
+    """One method over another."""
+
+    def figure(raced: Raced) -> Figure:
+        if {method, over} - {*raced.methods()}:
+            return Figure(None, detail={"errors": dict(raced.errors)})
+        return _median(faster(raced, method, over, seconds))
+
+    return figure
+
+
+def best_versus(over: str, seconds: Seconds = decoding) -> Callable[[Raced], Figure]:
+    """The best drafting method over another; the others are in the detail."""
+
+    def figure(raced: Raced) -> Figure:
+        if over not in raced.methods():
+            return Figure(None, detail={"errors": dict(raced.errors)})
+        chosen = best(raced, over, seconds)
+        every = {name: median(faster(raced, name, over, seconds)) for name in raced.ours()}
+        return _median(faster(raced, chosen, over, seconds), best=chosen, methods=every)
+
+    return figure
+
+
+def of_amdahl(raced: Raced) -> Figure:
+    """The best decoder's speedup end to end, as a share of what its decoding allows: plain
+    decoding's time before the first token stays, the rest shrinks by the speedup of decoding."""
+    chosen = best(raced)
+    shares = [median(each.decode / each.total for each in own[BASELINE]) for own in raced.runs]
+    speed = faster(raced, chosen, BASELINE)
+    limits = [amdahl(share, own) for share, own in zip(shares, speed, strict=True)]
+    reached = faster(raced, chosen, BASELINE, whole)
+    detail = {
+        "best": chosen,
+        "decode share of ar": median(shares),
+        "limit": median(limits),
+        "end to end": median(reached),
+    }
+    return _median([own / top for own, top in zip(reached, limits, strict=True)], **detail)
+
+
+def of_best_fixed(raced: Raced) -> Figure:
+    """The fastest fixed method's seconds of decoding all clips, over `auto`'s. Plain decoding is
+    a fixed method too."""
+    spent = {
+        name: np.array([median(each.decode for each in own[name]) for own in raced.runs])
+        for name in raced.methods()
+    }
+    mine = spent.pop(AUTO)
+    chosen = min(spent, key=lambda name: float(spent[name].sum()))
+
+    def ratio(clips: np.ndarray, axis: int | None = None) -> np.ndarray:
+        at = clips.astype(int)
+        return spent[chosen][at].sum(axis) / mine[at].sum(axis)
+
+    clips = range(len(mine))
+    found = measures.interval(clips, ratio) if len(mine) >= ENOUGH else None
+    totals = {name: float(own.sum()) for name, own in {AUTO: mine, **spent}.items()}
+    value = float(spent[chosen].sum() / mine.sum())
+    return Figure(value, found and found[1:], {"best": chosen, "seconds": totals})
+
+
+# -- the parts, as data -------------------------------------------------------------------------
+
+Spoil = Callable[["Pair", Sequence[Inputs]], tuple[Loaded, Recipes]]
+"""A draft made useless: (the pair, this clip's inputs and the next one's) -> draft and methods."""
+
+
+@dataclass(frozen=True)
+class Pair:
+    """The two models."""
+
+    target: Loaded
+    draft: Loaded
+
+
+def random_weights(pair: Pair, inputs: Sequence[Inputs]) -> tuple[Loaded, Recipes]:
+    """A draft of the same build that learnt nothing; its vision tower is another's as well."""
+    return untrained(pair.draft), named([AUTO])
+
+
+def untrained(model: Loaded, seed: int = 0) -> Loaded:
+    """The same architecture with weights as torch draws them."""
+    own = model.backbone
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        fresh: Any = type(own.model)(copy.deepcopy(own.model.config))
+    fresh.generation_config = own.model.generation_config
+    fresh = fresh.to(own.device, own.dtype).eval()
+    return Loaded(f"{model.name}, untrained", Backbone(fresh), model.processor)
+
+
+@dataclass(frozen=True, eq=False)
+class Elsewhere:
+    """A view of another video: its rows stand where this one's should."""
+
+    view: View
+    rows: Float[Tensor, "seen dim"]
+
+    @property
+    def name(self) -> str:
+        return f"{self.view.name} of another video"
+
+    @property
+    def keep(self) -> float | None:
+        return self.view.keep
+
+    @property
+    def attention(self) -> bool:
+        return self.view.attention
+
+    @property
+    def own_keys(self) -> bool:
+        return self.view.own_keys
+
+    def __call__(self, prefill: Prefill, prompt: Prompt) -> Prompt:
+        embeds = prompt.embeds.clone()
+        embeds[prompt.visual] = self.rows
+        return self.view(prefill, replace(prompt, embeds=embeds))
+
+
+def wrong_video(pair: Pair, inputs: Sequence[Inputs]) -> tuple[Loaded, Recipes]:
+    """The true draft, shown the next clip. The draft takes over what the target's eyes saw, so the
+    swap is in its view: it costs nothing, and `auto` is settled before it."""
+    this, other = inputs
+    target, draft = pair.target.backbone, pair.draft.backbone
+    assert draft.sees_as(target), "this draft looks with its own eyes: give it draft_inputs"
+    (prompt,) = target.prompts(other)
+    recipe = named([AUTO])[AUTO]
+    assert recipe is not None
+    fitted = recipe.fit(target, draft, int(this["input_ids"].shape[1]))
+    swapped = replace(fitted, view=Elsewhere(fitted.view, prompt.embeds[prompt.visual]))
+    return pair.draft, {**named([]), AUTO: swapped}
+
+
+@dataclass(frozen=True)
+class Part:
+    """Clips of a suite, methods beside plain decoding, and the ratios asked for."""
+
+    name: str
+    about: str
+    suite: str
+    methods: tuple[str, ...]
+    goals: tuple[Goal, ...]
+    settings: Mapping[str, Any] = field(default_factory=dict)  # else the suite's own
+    clips: int | None = None  # else as many as asked for
+    natural: int = 0  # only clips whose plain answer ends by itself after so many tokens
+    spoil: Spoil | None = None
+
+    @property
+    def title(self) -> str:
+        return f"{self.name}, {self.suite}"
+
+
+def _rank(suite: str) -> Part:
+    goals = (Goal(f"auto / best fixed method, decoding, {suite}", of_best_fixed, 0.95),)
+    about = f"auto against every fixed method, {suite}"
+    return Part("auto", about, suite, (AUTO, *FIXED), goals)
+
+
+def _useless(about: str, spoil: Spoil) -> Part:
+    goals = (
+        Goal(f"auto / ar, decoding, {about}", versus(AUTO, BASELINE), 0.98),
+        Goal(f"auto / ar, end to end, {about}", versus(AUTO, BASELINE, whole), 0.95),
+    )
+    return Part("useless", about, "shapes-caption", (AUTO,), goals, spoil=spoil)
+
+
+PARTS = (
+    Part(
+        "decode-2k",
+        "2,048 visual tokens, answers that end by themselves after 128 tokens or more",
+        "shapes-caption-2k",
+        (*FAST, PEER),
+        (
+            Goal("best / ar, decoding", best_versus(BASELINE), 3.5),
+            Goal("best / hf, decoding", best_versus(PEER), 4.5),
+            Goal("best / ar, end to end, of Amdahl's limit", of_amdahl, 0.9),
+            Goal("ar / hf, decoding", versus(BASELINE, PEER), 1.3),
+        ),
+        natural=128,
+    ),
+    Part(
+        "whole-256",
+        "256 visual tokens, exactly 256 new ones",
+        "shapes-caption",
+        (*FAST, PEER),
+        (
+            Goal("best / ar, end to end", best_versus(BASELINE, whole), 2.2),
+            Goal("best / hf, end to end", best_versus(PEER, whole)),
+            Goal("best / ar, end to end, of Amdahl's limit", of_amdahl),
+        ),
+        {"min_new_tokens": 256, "max_new_tokens": 256},
+    ),
+    Part(  # past its end the target writes what no draft guesses: this is the same without that
+        "whole-256",
+        "256 visual tokens, answers that end by themselves after 128 tokens or more",
+        "shapes-caption",
+        (*FAST, PEER),
+        (
+            Goal("best / ar, end to end, natural answers", best_versus(BASELINE, whole)),
+            Goal(
+                "best / ar, end to end, natural answers as if of 256 tokens",
+                best_versus(BASELINE, lengthened(256)),
+            ),
+        ),
+        natural=128,
+    ),
+    Part(
+        "context-10k",
+        "10,240 visual tokens, plain decoding",
+        "shapes-caption-10k",
+        (PEER,),
+        (Goal("ar / hf, decoding", versus(BASELINE, PEER), 1.6),),
+        {"min_new_tokens": 64, "max_new_tokens": 64},  # at this length it stops after a few
+        clips=3,
+    ),
+    *(_rank(suite) for suite in (*shapes.TASKS, "shapes-caption-2k")),
+    _useless("random weights", random_weights),
+    _useless("wrong video", wrong_video),
+)
+NAMES = tuple(dict.fromkeys(part.name for part in PARTS))
+
+
+def chosen(names: Sequence[str]) -> tuple[Part, ...]:
+    """The parts of these names, all of them for none. Raises OptionError."""
+    for name in names:
+        if name not in NAMES:
+            raise OptionError(f"unknown part {name!r}; known: {', '.join(NAMES)}")
+    return tuple(part for part in PARTS if not names or part.name in names)
+
+
+# -- running ------------------------------------------------------------------------------------
+
+
+def measure(part: Part, pair: Pair, *, clips: int, repeat: int, tell: Tell) -> Raced:
+    """A part's runs. Of a conversation the first question is asked."""
+    suite = shapes.suites()[part.suite]
+    settings = {"max_new_tokens": suite.setting.max_new_tokens, "do_sample": False}
+    settings |= part.settings
+    count = part.clips or clips
+    ids: list[str] = []
+    runs: list[Mapping[str, Sequence[Run]]] = []
+    errors: dict[str, str] = {}
+    for item, inputs, following in islice(_fitting(part, pair, settings, tell), count):
+        tell(f"{part.title}: clip {len(ids) + 1} of {count}")
+        draft: Loaded = pair.draft
+        recipes: Recipes = named(part.methods)
+        if part.spoil is not None:
+            draft, recipes = part.spoil(pair, (inputs, _inputs(pair, following)))
+        raced = race(
+            pair.target,
+            draft,
+            inputs,
+            recipes,
+            repeat=repeat,
+            settings=settings,
+            on_run=lambda name, turn: tell(
+                f"{part.title}: clip {len(ids) + 1} of {count}, "
+                + (f"turn {turn} of {repeat}, {name}" if turn else f"warming up {name}")
+            ),
+        )
+        ids.append(item.id)
+        runs.append(raced.runs)
+        errors |= raced.errors
+    if not ids:
+        raise OptionError(f"{part.suite} has no clip whose answer has {part.natural} tokens")
+    return Raced(tuple(ids), tuple(runs), errors)
+
+
+def _fitting(
+    part: Part, pair: Pair, settings: Mapping[str, Any], tell: Tell
+) -> Iterator[tuple[Item, Inputs, Item]]:
+    """The suite's items in order that the part wants, and which item follows each."""
+    items = list(shapes.suites()[part.suite].items())
+    for item, following in zip(items, (*items[1:], items[0]), strict=True):
+        inputs = _inputs(pair, item)
+        if part.natural:
+            tell(f"{part.title}: is the answer to {item.id} long enough?")
+            plain = run(pair.target.backbone, inputs, method=BASELINE, **settings)
+            if plain.finish_reason != "stop" or len(plain.ids) < part.natural:
+                continue
+        yield item, inputs, following
+
+
+def _inputs(pair: Pair, item: Item) -> Inputs:
+    return ask(pair.target, item.question, **shown(item))
+
+
+# -- reporting ----------------------------------------------------------------------------------
+
+
+def judged(part: Part, raced: Raced) -> Iterator[Ratio]:
+    """Every ratio of a part against its goal."""
+    for goal in part.goals:
+        found = goal.figure(raced)
+        met = None if goal.least is None or found.value is None else found.value >= goal.least
+        yield Ratio(
+            part.name, goal.name, found.value, goal.least, met, found.interval, found.detail
+        )
+
+
+def differing(raced: Raced) -> list[tuple[str, str]]:
+    """(clip, method) of every answer that is not plain decoding's, token for token."""
+    return [
+        (clip, name)
+        for clip, own in zip(raced.clips, raced.runs, strict=True)
+        for name, runs in own.items()
+        if any(each.ids != own[BASELINE][0].ids for each in runs)
+    ]
+
+
+def summary(part: Part, raced: Raced) -> dict[str, Any]:
+    """What was run and what each method took, medians over clips of medians over turns."""
+
+    def middle(name: str, figure: Seconds) -> float:
+        return median(median(map(figure, own[name])) for own in raced.runs)
+
+    methods = {}
+    for name in raced.methods():
+        every = [each.result for own in raced.runs for each in own[name] if each.result is not None]
+        rounds = sum(len(result.rounds) for result in every)
+        methods[name] = {
+            "tau": sum(len(result.ids) for result in every) / rounds if rounds else None,
+            "tokens": [len(own[name][0].ids) for own in raced.runs],
+            "ms a token": 1e3 * middle(name, decoding),
+            "decode seconds": middle(name, lambda each: each.decode),
+            "before seconds": middle(name, lambda each: each.total - each.decode),
+            "total seconds": middle(name, lambda each: each.total),
+            "fallback": next((r.fallback_reason for r in every if r.fallback_reason), None),
+        }
+    apart = differing(raced)
+    return {
+        "part": part.name,
+        "about": part.about,
+        "suite": part.suite,
+        "clips": list(raced.clips),
+        "settings": dict(part.settings),
+        "methods": methods,
+        "errors": dict(raced.errors),
+        "identical": not apart,
+        "differing": apart,
+    }
+
+
+def speed(
+    pair: Pair,
+    parts: Sequence[Part] = PARTS,
+    *,
+    clips: int = 4,
+    repeat: int = 3,
+    tell: Tell = lambda text: None,
+    keep: Callable[[Mapping[str, Any]], None] = lambda found: None,
+) -> dict[str, Any]:
+    """Everything ``python -m evidence speed --json`` prints: the machine, the parts, the ratios.
+
+    ``keep`` is handed what there is after every part, for a run that may be interrupted.
+    """
+    found: dict[str, Any] = {
+        "target": pair.target.name,
+        "draft": pair.draft.name,
+        "dtype": str(pair.target.backbone.dtype).removeprefix("torch."),
+        "device": str(pair.target.backbone.device),
+        "repeat": repeat,
+        "environment": environment(),
+        "parts": [],
+        "ratios": [],
+    }
+    for part in parts:
+        raced = measure(part, pair, clips=clips, repeat=repeat, tell=tell)
+        found["parts"].append(summary(part, raced))
+        found["ratios"] += [asdict(ratio) for ratio in judged(part, raced)]
+        keep(found)
+    return found

@@ -1,0 +1,1 @@
+"""How the embedded pair was trained, and the page of what it learnt."""

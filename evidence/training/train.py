@@ -1,0 +1,469 @@
+"""Training of the pair on one CPU core, in stages that each leave their weights behind.
+
+probe    the vision tower alone learns what each visual token shows (heads that are thrown away)
+small    two decoder layers learn to speak, vision still training: where the drafts begin
+medium   grown to six layers, longer clips, vision still training
+large    grown to the target's depth, vision frozen, clips up to thousands of visual tokens
+early    the small decoder behind that tower learns the law of the medium model; needs only the
+         medium stage, so it may run beside the large one
+naive    it learns the target's law from all tokens
+draft    the same from views with tokens dropped: at random, around objects, by whole frames
+
+Budgets are seconds of CPU time and also set the learning rate schedule. A stage that was cut
+resumes from its last checkpoint. Knows nothing of the command line; progress goes to `logging` and
+to one JSONL file per stage.
+"""
+
+import json
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import Qwen2_5_VLProcessor
+
+from evidence.training import build
+from saccade.world.batch import PROBES, Batch, Plan, Source, drop
+from saccade.world.model import HIDDEN, create, embed, grow, read, see
+
+log = logging.getLogger(__name__)
+
+TARGET_LAYERS, MEDIUM_LAYERS, DRAFT_LAYERS = 20, 6, 2
+PROBE_CLASSES = 16
+Shares = list[tuple[Plan, float]]
+
+
+def _clips(*sizes: tuple[int, int, int, float]) -> Shares:
+    return [(Plan("video", t, h, w), share) for t, h, w, share in sizes]
+
+
+def _stills(*sides: int, share: float) -> Shares:
+    images = [(Plan("image", 1, s, s), 0.5 * share / len(sides)) for s in sides]
+    return images + [(Plan("diff", 1, s, s), 0.5 * share / len(sides)) for s in sides]
+
+
+SHORT = _clips(
+    *((8, 112, 112, 0.40), (12, 112, 112, 0.12), (16, 112, 112, 0.12), (8, 112, 168, 0.09)),
+    *((4, 168, 168, 0.09), (8, 140, 140, 0.09), (6, 168, 140, 0.09)),
+)
+MIDDLE = _clips(
+    *((32, 112, 112, 0.3), (16, 168, 168, 0.15), (8, 224, 224, 0.15), (16, 140, 140, 0.15)),
+    *((24, 112, 140, 0.1), (4, 280, 280, 0.05), (10, 196, 196, 0.1)),
+)
+BIG = _clips((4, 336, 336, 0.5), (4, 448, 448, 0.3), (8, 336, 280, 0.2))
+LONG = _clips(
+    *((64, 112, 112, 0.2), (16, 224, 224, 0.15), (32, 168, 168, 0.15), (64, 168, 168, 0.1)),
+    *((32, 224, 224, 0.1), (16, 336, 336, 0.05), (8, 448, 448, 0.05), (64, 224, 224, 0.15)),
+    (128, 112, 112, 0.05),
+)
+HUGE = _clips((128, 224, 224, 0.6), (32, 448, 448, 0.2), (256, 224, 224, 0.2))
+
+
+def _scaled(shares: Shares, by: float) -> Shares:
+    return [(plan, share * by) for plan, share in shares]
+
+
+@dataclass(frozen=True)
+class Stage:
+    """What one stage trains and on what. `cpu_s` is its budget of CPU time."""
+
+    name: Literal["probe", "small", "medium", "large", "early", "naive", "draft"]
+    layers: int
+    cpu_s: float
+    lr: float
+    plans: Shares
+    tokens: int = 3000
+    vision: bool = True
+    probe: float = 0.3
+    objects: Callable[[float], int] = lambda progress: 6
+    drops: bool = False
+
+
+STAGES = (
+    Stage(
+        *("probe", DRAFT_LAYERS, 360, 3e-3, SHORT + _stills(112, 224, share=0.1)),
+        tokens=4000,
+        probe=1.0,
+    ),
+    Stage(
+        *("small", DRAFT_LAYERS, 720, 3e-3, SHORT + _stills(112, 168, 224, share=0.15)),
+        objects=lambda progress: 3 if progress < 0.15 else 4 if progress < 0.3 else 6,
+    ),
+    Stage(
+        *("medium", MEDIUM_LAYERS, 1250, 1e-3),
+        _scaled(SHORT, 0.45)
+        + _scaled(MIDDLE, 0.3)
+        + _scaled(BIG, 0.13)
+        + _stills(112, 168, 224, 336, 448, share=0.12),
+        tokens=3500,
+    ),
+    Stage(
+        *("large", TARGET_LAYERS, 1150, 6e-4),
+        _scaled(SHORT, 0.4)
+        + _scaled(MIDDLE, 0.35)
+        + _scaled(LONG, 0.12)
+        + _scaled(HUGE, 0.012)
+        + _stills(112, 224, 336, 448, share=0.12),
+        tokens=4000,
+        vision=False,
+        probe=0.0,
+    ),
+    Stage(
+        *("early", DRAFT_LAYERS, 225, 2e-3),
+        _scaled(SHORT, 0.5) + _scaled(MIDDLE, 0.35) + _stills(112, 224, 336, share=0.12),
+        vision=False,
+        probe=0.0,
+    ),
+    Stage(
+        *("naive", DRAFT_LAYERS, 320, 1.2e-3),
+        _scaled(SHORT, 0.4)
+        + _scaled(MIDDLE, 0.4)
+        + _scaled(LONG, 0.1)
+        + _stills(112, 224, 336, share=0.12),
+        vision=False,
+        probe=0.0,
+    ),
+    Stage(
+        *("draft", DRAFT_LAYERS, 460, 1.2e-3),
+        _scaled(SHORT, 0.2)
+        + _scaled(MIDDLE, 0.5)
+        + _scaled(LONG, 0.2)
+        + _stills(112, 224, 336, share=0.12),
+        vision=False,
+        probe=0.0,
+        drops=True,
+    ),
+)
+
+
+def _brief(stage: Stage) -> Stage:
+    """The stage on one-object clips of 64 visual tokens, two minutes for all of them together."""
+    seconds = {"probe": 20.0, "small": 60.0}
+    return replace(
+        stage,
+        cpu_s=seconds.get(stage.name, 8.0),
+        lr=stage.lr if stage.vision and stage.name != "medium" else 2e-4,
+        plans=SHORT[:1],
+        tokens=1500,
+        objects=lambda progress: 1,
+    )
+
+
+class Optimizer:
+    """Muon (orthogonalised momentum, in float32) for matrices and AdamW for the rest."""
+
+    def __init__(self, params: Sequence[tuple[str, nn.Parameter]], lr: float) -> None:
+        self.lr = lr
+        matrices = [p for n, p in params if "embed_tokens" not in n and p.ndim > 1]
+        chosen = {id(p) for p in matrices}
+        self._groups: dict[tuple[int, ...], list[nn.Parameter]] = {}
+        for p in matrices:
+            self._groups.setdefault((p.shape[0], p.numel() // p.shape[0]), []).append(p)
+        self.momentum = {s: torch.zeros(len(g), *s) for s, g in self._groups.items()}
+        rest = [p for _, p in params if id(p) not in chosen]
+        self.adam = torch.optim.AdamW(rest, lr=lr, betas=(0.9, 0.98), weight_decay=0.0)
+
+    @torch.no_grad()
+    def step(self, scale: float) -> None:
+        """One update at `scale` times the learning rate; clears the gradients."""
+        for shape, group in self._groups.items():
+            grad = torch.stack(
+                [torch.zeros(shape) if p.grad is None else p.grad.view(shape) for p in group]
+            )
+            momentum = self.momentum[shape]
+            momentum.lerp_(grad, 0.05)
+            update = _orthogonal(grad.lerp(momentum, 0.95))
+            size = 0.2 * max(shape) ** 0.5 * self.lr * scale
+            for p, u in zip(group, update, strict=True):
+                p.mul_(1 - 0.02 * self.lr * scale).add_(u.view(p.shape), alpha=-size)
+                p.grad = None
+        for part in self.adam.param_groups:
+            part["lr"] = self.lr * scale
+        self.adam.step()
+        self.adam.zero_grad()
+
+
+def _orthogonal(x: Tensor) -> Tensor:
+    """Five Newton-Schulz steps towards U V^T of each matrix of a batch."""
+    a, b, c = 3.4445, -4.7750, 2.0315
+    tall = x.shape[1] > x.shape[2]
+    x = x.transpose(1, 2) if tall else x
+    x = x / x.norm(dim=(1, 2), keepdim=True).clamp(min=1e-12)
+    for _ in range(5):
+        gram = x @ x.transpose(1, 2)
+        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    return x.transpose(1, 2) if tall else x
+
+
+def _schedule(progress: float) -> float:
+    """Warm-up 3 %, flat to 35 %, linear to 3 %."""
+    return min(1.0, 0.02 + progress / 0.03, 1.0 - 0.97 * max(0.0, progress - 0.35) / 0.65)
+
+
+def _probe_loss(head: nn.Linear, visual: Tensor, want: Tensor) -> tuple[Tensor, list[float]]:
+    """Mean cross-entropy of the seven heads, background counted a fifth; accuracies on objects."""
+    logits = head(visual).view(len(visual), len(PROBES), PROBE_CLASSES)
+    everywhere = torch.ones(PROBE_CLASSES)
+    things = torch.tensor([0.2, *[1.0] * (PROBE_CLASSES - 1)])
+    losses, right = [], []
+    for i, name in enumerate(PROBES):
+        placed = name in ("row", "col", "time")
+        weight = everywhere if placed else things
+        losses.append(F.cross_entropy(logits[:, i], want[:, i], weight=weight))
+        at = torch.ones(len(want), dtype=torch.bool) if placed else want[:, i] > 0
+        right.append(float((logits[at, i].argmax(-1) == want[at, i]).float().mean()))
+    return torch.stack(losses).mean(), right
+
+
+def kept(batch: Batch, ratio: float) -> Tensor:
+    """A random view [b, visual tokens]: True for the `ratio` that stay.
+
+    Uniform, leaning to objects, leaning to a few frames, or half objects and half uniform.
+    """
+    b, n = len(batch.ids), batch.plan.tokens
+    noise = torch.rand(b, n)
+    way = int(torch.randint(4, ()))
+    thing = batch.probes[:, PROBES.index("shape")].view(b, n) > 0
+    if way == 1:
+        noise = noise + thing * torch.rand(b, 1) * 1.5
+    elif way == 2:
+        steps = batch.frames.shape[0] // b
+        noise = noise + 2 * torch.rand(b, steps).repeat_interleave(n // steps, 1)
+    elif way == 3:
+        noise = noise + thing * (torch.rand(b, n) < 0.5)
+    count = max(1, round(ratio * n)) if ratio else 0
+    return torch.zeros(b, n, dtype=torch.bool).scatter(1, noise.topk(count).indices, True)
+
+
+def _ratio() -> float:
+    """Share of visual tokens kept: 20 % all, 5 % none, else 5 % to 100 %, small ones often."""
+    u = float(torch.rand(()))
+    if u < 0.2:
+        return 1.0
+    return 0.0 if u < 0.25 else float(0.05 * 20 ** (torch.rand(()) ** 1.5))
+
+
+def _answers(model: Any, batch: Batch, visual: Tensor | None) -> Tensor:
+    """Logits [answer tokens, vocabulary]."""
+    hidden = read(model, embed(model, batch.ids, visual), batch.positions)
+    return F.linear(hidden[batch.labels >= 0], model.lm_head.weight)
+
+
+@torch.no_grad()
+def _scores(logits: Tensor, batch: Batch) -> dict[str, float]:
+    labels = batch.labels[batch.labels >= 0]
+    content = batch.kinds[batch.labels >= 0] > 0
+    right = (logits.argmax(-1) == labels).float()
+    return {"all": float(right.mean()), "content": float(right[content].mean())}
+
+
+class _Run:
+    """The state of one stage; written to and read from `<run_dir>/<stage>.part.pt`."""
+
+    def __init__(self, stage: Stage, model: Any, teacher: Any | None, tok: Any) -> None:
+        self.stage, self.model, self.teacher = stage, model, teacher
+        self.head = nn.Linear(HIDDEN, len(PROBES) * PROBE_CLASSES)
+        model.model.visual.requires_grad_(stage.vision)
+        params = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
+        if stage.probe:
+            params += [("head", self.head.weight), ("head.bias", self.head.bias)]
+        self.optimizer = Optimizer(params, stage.lr)
+        self.steps, self.cpu_s, self.samples, self.seen = 0, 0.0, 0, 0
+        self.tok = tok
+
+    def state(self) -> dict[str, Any]:
+        return {
+            "model": self.model.state_dict(),
+            "head": self.head.state_dict(),
+            "momentum": self.optimizer.momentum,
+            "adam": self.optimizer.adam.state_dict(),
+            "counts": (self.steps, self.cpu_s, self.samples, self.seen),
+        }
+
+    def resume(self, state: Mapping[str, Any]) -> None:
+        self.model.load_state_dict(state["model"])
+        self.head.load_state_dict(state["head"])
+        self.optimizer.momentum = state["momentum"]
+        self.optimizer.adam.load_state_dict(state["adam"])
+        self.steps, self.cpu_s, self.samples, self.seen = state["counts"]
+
+    def loss(self, batch: Batch) -> tuple[Tensor, dict[str, Any]]:
+        """The stage's loss of a batch, and what to log."""
+        stage, scores = self.stage, {}
+        with torch.set_grad_enabled(stage.vision):
+            visual = see(self.model, batch.frames)
+        total = torch.zeros(())
+        if stage.probe:
+            probe, right = _probe_loss(self.head, visual, batch.probes)
+            total = stage.probe * probe
+            scores = {"probe": float(probe.detach()), "right": [round(r, 3) for r in right]}
+        if stage.name == "probe":
+            return total, scores
+        whole = batch
+        if stage.drops and (ratio := _ratio()) < 1:
+            view = kept(batch, ratio)
+            batch = drop(batch, view)
+            some = visual.view(len(view), -1, HIDDEN)[view]
+        else:
+            some = visual
+        logits = _answers(self.model, batch, some)
+        ce = F.cross_entropy(logits, batch.labels[batch.labels >= 0])
+        scores |= {"ce": float(ce.detach()), **_scores(logits, batch)}
+        if self.teacher is None:
+            return total + ce, scores
+        with torch.no_grad():
+            law = _answers(self.teacher, whole, visual)
+        kl = F.kl_div(logits.log_softmax(-1), law.softmax(-1), reduction="none").sum(-1).mean()
+        agree = (law.argmax(-1) == logits.argmax(-1)).float().mean()
+        scores |= {"kl": float(kl.detach()), "agree": float(agree)}
+        return total + 0.8 * kl + 0.2 * ce, scores
+
+
+def _train(run: _Run, run_dir: Path, every_s: float = 60.0) -> None:
+    stage = run.stage
+    part = run_dir / f"{stage.name}.part.pt"
+    if part.exists():
+        run.resume(torch.load(part, weights_only=True))
+    torch.manual_seed(run.steps)
+    source = Source(
+        *(run.tok, stage.plans, stage.tokens, 1000 + run.steps, stage.objects),
+        probes=bool(stage.probe) or stage.drops,
+    )
+    saved = time.monotonic()
+    with (run_dir / f"{stage.name}.jsonl").open("a") as curve:
+        while run.cpu_s < stage.cpu_s:
+            began = time.process_time()
+            progress = run.cpu_s / stage.cpu_s
+            batch = source.next(progress)
+            loss, scores = run.loss(batch)
+            torch.autograd.backward(loss)
+            if not torch.isfinite(loss.detach()):
+                raise RuntimeError(
+                    f"{stage.name}: the loss is {float(loss.detach())} at step {run.steps}"
+                )
+            run.optimizer.step(_schedule(progress))
+            run.steps += 1
+            run.samples += len(batch.ids)
+            run.seen += batch.ids.numel()
+            run.cpu_s += time.process_time() - began
+            line = {
+                "step": run.steps,
+                "cpu_s": round(run.cpu_s, 2),
+                "samples": run.samples,
+                "tokens": run.seen,
+                "plan": [batch.plan.kind, *batch.ids.shape, batch.plan.tokens],
+                "loss": round(float(loss.detach()), 4),
+            }
+            line |= {k: round(v, 4) if isinstance(v, float) else v for k, v in scores.items()}
+            curve.write(json.dumps(line) + "\n")
+            if time.monotonic() - saved > every_s:
+                curve.flush()
+                log.info("%s", line)
+                _write(run.state(), part)
+                saved = time.monotonic()
+    _write(run.state(), run_dir / f"{stage.name}.pt")
+    part.unlink(missing_ok=True)
+
+
+def _write(state: Mapping[str, Any], path: Path) -> None:
+    temporary = path.with_suffix(".tmp")
+    torch.save(state, temporary)
+    temporary.rename(path)
+
+
+def _state(run_dir: Path, name: str) -> dict[str, Any]:
+    """What a stage left, finished or not."""
+    whole, part = run_dir / f"{name}.pt", run_dir / f"{name}.part.pt"
+    state: dict[str, Any] = torch.load(whole if whole.exists() else part, weights_only=True)
+    return state
+
+
+def _weights(run_dir: Path, name: str, layers: int) -> Any:
+    model = create(layers)
+    model.load_state_dict(_state(run_dir, name)["model"])
+    return model
+
+
+def _behind(tower: Any, decoder: Any) -> Any:
+    """`decoder` with the vision tower of `tower`, bit for bit."""
+    decoder.model.visual.load_state_dict(tower.model.visual.state_dict())
+    return decoder
+
+
+def _begin(stage: Stage, run_dir: Path) -> tuple[Any, Any | None]:
+    """The model a stage starts from, and its teacher."""
+    if stage.name == "probe":
+        return create(stage.layers), None
+    if stage.name == "small":
+        return _weights(run_dir, "probe", DRAFT_LAYERS), None
+    if stage.name == "medium":
+        return grow(_weights(run_dir, "small", DRAFT_LAYERS), stage.layers), None
+    if stage.name == "large":
+        return grow(_weights(run_dir, "medium", MEDIUM_LAYERS), stage.layers), None
+    name, layers = ("large", TARGET_LAYERS)
+    before = {"early": "small", "naive": "early", "draft": "naive"}[stage.name]
+    if stage.name == "early":
+        name, layers = ("medium", MEDIUM_LAYERS)
+    target = _weights(run_dir, name, layers).bfloat16().float().requires_grad_(False)
+    return _behind(target, _weights(run_dir, before, DRAFT_LAYERS)), target
+
+
+def train(
+    run_dir: Path,
+    stages: Sequence[str] = tuple(s.name for s in STAGES),
+    budget: Mapping[str, float] | None = None,
+    *,
+    smoke: bool = False,
+) -> None:
+    """Train the stages named, in order; `budget` overrides their CPU seconds.
+
+    With `smoke`, two minutes on one-object clips show that the machinery learns. Each stage leaves
+    `<stage>.pt` and `<stage>.jsonl` in `run_dir`; a finished stage is not repeated.
+    """
+    run_dir.mkdir(parents=True, exist_ok=True)
+    proc = prepared(run_dir)
+    for stage in STAGES:
+        if stage.name not in stages or (run_dir / f"{stage.name}.pt").exists():
+            continue
+        stage = _brief(stage) if smoke else stage
+        stage = replace(stage, cpu_s=(budget or {}).get(stage.name, stage.cpu_s))
+        log.info("%s: %.0f CPU seconds", stage.name, stage.cpu_s)
+        model, teacher = _begin(stage, run_dir)
+        run = _Run(stage, model, teacher, proc.tokenizer)
+        if before := {"small": "probe", "medium": "small"}.get(stage.name):
+            run.head.load_state_dict(_state(run_dir, before)["head"])
+        _train(run, run_dir)
+
+
+def prepared(run_dir: Path) -> Qwen2_5_VLProcessor:
+    """The run's processor, built at its first use."""
+    folder = run_dir / "processor"
+    if not folder.exists():
+        build.processor().save_pretrained(folder)
+    return build.saved_processor(folder)
+
+
+def export(run_dir: Path, out: Path) -> None:
+    """Write `target`, `draft-naive` and `draft` from the furthest stages the run has reached."""
+    proc = prepared(run_dir)
+
+    def furthest(*names: tuple[str, int]) -> Any:
+        for name, layers in names:
+            if any((run_dir / f"{name}{end}").exists() for end in (".pt", ".part.pt")):
+                return _weights(run_dir, name, layers)
+        raise FileNotFoundError(f"no weights of {[n for n, _ in names]} in {run_dir}")
+
+    small = ("small", DRAFT_LAYERS)
+    target = furthest(("large", TARGET_LAYERS), ("medium", MEDIUM_LAYERS), small)
+    if target.config.text_config.num_hidden_layers < TARGET_LAYERS:
+        target = grow(target, TARGET_LAYERS)
+    before = (("naive", DRAFT_LAYERS), ("early", DRAFT_LAYERS), small)
+    naive, draft = furthest(*before), furthest(("draft", DRAFT_LAYERS), *before)
+    build.save(target, proc, out / "target")
+    build.save(_behind(target, naive), proc, out / "draft-naive")
+    build.save(_behind(target, draft), proc, out / "draft")

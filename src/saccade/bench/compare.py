@@ -1,0 +1,227 @@
+"""Several methods on one prompt in interleaved runs: identical answers, and what each one cost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from statistics import median
+from typing import Any
+
+from saccade.bench.peers import PEERS
+from saccade.core.errors import MethodError, OptionError, SaccadeError
+from saccade.core.types import Inputs, Result
+from saccade.drafting.recipe import Recipe
+from saccade.engine.generate import Captioner, run
+from saccade.inputs import Loaded
+from saccade.methods import resolve
+
+WARM_UP_TOKENS = 12
+BASELINE = "ar"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One method's figures: medians over the runs; None where a method has no such figure.
+
+    ``decode_seconds`` is from the first token on, ``prefill_seconds`` all before it (vision,
+    prefill, guidance, the draft's prefill). Speedups are per token against ``ar``, run by run, then
+    medians. The first token comes of the prefill, so decoding is counted from the second on.
+    """
+
+    token_ids: tuple[int, ...] | None = None
+    tokens: int | None = None
+    identical_to_ar: bool | None = None
+    tau: float | None = None
+    acceptance_rate: float | None = None
+    rounds: int | None = None
+    decode_seconds: float | None = None
+    prefill_seconds: float | None = None
+    total_seconds: float | None = None
+    tokens_per_second: float | None = None
+    speedup_decode: float | None = None
+    speedup_end_to_end: float | None = None
+    finish_reason: str | None = None
+    fallback_reason: str | None = None
+    error: str | None = None
+
+    def json(self) -> dict[str, Any]:
+        """The contract's fields; ``error`` only where there is one."""
+        fields = asdict(self)
+        if self.error is None:
+            del fields["error"]
+        return fields
+
+
+@dataclass(frozen=True)
+class Run:
+    """One timed run of one method."""
+
+    ids: tuple[int, ...]
+    decode: float
+    total: float
+    counted: int  # tokens that came of decoding: the first comes of the prefill
+    result: Result | None = None  # None for a peer
+
+
+@dataclass(frozen=True)
+class Raced:
+    """Every timed run of every method, in order, and why a peer has none."""
+
+    runs: dict[str, list[Run]]
+    errors: dict[str, str]
+
+
+def named(methods: Sequence[str]) -> dict[str, Recipe | None]:
+    """Each method's recipe (None: a peer), ``ar`` first and always there."""
+    order = [BASELINE, *(name for name in methods if name != BASELINE)]
+    return {name: None if name in PEERS else _resolve(name) for name in order}
+
+
+def compare(
+    target: Loaded,
+    draft: Loaded | None,
+    inputs: Inputs,
+    methods: Sequence[str],
+    *,
+    repeat: int = 3,
+    settings: dict[str, Any],
+    seed: int | None = None,
+    captioner: Captioner | None = None,
+    draft_inputs: Inputs | None = None,
+    exact: bool = False,
+    on_run: Callable[[str, int], None] | None = None,
+) -> tuple[dict[str, Row], dict[str, Result]]:
+    """Rows by method, and the last result of each of ours; runs as of ``race``. A method that
+    fails is a row with ``error``. ``exact`` is :func:`saccade.stream`'s."""
+    raced = race(
+        target,
+        draft,
+        inputs,
+        named(methods),
+        repeat=repeat,
+        settings=settings,
+        seed=seed,
+        captioner=captioner,
+        draft_inputs=draft_inputs,
+        exact=exact,
+        on_run=on_run,
+    )
+    runs, errors = raced.runs, raced.errors
+    rows = {
+        name: Row(error=errors[name]) if name in errors else _row(own, runs[BASELINE])
+        for name, own in runs.items()
+    }
+    last = {name: own[-1].result for name, own in runs.items() if own}
+    return rows, {name: result for name, result in last.items() if result is not None}
+
+
+def race(
+    target: Loaded,
+    draft: Loaded | None,
+    inputs: Inputs,
+    recipes: Mapping[str, Recipe | None],
+    *,
+    repeat: int = 3,
+    settings: dict[str, Any],
+    seed: int | None = None,
+    captioner: Captioner | None = None,
+    draft_inputs: Inputs | None = None,
+    exact: bool = False,
+    on_run: Callable[[str, int], None] | None = None,
+) -> Raced:
+    """Every method once, then again, after a short warm-up of each (of one per schedule, for a
+    single run). ``recipes`` as of ``named``: None stands for the peer of that name."""
+    if repeat < 1:
+        raise OptionError(f"repeat={repeat} must be at least 1")
+    runs: dict[str, list[Run]] = {name: [] for name in recipes}
+    errors: dict[str, str] = {}
+    warm = {**settings, "max_new_tokens": min(WARM_UP_TOKENS, settings["max_new_tokens"])}
+    warm.pop("min_new_tokens", None)
+    started: set[object] = set()
+    for round in range(repeat + 1):
+        for name, recipe in recipes.items():
+            if name in errors:
+                continue
+            if not round and repeat == 1 and recipe is not None:
+                # a quick look warms up what a schedule starts, not every method
+                if recipe.schedule in started:
+                    continue
+                started.add(recipe.schedule)
+            if on_run is not None:
+                on_run(name, round)
+            try:
+                own = {**(settings if round else warm)}
+                if recipe is None:
+                    ids = PEERS[name](target, draft, inputs, own)
+                    timed = Run(ids.ids, ids.decode[0], ids.total, ids.decode[1])
+                else:
+                    own |= {"seed": seed, "captioner": captioner, "draft_inputs": draft_inputs}
+                    timed = _run(target, draft, inputs, recipe, own | {"exact": exact})
+            except SaccadeError:
+                raise
+            except Exception as error:  # a peer's crash is a finding, not the end of the comparison
+                if recipe is not None:
+                    raise
+                first = str(error).strip().splitlines() or [""]
+                errors[name] = f"{type(error).__name__}: {first[0]}"
+                continue
+            if round:
+                runs[name].append(timed)
+    return Raced(runs, errors)
+
+
+def _resolve(name: str) -> Recipe:
+    try:
+        return resolve(name)
+    except MethodError as error:
+        peers = ", ".join(PEERS)
+        raise MethodError(f"{error} (and, for comparing: {peers})") from None
+
+
+def _run(
+    target: Loaded, draft: Loaded | None, inputs: Inputs, recipe: Recipe, settings: dict[str, Any]
+) -> Run:
+    result = run(
+        target.backbone,
+        inputs,
+        draft=None if draft is None else draft.backbone,
+        method=recipe,
+        tokenizer=target.tokenizer,
+        **settings,
+    )
+    counted = max(1, len(result.ids) - 1)
+    return Run(result.ids, result.timings.decode, result.timings.total, counted, result)
+
+
+def _row(runs: Sequence[Run], baseline: Sequence[Run]) -> Row:
+    last, ids = runs[-1], runs[-1].ids
+    row = Row(
+        token_ids=ids,
+        tokens=len(ids),
+        identical_to_ar=all(run.ids == base.ids for run, base in zip(runs, baseline, strict=True)),
+        decode_seconds=median(run.decode for run in runs),
+        prefill_seconds=median(run.total - run.decode for run in runs),
+        total_seconds=median(run.total for run in runs),
+        tokens_per_second=median(run.counted / run.decode for run in runs),
+        speedup_decode=median(_ratios(runs, baseline, lambda run: run.decode / run.counted)),
+        speedup_end_to_end=median(
+            _ratios(runs, baseline, lambda run: run.total / max(1, len(run.ids)))
+        ),
+    )
+    if last.result is None:
+        return row
+    return replace(
+        row,
+        tau=last.result.tau,
+        acceptance_rate=last.result.acceptance_rate,
+        rounds=len(last.result.rounds),
+        finish_reason=last.result.finish_reason,
+        fallback_reason=last.result.fallback_reason,
+    )
+
+
+def _ratios(
+    runs: Sequence[Run], baseline: Sequence[Run], per_token: Callable[[Run], float]
+) -> Iterator[float]:
+    for own, base in zip(runs, baseline, strict=True):
+        yield per_token(base) / per_token(own)

@@ -1,0 +1,1 @@
+"""What forwards and machines cost: profiles, GPUs, prefills, many at once."""

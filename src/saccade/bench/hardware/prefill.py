@@ -1,0 +1,93 @@
+"""How a long video is read: seconds and memory of one prefill and of one verification after it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from saccade.bench.suites.shapes import LENGTHS, suites
+from saccade.core.errors import OptionError
+from saccade.core.sampling import Sampling
+from saccade.core.tree import chain
+from saccade.core.types import Inputs
+from saccade.inputs import Loaded, ask
+from saccade.inputs.media import Clip
+from saccade.model.memory import Peak
+from saccade.model.session import Session
+from saccade.model.timing import Clock
+
+
+@dataclass(frozen=True)
+class Reading:
+    """Seconds and bytes; each peak is above what was held before that part began."""
+
+    visual_tokens: int
+    prompt_tokens: int
+    vision_seconds: float
+    prefill_seconds: float
+    verify_seconds: float  # of one forward of ``rows``
+    rows: int
+    weights: int
+    kv: int  # the cache made for the prompt
+    vision_peak: int | None
+    prefill_peak: int | None  # the cache, one chunk and the verification
+
+
+def read(target: Loaded, tokens: int, *, rows: int = 8, record: bool = False) -> Reading:
+    """Reads a clip of about ``tokens`` visual tokens, recording attention where asked.
+
+    Raises OptionError for a model whose prompts do not say their grid.
+    """
+    backbone = target.backbone
+    item = next(iter(suites()["shapes-caption"].items()))
+    clip = item.media[0].read()
+    assert isinstance(clip, Clip)
+    inputs = stretched(ask(target, item.question, clips=[clip]), tokens)
+    peak, clock = Peak(backbone.devices), Clock(backbone.device)
+    prompts = backbone.prompts(inputs)
+    vision, seen = clock.lap(), peak.bytes()
+    peak = Peak(backbone.devices)
+    session = Session(backbone, [Sampling()], room=rows)
+    clock.lap()
+    session.prefill(prompts, record=record)
+    prefill = clock.lap()
+    session.score({0: chain([0] * (rows - 1))})
+    session.commit({0: [0]})
+    return Reading(
+        visual_tokens=prompts[0].seen,
+        prompt_tokens=len(prompts[0]),
+        vision_seconds=vision,
+        prefill_seconds=prefill,
+        verify_seconds=clock.lap(),
+        rows=rows,
+        weights=sum(each.numel() * each.element_size() for each in backbone.model.parameters()),
+        kv=session.requests[0].cache.bytes,
+        vision_peak=seen,
+        prefill_peak=peak.bytes(),
+    )
+
+
+def stretched(inputs: Inputs, tokens: int) -> Inputs:
+    """A video prompt with its frames repeated until they are about ``tokens`` visual tokens.
+
+    No processor draws, resizes or limits so long a clip here: it is the model's reading we time.
+    """
+    if "video_grid_thw" not in inputs or "mm_token_type_ids" not in inputs:
+        raise OptionError("only a model that is told its videos' grids can be given a longer one")
+    times = max(1, round(tokens / LENGTHS["256"].tokens))
+    visual = inputs["mm_token_type_ids"][0] != 0
+    first, last = (int(visual.nonzero()[i]) for i in (0, -1))
+
+    def longer(row: Tensor) -> Tensor:
+        middle = row[:, first : last + 1].repeat(1, times)
+        return torch.cat([row[:, :first], middle, row[:, last + 1 :]], 1)
+
+    found: dict[str, Any] = dict(inputs)
+    for name in ("input_ids", "attention_mask", "mm_token_type_ids"):
+        found[name] = longer(found[name])
+    found["pixel_values_videos"] = found["pixel_values_videos"].repeat(times, 1)
+    found["video_grid_thw"] = found["video_grid_thw"] * torch.tensor([times, 1, 1])
+    return found

@@ -1,0 +1,68 @@
+"""A trace: one answer's rounds as JSON lines, to attach to a bug report or replay folds from."""
+
+from __future__ import annotations
+
+import json
+import platform
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+from saccade.core.types import Result, RoundRecord
+
+
+def environment() -> dict[str, Any]:
+    """What timings depend on: processor, threads and versions."""
+    gpu = torch.cuda.get_device_name(0) if torch.cuda.is_available() else None
+    return {
+        "machine": platform.machine(),
+        "processor": _processor(),
+        "gpu": gpu,
+        "threads": torch.get_num_threads(),
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),
+        "transformers": transformers.__version__,
+    }
+
+
+def write(path: Path, result: Result) -> None:
+    """First a line about the run, then a line per round."""
+    about = {
+        "method": result.method,
+        "finish_reason": result.finish_reason,
+        "fallback_reason": result.fallback_reason,
+        "prompt_tokens": result.prompt_tokens,
+        "visual_tokens": result.visual_tokens,
+        "draft_visual_tokens": result.draft_visual_tokens,
+        "token_ids": result.ids,
+        "peak_bytes": result.peak_bytes,
+        "timings": asdict(result.timings),
+        "environment": environment(),
+    }
+    lines = [json.dumps(about), *(json.dumps(asdict(round)) for round in result.rounds)]
+    path.write_text("\n".join(lines) + "\n")
+
+
+def read(path: Path) -> tuple[dict[str, Any], list[RoundRecord]]:
+    """The line about the run, and its rounds."""
+    first, *rest = path.read_text().splitlines()
+    rounds = []
+    for line in rest:
+        fields = json.loads(line)
+        for name in ("tokens", "parents", "accepted", "note"):
+            fields[name] = tuple(fields[name])
+        rounds.append(RoundRecord(**fields))
+    return json.loads(first), rounds
+
+
+def _processor() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    except OSError:
+        pass
+    return platform.processor()

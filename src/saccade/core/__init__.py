@@ -1,0 +1,1 @@
+"""What everything else speaks of: errors, types, trees, laws, the verdict, options."""

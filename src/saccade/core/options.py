@@ -1,0 +1,175 @@
+"""What a caller asked for: GenerationConfig's names to sampling rules and stop rules.
+
+Every argument is honoured or refused by name, never ignored.
+"""
+
+from __future__ import annotations
+
+import copy
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from transformers import GenerationConfig, LogitsProcessorList, MaxTimeCriteria
+
+from saccade.core.errors import OptionError
+from saccade.core.sampling import Sampling
+from saccade.core.types import FinishReason, Options
+
+MAX_NEW_TOKENS = 256
+
+# Generation settings that change what `generate` computes in ways this engine does not.
+REFUSED: dict[str, tuple[Any, ...]] = {
+    "num_beams": (None, 1),
+    "num_beam_groups": (None, 1),
+    "num_return_sequences": (None, 1),
+    "penalty_alpha": (None,),
+    "dola_layers": (None,),
+    "guidance_scale": (None, 1, 1.0),
+    "constraints": (None,),
+    "force_words_ids": (None,),
+    "watermarking_config": (None,),
+    "token_healing": (None, False),
+    "prompt_lookup_num_tokens": (None,),
+    "return_dict_in_generate": (None, False),
+    "output_scores": (None, False),
+    "output_logits": (None, False),
+    "output_attentions": (None, False),
+    "output_hidden_states": (None, False),
+    "cache_implementation": (None,),
+}
+
+
+def settle(
+    model: Any, generation_config: GenerationConfig | None, settings: Mapping[str, Any]
+) -> GenerationConfig:
+    """The model's generation config with the caller's over it. Raises OptionError by name."""
+    config = copy.deepcopy(generation_config or model.generation_config)
+    try:
+        unknown = config.update(**{name: v for name, v in settings.items() if v is not None})
+    except ValueError as error:
+        raise OptionError(_first_line(error)) from error
+    if unknown:
+        raise OptionError(f"unknown generation argument {', '.join(sorted(unknown))}")
+    given = config.to_dict()
+    for name, allowed in REFUSED.items():
+        if given.get(name) not in allowed:
+            raise OptionError(f"{name}={given[name]!r} is not supported by saccade; leave it out")
+    if config.max_new_tokens is not None and config.max_new_tokens < 1:
+        raise OptionError(f"max_new_tokens={config.max_new_tokens} must be at least 1")
+    return config
+
+
+def rules(
+    model: Any,
+    config: GenerationConfig,
+    contexts: Sequence[torch.Tensor],
+    *,
+    length: int = MAX_NEW_TOKENS,
+    extra: LogitsProcessorList | None = None,
+    allowed: Callable[..., list[int]] | None = None,
+    seed: int | None = None,
+) -> list[Sampling]:
+    """Each request's sampling rules: Hugging Face's own, for answers up to ``length`` tokens."""
+    found = []
+    seed = secrets.randbits(63) if seed is None else seed
+    for request, context in enumerate(contexts):
+        own = copy.copy(config)
+        own.max_length, own.num_beams = len(context) + length, 1
+        try:
+            model._prepare_special_tokens(own, device=context.device)
+            processors = model._get_logits_processor(
+                generation_config=own,
+                input_ids_seq_length=len(context),
+                encoder_input_ids=context[None],
+                prefix_allowed_tokens_fn=allowed and _numbered(allowed, request),
+                logits_processor=LogitsProcessorList() if extra is None else copy.deepcopy(extra),
+                device=str(context.device),
+                model_kwargs={},
+            )
+        except ValueError as error:
+            raise OptionError(_first_line(error)) from error
+        found.append(Sampling(bool(config.do_sample), tuple(processors), seed, ends(config)))
+    return found
+
+
+def _numbered(allowed: Callable[..., list[int]], request: int) -> Callable[..., list[int]]:
+    """Tells the caller's function which request asks: each is alone in its own batch here."""
+    return lambda batch, ids: allowed(request, ids)
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[0]
+
+
+def ends(config: GenerationConfig) -> tuple[int, ...]:
+    """The ids that end an answer."""
+    eos = config.eos_token_id
+    return () if eos is None else (eos,) if isinstance(eos, int) else tuple(eos)
+
+
+def limits(config: GenerationConfig, longest: int, criteria: Sequence[Any] = ()) -> Options:
+    """Where answers stop. ``longest`` is the longest prompt, for ``max_length``."""
+    length = config.max_new_tokens
+    if length is None:
+        length = MAX_NEW_TOKENS if config.max_length is None else config.max_length - longest
+        if length < 1:
+            raise OptionError(
+                f"max_length={config.max_length} leaves no room after a prompt of {longest} "
+                "tokens; set max_new_tokens instead"
+            )
+    stop = config.stop_strings
+    strings = () if stop is None else (stop,) if isinstance(stop, str) else tuple(stop)
+    if any(not string for string in strings):
+        raise OptionError("a stop string must not be empty")
+    timed = () if config.max_time is None else (MaxTimeCriteria(max_time=config.max_time),)
+    return Options(length, ends(config), strings, (*criteria, *timed))
+
+
+class Stops:
+    """Cuts what verification let through at the first end of sequence, stop string or limit."""
+
+    def __init__(
+        self,
+        options: Options,
+        contexts: Sequence[torch.Tensor],
+        decode: Callable[[Sequence[int]], str] | None,
+    ) -> None:
+        if options.stop and decode is None:
+            raise OptionError("stop strings need the tokenizer: pass tokenizer=")
+        self.options = options
+        self.answers: list[list[int]] = [[] for _ in contexts]
+        self.stopped_by: dict[int, str] = {}
+        self._contexts = contexts
+        self._decode = decode
+        # A token is at least a byte, save a few special ones that decode to nothing.
+        self._window = max((len(s.encode()) for s in options.stop), default=0) + 8
+
+    def cut(self, request: int, tokens: Sequence[int]) -> tuple[int, FinishReason | None]:
+        """How many of ``tokens`` stand, and why the request ends if it does."""
+        answer = self.answers[request]
+        for count, token in enumerate(tokens, start=1):
+            answer.append(token)
+            if token in self.options.eos or self._says_stop(request):
+                return count, "stop"
+            if len(answer) >= self.options.max_new_tokens:
+                return count, "length"
+            if self.options.criteria and self._criteria(request):
+                return count, "stop"
+        return len(tokens), None
+
+    def _says_stop(self, request: int) -> bool:
+        if not self.options.stop or self._decode is None:
+            return False
+        tail = self._decode(self.answers[request][-self._window :])
+        found = [(tail.find(string), string) for string in self.options.stop if string in tail]
+        if found:
+            self.stopped_by[request] = min(found)[1]
+        return bool(found)
+
+    def _criteria(self, request: int) -> bool:
+        context = self._contexts[request]
+        new = torch.tensor(self.answers[request], device=context.device)
+        ids = torch.cat([context, new])[None]
+        return any(bool(torch.as_tensor(rule(ids, None)).all()) for rule in self.options.criteria)

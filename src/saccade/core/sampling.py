@@ -1,0 +1,155 @@
+"""Logits to laws, laws to tokens, and noise that does not depend on timing.
+
+The rules (temperature, top-k, penalties, ...) are Hugging Face's own logits processors, applied at
+every node over prompt + committed text + path, to the target's logits and the draft's alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from transformers.generation import logits_process as hf
+
+from saccade.core.tree import depth, path
+from saccade.core.types import Law, Tree
+
+Processor = Callable[[Any, Any], Any]
+
+ROLES = {"draft": 1, "accept": 2, "own": 3}
+
+# These look at the logits alone, so they need no ids.
+CONTEXT_FREE = (
+    hf.TemperatureLogitsWarper,
+    hf.TopKLogitsWarper,
+    hf.TopPLogitsWarper,
+    hf.MinPLogitsWarper,
+    hf.TypicalLogitsWarper,
+    hf.EpsilonLogitsWarper,
+    hf.EtaLogitsWarper,
+)
+
+
+class BrokenLaw(ArithmeticError):
+    """Logits that make no law: NaN somewhere."""
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How a request draws its tokens. Greedy unless ``sample``; a seed names the noise.
+
+    No draft goes on after one of ``ends``, the ids that end an answer.
+    """
+
+    sample: bool = False
+    processors: tuple[Processor, ...] = ()
+    seed: int = 0
+    ends: tuple[int, ...] = ()
+
+    @property
+    def contextual(self) -> bool:
+        return not all(isinstance(rule, CONTEXT_FREE) for rule in self.processors)
+
+    def law(self, logits: Float[Tensor, " vocab"], ids: Sequence[int]) -> Law:
+        """The law over the next token: a single id when greedy, else probabilities (fp32).
+
+        Raises BrokenLaw on NaN: an arg-max of nothing must not pass for a token.
+        """
+        scores = logits
+        if self.processors:
+            scores = logits.float().unsqueeze(0).clone()
+            history = torch.tensor([list(ids)], device=logits.device, dtype=torch.long)
+            for rule in self.processors:
+                scores = rule(history, scores)
+            scores = scores.squeeze(0)
+        if not self.sample:
+            best, token = scores.max(-1)
+            if bool(best.isnan()):
+                raise BrokenLaw("the logits hold NaN")
+            return int(token)
+        law = torch.softmax(scores.float(), dim=-1)
+        if bool(law[0].isnan()):  # one NaN spreads over the whole softmax
+            raise BrokenLaw("the logits hold NaN")
+        return law
+
+
+@dataclass(frozen=True)
+class Scores:
+    """What a session saw at the end of the committed text (row 0) and at each node (row i + 1)."""
+
+    tree: Tree
+    rows: Sequence[Float[Tensor, " vocab"]]  # raw logits
+    rules: Sampling
+    context: Sequence[int]  # ids of prompt and committed text; read it before the next commit
+    offset: int  # how many of those were generated
+    request: int = 0
+    began: int | None = field(default=None, kw_only=True)
+    """How many tokens were generated when the draft under way began; None: ``offset`` of them."""
+
+    def logits(self, node: int) -> Float[Tensor, " vocab"]:
+        return self.rows[node + 1]
+
+    def law(self, node: int) -> Law | None:
+        """The law after ``node``, rules applied; None where the session has not looked."""
+        if node + 1 >= len(self.rows):
+            return None
+        ids: Sequence[int] = ()
+        if self.rules.contextual:
+            ids = [*self.context, *(self.tree.tokens[n] for n in path(self.tree, node))]
+        return self.rules.law(self.rows[node + 1], ids)
+
+    def top(self, node: int, count: int) -> list[int]:
+        """The ``count`` likeliest tokens after ``node`` by the raw logits, likeliest first."""
+        row = self.rows[node + 1]
+        return torch.topk(row, min(count, row.shape[0])).indices.tolist()
+
+    def draw(self, node: int, law: Law | None = None) -> tuple[int, Float[Tensor, " vocab"] | None]:
+        """A token after ``node`` and the law it was drawn from (None: greedy, it was chosen).
+
+        ``law`` is the law there, if it is known already.
+        What is drawn stands (see ``Tree``). Its noise is named by where this draft began too, so
+        that a draft after a refusal draws anew what the refused one had drawn beyond.
+        """
+        law = self.law(node) if law is None else law
+        if law is None or isinstance(law, int):
+            return int(self.rows[node + 1].argmax()) if law is None else law, None
+        position = self.offset + depth(self.tree, node)
+        began = self.offset if self.began is None else self.began
+        u = uniform(self.rules.seed, self.request, "draft", position, 0, began)
+        return draw(law, u), law
+
+    def noise(self, role: str, below: int, sibling: int) -> float:
+        """Uniform noise for verification ``below`` tokens after the committed text."""
+        return uniform(self.rules.seed, self.request, role, self.offset + below, sibling)
+
+
+def prob(law: Law, token: int) -> float:
+    """The probability of ``token``; 0 beyond a shorter vocabulary."""
+    if isinstance(law, int):
+        return float(law == token)
+    return float(law[token]) if token < law.shape[0] else 0.0
+
+
+def draw(law: Law, u: float) -> int:
+    """The token at quantile ``u`` of the law; never one of probability zero."""
+    if isinstance(law, int):
+        return law
+    cumulative = law.double().cumsum(0)
+    token = int(torch.searchsorted(cumulative, u * cumulative[-1], right=True))
+    if token >= law.shape[0]:  # u rounded up to the whole mass
+        token = int(law.nonzero()[-1])
+    return token
+
+
+def uniform(
+    seed: int, request: int, role: str, position: int, sibling: int, began: int = 0
+) -> float:
+    """A number in [0, 1) that depends on its keys and on nothing else (Philox counter)."""
+    key = np.array([seed % 2**64, request], dtype=np.uint64)
+    counter = np.array([ROLES[role], position, sibling, began], dtype=np.uint64)
+    return float(np.random.Generator(np.random.Philox(key=key, counter=counter)).random())

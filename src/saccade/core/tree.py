@@ -1,0 +1,124 @@
+"""Pure functions on trees of drafted tokens. Knows neither models nor laws."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from saccade.core.types import ROOT, Tree
+
+
+def add(
+    tree: Tree,
+    parent: int,
+    token: int,
+    q: Float[Tensor, " vocab"] | None = None,
+    odds: float | None = None,
+) -> Tree:
+    """The tree with one more node under ``parent``."""
+    known = tree.odds if odds is None else (*tree.odds, odds)
+    return Tree((*tree.tokens, token), (*tree.parents, parent), (*tree.q, q), known)
+
+
+def chain(tokens: Sequence[int]) -> Tree:
+    """A chain of chosen tokens."""
+    return Tree(tuple(tokens), tuple(range(ROOT, len(tokens) - 1)), (None,) * len(tokens))
+
+
+def children(tree: Tree, node: int) -> list[int]:
+    """Nodes right under ``node``, in the order they were drafted."""
+    return [child for child, parent in enumerate(tree.parents) if parent == node]
+
+
+def path(tree: Tree, node: int) -> list[int]:
+    """Nodes from the root down to ``node`` inclusive; empty for ``ROOT``."""
+    nodes: list[int] = []
+    while node != ROOT:
+        nodes.append(node)
+        node = tree.parents[node]
+    return nodes[::-1]
+
+
+def depth(tree: Tree, node: int) -> int:
+    """1 for a first token, 0 for ``ROOT``."""
+    return len(path(tree, node))
+
+
+def depths(tree: Tree) -> list[int]:
+    """The depth of every node."""
+    return levels(tree.parents)
+
+
+def levels(parents: Sequence[int]) -> list[int]:
+    """The depth of every node, of a recorded tree too."""
+    found: list[int] = []
+    for parent in parents:
+        found.append(1 if parent == ROOT else found[parent] + 1)
+    return found
+
+
+def height(parents: Sequence[int]) -> int:
+    """How deep the deepest node is; 0 for an empty tree."""
+    return max(levels(parents), default=0)
+
+
+def is_chain(tree: Tree) -> bool:
+    return all(parent == node - 1 for node, parent in enumerate(tree.parents))
+
+
+@lru_cache(maxsize=256)
+def ancestors(parents: tuple[int, ...]) -> Bool[Tensor, "node node"]:
+    """Row i marks the nodes that node i may attend to: itself and those above it. Do not modify."""
+    seen = torch.eye(len(parents), dtype=torch.bool)
+    for node, parent in enumerate(parents):
+        if parent != ROOT:
+            seen[node] |= seen[parent]
+    return seen
+
+
+def shared(one: Tree, other: Tree) -> int:
+    """How many leading nodes two trees have in common."""
+    count = 0
+    for a, b in zip(
+        zip(one.tokens, one.parents, strict=True),
+        zip(other.tokens, other.parents, strict=True),
+        strict=False,
+    ):
+        if a != b:
+            break
+        count += 1
+    return count
+
+
+def follow(tree: Tree, tokens: Sequence[int]) -> list[int]:
+    """The nodes met when walking from the root along ``tokens``, as far as the tree goes."""
+    nodes: list[int] = []
+    here = ROOT
+    for token in tokens:
+        below = [child for child in children(tree, here) if tree.tokens[child] == token]
+        if not below:
+            break
+        here = below[0]
+        nodes.append(here)
+    return nodes
+
+
+def after(chain: Tree, count: int) -> Tree:
+    """What follows the first ``count`` nodes of a chain, as a chain of its own."""
+    rest = len(chain) - count
+    return Tree(chain.tokens[count:], tuple(range(ROOT, rest - 1)), chain.q[count:])
+
+
+def check(tree: Tree, vocab: int) -> None:
+    """Raises ValueError unless parents come before children, fields fit and ids exist."""
+    if not len(tree.tokens) == len(tree.parents) == len(tree.q):
+        raise ValueError("a tree needs one token, one parent and one q (or None) per node")
+    for node, parent in enumerate(tree.parents):
+        if not ROOT <= parent < node:
+            raise ValueError(f"node {node} has parent {parent}: parents must come first")
+    if tree.tokens and not 0 <= min(tree.tokens) <= max(tree.tokens) < vocab:
+        raise ValueError(f"a drafted id is outside the vocabulary of {vocab}")

@@ -1,0 +1,77 @@
+"""One verification for greedy and sampling, chains and trees.
+
+Theorem (Leviathan et al. 2023, Thm 1; Chen et al. 2023; over siblings, SpecInfer 2024, Thm 4.2):
+accept a token x drawn from q with probability min(1, p(x)/q(x)), and after a refusal go on with
+norm(max(p - q, 0)); the token that stands follows p exactly, whatever q is. A *chosen* token is a
+draw from the point mass on it: accept with probability p(x), go on with p without x.
+Greedy decoding is the case in which p is a point mass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from saccade.core.sampling import draw, prob
+from saccade.core.tree import children
+from saccade.core.types import ROOT, Law, Tree, Verdict
+
+Kind = Literal["recovered", "bonus"]
+
+Noise = Callable[[str, int, int], float]
+"""(role, depth below the committed text, sibling) -> a uniform number in [0, 1)."""
+
+
+def verify(tree: Tree, p: Callable[[int], Law | None], noise: Noise) -> Verdict:
+    """Walk down from the root, accepting at most one child a level.
+
+    ``p(node)`` is the target's law after ``node`` (``ROOT``: after the committed text), or None
+    where the target has not looked: there the walk ends without a token of the target's own.
+    """
+    node = ROOT
+    accepted: list[int] = []
+    while True:
+        law = p(node)
+        if law is None:
+            return _verdict(tree, accepted, None, None)
+        refused = False
+        for sibling, child in enumerate(children(tree, node)):
+            x, q = tree.tokens[child], tree.q[child]
+            # in this order NaN in q refuses, and the residual is then p itself
+            chance = prob(law, x) if q is None else min(prob(law, x) / max(prob(q, x), 1e-38), 1.0)
+            certain = chance >= 1 or chance <= 0  # no noise where none decides: it is not free
+            if chance >= 1 if certain else noise("accept", len(accepted), sibling) < chance:
+                accepted.append(child)
+                node = child
+                break
+            law = residual(law, x if q is None else q)
+            refused = True
+        else:
+            own = law if isinstance(law, int) else draw(law, noise("own", len(accepted), 0))
+            return _verdict(tree, accepted, own, "recovered" if refused else "bonus")
+
+
+def residual(p: Law, q: Law) -> Law:
+    """norm(max(p - q, 0)): what is left of p once a draw from q has been refused.
+
+    Where nothing is left (p = q up to rounding, so that a refusal had probability zero) p stands.
+    """
+    if isinstance(p, int):
+        return p
+    left = p.clone()
+    if isinstance(q, int):
+        left[q] = 0.0
+    else:
+        left[: q.shape[0]] -= q.to(left)
+        left.clamp_(min=0.0)
+    total: Float[Tensor, ""] = left.sum()
+    return left / total if bool(total > 0) and bool(torch.isfinite(total)) else p
+
+
+def _verdict(tree: Tree, path: list[int], own: int | None, kind: Kind | None) -> Verdict:
+    tokens = tuple(tree.tokens[node] for node in path)
+    return Verdict(tuple(path), tokens, own, kind)

@@ -1,0 +1,303 @@
+"""Shape ``auto``: drafts as long as it pays, judged as it goes; plain decoding where it does not.
+
+A round earns tokens and costs seconds. By the renewal-reward rule one more drafted token pays iff
+
+    P(everything up to it is accepted)  >  R x what it costs,      R = tokens a second
+
+where the cost is a draft forward and a row more to verify (a row alone for a runner-up), P comes
+from the draft's own confidence, scaled by how it has kept its word in this answer, and R is what
+this answer reaches: the rule raises its own bar until it settles at the best rate it can get.
+The confidence in a chosen token is what the draft gives it; in one yet to be drawn, what it gives
+its draws on average, the sum of q(x)^2: what is drawn stands (see ``Tree``). Where drafting earns
+less than plain decoding it stops, and is tried again ever more seldom. The first token is the
+prefill's and costs no forward: nothing is drafted before it.
+
+State is a fold over rounds, of floats alone: a recorded trace replays it. In sampling nothing
+measured enters it, so that what is drawn does not depend on how fast the machine was, and nothing
+of what was drawn beyond a refusal: a round costs what was judged of it, or what was planned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import accumulate
+from math import log
+
+from torch import Tensor
+
+from saccade.core.sampling import Scores
+from saccade.core.tree import add, height
+from saccade.core.types import ROOT, Growing, Law, Round, State, Tree
+from saccade.drafting.costs import Costs
+
+LONGEST, MOST = 24, 48  # levels and nodes of one draft
+# Before anything is known, and how many tokens' worth that counts: little, so that a draft that is
+# no use is soon dropped. Chosen on clips no benchmark draws.
+USUAL, TRUST = 0.8, 1.25  # acceptance
+KEPT, WORD = 0.9, 1.0  # of what the draft's confidence promised
+EAGER = 0.95  # of the bar: a level also opens the way to the levels after it
+HOPE = 0.9  # acceptance at which drafting must pay for it to be tried again
+FADE, SLOW = 0.9, 0.98  # a round: of rates and seconds, of acceptance
+# Whoever gives its favourite so little knows nothing: the refusal counts as several, up to this.
+CLUELESS = 1e-4
+RETRY, SELDOM = 2, 128  # rounds of plain decoding before drafting is tried again, and at most
+
+
+@dataclass(frozen=True)
+class Pace:
+    """What has been learnt. Sums fade from round to round."""
+
+    accepted: float = USUAL * TRUST
+    judged: float = TRUST
+    hits: float = KEPT * WORD  # accepted again, beside
+    promised: float = WORD  # the sum of the draft's confidence in the same tokens
+    saved: float = KEPT * WORD  # of refused tokens with runners-up: one of those was right
+    offered: float = WORD  # what the draft said of that
+    tokens: float = 0.0  # of rounds that drafted, and
+    seconds: float = 0.0  # what they took
+    stretch: float = 1.0  # seconds of verifying over those of a bare forward
+    start: float = 0.0  # seconds of drafting beside its levels: caches gone cold, bookkeeping
+    begun: bool = False  # whether the token that the prompt itself told has been written
+    plain: int = 0  # rounds since one that drafted
+    patience: int = RETRY
+
+    @property
+    def usual(self) -> float:
+        """How often a drafted token is accepted, whatever its confidence."""
+        return self.accepted / self.judged
+
+    def chance(self, confidence: float) -> float:
+        """How often a token of this confidence is accepted."""
+        return min(1.0, confidence * self.hits / self.promised)
+
+    def second(self, share: float) -> float:
+        """How often a runner-up is right, where the first was wrong and the draft gives it this
+        share of the rest."""
+        return min(1.0, share * self.saved / self.offered)
+
+
+@dataclass(frozen=True)
+class Auto:
+    """The controller. ``costs`` are of bare forwards here, written by ``Recipe.fit``;
+    ``runners`` is how many alternatives to a token are weighed (none: a chain)."""
+
+    costs: Costs | None = None
+    runners: int = 1
+
+    def start(self) -> State:
+        return Pace()
+
+    def grow(self, stem: Tree, state: State) -> Growing:
+        pace: Pace = state
+        if not pace.begun:  # one token for no forward at all, and then a draft that knows it
+            return stem
+        if 0 < pace.plain < pace.patience:  # nothing was learnt since it was given up
+            return stem
+        expected = self._best(pace, pace.usual)
+        trying = pace.plain >= pace.patience and self._pays(pace, HOPE)
+        if not trying and expected[0] <= 1:
+            return stem
+        rate, level = self._rate(pace, expected), self._level(pace)
+        bar, price = EAGER * rate, [pace.stretch * each for each in _bare(self._costs).prices]
+        tree, tip, reach = stem, len(stem) - 1, 1.0
+        others: list[tuple[float, int, int, float]] = []
+        while len(tree) < LONGEST:
+            row = bar * price[len(tree)]
+            if tree is not stem and reach * pace.usual <= bar * level + row:
+                break
+            scores: Scores = yield tree
+            law = scores.law(tip)
+            odds, rest = _odds(scores, tip, law, self.runners)
+            chance = pace.chance(odds)
+            # a first token is judged always: else nothing would be learnt of a draft in doubt
+            if tree is not stem and reach * chance <= row:
+                break
+            for other, confidence in rest:  # right only where the first is wrong
+                worth = reach * (1 - chance) * pace.second(_share(odds, confidence))
+                others.append((worth, tip, other, confidence))
+            token, q = scores.draw(tip, law)
+            tree = add(tree, tip, token, q, odds)
+            if token in scores.rules.ends:
+                break
+            reach *= chance
+            tip = len(tree) - 1
+        others = sorted(others, reverse=True)[: MOST - len(tree)]
+        for _, parent, other, confidence in others[: self._worthy(others, len(tree), pace, rate)]:
+            tree = add(tree, parent, other, None, confidence)
+        return tree
+
+    def _worthy(
+        self, others: Sequence[tuple[float, int, int, float]], nodes: int, pace: Pace, rate: float
+    ) -> int:
+        """How many of the runners-up, the likeliest first, earn the most beyond their rows."""
+        verify = _bare(self._costs).verify[1 + nodes :]
+        gains = accumulate((worth for worth, *_ in others), initial=0.0)
+        second = rate * pace.stretch  # a second's worth in tokens
+        nets = [gain - second * (t - verify[0]) for gain, t in zip(gains, verify, strict=False)]
+        return nets.index(max(nets))
+
+    def fold(self, state: State, round: Round) -> State:
+        if not state.begun and not round.tree.tokens:
+            return replace(state, begun=True)
+        stretch = self._stretched(state, round)
+        if not round.tree.tokens:
+            return replace(state, plain=state.plain + 1, stretch=stretch)
+        pace = _judged(replace(state, stretch=stretch), round)
+        took = self._seconds(state, round)
+        pays = len(round.tokens) * self._alone(pace) > took
+        return replace(
+            pace,
+            tokens=FADE * pace.tokens + len(round.tokens),
+            seconds=FADE * pace.seconds + took,
+            start=self._started(pace, round),
+            plain=0,
+            patience=RETRY if pays else min(SELDOM, 8 * pace.patience),
+        )
+
+    def _rate(self, pace: Pace, expected: tuple[float, float]) -> float:
+        """Tokens a second to beat: what has been reached, begun with what the best chain is
+        expected to reach were every token as likely as the usual one; plain decoding's at least."""
+        tokens, seconds = expected
+        return max(1 / self._alone(pace), (pace.tokens + tokens) / (pace.seconds + seconds))
+
+    def pays(self) -> bool:
+        """Whether drafting is expected to pay here, before anything is known of the draft."""
+        return self._pays(Pace(), USUAL)
+
+    @property
+    def _costs(self) -> Costs:
+        assert self.costs is not None, "Auto needs measured costs: see Recipe.fit"
+        return self.costs
+
+    def _alone(self, pace: Pace) -> float:
+        """Seconds of a token of plain decoding."""
+        return pace.stretch * _bare(self._costs).verify[1]
+
+    def _level(self, pace: Pace) -> float:
+        return pace.stretch * self._costs.draft
+
+    def _best(self, pace: Pace, rate: float) -> tuple[float, float]:
+        """(tokens, seconds) of a round of the best chain, each token accepted at ``rate``; of plain
+        decoding where that is faster."""
+        verify, level = _bare(self._costs).verify, self._level(pace)
+        best, chance, tokens = (1.0, self._alone(pace)), 1.0, 1.0
+        for length in range(1, LONGEST + 1):
+            chance *= rate
+            tokens += chance
+            seconds = pace.start + length * level + pace.stretch * verify[length + 1]
+            if tokens * best[1] > best[0] * seconds:
+                best = tokens, seconds
+        return best
+
+    def _pays(self, pace: Pace, rate: float) -> bool:
+        return self._best(pace, rate)[0] > 1
+
+    def _seconds(self, pace: Pace, round: Round) -> float:
+        """What a round took; when sampling, what was judged or planned, by the model of costs."""
+        if not round.p.rules.sample:
+            return round.draft_seconds + round.verify_seconds
+        levels = len(round.verdict.accepted) + (round.verdict.kind == "recovered")
+        judged = levels * self._level(pace) + pace.stretch * _bare(self._costs).verify[1 + levels]
+        return max(judged, self._best(pace, pace.usual)[1])
+
+    def _stretched(self, pace: Pace, round: Round) -> float:
+        """``pace.stretch`` with the seconds of this round taken in, but when sampling."""
+        if round.p.rules.sample or round.verify_seconds <= 0:
+            return pace.stretch
+        took = round.verify_seconds / _bare(self._costs).verify[1 + len(round.tree)]
+        return FADE * pace.stretch + (1 - FADE) * took
+
+    def _started(self, pace: Pace, round: Round) -> float:
+        """``pace.start`` with this round's drafting taken in, but when sampling."""
+        if round.p.rules.sample:
+            return pace.start
+        late = round.draft_seconds - height(round.tree.parents) * self._level(pace)
+        # a pause of the machine is not what starting costs
+        return FADE * pace.start + (1 - FADE) * min(max(0.0, late), self._alone(pace))
+
+
+@dataclass(frozen=True)
+class _Bare:
+    """Costs by number of rows, looked up."""
+
+    verify: tuple[float, ...]  # [rows]
+    prices: tuple[float, ...]  # [nodes so far]: of a further row
+
+    @staticmethod
+    def of(costs: Costs) -> _Bare:
+        most = MOST + LONGEST + 2
+        verify = (0.0, *(costs.verify(rows) for rows in range(1, most + 1)))
+        # time grows in steps: the first row of one is dear and opens the way to cheap ones
+        prices = tuple(
+            min((verify[n + 1 + m] - verify[n + 1]) / m for m in range(1, LONGEST + 1))
+            for n in range(MOST)
+        )
+        return _Bare(verify, prices)
+
+
+@lru_cache(maxsize=64)
+def _bare(costs: Costs) -> _Bare:
+    return _Bare.of(costs)
+
+
+def _judged(pace: Pace, round: Round) -> Pace:
+    """With the verdict on each token of the chain that was looked at, and on what stood beside the
+    one that was refused."""
+    accepted, judged, hits, promised, saved, offered = (
+        SLOW * value
+        for value in (
+            pace.accepted, pace.judged, pace.hits, pace.promised, pace.saved, pace.offered,
+        )
+    )  # fmt: skip
+    path, odds = (ROOT, *round.verdict.path), round.tree.odds
+    for parent, right in zip(path, (*path[1:], None), strict=True):
+        if right is None and round.verdict.own is None:
+            break  # the answer was cut here: nothing was refused
+        below = [node for node, above in enumerate(round.tree.parents) if above == parent]
+        if not below:
+            break
+        promised += odds[below[0]]
+        if right == below[0]:
+            judged += 1
+            accepted += 1
+            hits += 1
+            continue
+        judged += max(1.0, -log(max(odds[below[0]], CLUELESS)) - 1)
+        offered += sum(_share(odds[below[0]], odds[node]) for node in below[1:])
+        saved += right is not None
+        break
+    return replace(
+        pace,
+        accepted=accepted,
+        judged=judged,
+        hits=hits,
+        promised=promised,
+        saved=saved,
+        offered=offered,
+    )
+
+
+def _share(first: float, runner: float) -> float:
+    """Of what the draft does not give its first choice, what it gives another."""
+    return runner / max(1 - first, runner)
+
+
+def _odds(
+    scores: Scores, node: int, told: Law | None, runners: int
+) -> tuple[float, Sequence[tuple[int, float]]]:
+    """The draft's confidence in the token after ``node``, and in its likeliest alternatives; of a
+    token yet to be drawn its mean over the draws, and no alternatives."""
+    assert told is not None, "a draft has looked at every node of its own"
+    if isinstance(told, Tensor):
+        return float(told.square().sum()), ()
+    token, law = told, scores.logits(node).float().softmax(-1)
+    if not runners:
+        return float(law[token]), ()
+    top = law.topk(min(runners + 1, law.shape[0]))
+    known = dict(zip(top.indices.tolist(), top.values.tolist(), strict=True))
+    odds = known.pop(token, None)
+    if odds is None:  # the rules chose another than the draft's favourite
+        odds = float(law[token])
+    return odds, list(known.items())[:runners]

@@ -1,0 +1,213 @@
+"""Several drafts by one model, each over its own view of the prompt, mixed into one law (TABED).
+
+The views are rows of one batch; they score the same tree, and what is drafted follows the mixture.
+How the views are weighted is a fold over past rounds that the recipe brings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from saccade.core.sampling import Sampling, Scores
+from saccade.core.tree import shared
+from saccade.core.types import ROOT, Draft, Prefill, Prompt, Round, State, Tree, Turn
+from saccade.drafting.drafters import ModelDraft, Team, drive
+from saccade.drafting.views import Several
+from saccade.model.session import Session
+
+LogLaw = Float[Tensor, "... vocab"]
+Distance = Literal["kl", "tvd", "matches"]
+
+
+def kl(p: LogLaw, q: LogLaw) -> Tensor:
+    """D(p || q); ids of p's mass zero say nothing."""
+    return (p.exp() * (p - q)).where(p.exp() > 0, torch.zeros_like(p)).sum(-1)
+
+
+def tvd(p: LogLaw, q: LogLaw) -> Tensor:
+    """Half the L1 distance."""
+    return (p.exp() - q.exp()).abs().sum(-1) / 2
+
+
+def misses(p: LogLaw, q: LogLaw) -> Tensor:
+    """1 where the likeliest tokens differ, else 0."""
+    return (p.argmax(-1) != q.argmax(-1)).double()
+
+
+DISTANCES: dict[Distance, tuple[Callable[[LogLaw, LogLaw], Tensor], ...]] = {
+    "kl": (kl,),
+    "tvd": (tvd,),
+    "matches": (misses, kl),
+}
+
+
+@dataclass(frozen=True)
+class History:
+    """Distances so far, candidate by candidate; a second column breaks ties of the first."""
+
+    total: Float[Tensor, "candidate column"]
+    recent: tuple[Float[Tensor, "candidate column"], ...] = ()  # per position, if a window wants it
+    positions: int = 0
+
+    def add(self, new: Float[Tensor, "position candidate column"], window: int | None) -> History:
+        if window is None:
+            return History(self.total + new.sum(0), (), self.positions + len(new))
+        recent = (*self.recent, *new)[-window:]
+        return History(torch.stack(recent).sum(0), recent, self.positions + len(new))
+
+
+def distances(p: LogLaw, q: Float[Tensor, "candidate position vocab"], name: Distance) -> Tensor:
+    """[position, candidate, column]"""
+    wide = p.expand_as(q)
+    return torch.stack([each(wide, q) for each in DISTANCES[name]], -1).transpose(0, 1)
+
+
+@runtime_checkable
+class Weighting(Protocol):
+    """How much each view counts in the next block, given what the target said so far."""
+
+    @property
+    def views(self) -> int | None:
+        """How many views it can weigh; None for any number."""
+        ...
+
+    def start(self, views: int) -> State: ...
+
+    def weights(self, state: State) -> tuple[float, ...]: ...
+
+    def fold(self, state: State, p: LogLaw, q: LogLaw) -> State:
+        """p [position vocab], q [view position vocab]: logs of the laws at the positions verified
+        last, before any sampling rule."""
+        ...
+
+
+@dataclass(frozen=True)
+class Ensemble:
+    """A drafter for views joined by ``Several``, weighted by a rule."""
+
+    weighting: Weighting
+
+    def __call__(self, team: Team) -> Draft:
+        return EnsembleDraft(team, self.weighting)
+
+
+@dataclass(frozen=True)
+class Mixed(Scores):
+    """Scores of the mixture; ``parts`` are the views' own."""
+
+    parts: tuple[Scores, ...] = ()
+
+
+class Mixture:
+    """A session over all views seen as one over their mixture: log sum_i w_i softmax(logits_i)."""
+
+    def __init__(self, session: Session, views: int) -> None:
+        self.weights: dict[int, tuple[float, ...]] = {}
+        self._session = session
+        self._views = views
+        self._last: dict[int, Mixed] = {}
+
+    def score(self, trees: Mapping[int, Tree]) -> dict[int, Scores]:
+        views = range(self._views)
+        scored = self._session.score(
+            {request * self._views + i: tree for request, tree in trees.items() for i in views}
+        )
+        return {
+            request: self._mix(request, tuple(scored[request * self._views + i] for i in views))
+            for request in trees
+        }
+
+    def commit(self, tokens: Mapping[int, Sequence[int]]) -> None:
+        for request in tokens:
+            self._last.pop(request, None)
+        self._session.commit(
+            {r * self._views + i: new for r, new in tokens.items() for i in range(self._views)}
+        )
+
+    def turn(self, turns: Mapping[int, Turn], rules: Sequence[Sampling]) -> None:
+        views = range(self._views)
+        self._session.turn(
+            {r * self._views + i: turn for r, turn in turns.items() for i in views},
+            [rule for rule in rules for _ in views],
+        )
+
+    def _mix(self, request: int, parts: tuple[Scores, ...]) -> Scores:
+        tree, last = parts[0].tree, self._last.get(request)
+        # the weights hold for a block, so what was mixed of this tree before still stands
+        rows = [] if last is None else list(last.rows[: shared(last.tree, tree) + 1])
+        weights = torch.tensor(self.weights[request]).log()
+        for row in range(len(rows), len(parts[0].rows)):
+            laws = torch.stack([part.rows[row] for part in parts]).float().log_softmax(-1)
+            rows.append((laws + weights.to(laws.device)[:, None]).logsumexp(0))
+        first = parts[0]
+        mixed = Mixed(
+            tree, rows, first.rules, first.context, first.offset, request=request, parts=parts
+        )
+        self._last[request] = mixed
+        return mixed
+
+
+class EnsembleDraft(ModelDraft):
+    """One draft model, m views of each prompt. State: the shape's and the weighting's."""
+
+    def __init__(self, team: Team, weighting: Weighting) -> None:
+        assert isinstance(team.view, Several), "Recipe refuses other views"
+        self._views = team.view.views
+        rules = [rule for rule in team.rules for _ in self._views]
+        super().__init__(replace(team, rules=rules))
+        self._weighting = weighting
+        self._mixture = Mixture(self.session, len(self._views))
+
+    def start(self) -> State:
+        return self._shape.start(), self._weighting.start(len(self._views))
+
+    def fold(self, state: State, round: Round) -> State:
+        shape, weighting = state
+        return self._shape.fold(shape, round), self._learnt(weighting, round)
+
+    def propose(self, stems: Mapping[int, Tree], states: Mapping[int, State]) -> dict[int, Tree]:
+        for request in stems:
+            self._mixture.weights[request] = self._weighting.weights(states[request][1])
+        growing = {r: self._shape.grow(stem, states[r][0]) for r, stem in stems.items()}
+        return drive(self._mixture, growing, self._scores)
+
+    def commit(self, tokens: Mapping[int, Sequence[int]]) -> None:
+        self._mixture.commit(tokens)
+
+    def turn(self, turns: Mapping[int, Turn], rules: Sequence[Sampling]) -> None:
+        self._mixture.turn(turns, rules)
+
+    def end(self, request: int) -> None:
+        for view in range(len(self._views)):
+            self.session.end(request * len(self._views) + view)
+
+    def noted(self, request: int) -> tuple[float, ...]:
+        """The weights of the block drafted last."""
+        return self._mixture.weights.get(request, ())
+
+    def _read(self, shown: Sequence[tuple[Prefill, Prompt]]) -> list[Prompt]:
+        pruned = [view(prefill, prompt) for prefill, prompt in shown for view in self._views]
+        seen = [prompt.seen for prompt in pruned]
+        views = len(self._views)
+        self._seen = {i: max(seen[i * views : (i + 1) * views]) for i in range(len(shown))}
+        return pruned
+
+    def _learnt(self, state: State, round: Round) -> State:
+        q = round.q
+        if not isinstance(q, Mixed):
+            return state
+        # the positions the target has judged, as far as the views have laws there
+        nodes = [node for node in (ROOT, *round.verdict.path) if node + 1 < len(q.rows)]
+        views = torch.stack(
+            [torch.stack([part.logits(node) for node in nodes]) for part in q.parts]
+        ).double()
+        p = torch.stack([round.p.logits(node) for node in nodes]).double()[:, : views.shape[-1]]
+        banned = views.isneginf().all(0)  # ids no draft may propose say nothing about the views
+        p = p.masked_fill(banned, float("-inf")).log_softmax(-1)
+        return self._weighting.fold(state, p, views.log_softmax(-1))

@@ -1,0 +1,170 @@
+"""Scores of visual tokens, and selectors that turn scores into a kept set. Pure functions.
+
+A selector returns indices of visual tokens, increasing. Ties go to the lower index everywhere.
+"""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from saccade.core.types import Prefill
+
+ROUNDING = 12  # decimals: what equals up to rounding must not be scaled up as if it differed
+
+
+def budget(seen: int, keep: float) -> int:
+    """How many of ``seen`` visual tokens a share ``keep`` leaves: max(1, round), 0 for none."""
+    if not 0 <= keep <= 1:
+        raise ValueError(f"keep is a share between 0 and 1, not {keep}")
+    return min(seen, max(1, int(seen * keep + 0.5))) if keep > 0 else 0
+
+
+def top(scores: Float[Tensor, " seen"], count: int) -> Int[Tensor, " kept"]:
+    """The ``count`` highest scores."""
+    order = torch.sort(scores, descending=True, stable=True).indices
+    return order[:count].sort().values
+
+
+def top_mass(scores: Float[Tensor, " seen"], share: float, most: int) -> Int[Tensor, " kept"]:
+    """The smallest top set whose scores sum to ``share`` of the total, at most ``most``."""
+    ranked, order = torch.sort(scores.double(), descending=True, stable=True)
+    reached = ranked.cumsum(0) >= share * scores.double().sum()
+    count = int(reached.double().argmax()) + 1 if bool(reached.any()) else len(order)
+    return order[: min(count, most)].sort().values
+
+
+def spread(items: Int[Tensor, " item"], count: int) -> Int[Tensor, " kept"]:
+    """``count`` of the items, evenly spaced in the order given."""
+    count = min(count, len(items))
+    if count == 0:
+        return items[:0]
+    at = ((torch.arange(count) * 2 + 1) * len(items)) // (2 * count)
+    return items[at.to(items.device)]
+
+
+def rest(seen: int, kept: Int[Tensor, " kept"]) -> Int[Tensor, " left"]:
+    """The indices below ``seen`` that are not in ``kept``."""
+    left = torch.ones(seen, dtype=torch.bool, device=kept.device)
+    left[kept] = False
+    return left.nonzero().squeeze(-1)
+
+
+def attention(mass: Float[Tensor, "layer kv_head seen"]) -> Float[Tensor, " seen"]:
+    """SpecVLM's a_j (Eq. 5): mean over layers, heads and text queries of the attention on j."""
+    return mass.mean((0, 1))
+
+
+def transfer(
+    scores: Float[Tensor, " seen"], grid: Int[Tensor, "seen 4"], other: Int[Tensor, "cell 4"]
+) -> Float[Tensor, " cell"]:
+    """Scores on one model's visual tokens, looked up for another model's finer or coarser grid.
+
+    Each cell of ``other`` takes the score of the cell at the same relative (t, h, w) of its medium.
+    Where the media differ (tiles, or no grid at all), of the cell as far along in the prompt.
+    """
+    if torch.equal(grid, other):
+        return scores
+    if not len(grid):
+        return torch.zeros(len(other), device=grid.device)
+    if not _alike(grid, other):
+        along = (torch.arange(len(other), device=grid.device) * 2 + 1) * len(grid)
+        return scores[along // (2 * len(other))]
+    moved = torch.empty(len(other), dtype=scores.dtype, device=scores.device)
+    for medium in other[:, 0].unique().tolist():
+        here, there = grid[:, 0] == medium, other[:, 0] == medium
+        size = grid[here, 1:].amax(0) + 1
+        target = other[there, 1:]
+        cell = (target * 2 + 1) * size // (2 * (target.amax(0) + 1))
+        flat = (cell[:, 0] * size[1] + cell[:, 1]) * size[2] + cell[:, 2]
+        moved[there] = scores[here][flat]
+    return moved
+
+
+def _alike(grid: Int[Tensor, "seen 4"], other: Int[Tensor, "cell 4"]) -> bool:
+    """Whether both show the same media, each a full lattice on the side that is looked up."""
+    media = grid[:, 0].unique()
+    if not torch.equal(media, other[:, 0].unique()):
+        return False
+    parts = [grid[grid[:, 0] == medium, 1:] for medium in media]
+    return all(len(part) == int((part.amax(0) + 1).prod()) for part in parts)
+
+
+def attended(prefill: Prefill) -> Float[Tensor, " seen"]:
+    """How much the target's text attends to each visual token, among all it attends to."""
+    assert prefill.mass is not None, "the view did not ask for attention"
+    return attention(prefill.mass)
+
+
+def relevant(prefill: Prefill) -> Float[Tensor, " seen"]:
+    """HIPPO's s_attn (Eq. 2): how much it attends to each, among the visual tokens alone."""
+    assert prefill.relevance is not None, "the view did not ask for attention"
+    return attention(prefill.relevance)
+
+
+def temporal(embeds: Float[Tensor, "seen dim"], grid: Int[Tensor, "seen 4"]) -> Tensor:
+    """HIPPO's s_temp (Eq. 3-4), [seen]: 1 - mean cosine with this cell a frame before and after.
+
+    A cell without neighbours scores 1.
+    """
+    if not len(grid):
+        return torch.zeros(0, device=grid.device)
+    unit = torch.nn.functional.normalize(embeds.double(), dim=-1)
+    total = torch.zeros(len(grid), dtype=torch.double, device=grid.device)
+    count = torch.zeros_like(total)
+    size = grid.amax(0) + 3
+    step = torch.tensor([0, 1, 0, 0], device=grid.device)
+    cell, order = torch.sort(_flat(grid, size))
+    for move in (step, -step):
+        wanted = _flat(grid + move, size)
+        at = torch.searchsorted(cell, wanted).clamp(max=len(cell) - 1)
+        there = cell[at] == wanted
+        cosine = (unit * unit[order[at]]).sum(-1)
+        total += cosine.where(there, torch.zeros_like(cosine))
+        count += there
+    return (1 - total / count.clamp(min=1)).round(decimals=ROUNDING)
+
+
+def spatial(embeds: Float[Tensor, "seen dim"], grid: Int[Tensor, "seen 4"], side: int) -> Tensor:
+    """HIPPO's s_spa (Eq. 5-6), [seen]: variance of a token's cosines within its crop, itself too.
+
+    Crops tile a frame from its top left; ragged ones hold what members they have.
+    """
+    if not len(grid):
+        return torch.zeros(0, device=grid.device)
+    unit = torch.nn.functional.normalize(embeds.double(), dim=-1)
+    crop = torch.cat([grid[:, :2], grid[:, 2:] // side], 1)
+    _, number = torch.unique(crop, dim=0, return_inverse=True)
+    order = torch.sort(number, stable=True).indices
+    counts = torch.bincount(number)
+    slot = torch.arange(len(grid), device=grid.device)
+    slot -= (counts.cumsum(0) - counts)[number[order]]
+    members = unit.new_zeros(len(counts), int(counts.max()), unit.shape[1])
+    members[number[order], slot] = unit[order]
+    cosine = members @ members.transpose(1, 2)  # absent members give 0
+    size = counts[:, None]
+    variance = cosine.pow(2).sum(-1) / size - (cosine.sum(-1) / size).pow(2)
+    scores = torch.empty(len(grid), dtype=torch.double, device=grid.device)
+    scores[order] = variance[number[order], slot].clamp(min=0)
+    return scores.round(decimals=ROUNDING)
+
+
+def per_frame(scores: Float[Tensor, " seen"], grid: Int[Tensor, "seen 4"]) -> Tensor:
+    """Each frame's scores with mean 0 and standard deviation 1; all 0 where they do not vary."""
+    _, frame = torch.unique(grid[:, :2], dim=0, return_inverse=True)
+    scores = scores.double()
+    if not len(scores):
+        return scores
+    size = torch.bincount(frame).double()
+    mean = torch.zeros_like(size).index_add_(0, frame, scores) / size
+    centred = scores - mean[frame]
+    spread = (torch.zeros_like(size).index_add_(0, frame, centred.pow(2)) / size).sqrt()[frame]
+    varies = spread > 1e-9 * scores.abs().max().clamp(min=1e-30)
+    return torch.where(varies, centred / spread, torch.zeros_like(centred))
+
+
+def _flat(grid: Int[Tensor, "cell 4"], size: Int[Tensor, " 4"]) -> Int[Tensor, " cell"]:
+    """One number per cell, also for the cells just outside the grid."""
+    at = grid + 1
+    return ((at[:, 0] * size[1] + at[:, 1]) * size[2] + at[:, 2]) * size[3] + at[:, 3]

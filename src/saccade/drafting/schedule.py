@@ -1,0 +1,163 @@
+"""When target and draft work. Serial: one waits for the other. Parallel: both at once (PEARL).
+
+In the parallel schedule the target judges tokens *in flight* while the draft goes on from their
+end. So the target's laws reach one token past the flight, and that token is judged with them: an
+empty flight is PEARL's pre-verification (HIPPO's conservative round), a full one its
+post-verification (the optimistic round). After a refusal nothing is left to fly.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from saccade.core.sampling import BrokenLaw, Scores
+from saccade.core.types import (
+    Ahead,
+    Cut,
+    Draft,
+    FinishReason,
+    Round,
+    Scoring,
+    State,
+    Tree,
+    Verdict,
+)
+from saccade.core.verify import verify
+from saccade.model import memory
+
+NOTHING = Verdict((), (), None, None)
+NO_MEMORY = "the target has no memory to judge what is drafted"
+
+
+def serial(target: Scoring, draft: Draft, requests: Sequence[int], cut: Cut) -> Iterator[Round]:
+    """Propose, score, verify, commit, until every request has ended; one target forward a round."""
+    states = {request: draft.start() for request in requests}
+    live = list(requests)
+    while live:
+        began = time.perf_counter()
+        trees = draft.propose(dict.fromkeys(live, Tree()), states)
+        drafted = time.perf_counter()
+
+        laws = target.score(trees)
+        verdicts, endings = judged(trees, laws, cut)
+        live = [request for request in live if endings[request] is None]
+        emitted = {request: verdict.tokens for request, verdict in verdicts.items()}
+        target.commit(emitted)
+        verified = time.perf_counter()
+        draft.commit(emitted)
+        spent = drafted - began + time.perf_counter() - verified, verified - drafted
+        yield from _rounds(draft, states, trees, laws, verdicts, endings, spent)
+
+
+def parallel(target: Scoring, draft: Ahead, requests: Sequence[int], cut: Cut) -> Iterator[Round]:
+    """Judge what is in flight while the draft extends it; one target forward a round."""
+    states = {request: draft.start() for request in requests}
+    flights = draft.propose({request: Tree() for request in requests}, states)
+    while flights:
+        began = time.perf_counter()
+        laws = target.score(flights)
+        scored = time.perf_counter()
+        trees = draft.ahead(flights)
+        waited = time.perf_counter()
+
+        verdicts, endings = judged(trees, laws, cut)
+        live = [request for request in flights if endings[request] is None]
+        emitted = {request: verdict.tokens for request, verdict in verdicts.items()}
+        target.commit(emitted)
+        verified = time.perf_counter()
+        draft.commit(emitted)
+        flights = {r: Tree() for r in live}
+        if flying := [r for r in live if verdicts[r].own is None]:
+            flights |= draft.propose({r: Tree() for r in flying}, states)
+        waiting = waited - scored + time.perf_counter() - verified
+        spent = waiting, scored - began + verified - waited
+        yield from _rounds(draft, states, trees, laws, verdicts, endings, spent)
+
+
+@dataclass(frozen=True)
+class Sparing:
+    """The target's session; where it has no memory for what was drafted, it judges the text alone.
+
+    A walk down such a tree ends after one token. ``give_up`` is told of the trees and the error.
+    """
+
+    session: Scoring
+    give_up: Callable[[Mapping[int, Tree], Exception], None]
+
+    def score(self, trees: Mapping[int, Tree]) -> dict[int, Scores]:
+        try:
+            return self.session.score(trees)
+        except (RuntimeError, MemoryError) as error:
+            if not memory.ran_out(error) or not any(map(len, trees.values())):
+                raise
+            self.give_up(trees, error)
+        return self.session.score(dict.fromkeys(trees, Tree()))
+
+    def commit(self, tokens: Mapping[int, Sequence[int]]) -> None:
+        self.session.commit(tokens)
+
+
+def judged(
+    trees: Mapping[int, Tree], laws: Mapping[int, Scores], cut: Cut
+) -> tuple[dict[int, Verdict], dict[int, FinishReason | None]]:
+    """What stands of each tree, cut where the answer stops; a broken law ends its request alone."""
+    verdicts: dict[int, Verdict] = {}
+    endings: dict[int, FinishReason | None] = {}
+    for request, tree in trees.items():
+        try:
+            verdict = verify(tree, laws[request].law, laws[request].noise)
+        except BrokenLaw:
+            verdicts[request], endings[request] = NOTHING, "error"
+            continue
+        count, endings[request] = cut(request, verdict.tokens)
+        verdicts[request] = shortened(verdict, count)
+    return verdicts, endings
+
+
+def shortened(verdict: Verdict, count: int) -> Verdict:
+    """The verdict with its first ``count`` tokens only."""
+    if count >= len(verdict.tokens):
+        return verdict
+    return Verdict(verdict.path[:count], verdict.accepted[:count], None, None)
+
+
+def _rounds(
+    draft: Draft,
+    states: dict[int, State],
+    trees: Mapping[int, Tree],
+    laws: Mapping[int, Scores],
+    verdicts: Mapping[int, Verdict],
+    endings: Mapping[int, FinishReason | None],
+    spent: tuple[float, float],
+) -> Iterator[Round]:
+    """Folds each request's round into its state and hands it on."""
+    for request, verdict in verdicts.items():
+        ending = endings[request]
+        round = finished(draft, request, trees[request], laws[request], verdict, ending, spent)
+        states[request] = draft.fold(states[request], round)
+        yield round
+
+
+def finished(
+    draft: Draft,
+    request: int,
+    tree: Tree,
+    laws: Scores,
+    verdict: Verdict,
+    ending: FinishReason | None,
+    spent: tuple[float, float],
+) -> Round:
+    """The round as the draft's fold is to see it; ``spent`` in seconds of drafting, verifying."""
+    return Round(
+        request=request,
+        tree=tree,
+        verdict=verdict,
+        finish=ending,
+        p=laws,
+        q=draft.scores(request),
+        draft_seconds=spent[0],
+        verify_seconds=spent[1],
+        note=draft.noted(request) or tree.odds,
+    )

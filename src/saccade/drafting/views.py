@@ -1,0 +1,254 @@
+"""What the draft sees: a function from (what the target revealed, its whole prompt) to its prompt.
+
+Most views keep a budget of the visual tokens; each kind is one pure selector. Text is always kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from saccade.core.errors import MethodError
+from saccade.core.types import Prefill, Prompt, View
+from saccade.drafting import saliency
+
+GOLDEN = (5**0.5 - 1) / 2
+Positions = Literal["original", "repacked"]
+Early = Literal["wait", "superset", "all"]
+
+Guide = Float[Tensor, " seen"] | None
+"""Attention per visual token of the draft's prompt, for the selectors that ask for it."""
+
+Select = Callable[[Prompt, Guide, int], Int[Tensor, " kept"]]
+"""(the draft's whole prompt, guide, budget) -> kept visual tokens."""
+
+Measure = Callable[[Prefill], Float[Tensor, " seen"]]
+
+
+@runtime_checkable
+class Ranking(Protocol):
+    """A selector that keeps the best scores; without a guide it scores by what else it has."""
+
+    def scores(self, prompt: Prompt, guide: Guide) -> Float[Tensor, " seen"]: ...
+
+    def __call__(self, prompt: Prompt, guide: Guide, budget: int) -> Int[Tensor, " kept"]: ...
+
+
+@dataclass(frozen=True)
+class Pruned:
+    """Keeps a share ``keep`` of the visual tokens, the ones ``select`` chooses.
+
+    ``positions``: "original" leaves each token where it stood; "repacked" counts the kept tokens
+    from 0 as if nothing had been cut (one number on every axis). ``early``: what a draft that works
+    beside the target reads before the target's attention is known: nothing yet ("wait"), twice the
+    budget by the scores that need no target ("superset"), or everything ("all").
+    """
+
+    name: str
+    select: Select
+    keep: float = 0.1
+    attention: bool = False
+    positions: Positions = "original"
+    own_keys: bool = False
+    guide: Measure = saliency.attended  # used where ``attention`` is asked for
+    early: Early = "wait"
+
+    def __post_init__(self) -> None:
+        if self.early == "superset" and not isinstance(self.select, Ranking):
+            raise MethodError(
+                f"view {self.name} scores nothing before the target's attention is known; "
+                "use early=all or early=wait"
+            )
+        if self.early != "wait" and self.positions == "repacked":
+            raise MethodError("an early start keeps original positions; use early=wait")
+
+    def __call__(self, prefill: Prefill, prompt: Prompt) -> Prompt:
+        pruned = prompt.select(self.choose(prefill, prompt))
+        return repacked(pruned) if self.positions == "repacked" else pruned
+
+    def choose(
+        self, prefill: Prefill, prompt: Prompt, held: Int[Tensor, " held"] | None = None
+    ) -> Int[Tensor, " kept"]:
+        """The visual tokens kept of a whole prompt; among ``held``, where only those are there."""
+        guide = None
+        if self.attention:
+            assert prefill.mass is not None, f"view {self.name} needs recorded attention"
+            guide = saliency.transfer(self.guide(prefill), prefill.prompt.grid, prompt.grid)
+        count = saliency.budget(prompt.seen, self.keep)
+        if held is None or len(held) == prompt.seen:
+            return self.select(prompt, guide, count)
+        assert isinstance(self.select, Ranking)
+        return held[saliency.top(self.select.scores(prompt, guide)[held], count)]
+
+    def start(self, prompt: Prompt) -> Int[Tensor, " held"] | None:
+        """What a draft may read at once; None where it has to wait for the target."""
+        if self.early == "wait":
+            return None
+        if self.early == "all":
+            return torch.arange(prompt.seen, device=prompt.visual.device)
+        assert isinstance(self.select, Ranking)
+        twice = 2 * saliency.budget(prompt.seen, self.keep)
+        return saliency.top(self.select.scores(prompt, None), twice)
+
+
+@dataclass(frozen=True)
+class Affordable:
+    """An even sample, as large as the draft reads without slowing down: see ``Recipe.fit``."""
+
+    name: str = "affordable"
+    keep: float | None = None
+    attention: bool = False
+    own_keys: bool = False
+
+    def settled(self, keep: float) -> Pruned:
+        return replace(SCATTERED, keep=keep) if keep < 1 else FULL
+
+    def __call__(self, prefill: Prefill, prompt: Prompt) -> Prompt:
+        if self.keep is None:
+            raise MethodError("how much is affordable has yet to be settled: see Recipe.fit")
+        return self.settled(self.keep)(prefill, prompt)
+
+
+@dataclass(frozen=True)
+class Worded:
+    """Words in the place of each video or image: nothing visual is left (TABED's T and C).
+
+    ``says`` names the words in ``Prefill.words``. Positions count as in a text written so.
+    """
+
+    name: str
+    says: Literal["newline", "caption"]
+    keep: float | None = None
+    attention: bool = False
+    own_keys: bool = False
+
+    def __call__(self, prefill: Prefill, prompt: Prompt) -> Prompt:
+        return worded(prompt, prefill.words[self.says])
+
+
+def worded(prompt: Prompt, words: Sequence[int]) -> Prompt:
+    """The prompt with each medium's rows replaced by these ids, to be embedded by its model."""
+    rows: list[int] = []
+    ids: list[int] = []
+    media = iter(prompt.grid[:, 0].tolist())
+    written: set[int] = set()
+    named = prompt.context[prompt.index]
+    pictures = torch.isin(named, named[prompt.visual])  # newlines within a picture go with it
+    for row, (visual, part) in enumerate(
+        zip(prompt.visual.tolist(), pictures.tolist(), strict=True)
+    ):
+        if not visual and part:
+            continue
+        if not visual:
+            rows.append(row)
+            ids.append(-1)
+        elif (medium := next(media)) not in written:
+            written.add(medium)
+            rows += [row] * len(words)
+            ids += words
+    device = prompt.visual.device
+    at = torch.tensor(rows, dtype=torch.long, device=device)
+    text = Prompt(
+        context=prompt.context,
+        embeds=prompt.embeds[at],
+        positions=prompt.positions[:, at],
+        visual=torch.zeros(len(rows), dtype=torch.bool, device=device),
+        fixed=prompt.fixed[at],
+        grid=prompt.grid[:0],
+        index=prompt.index[at],
+        next_position=prompt.next_position,
+        blank=torch.tensor(ids, dtype=torch.long, device=device),
+    )
+    return repacked(text)
+
+
+@dataclass(frozen=True)
+class Several:
+    """Several views of one prompt, for an ensemble of drafts by one model (TABED)."""
+
+    views: tuple[View, ...]
+
+    def __post_init__(self) -> None:
+        if len(self.views) < 2:
+            raise MethodError("an ensemble needs two views or more, as in view=full+text")
+        if any(view.own_keys for view in self.views):
+            raise MethodError("an ensemble is of one draft model; per-head keys are the target's")
+
+    @property
+    def name(self) -> str:
+        return "+".join(view.name for view in self.views)
+
+    @property
+    def keep(self) -> float | None:
+        return None
+
+    @property
+    def attention(self) -> bool:
+        return any(view.attention for view in self.views)
+
+    @property
+    def own_keys(self) -> bool:
+        return False
+
+    def __call__(self, prefill: Prefill, prompt: Prompt) -> Prompt:
+        raise MethodError(f"only an ensemble reads {self.name}; use drafter=ensemble")
+
+
+def repacked(prompt: Prompt) -> Prompt:
+    """The same rows at positions 0, 1, 2, ... on every axis."""
+    row = torch.arange(len(prompt), device=prompt.positions.device)
+    return replace(
+        prompt,
+        positions=row.expand(prompt.positions.shape[0], -1),
+        next_position=len(prompt),
+    )
+
+
+def everything(prompt: Prompt, guide: Guide, budget: int) -> Int[Tensor, " kept"]:
+    return torch.arange(prompt.seen, device=prompt.visual.device)
+
+
+def nothing(prompt: Prompt, guide: Guide, budget: int) -> Int[Tensor, " kept"]:
+    return torch.arange(0, device=prompt.visual.device)
+
+
+def random(prompt: Prompt, guide: Guide, budget: int) -> Int[Tensor, " kept"]:
+    """SpecVLM's SD-Rand. The draw depends on the prompt's length alone, so it reproduces."""
+    generator = torch.Generator().manual_seed(prompt.seen)
+    order = torch.randperm(prompt.seen, generator=generator)
+    return order[:budget].sort().values.to(prompt.visual.device)
+
+
+def uniform(prompt: Prompt, guide: Guide, budget: int) -> Int[Tensor, " kept"]:
+    """Evenly spaced in prompt order."""
+    return saliency.spread(torch.arange(prompt.seen, device=prompt.visual.device), budget)
+
+
+def scattered(prompt: Prompt, guide: Guide, budget: int) -> Int[Tensor, " kept"]:
+    """As even in prompt order as ``uniform``, and in step with no grid: every fourth token of a
+    grid of eight columns is two columns. Token i comes at the fractional part of i / phi (the
+    golden ratio: Kronecker's low-discrepancy sequence), and the first of those are kept."""
+    turn = torch.arange(prompt.seen, dtype=torch.float64) * GOLDEN % 1
+    return turn.argsort()[:budget].sort().values.to(prompt.visual.device)
+
+
+def attended(prompt: Prompt, guide: Guide, budget: int) -> Int[Tensor, " kept"]:
+    """The most attended tokens: SpecVLM's stage I alone."""
+    assert guide is not None
+    return saliency.top(guide, budget)
+
+
+FULL = Pruned("full", everything, keep=1.0)
+NONE = Pruned("none", nothing, keep=0.0)
+RANDOM = Pruned("random", random)
+UNIFORM = Pruned("uniform", uniform)
+SCATTERED = Pruned("scattered", scattered)
+ATTENTION = Pruned("attention", attended, attention=True)
+AFFORDABLE = Affordable()
+TEXT = Worded("text", "newline")
+CAPTION = Worded("caption", "caption")

@@ -1,0 +1,1 @@
+"""Answers: one call's, requests that come and go, conversations."""

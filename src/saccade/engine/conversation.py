@@ -1,0 +1,68 @@
+"""A conversation about the same videos: each turn reads only what is new, in target and draft."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from saccade.core.errors import OptionError
+from saccade.core.types import Inputs, Result
+from saccade.engine.generate import Stream, Talk, stream
+from saccade.model.backbone import Backbone
+
+
+class Conversation:
+    """Questions and answers over caches that stay, in the target and in the draft.
+
+    Every turn takes the processor's output for the whole conversation so far (the same videos, the
+    earlier answers, the new question), as Hugging Face's models want it. What the caches hold of
+    it is not read again: the answer is the one a fresh start would give. A question that replaces
+    an earlier one goes on from where the texts part; other videos start afresh. What the draft
+    sees of the video stays what was chosen in the first turn.
+
+    Args are :func:`saccade.stream`'s. Close it, or use it in a ``with``, to free the caches.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module | Backbone,
+        *,
+        draft: nn.Module | Backbone | None = None,
+        **always: Any,
+    ) -> None:
+        self._model, self._draft, self._always = model, draft, always
+        self._talk: Talk | None = None
+        self._last: Stream | None = None
+
+    def stream(self, inputs: Inputs, **settings: Any) -> Stream:
+        """The rounds of the next answer; exhaust it, or close it, before asking again."""
+        if self._last is not None:
+            if not self._last.results and not self._last.closed:
+                raise OptionError("the last answer is under way: exhaust its stream or close it")
+            self._talk = self._last.talk
+        merged = {**self._always, **settings}
+        self._last = stream(
+            self._model, inputs, draft=self._draft, talk=self._talk, keep=True, **merged
+        )
+        return self._last
+
+    def run(self, inputs: Inputs, **settings: Any) -> Result:
+        """The next answer. One request at a time."""
+        rounds = self.stream(inputs, **settings)
+        for _ in rounds:
+            pass
+        return rounds.results[0]
+
+    def close(self) -> None:
+        """Frees the caches, and the draft's process where there is one."""
+        talk = None if self._last is None else self._last.talk
+        if talk is not None:
+            talk.draft.close()
+        self._talk = self._last = None
+
+    def __enter__(self) -> Conversation:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()

@@ -1,0 +1,69 @@
+"""From files and names to what a model reads: clips, loaded models, and a question's inputs.
+
+The names below are imported when first used: whoever only decodes a video does not wait for torch.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from saccade.inputs.loading import (
+        DTYPES,
+        EMBEDDED,
+        NAMES,
+        QUANTIZERS,
+        Loaded,
+        bits,
+        check_folder,
+        check_pair,
+        check_tokenizers,
+        load,
+        load_pair,
+        pick_device,
+        precision,
+        read_config,
+        read_processor,
+    )
+    from saccade.inputs.questions import (
+        ask,
+        ask_draft,
+        converse,
+        joined,
+        put,
+        same_inputs,
+        shown,
+    )
+
+_QUESTIONS = {"ask", "ask_draft", "converse", "joined", "put", "same_inputs", "shown"}
+
+__all__ = [
+    "DTYPES",
+    "EMBEDDED",
+    "NAMES",
+    "QUANTIZERS",
+    "Loaded",
+    "ask",
+    "ask_draft",
+    "bits",
+    "check_folder",
+    "check_pair",
+    "check_tokenizers",
+    "converse",
+    "joined",
+    "load",
+    "load_pair",
+    "pick_device",
+    "precision",
+    "put",
+    "read_config",
+    "read_processor",
+    "same_inputs",
+    "shown",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module 'saccade.inputs' has no attribute {name!r}")
+    home = "questions" if name in _QUESTIONS else "loading"
+    return getattr(import_module(f"saccade.inputs.{home}"), name)

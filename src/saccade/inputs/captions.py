@@ -1,0 +1,93 @@
+"""Captioners for views that read a caption (TABED's C): any callable from inputs to captions will
+do; here are a Hugging Face image-to-text model and the embedded pair's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import AutoModelForImageTextToText, AutoProcessor
+
+from saccade.core.errors import ModelError
+from saccade.core.types import Inputs
+from saccade.inputs import Loaded, check_folder, load, pick_device
+
+MAX_TOKENS = 64
+SHAPES = "shapes"  # what --captioner calls the embedded one
+SHAPES_QUESTION = "Describe the image in detail."
+
+
+@dataclass(frozen=True)
+class ImageToText:
+    """Captions one frame with a Hugging Face model: BLIP, BLIP-2, Florence-2, or one that chats.
+
+    Called with a request's inputs (which it need not read: it has the frame), gives its caption.
+    """
+
+    model: Any
+    processor: Any
+    frame: np.ndarray
+    question: str | None = None  # for models with a chat template
+    tokens: int = MAX_TOKENS  # at most
+
+    @torch.no_grad()
+    def __call__(self, inputs: Inputs) -> list[str]:
+        asked: Any
+        if self.question is None:
+            asked = self.processor(images=self.frame, return_tensors="pt")
+        else:
+            turn = {
+                "role": "user",
+                "content": [{"type": "image"}, {"type": "text", "text": self.question}],
+            }
+            text = self.processor.apply_chat_template([turn], add_generation_prompt=True)
+            asked = self.processor(text=[text], images=[self.frame], return_tensors="pt")
+        asked = asked.to(self.model.device)
+        out = self.model.generate(**asked, max_new_tokens=self.tokens, do_sample=False)
+        given = asked["input_ids"].shape[1] if "input_ids" in asked else 0
+        new = out[0, given:] if out.shape[1] > given else out[0]
+        return [self.processor.decode(new, skip_special_tokens=True).strip()]
+
+
+def captioner(name: str, frames: Sequence[np.ndarray], device: str | None = None) -> ImageToText:
+    """A captioner by folder or hub id, or the embedded one ("shapes"), for a video's middle frame.
+
+    Raises ModelError where the model makes no text of images.
+    """
+    frame = frames[len(frames) // 2]
+    if name == SHAPES:
+        small = _embedded()
+        return ImageToText(small.backbone.model, small.processor, frame, SHAPES_QUESTION)
+    model, processor = _load(name, device)
+    template = getattr(processor, "chat_template", None)
+    return ImageToText(model, processor, frame, "Describe the image." if template else None)
+
+
+def later(
+    name: str, frames: Sequence[np.ndarray], device: str | None = None
+) -> Callable[[Inputs], Sequence[str]]:
+    """:func:`captioner`, loaded only if it is called."""
+    return lambda inputs: captioner(name, frames, device)(inputs)
+
+
+@cache
+def _embedded() -> Loaded:
+    """The small draft looking at a single picture: a captioner for the shapes world."""
+    return load("shapes-draft-naive")
+
+
+@cache
+def _load(name: str, device: str | None) -> tuple[Any, Any]:
+    check_folder(name, name)
+    try:
+        processor = AutoProcessor.from_pretrained(name)
+        model = AutoModelForImageTextToText.from_pretrained(name, use_safetensors=True)
+    except (OSError, ValueError, KeyError) as error:
+        first = str(error).strip().split("\n")[0].rstrip(".")
+        raise ModelError(f"the captioner {name} cannot be loaded: {first}") from error
+    return model.to(pick_device(device)).eval(), processor

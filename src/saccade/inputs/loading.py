@@ -1,0 +1,264 @@
+"""A folder or hub id to a loaded model, with a sentence for everything that can go wrong."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub.constants import HF_HUB_CACHE
+from safetensors import SafetensorError
+from transformers import (
+    AutoConfig,
+    AutoProcessor,
+    AutoTokenizer,
+    BitsAndBytesConfig,
+    TorchAoConfig,
+)
+
+from saccade.core.errors import ModelError, OptionError
+from saccade.model import families, memory, tensor_parallel
+from saccade.model.backbone import Backbone
+
+SPOILT = (  # what transformers and safetensors raise over files that are not what they should be
+    *(OSError, ValueError, KeyError, TypeError, AttributeError, ImportError),
+    SafetensorError,
+)
+EMBEDDED = Path(__file__).parents[1] / "world" / "pair"
+NAMES = {  # what --target and --draft call the pair in the package
+    "shapes": EMBEDDED / "target",
+    "shapes-draft": EMBEDDED / "draft",
+    "shapes-draft-naive": EMBEDDED / "draft-naive",
+}
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def _torchao() -> Any:
+    from torchao.quantization import Int8WeightOnlyConfig
+
+    return TorchAoConfig(Int8WeightOnlyConfig())
+
+
+QUANTIZERS: dict[str, tuple[str, int, Callable[[], Any]]] = {  # package, bits, settings
+    # its outliers are found over all rows of a forward: with them, drafted rows change each other
+    "bnb-8bit": (
+        "bitsandbytes",
+        8,
+        lambda: BitsAndBytesConfig(load_in_8bit=True, llm_int8_threshold=0.0),
+    ),
+    "bnb-4bit": ("bitsandbytes", 4, lambda: BitsAndBytesConfig(load_in_4bit=True)),
+    "torchao-int8": ("torchao", 8, _torchao),
+}
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A checkpoint ready to answer."""
+
+    name: str
+    backbone: Backbone
+    processor: Any  # or a tokenizer, for a text-only model
+
+    @property
+    def tokenizer(self) -> Any:
+        return getattr(self.processor, "tokenizer", self.processor)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Ids as text, without special tokens."""
+        return self.tokenizer.decode(list(ids), skip_special_tokens=True)
+
+
+def load(
+    name: str,
+    *,
+    dtype: str | None = None,
+    device: str | None = None,
+    device_map: str | None = None,
+    quantize: str | None = None,
+    trust_remote_code: bool = False,
+    lean: bool | None = None,
+    tp: bool = False,
+) -> Loaded:
+    """Loads a checkpoint folder, a hub id, or one of the embedded models by ``NAMES``.
+
+    Only safetensors weights are read. Raises ModelError or OptionError, in one sentence, before
+    any weight is read where that can be known.
+
+    Args:
+        dtype: of ``DTYPES``; defaults to float32 on a CPU and to the checkpoint's own elsewhere.
+        device: one device for everything. Defaults to a GPU where there is one.
+        device_map: "auto" spreads the layers over what devices there are (and main memory).
+        quantize: of ``QUANTIZERS``, for a checkpoint that is not quantised itself.
+        trust_remote_code: whether to run code that comes with the checkpoint.
+        tp: split the layers over the processes torchrun started; see ``model/tensor_parallel.py``.
+    """
+    if device is not None and device_map is not None:
+        raise OptionError("give a device or a device map, not both")
+    if tp and (device_map is not None or quantize is not None):
+        raise OptionError("a target split over processes takes no device map and no quantizer")
+    place = pick_device(tensor_parallel.local_device(device) if tp else device)
+    source = str(NAMES.get(name, name))
+    settings: dict[str, Any] = {"use_safetensors": True, "dtype": precision(dtype, place)}
+    if quantize is not None:
+        settings["quantization_config"] = _quantizer(quantize)
+    if device_map is not None or quantize is not None:
+        settings["device_map"] = device_map or {"": place}
+    config = read_config(name, trust_remote_code=trust_remote_code)
+    kind = families.model_class(config)
+    families.refuse(config, families.text_config(config))
+    if tp:
+        settings |= tensor_parallel.loading(name, families.text_config(config))
+    packed = None if quantize is None else bits(quantize)
+    where = None if device_map or tp else place
+    memory.check(name, config, settings["dtype"], where, bits=packed, folder=source)
+    processor = read_processor(name, config, trust_remote_code=trust_remote_code)
+    try:
+        model = kind.from_pretrained(source, trust_remote_code=trust_remote_code, **settings)
+        if "device_map" not in settings and not tp:
+            model = model.to(place)
+    except SPOILT as error:
+        raise ModelError(_why(name, source, error)) from error
+    except (RuntimeError, MemoryError) as error:
+        if not memory.ran_out(error):
+            raise
+        reason = memory.advice(name, config, settings["dtype"], place, bits=packed)
+        raise ModelError(reason) from error
+    return Loaded(name, Backbone(model.eval(), lean=lean), processor)
+
+
+def load_pair(target: str, draft: str | None, **place: Any) -> tuple[Loaded, Loaded | None]:
+    """Both models; ``place`` as :func:`load`. Raises ModelError where they do not fit together.
+
+    The target may be spread over devices, split or quantised; the draft is on one device.
+    """
+    loaded = load(target, **place)
+    if draft is None and target == "shapes":
+        draft = "shapes-draft"
+    if draft is None:
+        return loaded, None
+    if place.get("tp"):  # every process has a draft of its own, where its part of the target is
+        place["device"] = tensor_parallel.local_device(place.get("device"))
+    drafter = load(draft, **{**place, "device_map": None, "quantize": None, "tp": False})
+    check_pair(loaded, drafter)
+    return loaded, drafter
+
+
+def read_config(name: str, *, trust_remote_code: bool = False, weights: bool = True) -> Any:
+    """A checkpoint's config, no weight touched; ``weights`` says whether there must be some."""
+    source = str(NAMES.get(name, name))
+    check_folder(name, source, weights=weights)
+    try:
+        config = AutoConfig.from_pretrained(source, trust_remote_code=trust_remote_code)
+        families.register(config)
+        return config
+    except SPOILT as error:
+        raise ModelError(_why(name, source, error)) from error
+
+
+def read_processor(name: str, config: Any, *, trust_remote_code: bool = False) -> Any:
+    """What turns text and pixels into a model's inputs: a tokenizer, for a text-only model."""
+    source = str(NAMES.get(name, name))
+    reader = AutoTokenizer if families.reads_text_only(config) else AutoProcessor
+    try:
+        return reader.from_pretrained(source, trust_remote_code=trust_remote_code)
+    except SPOILT as error:
+        raise ModelError(_why(name, source, error)) from error
+
+
+def pick_device(device: str | None) -> torch.device:
+    """The device asked for, or a GPU where there is one, else the CPU."""
+    if device is None:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        place = torch.device(device)
+        torch.empty(0, device=place)
+    except (RuntimeError, AssertionError, ValueError) as error:
+        raise OptionError(f"device {device!r} is not available here; try --device cpu") from error
+    return place
+
+
+def check_pair(target: Loaded, draft: Loaded) -> None:
+    """Raises ModelError, naming the first difference, unless both read and write the same ids."""
+    check_tokenizers(target.name, target.tokenizer, draft.name, draft.tokenizer)
+
+
+def check_tokenizers(target: str, mine: Any, draft: str, theirs: Any) -> None:
+    """Raises ModelError, naming the first difference, unless tokens agree one by one.
+
+    Vocabularies may be padded differently, and one may end in special tokens the other lacks.
+    """
+    ours, others = _tokens(mine), _tokens(theirs)
+    extra = {*mine.added_tokens_decoder, *theirs.added_tokens_decoder}
+    common = min(max(ours), max(others))
+    for number in sorted(ours.keys() | others.keys()):
+        if number > common and number in extra:
+            continue
+        if ours.get(number) != others.get(number):
+            raise ModelError(
+                f"{draft} cannot draft for {target}: their tokenizers differ at id "
+                f"{number} ({others.get(number)!r} against {ours.get(number)!r}); "
+                "choose a draft of the same family"
+            )
+
+
+def check_folder(name: str, source: str, *, weights: bool = True) -> None:
+    """Says what a local folder lacks before transformers tries to find it elsewhere."""
+    folder = Path(source)
+    looks_local = source.startswith((".", "/", "~")) or folder.exists() or source.count("/") > 1
+    if not looks_local:
+        return
+    if not folder.is_dir():
+        raise ModelError(f"no checkpoint folder at {name}; give a folder or a hub id")
+    if not (folder / "config.json").is_file():
+        raise ModelError(f"{name} has no config.json, so it is not a checkpoint folder")
+    if weights and not any(folder.glob("*.safetensors")):
+        raise ModelError(f"{name} holds no *.safetensors weights; save the model there first")
+
+
+def precision(dtype: str | None, place: torch.device) -> Any:
+    """The torch type of that name; by default float32 on a CPU, else "auto", the checkpoint's."""
+    if dtype is not None and dtype not in DTYPES:
+        raise OptionError(f"unknown dtype {dtype!r}; known: {', '.join(DTYPES)}")
+    if dtype is not None:
+        return DTYPES[dtype]
+    return "auto" if place.type != "cpu" else torch.float32
+
+
+def bits(quantizer: str) -> int:
+    """Bits a weight takes with one of ``QUANTIZERS``."""
+    if quantizer not in QUANTIZERS:
+        raise OptionError(f"unknown quantizer {quantizer!r}; known: {', '.join(QUANTIZERS)}")
+    return QUANTIZERS[quantizer][1]
+
+
+def _quantizer(name: str) -> Any:
+    bits(name)
+    package, _, settings = QUANTIZERS[name]
+    if importlib.util.find_spec(package) is None:
+        raise OptionError(f"{name} needs the package {package}: pip install {package}")
+    return settings()
+
+
+def _tokens(tokenizer: Any) -> dict[int, str]:
+    return {number: token for token, number in tokenizer.get_vocab().items()}
+
+
+def first_line(error: Exception) -> str:
+    return str(error).strip().split("\n")[0].rstrip(".")
+
+
+def _why(name: str, source: str, error: Exception) -> str:
+    if "trust_remote_code" in str(error):
+        return f"{name} comes with code of its own; --trust-remote-code runs it, if you trust it"
+    if isinstance(error, ImportError) or Path(source).is_dir():
+        return f"the checkpoint in {name} cannot be loaded: {first_line(error)}"
+    if "safetensors" in str(error):
+        return f"{name} holds no safetensors weights; only those are read"
+    offline = os.environ.get("HF_HUB_OFFLINE", "0") not in ("", "0")
+    cached = f"the local cache ({HF_HUB_CACHE})"
+    where = f"{cached} alone, since HF_HUB_OFFLINE is set" if offline else f"the hub and {cached}"
+    return f"cannot find or load model {name!r}: looked in {where}; a checkpoint folder works too"

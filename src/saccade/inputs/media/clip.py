@@ -1,0 +1,96 @@
+"""What is asked for, a `Sampling`, and what comes of it, a `Clip`.
+
+Knows what image and video processors make of frames and times; not where either comes from.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float64, UInt8
+
+from saccade.inputs.media.limits import bad_option
+
+Frames = UInt8[np.ndarray, "frame height width 3"]
+Image = UInt8[np.ndarray, "height width 3"]
+Seconds = Float64[np.ndarray, "frame"]
+
+MIN_SIDE = 4  # image processors take a side of 1 or 3 pixels for channels
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """The moments to take: by `fps`, by `num_frames` or `every`, from `start` to `end` seconds.
+
+    With none of the three: 2 frames a second, at least 4. No source frame is taken twice to reach
+    a count. A folder of images gives them all, `fps` being the rate they were taken at (default 1).
+    """
+
+    fps: float | int | None = None
+    num_frames: int | None = None
+    start: float | int | None = None
+    end: float | int | None = None
+    every: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("fps", "start", "end"):
+            value = getattr(self, name)
+            number = isinstance(value, int | float) and not isinstance(value, bool)
+            if value is not None and not (number and 0 <= value <= 1e9):
+                raise bad_option(f"{name} must be a number, 0 or more and finite")
+        if self.fps is not None and not 1e-4 <= self.fps <= 1000:
+            raise bad_option("fps must be between 0.0001 and 1000", 1000)
+        count = self.num_frames
+        if count is not None and (type(count) is not int or count < 1):
+            raise bad_option("num_frames must be a whole number, 1 or more")
+        if self.end is not None and self.end <= (self.start or 0):
+            raise bad_option("end must come after start")
+        if (self.fps is not None) + (self.num_frames is not None) + self.every > 1:
+            raise bad_option("give only one of fps, num_frames and every")
+
+
+@dataclass(frozen=True, eq=False)
+class Clip:
+    """The chosen frames and when each appears, in seconds from the source's first frame."""
+
+    frames: Frames
+    timestamps: Seconds
+    duration: float  # of the whole source
+    fps: float  # the source's average rate
+    source_frames: int  # counted from packets
+    sampled_fps: float  # the rate at which `frames` follow each other
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """What transformers' `VideoMetadata` takes, with `do_sample_frames=False`.
+
+        Processors compute the rate as len(indices) / total * fps (Qwen2.5-VL) and the times as
+        index / fps (Qwen3-VL). With a whole number of ticks per sampled frame the first is exact
+        and the second good to half a millisecond; one tick is enough for evenly spaced frames.
+        A fresh dict each time: processors write to it.
+        """
+        number = self.timestamps * self.sampled_fps
+        even = np.abs(np.rint(number) - number).max() <= 5e-4 * self.sampled_fps
+        ticks = 1 if even else math.ceil(1000 / self.sampled_fps)
+        n, height, width, _ = self.frames.shape
+        return {
+            "total_num_frames": n * ticks,
+            "fps": self.sampled_fps * ticks,
+            "frames_indices": np.rint(number * ticks).astype(int).tolist(),
+            "duration": self.duration,
+            "height": height,
+            "width": width,
+        }
+
+
+def enlarged(image: Image) -> np.ndarray:
+    """Repeat the pixels of an image so small that a side could be taken for channels."""
+    times = math.ceil(MIN_SIDE / min(image.shape[:2]))
+    return image if times <= 1 else image.repeat(times, axis=0).repeat(times, axis=1)
+
+
+def near(rate: float, nominal: float) -> float:
+    """The nominal rate where the measured one is within 1 % of it: MKV rounds to milliseconds."""
+    return float(nominal if nominal and abs(rate / nominal - 1) < 0.01 else rate)

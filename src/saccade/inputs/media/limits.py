@@ -1,0 +1,58 @@
+"""What may be read, and the one sentence with which the rest is refused.
+
+Knows sizes, lengths and words; no file, no decoder and no frame.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from saccade.core.errors import VideoInputCode, VideoInputError
+
+MAX_ASPECT = 200  # longest side over shortest; image processors refuse more
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What may be read; 0 or None means no limit.
+
+    `max_memory` bounds the bytes of the chosen frames. A sampling rate that passes `max_frames` or
+    `max_memory` is lowered, with a warning; a count is refused. Only files inside `root` are read.
+    """
+
+    max_bytes: int | None = 2 << 30
+    max_pixels: int | None = 50_000_000
+    max_frames: int | None = 768
+    max_duration_s: float | int | None = 12 * 3600
+    max_memory: int | None = 1 << 30
+    root: Path | None = None
+
+    def check(
+        self, label: str, nbytes: int = 0, size: tuple[int, int] = (0, 0), seconds: float = 0.0
+    ) -> None:
+        """Refuse what is over a limit, or a shape that no processor takes."""
+        if self.max_bytes and nbytes > self.max_bytes:
+            what = f"is larger than {self.max_bytes} bytes: cut it or compress it"
+            raise refusal(label, what, "too_large", self.max_bytes)
+        if self.max_pixels and size[0] * size[1] > self.max_pixels:
+            raise too_many_pixels(label, self.max_pixels)
+        if min(size) and max(size) > MAX_ASPECT * min(size):
+            what = f"is {size[0]}x{size[1]}, one side over {MAX_ASPECT} times the other: crop it"
+            raise refusal(label, what, "unsupported", MAX_ASPECT)
+        if self.max_duration_s and seconds > self.max_duration_s:
+            what = f"is {seconds:.0f} s long and {self.max_duration_s:g} s is the limit: cut it"
+            raise refusal(label, what, "too_long", self.max_duration_s)
+
+
+def refusal(
+    label: str, what: str, code: VideoInputCode, limit: int | float | None = None
+) -> VideoInputError:
+    return VideoInputError(f"{label} {what}", code, limit)
+
+
+def bad_option(message: str, limit: int | float | None = None) -> VideoInputError:
+    return VideoInputError(message, "bad_option", limit)
+
+
+def too_many_pixels(label: str, limit: int) -> VideoInputError:
+    what = f"has more than {limit} pixels in a frame: scale it down first"
+    return refusal(label, what, "too_many_pixels", limit)

@@ -1,0 +1,152 @@
+"""Videos, images and a question (after earlier turns, if any) to a model's inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from saccade.core.errors import ModelError, OptionError
+from saccade.core.types import Inputs
+from saccade.inputs import literal
+from saccade.inputs.loading import Loaded, first_line
+from saccade.inputs.media import Clip
+
+
+def ask(
+    loaded: Loaded,
+    question: str,
+    *,
+    clips: Sequence[Clip] = (),
+    images: Sequence[np.ndarray] = (),
+    history: Sequence[tuple[str, str]] = (),
+    parts: Sequence[Mapping[str, str]] | None = None,
+) -> Inputs:
+    """What the processor makes of videos, images and a question (after earlier turns, if any).
+
+    ``parts`` is the first message as a chat template takes it, where pictures stand between words.
+    """
+    return put(loaded.name, loaded.processor, question, clips, images, history, parts)
+
+
+def ask_draft(target: Loaded, draft: Loaded, question: str, **asked: Any) -> Inputs | None:
+    """The draft's own inputs, arguments as :func:`ask`; None where the target's serve it too."""
+    return None if same_inputs(target, draft) else ask(draft, question, **asked)
+
+
+def same_inputs(target: Loaded, draft: Loaded) -> bool:
+    """Whether the target's inputs serve the draft too."""
+    # a text-only draft reads the target's ids
+    return draft.processor is draft.tokenizer or (
+        _described(target.processor) == _described(draft.processor)
+    )
+
+
+def shown(clip: Clip) -> dict[str, Any]:
+    """A clip as what :func:`ask` takes: a single picture is an image."""
+    if len(clip.frames) == 1 and clip.source_frames == 1:
+        return {"images": list(clip.frames)}
+    return {"clips": [clip]}
+
+
+def joined(loaded: Loaded, many: Sequence[Inputs]) -> Inputs:
+    """Several requests of one processor as one batch, padded on the left as generation wants it.
+
+    Raises OptionError where they cannot stand in one batch.
+    """
+    token = loaded.tokenizer.pad_token_id
+    pads = {"input_ids": loaded.tokenizer.eos_token_id if token is None else token}
+    masked = [{"attention_mask": torch.ones_like(one["input_ids"]), **one} for one in many]
+    longest = max(one["input_ids"].shape[1] for one in masked)
+    if any(one.keys() != masked[0].keys() for one in masked):
+        raise OptionError(f"{loaded.name} cannot read videos and pictures in one batch")
+
+    def padded(one: Inputs, name: str) -> torch.Tensor:
+        if one[name].shape != one["input_ids"].shape:  # not one entry a token
+            return one[name]
+        missing = longest - one[name].shape[1]
+        return torch.nn.functional.pad(one[name], (missing, 0), value=pads.get(name) or 0)
+
+    try:
+        return {name: torch.cat([padded(one, name) for one in masked]) for name in masked[0]}
+    except (AttributeError, TypeError, RuntimeError) as error:
+        raise OptionError(f"{loaded.name} cannot read these videos in one batch") from error
+
+
+def put(
+    name: str,
+    processor: Any,
+    question: str,
+    clips: Sequence[Clip],
+    images: Sequence[np.ndarray],
+    history: Sequence[tuple[str, str]],
+    parts: Sequence[Mapping[str, str]] | None = None,
+) -> Inputs:
+    """:func:`ask` without a loaded model."""
+    media = [{"type": "video"} for _ in clips] + [{"type": "image"} for _ in images]
+    turns: list[dict[str, Any]] = []
+    for asked, answered in history:
+        turns.append({"role": "user", "content": [{"type": "text", "text": asked}]})
+        turns.append({"role": "assistant", "content": [{"type": "text", "text": answered}]})
+    turns.append({"role": "user", "content": [{"type": "text", "text": question}]})
+    turns[0]["content"] = [*media, *turns[0]["content"]] if parts is None else [*parts]
+    return converse(name, processor, turns, clips, images)
+
+
+def converse(
+    name: str,
+    processor: Any,
+    turns: Sequence[Mapping[str, Any]],
+    clips: Sequence[Clip] = (),
+    images: Sequence[np.ndarray] = (),
+) -> Inputs:
+    """What the processor makes of a conversation as chat templates take it.
+
+    Each turn has a role and a content of parts: ``{"type": "text", "text": ...}``, and
+    ``{"type": "video"}`` or ``{"type": "image"}`` where the next of ``clips`` or ``images`` stands.
+    """
+    if not getattr(processor, "chat_template", None):
+        raise ModelError(f"{name} has no chat template, so questions cannot be put to it")
+    text_only = getattr(processor, "tokenizer", None) is None
+    if text_only and (clips or images):
+        raise ModelError(f"{name} reads text only; give a vision-language --target")
+    if clips and getattr(processor, "video_processor", None) is None:
+        raise ModelError(f"{name} reads images and no videos; give it a picture")
+    held = literal.hold(processor, turns)
+    written = held.turns
+    if text_only:
+        for turn in written:
+            turn["content"] = "".join(part["text"] for part in turn["content"])
+    text = processor.apply_chat_template(written, add_generation_prompt=True, tokenize=False)
+    text, standing = literal.stand_in(name, processor, text, held)
+    if text_only:
+        inputs = processor(text, return_tensors="pt", add_special_tokens=False)
+        return literal.spell(name, inputs, standing)
+    seen: dict[str, Any] = {}
+    if clips:
+        seen["videos"] = [clip.frames for clip in clips]
+        seen["video_metadata"] = [clip.metadata for clip in clips]
+        seen["do_sample_frames"] = False
+    if images:
+        seen["images"] = [list(images)]  # those of one request: some families look at how many
+    try:
+        inputs = processor(text=[text], return_tensors="pt", **seen)
+    except (ValueError, TypeError) as error:
+        if len({len(clip.frames) for clip in clips}) > 1:
+            raise OptionError(
+                f"{name} takes several videos only if they have as many frames: "
+                "choose a number of frames (--num-frames)"
+            ) from error
+        raise OptionError(f"{name} cannot take this: {first_line(error)}") from error
+    if "video_second_per_grid" in inputs:  # taken from a default, not from the videos
+        group = int(processor.video_processor.temporal_patch_size)
+        inputs["video_second_per_grid"] = torch.tensor([group / c.sampled_fps for c in clips])
+    return literal.spell(name, inputs, standing)
+
+
+def _described(processor: Any) -> str:
+    """How a processor prepares pixels and places them in the text."""
+    inner = getattr(processor, "tokenizer", None)
+    return repr((inner is None or processor.to_dict(), processor.chat_template))

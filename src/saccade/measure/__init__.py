@@ -1,1 +1,0 @@
-"""Timing, comparing and tracing. Measures; decides nothing."""

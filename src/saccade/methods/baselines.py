@@ -1,0 +1,46 @@
+"""The plain methods every paper compares with."""
+
+from __future__ import annotations
+
+from saccade.drafting.drafters import Lookup, ModelDraft, Nobody
+from saccade.drafting.policies import Chain, Static
+from saccade.drafting.recipe import Recipe
+from saccade.drafting.schedule import serial
+from saccade.drafting.views import FULL
+from saccade.methods.specvlm import TREE
+
+AR = Recipe(
+    name="ar",
+    about="plain decoding: one token per target forward",
+    drafter=Nobody,
+    view=FULL,
+    shape=Chain(0),
+    schedule=serial,
+)
+
+SD = Recipe(
+    name="sd",
+    about="speculative decoding, a chain of 5 by a draft that sees the whole video",
+    drafter=ModelDraft,
+    view=FULL,
+    shape=Chain(5),
+    schedule=serial,
+)
+
+LOOKUP = Recipe(
+    name="lookup",
+    about="prompt lookup: n-grams of the text, no draft model",
+    drafter=Lookup,
+    view=FULL,
+    shape=Chain(10),
+    schedule=serial,
+)
+
+SD_TREE = Recipe(
+    name="sd-tree",
+    about="speculative decoding, a static tree by a draft that sees the whole video",
+    drafter=ModelDraft,
+    view=FULL,
+    shape=Static(TREE),
+    schedule=serial,
+)

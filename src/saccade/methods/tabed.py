@@ -1,0 +1,116 @@
+"""TABED: Test-Time Adaptive Ensemble Drafting for Robust Speculative Decoding in LVLMs.
+
+Lee et al., 2025. One draft model reads the prompt in several ways at once - M, multimodal; T, each
+video one newline; P, pooled 2x2; C, a caption - and what it drafts follows their weighted average:
+
+    q(. ; w) = sum_i w_i q_i,   w fixed for a block of gamma = 5, equal for the first    (Alg. 1)
+    MT*      w* = argmin over w in {[1 - j/10, j/10]} of  sum_t D(p_t || q_t(. ; w))
+    MTCP*    w  = softmax([1/e_1, ..., 1/e_m]; temperature 1),   e_i = sum_t D(p_t || q_t,i)
+
+t runs over the token positions verified so far, or the last h of them (the bonus token's is not
+among them: no view was asked there); D is KL, TVD, or a miss of the target's arg-max (with KL where
+these tie, as the published code does). Both p and q are the models' own laws, before any sampling
+rule. Sums are carried, never laws.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+
+from saccade.drafting.ensemble import DISTANCES, Distance, Ensemble, History, LogLaw, distances
+from saccade.drafting.policies import Chain
+from saccade.drafting.pruning import POOLED
+from saccade.drafting.recipe import Recipe
+from saccade.drafting.schedule import serial
+from saccade.drafting.views import CAPTION, FULL, TEXT, Several
+
+GAMMA = 5
+STEPS = 10
+
+
+@dataclass(frozen=True)
+class Equal:
+    """Every view counts the same, always: MT and MTCP."""
+
+    views: ClassVar[int | None] = None
+
+    def start(self, views: int) -> int:
+        return views
+
+    def weights(self, state: int) -> tuple[float, ...]:
+        return (1 / state,) * state
+
+    def fold(self, state: int, p: LogLaw, q: LogLaw) -> int:
+        return state
+
+
+@dataclass(frozen=True)
+class Grid:
+    """MT*: the best of eleven weights for two views in hindsight."""
+
+    views: ClassVar[int | None] = 2
+
+    distance: Distance = "kl"
+    window: int | None = None
+
+    def start(self, views: int) -> History:
+        return History(torch.zeros(STEPS + 1, len(DISTANCES[self.distance]), dtype=torch.double))
+
+    def weights(self, state: History) -> tuple[float, ...]:
+        if not state.positions:
+            return 0.5, 0.5
+        best = min(range(STEPS + 1), key=lambda j: state.total[j].tolist())
+        return 1 - best / STEPS, best / STEPS
+
+    def fold(self, state: History, p: LogLaw, q: LogLaw) -> History:
+        share = torch.arange(STEPS + 1, device=q.device, dtype=q.dtype)[:, None, None] / STEPS
+        mixed = torch.logaddexp((1 - share).log() + q[0], share.log() + q[1])
+        return state.add(distances(p, mixed, self.distance).cpu(), self.window)
+
+
+@dataclass(frozen=True)
+class Inverse:
+    """MTCP*: views that were closer to the target count more; for any number of views."""
+
+    views: ClassVar[int | None] = None
+
+    distance: Distance = "kl"
+    window: int | None = None
+
+    def start(self, views: int) -> History:
+        return History(torch.zeros(views, len(DISTANCES[self.distance]), dtype=torch.double))
+
+    def weights(self, state: History) -> tuple[float, ...]:
+        inverse = 1 / state.total[:, 0].clamp(min=1e-9)
+        return tuple(torch.softmax(inverse, 0).tolist())
+
+    def fold(self, state: History, p: LogLaw, q: LogLaw) -> History:
+        return state.add(distances(p, q, self.distance).cpu(), self.window)
+
+
+TABED = Recipe(
+    name="tabed",
+    about="TABED's MT*: full video and text alone drafted together, weighted as they prove right",
+    drafter=Ensemble(Grid()),
+    view=Several((FULL, TEXT)),
+    shape=Chain(GAMMA),
+    schedule=serial,
+)
+
+TABED_MT = replace(
+    TABED,
+    name="tabed-mt",
+    about="full video and text alone drafted together, weighted equally",
+    drafter=Ensemble(Equal()),
+)
+
+TABED_MTCP = replace(
+    TABED,
+    name="tabed-mtcp",
+    about="TABED's MTCP*: full, text, caption and pooled video, weighted as they prove right",
+    drafter=Ensemble(Inverse()),
+    view=Several((FULL, TEXT, CAPTION, POOLED)),
+)

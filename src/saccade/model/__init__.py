@@ -1,0 +1,1 @@
+"""A model at work: backbones, caches, sessions, and how to run them quickly."""

@@ -1,0 +1,272 @@
+"""The one attention function: causal, tree and recorded, over the caches of several requests.
+
+A forward is a flat list of tokens cut into *segments*, one per request; no request is padded to
+another, and none reads another's keys. Knows no model: layers call it with their q, k and v.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from saccade.model.cache import Cache
+
+Attend = Callable[[int, Tensor, Tensor, Tensor, float], Tensor]
+"""What layers call: (layer, q, k, v, scale) -> heads side by side. A ``Step`` is one."""
+
+# Above this many queries a grouped call beats folding the group into the query axis.
+FOLD_LIMIT = 64
+# From this many keys three plain products beat the fused kernel on a CPU, where rows are few: it
+# adds a mask to every logit, and only the last ones need any.
+SPELT_KEYS = 1024
+RECORD_CHUNK = 32
+RECORD_NUMBERS = 2**22  # logits written down at once, at most: fewer rows over a longer cache
+# Where no kernel gives the log-sum-exps: queries at once, and logits of theirs, at most.
+PLAIN_ROWS, PLAIN_NUMBERS = 256, 2**25
+
+
+@dataclass(frozen=True)
+class Record:
+    """Which attention to write down: these rows of a segment over these columns of its cache."""
+
+    rows: Int[Tensor, " text"]  # within the segment
+    columns: Int[Tensor, " seen"]
+    queries: int  # how many text rows there are in all, over every chunk of the prompt
+    mass: Float[Tensor, "layer kv_head seen"]  # added to, fp32: the softmax over all keys
+    relevance: Float[Tensor, "layer kv_head seen"]  # likewise: the softmax over the columns alone
+
+
+@dataclass(frozen=True)
+class Segment:
+    """The tokens of one request in a forward: rows ``start:stop``, keys from ``at`` in its cache.
+
+    Over the last keys a row sees what ``block`` says, and all keys before those; when ``block`` is
+    None it sees everything up to itself.
+    """
+
+    cache: Cache
+    start: int
+    stop: int
+    at: int
+    block: Bool[Tensor, "new last"] | None = None
+    record: Record | None = None
+
+
+class Step:
+    """Attention for one forward: writes the new keys, then attends segment by segment.
+
+    Made anew for every forward, and passed to the layers explicitly.
+    """
+
+    def __init__(self, segments: list[Segment], groups: int, dtype: torch.dtype) -> None:
+        self.segments = segments
+        self.groups = groups
+        self.calls = 0  # one a layer, where the model's layers ask for their attention here
+        self._bias = [_bias(segment, groups, dtype) for segment in segments]
+        self._few = [_spell_out if _spelt(segment) else _attend for segment in segments]
+        for segment in segments:
+            segment.cache.reserve(segment.at + segment.stop - segment.start)
+
+    def __call__(
+        self,
+        layer: int,
+        q: Float[Tensor, "head all head_dim"],
+        k: Float[Tensor, "kv_head all head_dim"],
+        v: Float[Tensor, "kv_head all head_dim"],
+        scale: float,
+    ) -> Float[Tensor, "all out"]:
+        """Attention of one layer; heads are laid side by side in the result."""
+        self.calls += 1
+        parts = []
+        for segment, bias, few in zip(self.segments, self._bias, self._few, strict=True):
+            own = q, k, v
+            if len(self.segments) > 1:
+                rows = slice(segment.start, segment.stop)
+                own = q[:, rows], k[:, rows], v[:, rows]
+            segment.cache.write(layer, segment.at, own[1], own[2])
+            keys, values = segment.cache.read(layer, segment.at + segment.stop - segment.start)
+            if bias is not None and bias.device != keys.device:  # a model over several devices
+                bias = bias.to(keys.device)
+            if _folds(segment):
+                out = few(own[0], keys, values, bias, scale)
+            else:
+                out = _attend_long(own[0], keys, values, segment.block, scale)
+            parts.append(out.transpose(0, 1).reshape(out.shape[1], -1))
+            if segment.record is not None:
+                _record(segment, layer, own[0], keys, scale)
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def partial(
+    q: Float[Tensor, "head new head_dim"],
+    k: Float[Tensor, "kv_head seen head_dim"],
+    v: Float[Tensor, "kv_head seen head_dim"],
+    scale: float,
+    *,
+    causal: bool = False,
+    visible: Bool[Tensor, "new seen"] | None = None,
+) -> tuple[Float[Tensor, "head new head_dim"], Float[Tensor, "head new"]]:
+    """Attention over some of the keys, and the log of the sum its softmax divided by.
+
+    ``causal`` is for as many keys as queries. Memory is O(new + seen): flash kernels where torch
+    has one that gives the sums, else a few queries at a time.
+    """
+    if q.device.type == "cpu":
+        bias = None
+        if visible is not None:
+            bias = torch.zeros(visible.shape, dtype=q.dtype).masked_fill_(~visible, float("-inf"))
+        found = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+            q[None], k[None], v[None], is_causal=causal, attn_mask=bias, scale=scale
+        )
+        return found[0][0], found[1][0].to(torch.float32)
+    half = q.dtype in (torch.float16, torch.bfloat16)
+    if q.device.type == "cuda" and half and visible is None and q.shape[-1] % 8 == 0:
+        found = torch.ops.aten._scaled_dot_product_flash_attention(
+            q[None], k[None], v[None], is_causal=causal, scale=scale
+        )
+        return found[0][0], found[1][0]
+    return plain_partial(q, k, v, scale, causal=causal, visible=visible)
+
+
+def plain_partial(
+    q: Float[Tensor, "head new head_dim"],
+    k: Float[Tensor, "kv_head seen head_dim"],
+    v: Float[Tensor, "kv_head seen head_dim"],
+    scale: float,
+    *,
+    causal: bool = False,
+    visible: Bool[Tensor, "new seen"] | None = None,
+) -> tuple[Float[Tensor, "head new head_dim"], Float[Tensor, "head new"]]:
+    """:func:`partial` in torch's own words, for devices and types without such a kernel.
+
+    Keys that are not visible may be NaN.
+    """
+    heads, new, width = q.shape
+    grouped = q.reshape(k.shape[0], -1, new, width)
+    seen = torch.arange(k.shape[1], device=q.device)
+    outs, sums = [], []
+    count = max(1, min(PLAIN_ROWS, PLAIN_NUMBERS // (heads * max(1, len(seen)))))
+    for start in range(0, new, count):
+        stop = min(start + count, new)
+        chosen = grouped[:, :, start:stop].float()
+        logits = torch.einsum("hgrd,hsd->hgrs", chosen, k.float()) * scale
+        if visible is not None:
+            logits.masked_fill_(~visible[start:stop], float("-inf"))
+        if causal:
+            row = torch.arange(start, stop, device=q.device)[:, None]
+            logits.masked_fill_(seen > row, float("-inf"))
+        sums.append(logits.logsumexp(-1).reshape(heads, stop - start))
+        weights = logits.softmax(-1).to(v.dtype)
+        outs.append(torch.einsum("hgrs,hsd->hgrd", weights, v).reshape(heads, -1, width))
+    return torch.cat(outs, 1), torch.cat(sums, 1)
+
+
+def merge(
+    first: tuple[Float[Tensor, "head new head_dim"], Float[Tensor, "head new"]],
+    second: tuple[Float[Tensor, "head new head_dim"], Float[Tensor, "head new"]],
+) -> Float[Tensor, "head new head_dim"]:
+    """Attention over the keys of both: exp(lse) is each one's share of the softmax's sum."""
+    share = torch.sigmoid(second[1] - first[1])[..., None]
+    return torch.lerp(first[0], second[0], share.to(first[0].dtype))
+
+
+def _folds(segment: Segment) -> bool:
+    return segment.stop - segment.start <= FOLD_LIMIT
+
+
+def _spelt(segment: Segment) -> bool:
+    keys = segment.cache.keys[0]
+    here = keys.device.type == "cpu" and keys.dtype == torch.float32
+    return here and segment.at >= SPELT_KEYS
+
+
+def _bias(segment: Segment, groups: int, dtype: torch.dtype) -> Tensor | None:
+    """The additive mask of a segment of few rows, over its last keys where those are enough; None
+    where none is needed."""
+    new, block = segment.stop - segment.start, segment.block
+    if not _folds(segment) or (block is None and new == 1):
+        return None
+    device = segment.cache.keys[0].device
+    if block is None:
+        block = torch.ones(new, new, dtype=torch.bool, device=device).tril_()
+    last = block.shape[1]
+    seen = last if _spelt(segment) else segment.at + new
+    bias = torch.zeros(new, seen, dtype=dtype, device=device)
+    bias[:, seen - last :].masked_fill_(~block.to(device), float("-inf"))
+    return bias.repeat(groups, 1)
+
+
+def _attend(
+    q: Float[Tensor, "head new head_dim"],
+    k: Float[Tensor, "kv_head seen head_dim"],
+    v: Float[Tensor, "kv_head seen head_dim"],
+    bias: Float[Tensor, "rows seen"] | None,
+    scale: float,
+) -> Float[Tensor, "head new head_dim"]:
+    """A few rows in one call: a group's heads share their keys, so as further queries they need
+    no copy of them."""
+    grouped = q.reshape(k.shape[0], -1, q.shape[2])
+    out = scaled_dot_product_attention(grouped[None], k[None], v[None], bias, scale=scale)
+    return out.view(q.shape)
+
+
+def _spell_out(
+    q: Float[Tensor, "head new head_dim"],
+    k: Float[Tensor, "kv_head seen head_dim"],
+    v: Float[Tensor, "kv_head seen head_dim"],
+    bias: Float[Tensor, "rows last"] | None,
+    scale: float,
+) -> Float[Tensor, "head new head_dim"]:
+    """:func:`_attend` over many keys, whose mask is of the last of them only."""
+    grouped = (q * scale).reshape(k.shape[0], -1, q.shape[2])
+    logits = torch.bmm(grouped, k.transpose(1, 2))
+    if bias is not None:
+        logits[..., -bias.shape[1] :] += bias
+    return torch.bmm(torch.softmax(logits, -1, out=logits), v).view(q.shape)
+
+
+def _attend_long(
+    q: Float[Tensor, "head new head_dim"],
+    k: Float[Tensor, "kv_head seen head_dim"],
+    v: Float[Tensor, "kv_head seen head_dim"],
+    block: Bool[Tensor, "new last"] | None,
+    scale: float,
+) -> Float[Tensor, "head new head_dim"]:
+    """Many rows: the keys all of them see, then the last ones, with no mask over both together."""
+    last = q.shape[1] if block is None else block.shape[1]
+    if block is None and last == k.shape[1]:
+        return scaled_dot_product_attention(
+            q[None], k[None], v[None], is_causal=True, scale=scale, enable_gqa=True
+        )[0]
+    visible = None if block is None else block.to(q.device)
+    mine = slice(k.shape[1] - last, None)
+    own = partial(q, k[:, mine], v[:, mine], scale, causal=block is None, visible=visible)
+    if last == k.shape[1]:
+        return own[0]
+    return merge(partial(q, k[:, :-last], v[:, :-last], scale), own)
+
+
+def _record(segment: Segment, layer: int, q: Tensor, keys: Tensor, scale: float) -> None:
+    """Adds the softmax mass of the chosen rows on the chosen columns, a few rows at a time."""
+    record = segment.record
+    assert record is not None
+    kv_heads, seen, width = keys.shape
+    groups = q.shape[0] // kv_heads
+    column = torch.arange(seen, device=keys.device)
+    columns = record.columns.to(keys.device)
+    count = max(1, min(RECORD_CHUNK, RECORD_NUMBERS // (q.shape[0] * seen)))
+    for rows in record.rows.to(keys.device).split(count):
+        chosen = q[:, rows].reshape(kv_heads, groups, len(rows), width).float()
+        logits = torch.einsum("hgrd,hsd->hgrs", chosen, keys.float()) * scale
+        future = column[None, :] > (segment.at + rows)[:, None]
+        among = logits[..., columns].softmax(-1)  # every chosen row follows the columns
+        weights = logits.masked_fill_(future, float("-inf")).softmax(-1)
+        share = 1 / (groups * record.queries)
+        mass, relevance = weights[..., columns].sum((1, 2)), among.sum((1, 2))
+        record.mass[layer] += (mass * share).to(record.mass.device)
+        record.relevance[layer] += (relevance * share).to(record.mass.device)

@@ -1,0 +1,210 @@
+"""``exact``: in low precision too, a drafted answer is bit for bit the answer of plain decoding.
+
+A product over n rows rounds unlike one over a single row, and a sum over keys rounds by its order.
+So here every forward over text has ``ROWS`` rows of one request, padded at its end, however many
+were asked for, and attention adds up its keys in blocks of ``BLOCK`` from the first one on, each a
+product of the same shape, in fp32. Plain decoding does just the same, so a token's logits depend on
+what precedes it and on nothing else: not on what was drafted, how much of it, or since when.
+
+That leaves one thing to the machine's kernels: that a row comes out the same at every place among
+the ``ROWS``, whatever the others hold. It is tried once for each model; where it fails, exactness
+is refused and not hoped for. In a tree keys lie in another order than in plain decoding, so drafts
+are chains.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from weakref import WeakKeyDictionary
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from saccade.core.errors import MethodError, ModelError
+from saccade.drafting.costs import Costs
+from saccade.model.attention import Segment, Step
+from saccade.model.backbone import Backbone
+from saccade.model.cache import Cache
+from saccade.model.session import Session
+
+ROWS = 16
+BLOCK = 256  # keys
+CHAINS = "exact=True needs drafts that are chains: use shape=chain-N, fit or auto"
+
+_tried: WeakKeyDictionary[Backbone, dict[tuple[object, ...], bool]] = WeakKeyDictionary()
+
+
+class ExactSession(Session):
+    """A session whose rows depend on the text alone, where :func:`check` lets the model pass."""
+
+    def _forward(
+        self, segments: list[Segment], ids: list[int], positions: list[int], wanted: list[int]
+    ) -> Float[Tensor, "wanted clipped"]:
+        model = self.backbone
+        found = []
+        for segment in segments:
+            if segment.block is not None:
+                raise MethodError(CHAINS)
+            for start, stop in _cut(segment):
+                # the last row again, so that nothing new enters; none of the real rows sees it
+                spare = ROWS - (stop - start)
+                tokens = ids[start:stop] + ids[stop - 1 : stop] * spare
+                places = positions[start:stop] + positions[stop - 1 : stop] * spare
+                at = segment.at + start - segment.start
+                step = Ordered(Segment(segment.cache, 0, ROWS, at))
+                laws = self._laws(model.forward(model.embed(tokens), places, step))
+                found += [laws[row - start] for row in wanted if start <= row < stop]
+        return torch.stack(found)
+
+
+def _cut(segment: Segment) -> Iterator[tuple[int, int]]:
+    for start in range(segment.start, segment.stop, ROWS):
+        yield start, min(start + ROWS, segment.stop)
+
+
+class Ordered(Step):
+    """Attention of ``ROWS`` rows of one request over its keys, block after block.
+
+    ``last`` is the last key each row sees; itself when None.
+    """
+
+    def __init__(self, segment: Segment, last: Int[Tensor, " rows"] | None = None) -> None:
+        # no mask is made here: the base's is as wide as the cache
+        self.segments = [segment]
+        self.calls = 0
+        end = segment.at + segment.stop - segment.start
+        self._last = torch.arange(segment.at, end) if last is None else last
+        segment.cache.reserve(end)
+
+    def __call__(
+        self,
+        layer: int,
+        q: Float[Tensor, "head all head_dim"],
+        k: Float[Tensor, "kv_head all head_dim"],
+        v: Float[Tensor, "kv_head all head_dim"],
+        scale: float,
+    ) -> Float[Tensor, "all out"]:
+        self.calls += 1
+        (segment,) = self.segments
+        segment.cache.write(layer, segment.at, k, v)
+        keys, values = segment.cache.read(layer, segment.at + segment.stop - segment.start)
+        return ordered(q, keys, values, self._last.to(q.device), scale).to(q.dtype)
+
+
+def ordered(
+    q: Float[Tensor, "head new head_dim"],
+    k: Float[Tensor, "kv_head seen head_dim"],
+    v: Float[Tensor, "kv_head seen head_dim"],
+    last: Int[Tensor, " new"],
+    scale: float,
+) -> Float[Tensor, "new out"]:
+    """Softmax attention in fp32, its sums over keys taken block by block from key 0 on.
+
+    Keys after a row's ``last`` (one of the newest, or right before them) add exactly 0 to its sums,
+    so blocks of them change no bit.
+    """
+    heads, new, width = q.shape
+    kv_heads, seen, _ = k.shape
+    grouped = (q.reshape(kv_heads, -1, width).float() * scale).contiguous()
+    scores = []
+    for start in range(0, seen, BLOCK):
+        score = grouped @ _block(k, start).transpose(1, 2)
+        if start + BLOCK > seen - new:  # elsewhere every row sees every key
+            future = torch.arange(start, start + BLOCK, device=q.device) > last[:, None]
+            score.view(kv_heads, -1, new, BLOCK).masked_fill_(future, float("-inf"))
+        scores.append(score)
+    # a maximum is the same in whatever order it is taken, and never that of hidden keys alone
+    top = torch.stack([score.amax(-1) for score in scores]).amax(0)[..., None]
+    total, mixed = torch.zeros_like(top), torch.zeros_like(grouped)
+    for start, score in zip(range(0, seen, BLOCK), scores, strict=True):
+        weight = score.sub_(top).exp_()
+        total += weight.sum(-1, keepdim=True)
+        mixed += weight @ _block(v, start)
+    mixed = (mixed / total).view(heads, new, width)
+    return mixed.transpose(0, 1).reshape(new, heads * width)
+
+
+def _block(
+    rows: Float[Tensor, "kv_head seen head_dim"], start: int
+) -> Float[Tensor, "kv_head block head_dim"]:
+    """``BLOCK`` rows as a tensor of their own, zeros after the last: what lies there may be NaN,
+    and kernels may round by how their input lies in memory."""
+    part = rows[:, start : start + BLOCK]
+    block = torch.empty(
+        (rows.shape[0], BLOCK, rows.shape[2]), dtype=torch.float32, device=rows.device
+    )
+    block[:, : part.shape[1]] = part
+    block[:, part.shape[1] :] = 0
+    return block
+
+
+# -- what is left to the machine ---------------------------------------------------------------
+
+
+def check(model: Backbone) -> None:
+    """Raises ModelError unless rows of this model come out the same at every place."""
+    if any("expert" in name and value for name, value in model.config.to_dict().items()):
+        raise ModelError(
+            "exact=True cannot be promised for a mixture of experts, where the tokens beside a "
+            "token decide how many rows its experts multiply; leave exact out"
+        )
+    tried = _tried.setdefault(model, {})
+    key = (model.dtype, str(model.device), torch.get_num_threads(), model.lean is None)
+    if key not in tried:
+        tried[key] = same_everywhere(model)
+    if not tried[key]:
+        raise ModelError(
+            f"exact=True cannot be promised on this machine: in {str(model.dtype)[6:]} on "
+            f"{model.device} with {torch.get_num_threads()} threads a row's result depends on its "
+            "place among others; use another number of threads, or float32 without exact"
+        )
+
+
+@torch.no_grad()
+def same_everywhere(model: Backbone, tries: int = 2) -> bool:
+    """Whether one row gives the same logits, bit for bit, at each of the ``ROWS`` places and with
+    other rows beside it. The rows attend to the same random keys and not to each other."""
+    random = torch.Generator().manual_seed(0)
+    past = BLOCK + BLOCK // 3
+    cache = _random_cache(model, past, random)
+    last = torch.full((ROWS,), past - 1)
+    where = torch.full((model.axes, ROWS), past, device=model.device)
+    even = torch.arange(ROWS) % 2 == 0
+    for _ in range(tries):
+        row = torch.randint(model.vocab, (1,), generator=random)
+        seen = []
+        for mine in (torch.ones_like(even), even, ~even):
+            others = torch.randint(model.vocab, (ROWS,), generator=random)
+            ids = torch.where(mine, row, others).tolist()
+            step = Ordered(Segment(cache, 0, ROWS, past), last)
+            seen.append(model.logits(model.forward(model.embed(ids), where, step)).cpu()[mine])
+        found = torch.cat(seen)
+        if not bool(found.isfinite().all()) or not torch.equal(found, found[:1].expand_as(found)):
+            return False
+    return True
+
+
+def _random_cache(model: Backbone, length: int, random: torch.Generator) -> Cache:
+    cache = model.cache(length + ROWS)
+    for tensor in (*cache.keys, *cache.values):
+        shape = (tensor.shape[0], length, tensor.shape[2])
+        tensor[:, :length] = torch.randn(shape, generator=random).to(tensor)
+    cache.advance(length)
+    return cache
+
+
+# -- what it costs -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Padded(Costs):
+    """Costs where every forward is padded to a multiple of ``ROWS``."""
+
+    def verify(self, rows: int) -> float:
+        return super().verify(-(-rows // ROWS) * ROWS)
+
+
+def padded(costs: Costs) -> Padded:
+    return Padded(costs.rows, costs.target, costs.draft)

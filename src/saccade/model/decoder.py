@@ -1,0 +1,298 @@
+"""The lean decoder: a language model written out beside Hugging Face's modules, on their weights.
+
+Fused projections and no module overhead; laws equal the modules' to rounding (tests hold 1e-5).
+Covers decoders made of RMSNorm, grouped attention with rotary positions (queries and keys normed or
+not) and a gated SiLU MLP.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from copy import copy
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from torch.nn.functional import linear, rms_norm, silu
+
+from saccade.model.attention import Attend, Step
+
+# Text models known to be exactly this decoder.
+KNOWN = (
+    "qwen2_5_vl_text", "qwen2_vl_text", "qwen2_5_omni_text", "qwen3_vl_text",
+    "qwen2", "qwen3", "llama", "mistral",
+)  # fmt: skip
+TABLE = 4096  # rows of the rotary table to begin with
+FEW = 6  # rows from which oneDNN's product of repacked weights is the quicker one
+PACKED_BYTES = 2**28  # weights of a decoder that is repacked, at most: it takes two more copies
+SAMPLED = 16  # every so many rows of a weight tell whether it was changed
+
+
+class Matrix:
+    """x W^T + b, over the module's own weight.
+
+    On a CPU in fp32 a small model's weights may also be *packed*: laid out anew for oneDNN, whose
+    product of few rows takes a fraction of the time of MKL's (AVX-512 on every make of processor),
+    and transposed for the product of a single one.
+    """
+
+    def __init__(self, weight: Float[Tensor, "out into"], bias: Tensor | None = None) -> None:
+        self.weight, self.bias = weight, bias
+        self._packed: Tensor | None = None
+        self._turned: Tensor | None = None
+
+    def __getstate__(self) -> dict[str, Tensor | None]:
+        """Packed weights can be neither copied nor sent elsewhere: they are packed there."""
+        return {"weight": self.weight, "bias": self.bias, "_packed": None, "_turned": None}
+
+    @property
+    def packed(self) -> bool:
+        return self._packed is not None
+
+    def pack(self) -> None:
+        self._packed = torch.ops.mkldnn._reorder_linear_weight(self.weight)
+        self._turned = self.weight.t().contiguous()
+
+    def __call__(self, x: Float[Tensor, "all into"]) -> Float[Tensor, "all out"]:
+        if self._packed is None or self._turned is None:
+            return linear(x, self.weight, self.bias)
+        if x.shape[0] < FEW:
+            turned = self._turned
+            return x @ turned if self.bias is None else torch.addmm(self.bias, x, turned)
+        return torch.ops.mkldnn._linear_pointwise(x, self._packed, self.bias, "none", [], "")
+
+    def onto(
+        self, hidden: Float[Tensor, "all out"], x: Float[Tensor, "all into"]
+    ) -> Float[Tensor, "all out"]:
+        """hidden + x W^T, of a matrix without bias."""
+        if self._packed is None or self._turned is None:
+            return torch.addmm(hidden, x, self.weight.t())
+        if x.shape[0] < FEW:
+            return torch.addmm(hidden, x, self._turned)
+        return torch.ops.mkldnn._linear_pointwise.binary(x, hidden, self._packed, None, "add")
+
+
+@dataclass(frozen=True)
+class Layer:
+    """Weights of one layer, fused by rows."""
+
+    norm_in: Tensor
+    qkv: Matrix
+    norm_qk: tuple[Tensor, Tensor] | None  # of every query head, of every key head
+    out: Matrix
+    norm_mlp: Tensor
+    gate_up: Matrix
+    down: Matrix
+
+    @property
+    def matrices(self) -> tuple[Matrix, ...]:
+        return self.qkv, self.out, self.gate_up, self.down
+
+
+class RmsNorm:
+    """x / sqrt(mean(x^2) + eps) * weight. On a CPU in fp32, in as few passes as torch allows."""
+
+    def __init__(self, dim: int, eps: float, like: Tensor) -> None:
+        self._dim, self._eps = dim, float(eps)
+        self._slim = like.device.type == "cpu" and like.dtype == torch.float32
+        self._eps_tensor = torch.tensor(self._eps, device=like.device)
+
+    def __call__(self, x: Float[Tensor, "all dim"], weight: Tensor) -> Float[Tensor, "all dim"]:
+        if not self._slim:
+            return rms_norm(x, (self._dim,), weight, self._eps)
+        length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+        scale = torch.addcmul(self._eps_tensor, length, length, value=1 / self._dim).rsqrt_()
+        return (x * scale).mul_(weight)
+
+
+class LeanDecoder:
+    """Callable like ``Backbone.forward``: embeddings, positions, attention step in, hidden out.
+
+    The modules' q, k, v, gate and up weights become views of the fused tensors, so weights changed
+    in place are changed here too (packed ones by :meth:`refresh`, which every prompt begins with).
+    """
+
+    def __init__(self, text: Any, head: nn.Module | None = None, axes: int = 1) -> None:
+        config = text.config
+        self.heads: int = config.num_attention_heads
+        self.kv_heads: int = config.num_key_value_heads
+        first = text.layers[0].self_attn
+        self.head_dim: int = first.q_proj.weight.shape[0] // self.heads
+        self.scale = float(first.scaling)
+        self.norm_of = RmsNorm(config.hidden_size, config.rms_norm_eps, text.norm.weight)
+        self.norm: Tensor = text.norm.weight.data
+        self.eps = float(config.rms_norm_eps)
+        self.layers = [_fuse(layer) for layer in text.layers]
+        self.rotary: nn.Module = text.rotary_emb
+        self.axes = axes
+        self._table: tuple[Tensor, Tensor] | None = None
+        self._first = first.q_proj
+        # a head wrapped by something else is not ours to multiply with
+        self.head = Matrix(head.weight.data, head.bias) if type(head) is nn.Linear else None
+        self._sampled: list[Tensor] = []
+        self._seen: Tensor | None = None
+        if _packs(self._matrices):
+            self._sampled = [matrix.weight[::SAMPLED] for matrix in self._matrices]
+            self.refresh()
+
+    @property
+    def _matrices(self) -> list[Matrix]:
+        inner = [matrix for layer in self.layers for matrix in layer.matrices]
+        return inner if self.head is None else [*inner, self.head]
+
+    def refresh(self) -> None:
+        """Packs the weights anew if they were changed in place, by whatever means."""
+        if not self._sampled:
+            return
+        seen = torch.stack(torch._foreach_norm(self._sampled))
+        fresh = self._seen is not None and torch.equal(seen, self._seen)
+        if not fresh or not self.layers[0].qkv.packed:
+            self._seen = seen
+            for matrix in self._matrices:
+                matrix.pack()
+
+    def first(self, layers: int) -> LeanDecoder:
+        """The decoder stopped after its first ``layers``; the weights are shared."""
+        short = copy(self)
+        short.layers = self.layers[:layers]
+        return short
+
+    def stale(self) -> bool:
+        """Whether the modules' weights were replaced since (moved to a device, cast, loaded)."""
+        weight, fused = self._first.weight, self.layers[0].qkv.weight
+        return weight.data_ptr() != fused.data_ptr() or weight.dtype != fused.dtype
+
+    @staticmethod
+    def knows(text: Any) -> bool:
+        """Whether this decoder computes what those modules compute (plain weights, static rope)."""
+        config = text.config.to_dict()
+        rope = (config.get("rope_parameters") or {}).get("rope_type", "default")
+        if config.get("model_type") not in KNOWN or rope not in ("default", "llama3", "linear"):
+            return False
+        if config.get("hidden_act") != "silu" or config.get("mlp_bias"):
+            return False
+        attention, mlp = text.layers[0].self_attn, text.layers[0].mlp
+        linears = (attention.q_proj, attention.o_proj, mlp.gate_proj, mlp.down_proj)
+        # quantised weights are other tensors, offloaded ones are elsewhere
+        plain = all(
+            type(module) is nn.Linear and type(module.weight.data) is Tensor for module in linears
+        )
+        devices = {parameter.device.type for parameter in text.parameters()}
+        one_device = len({parameter.device for parameter in text.parameters()}) == 1
+        here = one_device and "meta" not in devices
+        return plain and here and attention.o_proj.bias is None
+
+    def __call__(
+        self,
+        embeds: Float[Tensor, "all dim"],
+        positions: Int[Tensor, "axes all"] | Sequence[int],
+        step: Step,
+        deepstack: tuple[Tensor, Tensor] | None = None,
+    ) -> Float[Tensor, "all dim"]:
+        return self.decode(embeds, self._rotation(embeds, positions), step, deepstack)
+
+    def decode(
+        self,
+        embeds: Float[Tensor, "all dim"],
+        rotation: tuple[Tensor, Tensor],
+        step: Attend,
+        deepstack: tuple[Tensor, Tensor] | None = None,
+    ) -> Float[Tensor, "all dim"]:
+        """The layers, given each token's (cos, sin)."""
+        count = embeds.shape[0]
+        heads, kv_heads, width, norm = self.heads, self.kv_heads, self.head_dim, self.norm_of
+        cos, sin = rotation
+        half = width // 2
+        hidden = embeds
+        for index, layer in enumerate(self.layers):
+            normed = norm(hidden, layer.norm_in)
+            qkv = layer.qkv(normed).view(count, heads + 2 * kv_heads, width).transpose(0, 1)
+            qk, v = qkv[: heads + kv_heads], qkv[heads + kv_heads :]
+            if layer.norm_qk is not None:
+                parts = zip(qk.split((heads, kv_heads)), layer.norm_qk, strict=True)
+                qk = torch.cat([rms_norm(part, (width,), each, self.eps) for part, each in parts])
+            turned = torch.cat((qk[..., half:], qk[..., :half]), -1)
+            qk = torch.addcmul(qk * cos, turned, sin)
+            mixed = step(index, qk[:heads], qk[heads:], v, self.scale)
+            hidden = layer.out.onto(hidden, mixed)
+            normed = norm(hidden, layer.norm_mlp)
+            gate, up = layer.gate_up(normed).chunk(2, -1)
+            hidden = layer.down.onto(hidden, silu(gate).mul_(up))
+            if deepstack is not None and index < len(deepstack[1]):
+                hidden[deepstack[0]] += deepstack[1][index]
+        return norm(hidden, self.norm)
+
+    def _rotation(
+        self, embeds: Tensor, positions: Int[Tensor, "axes all"] | Sequence[int]
+    ) -> tuple[Tensor, Tensor]:
+        """cos and sin per token, sin with the sign of rotate-half folded in.
+
+        Text, at one position on every axis, is looked up; tokens of a prompt are computed.
+        """
+        if isinstance(positions, Tensor):
+            return self._rotate(embeds, positions)
+        cos, sin = self.table(max(positions), self.axes, embeds)
+        if len(positions) == 1:
+            (at,) = positions
+            return cos[at : at + 1], sin[at : at + 1]
+        rows = torch.tensor(positions, device=embeds.device)
+        return cos.index_select(0, rows), sin.index_select(0, rows)
+
+    def table(self, last: int, axes: int, like: Tensor) -> tuple[Tensor, Tensor]:
+        """cos and sin of text at every position up to ``last`` and beyond."""
+        if self._table is None or last >= self._table[0].shape[0]:
+            rows = torch.arange(max(TABLE, 2 * last), device=like.device)
+            self._table = self._rotate(like, rows.expand(axes, -1))
+        return self._table
+
+    def _rotate(self, embeds: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        shaped = positions[:, None] if positions.shape[0] > 1 else positions
+        cos, sin = self.rotary(embeds[None], shaped)
+        sin = sin[0].clone()
+        sin[:, : sin.shape[1] // 2].neg_()
+        return cos[0], sin
+
+
+def _packs(matrices: Sequence[Matrix]) -> bool:
+    """Whether these weights may be packed: fp32 on a CPU with oneDNN, and not many."""
+    weights = [matrix.weight for matrix in matrices]
+    return (
+        torch.backends.mkldnn.is_available()
+        and all(weight.device.type == "cpu" for weight in weights)
+        and all(weight.dtype == torch.float32 for weight in weights)
+        and sum(weight.nbytes for weight in weights) <= PACKED_BYTES
+    )
+
+
+def _fuse(layer: Any) -> Layer:
+    attention, mlp = layer.self_attn, layer.mlp
+    norm = None
+    if "q_norm" in attention._modules:
+        norm = attention.q_norm.weight.data, attention.k_norm.weight.data
+    projections = (attention.q_proj, attention.k_proj, attention.v_proj)
+    biased = attention.q_proj.bias is not None
+    return Layer(
+        norm_in=layer.input_layernorm.weight.data,
+        qkv=Matrix(
+            _stack([module.weight for module in projections]),
+            _stack([module.bias for module in projections]) if biased else None,
+        ),
+        norm_qk=norm,
+        out=Matrix(attention.o_proj.weight.data),
+        norm_mlp=layer.post_attention_layernorm.weight.data,
+        gate_up=Matrix(_stack([mlp.gate_proj.weight, mlp.up_proj.weight])),
+        down=Matrix(mlp.down_proj.weight.data),
+    )
+
+
+def _stack(parameters: list[nn.Parameter]) -> Tensor:
+    """The parameters stacked by rows; each becomes a view of its part."""
+    fused = torch.cat([parameter.data for parameter in parameters])
+    at = 0
+    for parameter in parameters:
+        rows = parameter.shape[0]
+        parameter.data = fused[at : at + rows]
+        at += rows
+    return fused

@@ -1,0 +1,169 @@
+"""What sets model families apart, as data: their classes, and how their visual tokens are laid out.
+
+Most families need no entry: a processor that gives a grid of patches says it all. A new family with
+square pictures needs one line in ``SIDES``.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    Qwen2_5OmniThinkerForConditionalGeneration,
+)
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
+    MODEL_MAPPING,
+)
+
+from saccade.core.errors import ModelError
+from saccade.model.grid import Side
+
+Kind = Literal["image", "video", "audio"]
+KINDS: tuple[Kind, ...] = ("image", "video", "audio")
+Described = Mapping[str, Any]
+"""A config as a plain dict."""
+
+RECURRENT = ("linear_attention", "mamba", "recurrent", "conv")
+THINKERS: dict[str, Any] = {"qwen2_5_omni": Qwen2_5OmniThinkerForConditionalGeneration}
+"""Families of which only the part that reads and writes text is loaded."""
+PACKAGES = {
+    "video_SALMONN2_plus": ("qwenvl.model", "register_transformers"),
+    "VideoSALMONN2PlusForConditionalGeneration": ("qwenvl.model", "register_transformers"),
+}
+"""Architectures whose classes come with a package of their own, and what makes them known."""
+OWN: dict[str, Any] = {
+    "AutoModelForImageTextToText": AutoModelForImageTextToText,
+    "AutoModelForCausalLM": AutoModelForCausalLM,
+}
+
+
+def _patches(config: Described) -> int:
+    vision = config["vision_config"]
+    return int(vision["image_size"]) // int(vision["patch_size"])
+
+
+def _lead(config: Described) -> int:
+    """CLIP's class token, where a config keeps it."""
+    full = config.get("vision_feature_select_strategy") == "full"
+    return int(full and config["vision_config"].get("model_type") == "clip_vision_model")
+
+
+def _llava(config: Described) -> Side:
+    return Side(_patches(config), _patches(config), _lead(config))
+
+
+def _llava_next_video(config: Described) -> Side:
+    side = _patches(config)
+    return Side(side, side // int(config.get("spatial_pool_stride") or 2), _lead(config))
+
+
+def _onevision(config: Described) -> Side:
+    side = _patches(config)
+    return Side(side, math.ceil(side / 2))
+
+
+def _square(config: Described) -> Side:
+    side = math.isqrt(int(config["image_seq_length"]))
+    return Side(side, side, joined=True)
+
+
+def _scaled(config: Described) -> Side:
+    side = _patches(config) // int(config["scale_factor"])
+    return Side(side, side)
+
+
+def _video_llava(config: Described) -> Side:
+    """Frames keep the class token their tower puts first."""
+    side = _patches(config)
+    return Side(side, side, frame_lead=1)
+
+
+SIDES: dict[str, Callable[[Described], Side]] = {
+    "llava": _llava,
+    "llava_next": _llava,
+    "llava_next_video": _llava_next_video,
+    "llava_onevision": _onevision,
+    "internvl": _square,
+    "smolvlm": _scaled,
+    "idefics3": _scaled,
+    "video_llava": _video_llava,
+}
+
+
+def model_class(config: Any) -> Any:
+    """The class that reads a checkpoint of this config. Raises ModelError if none writes text."""
+    if config.model_type in THINKERS:
+        return THINKERS[config.model_type]
+    if type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING:
+        return AutoModelForImageTextToText
+    if type(config) in MODEL_FOR_CAUSAL_LM_MAPPING:
+        return AutoModelForCausalLM
+    for name, kind in OWN.items():  # code that came with the checkpoint, and was trusted
+        if name in (config.to_dict().get("auto_map") or {}):
+            return kind
+    if config.to_dict().get("is_encoder_decoder"):
+        raise ModelError(
+            f"{config.model_type} is an encoder-decoder; Saccade needs a decoder-only model"
+        )
+    raise ModelError(f"a {config.model_type} model does not generate text")
+
+
+def register(config: Any) -> None:
+    """Makes an architecture known that comes in its own package, where that is installed."""
+    for name in config.architectures or ():
+        if name in PACKAGES:
+            module, function = PACKAGES[name]
+            if importlib.util.find_spec(module.split(".")[0]) is None:
+                raise ModelError(f"{name} needs its authors' package, which provides {module}")
+            getattr(importlib.import_module(module), function)()
+
+
+def text_config(config: Any) -> Any:
+    """The config of the decoder within a model's."""
+    if config.model_type in THINKERS:
+        config = config.thinker_config
+    return config.get_text_config(decoder=True)
+
+
+def reads_text_only(config: Any) -> bool:
+    return not placeholders(config.to_dict()) and model_class(config) is AutoModelForCausalLM
+
+
+def placeholders(config: Described) -> dict[int, Kind]:
+    """The ids that stand for pixels or sound in a prompt."""
+    found: dict[int, Kind] = {}
+    for kind in KINDS:
+        for name in (f"{kind}_token_id", f"{kind}_token_index"):
+            if isinstance(config.get(name), int):
+                found[config[name]] = kind
+    return found
+
+
+def side(config: Described) -> Side | None:
+    """How a family with square pictures lays them out; None where nothing is known."""
+    make = SIDES.get(config["model_type"])
+    return None if make is None else make(config)
+
+
+def refuse(whole: Any, text: Any) -> None:
+    """Raises ModelError, before any work, for a model that cannot be rolled back token by token."""
+    described = text.to_dict()
+    kinds = set(described.get("layer_types") or ())
+    name = described.get("model_type", "this model")
+    if whole.to_dict().get("is_encoder_decoder"):
+        raise ModelError(f"{name} is an encoder-decoder; Saccade needs a decoder-only model")
+    sliding = any("sliding" in kind or "chunked" in kind for kind in kinds)
+    everywhere = not kinds and described.get("sliding_window")  # Mistral's way of saying so
+    if sliding or everywhere or described.get("use_sliding_window"):
+        raise ModelError(f"{name} uses sliding-window attention, which Saccade does not handle yet")
+    stateful = getattr(MODEL_MAPPING.get(type(text), None), "_is_stateful", False)
+    if stateful or any(kind.startswith(RECURRENT) for kind in kinds):
+        raise ModelError(f"{name} has recurrent layers, whose state cannot be rolled back")

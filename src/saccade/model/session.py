@@ -1,0 +1,378 @@
+"""A model at work on a batch of requests: ``score`` trees, ``commit`` tokens.
+
+``score`` is a pure function of (prompt, committed text, tree); the cache only makes it fast, and
+``commit`` reconciles it. So plain decoding is an empty tree, a draft that grows is a tree scored
+again with more nodes, and catching up with what was accepted is nobody's special case.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from saccade.core import tree as trees_
+from saccade.core.errors import ModelError
+from saccade.core.sampling import Sampling, Scores
+from saccade.core.types import Prefill, Prompt, Tree, Turn
+from saccade.model.attention import Record, Segment, Step
+from saccade.model.backbone import Backbone
+from saccade.model.cache import Cache
+from saccade.model.cuda_graphs import StaticSteps, automatic
+
+CHUNK = 2048  # prompt tokens a forward: what a prefill needs beside weights and keys
+Rules = Sequence[Sampling] | Mapping[int, Sampling]
+ROOM = 64  # rows for drafted tokens beyond the answer's
+LONG = 2048  # a longer answer's cache grows on the way
+
+
+@dataclass
+class Request:
+    """Where one request stands. The cache holds the prompt and the text except ``pending``.
+
+    The text is what follows the prompt: answers, and in a conversation the later questions too.
+    """
+
+    cache: Cache
+    context: list[int]
+    first_position: int  # of the first token of the text
+    length: int = 0  # of the text
+    generated: int = 0  # in this turn: what the noise of sampling counts
+    pending: list[int] = field(default_factory=list)
+    tip: Tensor | None = None  # logits at the end of the text; None while tokens are pending
+    source: Cache | None = None  # where a fork takes the keys of committed text from
+    prompt_rows: tuple[int, int] = (0, 0)  # of the prompt: here, and in the source
+    copied: int = 0  # tokens of the text whose keys are the source's
+    tree: Tree = Tree()  # last scored; its keys follow the committed ones in the cache
+    rows: list[Tensor] = field(default_factory=list)  # its logits
+    place: int = 0  # among those it was asked with: names its noise
+
+
+class Session:
+    """Scores and commits over a cache, one :class:`Request` per prompt.
+
+    ``vocab`` clips the laws to the ids draft and target share; ``banned`` ids are never proposed
+    (placeholders of images and videos). ``static`` runs single requests in steps of fixed shape:
+    None where they pay (on GPUs).
+    """
+
+    def __init__(
+        self,
+        backbone: Backbone,
+        rules: Rules,
+        *,
+        vocab: int | None = None,
+        banned: Sequence[int] = (),
+        room: int = 512,
+        chunk: int = CHUNK,
+        static: bool | None = None,
+    ) -> None:
+        self.backbone = backbone
+        self.rules = rules
+        self.requests: dict[int, Request] = {}
+        self._vocab = vocab
+        self._banned = torch.tensor(list(banned), dtype=torch.long, device=backbone.device)
+        self._room = min(room, LONG) + ROOM
+        self._chunk = chunk
+        fixed = automatic(backbone) if static is None else static
+        self.static = StaticSteps(backbone) if fixed else None
+
+    # -- starting ------------------------------------------------------------------------------
+
+    def prefill(self, prompts: Sequence[Prompt], *, record: bool = False) -> list[Prefill]:
+        """Reads the prompts; ``record`` writes down what the text attends to in the visual."""
+        return [
+            _drained(self.reading(number, prompt, record=record, place=number))
+            for number, prompt in enumerate(prompts)
+        ]
+
+    def reading(
+        self, number: int, prompt: Prompt, *, record: bool = False, place: int = 0
+    ) -> Generator[None, None, Prefill]:
+        """One prompt's prefill, a chunk at a time, so that others may be scored in between."""
+        model = self.backbone
+        if model.lean is not None:
+            model.lean.refresh()
+        cache = model.cache(len(prompt) + self._room)
+        columns = prompt.visual.nonzero().squeeze(-1)
+        text = _after(prompt)
+        noted = len(columns) if record else 0
+        mass = torch.zeros(model.layers, model.kv_heads, noted, device=model.device)
+        relevance = torch.zeros_like(mass)
+        hidden = prompt.embeds[:0]
+        for start in range(0, len(prompt), self._chunk):
+            stop = min(start + self._chunk, len(prompt))
+            rows = text[(text >= start) & (text < stop)] - start
+            note = None
+            if record and len(rows) and len(columns):
+                note = Record(rows, columns, len(text), mass, relevance)
+            hidden = self._read(prompt, Segment(cache, 0, stop - start, start, record=note))
+            if stop < len(prompt):
+                yield
+        with torch.no_grad():
+            tip = self._laws(hidden[-1:])[0]
+        self.requests[number] = Request(
+            cache,
+            prompt.context.tolist(),
+            prompt.next_position,
+            tip=tip,
+            prompt_rows=(cache.length, cache.length),
+            place=place,
+        )
+        if not record:
+            return Prefill(prompt, cache, tip)
+        return Prefill(prompt, cache, tip, model.every_head(mass), model.every_head(relevance))
+
+    @torch.no_grad()
+    def _read(self, prompt: Prompt, segment: Segment) -> Float[Tensor, "rows dim"]:
+        """The last hidden states of a prompt's rows; their keys and values are written."""
+        model, step = self.backbone, self._step([segment])
+        start, stop = segment.at, segment.at + segment.stop
+        hidden = model.forward(
+            prompt.embeds[start:stop],
+            prompt.positions[:, start:stop],
+            step,
+            _deepstack(prompt, start, stop),
+        )
+        if step.calls != model.layers:
+            raise ModelError(
+                f"{type(model.model).__name__} computes its attention in a way of its own, "
+                "which Saccade cannot follow"
+            )
+        segment.cache.advance(stop - start)
+        return hidden
+
+    def fork(self, prefills: Sequence[Prefill], prompts: Sequence[Prompt]) -> None:
+        """Starts from another session's caches, keeping the rows these prompts kept of them.
+
+        From then on the keys of committed text are copied from there too: exact, and for free.
+        """
+        for number, (prefill, prompt) in enumerate(zip(prefills, prompts, strict=True)):
+            source = prefill.cache
+            assert source is not None
+            heads = prompt.heads
+            rows = prompt.index if heads is None else self.backbone.own_heads(heads)
+            cache = source.select(rows, self._room, self.backbone.layers)
+            self.requests[number] = Request(
+                cache,
+                prompt.context.tolist(),
+                prompt.next_position,
+                tip=self._clip(prefill.tip[None])[0],
+                source=source,
+                prompt_rows=(cache.length, source.length),
+                place=number,
+            )
+
+    def turn(self, turns: Mapping[int, Turn], rules: Rules) -> None:
+        """Goes on with a conversation: forgets the last tokens, appends the next question's.
+
+        Keys of all that stays are kept; the new tokens wait for the next score.
+        """
+        self.rules = rules
+        for number, turn in turns.items():
+            request = self.requests[number]
+            shorter = max(0, turn.drop - request.length)  # of the prompt's own last tokens
+            if shorter:
+                here, there = request.prompt_rows
+                request.prompt_rows = here - shorter, there - shorter
+                request.first_position -= shorter
+            request.context[len(request.context) - turn.drop :] = turn.ids
+            stays = max(0, request.length - turn.drop)
+            request.length = stays + len(turn.ids)
+            request.generated = 0
+            request.tree, request.rows, request.tip = Tree(), [], None
+            # at least one token waits: the law after it has yet to be computed
+            held = min(request.cache.length - request.prompt_rows[0], stays, request.length - 1)
+            request.cache.truncate(request.prompt_rows[0] + held)
+            request.copied = max(0, min(request.copied, held))
+            request.pending = request.context[len(request.context) - request.length + held :]
+            if request.source is not None and request.length:
+                _catch_up(request)
+
+    def narrow(self, number: int, rows: Int[Tensor, " kept"]) -> None:
+        """Forgets all of a prompt but these rows of it; what was scored since stays scored."""
+        request = self.requests[number]
+        cache, size = request.cache, request.prompt_rows[0]
+        scored = torch.arange(size, cache.length + len(request.rows), device=rows.device)
+        after = cache.length - size
+        request.cache = cache.select(torch.cat([rows, scored]), self._room)
+        request.cache.truncate(len(rows) + after)
+        request.prompt_rows = len(rows), len(rows)
+
+    def end(self, request: int) -> None:
+        """Frees a finished request's cache."""
+        self.requests.pop(request, None)
+        if self.static is not None:
+            self.static.forget()
+
+    # -- the two verbs -------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def score(self, trees: Mapping[int, Tree]) -> dict[int, Scores]:
+        """Raw logits at the end of the text and at every node, in one forward for all requests.
+
+        Nodes that led the previous tree too are not computed again.
+        """
+        segments: list[Segment] = []
+        ids: list[int] = []
+        positions: list[int] = []
+        wanted: list[int] = []
+        for number, tree in trees.items():
+            request = self.requests[number]
+            known = trees_.shared(request.tree, tree)
+            del request.rows[known:]
+            nodes = tree.tokens[known:]
+            start, waiting = len(ids), len(request.pending)
+            if not waiting and not nodes:
+                continue
+            ids += [*request.pending, *nodes]
+            end = request.first_position + request.length
+            positions += range(end - waiting, end)
+            positions += [end - 1 + depth for depth in trees_.depths(tree)[known:]]
+            # of the pending tokens only the last one's law is asked for
+            wanted += range(start + max(waiting - 1, 0), len(ids))
+            at = request.cache.length + known
+            block = None if trees_.is_chain(tree) else _block(tree, known, waiting)
+            segments.append(Segment(request.cache, start, len(ids), at, block))
+        if segments:
+            self._run(trees, segments, ids, positions, wanted)
+        found = {}
+        for number, tree in trees.items():
+            request = self.requests[number]
+            request.tree = tree
+            assert request.tip is not None
+            found[number] = Scores(
+                tree,
+                [request.tip, *request.rows],
+                self.rules[number],
+                request.context,
+                request.generated,
+                request.place,
+            )
+        return found
+
+    def commit(self, tokens: Mapping[int, Sequence[int]]) -> None:
+        """Appends what was emitted; what the last tree already held of it stays in the cache."""
+        for number, new in tokens.items():
+            request = self.requests[number]
+            forked = request.source is not None
+            path = [] if request.pending or forked else trees_.follow(request.tree, new)
+            request.cache.keep(path)
+            if path:
+                request.tip = request.rows[path[-1]]
+            request.pending += new[len(path) :]
+            # what follows on a chain that was not judged to its end keeps its keys
+            ahead = len(path) if path and len(path) == len(new) else len(request.tree)
+            ahead = ahead if trees_.is_chain(request.tree) else len(request.tree)
+            request.tree, request.rows = trees_.after(request.tree, ahead), request.rows[ahead:]
+            request.context += new
+            request.length += len(new)
+            request.generated += len(new)
+            if forked:
+                _catch_up(request)
+            if request.pending:
+                request.tip = None
+
+    # -- one forward ---------------------------------------------------------------------------
+
+    def _run(
+        self,
+        trees: Mapping[int, Tree],
+        segments: list[Segment],
+        ids: list[int],
+        positions: list[int],
+        wanted: list[int],
+    ) -> None:
+        rows = list(self._forward(segments, ids, positions, wanted))
+        for number, tree in trees.items():
+            request = self.requests[number]
+            if request.pending:
+                request.cache.advance(len(request.pending))
+                request.pending = []
+                request.tip = rows.pop(0)
+            fresh = len(tree) - len(request.rows)
+            request.rows += rows[:fresh]
+            del rows[:fresh]
+
+    def _forward(
+        self, segments: list[Segment], ids: list[int], positions: list[int], wanted: list[int]
+    ) -> Float[Tensor, "wanted clipped"]:
+        """Logits of the wanted rows; keys and values of all are written."""
+        model = self.backbone
+        fixed = None
+        if self.static is not None and len(self.requests) == 1:
+            fixed = self.static.logits(segments, ids, positions, wanted)
+            if fixed is not None and self.static.trusted:
+                return self._clip(fixed)
+        hidden = model.forward(model.embed(ids), positions, self._step(segments))
+        if len(wanted) < len(ids):
+            hidden = hidden[torch.tensor(wanted, device=hidden.device)]
+        logits = model.logits(hidden)
+        if self.static is not None and fixed is not None and not self.static.agrees(fixed, logits):
+            self.static = None
+        return self._clip(logits)
+
+    def _step(self, segments: list[Segment]) -> Step:
+        model = self.backbone
+        return Step(segments, model.heads // model.kv_heads, model.dtype)
+
+    def _laws(self, hidden: Float[Tensor, "rows dim"]) -> Float[Tensor, "rows clipped"]:
+        return self._clip(self.backbone.logits(hidden))
+
+    def _clip(self, logits: Float[Tensor, "rows vocab"]) -> Float[Tensor, "rows clipped"]:
+        logits = logits[:, : self._vocab]
+        if len(self._banned):
+            logits = logits.index_fill(1, self._banned, float("-inf"))
+        return logits
+
+
+def _catch_up(request: Request) -> None:
+    """Copies the keys of committed text that the source has by now; the rest stays pending."""
+    assert request.source is not None
+    here, there = request.prompt_rows
+    # the last one stays pending even so: the law after it has yet to be computed
+    ready = max(0, min(request.source.length - there, request.length - 1))
+    request.cache.truncate(here + request.copied)
+    request.cache.extend(request.source, there + request.copied, there + ready)
+    request.copied = ready
+    request.pending = request.context[len(request.context) - request.length + ready :]
+
+
+def _block(tree: Tree, known: int, waiting: int) -> Bool[Tensor, "new last"]:
+    """Who sees whom among the pending tokens and the tree's nodes, for the rows not yet scored."""
+    above = trees_.ancestors(tree.parents)[known:]
+    if not waiting:
+        return above
+    block = torch.zeros(waiting + len(above), waiting + len(tree), dtype=torch.bool)
+    block[:waiting, :waiting] = torch.ones(waiting, waiting, dtype=torch.bool).tril_()
+    block[waiting:, :waiting] = True
+    block[waiting:, waiting:] = above
+    return block
+
+
+def _drained(pieces: Generator[None, None, Prefill]) -> Prefill:
+    """All pieces at once."""
+    try:
+        while True:
+            next(pieces)
+    except StopIteration as stop:
+        return stop.value
+
+
+def _after(prompt: Prompt) -> Tensor:
+    """Text rows after the last visual one (all text where nothing is visual)."""
+    rows = torch.arange(len(prompt), device=prompt.visual.device)
+    seen = rows[prompt.visual]
+    return rows[(rows > (seen[-1] if len(seen) else -1)) & ~prompt.fixed]
+
+
+def _deepstack(prompt: Prompt, start: int, stop: int) -> tuple[Tensor, Tensor] | None:
+    if not prompt.deepstack:
+        return None
+    before = int(prompt.visual[:start].sum())
+    mask = prompt.visual[start:stop]
+    rows = slice(before, before + int(mask.sum()))
+    return mask, torch.stack([layer[rows] for layer in prompt.deepstack])

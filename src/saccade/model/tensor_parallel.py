@@ -1,0 +1,191 @@
+"""A target split over several processes (tensor parallelism): what each holds, and agreeing.
+
+transformers splits the projections of every layer over the processes that ``torchrun`` started, and
+adds up or gathers what they give; each process keeps keys and values of its own heads. All of them
+run the same loop over the same logits, which are gathered and so equal to the bit. What could
+still differ between them is decided by rank 0: the drafted trees, and what stands of them.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any, TypeVar, cast
+
+import torch
+import torch.distributed as dist
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from saccade.core.errors import ModelError, OptionError
+from saccade.core.types import (
+    Cut,
+    Draft,
+    FinishReason,
+    Round,
+    Schedule,
+    Scoring,
+    State,
+    Tree,
+)
+
+T = TypeVar("T")
+KEYS = "layers.*.self_attn.k_proj"  # what must be split by columns for heads to be
+
+
+@dataclass(frozen=True)
+class Shares:
+    """The key heads of every layer, dealt out in order: this process has the ``rank``-th share."""
+
+    rank: int
+    count: int
+
+    def every_head(
+        self, noted: Float[Tensor, "layer own seen"]
+    ) -> Float[Tensor, "layer kv_head seen"]:
+        """What was noted per key head, with that of the other processes' heads."""
+        parts = [torch.empty_like(noted) for _ in range(self.count)]
+        dist.all_gather(parts, noted.contiguous())
+        return torch.cat(parts, 1)
+
+    def own_heads(self, chosen: Int[Tensor, "layer kv_head kept"]) -> Int[Tensor, "layer own kept"]:
+        """Of what was chosen per key head, this process's part."""
+        return chosen.chunk(self.count, 1)[self.rank]
+
+
+def shares(layer: nn.Module) -> Shares | None:
+    """How a model's layers are split over processes, seen from one of them; None if they are not.
+
+    Raises ModelError where they are split in a way that is not by heads.
+    """
+    split = {
+        name: parameter
+        for name, parameter in layer.named_parameters()
+        if isinstance(parameter.data, DTensor)
+    }
+    if not split:
+        return None
+    keys = split.get("self_attn.k_proj.weight")
+    mesh = None if keys is None else cast(Any, keys.data).device_mesh
+    if mesh is None or mesh.ndim != 1 or mesh.size() != world():
+        raise ModelError("this model is split over processes in a way Saccade does not know")
+    return Shares(rank(), mesh.size())
+
+
+def world() -> int:
+    """How many processes ``torchrun`` started."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def rank() -> int:
+    return int(os.environ.get("RANK", "0"))
+
+
+def local_device(device: str | None) -> str | None:
+    """This process's own GPU where there are any."""
+    if device is not None or not torch.cuda.is_available():
+        return device
+    return f"cuda:{os.environ.get('LOCAL_RANK', '0')}"
+
+
+def loading(name: str, text: Any) -> dict[str, Any]:
+    """What ``from_pretrained`` takes to split a model with this text config over all processes.
+
+    Raises OptionError or ModelError, before any weight is read, where that cannot be.
+    """
+    count = world()
+    if count < 2:
+        raise OptionError(
+            "a target is split over the processes of torchrun: start it with "
+            "torchrun --nproc-per-node 2 -m saccade ..., or spread it with --device-map auto"
+        )
+    plan, experts = text.base_model_tp_plan or {}, text.to_dict().get("num_experts_per_tok")
+    if plan.get(KEYS) != "colwise" or experts:
+        raise ModelError(
+            f"transformers has no plan that splits the heads of {text.model_type} over processes, "
+            f"so {name} cannot be loaded with --tp: use --device-map auto"
+        )
+    for what in ("num_attention_heads", "num_key_value_heads"):
+        heads = getattr(text, what)
+        if heads % count:
+            raise ModelError(
+                f"{name} has {heads} {what.removeprefix('num_').replace('_', ' ')}, which cannot "
+                f"be dealt out evenly to {count} processes: take a number that divides them"
+            )
+    try:
+        from transformers.distributed import DistributedConfig
+
+        return {"distributed_config": DistributedConfig(tp_size=count, tp_plan="auto")}
+    except (ImportError, TypeError):  # older versions take the plan itself
+        return {"tp_plan": "auto"}
+
+
+@cache
+def _control() -> Any:
+    """A group for small objects, which need no GPU."""
+    return dist.new_group(backend="gloo")
+
+
+def agreed(mine: T) -> T:
+    """Rank 0's value, in every process."""
+    box = [mine]
+    dist.broadcast_object_list(box, src=0, group=_control())
+    return box[0]
+
+
+def leave() -> None:
+    """Ends the processes' connection, after the last answer."""
+    if dist.is_initialized():
+        dist.barrier(group=_control())
+        dist.destroy_process_group()
+        _control.cache_clear()
+
+
+def together(schedule: Schedule) -> Schedule:
+    """A serial schedule whose drafts and whose verdicts are rank 0's in every process.
+
+    Raises ModelError where a process would have let other tokens stand.
+    """
+
+    def run(target: Scoring, draft: Draft, requests: Sequence[int], cut: Cut) -> Iterator[Round]:
+        def judged(request: int, tokens: Sequence[int]) -> tuple[int, FinishReason | None]:
+            mine = cut(request, tokens)
+            first, standing = agreed((tuple(tokens), mine))
+            if first != tuple(tokens):
+                raise ModelError(
+                    f"rank {rank()} and rank 0 do not agree on the next tokens: all processes need "
+                    "the same files, versions and GPUs"
+                )
+            return standing
+
+        yield from schedule(target, cast(Draft, _Agreeing(draft)), requests, judged)
+
+    return run
+
+
+class _Agreeing:
+    """A draft that proposes what rank 0's proposes; all else is each process's own."""
+
+    def __init__(self, draft: Draft) -> None:
+        self._draft = draft
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._draft, name)
+
+    def propose(self, stems: Mapping[int, Tree], states: Mapping[int, State]) -> dict[int, Tree]:
+        mine = self._draft.propose(stems, states)
+        laws = [law for tree in mine.values() for law in tree.q if law is not None]
+        place = laws[0].device if laws else torch.device("cpu")
+        return {r: _moved(tree, place) for r, tree in agreed(_packed(mine)).items()}
+
+
+def _packed(trees: Mapping[int, Tree]) -> dict[int, Tree]:
+    """Trees with their laws where any process can read them."""
+    return {r: _moved(tree, torch.device("cpu")) for r, tree in trees.items()}
+
+
+def _moved(tree: Tree, place: torch.device) -> Tree:
+    return replace(tree, q=tuple(law if law is None else law.to(place) for law in tree.q))

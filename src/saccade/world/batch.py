@@ -1,0 +1,229 @@
+"""Batches of conversations about the world, laid out as the processor and model would.
+
+Every sample of a batch has the same kind and visual grid (a `Plan`). Knows the world, its text and
+the tokenizer; knows no weights.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from types import SimpleNamespace
+from typing import Any, Literal, NamedTuple, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import Qwen2_5_VLModel
+
+from saccade.world import scenes as world
+from saccade.world import text
+from saccade.world.model import CELL, PATCH, SPECIAL_ID, config
+
+EVAL_SEED = 10_000_000
+PROBES = ("shape", "color", "size", "motion", "row", "col", "time")
+KINDS = (
+    *("colour", "shape", "size", "where", "count", "motion", "time", "event", "texture", "truth"),
+)
+_VIDEO_TASKS = {"describe": 0.45, "events": 0.10, "qa": 0.15, "chat": 0.15}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a batch shows: clips of `frames`, one picture, or two pictures to compare."""
+
+    kind: Literal["video", "image", "diff"]
+    frames: int
+    height: int
+    width: int
+
+    @property
+    def tokens(self) -> int:
+        """Visual tokens of one sample."""
+        steps = {"video": self.frames // 2, "image": 1, "diff": 2}[self.kind]
+        return steps * (self.height // CELL) * (self.width // CELL)
+
+
+class Row(NamedTuple):
+    """One sample's text: ids, the labels (-100 outside answers), the kind of each token.
+
+    `kinds` is 0, or 1 + the index in KINDS for tokens of content words. `seconds` is the length
+    of the clip.
+    """
+
+    scene: world.Scene
+    task: str
+    seed: int
+    seconds: float
+    ids: list[int]
+    labels: list[int]
+    kinds: list[int]
+
+
+class Batch(NamedTuple):
+    """Tensors of a batch, written by `collate`; `index` b, `n` tokens, `g` frame pairs."""
+
+    plan: Plan
+    frames: Tensor  # uint8 [g, 2, H, W, 3]
+    ids: Tensor  # [b, n]
+    positions: Tensor  # [3, b, n]
+    labels: Tensor  # [b, n]: the token each position has to predict, or -100
+    kinds: Tensor  # [b, n]: of the token to predict
+    probes: Tensor  # [visual tokens of the batch, 7], or [0, 7] where nobody asked
+
+
+@lru_cache(maxsize=8192)
+def _pieces(tok: Any, s: str) -> tuple[int, ...]:
+    return tuple(tok(s, add_special_tokens=False).input_ids)
+
+
+def _answer(tok: Any, s: str) -> tuple[list[int], list[int]]:
+    coded = tok(s, add_special_tokens=False, return_offsets_mapping=True)
+    kinds = [0] * len(coded.input_ids)
+    for start, end, kind in text.content_words(s):
+        for i, (a, b) in enumerate(coded.offset_mapping):
+            if b > start and a < end:
+                kinds[i] = 1 + KINDS.index(kind)
+    return coded.input_ids, kinds
+
+
+def row(tok: Any, scene: world.Scene, task: str, seed: int, plan: Plan, seconds: float) -> Row:
+    """The conversation as the chat template and the processor spell it."""
+    pad = SPECIAL_ID["<|video_pad|>" if plan.kind == "video" else "<|image_pad|>"]
+    visuals = 2 if plan.kind == "diff" else 1
+    shown = [SPECIAL_ID["<|vision_start|>"], *[pad] * (plan.tokens // visuals)]
+    shown = [*shown, SPECIAL_ID["<|vision_end|>"]] * visuals
+    ids: list[int] = []
+    wanted: list[int] = []
+    kinds: list[int] = []
+    for i, turn in enumerate(text.conversation(scene, task, seed)):
+        ask = [*_pieces(tok, "<|im_start|>user\n"), *(shown if i == 0 else ())]
+        ask += [*_pieces(tok, turn.question), *_pieces(tok, "<|im_end|>\n<|im_start|>assistant\n")]
+        said, said_kinds = _answer(tok, turn.answer)
+        end = _pieces(tok, "<|im_end|>\n")
+        ids += [*ask, *said, *end]
+        wanted += [*[-100] * len(ask), *said, end[0], *[-100] * (len(end) - 1)]
+        kinds += [*[0] * len(ask), *said_kinds, *[0] * len(end)]
+    # The token at position i predicts the one at i + 1.
+    return Row(scene, task, seed, seconds, ids, [*wanted[1:], -100], [*kinds[1:], 0])
+
+
+def draw(tok: Any, plan: Plan, seed: int, task: str | None = None, max_objects: int = 6) -> Row:
+    """A random row of the plan; its scene, task, questions and length all follow from `seed`."""
+    rng = np.random.default_rng([7, seed])
+    if task is None:
+        task = plan.kind
+        if plan.kind == "video":
+            shares = np.array(list(_VIDEO_TASKS.values()))
+            task = str(rng.choice(list(_VIDEO_TASKS), p=shares / shares.sum()))
+    seconds = float(np.exp(rng.uniform(np.log(2), np.log(60))))
+    scene = world.scene(seed, max_objects=max_objects)
+    return row(tok, scene, task, seed, plan, seconds)
+
+
+def pixels(r: Row, plan: Plan, *, probes: bool = True) -> tuple[np.ndarray, np.ndarray]:
+    """Frame pairs uint8 [g, 2, H, W, 3] and probe labels [visual tokens, 7] (or [0, 7])."""
+    if plan.kind == "video":
+        frames = world.render(r.scene, plan.frames, plan.height, plan.width)
+        shown = [(r.scene, plan.frames)]
+        pairs = frames.reshape(-1, 2, *frames.shape[1:])
+    else:
+        scenes = [r.scene, world.edit(r.scene, r.seed)][: 2 if plan.kind == "diff" else 1]
+        shown = [(s, 1) for s in scenes]
+        stills = [world.image_frame(s, plan.height, plan.width) for s in scenes]
+        pairs = np.stack([np.stack([f, f]) for f in stills])
+    if not probes:
+        return pairs, np.zeros((0, len(PROBES)), dtype=np.int64)
+    found = [world.labels(s, n, plan.height, plan.width) for s, n in shown]
+    stacked = [np.stack([x[p] for p in PROBES], -1).reshape(-1, len(PROBES)) for x in found]
+    return pairs, np.concatenate(stacked)
+
+
+_ROPE = cast(Any, SimpleNamespace(config=config(1)))
+_ROPE.get_vision_position_ids = lambda *a, **k: Qwen2_5_VLModel.get_vision_position_ids(
+    _ROPE, *a, **k
+)
+
+
+def collate(rows: Sequence[Row], plan: Plan, *, probes: bool = True) -> Batch:
+    """Render and pad; the M-RoPE ids are computed by Hugging Face's own function."""
+    length = max(len(r.ids) for r in rows)
+    pad = SPECIAL_ID["<|endoftext|>"]
+    ids = torch.tensor([r.ids + [pad] * (length - len(r.ids)) for r in rows])
+    labels = torch.tensor([r.labels + [-100] * (length - len(r.ids)) for r in rows])
+    kinds = torch.tensor([r.kinds + [0] * (length - len(r.ids)) for r in rows])
+    drawn = [pixels(r, plan, probes=probes) for r in rows]
+    video = plan.kind == "video"
+    visuals = 2 if plan.kind == "diff" else 1
+    grid = [plan.frames // 2 if video else 1, plan.height // PATCH, plan.width // PATCH]
+    grids = torch.tensor([grid] * (visuals * len(rows)))
+    types = (ids == SPECIAL_ID["<|image_pad|>"]).int() + 2 * (ids == SPECIAL_ID["<|video_pad|>"])
+    positions, _ = Qwen2_5_VLModel.get_rope_index(
+        _ROPE,
+        ids,
+        mm_token_type_ids=types,
+        image_grid_thw=None if video else grids,
+        video_grid_thw=grids if video else None,
+        # The processor's temporal_patch_size / fps.
+        second_per_grid_ts=torch.tensor([2 / (plan.frames / r.seconds) for r in rows])
+        if video
+        else None,
+    )
+    frames = torch.from_numpy(np.concatenate([d[0] for d in drawn]))
+    shown = torch.from_numpy(np.concatenate([d[1] for d in drawn]))
+    return Batch(plan, frames, ids, positions, labels, kinds, shown)
+
+
+class Source:
+    """An endless stream of training batches; a few are drawn together and sorted by length."""
+
+    def __init__(
+        self,
+        tok: Any,
+        plans: Sequence[tuple[Plan, float]],
+        tokens: int,
+        seed: int,
+        max_objects: Callable[[float], int] = lambda progress: 6,
+        *,
+        probes: bool = True,
+    ) -> None:
+        self._probes = probes
+        self._tok, self._tokens, self._max_objects = tok, tokens, max_objects
+        self._plans = [p for p, _ in plans]
+        weights = np.array([w for _, w in plans])
+        self._shares = weights / weights.sum()
+        self._rng = np.random.default_rng(seed)
+        self._queues: dict[Plan, list[list[Row]]] = {p: [] for p in self._plans}
+
+    def next(self, progress: float) -> Batch:
+        """A batch of about `tokens` tokens; `progress` in 0..1 sets how rich the scenes are."""
+        plan = self._plans[int(self._rng.choice(len(self._plans), p=self._shares))]
+        queue = self._queues[plan]
+        if not queue:
+            size = max(1, self._tokens // (plan.tokens + 190))
+            most = self._max_objects(progress)
+            count = size * 4 if size > 1 else 2
+            seeds = self._rng.integers(0, EVAL_SEED, count)
+            rows = [draw(self._tok, plan, int(s), max_objects=most) for s in seeds]
+            rows.sort(key=lambda r: len(r.ids))
+            queue += [rows[i : i + size] for i in range(0, count, size)]
+            self._rng.shuffle(cast(Any, queue))
+        return collate(queue.pop(), plan, probes=self._probes)
+
+
+def drop(batch: Batch, kept: Tensor) -> Batch:
+    """The batch without the visual tokens outside `kept` [b, visual tokens], equal in number.
+
+    Positions stay what they were: only the reader's text tensors shrink, not `frames`.
+    """
+    stay = (batch.ids != SPECIAL_ID["<|video_pad|>"]) & (batch.ids != SPECIAL_ID["<|image_pad|>"])
+    stay = stay.masked_scatter(~stay, kept)
+    index = stay.nonzero()[:, 1].view(len(stay), -1)
+    return batch._replace(
+        ids=batch.ids.gather(1, index),
+        positions=batch.positions.gather(2, index.expand(3, -1, -1)),
+        labels=batch.labels.gather(1, index),
+        kinds=batch.kinds.gather(1, index),
+    )
+
+
+__all__ = ["Batch", "Plan", "Row", "Source", "collate", "draw", "drop", "pixels", "row"]

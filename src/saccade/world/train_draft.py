@@ -1,0 +1,130 @@
+"""The recipes of TABED's appendix H for training a draft, as data; and what they freeze.
+
+TABED (appendix H.1, tables 7 and 8) trains its drafts by the procedures of LLaVA-1.5 (Liu et al.,
+2024: align the projector, then tune projector and language model) and of LLaVA-OneVision (Li et
+al., 2024: align the projector, then everything in three phases, the vision tower at a fifth of the
+rate). The phases share the steps asked for as they share them in the papers: samples x epochs /
+batch size. Runs nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from torch import nn
+
+from saccade.core.errors import ModelError, OptionError
+
+Kind = Literal["video", "image", "diff"]  # of media, as the world has them
+EVERYTHING: tuple[Kind, ...] = ("video", "image", "diff")
+Part = Literal["projector", "language", "vision"]
+# What families call the modules between a vision tower and the language model.
+PROJECTORS = {"multi_modal_projector", "merger", "deepstack_merger_list", "connector"}
+PROJECTORS |= {"aligner", "image_newline"}
+
+
+@dataclass(frozen=True)
+class Phase:
+    """What one phase trains, and how; the rates are of AdamW."""
+
+    name: str
+    trains: tuple[Part, ...]
+    learning_rate: float
+    batch_size: int
+    samples: int  # in the data of the recipe's authors
+    media: tuple[Kind, ...] = EVERYTHING
+    vision_rate: float = 1.0  # the vision tower's learning rate, as a share of the others'
+    epochs: int = 1
+    schedule: str = "cosine"
+    warmup: float = 0.03  # share of the phase's steps
+    weight_decay: float = 0.0
+
+
+@dataclass(frozen=True)
+class DraftRecipe:
+    """Phases, and the decoder layers of a draft made from nothing."""
+
+    layers: int
+    phases: tuple[Phase, ...]
+
+
+# Table 7. Its data are single images; the world's draft is for clips, and sees everything.
+_LLAVA = (
+    Phase("pretraining", ("projector",), 1e-3, 256, 558_000),
+    Phase("instruction", ("projector", "language"), 2e-5, 128, 665_000),
+)
+
+
+def _everything(name: str, samples: int, media: tuple[Kind, ...]) -> Phase:
+    parts: tuple[Part, ...] = ("projector", "language", "vision")
+    return Phase(name, parts, 1e-5, 512, samples, media, vision_rate=0.2)
+
+
+# Table 8. Samples are Li et al.'s: 558 K, 4 M, 3.2 M and 1.6 M.
+_ONEVISION = (
+    Phase("alignment", ("projector",), 1e-3, 512, 558_000, ("image",), vision_rate=0.2),
+    _everything("knowledge", 4_000_000, ("image",)),
+    _everything("single-image", 3_200_000, ("image",)),
+    _everything("onevision", 1_600_000, EVERYTHING),
+)
+# The language models TABED starts from, LLaMA-68M and LLaMA-160M, have 2 and 12 layers.
+RECIPES = {
+    "llava-1.5-68m": DraftRecipe(2, _LLAVA),
+    "llava-1.5-160m": DraftRecipe(12, _LLAVA),
+    "llava-onevision-68m": DraftRecipe(2, _ONEVISION),
+}
+
+
+def recipe(name: str, phases: str | None = None) -> DraftRecipe:
+    """A recipe by its name, or only those of its phases that ``phases`` names."""
+    if name not in RECIPES:
+        raise OptionError(f"unknown recipe {name!r}; recipes: {', '.join(RECIPES)}")
+    whole = RECIPES[name]
+    if phases is None:
+        return whole
+    wanted, known = [part.strip() for part in phases.split(",")], [p.name for p in whole.phases]
+    if unknown := [part for part in wanted if part not in known]:
+        raise OptionError(f"{name} has no phase {unknown[0]!r}; phases: {', '.join(known)}")
+    return replace(whole, phases=tuple(p for p in whole.phases if p.name in wanted))
+
+
+def shared(steps: int, phases: Sequence[Phase]) -> list[int]:
+    """The steps of each phase: in the papers' proportions, at least one each."""
+    if steps < len(phases):
+        raise OptionError(f"--steps {steps} is too few for {len(phases)} phases; give one for each")
+    theirs = [phase.samples * phase.epochs / phase.batch_size for phase in phases]
+    exact = [1 + (steps - len(phases)) * share / sum(theirs) for share in theirs]
+    found = [math.floor(share) for share in exact]
+    behind = sorted(range(len(phases)), key=lambda i: found[i] - exact[i])
+    for i in behind[: steps - sum(found)]:
+        found[i] += 1
+    return found
+
+
+def parts(model: nn.Module) -> dict[str, Part]:
+    """The part every parameter belongs to, by its name.
+
+    What decodes, embeds or predicts text is language; of the rest, what a family puts between
+    tower and text (``PROJECTORS``) is the projector.
+    """
+    whole: Any = model
+    text = [whole.get_decoder(), whole.get_input_embeddings(), whole.get_output_embeddings()]
+    language = {id(p) for module in text for p in module.parameters()}
+    found: dict[str, Part] = {}
+    for name, p in model.named_parameters():
+        if id(p) in language:
+            found[name] = "language"
+        else:
+            found[name] = "projector" if PROJECTORS & set(name.split(".")) else "vision"
+    for part in ("projector", "vision"):
+        if part not in found.values():
+            raise ModelError(f"no {part} is known in {type(model).__name__}, so no recipe fits it")
+    return found
+
+
+def trained(model: nn.Module, phase: Phase) -> dict[str, Part]:
+    """The parameters a phase trains, by name, and the part each belongs to."""
+    return {name: part for name, part in parts(model).items() if part in phase.trains}

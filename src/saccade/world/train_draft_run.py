@@ -1,0 +1,187 @@
+"""Training a draft phase by phase, each a run of the Hugging Face Trainer; resumable.
+
+Knows nothing of the command line.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from transformers.trainer_utils import get_last_checkpoint
+
+from saccade.core.errors import ModelError, OptionError
+from saccade.inputs import Loaded, check_pair, load
+from saccade.model.backbone import Backbone
+from saccade.world.model import HIDDEN, VISION_HIDDEN, VOCAB, create
+from saccade.world.train_draft import DraftRecipe, parts, recipe, shared, trained
+from saccade.world.train_draft_trainer import Tell, Work, trainer
+
+STATE, CHECKPOINTS = "train-draft.json", "checkpoints"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a run was asked for; a resumed run has to ask for the same.
+
+    ``draft`` and ``target`` are what :func:`saccade.inputs.load` takes; without a draft a fresh one
+    is made. A draft that sees already may do without the first of the recipe's ``phases``.
+    ``distill`` is the weight of KL(target || draft) in the loss, the rest is cross-entropy.
+    ``drop_visual`` is the largest share of its visual tokens that a sample loses.
+    """
+
+    recipe: str = "llava-1.5-68m"
+    phases: str | None = None  # comma-separated; all of the recipe's
+    draft: str | None = None
+    target: str = "shapes"
+    steps: int = 100
+    distill: float = 0.0
+    drop_visual: float = 0.0
+    seed: int = 0
+    batch_size: int | None = None  # the recipe's
+    lr_scale: float = 1.0
+
+
+def fresh(target: Loaded, layers: int, seed: int) -> Loaded:
+    """An untrained draft for a member of the embedded family, behind that one's vision tower.
+
+    The recipes never start from an untrained tower; LLaVA-1.5's would leave it as it is.
+    """
+    vision = target.backbone.model.config.to_dict().get("vision_config", {})
+    sizes = (target.backbone.config.hidden_size, target.backbone.vocab, vision.get("hidden_size"))
+    if sizes != (HIDDEN, VOCAB, VISION_HIDDEN):
+        raise ModelError(f"a fresh draft is made for the embedded target only: {target.name} needs "
+                         "--draft, a checkpoint of the same family to start from")  # fmt: skip
+    model = create(layers, seed)
+    kinds, theirs = parts(model), target.backbone.model.state_dict()
+    tower = {name: theirs[name] for name, part in kinds.items() if part == "vision"}
+    model.load_state_dict(tower, strict=False)
+    model.generation_config = target.backbone.model.generation_config
+    return Loaded("a fresh draft", Backbone(model, lean=False), target.processor)
+
+
+def train_draft(
+    out: Path,
+    settings: Settings,
+    *,
+    resume: bool = False,
+    tell: Tell = lambda phase, done, total, loss: None,
+    save_every_s: float = 60.0,
+) -> dict[str, Any]:
+    """Trains a draft into the checkpoint folder ``out``; returns what was done, phase by phase.
+
+    ``tell`` hears (phase, samples done, samples in all, last loss). With ``resume`` the run goes on
+    from the last checkpoint, taken at least every ``save_every_s`` seconds, bit for bit.
+    """
+    chosen = _checked(settings)
+    stored = _stored(out, settings, resume)
+    if stored.get("phases"):
+        return stored
+    target = load(settings.target, dtype="float32", lean=False)
+    if settings.draft is None:
+        draft = fresh(target, chosen.layers, settings.seed)
+    else:
+        draft = load(settings.draft, dtype="float32", lean=False)
+        check_pair(target, draft)
+    model: Any = draft.backbone.model
+    parts(model)  # refuses before anything is written
+    if settings.distill and type(model) is not type(target.backbone.model):
+        raise ModelError(
+            f"{target.name} cannot teach {draft.name}, which reads its inputs in another form; "
+            "choose models of one family, or leave --distill out"
+        )
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        (out / STATE).write_text(json.dumps({"settings": asdict(settings)}, indent=1) + "\n")
+    except OSError as error:
+        raise OptionError(f"cannot write to {out}: {error.strerror}") from error
+    found = []
+    for number, (phase, steps) in enumerate(
+        zip(chosen.phases, shared(settings.steps, chosen.phases), strict=True)
+    ):
+        work = Work(
+            place=out / CHECKPOINTS / f"{number + 1}-{phase.name}",
+            seed=(settings.seed, number),
+            name=phase.name,
+            media=phase.media,
+            trains=trained(model, phase),
+            steps=steps,
+            batch_size=settings.batch_size or phase.batch_size,
+            learning_rate=phase.learning_rate * settings.lr_scale,
+            vision_rate=phase.vision_rate,
+            schedule=phase.schedule,
+            warmup=phase.warmup,
+            weight_decay=phase.weight_decay,
+            distill=settings.distill,
+            drop_visual=settings.drop_visual,
+            save_every_s=save_every_s,
+        )
+        found.append({**_run(work, draft, target, tell), "trains": list(phase.trains)})
+    model.save_pretrained(out)
+    draft.processor.save_pretrained(out)
+    result = {"settings": asdict(settings), "out": str(out), "phases": found}
+    (out / STATE).write_text(json.dumps(result, indent=1) + "\n")
+    shutil.rmtree(out / CHECKPOINTS)
+    return result
+
+
+def _run(work: Work, draft: Loaded, target: Loaded, tell: Tell) -> dict[str, Any]:
+    """One phase, from its last checkpoint if it left one."""
+    run: Any = trainer(work, draft, target, tell)
+    run.train(resume_from_checkpoint=_last(work.place))
+    losses = [entry["loss"] for entry in run.state.log_history if "loss" in entry]
+    tail = losses[-max(1, len(losses) // 10) :]
+    return {
+        "phase": work.name,
+        "steps": run.state.global_step,
+        "samples": run.state.global_step * work.batch_size,
+        "parameters": sum(p.numel() for p in draft.backbone.model.parameters() if p.requires_grad),
+        "loss_first": losses[0],
+        "loss_last": sum(tail) / len(tail),
+    }
+
+
+def _last(place: Path) -> str | None:
+    """The last whole checkpoint of a phase; one cut while it was written is taken away."""
+    for half in place.glob("checkpoint-*"):
+        if not (half / "trainer_state.json").exists():  # what is written last
+            shutil.rmtree(half)
+    return get_last_checkpoint(str(place)) if place.is_dir() else None
+
+
+def _checked(settings: Settings) -> DraftRecipe:
+    """The recipe; raises OptionError for whatever cannot be run."""
+    chosen = recipe(settings.recipe, settings.phases)
+    shared(settings.steps, chosen.phases)
+    if not 0 <= settings.distill <= 1:
+        raise OptionError(f"--distill {settings.distill} is not a weight between 0 and 1")
+    if not 0 <= settings.drop_visual <= 1:
+        raise OptionError(f"--drop-visual {settings.drop_visual} is not a share between 0 and 1")
+    if settings.batch_size is not None and settings.batch_size < 1:
+        raise OptionError(f"--batch-size {settings.batch_size} must be at least 1")
+    if settings.lr_scale <= 0:
+        raise OptionError(f"--lr-scale {settings.lr_scale} must be above 0")
+    return chosen
+
+
+def _stored(out: Path, settings: Settings, resume: bool) -> dict[str, Any]:
+    """What an earlier run left in ``out``; raises OptionError unless it may go on there."""
+    if out.exists() and not out.is_dir():
+        raise OptionError(f"{out} is a file; give a folder for the draft")
+    if not out.exists() or not any(out.iterdir()):
+        return {}
+    if not resume:
+        raise OptionError(f"{out} is not empty; give --resume to go on there, or another folder")
+    try:
+        stored: dict[str, Any] = json.loads((out / STATE).read_text())
+        before = replace(Settings(), **stored["settings"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise OptionError(f"{out} holds no run of train-draft to resume") from error
+    for name, value in asdict(settings).items():
+        if value != (was := asdict(before)[name]):
+            option = f"--{name.replace('_', '-')}"
+            raise OptionError(f"{out} was begun with {option} {was}, not {value}; resume with that")
+    return stored
