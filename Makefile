@@ -13,11 +13,12 @@ slow:  ## 100 clips, smoke training, end-to-end laws: half an hour on two cores
 	uv run pytest -m slow
 
 scale:  ## several processes (gloo), a Ray cluster, shards: ten minutes on two cores
-	uv run --extra ray pytest -m "slow or not slow" tests/scale tests/cli/test_caption_cli.py
+	uv run --extra ray pytest -m "slow or not slow" tests/corpus tests/cli/test_caption_cli.py \
+		tests/model/test_tensor_parallel.py
 
 oldest:  ## the family tests on the oldest libraries we support; `make test` runs the newest
 	uv run --isolated --with transformers==5.17.0 --with "torch==2.11.*" \
-		--with "torchvision==0.26.*" pytest tests/families tests/systems/test_greedy.py
+		--with "torchvision==0.26.*" pytest tests/families tests/engine/test_greedy.py
 
 families:  ## 200 prompts x every family and method against generate(); resumes, see --help
 	uv run python tests/families/sweep.py

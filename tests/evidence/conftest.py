@@ -1,11 +1,18 @@
-"""``python -m evidence`` called in this process."""
+"""``python -m evidence`` called in this process, and the embedded pair."""
 
 from __future__ import annotations
 
 import pytest
 from commands import Call, caller
+from written_out import Embedded
 
 from evidence.__main__ import main
+from saccade.inputs import load
+
+
+@pytest.fixture(scope="session")
+def embedded() -> Embedded:
+    return Embedded(load("shapes"), load("shapes-draft"))
 
 
 @pytest.fixture

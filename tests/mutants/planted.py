@@ -22,23 +22,23 @@ class Mutant:
     survives: bool = False
 
 
-VERIFY = "unit/test_verify.py"
-SAMPLING = "unit/test_sampling.py"
-SESSION = "unit/test_session.py"
-BUGS = "systems/test_regressions.py"
-FAULTS = "systems/test_faults.py"
-PARALLEL = "systems/test_parallel.py"
+VERIFY = "core/test_verify.py"
+SAMPLING = "core/test_sampling.py"
+SESSION = "model/test_session.py"
+BUGS = "engine/test_regressions.py"
+FAULTS = "engine/test_faults.py"
+PARALLEL = "engine/test_parallel.py"
 LAW = "law/test_registered.py"
-CONTROL = "unit/test_control.py"
-COST = "unit/test_cost.py"
-SCORE = "unit/test_score.py"
-SAGE = "papers/test_sage.py"
+CONTROL = "drafting/test_controller.py"
+COST = "drafting/test_costs.py"
+SCORE = "drafting/test_saliency.py"
+SAGE = "methods/test_sage.py"
 EARLY_AUTO = (
     f"{LAW}::test_the_next_three_tokens_have_exactly_the_targets_law_at_the_start"
     "[auto dear, shape=auto dear]"
 )
 LATE_AUTO = EARLY_AUTO.replace("at_the_start", "late_in_an_answer")
-HISTORY_ENDS = "systems/test_generate.py"
+HISTORY_ENDS = "engine/test_generate.py"
 HISTORIES = f"{SESSION}::test_b10_any_history_of_trees_and_commits_equals_the_oracle"
 
 MUTANTS = (
@@ -134,7 +134,7 @@ MUTANTS = (
         "drafting/policies.py",
         "tree = add(tree, node_of[above], best[above][rank])",
         "tree = add(tree, node_of[above], best[above][rank], scores.rows[-1].softmax(-1))",
-        ("law/test_tables.py::test_the_joint_law_of_three_tokens_is_the_targets",),
+        ("laws/test_tables.py::test_the_joint_law_of_three_tokens_is_the_targets",),
     ),
     Mutant(
         "penalties stale inside a block",
@@ -197,7 +197,7 @@ MUTANTS = (
         "next_position=int(positions[:, row, rows][:, -1].max()) + 1",
         "next_position=int(positions[:, row, rows].max()) + 1",
         (
-            "systems/test_greedy.py::test_text_goes_on_from_the_last_token_however_far_the_videos_"
+            "engine/test_greedy.py::test_text_goes_on_from_the_last_token_however_far_the_videos_"
             "time_went",
         ),
     ),  # fmt: skip
@@ -220,7 +220,7 @@ MUTANTS = (
         "model/session.py",
         "request.cache.truncate(request.prompt_rows[0] + held)",
         "request.cache.truncate(request.cache.length)",
-        ("systems/test_conversation.py::test_caches_hold_what_a_fresh_prefill_holds",),
+        ("engine/test_conversation.py::test_caches_hold_what_a_fresh_prefill_holds",),
     ),
     Mutant(
         "a turn keeps a stale tree",
@@ -271,7 +271,7 @@ MUTANTS = (
         "core/tree.py",
         "seen[node] |= seen[parent]",
         "seen[node] |= seen[node - 1]",
-        ("unit/test_tree.py::test_paths_depths_and_ancestors_are_the_climb_to_the_root",),
+        ("core/test_tree.py::test_paths_depths_and_ancestors_are_the_climb_to_the_root",),
     ),
     Mutant(
         "the pending tokens are hidden from the tree",
@@ -287,7 +287,7 @@ MUTANTS = (
         "strict=True),",
         "zip(one.tokens, one.tokens, strict=True),\n        zip(other.tokens, other.tokens, "
         "strict=True),",
-        ("unit/test_tree.py::test_shared_counts_leading_nodes_with_equal_token_and_parent",),
+        ("core/test_tree.py::test_shared_counts_leading_nodes_with_equal_token_and_parent",),
     ),
     # -- drafts ----------------------------------------------------------------------------------
     Mutant(
@@ -309,7 +309,7 @@ MUTANTS = (
         "methods/tabed.py",
         "return 1 - best / STEPS, best / STEPS",
         "return 1.0, best / STEPS",
-        ("papers/test_tabed.py::test_every_round_is_algorithm_1",),
+        ("methods/test_tabed.py::test_every_round_is_algorithm_1",),
     ),
     Mutant(
         "tokens of an older job are heard",
@@ -331,7 +331,7 @@ MUTANTS = (
         "model/batch_invariant.py",
         "spare = ROWS - (stop - start)",
         "spare = 0",
-        ("unit/test_exact.py::test_any_way_through_a_text_gives_the_same_bits",),
+        ("model/test_batch_invariant.py::test_any_way_through_a_text_gives_the_same_bits",),
     ),
     # -- the law: what is drawn stands, and no number is drawn twice -------------------------------
     Mutant(
@@ -482,21 +482,21 @@ MUTANTS = (
         "drafting/schedule.py",
         'verdicts[request], endings[request] = NOTHING, "error"\n            continue',
         "raise",
-        ("systems/test_pool.py::test_a_target_of_nan_ends_one_request_alone",),
+        ("engine/test_pool.py::test_a_target_of_nan_ends_one_request_alone",),
     ),
     Mutant(
         "schedule: what is cut away stays in the verdict",
         "drafting/schedule.py",
         "return Verdict(verdict.path[:count], verdict.accepted[:count], None, None)",
         "return Verdict(verdict.path, verdict.accepted, None, None)",
-        ("systems/test_parallel.py::test_an_answer_ends_wherever_it_should", HISTORY_ENDS),
+        ("engine/test_parallel.py::test_an_answer_ends_wherever_it_should", HISTORY_ENDS),
     ),
     Mutant(
         "schedule: the token drafted beside a flight is not judged with it",
         "drafting/schedule.py",
         "        trees = draft.ahead(flights)\n",
         "        draft.ahead(flights)\n        trees = flights\n",
-        ("papers/test_hippo.py::test_every_round_flies_by_the_papers_rule",),
+        ("methods/test_hippo.py::test_every_round_flies_by_the_papers_rule",),
     ),
     # -- scores of visual tokens -------------------------------------------------------------------
     Mutant(
@@ -525,14 +525,14 @@ MUTANTS = (
         "drafting/saliency.py",
         "for move in (step, -step):",
         "for move in (-step,):",
-        ("papers/test_hippo.py::test_temporal_and_spatial_are_eq_3_to_6",),
+        ("methods/test_hippo.py::test_temporal_and_spatial_are_eq_3_to_6",),
     ),
     Mutant(
         "score: scaled over the video instead of each frame",
         "drafting/saliency.py",
         "_, frame = torch.unique(grid[:, :2], dim=0, return_inverse=True)",
         "_, frame = torch.unique(grid[:, :1], dim=0, return_inverse=True)",
-        ("papers/test_hippo.py::test_scores_are_z_scored_within_their_frame",),
+        ("methods/test_hippo.py::test_scores_are_z_scored_within_their_frame",),
     ),
     Mutant(
         "score: heads are summed up by the largest",
@@ -575,14 +575,14 @@ MUTANTS = (
         "methods/hippo.py",
         "        if self.spa:\n",
         "        if False:\n",
-        ("papers/test_hippo.py::test_the_holistic_score_is_eq_7",),
+        ("methods/test_hippo.py::test_the_holistic_score_is_eq_7",),
     ),
     Mutant(
         "hippo: attention is not scaled within its frame",
         "methods/hippo.py",
         "total += score.per_frame(guide.to(grid.device), grid)",
         "total += guide.to(grid.device)",
-        ("papers/test_hippo.py::test_the_holistic_score_is_eq_7",),
+        ("methods/test_hippo.py::test_the_holistic_score_is_eq_7",),
     ),
     Mutant(
         "a law of NaN is taken for a token",

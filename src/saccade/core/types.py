@@ -126,7 +126,7 @@ class Tree:
     how many, may read laws and what stands above that node, never the draw itself or what was
     drawn after it; and what the next draft looks like may read laws and tokens that were judged,
     never a draw that was not. A draw taken back because of what it was bends the target's law:
-    ``docs/lossless.md`` has the proof, and ``tests/law`` holds every registered shape to it.
+    ``docs/lossless.md`` has the proof, and ``tests/laws`` holds every registered shape to it.
     """
 
     tokens: tuple[int, ...] = ()

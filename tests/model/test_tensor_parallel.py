@@ -46,7 +46,7 @@ def split(
     family: str, methods: tuple[str, ...], folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """What one process alone finds, and what each of two does."""
-    from scale import split as worker
+    import split as worker
 
     target, draft = made(family, folder)
     worker.main(str(folder / "alone"), str(target), str(draft), *methods)

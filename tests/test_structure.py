@@ -12,7 +12,7 @@ import pytest
 import saccade
 
 PACKAGE = Path(saccade.__file__).parent
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[1]
 
 API = [
     "Conversation",

@@ -1,4 +1,4 @@
-"""What every process of ``test_ranks.py`` runs, alone or under torchrun: answers as JSON.
+"""What every process of ``test_tensor_parallel.py`` runs, alone or under torchrun: answers as JSON.
 
     python split.py OUT TARGET DRAFT METHOD ...
 
