@@ -55,7 +55,7 @@ KNOWN_CIRCLES = {
     frozenset({"cli.serve", "cli.replicas"}),  # inside a function
 }
 # Raise one only in a commit that says why. The first is the five packages that make an answer.
-LINES, WHEEL = 8700, 27050
+LINES, WHEEL = 8750, 27100
 METHOD_LINES = 135  # "about 130"
 THE_MODELS = {"model.cache", "model.session", "model.attention", "model.backbone"}
 

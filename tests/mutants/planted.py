@@ -28,7 +28,7 @@ SESSION = "model/test_session.py"
 BUGS = "engine/test_regressions.py"
 FAULTS = "engine/test_faults.py"
 PARALLEL = "engine/test_parallel.py"
-LAW = "law/test_registered.py"
+LAW = "laws/test_registered.py"
 CONTROL = "drafting/test_controller.py"
 COST = "drafting/test_costs.py"
 SCORE = "drafting/test_saliency.py"
@@ -580,7 +580,7 @@ MUTANTS = (
     Mutant(
         "hippo: attention is not scaled within its frame",
         "methods/hippo.py",
-        "total += score.per_frame(guide.to(grid.device), grid)",
+        "total += saliency.per_frame(guide.to(grid.device), grid)",
         "total += guide.to(grid.device)",
         ("methods/test_hippo.py::test_the_holistic_score_is_eq_7",),
     ),

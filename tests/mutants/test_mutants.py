@@ -14,7 +14,7 @@ import pytest
 from planted import MUTANTS
 from run import PACKAGE, ROOT, Witness, fate_of, found
 
-ADAPTING = ("control", "cost", "schedule", "score", "sage", "hippo")
+ADAPTING = ("controller", "costs", "schedule", "saliency", "sage", "hippo")
 QUICK = ("|p - q|", "one noise for drafting", "an older job", "sees the one before", "control")
 
 
