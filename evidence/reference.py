@@ -13,9 +13,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from saccade.core.prompt import Prefill, Prompt
 from saccade.core.sampling import Sampling, Scores
-from saccade.core.tree import path
-from saccade.core.types import ROOT, Prefill, Prompt, Tree
+from saccade.core.tree import ROOT, Tree, path
 
 
 class Oracle:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from saccade.bench.hardware.gpu import REPORTED, Reported
-from saccade.inputs.published import CONFIGS
+from saccade.bench.hardware.published import CONFIGS
 from saccade.model import families
 from saccade.model.memory import SPARE, Footprint, footprint
 

@@ -29,7 +29,8 @@ from saccade.bench.suites import shapes
 from saccade.bench.suites.types import Item
 from saccade.bench.trace import environment
 from saccade.core.errors import OptionError
-from saccade.core.types import Inputs, Prefill, Prompt, View
+from saccade.core.prompt import Inputs, Prefill, Prompt
+from saccade.core.protocols import View
 from saccade.drafting.recipe import Recipe
 from saccade.engine.generate import run
 from saccade.inputs import Loaded, ask

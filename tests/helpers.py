@@ -19,20 +19,11 @@ from torch import Tensor
 
 import saccade
 from evidence import reference
+from saccade.core.prompt import Inputs, Prefill, Prompt, Turn
+from saccade.core.protocols import Shape, State
+from saccade.core.result import Result, Round
 from saccade.core.sampling import Sampling, Scores
-from saccade.core.tree import add, path
-from saccade.core.types import (
-    ROOT,
-    Inputs,
-    Prefill,
-    Prompt,
-    Result,
-    Round,
-    Shape,
-    State,
-    Tree,
-    Turn,
-)
+from saccade.core.tree import ROOT, Tree, add, path
 from saccade.drafting.drafters import drive
 from saccade.drafting.policies import Chain
 from saccade.drafting.recipe import Recipe

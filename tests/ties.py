@@ -14,9 +14,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from saccade.core.prompt import Inputs
 from saccade.core.sampling import Sampling
-from saccade.core.tree import chain
-from saccade.core.types import ROOT, Inputs
+from saccade.core.tree import ROOT, chain
 from saccade.model.backbone import Backbone
 from saccade.model.session import Session
 

@@ -21,7 +21,8 @@ from saccade.bench.compare import WARM_UP_TOKENS
 from saccade.bench.measures import Interval
 from saccade.bench.peers import PEERS
 from saccade.bench.records import Answer
-from saccade.core.types import Inputs, Prefill, Result, RoundRecord
+from saccade.core.prompt import Inputs, Prefill
+from saccade.core.result import Result, RoundRecord
 from saccade.engine.generate import run
 from saccade.inputs import Loaded, ask, load
 from saccade.inputs.captions import SHAPES, captioner

@@ -15,8 +15,8 @@ from matplotlib.figure import Figure, FigureBase
 
 from evidence.studies.lab import Lab
 from saccade.bench.draw import COLOURS, SMALL, Data, name_axes
+from saccade.core.result import RoundRecord
 from saccade.core.tree import height
-from saccade.core.types import RoundRecord
 from saccade.methods import resolve
 from saccade.world import agreement
 

@@ -15,7 +15,7 @@ from evidence.studies.study import Study
 from saccade.bench import draw
 from saccade.bench.draw import Data
 from saccade.bench.measures import Interval
-from saccade.core.types import Timings
+from saccade.core.result import Timings
 from saccade.engine.generate import run
 from saccade.inputs import Loaded, ask
 from saccade.methods import resolve

@@ -28,7 +28,7 @@ from saccade.bench.draw import Data
 from saccade.bench.runner import shown
 from saccade.bench.suites.shapes import TASKS, suites
 from saccade.core.errors import OptionError
-from saccade.core.types import Inputs
+from saccade.core.prompt import Inputs
 from saccade.engine.generate import run
 from saccade.inputs import Loaded, ask
 from saccade.inputs.captions import SHAPES, ImageToText, captioner

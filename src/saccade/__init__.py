@@ -15,7 +15,7 @@ if TYPE_CHECKING:
         SaccadeError,
         VideoInputError,
     )
-    from saccade.core.types import Result, Round
+    from saccade.core.result import Result, Round
     from saccade.drafting.recipe import Recipe
     from saccade.engine.conversation import Conversation
     from saccade.engine.generate import Stream, generate, run, stream
@@ -28,8 +28,8 @@ _HOMES = {
     "ModelError": "core.errors",
     "OptionError": "core.errors",
     "Recipe": "drafting.recipe",
-    "Result": "core.types",
-    "Round": "core.types",
+    "Result": "core.result",
+    "Round": "core.result",
     "SaccadeError": "core.errors",
     "Stream": "engine.generate",
     "VideoInputError": "core.errors",

@@ -24,7 +24,7 @@ import saccade
 from saccade.cli import loading
 from saccade.core.errors import OptionError, SaccadeError
 from saccade.core.options import MAX_NEW_TOKENS
-from saccade.core.types import Result
+from saccade.core.result import Result
 from saccade.engine.generate import DEFAULT_METHOD
 from saccade.inputs import ask, ask_draft, media
 from saccade.inputs.media import Clip, Sampling

@@ -16,8 +16,8 @@ from saccade.bench import alone, figures
 from saccade.bench.hardware.synthetic import Decree, imposed
 from saccade.bench.records import Answer
 from saccade.core.errors import OptionError
+from saccade.core.result import Result
 from saccade.core.sampling import Sampling
-from saccade.core.types import Result
 from saccade.inputs import Loaded
 from saccade.methods import resolve
 from saccade.model.session import Session
@@ -109,7 +109,7 @@ def test_the_draft_alone_writes_what_it_would_draft(view: str) -> None:
         fresh = Session(draft.backbone, [Sampling()], banned=list(target.backbone.placeholders))
         fresh.prefill([kept])
         fresh.commit({0: text} if text else {})
-        laws = fresh.score({0: saccade.core.types.Tree()})
+        laws = fresh.score({0: saccade.core.tree.Tree()})
         text.append(int(torch.argmax(laws[0].logits(-1))))
     assert found == text
 

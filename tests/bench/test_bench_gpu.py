@@ -11,8 +11,8 @@ from helpers import qwen25, video_input
 
 from saccade.bench.hardware import gpu
 from saccade.bench.hardware.prefill import stretched
+from saccade.bench.hardware.published import CONFIGS
 from saccade.core.errors import OptionError
-from saccade.inputs.published import CONFIGS
 from saccade.model.backbone import Backbone
 from saccade.model.memory import footprint
 

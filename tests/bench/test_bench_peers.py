@@ -13,7 +13,7 @@ from written_out import Embedded
 from saccade.bench.compare import BASELINE, Run, compare
 from saccade.bench.peers import PEERS, Timed
 from saccade.bench.suites import shapes
-from saccade.core.types import Inputs
+from saccade.core.prompt import Inputs
 from saccade.inputs import ask
 from saccade.inputs.media import Clip
 

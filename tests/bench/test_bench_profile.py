@@ -15,7 +15,8 @@ from saccade.bench.hardware.synthetic import Decree, imposed
 from saccade.bench.runner import shown
 from saccade.bench.suites import shapes
 from saccade.core.errors import OptionError
-from saccade.core.types import ROOT, RoundRecord
+from saccade.core.result import RoundRecord
+from saccade.core.tree import ROOT
 from saccade.drafting import costs
 from saccade.drafting.recipe import Recipe
 from saccade.inputs import ask

@@ -13,7 +13,7 @@ from written_out import Embedded, Ran, answer, lines
 from saccade.bench import records, runner
 from saccade.bench.records import Answer
 from saccade.core.errors import OptionError
-from saccade.core.types import Result, RoundRecord, Timings
+from saccade.core.result import Result, RoundRecord, Timings
 
 pytestmark = pytest.mark.usefixtures("unchecked")
 

@@ -22,7 +22,8 @@ from saccade.bench.records import Answer
 from saccade.bench.suites import shapes
 from saccade.bench.suites.types import Item
 from saccade.core.errors import MethodError
-from saccade.core.types import ROOT, Tree, Verdict
+from saccade.core.result import Verdict
+from saccade.core.tree import ROOT, Tree
 from saccade.core.verify import verify
 from saccade.drafting.drafters import ModelDraft
 

@@ -10,8 +10,7 @@ from transformers.generation import logits_process as hf
 
 from saccade.core import options
 from saccade.core.errors import OptionError
-from saccade.core.options import Stops
-from saccade.core.types import Options
+from saccade.core.options import Options, Stops
 
 # One value of each setting that `generate` would compute differently.
 REFUSED = dict(

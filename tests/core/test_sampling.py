@@ -10,8 +10,7 @@ from helpers import TableSession, chi_square
 from transformers.generation import logits_process as hf
 
 from saccade.core.sampling import ROLES, BrokenLaw, Sampling, Scores, draw, prob, uniform
-from saccade.core.tree import chain
-from saccade.core.types import ROOT, Tree
+from saccade.core.tree import ROOT, Tree, chain
 
 LOGITS = torch.tensor([1.0, 3.0, 3.0, -2.0, 0.5])
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from saccade.core import tree as t
-from saccade.core.types import ROOT, Tree
+from saccade.core.tree import ROOT, Tree
 
 ROWS = rows()
 

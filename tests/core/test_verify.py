@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from saccade.core import verify as module
-from saccade.core.tree import add, chain, children, path
-from saccade.core.types import ROOT, Tree, Verdict
+from saccade.core.result import Verdict
+from saccade.core.tree import ROOT, Tree, add, chain, children, path
 from saccade.core.verify import residual, verify
 
 V = 4

@@ -11,9 +11,9 @@ import torch
 from helpers import FAMILIES, TableSession, answered, random_table, truth
 from torch import Tensor
 
+from saccade.core.protocols import Growing, Shape
 from saccade.core.sampling import Sampling, Scores
-from saccade.core.tree import add, chain, children, path
-from saccade.core.types import ROOT, Growing, Shape, Tree
+from saccade.core.tree import ROOT, Tree, add, chain, children, path
 from saccade.drafting.drafters import drive
 from saccade.drafting.policies import Best, Chain, Static, grow_best, grow_chain, grow_static
 from saccade.methods import resolve

@@ -13,9 +13,10 @@ import torch
 from helpers import backbone, qwen25, video_input
 
 import saccade
+from saccade.core.protocols import Growing, Shape, State
+from saccade.core.result import Round, Verdict
 from saccade.core.sampling import Sampling, Scores
-from saccade.core.tree import depths, path
-from saccade.core.types import ROOT, Growing, Round, Shape, State, Tree, Verdict
+from saccade.core.tree import ROOT, Tree, depths, path
 from saccade.drafting.controller import LONGEST, MOST, RETRY, SELDOM, TRUST, Auto, Pace
 from saccade.drafting.costs import Costs
 from saccade.drafting.policies import Chain

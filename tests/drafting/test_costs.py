@@ -11,9 +11,9 @@ import pytest
 import torch
 from helpers import TableSession, backbone, noisy, qwen25
 
+from saccade.core.result import Round, Verdict
 from saccade.core.sampling import Sampling
-from saccade.core.tree import chain
-from saccade.core.types import Round, Tree, Verdict
+from saccade.core.tree import Tree, chain
 from saccade.drafting import costs as cost
 from saccade.drafting.costs import Costs, Fit, expected_chain, expected_tree
 from saccade.methods.specvlm import TREE

@@ -7,8 +7,7 @@ import torch
 from helpers import TableSession, random_table
 
 from saccade.core.sampling import Sampling, uniform
-from saccade.core.tree import chain, depths, path
-from saccade.core.types import ROOT, Tree
+from saccade.core.tree import ROOT, Tree, chain, depths, path
 from saccade.drafting.drafters import drive
 from saccade.drafting.policies import Chain, Static, check_paths, grow_chain, grow_static
 

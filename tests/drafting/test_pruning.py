@@ -15,7 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from saccade.core.types import Prefill, Prompt, View
+from saccade.core.prompt import Prefill, Prompt
+from saccade.core.protocols import View
 from saccade.drafting import pruning, views
 from saccade.drafting.drafters import ModelDraft
 from saccade.drafting.policies import Chain

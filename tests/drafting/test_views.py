@@ -8,8 +8,8 @@ import pytest
 import torch
 from helpers import backbone, qwen25, video_input
 
+from saccade.core.prompt import Prefill, Prompt
 from saccade.core.sampling import Sampling
-from saccade.core.types import Prefill, Prompt
 from saccade.drafting import views
 from saccade.drafting.views import Pruned
 from saccade.model.session import Session

@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import saccade
-from saccade.core.tree import add
-from saccade.core.types import ROOT, Tree
+from saccade.core.tree import ROOT, Tree, add
 from saccade.model.backbone import Backbone
 
 pytestmark = pytest.mark.usefixtures("unchecked")

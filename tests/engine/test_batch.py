@@ -12,7 +12,7 @@ from helpers import AMOUNT, WORDS, backbone, left_padded, noisy, qwen25, text_in
 from torch import Tensor
 
 import saccade
-from saccade.core.types import Result
+from saccade.core.result import Result
 from saccade.drafting.schedule import serial
 from saccade.methods import SYSTEMS
 from saccade.model.backbone import Backbone

@@ -32,9 +32,10 @@ from torch import Tensor
 import saccade
 from evidence import reference
 from saccade.core.errors import OptionError, SaccadeError
+from saccade.core.prompt import Inputs
+from saccade.core.result import Result
 from saccade.core.sampling import Sampling
-from saccade.core.tree import chain
-from saccade.core.types import Inputs, Result, Tree
+from saccade.core.tree import Tree, chain
 from saccade.drafting import worker
 from saccade.drafting.drafters import ModelDraft
 from saccade.methods import SYSTEMS, resolve

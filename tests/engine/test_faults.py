@@ -24,8 +24,7 @@ from helpers import (
 )
 
 import saccade
-from saccade.core.tree import add, chain
-from saccade.core.types import ROOT, Tree
+from saccade.core.tree import ROOT, Tree, add, chain
 from saccade.drafting.policies import Chain
 from saccade.drafting.recipe import Recipe
 from saccade.drafting.schedule import serial

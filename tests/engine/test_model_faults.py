@@ -21,7 +21,7 @@ from helpers import backbone, input_for, left_padded, noisy, qwen25, truth, vide
 from torch import Tensor
 
 import saccade
-from saccade.core.types import Result
+from saccade.core.result import Result
 from saccade.drafting.worker import Worker
 from saccade.model.backbone import Backbone
 

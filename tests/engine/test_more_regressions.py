@@ -43,8 +43,8 @@ import saccade
 from saccade.bench.show import UNFINISHED, Typist
 from saccade.core import verify as verify_module
 from saccade.core.errors import ModelError
-from saccade.core.tree import chain
-from saccade.core.types import RoundRecord, Tree
+from saccade.core.result import RoundRecord
+from saccade.core.tree import Tree, chain
 from saccade.inputs import EMBEDDED, load
 from saccade.model import families
 

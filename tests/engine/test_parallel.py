@@ -38,8 +38,9 @@ from helpers import (
 
 import saccade
 from evidence import reference
+from saccade.core.result import Result, Round
 from saccade.core.sampling import Sampling
-from saccade.core.types import Result, Round, Tree
+from saccade.core.tree import Tree
 from saccade.drafting import worker
 from saccade.drafting.worker import DraftError, Worker, WorkerDraft
 from saccade.engine.generate import Stream

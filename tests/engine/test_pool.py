@@ -12,8 +12,8 @@ from helpers import StubDraft, backbone, noisy, qwen25, text_input, video_input
 
 import saccade
 from saccade.core.errors import ModelError, OptionError
-from saccade.core.tree import chain
-from saccade.core.types import Result, Tree
+from saccade.core.result import Result
+from saccade.core.tree import Tree, chain
 from saccade.drafting.drafters import Words
 from saccade.drafting.policies import Chain
 from saccade.drafting.recipe import Recipe

@@ -24,8 +24,7 @@ from helpers import (
 from torch import nn
 
 import saccade
-from saccade.core.tree import chain
-from saccade.core.types import ROOT, Tree
+from saccade.core.tree import ROOT, Tree, chain
 from saccade.model.backbone import Backbone
 
 # test_greedy.py runs the same code with shapes and types checked.

@@ -7,7 +7,8 @@ from typing import Any
 
 from evidence.studies import Lab
 from evidence.studies.lab import Shot
-from saccade.core.types import Inputs, Result
+from saccade.core.prompt import Inputs
+from saccade.core.result import Result
 from saccade.inputs.media import Clip
 
 

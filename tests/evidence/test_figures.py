@@ -19,7 +19,7 @@ from evidence.studies import lab as labs
 from evidence.studies import methods
 from saccade.bench import draw
 from saccade.core.errors import OptionError
-from saccade.core.types import RoundRecord
+from saccade.core.result import RoundRecord
 from saccade.world import agreement
 
 Call = Callable[..., Result]

@@ -12,7 +12,7 @@ import pytest
 from evidence import scaling
 from evidence.scaling import ASSUMED, GPUS, plan, shape
 from saccade.bench.hardware import gpu
-from saccade.inputs.published import CONFIGS
+from saccade.bench.hardware.published import CONFIGS
 
 ROOT = Path(__file__).parents[2]
 H100, H200, A100, L40S = GPUS

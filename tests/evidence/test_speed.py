@@ -15,7 +15,7 @@ from evidence.speed import Elsewhere, Goal, Pair, Part, Raced
 from saccade.bench.compare import Run, named, race
 from saccade.bench.suites import shapes
 from saccade.core.errors import OptionError
-from saccade.core.types import Prefill
+from saccade.core.prompt import Prefill
 from saccade.engine.generate import run
 from saccade.methods import resolve
 

@@ -15,7 +15,7 @@ from evidence.studies.lab import Lab
 from saccade.bench.hardware import synthetic
 from saccade.bench.peers import PEERS, Timed
 from saccade.bench.records import Answer
-from saccade.core.types import Round
+from saccade.core.result import Round
 from saccade.methods import resolve
 from saccade.world import agreement
 

@@ -15,7 +15,7 @@ from remembering import Remembering
 from evidence.studies import Lab, sage
 from saccade.bench import draw
 from saccade.core.errors import OptionError
-from saccade.core.types import Result, RoundRecord, Timings
+from saccade.core.result import Result, RoundRecord, Timings
 
 pytestmark = pytest.mark.usefixtures("unchecked")
 

@@ -13,7 +13,7 @@ from evidence.studies import std
 from evidence.studies.lab import Lab
 from saccade.bench.records import Answer
 from saccade.core.sampling import Sampling
-from saccade.core.types import ROOT, Tree
+from saccade.core.tree import ROOT, Tree
 from saccade.methods import resolve
 from saccade.model.session import Session
 

@@ -19,9 +19,9 @@ from evidence.studies import Lab, tabed
 from evidence.studies import steps as steps_of
 from evidence.studies.lab import Shot
 from saccade.bench import draw
+from saccade.core.result import RoundRecord
 from saccade.core.sampling import Sampling
-from saccade.core.tree import chain
-from saccade.core.types import ROOT, RoundRecord
+from saccade.core.tree import ROOT, chain
 from saccade.drafting import costs
 from saccade.inputs.captions import SHAPES, captioner
 from saccade.model.session import Session

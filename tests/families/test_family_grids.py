@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import zoo
 
+from saccade.core.prompt import Prefill, Prompt
 from saccade.core.sampling import Sampling
-from saccade.core.types import Prefill, Prompt
 from saccade.inputs import Loaded
 from saccade.inputs.checkpoints import SIDE, TILES
 from saccade.methods import VIEWS

@@ -18,9 +18,10 @@ from torch import Tensor
 
 import saccade
 from evidence import reference
+from saccade.core.prompt import Inputs, Prompt
+from saccade.core.result import Result, RoundRecord
 from saccade.core.sampling import Sampling
-from saccade.core.tree import add
-from saccade.core.types import ROOT, Inputs, Prompt, Result, RoundRecord, Tree
+from saccade.core.tree import ROOT, Tree, add
 from saccade.inputs import Loaded
 from saccade.model.backbone import Backbone
 

@@ -13,7 +13,7 @@ import zoo
 from torch import nn
 
 import saccade
-from saccade.core.types import Inputs, Prompt
+from saccade.core.prompt import Inputs, Prompt
 from saccade.drafting.drafters import ModelDraft
 from saccade.inputs.checkpoints import Size
 from saccade.model.backbone import Backbone

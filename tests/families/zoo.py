@@ -21,8 +21,9 @@ from torch import Tensor
 
 import saccade
 from saccade import inputs as models
+from saccade.core.prompt import Inputs, Prefill, Prompt
+from saccade.core.result import Result
 from saccade.core.sampling import Sampling
-from saccade.core.types import Inputs, Prefill, Prompt, Result
 from saccade.inputs import Loaded, checkpoints
 from saccade.inputs.checkpoints import Size
 from saccade.inputs.media import Clip

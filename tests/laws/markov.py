@@ -32,8 +32,9 @@ from torch import Tensor
 
 from saccade.core import sampling
 from saccade.core import verify as verify_module
+from saccade.core.prompt import Prefill, Prompt
 from saccade.core.sampling import Sampling, Scores, prob
-from saccade.core.types import Prefill, Prompt, Tree
+from saccade.core.tree import Tree
 from saccade.core.verify import residual
 from saccade.drafting import drafters as draft_module
 from saccade.drafting import worker

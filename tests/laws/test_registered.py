@@ -33,7 +33,9 @@ from markov import (
 
 from saccade.core import sampling
 from saccade.core import verify as verify_module
-from saccade.core.types import Growing, Round, Shape, State, Tree
+from saccade.core.protocols import Growing, Shape, State
+from saccade.core.result import Round
+from saccade.core.tree import Tree
 from saccade.drafting.controller import Auto
 from saccade.drafting.ensemble import Ensemble, Mixed, Mixture
 from saccade.drafting.policies import Chain

@@ -20,8 +20,8 @@ from helpers import chi_square
 from torch import Tensor
 from transformers.generation import logits_process as hf
 
-from saccade.core.sampling import Sampling, draw
-from saccade.core.types import ROOT, Law, Tree
+from saccade.core.sampling import Law, Sampling, draw
+from saccade.core.tree import ROOT, Tree
 from saccade.core.verify import residual, verify
 
 pytestmark = pytest.mark.usefixtures("unchecked")

@@ -21,9 +21,10 @@ from transformers.generation import logits_process as hf
 
 from saccade.core import sampling
 from saccade.core import verify as verify_module
+from saccade.core.protocols import Growing, Shape, State
+from saccade.core.result import Round
 from saccade.core.sampling import Sampling, uniform
-from saccade.core.tree import add, depth
-from saccade.core.types import ROOT, Growing, Round, Shape, State, Tree
+from saccade.core.tree import ROOT, Tree, add, depth
 from saccade.drafting.policies import Chain, Static
 from saccade.drafting.schedule import serial
 

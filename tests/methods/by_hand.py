@@ -12,8 +12,10 @@ import torch
 from helpers import IMAGE, VIDEO, backbone
 from torch import Tensor
 
+from saccade.core.prompt import Prefill, Prompt
+from saccade.core.protocols import View
+from saccade.core.result import Result, Round
 from saccade.core.sampling import Sampling
-from saccade.core.types import Prefill, Prompt, Result, Round, View
 from saccade.drafting.recipe import Recipe
 from saccade.engine.generate import stream
 from saccade.methods import resolve

@@ -35,8 +35,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from evidence.reference import Oracle, greedy
+from saccade.core.prompt import Prefill, Prompt
+from saccade.core.result import Round
 from saccade.core.sampling import Sampling
-from saccade.core.types import Prefill, Prompt, Round
 from saccade.drafting import saliency, schedule
 from saccade.drafting.recipe import Recipe
 from saccade.drafting.views import Pruned

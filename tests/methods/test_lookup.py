@@ -25,9 +25,9 @@ from hypothesis import strategies as st
 
 import saccade
 from saccade.core.errors import MethodError
+from saccade.core.prompt import Prefill
 from saccade.core.sampling import Sampling
-from saccade.core.tree import chain
-from saccade.core.types import Prefill, Tree
+from saccade.core.tree import Tree, chain
 from saccade.drafting.drafters import lookup
 from saccade.methods import resolve
 from saccade.model.backbone import Backbone

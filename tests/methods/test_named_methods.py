@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from saccade.core.errors import MethodError
+from saccade.core.prompt import Prompt
 from saccade.core.sampling import Sampling
-from saccade.core.types import Prompt
 from saccade.drafting.drafters import ModelDraft, Nobody, SelfDraft
 from saccade.drafting.policies import Chain, Static
 from saccade.drafting.recipe import Recipe

@@ -34,9 +34,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from evidence.reference import Oracle
+from saccade.core.protocols import Shape
+from saccade.core.result import Round, Verdict
 from saccade.core.sampling import Sampling, Scores
-from saccade.core.tree import path
-from saccade.core.types import ROOT, Round, Shape, Tree, Verdict
+from saccade.core.tree import ROOT, Tree, path
 from saccade.drafting.drafters import drive
 from saccade.drafting.schedule import serial
 from saccade.methods import resolve, sage, sage_live

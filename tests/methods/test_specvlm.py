@@ -36,8 +36,9 @@ from helpers import (
 from torch import Tensor
 
 from evidence.reference import Oracle, attention_mass
+from saccade.core.prompt import Prompt
 from saccade.core.sampling import Sampling
-from saccade.core.types import Prompt, Tree
+from saccade.core.tree import Tree
 from saccade.methods import resolve
 from saccade.methods.specvlm import TwoStage
 

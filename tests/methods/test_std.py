@@ -41,8 +41,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evidence.reference import Oracle
+from saccade.core.prompt import Prefill, Prompt
+from saccade.core.result import Round
 from saccade.core.sampling import Sampling
-from saccade.core.types import Prefill, Prompt, Round
 from saccade.drafting.drafters import SelfDraft
 from saccade.drafting.policies import Chain
 from saccade.methods import resolve

@@ -44,8 +44,10 @@ from torch import Tensor
 
 import saccade
 from saccade.core.errors import MethodError, OptionError
+from saccade.core.prompt import Prefill, Prompt
+from saccade.core.protocols import State
+from saccade.core.result import Result, Round
 from saccade.core.sampling import Scores, uniform
-from saccade.core.types import Prefill, Prompt, Result, Round, State
 from saccade.drafting.drafters import Team
 from saccade.drafting.ensemble import Ensemble, EnsembleDraft, Mixed, Mixture, Weighting
 from saccade.drafting.recipe import Recipe

@@ -19,8 +19,9 @@ from families import zoo
 import saccade
 from saccade import inputs as models
 from saccade.core.errors import ModelError
+from saccade.core.prompt import Inputs
 from saccade.core.sampling import Sampling
-from saccade.core.types import Inputs, Tree
+from saccade.core.tree import Tree
 from saccade.drafting.drafters import Guarded
 from saccade.inputs import Loaded
 from saccade.methods import resolve

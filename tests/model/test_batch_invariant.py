@@ -22,9 +22,9 @@ import saccade
 from saccade import inputs as models
 from saccade.bench.hardware.flips import flips
 from saccade.core.errors import MethodError, ModelError
+from saccade.core.prompt import Inputs
 from saccade.core.sampling import Sampling
-from saccade.core.tree import add, chain
-from saccade.core.types import ROOT, Inputs, Tree
+from saccade.core.tree import ROOT, Tree, add, chain
 from saccade.drafting.controller import Auto
 from saccade.drafting.costs import Costs, Fit
 from saccade.drafting.policies import Chain

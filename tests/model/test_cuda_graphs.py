@@ -19,9 +19,9 @@ from helpers import (
 )
 
 from saccade.core.errors import ModelError
+from saccade.core.prompt import Turn
 from saccade.core.sampling import Sampling
-from saccade.core.tree import add, chain
-from saccade.core.types import Tree, Turn
+from saccade.core.tree import Tree, add, chain
 from saccade.drafting import costs
 from saccade.model import cuda_graphs
 from saccade.model.cuda_graphs import ROWS, StaticSteps

@@ -13,10 +13,10 @@ import transformers as hf
 
 import saccade
 from saccade import inputs as models
+from saccade.bench.hardware.published import CONFIGS
 from saccade.core.errors import ModelError
 from saccade.core.sampling import Sampling
 from saccade.inputs import Loaded, checkpoints
-from saccade.inputs.published import CONFIGS
 from saccade.model import memory
 from saccade.model.backbone import Backbone
 from saccade.model.cache import Cache

@@ -26,9 +26,9 @@ from hypothesis import strategies as st
 from transformers import DynamicCache
 
 from evidence.reference import Oracle
+from saccade.core.prompt import Turn
 from saccade.core.sampling import Sampling
-from saccade.core.tree import add, chain, path
-from saccade.core.types import ROOT, Tree, Turn
+from saccade.core.tree import ROOT, Tree, add, chain, path
 from saccade.model import session as session_module
 from saccade.model.backbone import Backbone
 from saccade.model.cache import Cache

@@ -20,11 +20,11 @@ from PIL import Image
 
 from saccade import inputs as models_
 from saccade.cli import loading
-from saccade.cli.serve import listening
 from saccade.drafting.recipe import Recipe
 from saccade.engine.pool import News, Pool
 from saccade.methods import resolve
 from saccade.serve.app import Engine, Service, app
+from saccade.serve.listening import listening
 from saccade.serve.reading import Media
 from saccade.serve.settings import Settings, engine
 

@@ -24,7 +24,7 @@ from schemathesis.specs.openapi.checks import (
 )
 from serve.live import Live, jpeg, made, request, serving
 
-from saccade.core.types import Result, Timings
+from saccade.core.result import Result, Timings
 from saccade.engine.generate import Asked
 from saccade.engine.pool import News
 from saccade.serve.reading import Reader

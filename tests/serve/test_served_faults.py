@@ -24,8 +24,7 @@ from serve.live import (
     video_part,
 )
 
-from saccade.core.tree import chain
-from saccade.core.types import Tree
+from saccade.core.tree import Tree, chain
 from saccade.drafting import worker
 from saccade.drafting.policies import Chain
 from saccade.drafting.recipe import Recipe

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from saccade.core.errors import MethodError, ModelError
-from saccade.core.tree import chain
-from saccade.core.types import Result, Round, Timings, Tree, Verdict
+from saccade.core.result import Result, Round, Timings, Verdict
+from saccade.core.tree import Tree, chain
 from saccade.engine.generate import run
 from saccade.inputs import ask
 from saccade.inputs.media import Limits

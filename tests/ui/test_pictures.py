@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from saccade.bench.show import MEANING
-from saccade.core.types import Result, RoundRecord, Timings
+from saccade.core.result import Result, RoundRecord, Timings
 from saccade.ui import pictures, spelling
 from saccade.ui.duel import Duel, Piece, Side
 from saccade.ui.kept import Kept

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from saccade.core.errors import OptionError
+from saccade.core.prompt import Inputs
 from saccade.core.sampling import Sampling
-from saccade.core.types import Inputs, Tree
+from saccade.core.tree import Tree
 from saccade.drafting.drafters import Team
 from saccade.drafting.recipe import Recipe
 from saccade.drafting.views import Worded

@@ -22,7 +22,7 @@ import yaml
 from saccade.bench.compare import BASELINE, compare
 from saccade.bench.trace import environment
 from saccade.core.errors import MethodError, OptionError
-from saccade.core.types import Inputs
+from saccade.core.prompt import Inputs
 from saccade.drafting.policies import Best, Chain, Static
 from saccade.inputs import Loaded
 from saccade.methods import AXES, resolve

@@ -9,7 +9,8 @@ from typing import Any
 
 from saccade.bench.peers import PEERS
 from saccade.core.errors import MethodError, OptionError, SaccadeError
-from saccade.core.types import Inputs, Result
+from saccade.core.prompt import Inputs
+from saccade.core.result import Result
 from saccade.drafting.recipe import Recipe
 from saccade.engine.generate import Captioner, run
 from saccade.inputs import Loaded

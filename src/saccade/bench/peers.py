@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from transformers.generation.streamers import BaseStreamer
 
-from saccade.core.types import Inputs
+from saccade.core.prompt import Inputs
 from saccade.inputs import Loaded
 from saccade.model.timing import Clock
 

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from saccade.core.errors import OptionError
+from saccade.core.result import Result
 from saccade.core.tree import height
-from saccade.core.types import Result
 from saccade.corpus import rows
 
 RESULTS = "results.jsonl"

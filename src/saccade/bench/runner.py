@@ -26,7 +26,7 @@ from saccade.bench.suites.types import Item, Suite
 from saccade.bench.trace import environment
 from saccade.core.errors import OptionError, SaccadeError
 from saccade.core.options import settle
-from saccade.core.types import Inputs
+from saccade.core.prompt import Inputs
 from saccade.drafting.recipe import Recipe
 from saccade.engine.conversation import Conversation
 from saccade.inputs import Loaded, ask, ask_draft

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from saccade.bench.compare import Row
-from saccade.core.types import Kind, RoundRecord
+from saccade.core.result import Kind, RoundRecord
 
 STYLE: dict[Kind, str] = {"accepted": "green", "recovered": "bold yellow", "bonus": "bold cyan"}
 MEANING: dict[Kind, str] = {

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import transformers
 
-from saccade.core.types import Result, RoundRecord
+from saccade.core.result import Result, RoundRecord
 
 
 def environment() -> dict[str, Any]:

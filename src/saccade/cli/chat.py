@@ -15,7 +15,7 @@ from saccade.cli.describe import answer, described, showing
 from saccade.cli.terminal import Json, Quiet, Threads, Verbose, err, prepare
 
 if TYPE_CHECKING:
-    from saccade.core.types import Inputs
+    from saccade.core.prompt import Inputs
     from saccade.engine.conversation import Conversation
     from saccade.engine.generate import Stream
 

@@ -14,7 +14,7 @@ from saccade.cli import loading, options
 from saccade.cli.terminal import Json, Threads, Verbose, err, out, prepare, status
 
 if TYPE_CHECKING:
-    from saccade.core.types import Result
+    from saccade.core.result import Result
     from saccade.inputs.media import Clip
 
 REPEAT, MANY = 3, 8

@@ -29,7 +29,7 @@ from saccade.core.errors import OptionError
 if TYPE_CHECKING:
     from rich.text import Text
 
-    from saccade.core.types import Result
+    from saccade.core.result import Result
     from saccade.engine.generate import Stream
     from saccade.inputs import Loaded
     from saccade.inputs.media import Clip

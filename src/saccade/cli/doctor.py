@@ -13,7 +13,7 @@ from saccade.cli.terminal import Json, Verbose, err, out, prepare, status
 from saccade.core.errors import SaccadeError
 
 if TYPE_CHECKING:
-    from saccade.inputs.doctor import Diagnosis
+    from saccade.bench.hardware.doctor import Diagnosis
 
 TOKENS, ANSWER = 8192, 256
 
@@ -56,7 +56,7 @@ def doctor(
     """
     prepare(None, verbose)
     from saccade import inputs
-    from saccade.inputs.doctor import examine
+    from saccade.bench.hardware.doctor import examine
     from saccade.model.memory import GIB, available
 
     if pairs:
@@ -102,7 +102,7 @@ def doctor(
 
 def _config(name: str, trust: bool) -> Any:
     from saccade import inputs
-    from saccade.inputs.published import CONFIGS
+    from saccade.bench.hardware.published import CONFIGS
 
     made = CONFIGS.get(name)
     if made is not None:
@@ -115,7 +115,7 @@ def _together(
 ) -> tuple[list[str], list[str]]:
     """Why they cannot work, and what is worth knowing."""
     from saccade import inputs
-    from saccade.inputs.published import CONFIGS
+    from saccade.bench.hardware.published import CONFIGS
     from saccade.model import families
 
     problems: list[str] = []
@@ -186,8 +186,8 @@ def _show(found: Diagnosis, device: str) -> None:
 
 def _pairs(tokens: int, keep: float) -> str:
     """The README's table: what the papers' pairs need and may gain on a GPU, in bfloat16."""
-    from saccade.inputs.doctor import TYPICAL, examine
-    from saccade.inputs.published import CONFIGS, PAIRS
+    from saccade.bench.hardware.doctor import TYPICAL, examine
+    from saccade.bench.hardware.published import CONFIGS, PAIRS
     from saccade.model.memory import gib
 
     lines = [

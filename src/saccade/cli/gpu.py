@@ -39,7 +39,7 @@ def gpu(
     import torch
 
     from saccade.bench.hardware import gpu as bench
-    from saccade.inputs.published import CONFIGS
+    from saccade.bench.hardware.published import CONFIGS
 
     for name in (target, draft):
         if not name.startswith("Qwen2.5-VL") or name not in CONFIGS:

@@ -14,7 +14,7 @@ from saccade.cli.terminal import err, status, steps
 if TYPE_CHECKING:
     import numpy as np
 
-    from saccade.core.types import Inputs
+    from saccade.core.prompt import Inputs
     from saccade.drafting.recipe import Recipe
     from saccade.inputs import Loaded
     from saccade.inputs.media import Clip, Sampling

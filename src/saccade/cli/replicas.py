@@ -7,10 +7,10 @@ import threading
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
-from saccade.cli.serve import listening
 from saccade.cli.terminal import err
 from saccade.core.errors import OptionError
 from saccade.corpus.cluster import LOCAL, join
+from saccade.serve.listening import listening
 
 if TYPE_CHECKING:
     from saccade.serve.settings import Settings

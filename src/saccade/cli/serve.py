@@ -166,6 +166,7 @@ def run(
     import uvicorn
 
     from saccade.serve.app import app
+    from saccade.serve.listening import listening
 
     line = listening(host, port)
     failed: list[BaseException] = []
@@ -211,19 +212,6 @@ def run(
         Server(config).run([line])
     if failed:
         raise failed[0]
-
-
-def listening(host: str, port: int) -> socket.socket:
-    """A socket that listens there. Raises OptionError."""
-    try:
-        family, _, _, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        return socket.create_server(place[:2], family=family, backlog=2048)
-    except OSError as error:
-        why = error.strerror or "it is no address"
-        said = (
-            f"cannot listen on {host} port {port}: {why.lower()}; choose another --port or --host"
-        )
-        raise OptionError(said) from None
 
 
 def _address(line: socket.socket) -> str:

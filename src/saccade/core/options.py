@@ -8,14 +8,26 @@ from __future__ import annotations
 import copy
 import secrets
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from transformers import GenerationConfig, LogitsProcessorList, MaxTimeCriteria
 
 from saccade.core.errors import OptionError
+from saccade.core.result import FinishReason
 from saccade.core.sampling import Sampling
-from saccade.core.types import FinishReason, Options
+
+
+@dataclass(frozen=True)
+class Options:
+    """How long an answer may get and where it stops."""
+
+    max_new_tokens: int = 256
+    eos: tuple[int, ...] = ()
+    stop: tuple[str, ...] = ()
+    criteria: tuple[Callable[..., Any], ...] = field(default=())
+
 
 MAX_NEW_TOKENS = 256
 

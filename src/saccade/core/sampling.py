@@ -16,8 +16,10 @@ from jaxtyping import Float
 from torch import Tensor
 from transformers.generation import logits_process as hf
 
-from saccade.core.tree import depth, path
-from saccade.core.types import Law, Tree
+from saccade.core.tree import Tree, depth, path
+
+Law = int | Float[Tensor, " _vocab"]
+"""A probability law over token ids: one id (all mass on it) or a vector of probabilities."""
 
 Processor = Callable[[Any, Any], Any]
 

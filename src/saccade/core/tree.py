@@ -1,15 +1,42 @@
-"""Pure functions on trees of drafted tokens. Knows neither models nor laws."""
+"""Trees of drafted tokens, and pure functions on them. Knows neither models nor laws."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from saccade.core.types import ROOT, Tree
+ROOT = -1
+"""The parent of a tree's first nodes: the end of the committed text."""
+
+
+@dataclass(frozen=True)
+class Tree:
+    """Drafted tokens. A chain is a tree; an empty tree is plain decoding.
+
+    ``parents[i]`` is a node before ``i`` or ``ROOT``. ``q[i]`` is the law node ``i`` was *sampled*
+    from, or None when it was *chosen* (arg-max, top-k), which is a point mass on it.
+    Siblings that carry a q must be independent draws from that one law. ``odds`` are what the
+    draft promised of each token, where the shape decides by them.
+
+    **The rule of every shape: a drawn token stands.** Whether a token is drawn after a node, and
+    how many, may read laws and what stands above that node, never the draw itself or what was
+    drawn after it; and what the next draft looks like may read laws and tokens that were judged,
+    never a draw that was not. A draw taken back because of what it was bends the target's law:
+    ``docs/lossless.md`` has the proof, and ``tests/laws`` holds every registered shape to it.
+    """
+
+    tokens: tuple[int, ...] = ()
+    parents: tuple[int, ...] = ()
+    q: tuple[Float[Tensor, " vocab"] | None, ...] = ()
+    odds: tuple[float, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.tokens)
 
 
 def add(

@@ -16,9 +16,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from saccade.core.sampling import draw, prob
-from saccade.core.tree import children
-from saccade.core.types import ROOT, Law, Tree, Verdict
+from saccade.core.result import Verdict
+from saccade.core.sampling import Law, draw, prob
+from saccade.core.tree import ROOT, Tree, children
 
 Kind = Literal["recovered", "bonus"]
 

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 
 from saccade.core.errors import SaccadeError
-from saccade.core.types import Inputs, Result
+from saccade.core.prompt import Inputs
+from saccade.core.result import Result
 from saccade.corpus.keeping import Answer
 from saccade.corpus.manifest import UNEXPECTED, Job, Row, Work
 from saccade.engine.generate import stream

@@ -27,9 +27,10 @@ from math import log
 
 from torch import Tensor
 
-from saccade.core.sampling import Scores
-from saccade.core.tree import add, height
-from saccade.core.types import ROOT, Growing, Law, Round, State, Tree
+from saccade.core.protocols import Growing, State
+from saccade.core.result import Round
+from saccade.core.sampling import Law, Scores
+from saccade.core.tree import ROOT, Tree, add, height
 from saccade.drafting.costs import Costs
 
 LONGEST, MOST = 24, 48  # levels and nodes of one draft

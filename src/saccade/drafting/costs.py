@@ -20,11 +20,13 @@ from typing import Any
 
 import torch
 
+from saccade.core.protocols import Growing, State
+from saccade.core.result import Round
 from saccade.core.sampling import Sampling
-from saccade.core.tree import chain
-from saccade.core.types import Growing, Round, State, Tree
+from saccade.core.tree import Tree, chain
 from saccade.drafting.policies import Paths, grow_chain, grow_static
 from saccade.model.backbone import Backbone
+from saccade.model.batch_invariant import ROWS as EXACT_ROWS
 from saccade.model.session import Request, Session
 from saccade.model.timing import Clock
 
@@ -60,6 +62,18 @@ class Costs:
     def speedup(self, emitted: float, levels: float, rows: int) -> float:
         """emitted T(1) / (levels T_q + T(rows)): what bare forwards allow."""
         return emitted * self.verify(1) / (levels * self.draft + self.verify(rows))
+
+
+@dataclass(frozen=True)
+class Padded(Costs):
+    """Costs where every forward is padded, as ``exact`` asks for."""
+
+    def verify(self, rows: int) -> float:
+        return super().verify(-(-rows // EXACT_ROWS) * EXACT_ROWS)
+
+
+def padded(costs: Costs) -> Padded:
+    return Padded(costs.rows, costs.target, costs.draft)
 
 
 def expected_chain(rate: float, length: int) -> float:

@@ -11,23 +11,11 @@ import torch
 from torch.utils.hooks import RemovableHandle
 
 from saccade.core.errors import ModelError, OptionError
+from saccade.core.prompt import Inputs, Prefill, Prompt, Turn
+from saccade.core.protocols import Ahead, Draft, Growing, Scoring, Shape, State, View
+from saccade.core.result import Round
 from saccade.core.sampling import Sampling, Scores
-from saccade.core.tree import add, check
-from saccade.core.types import (
-    Ahead,
-    Draft,
-    Growing,
-    Inputs,
-    Prefill,
-    Prompt,
-    Round,
-    Scoring,
-    Shape,
-    State,
-    Tree,
-    Turn,
-    View,
-)
+from saccade.core.tree import Tree, add, check
 from saccade.drafting.policies import Chain
 from saccade.drafting.views import Several, Worded
 from saccade.model.backbone import Backbone

@@ -14,9 +14,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from saccade.core.prompt import Prefill, Prompt, Turn
+from saccade.core.protocols import Draft, State
+from saccade.core.result import Round
 from saccade.core.sampling import Sampling, Scores
-from saccade.core.tree import shared
-from saccade.core.types import ROOT, Draft, Prefill, Prompt, Round, State, Tree, Turn
+from saccade.core.tree import ROOT, Tree, shared
 from saccade.drafting.drafters import ModelDraft, Team, drive
 from saccade.drafting.views import Several
 from saccade.model.session import Session

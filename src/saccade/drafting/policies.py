@@ -10,9 +10,10 @@ from dataclasses import dataclass
 
 import torch
 
+from saccade.core.protocols import Growing, State
+from saccade.core.result import Round
 from saccade.core.sampling import Scores
-from saccade.core.tree import add
-from saccade.core.types import ROOT, Growing, Round, State, Tree
+from saccade.core.tree import ROOT, Tree, add
 
 Paths = tuple[tuple[int, ...], ...]
 """A static tree as paths of top-k ranks: (0, 1) is the runner-up after the best first token."""

@@ -16,7 +16,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
-from saccade.core.types import Prefill, Prompt
+from saccade.core.prompt import Prefill, Prompt
 from saccade.drafting import saliency
 from saccade.drafting.views import Guide, Pruned, Select, uniform
 

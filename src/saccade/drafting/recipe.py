@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from saccade.core.errors import MethodError
+from saccade.core.protocols import Draft, Schedule, Shape, View
 from saccade.core.sampling import Sampling
-from saccade.core.types import Draft, Schedule, Shape, View
 from saccade.drafting import costs as cost
 from saccade.drafting.controller import Auto
 from saccade.drafting.drafters import (
@@ -28,7 +28,7 @@ from saccade.drafting.views import FULL, Affordable, Pruned, Several, Worded
 from saccade.drafting.worker import WorkerDraft
 from saccade.model import tensor_parallel
 from saccade.model.backbone import Backbone
-from saccade.model.batch_invariant import CHAINS, padded
+from saccade.model.batch_invariant import CHAINS
 
 NO_WORDS = Words()
 
@@ -147,7 +147,7 @@ class Recipe:
             costs = cost.measure(
                 target, drafting, context=bucket, draft_context=cost.bucket(int(bucket * keep))
             )
-            shape = replace(shape, costs=padded(costs) if exact else costs)
+            shape = replace(shape, costs=cost.padded(costs) if exact else costs)
         settled = view is self.view and shape is self.shape
         return self if settled else replace(self, view=view, shape=shape)
 

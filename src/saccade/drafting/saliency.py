@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from saccade.core.types import Prefill
+from saccade.core.prompt import Prefill
 
 ROUNDING = 12  # decimals: what equals up to rounding must not be scaled up as if it differed
 

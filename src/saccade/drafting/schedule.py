@@ -12,18 +12,10 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from saccade.core.protocols import Ahead, Cut, Draft, Scoring, State
+from saccade.core.result import FinishReason, Round, Verdict
 from saccade.core.sampling import BrokenLaw, Scores
-from saccade.core.types import (
-    Ahead,
-    Cut,
-    Draft,
-    FinishReason,
-    Round,
-    Scoring,
-    State,
-    Tree,
-    Verdict,
-)
+from saccade.core.tree import Tree
 from saccade.core.verify import verify
 from saccade.model import memory
 

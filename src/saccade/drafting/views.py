@@ -14,7 +14,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from saccade.core.errors import MethodError
-from saccade.core.types import Prefill, Prompt, View
+from saccade.core.prompt import Prefill, Prompt
+from saccade.core.protocols import View
 from saccade.drafting import saliency
 
 GOLDEN = (5**0.5 - 1) / 2

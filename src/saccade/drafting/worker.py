@@ -30,9 +30,11 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from saccade.core.prompt import Inputs, Prefill, Prompt, Turn
+from saccade.core.protocols import State, View
+from saccade.core.result import Round
 from saccade.core.sampling import Sampling, Scores
-from saccade.core.tree import add
-from saccade.core.types import Inputs, Prefill, Prompt, Round, State, Tree, Turn, View
+from saccade.core.tree import Tree, add
 from saccade.drafting.drafters import Team
 from saccade.drafting.policies import Chain
 from saccade.drafting.views import Pruned

@@ -7,7 +7,8 @@ from typing import Any
 from torch import nn
 
 from saccade.core.errors import OptionError
-from saccade.core.types import Inputs, Result
+from saccade.core.prompt import Inputs
+from saccade.core.result import Result
 from saccade.engine.generate import Stream, Talk, stream
 from saccade.model.backbone import Backbone
 

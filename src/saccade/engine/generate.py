@@ -17,17 +17,10 @@ from transformers import GenerationConfig, LogitsProcessorList
 
 from saccade.core import options
 from saccade.core.errors import ModelError, OptionError
+from saccade.core.prompt import Inputs, Prompt, Turn
+from saccade.core.result import Result, Round, RoundRecord, Timings
 from saccade.core.sampling import Sampling
-from saccade.core.types import (
-    Inputs,
-    Prompt,
-    Result,
-    Round,
-    RoundRecord,
-    Timings,
-    Tree,
-    Turn,
-)
+from saccade.core.tree import Tree
 from saccade.drafting.drafters import Guarded, Words
 from saccade.drafting.recipe import Recipe
 from saccade.drafting.schedule import NO_MEMORY, Sparing

@@ -14,17 +14,11 @@ from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
 from saccade.core.options import Stops
+from saccade.core.prompt import Prompt
+from saccade.core.protocols import State
+from saccade.core.result import FinishReason, Result, Round, RoundRecord, Timings
 from saccade.core.sampling import Sampling
-from saccade.core.types import (
-    FinishReason,
-    Prompt,
-    Result,
-    Round,
-    RoundRecord,
-    State,
-    Timings,
-    Tree,
-)
+from saccade.core.tree import Tree
 from saccade.drafting.drafters import Guarded
 from saccade.drafting.recipe import Recipe
 from saccade.drafting.schedule import NO_MEMORY, Sparing, finished, judged, serial

@@ -14,7 +14,7 @@ import torch
 from transformers import AutoModelForImageTextToText, AutoProcessor
 
 from saccade.core.errors import ModelError
-from saccade.core.types import Inputs
+from saccade.core.prompt import Inputs
 from saccade.inputs import Loaded, check_folder, load, pick_device
 
 MAX_TOKENS = 64

@@ -21,7 +21,7 @@ import torch
 from tokenizers import AddedToken
 
 from saccade.core.errors import OptionError
-from saccade.core.types import Inputs
+from saccade.core.prompt import Inputs
 
 PER_TOKEN = ("input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids")
 

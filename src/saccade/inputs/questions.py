@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from saccade.core.errors import ModelError, OptionError
-from saccade.core.types import Inputs
+from saccade.core.prompt import Inputs
 from saccade.inputs import literal
 from saccade.inputs.loading import Loaded, first_line
 from saccade.inputs.media import Clip

@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, TypeVar, cast
 
 from saccade.core.errors import MethodError
-from saccade.core.types import Schedule, Shape, View
+from saccade.core.protocols import Schedule, Shape, View
 from saccade.drafting import pruning
 from saccade.drafting import views as view
 from saccade.drafting.controller import Auto

@@ -23,7 +23,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from saccade.core.types import Prompt
+from saccade.core.prompt import Prompt
 from saccade.drafting import saliency
 from saccade.drafting.policies import Chain
 from saccade.drafting.recipe import Recipe

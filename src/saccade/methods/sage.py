@@ -23,7 +23,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from saccade.core.types import ROOT, Growing, Round, Tree
+from saccade.core.protocols import Growing
+from saccade.core.result import Round
+from saccade.core.tree import ROOT, Tree
 from saccade.drafting.drafters import ModelDraft
 from saccade.drafting.policies import Paths, grow_static
 from saccade.drafting.recipe import Recipe

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 import torch
 
-from saccade.core.tree import add
-from saccade.core.types import Growing, Round, Tree
+from saccade.core.protocols import Growing
+from saccade.core.result import Round
+from saccade.core.tree import Tree, add
 from saccade.methods.sage import NODES, W_MAX, Adapted, Reach, confidence, history
 
 

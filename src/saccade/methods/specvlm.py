@@ -19,7 +19,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from saccade.core.types import Prompt
+from saccade.core.prompt import Prompt
 from saccade.drafting import saliency
 from saccade.drafting.drafters import ModelDraft, SelfDraft
 from saccade.drafting.policies import Paths, Static

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from saccade.core.types import Prefill, Prompt
+from saccade.core.prompt import Prefill, Prompt
 from saccade.drafting import saliency
 from saccade.drafting.drafters import EarlyExit, SelfDraft
 from saccade.drafting.policies import Chain

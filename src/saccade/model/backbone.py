@@ -22,7 +22,7 @@ from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from saccade.core.errors import ModelError
-from saccade.core.types import Inputs, Prompt
+from saccade.core.prompt import Inputs, Prompt
 from saccade.model import families, tensor_parallel
 from saccade.model.attention import Step
 from saccade.model.cache import Cache

@@ -15,7 +15,6 @@ are chains.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
 import torch
@@ -23,7 +22,6 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from saccade.core.errors import MethodError, ModelError
-from saccade.drafting.costs import Costs
 from saccade.model.attention import Segment, Step
 from saccade.model.backbone import Backbone
 from saccade.model.cache import Cache
@@ -193,18 +191,3 @@ def _random_cache(model: Backbone, length: int, random: torch.Generator) -> Cach
         tensor[:, :length] = torch.randn(shape, generator=random).to(tensor)
     cache.advance(length)
     return cache
-
-
-# -- what it costs -----------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Padded(Costs):
-    """Costs where every forward is padded to a multiple of ``ROWS``."""
-
-    def verify(self, rows: int) -> float:
-        return super().verify(-(-rows // ROWS) * ROWS)
-
-
-def padded(costs: Costs) -> Padded:
-    return Padded(costs.rows, costs.target, costs.draft)

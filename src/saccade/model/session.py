@@ -16,8 +16,9 @@ from torch import Tensor
 
 from saccade.core import tree as trees_
 from saccade.core.errors import ModelError
+from saccade.core.prompt import Prefill, Prompt, Turn
 from saccade.core.sampling import Sampling, Scores
-from saccade.core.types import Prefill, Prompt, Tree, Turn
+from saccade.core.tree import Tree
 from saccade.model.attention import Record, Segment, Step
 from saccade.model.backbone import Backbone
 from saccade.model.cache import Cache

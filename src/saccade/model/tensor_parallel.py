@@ -21,16 +21,9 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from saccade.core.errors import ModelError, OptionError
-from saccade.core.types import (
-    Cut,
-    Draft,
-    FinishReason,
-    Round,
-    Schedule,
-    Scoring,
-    State,
-    Tree,
-)
+from saccade.core.protocols import Cut, Draft, Schedule, Scoring, State
+from saccade.core.result import FinishReason, Round
+from saccade.core.tree import Tree
 
 T = TypeVar("T")
 KEYS = "layers.*.self_attn.k_proj"  # what must be split by columns for heads to be

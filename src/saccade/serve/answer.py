@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from saccade.core.types import ROOT, Result, Round, RoundRecord
+from saccade.core.result import Result, Round, RoundRecord
+from saccade.core.tree import ROOT
 
 UNFINISHED = "\N{REPLACEMENT CHARACTER}"
 WINDOW = 32  # tokens that are enough for a decoder to know how the next is written

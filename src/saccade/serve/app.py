@@ -24,7 +24,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
 from saccade.core.errors import OptionError, SaccadeError, VideoInputError
-from saccade.core.types import Result
+from saccade.core.result import Result
 from saccade.engine.generate import Asked
 from saccade.inputs.media.guard import Stop
 from saccade.serve.answer import Likely, Writer, about, logprobs, speculation, usage

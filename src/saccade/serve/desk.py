@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 import torch
 
 from saccade.core.errors import SaccadeError
-from saccade.core.types import Result, Round
+from saccade.core.result import Result, Round
 from saccade.engine.generate import Asked
 from saccade.engine.pool import News, Pool
 from saccade.serve.answer import Likely, likelihoods

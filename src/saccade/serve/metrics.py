@@ -10,7 +10,7 @@ from prometheus_client import (
     generate_latest,
 )
 
-from saccade.core.types import Result, RoundRecord
+from saccade.core.result import Result, RoundRecord
 
 FIRST = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160)
 BETWEEN = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from jinja2 import TemplateError
 
-from saccade.core.types import Inputs
+from saccade.core.prompt import Inputs
 from saccade.engine.generate import Asked, settled
 from saccade.inputs import Loaded, captions, converse, same_inputs
 from saccade.inputs.media import Clip, Limits, Sampling

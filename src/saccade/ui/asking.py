@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from saccade.core.errors import OptionError
-from saccade.core.types import RoundRecord
+from saccade.core.result import RoundRecord
 from saccade.drafting.drafters import Words
 from saccade.drafting.recipe import Recipe
 from saccade.drafting.schedule import parallel

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
 from saccade.bench.show import Typist
-from saccade.core.types import Kind, Result, Round, RoundRecord
+from saccade.core.result import Kind, Result, Round, RoundRecord
 
 EVERY = 0.15  # seconds between two snapshots
 READING = "reading the video"

@@ -11,8 +11,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from saccade.core.prompt import Inputs, Prefill, Prompt
+from saccade.core.protocols import View
 from saccade.core.sampling import Sampling
-from saccade.core.types import Inputs, Prefill, Prompt, View
 from saccade.drafting.drafters import EarlyExit, Lookup, SelfDraft, Team, Words
 from saccade.drafting.pruning import Merged, Pooled
 from saccade.drafting.recipe import Recipe

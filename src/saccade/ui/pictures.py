@@ -17,8 +17,8 @@ import numpy as np
 from PIL import Image, ImageDraw
 
 from saccade.bench.show import MEANING
-from saccade.core.tree import levels
-from saccade.core.types import ROOT, RoundRecord
+from saccade.core.result import RoundRecord
+from saccade.core.tree import ROOT, levels
 from saccade.ui.duel import Duel, Piece, Side
 from saccade.ui.kept import Kept
 

@@ -14,9 +14,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from saccade.core.prompt import Inputs, Prefill
+from saccade.core.protocols import View
 from saccade.core.sampling import Sampling
-from saccade.core.tree import chain
-from saccade.core.types import ROOT, Inputs, Prefill, View
+from saccade.core.tree import ROOT, chain
 from saccade.engine.generate import run
 from saccade.inputs import Loaded, ask, load
 from saccade.inputs.media import Clip

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from saccade.core.prompt import Inputs
 from saccade.core.sampling import Sampling
-from saccade.core.tree import chain
-from saccade.core.types import ROOT, Inputs
+from saccade.core.tree import ROOT, chain
 from saccade.engine.generate import run
 from saccade.model.backbone import Backbone
 from saccade.model.batch_invariant import ExactSession

@@ -13,14 +13,14 @@ from typing import Any
 
 import torch
 
+from saccade.bench.hardware.published import CONFIGS
 from saccade.bench.hardware.synthetic import Decree, imposed
 from saccade.bench.peers import hf
-from saccade.core.types import Inputs
+from saccade.core.prompt import Inputs
 from saccade.drafting import costs as cost
 from saccade.drafting.costs import Costs
 from saccade.engine.generate import run
 from saccade.inputs import Loaded
-from saccade.inputs.published import CONFIGS
 from saccade.methods import resolve
 from saccade.model import families
 from saccade.model.backbone import Backbone

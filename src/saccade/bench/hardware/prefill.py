@@ -10,9 +10,9 @@ from torch import Tensor
 
 from saccade.bench.suites.shapes import LENGTHS, suites
 from saccade.core.errors import OptionError
+from saccade.core.prompt import Inputs
 from saccade.core.sampling import Sampling
 from saccade.core.tree import chain
-from saccade.core.types import Inputs
 from saccade.inputs import Loaded, ask
 from saccade.inputs.media import Clip
 from saccade.model.memory import Peak

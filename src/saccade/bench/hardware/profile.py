@@ -23,8 +23,9 @@ from saccade.bench import measures
 from saccade.bench.compare import BASELINE, Run, race
 from saccade.bench.measures import Interval
 from saccade.core.errors import OptionError
+from saccade.core.prompt import Inputs
+from saccade.core.result import Result, RoundRecord
 from saccade.core.tree import height
-from saccade.core.types import Inputs, Result, RoundRecord
 from saccade.drafting import costs
 from saccade.drafting.drafters import Lookup, ModelDraft, Nobody, SelfDraft
 from saccade.drafting.recipe import Recipe

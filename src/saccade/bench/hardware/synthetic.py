@@ -17,10 +17,11 @@ import numpy as np
 import torch
 
 from saccade.core.errors import OptionError
-from saccade.core.options import Stops
-from saccade.core.sampling import Sampling, Scores
-from saccade.core.tree import children
-from saccade.core.types import ROOT, Law, Options, Prefill, Prompt, Scoring, Tree
+from saccade.core.options import Options, Stops
+from saccade.core.prompt import Prefill, Prompt
+from saccade.core.protocols import Scoring
+from saccade.core.sampling import Law, Sampling, Scores
+from saccade.core.tree import ROOT, Tree, children
 from saccade.drafting.recipe import Recipe
 from saccade.drafting.schedule import serial
 from saccade.model.backbone import Backbone

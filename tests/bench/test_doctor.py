@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from saccade.inputs import doctor
-from saccade.inputs.doctor import RATES, SLOPE, TYPICAL, Diagnosis, Outlook, Part, examine
-from saccade.inputs.published import CONFIGS, PAIRS
+from saccade.bench.hardware import doctor
+from saccade.bench.hardware.doctor import RATES, SLOPE, TYPICAL, Diagnosis, Outlook, Part, examine
+from saccade.bench.hardware.published import CONFIGS, PAIRS
 from saccade.model.memory import GIB, SPARE, Footprint
 
 BIG = Footprint(parameters=1000, decoder=800, kv=2, layers=4, vocab=320)

@@ -1,0 +1,101 @@
+"""One request as a language model reads it, and what the target's reading of it revealed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One request as a language model reads it: embedded, with its true positions.
+
+    Written by ``Backbone.prompts``; a view keeps a subset of its rows with :meth:`select`.
+    """
+
+    context: Int[Tensor, " full"]  # ids of the whole prompt, whatever was pruned: penalties see it
+    embeds: Float[Tensor, "len dim"]
+    positions: Int[Tensor, "axes len"]
+    visual: Bool[Tensor, " len"]
+    fixed: Bool[Tensor, " len"]  # rows a tower made that no view may drop: sound, newlines
+    grid: Int[Tensor, "seen 4"]  # (medium, t, h, w) of each visual row
+    index: Int[Tensor, " len"]  # where each row stands in the whole prompt
+    next_position: int
+    deepstack: tuple[Float[Tensor, "seen dim"], ...] = ()  # rows some models add to early layers
+    heads: Int[Tensor, "layer kv_head kept"] | None = None
+    """Rows of the whole prompt each head keeps, where heads differ (Sparse-to-Dense)."""
+    blank: Int[Tensor, " len"] | None = None
+    """Ids of rows whose embeddings the model has yet to look up (words put in the place of a
+    video), -1 elsewhere; ``Backbone.written`` fills them in."""
+
+    def __len__(self) -> int:
+        return self.embeds.shape[0]
+
+    @property
+    def seen(self) -> int:
+        """How many visual rows a head sees."""
+        if self.heads is not None:
+            return self.heads.shape[-1] - int((~self.visual).sum())
+        return self.grid.shape[0]
+
+    def select(self, keep: Int[Tensor, " kept"]) -> Prompt:
+        """The prompt with all its text and only these visual rows, at their original positions.
+
+        ``keep`` counts visual rows, in any order; the rows stay in prompt order.
+        """
+        chosen = torch.zeros(self.seen, dtype=torch.bool, device=keep.device)
+        chosen[keep] = True
+        rows = ~self.visual
+        rows[self.visual] = chosen
+        return self.rows(rows)
+
+    def rows(self, rows: Bool[Tensor, " len"]) -> Prompt:
+        """The prompt with these rows only, text or visual, at their original positions."""
+        chosen = rows[self.visual]
+        return Prompt(
+            context=self.context,
+            embeds=self.embeds[rows],
+            positions=self.positions[:, rows],
+            visual=self.visual[rows],
+            fixed=self.fixed[rows],
+            grid=self.grid[chosen],
+            index=self.index[rows],
+            next_position=self.next_position,
+            deepstack=tuple(layer[chosen] for layer in self.deepstack),
+        )
+
+
+@dataclass(frozen=True)
+class Prefill:
+    """What the target's prefill revealed, for a view to choose by."""
+
+    prompt: Prompt
+    cache: Any  # a ``model.cache.Cache``, or None
+    tip: Float[Tensor, " vocab"]  # raw logits after the prompt
+    mass: Float[Tensor, "layer kv_head seen"] | None = None
+    """Softmax mass each visual key got, averaged over the text queries after the last visual row
+    and over the heads of a group; recorded only when a view asks (``View.attention``)."""
+    relevance: Float[Tensor, "layer kv_head seen"] | None = None
+    """The same with the softmax over the visual keys alone (HIPPO, Eq. 2)."""
+    words: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    """Ids a view may write in the place of a video: "newline", "caption"."""
+
+
+@dataclass(frozen=True)
+class Turn:
+    """How a conversation goes on: its last ``drop`` tokens are taken back, then ``ids`` follow.
+
+    Counted in text tokens, so it means the same to a draft that saw another prompt.
+    """
+
+    drop: int
+    ids: tuple[int, ...]
+
+
+Inputs = Mapping[str, Any]
+"""What a Hugging Face processor returns."""

@@ -1,0 +1,136 @@
+"""What came of drafting: a verdict, a round, and one answer with how it came about.
+
+Frozen, and known to no model. ``p`` is the target's law, ``q`` the draft's, always.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from saccade.core.sampling import Scores
+from saccade.core.tree import Tree
+
+FinishReason = Literal["stop", "length", "error"]
+
+Kind = Literal["accepted", "recovered", "bonus"]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What verification let through: accepted nodes, then at most one token of the target's own."""
+
+    path: tuple[int, ...]  # accepted nodes, root first
+    accepted: tuple[int, ...]  # their tokens
+    own: int | None  # "recovered" after a refusal, "bonus" after full acceptance
+    kind: Literal["recovered", "bonus"] | None
+
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        return self.accepted if self.own is None else (*self.accepted, self.own)
+
+
+@dataclass(frozen=True)
+class Round:
+    """One propose-verify-commit of one request. ``p`` and ``q`` live until the fold has run."""
+
+    request: int
+    tree: Tree
+    verdict: Verdict  # already cut at the first stop
+    finish: FinishReason | None
+    p: Scores
+    q: Scores | None
+    draft_seconds: float
+    verify_seconds: float
+    note: tuple[float, ...] = ()  # what the draft decided by: an ensemble's weights, odds
+
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        return self.verdict.tokens
+
+    def scalars(self) -> RoundRecord:
+        return RoundRecord(
+            tokens=self.tree.tokens,
+            parents=self.tree.parents,
+            accepted=self.verdict.accepted,
+            own=self.verdict.own,
+            kind=self.verdict.kind,
+            draft_seconds=self.draft_seconds,
+            verify_seconds=self.verify_seconds,
+            note=self.note,
+        )
+
+
+@dataclass(frozen=True)
+class RoundRecord:
+    """A round without its laws: what a result keeps and a trace file holds."""
+
+    tokens: tuple[int, ...]
+    parents: tuple[int, ...]
+    accepted: tuple[int, ...]
+    own: int | None
+    kind: Literal["recovered", "bonus"] | None
+    draft_seconds: float
+    verify_seconds: float
+    note: tuple[float, ...] = ()
+
+    @property
+    def emitted(self) -> tuple[int, ...]:
+        return self.accepted if self.own is None else (*self.accepted, self.own)
+
+    @property
+    def kinds(self) -> tuple[Kind, ...]:
+        """How each emitted token came, for colouring text as it appears."""
+        kinds: list[Kind] = ["accepted"] * len(self.accepted)
+        return tuple(kinds) if self.kind is None else (*kinds, self.kind)
+
+
+@dataclass(frozen=True)
+class Timings:
+    """Seconds on the wall clock; ``total`` is from inputs to the last token."""
+
+    vision: float = 0.0  # both models' embedding of the prompt, vision towers included
+    prefill: float = 0.0  # target
+    guide: float = 0.0  # choosing what the draft sees
+    draft_prefill: float = 0.0  # 0 where it ran beside the target
+    decode: float = 0.0  # every round
+    first_token: float = 0.0  # from inputs to the first emitted token
+    total: float = 0.0
+
+
+@dataclass(frozen=True)
+class Result:
+    """One answer and how it came about. Scalars and ids only."""
+
+    ids: tuple[int, ...]
+    text: str | None
+    method: str
+    finish_reason: FinishReason
+    rounds: tuple[RoundRecord, ...]
+    timings: Timings
+    prompt_tokens: int
+    visual_tokens: int
+    draft_visual_tokens: int | None  # what the draft kept of them
+    fallback_reason: str | None = None  # why drafting stopped, if it did
+    reused_tokens: int = 0  # of the prompt, whose keys an earlier turn had left
+    warnings: tuple[str, ...] = ()
+    peak_bytes: int | None = None
+    """Memory taken at most, above what was held before (so without weights): what torch allocated
+    on GPUs, else the growth of this process's resident size (``memory.Peak``); None unknown."""
+
+    @property
+    def tau(self) -> float | None:
+        """Tokens emitted per target forward, the target's own token included (SpecVLM's tau)."""
+        if not self.rounds:
+            return None
+        return sum(len(r.emitted) for r in self.rounds) / len(self.rounds)
+
+    @property
+    def acceptance_rate(self) -> float | None:
+        """Accepted over drafted tokens; None where nothing was drafted."""
+        drafted = sum(len(r.tokens) for r in self.rounds)
+        return sum(len(r.accepted) for r in self.rounds) / drafted if drafted else None
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        return len(self.ids) / self.timings.decode if self.timings.decode > 0 else None
