@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -37,6 +38,15 @@ def test_there_are_enough_and_no_two_are_alike():
     assert 70 <= len(planted) < len(MUTANTS)
     assert sum(Path(mutant.file).stem in ADAPTING for mutant in planted) >= 10
     assert len({mutant.name for mutant in MUTANTS}) == len(MUTANTS)
+
+
+def test_the_pages_table_counts_them():
+    """Claim: docs/reliability.md says how many stand in each file. Fails when one is added."""
+    counts = Counter(mutant.file for mutant in MUTANTS if not mutant.survives)
+    page = (ROOT / "docs" / "reliability.md").read_text()
+    rows = "".join(f"| `{file}` | {count} |\n" for file, count in sorted(counts.items()))
+    assert f"|-|-|\n{rows}\n" in page
+    assert f"| {sum(counts.values())} of {sum(counts.values())} killed, " in page
 
 
 def test_the_quickest_are_killed_and_the_control_survives():
