@@ -26,7 +26,7 @@ from saccade.core.prompt import Inputs
 from saccade.core.sampling import Sampling
 from saccade.core.tree import ROOT, Tree, add, chain
 from saccade.drafting.controller import Auto
-from saccade.drafting.costs import Costs, Fit
+from saccade.drafting.costs import Costs, Fit, padded
 from saccade.drafting.policies import Chain
 from saccade.drafting.recipe import Recipe, chains_only
 from saccade.methods import SYSTEMS, resolve
@@ -405,7 +405,7 @@ def test_which_shapes_are_chains():
 
 def test_costs_are_those_of_padded_forwards():
     """Claim: shape fit reckons that 1 to 16 rows cost the same, and 17 as much as 32."""
-    costs = batch_invariant.padded(Costs((1, 16, 32), (1.0, 4.0, 8.0), 0.1))
+    costs = padded(Costs((1, 16, 32), (1.0, 4.0, 8.0), 0.1))
     assert [costs.verify(rows) for rows in (1, 8, 16, 17, 32)] == [4.0, 4.0, 4.0, 8.0, 8.0]
     longer = Fit((), costs).choose((9.0, 10.0))
     assert longer > Fit((), Costs(costs.rows, costs.target, costs.draft)).choose((9.0, 10.0))
