@@ -6,7 +6,7 @@ import typer
 
 from evidence.commands.figure import figure
 from evidence.commands.pages import claims, report, scaling
-from evidence.commands.speed import sampled, speed
+from evidence.commands.speed import speed
 from evidence.commands.training import evaluate, train
 from saccade.cli.app import called
 
@@ -20,7 +20,6 @@ app.command()(figure)
 app.command()(report)
 app.command()(claims)
 app.command()(speed)
-app.command()(sampled)
 app.command()(scaling)
 app.command()(train)
 app.command("eval")(evaluate)

@@ -1,4 +1,4 @@
-"""``python -m evidence speed | sampled``."""
+"""``python -m evidence speed``."""
 
 from __future__ import annotations
 
@@ -54,39 +54,3 @@ def speed(
         failed = "".join(f"; {name}: {why}" for name, why in part["errors"].items())
         line = f"{part['about']}: {', '.join(part['clips'])}; {same}{failed}"
         out.print(line, markup=False, soft_wrap=True, style="dim")
-
-
-def sampled(
-    temperature: Annotated[float, typer.Option(min=0, help="0: greedy.")] = 0.7,
-    methods: Annotated[str, typer.Option(help="Methods, by commas.")] = "ar,sd,sd/shape=fit,auto",
-    suite: Annotated[str, typer.Option(help="Of the synthetic world.")] = "shapes-caption",
-    clips: Annotated[int, typer.Option(min=1)] = 20,
-    path: Annotated[Path | None, typer.Option("--out", help="Keep the JSON here too.")] = None,
-    threads: Threads = None,
-    as_json: Json = False,
-    verbose: Verbose = False,
-) -> None:
-    """What drafting gives when answers are sampled, over plain decoding."""
-    prepare(threads, verbose)
-    from evidence.sampled import line
-    from evidence.sampled import sampled as measured
-
-    models = loading.models("shapes", None, loading.Place(), quiet=as_json)
-    assert models.draft is not None
-    with status("sampling", quiet=as_json) as tell:
-        found = measured(
-            models.target,
-            models.draft,
-            split(methods),
-            suite=suite,
-            clips=clips,
-            temperature=temperature,
-            tell=tell,
-        )
-    if path is not None:
-        path.write_text(json.dumps(found) + "\n")
-    if as_json:
-        typer.echo(json.dumps(found))
-        return
-    for method in found["methods"]:
-        out.print(line(method), markup=False, soft_wrap=True)

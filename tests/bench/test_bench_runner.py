@@ -21,7 +21,7 @@ from saccade.bench.peers import PEERS, Timed
 from saccade.bench.records import Answer
 from saccade.bench.suites import shapes
 from saccade.bench.suites.types import Item
-from saccade.core.errors import MethodError
+from saccade.core.errors import MethodError, OptionError
 from saccade.core.result import Verdict
 from saccade.core.tree import ROOT, Tree
 from saccade.core.verify import verify
@@ -115,6 +115,22 @@ def test_second_turns_reuse_the_first(ran: Ran) -> None:
     for each in later:
         assert 256 < each.reused_tokens < each.prompt_tokens
         assert each.answers == ()  # only the first question's is known
+
+
+def test_a_sampled_run_claims_no_equality(embedded: Embedded, tmp_path: Path) -> None:
+    """Claim: with a temperature answers are drawn, ours by the plan's seed and a peer's by torch's,
+    nothing is said of equality, and another temperature is another plan. Control: at 0 all are
+    plain decoding's."""
+    greedy = runner.Plan((CAPTION,), ("sd", "hf"), limit=1, max_new_tokens=24)
+    drawn = replace(greedy, temperature=4.0)
+    first = {each.method: each for each in runner.run(drawn, *embedded, tmp_path / "a")}
+    again = {each.method: each for each in runner.run(drawn, *embedded, tmp_path / "b")}
+    plain = {each.method: each for each in runner.run(greedy, *embedded, tmp_path / "c")}
+    assert {each.identical for each in first.values()} == {None}
+    assert {each.identical for each in plain.values()} == {True}
+    assert all(first[name].ids == again[name].ids != plain[name].ids for name in first)
+    with pytest.raises(OptionError, match="another plan"):
+        runner.run(greedy, *embedded, tmp_path / "a")
 
 
 # -- order, shards, limits ---------------------------------------------------------------------

@@ -73,7 +73,8 @@ def markdown(
         "",
         f"Target `{plan['target']}`, draft `{plan['draft']}`, {plan['dtype']} on "
         f"{machine['gpu'] or machine['processor']}, {machine['threads']} threads, torch "
-        f"{machine['torch']}, transformers {machine['transformers']}.",
+        f"{machine['torch']}, transformers {machine['transformers']}."
+        + (f" Sampled at temperature {plan['temperature']}." if "temperature" in plan else ""),
         "",
         LEGEND,
     ]
@@ -146,6 +147,8 @@ def _number(found: float | None, digits: int = 2) -> str:
 
 
 def _same(own: Sequence[Answer], plain: Sequence[Answer]) -> str:
+    if own and all(answer.identical is None for answer in own):
+        return ""  # sampled
     return f"{sum(answer.identical is True for answer in own)}"
 
 

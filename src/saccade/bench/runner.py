@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from saccade.bench import alone, records
 from saccade.bench.alone import is_alone
@@ -48,6 +49,7 @@ class Plan:
     seed: int = 0
     max_new_tokens: int | None = None  # else each suite's own
     exact: bool = False
+    temperature: float = 0.0  # 0: greedy
 
     def items(self) -> Iterator[tuple[Suite, Item]]:
         """This shard's items: every ``n``-th of each suite's first ``limit``."""
@@ -74,6 +76,8 @@ class Plan:
         }
         if self.exact:  # runs made before there was a choice keep their fingerprint
             plan["exact"] = True
+        if self.temperature:
+            plan["temperature"] = self.temperature
         key = hashlib.sha256(json.dumps(plan, sort_keys=True).encode()).hexdigest()[:16]
         return {"plan": plan, "fingerprint": key, "environment": environment()}
 
@@ -108,7 +112,9 @@ def run(
     finished = set(records.done(known))
     todo = [(suite, item) for suite, item in plan.items() if (suite.name, item.id) not in finished]
     whole = len(finished) + len(todo)
-    settings = {"do_sample": False}
+    settings: dict[str, Any] = {"do_sample": plan.temperature > 0}
+    if plan.temperature:
+        settings["temperature"] = plan.temperature
     warmed: set[str] = set()
     for number, (suite, item) in enumerate(todo):
         longest = plan.max_new_tokens or suite.setting.max_new_tokens
@@ -125,7 +131,9 @@ def run(
             say(tell, f"{suite.name}: {name}", len(finished) + number, whole)
             own = bench.answer(name, recipes[name], {**settings, "max_new_tokens": longest})
             found[name] = [replace(answer, suite=suite.name) for answer in own]
-        fresh = [answer for name in order for answer in _judged(found[name], found[BASELINE])]
+        if not plan.temperature:  # sampled answers share a law, and need not be equal
+            found = {name: list(_judged(own, found[BASELINE])) for name, own in found.items()}
+        fresh = [answer for name in order for answer in found[name]]
         records.write(folder, about, fresh)
         known += fresh
     records.write(folder, about, [])  # a shard without items leaves a run too
@@ -243,6 +251,7 @@ class _Bench:
         said: list[str] = []
         for turn in range(1 + len(self._item.then)):
             inputs, _ = self._inputs(turn, said)
+            torch.manual_seed(self._seed)  # a peer samples with torch's own noise
             peak = Peak(self._target.backbone.devices)
             timed = PEERS[name](self._target, self._draft, inputs, dict(settings))
             taken = peak.bytes()

@@ -56,6 +56,7 @@ def bench(
     draft: options.Draft = None,
     config: options.Config = None,
     captioner: options.Captioner = None,
+    temperature: Annotated[float, typer.Option(min=0, help="Sample at it; 0: greedy.")] = 0.0,
     seed: Annotated[int, typer.Option(help="Names the noise of sampling.")] = 0,
     exact: options.Exact = False,
     threads: Threads = None,
@@ -82,7 +83,7 @@ def bench(
     names = _methods(methods, exact)
     place = loading.Place(dtype, device, device_map, quantize, trust_remote_code)
     models = loading.models(known.target, known.draft, place, quiet=False)
-    plan = runner.Plan(suites, names, limit, part, seed, max_new_tokens, exact)
+    plan = runner.Plan(suites, names, limit, part, seed, max_new_tokens, exact, temperature)
 
     def caption(frames: Any) -> Any:
         return loading.captioner_of(captioner, known.target, frames, device)
