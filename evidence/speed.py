@@ -31,6 +31,7 @@ from saccade.bench.trace import environment
 from saccade.core.errors import OptionError
 from saccade.core.prompt import Inputs, Prefill, Prompt
 from saccade.core.protocols import View
+from saccade.drafting.planning import plan
 from saccade.drafting.recipe import Recipe
 from saccade.engine.generate import run
 from saccade.inputs import Loaded, ask
@@ -269,7 +270,7 @@ def wrong_video(pair: Pair, inputs: Sequence[Inputs]) -> tuple[Loaded, Recipes]:
     (prompt,) = target.prompts(other)
     recipe = named([AUTO])[AUTO]
     assert recipe is not None
-    fitted = recipe.fit(target, draft, int(this["input_ids"].shape[1]))
+    fitted = plan(recipe, target, draft, int(this["input_ids"].shape[1]))
     swapped = replace(fitted, view=Elsewhere(fitted.view, prompt.embeds[prompt.visual]))
     return pair.draft, {**named([]), AUTO: swapped}
 

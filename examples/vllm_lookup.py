@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from itertools import takewhile
 from typing import Any
 
-from saccade.drafting.drafters import LOOKUP_MATCH, lookup
+from saccade.drafting.lookup import MATCH, lookup
 from saccade.model import families
 
 
@@ -46,4 +46,4 @@ class Lookup:
 
     def _after(self, text: list[int]) -> list[int]:
         room = max(0, min(self._count, self._longest - len(text)))
-        return list(takewhile(lambda t: t not in self._banned, lookup(text, LOOKUP_MATCH, room)))
+        return list(takewhile(lambda t: t not in self._banned, lookup(text, MATCH, room)))

@@ -22,8 +22,9 @@ from typing import Any
 import pytest
 from torch import nn
 
-from saccade.drafting import worker
-from saccade.drafting.worker import Desk, DraftError, Job
+from saccade.drafting.parallel import child, drafter, process
+from saccade.drafting.parallel.child import Child, Job
+from saccade.drafting.parallel.process import DraftError
 from saccade.model.backbone import Backbone
 
 MANY = 16  # rows a forward has in a prefill, at least
@@ -96,13 +97,13 @@ def ran(log: str) -> list[Ran]:
 
 def deafened() -> None:
     """Makes this process's desk draft all it may before it looks at its mail again."""
-    step = Desk.step
+    step = Child.step
 
-    def deaf(self: Desk) -> None:
+    def deaf(self: Child) -> None:
         while self.busy():
             step(self)
 
-    Desk.step = deaf
+    Child.step = deaf
 
 
 class Deafening:
@@ -115,7 +116,7 @@ class Deafening:
 # -- a worker without a process ----------------------------------------------------------------
 
 
-class Inside(worker.Worker):
+class Inside(process.Worker):
     """A worker whose process is this one. Its loop gets ``turns()`` turns whenever the parent
     listens, and as many as it takes where the parent is patient: so ``turns`` says who is faster.
 
@@ -125,7 +126,7 @@ class Inside(worker.Worker):
     def __init__(self, turns: Callable[[], int] = lambda: 1, dies: int | None = None) -> None:
         self.threads = 1
         self.process: Any = self
-        self.desk: Desk | None = None
+        self.desk: Child | None = None
         self.told: list[tuple[Any, ...]] = []  # what the parent sent
         self.left = dies
         self._turns = turns
@@ -171,7 +172,7 @@ class Inside(worker.Worker):
                 name, *content = self._mail.popleft()
                 if name == "job":
                     self._at_work_on, backbone, job = content
-                    self.desk = Desk(backbone, job, self._tell)
+                    self.desk = Child(backbone, job, self._tell)
                 elif name == "done":
                     self.desk = None
                 elif self.desk is not None:
@@ -199,8 +200,8 @@ class Inside(worker.Worker):
 def hired(inside: Inside) -> Iterator[Inside]:
     """Answers in this block are drafted for by ``inside``."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(worker, "hire", lambda backbone: inside)
-        patch.setattr(worker, "release", lambda one: one._mail.append(("done",)))
+        patch.setattr(drafter, "acquire", lambda backbone: inside)
+        patch.setattr(drafter, "release", lambda one: one._mail.append(("done",)))
         yield inside
 
 
@@ -217,7 +218,7 @@ class Forked:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # of forking beside a thread
             context = multiprocessing.get_context("fork")
-            self._process = context.Process(target=worker.main, args=(handle,), daemon=True)
+            self._process = context.Process(target=child.main, args=(handle,), daemon=True)
             self._process.start()
         self.pid = self._process.pid
 
@@ -236,14 +237,14 @@ def forked() -> Iterator[None]:
     """Workers hired in this block start at once, and end with it."""
     fire()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(worker, "subprocess", SimpleNamespace(Popen=Forked))
+        patch.setattr(process, "subprocess", SimpleNamespace(Popen=Forked))
         yield
     fire()
 
 
 def fire() -> None:
-    """Ends every idle worker."""
-    for one in worker._idle:
+    """Ends every idle process."""
+    for one in process._idle:
         one.kill()
         one.line.close()
-    worker._idle.clear()
+    process._idle.clear()

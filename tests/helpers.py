@@ -19,8 +19,8 @@ from torch import Tensor
 
 import saccade
 from evidence import reference
-from saccade.core.prompt import Inputs, Prefill, Prompt, Turn
-from saccade.core.protocols import Shape, State
+from saccade.core.prompt import Inputs, Prefill, Prompt
+from saccade.core.protocols import Drafter, Shape, State
 from saccade.core.result import Result, Round
 from saccade.core.sampling import Sampling, Scores
 from saccade.core.tree import ROOT, Tree, add, path
@@ -28,6 +28,7 @@ from saccade.drafting.drafters import drive
 from saccade.drafting.policies import Chain
 from saccade.drafting.recipe import Recipe
 from saccade.drafting.schedule import serial
+from saccade.drafting.setup import Setup
 from saccade.model.backbone import Backbone
 
 VOCAB = 256
@@ -297,7 +298,18 @@ def answered(
 
 def stubbed(propose: Callable[[int, list[int], int], Any]) -> Recipe:
     """A recipe whose draft is a function."""
-    return Recipe("stub", "", lambda team: StubDraft(propose), Chain(1), serial)
+    return Recipe("stub", "", lambda setup: StubDraft(propose), Chain(1), serial)
+
+
+def drafter_of(
+    recipe: Recipe,
+    target: Backbone,
+    draft: Backbone | None,
+    rules: Sequence[Sampling],
+    room: int,
+) -> Any:
+    """A recipe's drafter, as a call makes it."""
+    return recipe.drafter(Setup(target, draft, recipe.view, recipe.shape, rules, room))
 
 
 # -- words -------------------------------------------------------------------------------------
@@ -323,30 +335,7 @@ WORDS: dict[str, Any] = dict(tokenizer=Letters(), captioner=a_caption)
 # -- stub drafts -------------------------------------------------------------------------------
 
 
-class _Silent:
-    """What a stub has nothing to say about."""
-
-    def begin(self, inputs: Inputs) -> None: ...
-
-    def look(self, prompts: Sequence[Prompt]) -> None: ...
-
-    def turn(self, turns: Mapping[int, Turn], rules: Sequence[Sampling]) -> None: ...
-
-    def scores(self, request: int) -> Scores | None:
-        return None
-
-    def noted(self, request: int) -> tuple[float, ...]:
-        return ()
-
-    def visible(self, request: int) -> int | None:
-        return None
-
-    def end(self, request: int) -> None: ...
-
-    def close(self) -> None: ...
-
-
-class StubDraft(_Silent):
+class StubDraft(Drafter):
     """A draft that is a function: (request, text emitted so far, round) -> tree."""
 
     def __init__(self, propose: Callable[[int, list[int], int], Any]) -> None:
@@ -354,18 +343,12 @@ class StubDraft(_Silent):
         self.texts: dict[int, list[int]] = {}
         self.round = 0
 
-    def start(self) -> State:
-        return None
-
-    def fold(self, state: State, round: Round) -> State:
-        return state
-
-    def guide(self, prefills: Sequence[Prefill]) -> float:
+    def ready(self, prefills: Sequence[Prefill]) -> float:
         self.texts = {request: [] for request in range(len(prefills))}
         return 0.0
 
-    def propose(self, stems: Mapping[int, Tree], states: Mapping[int, State]) -> dict[int, Tree]:
-        trees = {r: self._propose(r, self.texts[r], self.round) for r in stems}
+    def propose(self, states: Mapping[int, State]) -> dict[int, Tree]:
+        trees = {r: self._propose(r, self.texts[r], self.round) for r in states}
         self.round += 1
         return trees
 
@@ -414,7 +397,7 @@ class TableSession:
             self.texts[request] = [*self.texts[request], *new]
 
 
-class TableDraft(_Silent):
+class TableDraft(Drafter):
     """Drafts by a shape over a table, with the package's own growth and noise."""
 
     def __init__(self, table: Table, rules: Sequence[Sampling], shape: Shape) -> None:
@@ -427,11 +410,8 @@ class TableDraft(_Silent):
     def fold(self, state: State, round: Round) -> State:
         return self.shape.fold(state, round)
 
-    def guide(self, prefills: Sequence[Prefill]) -> float:
-        return 0.0
-
-    def propose(self, stems: Mapping[int, Tree], states: Mapping[int, State]) -> dict[int, Tree]:
-        growing = {r: self.shape.grow(stem, states[r]) for r, stem in stems.items()}
+    def propose(self, states: Mapping[int, State]) -> dict[int, Tree]:
+        growing = {r: self.shape.grow(state) for r, state in states.items()}
         return drive(self.session, growing, {})
 
     def commit(self, tokens: Mapping[int, Sequence[int]]) -> None:

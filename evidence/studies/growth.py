@@ -10,6 +10,7 @@ from saccade.bench.draw import Data
 from saccade.bench.hardware import synthetic
 from saccade.bench.hardware.synthetic import Decree
 from saccade.bench.measures import per_token
+from saccade.drafting.planning import plan
 from saccade.methods import resolve
 from saccade.world.agreement import FRAMES
 
@@ -60,7 +61,7 @@ def filled(lab: Lab) -> Data:
     for size in sizes:
         prefill = synthetic.stand_in(target, size, room=lab.tokens)
         recipes = {
-            name: resolve(method).fit(target, draft, len(prefill.prompt))
+            name: plan(resolve(method), target, draft, len(prefill.prompt))
             for name, method in FILLED.items()
         }
         spent: dict[str, list[float]] = {name: [] for name in FILLED}

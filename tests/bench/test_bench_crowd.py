@@ -6,7 +6,7 @@ from itertools import islice
 
 from saccade.bench.hardware import crowd
 from saccade.bench.suites.shapes import suites
-from saccade.engine.generate import Asked
+from saccade.engine.request import Request
 from saccade.inputs import Loaded, load
 
 
@@ -14,7 +14,7 @@ def _pair() -> tuple[Loaded, Loaded]:
     return load("shapes"), load("shapes-draft")
 
 
-def _asked(target: Loaded, count: int, limit: int) -> list[Asked]:
+def _asked(target: Loaded, count: int, limit: int) -> list[Request]:
     items = islice(suites()["shapes-caption"].items(), count)
     return crowd.questions(target, items, limit)
 

@@ -25,7 +25,7 @@ from saccade.core.errors import MethodError, OptionError
 from saccade.core.result import Verdict
 from saccade.core.tree import ROOT, Tree
 from saccade.core.verify import verify
-from saccade.drafting.drafters import ModelDraft
+from saccade.drafting.drafters import ModelDrafter
 
 pytestmark = pytest.mark.usefixtures("unchecked")
 
@@ -316,7 +316,7 @@ def test_a_fallback_says_so(
     def fail(self: Any, *given: Any) -> None:
         raise RuntimeError("the draft is out")
 
-    monkeypatch.setattr(ModelDraft, "propose", fail)
+    monkeypatch.setattr(ModelDrafter, "propose", fail)
     rows = by_method(runner.run(short("ar", "sd", "hf"), *embedded, tmp_path))
     assert "the draft is out" in (rows["sd"].fallback or "")
     assert rows["sd"].identical is True and not any(rows["sd"].drafted)

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from saccade.core.protocols import Growing, Shape
 from saccade.core.sampling import Sampling, Scores
-from saccade.core.tree import ROOT, Tree, add, chain, children, path
+from saccade.core.tree import ROOT, Tree, chain, children, path
 from saccade.drafting.drafters import drive
-from saccade.drafting.policies import Best, Chain, Static, grow_best, grow_chain, grow_static
+from saccade.drafting.policies import Best, Chain, Static, grow_static
 from saccade.methods import resolve
 
 V, DEPTH = 4, 5
@@ -85,7 +85,7 @@ def test_a_best_first_tree_is_the_likeliest_there_is(seed, nodes, sharp):
     Fails if a better text is ever left out: a node's runner-up, a deeper child, a late branch.
     """
     table = random_table(seed, V, DEPTH, sharp=sharp)
-    tree, sizes = grown(table, grow_best(Tree(), nodes))
+    tree, sizes = grown(table, Best(nodes).grow(None))
     texts = spelled(tree)
     chance = {text: chance_of(table, text) for text in texts}
     # whatever is left out under the root or a node, and so all below that, is less likely
@@ -103,36 +103,13 @@ def test_control_other_shapes_of_that_size_are_less_likely():
     above has power."""
     table = random_table(0, V, DEPTH + 1)
     chance = chances(table)
-    best = sum(chance[text] for text in spelled(grown(table, grow_best(Tree(), 4))[0]))
+    best = sum(chance[text] for text in spelled(grown(table, Best(4).grow(None))[0]))
     for other in (
-        grow_chain(Tree(), 4),
-        grow_static(Tree(), ((0,), (1,), (0, 0), (1, 0))),
-        grow_static(Tree(), ((0,), (1,), (2,), (3,))),
+        Chain(4).grow(None),
+        grow_static(((0,), (1,), (0, 0), (1, 0))),
+        grow_static(((0,), (1,), (2,), (3,))),
     ):
         assert sum(chance[text] for text in spelled(grown(table, other)[0])) < best
-
-
-@pytest.mark.parametrize("nodes", [1, 4, 9])
-@pytest.mark.parametrize("stem", [(2,), (3, 0)])
-def test_growth_starts_at_the_end_of_the_stem(stem, nodes):
-    """Claim: the stem's nodes stay in front, untouched, and what is added is the likeliest *after*
-    it. Fails if the tree grows from the root, or the stem counts into the budget."""
-    table = random_table(1, V, DEPTH + 1)
-    tree, sizes = grown(table, grow_best(chain(stem), nodes))
-    assert tree.tokens[: len(stem)] == stem
-    assert tree.parents[: len(stem)] == tuple(range(ROOT, len(stem) - 1))
-    assert len(tree) == len(stem) + nodes and len(sizes) == nodes
-    expected = likeliest(chances(table, stem, 4), nodes)
-    assert set(spelled(tree, len(stem))) == expected
-
-
-def test_growth_from_a_stem_that_branches():
-    """Claim: of a branching stem only the last node is gone on from."""
-    table = random_table(1, V, DEPTH + 1)
-    stem = add(chain([0, 1]), ROOT, 2)
-    tree, _ = grown(table, grow_best(stem, 5))
-    assert tree.tokens[:3] == stem.tokens and tree.parents[:3] == stem.parents
-    assert set(spelled(tree, 3)) == likeliest(chances(table, (2,), 4), 5)
 
 
 @pytest.mark.parametrize("nodes", [2, 3, 7, 12])
@@ -140,12 +117,12 @@ def test_ties_are_settled_the_same_way_every_time(nodes):
     """Claim: where everything is equally likely the tree is still one of the likeliest, of exactly
     the size, without twins, and the same again (shallow before deep, first id before later)."""
     table = {text: torch.zeros(3) for n in range(6) for text in product(range(3), repeat=n)}
-    tree, _ = grown(table, grow_best(Tree(), nodes))
+    tree, _ = grown(table, Best(nodes).grow(None))
     assert len(tree) == nodes == len(set(spelled(tree)))
     chance = chances(table, deepest=4)
     mass = sorted((chance[text] for text in spelled(tree)), reverse=True)
     assert mass == pytest.approx(sorted(chance.values(), reverse=True)[:nodes])
-    assert grown(table, grow_best(Tree(), nodes))[0] == tree
+    assert grown(table, Best(nodes).grow(None))[0] == tree
     assert spelled(tree) == sorted(spelled(tree), key=lambda text: (len(text), text))
 
 
@@ -156,7 +133,7 @@ def test_a_certain_draft_grows_a_chain():
         for n in range(8)
         for text in product(range(3), repeat=n)
     }
-    tree, sizes = grown(table, grow_best(Tree(), 6))
+    tree, sizes = grown(table, Best(6).grow(None))
     assert tree == chain([0] * 6) and len(sizes) == 6
 
 
@@ -165,7 +142,7 @@ def test_banned_ids_are_no_nodes_however_many_are_wanted():
     table = random_table(5, V, 6)
     for row in table.values():
         row[2] = float("-inf")
-    tree, _ = grown(table, grow_best(Tree(), 20))
+    tree, _ = grown(table, Best(20).grow(None))
     assert len(tree) == 20 and 2 not in tree.tokens
     assert {tree.tokens[child] for child in children(tree, ROOT)} == {0, 1, 3}
 
@@ -177,7 +154,7 @@ def test_a_draft_of_nan_drafts_nothing():
         for n in range(3)
         for text in product((0, 1, 2), repeat=n)
     }
-    tree, sizes = grown(table, grow_best(Tree(), 4))
+    tree, sizes = grown(table, Best(4).grow(None))
     assert tree == Tree() and sizes == [0]
 
 
@@ -186,9 +163,9 @@ def test_requests_grow_in_step():
     table = random_table(6, V, 7)
     session = Counting(table, [Sampling(), Sampling()])
     session.commit({1: [3]})
-    trees = drive(session, {0: grow_best(Tree(), 6), 1: grow_best(Tree(), 3)}, {})
+    trees = drive(session, {0: Best(6).grow(None), 1: Best(3).grow(None)}, {})
     assert len(session.sizes) == 6
-    assert trees[0] == grown(table, grow_best(Tree(), 6))[0]
+    assert trees[0] == grown(table, Best(6).grow(None))[0]
     assert set(spelled(trees[1])) == {text[1:] for text in likeliest(chances(table, (3,), 4), 3)}
 
 
@@ -197,7 +174,7 @@ def test_sampling_changes_no_node():
     table = random_table(7, V, 7)
     rules = Sampling(True, (lambda ids, scores: scores / 9,), seed=1)
     for settled in (rules, Sampling(True, seed=2)):
-        assert grown(table, grow_best(Tree(), 8), settled) == grown(table, grow_best(Tree(), 8))
+        assert grown(table, Best(8).grow(None), settled) == grown(table, Best(8).grow(None))
 
 
 @pytest.mark.usefixtures("unchecked")

@@ -11,11 +11,13 @@ import pytest
 import torch
 from helpers import TableSession, backbone, noisy, qwen25
 
+from saccade.core.costs import Costs
 from saccade.core.result import Round, Verdict
 from saccade.core.sampling import Sampling
 from saccade.core.tree import Tree, chain
 from saccade.drafting import costs as cost
-from saccade.drafting.costs import Costs, Fit, expected_chain, expected_tree
+from saccade.drafting import fit as fitting
+from saccade.drafting.fit import Fit, expected_chain, expected_tree
 from saccade.methods.specvlm import TREE
 
 COSTS = Costs((1, 2, 4, 8), (10.0, 11.0, 13.0, 21.0), draft=0.5)
@@ -61,7 +63,7 @@ def test_fit_chooses_what_a_search_over_everything_chooses():
             fit = Fit((TREE,), costs)
             speeds = {
                 n: expected_chain(rate, n) / (n * draft + costs.verify(n + 1))
-                for n in range(1, cost.LONGEST + 1)
+                for n in range(1, fitting.LONGEST + 1)
             }
             speeds[TREE] = expected_tree(rate, TREE) / (5 * draft + costs.verify(26))
             assert fit.choose((rate * 8, 8.0)) == max(speeds, key=speeds.get)
@@ -85,7 +87,7 @@ def test_fit_folds_the_rate_towards_what_it_sees_and_forgets():
     """Claim: always accepted moves the rate up, always refused down to 0, whatever came before."""
     fit = Fit((), COSTS)
     state = fit.start()
-    assert state[0] / state[1] == pytest.approx(cost.PRIOR_RATE)
+    assert state[0] / state[1] == pytest.approx(fitting.PRIOR_RATE)
     for _ in range(400):
         state = fit.fold(state, _round(4, "bonus"))
     assert state[0] / state[1] > 0.99
@@ -159,12 +161,12 @@ def test_costs_of_a_busy_hour_are_measured_again(tmp_path, monkeypatch, then, ag
         cost.measure(target, draft, context=64)
         (file,) = tmp_path.rglob("costs.json")
         (known,) = json.loads(file.read_text()).values()
-        known["glance"] = [then, then]
+        known["probe"] = [then, then]
         if then is None:
-            del known["glance"]
+            del known["probe"]
         file.write_text(json.dumps({next(iter(json.loads(file.read_text()))): known}))
         monkeypatch.setattr(cost, "_TRUSTED", set())
-        monkeypatch.setattr(cost, "_glance", lambda *models, now=now: [now, now])
+        monkeypatch.setattr(cost, "_probe", lambda *models, now=now: [now, now])
         asked.clear()
         cost.measure(target, draft, context=64)
         cost.measure(target, draft, context=64)

@@ -7,9 +7,9 @@ import torch
 from helpers import TableSession, random_table
 
 from saccade.core.sampling import Sampling, uniform
-from saccade.core.tree import ROOT, Tree, chain, depths, path
+from saccade.core.tree import Tree, chain, depths, path
 from saccade.drafting.drafters import drive
-from saccade.drafting.policies import Chain, Static, check_paths, grow_chain, grow_static
+from saccade.drafting.policies import Chain, Static, check_paths, grow_static
 
 V, DEPTH = 4, 4
 TABLE = random_table(0, V, DEPTH)
@@ -36,7 +36,7 @@ def _grow(growing, rules=None) -> tuple[Tree, int]:
 @pytest.mark.parametrize("length", [0, 1, 3])
 def test_a_greedy_chain_is_the_drafts_own_greedy_text(length):
     """Claim: arg-max after arg-max, one forward a token, no q. Fails if one is lost or twice."""
-    tree, forwards = _grow(grow_chain(Tree(), length))
+    tree, forwards = _grow(Chain(length).grow(None))
     expected: list[int] = []
     for _ in range(length):
         expected.append(_best(tuple(expected)))
@@ -45,7 +45,7 @@ def test_a_greedy_chain_is_the_drafts_own_greedy_text(length):
 
 def test_a_sampled_chain_carries_the_laws_it_was_drawn_from():
     """Claim: token i is the keyed draw from q_i, and q_i is the law after the ones before."""
-    tree, _ = _grow(grow_chain(Tree(), 3), Sampling(True, seed=9))
+    tree, _ = _grow(Chain(3).grow(None), Sampling(True, seed=9))
     for node in range(3):
         law = TABLE[tree.tokens[:node]].softmax(-1)
         assert torch.allclose(tree.q[node], law)
@@ -55,7 +55,7 @@ def test_a_sampled_chain_carries_the_laws_it_was_drawn_from():
 
 def test_a_static_tree_holds_the_ranks_it_names():
     """Claim: node (r1, r2, ...) is the r-th likeliest token at each level; a level is a forward."""
-    tree, forwards = _grow(grow_static(Tree(), PATHS))
+    tree, forwards = _grow(grow_static(PATHS))
     assert len(tree) == len(PATHS) and forwards == 3
     spelled = {tuple(tree.tokens[n] for n in path(tree, node)) for node in range(len(tree))}
     expected = set()
@@ -68,23 +68,13 @@ def test_a_static_tree_holds_the_ranks_it_names():
     assert depths(tree) == sorted(depths(tree)) and set(tree.q) == {None}
 
 
-def test_growth_extends_the_stem_it_is_given():
-    """Claim: the stem's nodes stay in front and growth starts at its end (parallel decoding)."""
-    stem = chain([2, 0])
-    longer, _ = _grow(grow_chain(stem, 2))
-    assert longer.tokens[:2] == (2, 0) and longer.tokens[2] == _best((2, 0))
-    wider, _ = _grow(grow_static(stem, ((0,), (1,), (0, 0))))
-    assert wider.tokens[:2] == (2, 0) and wider.parents == (ROOT, 0, 1, 1, 2)
-    assert wider.tokens[2:4] == (_best((2, 0)), _best((2, 0), 1))
-
-
 def test_requests_grow_in_step_over_shared_forwards():
     """Claim: two requests cost the forwards of the longer, and grow as each would alone."""
     session = Counting(TABLE, [Sampling(), Sampling()])
     session.commit({1: [3]})
-    trees = drive(session, {0: grow_chain(Tree(), 3), 1: grow_chain(Tree(), 2)}, {})
+    trees = drive(session, {0: Chain(3).grow(None), 1: Chain(2).grow(None)}, {})
     assert session.forwards == 3
-    assert trees[0] == _grow(grow_chain(Tree(), 3))[0]
+    assert trees[0] == _grow(Chain(3).grow(None))[0]
     assert trees[1].tokens == (_best((3,)), _best((3, _best((3,)))))
 
 

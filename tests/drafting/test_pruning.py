@@ -18,9 +18,9 @@ from torch import Tensor
 from saccade.core.prompt import Prefill, Prompt
 from saccade.core.protocols import View
 from saccade.drafting import pruning, views
-from saccade.drafting.drafters import ModelDraft
+from saccade.drafting.drafters import ModelDrafter
 from saccade.drafting.policies import Chain
-from saccade.drafting.pruning import Merged
+from saccade.drafting.pruning import REST, Merged
 from saccade.drafting.recipe import Recipe
 from saccade.drafting.schedule import serial
 from saccade.drafting.views import Pruned
@@ -198,7 +198,7 @@ SELECTORS: dict[str, tuple[Any, Callable[[Prompt, int], list[int]]]] = {
     "end": (pruning.end, slow_window("end")),
     "fastvid": (pruning.fastvid, slow_fastvid),
     "dycoke": (pruning.dycoke, slow_dycoke),
-    "rest": (pruning.rest, slow_rest),
+    "rest": (REST.select, slow_rest),
 }
 ALL: list[View] = [
     pruning.FRAMES,
@@ -519,7 +519,7 @@ def test_a_draft_can_read_averaged_rows(kind):
 
     Fails if a session cannot prefill such a prompt: then the answer falls back to plain decoding.
     """
-    recipe = Recipe(kind.name, "", ModelDraft, Chain(4), serial, view=kind)
+    recipe = Recipe(kind.name, "", ModelDrafter, Chain(4), serial, view=kind)
     result = answered("qwen2_5_vl", recipe)
     assert result.ids == truth("qwen2_5_vl") and result.fallback_reason is None
     assert result.tau is not None and result.tau > 1

@@ -97,8 +97,8 @@ def test_eight_requests_answer_as_eight_runs_in_one_forward_a_round(method, monk
     """
     stream = streamed(left_padded(requests()), method)
     first = next(stream)
-    assert stream.talk is not None
-    target = stream.talk.session
+    assert stream.call is not None
+    target = stream.call.session
     seen = Forwards(monkeypatch)
     together = [first, *stream]
     monkeypatch.undo()
@@ -127,8 +127,8 @@ def test_the_first_round_too_is_one_forward(monkeypatch):
             seen = Forwards(patch)
             stream = streamed(left_padded(requests()), method)
             next(stream)
-            assert stream.talk is not None
-            calls = [count for session, count in seen.calls if session is stream.talk.session]
+            assert stream.call is not None
+            calls = [count for session, count in seen.calls if session is stream.call.session]
             assert calls == [8] * forwards
             stream.close()
 
@@ -153,8 +153,8 @@ def _ends_early(method: str) -> tuple[list[bool], list[bool]]:
     caches: dict[int, Any] = {}
     gone, freed, ended = [], [], None
     for round in stream:
-        assert stream.talk is not None
-        held = stream.talk.session.requests
+        assert stream.call is not None
+        held = stream.call.session.requests
         if not caches:
             caches = {number: weakref.ref(request.cache) for number, request in held.items()}
         if ended is not None:  # what the round itself holds is let go with the next

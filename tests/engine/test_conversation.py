@@ -36,8 +36,8 @@ from saccade.core.prompt import Inputs
 from saccade.core.result import Result
 from saccade.core.sampling import Sampling
 from saccade.core.tree import Tree, chain
-from saccade.drafting import worker
-from saccade.drafting.drafters import ModelDraft
+from saccade.drafting.drafters import ModelDrafter
+from saccade.drafting.parallel import drafter as beside
 from saccade.methods import SYSTEMS, resolve
 from saccade.model.backbone import Backbone
 from saccade.model.session import Request, Session
@@ -123,7 +123,7 @@ def talking(family: str, method: Any = "sd", amount: float = AMOUNT, **always: A
 
 
 def talk_of(conversation: Any) -> Any:
-    return conversation._last.talk
+    return conversation._last.call
 
 
 def fresh(family: str, method: Any, inputs: Inputs, **settings: Any) -> Result:
@@ -174,7 +174,7 @@ def test_the_serial_methods_are_all_here():
 
 def test_hippo_goes_on_in_its_own_process(monkeypatch):
     """Claim: the draft's process keeps its cache too: three turns, each the oracle's answer."""
-    monkeypatch.setattr(worker, "PATIENCE", 60.0)
+    monkeypatch.setattr(beside, "PATIENCE", 60.0)
     read = 0
     with forked(), talking("qwen2_5_vl", "hippo") as conversation:
         for inputs, answer in script("qwen2_5_vl"):
@@ -182,7 +182,7 @@ def test_hippo_goes_on_in_its_own_process(monkeypatch):
             assert result.ids == answer and result.fallback_reason is None
             assert result.reused_tokens == read
             read = len(ids_of(inputs)) + len(answer)
-        process = talk_of(conversation).draft._draft._worker.process
+        process = talk_of(conversation).drafter._drafter._worker.process
         assert process.poll() is None
     torch.set_num_threads(1)
 
@@ -392,7 +392,7 @@ def test_caches_hold_what_a_fresh_prefill_holds(method, family):
             mine = talk.session.requests[0]
             assert mine.context == ids_of(whole)
             assert_held(mine, prefilled(target, whole))
-            drafting = talk.draft._draft.session.requests[0]
+            drafting = talk.drafter._drafter.session.requests[0]
             assert drafting.context == ids_of(whole)
             if method.startswith("sd"):
                 assert_held(drafting, prefilled(draft, whole, adopt=target))
@@ -508,8 +508,8 @@ def test_another_video_starts_afresh(method, monkeypatch):
     is closed, and the answer is the new video's. The next turn goes on from there.
     """
     closed: list[Any] = []
-    close = ModelDraft.close
-    monkeypatch.setattr(ModelDraft, "close", lambda self: (closed.append(self), close(self))[1])
+    close = ModelDrafter.close
+    monkeypatch.setattr(ModelDrafter, "close", lambda self: (closed.append(self), close(self))[1])
     (inputs, answer), *_ = script("qwen2_5_vl")
     other = inputs | {"pixel_values_videos": video_input(5)["pixel_values_videos"]}
     with talking("qwen2_5_vl", method) as conversation:
@@ -767,6 +767,6 @@ def test_a_stream_without_keep_frees_what_it_held():
     kept = saccade.stream(backbone(qwen25()), inputs, method="ar", max_new_tokens=4, keep=True)
     for rounds in (stream, kept):
         assert len(list(rounds)) == 4
-    assert stream.talk is None and kept.talk is not None
-    held_: Mapping[int, Request] = kept.talk.session.requests
+    assert stream.call is None and kept.call is not None
+    held_: Mapping[int, Request] = kept.call.session.requests
     assert held_[0].cache.length >= len(ids_of(inputs))

@@ -178,7 +178,7 @@ def test_a_draft_that_fails_costs_speed_only(name, round):
     assert [len(r.tokens) for r in result.rounds] == [1] * round + [0] * (COUNT - 2 * round)
 
 
-@pytest.mark.parametrize("step", ["begin", "guide", "commit", "start", "fold"])
+@pytest.mark.parametrize("step", ["encode", "ready", "commit", "start", "fold"])
 def test_a_draft_that_fails_elsewhere_costs_speed_only(step):
     """Claim: an error in any of a draft's methods is a fallback, not a crash."""
 

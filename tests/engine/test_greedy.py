@@ -25,7 +25,8 @@ from helpers import (
 
 import saccade
 from evidence import reference
-from saccade.drafting.costs import Costs, Fit
+from saccade.core.costs import Costs
+from saccade.drafting.fit import Fit
 from saccade.methods import SYSTEMS, resolve, specvlm
 
 # On other machines Fit would choose other shapes: here its costs are given.

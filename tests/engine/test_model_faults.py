@@ -22,7 +22,7 @@ from torch import Tensor
 
 import saccade
 from saccade.core.result import Result
-from saccade.drafting.worker import Worker
+from saccade.drafting.parallel.process import Worker
 from saccade.model.backbone import Backbone
 
 pytestmark = pytest.mark.usefixtures("unchecked")

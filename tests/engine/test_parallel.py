@@ -26,6 +26,7 @@ from beside import Deafening, Inside, Pace, fire, forked, hired, paced, ran
 from helpers import (
     FAMILIES,
     backbone,
+    drafter_of,
     hf_greedy,
     input_for,
     left_padded,
@@ -41,8 +42,9 @@ from evidence import reference
 from saccade.core.result import Result, Round
 from saccade.core.sampling import Sampling
 from saccade.core.tree import Tree
-from saccade.drafting import worker
-from saccade.drafting.worker import DraftError, Worker, WorkerDraft
+from saccade.drafting.parallel import drafter, process
+from saccade.drafting.parallel.drafter import WorkerDrafter
+from saccade.drafting.parallel.process import DraftError, Worker
 from saccade.engine.generate import Stream
 from saccade.methods import resolve
 from saccade.model.backbone import Backbone
@@ -80,9 +82,9 @@ def drafted(result: Result) -> int:
 
 def worker_of(rounds: Stream) -> Worker:
     """The worker that drafts for this answer."""
-    assert rounds.talk is not None
-    draft: Any = rounds.talk.draft._draft
-    assert isinstance(draft, WorkerDraft) and draft._worker is not None
+    assert rounds.call is not None
+    draft: Any = rounds.call.drafter._drafter
+    assert isinstance(draft, WorkerDrafter) and draft._worker is not None
     return draft._worker
 
 
@@ -284,15 +286,15 @@ def test_a_killed_worker_costs_speed_only(round):
     result, _ = broken_at(round, lambda one: (pids.append(one.process.pid), _kill(one))[-1])
     assert result.ids == truth("qwen2_5_vl")
     assert result.fallback_reason is not None and "died" in result.fallback_reason
-    assert all(one.process.pid not in pids for one in worker._idle)
+    assert all(one.process.pid not in pids for one in process._idle)
     _again()
-    assert worker._idle and all(one.process.pid not in pids for one in worker._idle)
+    assert process._idle and all(one.process.pid not in pids for one in process._idle)
 
 
 @pytest.mark.parametrize("round", [1, 5])
 def test_a_worker_that_falls_silent_costs_its_patience_only(round, monkeypatch):
     """Claim: a stopped process is given up within PATIENCE, killed, and replaced for the next."""
-    monkeypatch.setattr(worker, "PATIENCE", 0.5)
+    monkeypatch.setattr(drafter, "PATIENCE", 0.5)
     pids: list[int] = []
     result, longest = broken_at(round, lambda one: (pids.append(one.process.pid), _stop(one))[-1])
     assert result.ids == truth("qwen2_5_vl")
@@ -314,15 +316,15 @@ def stopped() -> Iterator[list[int]]:
             os.kill(pid, signal.SIGKILL)
         except ProcessLookupError:
             pass
-    worker._idle[:] = [one for one in worker._idle if one.process.pid not in pids]
+    process._idle[:] = [one for one in process._idle if one.process.pid not in pids]
 
 
 def test_a_worker_that_falls_silent_before_it_is_ready_is_given_up(stopped, monkeypatch):
     """Claim: a process that stops while it still reads its prompt costs speed only: the result says
     why nothing was drafted, and the next answer drafts again.
     """
-    monkeypatch.setattr(worker, "PATIENCE", 0.2)
-    monkeypatch.setattr(worker, "READY", 0.5)
+    monkeypatch.setattr(drafter, "PATIENCE", 0.2)
+    monkeypatch.setattr(drafter, "READY", 0.5)
 
     def act(one: Worker) -> None:
         stopped.append(one.process.pid)
@@ -365,7 +367,7 @@ def test_a_slow_draft_is_waited_for_as_long_as_its_prefill_suggests(monkeypatch)
     """Claim: a draft whose step takes longer than PATIENCE, and no longer than its prefill did, is
     slow and not dead. Fails if it is killed for it.
     """
-    monkeypatch.setattr(worker, "PATIENCE", 0.15)
+    monkeypatch.setattr(drafter, "PATIENCE", 0.15)
     target = paced(copy.deepcopy(qwen25()), Pace(prefill=0.7, step=0.02))
     draft = paced(copy.deepcopy(noisy(qwen25, 0, 0.05)), Pace(prefill=0.5, step=0.3))
     saccade.run(target, INPUTS, draft=draft, method="pearl-syn", max_new_tokens=1)
@@ -384,10 +386,10 @@ def test_a_draft_that_raises_costs_speed_only(step):
     assert result.ids == truth("qwen2_5_vl")
     assert result.fallback_reason is not None
     assert f"RuntimeError: step {step} is broken" in result.fallback_reason
-    pids = [one.process.pid for one in worker._idle]
+    pids = [one.process.pid for one in process._idle]
     again = answer(draft, max_new_tokens=40, target=unhurried())
     assert again.ids == truth("qwen2_5_vl") and again.fallback_reason is None
-    assert drafted(again) > 0 and [one.process.pid for one in worker._idle] == pids
+    assert drafted(again) > 0 and [one.process.pid for one in process._idle] == pids
 
 
 @pytest.mark.parametrize("after", [0, 1, 2, 3, 7, 12])
@@ -406,7 +408,7 @@ def test_a_closed_stream_frees_its_worker():
     Fails if a worker leaks at every closed stream, or if messages are not told apart by job.
     """
     _again()
-    (before,) = [one.process.pid for one in worker._idle]
+    (before,) = [one.process.pid for one in process._idle]
     for _ in range(3):
         rounds = saccade.stream(
             backbone(qwen25()),
@@ -416,11 +418,11 @@ def test_a_closed_stream_frees_its_worker():
             max_new_tokens=40,
         )
         next(rounds)
-        assert worker._idle == []
+        assert process._idle == []
         rounds.close()
-        assert [one.process.pid for one in worker._idle] == [before]
+        assert [one.process.pid for one in process._idle] == [before]
         _again()
-    assert [one.process.pid for one in worker._idle] == [before]
+    assert [one.process.pid for one in process._idle] == [before]
 
 
 def test_tokens_of_an_older_job_are_ignored():
@@ -489,7 +491,7 @@ def test_every_token_in_flight_is_the_drafts_own(method):
 
 
 def test_two_answers_at_once_have_a_worker_each():
-    """Claim: streams read in turns do not disturb each other. Fails if they share a worker."""
+    """Claim: streams read in turns do not disturb each other. Fails if they share a process."""
     streams = [
         saccade.stream(
             backbone(qwen25()),
@@ -530,7 +532,7 @@ def test_threads_are_given_back():
 def genuine() -> Iterator[Worker]:
     """A worker started the way users start one."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(worker, "subprocess", subprocess)
+        patch.setattr(process, "subprocess", subprocess)
         one = Worker()
     yield one
     one.kill()
@@ -540,11 +542,11 @@ def genuine() -> Iterator[Worker]:
 @pytest.fixture
 def only_genuine(genuine: Worker) -> Iterator[Worker]:
     """It is the one that is hired."""
-    idle = list(worker._idle)
-    worker._idle[:] = [genuine]
+    idle = list(process._idle)
+    process._idle[:] = [genuine]
     yield genuine
-    assert worker._idle == [genuine], "another worker was hired"
-    worker._idle[:] = idle
+    assert process._idle == [genuine], "another worker was hired"
+    process._idle[:] = idle
 
 
 @pytest.mark.slow
@@ -773,13 +775,13 @@ class Script(Inside):
         return tuple(self._inbox.popleft()[1:]) if self._inbox else None
 
 
-def scripted(method: str = "pearl-syn") -> tuple[WorkerDraft, Script]:
+def scripted(method: str = "pearl-syn") -> tuple[WorkerDrafter, Script]:
     model = backbone(qwen25())
-    draft = resolve(method).bind(model, model, [Sampling()], 64)
-    assert isinstance(draft, WorkerDraft)
+    draft = drafter_of(resolve(method), model, model, [Sampling()], 64)
+    assert isinstance(draft, WorkerDrafter)
     script = Script()
     with hired(script):
-        draft.begin(INPUTS)
+        draft.encode(INPUTS)
     return draft, script
 
 
@@ -793,12 +795,12 @@ def test_tokens_that_follow_a_refused_text_are_dropped():
     """
     draft, script = scripted("pearl")
     script.says(("ready", {0: 0}, 0.0), *token(0, 5))
-    assert draft.propose({0: Tree()}, {0: None})[0].tokens == (5,)
+    assert draft.propose({0: None})[0].tokens == (5,)
     script.says(*token(0, 6, 7))
     assert draft.ahead({0: Tree((5,), (-1,), (None,))})[0].tokens == (5, 6)
     draft.commit({0: [5, 9]})  # 6 is refused
     script.says(*token(0, 8), *token(1, 10, 11))
-    assert draft.propose({0: Tree()}, {0: None})[0].tokens == ()
+    assert draft.propose({0: None})[0].tokens == ()
     assert draft.ahead({0: Tree()})[0].tokens == (10,)
 
 
@@ -806,7 +808,7 @@ def test_silence_is_an_error_and_the_end_of_the_process():
     """Claim: a draft that says nothing while it is waited for is killed and reported."""
     draft, script = scripted("pearl")
     script.says(("ready", {0: 0}, 0.0))
-    draft.propose({0: Tree()}, {0: None})
+    draft.propose({0: None})
     with pytest.raises(DraftError, match="silent"):
         draft.ahead({0: Tree()})
     assert script.poll() is not None
@@ -821,7 +823,7 @@ def test_a_plain_token_that_the_draft_foresaw_makes_no_larger_batch():
     """
     draft, script = scripted()
     script.says(*token(0, 1, 2, 3))
-    flight = draft.propose({0: Tree()}, {0: None})
+    flight = draft.propose({0: None})
     assert flight[0].tokens == (1, 2, 3)
     script.says(*token(0, 4))  # another before it heard of the target's prefill
     assert draft.ahead(flight)[0].tokens == (1, 2, 3)
@@ -830,4 +832,4 @@ def test_a_plain_token_that_the_draft_foresaw_makes_no_larger_batch():
     x1 = draft.ahead({0: Tree()})
     assert x1[0].tokens == (5,)
     draft.commit({0: [5]})
-    assert len(draft.propose({0: Tree()}, {0: None})[0]) == GAMMA - 1
+    assert len(draft.propose({0: None})[0]) == GAMMA - 1

@@ -53,13 +53,13 @@ def test_it_reads_the_words_and_nothing_else() -> None:
     """Claim: what a text-only draft reads is the prompt without its placeholders, in order.
     Fails if a placeholder or a hole is among what it embeds."""
     from saccade.core.sampling import Sampling
-    from saccade.drafting.drafters import Team
     from saccade.drafting.policies import Chain
+    from saccade.drafting.setup import Setup
     from saccade.drafting.views import FULL
 
     target, draft = zoo.member("llava-1.5"), zoo.member("llama", seed=1)
     inputs = zoo.asked(target, "images")
-    team = Team(target.backbone, draft.backbone, FULL, Chain(4), [Sampling()], 8)
+    team = Setup(target.backbone, draft.backbone, FULL, Chain(4), [Sampling()], 8)
     (prompt,) = draft.backbone.prompts(team.readable(inputs))
     ids = inputs["input_ids"][0].tolist()
     words = [token for token in ids if token not in target.backbone.placeholders]

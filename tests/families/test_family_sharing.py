@@ -14,7 +14,7 @@ from torch import nn
 
 import saccade
 from saccade.core.prompt import Inputs, Prompt
-from saccade.drafting.drafters import ModelDraft
+from saccade.drafting.drafters import ModelDrafter
 from saccade.inputs.checkpoints import Size
 from saccade.model.backbone import Backbone
 
@@ -58,14 +58,14 @@ def counted(backbone: Backbone) -> Iterator[list[str]]:
 def drafted(patch: pytest.MonkeyPatch) -> Iterator[list[Prompt]]:
     """The prompts a draft ends up with, before its view."""
     seen: list[Prompt] = []
-    guide = ModelDraft.guide
+    guide = ModelDrafter.ready
 
-    def watched(self: ModelDraft, prefills: Any) -> None:
+    def watched(self: ModelDrafter, prefills: Any) -> None:
         seen.extend(self._prompts)
         guide(self, prefills)
 
     with patch.context() as inner:
-        inner.setattr(ModelDraft, "guide", watched)
+        inner.setattr(ModelDrafter, "ready", watched)
         yield seen
 
 

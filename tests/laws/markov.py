@@ -27,21 +27,19 @@ from typing import Any
 import pytest
 import torch
 from beside import Inside, hired
-from helpers import chi_square
+from helpers import chi_square, drafter_of
 from torch import Tensor
 
 from saccade.core import sampling
 from saccade.core import verify as verify_module
+from saccade.core.costs import Costs
 from saccade.core.prompt import Prefill, Prompt
 from saccade.core.sampling import Sampling, Scores, prob
 from saccade.core.tree import Tree
 from saccade.core.verify import residual
 from saccade.drafting import drafters as draft_module
-from saccade.drafting import worker
-from saccade.drafting.controller import Auto
-from saccade.drafting.costs import Costs, Fit
-from saccade.drafting.drafters import Words
 from saccade.drafting.ensemble import Ensemble
+from saccade.drafting.parallel import child
 from saccade.drafting.policies import Chain
 from saccade.drafting.recipe import Recipe
 from saccade.drafting.views import FULL, Several
@@ -241,12 +239,12 @@ class Remembered:
 def plain(recipe: Recipe, costs: Costs | None) -> Recipe:
     """The recipe over prompts without pixels, its costs settled."""
     view = recipe.view
-    full = Several((FULL,) * len(view.views)) if isinstance(view, Several) else FULL
+    full = Several((FULL,) * len(view.parts)) if len(view.parts) > 1 else FULL
     shape = recipe.shape
     if isinstance(recipe.drafter, Ensemble):  # mixing takes long; longer chains are met elsewhere
         shape = Chain(2)
-    if isinstance(shape, Fit | Auto):
-        shape = replace(shape, costs=costs)
+    if shape.timed and costs is not None:
+        shape = shape.priced(costs)
     return replace(recipe, name="", about="", view=full, shape=shape)
 
 
@@ -274,7 +272,7 @@ def cases() -> dict[str, Recipe]:
     weighs costs is met where rows are cheap and where they are dear. Named by all it stands for."""
     names: dict[Recipe, list[str]] = {}
     for name, recipe in registered().items():
-        weighs = isinstance(recipe.shape, Fit | Auto)
+        weighs = recipe.shape.timed
         for costs, word in ((CHEAP, " cheap"), (DEAR, " dear")) if weighs else ((None, ""),):
             names.setdefault(plain(recipe, costs), []).append(name + word)
     return {", ".join(own): recipe for recipe, own in names.items()}
@@ -310,7 +308,7 @@ class Play:
         recipe, count = self.recipe, len(self.regimes)
         rules = [Sampling(True, (), seed)] * count
         self.found: list[list[int]] = [[] for _ in rules]
-        views = len(recipe.view.views) if isinstance(recipe.view, Several) else 1
+        views = len(recipe.view.parts)
 
         def tables(backbone: Any, rules: Sequence[Sampling], **rest: Any) -> Tables:
             of = [DRAFTS[self.regimes[n // views]][n % views] for n in range(len(rules))]
@@ -318,13 +316,13 @@ class Play:
 
         with pytest.MonkeyPatch.context() as patch, hired(Inside(self.turns)):
             patch.setattr(draft_module, "Session", tables)
-            patch.setattr(worker, "Session", tables)
+            patch.setattr(child, "Session", tables)
             patch.setattr(sampling, "uniform", random)
             self.tables.patched(patch, draw or self.tables.draw)
-            drafting = recipe.bind(MODEL, MODEL, rules, self.length, Words())
-            drafting.begin({"input_ids": torch.zeros(count, 1)})
-            drafting.look([PROMPT] * count)
-            drafting.guide([READ] * count)
+            drafting = drafter_of(recipe, MODEL, MODEL, rules, self.length)
+            drafting.encode({"input_ids": torch.zeros(count, 1)})
+            drafting.prefill([PROMPT] * count)
+            drafting.ready([READ] * count)
             if self.state is not None:
                 drafting.start = lambda: self.state  # type: ignore[method-assign]
             fold = drafting.fold

@@ -23,8 +23,8 @@ from transformers.generation import logits_process as hf
 import saccade
 from evidence.reference import Oracle
 from saccade.core import verify as verify_module
+from saccade.core.costs import Costs
 from saccade.core.sampling import Sampling
-from saccade.drafting.costs import Costs
 from saccade.drafting.ensemble import Mixture
 from saccade.drafting.recipe import Recipe
 from saccade.methods import resolve

@@ -38,10 +38,10 @@ from saccade.core.result import Round
 from saccade.core.tree import Tree
 from saccade.drafting.controller import Auto
 from saccade.drafting.ensemble import Ensemble, Mixed, Mixture
+from saccade.drafting.parallel.drafter import WorkerDrafter
 from saccade.drafting.policies import Chain
 from saccade.drafting.recipe import Recipe
 from saccade.drafting.schedule import parallel
-from saccade.drafting.worker import WorkerDraft
 from saccade.methods import (
     DRAFTERS,
     FAMILIES,
@@ -210,7 +210,7 @@ def test_a_parallel_draft_of_any_speed_gives_the_same_rows_and_tokens(seed, say)
 
 
 @dataclass(frozen=True)
-class Fickle:
+class Fickle(Shape):
     """Draws a token, and drops it where the draft gave it little: `auto`'s first bug."""
 
     inner: Shape
@@ -222,8 +222,8 @@ class Fickle:
     def fold(self, state: State, round: Round) -> State:
         return self.inner.fold(state, round)
 
-    def grow(self, stem: Tree, state: State) -> Growing:
-        tree: Tree = yield from self.inner.grow(stem, state)
+    def grow(self, state: State) -> Growing:
+        tree: Tree = yield from self.inner.grow(state)
         kept = 0
         while kept < len(tree) and float(tree.q[kept][tree.tokens[kept]]) > self.least:
             kept += 1
@@ -231,7 +231,7 @@ class Fickle:
 
 
 @dataclass(frozen=True)
-class Curious:
+class Curious(Shape):
     """Drafts next as far as the last token it drew says, though nobody judged that one."""
 
     def start(self) -> State:
@@ -240,12 +240,12 @@ class Curious:
     def fold(self, state: State, round: Round) -> State:
         return 1 + round.tree.tokens[-1] % 3 if len(round.tree) else 2
 
-    def grow(self, stem: Tree, state: State) -> Growing:
-        return (yield from Chain(state).grow(stem, None))
+    def grow(self, state: State) -> Growing:
+        return (yield from Chain(state).grow(None))
 
 
 @dataclass(frozen=True)
-class Softened:
+class Softened(Shape):
     """Its chosen nodes carry the law they were chosen by, as if drawn from it."""
 
     inner: Shape
@@ -256,8 +256,8 @@ class Softened:
     def fold(self, state: State, round: Round) -> State:
         return self.inner.fold(state, round)
 
-    def grow(self, stem: Tree, state: State) -> Growing:
-        tree: Tree = yield from self.inner.grow(stem, state)
+    def grow(self, state: State) -> Growing:
+        tree: Tree = yield from self.inner.grow(state)
         scores = yield tree  # its laws, all of them
         return replace(tree, q=tuple(scores.law(parent) for parent in tree.parents))
 
@@ -319,13 +319,13 @@ def _one_noise_for_all_roles(patch: pytest.MonkeyPatch) -> Recipe:
 
 def _laws_of_another_slot(patch: pytest.MonkeyPatch) -> Recipe:
     """The parallel draft hands on each token with the law of the one before it."""
-    chain = WorkerDraft._chain
+    chain = WorkerDrafter._chain
 
-    def wrong(self: WorkerDraft, request: int, count: int) -> Tree:
+    def wrong(self: WorkerDrafter, request: int, count: int) -> Tree:
         tree = chain(self, request, count)
         return replace(tree, q=(*tree.q[:1], *tree.q[:-1]))
 
-    patch.setattr(WorkerDraft, "_chain", wrong)
+    patch.setattr(WorkerDrafter, "_chain", wrong)
     return markov.plain(resolve("pearl/shape=chain-3"), None)
 
 

@@ -22,7 +22,6 @@ from transformers.generation import logits_process as hf
 from saccade.core import sampling
 from saccade.core import verify as verify_module
 from saccade.core.protocols import Growing, Shape, State
-from saccade.core.result import Round
 from saccade.core.sampling import Sampling, uniform
 from saccade.core.tree import ROOT, Tree, add, depth
 from saccade.drafting.policies import Chain, Static
@@ -65,20 +64,14 @@ RULES = {
 
 
 @dataclass(frozen=True)
-class Wide:
+class Wide(Shape):
     """Each node has ``width`` children, independent draws from the one law after it."""
 
     levels: int
     width: int
 
-    def start(self) -> State:
-        return None
-
-    def fold(self, state: State, round: Round) -> State:
-        return state
-
-    def grow(self, stem: Tree, state: State) -> Growing:
-        tree, frontier = stem, [len(stem) - 1]
+    def grow(self, state: State) -> Growing:
+        tree, frontier = Tree(), [ROOT]
         for _ in range(self.levels):
             scores = yield tree
             below = []
@@ -96,20 +89,14 @@ class Wide:
 
 
 @dataclass(frozen=True)
-class Best:
+class Best(Shape):
     """A chain of arg-maxes of a sampling draft; ``lie`` attaches the law to them all the same."""
 
     levels: int
     lie: bool = False
 
-    def start(self) -> State:
-        return None
-
-    def fold(self, state: State, round: Round) -> State:
-        return state
-
-    def grow(self, stem: Tree, state: State) -> Growing:
-        tree = stem
+    def grow(self, state: State) -> Growing:
+        tree = Tree()
         for _ in range(self.levels):
             scores = yield tree
             tip = len(tree) - 1
@@ -228,8 +215,8 @@ def _q_before_the_rules(monkeypatch: pytest.MonkeyPatch) -> Shape:
     """The draft draws by the rules and hands on the law without them (B20)."""
     drawn = sampling.Scores.draw
 
-    def wrong(self: Any, node: int) -> Any:
-        token, _ = drawn(self, node)
+    def wrong(self: Any, node: int, law: Any = None) -> Any:
+        token, _ = drawn(self, node, law)
         return token, torch.softmax(self.logits(node), -1)
 
     monkeypatch.setattr(sampling.Scores, "draw", wrong)
@@ -319,8 +306,6 @@ def test_a_seed_means_the_same_whatever_the_draft():
 
     three, again = run(3), run(3)
     assert three == again and len({tuple(text) for text in three}) > 10
-    drafted = TableDraft(TARGET, every, Chain(3)).propose(
-        dict.fromkeys(range(200), Tree()), {request: None for request in range(200)}
-    )
+    drafted = TableDraft(TARGET, every, Chain(3)).propose(dict.fromkeys(range(200)))
     assert [list(tree.tokens) for tree in drafted.values()] == three
     assert all(tree.parents == (ROOT, 0, 1) for tree in drafted.values())

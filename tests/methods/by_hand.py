@@ -25,28 +25,16 @@ from saccade.model.session import Session
 
 
 @dataclass
-class Spy:
+class Spy(View):
     """A view that remembers what it was shown and what it let through."""
 
     view: View
     seen: list[tuple[Prefill, Prompt]] = field(default_factory=list)
     pruned: list[Prompt] = field(default_factory=list)
 
-    @property
-    def name(self) -> str:
-        return self.view.name
-
-    @property
-    def keep(self) -> float | None:
-        return self.view.keep
-
-    @property
-    def attention(self) -> bool:
-        return self.view.attention
-
-    @property
-    def own_keys(self) -> bool:
-        return self.view.own_keys
+    def __post_init__(self) -> None:
+        self.name, self.keep = self.view.name, self.view.keep
+        self.attention, self.own_keys = self.view.attention, self.view.own_keys
 
     def __call__(self, prefill: Prefill, prompt: Prompt) -> Prompt:
         self.seen.append((prefill, prompt))

@@ -39,9 +39,9 @@ from saccade.core.prompt import Prefill, Prompt
 from saccade.core.result import Round
 from saccade.core.sampling import Sampling
 from saccade.drafting import saliency, schedule
+from saccade.drafting.parallel.child import HEAD_START
 from saccade.drafting.recipe import Recipe
 from saccade.drafting.views import Pruned
-from saccade.drafting.worker import HEAD_START
 from saccade.engine.generate import stream
 from saccade.methods import resolve
 from saccade.model.session import Session
@@ -708,7 +708,7 @@ def _bent(
     fly: Callable[[Sequence[int], Mapping[int, Any]], dict[int, Any]],
 ) -> Iterator[Round]:
     states = {request: draft.start() for request in requests}
-    flights = draft.propose(_empty(requests), states)
+    flights = draft.propose(states)
     while flights:
         laws = target.score(flights)
         trees = draft.ahead(flights)

@@ -13,6 +13,7 @@ from helpers import (
     START,
     VIDEO,
     backbone,
+    drafter_of,
     frames_input,
     llama,
     onevision,
@@ -27,8 +28,8 @@ import saccade
 from saccade.core.errors import MethodError
 from saccade.core.prompt import Prefill
 from saccade.core.sampling import Sampling
-from saccade.core.tree import Tree, chain
-from saccade.drafting.drafters import lookup
+from saccade.core.tree import chain
+from saccade.drafting.lookup import lookup
 from saccade.methods import resolve
 from saccade.model.backbone import Backbone
 
@@ -131,10 +132,10 @@ def test_only_ids_are_read(family):
     recipe = resolve("lookup")
     assert not recipe.view.attention and run.result.draft_visual_tokens in (None, 0)
     blind = replace(run.whole, embeds=torch.full_like(run.whole.embeds, float("nan")))
-    drafter = recipe.bind(backbone(run.target), None, [Sampling()], 40)
-    drafter.guide([Prefill(blind, None, torch.full((1,), float("nan")))])
+    drafter = drafter_of(recipe, backbone(run.target), None, [Sampling()], 40)
+    drafter.ready([Prefill(blind, None, torch.full((1,), float("nan")))])
     for round in run.rounds:
-        assert drafter.propose({0: Tree()}, {0: drafter.start()}) == {0: round.tree}
+        assert drafter.propose({0: drafter.start()}) == {0: round.tree}
         drafter.commit({0: round.tokens})
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from saccade.core.errors import MethodError
 from saccade.core.prompt import Prompt
 from saccade.core.sampling import Sampling
-from saccade.drafting.drafters import ModelDraft, Nobody, SelfDraft
+from saccade.drafting.drafters import ModelDrafter, NoDraft, SelfDrafter
 from saccade.drafting.policies import Chain, Static
 from saccade.drafting.recipe import Recipe
 from saccade.drafting.schedule import serial
@@ -37,18 +37,18 @@ def test_overrides_replace_one_axis_each():
     other = resolve("specvlm/drafter=self/view=uniform/shape=chain-7/keep=0.25")
     assert found == replace(other, name=found.name)
     assert found.name == "specvlm/keep=0.25/shape=chain-7/view=uniform/drafter=self"
-    assert found.drafter is SelfDraft and found.shape == Chain(7)
+    assert found.drafter is SelfDrafter and found.shape == Chain(7)
     assert (found.view.name, found.view.keep) == ("uniform", 0.25)
     assert found.schedule is base.schedule and SYSTEMS["specvlm"].view.keep == 0.1
     assert resolve("specvlm/positions=repacked").view.positions == "repacked"
     assert resolve("sd/view=random").view.keep == VIEWS["random"].keep
-    assert resolve("ar/drafter=model/shape=chain-2").drafter is ModelDraft
+    assert resolve("ar/drafter=model/shape=chain-2").drafter is ModelDrafter
 
 
 @pytest.mark.parametrize(
     ("name", "says"),
     [
-        ("spec", "unknown method 'spec'; known methods: ar, auto, sd"),
+        ("spec", "unknown method 'spec'; known methods: ar, sd, sd-tree"),
         ("", "unknown method"),
         ("sd/keep", "cannot read 'keep'"),
         ("sd/colour=red", "cannot read 'colour=red'.*drafter, weights, view, keep"),
@@ -79,9 +79,9 @@ def test_an_impossible_recipe_is_refused_when_it_is_built():
     """Claim: re-packed positions over the target's own keys raise before any model is loaded."""
     packed = Pruned("uniform", VIEWS["uniform"].select, positions="repacked")
     with pytest.raises(MethodError, match="cannot be re-packed"):
-        Recipe("mine", "", SelfDraft, Chain(3), serial, packed)
-    assert Recipe("mine", "", ModelDraft, Chain(3), serial, packed).drafts
-    assert not Recipe("mine", "", Nobody, Chain(0), serial).drafts
+        Recipe("mine", "", SelfDrafter, Chain(3), serial, packed)
+    assert Recipe("mine", "", ModelDrafter, Chain(3), serial, packed).drafts
+    assert not Recipe("mine", "", NoDraft, Chain(0), serial).drafts
 
 
 def test_the_tree_is_the_papers():

@@ -11,13 +11,13 @@ import pytest
 from helpers import WORDS, answered, truth
 
 from saccade.core.errors import MethodError
-from saccade.drafting.drafters import EarlyExit, ModelDraft, SelfDraft
+from saccade.drafting.drafters import EarlyExit, ModelDrafter, SelfDrafter
 from saccade.drafting.ensemble import Ensemble
+from saccade.drafting.parallel.drafter import WorkerDrafter
 from saccade.drafting.policies import Best, Chain, Static
 from saccade.drafting.recipe import Recipe
 from saccade.drafting.schedule import parallel, serial
 from saccade.drafting.views import Pruned, Several
-from saccade.drafting.worker import WorkerDraft
 from saccade.methods import (
     SCHEDULES,
     SHAPES,
@@ -228,11 +228,11 @@ def test_a_schedule_brings_the_process_it_needs():
         "ar/drafter=model/shape=chain-3",
     ):
         recipe = resolve(f"{name}/schedule=parallel")
-        assert recipe.schedule is parallel and recipe.drafter is WorkerDraft
-        assert resolve(name).drafter is ModelDraft
+        assert recipe.schedule is parallel and recipe.drafter is WorkerDrafter
+        assert resolve(name).drafter is ModelDrafter
     for name in ("hippo", "pearl", "pearl-specvlm"):
         recipe = resolve(f"{name}/schedule=serial")
-        assert recipe.schedule is serial and recipe.drafter is ModelDraft
+        assert recipe.schedule is serial and recipe.drafter is ModelDrafter
         assert resolve(f"{name}/schedule=serial/shape=tree").shape == SHAPES["tree"]
 
 
@@ -312,7 +312,7 @@ def test_control_other_methods_have_other_words():
 
 # -- every view under every drafter ------------------------------------------------------------
 
-DRAFTERS: dict[str, Any] = {"model": ModelDraft, "self": SelfDraft, "early-exit": EarlyExit}
+DRAFTERS: dict[str, Any] = {"model": ModelDrafter, "self": SelfDrafter, "early-exit": EarlyExit}
 REFUSED = {
     ("per-head", "model"): "picks among the target's own keys; use drafter=self",
     ("per-head", "early-exit"): "picks among the target's own keys; use drafter=self",

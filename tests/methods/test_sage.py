@@ -330,8 +330,8 @@ class Drafting(StubDraft):
         self.session, self.shape, self.last = session, shape, {}
         self.start, self.fold, self.commit = shape.start, shape.fold, session.commit
 
-    def propose(self, stems, states):
-        growing = {r: self.shape.grow(stem, states[r]) for r, stem in stems.items()}
+    def propose(self, states):
+        growing = {r: self.shape.grow(state) for r, state in states.items()}
         return drive(self.session, growing, self.last)
 
     def scores(self, request):

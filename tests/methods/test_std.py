@@ -28,6 +28,7 @@ from helpers import (
     IMAGE,
     VIDEO,
     backbone,
+    drafter_of,
     frames_input,
     llama,
     no_seconds,
@@ -44,7 +45,7 @@ from evidence.reference import Oracle
 from saccade.core.prompt import Prefill, Prompt
 from saccade.core.result import Round
 from saccade.core.sampling import Sampling
-from saccade.drafting.drafters import SelfDraft
+from saccade.drafting.drafters import SelfDrafter
 from saccade.drafting.policies import Chain
 from saccade.methods import resolve
 
@@ -299,8 +300,8 @@ def test_no_second_copy_of_the_weights(method, lean):
     is a copied model, which shares none.
     """
     target = backbone(qwen2(), lean)
-    drafter = resolve(method).bind(target, None, [Sampling()], 8)
-    assert isinstance(drafter, SelfDraft)
+    drafter = drafter_of(resolve(method), target, None, [Sampling()], 8)
+    assert isinstance(drafter, SelfDrafter)
     model = drafter.session.backbone
     owned = pointers(target.model)
     assert pointers(model.text) and pointers(model.text) <= owned
@@ -318,9 +319,9 @@ def test_the_draft_holds_only_the_keys_it_reads():
     """Claim: a self-draft's cache has one row per kept key, not a masked copy of the whole."""
     model, inputs = case("qwen2_vl")
     target = backbone(model)
-    drafter = resolve("std").bind(target, None, [Sampling()], 8)
+    drafter = drafter_of(resolve("std"), target, None, [Sampling()], 8)
     prefill = prefilled(model, inputs)
-    drafter.guide([prefill])
+    drafter.ready([prefill])
     kept = len(text_rows(prefill.prompt)) + len(visual_rows(prefill.prompt)) // 8
     assert drafter.session.requests[0].cache.length == kept < len(prefill.prompt)
 

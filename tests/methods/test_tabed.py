@@ -48,9 +48,9 @@ from saccade.core.prompt import Prefill, Prompt
 from saccade.core.protocols import State
 from saccade.core.result import Result, Round
 from saccade.core.sampling import Scores, uniform
-from saccade.drafting.drafters import Team
-from saccade.drafting.ensemble import Ensemble, EnsembleDraft, Mixed, Mixture, Weighting
+from saccade.drafting.ensemble import Ensemble, EnsembleDrafter, Mixed, Mixture, Weighting
 from saccade.drafting.recipe import Recipe
+from saccade.drafting.setup import Setup
 from saccade.drafting.views import FULL, Several, Worded, worded
 from saccade.engine.generate import stream
 from saccade.methods import resolve
@@ -234,11 +234,11 @@ def logits(model: Any, prompt: Read, tokens: Sequence[int], banned: Sequence[int
 class Watched(Ensemble):
     """An ensemble that remembers the prompts its draft read; ``make`` may be a wrong one."""
 
-    make: Callable[[Team, Weighting], EnsembleDraft] = EnsembleDraft
+    make: Callable[[Setup, Weighting], EnsembleDrafter] = EnsembleDrafter
     prompts: list[Prompt] = field(default_factory=list)
-    drafts: list[EnsembleDraft] = field(default_factory=list)
+    drafts: list[EnsembleDrafter] = field(default_factory=list)
 
-    def __call__(self, team: Team) -> EnsembleDraft:
+    def __call__(self, team: Setup) -> EnsembleDrafter:
         draft = self.make(team, self.weighting)
         prefill = draft.session.prefill
 
@@ -275,7 +275,7 @@ class Answer:
     rounds: list[Round]
     result: Result
     rules: Mapping[str, Any]
-    drafter: EnsembleDraft
+    drafter: EnsembleDrafter
     tokenizer: Any = None
 
     @cached_property
@@ -323,7 +323,7 @@ def ensembled(
     inputs: Sequence[Mapping[str, Tensor]],
     *,
     weighting: Weighting | None = None,
-    make: Callable[[Team, Weighting], EnsembleDraft] = EnsembleDraft,
+    make: Callable[[Setup, Weighting], EnsembleDrafter] = EnsembleDrafter,
     count: int = COUNT,
     tokenizer: Any = None,
     **rules: Any,
@@ -379,7 +379,7 @@ def answer(
     method: str,
     *,
     weighting: Weighting | None = None,
-    make: Callable[[Team, Weighting], EnsembleDraft] = EnsembleDraft,
+    make: Callable[[Setup, Weighting], EnsembleDrafter] = EnsembleDrafter,
     view: Several | None = None,
     amount: float | None = None,
     count: int = COUNT,
@@ -797,7 +797,7 @@ class Tempered(Grid):
         return super().fold(state, p, q)
 
 
-class Unended(EnsembleDraft):
+class Unended(EnsembleDrafter):
     """Learns from what was drafted, refused or not."""
 
     def fold(self, state: State, round: Round) -> State:
@@ -825,12 +825,12 @@ class OneForAll(Mixture):
         return super()._mix(request, (parts[0],) * len(parts))
 
 
-class Averaged(EnsembleDraft):
+class Averaged(EnsembleDrafter):
     """Mixes in another way."""
 
     mixture: type[Mixture] = Geometric
 
-    def __init__(self, team: Team, weighting: Weighting) -> None:
+    def __init__(self, team: Setup, weighting: Weighting) -> None:
         super().__init__(team, weighting)
         self._mixture = self.mixture(self.session, len(self._views))
 

@@ -22,7 +22,8 @@ from saccade.core.errors import ModelError
 from saccade.core.prompt import Inputs
 from saccade.core.sampling import Sampling
 from saccade.core.tree import Tree
-from saccade.drafting.drafters import Guarded
+from saccade.drafting import planning
+from saccade.drafting.fallback import Fallback
 from saccade.inputs import Loaded
 from saccade.methods import resolve
 from saccade.model import tensor_parallel
@@ -38,7 +39,7 @@ def answer(target: Loaded, draft: Loaded, inputs: Inputs, method: str, **more: A
         target.backbone,
         inputs,
         draft=draft.backbone,
-        method=recipe if tensor_parallel.world() == 1 else recipe.split(),
+        method=recipe if tensor_parallel.world() == 1 else planning.split(recipe),
         max_new_tokens=COUNT,
         **{"do_sample": False, **more},
     )
@@ -71,19 +72,19 @@ def main(out: str, folder: str, drafter: str, *methods: str) -> None:
 
 def odd_draft(target: Loaded, draft: Loaded, inputs: Inputs) -> Any:
     """The answer where every process but rank 0 drafts nonsense, of another length."""
-    propose = Guarded.propose
+    propose = Fallback.propose
 
-    def nonsense(self: Guarded, stems: Any, states: Any) -> dict[int, Tree]:
-        trees = propose(self, stems, states)
+    def nonsense(self: Fallback, states: Any) -> dict[int, Tree]:
+        trees = propose(self, states)
         if tensor_parallel.rank() == 0:
             return trees
         return {r: Tree((7, 7), (-1, 0), (None, None)) for r in trees}
 
-    Guarded.propose = nonsense  # type: ignore[method-assign]
+    Fallback.propose = nonsense  # type: ignore[method-assign]
     try:
         return answer(target, draft, inputs, "sd/shape=chain-3")
     finally:
-        Guarded.propose = propose  # type: ignore[method-assign]
+        Fallback.propose = propose  # type: ignore[method-assign]
 
 
 def odd_verdict(target: Loaded, draft: Loaded, inputs: Inputs) -> str | None:

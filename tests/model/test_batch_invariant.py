@@ -21,14 +21,16 @@ from torch import Tensor
 import saccade
 from saccade import inputs as models
 from saccade.bench.hardware.flips import flips
+from saccade.core.costs import Costs
 from saccade.core.errors import MethodError, ModelError
 from saccade.core.prompt import Inputs
 from saccade.core.sampling import Sampling
 from saccade.core.tree import ROOT, Tree, add, chain
 from saccade.drafting.controller import Auto
-from saccade.drafting.costs import Costs, Fit, padded
+from saccade.drafting.fit import Fit
+from saccade.drafting.planning import chained
 from saccade.drafting.policies import Chain
-from saccade.drafting.recipe import Recipe, chains_only
+from saccade.drafting.recipe import Recipe
 from saccade.methods import SYSTEMS, resolve
 from saccade.model import batch_invariant
 from saccade.model.attention import Segment, Step
@@ -189,8 +191,8 @@ def test_turns_of_a_conversation(dtype):
 
 
 def _tip(talk: saccade.Conversation) -> Tensor:
-    assert talk._last is not None and talk._last.talk is not None
-    session = talk._last.talk.session
+    assert talk._last is not None and talk._last.call is not None
+    session = talk._last.call.session
     return session.score({0: Tree()})[0].logits(ROOT)
 
 
@@ -395,17 +397,17 @@ def test_which_shapes_are_chains():
     """Claim: chains, one at a time, paths of best tokens alone, and a fit without its trees."""
     names = ("chain-5", "best-1", "paths-0,0.0,0.0.0", "best-2", "paths-0,1", "tree", "fit")
     shapes = [resolve(f"sd/shape={name}").shape for name in names]
-    assert [chains_only(shape) for shape in shapes] == [True] * 3 + [False] * 4
-    assert chains_only(Fit(()))
-    fitted = resolve("specvlm/shape=fit").chained()
+    assert [shape.branches for shape in shapes] == [False] * 3 + [True] * 4
+    assert not Fit(()).branches
+    fitted = chained(resolve("specvlm/shape=fit"))
     assert fitted.shape == Fit(()) and fitted.name == "specvlm/shape=fit"
-    assert SYSTEMS["ar"].chained().drafter is SYSTEMS["ar"].drafter
-    assert resolve("sd/shape=chain-5").chained().shape == Chain(5)
+    assert chained(SYSTEMS["ar"]).drafter is SYSTEMS["ar"].drafter
+    assert chained(resolve("sd/shape=chain-5")).shape == Chain(5)
 
 
 def test_costs_are_those_of_padded_forwards():
     """Claim: shape fit reckons that 1 to 16 rows cost the same, and 17 as much as 32."""
-    costs = padded(Costs((1, 16, 32), (1.0, 4.0, 8.0), 0.1))
+    costs = Costs((1, 16, 32), (1.0, 4.0, 8.0), 0.1, multiple=ROWS)
     assert [costs.verify(rows) for rows in (1, 8, 16, 17, 32)] == [4.0, 4.0, 4.0, 8.0, 8.0]
     longer = Fit((), costs).choose((9.0, 10.0))
     assert longer > Fit((), Costs(costs.rows, costs.target, costs.draft)).choose((9.0, 10.0))

@@ -21,7 +21,7 @@ from PIL import Image
 from saccade import inputs as models_
 from saccade.cli import loading
 from saccade.drafting.recipe import Recipe
-from saccade.engine.pool import News, Pool
+from saccade.engine.scheduler import Event, Scheduler
 from saccade.methods import resolve
 from saccade.serve.app import Engine, Service, app
 from saccade.serve.listening import listening
@@ -93,14 +93,14 @@ def made(
 class Slow:
     """A pool that takes its time over every step, and counts the rounds of those in it."""
 
-    def __init__(self, pool: Pool, seconds: float) -> None:
+    def __init__(self, pool: Scheduler, seconds: float) -> None:
         self._pool, self.seconds = pool, seconds
         self.rounds: dict[int, int] = {}
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._pool, name)
 
-    def step(self) -> list[News]:
+    def step(self) -> list[Event]:
         time.sleep(self.seconds)
         news = self._pool.step()
         for each in news:

@@ -25,8 +25,8 @@ from schemathesis.specs.openapi.checks import (
 from serve.live import Live, jpeg, made, request, serving
 
 from saccade.core.result import Result, Timings
-from saccade.engine.generate import Asked
-from saccade.engine.pool import News
+from saccade.engine.request import Request
+from saccade.engine.scheduler import Event
 from saccade.serve.reading import Reader
 from saccade.serve.wire import ChatRequest
 
@@ -43,10 +43,10 @@ class Stub:
     """A pool that answers without a model, one step after it was asked."""
 
     def __init__(self) -> None:
-        self._asked: dict[int, Asked] = {}
+        self._asked: dict[int, Request] = {}
         self._next = 0
 
-    def join(self, asked: Asked) -> int:
+    def join(self, asked: Request) -> int:
         self._next += 1
         self._asked[self._next] = asked
         return self._next
@@ -54,19 +54,19 @@ class Stub:
     def leave(self, number: int) -> None:
         self._asked.pop(number, None)
 
-    def step(self) -> list[News]:
-        news = [News(number, result=_answer(asked)) for number, asked in self._asked.items()]
+    def step(self) -> list[Event]:
+        news = [Event(number, result=_answer(asked)) for number, asked in self._asked.items()]
         self._asked.clear()
         return news
 
-    def fits(self, asked: Asked) -> bool:
+    def fits(self, asked: Request) -> bool:
         return True
 
     def __len__(self) -> int:
         return len(self._asked)
 
 
-def _answer(asked: Asked) -> Result:
+def _answer(asked: Request) -> Result:
     asked.rules(
         asked.contexts(torch.device("cpu"))
     )  # as a pool would: what cannot be drawn by shows here

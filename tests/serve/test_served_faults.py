@@ -25,7 +25,7 @@ from serve.live import (
 )
 
 from saccade.core.tree import Tree, chain
-from saccade.drafting import worker
+from saccade.drafting.parallel import process
 from saccade.drafting.policies import Chain
 from saccade.drafting.recipe import Recipe
 from saccade.drafting.schedule import serial
@@ -116,7 +116,7 @@ def test_a_draft_process_that_is_killed_is_told_of(models, plain):
     """Claim: SIGKILL of the draft's process mid-answer leaves the answer; the reason is told."""
     engine = made(models, "hippo", rows=2)
     slowed(engine, 0.05)
-    worker._dismiss()
+    process._dismiss()
     before = set(psutil.Process().children(recursive=True))
     with serving(lambda: engine) as live:
         body = request(TEXTS[1], stream=True, stream_options={"include_usage": True})
@@ -138,7 +138,7 @@ def test_a_draft_process_that_is_killed_is_told_of(models, plain):
         assert "drafting failed" in told["saccade"]["fallback_reason"]
         again = live.ask(TEXTS[1])
         assert _content(again) == plain[1] and not again.json()["saccade"]["fallback_reason"]
-    worker._dismiss()  # the next one, kept for later answers
+    process._dismiss()  # the next one, kept for later answers
     assert set(psutil.Process().children(recursive=True)) <= before
 
 

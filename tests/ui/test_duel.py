@@ -227,12 +227,12 @@ def test_a_draft_that_fails_says_why_and_the_answer_stands(
     models: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Claim: a draft that raises midway leaves the same answer, and its reason in the result."""
-    from saccade.drafting.drafters import ModelDraft
+    from saccade.drafting.drafters import ModelDrafter
 
     def broken(*_: Any) -> Any:
         raise RuntimeError("no more guesses")
 
-    monkeypatch.setattr(ModelDraft, "commit", broken)
+    monkeypatch.setattr(ModelDrafter, "commit", broken)
     end = last(models, asked("specvlm"))[-1].duel
     assert end.same and end.drafted.result is not None
     assert "no more guesses" in str(end.drafted.result.fallback_reason)

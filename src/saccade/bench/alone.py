@@ -12,7 +12,7 @@ from saccade.core.errors import OptionError
 from saccade.core.prompt import Inputs
 from saccade.core.sampling import Sampling
 from saccade.core.tree import Tree
-from saccade.drafting.drafters import Team
+from saccade.drafting.drafters import Setup
 from saccade.drafting.recipe import Recipe
 from saccade.drafting.views import Worded
 from saccade.inputs import Loaded
@@ -46,7 +46,7 @@ def answer(
     ends: Sequence[int],
 ) -> list[int]:
     """The draft's greedy answer over the visual tokens that the view keeps of its prompt."""
-    team = Team(target.backbone, draft.backbone, view.view, view.shape, [Sampling()], tokens)
+    team = Setup(target.backbone, draft.backbone, view.view, view.shape, [Sampling()], tokens)
     common, banned = team.common()
     prompts = target.backbone.prompts(inputs)
     guide = Session(target.backbone, [Sampling()]).prefill(prompts, record=view.view.attention)

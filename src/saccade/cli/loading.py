@@ -71,25 +71,27 @@ def recipes(methods: Sequence[str], exact: bool = False) -> list[Recipe]:
 
     Raises MethodError for a method of trees where ``exact`` is asked for.
     """
-    from saccade.drafting import worker
+    from saccade.drafting.parallel import process
+    from saccade.drafting.planning import chained
     from saccade.drafting.schedule import parallel
     from saccade.methods import resolve
 
     recipes = [resolve(method) for method in methods]
     if exact:
-        recipes = [recipe.chained() for recipe in recipes]
+        recipes = [chained(recipe) for recipe in recipes]
     if any(recipe.schedule is parallel for recipe in recipes):
-        worker.prepare()
+        process.prepare()
     return recipes
 
 
 def split(recipe: Recipe, exact: bool) -> Recipe:
     """A recipe for a target split over processes. Raises where it cannot be."""
     from saccade.core.errors import OptionError
+    from saccade.drafting import planning
 
     if exact:
         raise OptionError("--exact adds in one order, which a split target does not: leave out one")
-    return recipe.split()
+    return planning.split(recipe)
 
 
 def captioner(name: str | None, target: str, clip: Clip, device: str | None) -> Any:

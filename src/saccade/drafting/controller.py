@@ -24,14 +24,16 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import accumulate
 from math import log
+from typing import ClassVar
 
 from torch import Tensor
 
-from saccade.core.protocols import Growing, State
+from saccade.core.costs import Costs
+from saccade.core.protocols import Growing, Shape, State
 from saccade.core.result import Round
 from saccade.core.sampling import Law, Scores
 from saccade.core.tree import ROOT, Tree, add, height
-from saccade.drafting.costs import Costs
+from saccade.drafting.policies import confidence
 
 LONGEST, MOST = 24, 48  # levels and nodes of one draft
 # Before anything is known, and how many tokens' worth that counts: little, so that a draft that is
@@ -80,44 +82,58 @@ class Pace:
 
 
 @dataclass(frozen=True)
-class Auto:
-    """The controller. ``costs`` are of bare forwards here, written by ``Recipe.fit``;
-    ``runners`` is how many alternatives to a token are weighed (none: a chain)."""
+class Auto(Shape):
+    """The controller. ``costs`` are of bare forwards here; ``runners`` is how many alternatives to
+    a token are weighed (none: a chain)."""
+
+    timed: ClassVar[bool] = True
+    optional: ClassVar[bool] = True
 
     costs: Costs | None = None
     runners: int = 1
 
+    @property
+    def branches(self) -> bool:
+        return self.runners > 0
+
+    def chained(self) -> Auto:
+        return replace(self, runners=0)
+
+    def priced(self, costs: Costs) -> Auto:
+        return replace(self, costs=costs)
+
     def start(self) -> State:
         return Pace()
 
-    def grow(self, stem: Tree, state: State) -> Growing:
+    def grow(self, state: State) -> Growing:
         pace: Pace = state
+        tree = Tree()
         if not pace.begun:  # one token for no forward at all, and then a draft that knows it
-            return stem
+            return tree
         if 0 < pace.plain < pace.patience:  # nothing was learnt since it was given up
-            return stem
+            return tree
         expected = self._best(pace, pace.usual)
         trying = pace.plain >= pace.patience and self._pays(pace, HOPE)
         if not trying and expected[0] <= 1:
-            return stem
+            return tree
         rate, level = self._rate(pace, expected), self._level(pace)
         bar, price = EAGER * rate, [pace.stretch * each for each in _bare(self._costs).prices]
-        tree, tip, reach = stem, len(stem) - 1, 1.0
+        tip, reach = ROOT, 1.0
         others: list[tuple[float, int, int, float]] = []
         while len(tree) < LONGEST:
             row = bar * price[len(tree)]
-            if tree is not stem and reach * pace.usual <= bar * level + row:
+            if len(tree) and reach * pace.usual <= bar * level + row:
                 break
             scores: Scores = yield tree
             law = scores.law(tip)
             odds, rest = _odds(scores, tip, law, self.runners)
             chance = pace.chance(odds)
             # a first token is judged always: else nothing would be learnt of a draft in doubt
-            if tree is not stem and reach * chance <= row:
+            if len(tree) and reach * chance <= row:
                 break
-            for other, confidence in rest:  # right only where the first is wrong
-                worth = reach * (1 - chance) * pace.second(_share(odds, confidence))
-                others.append((worth, tip, other, confidence))
+            for other, odd in rest:  # right only where the first is wrong
+                worth = reach * (1 - chance) * pace.second(_share(odds, odd))
+                others.append((worth, tip, other, odd))
             token, q = scores.draw(tip, law)
             tree = add(tree, tip, token, q, odds)
             if token in scores.rules.ends:
@@ -125,8 +141,8 @@ class Auto:
             reach *= chance
             tip = len(tree) - 1
         others = sorted(others, reverse=True)[: MOST - len(tree)]
-        for _, parent, other, confidence in others[: self._worthy(others, len(tree), pace, rate)]:
-            tree = add(tree, parent, other, None, confidence)
+        for _, parent, other, odd in others[: self._worthy(others, len(tree), pace, rate)]:
+            tree = add(tree, parent, other, None, odd)
         return tree
 
     def _worthy(
@@ -169,7 +185,7 @@ class Auto:
 
     @property
     def _costs(self) -> Costs:
-        assert self.costs is not None, "Auto needs measured costs: see Recipe.fit"
+        assert self.costs is not None, "Auto needs measured costs: see planning.plan"
         return self.costs
 
     def _alone(self, pace: Pace) -> float:
@@ -291,11 +307,9 @@ def _odds(
     """The draft's confidence in the token after ``node``, and in its likeliest alternatives; of a
     token yet to be drawn its mean over the draws, and no alternatives."""
     assert told is not None, "a draft has looked at every node of its own"
-    if isinstance(told, Tensor):
-        return float(told.square().sum()), ()
+    if isinstance(told, Tensor) or not runners:
+        return confidence(scores, node, told), ()
     token, law = told, scores.logits(node).float().softmax(-1)
-    if not runners:
-        return float(law[token]), ()
     top = law.topk(min(runners + 1, law.shape[0]))
     known = dict(zip(top.indices.tolist(), top.values.tolist(), strict=True))
     odds = known.pop(token, None)

@@ -15,12 +15,12 @@ from jaxtyping import Float
 from torch import Tensor
 
 from saccade.core.prompt import Prefill, Prompt, Turn
-from saccade.core.protocols import Draft, State
+from saccade.core.protocols import Drafter, State
 from saccade.core.result import Round
 from saccade.core.sampling import Sampling, Scores
 from saccade.core.tree import ROOT, Tree, shared
-from saccade.drafting.drafters import ModelDraft, Team, drive
-from saccade.drafting.views import Several
+from saccade.drafting.drafters import ModelDrafter, drive
+from saccade.drafting.setup import Setup
 from saccade.model.session import Session
 
 LogLaw = Float[Tensor, "... vocab"]
@@ -79,6 +79,11 @@ class Weighting(Protocol):
         """How many views it can weigh; None for any number."""
         ...
 
+    @property
+    def window(self) -> int | None:
+        """Over how many of the last positions it looks; None for all."""
+        ...
+
     def start(self, views: int) -> State: ...
 
     def weights(self, state: State) -> tuple[float, ...]: ...
@@ -95,8 +100,8 @@ class Ensemble:
 
     weighting: Weighting
 
-    def __call__(self, team: Team) -> Draft:
-        return EnsembleDraft(team, self.weighting)
+    def __call__(self, setup: Setup) -> Drafter:
+        return EnsembleDrafter(setup, self.weighting)
 
 
 @dataclass(frozen=True)
@@ -155,14 +160,13 @@ class Mixture:
         return mixed
 
 
-class EnsembleDraft(ModelDraft):
+class EnsembleDrafter(ModelDrafter):
     """One draft model, m views of each prompt. State: the shape's and the weighting's."""
 
-    def __init__(self, team: Team, weighting: Weighting) -> None:
-        assert isinstance(team.view, Several), "Recipe refuses other views"
-        self._views = team.view.views
-        rules = [rule for rule in team.rules for _ in self._views]
-        super().__init__(replace(team, rules=rules))
+    def __init__(self, setup: Setup, weighting: Weighting) -> None:
+        self._views = setup.view.parts
+        rules = [rule for rule in setup.rules for _ in self._views]
+        super().__init__(replace(setup, rules=rules))
         self._weighting = weighting
         self._mixture = Mixture(self.session, len(self._views))
 
@@ -173,10 +177,10 @@ class EnsembleDraft(ModelDraft):
         shape, weighting = state
         return self._shape.fold(shape, round), self._learnt(weighting, round)
 
-    def propose(self, stems: Mapping[int, Tree], states: Mapping[int, State]) -> dict[int, Tree]:
-        for request in stems:
-            self._mixture.weights[request] = self._weighting.weights(states[request][1])
-        growing = {r: self._shape.grow(stem, states[r][0]) for r, stem in stems.items()}
+    def propose(self, states: Mapping[int, State]) -> dict[int, Tree]:
+        for request, (_, weighting) in states.items():
+            self._mixture.weights[request] = self._weighting.weights(weighting)
+        growing = {request: self._shape.grow(shape) for request, (shape, _) in states.items()}
         return drive(self._mixture, growing, self._scores)
 
     def commit(self, tokens: Mapping[int, Sequence[int]]) -> None:

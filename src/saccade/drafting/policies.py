@@ -7,84 +7,165 @@ from __future__ import annotations
 import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
+from torch import Tensor
 
-from saccade.core.protocols import Growing, State
-from saccade.core.result import Round
-from saccade.core.sampling import Scores
+from saccade.core.errors import MethodError
+from saccade.core.protocols import Growing, Shape, State
+from saccade.core.sampling import Law, Scores
 from saccade.core.tree import ROOT, Tree, add
 
 Paths = tuple[tuple[int, ...], ...]
 """A static tree as paths of top-k ranks: (0, 1) is the runner-up after the best first token."""
 
+LONGEST, LARGEST = 63, 64  # tokens of a chain, nodes of a tree that a user writes
+
 
 @dataclass(frozen=True)
-class Chain:
-    """``length`` tokens in a row: the draft's arg-max when greedy, else a draw from its law."""
+class Chain(Shape):
+    """``length`` tokens in a row: the draft's arg-max when greedy, else a draw from its law.
+
+    Fewer where one of them would end the answer, or where a shape derived from this one stops.
+    """
+
+    family: ClassVar[str] = "chain"
+    usage: ClassVar[str] = "chain-N"
+    examples: ClassVar[tuple[str, ...]] = ("1", "4")
 
     length: int
 
-    def start(self) -> State:
-        return None
+    @classmethod
+    def read(cls, text: str) -> Shape:
+        return Chain(size("chain", text, LONGEST))
 
-    def grow(self, stem: Tree, state: State) -> Growing:
-        return grow_chain(stem, self.length)
+    @property
+    def written(self) -> str:
+        return f"chain-{self.length}"
 
-    def fold(self, state: State, round: Round) -> State:
-        return state
+    @property
+    def branches(self) -> bool:
+        return False
+
+    @property
+    def stepwise(self) -> bool:
+        return type(self).grow is Chain.grow
+
+    @property
+    def reads_laws(self) -> bool:
+        return type(self).goes_on is not Chain.goes_on
+
+    def goes_on(self, scores: Scores, node: int, law: Law | None) -> bool:
+        """Whether one more token is drawn after ``node``, decided before the draw (see ``Tree``).
+
+        ``law`` is the draft's there. The first token of a draft is not asked about. Derive from
+        ``Chain`` and override this for a chain that stops by itself; it must be a pure function.
+        """
+        return True
+
+    def grow(self, state: State) -> Growing:
+        tree = Tree()
+        while len(tree) < self.length:
+            scores: Scores = yield tree
+            tip = len(tree) - 1
+            law = scores.law(tip)
+            if len(tree) and not self.goes_on(scores, tip, law):
+                break
+            token, q = scores.draw(tip, law)
+            tree = add(tree, tip, token, q)
+            if token in scores.rules.ends:
+                break
+        return tree
+
+
+def confidence(scores: Scores, node: int, law: Law | None) -> float:
+    """The draft's probability of the token after ``node``: of its choice when greedy, else the mean
+    over its draws, sum q^2, which is known before one is drawn."""
+    if isinstance(law, Tensor):
+        return float(law.square().sum())
+    plain = scores.logits(node).float().softmax(-1)
+    return float(plain.max() if law is None else plain[law])
 
 
 @dataclass(frozen=True)
-class Static:
+class Static(Shape):
     """A fixed tree of top-k ranks; a level is one draft forward. Nodes are chosen, not drawn."""
+
+    family: ClassVar[str] = "paths"
+    usage: ClassVar[str] = "paths-0,1,0.0,0.1"
+    examples: ClassVar[tuple[str, ...]] = ("0,2,0.1,2.0,0.1.0", "2")
 
     paths: Paths
 
     def __post_init__(self) -> None:
         check_paths(self.paths)
 
-    def start(self) -> State:
-        return None
+    @classmethod
+    def read(cls, text: str) -> Shape:
+        """A user's own tree: ``0,1,0.0,0.1`` for two first tokens and two after the first."""
+        try:
+            paths = tuple(tuple(int(rank) for rank in path.split(".")) for path in text.split(","))
+            check_paths(paths)
+        except ValueError as error:
+            raise MethodError(
+                f"cannot read the tree paths-{text}: write ranks joined by dots, as in "
+                f"paths-0,1,0.0,0.1 ({error})"
+            ) from error
+        if len(set(paths)) > LARGEST:
+            raise MethodError(f"a tree of {len(set(paths))} nodes is too large: {LARGEST} at most")
+        return Static(tuple(dict.fromkeys(sorted(paths, key=lambda path: (len(path), path)))))
 
-    def grow(self, stem: Tree, state: State) -> Growing:
-        return grow_static(stem, self.paths)
+    @property
+    def written(self) -> str:
+        return "paths-" + ",".join(".".join(map(str, path)) for path in self.paths)
 
-    def fold(self, state: State, round: Round) -> State:
-        return state
+    @property
+    def branches(self) -> bool:
+        return any(map(any, self.paths))
+
+    def grow(self, state: State) -> Growing:
+        return grow_static(self.paths)
 
 
 @dataclass(frozen=True)
-class Best:
-    """The ``nodes`` likeliest tree by the draft's law: best first, one draft forward a node."""
+class Best(Shape):
+    """The ``nodes`` likeliest tree by the draft's law: best first, one draft forward a node.
+
+    A child is never likelier than its parent, so this order finds the tree of greatest expected
+    acceptance under q.
+    """
+
+    family: ClassVar[str] = "best"
+    usage: ClassVar[str] = "best-N"
+    examples: ClassVar[tuple[str, ...]] = ("1", "5")
 
     nodes: int
 
-    def start(self) -> State:
-        return None
+    @classmethod
+    def read(cls, text: str) -> Shape:
+        return Best(size("best", text, LARGEST))
 
-    def grow(self, stem: Tree, state: State) -> Growing:
-        return grow_best(stem, self.nodes)
+    @property
+    def written(self) -> str:
+        return f"best-{self.nodes}"
 
-    def fold(self, state: State, round: Round) -> State:
-        return state
+    @property
+    def branches(self) -> bool:
+        return self.nodes > 1
 
-
-def grow_best(stem: Tree, nodes: int) -> Growing:
-    """Adds the likeliest token not yet in the tree, ``nodes`` times. A child is never likelier than
-    its parent, so this order finds the tree of greatest expected acceptance under q."""
-    tree = stem
-    scores: Scores = yield tree
-    tip = len(stem) - 1
-    open_: list[tuple[float, int, int]] = []  # (-log of the path's probability, node, token)
-    _offer(open_, scores, tip, 0.0, nodes)
-    while len(tree) < len(stem) + nodes and open_:
-        worth, parent, token = heapq.heappop(open_)
-        tree = add(tree, parent, token)
-        if len(tree) < len(stem) + nodes:
-            scores = yield tree
-            _offer(open_, scores, len(tree) - 1, worth, nodes)
-    return tree
+    def grow(self, state: State) -> Growing:
+        tree = Tree()
+        scores: Scores = yield tree
+        open_: list[tuple[float, int, int]] = []  # (-log of the path's probability, node, token)
+        _offer(open_, scores, ROOT, 0.0, self.nodes)
+        while len(tree) < self.nodes and open_:
+            worth, parent, token = heapq.heappop(open_)
+            tree = add(tree, parent, token)
+            if len(tree) < self.nodes:
+                scores = yield tree
+                _offer(open_, scores, len(tree) - 1, worth, self.nodes)
+        return tree
 
 
 def _offer(
@@ -96,22 +177,9 @@ def _offer(
             heapq.heappush(heap, (worth - float(law[token]), node, token))
 
 
-def grow_chain(stem: Tree, length: int) -> Growing:
-    """``length`` tokens in a row; fewer where one of them would end the answer."""
-    tree = stem
-    while len(tree) < len(stem) + length:
-        scores: Scores = yield tree
-        tip = len(tree) - 1
-        token, q = scores.draw(tip)
-        tree = add(tree, tip, token, q)
-        if token in scores.rules.ends:
-            break
-    return tree
-
-
-def grow_static(stem: Tree, paths: Paths) -> Growing:
-    tree = stem
-    node_of: dict[tuple[int, ...], int] = {(): len(stem) - 1 if len(stem) else ROOT}
+def grow_static(paths: Paths) -> Growing:
+    tree = Tree()
+    node_of: dict[tuple[int, ...], int] = {(): ROOT}
     for level in _levels(paths) or [[]]:  # even of an empty tree the root is looked at
         scores: Scores = yield tree
         widest: dict[tuple[int, ...], int] = {}
@@ -138,3 +206,11 @@ def check_paths(paths: Sequence[Sequence[int]]) -> None:
 def _levels(paths: Paths) -> list[list[tuple[int, ...]]]:
     deepest = max((len(path) for path in paths), default=0)
     return [sorted(p for p in paths if len(p) == depth) for depth in range(1, deepest + 1)]
+
+
+def size(family: str, text: str, largest: int) -> int:
+    """The whole number N of ``FAMILY-N``. Raises MethodError where it is none up to ``largest``."""
+    count = int(text) if text.isascii() and text.isdigit() else 0
+    if not 1 <= count <= largest:
+        raise MethodError(f"shape={family}-{text}: write {family}-N with N from 1 to {largest}")
+    return count

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
 from saccade.core.prompt import Prefill, Prompt
+from saccade.core.protocols import View
 from saccade.drafting import saliency
 from saccade.drafting.views import Guide, Pruned, Select, uniform
 
@@ -99,25 +100,20 @@ def dycoke(prompt: Prompt, guide: Guide, budget: int) -> Int[Tensor, " kept"]:
     return ranked[:budget].sort().values
 
 
-def rest(prompt: Prompt, guide: Guide, budget: int) -> Int[Tensor, " kept"]:
-    """SpecVLM without stage I. The paper's ablation asks no attention at all: V_R is empty, Eq. 7
-    spreads over *all* tokens, and this is ``uniform`` by another name."""
-    return uniform(prompt, guide, budget)
-
-
 @dataclass(frozen=True)
-class Merged:
+class Merged(View):
     """Like ``Pruned``, with what was dropped averaged into what stays.
 
     Each dropped token joins the nearest earlier kept token of its cell, which becomes the mean of
     all that joined it and stays where it stood. A token with none is lost.
     """
 
+    subset: ClassVar[bool] = False
+
     name: str
     select: Select
     keep: float = 0.1
     attention: bool = False
-    own_keys: ClassVar[bool] = False
 
     def __call__(self, prefill: Prefill, prompt: Prompt) -> Prompt:
         pruned = Pruned(self.name, self.select, self.keep, self.attention)(prefill, prompt)
@@ -136,7 +132,7 @@ class Merged:
 
 
 @dataclass(frozen=True)
-class Pooled:
+class Pooled(View):
     """TABED's P: 2x2 average pooling of each frame; edges average the members they have.
 
     A pooled row stands where its top-left member stood. The paper pools *before* the projector, we
@@ -144,10 +140,10 @@ class Pooled:
     Qwen's merger already joins 2x2 patches there. A row of tokens without a grid pools in pairs.
     """
 
-    name: str
     keep: ClassVar[float] = 0.25  # nearly: ragged edges leave more
-    attention: ClassVar[bool] = False
-    own_keys: ClassVar[bool] = False
+    subset: ClassVar[bool] = False
+
+    name: str
 
     def __call__(self, prefill: Prefill, prompt: Prompt) -> Prompt:
         if not prompt.seen:
@@ -224,5 +220,7 @@ MIDDLE = Pruned("window-middle", middle)
 END = Pruned("window-end", end)
 FASTVID = Pruned("fastvid", fastvid)
 DYCOKE = Merged("dycoke", dycoke)
-REST = Pruned("rest", rest)
+# SpecVLM without stage I. The ablation asks no attention at all: V_R is empty, Eq. 7 spreads over
+# *all* tokens, and this is ``uniform`` by the name the paper's tables give it.
+REST = Pruned("rest", uniform)
 POOLED = Pooled("pooled")

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from saccade.core.protocols import Ahead, Cut, Draft, Scoring, State
+from saccade.core.protocols import Cut, Drafter, Scoring, State
 from saccade.core.result import FinishReason, Round, Verdict
 from saccade.core.sampling import BrokenLaw, Scores
 from saccade.core.tree import Tree
@@ -23,30 +23,75 @@ NOTHING = Verdict((), (), None, None)
 NO_MEMORY = "the target has no memory to judge what is drafted"
 
 
-def serial(target: Scoring, draft: Draft, requests: Sequence[int], cut: Cut) -> Iterator[Round]:
+@dataclass
+class Group:
+    """Requests that share a drafter, which counts them from 0; the session has them from ``first``
+    on. ``states`` are the folds of those that have not ended."""
+
+    drafter: Drafter
+    states: dict[int, State]
+    cut: Cut
+    first: int = 0
+
+
+def serial(target: Scoring, draft: Drafter, requests: Sequence[int], cut: Cut) -> Iterator[Round]:
     """Propose, score, verify, commit, until every request has ended; one target forward a round."""
-    states = {request: draft.start() for request in requests}
-    live = list(requests)
-    while live:
+    group = Group(draft, {request: draft.start() for request in requests}, cut)
+    while group.states:
+        for _, round in advance(target, [group]):
+            yield round
+
+
+def advance(target: Scoring, groups: Sequence[Group]) -> Iterator[tuple[Group, Round]]:
+    """One round of all requests of all groups, in one forward of the target."""
+    drafted, spent = [], []
+    for group in groups:
         began = time.perf_counter()
-        trees = draft.propose(dict.fromkeys(live, Tree()), states)
-        drafted = time.perf_counter()
+        drafted.append(group.drafter.propose(group.states))
+        spent.append(time.perf_counter() - began)
 
-        laws = target.score(trees)
-        verdicts, endings = judged(trees, laws, cut)
-        live = [request for request in live if endings[request] is None]
-        emitted = {request: verdict.tokens for request, verdict in verdicts.items()}
-        target.commit(emitted)
-        verified = time.perf_counter()
-        draft.commit(emitted)
-        spent = drafted - began + time.perf_counter() - verified, verified - drafted
-        yield from _rounds(draft, states, trees, laws, verdicts, endings, spent)
+    began = time.perf_counter()
+    laws = target.score(
+        {
+            group.first + r: tree
+            for group, own in zip(groups, drafted, strict=True)
+            for r, tree in own.items()
+        }
+    )
+    outcomes = [
+        judged(trees, {r: laws[group.first + r] for r in trees}, group.cut)
+        for group, trees in zip(groups, drafted, strict=True)
+    ]
+    emitted = [{r: verdict.tokens for r, verdict in verdicts.items()} for verdicts, _ in outcomes]
+    target.commit(
+        {
+            group.first + r: new
+            for group, own in zip(groups, emitted, strict=True)
+            for r, new in own.items()
+        }
+    )
+    verifying = time.perf_counter() - began
+
+    for group, trees, drafting, (verdicts, endings), new in zip(
+        groups, drafted, spent, outcomes, emitted, strict=True
+    ):
+        began = time.perf_counter()
+        group.drafter.commit(new)
+        drafting += time.perf_counter() - began
+        own = {r: laws[group.first + r] for r in trees}
+        rounds = _rounds(
+            group.drafter, group.states, trees, own, verdicts, endings, (drafting, verifying)
+        )
+        for round in rounds:
+            if round.finish is not None:
+                del group.states[round.request]
+            yield group, round
 
 
-def parallel(target: Scoring, draft: Ahead, requests: Sequence[int], cut: Cut) -> Iterator[Round]:
+def parallel(target: Scoring, draft: Drafter, requests: Sequence[int], cut: Cut) -> Iterator[Round]:
     """Judge what is in flight while the draft extends it; one target forward a round."""
     states = {request: draft.start() for request in requests}
-    flights = draft.propose({request: Tree() for request in requests}, states)
+    flights = draft.propose(states)
     while flights:
         began = time.perf_counter()
         laws = target.score(flights)
@@ -62,7 +107,7 @@ def parallel(target: Scoring, draft: Ahead, requests: Sequence[int], cut: Cut) -
         draft.commit(emitted)
         flights = {r: Tree() for r in live}
         if flying := [r for r in live if verdicts[r].own is None]:
-            flights |= draft.propose({r: Tree() for r in flying}, states)
+            flights |= draft.propose({request: states[request] for request in flying})
         waiting = waited - scored + time.perf_counter() - verified
         spent = waiting, scored - began + verified - waited
         yield from _rounds(draft, states, trees, laws, verdicts, endings, spent)
@@ -116,7 +161,7 @@ def shortened(verdict: Verdict, count: int) -> Verdict:
 
 
 def _rounds(
-    draft: Draft,
+    draft: Drafter,
     states: dict[int, State],
     trees: Mapping[int, Tree],
     laws: Mapping[int, Scores],
@@ -133,7 +178,7 @@ def _rounds(
 
 
 def finished(
-    draft: Draft,
+    draft: Drafter,
     request: int,
     tree: Tree,
     laws: Scores,

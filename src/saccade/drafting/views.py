@@ -6,8 +6,8 @@ Most views keep a budget of the visual tokens; each kind is one pure selector. T
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Literal, Protocol, runtime_checkable
+from dataclasses import dataclass, field, replace
+from typing import ClassVar, Literal, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
@@ -15,12 +15,10 @@ from torch import Tensor
 
 from saccade.core.errors import MethodError
 from saccade.core.prompt import Prefill, Prompt
-from saccade.core.protocols import View
+from saccade.core.protocols import Early, Positions, View
 from saccade.drafting import saliency
 
 GOLDEN = (5**0.5 - 1) / 2
-Positions = Literal["original", "repacked"]
-Early = Literal["wait", "superset", "all"]
 
 Guide = Float[Tensor, " seen"] | None
 """Attention per visual token of the draft's prompt, for the selectors that ask for it."""
@@ -41,7 +39,7 @@ class Ranking(Protocol):
 
 
 @dataclass(frozen=True)
-class Pruned:
+class Pruned(View):
     """Keeps a share ``keep`` of the visual tokens, the ones ``select`` chooses.
 
     ``positions``: "original" leaves each token where it stood; "repacked" counts the kept tokens
@@ -98,35 +96,34 @@ class Pruned:
 
 
 @dataclass(frozen=True)
-class Affordable:
-    """An even sample, as large as the draft reads without slowing down: see ``Recipe.fit``."""
+class Affordable(View):
+    """An even sample, as large as the draft reads without slowing down: see ``plan``."""
+
+    timed: ClassVar[bool] = True
 
     name: str = "affordable"
     keep: float | None = None
-    attention: bool = False
-    own_keys: bool = False
 
     def settled(self, keep: float) -> Pruned:
         return replace(SCATTERED, keep=keep) if keep < 1 else FULL
 
     def __call__(self, prefill: Prefill, prompt: Prompt) -> Prompt:
         if self.keep is None:
-            raise MethodError("how much is affordable has yet to be settled: see Recipe.fit")
+            raise MethodError("how much is affordable has yet to be settled: see planning.plan")
         return self.settled(self.keep)(prefill, prompt)
 
 
 @dataclass(frozen=True)
-class Worded:
+class Worded(View):
     """Words in the place of each video or image: nothing visual is left (TABED's T and C).
 
     ``says`` names the words in ``Prefill.words``. Positions count as in a text written so.
     """
 
+    subset: ClassVar[bool] = False
+
     name: str
     says: Literal["newline", "caption"]
-    keep: float | None = None
-    attention: bool = False
-    own_keys: bool = False
 
     def __call__(self, prefill: Prefill, prompt: Prompt) -> Prompt:
         return worded(prompt, prefill.words[self.says])
@@ -169,32 +166,24 @@ def worded(prompt: Prompt, words: Sequence[int]) -> Prompt:
 
 
 @dataclass(frozen=True)
-class Several:
+class Several(View):
     """Several views of one prompt, for an ensemble of drafts by one model (TABED)."""
 
     views: tuple[View, ...]
+    name: str = field(init=False)
+    attention: bool = field(init=False)
 
     def __post_init__(self) -> None:
         if len(self.views) < 2:
             raise MethodError("an ensemble needs two views or more, as in view=full+text")
         if any(view.own_keys for view in self.views):
             raise MethodError("an ensemble is of one draft model; per-head keys are the target's")
+        object.__setattr__(self, "name", "+".join(view.name for view in self.views))
+        object.__setattr__(self, "attention", any(view.attention for view in self.views))
 
     @property
-    def name(self) -> str:
-        return "+".join(view.name for view in self.views)
-
-    @property
-    def keep(self) -> float | None:
-        return None
-
-    @property
-    def attention(self) -> bool:
-        return any(view.attention for view in self.views)
-
-    @property
-    def own_keys(self) -> bool:
-        return False
+    def parts(self) -> tuple[View, ...]:
+        return self.views
 
     def __call__(self, prefill: Prefill, prompt: Prompt) -> Prompt:
         raise MethodError(f"only an ensemble reads {self.name}; use drafter=ensemble")

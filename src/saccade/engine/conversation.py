@@ -9,7 +9,8 @@ from torch import nn
 from saccade.core.errors import OptionError
 from saccade.core.prompt import Inputs
 from saccade.core.result import Result
-from saccade.engine.generate import Stream, Talk, stream
+from saccade.engine.call import Call
+from saccade.engine.generate import Stream, stream
 from saccade.model.backbone import Backbone
 
 
@@ -33,7 +34,7 @@ class Conversation:
         **always: Any,
     ) -> None:
         self._model, self._draft, self._always = model, draft, always
-        self._talk: Talk | None = None
+        self._call: Call | None = None
         self._last: Stream | None = None
 
     def stream(self, inputs: Inputs, **settings: Any) -> Stream:
@@ -41,10 +42,10 @@ class Conversation:
         if self._last is not None:
             if not self._last.results and not self._last.closed:
                 raise OptionError("the last answer is under way: exhaust its stream or close it")
-            self._talk = self._last.talk
+            self._call = self._last.call
         merged = {**self._always, **settings}
         self._last = stream(
-            self._model, inputs, draft=self._draft, talk=self._talk, keep=True, **merged
+            self._model, inputs, draft=self._draft, call=self._call, keep=True, **merged
         )
         return self._last
 
@@ -57,10 +58,10 @@ class Conversation:
 
     def close(self) -> None:
         """Frees the caches, and the draft's process where there is one."""
-        talk = None if self._last is None else self._last.talk
-        if talk is not None:
-            talk.draft.close()
-        self._talk = self._last = None
+        call = None if self._last is None else self._last.call
+        if call is not None:
+            call.close()
+        self._call = self._last = None
 
     def __enter__(self) -> Conversation:
         return self

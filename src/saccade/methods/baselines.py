@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from saccade.drafting.drafters import Lookup, ModelDraft, Nobody
-from saccade.drafting.policies import Chain, Static
+from saccade.drafting import pruning, views
+from saccade.drafting.drafters import EarlyExit, ModelDrafter, NoDraft, SelfDrafter
+from saccade.drafting.lookup import Lookup
+from saccade.drafting.policies import Best, Chain, Static
+from saccade.drafting.provides import Provides
 from saccade.drafting.recipe import Recipe
 from saccade.drafting.schedule import serial
 from saccade.drafting.views import FULL
@@ -12,7 +15,7 @@ from saccade.methods.specvlm import TREE
 AR = Recipe(
     name="ar",
     about="plain decoding: one token per target forward",
-    drafter=Nobody,
+    drafter=NoDraft,
     view=FULL,
     shape=Chain(0),
     schedule=serial,
@@ -21,7 +24,7 @@ AR = Recipe(
 SD = Recipe(
     name="sd",
     about="speculative decoding, a chain of 5 by a draft that sees the whole video",
-    drafter=ModelDraft,
+    drafter=ModelDrafter,
     view=FULL,
     shape=Chain(5),
     schedule=serial,
@@ -39,8 +42,36 @@ LOOKUP = Recipe(
 SD_TREE = Recipe(
     name="sd-tree",
     about="speculative decoding, a static tree by a draft that sees the whole video",
-    drafter=ModelDraft,
+    drafter=ModelDrafter,
     view=FULL,
     shape=Static(TREE),
     schedule=serial,
+)
+
+PROVIDES = Provides(
+    recipes=(AR, SD, SD_TREE, LOOKUP),
+    views=(
+        views.FULL,
+        views.NONE,
+        views.RANDOM,
+        views.UNIFORM,
+        views.SCATTERED,
+        views.AFFORDABLE,
+        views.ATTENTION,
+        pruning.FRAMES,
+        pruning.FRONT,
+        pruning.MIDDLE,
+        pruning.END,
+        pruning.FASTVID,
+        pruning.DYCOKE,
+        pruning.REST,
+    ),
+    families=(Chain, Best, Static),
+    drafters={
+        "model": ModelDrafter,
+        "self": SelfDrafter,
+        "early-exit": EarlyExit,
+        "lookup": Lookup,
+        "none": NoDraft,
+    },
 )

@@ -25,11 +25,12 @@ from torch import Tensor
 
 from saccade.core.prompt import Prompt
 from saccade.drafting import saliency
+from saccade.drafting.parallel.drafter import WorkerDrafter
 from saccade.drafting.policies import Chain
+from saccade.drafting.provides import Provides
 from saccade.drafting.recipe import Recipe
 from saccade.drafting.schedule import parallel
 from saccade.drafting.views import FULL, Guide, Pruned
-from saccade.drafting.worker import WorkerDraft
 from saccade.methods import specvlm
 
 KEEP = 0.1
@@ -70,7 +71,7 @@ WITHOUT = (
 HIPPO = Recipe(
     name="hippo",
     about="HIPPO: a draft on a tenth of the video, chosen holistically, beside the target",
-    drafter=WorkerDraft,
+    drafter=WorkerDrafter,
     view=VIEW,
     shape=Chain(GAMMA),
     schedule=parallel,
@@ -96,3 +97,5 @@ PEARL_SPECVLM = replace(
     about="PEARL with SpecVLM's choice of a tenth of the video",
     view=specvlm.VIEW,
 )
+
+PROVIDES = Provides(recipes=(HIPPO, PEARL, PEARL_SYN, PEARL_SPECVLM), views=(VIEW, *WITHOUT))

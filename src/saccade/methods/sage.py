@@ -23,11 +23,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from saccade.core.protocols import Growing
+from saccade.core.protocols import Growing, Shape
 from saccade.core.result import Round
-from saccade.core.tree import ROOT, Tree
-from saccade.drafting.drafters import ModelDraft
+from saccade.core.tree import ROOT
+from saccade.drafting.drafters import ModelDrafter
 from saccade.drafting.policies import Paths, grow_static
+from saccade.drafting.provides import Provides
 from saccade.drafting.recipe import Recipe
 from saccade.drafting.schedule import serial
 from saccade.methods.specvlm import TREE, VIEW
@@ -106,14 +107,14 @@ def history(state: Adapted, round: Round) -> Adapted:
 
 
 @dataclass(frozen=True)
-class Sage:
+class Sage(Shape):
     """The adaptive shape, planned a round ahead. Starts from SpecVLM's tree."""
 
     def start(self) -> Adapted:
         return Adapted()
 
-    def grow(self, stem: Tree, state: Adapted) -> Growing:
-        return grow_static(stem, state.paths)
+    def grow(self, state: Adapted) -> Growing:
+        return grow_static(state.paths)
 
     def fold(self, state: Adapted, round: Round) -> Adapted:
         state = history(state, round)
@@ -127,8 +128,10 @@ class Sage:
 SAGE = Recipe(
     name="sage",
     about="SAGE: a tree as deep or wide as the draft's entropy suggests, over SpecVLM's view",
-    drafter=ModelDraft,
+    drafter=ModelDrafter,
     view=VIEW,
     shape=Sage(),
     schedule=serial,
 )
+
+PROVIDES = Provides(recipes=(SAGE,), shapes={"sage": Sage()})

@@ -6,30 +6,31 @@ from dataclasses import dataclass
 
 import torch
 
-from saccade.core.protocols import Growing
+from saccade.core.protocols import Growing, Shape
 from saccade.core.result import Round
-from saccade.core.tree import Tree, add
+from saccade.core.tree import ROOT, Tree, add
+from saccade.drafting.provides import Provides
 from saccade.methods.sage import NODES, W_MAX, Adapted, Reach, confidence, history
 
 
 @dataclass(frozen=True)
-class SageLive:
+class SageLive(Shape):
     """The adaptive shape; every level is chosen by the laws just scored."""
 
     def start(self) -> Adapted:
         return Adapted()
 
-    def grow(self, stem: Tree, state: Adapted) -> Growing:
-        return live(stem, state.most)
+    def grow(self, state: Adapted) -> Growing:
+        return live(state.most)
 
     def fold(self, state: Adapted, round: Round) -> Adapted:
         return history(state, round)
 
 
-def live(stem: Tree, most: int) -> Growing:
+def live(most: int) -> Growing:
     """The tree grown from the laws as they are scored; a level is one draft forward."""
-    tree, level, reach = stem, 1, Reach(1.0, most)
-    frontier = [(len(stem) - 1, 1.0, 1.0)]  # (node, P of the path, P of the node)
+    tree, level, reach = Tree(), 1, Reach(1.0, most)
+    frontier = [(ROOT, 1.0, 1.0)]  # (node, P of the path, P of the node)
     while frontier and level in reach.levels:
         scores = yield tree
         grown: list[tuple[float, float, int, int]] = []
@@ -42,8 +43,11 @@ def live(stem: Tree, most: int) -> Growing:
                 grown.append((whole, ranks[rank], node, tokens[rank]))
         grown.sort(key=lambda entry: -entry[0])
         frontier = []
-        for whole, p, node, token in grown[: NODES + len(stem) - len(tree)]:
+        for whole, p, node, token in grown[: NODES - len(tree)]:
             tree = add(tree, node, token)
             frontier.append((len(tree) - 1, whole, p))
         level += 1
     return tree
+
+
+PROVIDES = Provides(shapes={"sage-live": SageLive()})

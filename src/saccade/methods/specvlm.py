@@ -19,10 +19,13 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from saccade.core.errors import MethodError
 from saccade.core.prompt import Prompt
 from saccade.drafting import saliency
-from saccade.drafting.drafters import ModelDraft, SelfDraft
+from saccade.drafting.drafters import ModelDrafter, SelfDrafter
+from saccade.drafting.fit import Fit
 from saccade.drafting.policies import Paths, Static
+from saccade.drafting.provides import Axis, Choices, Provides, share
 from saccade.drafting.recipe import Recipe
 from saccade.drafting.schedule import serial
 from saccade.drafting.views import Guide, Pruned
@@ -62,7 +65,7 @@ VIEW = Pruned("specvlm", TwoStage(), keep=KEEP, attention=True)
 SPECVLM = Recipe(
     name="specvlm",
     about="SpecVLM: a draft on a tenth of the video, guided by what the target attends to",
-    drafter=ModelDraft,
+    drafter=ModelDrafter,
     view=VIEW,
     shape=Static(TREE),
     schedule=serial,
@@ -72,5 +75,27 @@ SPECVLM_SELF = replace(
     SPECVLM,
     name="specvlm-self",
     about="SpecVLM without a second model: the target drafts over a tenth of its own keys",
-    drafter=SelfDraft,
+    drafter=SelfDrafter,
+)
+
+
+def _choose(choices: Choices, value: str) -> Choices:
+    view = choices["view"]
+    if not isinstance(view, Pruned) or not isinstance(view.select, TwoStage):
+        raise MethodError("lambda is SpecVLM's: it needs view=specvlm")
+    return {"view": replace(view, select=replace(view.select, share=share("lambda", value)))}
+
+
+def _told(recipe: Recipe) -> str | None:
+    view = recipe.view
+    if not isinstance(view, Pruned) or not isinstance(view.select, TwoStage):
+        return None
+    return f"{view.select.share:g}"
+
+
+PROVIDES = Provides(
+    recipes=(SPECVLM, SPECVLM_SELF),
+    views=(VIEW,),
+    shapes={"tree": Static(TREE), "fit": Fit((TREE,))},
+    axes={"lambda": Axis(_choose, _told, lambda: ["SpecVLM's share of attention mass, 0 to 1"])},
 )

@@ -17,9 +17,11 @@ from dataclasses import dataclass, replace
 import torch
 
 from saccade.core.prompt import Prefill, Prompt
+from saccade.core.protocols import View
 from saccade.drafting import saliency
-from saccade.drafting.drafters import EarlyExit, SelfDraft
+from saccade.drafting.drafters import EarlyExit, SelfDrafter
 from saccade.drafting.policies import Chain
+from saccade.drafting.provides import Provides
 from saccade.drafting.recipe import Recipe
 from saccade.drafting.schedule import serial
 from saccade.drafting.views import FULL
@@ -39,7 +41,7 @@ def visual_budget(prompt: Prompt, keep: float | None) -> int:
 
 
 @dataclass(frozen=True)
-class PerHead:
+class PerHead(View):
     """Per layer and KV head, the most attended visual keys; text always."""
 
     name: str = "per-head"
@@ -57,13 +59,11 @@ class PerHead:
 
 
 @dataclass(frozen=True)
-class Streaming:
+class Streaming(View):
     """The first few tokens of the prompt and the last ones, as many in all as ``PerHead`` keeps."""
 
     name: str = "streaming"
     keep: float | None = None
-    attention: bool = False
-    own_keys: bool = False
 
     def __call__(self, prefill: Prefill, prompt: Prompt) -> Prompt:
         count = len(prompt) - prompt.seen + visual_budget(prompt, self.keep)
@@ -74,7 +74,7 @@ class Streaming:
 STD = Recipe(
     name="std",
     about="Sparse-to-Dense: the target drafts on each head's own most attended visual keys",
-    drafter=SelfDraft,
+    drafter=SelfDrafter,
     view=PerHead(),
     shape=Chain(GAMMA),
     schedule=serial,
@@ -95,3 +95,5 @@ LAYERSKIP = Recipe(
     shape=Chain(GAMMA),
     schedule=serial,
 )
+
+PROVIDES = Provides(recipes=(STD, STREAMING, LAYERSKIP), views=(PerHead(), Streaming()))

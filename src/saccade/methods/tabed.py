@@ -22,6 +22,7 @@ import torch
 
 from saccade.drafting.ensemble import DISTANCES, Distance, Ensemble, History, LogLaw, distances
 from saccade.drafting.policies import Chain
+from saccade.drafting.provides import Provides
 from saccade.drafting.pruning import POOLED
 from saccade.drafting.recipe import Recipe
 from saccade.drafting.schedule import serial
@@ -36,6 +37,7 @@ class Equal:
     """Every view counts the same, always: MT and MTCP."""
 
     views: ClassVar[int | None] = None
+    window: ClassVar[int | None] = None
 
     def start(self, views: int) -> int:
         return views
@@ -113,4 +115,18 @@ TABED_MTCP = replace(
     about="TABED's MTCP*: full, text, caption and pooled video, weighted as they prove right",
     drafter=Ensemble(Inverse()),
     view=Several((FULL, TEXT, CAPTION, POOLED)),
+)
+
+PROVIDES = Provides(
+    recipes=(TABED, TABED_MT, TABED_MTCP),
+    views=(TEXT, CAPTION, POOLED),
+    drafters={"ensemble": Ensemble(Equal())},
+    weights={
+        "equal": lambda window: Equal(),
+        "kl": lambda window: Grid("kl", window),
+        "tvd": lambda window: Grid("tvd", window),
+        "matches": lambda window: Grid("matches", window),
+        "inverse": lambda window: Inverse("kl", window),
+        "inverse-tvd": lambda window: Inverse("tvd", window),
+    },
 )

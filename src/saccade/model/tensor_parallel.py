@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from saccade.core.errors import ModelError, OptionError
-from saccade.core.protocols import Cut, Draft, Schedule, Scoring, State
+from saccade.core.protocols import Cut, Drafter, Schedule, Scoring, State
 from saccade.core.result import FinishReason, Round
 from saccade.core.tree import Tree
 
@@ -143,7 +143,7 @@ def together(schedule: Schedule) -> Schedule:
     Raises ModelError where a process would have let other tokens stand.
     """
 
-    def run(target: Scoring, draft: Draft, requests: Sequence[int], cut: Cut) -> Iterator[Round]:
+    def run(target: Scoring, draft: Drafter, requests: Sequence[int], cut: Cut) -> Iterator[Round]:
         def judged(request: int, tokens: Sequence[int]) -> tuple[int, FinishReason | None]:
             mine = cut(request, tokens)
             first, standing = agreed((tuple(tokens), mine))
@@ -154,7 +154,7 @@ def together(schedule: Schedule) -> Schedule:
                 )
             return standing
 
-        yield from schedule(target, cast(Draft, _Agreeing(draft)), requests, judged)
+        yield from schedule(target, cast(Drafter, _Agreeing(draft)), requests, judged)
 
     return run
 
@@ -162,14 +162,14 @@ def together(schedule: Schedule) -> Schedule:
 class _Agreeing:
     """A draft that proposes what rank 0's proposes; all else is each process's own."""
 
-    def __init__(self, draft: Draft) -> None:
+    def __init__(self, draft: Drafter) -> None:
         self._draft = draft
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._draft, name)
 
-    def propose(self, stems: Mapping[int, Tree], states: Mapping[int, State]) -> dict[int, Tree]:
-        mine = self._draft.propose(stems, states)
+    def propose(self, states: Mapping[int, State]) -> dict[int, Tree]:
+        mine = self._draft.propose(states)
         laws = [law for tree in mine.values() for law in tree.q if law is not None]
         place = laws[0].device if laws else torch.device("cpu")
         return {r: _moved(tree, place) for r, tree in agreed(_packed(mine)).items()}

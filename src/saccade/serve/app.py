@@ -25,7 +25,7 @@ from starlette.types import Receive, Scope, Send
 
 from saccade.core.errors import OptionError, SaccadeError, VideoInputError
 from saccade.core.result import Result
-from saccade.engine.generate import Asked
+from saccade.engine.request import Request as EngineRequest
 from saccade.inputs.media.guard import Stop
 from saccade.serve.answer import Likely, Writer, about, logprobs, speculation, usage
 from saccade.serve.desk import Busy, Desk, Gone, Late, Piece, Ticket, Told
@@ -467,7 +467,7 @@ class Call:
         """Reads the media and words, and hands the tickets in."""
         reader, asked, stop = self._engine.reader, self._asked, Stop()
 
-        def read() -> tuple[list[str], list[Asked]]:
+        def read() -> tuple[list[str], list[EngineRequest]]:
             seen = reader.look(asked, stop)
             return seen.warnings, reader.word(asked, seen)
 

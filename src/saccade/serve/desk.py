@@ -19,8 +19,8 @@ import torch
 
 from saccade.core.errors import SaccadeError
 from saccade.core.result import Result, Round
-from saccade.engine.generate import Asked
-from saccade.engine.pool import News, Pool
+from saccade.engine.request import Request
+from saccade.engine.scheduler import Event, Scheduler
 from saccade.serve.answer import Likely, likelihoods
 
 log = logging.getLogger(__name__)
@@ -59,7 +59,7 @@ Told = Piece | Result | Exception
 class Ticket:
     """A request at the desk. What happens to it is told on the event loop, in order."""
 
-    asked: Asked
+    asked: Request
     end: float  # on the clock of time.monotonic
     top: int | None = None  # how many likeliest tokens to tell; None tells nothing of likelihoods
     index: int = 0  # among the answers of one call, which are told of in one queue
@@ -78,7 +78,7 @@ class Ticket:
 class Desk:
     """Lets requests in, keeps the engine thread busy with them, and tells them what happens."""
 
-    def __init__(self, pool: Pool, *, rows: int, queue: int) -> None:
+    def __init__(self, pool: Scheduler, *, rows: int, queue: int) -> None:
         self.rows, self.queue = rows, queue
         self._pool = pool
         self._places = 0
@@ -120,7 +120,7 @@ class Desk:
             self._changed.notify()
 
     def cancel(self, ticket: Ticket) -> None:
-        """Nobody wants this answer any more; its rows are free within a round."""
+        """NoDraft wants this answer any more; its rows are free within a round."""
         with self._changed:
             self._left.append(ticket)
             self._changed.notify()
@@ -205,7 +205,7 @@ class Desk:
             else:
                 self._working[ticket.number] = ticket
 
-    def _pass_on(self, news: News) -> None:
+    def _pass_on(self, news: Event) -> None:
         ticket = self._working.get(news.number)
         if ticket is None:
             return

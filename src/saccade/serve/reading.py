@@ -11,7 +11,7 @@ import numpy as np
 from jinja2 import TemplateError
 
 from saccade.core.prompt import Inputs
-from saccade.engine.generate import Asked, settled
+from saccade.engine.request import Request
 from saccade.inputs import Loaded, captions, converse, same_inputs
 from saccade.inputs.media import Clip, Limits, Sampling
 from saccade.inputs.media.fetch import Sources
@@ -108,7 +108,7 @@ class Reader:
                 clips.append(self._clip(part.video_url.url, sampling, stop))
         return Seen(tuple(clips), tuple(images))
 
-    def word(self, asked: ChatRequest, seen: Seen) -> list[Asked]:
+    def word(self, asked: ChatRequest, seen: Seen) -> list[Request]:
         """What the engine takes, for each answer asked for: they differ in the noise they draw.
 
         Raises SaccadeError or Trouble.
@@ -140,7 +140,7 @@ class Reader:
         draft_inputs: Inputs | None,
         seen: Seen,
         choice: int,
-    ) -> Asked:
+    ) -> Request:
         target = self._pair.target
         prompt = int(inputs["input_ids"].shape[1])
         room = self._context - prompt
@@ -153,7 +153,7 @@ class Reader:
                 "messages",
             )
         seed = None if asked.seed is None else (asked.seed + choice) % 2**63
-        return settled(
+        return Request.of(
             target.backbone,
             inputs,
             draft_inputs=draft_inputs,

@@ -8,10 +8,11 @@ from typing import Any
 
 import torch
 
-from saccade.drafting import worker
+from saccade.drafting.parallel import process
+from saccade.drafting.planning import chained
 from saccade.drafting.recipe import Recipe
 from saccade.drafting.schedule import parallel
-from saccade.engine.pool import pool
+from saccade.engine.scheduler import Scheduler
 from saccade.inputs import Loaded, load_pair
 from saccade.inputs.media.guard import Guard
 from saccade.methods import resolve
@@ -49,7 +50,7 @@ def build(settings: Settings) -> tuple[Service, Callable[[], Engine]]:
     """
     recipe = chosen(settings)
     if recipe.schedule is parallel:
-        worker.prepare()  # the draft's process starts while the models load
+        process.prepare()  # the draft's process starts while the models load
     service = Service(
         settings.names, settings.key, settings.seconds, settings.choices, settings.body
     )
@@ -59,7 +60,7 @@ def build(settings: Settings) -> tuple[Service, Callable[[], Engine]]:
 def chosen(settings: Settings) -> Recipe:
     """The method. Raises MethodError where there is none, or none of it that is exact."""
     recipe = resolve(settings.method)
-    return recipe.chained() if settings.exact else recipe
+    return chained(recipe) if settings.exact else recipe
 
 
 def _engine(settings: Settings, recipe: Recipe) -> Engine:
@@ -75,7 +76,7 @@ def engine(settings: Settings, recipe: Recipe, target: Loaded, draft: Loaded | N
     captioner = settings.captioner or ("shapes" if settings.target == "shapes" else None)
     guard = Guard(children=2)
     drafting = None if draft is None else draft.backbone
-    requests = pool(target.backbone, recipe, drafting, exact=settings.exact)
+    requests = Scheduler(target.backbone, recipe, drafting, exact=settings.exact)
     return Engine(
         Desk(requests, rows=settings.rows, queue=settings.queue),
         Reader(

@@ -15,9 +15,9 @@ import numpy as np
 
 from saccade.core.errors import OptionError
 from saccade.core.result import RoundRecord
-from saccade.drafting.drafters import Words
 from saccade.drafting.recipe import Recipe
 from saccade.drafting.schedule import parallel
+from saccade.drafting.setup import Words
 from saccade.engine.generate import Captioner, stream
 from saccade.inputs import Loaded, ask, ask_draft, media, shown
 from saccade.inputs.media import Clip

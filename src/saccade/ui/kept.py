@@ -14,10 +14,11 @@ from torch import Tensor
 from saccade.core.prompt import Inputs, Prefill, Prompt
 from saccade.core.protocols import View
 from saccade.core.sampling import Sampling
-from saccade.drafting.drafters import EarlyExit, Lookup, SelfDraft, Team, Words
+from saccade.drafting.drafters import EarlyExit, SelfDrafter
+from saccade.drafting.lookup import Lookup
 from saccade.drafting.pruning import Merged, Pooled
 from saccade.drafting.recipe import Recipe
-from saccade.drafting.views import Pruned, Several
+from saccade.drafting.setup import Setup, Words
 from saccade.model.backbone import Backbone
 from saccade.model.session import Session
 
@@ -46,34 +47,34 @@ def kept(
     ``recipe`` as a stream has settled it. Costs a prefill of the target, and of the draft's vision.
     """
     view = recipe.view
-    own = recipe.drafter in (SelfDraft, EarlyExit)
+    own = recipe.drafter in (SelfDrafter, EarlyExit)
     looks = recipe.drafts and recipe.drafter is not Lookup and (own or draft is not None)
     if not looks:
         return ()
-    team = Team(target, draft, view, recipe.shape, [Sampling()], 1, words)
-    session = Session(target, team.rules)
+    setup = Setup(target, draft, view, recipe.shape, [Sampling()], 1, words)
+    session = Session(target, setup.rules)
     (prefill,) = session.prefill(target.prompts(inputs), record=view.attention)
     prefill = replace(prefill, words=words.say(view, inputs)[0])
-    prompt = prefill.prompt if own else _read(team, prefill, draft_inputs or inputs)
+    prompt = prefill.prompt if own else _read(setup, prefill, draft_inputs or inputs)
     if not prompt.seen:
         return ()
-    views = view.views if isinstance(view, Several) else (view,)
-    return tuple(_seen(each, prefill, prompt) for each in views)
+    return tuple(_seen(each, prefill, prompt) for each in view.parts)
 
 
-def _read(team: Team, prefill: Prefill, inputs: Inputs) -> Prompt:
+def _read(setup: Setup, prefill: Prefill, inputs: Inputs) -> Prompt:
     """The draft's own whole prompt."""
-    draft = team.drafting()
-    if draft.sees_as(team.target):
+    draft = setup.drafting()
+    if draft.sees_as(setup.target):
         return draft.adopt(prefill.prompt)
-    return draft.prompts(team.readable(inputs))[0]
+    return draft.prompts(setup.readable(inputs))[0]
 
 
 def _seen(view: View, prefill: Prefill, prompt: Prompt) -> Kept:
-    if isinstance(view, Pruned):  # as a draft that started early chose it
-        pruned = prompt.select(view.choose(prefill, prompt, view.start(prompt)))
-    else:
+    held = view.start(prompt)  # as a draft that started early chose it
+    if held is None:
         pruned = view(prefill, prompt)
+    else:
+        pruned = prompt.select(view.choose(prefill, prompt, held))
     cells = on_grid(prompt, share(prompt, pruned))
     means = isinstance(view, Pooled | Merged)
     return Kept(view.name, cells, pruned.seen, prompt.seen, means)

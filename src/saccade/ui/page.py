@@ -13,7 +13,6 @@ import gradio as gr
 
 from saccade.core.errors import SaccadeError
 from saccade.drafting.schedule import parallel
-from saccade.drafting.views import Several
 from saccade.methods import SYSTEMS
 from saccade.ui import pictures, spelling
 from saccade.ui.asking import Asked, House, Pair, Shown, answers, read
@@ -88,8 +87,8 @@ def round_of(pair: Pair, shown: Shown | None, number: int) -> tuple[str, str]:
         return "", ""
     found = shown.rounds
     at = max(1, min(int(number), len(found))) - 1
-    view = shown.recipe.view
-    views = [part.name for part in view.views] if isinstance(view, Several) else []
+    parts = shown.recipe.view.parts
+    views = [part.name for part in parts] if len(parts) > 1 else []
     before = [token for round in found[:at] for token in round.emitted][-1:]
     start = pair.word(before[0]) if before else ""
     picture = pictures.tree(found[at], pair.word, start)

@@ -9,8 +9,8 @@ from statistics import median
 
 from saccade.bench.runner import shown
 from saccade.bench.suites.types import Item
-from saccade.engine.generate import Asked, settled
-from saccade.engine.pool import pool
+from saccade.engine.request import Request
+from saccade.engine.scheduler import Scheduler
 from saccade.inputs import Loaded, ask
 from saccade.methods import resolve
 from saccade.model.backbone import Backbone
@@ -32,16 +32,16 @@ class Crowd:
         return self.tokens / self.seconds
 
 
-def questions(target: Loaded, items: Iterable[Item], limit: int) -> list[Asked]:
+def questions(target: Loaded, items: Iterable[Item], limit: int) -> list[Request]:
     """A suite's items as requests, as a server would take them; of several turns the first."""
     asked = (ask(target, item.question, **shown(item)) for item in items)
-    return [settled(target.backbone, inputs, max_new_tokens=limit) for inputs in asked]
+    return [Request.of(target.backbone, inputs, max_new_tokens=limit) for inputs in asked]
 
 
 def race(
     target: Backbone,
     draft: Backbone | None,
-    asked: Sequence[Asked],
+    asked: Sequence[Request],
     methods: Sequence[str],
     rows: Sequence[int],
     repeat: int,
@@ -60,9 +60,9 @@ def race(
 
 
 def _run(
-    target: Backbone, draft: Backbone | None, asked: Sequence[Asked], method: str, rows: int
+    target: Backbone, draft: Backbone | None, asked: Sequence[Request], method: str, rows: int
 ) -> tuple[dict[int, tuple[int, ...]], Crowd]:
-    crowd, waiting = pool(target, resolve(method), draft), list(range(len(asked)))
+    crowd, waiting = Scheduler(target, resolve(method), draft), list(range(len(asked)))
     numbers: dict[int, int] = {}
     joined: dict[int, float] = {}
     firsts: dict[int, float] = {}

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from saccade.core.errors import ModelError
-from saccade.drafting.costs import expected_chain
+from saccade.drafting.fit import expected_chain
 from saccade.model.memory import (
     SPARE,
     WAYS,

@@ -27,7 +27,8 @@ from saccade.core.prompt import Inputs
 from saccade.core.result import Result, RoundRecord
 from saccade.core.tree import height
 from saccade.drafting import costs
-from saccade.drafting.drafters import Lookup, ModelDraft, Nobody, SelfDraft
+from saccade.drafting.drafters import ModelDrafter, NoDraft, SelfDrafter
+from saccade.drafting.lookup import Lookup
 from saccade.drafting.recipe import Recipe
 from saccade.inputs import Loaded
 from saccade.model.backbone import Backbone
@@ -142,11 +143,11 @@ def profile(
 
 def _drafts(name: str, recipe: Recipe, target: Loaded, draft: Loaded | None) -> Backbone | None:
     """Whose forward a level of this method is; None for no forward at all."""
-    if recipe.drafter in (Nobody, Lookup):
+    if recipe.drafter in (NoDraft, Lookup):
         return None
-    if recipe.drafter is SelfDraft:
+    if recipe.drafter is SelfDrafter:
         return target.backbone
-    if recipe.drafter is ModelDraft and draft is not None:
+    if recipe.drafter is ModelDrafter and draft is not None:
         return draft.backbone
     raise OptionError(
         f"{name} has no profile: a level of its draft is not one forward of a model that the "

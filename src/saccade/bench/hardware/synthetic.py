@@ -24,6 +24,7 @@ from saccade.core.sampling import Law, Sampling, Scores
 from saccade.core.tree import ROOT, Tree, children
 from saccade.drafting.recipe import Recipe
 from saccade.drafting.schedule import serial
+from saccade.drafting.setup import Setup
 from saccade.model.backbone import Backbone
 from saccade.model.session import ROOM, Request, Session
 from saccade.model.timing import Clock
@@ -176,10 +177,10 @@ def decode(
         tip=prefill.tip,
         prompt_rows=(len(prompt), len(prompt)),
     )
-    drafting = recipe.bind(target, draft, rules, tokens)
-    drafting.begin({"input_ids": prompt.context[None]})
-    drafting.look([prompt])
-    drafting.guide([prefill])
+    drafting = recipe.drafter(Setup(target, draft, recipe.view, recipe.shape, rules, tokens))
+    drafting.encode({"input_ids": prompt.context[None]})
+    drafting.prefill([prompt])
+    drafting.ready([prefill])
     stops = Stops(Options(tokens), [prompt.context], None)
     clock = Clock(target.device)
     for _ in recipe.schedule(session, drafting, [0], stops.cut):

@@ -14,12 +14,12 @@ import saccade
 from saccade.core.errors import ModelError, OptionError
 from saccade.core.result import Result
 from saccade.core.tree import Tree, chain
-from saccade.drafting.drafters import Words
 from saccade.drafting.policies import Chain
 from saccade.drafting.recipe import Recipe
 from saccade.drafting.schedule import serial
-from saccade.engine import pool
-from saccade.engine.generate import Asked, settled
+from saccade.drafting.setup import Words
+from saccade.engine.request import Request
+from saccade.engine.scheduler import Scheduler
 from saccade.methods import resolve
 from saccade.model.session import Session
 
@@ -31,8 +31,8 @@ MANY = [video_input(0), text_input(1), video_input(2, (2, 4, 4)), video_input(3)
 COUNTS = [12, 5, 17, 9, 14]
 
 
-def _asked(number: int, **settings: Any) -> Asked:
-    return settled(TARGET, MANY[number], max_new_tokens=COUNTS[number], **settings)
+def _asked(number: int, **settings: Any) -> Request:
+    return Request.of(TARGET, MANY[number], max_new_tokens=COUNTS[number], **settings)
 
 
 def _alone(number: int, method: Any, **settings: Any) -> Result:
@@ -40,7 +40,7 @@ def _alone(number: int, method: Any, **settings: Any) -> Result:
     return saccade.run(TARGET, MANY[number], draft=DRAFT, method=method, **settings)
 
 
-def _steps(crowd: pool.Pool, times: int = 1000) -> dict[int, Result]:
+def _steps(crowd: Scheduler, times: int = 1000) -> dict[int, Result]:
     """Works until all have ended; whatever failed is raised."""
     found: dict[int, Result] = {}
     while len(crowd) and times:
@@ -58,7 +58,7 @@ def test_requests_that_arrive_one_by_one_answer_as_alone(method):
     """Claim: five requests, one more every third round, get their own answers (ids, reasons); two
     where each has a process of its own.
     """
-    crowd = pool.pool(TARGET, resolve(method), DRAFT)
+    crowd = Scheduler(TARGET, resolve(method), DRAFT)
     found: dict[int, Result] = {}
     count = 2 if method == "hippo" else len(MANY)
     for number in range(count):
@@ -76,10 +76,10 @@ def test_requests_that_arrive_one_by_one_answer_as_alone(method):
 
 def test_a_round_is_one_forward_of_the_target_for_all(monkeypatch):
     """Claim: five requests that decode share each forward. Fails if each has its own."""
-    crowd = pool.pool(TARGET, resolve("ar"))
+    crowd = Scheduler(TARGET, resolve("ar"))
     for number in range(len(MANY)):
         crowd.join(_asked(number))
-    while not all(guest.decoding for guest in crowd._guests.values()):  # type: ignore[attr-defined]
+    while not all(entry.call.decoding for entry in crowd._entries.values()):
         crowd.step()
     calls: list[int] = []
     forward = Session._forward
@@ -98,7 +98,7 @@ def test_a_round_is_one_forward_of_the_target_for_all(monkeypatch):
 def test_a_seed_means_the_same_beside_others(method, exact):
     """Claim: a sampled answer with a seed is the one it gets alone."""
     settings = dict(do_sample=True, temperature=1.2)
-    crowd = pool.pool(TARGET, resolve(method), DRAFT, exact=exact)
+    crowd = Scheduler(TARGET, resolve(method), DRAFT, exact=exact)
     for number in range(len(MANY)):
         crowd.join(_asked(number, seed=number + 7, **settings))
     found = _steps(crowd)
@@ -113,7 +113,7 @@ def test_a_seed_means_the_same_beside_others(method, exact):
 @pytest.mark.parametrize("after", [0, 1, 2, 4])
 def test_one_who_leaves_frees_its_cache_and_changes_no_other(method, exact, after):
     """Claim: leaving while waiting, reading or decoding leaves the others' answers."""
-    crowd = pool.pool(TARGET, resolve(method), DRAFT, exact=exact)
+    crowd = Scheduler(TARGET, resolve(method), DRAFT, exact=exact)
     for number in range(3):
         crowd.join(_asked(number))
     for _ in range(after):
@@ -121,7 +121,7 @@ def test_one_who_leaves_frees_its_cache_and_changes_no_other(method, exact, afte
     crowd.leave(1)
     crowd.leave(1)  # twice is nothing
     assert len(crowd) == 2
-    if isinstance(crowd, pool.Together):
+    if crowd._session is not None:
         assert 1 not in crowd._session.requests
     found = _steps(crowd)
     assert sorted(found) == [0, 2]
@@ -131,15 +131,15 @@ def test_one_who_leaves_frees_its_cache_and_changes_no_other(method, exact, afte
 
 def test_a_long_prompt_holds_up_nobody(monkeypatch):
     """Claim: while a newcomer's prompt is read a chunk at a time, the others emit every step."""
-    crowd = pool.pool(TARGET, resolve("ar"))
-    assert isinstance(crowd, pool.Together)
+    crowd = Scheduler(TARGET, resolve("ar"))
+    assert crowd._session is not None
     crowd._session._chunk = 4
     crowd.join(_asked(2))
-    while not crowd._guests[0].decoding:
+    while not crowd._entries[0].call.decoding:
         crowd.step()
     crowd.join(_asked(0))
     reading = 0
-    while not crowd._guests[1].decoding:
+    while not crowd._entries[1].call.decoding:
         news = crowd.step()
         assert [each.number for each in news if each.round] in ([0], [0, 1])
         reading += 1
@@ -164,7 +164,7 @@ def test_a_draft_that_fails_is_its_own_requests_affair():
 
         return StubDraft(propose)
 
-    crowd = pool.pool(TARGET, Recipe("stub", "", drafter, Chain(2), serial))
+    crowd = Scheduler(TARGET, Recipe("stub", "", drafter, Chain(2), serial))
     for number in range(3):
         crowd.join(_asked(number))
     found = _steps(crowd)
@@ -176,7 +176,7 @@ def test_a_draft_that_fails_is_its_own_requests_affair():
 
 def test_a_target_of_nan_ends_one_request_alone(monkeypatch):
     """Claim: NaN in one request's logits ends it with "error"; others, and the next, are well."""
-    crowd = pool.pool(TARGET, resolve("ar"))
+    crowd = Scheduler(TARGET, resolve("ar"))
     for number in range(3):
         crowd.join(_asked(number))
     score = Session.score
@@ -200,10 +200,10 @@ def test_a_target_of_nan_ends_one_request_alone(monkeypatch):
 
 def test_a_forward_that_fails_ends_those_in_it_and_no_more(monkeypatch):
     """Claim: when the target itself raises, those decoding get the error and the next is well."""
-    crowd = pool.pool(TARGET, resolve("ar"))
+    crowd = Scheduler(TARGET, resolve("ar"))
     for number in range(2):
         crowd.join(_asked(number))
-    while not all(guest.decoding for guest in crowd._guests.values()):  # type: ignore[attr-defined]
+    while not all(entry.call.decoding for entry in crowd._entries.values()):
         crowd.step()
 
     def broken(*_: Any) -> Any:
@@ -220,19 +220,19 @@ def test_a_forward_that_fails_ends_those_in_it_and_no_more(monkeypatch):
 @pytest.mark.parametrize("method", ["ar", "hippo"])
 def test_what_cannot_be_read_is_refused_in_a_sentence(method, monkeypatch):
     """Claim: a prompt that no memory holds is refused when it joins; beside others it waits."""
-    crowd = pool.pool(TARGET, resolve(method), DRAFT)
+    crowd = Scheduler(TARGET, resolve(method), DRAFT)
     monkeypatch.setattr("saccade.model.memory.available", lambda device: 10)
     assert not crowd.fits(_asked(0))
     with pytest.raises(ModelError, match="would fit"):
         crowd.join(_asked(0))
     assert len(crowd) == 0
     with pytest.raises(OptionError, match="stop strings need the tokenizer"):
-        settled(TARGET, MANY[0], stop_strings=["x"])
+        Request.of(TARGET, MANY[0], stop_strings=["x"])
 
 
 def test_a_view_without_its_words_is_refused_when_it_joins():
     """Claim: a method that needs a tokenizer says so at once, and nothing stays behind."""
-    crowd = pool.pool(TARGET, resolve("tabed"), DRAFT)
+    crowd = Scheduler(TARGET, resolve("tabed"), DRAFT)
     with pytest.raises(OptionError, match="needs tokenizer"):
         crowd.join(_asked(0))
     assert len(crowd) == 0 and Words() == _asked(0).words
@@ -240,7 +240,7 @@ def test_a_view_without_its_words_is_refused_when_it_joins():
 
 def test_memory_that_runs_out_over_a_tree_costs_the_draft_only(monkeypatch):
     """Claim: where the target has no room for drafted rows, the round is plain, drafting is given
-    up with the reason, and the answer is unharmed: in a pool, in a stream and beside a process.
+    up with the reason, and the answer is unharmed: in a scheduler, in a stream, beside a process.
     """
     forward, refused = Session._forward, 0
 
@@ -260,7 +260,7 @@ def test_memory_that_runs_out_over_a_tree_costs_the_draft_only(monkeypatch):
             if refused or "parallel" not in method:  # whether anything flew is a matter of speed
                 assert result.fallback_reason and "no memory" in result.fallback_reason
             refused = 0
-        crowd = pool.pool(TARGET, resolve("sd"), DRAFT)
+        crowd = Scheduler(TARGET, resolve("sd"), DRAFT)
         for number in (0, 2):
             crowd.join(_asked(number))
         found = _steps(crowd)

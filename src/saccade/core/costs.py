@@ -1,0 +1,29 @@
+"""What a forward costs: numbers that shapes decide by, however they were measured."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Seconds per forward: the target's by number of rows, the draft's for one level."""
+
+    rows: tuple[int, ...]
+    target: tuple[float, ...]
+    draft: float
+    multiple: int = 1  # of rows: every forward is padded to one
+
+    def verify(self, rows: int) -> float:
+        """T(rows), linear between the measured points and beyond them."""
+        rows = -(-rows // self.multiple) * self.multiple
+        points = list(zip(self.rows, self.target, strict=True))
+        for (a, low), (b, high) in zip(points, points[1:], strict=False):
+            if rows <= b:
+                return low + (high - low) * (rows - a) / (b - a)
+        (a, low), (b, high) = points[-2:]
+        return high + (high - low) * (rows - b) / (b - a)
+
+    def speedup(self, emitted: float, levels: float, rows: int) -> float:
+        """emitted T(1) / (levels T_q + T(rows)): what bare forwards allow."""
+        return emitted * self.verify(1) / (levels * self.draft + self.verify(rows))

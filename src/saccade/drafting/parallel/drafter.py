@@ -1,0 +1,264 @@
+"""A drafter whose model works in a process of its own, while the target works (PEARL, HIPPO)."""
+
+from __future__ import annotations
+
+import logging
+import pickle
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+
+from saccade.core.prompt import Inputs, Prefill, Prompt, Turn
+from saccade.core.protocols import Drafter, State
+from saccade.core.sampling import Sampling
+from saccade.core.tree import Tree
+from saccade.drafting.parallel.child import HEAD_START, Job
+from saccade.drafting.parallel.process import DraftError, Worker, acquire, release
+from saccade.drafting.policies import Chain
+from saccade.drafting.setup import Setup
+
+log = logging.getLogger(__name__)
+
+PATIENCE = 2.0  # seconds the target waits for a token of a draft that is at work
+READY = 60.0  # seconds it waits for the draft's prefill; when sampling, for any token
+
+
+@dataclass
+class Sight:
+    """What the parent knows of one request's draft."""
+
+    tokens: list[int] = field(default_factory=list)  # drafted after the committed text
+    slots: list[int | None] = field(default_factory=list)
+    batch: int | None = None  # how many of them fly next; None: as many as there are
+    limit: int = HEAD_START  # how many there may be
+    epoch: int = 0  # commits so far
+    valid: int = 0  # tokens of earlier epochs follow a text that was not emitted
+    paused: bool = False  # the shape stops after the last of them
+
+    def has(self, count: int) -> bool:
+        """Whether this many are there, or no more will come before they are judged."""
+        return self.paused or len(self.tokens) >= count
+
+
+class WorkerDrafter(Drafter):
+    """The parent's side of the draft's process.
+
+    Until the draft has read its prompt the target decodes plainly; it waits only when sampling,
+    where neither the answer to a seed nor the rows of a forward may depend on who was faster.
+    """
+
+    def __init__(self, setup: Setup) -> None:
+        assert isinstance(setup.shape, Chain), "Recipe refuses other shapes"
+        self._setup = setup
+        self._shape = setup.shape
+        self._length = setup.shape.length
+        self._model = setup.drafting()
+        self._vocab, self._banned = setup.common()
+        self._shares = self._model.sees_as(setup.target)
+        self._early = setup.view.early != "wait"
+        self._samples = any(rule.sample for rule in setup.rules)
+        self._laws = None
+        if self._samples:
+            slots = 4 * self._length + 8  # more than are ever out at once
+            self._laws = torch.zeros(len(setup.rules), slots, self._vocab).share_memory_()
+        self._sights = {i: Sight() for i in range(len(setup.rules))}
+        self._owed: dict[int, tuple[list[int], int | None]] = {}
+        self._since = time.monotonic()
+        self._seen: dict[int, int] | None = None  # once the draft is ready
+        self._worker: Worker | None = None
+        # a seed means the same however busy the machine is, unless the draft has died
+        self._patience = READY if self._samples else PATIENCE
+        self._threads = torch.get_num_threads()
+
+    def encode(self, inputs: Inputs) -> None:
+        self._worker = acquire(self._model)
+        job = Job(
+            view=self._setup.view,
+            rules=[_portable(rule) for rule in self._setup.rules],
+            vocab=self._vocab,
+            banned=self._banned,
+            room=self._setup.room,
+            shape=self._shape,
+            words=self._setup.words.say(self._setup.view, inputs),
+            laws=self._laws,
+        )
+        self._worker.hand(self._model, job)
+        if not self._shares:
+            self._share_threads()
+            self._worker.send("prefill", None, dict(self._setup.readable(inputs)))
+
+    def prefill(self, prompts: Sequence[Prompt]) -> None:
+        if self._shares:
+            if self._early:
+                self._share_threads()
+            self._lent.send("prefill", list(prompts), None)
+
+    def ready(self, prefills: Sequence[Prefill]) -> float:
+        self._share_threads()
+        self._since = time.monotonic()
+        self._lent.send("ready", [_light(prefill) for prefill in prefills])
+        return 0.0
+
+    def propose(self, states: Mapping[int, State]) -> dict[int, Tree]:
+        """What is to fly: the first time all there is, then each batch once it is complete."""
+        self._hear()
+        if self._samples:
+            self._wait(lambda: self._seen is not None, READY)
+        if self._seen is not None:
+            self._settle()
+        sights = {request: self._sights[request] for request in states}
+        limits = {}
+        for request, sight in sights.items():
+            if sight.batch is None:  # when sampling, not as many as happen to be there
+                sight.batch = self._length if self._samples else len(sight.tokens)
+                sight.limit = limits[request] = sight.batch + self._length
+        if limits:
+            self._lent.send("limit", limits)
+        if self._seen is not None:
+            whole = [(sight, sight.batch or 0) for sight in sights.values()]
+            self._wait(lambda: all(sight.has(count) for sight, count in whole), self._patience)
+        return {
+            request: self._chain(request, sight.batch or 0) for request, sight in sights.items()
+        }
+
+    def ahead(self, flights: Mapping[int, Tree]) -> dict[int, Tree]:
+        """Waits for the token after each flight; not for a draft that is still reading."""
+        for request, flight in flights.items():
+            self._sights[request].limit = len(flight) + self._length
+        self._hear()
+        if self._seen is None:
+            if time.monotonic() - self._since > READY:
+                self._give_up(READY)
+            return dict(flights)
+        self._settle()
+        wanted = {request: len(flight) + 1 for request, flight in flights.items()}
+        self._wait(
+            lambda: all(self._sights[r].has(count) for r, count in wanted.items()), self._patience
+        )
+        return {request: self._chain(request, count) for request, count in wanted.items()}
+
+    def commit(self, tokens: Mapping[int, Sequence[int]]) -> None:
+        for request, new in tokens.items():
+            sight, count = self._sights[request], len(new)
+            before, flying = self._owed.get(request, ([], 0))
+            if sight.tokens[:count] == list(new) and flying is not None:
+                del sight.tokens[:count], sight.slots[:count]
+                sight.paused = sight.paused and bool(sight.tokens)  # as the child sees it
+                flying = sight.batch = max(0, sight.limit - count)
+            else:
+                sight.tokens, sight.slots = [], []
+                flying, sight.batch = None, 0
+                sight.valid, sight.paused = sight.epoch + 1, False
+            sight.limit = sight.batch + self._length
+            self._owed[request] = [*before, *new], flying
+        self._hear()
+        if self._seen is not None:  # a worker that still reads would not read this
+            self._settle()
+
+    def _settle(self) -> None:
+        """Tells the worker what was emitted since it was told last."""
+        owed, self._owed = self._owed, {}
+        for request in owed:
+            self._sights[request].epoch += 1
+        if owed:
+            self._lent.send("commit", owed)
+
+    def end(self, request: int) -> None:
+        self._settle()
+        self._lent.send("end", request)
+
+    def turn(self, turns: Mapping[int, Turn], rules: Sequence[Sampling]) -> None:
+        self._share_threads()
+        self._settle()
+        for request in turns:
+            epoch = self._sights[request].epoch + 1
+            self._sights[request] = Sight(limit=self._length, epoch=epoch, valid=epoch)
+        self._lent.send("turn", turns, [_portable(rule) for rule in rules])
+
+    def visible(self, request: int) -> int | None:
+        return None if self._seen is None else self._seen.get(request)
+
+    def close(self) -> None:
+        torch.set_num_threads(self._threads)
+        worker, self._worker = self._worker, None
+        if worker is not None:
+            release(worker)
+
+    # -- the line ------------------------------------------------------------------------------
+
+    @property
+    def _lent(self) -> Worker:
+        if self._worker is None:
+            raise DraftError("the draft process was never started")
+        return self._worker
+
+    def _share_threads(self) -> None:
+        """On a CPU the two processes share what threads there are."""
+        if self._setup.target.device.type == "cpu":
+            torch.set_num_threads(max(1, self._threads - self._lent.threads))
+
+    def _chain(self, request: int, count: int) -> Tree:
+        sight, laws = self._sights[request], self._laws
+        count = min(count, len(sight.tokens))
+        q = tuple(
+            None if laws is None or slot is None else laws[request, slot]
+            for slot in sight.slots[:count]
+        )
+        return Tree(tuple(sight.tokens[:count]), tuple(range(-1, count - 1)), q)
+
+    def _hear(self, patience: float = 0.0) -> bool:
+        """Takes in what has arrived, at least one message within ``patience``; whether one did."""
+        heard = False
+        while (message := self._lent.receive(0.0 if heard else patience)) is not None:
+            heard = True
+            name, *content = message
+            if name == "failed":
+                raise DraftError(content[0])
+            if name == "ready":
+                self._seen, reading = content
+                # no step takes longer than a prefill
+                self._patience = max(self._patience, 2 * reading)
+            if name == "token":
+                request, epoch, token, slot = content
+                sight = self._sights[request]
+                if epoch >= sight.valid:
+                    sight.tokens.append(token)
+                    sight.slots.append(slot)
+                    sight.paused = False
+            if name == "paused":
+                request, epoch = content
+                sight = self._sights[request]
+                # of a token committed meanwhile it says nothing: the draft has gone on
+                sight.paused = epoch >= sight.valid and bool(sight.tokens)
+        return heard
+
+    def _wait(self, done: Callable[[], bool], patience: float) -> None:
+        while not done():
+            if not self._hear(patience):
+                self._give_up(patience)
+
+    def _give_up(self, patience: float) -> None:
+        self._lent.kill()
+        raise DraftError(f"the draft process was silent for {patience:g} s")
+
+
+def _light(prefill: Prefill) -> Prefill:
+    """What views read of a prefill, without the big tensors."""
+    prompt = prefill.prompt
+    bare = replace(prompt, embeds=torch.empty(len(prompt), 0), deepstack=())
+    return replace(prefill, prompt=bare, cache=None, tip=torch.empty(0))
+
+
+def _portable(rule: Sampling) -> Sampling:
+    """The rule without what cannot be sent; a draft may follow any law."""
+    kept = []
+    for processor in rule.processors:
+        try:
+            pickle.dumps(processor)
+        except Exception:
+            log.info("%s stays with the target", type(processor).__name__)
+        else:
+            kept.append(processor)
+    return replace(rule, processors=tuple(kept))

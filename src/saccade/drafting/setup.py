@@ -1,0 +1,92 @@
+"""What a drafter is made from: models, a recipe's view and shape, rules, and words for a video."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from saccade.core.errors import ModelError, OptionError
+from saccade.core.prompt import Inputs
+from saccade.core.protocols import Drafter, Shape, View
+from saccade.core.sampling import Sampling
+from saccade.model.backbone import Backbone
+
+
+@dataclass(frozen=True)
+class Words:
+    """How text becomes ids, and who puts a video into words; either may be missing."""
+
+    encode: Callable[[str], list[int]] | None = None
+    captioner: Callable[[Inputs], Sequence[str]] | None = None  # one caption a request
+
+    def check(self, view: View) -> None:
+        """Raises OptionError unless what this view asks for is there."""
+        says = _said(view)
+        if says and self.encode is None:
+            raise OptionError(f"view {view.name} writes words, so it needs tokenizer=")
+        if "caption" in says and self.captioner is None:
+            raise OptionError(
+                f"view {view.name} reads a caption: give captioner= (--captioner), "
+                "a function from inputs to one caption a request"
+            )
+
+    def say(self, view: View, inputs: Inputs) -> list[dict[str, tuple[int, ...]]]:
+        """``Prefill.words`` of each request, as far as the view asks for them."""
+        says = _said(view)
+        requests = int(inputs["input_ids"].shape[0])
+        found: list[dict[str, tuple[int, ...]]] = [{} for _ in range(requests)]
+        if "newline" in says and self.encode is not None:
+            # one token: some tokenizers put a mark of a text's start before it
+            found = [{"newline": tuple(self.encode("\n")[-1:])} for _ in found]
+        if "caption" in says and self.encode is not None and self.captioner is not None:
+            for told, caption in zip(found, self.captioner(inputs), strict=True):
+                told["caption"] = tuple(self.encode(f"image: {caption}"))  # TABED's wording
+        return found
+
+
+def _said(view: View) -> set[str]:
+    return {part.says for part in view.parts if part.says is not None}
+
+
+@dataclass(frozen=True)
+class Setup:
+    """Models, a recipe's view and shape, the requests' rules."""
+
+    target: Backbone
+    draft: Backbone | None
+    view: View
+    shape: Shape
+    rules: Sequence[Sampling]
+    room: int  # tokens an answer may have
+    words: Words = Words()
+
+    def drafting(self) -> Backbone:
+        """The draft model. Raises ModelError where there is none."""
+        if self.draft is None:
+            raise ModelError(
+                "this method drafts with a second model: give one with draft= (--draft), "
+                "or let the target draft for itself with drafter=self"
+            )
+        return self.draft
+
+    def common(self) -> tuple[int, list[int]]:
+        """How many ids both models know, and those of them that stand for pixels."""
+        draft = self.drafting()
+        common = min(self.target.vocab, draft.vocab)
+        placeholders = {*self.target.placeholders, *draft.placeholders}
+        return common, sorted(i for i in placeholders if i < common)
+
+    def readable(self, inputs: Inputs) -> Inputs:
+        """What the draft model can read of the inputs: the text alone, if it has no eyes."""
+        if self.drafting().placeholders or not self.target.placeholders:
+            return inputs
+        ids = inputs["input_ids"]
+        media = torch.isin(ids, torch.tensor([*self.target.placeholders], device=ids.device))
+        mask = inputs.get("attention_mask", torch.ones_like(ids)) * ~media
+        return {"input_ids": ids.masked_fill(media, 0), "attention_mask": mask}
+
+
+MakeDrafter = Callable[[Setup], Drafter]
+"""A drafter's class, or whatever else makes one."""

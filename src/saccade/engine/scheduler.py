@@ -1,0 +1,171 @@
+"""Requests that come and go over one target: what a server works with.
+
+Each is a call of its own with its own drafter, so that one that fails is nobody else's affair; the
+target's forward is one for all of them a round, over segments that read no other request's keys. A
+newcomer's prompt is read a chunk a round, so that those under way are not held up by more than
+that. What shares no forward (a draft in a process of its own, rows of a fixed number) takes turns.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from saccade.core.result import Result, Round
+from saccade.core.sampling import Sampling
+from saccade.core.tree import Tree
+from saccade.drafting.recipe import Recipe
+from saccade.drafting.schedule import NO_MEMORY, Group, Sparing, advance, serial
+from saccade.engine.call import Call, settle
+from saccade.engine.request import Request
+from saccade.model import memory
+from saccade.model.backbone import Backbone
+from saccade.model.session import Session
+
+log = logging.getLogger(__name__)
+
+ROOM = 512  # tokens of an answer a cache is made for at first
+
+
+@dataclass(frozen=True)
+class Event:
+    """What happened to a request: a round, then a result; or an error, and it is gone."""
+
+    number: int
+    round: Round | None = None
+    result: Result | None = None
+    error: Exception | None = None
+
+
+@dataclass
+class _Entry:
+    """A call under way, which has one request."""
+
+    call: Call
+    pieces: Iterator[None]  # of what is left to read
+    group: Group | None = None  # once it decodes, where the forward is shared
+    rounds: Iterator[Round] | None = None  # once it decodes, where it is not
+
+
+class Scheduler:
+    """Requests under way. One thread uses it; ``step`` does a little for each and tells of it."""
+
+    def __init__(
+        self,
+        target: Backbone,
+        recipe: Recipe,
+        draft: Backbone | None = None,
+        *,
+        exact: bool = False,
+    ) -> None:
+        self._target, self._recipe, self._draft, self._exact = target, recipe, draft, exact
+        self._rules: dict[int, Sampling] = {}
+        shared = recipe.schedule is serial and not exact
+        self._session = Session(target, self._rules, room=ROOM) if shared else None
+        self._entries: dict[int, _Entry] = {}
+        self._next = 0
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def fits(self, request: Request) -> bool:
+        """Whether there is memory for one more beside the caches there are, and those that others
+        have yet to fill."""
+        target = self._target
+        if len(set(target.devices)) > 1:
+            return True
+        unread = (e.call.request for e in self._entries.values() if not e.call.decoding)
+        tokens = sum(each.tokens() for each in (*unread, request))
+        return memory.has_room(tokens, target.token_bytes, target.device)
+
+    def join(self, request: Request) -> int:
+        """Takes a request in; its number. Raises OptionError or ModelError before any work."""
+        number, target, draft, exact = self._next, self._target, self._draft, self._exact
+        recipes = settle(self._recipe, target, draft, request, exact)
+        call = Call(
+            target,
+            recipes,
+            request,
+            draft=draft,
+            exact=exact,
+            session=self._session,
+            first=0 if self._session is None else number,
+        )
+        self._rules[number] = call.rules[0]
+        self._entries[number] = _Entry(call, call.reading())
+        self._next += 1
+        return number
+
+    def leave(self, number: int) -> None:
+        """Forgets a request, and frees what it held."""
+        entry = self._entries.pop(number, None)
+        if entry is None:
+            return
+        del self._rules[number]
+        entry.call.session.end(entry.call.first)
+        entry.call.close()
+
+    def step(self) -> list[Event]:
+        """A piece of the prompt that has waited longest, and a round of all that are read."""
+        events = self._read_on()
+        live = {number: entry for number, entry in self._entries.items() if entry.call.decoding}
+        if self._session is None:
+            return events + [event for number in live for event in self._turn(number, live[number])]
+        return events + (self._together(self._session, live) if live else [])
+
+    def _read_on(self) -> list[Event]:
+        waiting = [number for number, entry in self._entries.items() if not entry.call.decoding]
+        for number in waiting[:1]:
+            try:
+                next(self._entries[number].pieces, None)
+            except Exception as error:
+                return [self._failed(number, error)]
+        return []
+
+    def _together(self, session: Session, live: Mapping[int, _Entry]) -> list[Event]:
+        """One forward of the target for all."""
+        groups: dict[int, Group] = {}
+        for number, entry in live.items():
+            call = entry.call
+            if entry.group is None:
+                entry.group = Group(call.drafter, call.states(), call.stops.cut, number)
+            groups[number] = entry.group
+
+        def give_up(trees: Mapping[int, Tree], error: Exception) -> None:
+            for number in (number for number, tree in trees.items() if len(tree)):
+                live[number].call.drafter.give_up(NO_MEMORY, error)
+
+        events: list[Event] = []
+        try:
+            for group, round in advance(Sparing(session, give_up), [*groups.values()]):
+                events += self._told(group.first, round)
+        except Exception as error:  # the forward was everybody's
+            log.warning("a round failed", exc_info=error)
+            left = [number for number in live if number in self._entries]
+            return events + [self._failed(number, error) for number in left]
+        return events
+
+    def _turn(self, number: int, entry: _Entry) -> list[Event]:
+        """The next round of one."""
+        entry.rounds = entry.rounds or entry.call.rounds()
+        try:
+            return self._told(number, next(entry.rounds))
+        except Exception as error:
+            return [self._failed(number, error)]
+
+    def _told(self, number: int, round: Round) -> list[Event]:
+        call = self._entries[number].call
+        if self._session is not None:
+            call.note(round)
+        events = [Event(number, round=round)]
+        if round.finish is not None:
+            events.append(Event(number, result=call.results()[0]))
+            self.leave(number)
+        return events
+
+    def _failed(self, number: int, error: Exception) -> Event:
+        request = self._entries[number].call.request
+        self.leave(number)
+        ran_out = memory.ran_out(error)
+        return Event(number, error=request.too_long(self._target) if ran_out else error)

@@ -1,0 +1,228 @@
+"""Names to recipes and back: ``NAME/axis=value/...``, for example ``specvlm/shape=chain-7``."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from typing import Any, TypeVar, cast
+
+from saccade.core.errors import MethodError
+from saccade.core.protocols import Early, Positions, View
+from saccade.drafting.drafters import ModelDrafter
+from saccade.drafting.ensemble import Ensemble
+from saccade.drafting.parallel.drafter import WorkerDrafter
+from saccade.drafting.provides import Axis, Choices, share
+from saccade.drafting.recipe import Recipe
+from saccade.drafting.schedule import parallel
+from saccade.drafting.setup import MakeDrafter
+from saccade.drafting.views import Several
+from saccade.methods.registry import (
+    DRAFTERS,
+    FAMILIES,
+    SCHEDULES,
+    SETTINGS,
+    SHAPES,
+    SYSTEMS,
+    VIEWS,
+    WEIGHTS,
+)
+
+T = TypeVar("T")
+
+POSITIONS: dict[str, Positions] = {"original": "original", "repacked": "repacked"}
+EARLY: dict[str, Early] = {"wait": "wait", "superset": "superset", "all": "all"}
+
+
+def resolve(name: str) -> Recipe:
+    """The recipe a method's name stands for. Raises MethodError naming what would work."""
+    base, *overrides = name.strip().split("/")
+    if base not in SYSTEMS:
+        raise MethodError(f"unknown method {base!r}; known methods: {', '.join(SYSTEMS)}")
+    chosen: dict[str, str] = {}
+    for override in overrides:
+        axis, equals, value = override.partition("=")
+        if axis not in AXES or not equals:
+            raise MethodError(
+                f"cannot read {override!r} in {name!r}: write axis=value with an axis out of "
+                f"{', '.join(AXES)}"
+            )
+        if axis in chosen:
+            raise MethodError(f"axis {axis!r} is given twice in {name!r}")
+        chosen[axis] = value
+    recipe = SYSTEMS[base]
+    if chosen and not recipe.drafts and "drafter" not in chosen:
+        raise MethodError(f"{base!r} drafts nothing, so {name!r} overrides nothing")
+    choices: Choices = {field.name: getattr(recipe, field.name) for field in fields(recipe)}
+    for axis, kind in AXES.items():  # in this order: a view's settings after the view
+        if axis in chosen:
+            choices |= kind.choose(choices, chosen[axis])
+    return Recipe(**{**choices, "drafter": _fitting(choices), "name": name.strip()})
+
+
+def choices(recipe: Recipe) -> dict[str, str]:
+    """A recipe in the words of its axes."""
+    if not recipe.drafts:
+        return {"drafter": "none"}
+    found = {axis: kind.told(recipe) for axis, kind in AXES.items()}
+    return {axis: value for axis, value in found.items() if value is not None}
+
+
+def axes() -> dict[str, list[str]]:
+    """The choices there are on each axis, in words."""
+    return {axis: kind.options() for axis, kind in AXES.items()}
+
+
+def _fitting(choices: Choices) -> MakeDrafter:
+    """The drafter chosen, in the form the other choices need: several views, its own process."""
+    drafter: MakeDrafter = choices["drafter"]
+    if drafter is ModelDrafter and len(choices["view"].parts) > 1:
+        return DRAFTERS["ensemble"]
+    if drafter is ModelDrafter and choices["schedule"] is parallel:
+        return WorkerDrafter
+    if drafter is WorkerDrafter and choices["schedule"] is not parallel:
+        return ModelDrafter
+    return drafter
+
+
+def _drafter_of(recipe: Recipe) -> str:
+    if isinstance(recipe.drafter, Ensemble):
+        return "ensemble"
+    own = ModelDrafter if recipe.drafter is WorkerDrafter else recipe.drafter
+    return _name(DRAFTERS, own)
+
+
+# -- views -------------------------------------------------------------------------------------
+
+
+def _view(choices: Choices, value: str) -> Choices:
+    several = tuple(_pick(VIEWS, "view", name) for name in value.split("+"))
+    return {"view": several[0] if len(several) == 1 else Several(several)}
+
+
+def _keep(choices: Choices, value: str) -> Choices:
+    keep = share("keep", value)
+    if keep == 0:
+        raise MethodError(f"keep={value} is not a share of visual tokens above 0 and up to 1")
+    return _with_view(choices, keep=keep)
+
+
+def _positions(choices: Choices, value: str) -> Choices:
+    return _with_view(choices, positions=_pick(POSITIONS, "positions", value))
+
+
+def _early(choices: Choices, value: str) -> Choices:
+    early = _pick(EARLY, "early", value)
+    view = choices["view"]
+    if not _has(view, "early"):
+        raise MethodError(f"early={value} needs a view that prunes, not {view.name}")
+    return {"view": replace(view, early=early)}
+
+
+def _with_view(choices: Choices, **change: Any) -> Choices:
+    """The view's settings changed, where the view has such a setting."""
+    (axis,) = change
+    view: Any = choices["view"]
+    if not _sized(view) or not _has(view, axis):
+        able = [name for name, known in VIEWS.items() if _sized(known) and _has(known, axis)]
+        raise MethodError(f"{axis} needs another view than {view.name}: one of {', '.join(able)}")
+    return {"view": replace(view, **change)}
+
+
+def _has(view: View, setting: str) -> bool:
+    return setting in {field.name for field in fields(cast(Any, view))}
+
+
+def _sized(view: View) -> bool:
+    """Whether how much it keeps is a choice."""
+    return view.name not in ("full", "none")
+
+
+def _kept(recipe: Recipe) -> str | None:
+    view = recipe.view
+    told = view.keep is not None and _sized(view) and _has(view, "keep")
+    return f"{view.keep:g}" if told else None
+
+
+# -- everything else ---------------------------------------------------------------------------
+
+
+def _weights(choices: Choices, value: str) -> Choices:
+    """KIND, or KIND-N for a window of the last N positions."""
+    if not isinstance(choices["drafter"], Ensemble):
+        raise MethodError(
+            f"weights={value} needs an ensemble: start from tabed, or drafter=ensemble"
+        )
+    kind, _, last = value.rpartition("-")
+    window = int(last) if kind and last.isascii() and last.isdigit() else None
+    if window == 0 or (window and kind == "equal"):
+        raise MethodError(f"weights={value}: a window holds 1 position or more, and equal has none")
+    make = _pick(WEIGHTS, "weights", value if window is None else kind, also="each with -N")
+    return {"drafter": Ensemble(make(window))}
+
+
+def _weights_of(recipe: Recipe) -> str | None:
+    if not isinstance(recipe.drafter, Ensemble):
+        return None
+    rule = recipe.drafter.weighting
+    name = next(name for name, make in WEIGHTS.items() if make(rule.window) == rule)
+    return name if rule.window is None else f"{name}-{rule.window}"
+
+
+def _shape(choices: Choices, value: str) -> Choices:
+    kind, _, text = value.partition("-")
+    if value not in SHAPES and kind in FAMILIES:
+        return {"shape": FAMILIES[kind].read(text)}
+    also = ", ".join(family.usage for family in FAMILIES.values())
+    return {"shape": _pick(SHAPES, "shape", value, also=also)}
+
+
+def _shape_of(recipe: Recipe) -> str:
+    named = (name for name, known in SHAPES.items() if known == recipe.shape)
+    return next(named, recipe.shape.written)
+
+
+def _pick(table: dict[str, T], axis: str, value: str, also: str = "") -> T:
+    if value not in table:
+        known = ", ".join([*table, also] if also else table)
+        raise MethodError(f"unknown {axis} {value!r}; known: {known}")
+    return table[value]
+
+
+def _name(table: dict[str, T], value: object) -> str:
+    return next((name for name, known in table.items() if known == value), str(value))
+
+
+AXES: dict[str, Axis] = {
+    "drafter": Axis(
+        lambda choices, value: {"drafter": _pick(DRAFTERS, "drafter", value)},
+        _drafter_of,
+        lambda: list(DRAFTERS),
+    ),
+    "weights": Axis(
+        _weights, _weights_of, lambda: [*WEIGHTS, "each with -N for the last N positions"]
+    ),
+    "view": Axis(
+        _view,
+        lambda recipe: recipe.view.name,
+        lambda: [*VIEWS, "several joined by + for an ensemble"],
+    ),
+    "keep": Axis(_keep, _kept, lambda: ["share of visual tokens, 0 to 1"]),
+    **SETTINGS,
+    "positions": Axis(
+        _positions,
+        lambda recipe: None if recipe.view.positions == "original" else recipe.view.positions,
+        lambda: list(POSITIONS),
+    ),
+    "early": Axis(
+        _early,
+        lambda recipe: None if recipe.view.early == "wait" else recipe.view.early,
+        lambda: list(EARLY),
+    ),
+    "shape": Axis(
+        _shape, _shape_of, lambda: [*(each.usage for each in FAMILIES.values()), *SHAPES]
+    ),
+    "schedule": Axis(
+        lambda choices, value: {"schedule": _pick(SCHEDULES, "schedule", value)},
+        lambda recipe: _name(SCHEDULES, recipe.schedule),
+        lambda: list(SCHEDULES),
+    ),
+}
