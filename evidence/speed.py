@@ -232,28 +232,16 @@ def untrained(model: Loaded, seed: int = 0) -> Loaded:
     return Loaded(f"{model.name}, untrained", Backbone(fresh), model.processor)
 
 
-@dataclass(frozen=True, eq=False)
-class Elsewhere:
+@dataclass(eq=False)
+class Elsewhere(View):
     """A view of another video: its rows stand where this one's should."""
 
     view: View
     rows: Float[Tensor, "seen dim"]
 
-    @property
-    def name(self) -> str:
-        return f"{self.view.name} of another video"
-
-    @property
-    def keep(self) -> float | None:
-        return self.view.keep
-
-    @property
-    def attention(self) -> bool:
-        return self.view.attention
-
-    @property
-    def own_keys(self) -> bool:
-        return self.view.own_keys
+    def __post_init__(self) -> None:
+        self.name, self.keep = f"{self.view.name} of another video", self.view.keep
+        self.attention, self.own_keys = self.view.attention, self.view.own_keys
 
     def __call__(self, prefill: Prefill, prompt: Prompt) -> Prompt:
         embeds = prompt.embeds.clone()

@@ -18,7 +18,7 @@ from saccade.core.protocols import Growing, Shape, State
 from saccade.core.result import Round, Verdict
 from saccade.core.sampling import Sampling, Scores
 from saccade.core.tree import ROOT, Tree, depths, path
-from saccade.drafting.controller import LONGEST, MOST, RETRY, SELDOM, TRUST, Auto, Pace
+from saccade.drafting.controller import LONGEST, MOST, RETRY, SELDOM, TRUST, Auto, Estimates
 from saccade.drafting.policies import Chain
 
 COSTS = Costs((1, 2, 4, 8, 16), (1.0, 1.05, 1.15, 1.35, 1.75), 0.12)
@@ -180,7 +180,7 @@ def test_a_draft_that_says_itself_it_knows_nothing_is_dropped_sooner():
         tree = Tree((1,), (ROOT,), (None,), (odds,))
         refused = Verdict((), (), 9, "recovered")
         round = Round(0, tree, refused, None, GREEDY, None, COSTS.draft, COSTS.verify(2))
-        state = auto.fold(Pace(begun=True), round)
+        state = auto.fold(Estimates(begun=True), round)
         wanted = list(islice(auto.grow(state), 1))
         assert (not wanted) is dropped
 
@@ -304,7 +304,7 @@ def test_an_answer_cut_short_refuses_nothing():
     tree = Tree((1, 2), (ROOT, 0), (None, None), (0.9, 0.9))
     cut = Round(0, tree, Verdict((0,), (1,), None, None), "stop", GREEDY, None, 0.1, 1.0)
     whole = replace(cut, verdict=Verdict((0,), (1,), 9, "recovered"), finish=None)
-    start = Pace()
+    start = Estimates()
     assert Auto(COSTS).fold(start, cut).usual > Auto(COSTS).fold(start, whole).usual
     assert math.isclose(
         Auto(COSTS).fold(start, cut).usual, (0.98 * 0.8 * TRUST + 1) / (0.98 * TRUST + 1)
@@ -314,7 +314,7 @@ def test_an_answer_cut_short_refuses_nothing():
 def test_without_costs_it_says_what_it_needs():
     """Claim: an Auto nobody measured for fails by name. Fails if it guesses."""
     with pytest.raises(AssertionError, match=r"planning\.plan"):
-        next(Auto().grow(Pace(begun=True)))
+        next(Auto().grow(Estimates(begun=True)))
 
 
 def test_a_step_of_the_verifying_time_does_not_hide_what_is_cheap_behind_it():
@@ -332,7 +332,7 @@ def test_no_draft_goes_on_after_the_end_of_an_answer():
     without such an id they do."""
     for ends, longest in (((4,), 3), ((), 9)):
         auto = Auto(Costs((1, 64), (1.0, 1.01), 0.01))
-        for growing in (auto.grow(Pace(begun=True)), Chain(9).grow(None)):
+        for growing in (auto.grow(Estimates(begun=True)), Chain(9).grow(None)):
             right = np.ones(100, dtype=bool)
             world = World(0.99, 1.0)
             try:

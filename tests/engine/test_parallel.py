@@ -797,11 +797,11 @@ def test_tokens_that_follow_a_refused_text_are_dropped():
     script.says(("ready", {0: 0}, 0.0), *token(0, 5))
     assert draft.propose({0: None})[0].tokens == (5,)
     script.says(*token(0, 6, 7))
-    assert draft.ahead({0: Tree((5,), (-1,), (None,))})[0].tokens == (5, 6)
+    assert draft.extend({0: Tree((5,), (-1,), (None,))})[0].tokens == (5, 6)
     draft.commit({0: [5, 9]})  # 6 is refused
     script.says(*token(0, 8), *token(1, 10, 11))
     assert draft.propose({0: None})[0].tokens == ()
-    assert draft.ahead({0: Tree()})[0].tokens == (10,)
+    assert draft.extend({0: Tree()})[0].tokens == (10,)
 
 
 def test_silence_is_an_error_and_the_end_of_the_process():
@@ -810,7 +810,7 @@ def test_silence_is_an_error_and_the_end_of_the_process():
     script.says(("ready", {0: 0}, 0.0))
     draft.propose({0: None})
     with pytest.raises(DraftError, match="silent"):
-        draft.ahead({0: Tree()})
+        draft.extend({0: Tree()})
     assert script.poll() is not None
 
 
@@ -826,10 +826,10 @@ def test_a_plain_token_that_the_draft_foresaw_makes_no_larger_batch():
     flight = draft.propose({0: None})
     assert flight[0].tokens == (1, 2, 3)
     script.says(*token(0, 4))  # another before it heard of the target's prefill
-    assert draft.ahead(flight)[0].tokens == (1, 2, 3)
+    assert draft.extend(flight)[0].tokens == (1, 2, 3)
     draft.commit({0: [1, 2, 3, 4]})  # the target's own token is 4 as well
     script.says(("ready", {0: 0}, 0.0), *token(1, *range(5, 20)))
-    x1 = draft.ahead({0: Tree()})
+    x1 = draft.extend({0: Tree()})
     assert x1[0].tokens == (5,)
     draft.commit({0: [5]})
     assert len(draft.propose({0: None})[0]) == GAMMA - 1

@@ -316,7 +316,7 @@ MISREADINGS = {
 
 
 def fused(view: Any, prompt: Prompt, guide: Sequence[float]) -> list[float]:
-    return view.select.scores(prompt, torch.tensor(guide)).tolist()
+    return view.select.saliency(prompt, torch.tensor(guide)).tolist()
 
 
 def draws(seed: int, count: int) -> list[float]:
@@ -686,7 +686,7 @@ def _keeps_flying(
     target: Any, draft: Any, requests: Sequence[int], cut: Any, *_: Any
 ) -> Iterator[Round]:
     """Optimistic for good: after a refusal too, tokens fly before the next round judges."""
-    return _bent(target, draft, requests, cut, lambda live, states: draft.ahead(_empty(live)))
+    return _bent(target, draft, requests, cut, lambda live, states: draft.extend(_empty(live)))
 
 
 def _never_flies(
@@ -711,7 +711,7 @@ def _bent(
     flights = draft.propose(states)
     while flights:
         laws = target.score(flights)
-        trees = draft.ahead(flights)
+        trees = draft.extend(flights)
         verdicts, endings = schedule.judged(trees, laws, cut)
         live = [request for request in flights if endings[request] is None]
         target.commit({request: verdicts[request].tokens for request in verdicts})
@@ -724,12 +724,12 @@ def _too_late(
     target: Any, draft: Any, requests: Sequence[int], cut: Any, *_: Any
 ) -> Iterator[Round]:
     """Judges the flight alone, and takes the target's own token where the draft has one."""
-    one = draft.ahead
-    draft.ahead = lambda flights: dict(flights)
+    one = draft.extend
+    draft.extend = lambda flights: dict(flights)
     try:
         yield from schedule.parallel(target, draft, requests, cut)
     finally:
-        draft.ahead = one
+        draft.extend = one
 
 
 WRONG = {"keeps flying": _keeps_flying, "never flies": _never_flies, "judges late": _too_late}

@@ -49,7 +49,7 @@ RETRY, SELDOM = 2, 128  # rounds of plain decoding before drafting is tried agai
 
 
 @dataclass(frozen=True)
-class Pace:
+class Estimates:
     """What has been learnt. Sums fade from round to round."""
 
     accepted: float = USUAL * TRUST
@@ -103,36 +103,36 @@ class Auto(Shape):
         return replace(self, costs=costs)
 
     def start(self) -> State:
-        return Pace()
+        return Estimates()
 
     def grow(self, state: State) -> Growing:
-        pace: Pace = state
+        learnt: Estimates = state
         tree = Tree()
-        if not pace.begun:  # one token for no forward at all, and then a draft that knows it
+        if not learnt.begun:  # one token for no forward at all, and then a draft that knows it
             return tree
-        if 0 < pace.plain < pace.patience:  # nothing was learnt since it was given up
+        if 0 < learnt.plain < learnt.patience:  # nothing was learnt since it was given up
             return tree
-        expected = self._best(pace, pace.usual)
-        trying = pace.plain >= pace.patience and self._pays(pace, HOPE)
+        expected = self._best(learnt, learnt.usual)
+        trying = learnt.plain >= learnt.patience and self._pays(learnt, HOPE)
         if not trying and expected[0] <= 1:
             return tree
-        rate, level = self._rate(pace, expected), self._level(pace)
-        bar, price = EAGER * rate, [pace.stretch * each for each in _bare(self._costs).prices]
+        rate, level = self._rate(learnt, expected), self._level(learnt)
+        bar, price = EAGER * rate, [learnt.stretch * each for each in _bare(self._costs).prices]
         tip, reach = ROOT, 1.0
         others: list[tuple[float, int, int, float]] = []
         while len(tree) < LONGEST:
             row = bar * price[len(tree)]
-            if len(tree) and reach * pace.usual <= bar * level + row:
+            if len(tree) and reach * learnt.usual <= bar * level + row:
                 break
             scores: Scores = yield tree
             law = scores.law(tip)
             odds, rest = _odds(scores, tip, law, self.runners)
-            chance = pace.chance(odds)
+            chance = learnt.chance(odds)
             # a first token is judged always: else nothing would be learnt of a draft in doubt
             if len(tree) and reach * chance <= row:
                 break
             for other, odd in rest:  # right only where the first is wrong
-                worth = reach * (1 - chance) * pace.second(_share(odds, odd))
+                worth = reach * (1 - chance) * learnt.second(_share(odds, odd))
                 others.append((worth, tip, other, odd))
             token, q = scores.draw(tip, law)
             tree = add(tree, tip, token, q, odds)
@@ -141,17 +141,21 @@ class Auto(Shape):
             reach *= chance
             tip = len(tree) - 1
         others = sorted(others, reverse=True)[: MOST - len(tree)]
-        for _, parent, other, odd in others[: self._worthy(others, len(tree), pace, rate)]:
+        for _, parent, other, odd in others[: self._worthy(others, len(tree), learnt, rate)]:
             tree = add(tree, parent, other, None, odd)
         return tree
 
     def _worthy(
-        self, others: Sequence[tuple[float, int, int, float]], nodes: int, pace: Pace, rate: float
+        self,
+        others: Sequence[tuple[float, int, int, float]],
+        nodes: int,
+        learnt: Estimates,
+        rate: float,
     ) -> int:
         """How many of the runners-up, the likeliest first, earn the most beyond their rows."""
         verify = _bare(self._costs).verify[1 + nodes :]
         gains = accumulate((worth for worth, *_ in others), initial=0.0)
-        second = rate * pace.stretch  # a second's worth in tokens
+        second = rate * learnt.stretch  # a second's worth in tokens
         nets = [gain - second * (t - verify[0]) for gain, t in zip(gains, verify, strict=False)]
         return nets.index(max(nets))
 
@@ -161,78 +165,80 @@ class Auto(Shape):
         stretch = self._stretched(state, round)
         if not round.tree.tokens:
             return replace(state, plain=state.plain + 1, stretch=stretch)
-        pace = _judged(replace(state, stretch=stretch), round)
+        learnt = _judged(replace(state, stretch=stretch), round)
         took = self._seconds(state, round)
-        pays = len(round.tokens) * self._alone(pace) > took
+        pays = len(round.tokens) * self._alone(learnt) > took
         return replace(
-            pace,
-            tokens=FADE * pace.tokens + len(round.tokens),
-            seconds=FADE * pace.seconds + took,
-            start=self._started(pace, round),
+            learnt,
+            tokens=FADE * learnt.tokens + len(round.tokens),
+            seconds=FADE * learnt.seconds + took,
+            start=self._started(learnt, round),
             plain=0,
-            patience=RETRY if pays else min(SELDOM, 8 * pace.patience),
+            patience=RETRY if pays else min(SELDOM, 8 * learnt.patience),
         )
 
-    def _rate(self, pace: Pace, expected: tuple[float, float]) -> float:
+    def _rate(self, learnt: Estimates, expected: tuple[float, float]) -> float:
         """Tokens a second to beat: what has been reached, begun with what the best chain is
         expected to reach were every token as likely as the usual one; plain decoding's at least."""
         tokens, seconds = expected
-        return max(1 / self._alone(pace), (pace.tokens + tokens) / (pace.seconds + seconds))
+        return max(1 / self._alone(learnt), (learnt.tokens + tokens) / (learnt.seconds + seconds))
 
     def pays(self) -> bool:
         """Whether drafting is expected to pay here, before anything is known of the draft."""
-        return self._pays(Pace(), USUAL)
+        return self._pays(Estimates(), USUAL)
 
     @property
     def _costs(self) -> Costs:
         assert self.costs is not None, "Auto needs measured costs: see planning.plan"
         return self.costs
 
-    def _alone(self, pace: Pace) -> float:
+    def _alone(self, learnt: Estimates) -> float:
         """Seconds of a token of plain decoding."""
-        return pace.stretch * _bare(self._costs).verify[1]
+        return learnt.stretch * _bare(self._costs).verify[1]
 
-    def _level(self, pace: Pace) -> float:
-        return pace.stretch * self._costs.draft
+    def _level(self, learnt: Estimates) -> float:
+        return learnt.stretch * self._costs.draft
 
-    def _best(self, pace: Pace, rate: float) -> tuple[float, float]:
+    def _best(self, learnt: Estimates, rate: float) -> tuple[float, float]:
         """(tokens, seconds) of a round of the best chain, each token accepted at ``rate``; of plain
         decoding where that is faster."""
-        verify, level = _bare(self._costs).verify, self._level(pace)
-        best, chance, tokens = (1.0, self._alone(pace)), 1.0, 1.0
+        verify, level = _bare(self._costs).verify, self._level(learnt)
+        best, chance, tokens = (1.0, self._alone(learnt)), 1.0, 1.0
         for length in range(1, LONGEST + 1):
             chance *= rate
             tokens += chance
-            seconds = pace.start + length * level + pace.stretch * verify[length + 1]
+            seconds = learnt.start + length * level + learnt.stretch * verify[length + 1]
             if tokens * best[1] > best[0] * seconds:
                 best = tokens, seconds
         return best
 
-    def _pays(self, pace: Pace, rate: float) -> bool:
-        return self._best(pace, rate)[0] > 1
+    def _pays(self, learnt: Estimates, rate: float) -> bool:
+        return self._best(learnt, rate)[0] > 1
 
-    def _seconds(self, pace: Pace, round: Round) -> float:
+    def _seconds(self, learnt: Estimates, round: Round) -> float:
         """What a round took; when sampling, what was judged or planned, by the model of costs."""
         if not round.p.rules.sample:
             return round.draft_seconds + round.verify_seconds
         levels = len(round.verdict.accepted) + (round.verdict.kind == "recovered")
-        judged = levels * self._level(pace) + pace.stretch * _bare(self._costs).verify[1 + levels]
-        return max(judged, self._best(pace, pace.usual)[1])
+        judged = (
+            levels * self._level(learnt) + learnt.stretch * _bare(self._costs).verify[1 + levels]
+        )
+        return max(judged, self._best(learnt, learnt.usual)[1])
 
-    def _stretched(self, pace: Pace, round: Round) -> float:
-        """``pace.stretch`` with the seconds of this round taken in, but when sampling."""
+    def _stretched(self, learnt: Estimates, round: Round) -> float:
+        """``learnt.stretch`` with the seconds of this round taken in, but when sampling."""
         if round.p.rules.sample or round.verify_seconds <= 0:
-            return pace.stretch
+            return learnt.stretch
         took = round.verify_seconds / _bare(self._costs).verify[1 + len(round.tree)]
-        return FADE * pace.stretch + (1 - FADE) * took
+        return FADE * learnt.stretch + (1 - FADE) * took
 
-    def _started(self, pace: Pace, round: Round) -> float:
-        """``pace.start`` with this round's drafting taken in, but when sampling."""
+    def _started(self, learnt: Estimates, round: Round) -> float:
+        """``learnt.start`` with this round's drafting taken in, but when sampling."""
         if round.p.rules.sample:
-            return pace.start
-        late = round.draft_seconds - height(round.tree.parents) * self._level(pace)
+            return learnt.start
+        late = round.draft_seconds - height(round.tree.parents) * self._level(learnt)
         # a pause of the machine is not what starting costs
-        return FADE * pace.start + (1 - FADE) * min(max(0.0, late), self._alone(pace))
+        return FADE * learnt.start + (1 - FADE) * min(max(0.0, late), self._alone(learnt))
 
 
 @dataclass(frozen=True)
@@ -259,13 +265,14 @@ def _bare(costs: Costs) -> _Bare:
     return _Bare.of(costs)
 
 
-def _judged(pace: Pace, round: Round) -> Pace:
+def _judged(learnt: Estimates, round: Round) -> Estimates:
     """With the verdict on each token of the chain that was looked at, and on what stood beside the
     one that was refused."""
     accepted, judged, hits, promised, saved, offered = (
         SLOW * value
         for value in (
-            pace.accepted, pace.judged, pace.hits, pace.promised, pace.saved, pace.offered,
+            learnt.accepted, learnt.judged, learnt.hits,
+            learnt.promised, learnt.saved, learnt.offered,
         )
     )  # fmt: skip
     path, odds = (ROOT, *round.verdict.path), round.tree.odds
@@ -286,7 +293,7 @@ def _judged(pace: Pace, round: Round) -> Pace:
         saved += right is not None
         break
     return replace(
-        pace,
+        learnt,
         accepted=accepted,
         judged=judged,
         hits=hits,

@@ -50,8 +50,8 @@ class Fallback(Drafter):
         trees = self._checked(states, lambda: self._drafter.propose(states))
         return dict.fromkeys(states, Tree()) if trees is None else trees
 
-    def ahead(self, flights: Mapping[int, Tree]) -> dict[int, Tree]:
-        trees = self._checked(flights, lambda: self._drafter.ahead(flights))
+    def extend(self, flights: Mapping[int, Tree]) -> dict[int, Tree]:
+        trees = self._checked(flights, lambda: self._drafter.extend(flights))
         return dict(flights) if trees is None else trees
 
     def _checked(

@@ -96,7 +96,7 @@ def parallel(target: Scoring, draft: Drafter, requests: Sequence[int], cut: Cut)
         began = time.perf_counter()
         laws = target.score(flights)
         scored = time.perf_counter()
-        trees = draft.ahead(flights)
+        trees = draft.extend(flights)
         waited = time.perf_counter()
 
         verdicts, endings = judged(trees, laws, cut)
@@ -114,7 +114,7 @@ def parallel(target: Scoring, draft: Drafter, requests: Sequence[int], cut: Cut)
 
 
 @dataclass(frozen=True)
-class Sparing:
+class MemoryGuard:
     """The target's session; where it has no memory for what was drafted, it judges the text alone.
 
     A walk down such a tree ends after one token. ``give_up`` is told of the trees and the error.

@@ -33,7 +33,7 @@ Measure = Callable[[Prefill], Float[Tensor, " seen"]]
 class Ranking(Protocol):
     """A selector that keeps the best scores; without a guide it scores by what else it has."""
 
-    def scores(self, prompt: Prompt, guide: Guide) -> Float[Tensor, " seen"]: ...
+    def saliency(self, prompt: Prompt, guide: Guide) -> Float[Tensor, " seen"]: ...
 
     def __call__(self, prompt: Prompt, guide: Guide, budget: int) -> Int[Tensor, " kept"]: ...
 
@@ -82,7 +82,7 @@ class Pruned(View):
         if held is None or len(held) == prompt.seen:
             return self.select(prompt, guide, count)
         assert isinstance(self.select, Ranking)
-        return held[saliency.top(self.select.scores(prompt, guide)[held], count)]
+        return held[saliency.top(self.select.saliency(prompt, guide)[held], count)]
 
     def start(self, prompt: Prompt) -> Int[Tensor, " held"] | None:
         """What a draft may read at once; None where it has to wait for the target."""
@@ -92,7 +92,7 @@ class Pruned(View):
             return torch.arange(prompt.seen, device=prompt.visual.device)
         assert isinstance(self.select, Ranking)
         twice = 2 * saliency.budget(prompt.seen, self.keep)
-        return saliency.top(self.select.scores(prompt, None), twice)
+        return saliency.top(self.select.saliency(prompt, None), twice)
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from saccade.core.tree import Tree
 from saccade.drafting.fallback import Fallback
 from saccade.drafting.planning import chained, plan
 from saccade.drafting.recipe import Recipe
-from saccade.drafting.schedule import NO_MEMORY, Sparing
+from saccade.drafting.schedule import NO_MEMORY, MemoryGuard
 from saccade.drafting.setup import Setup
 from saccade.engine.request import Request
 from saccade.model.backbone import Backbone
@@ -166,7 +166,9 @@ class Call:
     def rounds(self) -> Generator[Round, None, None]:
         """Every round, by the recipe's own schedule, until all requests have ended."""
         schedule: Schedule = self.recipe.schedule
-        session = Sparing(self.session, lambda trees, error: self.drafter.give_up(NO_MEMORY, error))
+        session = MemoryGuard(
+            self.session, lambda trees, error: self.drafter.give_up(NO_MEMORY, error)
+        )
         for round in schedule(session, self.drafter, range(len(self.prompts)), self.stops.cut):
             self.note(round)
             yield round

@@ -16,7 +16,7 @@ from saccade.core.result import Result, Round
 from saccade.core.sampling import Sampling
 from saccade.core.tree import Tree
 from saccade.drafting.recipe import Recipe
-from saccade.drafting.schedule import NO_MEMORY, Group, Sparing, advance, serial
+from saccade.drafting.schedule import NO_MEMORY, Group, MemoryGuard, advance, serial
 from saccade.engine.call import Call, settle
 from saccade.engine.request import Request
 from saccade.model import memory
@@ -138,7 +138,7 @@ class Scheduler:
 
         events: list[Event] = []
         try:
-            for group, round in advance(Sparing(session, give_up), [*groups.values()]):
+            for group, round in advance(MemoryGuard(session, give_up), [*groups.values()]):
                 events += self._told(group.first, round)
         except Exception as error:  # the forward was everybody's
             log.warning("a round failed", exc_info=error)

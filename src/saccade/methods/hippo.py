@@ -46,7 +46,7 @@ class Holistic:
     temp: bool = True
     spa: bool = True
 
-    def scores(self, prompt: Prompt, guide: Guide) -> Float[Tensor, " seen"]:
+    def saliency(self, prompt: Prompt, guide: Guide) -> Float[Tensor, " seen"]:
         grid, embeds = prompt.grid, prompt.embeds[prompt.visual]
         total = torch.zeros(len(grid), dtype=torch.double, device=grid.device)
         if self.attn and guide is not None:
@@ -58,7 +58,7 @@ class Holistic:
         return total
 
     def __call__(self, prompt: Prompt, guide: Guide, budget: int) -> Int[Tensor, " kept"]:
-        return saliency.top(self.scores(prompt, guide), budget)
+        return saliency.top(self.saliency(prompt, guide), budget)
 
 
 VIEW = Pruned("holistic", Holistic(), keep=KEEP, attention=True, guide=saliency.relevant)

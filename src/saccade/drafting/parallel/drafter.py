@@ -123,7 +123,7 @@ class WorkerDrafter(Drafter):
             request: self._chain(request, sight.batch or 0) for request, sight in sights.items()
         }
 
-    def ahead(self, flights: Mapping[int, Tree]) -> dict[int, Tree]:
+    def extend(self, flights: Mapping[int, Tree]) -> dict[int, Tree]:
         """Waits for the token after each flight; not for a draft that is still reading."""
         for request, flight in flights.items():
             self._sights[request].limit = len(flight) + self._length
