@@ -99,8 +99,16 @@ class Saccade(Model):
         self._sampling = Sampling(num_frames=frames)
         self._longest, self._until, self._seed = max_new_tokens, until, seed
         self._captioner, self._device = captioner, device
-        place = loading.Place(dtype, device, device_map, quantize, trust_remote_code)
-        self._models = loading.models(target, draft, place, quiet=True)
+        self._models = loading.models(
+            target,
+            draft,
+            quiet=True,
+            dtype=dtype,
+            device=device,
+            device_map=device_map,
+            quantize=quantize,
+            trust_remote_code=trust_remote_code,
+        )
         self._warned: set[str] = set()
 
     def generate_until(self, requests: Sequence[Any]) -> list[Any]:

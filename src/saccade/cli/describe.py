@@ -13,17 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from saccade.cli import loading, options
-from saccade.cli.terminal import (
-    Json,
-    Quiet,
-    Threads,
-    Verbose,
-    err,
-    hush,
-    out,
-    prepare,
-    steps,
-)
+from saccade.cli.options import ClipOptions, DrawOptions, LoadOptions, ModelOptions, grouped
+from saccade.cli.terminal import Json, Quiet, Verbose, err, hush, out, prepare, steps
 from saccade.core.errors import OptionError
 
 if TYPE_CHECKING:
@@ -44,35 +35,21 @@ PHASES = {
 }
 
 
+@grouped
 def describe(
     video: Annotated[
         str, typer.Argument(help="A video, GIF, image or folder of frames; - is stdin.")
     ],
+    models: ModelOptions,
+    frames: ClipOptions,
+    drawing: DrawOptions,
+    how: LoadOptions,
     prompt: options.Prompt = options.QUESTION,
-    target: options.Target = None,
-    draft: options.Draft = None,
     method: options.Method = None,
-    config: options.Config = None,
-    captioner: options.Captioner = None,
     max_new_tokens: options.Tokens = 256,
-    fps: options.Fps = None,
-    num_frames: options.NumFrames = None,
-    every_frame: options.Every = False,
-    start: options.Start = None,
-    end: options.End = None,
-    temperature: Annotated[float, typer.Option(min=0, help="0 decodes greedily.")] = 0.0,
-    top_p: Annotated[float | None, typer.Option(help="Nucleus sampling.")] = None,
-    top_k: Annotated[int | None, typer.Option(help="Sample among the k likeliest.")] = None,
-    stop: Annotated[list[str] | None, typer.Option(help="Stop at this text (repeatable).")] = None,
     seed: options.Seed = None,
     exact: options.Exact = False,
-    threads: Threads = None,
-    dtype: options.Dtype = None,
-    device: options.Device = None,
-    device_map: options.DeviceMap = None,
-    quantize: options.Quantize = None,
     tp: options.Tp = False,
-    trust_remote_code: options.Trust = False,
     trace: Annotated[Path | None, typer.Option(help="Write the rounds here (JSON lines).")] = None,
     as_json: Json = False,
     quiet: Quiet = False,
@@ -83,9 +60,9 @@ def describe(
     A target over several GPUs: torchrun --nproc-per-node 4 -m saccade describe ... --tp
     """
     if tp and method is None:  # auto times forwards, which processes would do apart
-        method = "specvlm" if draft is not None or target in (None, "shapes") else "std"
-    known = loading.known(config, target, draft, method)
-    prepare(threads or known.threads, verbose)
+        method = "specvlm" if models.draft or models.target in (None, "shapes") else "std"
+    known = loading.known(models, how, method)
+    prepare(known.threads, verbose)
     from saccade.engine.generate import stream
     from saccade.model import tensor_parallel
 
@@ -96,33 +73,33 @@ def describe(
         recipe = loading.split(recipe, exact)
         if video == "-":
             raise OptionError("with --tp every process reads the video: give a file and not stdin")
-    sampling = loading.sampling(fps, num_frames, every_frame, start, end)
+    sampling = frames.sampling()
     shown = showing(as_json, quiet)
     clip = loading.read(video, sampling, quiet=shown != "all", warn=not quiet)
-    place = loading.Place(dtype, device, device_map, quantize, trust_remote_code, tp)
-    models = loading.models(known.target, known.draft, place, quiet=shown != "all")
+    pair = known.models(quiet=shown != "all", tp=tp)
     if tp and seed is None:
         seed = tensor_parallel.agreed(secrets.randbits(63))
-    settings = _settings(max_new_tokens, temperature, top_p, top_k, stop)
-    inputs = loading.inputs(models.target, clip, prompt)
-    draft_inputs = loading.draft_inputs(models, clip, prompt)
+    settings = drawing.settings()
+    inputs = loading.inputs(pair.target, clip, prompt)
+    draft_inputs = loading.draft_inputs(pair, clip, prompt)
 
     def start_stream(tell: Callable[[str], None]) -> Stream:
         return stream(
-            models.target.backbone,
+            pair.target.backbone,
             inputs,
-            draft=None if models.draft is None else models.draft.backbone,
+            draft=None if pair.draft is None else pair.draft.backbone,
             draft_inputs=draft_inputs,
             method=recipe,
-            tokenizer=models.target.tokenizer,
-            captioner=loading.captioner(captioner, known.target, clip, device),
+            tokenizer=pair.target.tokenizer,
+            captioner=known.captions(list(clip.frames)),
             seed=seed,
             exact=exact,
             on_phase=tell,
+            max_new_tokens=max_new_tokens,
             **settings,
         )
 
-    result = answer(models.target, start_stream, shown)
+    result = answer(pair.target, start_stream, shown)
     if tp:
         tensor_parallel.leave()
         if tensor_parallel.rank():
@@ -202,20 +179,3 @@ def described(result: Result, clip: Clip) -> dict[str, Any]:
         "timings": asdict(timings),
         "warnings": [*clip.warnings, *result.warnings],
     }
-
-
-def _settings(
-    tokens: int,
-    temperature: float,
-    top_p: float | None,
-    top_k: int | None,
-    stop: list[str] | None,
-) -> dict[str, Any]:
-    if temperature == 0 and (top_p is not None or top_k is not None):
-        raise OptionError("--top-p and --top-k sample, so they need --temperature above 0")
-    settings: dict[str, Any] = {"max_new_tokens": tokens, "do_sample": temperature > 0}
-    if temperature > 0:
-        settings |= {"temperature": temperature, "top_p": top_p, "top_k": top_k}
-    if stop:
-        settings["stop_strings"] = stop
-    return settings
