@@ -18,7 +18,7 @@ from saccade.cli.terminal import Verbose, err, prepare
 from saccade.core.errors import OptionError
 
 if TYPE_CHECKING:
-    from saccade.serve.app import Engine, Service
+    from saccade.serve.service import Engine, Service
 
 NEEDED = ("fastapi", "uvicorn", "prometheus_client")
 MIB = 1 << 20
@@ -92,8 +92,8 @@ def serve(
     prepare(known.threads, verbose)
     from saccade.inputs.media import Limits, Sampling
     from saccade.inputs.media.fetch import Sources
-    from saccade.serve.reading import Media
-    from saccade.serve.settings import Settings, build, chosen
+    from saccade.serve.service import build, chosen
+    from saccade.serve.settings import Media, Settings
 
     if media_root is not None and not media_root.is_dir():
         raise OptionError(f"--media-root {media_root} is not a folder")
@@ -128,7 +128,7 @@ def serve(
         body=max_body_mb * MIB,
         exact=exact,
         threads=known.threads,
-        place=tuple(known.load.items()),
+        load=tuple(known.load.items()),
     )
     if replicas is not None:
         from saccade.cli.replicas import run as run_several
@@ -181,7 +181,7 @@ def run(
             """Ends the main loop when nobody is served, or time is up and those who are know."""
             late = time.monotonic() > self.until
             if late and service.engine is not None:
-                service.engine.desk.close()
+                service.engine.scheduler.close()
             self.should_exit = late or not service.busy
 
     def told() -> Engine:
@@ -190,7 +190,7 @@ def run(
         except BaseException as error:
             failed.append(error)
             raise
-        err.print(f"ready: {service.names[0]}", style="dim", markup=False)
+        err.print(f"ready: {service.settings.names[0]}", style="dim", markup=False)
         return found
 
     config = uvicorn.Config(

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
-from typing import Any, TypeVar
+from concurrent.futures import Future
+from contextlib import suppress
+from typing import TypeVar
 
 T = TypeVar("T")
 
@@ -24,22 +26,16 @@ class Threads:
         """What ``act`` gives or raises, from a thread."""
         await self._free.acquire()
         loop = asyncio.get_running_loop()
-        future: asyncio.Future[T] = loop.create_future()
-
-        def settle(tell: Callable[[Any], None], what: Any) -> None:
-            self._free.release()
-            if not future.done():
-                tell(what)
+        found: Future[T] = Future()
+        found.set_running_or_notify_cancel()  # who waits may go, the work goes on
 
         def work() -> None:
             try:
-                told: tuple[Callable[[Any], None], Any] = future.set_result, act()
+                found.set_result(act())
             except BaseException as error:
-                told = future.set_exception, error
-            try:
-                loop.call_soon_threadsafe(settle, *told)
-            except RuntimeError:  # the loop has been closed: nobody waits
-                return
+                found.set_exception(error)
+            with suppress(RuntimeError):  # the loop has been closed: nobody waits
+                loop.call_soon_threadsafe(self._free.release)
 
         threading.Thread(target=work, name="reader", daemon=True).start()
-        return await future
+        return await asyncio.wrap_future(found)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 MAX_STOPS = 16
 MAX_TOP_LOGPROBS = 20
@@ -184,49 +184,6 @@ def parts(turn: Message) -> Sequence[Part]:
     return [TextPart(type="text", text=content)] if isinstance(content, str) else content
 
 
-class Trouble(Exception):
-    """What the client is told instead of an answer."""
-
-    def __init__(
-        self, status: int, message: str, param: str | None = None, wait: int | None = None
-    ) -> None:
-        super().__init__(message)
-        self.status, self.message, self.param, self.wait = status, message, param, wait
-
-    def body(self) -> dict[str, Any]:
-        return {
-            "error": {
-                "message": self.message,
-                "type": KINDS.get(self.status) or ("server_error", INVALID)[self.status < 500],
-                "param": self.param,
-                "code": self.status,
-            }
-        }
-
-
-INVALID = "invalid_request_error"
-KINDS = {
-    401: "authentication_error",
-    404: "not_found_error",
-    429: "rate_limit_error",
-    503: "unavailable_error",
-    504: "timeout_error",
-}
-
-
-class Failure(BaseModel):
-    """An error's body."""
-
-    message: str
-    type: str
-    param: str | None
-    code: int
-
-
-class FailureBody(BaseModel):
-    error: Failure
-
-
 # What answers look like, for those who read the schema; a test checks what is sent against it.
 
 
@@ -260,34 +217,3 @@ class Completion(BaseModel):
     usage: Usage
     metrics: dict[str, Any]
     saccade: dict[str, Any]
-
-
-NOT_SUPPORTED = {
-    *("presence_penalty", "frequency_penalty", "logit_bias", "response_format"),
-    *("tools", "tool_choice", "name", "refusal", "detail"),
-}
-"""Fields of which only values that change nothing are taken."""
-
-
-def trouble(error: ValidationError) -> Trouble:
-    """The first thing wrong with a request, by the name of its field."""
-    first, place = error.errors(include_url=False, include_input=False)[0], ""
-    place = ".".join(_steps(first["loc"]))
-    if first["type"] == "extra_forbidden":
-        return Trouble(400, f"{place} is not a field this server knows: leave it out", place)
-    if NOT_SUPPORTED & set(place.split(".")):
-        return Trouble(400, f"{place} is not supported by this server: leave it out", place)
-    said = first["msg"].removeprefix("Value error, ")
-    message = f"{place}: {said[:1].lower()}{said[1:]}" if place else said
-    return Trouble(400, message[:500], place or None)
-
-
-def _steps(place: Sequence[int | str]) -> Iterator[str]:
-    """A field's place without the names of the alternatives that were tried there."""
-    for step in place:
-        text = str(step)
-        if not text[:1].isupper() and "[" not in text and text not in ALTERNATIVES:
-            yield text[:40]
-
-
-ALTERNATIVES = {"str", "user", "system", "developer", "assistant"}

@@ -1,6 +1,6 @@
-"""One engine thread, the requests it works on, and a bounded line of those who wait.
+"""One engine thread, the requests it works on, and a bounded queue of those that wait.
 
-A request has a place from the moment it is let in until it has ended: at most ``rows`` are worked
+A request has a slot from the moment it is let in until it has ended: at most ``rows`` are worked
 on at once, as far as memory goes, and ``queue`` more may wait, be it for their media to be read.
 """
 
@@ -22,71 +22,62 @@ from saccade.core.result import Result, Round
 from saccade.engine.generate import Asked
 from saccade.engine.pool import News, Pool
 from saccade.serve.answer import Likely, likelihoods
+from saccade.serve.errors import ApiError
 
 log = logging.getLogger(__name__)
 
 WAIT = (1, 60)  # seconds a client may be told to come again after
 
 
-class Busy(Exception):
-    """No place is free; ``seconds`` is when one may be."""
-
-    def __init__(self, seconds: int) -> None:
-        super().__init__(f"all places are taken: try again in {seconds} s")
-        self.seconds = seconds
-
-
-class Late(Exception):
-    """The answer took longer than the server gives one."""
-
-
-class Gone(Exception):
-    """The engine has stopped."""
+def busy(seconds: int) -> ApiError:
+    """No slot is free; ``seconds`` is when one may be."""
+    said = f"all places are taken: try again in {seconds} s"
+    return ApiError(429, said, headers={"Retry-After": str(seconds)})
 
 
 @dataclass(frozen=True)
-class Piece:
+class NewTokens:
     """What one round added."""
 
     tokens: tuple[int, ...]
     likely: tuple[Likely, ...] = ()
 
 
-Told = Piece | Result | Exception
+Event = NewTokens | Result | Exception
 
 
 @dataclass(eq=False)
-class Ticket:
-    """A request at the desk. What happens to it is told on the event loop, in order."""
+class QueuedRequest:
+    """One answer to work on. What happens to it is told on the event loop, in order."""
 
     asked: Asked
     end: float  # on the clock of time.monotonic
     top: int | None = None  # how many likeliest tokens to tell; None tells nothing of likelihoods
     index: int = 0  # among the answers of one call, which are told of in one queue
-    told: asyncio.Queue[tuple[int, Told]] = field(default_factory=asyncio.Queue)
+    events: asyncio.Queue[tuple[int, Event]] = field(default_factory=asyncio.Queue)
     loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
     number: int | None = None  # in the pool
+    cancelled: bool = False
 
-    def tell(self, what: Told) -> None:
+    def tell(self, event: Event) -> None:
         """From any thread."""
         try:
-            self.loop.call_soon_threadsafe(self.told.put_nowait, (self.index, what))
+            self.loop.call_soon_threadsafe(self.events.put_nowait, (self.index, event))
         except RuntimeError:  # the loop has been closed: nobody listens
             log.debug("nobody listens any more")
 
 
-class Desk:
+class Scheduler:
     """Lets requests in, keeps the engine thread busy with them, and tells them what happens."""
 
     def __init__(self, pool: Pool, *, rows: int, queue: int) -> None:
         self.rows, self.queue = rows, queue
         self._pool = pool
-        self._places = 0
+        self._slots = 0
         self._spell = 1.0  # seconds a request takes, by those seen so far
-        self._arrived: deque[Ticket] = deque()
-        self._left: deque[Ticket] = deque()
-        self._waiting: deque[Ticket] = deque()  # the engine thread's own, like all below
-        self._working: dict[int, Ticket] = {}
+        self._arrived: deque[QueuedRequest] = deque()
+        self._waiting: deque[QueuedRequest] = deque()  # the engine thread's own, like all below
+        self._working: dict[int, QueuedRequest] = {}
         self._changed = threading.Condition()
         self._stopping = False
         self._threads = torch.get_num_threads()
@@ -95,35 +86,33 @@ class Desk:
 
     # -- for the event loop --------------------------------------------------------------------
 
-    def take(self, places: int) -> None:
-        """Takes places. Raises Busy where they are not to be had."""
+    def reserve(self, slots: int) -> None:
+        """Takes slots. Raises ApiError where they are not to be had."""
         with self._changed:
-            if self._places + places > self.rows + self.queue:
-                ahead = max(1, self._places + places - self.rows)
+            if self._slots + slots > self.rows + self.queue:
+                ahead = max(1, self._slots + slots - self.rows)
                 spell = self._spell * ahead / self.rows
-                raise Busy(min(max(math.ceil(spell), WAIT[0]), WAIT[1]))
-            self._places += places
+                raise busy(min(max(math.ceil(spell), WAIT[0]), WAIT[1]))
+            self._slots += slots
 
-    def give(self, places: int, seconds: float | None = None) -> None:
-        """Gives places back; ``seconds`` is how long an answer took."""
+    def release(self, slots: int, seconds: float | None = None) -> None:
+        """Gives slots back; ``seconds`` is how long an answer took."""
         with self._changed:
-            self._places -= places
+            self._slots -= slots
             if seconds is not None:
                 self._spell += (seconds - self._spell) / 4
 
-    def submit(self, tickets: Sequence[Ticket]) -> None:
-        """Hands tickets in; they hear of their answers. Raises Gone once the thread has ended."""
+    def submit(self, requests: Sequence[QueuedRequest]) -> None:
+        """Hands requests in; they are told. Raises ApiError once the thread has ended."""
         with self._changed:
             if self._stopping:
-                raise Gone("the engine has stopped")
-            self._arrived += tickets
+                raise ApiError(503, "the engine has stopped")
+            self._arrived += requests
             self._changed.notify()
 
-    def cancel(self, ticket: Ticket) -> None:
+    def cancel(self, request: QueuedRequest) -> None:
         """Nobody wants this answer any more; its rows are free within a round."""
-        with self._changed:
-            self._left.append(ticket)
-            self._changed.notify()
+        request.cancelled = True
 
     @property
     def running(self) -> int:
@@ -132,13 +121,13 @@ class Desk:
 
     @property
     def waiting(self) -> int:
-        """Those with a place whose rows are not worked on, media that are read included."""
-        return max(0, self._places - len(self._working))
+        """Those with a slot whose rows are not worked on, media that are read included."""
+        return max(0, self._slots - len(self._working))
 
     @property
-    def places(self) -> int:
-        """Taken places, of ``rows + queue``."""
-        return self._places
+    def slots(self) -> int:
+        """Taken slots, of ``rows + queue``."""
+        return self._slots
 
     @property
     def alive(self) -> bool:
@@ -162,84 +151,73 @@ class Desk:
         torch.set_num_threads(self._threads)  # each thread has a number of its own
         try:
             while self._next():
+                self._send_off()
                 self._let_in()
                 for news in self._pool.step():
                     self._pass_on(news)
-                self._send_off()
         except BaseException:
             log.exception("the engine thread broke")
-            self._end(Gone("the engine has stopped: the server must be started again"))
+            self._end(ApiError(503, "the engine has stopped: the server must be started again"))
         else:
-            self._end(Gone("the server is shutting down: ask another one"))
+            self._end(ApiError(503, "the server is shutting down: ask another one"))
 
     def _next(self) -> bool:
         """Waits until there is something to do; whether there is."""
         with self._changed:
-            while not (self._arrived or self._left or self._waiting or self._working):
-                if self._stopping:
-                    return False
+            while not (self._stopping or self._arrived or self._waiting or self._working):
                 self._changed.wait()
-            if self._stopping:
-                return False
             self._waiting += self._arrived
             self._arrived.clear()
-            left = set(self._left)
-            self._left.clear()
-        if left:
-            self._waiting = deque(ticket for ticket in self._waiting if ticket not in left)
-            for ticket in left & set(self._working.values()):
-                self._drop(ticket)
-        return True
+            return not self._stopping
 
     def _let_in(self) -> None:
         """Those who fit, in the order they came."""
         while self._waiting and len(self._working) < self.rows:
-            ticket = self._waiting[0]
-            if self._working and not self._pool.fits(ticket.asked):
+            request = self._waiting[0]
+            if self._working and not self._pool.fits(request.asked):
                 return
             self._waiting.popleft()
             try:
-                ticket.number = self._pool.join(ticket.asked)
+                request.number = self._pool.join(request.asked)
             except Exception as error:
-                ticket.tell(error)
+                request.tell(error)
             else:
-                self._working[ticket.number] = ticket
+                self._working[request.number] = request
 
     def _pass_on(self, news: News) -> None:
-        ticket = self._working.get(news.number)
-        if ticket is None:
+        request = self._working.get(news.number)
+        if request is None:
             return
         if news.round is not None:
-            ticket.tell(_piece(news.round, ticket.top))
+            request.tell(_new_tokens(news.round, request.top))
         if news.result is not None:
-            ticket.tell(news.result)
+            request.tell(news.result)
         if news.error is not None:
             if not isinstance(news.error, SaccadeError):
                 log.error("a request failed", exc_info=news.error)
-            ticket.tell(news.error)
+            request.tell(news.error)
         if news.round is None:
             del self._working[news.number]
 
     def _send_off(self) -> None:
-        """Those whose time is up."""
+        """Those whom nobody wants any more, and those whose time is up."""
         now = time.monotonic()
-        for ticket in [t for t in (*self._working.values(), *self._waiting) if t.end < now]:
-            ticket.tell(Late("the answer took too long"))
-            self._drop(ticket)
+        for request in (*self._working.values(), *self._waiting):
+            if not request.cancelled and request.end >= now:
+                continue
+            request.tell(ApiError(504, "the answer took too long"))
+            if request.number is None:
+                self._waiting.remove(request)
+            else:
+                del self._working[request.number]
+                self._pool.leave(request.number)
 
-    def _drop(self, ticket: Ticket) -> None:
-        if ticket.number is None:
-            self._waiting.remove(ticket)
-            return
-        self._working.pop(ticket.number, None)
-        self._pool.leave(ticket.number)
-
-    def _end(self, why: Gone) -> None:
+    def _end(self, why: ApiError) -> None:
         with self._changed:
             self._stopping = True
             told = [*self._arrived, *self._waiting, *self._working.values()]
-        for ticket in told:
-            ticket.tell(why)
+        for request in told:
+            request.tell(why)
         try:
             for number in list(self._working):
                 self._pool.leave(number)
@@ -248,6 +226,6 @@ class Desk:
         self._working.clear()
 
 
-def _piece(round: Round, top: int | None) -> Piece:
+def _new_tokens(round: Round, top: int | None) -> NewTokens:
     likely = () if top is None else tuple(likelihoods(round, top))
-    return Piece(round.tokens, likely)
+    return NewTokens(round.tokens, likely)

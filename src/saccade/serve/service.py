@@ -1,0 +1,112 @@
+"""What a server is: its settings and its state, and the engine that answers once it is loaded."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from saccade.drafting import worker
+from saccade.drafting.recipe import Recipe
+from saccade.drafting.schedule import parallel
+from saccade.engine.pool import pool
+from saccade.inputs import Loaded, load_pair
+from saccade.inputs.media.guard import Guard
+from saccade.methods import resolve
+from saccade.serve.errors import ApiError
+from saccade.serve.metrics import Metrics
+from saccade.serve.reading import Reader
+from saccade.serve.scheduler import Scheduler
+from saccade.serve.settings import Settings
+from saccade.serve.threads import Threads
+
+READERS = 32  # threads that read media and words; a client that goes may leave one for a while
+
+
+@dataclass(frozen=True)
+class Engine:
+    """What answers, once it has been loaded."""
+
+    scheduler: Scheduler
+    reader: Reader
+    decode: Callable[[Sequence[int]], str]
+    close: Callable[[], None] = lambda: None
+
+    def stop(self) -> None:
+        """Ends its processes and its thread; who still waits is told."""
+        self.close()
+        self.scheduler.stop()
+
+
+@dataclass
+class Service:
+    """A server's settings and state: it has an engine as soon as there is one."""
+
+    settings: Settings
+    engine: Engine | None = None
+    draining: bool = False
+    failure: str | None = None  # why there will never be an engine, as clients are told
+    cause: Exception | None = None  # and as whoever runs the server is
+    metrics: Metrics = field(default_factory=Metrics)
+    born: int = field(default_factory=lambda: int(time.time()))
+    threads: Threads = field(default_factory=lambda: Threads(READERS))
+
+    def ready(self) -> Engine:
+        """The engine. Raises ApiError while there is none for newcomers."""
+        if self.draining:
+            raise ApiError(503, "the server is shutting down: ask another one")
+        if self.engine is None:
+            raise ApiError(503, self.failure or "the models are being loaded: try again soon")
+        if not self.engine.scheduler.alive:
+            raise ApiError(503, "the engine has stopped: the server must be started again")
+        return self.engine
+
+    @property
+    def busy(self) -> bool:
+        return self.engine is not None and self.engine.scheduler.slots > 0
+
+    def numbers(self) -> bytes:
+        """The metrics as they are now, in Prometheus' form."""
+        if self.engine is not None:
+            self.metrics.running.set(self.engine.scheduler.running)
+            self.metrics.waiting.set(self.engine.scheduler.waiting)
+        return self.metrics.text()
+
+
+def build(settings: Settings) -> tuple[Service, Callable[[], Engine]]:
+    """The server, without models yet, and what loads them: both for `app`.
+
+    Raises MethodError for a method there is not; what starts the models raises the rest.
+    """
+    recipe = chosen(settings)
+    if recipe.schedule is parallel:
+        worker.prepare()  # the draft's process starts while the models load
+
+    def start() -> Engine:
+        if settings.threads is not None:
+            torch.set_num_threads(settings.threads)  # the engine's thread takes over the number
+        loaded = load_pair(settings.target, settings.draft, **dict(settings.load))
+        return engine(settings, recipe, *loaded)
+
+    return Service(settings), start
+
+
+def chosen(settings: Settings) -> Recipe:
+    """The method. Raises MethodError where there is none, or none of it that is exact."""
+    recipe = resolve(settings.method)
+    return recipe.chained() if settings.exact else recipe
+
+
+def engine(settings: Settings, recipe: Recipe, target: Loaded, draft: Loaded | None) -> Engine:
+    """What answers, with these models."""
+    guard = Guard(children=2)
+    drafting = None if draft is None else draft.backbone
+    requests = pool(target.backbone, recipe, drafting, exact=settings.exact)
+    return Engine(
+        Scheduler(requests, rows=settings.rows, queue=settings.queue),
+        Reader(target, draft, settings, guard),
+        target.decode,
+        guard.close,
+    )
