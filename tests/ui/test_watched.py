@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from saccade.core.errors import OptionError
-from saccade.ui.watched import Desk, Watched
+from saccade.ui.watched import TabRuns, Watched
 
 DEADLINE = 20.0  # generous: nothing here takes longer than a blink
 
@@ -70,10 +70,10 @@ def test_nobody_watching_ends_the_work() -> None:
 
 def test_a_desk_works_for_one_tab_at_a_time() -> None:
     """Claim: who starts is alone: the run before has ended, whether its tab is there or not."""
-    desk = Desk[int]()
-    first = desk.start("one", forever)
-    second = desk.start("two", forever)
+    runs = TabRuns[int]()
+    first = runs.start("one", forever)
+    second = runs.start("two", forever)
     assert first.join(0.0) and not second.join(0.0)
-    desk.stop("nobody")
-    desk.stop("two")
+    runs.stop("nobody")
+    runs.stop("two")
     assert second.join(DEADLINE)

@@ -54,13 +54,13 @@ def ui(
         from saccade.ui import asking, page
 
         loaded = known.models(quiet=False)
-        pair = asking.Pair(loaded.target, loaded.draft, known.captions)
+        pair = asking.PageModels(loaded.target, loaded.draft, known.captions)
         limits = Limits(max_bytes=max_upload_mb << 20, max_frames=max_frames)
-        house = asking.House(known.method, limits, max_prompt, max_new_tokens)
-        app = page.app(page.build(lambda: pair, house), house)
-        settings = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=PATIENCE)
+        settings = asking.PageSettings(known.method, limits, max_prompt, max_new_tokens)
+        app = page.app(page.build(lambda: pair, settings), settings)
+        config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=PATIENCE)
         out.print(f"http://{host}:{door.getsockname()[1]}  (Ctrl-C ends it)", markup=False)
-        uvicorn.Server(settings).run(sockets=[door])
+        uvicorn.Server(config).run(sockets=[door])
 
 
 def _listening(host: str, port: int) -> socket.socket:

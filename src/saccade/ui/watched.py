@@ -77,7 +77,7 @@ class Watched(Iterator[T], Generic[T]):
 
 
 @dataclass
-class Desk(Generic[T]):
+class TabRuns(Generic[T]):
     """Who is at work for which browser tab."""
 
     working: dict[str, Watched[T]] = field(default_factory=dict)
