@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -14,11 +13,6 @@ from saccade.cli import loading, options
 from saccade.cli.describe import answer, described, showing
 from saccade.cli.options import ClipOptions, LoadOptions, ModelOptions, grouped
 from saccade.cli.terminal import Json, Quiet, Verbose, err, prepare
-
-if TYPE_CHECKING:
-    from saccade.core.prompt import Inputs
-    from saccade.engine.conversation import Conversation
-    from saccade.engine.generate import Stream
 
 
 @grouped
@@ -63,17 +57,11 @@ def chat(
         while question := _question(asking):
             inputs = loading.inputs(pair.target, clip, question, history)
             own = loading.draft_inputs(pair, clip, question, history)
-            begin = partial(_begin, talk, inputs, own)
+            begin = partial(talk.stream, inputs, draft_inputs=own)
             result = answer(pair.target, begin, shown)
             if as_json:
                 typer.echo(json.dumps({"question": question, **described(result, clip)}))
             history.append((question, result.text or ""))
-
-
-def _begin(
-    talk: Conversation, inputs: Inputs, own: Inputs | None, tell: Callable[[str], None]
-) -> Stream:
-    return talk.stream(inputs, draft_inputs=own, on_phase=tell)
 
 
 def _question(asking: bool) -> str:

@@ -6,6 +6,7 @@ import json
 import secrets
 from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -70,36 +71,32 @@ def describe(
         hush()
     (recipe,) = loading.recipes([known.method], exact)
     if tp:
-        recipe = loading.split(recipe, exact)
+        if exact:
+            said = "--exact adds in one order, which a split target does not: leave out one"
+            raise OptionError(said)
+        recipe = recipe.split()
         if video == "-":
             raise OptionError("with --tp every process reads the video: give a file and not stdin")
-    sampling = frames.sampling()
     shown = showing(as_json, quiet)
-    clip = loading.read(video, sampling, quiet=shown != "all", warn=not quiet)
+    clip = loading.read(video, frames.sampling(), quiet=shown != "all", warn=not quiet)
     pair = known.models(quiet=shown != "all", tp=tp)
     if tp and seed is None:
         seed = tensor_parallel.agreed(secrets.randbits(63))
-    settings = drawing.settings()
-    inputs = loading.inputs(pair.target, clip, prompt)
-    draft_inputs = loading.draft_inputs(pair, clip, prompt)
-
-    def start_stream(tell: Callable[[str], None]) -> Stream:
-        return stream(
-            pair.target.backbone,
-            inputs,
-            draft=None if pair.draft is None else pair.draft.backbone,
-            draft_inputs=draft_inputs,
-            method=recipe,
-            tokenizer=pair.target.tokenizer,
-            captioner=known.captions(list(clip.frames)),
-            seed=seed,
-            exact=exact,
-            on_phase=tell,
-            max_new_tokens=max_new_tokens,
-            **settings,
-        )
-
-    result = answer(pair.target, start_stream, shown)
+    begin = partial(
+        stream,
+        pair.target.backbone,
+        loading.inputs(pair.target, clip, prompt),
+        draft=None if pair.draft is None else pair.draft.backbone,
+        draft_inputs=loading.draft_inputs(pair, clip, prompt),
+        method=recipe,
+        tokenizer=pair.target.tokenizer,
+        captioner=known.captions(list(clip.frames)),
+        seed=seed,
+        exact=exact,
+        max_new_tokens=max_new_tokens,
+        **drawing.settings(),
+    )
+    result = answer(pair.target, begin, shown)
     if tp:
         tensor_parallel.leave()
         if tensor_parallel.rank():
@@ -116,10 +113,8 @@ def showing(as_json: bool, quiet: bool) -> Shown:
     return "nothing" if as_json else "text" if quiet else "all"
 
 
-def answer(
-    target: Loaded, begin: Callable[[Callable[[str], None]], Stream], shown: Shown
-) -> Result:
-    """Runs a stream to its end and shows it as it goes."""
+def answer(target: Loaded, begin: Callable[..., Stream], shown: Shown) -> Result:
+    """Runs a stream to its end and shows it as it goes; ``begin`` is given ``on_phase``."""
     from saccade.bench import show
 
     typist = show.Typist(target.decode)
@@ -129,7 +124,11 @@ def answer(
         "nothing": lambda text: None,
     }[shown]
     with steps(quiet=shown != "all") as tell:
-        rounds = begin(lambda phase: tell(PHASES.get(phase, phase)))
+
+        def on_phase(phase: str) -> None:
+            tell(PHASES.get(phase, phase))
+
+        rounds = begin(on_phase=on_phase)
         first = next(rounds)
     try:
         for round in chain([first], rounds):

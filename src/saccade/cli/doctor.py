@@ -72,7 +72,7 @@ def doctor(
     if video is not None:
         clip = loading.read(video, frames.sampling(), quiet=as_json)
         reader = inputs.read_processor(target, mine, trust_remote_code=trust_remote_code)
-        shown = loading.shown(clip)
+        shown = inputs.shown(clip)
         asked = inputs.put(
             target, reader, prompt, shown.get("clips", ()), shown.get("images", ()), ()
         )

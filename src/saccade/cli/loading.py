@@ -82,15 +82,6 @@ def recipes(methods: Sequence[str], exact: bool = False) -> list[Recipe]:
     return recipes
 
 
-def split(recipe: Recipe, exact: bool) -> Recipe:
-    """A recipe for a target split over processes. Raises where it cannot be."""
-    from saccade.core.errors import OptionError
-
-    if exact:
-        raise OptionError("--exact adds in one order, which a split target does not: leave out one")
-    return recipe.split()
-
-
 def captioner_of(
     name: str | None, target: str, frames: Sequence[np.ndarray], device: str | None
 ) -> Any:
@@ -121,16 +112,10 @@ def models(target: str, draft: str | None, *, quiet: bool, **how: Any) -> Models
         return Models(*load_pair(target, draft, **how))
 
 
-def shown(clip: Clip) -> dict[str, Any]:
-    from saccade import inputs as models
-
-    return models.shown(clip)
-
-
 def inputs(
     target: Loaded, clip: Clip, prompt: str, history: Sequence[tuple[str, str]] = ()
 ) -> Inputs:
-    from saccade.inputs import ask
+    from saccade.inputs import ask, shown
 
     return ask(target, prompt, **shown(clip), history=history)
 
@@ -139,7 +124,7 @@ def draft_inputs(
     models: Models, clip: Clip, prompt: str, history: Sequence[tuple[str, str]] = ()
 ) -> Inputs | None:
     """The draft's own inputs; None where there is no draft or the target's serve it too."""
-    from saccade.inputs import ask_draft
+    from saccade.inputs import ask_draft, shown
 
     if models.draft is None:
         return None

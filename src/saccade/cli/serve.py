@@ -161,7 +161,6 @@ def run(
     from saccade.serve.listening import listening
 
     line = listening(host, port)
-    failed: list[BaseException] = []
 
     class Server(uvicorn.Server):
         until = 0.0
@@ -174,7 +173,7 @@ def run(
         async def on_tick(self, counter: int) -> bool:
             if service.draining and not self.should_exit:
                 self.drained()
-            self.should_exit |= bool(failed)
+            self.should_exit |= service.failure is not None
             return await super().on_tick(counter)
 
         def drained(self) -> None:
@@ -185,11 +184,7 @@ def run(
             self.should_exit = late or not service.busy
 
     def told() -> Engine:
-        try:
-            found = start()
-        except BaseException as error:
-            failed.append(error)
-            raise
+        found = start()
         err.print(f"ready: {service.settings.names[0]}", style="dim", markup=False)
         return found
 
@@ -202,8 +197,8 @@ def run(
     err.print(f"{_address(line)}/v1 is loading its models", style="dim", soft_wrap=True)
     with line:
         Server(config).run([line])
-    if failed:
-        raise failed[0]
+    if service.failure is not None:
+        raise service.failure
 
 
 def _address(line: socket.socket) -> str:

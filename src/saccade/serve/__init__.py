@@ -3,7 +3,7 @@
 1. `app` checks key, size and draining, and `wire` the JSON: what is unknown is refused by name.
 2. `call` takes slots for its answers in the `scheduler`, or it is told when to come again (429).
 3. `reading` loads its media (`media.fetch`), decodes them in a guarded process (`media.guard`) and
-   lets the processor make inputs of the conversation, all in one of `threads`.
+   lets the processor make inputs of the conversation, all in one of `service`'s threads.
 4. The `scheduler` hands it to its one engine thread, where a `saccade.engine.pool` works on all
    requests at once; rounds come back as they happen, and a client that hangs up takes its rows
    with it.

@@ -81,8 +81,7 @@ async def _load(service: Service, start: Callable[[], Engine]) -> None:
         service.engine = await service.threads.run(load)
     except Exception as error:
         log.info("the models could not be loaded", exc_info=error)
-        service.cause = error
-        service.failure = "the models could not be loaded: the server's log says why"
+        service.failure = error
 
 
 def _failures(*statuses: int) -> Statuses:

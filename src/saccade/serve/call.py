@@ -44,7 +44,6 @@ class Call:
         self._queued: list[QueuedRequest] = []
         self._events: asyncio.Queue[tuple[int, Event]] = asyncio.Queue()
         self._warnings: list[str] = []
-        self._ended: set[int] = set()
         self._results: dict[int, Result] = {}
         self._first: dict[int, float] = {}
         self._id = f"chatcmpl-{secrets.token_hex(12)}"
@@ -71,8 +70,7 @@ class Call:
     def leave(self) -> None:
         """Ends whatever has not ended, and releases the slots."""
         for request in self._queued:
-            if request.index not in self._ended:
-                self._engine.scheduler.cancel(request)
+            request.cancelled = True
         answered = len(self._results) == self._slots
         if not answered and not self._failed:
             self._service.metrics.cancelled.inc()
@@ -121,7 +119,6 @@ class Call:
                 self._first.setdefault(index, now)
                 yield index, event
                 continue
-            self._ended.add(index)
             if isinstance(event, Exception):
                 raise api_error(event)
             if event.finish_reason == "error":

@@ -50,7 +50,7 @@ class Replica:
         try:
             self._service.ready()
         except ApiError as error:
-            raise RuntimeError(str(self._service.cause or error.message)) from None
+            raise RuntimeError(str(self._service.failure or error.message)) from None
 
     def numbers(self) -> tuple[str, str]:
         """Which replica this is, and its metrics."""

@@ -57,7 +57,7 @@ class QueuedRequest:
     events: asyncio.Queue[tuple[int, Event]] = field(default_factory=asyncio.Queue)
     loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
     number: int | None = None  # in the pool
-    cancelled: bool = False
+    cancelled: bool = False  # nobody wants it any more; its rows are free within a round
 
     def tell(self, event: Event) -> None:
         """From any thread."""
@@ -109,10 +109,6 @@ class Scheduler:
                 raise ApiError(503, "the engine has stopped")
             self._arrived += requests
             self._changed.notify()
-
-    def cancel(self, request: QueuedRequest) -> None:
-        """Nobody wants this answer any more; its rows are free within a round."""
-        request.cancelled = True
 
     @property
     def running(self) -> int:
@@ -188,7 +184,9 @@ class Scheduler:
         request = self._working.get(news.number)
         if request is None:
             return
-        if news.round is not None:
+        if news.round is None:  # the last of it: its row is free when its client hears of it
+            del self._working[news.number]
+        else:
             request.tell(_new_tokens(news.round, request.top))
         if news.result is not None:
             request.tell(news.result)
@@ -196,8 +194,6 @@ class Scheduler:
             if not isinstance(news.error, SaccadeError):
                 log.error("a request failed", exc_info=news.error)
             request.tell(news.error)
-        if news.round is None:
-            del self._working[news.number]
 
     def _send_off(self) -> None:
         """Those whom nobody wants any more, and those whose time is up."""

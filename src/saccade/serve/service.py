@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import torch
 
@@ -20,9 +25,39 @@ from saccade.serve.metrics import Metrics
 from saccade.serve.reading import Reader
 from saccade.serve.scheduler import Scheduler
 from saccade.serve.settings import Settings
-from saccade.serve.threads import Threads
+
+T = TypeVar("T")
 
 READERS = 32  # threads that read media and words; a client that goes may leave one for a while
+
+
+class Threads:
+    """A thread for each piece of work, up to a number at once; the rest waits its turn.
+
+    Who is cancelled while waiting does not wait for the thread. They are daemons: none keeps the
+    process from ending.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._free = asyncio.Semaphore(most)
+
+    async def run(self, act: Callable[[], T]) -> T:
+        """What ``act`` gives or raises, from a thread."""
+        await self._free.acquire()
+        loop = asyncio.get_running_loop()
+        found: Future[T] = Future()
+        found.set_running_or_notify_cancel()  # who waits may go, the work goes on
+
+        def work() -> None:
+            try:
+                found.set_result(act())
+            except BaseException as error:
+                found.set_exception(error)
+            with suppress(RuntimeError):  # the loop has been closed: nobody waits
+                loop.call_soon_threadsafe(self._free.release)
+
+        threading.Thread(target=work, name="reader", daemon=True).start()
+        return await asyncio.wrap_future(found)
 
 
 @dataclass(frozen=True)
@@ -47,8 +82,7 @@ class Service:
     settings: Settings
     engine: Engine | None = None
     draining: bool = False
-    failure: str | None = None  # why there will never be an engine, as clients are told
-    cause: Exception | None = None  # and as whoever runs the server is
+    failure: Exception | None = None  # why there will never be an engine
     metrics: Metrics = field(default_factory=Metrics)
     born: int = field(default_factory=lambda: int(time.time()))
     threads: Threads = field(default_factory=lambda: Threads(READERS))
@@ -57,8 +91,10 @@ class Service:
         """The engine. Raises ApiError while there is none for newcomers."""
         if self.draining:
             raise ApiError(503, "the server is shutting down: ask another one")
+        if self.failure is not None:
+            raise ApiError(503, "the models could not be loaded: the server's log says why")
         if self.engine is None:
-            raise ApiError(503, self.failure or "the models are being loaded: try again soon")
+            raise ApiError(503, "the models are being loaded: try again soon")
         if not self.engine.scheduler.alive:
             raise ApiError(503, "the engine has stopped: the server must be started again")
         return self.engine

@@ -152,20 +152,14 @@ class ChatRequest(Strict):
         return [self.stop] if isinstance(self.stop, str) else self.stop
 
     @property
-    def samples(self) -> bool | None:
-        """None leaves it to the model's own generation settings."""
-        if self.temperature is not None:
-            return self.temperature >= COLDEST
-        return True if self.top_p is not None or self.top_k is not None else None
-
-    @property
     def sampled(self) -> dict[str, Any]:
-        """`GenerationConfig`'s names for how tokens are drawn."""
-        settings: dict[str, Any] = {"do_sample": self.samples}
-        if self.samples:
-            temperature = 1.0 if self.temperature is None else self.temperature
-            settings |= {"temperature": temperature, "top_p": self.top_p, "top_k": self.top_k}
-        return settings
+        """`GenerationConfig`'s names for how tokens are drawn; None is the model's own choice."""
+        given = [each for each in (self.temperature, self.top_p, self.top_k) if each is not None]
+        temperature = 1.0 if self.temperature is None else self.temperature
+        if not given or temperature < COLDEST:
+            return {"do_sample": False if given else None}
+        drawn = {"temperature": temperature, "top_p": self.top_p, "top_k": self.top_k}
+        return {"do_sample": True, **drawn}
 
     @property
     def characters(self) -> int:

@@ -84,7 +84,8 @@ def saw(shown: Shown) -> str:
         words = "The draft of this method looks at no picture." if shown.recipe.drafts else ""
         return pictures.message(words or "Plain decoding: nothing is drafted.")
     clip = shown.clip
-    return SAW + pictures.seen(clip.frames, clip.timestamps.tolist(), shown.seen)
+    times = clip.timestamps.tolist()
+    return SAW + "".join(pictures.seen(clip.frames, times, view) for view in shown.seen)
 
 
 def round_of(pair: PageModels, shown: Shown | None, number: int) -> tuple[str, str]:
