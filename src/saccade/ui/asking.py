@@ -79,7 +79,7 @@ class PageSettings:
 
 
 @dataclass(frozen=True)
-class Asked:
+class Question:
     """What a person asked for."""
 
     example: str | None
@@ -116,7 +116,7 @@ def read(example: str | None, upload: str | None, settings: PageSettings) -> Cli
     raise OptionError("pick an example clip, or drop a video")
 
 
-def checked(asked: Asked, settings: PageSettings) -> Asked:
+def checked(asked: Question, settings: PageSettings) -> Question:
     """What was asked for, if the page allows it. Raises OptionError."""
     if not 1 <= asked.tokens <= settings.max_new_tokens:
         raise OptionError(f"an answer may have 1 to {settings.max_new_tokens} tokens")
@@ -128,7 +128,7 @@ def checked(asked: Asked, settings: PageSettings) -> Asked:
 
 
 def answers(
-    pair: PageModels, settings: PageSettings, asked: Asked, halted: Callable[[], bool]
+    pair: PageModels, settings: PageSettings, asked: Question, halted: Callable[[], bool]
 ) -> Iterator[Shown]:
     """The whole of a run: both answers, then what the draft saw. Raises SaccadeError."""
     recipe = resolve(checked(asked, settings).method)
@@ -186,6 +186,6 @@ def answers(
         yield replace(last, why=f"What the draft saw cannot be shown: {error}")
 
 
-def _settings(asked: Asked) -> dict[str, Any]:
+def _settings(asked: Question) -> dict[str, Any]:
     settings: dict[str, Any] = {"max_new_tokens": asked.tokens, "do_sample": asked.temperature > 0}
     return settings | ({"temperature": asked.temperature} if asked.temperature > 0 else {})

@@ -16,8 +16,8 @@ from saccade.drafting.schedule import parallel
 from saccade.drafting.views import Several
 from saccade.methods import SYSTEMS
 from saccade.ui import pictures, spelling
-from saccade.ui.asking import EXAMPLES, Asked, PageModels, PageSettings, Shown, answers, read
-from saccade.ui.watched import TabRuns
+from saccade.ui.asking import EXAMPLES, PageModels, PageSettings, Question, Shown, answers, read
+from saccade.ui.watched import CurrentRun
 
 log = logging.getLogger(__name__)
 
@@ -110,7 +110,7 @@ def build(
     settings: PageSettings = PageSettings(),  # noqa: B008 frozen
 ) -> gr.Blocks:
     """The page as gradio blocks; ``pair`` is asked for when there is something to answer."""
-    runs = TabRuns[Shown]()
+    current = CurrentRun[Shown]()
 
     def run(
         example: str | None,
@@ -123,12 +123,12 @@ def build(
         request: gr.Request,
     ) -> Iterator[dict[Any, Any]]:
         numbers = int(tokens or 0), float(temperature or 0.0), None if seed is None else int(seed)
-        asked = Asked(example, upload, prompt, method, *numbers)
+        asked = Question(example, upload, prompt, method, *numbers)
         blank = {error: "", result: "", saw_frames: "", tree: "", over: "", last: None}
         yield {**blank, left: "", right: "", note: "", slider: gr.Slider(visible=False)}
         tab = str(request.session_hash)
         try:
-            watched = runs.start(tab, partial(answers, pair(), settings, asked))
+            watched = current.start(tab, partial(answers, pair(), settings, asked))
         except SaccadeError as wrong:
             yield {error: pictures.message(str(wrong), "error")}
             return
@@ -164,7 +164,7 @@ def build(
         return {last: shown, tree: picture, over: lines, slider: moved, saw_frames: frames}
 
     def stop(request: gr.Request) -> None:
-        runs.stop(str(request.session_hash))
+        current.stop(str(request.session_hash))
 
     with gr.Blocks(title=TITLE, analytics_enabled=False, delete_cache=(600, 3600)) as page:
         gr.HTML(f"<h1>{TITLE}</h1><p>{INTRO}</p>", elem_classes="sac-head", js_on_load=None)
