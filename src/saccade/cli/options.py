@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import asdict, dataclass, fields, is_dataclass, replace
 from functools import wraps
 from inspect import Parameter
 from pathlib import Path
@@ -83,9 +83,7 @@ class DeviceOptions:
     @property
     def load(self) -> dict[str, Any]:
         """The settings of :func:`saccade.inputs.load` among them."""
-        return {
-            each.name: getattr(self, each.name) for each in fields(self) if each.name != "threads"
-        }
+        return {name: value for name, value in asdict(self).items() if name != "threads"}
 
 
 @dataclass(frozen=True)

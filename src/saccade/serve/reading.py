@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -34,9 +33,8 @@ class Reader:
         self._target, self._media, self._guard = target, settings.media, guard
         # whose inputs are not the target's
         self._own = None if draft is None or same_inputs(target, draft) else draft
-        self._captioner = settings.captioner
-        if self._captioner is None and settings.target == captions.SHAPES:
-            self._captioner = captions.SHAPES
+        own = captions.SHAPES if settings.target == "shapes" else None
+        self._captioner = settings.captioner or own
         self._most_tokens = settings.most_tokens
         text = families.text_config(target.backbone.model.config)
         self._context = int(text.max_position_embeddings)
@@ -87,10 +85,7 @@ class Reader:
             frames = [*images, *(frame for clip in clips for frame in clip.frames)]
             device = str(self._target.backbone.device)
             captioner = captions.later(self._captioner, frames, device)
-        answers = [
-            self._settled(asked, inputs, draft_inputs, captioner, choice)
-            for choice in range(asked.n or 1)
-        ]
+        answers = self._settled(asked, inputs, draft_inputs, captioner)
         return answers, [warning for clip in clips for warning in clip.warnings]
 
     def _inputs(
@@ -111,13 +106,8 @@ class Reader:
             raise ApiError(400, f"the model's template refuses this: {said}", "messages") from None
 
     def _settled(
-        self,
-        asked: ChatRequest,
-        inputs: Inputs,
-        draft_inputs: Inputs | None,
-        captioner: Any,
-        choice: int,
-    ) -> Asked:
+        self, asked: ChatRequest, inputs: Inputs, draft_inputs: Inputs | None, captioner: Any
+    ) -> list[Asked]:
         prompt = int(inputs["input_ids"].shape[1])
         room = self._context - prompt
         if room < (asked.limit or 1):
@@ -128,30 +118,27 @@ class Reader:
                 "reads: send fewer frames or less text",
                 "messages",
             )
-        seed = None if asked.seed is None else (asked.seed + choice) % 2**63
-        return settled(
-            self._target.backbone,
-            inputs,
-            draft_inputs=draft_inputs,
-            tokenizer=self._target.tokenizer,
-            seed=seed,
-            captioner=captioner,
-            max_new_tokens=asked.limit or min(room, self._most_tokens),
-            stop_strings=asked.stops or None,
-            **asked.sampled,
-        )
+        return [
+            settled(
+                self._target.backbone,
+                inputs,
+                draft_inputs=draft_inputs,
+                tokenizer=self._target.tokenizer,
+                seed=None if asked.seed is None else (asked.seed + choice) % 2**63,
+                captioner=captioner,
+                max_new_tokens=asked.limit or min(room, self._most_tokens),
+                stop_strings=asked.stops or None,
+                **asked.sampled,
+            )
+            for choice in range(asked.n or 1)
+        ]
 
     def _sampling(self, asked: ChatRequest) -> Sampling:
-        given = [
-            (name, value)
-            for options in (
-                asked.media_io_kwargs and asked.media_io_kwargs.video,
-                asked.mm_processor_kwargs,
-            )
-            if options is not None
-            for name, value in options.model_dump(exclude_none=True).items()
-        ]
-        return replace(Sampling(), **dict(given)) if given else self._media.sampling
+        video = None if asked.media_io_kwargs is None else asked.media_io_kwargs.video
+        given: dict[str, Any] = {}
+        for options in (video, asked.mm_processor_kwargs):
+            given |= {} if options is None else options.model_dump(exclude_none=True)
+        return Sampling(**given) if given else self._media.sampling
 
     def _image(self, url: str, stop: Stop) -> np.ndarray:
         found = self._media.sources.load(url)
