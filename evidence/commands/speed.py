@@ -40,7 +40,7 @@ def speed(
         if path is not None:
             path.write_text(json.dumps(found) + "\n")
 
-    models = loading.models("shapes", None, loading.Place(), quiet=as_json)
+    models = loading.models("shapes", None, quiet=as_json)
     assert models.draft is not None
     pair = ratios.Pair(models.target, models.draft)
     with status("measuring", quiet=as_json) as tell:

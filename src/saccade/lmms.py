@@ -22,6 +22,7 @@ from transformers import GenerationConfig
 
 import saccade
 from saccade.cli import loading
+from saccade.cli.options import LoadOptions
 from saccade.core.errors import OptionError, SaccadeError
 from saccade.core.options import MAX_NEW_TOKENS
 from saccade.core.result import Result
@@ -99,8 +100,8 @@ class Saccade(Model):
         self._sampling = Sampling(num_frames=frames)
         self._longest, self._until, self._seed = max_new_tokens, until, seed
         self._captioner, self._device = captioner, device
-        place = loading.Place(dtype, device, device_map, quantize, trust_remote_code)
-        self._models = loading.models(target, draft, place, quiet=True)
+        how = LoadOptions(threads, dtype, device, device_map, quantize, trust_remote_code)
+        self._models = loading.models(target, draft, quiet=True, **how.load)
         self._warned: set[str] = set()
 
     def generate_until(self, requests: Sequence[Any]) -> list[Any]:

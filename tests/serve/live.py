@@ -23,10 +23,10 @@ from saccade.cli import loading
 from saccade.drafting.recipe import Recipe
 from saccade.engine.scheduler import Event, Scheduler
 from saccade.methods import resolve
-from saccade.serve.app import Engine, Service, app
+from saccade.serve.app import app
 from saccade.serve.listening import listening
-from saccade.serve.reading import Media
-from saccade.serve.settings import Settings, engine
+from saccade.serve.service import Engine, Service, engine
+from saccade.serve.settings import Media, Settings
 
 METHOD = "specvlm"
 QUESTION = "Describe the video."
@@ -51,13 +51,13 @@ class Live:
         return self.post(request(text, **settings))
 
     @property
-    def desk(self) -> Any:
+    def queue(self) -> Any:
         assert self.service.engine is not None
-        return self.service.engine.desk
+        return self.service.engine.queue
 
     def empties(self, seconds: float = 1.0) -> bool:
         """Whether every place and row is free within that time."""
-        return soon(lambda: not self.desk.places and not self.desk.running, seconds)
+        return soon(lambda: not self.queue.slots and not self.queue.running, seconds)
 
 
 def request(text: Any = "hi", **settings: Any) -> dict[str, Any]:
@@ -110,7 +110,7 @@ class Slow:
 
 def slowed(engine: Engine, seconds: float = 0.1) -> Slow:
     """Makes an engine slow, before it has anything to do."""
-    pool = engine.desk._pool = Slow(engine.desk._pool, seconds)  # type: ignore[assignment]
+    pool = engine.queue._engine = Slow(engine.queue._engine, seconds)  # type: ignore[assignment]
     return pool
 
 
@@ -119,7 +119,7 @@ def serving(
     start: Callable[[], Engine], *, key: str | None = None, wait: bool = True, **limits: Any
 ) -> Iterator[Live]:
     """A server on a thread; ``limits`` are the service's."""
-    service = Service(("shapes",), key, **limits)
+    service = Service(Settings(key=key, **limits))
     line = listening("127.0.0.1", 0)
     url = "http://{}:{}".format(*line.getsockname())
     config = uvicorn.Config(app(service, start), log_level="critical", timeout_graceful_shutdown=3)

@@ -37,7 +37,8 @@ from saccade import cli
 from saccade.cli import serve as command
 from saccade.core.errors import ModelError, OptionError
 from saccade.inputs.media.fetch import Sources
-from saccade.serve.app import Engine, Service
+from saccade.serve.service import Engine, Service
+from saccade.serve.settings import Settings
 
 LONG = dict(temperature=2.0, seed=1, max_tokens=40)
 
@@ -136,7 +137,7 @@ class Running:
     """`run` in the main thread, and a thread that acts while it does."""
 
     def __init__(self, models: Any, drain: float, seconds: float = 0.1) -> None:
-        self.service = Service(("shapes",))
+        self.service = Service(Settings())
         self.engine = made(models, "ar", rows=2, queue=4)
         self.pool: Slow = slowed(self.engine, seconds)
         self.drain, self.url = drain, ""
@@ -200,11 +201,11 @@ def test_a_signal_lets_answers_end_and_takes_no_new_ones(models, stream, number)
         assert "".join(pieces) == text and answer.text.endswith("data: [DONE]\n\n")
     else:
         assert answer.json()["choices"][0]["message"]["content"] == text
-    assert not run.engine.desk._thread.is_alive()
+    assert not run.engine.queue._thread.is_alive()
 
 
 def self_running(run: Running) -> bool:
-    return run.engine.desk.running == 1
+    return run.engine.queue.running == 1
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
@@ -249,7 +250,7 @@ def test_a_signal_while_the_models_load_ends_it(models):
     began = run(lambda client: _signal(), start)
     assert time.monotonic() - began < 10
     go.set()
-    assert soon(lambda: not run.engine.desk._thread.is_alive())
+    assert soon(lambda: not run.engine.queue._thread.is_alive())
 
 
 def test_a_second_signal_ends_it_at_once(models, monkeypatch):
@@ -279,7 +280,7 @@ def test_what_kept_the_models_from_loading_is_raised():
         raise ModelError("no checkpoint here")
 
     with pytest.raises(ModelError, match="no checkpoint here"):
-        command.run(Service(("shapes",)), start, "127.0.0.1", 0, 60)
+        command.run(Service(Settings()), start, "127.0.0.1", 0, 60)
 
 
 @contextmanager
@@ -382,7 +383,7 @@ def test_a_queue_that_is_full_says_when_to_come_again(models):
     with serving(lambda: engine) as live:
         with ThreadPoolExecutor(2) as threads:
             asked = [threads.submit(live.ask, n=n) for n in (1, 1)]
-            assert soon(lambda: live.desk.places == 2)
+            assert soon(lambda: live.queue.slots == 2)
             refused = live.ask(n=2)
             assert refused.status_code == 429 and 1 <= int(refused.headers["retry-after"]) <= 60
             assert refused.json()["error"]["type"] == "rate_limit_error"
@@ -405,7 +406,7 @@ def _numbers(text: str) -> dict[str, float]:
 
 def test_what_is_counted_adds_up(models, clips):
     """Claim: /metrics is the sum of what answers told: tokens, drafts, places, reasons, refusals;
-    running and waiting are what the desk holds."""
+    running and waiting are what the queue holds."""
     engine = made(models, "specvlm", rows=1, queue=4)
     pool = slowed(engine, 0.0)
     with serving(lambda: engine) as live:
@@ -417,7 +418,7 @@ def test_what_is_counted_adds_up(models, clips):
         pool.seconds = 0.5
         with ThreadPoolExecutor(3) as threads:
             asked = [threads.submit(live.ask, max_tokens=8) for _ in range(3)]
-            assert soon(lambda: live.desk.running == 1 and live.desk.places == 3)
+            assert soon(lambda: live.queue.running == 1 and live.queue.slots == 3)
             busy = _numbers(live.client.get("/metrics").text)
             answers += [each.result() for each in asked]
         now = _numbers(live.client.get("/metrics").text)

@@ -127,7 +127,7 @@ def test_more_clients_than_places(models: loading.Models, clips):
         found = _load(live.url, bodies, 12, 48, os.getpid())
         told = _judge(found, alone, 48)
         assert told["statuses"][200] >= 6 and told["statuses"][429] >= 1, told
-        assert live.empties() and len(live.desk._pool) == 0
+        assert live.empties() and len(live.queue._engine) == 0
 
 
 @pytest.mark.slow

@@ -29,7 +29,7 @@ from saccade.cli import loading
 from saccade.inputs import media
 from saccade.inputs.media import Limits
 from saccade.inputs.media.fetch import Sources
-from saccade.serve.reading import Media
+from saccade.serve.settings import Media
 
 
 def _refused(response: httpx.Response, *statuses: int) -> dict[str, Any]:

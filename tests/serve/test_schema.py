@@ -88,7 +88,7 @@ def _answer(asked: Request) -> Result:
 def stubbed(models) -> Iterator[Live]:
     """A server with real reading and checking, in front of no model."""
     engine = made(models, "ar")
-    engine.desk._pool = Stub()
+    engine.queue._engine = Stub()
     with serving(lambda: engine) as live:
         yield live
 

@@ -173,7 +173,7 @@ def test_an_engine_that_breaks_tells_everyone(models):
     with serving(lambda: engine) as live:
         with ThreadPoolExecutor(4) as threads:
             asked = [threads.submit(live.ask, stream=stream) for stream in (True, False) * 2]
-            assert soon(lambda: live.desk.running == 2 and live.desk.waiting == 2)
+            assert soon(lambda: live.queue.running == 2 and live.queue.waiting == 2)
             pool._pool = None  # type: ignore[assignment]
             answers = [each.result(10) for each in asked]
         for answer in answers:

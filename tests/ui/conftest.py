@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from saccade.inputs import load
-from saccade.ui.asking import Pair
+from saccade.ui.asking import PageModels
 
 
 @pytest.fixture(scope="session")
-def models() -> Pair:
-    return Pair(load("shapes"), load("shapes-draft"))
+def models() -> PageModels:
+    return PageModels(load("shapes"), load("shapes-draft"))

@@ -9,15 +9,17 @@ import pytest
 
 from saccade.core.errors import MethodError, ModelError
 from saccade.core.result import Result, Round, Timings, Verdict
+from saccade.core.sampling import Sampling, Scores
 from saccade.core.tree import Tree, chain
 from saccade.engine.generate import run
 from saccade.inputs import ask
 from saccade.inputs.media import Limits
-from saccade.ui.asking import Asked, House, Pair, Shown, answers
+from saccade.ui.asking import PageModels, PageSettings, Question, Shown, answers
 from saccade.ui.duel import Duel, Tell, duel
 
 SHORT = "Five shapes, short (256)"
 TOKENS = 24
+UNREAD = Scores(Tree(), [], Sampling(), (), 0)
 
 
 class Clock:
@@ -52,8 +54,7 @@ class Steps:
         tell("decode")
         for token in range(1, rounds + 1):
             clock.now += each
-            unread: Any = None
-            yield Round(0, Tree(), Verdict((), (), token, "bonus"), None, unread, None, 0.0, each)
+            yield Round(0, Tree(), Verdict((), (), token, "bonus"), None, UNREAD, None, 0.0, each)
         ids = tuple(range(1, rounds + 1))
         text = spelt(ids)
         self.results.append(Result(ids, text, "x", "stop", (), Timings(), 1, 0, None))
@@ -80,14 +81,14 @@ def raced(
     return list(duel(*sides, spelt, every=0.0, clock=clock, **others)), streams
 
 
-def asked(method: str, **others: Any) -> Asked:
+def asked(method: str, **others: Any) -> Question:
     plain: dict[str, Any] = {"example": SHORT, "upload": None, "prompt": "Describe the video."}
     plain |= {"method": method, "tokens": TOKENS, "temperature": 0.0, "seed": 0}
-    return Asked(**{**plain, **others})
+    return Question(**{**plain, **others})
 
 
-def last(pair: Pair, question: Asked) -> list[Shown]:
-    return list(answers(pair, House(), question, lambda: False))
+def last(pair: PageModels, question: Question) -> list[Shown]:
+    return list(answers(pair, PageSettings(), question, lambda: False))
 
 
 @pytest.mark.parametrize(("slow", "fast"), [(3.0, 1.0), (1.0, 7.0), (2.0, 2.0)])
@@ -152,12 +153,11 @@ def test_closing_it_closes_both_streams() -> None:
 
 def test_a_round_is_spelt_in_pieces_of_its_kinds() -> None:
     """Claim: accepted tokens and the target's own are told apart, in order."""
-    unread: Any = None
     rounds = iter(
         [
-            Round(0, chain([1, 2, 9]), Verdict((0, 1), (1, 2), 3, "recovered"), None, unread, None,
+            Round(0, chain([1, 2, 9]), Verdict((0, 1), (1, 2), 3, "recovered"), None, UNREAD, None,
                   0.0, 0.0),
-            Round(0, chain([4]), Verdict((0,), (4,), 5, "bonus"), "stop", unread, None, 0.0, 0.0),
+            Round(0, chain([4]), Verdict((0,), (4,), 5, "bonus"), "stop", UNREAD, None, 0.0, 0.0),
         ]
     )  # fmt: skip
 
@@ -180,7 +180,7 @@ def test_a_round_is_spelt_in_pieces_of_its_kinds() -> None:
 
 
 @pytest.mark.parametrize("method", ["auto", "sage", "tabed", "specvlm-self"])
-def test_both_answers_are_the_ones_each_gives_alone(models: Pair, method: str) -> None:
+def test_both_answers_are_the_ones_each_gives_alone(models: PageModels, method: str) -> None:
     """Claim: taking turns over one target changes neither answer, and the pieces spell them.
 
     Fails if one stream's work leaks into the other's."""
@@ -198,7 +198,7 @@ def test_both_answers_are_the_ones_each_gives_alone(models: Pair, method: str) -
     assert end.plain.seconds > 0 and end.speedup is not None
 
 
-def test_a_sampled_answer_is_the_one_its_seed_gives_alone(models: Pair) -> None:
+def test_a_sampled_answer_is_the_one_its_seed_gives_alone(models: PageModels) -> None:
     """Claim: temperature and seed reach the drafted side; and the plain one, so that both draw."""
     shown = last(models, asked("sd", temperature=1.5, seed=7))[-1]
     inputs = ask(models.target, "Describe the video.", clips=[shown.clip])
@@ -210,7 +210,9 @@ def test_a_sampled_answer_is_the_one_its_seed_gives_alone(models: Pair) -> None:
 
 
 @pytest.mark.parametrize("method", ["specvlm", "specvlm/view=pooled", "std", "tabed"])
-def test_what_is_shown_as_kept_is_as_much_as_the_draft_read(models: Pair, method: str) -> None:
+def test_what_is_shown_as_kept_is_as_much_as_the_draft_read(
+    models: PageModels, method: str
+) -> None:
     """Claim: the picture's counts are the engine's, and the shares add up to them.
 
     Fails if the view was applied to another prompt, or drawn at other cells."""
@@ -224,7 +226,7 @@ def test_what_is_shown_as_kept_is_as_much_as_the_draft_read(models: Pair, method
 
 
 def test_a_draft_that_fails_says_why_and_the_answer_stands(
-    models: Pair, monkeypatch: pytest.MonkeyPatch
+    models: PageModels, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Claim: a draft that raises midway leaves the same answer, and its reason in the result."""
     from saccade.drafting.drafters import ModelDrafter
@@ -239,7 +241,7 @@ def test_a_draft_that_fails_says_why_and_the_answer_stands(
 
 
 def test_a_picture_that_fails_costs_no_answer(
-    models: Pair, monkeypatch: pytest.MonkeyPatch
+    models: PageModels, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Claim: when what the draft saw cannot be worked out, both answers stand and it says so."""
     from saccade.ui import asking
@@ -265,7 +267,7 @@ def test_a_picture_that_fails_costs_no_answer(
     ],
 )
 def test_what_cannot_be_asked_is_refused_in_a_sentence(
-    models: Pair, question: dict[str, Any], error: type[Exception], says: str
+    models: PageModels, question: dict[str, Any], error: type[Exception], says: str
 ) -> None:
     """Claim: nonsense raises one of our errors, whose words say what was wrong."""
     from saccade.core.errors import SaccadeError
@@ -275,15 +277,15 @@ def test_what_cannot_be_asked_is_refused_in_a_sentence(
     assert isinstance(refused.value, error)
 
 
-def test_a_prompt_beyond_the_house_limit_is_refused_before_any_work(models: Pair) -> None:
+def test_a_prompt_beyond_the_house_limit_is_refused_before_any_work(models: PageModels) -> None:
     """Claim: a clip of more tokens than the page takes is refused with both numbers."""
-    house = House(limits=Limits(), max_prompt=100)
+    settings = PageSettings(limits=Limits(), max_prompt=100)
     with pytest.raises(Exception, match=r"are 2\d\d tokens and the page takes 100"):
-        list(answers(models, house, asked("auto"), lambda: False))
+        list(answers(models, settings, asked("auto"), lambda: False))
 
 
-def test_a_missing_draft_is_a_sentence(models: Pair) -> None:
+def test_a_missing_draft_is_a_sentence(models: PageModels) -> None:
     """Claim: a method that wants a draft model says so where there is none."""
-    alone = Pair(models.target, None)
+    alone = PageModels(models.target, None)
     with pytest.raises(ModelError, match="drafts with a second model"):
         last(alone, asked("specvlm"))

@@ -19,8 +19,7 @@ pytest.importorskip("gradio", reason="the page is an extra: uv sync --extra ui")
 from saccade.core.errors import OptionError  # noqa: E402
 from saccade.inputs.media import Limits  # noqa: E402
 from saccade.ui import page  # noqa: E402
-from saccade.ui.asking import House  # noqa: E402
-from saccade.ui.examples import EXAMPLES  # noqa: E402
+from saccade.ui.asking import EXAMPLES, PageSettings  # noqa: E402
 
 Call = Callable[..., tuple[int, str, str]]
 TRAINED_BELOW = 10_000_000  # training draws its seeds there
@@ -63,18 +62,18 @@ def test_looking_at_a_clip_shows_frames_or_the_sentence(tmp_path: Path) -> None:
     picture, other = tmp_path / "one.png", tmp_path / "page.mp4"
     Image.fromarray(np.full((32, 32, 3), 200, np.uint8)).save(picture)
     other.write_text("<html>gone</html>")
-    assert page.look(None, str(picture), House()).count("<img") == 1
-    refused = page.look(None, str(other), House())
+    assert page.look(None, str(picture), PageSettings()).count("<img") == 1
+    refused = page.look(None, str(other), PageSettings())
     assert "page.mp4 is not a video" in refused and "sac-error" in refused
     assert "<img" not in refused and "Traceback" not in refused
-    assert "pick an example clip" in page.look(None, None, House())
+    assert "pick an example clip" in page.look(None, None, PageSettings())
 
 
 def test_limits_of_the_house_hold_for_uploads(tmp_path: Path) -> None:
     """Claim: a file over the house's limit is refused with the limit."""
     picture = tmp_path / "one.png"
     Image.fromarray(np.full((32, 32, 3), 200, np.uint8)).save(picture)
-    small = House(limits=Limits(max_bytes=10))
+    small = PageSettings(limits=Limits(max_bytes=10))
     assert "larger than 10 bytes" in page.look(None, str(picture), small)
 
 
@@ -85,7 +84,7 @@ def test_a_bug_is_a_sentence_too(monkeypatch: pytest.MonkeyPatch) -> None:
         raise RuntimeError("secret")
 
     monkeypatch.setattr(page, "read", broken)
-    said = page.look("x", None, House())
+    said = page.look("x", None, PageSettings())
     assert page.WRONG in said and "secret" not in said
 
 

@@ -84,7 +84,7 @@ def test_no_picture_passes_markup_on() -> None:
     drawn = [
         pictures.tree(BRANCHED, lambda token: EVIL, EVIL),
         pictures.over_rounds([RoundRecord((1,), (-1,), (1,), 2, "bonus", 0, 0, (1.0,))], [EVIL]),
-        pictures.seen(frames, [0.0], [Kept(EVIL, share, 4, 4)]),
+        pictures.seen(frames, [0.0], Kept(EVIL, share, 4, 4)),
         pictures.column(side, True),
         pictures.column(side, False),
         pictures.message(EVIL),

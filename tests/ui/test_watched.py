@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from saccade.core.errors import OptionError
-from saccade.ui.watched import Desk, Watched
+from saccade.ui.watched import CurrentRun, Watched
 
 DEADLINE = 20.0  # generous: nothing here takes longer than a blink
 
@@ -68,12 +68,12 @@ def test_nobody_watching_ends_the_work() -> None:
     assert kept.join(DEADLINE)
 
 
-def test_a_desk_works_for_one_tab_at_a_time() -> None:
+def test_work_is_for_one_tab_at_a_time() -> None:
     """Claim: who starts is alone: the run before has ended, whether its tab is there or not."""
-    desk = Desk[int]()
-    first = desk.start("one", forever)
-    second = desk.start("two", forever)
+    current = CurrentRun[int]()
+    first = current.start("one", forever)
+    second = current.start("two", forever)
     assert first.join(0.0) and not second.join(0.0)
-    desk.stop("nobody")
-    desk.stop("two")
+    current.stop("nobody")
+    current.stop("two")
     assert second.join(DEADLINE)

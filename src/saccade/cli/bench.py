@@ -13,7 +13,8 @@ import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from saccade.cli import loading, options
-from saccade.cli.terminal import Json, Threads, Verbose, err, out, prepare, status
+from saccade.cli.options import DeviceOptions, LoadOptions, ModelOptions, grouped
+from saccade.cli.terminal import Json, Verbose, err, out, prepare, status
 from saccade.core.errors import OptionError
 
 if TYPE_CHECKING:
@@ -31,8 +32,11 @@ bench_app = typer.Typer(
 
 
 @bench_app.callback()
+@grouped
 def bench(
     context: typer.Context,
+    models: ModelOptions,
+    how: LoadOptions,
     suite: Annotated[
         str,
         typer.Option(help="Comma-separated, NAME or NAME@paper; list, or all (embedded)."),
@@ -52,19 +56,9 @@ def bench(
     max_new_tokens: Annotated[
         int | None, typer.Option(min=1, help="The longest answer; else each suite's own.")
     ] = None,
-    target: options.Target = None,
-    draft: options.Draft = None,
-    config: options.Config = None,
-    captioner: options.Captioner = None,
     temperature: Annotated[float, typer.Option(min=0, help="Sample at it; 0: greedy.")] = 0.0,
     seed: Annotated[int, typer.Option(help="Names the noise of sampling.")] = 0,
     exact: options.Exact = False,
-    threads: Threads = None,
-    dtype: options.Dtype = None,
-    device: options.Device = None,
-    device_map: options.DeviceMap = None,
-    quantize: options.Quantize = None,
-    trust_remote_code: options.Trust = False,
     verbose: Verbose = False,
 ) -> None:
     """Run suites by several methods, interleaved; results.jsonl, report.md and figures."""
@@ -73,20 +67,16 @@ def bench(
     if suite == "list":
         out.print("\n".join(_names()))
         return
-    known = loading.known(config, target, draft, None)
-    prepare(threads or known.threads, verbose)
+    known = loading.known(models, how)
+    prepare(known.threads, verbose)
     from saccade.bench import report, runner
     from saccade.corpus import rows
 
     part = rows.shard(shard)
     suites = named_suites(suite, data)
     names = _methods(methods, exact)
-    place = loading.Place(dtype, device, device_map, quantize, trust_remote_code)
-    models = loading.models(known.target, known.draft, place, quiet=False)
+    pair = known.models(quiet=False)
     plan = runner.Plan(suites, names, limit, part, seed, max_new_tokens, exact, temperature)
-
-    def caption(frames: Any) -> Any:
-        return loading.captioner_of(captioner, known.target, frames, device)
 
     with Progress(
         TextColumn("{task.description}"),
@@ -99,10 +89,10 @@ def bench(
         task = bar.add_task("starting", total=None)
         runner.run(
             plan,
-            models.target,
-            models.draft,
+            pair.target,
+            pair.draft,
             out_dir,
-            captioner=caption,
+            captioner=known.captions,
             tell=lambda what, done, whole: bar.update(
                 task, description=what, completed=done, total=whole
             ),
@@ -122,7 +112,9 @@ def bench_report(
 
 
 @bench_app.command("cost")
+@grouped
 def bench_cost(
+    how: DeviceOptions,
     methods: Annotated[str, typer.Option(help="Comma-separated.")] = (
         "sd/shape=chain-3,sd/shape=chain-7,specvlm,specvlm/shape=chain-7"
     ),
@@ -137,9 +129,6 @@ def bench_cost(
     repeat: options.Repeat = 3,
     target: options.Target = None,
     draft: options.Draft = None,
-    threads: Threads = None,
-    dtype: options.Dtype = None,
-    device: options.Device = None,
     as_json: Json = False,
     verbose: Verbose = False,
 ) -> None:
@@ -147,7 +136,7 @@ def bench_cost(
 
     The verdicts are decreed, so models with random weights will do.
     """
-    prepare(threads, verbose)
+    prepare(how.threads, verbose)
     from saccade.bench.compare import named
     from saccade.bench.hardware.synthetic import Decree, imposed
 
@@ -159,14 +148,16 @@ def bench_cost(
         for name, recipe in named(split(methods)).items()
         if recipe is not None
     }
-    models = loading.models(target or "shapes", draft, loading.Place(dtype, device), quiet=as_json)
+    models = loading.models(target or "shapes", draft, quiet=as_json, **how.load)
     # no token ends a text, so that all answers are as long
     settings = {"max_new_tokens": max_new_tokens, "eos_token_id": -1}
     _profile(models, recipes, suite, 1, repeat, settings, as_json)
 
 
 @bench_app.command("profile")
+@grouped
 def bench_profile(
+    how: DeviceOptions,
     methods: Annotated[str, typer.Option(help="Comma-separated; serial ones.")] = (
         "auto,sd/shape=fit,specvlm/shape=fit,sd/view=uniform/keep=0.1/shape=fit"
     ),
@@ -178,18 +169,15 @@ def bench_profile(
     repeat: options.Repeat = 3,
     target: options.Target = None,
     draft: options.Draft = None,
-    threads: Threads = None,
-    dtype: options.Dtype = None,
-    device: options.Device = None,
     as_json: Json = False,
     verbose: Verbose = False,
 ) -> None:
     """Where a round's time goes, and how near it comes to what bare forwards allow."""
-    prepare(threads, verbose)
+    prepare(how.threads, verbose)
     from saccade.bench.compare import named
 
     recipes = {name: recipe for name, recipe in named(split(methods)).items() if recipe}
-    models = loading.models(target or "shapes", draft, loading.Place(dtype, device), quiet=as_json)
+    models = loading.models(target or "shapes", draft, quiet=as_json, **how.load)
     settings = {} if max_new_tokens is None else {"max_new_tokens": max_new_tokens}
     _profile(models, recipes, suite, limit, repeat, settings, as_json)
 
@@ -301,28 +289,27 @@ def _methods(given: str, exact: bool = False) -> tuple[str, ...]:
 
 
 @bench_app.command("flips")
+@grouped
 def bench_flips(
+    how: DeviceOptions,
     suite: Annotated[str, typer.Option(help="Its items are the prompts.")] = "shapes-caption",
     limit: Annotated[int, typer.Option(min=1, help="Items.")] = 20,
     rows: Annotated[int, typer.Option(min=2, help="Rows of a forward, against one.")] = 8,
     max_new_tokens: options.Tokens = 128,
     target: options.Target = None,
     exact: options.Exact = False,
-    threads: Threads = None,
-    dtype: options.Dtype = None,
-    device: options.Device = None,
     as_json: Json = False,
     verbose: Verbose = False,
 ) -> None:
     """How often the target alone picks another token when it reads several rows at once."""
-    prepare(threads, verbose)
+    prepare(how.threads, verbose)
     from itertools import islice
 
     from saccade.bench.hardware.flips import flips
     from saccade.bench.runner import shown
     from saccade.inputs import ask, load
 
-    loaded = load(target or "shapes", dtype=dtype, device=device)
+    loaded = load(target or "shapes", **how.load)
     (chosen,) = named_suites(suite, None)
     found = [
         flips(

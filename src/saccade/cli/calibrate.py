@@ -13,7 +13,8 @@ import typer
 from rich.table import Table
 
 from saccade.cli import loading
-from saccade.cli.terminal import Json, Threads, Verbose, err, out, prepare, status
+from saccade.cli.options import DeviceOptions, FrameOptions, grouped
+from saccade.cli.terminal import Json, Verbose, err, out, prepare, status
 from saccade.core.errors import OptionError
 
 if TYPE_CHECKING:
@@ -24,7 +25,10 @@ FIRST_SEED = 30_000_000  # neither trained on nor what `evidence eval` measures
 CLIPS, FRAMES, SIZE = 3, 64, 224
 
 
+@grouped
 def calibrate(
+    frames: FrameOptions,
+    how: DeviceOptions,
     videos: Annotated[
         list[str] | None,
         typer.Argument(help="Videos, GIFs, images or folders; the target shapes makes its own."),
@@ -42,14 +46,6 @@ def calibrate(
     out_file: Annotated[
         Path, typer.Option("--out", help="The file to write, for --config.")
     ] = Path("saccade.yaml"),
-    fps: Annotated[float | None, typer.Option(help="Frames to take per second.")] = None,
-    num_frames: Annotated[
-        int | None, typer.Option(help="Frames to take in all, evenly in time.")
-    ] = None,
-    every_frame: Annotated[bool, typer.Option("--every-frame", help="Take every frame.")] = False,
-    dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16.")] = None,
-    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, ...")] = None,
-    threads: Threads = None,
     as_json: Json = False,
     verbose: Verbose = False,
 ) -> None:
@@ -57,9 +53,8 @@ def calibrate(
 
     It holds for this pair, videos like these, and this machine, when nothing else keeps it busy.
     """
-    prepare(threads, verbose)
+    prepare(how.threads, verbose)
     from saccade.bench import calibrate as calibrating
-    from saccade.inputs.media import Sampling
 
     _check_writable(out_file)
     calibrating.check(method)
@@ -67,11 +62,11 @@ def calibrate(
         raise OptionError(
             f"give a video or more: only the target shapes makes its own, not {target}"
         )
-    sampling = Sampling(fps=fps, num_frames=num_frames, every=every_frame)
+    sampling = frames.sampling()
     with status("reading the videos", quiet=as_json) as tell:
         clips = [_read(video, sampling, tell) for video in videos] if videos else _own(tell)
         tell("loading the models")
-        models = loading.models(target, draft, loading.Place(dtype, device), quiet=True)
+        models = loading.models(target, draft, quiet=True, **how.load)
         found = calibrating.calibrate(
             models.target,
             models.draft,

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from saccade.cli import loading, options
-from saccade.cli.terminal import Json, Threads, Verbose, err, out, prepare
+from saccade.cli.options import ClipOptions, LoadOptions, ModelOptions, grouped
+from saccade.cli.terminal import Json, Verbose, err, out, prepare
 from saccade.core.errors import OptionError
 
 if TYPE_CHECKING:
@@ -28,8 +29,12 @@ Manifest = Annotated[
 ]
 
 
+@grouped
 def caption(
     manifest: Manifest,
+    models: ModelOptions,
+    frames: ClipOptions,
+    how: LoadOptions,
     out_path: Annotated[
         Path,
         typer.Option("--out", help="One JSON row a video; an interrupted run is gone on with."),
@@ -49,24 +54,9 @@ def caption(
     workers: Annotated[
         int | None, typer.Option(min=1, help="With --ray; else one a GPU, or one a node.")
     ] = None,
-    target: options.Target = None,
-    draft: options.Draft = None,
     method: options.Method = None,
-    config: options.Config = None,
-    captioner: options.Captioner = None,
     max_new_tokens: options.Tokens = 256,
-    fps: options.Fps = None,
-    num_frames: options.NumFrames = None,
-    every_frame: options.Every = False,
-    start: options.Start = None,
-    end: options.End = None,
     exact: options.Exact = False,
-    threads: Threads = None,
-    dtype: options.Dtype = None,
-    device: options.Device = None,
-    device_map: options.DeviceMap = None,
-    quantize: options.Quantize = None,
-    trust_remote_code: options.Trust = False,
     as_json: Json = False,
     verbose: Verbose = False,
 ) -> None:
@@ -79,23 +69,22 @@ def caption(
         raise OptionError("--workers are of a cluster: give --ray, or several --shard")
     from saccade.corpus import rows
 
-    known = loading.known(config, target, draft, method)
+    known = loading.known(models, how, method)
     part = rows.shard(shard)
-    prepare(threads or known.threads, verbose)
+    prepare(known.threads, verbose)
     from saccade import corpus
 
     loading.recipes([known.method], exact)  # refused now, in a sentence, and not by every video
-    place = loading.Place(dtype, device, device_map, quantize, trust_remote_code)
     work = corpus.Work(
         known.target,
         known.draft,
         known.method,
         max_new_tokens,
-        loading.sampling(fps, num_frames, every_frame, start, end),
+        frames.sampling(),
         exact,
-        captioner,
-        tuple(asdict(place).items()),
-        threads or known.threads,
+        known.captioner,
+        tuple(known.load.items()),
+        known.threads,
     )
 
     def answer() -> Answer:

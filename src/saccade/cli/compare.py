@@ -11,7 +11,8 @@ import typer
 from rich.console import Console
 
 from saccade.cli import loading, options
-from saccade.cli.terminal import Json, Threads, Verbose, err, out, prepare, status
+from saccade.cli.options import ClipOptions, LoadOptions, ModelOptions, grouped
+from saccade.cli.terminal import Json, Verbose, err, out, prepare, status
 
 if TYPE_CHECKING:
     from saccade.core.result import Result
@@ -20,17 +21,17 @@ if TYPE_CHECKING:
 REPEAT, MANY = 3, 8
 
 
+@grouped
 def compare(
     video: Annotated[str, typer.Argument(help="A video, GIF, image or folder of frames.")],
+    models: ModelOptions,
+    frames: ClipOptions,
+    how: LoadOptions,
     methods: Annotated[
         str | None,
         typer.Option(help="Comma-separated, or all; hf, hf-assisted, hf-lookup too."),
     ] = None,
     prompt: options.Prompt = options.QUESTION,
-    target: options.Target = None,
-    draft: options.Draft = None,
-    config: options.Config = None,
-    captioner: options.Captioner = None,
     max_new_tokens: options.Tokens = 256,
     repeat: Annotated[
         int | None,
@@ -39,19 +40,8 @@ def compare(
             help=f"Interleaved runs a method; else {REPEAT}, or 1 of more than {MANY} methods.",
         ),
     ] = None,
-    fps: options.Fps = None,
-    num_frames: options.NumFrames = None,
-    every_frame: options.Every = False,
-    start: options.Start = None,
-    end: options.End = None,
     seed: options.Seed = None,
     exact: options.Exact = False,
-    threads: Threads = None,
-    dtype: options.Dtype = None,
-    device: options.Device = None,
-    device_map: options.DeviceMap = None,
-    quantize: options.Quantize = None,
-    trust_remote_code: options.Trust = False,
     trace: Annotated[
         Path | None, typer.Option(help="Write the rounds here, a file a method.")
     ] = None,
@@ -59,8 +49,8 @@ def compare(
     verbose: Verbose = False,
 ) -> None:
     """Run several methods on one video, interleaved, and show what each one costs."""
-    known = loading.known(config, target, draft, None)
-    prepare(threads or known.threads, verbose)
+    known = loading.known(models, how)
+    prepare(known.threads, verbose)
     from saccade.bench.compare import named
     from saccade.methods import SYSTEMS
 
@@ -70,15 +60,20 @@ def compare(
     names = list(dict.fromkeys(names))
     ours = [name for name, recipe in named(names).items() if recipe is not None]
     loading.recipes(ours, exact)
-    sampling = loading.sampling(fps, num_frames, every_frame, start, end)
-    clip = loading.read(video, sampling, quiet=as_json)
-    place = loading.Place(dtype, device, device_map, quantize, trust_remote_code)
-    models = loading.models(known.target, known.draft, place, quiet=as_json)
-    settings = {"max_new_tokens": max_new_tokens}
-    often = repeat or (REPEAT if len(names) <= MANY else 1)
-    caption = loading.captioner(captioner, known.target, clip, device)
-    title = Path(video).name
-    found = compared(models, clip, title, prompt, names, often, settings, seed, caption, exact)
+    clip = loading.read(video, frames.sampling(), quiet=as_json)
+    pair = known.models(quiet=as_json)
+    found = compared(
+        pair,
+        clip,
+        Path(video).name,
+        prompt,
+        names,
+        repeat=repeat or (REPEAT if len(names) <= MANY else 1),
+        max_new_tokens=max_new_tokens,
+        seed=seed,
+        captioner=known.captions(list(clip.frames)),
+        exact=exact,
+    )
     if trace is not None:
         from saccade.bench import trace as traces
 
@@ -124,12 +119,12 @@ def compared(
     video: str,
     prompt: str,
     names: list[str],
+    *,
     repeat: int,
-    settings: dict[str, Any],
-    seed: int | None,
-    captioner: Any = None,
-    exact: bool = False,
+    max_new_tokens: int,
+    **others: Any,
 ) -> Comparison:
+    """Methods side by side on one question; ``others`` as :func:`saccade.bench.compare.compare`."""
     import torch
 
     from saccade.bench.compare import compare as measure
@@ -144,18 +139,16 @@ def compared(
             inputs,
             names,
             repeat=repeat,
-            settings={**settings, "do_sample": False},
-            seed=seed,
-            captioner=captioner,
-            exact=exact,
+            settings={"max_new_tokens": max_new_tokens, "do_sample": False},
             draft_inputs=draft_inputs,
             on_run=lambda name, round: tell(f"run {round} of {repeat}: {name}"),
+            **others,
         )
     base = results["ar"]
     about = {
         "video": video,
         "visual_tokens": base.visual_tokens,
-        "max_new_tokens": settings["max_new_tokens"],
+        "max_new_tokens": max_new_tokens,
         "device": str(target.backbone.device),
         "dtype": str(target.backbone.dtype).removeprefix("torch."),
         "threads": torch.get_num_threads(),

@@ -12,10 +12,13 @@ from rich.table import Table
 
 from saccade.cli import loading, options
 from saccade.cli.bench import named_suites, split
-from saccade.cli.terminal import Json, Threads, Verbose, out, prepare, status
+from saccade.cli.options import DeviceOptions, grouped
+from saccade.cli.terminal import Json, Verbose, out, prepare, status
 
 
+@grouped
 def crowd(
+    how: DeviceOptions,
     rows: Annotated[
         list[int] | None, typer.Option(min=1, help="Requests at once (repeatable).")
     ] = None,
@@ -26,19 +29,15 @@ def crowd(
     repeat: options.Repeat = 3,
     target: options.Target = None,
     draft: options.Draft = None,
-    threads: Threads = None,
-    dtype: options.Dtype = None,
-    device: options.Device = None,
     as_json: Json = False,
     verbose: Verbose = False,
 ) -> None:
     """Serve the same requests with so many rows at once: tokens a second of all together."""
-    prepare(threads, verbose)
+    prepare(how.threads, verbose)
     from saccade.bench.hardware.crowd import questions, race
 
     (chosen,) = named_suites(suite, None)
-    place = loading.Place(dtype, device)
-    models = loading.models(target or "shapes", draft, place, quiet=as_json)
+    models = loading.models(target or "shapes", draft, quiet=as_json, **how.load)
     drafting = None if models.draft is None else models.draft.backbone
     with status("serving", quiet=as_json):
         asked = questions(models.target, islice(chosen.items(), limit), max_new_tokens)

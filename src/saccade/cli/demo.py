@@ -37,7 +37,7 @@ def demo(
         path = Path(folder) / "demo.mp4"
         scenes.write_clip(scene, path, DEMO_FRAMES, DEMO_SIZE)
         clip = media.read(path, media.Sampling(every=True))
-    models = loading.models("shapes", None, loading.Place(), quiet=as_json)
+    models = loading.models("shapes", None, quiet=as_json)
     methods = ["ar", DEFAULT_METHOD, "specvlm/shape=fit", "hf"]
     found = compared(
         models,
@@ -45,9 +45,8 @@ def demo(
         "demo.mp4",
         options.QUESTION,
         methods,
-        repeat,
-        {"max_new_tokens": max_new_tokens},
-        None,
+        repeat=repeat,
+        max_new_tokens=max_new_tokens,
     )
     if as_json:
         typer.echo(json.dumps(found.json()))

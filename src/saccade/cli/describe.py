@@ -6,6 +6,7 @@ import json
 import secrets
 from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -13,17 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from saccade.cli import loading, options
-from saccade.cli.terminal import (
-    Json,
-    Quiet,
-    Threads,
-    Verbose,
-    err,
-    hush,
-    out,
-    prepare,
-    steps,
-)
+from saccade.cli.options import ClipOptions, DrawOptions, LoadOptions, ModelOptions, grouped
+from saccade.cli.terminal import Json, Quiet, Verbose, err, hush, out, prepare, steps
 from saccade.core.errors import OptionError
 
 if TYPE_CHECKING:
@@ -44,35 +36,21 @@ PHASES = {
 }
 
 
+@grouped
 def describe(
     video: Annotated[
         str, typer.Argument(help="A video, GIF, image or folder of frames; - is stdin.")
     ],
+    models: ModelOptions,
+    frames: ClipOptions,
+    drawing: DrawOptions,
+    how: LoadOptions,
     prompt: options.Prompt = options.QUESTION,
-    target: options.Target = None,
-    draft: options.Draft = None,
     method: options.Method = None,
-    config: options.Config = None,
-    captioner: options.Captioner = None,
     max_new_tokens: options.Tokens = 256,
-    fps: options.Fps = None,
-    num_frames: options.NumFrames = None,
-    every_frame: options.Every = False,
-    start: options.Start = None,
-    end: options.End = None,
-    temperature: Annotated[float, typer.Option(min=0, help="0 decodes greedily.")] = 0.0,
-    top_p: Annotated[float | None, typer.Option(help="Nucleus sampling.")] = None,
-    top_k: Annotated[int | None, typer.Option(help="Sample among the k likeliest.")] = None,
-    stop: Annotated[list[str] | None, typer.Option(help="Stop at this text (repeatable).")] = None,
     seed: options.Seed = None,
     exact: options.Exact = False,
-    threads: Threads = None,
-    dtype: options.Dtype = None,
-    device: options.Device = None,
-    device_map: options.DeviceMap = None,
-    quantize: options.Quantize = None,
     tp: options.Tp = False,
-    trust_remote_code: options.Trust = False,
     trace: Annotated[Path | None, typer.Option(help="Write the rounds here (JSON lines).")] = None,
     as_json: Json = False,
     quiet: Quiet = False,
@@ -83,9 +61,10 @@ def describe(
     A target over several GPUs: torchrun --nproc-per-node 4 -m saccade describe ... --tp
     """
     if tp and method is None:  # auto times forwards, which processes would do apart
-        method = "specvlm" if draft is not None or target in (None, "shapes") else "std"
-    known = loading.known(config, target, draft, method)
-    prepare(threads or known.threads, verbose)
+        method = "specvlm" if models.draft or models.target in (None, "shapes") else "std"
+    known = loading.known(models, how, method)
+    prepare(known.threads, verbose)
+    from saccade.drafting import planning
     from saccade.engine.generate import stream
     from saccade.model import tensor_parallel
 
@@ -93,36 +72,32 @@ def describe(
         hush()
     (recipe,) = loading.recipes([known.method], exact)
     if tp:
-        recipe = loading.split(recipe, exact)
+        if exact:
+            said = "--exact adds in one order, which a split target does not: leave out one"
+            raise OptionError(said)
+        recipe = planning.split(recipe)
         if video == "-":
             raise OptionError("with --tp every process reads the video: give a file and not stdin")
-    sampling = loading.sampling(fps, num_frames, every_frame, start, end)
     shown = showing(as_json, quiet)
-    clip = loading.read(video, sampling, quiet=shown != "all", warn=not quiet)
-    place = loading.Place(dtype, device, device_map, quantize, trust_remote_code, tp)
-    models = loading.models(known.target, known.draft, place, quiet=shown != "all")
+    clip = loading.read(video, frames.sampling(), quiet=shown != "all", warn=not quiet)
+    pair = known.models(quiet=shown != "all", tp=tp)
     if tp and seed is None:
         seed = tensor_parallel.agreed(secrets.randbits(63))
-    settings = _settings(max_new_tokens, temperature, top_p, top_k, stop)
-    inputs = loading.inputs(models.target, clip, prompt)
-    draft_inputs = loading.draft_inputs(models, clip, prompt)
-
-    def start_stream(tell: Callable[[str], None]) -> Stream:
-        return stream(
-            models.target.backbone,
-            inputs,
-            draft=None if models.draft is None else models.draft.backbone,
-            draft_inputs=draft_inputs,
-            method=recipe,
-            tokenizer=models.target.tokenizer,
-            captioner=loading.captioner(captioner, known.target, clip, device),
-            seed=seed,
-            exact=exact,
-            on_phase=tell,
-            **settings,
-        )
-
-    result = answer(models.target, start_stream, shown)
+    begin = partial(
+        stream,
+        pair.target.backbone,
+        loading.inputs(pair.target, clip, prompt),
+        draft=None if pair.draft is None else pair.draft.backbone,
+        draft_inputs=loading.draft_inputs(pair, clip, prompt),
+        method=recipe,
+        tokenizer=pair.target.tokenizer,
+        captioner=known.captions(list(clip.frames)),
+        seed=seed,
+        exact=exact,
+        max_new_tokens=max_new_tokens,
+        **drawing.settings(),
+    )
+    result = answer(pair.target, begin, shown)
     if tp:
         tensor_parallel.leave()
         if tensor_parallel.rank():
@@ -139,10 +114,8 @@ def showing(as_json: bool, quiet: bool) -> Shown:
     return "nothing" if as_json else "text" if quiet else "all"
 
 
-def answer(
-    target: Loaded, begin: Callable[[Callable[[str], None]], Stream], shown: Shown
-) -> Result:
-    """Runs a stream to its end and shows it as it goes."""
+def answer(target: Loaded, begin: Callable[..., Stream], shown: Shown) -> Result:
+    """Runs a stream to its end and shows it as it goes; ``begin`` is given ``on_phase``."""
     from saccade.bench import show
 
     typist = show.Typist(target.decode)
@@ -152,7 +125,11 @@ def answer(
         "nothing": lambda text: None,
     }[shown]
     with steps(quiet=shown != "all") as tell:
-        rounds = begin(lambda phase: tell(PHASES.get(phase, phase)))
+
+        def on_phase(phase: str) -> None:
+            tell(PHASES.get(phase, phase))
+
+        rounds = begin(on_phase=on_phase)
         first = next(rounds)
     try:
         for round in chain([first], rounds):
@@ -202,20 +179,3 @@ def described(result: Result, clip: Clip) -> dict[str, Any]:
         "timings": asdict(timings),
         "warnings": [*clip.warnings, *result.warnings],
     }
-
-
-def _settings(
-    tokens: int,
-    temperature: float,
-    top_p: float | None,
-    top_k: int | None,
-    stop: list[str] | None,
-) -> dict[str, Any]:
-    if temperature == 0 and (top_p is not None or top_k is not None):
-        raise OptionError("--top-p and --top-k sample, so they need --temperature above 0")
-    settings: dict[str, Any] = {"max_new_tokens": tokens, "do_sample": temperature > 0}
-    if temperature > 0:
-        settings |= {"temperature": temperature, "top_p": top_p, "top_k": top_k}
-    if stop:
-        settings["stop_strings"] = stop
-    return settings

@@ -9,6 +9,7 @@ import typer
 from rich.table import Table
 
 from saccade.cli import loading, options
+from saccade.cli.options import FrameOptions, grouped
 from saccade.cli.terminal import Json, Verbose, err, out, prepare, status
 from saccade.core.errors import SaccadeError
 
@@ -18,7 +19,9 @@ if TYPE_CHECKING:
 TOKENS, ANSWER = 8192, 256
 
 
+@grouped
 def doctor(
+    frames: FrameOptions,
     video: Annotated[
         str | None, typer.Argument(help="A video to count the tokens of; else --tokens.")
     ] = None,
@@ -33,9 +36,6 @@ def doctor(
         float, typer.Option(min=0.001, max=1, help="The share of them the draft reads.")
     ] = 0.1,
     prompt: options.Prompt = options.QUESTION,
-    fps: options.Fps = None,
-    num_frames: options.NumFrames = None,
-    every_frame: options.Every = False,
     dtype: options.Dtype = None,
     device: options.Device = None,
     memory: Annotated[
@@ -70,10 +70,9 @@ def doctor(
         theirs = None if draft is None else (draft, _config(draft, trust_remote_code))
         problems, notes = _together((target, mine), theirs, trust_remote_code)
     if video is not None:
-        sampling = loading.sampling(fps, num_frames, every_frame, None, None)
-        clip = loading.read(video, sampling, quiet=as_json)
+        clip = loading.read(video, frames.sampling(), quiet=as_json)
         reader = inputs.read_processor(target, mine, trust_remote_code=trust_remote_code)
-        shown = loading.shown(clip)
+        shown = inputs.shown(clip)
         asked = inputs.put(
             target, reader, prompt, shown.get("clips", ()), shown.get("images", ()), ()
         )

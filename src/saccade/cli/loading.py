@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from saccade.cli.options import DEFAULT_METHOD
+from saccade.cli.options import DEFAULT_METHOD, LoadOptions, ModelOptions
 from saccade.cli.terminal import err, status, steps
 
 if TYPE_CHECKING:
@@ -29,18 +28,6 @@ class Models:
 
 
 @dataclass(frozen=True)
-class Place:
-    """How and where to load a pair."""
-
-    dtype: str | None = None
-    device: str | None = None
-    device_map: str | None = None
-    quantize: str | None = None
-    trust_remote_code: bool = False
-    tp: bool = False
-
-
-@dataclass(frozen=True)
 class Known:
     """What to run, from the command line, a configuration file, or our defaults, in that order."""
 
@@ -48,21 +35,33 @@ class Known:
     draft: str | None
     method: str
     threads: int | None
+    captioner: str | None
+    load: dict[str, Any]  # the settings to load the models with
+
+    def models(self, *, quiet: bool, tp: bool = False) -> Models:
+        return models(self.target, self.draft, quiet=quiet, tp=tp, **self.load)
+
+    def captions(self, frames: Sequence[np.ndarray]) -> Any:
+        """:func:`captioner_of` these frames."""
+        return captioner_of(self.captioner, self.target, frames, self.load["device"])
 
 
-def known(config: Path | None, target: str | None, draft: str | None, method: str | None) -> Known:
+def known(given: ModelOptions, how: LoadOptions, method: str | None = None) -> Known:
     found: dict[str, str] = {}
-    if config is not None:
+    if given.config is not None:
         from saccade.bench.calibrate import defaults
 
-        found = defaults(config)
-    same = target is None or target == found.get("target")  # a file's draft goes with its target
+        found = defaults(given.config)
+    # a file's draft goes with its target
+    same = given.target is None or given.target == found.get("target")
     threads = found.get("threads")
     return Known(
-        target or found.get("target", "shapes"),
-        draft or (found.get("draft") if same else None),
+        given.target or found.get("target", "shapes"),
+        given.draft or (found.get("draft") if same else None),
         method or found.get("method", DEFAULT_METHOD),
-        None if threads is None else int(threads),
+        how.threads or (None if threads is None else int(threads)),
+        given.captioner,
+        how.load,
     )
 
 
@@ -84,21 +83,6 @@ def recipes(methods: Sequence[str], exact: bool = False) -> list[Recipe]:
     return recipes
 
 
-def split(recipe: Recipe, exact: bool) -> Recipe:
-    """A recipe for a target split over processes. Raises where it cannot be."""
-    from saccade.core.errors import OptionError
-    from saccade.drafting import planning
-
-    if exact:
-        raise OptionError("--exact adds in one order, which a split target does not: leave out one")
-    return planning.split(recipe)
-
-
-def captioner(name: str | None, target: str, clip: Clip, device: str | None) -> Any:
-    """:func:`captioner_of` a clip's frames."""
-    return captioner_of(name, target, list(clip.frames), device)
-
-
 def captioner_of(
     name: str | None, target: str, frames: Sequence[np.ndarray], device: str | None
 ) -> Any:
@@ -108,14 +92,6 @@ def captioner_of(
     from saccade.inputs import captions
 
     return captions.later(name or captions.SHAPES, frames, device)
-
-
-def sampling(
-    fps: float | None, frames: int | None, every: bool, start: float | None, end: float | None
-) -> Sampling:
-    from saccade.inputs.media import Sampling
-
-    return Sampling(fps=fps, num_frames=frames, every=every, start=start, end=end)
 
 
 def read(video: str, sampling: Sampling, *, quiet: bool, warn: bool = True) -> Clip:
@@ -129,24 +105,18 @@ def read(video: str, sampling: Sampling, *, quiet: bool, warn: bool = True) -> C
     return clip
 
 
-def models(target: str, draft: str | None, place: Place, *, quiet: bool) -> Models:
-    """Both models. The target may be spread over devices or quantised, the draft is on one."""
+def models(target: str, draft: str | None, *, quiet: bool, **how: Any) -> Models:
+    """Both models, loaded as :func:`saccade.inputs.load_pair` does by the settings given."""
     from saccade.inputs import load_pair
 
     with status("loading the models", quiet=quiet):
-        return Models(*load_pair(target, draft, **asdict(place)))
-
-
-def shown(clip: Clip) -> dict[str, Any]:
-    from saccade import inputs as models
-
-    return models.shown(clip)
+        return Models(*load_pair(target, draft, **how))
 
 
 def inputs(
     target: Loaded, clip: Clip, prompt: str, history: Sequence[tuple[str, str]] = ()
 ) -> Inputs:
-    from saccade.inputs import ask
+    from saccade.inputs import ask, shown
 
     return ask(target, prompt, **shown(clip), history=history)
 
@@ -155,7 +125,7 @@ def draft_inputs(
     models: Models, clip: Clip, prompt: str, history: Sequence[tuple[str, str]] = ()
 ) -> Inputs | None:
     """The draft's own inputs; None where there is no draft or the target's serve it too."""
-    from saccade.inputs import ask_draft
+    from saccade.inputs import ask_draft, shown
 
     if models.draft is None:
         return None

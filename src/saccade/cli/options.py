@@ -1,40 +1,52 @@
-"""The options that several commands take, and what holds when one is left out."""
+"""The options that several commands take, alone and in groups, and what holds without them.
+
+A command takes a group as one parameter, annotated with the group's class; `grouped` makes an
+option of each of its fields.
+"""
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, fields, is_dataclass, replace
+from functools import wraps
+from inspect import Parameter
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
+
+from saccade.cli.terminal import Threads
+from saccade.core.errors import OptionError
+
+if TYPE_CHECKING:
+    from saccade.inputs.media import Sampling
 
 QUESTION = "Describe the video in detail."
 DEFAULT_METHOD = "auto"
 
-Target = Annotated[
-    str | None, typer.Option(help="Target: a checkpoint folder or hub id; else the embedded pair.")
-]
-Draft = Annotated[str | None, typer.Option(help="Draft: a checkpoint folder or hub id.")]
 Method = Annotated[
     str | None,
     typer.Option(help=f"NAME/axis=value/..., see `saccade methods`; else {DEFAULT_METHOD}."),
 ]
-Config = Annotated[
-    Path | None, typer.Option(help="Take what is not given from this file of `calibrate`.")
+Target = Annotated[
+    str | None, typer.Option(help="Target: a checkpoint folder or hub id; else the embedded pair.")
 ]
-Captioner = Annotated[
-    str | None,
-    typer.Option(help="Image-to-text model for views that read a caption: a folder or hub id."),
-]
+Draft = Annotated[str | None, typer.Option(help="Draft: a checkpoint folder or hub id.")]
 Prompt = Annotated[str, typer.Option(help="What to ask about the video.")]
 Tokens = Annotated[int, typer.Option(min=1, help="The longest answer, in tokens.")]
-Dtype = Annotated[str | None, typer.Option(help="float32, bfloat16 or float16.")]
-Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, ...")]
-DeviceMap = Annotated[
-    str | None, typer.Option(help="auto spreads the target over the devices there are.")
-]
 Tp = Annotated[
     bool, typer.Option("--tp", help="Split the target over the processes torchrun started.")
 ]
+Fps = Annotated[float | None, typer.Option(help="Frames to take per second.")]
+NumFrames = Annotated[int | None, typer.Option(help="Frames to take in all, evenly in time.")]
+Seed = Annotated[int | None, typer.Option(help="Names the noise of sampling.")]
+Exact = Annotated[
+    bool, typer.Option("--exact", help="Bit for bit plain decoding's answer in bf16 and fp16 too.")
+]
+Repeat = Annotated[int, typer.Option(min=1, help="Interleaved runs of each method.")]
+Dtype = Annotated[str | None, typer.Option(help="float32, bfloat16 or float16.")]
+Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, ...")]
 Quantize = Annotated[
     str | None,
     typer.Option(help="Read the target in fewer bits: bnb-8bit, bnb-4bit or torchao-int8."),
@@ -42,13 +54,121 @@ Quantize = Annotated[
 Trust = Annotated[
     bool, typer.Option("--trust-remote-code", help="Run code that comes with a checkpoint.")
 ]
-Seed = Annotated[int | None, typer.Option(help="Names the noise of sampling.")]
-Fps = Annotated[float | None, typer.Option(help="Frames to take per second.")]
-NumFrames = Annotated[int | None, typer.Option(help="Frames to take in all, evenly in time.")]
-Every = Annotated[bool, typer.Option("--every-frame", help="Take every frame.")]
-Start = Annotated[float | None, typer.Option(help="Start at this second.")]
-End = Annotated[float | None, typer.Option(help="End at this second.")]
-Exact = Annotated[
-    bool, typer.Option("--exact", help="Bit for bit plain decoding's answer in bf16 and fp16 too.")
-]
-Repeat = Annotated[int, typer.Option(min=1, help="Interleaved runs of each method.")]
+KEYWORD = Parameter.KEYWORD_ONLY
+
+
+@dataclass(frozen=True)
+class ModelOptions:
+    """Which models answer; a file of `calibrate` says what is left out."""
+
+    target: Target = None
+    draft: Draft = None
+    config: Annotated[
+        Path | None, typer.Option(help="Take what is not given from this file of `calibrate`.")
+    ] = None
+    captioner: Annotated[
+        str | None,
+        typer.Option(help="Image-to-text model for views that read a caption: a folder or hub id."),
+    ] = None
+
+
+@dataclass(frozen=True)
+class DeviceOptions:
+    """What a model is worked with."""
+
+    threads: Threads = None
+    dtype: Dtype = None
+    device: Device = None
+
+    @property
+    def load(self) -> dict[str, Any]:
+        """The settings of :func:`saccade.inputs.load` among them."""
+        return {name: value for name, value in asdict(self).items() if name != "threads"}
+
+
+@dataclass(frozen=True)
+class LoadOptions(DeviceOptions):
+    """How and where models are loaded: also such as fit no single device."""
+
+    device_map: Annotated[
+        str | None, typer.Option(help="auto spreads the target over the devices there are.")
+    ] = None
+    quantize: Quantize = None
+    trust_remote_code: Trust = False
+
+
+@dataclass(frozen=True)
+class FrameOptions:
+    """Which frames of a video are taken."""
+
+    fps: Fps = None
+    num_frames: NumFrames = None
+    every_frame: Annotated[bool, typer.Option("--every-frame", help="Take every frame.")] = False
+
+    def sampling(self) -> Sampling:
+        from saccade.inputs.media import Sampling
+
+        return Sampling(self.fps, self.num_frames, every=self.every_frame)
+
+
+@dataclass(frozen=True)
+class ClipOptions(FrameOptions):
+    """Which frames are taken, and of which part of a video."""
+
+    start: Annotated[float | None, typer.Option(help="Start at this second.")] = None
+    end: Annotated[float | None, typer.Option(help="End at this second.")] = None
+
+    def sampling(self) -> Sampling:
+        return replace(super().sampling(), start=self.start, end=self.end)
+
+
+@dataclass(frozen=True)
+class DrawOptions:
+    """How an answer's tokens are drawn."""
+
+    temperature: Annotated[float, typer.Option(min=0, help="0 decodes greedily.")] = 0.0
+    top_p: Annotated[float | None, typer.Option(help="Nucleus sampling.")] = None
+    top_k: Annotated[int | None, typer.Option(help="Sample among the k likeliest.")] = None
+    stop: Annotated[list[str] | None, typer.Option(help="Stop at this text (repeatable).")] = None
+
+    def settings(self) -> dict[str, Any]:
+        """The generation settings they are. Raises OptionError for such as need sampling."""
+        sampling = {"temperature": self.temperature, "top_p": self.top_p, "top_k": self.top_k}
+        if self.temperature == 0:
+            if self.top_p is not None or self.top_k is not None:
+                raise OptionError("--top-p and --top-k sample, so they need --temperature above 0")
+            sampling = {}
+        stops = {"stop_strings": self.stop} if self.stop else {}
+        return {"do_sample": self.temperature > 0, **sampling, **stops}
+
+
+def grouped(command: Callable[..., None]) -> Callable[..., None]:
+    """A command whose groups of options typer sees as one option for each of their fields.
+
+    A field's annotation and default are the option's. Called with some options only, the command
+    gets its groups with the defaults of the rest.
+    """
+    hints = get_type_hints(command, include_extras=True)
+    groups: dict[str, Any] = {name: kind for name, kind in hints.items() if is_dataclass(kind)}
+    options: list[Parameter] = []
+    for name, parameter in inspect.signature(command).parameters.items():
+        if (group := groups.get(name)) is None:
+            options.append(parameter.replace(kind=KEYWORD, annotation=hints[name]))
+            continue
+        kinds = get_type_hints(group, include_extras=True)
+        options += [
+            Parameter(each.name, KEYWORD, default=each.default, annotation=kinds[each.name])
+            for each in fields(group)
+        ]
+
+    @wraps(command)
+    def called(**given: Any) -> None:
+        made = {
+            name: group(**{f.name: given.pop(f.name) for f in fields(group) if f.name in given})
+            for name, group in groups.items()
+        }
+        command(**given, **made)
+
+    called.__annotations__ = {each.name: each.annotation for each in options}
+    vars(called)["__signature__"] = inspect.Signature(options)
+    return called

@@ -9,30 +9,29 @@ from typing import Annotated
 import typer
 
 from saccade.cli import loading, options
-from saccade.cli.terminal import Json, Threads, Verbose, out, prepare
+from saccade.cli.options import DeviceOptions, grouped
+from saccade.cli.terminal import Json, Verbose, out, prepare
 
 MIB = 2**20
 
 
+@grouped
 def prefill(
+    how: DeviceOptions,
     visual_tokens: Annotated[int, typer.Option(min=1, help="About how many to read.")] = 8192,
     rows: Annotated[int, typer.Option(min=1, help="Of the verification that follows.")] = 8,
     record: Annotated[
         bool, typer.Option("--record", help="Write down what the text attends to, too.")
     ] = False,
     target: options.Target = None,
-    threads: Threads = None,
-    dtype: options.Dtype = None,
-    device: options.Device = None,
     as_json: Json = False,
     verbose: Verbose = False,
 ) -> None:
     """Read one long clip and verify one draft: seconds, and how much memory it took at most."""
-    prepare(threads, verbose)
+    prepare(how.threads, verbose)
     from saccade.bench.hardware.prefill import read
 
-    place = loading.Place(dtype, device)
-    models = loading.models(target or "shapes", None, place, quiet=as_json)
+    models = loading.models(target or "shapes", None, quiet=as_json, **how.load)
     found = read(models.target, visual_tokens, rows=rows, record=record)
     if as_json:
         typer.echo(json.dumps(asdict(found)))

@@ -43,8 +43,8 @@ def run(
     ray = join(address, MISSING, num_cpus=most * (settings.threads or 1))
     from saccade.serve.replicas import deploy, end, options  # imports Ray
 
-    place = dict(settings.place)
-    gpus = 0 if place.get("device") == "cpu" else int(ray.cluster_resources().get("GPU", 0))
+    on_cpu = dict(settings.load).get("device") == "cpu"
+    gpus = 0 if on_cpu else int(ray.cluster_resources().get("GPU", 0))
     url = f"http://{host}:{port}/v1"
     with ExitStack() as after:
         after.callback(ray.shutdown)

@@ -6,7 +6,6 @@ import os
 import socket
 import time
 from collections.abc import Callable
-from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,24 +13,24 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from saccade.cli import loading, options
-from saccade.cli.terminal import Threads, Verbose, err, prepare
+from saccade.cli.options import LoadOptions, ModelOptions, grouped
+from saccade.cli.terminal import Verbose, err, prepare
 from saccade.core.errors import OptionError
 
 if TYPE_CHECKING:
-    from saccade.serve.app import Engine, Service
+    from saccade.serve.service import Engine, Service
 
 NEEDED = ("fastapi", "uvicorn", "prometheus_client")
 MIB = 1 << 20
 
 
+@grouped
 def serve(
+    models: ModelOptions,
+    how: LoadOptions,
     host: Annotated[str, typer.Option(help="Where to listen.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes any free one.")] = 8000,
-    target: options.Target = None,
-    draft: options.Draft = None,
     method: options.Method = None,
-    config: options.Config = None,
-    captioner: options.Captioner = None,
     served_name: Annotated[
         list[str] | None, typer.Option(help="What requests call the model (repeatable).")
     ] = None,
@@ -78,12 +77,6 @@ def serve(
     max_media_mb: Annotated[int, typer.Option(min=1, help="Size of one video.")] = 512,
     max_body_mb: Annotated[int, typer.Option(min=1, help="Size of one request.")] = 256,
     exact: options.Exact = False,
-    threads: Threads = None,
-    dtype: options.Dtype = None,
-    device: options.Device = None,
-    device_map: options.DeviceMap = None,
-    quantize: options.Quantize = None,
-    trust_remote_code: options.Trust = False,
     verbose: Verbose = False,
 ) -> None:
     """Answer over HTTP, as OpenAI's chat completions (needs the extra `serve`)."""
@@ -95,12 +88,12 @@ def serve(
         )
     if replicas is None and (ray is not None or max_replicas is not None):
         raise OptionError("--ray and --max-replicas are of several servers: give --replicas")
-    known = loading.known(config, target, draft, method)
-    prepare(threads or known.threads, verbose)
-    from saccade.inputs.media import Limits
+    known = loading.known(models, how, method)
+    prepare(known.threads, verbose)
+    from saccade.inputs.media import Limits, Sampling
     from saccade.inputs.media.fetch import Sources
-    from saccade.serve.reading import Media
-    from saccade.serve.settings import Settings, build, chosen
+    from saccade.serve.service import build, chosen
+    from saccade.serve.settings import Media, Settings
 
     if media_root is not None and not media_root.is_dir():
         raise OptionError(f"--media-root {media_root} is not a folder")
@@ -108,7 +101,6 @@ def serve(
         raise OptionError("--private-media-hosts is about hosts named by --media-host: name them")
     if api_key is not None and not api_key.strip():
         raise OptionError("the API key is empty: give one, or leave --api-key and its variable out")
-    place = loading.Place(dtype, device, device_map, quantize, trust_remote_code)
     settings = Settings(
         known.target,
         known.draft,
@@ -123,10 +115,10 @@ def serve(
                 max_bytes=max_media_mb * MIB,
             ),
             Limits(max_bytes=max_media_mb * MIB, max_frames=max_frames, root=media_root),
-            loading.sampling(fps, num_frames, False, None, None),
+            Sampling(fps, num_frames),
             options=allow_media_options,
         ),
-        captioner=captioner,
+        captioner=known.captioner,
         key=api_key,
         rows=rows,
         queue=queue,
@@ -135,8 +127,8 @@ def serve(
         most_tokens=max_new_tokens,
         body=max_body_mb * MIB,
         exact=exact,
-        threads=threads or known.threads,
-        place=tuple(asdict(place).items()),
+        threads=known.threads,
+        load=tuple(known.load.items()),
     )
     if replicas is not None:
         from saccade.cli.replicas import run as run_several
@@ -169,7 +161,6 @@ def run(
     from saccade.serve.listening import listening
 
     line = listening(host, port)
-    failed: list[BaseException] = []
 
     class Server(uvicorn.Server):
         until = 0.0
@@ -182,23 +173,19 @@ def run(
         async def on_tick(self, counter: int) -> bool:
             if service.draining and not self.should_exit:
                 self.drained()
-            self.should_exit |= bool(failed)
+            self.should_exit |= service.failure is not None
             return await super().on_tick(counter)
 
         def drained(self) -> None:
             """Ends the main loop when nobody is served, or time is up and those who are know."""
             late = time.monotonic() > self.until
             if late and service.engine is not None:
-                service.engine.desk.close()
+                service.engine.queue.close()
             self.should_exit = late or not service.busy
 
     def told() -> Engine:
-        try:
-            found = start()
-        except BaseException as error:
-            failed.append(error)
-            raise
-        err.print(f"ready: {service.names[0]}", style="dim", markup=False)
+        found = start()
+        err.print(f"ready: {service.settings.names[0]}", style="dim", markup=False)
         return found
 
     config = uvicorn.Config(
@@ -210,8 +197,8 @@ def run(
     err.print(f"{_address(line)}/v1 is loading its models", style="dim", soft_wrap=True)
     with line:
         Server(config).run([line])
-    if failed:
-        raise failed[0]
+    if service.failure is not None:
+        raise service.failure
 
 
 def _address(line: socket.socket) -> str:

@@ -11,19 +11,19 @@ from typing import Annotated
 import typer
 
 from saccade.cli import loading, options
-from saccade.cli.terminal import Threads, Verbose, out, prepare
+from saccade.cli.options import LoadOptions, ModelOptions, grouped
+from saccade.cli.terminal import Verbose, out, prepare
 from saccade.core.errors import OptionError
 
 HOST, PORT = "127.0.0.1", 7860
 PATIENCE = 2  # seconds open pages get when it ends
 
 
+@grouped
 def ui(
-    target: options.Target = None,
-    draft: options.Draft = None,
+    models: ModelOptions,
+    how: LoadOptions,
     method: options.Method = None,
-    config: options.Config = None,
-    captioner: options.Captioner = None,
     host: Annotated[str, typer.Option(help="Address to listen at; 0.0.0.0 is everywhere.")] = HOST,
     port: Annotated[
         int, typer.Option(min=0, max=65535, help="Port to listen at; 0 takes a free one.")
@@ -36,12 +36,6 @@ def ui(
     max_prompt: Annotated[
         int, typer.Option(min=1, help="Tokens of clip and question at most.")
     ] = 16_384,
-    threads: Threads = None,
-    dtype: options.Dtype = None,
-    device: options.Device = None,
-    device_map: options.DeviceMap = None,
-    quantize: options.Quantize = None,
-    trust_remote_code: options.Trust = False,
     verbose: Verbose = False,
 ) -> None:
     """A web page: drop a video and watch it answered plainly and with a draft, side by side."""
@@ -49,29 +43,24 @@ def ui(
         raise OptionError(
             "the page needs gradio: uv run --extra ui saccade ui, or pip install 'saccade[ui]'"
         )
-    known = loading.known(config, target, draft, method)
+    known = loading.known(models, how, method)
     loading.recipes([known.method])
-    place = loading.Place(dtype, device, device_map, quantize, trust_remote_code)
     with _listening(host, port) as door, tempfile.TemporaryDirectory() as uploads:
         os.environ |= {"GRADIO_ANALYTICS_ENABLED": "False", "GRADIO_TEMP_DIR": uploads}
-        prepare(threads or known.threads, verbose)
+        prepare(known.threads, verbose)
         import uvicorn
 
         from saccade.inputs.media import Limits
         from saccade.ui import asking, page
 
-        models = loading.models(known.target, known.draft, place, quiet=False)
-        pair = asking.Pair(
-            models.target,
-            models.draft,
-            lambda frames: loading.captioner_of(captioner, known.target, frames, device),
-        )
+        loaded = known.models(quiet=False)
+        pair = asking.PageModels(loaded.target, loaded.draft, known.captions)
         limits = Limits(max_bytes=max_upload_mb << 20, max_frames=max_frames)
-        house = asking.House(known.method, limits, max_prompt, max_new_tokens)
-        app = page.app(page.build(lambda: pair, house), house)
-        settings = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=PATIENCE)
+        settings = asking.PageSettings(known.method, limits, max_prompt, max_new_tokens)
+        app = page.app(page.build(lambda: pair, settings), settings)
+        config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=PATIENCE)
         out.print(f"http://{host}:{door.getsockname()[1]}  (Ctrl-C ends it)", markup=False)
-        uvicorn.Server(settings).run(sockets=[door])
+        uvicorn.Server(config).run(sockets=[door])
 
 
 def _listening(host: str, port: int) -> socket.socket:

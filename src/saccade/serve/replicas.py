@@ -20,9 +20,10 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from saccade.core.errors import OptionError
-from saccade.serve.app import app, numbers
-from saccade.serve.settings import Settings, build
-from saccade.serve.wire import Trouble
+from saccade.serve.app import METRICS, app
+from saccade.serve.errors import ApiError
+from saccade.serve.service import build
+from saccade.serve.settings import Settings
 
 NAME = "saccade"  # of the application and of its deployment
 HEADER = b"x-saccade-replica"
@@ -48,12 +49,12 @@ class Replica:
             await asyncio.sleep(POLL)
         try:
             self._service.ready()
-        except Trouble as error:
-            raise RuntimeError(str(self._service.cause or error.message)) from None
+        except ApiError as error:
+            raise RuntimeError(str(self._service.failure or error.message)) from None
 
     def numbers(self) -> tuple[str, str]:
         """Which replica this is, and its metrics."""
-        return self._id, numbers(self._service).decode()
+        return self._id, self._service.numbers().decode()
 
 
 class Member:
@@ -72,7 +73,7 @@ class Member:
 
         if scope["type"] == "http" and (scope["method"], scope["path"]) == ("GET", "/metrics"):
             text = merged(await self._told())
-            answer = Response(text, media_type="text/plain; version=0.0.4")
+            answer = Response(text, media_type=METRICS)
             await answer(scope, receive, named)
             return
         await self._app(scope, receive, named)

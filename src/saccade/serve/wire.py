@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 MAX_STOPS = 16
 MAX_TOP_LOGPROBS = 20
@@ -152,20 +152,14 @@ class ChatRequest(Strict):
         return [self.stop] if isinstance(self.stop, str) else self.stop
 
     @property
-    def samples(self) -> bool | None:
-        """None leaves it to the model's own generation settings."""
-        if self.temperature is not None:
-            return self.temperature >= COLDEST
-        return True if self.top_p is not None or self.top_k is not None else None
-
-    @property
     def sampled(self) -> dict[str, Any]:
-        """`GenerationConfig`'s names for how tokens are drawn."""
-        settings: dict[str, Any] = {"do_sample": self.samples}
-        if self.samples:
-            temperature = 1.0 if self.temperature is None else self.temperature
-            settings |= {"temperature": temperature, "top_p": self.top_p, "top_k": self.top_k}
-        return settings
+        """`GenerationConfig`'s names for how tokens are drawn; None is the model's own choice."""
+        given = [each for each in (self.temperature, self.top_p, self.top_k) if each is not None]
+        temperature = 1.0 if self.temperature is None else self.temperature
+        if not given or temperature < COLDEST:
+            return {"do_sample": False if given else None}
+        drawn = {"temperature": temperature, "top_p": self.top_p, "top_k": self.top_k}
+        return {"do_sample": True, **drawn}
 
     @property
     def characters(self) -> int:
@@ -182,49 +176,6 @@ def parts(turn: Message) -> Sequence[Part]:
     """A message's content as parts."""
     content = turn.content
     return [TextPart(type="text", text=content)] if isinstance(content, str) else content
-
-
-class Trouble(Exception):
-    """What the client is told instead of an answer."""
-
-    def __init__(
-        self, status: int, message: str, param: str | None = None, wait: int | None = None
-    ) -> None:
-        super().__init__(message)
-        self.status, self.message, self.param, self.wait = status, message, param, wait
-
-    def body(self) -> dict[str, Any]:
-        return {
-            "error": {
-                "message": self.message,
-                "type": KINDS.get(self.status) or ("server_error", INVALID)[self.status < 500],
-                "param": self.param,
-                "code": self.status,
-            }
-        }
-
-
-INVALID = "invalid_request_error"
-KINDS = {
-    401: "authentication_error",
-    404: "not_found_error",
-    429: "rate_limit_error",
-    503: "unavailable_error",
-    504: "timeout_error",
-}
-
-
-class Failure(BaseModel):
-    """An error's body."""
-
-    message: str
-    type: str
-    param: str | None
-    code: int
-
-
-class FailureBody(BaseModel):
-    error: Failure
 
 
 # What answers look like, for those who read the schema; a test checks what is sent against it.
@@ -260,34 +211,3 @@ class Completion(BaseModel):
     usage: Usage
     metrics: dict[str, Any]
     saccade: dict[str, Any]
-
-
-NOT_SUPPORTED = {
-    *("presence_penalty", "frequency_penalty", "logit_bias", "response_format"),
-    *("tools", "tool_choice", "name", "refusal", "detail"),
-}
-"""Fields of which only values that change nothing are taken."""
-
-
-def trouble(error: ValidationError) -> Trouble:
-    """The first thing wrong with a request, by the name of its field."""
-    first, place = error.errors(include_url=False, include_input=False)[0], ""
-    place = ".".join(_steps(first["loc"]))
-    if first["type"] == "extra_forbidden":
-        return Trouble(400, f"{place} is not a field this server knows: leave it out", place)
-    if NOT_SUPPORTED & set(place.split(".")):
-        return Trouble(400, f"{place} is not supported by this server: leave it out", place)
-    said = first["msg"].removeprefix("Value error, ")
-    message = f"{place}: {said[:1].lower()}{said[1:]}" if place else said
-    return Trouble(400, message[:500], place or None)
-
-
-def _steps(place: Sequence[int | str]) -> Iterator[str]:
-    """A field's place without the names of the alternatives that were tried there."""
-    for step in place:
-        text = str(step)
-        if not text[:1].isupper() and "[" not in text and text not in ALTERNATIVES:
-            yield text[:40]
-
-
-ALTERNATIVES = {"str", "user", "system", "developer", "assistant"}

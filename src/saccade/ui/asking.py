@@ -23,14 +23,38 @@ from saccade.inputs import Loaded, ask, ask_draft, media, shown
 from saccade.inputs.media import Clip
 from saccade.methods import SYSTEMS, resolve
 from saccade.ui.duel import Duel, Tell, duel
-from saccade.ui.examples import EXAMPLES
 from saccade.ui.kept import Kept, kept
+from saccade.world import scenes
 
 log = logging.getLogger(__name__)
 
+SECONDS = 8.0
+
 
 @dataclass(frozen=True)
-class Pair:
+class Example:
+    """A scene that no training stage drew, how many frames of it are taken, and their size."""
+
+    seed: int
+    frames: int
+    side: int
+
+    def clip(self) -> Clip:
+        pictures = scenes.render(scenes.scene(self.seed), self.frames, self.side)
+        times = (np.arange(self.frames) * SECONDS / self.frames).astype(np.float64)
+        rate = self.frames / SECONDS
+        return Clip(pictures, times, SECONDS, rate, self.frames, rate)
+
+
+EXAMPLES: dict[str, Example] = {
+    "Three shapes (2,048 visual tokens)": Example(20_000_002, 64, 224),
+    "Four on stripes (2,048)": Example(20_000_005, 64, 224),
+    "Five shapes, short (256)": Example(20_000_001, 32, 112),
+}
+
+
+@dataclass(frozen=True)
+class PageModels:
     """What answers: the models, and who puts frames into words (None: nobody)."""
 
     target: Loaded
@@ -45,8 +69,8 @@ class Pair:
 
 
 @dataclass(frozen=True)
-class House:
-    """The rules of the house: what may be asked for."""
+class PageSettings:
+    """What may be asked of the page, and by which method it answers at first."""
 
     method: str = "auto"
     limits: media.Limits = media.Limits(max_bytes=200 << 20, max_frames=64)
@@ -55,7 +79,7 @@ class House:
 
 
 @dataclass(frozen=True)
-class Asked:
+class Question:
     """What a person asked for."""
 
     example: str | None
@@ -83,19 +107,19 @@ class Shown:
         return self.duel.drafted.rounds
 
 
-def read(example: str | None, upload: str | None, house: House) -> Clip:
+def read(example: str | None, upload: str | None, settings: PageSettings) -> Clip:
     """The clip asked about. Raises SaccadeError."""
     if upload is not None:
-        return media.read(upload, limits=house.limits)
+        return media.read(upload, limits=settings.limits)
     if example in EXAMPLES:
         return EXAMPLES[example].clip()
     raise OptionError("pick an example clip, or drop a video")
 
 
-def checked(asked: Asked, house: House) -> Asked:
-    """What was asked for, if the house allows it. Raises OptionError."""
-    if not 1 <= asked.tokens <= house.max_new_tokens:
-        raise OptionError(f"an answer may have 1 to {house.max_new_tokens} tokens")
+def checked(asked: Question, settings: PageSettings) -> Question:
+    """What was asked for, if the page allows it. Raises OptionError."""
+    if not 1 <= asked.tokens <= settings.max_new_tokens:
+        raise OptionError(f"an answer may have 1 to {settings.max_new_tokens} tokens")
     if not 0 <= asked.temperature <= 10:
         raise OptionError("the temperature is a number from 0 (greedy) to 10")
     if not asked.prompt.strip():
@@ -103,16 +127,18 @@ def checked(asked: Asked, house: House) -> Asked:
     return asked
 
 
-def answers(pair: Pair, house: House, asked: Asked, halted: Callable[[], bool]) -> Iterator[Shown]:
+def answers(
+    pair: PageModels, settings: PageSettings, asked: Question, halted: Callable[[], bool]
+) -> Iterator[Shown]:
     """The whole of a run: both answers, then what the draft saw. Raises SaccadeError."""
-    recipe = resolve(checked(asked, house).method)
-    clip = read(asked.example, asked.upload, house)
+    recipe = resolve(checked(asked, settings).method)
+    clip = read(asked.example, asked.upload, settings)
     what = shown(clip)
     inputs = ask(pair.target, asked.prompt, **what)
     length = int(inputs["input_ids"].shape[1])
-    if length > house.max_prompt:
+    if length > settings.max_prompt:
         raise OptionError(
-            f"this clip and question are {length} tokens and the page takes {house.max_prompt}: "
+            f"this clip and question are {length} tokens and the page takes {settings.max_prompt}: "
             "use a shorter or smaller clip, or start it with a larger --max-prompt"
         )
     own = None if pair.draft is None else ask_draft(pair.target, pair.draft, asked.prompt, **what)
@@ -160,6 +186,6 @@ def answers(pair: Pair, house: House, asked: Asked, halted: Callable[[], bool]) 
         yield replace(last, why=f"What the draft saw cannot be shown: {error}")
 
 
-def _settings(asked: Asked) -> dict[str, Any]:
+def _settings(asked: Question) -> dict[str, Any]:
     settings: dict[str, Any] = {"max_new_tokens": asked.tokens, "do_sample": asked.temperature > 0}
     return settings | ({"temperature": asked.temperature} if asked.temperature > 0 else {})

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Protocol, runtime_checkable
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, runtime_checkable
 
 from saccade.bench.show import Typist
 from saccade.core.result import Kind, Result, Round, RoundRecord
@@ -132,26 +132,20 @@ class Duel:
 
 @dataclass
 class Entrant:
-    """One side at work: a stream and the time it has taken."""
+    """One side at work: a stream, and what has come of it."""
 
-    method: str
+    side: Side
     begin: Begin
     typist: Typist
     halted: Callable[[], bool]
     clock: Clock
-    phase: str = "waiting"
-    pieces: list[Piece] = field(default_factory=list)
-    rounds: list[RoundRecord] = field(default_factory=list)
-    seconds: float = 0.0
-    before: float = 0.0
-    result: Result | None = None
     stream: Rounds | None = None
     _began: float = 0.0
 
     def start(self) -> None:
         """Settles what there is to settle; what a method measures of this machine is not timed."""
         self.stream = self.begin(self._tell)
-        self.phase = READING
+        self.change(phase=READING)
 
     def step(self) -> None:
         """One round, its seconds added to this side's; the first brings all before it, too."""
@@ -161,38 +155,35 @@ class Entrant:
             round: Round | None = next(self.stream)
         except StopIteration:
             round = None
-        self.seconds += self.clock() - self._began
+        self.change(seconds=self._seconds())
+        pieces, rounds = self.side.pieces, self.side.rounds
         if round is None:
-            self.result = self.stream.results[0]
-            self.phase = "stopped by an error" if self.result.finish_reason == "error" else "done"
-            if (rest := self.typist.rest()) and self.rounds:  # half a character
-                self.pieces.append(Piece(rest, self.rounds[-1].kinds[-1]))
+            result = self.stream.results[0]
+            if (rest := self.typist.rest()) and rounds:  # half a character
+                pieces += (Piece(rest, rounds[-1].kinds[-1]),)
+            phase = "stopped by an error" if result.finish_reason == "error" else "done"
+            self.change(result=result, phase=phase, pieces=pieces)
             return
         record = round.scalars()
-        self.rounds.append(record)
-        self.pieces += [Piece(text, kind) for text, kind in self.typist.pieces(record)]
+        typed = tuple(Piece(text, kind) for text, kind in self.typist.pieces(record))
+        self.change(rounds=(*rounds, record), pieces=pieces + typed)
+
+    def change(self, **what: Any) -> None:
+        self.side = replace(self.side, **what)
 
     def close(self) -> None:
         if self.stream is not None:
             self.stream.close()
 
-    def shown(self) -> Side:
-        return Side(
-            self.method,
-            self.phase,
-            tuple(self.pieces),
-            tuple(self.rounds),
-            self.seconds,
-            self.before,
-            self.result,
-        )
+    def _seconds(self) -> float:
+        """Of its own work, what it is at included."""
+        return self.side.seconds + self.clock() - self._began
 
     def _tell(self, phase: str) -> None:
         if self.halted():
             raise Halted
         if phase == "decode":
-            self.phase = "answering"
-            self.before = self.seconds + self.clock() - self._began
+            self.change(phase="answering", before=self._seconds())
 
 
 def duel(
@@ -209,32 +200,33 @@ def duel(
     Each side is a method's name and how to begin its answer. ``halted`` is asked before every step
     and phase. Closing the iterator ends both answers; what they raise comes through.
     """
-    sides = [
-        Entrant(name, begin, Typist(decode), halted, clock) for name, begin in (plain, drafted)
+    both = [
+        Entrant(Side(name), begin, Typist(decode), halted, clock)
+        for name, begin in (plain, drafted)
     ]
 
     def snapshot(stopped: bool = False) -> Duel:
-        return Duel(sides[0].shown(), sides[1].shown(), stopped)
+        return Duel(both[0].side, both[1].side, stopped)
 
     try:
-        for side in sides:
-            side.phase = "getting ready"
+        for each in both:
+            each.change(phase="getting ready")
             yield snapshot()
-            side.start()
+            each.start()
         shown = clock() - every
-        while running := [side for side in sides if side.result is None]:
+        while running := [each for each in both if each.side.result is None]:
             if halted():
                 raise Halted
-            turn = min(running, key=lambda side: side.seconds)
-            if clock() - shown >= every or not turn.rounds:
+            turn = min(running, key=lambda each: each.side.seconds)
+            if clock() - shown >= every or not turn.side.rounds:
                 shown = clock()
                 yield snapshot()
             turn.step()
         yield snapshot()
     except Halted:
-        for side in sides:
-            side.phase = "done" if side.result is not None else "stopped"
+        for each in both:
+            each.change(phase="stopped" if each.side.result is None else "done")
         yield snapshot(stopped=True)
     finally:
-        for side in sides:
-            side.close()
+        for each in both:
+            each.close()

@@ -15,9 +15,8 @@ from saccade.core.errors import SaccadeError
 from saccade.drafting.schedule import parallel
 from saccade.methods import SYSTEMS
 from saccade.ui import pictures, spelling
-from saccade.ui.asking import Asked, House, Pair, Shown, answers, read
-from saccade.ui.examples import EXAMPLES
-from saccade.ui.watched import Desk
+from saccade.ui.asking import EXAMPLES, PageModels, PageSettings, Question, Shown, answers, read
+from saccade.ui.watched import CurrentRun
 
 log = logging.getLogger(__name__)
 
@@ -42,16 +41,22 @@ WAITING = pictures.message("Waiting for its turn …")
 SAW = "<h2>What the draft saw</h2>"
 TREE = "<h2>What it guessed in one round</h2>"
 ROUNDS = "<h2>Round by round</h2>"
-AXES = ("view", "keep", "drafter", "shape", "schedule")
+AXES = {  # what is chosen of a method, and how its control is called
+    "view": "What the draft sees",
+    "keep": "Keep",
+    "drafter": "Who drafts",
+    "shape": "In what shape",
+    "schedule": "When",
+}
 
 
 # -- what events show --------------------------------------------------------------------------
 
 
-def look(example: str | None, upload: str | None, house: House) -> str:
+def look(example: str | None, upload: str | None, settings: PageSettings) -> str:
     """The clip as frames, or the sentence why it cannot be read."""
     try:
-        clip = read(example, upload, house)
+        clip = read(example, upload, settings)
     except SaccadeError as error:
         return pictures.message(str(error), "error")
     except Exception as error:  # a bug: the person gets a sentence, the terminal the rest
@@ -78,10 +83,11 @@ def saw(shown: Shown) -> str:
         words = "The draft of this method looks at no picture." if shown.recipe.drafts else ""
         return pictures.message(words or "Plain decoding: nothing is drafted.")
     clip = shown.clip
-    return SAW + pictures.seen(clip.frames, clip.timestamps.tolist(), shown.seen)
+    times = clip.timestamps.tolist()
+    return SAW + "".join(pictures.seen(clip.frames, times, view) for view in shown.seen)
 
 
-def round_of(pair: Pair, shown: Shown | None, number: int) -> tuple[str, str]:
+def round_of(pair: PageModels, shown: Shown | None, number: int) -> tuple[str, str]:
     """The tree of a round, counted from 1, and all rounds with that one pointed at."""
     if shown is None or not shown.rounds:
         return "", ""
@@ -98,9 +104,12 @@ def round_of(pair: Pair, shown: Shown | None, number: int) -> tuple[str, str]:
 # -- the page ----------------------------------------------------------------------------------
 
 
-def build(pair: Callable[[], Pair], house: House = House()) -> gr.Blocks:  # noqa: B008 frozen
+def build(
+    pair: Callable[[], PageModels],
+    settings: PageSettings = PageSettings(),  # noqa: B008 frozen
+) -> gr.Blocks:
     """The page as gradio blocks; ``pair`` is asked for when there is something to answer."""
-    desk = Desk[Shown]()
+    current = CurrentRun[Shown]()
 
     def run(
         example: str | None,
@@ -113,12 +122,12 @@ def build(pair: Callable[[], Pair], house: House = House()) -> gr.Blocks:  # noq
         request: gr.Request,
     ) -> Iterator[dict[Any, Any]]:
         numbers = int(tokens or 0), float(temperature or 0.0), None if seed is None else int(seed)
-        asked = Asked(example, upload, prompt, method, *numbers)
+        asked = Question(example, upload, prompt, method, *numbers)
         blank = {error: "", result: "", saw_frames: "", tree: "", over: "", last: None}
         yield {**blank, left: "", right: "", note: "", slider: gr.Slider(visible=False)}
         tab = str(request.session_hash)
         try:
-            watched = desk.start(tab, partial(answers, pair(), house, asked))
+            watched = current.start(tab, partial(answers, pair(), settings, asked))
         except SaccadeError as wrong:
             yield {error: pictures.message(str(wrong), "error")}
             return
@@ -154,7 +163,7 @@ def build(pair: Callable[[], Pair], house: House = House()) -> gr.Blocks:  # noq
         return {last: shown, tree: picture, over: lines, slider: moved, saw_frames: frames}
 
     def stop(request: gr.Request) -> None:
-        desk.stop(str(request.session_hash))
+        current.stop(str(request.session_hash))
 
     with gr.Blocks(title=TITLE, analytics_enabled=False, delete_cache=(600, 3600)) as page:
         gr.HTML(f"<h1>{TITLE}</h1><p>{INTRO}</p>", elem_classes="sac-head", js_on_load=None)
@@ -163,20 +172,19 @@ def build(pair: Callable[[], Pair], house: House = House()) -> gr.Blocks:  # noq
             with gr.Column():
                 example = gr.Radio([*EXAMPLES], value=next(iter(EXAMPLES)), label="Example clip")
                 upload = gr.File(label="… or your own: a video, a GIF, a picture", height=140)
-                clip = gr.HTML(look(next(iter(EXAMPLES)), None, house), js_on_load=None)
+                clip = gr.HTML(look(next(iter(EXAMPLES)), None, settings), js_on_load=None)
                 prompt = gr.Textbox(QUESTION, label="Question", lines=1, max_lines=4)
             with gr.Column():
-                name, _ = spelling.taken_apart(house.method)
-                method = gr.Textbox(house.method, label="Method", placeholder="NAME/axis=value/...")
-                about = gr.HTML(explain(house.method), js_on_load=None)
+                name, _ = spelling.taken_apart(settings.method)
+                method = gr.Textbox(
+                    settings.method, label="Method", placeholder="NAME/axis=value/..."
+                )
+                about = gr.HTML(explain(settings.method), js_on_load=None)
                 with gr.Row():
                     system = gr.Dropdown([*SYSTEMS], value=name, label="Named method")
-                    view = _menu("view", "What the draft sees")
-                    keep = gr.Textbox("", label="Keep", placeholder="share, 0 to 1")
+                    axes = [_control("view"), _control("keep")]
                 with gr.Row():
-                    drafter = _menu("drafter", "Who drafts")
-                    shape = _menu("shape", "In what shape")
-                    schedule = _menu("schedule", "When")
+                    axes += [_control("drafter"), _control("shape"), _control("schedule")]
                 with gr.Row():
                     tokens = gr.Number(192, label="Tokens at most", precision=0)
                     temperature = gr.Number(0, label="Temperature (0: greedy)", step=0.1)
@@ -198,7 +206,6 @@ def build(pair: Callable[[], Pair], house: House = House()) -> gr.Blocks:  # noq
         tree = gr.HTML("", elem_id="sac-tree", js_on_load=None)
         over = gr.HTML("", elem_id="sac-rounds", js_on_load=None)
 
-        axes: list[Any] = [view, keep, drafter, shape, schedule]
         quiet: dict[str, Any] = {"show_progress": "hidden", "queue": False}
         quiet |= {"api_visibility": "private"}
         system.input(lambda chosen: chosen, system, method, **quiet)
@@ -210,7 +217,7 @@ def build(pair: Callable[[], Pair], house: House = House()) -> gr.Blocks:  # noq
                 **quiet,
             )
         method.change(_controls, method, [about, system, *axes], **quiet)
-        seeing = partial(look, house=house)
+        seeing = partial(look, settings=settings)
         example.input(lambda: None, None, upload, **quiet)
         example.input(lambda chosen: (seeing(chosen, None), ""), example, [clip, error], **quiet)
         upload.change(lambda *of: (seeing(*of), ""), [example, upload], [clip, error], **quiet)
@@ -233,12 +240,12 @@ def build(pair: Callable[[], Pair], house: House = House()) -> gr.Blocks:  # noq
     return page.queue(max_size=16)
 
 
-def _menu(axis: str, label: str) -> gr.Dropdown:
-    offered = [
-        ("its own", spelling.AS_IT_IS),
-        *((name, name) for name in spelling.MENU[axis]),
-    ]
-    return gr.Dropdown(offered, value=spelling.AS_IT_IS, label=label, allow_custom_value=True)
+def _control(axis: str) -> Any:
+    if axis not in spelling.MENU:
+        return gr.Textbox("", label=AXES[axis], placeholder="share, 0 to 1")
+    offered = [("its own", spelling.AS_IT_IS), *((name, name) for name in spelling.MENU[axis])]
+    at_first = spelling.AS_IT_IS
+    return gr.Dropdown(offered, value=at_first, label=AXES[axis], allow_custom_value=True)
 
 
 def _controls(method: str) -> list[Any]:
@@ -248,7 +255,7 @@ def _controls(method: str) -> list[Any]:
     return [explain(method), name if name in SYSTEMS else None, *chosen]
 
 
-def app(page: gr.Blocks, house: House = House()) -> Any:  # noqa: B008 frozen
+def app(page: gr.Blocks, settings: PageSettings = PageSettings()) -> Any:  # noqa: B008 frozen
     """The page as an ASGI application that asks nothing of any other host."""
     from fastapi import FastAPI
 
@@ -261,7 +268,7 @@ def app(page: gr.Blocks, house: House = House()) -> Any:  # noqa: B008 frozen
         show_error=False,
         ssr_mode=False,
         footer_links=[],
-        max_file_size=house.limits.max_bytes,
+        max_file_size=settings.limits.max_bytes,
         theme=theme,
         css=CSS.read_text(),
     )

@@ -11,14 +11,15 @@ import io
 import math
 from collections.abc import Callable, Mapping, Sequence
 from html import escape
-from itertools import groupby
+from itertools import count, groupby
+from operator import itemgetter
 
 import numpy as np
 from PIL import Image, ImageDraw
 
 from saccade.bench.show import MEANING
 from saccade.core.result import RoundRecord
-from saccade.core.tree import ROOT, levels
+from saccade.core.tree import ROOT, Tree, add, children, depths, follow, levels
 from saccade.ui.duel import Duel, Piece, Side
 from saccade.ui.kept import Kept
 
@@ -102,24 +103,17 @@ def _number(value: float | None, form: str) -> str:
 # -- frames ------------------------------------------------------------------------------------
 
 
-def strip(frames: np.ndarray, times: Sequence[float], count: int = FRAMES) -> str:
+def strip(frames: np.ndarray, times: Sequence[float]) -> str:
     """Some of the frames ``[frame, height, width, 3]`` in a row."""
-    at = _spread(len(frames), count)
     pictures = "".join(
         _picture(Image.fromarray(frames[i]), f"{times[i]:.1f} s", f"frame at {times[i]:.1f} s")
-        for i in at
+        for i in _spread(len(frames))
     )
     return f'<div class="sac-strip">{pictures}</div>'
 
 
-def seen(
-    frames: np.ndarray, times: Sequence[float], found: Sequence[Kept], count: int = FRAMES
-) -> str:
-    """The frames once a view: what it dropped is dimmed, what it kept is framed."""
-    return "".join(_seen(frames, times, one, count) for one in found)
-
-
-def _seen(frames: np.ndarray, times: Sequence[float], one: Kept, count: int) -> str:
+def seen(frames: np.ndarray, times: Sequence[float], one: Kept) -> str:
+    """The frames as one view has them: what it dropped is dimmed, what it kept is framed."""
     about = f"<b>{escape(one.view)}</b>: {one.count} of {one.whole} visual tokens"
     about += f" ({one.count / one.whole:.0%})"
     if bool(((one.share > 0) & (one.share < 0.99)).any()):
@@ -129,7 +123,7 @@ def _seen(frames: np.ndarray, times: Sequence[float], one: Kept, count: int) -> 
     if not one.count:
         return f'<figure class="sac-seen"><figcaption>{about}</figcaption></figure>'
     steps, pictures = one.share.shape[0], []
-    for step in _spread(steps, count):
+    for step in _spread(steps):
         i = step * len(frames) // steps  # the first of the frames a token stands for
         share = one.share[step].numpy()
         kept, whole = int(np.nansum(share > 0)), int(np.sum(~np.isnan(share)))
@@ -176,8 +170,8 @@ def _picture(picture: Image.Image, label: str, alt: str) -> str:
     )
 
 
-def _spread(length: int, count: int) -> list[int]:
-    return [int(i) for i in np.linspace(0, length - 1, min(count, length)).round()]
+def _spread(length: int) -> list[int]:
+    return [int(i) for i in np.linspace(0, length - 1, min(FRAMES, length)).round()]
 
 
 # -- one round ---------------------------------------------------------------------------------
@@ -189,15 +183,15 @@ def tree(round: RoundRecord, word: Word, before: str = "") -> str:
     """A round's draft: accepted nodes filled and joined by a thick line, then the target's own
     token. ``before`` ends the text it extends; a node's title has what the draft gave it."""
     spelt = [shown(word(token)) for token in round.tokens]
-    accepted = _walk(round)
-    parents = [*round.parents]
+    grown = Tree(round.tokens, round.parents)
+    accepted = follow(grown, round.accepted)
     kinds = ["accepted" if i in accepted else "refused" for i in range(len(spelt))]
     if round.own is not None and round.kind is not None:
         spelt.append(shown(word(round.own)))
-        parents.append(accepted[-1] if accepted else ROOT)
+        grown = add(grown, accepted[-1] if accepted else ROOT, round.own)
         kinds.append(round.kind)
     odds = round.note if len(round.note) == len(round.tokens) else ()
-    depth, height = [0, *levels(parents)], _heights(parents)
+    depth, height = [0, *depths(grown)], _heights(grown)
     labels = [shown(before) or "start", *spelt]
     widths = [max(38.0, len(label) * LETTER + 2 * PAD) for label in labels]
     columns = [max(w for w, d in zip(widths, depth, strict=True) if d == level)
@@ -207,7 +201,7 @@ def tree(round: RoundRecord, word: Word, before: str = "") -> str:
     lines, nodes = [], []
     for node, (label, kind) in enumerate(zip(labels, ["start", *kinds], strict=True)):
         if node:
-            up = parents[node - 1] + 1
+            up = grown.parents[node - 1] + 1
             lines.append(_join(x[up] + widths[up], y[up], x[node], y[node], kind))
         chance = f"{odds[node - 1]:.0%}" if 0 < node <= len(odds) else ""
         nodes.append(_node(x[node], y[node], widths[node], label, kind, chance))
@@ -227,35 +221,15 @@ def shown(text: str) -> str:
     return text.replace(" ", "·").replace("\n", "⏎")
 
 
-def _walk(round: RoundRecord) -> list[int]:
-    """The nodes that were accepted, root first."""
-    here, path = ROOT, []
-    for token in round.accepted:
-        here = next(
-            node
-            for node, (parent, own) in enumerate(zip(round.parents, round.tokens, strict=True))
-            if parent == here and own == token
-        )
-        path.append(here)
-    return path
-
-
-def _heights(parents: Sequence[int]) -> list[float]:
+def _heights(tree: Tree) -> list[int]:
     """The line of every node, the root's first: leaves one below another, parents beside the
     first of their children."""
-    below: dict[int, list[int]] = {}
-    for node, parent in enumerate(parents):
-        below.setdefault(parent, []).append(node)
-    found = [0.0] * (len(parents) + 1)
-    line = 0
+    found = [0] * (len(tree) + 1)
+    lines = count()
 
-    def place(node: int) -> float:
-        nonlocal line
-        if node not in below:
-            line += 1
-            found[node + 1] = line - 1
-        else:
-            found[node + 1] = min([place(child) for child in below[node]])
+    def place(node: int) -> int:
+        below = [place(child) for child in children(tree, node)]
+        found[node + 1] = below[0] if below else next(lines)
         return found[node + 1]
 
     place(ROOT)
@@ -280,6 +254,7 @@ def _node(x: float, y: float, width: float, label: str, kind: str, chance: str) 
 # -- over the rounds ---------------------------------------------------------------------------
 
 ACROSS, PANEL, LEFT, RIGHT, TOP = 720, 96, 44, 96, 20
+SIDE = ACROSS - RIGHT + 8  # where the names of bars and lines stand
 
 
 def over_rounds(
@@ -316,7 +291,7 @@ def over_rounds(
     return (
         f'<div class="sac-wide"><svg class="sac-rounds" role="img" '
         f'aria-label="what changed from round to round" viewBox="0 0 {ACROSS} {down}">'
-        f'{drawn}{numbers}<text x="{ACROSS - RIGHT + 8}" y="{down - 6}">round</text></svg></div>'
+        f'{drawn}{numbers}<text x="{SIDE}" y="{down - 6}">round</text></svg></div>'
     )
 
 
@@ -331,17 +306,16 @@ def _bars(rounds: Sequence[RoundRecord]) -> str:
     bars = []
     for i, round in enumerate(rounds):
         left = _at(i, len(rounds)) - thick / 2
-        for count, kind in ((len(round.tokens), "drafted"), (len(round.accepted), "accepted")):
-            tall = PANEL * count / most
+        for many, kind in ((len(round.tokens), "drafted"), (len(round.accepted), "accepted")):
+            tall = PANEL * many / most
             bars.append(
                 f'<rect class="sac-bar-{kind}" x="{left:.1f}" y="{TOP + PANEL - tall:.1f}" '
-                f'width="{thick:.1f}" height="{tall:.1f}"><title>round {i + 1}: {count} {kind}'
+                f'width="{thick:.1f}" height="{tall:.1f}"><title>round {i + 1}: {many} {kind}'
                 "</title></rect>"
             )
-    side = ACROSS - RIGHT + 8
     key = "".join(
-        f'<rect class="sac-bar-{kind}" x="{side}" y="{TOP + 18 * i}" width="12" height="12"/>'
-        f'<text x="{side + 17}" y="{TOP + 18 * i + 10}">{kind}</text>'
+        f'<rect class="sac-bar-{kind}" x="{SIDE}" y="{TOP + 18 * i}" width="12" height="12"/>'
+        f'<text x="{SIDE + 17}" y="{TOP + 18 * i + 10}">{kind}</text>'
         for i, kind in enumerate(("drafted", "accepted"))
     )
     return _axes("tokens drafted and accepted", most) + "".join(bars) + key
@@ -350,7 +324,7 @@ def _bars(rounds: Sequence[RoundRecord]) -> str:
 def _panel(title: str, lines: Lines, rounds: int, most: float | None = None) -> str:
     """Lines over the rounds, each named where it ends; names are kept from touching."""
     top = most or _even(max(max(line) for line in lines.values()))
-    drawn, ends = [], {}
+    drawn, ends = [], []
     for i, (name, line) in enumerate(lines.items()):
         places = [
             (_at(j, rounds), TOP + PANEL * (1 - value / top))
@@ -362,14 +336,12 @@ def _panel(title: str, lines: Lines, rounds: int, most: float | None = None) -> 
         path = "L".join(f"{x:.1f} {y:.1f}" for x, y in places)
         style = f'class="sac-curve sac-curve-{i % 5}" stroke-dasharray="{DASHES[i % 5]}"'
         drawn.append(f'<path {style} d="M{path}"/>')
-        ends[name] = i, places[-1][1]
+        ends.append((places[-1][1], name, style))
     below = 0.0
-    for name, (i, y) in sorted(ends.items(), key=lambda end: end[1][1]):
+    for y, name, style in sorted(ends, key=itemgetter(0)):
         below = max(y + 4, below + 14)
-        side = ACROSS - RIGHT + 8
-        style = f'class="sac-curve sac-curve-{i % 5}" stroke-dasharray="{DASHES[i % 5]}"'
-        drawn.append(f'<path {style} d="M{side} {below - 4:.1f}h16"/>')
-        drawn.append(f'<text x="{side + 20}" y="{below:.1f}">{escape(name)}</text>')
+        drawn.append(f'<path {style} d="M{SIDE} {below - 4:.1f}h16"/>')
+        drawn.append(f'<text x="{SIDE + 20}" y="{below:.1f}">{escape(name)}</text>')
     return _axes(title, top) + "".join(drawn)
 
 

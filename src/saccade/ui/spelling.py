@@ -5,8 +5,6 @@ The writing is the truth: a control changes one part of it and leaves the rest a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from saccade.core.errors import MethodError
 from saccade.methods import (
     AXES,
@@ -36,14 +34,11 @@ def taken_apart(method: str) -> tuple[str, dict[str, str]]:
     return name, {axis: value for axis, equals, value in pairs if equals and axis in AXES}
 
 
-def put_together(name: str, axes: Mapping[str, str]) -> str:
-    return "/".join([name, *(f"{axis}={value}" for axis, value in axes.items() if value)])
-
-
 def changed(method: str, axis: str, value: str) -> str:
     """The method with one axis written otherwise, or no more (``AS_IT_IS``)."""
     name, axes = taken_apart(method)
-    return put_together(name, {**axes, axis: value.strip()})
+    written = {**axes, axis: value.strip()}
+    return "/".join([name, *(f"{axis}={value}" for axis, value in written.items() if value)])
 
 
 def explained(method: str) -> tuple[bool, str]:

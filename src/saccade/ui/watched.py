@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 PATIENCE = 10.0  # seconds without anybody asking, after which the work is stopped
@@ -77,19 +77,20 @@ class Watched(Iterator[T], Generic[T]):
 
 
 @dataclass
-class Desk(Generic[T]):
-    """Who is at work for which browser tab."""
+class CurrentRun(Generic[T]):
+    """Who is at work, and for which browser tab: one at a time."""
 
-    working: dict[str, Watched[T]] = field(default_factory=dict)
+    tab: str = ""
+    work: Watched[T] | None = None
 
     def start(self, tab: str, work: Work[T]) -> Watched[T]:
-        """One at a time: whoever was at work is stopped and waited for first."""
-        for other in [*self.working]:
-            self.stop(other)
-            self.working.pop(other).join()
-        self.working[tab] = Watched(work)
-        return self.working[tab]
+        """Whoever was at work is stopped and waited for first."""
+        if self.work is not None:
+            self.work.stop()
+            self.work.join()
+        self.tab, self.work = tab, Watched(work)
+        return self.work
 
     def stop(self, tab: str) -> None:
-        if tab in self.working:
-            self.working[tab].stop()
+        if self.work is not None and self.tab == tab:
+            self.work.stop()

@@ -1,0 +1,57 @@
+"""Claims about groups of options: a command's help and its call know nothing of them."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass
+from typing import Annotated
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from saccade.cli.options import DrawOptions, LoadOptions, grouped
+from saccade.core.errors import OptionError
+
+
+@dataclass(frozen=True)
+class Size:
+    wide: Annotated[int, typer.Option(min=1, help="Across.")] = 3
+    tall: Annotated[bool, typer.Option("--tall", help="Upright.")] = False
+
+
+@grouped
+def draw(name: Annotated[str, typer.Argument()], size: Size, times: int = 1) -> None:
+    """Says what it was given."""
+    typer.echo(f"{name} {size} {times}")
+
+
+def test_a_group_is_an_option_a_field() -> None:
+    """Claim: each field is an option with its help, limits and default, where the group stood."""
+    app = typer.Typer()
+    app.command()(draw)
+    assert list(inspect.signature(draw).parameters) == ["name", "wide", "tall", "times"]
+    said = CliRunner().invoke(app, ["x", "--tall", "--times", "2"])
+    assert said.output == f"x {Size(tall=True)} 2\n"
+    assert CliRunner().invoke(app, ["x", "--wide", "0"]).exit_code == 2
+    told = CliRunner().invoke(app, ["--help"]).output
+    assert all(word in told for word in ("--wide", "Across.", "--tall", "Upright.", "Says what"))
+
+
+def test_called_from_python_a_group_has_its_defaults(capsys: pytest.CaptureFixture[str]) -> None:
+    """Claim: what is left out is as the group declares it."""
+    draw(name="x", wide=5)
+    assert capsys.readouterr().out == f"x {Size(wide=5)} 1\n"
+
+
+def test_options_become_settings() -> None:
+    """Claim: nothing of sampling is set without a temperature, and then it is refused by name;
+    ``threads`` are none of a checkpoint's."""
+    assert DrawOptions().settings() == {"do_sample": False}
+    drawn = DrawOptions(temperature=0.5, top_k=3, stop=["x"]).settings()
+    assert drawn == {
+        **dict(do_sample=True, temperature=0.5, top_p=None, top_k=3), "stop_strings": ["x"]
+    }  # fmt: skip
+    with pytest.raises(OptionError, match="--temperature above 0"):
+        DrawOptions(top_p=0.5).settings()
+    assert "threads" not in LoadOptions(threads=2).load
