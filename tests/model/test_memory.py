@@ -12,11 +12,12 @@ import torch
 import transformers as hf
 
 import saccade
+from evidence import checkpoints
 from saccade import inputs as models
 from saccade.bench.hardware.published import CONFIGS
 from saccade.core.errors import ModelError
 from saccade.core.sampling import Sampling
-from saccade.inputs import Loaded, checkpoints
+from saccade.inputs import Loaded
 from saccade.model import memory
 from saccade.model.backbone import Backbone
 from saccade.model.cache import Cache
@@ -418,7 +419,7 @@ def test_reading_a_long_clip_takes_its_keys_and_one_chunk():
     The mask over all keys alone would be 2,048 rows x 5,000 keys x 4 bytes = 40 MB; what a chunk
     of rows needs is about its own width of numbers. Keys and values count too.
     """
-    from saccade.bench.hardware.prefill import read
+    from evidence.hardware.prefill import read
 
     target = models.load("shapes", device="cpu")
     found = read(target, 5_000, rows=4, record=True)

@@ -10,14 +10,20 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
+import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from saccade.bench import measures
 from saccade.bench.alone import is_alone
 from saccade.bench.compare import BASELINE
-from saccade.bench.draw import COLOURS, DASHES, MANY, SMALL, save
 from saccade.bench.records import Answer
+
+# Okabe and Ito's colours; marks and dashes tell the lines apart without them
+COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#000000")
+DASHES = ("-", "--", "-.", ":", (0, (6, 1)), "-")
+MANY = "osD^vPX<>*hd"
+SMALL = 8
 
 By = Mapping[str, Sequence[Answer]]
 """The answers of each method to one suite, without those that failed."""
@@ -124,10 +130,8 @@ def positions(by: By) -> Figure | None:
     for i, (name, found) in enumerate(rows.items()):
         shown = found[:PLACES]
         axis.plot(range(1, len(shown) + 1), shown, label=name, **_line(i))
-    axis.set_xlabel("place in the draft (tokens after the committed text)", fontsize=SMALL)
-    axis.set_ylabel("share accepted", fontsize=SMALL)
+    name_axes(axis, "place in the draft (tokens after the committed text)", "share accepted")
     axis.set_ylim(0, 1.05)
-    _plain(axis)
     figure.legend(fontsize=SMALL - 1, ncols=3, loc="outside upper center")
     return figure
 
@@ -154,9 +158,8 @@ def kept(by: By) -> Figure | None:
     every = sorted({share for points in lines.values() for share in points})
     axis.set_xticks(every, [f"{share:g}" for share in every])
     axis.minorticks_off()
-    axis.set_xlabel("share of visual tokens the draft keeps", fontsize=SMALL)
-    axis.set_ylabel("tau (tokens per target forward)", fontsize=SMALL)
-    _plain(axis)
+    across = "share of visual tokens the draft keeps"
+    name_axes(axis, across, "tau (tokens per target forward)")
     figure.legend(fontsize=SMALL, ncols=3, loc="outside upper center")
     return figure
 
@@ -187,10 +190,22 @@ def _line(i: int) -> dict[str, Any]:
 def _rows(axis: Axes, names: Sequence[str], across: str) -> None:
     axis.set_yticks(range(len(names)), names, fontsize=SMALL)
     axis.set_ylim(len(names) - 0.5, -0.5)
+    name_axes(axis, across, "")
+
+
+def name_axes(axis: Axes, across: str, up: str) -> None:
+    """Both axes' names, small, over a faint grid."""
     axis.set_xlabel(across, fontsize=SMALL)
-    _plain(axis)
-
-
-def _plain(axis: Axes) -> None:
+    axis.set_ylabel(up, fontsize=SMALL)
     axis.tick_params(labelsize=SMALL - 1)
     axis.grid(alpha=0.3)
+
+
+def save(figure: Figure, path: Path) -> None:
+    """Without a date or random ids, so that a file in the repository changes with its numbers.
+
+    Names of clip paths may change still: they are hashes of a layout that is solved to 1e-13.
+    """
+    date = {"Date": None} if path.suffix == ".svg" else {}
+    with matplotlib.rc_context({"svg.hashsalt": "saccade"}):
+        figure.savefig(path, dpi=130, metadata=date)

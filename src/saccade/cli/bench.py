@@ -162,39 +162,10 @@ def bench_cost(
     models = loading.models(target or "shapes", draft, loading.Place(dtype, device), quiet=as_json)
     # no token ends a text, so that all answers are as long
     settings = {"max_new_tokens": max_new_tokens, "eos_token_id": -1}
-    _profile(models, recipes, suite, 1, repeat, settings, as_json)
+    profiled(models, recipes, suite, 1, repeat, settings, as_json)
 
 
-@bench_app.command("profile")
-def bench_profile(
-    methods: Annotated[str, typer.Option(help="Comma-separated; serial ones.")] = (
-        "auto,sd/shape=fit,specvlm/shape=fit,sd/view=uniform/keep=0.1/shape=fit"
-    ),
-    suite: Annotated[str, typer.Option(help="Whose first items are asked.")] = "shapes-caption-2k",
-    limit: Annotated[int, typer.Option(min=1, help="Items.")] = 4,
-    max_new_tokens: Annotated[
-        int | None, typer.Option(min=1, help="The longest answer; else the suite's own.")
-    ] = None,
-    repeat: options.Repeat = 3,
-    target: options.Target = None,
-    draft: options.Draft = None,
-    threads: Threads = None,
-    dtype: options.Dtype = None,
-    device: options.Device = None,
-    as_json: Json = False,
-    verbose: Verbose = False,
-) -> None:
-    """Where a round's time goes, and how near it comes to what bare forwards allow."""
-    prepare(threads, verbose)
-    from saccade.bench.compare import named
-
-    recipes = {name: recipe for name, recipe in named(split(methods)).items() if recipe}
-    models = loading.models(target or "shapes", draft, loading.Place(dtype, device), quiet=as_json)
-    settings = {} if max_new_tokens is None else {"max_new_tokens": max_new_tokens}
-    _profile(models, recipes, suite, limit, repeat, settings, as_json)
-
-
-def _profile(
+def profiled(
     models: loading.Models,
     recipes: Mapping[str, Recipe],
     suite: str,
@@ -204,8 +175,7 @@ def _profile(
     as_json: bool,
 ) -> None:
     """Measures over a suite's first items, and prints."""
-    from saccade.bench import runner
-    from saccade.bench.hardware import tables
+    from saccade.bench import runner, show
     from saccade.bench.hardware.profile import profile
     from saccade.bench.trace import environment
     from saccade.inputs import ask
@@ -231,7 +201,7 @@ def _profile(
         every = [asdict(each) for each in found]
         typer.echo(json.dumps({**about, "environment": environment(), "methods": every}))
         return
-    out.print(tables.profiles(found))
+    out.print(show.profiles(found))
     out.print(
         f"[dim]milliseconds a round (of it: drafting, verifying, the rest) and a drafted level; by "
         f"bare forwards: c a level, T(n) the rows, both a round, T(1) "
@@ -298,49 +268,3 @@ def _methods(given: str, exact: bool = False) -> tuple[str, ...]:
     ours = [n for n in chosen if not is_alone(n) and (n in SYSTEMS or "/" in n)]
     loading.recipes(ours, exact)
     return chosen
-
-
-@bench_app.command("flips")
-def bench_flips(
-    suite: Annotated[str, typer.Option(help="Its items are the prompts.")] = "shapes-caption",
-    limit: Annotated[int, typer.Option(min=1, help="Items.")] = 20,
-    rows: Annotated[int, typer.Option(min=2, help="Rows of a forward, against one.")] = 8,
-    max_new_tokens: options.Tokens = 128,
-    target: options.Target = None,
-    exact: options.Exact = False,
-    threads: Threads = None,
-    dtype: options.Dtype = None,
-    device: options.Device = None,
-    as_json: Json = False,
-    verbose: Verbose = False,
-) -> None:
-    """How often the target alone picks another token when it reads several rows at once."""
-    prepare(threads, verbose)
-    from itertools import islice
-
-    from saccade.bench.hardware.flips import flips
-    from saccade.bench.runner import shown
-    from saccade.inputs import ask, load
-
-    loaded = load(target or "shapes", dtype=dtype, device=device)
-    (chosen,) = named_suites(suite, None)
-    found = [
-        flips(
-            loaded.backbone,
-            ask(loaded, item.question, **shown(item)),
-            rows=rows,
-            tokens=max_new_tokens,
-            exact=exact,
-        )
-        for item in islice(chosen.items(), limit)
-    ]
-    sums = {name: sum(getattr(each, name) for each in found) for name in asdict(found[0])}
-    if as_json:
-        typer.echo(json.dumps({"items": len(found), "rows": rows, **sums}))
-        return
-    share = sums["flips"] / sums["compared"]
-    out.print(
-        f"{len(found)} answers, {sums['compared']} tokens, 1 row against {rows}: "
-        f"{sums['flips']} other arg-maxes ({share:.2%}), {sums['unlike']} other logits",
-        soft_wrap=True,
-    )
