@@ -249,7 +249,7 @@ def named_suites(given: str, data: Path | None) -> tuple[Suite, ...]:
 
 
 def _dataset(name: str, data: Path | None) -> Suite:
-    from saccade.bench.suites.datasets import open_dataset
+    from saccade.bench.suites.search import open_dataset
 
     known, _, paper = name.partition("@")
     return open_dataset(known, data, paper=paper or None)

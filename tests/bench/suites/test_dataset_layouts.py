@@ -10,7 +10,8 @@ import pytest
 from handmade_layouts import CASES, Art, Case
 
 from saccade.bench.suites.benchmarks import BENCHMARKS
-from saccade.bench.suites.datasets import Dataset, open_dataset
+from saccade.bench.suites.datasets import Dataset
+from saccade.bench.suites.search import open_dataset
 from saccade.bench.suites.types import Suite
 from saccade.core.errors import OptionError
 from saccade.inputs.media import Clip

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from saccade.bench.suites.layouts import IMAGE, VIDEO
+from saccade.bench.suites.places import IMAGE, VIDEO
 from saccade.bench.suites.types import Task
 
 
