@@ -67,16 +67,19 @@ class _Search:
     root: Path | None
 
     def folders(self, source: Source) -> Iterator[Path]:
-        """Folders that may be the dataset's own, the likeliest first."""
+        """Folders that may be the dataset's own, the likeliest first; without a root those of the
+        hub's client."""
+        hub = ["--".join(("datasets", *repo.split("/"))) for repo in source.repos]
         if self.root is None:
-            yield from self._cached(source)
-            return
-        if not self.root.is_dir():
+            from huggingface_hub import constants
+
+            bases = [Path(constants.HF_HUB_CACHE, name) for name in hub]
+        elif self.root.is_dir():
+            names = [repo.rpartition("/")[2] for repo in source.repos]
+            bases = [self.root, *(self.root / name for name in (*names, *source.repos, *hub))]
+        else:
             raise OptionError(f"there is no folder {self.root}: {self.remedy(source)}")
-        names = [repo.split("/") for repo in source.repos]
-        inner = [Path(repo[-1]) for repo in names] + [Path(*repo) for repo in names]
-        inner += [Path("--".join(("datasets", *repo))) for repo in names]
-        for base in (self.root, *(self.root / path for path in inner)):
+        for base in bases:
             if base.is_dir():
                 yield base
                 yield from _snapshots(base)
@@ -189,14 +192,6 @@ class _Search:
             home = os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface"
             found += [p for name in self.known.media.unpacked if (p := Path(home, name)).is_dir()]
         return tuple(found)
-
-    def _cached(self, source: Source) -> Iterator[Path]:
-        """Snapshots in the local cache of the hub's client."""
-        from huggingface_hub import constants
-
-        for repo in source.repos:
-            name = "--".join(("datasets", *repo.split("/")))
-            yield from _snapshots(Path(constants.HF_HUB_CACHE, name))
 
     def fetched(self, source: Source) -> Iterator[Path]:
         """A snapshot fetched now, where no folder was given and nothing forbids it."""
