@@ -294,22 +294,21 @@ def test_worth_it_says_whether_it_beats_plain_decoding() -> None:
     assert not calibration(trial("sd", 3.0, fallback="no memory")).worth_it
 
 
-# -- over `compare` -----------------------------------------------------------------------------
+# -- over `race` -----------------------------------------------------------------------------
 
 
 def stub(monkeypatch: pytest.MonkeyPatch, rows: Callable[[str], Row]) -> Callable[..., Calibration]:
-    """`calibrate` over a `compare` that runs nothing."""
+    """`calibrate` over a `race` that runs nothing."""
 
-    def compare(
-        *given: Any, repeat: int, settings: dict[str, Any], on_run: Any, **more: Any
-    ) -> Any:
-        methods = ["ar", *given[3]]
+    def race(*given: Any, repeat: int, settings: dict[str, Any], on_run: Any, **more: Any) -> Any:
+        methods = given[3]
         on_run("ar", 0)
         assert settings == {"max_new_tokens": 128, "do_sample": False} and repeat == 1
         assert more == {"draft_inputs": None}
-        return {m: rows(m) for m in methods}, {"ar": SimpleNamespace(visual_tokens=given[2]["n"])}
+        last = {"ar": SimpleNamespace(visual_tokens=given[2]["n"])}
+        return SimpleNamespace(rows=lambda: {m: rows(m) for m in methods}, last=lambda: last)
 
-    monkeypatch.setattr(calibrating, "compare", compare)
+    monkeypatch.setattr(calibrating, "race", race)
     loaded = Loaded("big", Backbone(helpers.qwen25()), None)
     return lambda videos, **more: calibrating.calibrate(
         loaded, None, [{"n": n} for n in videos], **more

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 import yaml
 
-from saccade.bench.compare import BASELINE, compare
+from saccade.bench.compare import BASELINE, named, race
 from saccade.bench.trace import environment
 from saccade.core.errors import MethodError, OptionError
 from saccade.core.prompt import Inputs
@@ -152,17 +152,17 @@ def calibrate(
                 tell(f"video {video + 1} of {len(inputs)}: {'' if round else 'warming up '}{name}")
 
         settings = {"max_new_tokens": max_new_tokens, "do_sample": False}
-        rows, results = compare(
+        raced = race(
             target,
             draft,
             inputs[video],
-            methods,
+            named(methods),
             repeat=1,
             settings=settings,
             draft_inputs=None if draft_inputs is None else draft_inputs[video],
             on_run=on_run,
         )
-        seen[video] = results[BASELINE].visual_tokens
+        seen[video] = raced.last()[BASELINE].visual_tokens
         return {
             name: Reading(
                 speedup=row.speedup_decode or 0.0,
@@ -170,7 +170,7 @@ def calibrate(
                 identical=row.identical_to_ar is True,
                 fallback=row.fallback_reason,
             )
-            for name, row in rows.items()
+            for name, row in raced.rows().items()
             if name in methods
         }
 

@@ -132,17 +132,17 @@ def compared(
 ) -> Comparison:
     import torch
 
-    from saccade.bench.compare import compare as measure
+    from saccade.bench.compare import named, race
 
     target = models.target
     inputs = loading.inputs(target, clip, prompt)
     draft_inputs = loading.draft_inputs(models, clip, prompt)
     with status("comparing", quiet=not err.is_terminal) as tell:
-        rows, results = measure(
+        raced = race(
             target,
             models.draft,
             inputs,
-            names,
+            named(names),
             repeat=repeat,
             settings={**settings, "do_sample": False},
             seed=seed,
@@ -151,6 +151,7 @@ def compared(
             draft_inputs=draft_inputs,
             on_run=lambda name, round: tell(f"run {round} of {repeat}: {name}"),
         )
+    results = raced.last()
     base = results["ar"]
     about = {
         "video": video,
@@ -161,4 +162,4 @@ def compared(
         "threads": torch.get_num_threads(),
         "repeat": repeat,
     }
-    return Comparison(about, rows, results, base.text or "")
+    return Comparison(about, raced.rows(), results, base.text or "")
