@@ -31,9 +31,9 @@ def speed(
 ) -> None:
     """Every ratio of speed that has a goal, measured on the embedded pair."""
     prepare(threads, verbose)
-    from evidence import speed as ratios
+    from evidence import speed as measured
 
-    parts = ratios.chosen(split(only or ""))
+    parts = measured.chosen(split(only or ""))
     if path is not None and not path.parent.is_dir():
         raise OptionError(f"cannot write {path}: there is no folder {path.parent}")
 
@@ -43,9 +43,9 @@ def speed(
 
     models = loading.models("shapes", None, loading.Place(), quiet=as_json)
     assert models.draft is not None
-    pair = ratios.Pair(models.target, models.draft)
+    pair = measured.Pair(models.target, models.draft)
     with status("measuring", quiet=as_json) as tell:
-        found = ratios.speed(pair, parts, clips=clips, repeat=repeat, tell=tell, keep=keep)
+        found = measured.speed(pair, parts, clips=clips, repeat=repeat, tell=tell, keep=keep)
     if as_json:
         typer.echo(json.dumps(found))
         return
