@@ -21,7 +21,6 @@ from saccade.bench.calibrate import (
     START,
     Calibration,
     Config,
-    Reading,
     Trial,
     choose,
     defaults,
@@ -45,6 +44,10 @@ def chosen(method: str) -> dict[str, str]:
     return {**STANDARD, **overrides}
 
 
+def reading(speedup: float, tau: float, identical: bool = True, fallback: str | None = None) -> Row:
+    return Row(speedup_decode=speedup, tau=tau, identical_to_ar=identical, fallback_reason=fallback)
+
+
 class Bench:
     """A made-up machine: what each method gains, a clock that its runs move, and what was run."""
 
@@ -56,10 +59,10 @@ class Bench:
     def clock(self) -> float:
         return self.now
 
-    def __call__(self, video: int, methods: Sequence[str]) -> dict[str, Reading]:
+    def __call__(self, video: int, methods: Sequence[str]) -> dict[str, Row]:
         self.calls.append((video, list(methods)))
         self.now += self.seconds * (len(methods) + 1)
-        return {m: Reading(self.gain(m, video), tau=self.gain(m, video)) for m in methods}
+        return {m: reading(self.gain(m, video), tau=self.gain(m, video)) for m in methods}
 
     def search(self, base: str = "specvlm", videos: int = 3, **more: Any) -> Any:
         return search(base, videos, self, clock=self.clock, **{"seconds": 600, **more})
@@ -67,7 +70,7 @@ class Bench:
 
 def trial(method: str, *speedups: float, taus: Sequence[float] = (), **more: Any) -> Trial:
     pairs = zip(speedups, taus or speedups, strict=True)
-    return Trial("stage", method, tuple(Reading(speed, tau, **more) for speed, tau in pairs))
+    return Trial("stage", method, tuple(reading(speed, tau, **more) for speed, tau in pairs))
 
 
 # -- the search ---------------------------------------------------------------------------------
@@ -164,8 +167,8 @@ def test_the_best_so_far_is_always_measured_again() -> None:
 def test_other_tokens_are_an_error() -> None:
     """Claim: the first answer that is not plain decoding's ends the search, by name and video."""
 
-    def measure(video: int, methods: Sequence[str]) -> dict[str, Reading]:
-        return {m: Reading(2.0, 2.0, identical=not (video and "0.65" in m)) for m in methods}
+    def measure(video: int, methods: Sequence[str]) -> dict[str, Row]:
+        return {m: reading(2.0, 2.0, identical=not (video and "0.65" in m)) for m in methods}
 
     with pytest.raises(MethodError, match=r"^specvlm/lambda=0\.65 wrote other tokens .* video 2"):
         search("specvlm", 3, measure)
