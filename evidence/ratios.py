@@ -165,12 +165,10 @@ def of_best_fixed(raced: Raced) -> Figure:
     mine = spent.pop(AUTO)
     chosen = min(spent, key=lambda name: float(spent[name].sum()))
 
-    def ratio(clips: np.ndarray, axis: int | None = None) -> np.ndarray:
-        at = clips.astype(int)
-        return spent[chosen][at].sum(axis) / mine[at].sum(axis)
+    def ratio(clips: np.ndarray) -> np.ndarray:
+        return spent[chosen][clips].sum(-1) / mine[clips].sum(-1)
 
-    clips = range(len(mine))
-    found = measures.interval(clips, ratio) if len(mine) >= ENOUGH else None
+    found = measures.bootstrap(len(mine), ratio) if len(mine) >= ENOUGH else None
     totals = {name: float(own.sum()) for name, own in {AUTO: mine, **spent}.items()}
     value = float(spent[chosen].sum() / mine.sum())
     return Figure(value, found and found[1:], {"best": chosen, "seconds": totals})

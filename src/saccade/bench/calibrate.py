@@ -292,17 +292,6 @@ def _keep(name: str) -> float:
 # -- the file -----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Config:
-    """What a file says for ``--config``; None where it says nothing."""
-
-    method: str | None = None
-    target: str | None = None
-    draft: str | None = None
-    threads: int | None = None
-    measured: Mapping[str, Any] | None = None
-
-
 KEYS = ("method", "target", "draft", "threads", *AXES, "measured")
 NUMBER = ((int, float), "a number between 0 and 1")
 WANTED: Mapping[str, tuple[tuple[type, ...], str]] = {
@@ -335,15 +324,9 @@ def write(path: Path, calibration: Calibration) -> None:
         raise OptionError(f"cannot write {path}: {error.strerror}") from error
 
 
-def defaults(path: Path) -> dict[str, str]:
-    """Method, target, draft and threads as a file sets them, for options not given."""
-    config = read(path)
-    said = {key: getattr(config, key) for key in ("method", "target", "draft", "threads")}
-    return {key: str(value) for key, value in said.items() if value is not None}
-
-
-def read(path: Path) -> Config:
-    """Every key and value checked. An axis may be a key: one more override of the method."""
+def read(path: Path) -> dict[str, Any]:
+    """What a file says of method, target, draft, threads and measured, every key and value checked.
+    An axis may be a key: one more override of the method."""
     said = {key: value for key, value in _mapping(path).items() if value is not None}
     for key, value in said.items():
         types, wanted = WANTED.get(key, NAME)
@@ -351,14 +334,14 @@ def read(path: Path) -> Config:
         if not good or (isinstance(value, list) and not all(map(_is_path, value))):
             raise OptionError(f"{path}: {key} must be {wanted}, not {str(value)[:40]!r}")
     overrides = [f"{key}={_text(value)}" for key, value in said.items() if key in AXES]
-    method = said.get("method", "specvlm" if overrides else None)
-    if method is not None:
-        method = "/".join([method.strip(), *overrides])
+    found = {key: value for key, value in said.items() if key not in AXES}
+    if "method" in said or overrides:
+        found["method"] = "/".join([said.get("method", "specvlm").strip(), *overrides])
         try:
-            resolve(method)
+            resolve(found["method"])
         except MethodError as error:
             raise OptionError(f"{path}: {error}") from error
-    return Config(method, *(said.get(key) for key in ("target", "draft", "threads", "measured")))
+    return found
 
 
 def _mapping(path: Path) -> dict[str, Any]:

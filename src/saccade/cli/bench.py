@@ -71,7 +71,10 @@ def bench(
     if context.invoked_subcommand is not None:
         return
     if suite == "list":
-        out.print("\n".join(_names()))
+        from saccade.bench.suites import shapes
+        from saccade.bench.suites.benchmarks import BENCHMARKS
+
+        out.print("\n".join([*shapes.suites(), *BENCHMARKS]))
         return
     known = loading.known(config, target, draft, None)
     prepare(threads or known.threads, verbose)
@@ -223,16 +226,10 @@ def _rate(text: str) -> float:
         raise OptionError(f"{text!r} is no rate: --rates 0.9,0.8,0.6") from None
 
 
-def _names() -> list[str]:
-    from saccade.bench.suites import shapes
-    from saccade.bench.suites.benchmarks import BENCHMARKS
-
-    return [*shapes.suites(), *BENCHMARKS]
-
-
 def named_suites(given: str, data: Path | None) -> tuple[Suite, ...]:
     """Suites by their names between commas. Raises OptionError for one nobody knows."""
     from saccade.bench.suites import shapes
+    from saccade.bench.suites.search import open_dataset
 
     known = shapes.suites()
     found: list[Suite] = []
@@ -242,27 +239,19 @@ def named_suites(given: str, data: Path | None) -> tuple[Suite, ...]:
         elif name in known:
             found.append(known[name])
         else:
-            found.append(_dataset(name, data))
+            benchmark, _, paper = name.partition("@")
+            found.append(open_dataset(benchmark, data, paper=paper or None))
     if not found:
         raise OptionError("name a suite: saccade bench --suite list")
     return tuple({suite.name: suite for suite in found}.values())
 
 
-def _dataset(name: str, data: Path | None) -> Suite:
-    from saccade.bench.suites.search import open_dataset
-
-    known, _, paper = name.partition("@")
-    return open_dataset(known, data, paper=paper or None)
-
-
 def _methods(given: str, exact: bool = False) -> tuple[str, ...]:
+    from saccade.bench.alone import is_alone, recipe
     from saccade.methods import SYSTEMS
 
-    names = split(given)
-    every = [each for name in names for each in (SYSTEMS if name == "all" else [name])]
+    every = [each for name in split(given) for each in (SYSTEMS if name == "all" else [name])]
     chosen = tuple(dict.fromkeys(every))
-    from saccade.bench.alone import is_alone, recipe
-
     for name in filter(is_alone, chosen):
         recipe(name)
     ours = [n for n in chosen if not is_alone(n) and (n in SYSTEMS or "/" in n)]

@@ -51,18 +51,17 @@ class Known:
 
 
 def known(config: Path | None, target: str | None, draft: str | None, method: str | None) -> Known:
-    found: dict[str, str] = {}
+    found: dict[str, Any] = {}
     if config is not None:
-        from saccade.bench.calibrate import defaults
+        from saccade.bench.calibrate import read
 
-        found = defaults(config)
+        found = read(config)
     same = target is None or target == found.get("target")  # a file's draft goes with its target
-    threads = found.get("threads")
     return Known(
         target or found.get("target", "shapes"),
         draft or (found.get("draft") if same else None),
         method or found.get("method", DEFAULT_METHOD),
-        None if threads is None else int(threads),
+        found.get("threads"),
     )
 
 
