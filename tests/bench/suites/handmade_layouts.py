@@ -480,12 +480,6 @@ def _docvqa_row(number: int, art: Art) -> dict[str, Any]:
     }
 
 
-def _docvqa(art: Art) -> Layout:
-    return Layout(
-        {"DocVQA/validation-00000-of-00001.parquet": [_docvqa_row(n, art) for n in range(2)]}
-    )
-
-
 def _docvqa_lite(art: Art) -> Layout:
     return Layout(
         {"docvqa_val/lite-00000-of-00001.parquet": [_docvqa_row(n, art) for n in range(2)]}

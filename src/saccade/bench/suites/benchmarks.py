@@ -80,10 +80,6 @@ def _data(*splits: str) -> dict[str, tuple[str, ...]]:
     return {split: (f"data/{split}-*.parquet", f"{split}-*.parquet") for split in splits}
 
 
-def _lite(config: str) -> Source:
-    return Source(_hub("LMMs-Eval-Lite"), {"lite": (f"{config}/lite-*.parquet",)})
-
-
 def _pictures(title: str, task: Task, *sources: Source, **names: str) -> Benchmark:
     """A benchmark whose rows hold their pictures."""
     columns = _columns(**{"id": "question_id", "image": "image", **names})
@@ -176,8 +172,6 @@ BENCHMARKS: Mapping[str, Benchmark] = {
         "MLVU",
         (
             Source(("sy1998/MLVU_dev",), _data("test"), small=True),
-            # Other questions; both repositories call their split "test".
-            Source(("sy1998/MLVU_Test",), {"held-out": _data("test")["test"]}, small=True),
             Source(  # the original, a file a task
                 ("MLVU/MVLU",),
                 {"test": ("MLVU/json/*.json", "json/*.json")},
@@ -255,8 +249,7 @@ BENCHMARKS: Mapping[str, Benchmark] = {
     "textvqa": _pictures(
         "TextVQA",
         "short",
-        Source(_hub("textvqa"), _data("validation", "test")),
-        _lite("textvqa_val"),
+        Source(_hub("textvqa"), _data("validation")),
         answer="answers",
     ),
     "gqa": Benchmark(
@@ -287,11 +280,7 @@ BENCHMARKS: Mapping[str, Benchmark] = {
     "docvqa": _pictures(
         "DocVQA",
         "short",
-        Source(
-            _hub("DocVQA"),
-            {split: (f"DocVQA/{split}-*.parquet",) for split in ("validation", "test")},
-        ),
-        _lite("docvqa_val"),
+        Source(_hub("LMMs-Eval-Lite"), {"lite": ("docvqa_val/lite-*.parquet",)}),
         id="questionId question_id",
         answer="answers",
     ),
@@ -306,8 +295,7 @@ BENCHMARKS: Mapping[str, Benchmark] = {
     "textcaps": _pictures(
         "TextCaps",
         "caption",
-        Source(_hub("TextCaps"), _data("val", "test", "train")),
-        _lite("textcaps_val"),
+        Source(_hub("TextCaps"), _data("val")),
         answer="caption_str reference_strs",
     ),
     "convbench": Benchmark(

@@ -26,14 +26,13 @@ def open_dataset(
     root: str | Path | None = None,
     *,
     paper: str | None = None,
-    split: str | None = None,
 ) -> Dataset:
     """A benchmark as a suite: `name` is one of `BENCHMARKS`, or "mvbench/action_count", a part.
 
     `root` is its folder, a folder that holds it, or a snapshot of the hub; without it the local hub
     cache is searched, and annotations without pictures may be fetched. `paper` is one of the
-    benchmark's `SETTINGS` (default: the first), `split` another split than the paper's. Raises
-    `OptionError`, with the command that helps, where files are missing, cut short or changed.
+    benchmark's `SETTINGS` (default: the first). Raises `OptionError`, with the command that helps,
+    where files are missing, cut short or changed.
     """
     key, part = _parse(name)
     known = BENCHMARKS[key]
@@ -41,11 +40,6 @@ def open_dataset(
     if paper is not None and paper not in settings:
         raise OptionError(f"{known.title} has no setting {paper!r}: use {', '.join(settings)}")
     setting = settings[paper or next(iter(settings))]
-    if split is not None:
-        setting = replace(setting, split=split)
-    splits = [word for source in known.sources for word in source.files]
-    if setting.split not in splits:
-        raise OptionError(f"{known.title} has no split {split!r}: use {', '.join(splits)}")
     fitting = [source for source in known.sources if setting.split in source.files]
     parts = () if known.part_column or not known.parts else (part,) if part else known.parts
     search = _Search(known, setting.split, parts or ("",), Path(root) if root is not None else None)
@@ -138,18 +132,6 @@ class _Search:
         """Nothing of it was found."""
         title, root = self.known.title, self.root
         where = "the local hub cache" if root is None else str(root)
-        others = [
-            split
-            for other in self.known.sources
-            for split in other.files
-            for folder in (self.folders(other) if root is not None else ())
-            if any(_matching(folder, other.files[split], part) for part in self.parts)
-        ]
-        if others:
-            return OptionError(
-                f"{where} has no {self.split!r} split of {title} but {others[0]!r}: ask for "
-                f"split={others[0]!r}, or {self.remedy(source)}"
-            )
         empty = root is not None and not any(root.iterdir())
         state = "is empty" if empty else "is not"
         said = f"{where} {state}" if empty else f"{title} {state} in {where}"
