@@ -414,7 +414,7 @@ def test_a_peak_is_unknown_where_nothing_measures_it(monkeypatch, tmp_path):
 
 
 def test_reading_a_long_clip_takes_its_keys_and_one_chunk():
-    """Claim: `bench prefill` reads about the tokens asked for, and its peak holds no mask.
+    """Claim: `evidence prefill` reads about the tokens asked for, and its peak holds no mask.
 
     The mask over all keys alone would be 2,048 rows x 5,000 keys x 4 bytes = 40 MB; what a chunk
     of rows needs is about its own width of numbers. Keys and values count too.
