@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import typer
 
+from evidence.commands.checkpoint import make_checkpoint
 from evidence.commands.figure import figure
+from evidence.commands.hardware import flips, pool, prefill, profile
 from evidence.commands.pages import claims, report, scaling
 from evidence.commands.speed import speed
 from evidence.commands.training import evaluate, train
@@ -21,6 +23,11 @@ app.command()(report)
 app.command()(claims)
 app.command()(speed)
 app.command()(scaling)
+app.command()(profile)
+app.command()(prefill)
+app.command()(flips)
+app.command()(pool)
+app.command("make-checkpoint")(make_checkpoint)
 app.command()(train)
 app.command("eval")(evaluate)
 

@@ -43,7 +43,7 @@ def figure(
         return
     prepare(threads, verbose)
     from evidence import studies
-    from saccade.bench.draw import save
+    from saccade.bench.figures import save
     from saccade.world.agreement import FRAMES
 
     if name == "all":

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.table import Table
+from rich.text import Text
 
 from saccade.cli import loading, options
 from saccade.cli.bench import split
@@ -29,10 +31,9 @@ def speed(
 ) -> None:
     """Every ratio of speed that has a goal, measured on the embedded pair."""
     prepare(threads, verbose)
-    from evidence import speed as ratios
-    from saccade.bench.hardware import tables
+    from evidence import speed as measured
 
-    parts = ratios.chosen(split(only or ""))
+    parts = measured.chosen(split(only or ""))
     if path is not None and not path.parent.is_dir():
         raise OptionError(f"cannot write {path}: there is no folder {path.parent}")
 
@@ -42,15 +43,37 @@ def speed(
 
     models = loading.models("shapes", None, quiet=as_json)
     assert models.draft is not None
-    pair = ratios.Pair(models.target, models.draft)
+    pair = measured.Pair(models.target, models.draft)
     with status("measuring", quiet=as_json) as tell:
-        found = ratios.speed(pair, parts, clips=clips, repeat=repeat, tell=tell, keep=keep)
+        found = measured.speed(pair, parts, clips=clips, repeat=repeat, tell=tell, keep=keep)
     if as_json:
         typer.echo(json.dumps(found))
         return
-    out.print(tables.goals(found["ratios"]))
+    out.print(goals(found["ratios"]))
     for part in found["parts"]:
         same = "same ids as ar" if part["identical"] else f"OTHER IDS THAN ar: {part['differing']}"
         failed = "".join(f"; {name}: {why}" for name, why in part["errors"].items())
         line = f"{part['about']}: {', '.join(part['clips'])}; {same}{failed}"
         out.print(line, markup=False, soft_wrap=True, style="dim")
+
+
+def goals(ratios: Sequence[Mapping[str, Any]]) -> Table:
+    """A line a ratio of a run: the value, its interval, the goal, and whether it is
+    met."""
+    from saccade.bench.show import columns
+
+    table = columns(["part", "ratio"], ["x", "95 %", "goal", "met"])
+    for each in ratios:
+        value, goal, met = each["value"], each["goal"], each["met"]
+        within = "" if each["interval"] is None else "{:.3f} to {:.3f}".format(*each["interval"])
+        said = {None: Text(""), True: Text("yes", "green"), False: Text("no", "bold red")}[met]
+        best = each["detail"].get("best")
+        table.add_row(
+            each["part"],
+            each["name"] + ("" if best is None else f": {best}"),
+            "failed" if value is None else f"{value:.3f}",
+            within,
+            "" if goal is None else f"{goal:g}",
+            said,
+        )
+    return table

@@ -9,6 +9,7 @@ import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from evidence.draw import Data
 from evidence.studies import (
     growth,
     hippo,
@@ -21,8 +22,7 @@ from evidence.studies import (
 )
 from evidence.studies.lab import Lab, Shot
 from evidence.studies.study import Study
-from saccade.bench import draw
-from saccade.bench.draw import Data
+from saccade.bench import figures
 from saccade.bench.trace import environment
 from saccade.core.errors import OptionError
 
@@ -71,7 +71,7 @@ def every(folder: Path, tell: Callable[[str], None], names: Sequence[str] = ()) 
         path = folder / f"{name}.json"
         if not path.exists():
             write(path, name, Lab(study.clips, study.size, study.tokens, tell, album=album))
-        draw.save(study.draw(read(path, name)), path.with_suffix(".png"))
+        figures.save(study.draw(read(path, name)), path.with_suffix(".png"))
     page = folder / "README.md"
     page.write_text(index(folder))
     return page

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
+from evidence.draw import Data
+from evidence.studies import stand_in
 from evidence.studies.lab import Lab, interval
 from evidence.studies.study import Study
-from saccade.bench.draw import Data
-from saccade.bench.hardware import synthetic
-from saccade.bench.hardware.synthetic import Decree
+from saccade.bench.hardware.synthetic import Decree, imposed
 from saccade.bench.measures import per_token
 from saccade.drafting.planning import plan
 from saccade.methods import resolve
@@ -59,7 +59,7 @@ def filled(lab: Lab) -> Data:
     sizes = [size for size in SIZES if size <= lab.size]
     lines: dict[str, list[list[float]]] = {name: [] for name in FILLED}
     for size in sizes:
-        prefill = synthetic.stand_in(target, size, room=lab.tokens)
+        prefill = stand_in.stand_in(target, size, room=lab.tokens)
         recipes = {
             name: plan(resolve(method), target, draft, len(prefill.prompt))
             for name, method in FILLED.items()
@@ -68,8 +68,8 @@ def filled(lab: Lab) -> Data:
         for turn in range(lab.clips + 1):  # the first warms up
             for name, recipe in recipes.items():
                 lab.tell(f"{name}, {size} visual tokens, turn {turn} of {lab.clips}")
-                decreed = synthetic.imposed(recipe, Decree(rates=(STANDS,), seed=turn))
-                took = synthetic.decode(target, draft, decreed, prefill, lab.tokens)
+                decreed = imposed(recipe, Decree(rates=(STANDS,), seed=turn))
+                took = stand_in.decode(target, draft, decreed, prefill, lab.tokens)
                 if turn:
                     spent[name].append(1e3 * took)
         for name, own in spent.items():

@@ -8,12 +8,13 @@ from itertools import islice
 
 import numpy as np
 
+from evidence import draw
+from evidence.draw import Data
 from evidence.studies import methods
 from evidence.studies.lab import TAU, Lab, interval
 from evidence.studies.specvlm import less, over_shares
 from evidence.studies.study import Study
-from saccade.bench import alone, draw, words
-from saccade.bench.draw import Data
+from saccade.bench import alone, words
 from saccade.bench.runner import shown
 from saccade.bench.suites.shapes import LENGTHS, SHORTEST, suites
 from saccade.inputs import ask

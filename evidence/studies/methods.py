@@ -13,8 +13,9 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure, FigureBase
 
+from evidence.draw import Data
 from evidence.studies.lab import Lab
-from saccade.bench.draw import COLOURS, SMALL, Data, name_axes
+from saccade.bench.figures import COLOURS, SMALL, name_axes
 from saccade.core.result import RoundRecord
 from saccade.core.tree import height
 from saccade.methods import resolve

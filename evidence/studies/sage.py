@@ -9,10 +9,11 @@ from statistics import mean
 
 import numpy as np
 
+from evidence import draw
+from evidence.draw import Data
 from evidence.studies.lab import TAU, Lab, Shot, interval, rounded
 from evidence.studies.study import Study
-from saccade.bench import draw, measures
-from saccade.bench.draw import Data
+from saccade.bench import measures
 from saccade.bench.measures import Interval
 from saccade.bench.records import Answer
 from saccade.core.errors import OptionError

@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from evidence import draw
+from evidence.draw import Data
 from evidence.studies.lab import TAU, Lab, interval, rounded
 from evidence.studies.steps import milliseconds
 from evidence.studies.study import Study
-from saccade.bench import draw
-from saccade.bench.draw import Data
 from saccade.drafting import saliency
 
 PRUNED = (0.0, 0.5, 0.7, 0.8, 0.9, 0.95, 0.98, 1.0)

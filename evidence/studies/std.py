@@ -7,11 +7,11 @@ from statistics import mean
 
 import numpy as np
 
+from evidence.draw import Data
 from evidence.studies.lab import Lab, interval
 from evidence.studies.methods import KEYS
 from evidence.studies.study import Study
 from saccade.bench import measures
-from saccade.bench.draw import Data
 from saccade.bench.measures import Interval
 from saccade.bench.records import Answer
 from saccade.core.sampling import Sampling

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from matplotlib.figure import Figure
 
+from evidence import draw
+from evidence.draw import Data
 from evidence.studies.lab import Lab
-from saccade.bench import draw
-from saccade.bench.draw import Data
 
 
 @dataclass(frozen=True)

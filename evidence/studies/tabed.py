@@ -9,11 +9,11 @@ from statistics import mean
 import numpy as np
 import torch
 
+from evidence import draw
+from evidence.draw import Data
 from evidence.studies.lab import TAU, Lab, Shot, interval, rounded
 from evidence.studies.steps import milliseconds
 from evidence.studies.study import Study
-from saccade.bench import draw
-from saccade.bench.draw import Data
 from saccade.bench.measures import Interval
 from saccade.core.result import Timings
 from saccade.engine.generate import run

@@ -20,11 +20,12 @@ from transformers import (
     BlipProcessor,
 )
 
+from evidence import draw
+from evidence.draw import Data
 from evidence.studies.lab import Lab, interval
 from evidence.studies.study import Study
 from evidence.studies.tabed import _picture
-from saccade.bench import draw, words
-from saccade.bench.draw import Data
+from saccade.bench import words
 from saccade.bench.runner import shown
 from saccade.bench.suites.shapes import TASKS, suites
 from saccade.core.errors import OptionError

@@ -1,4 +1,4 @@
-"""Claims about ``bench gpu`` and ``bench prefill``: arithmetic by hand, and that they run."""
+"""Claims about ``bench gpu``: arithmetic by hand, and that they run."""
 
 from __future__ import annotations
 
@@ -6,14 +6,10 @@ import json
 from collections.abc import Callable
 
 import pytest
-import torch
-from helpers import qwen25, video_input
 
 from saccade.bench.hardware import gpu
-from saccade.bench.hardware.prefill import stretched
 from saccade.bench.hardware.published import CONFIGS
 from saccade.core.errors import OptionError
-from saccade.model.backbone import Backbone
 from saccade.model.memory import footprint
 
 Call = Callable[..., tuple[int, str, str]]
@@ -67,14 +63,3 @@ def test_a_shape_it_cannot_make_is_refused() -> None:
         command(target="LLaVA-1.5-7B")
     with pytest.raises(OptionError, match="--machine"):
         command(machine="abacus", target="Qwen2.5-VL-7B", draft="Qwen2.5-VL-3B")
-
-
-def test_a_stretched_clip_is_the_clip_several_times() -> None:
-    """Claim: a repeated clip has its tokens times over, and the model reads it as one video."""
-    inputs = stretched(video_input(0, (2, 4, 4)), 3 * 256)
-    assert inputs["video_grid_thw"].tolist() == [[6, 4, 4]]
-    (prompt,) = Backbone(qwen25()).prompts(inputs)
-    assert prompt.seen == 6 * 4
-    assert prompt.grid[:, 1].tolist() == [t for t in range(6) for _ in range(4)]
-    with pytest.raises(OptionError, match="grids"):
-        stretched({"input_ids": torch.zeros(1, 3)}, 10)

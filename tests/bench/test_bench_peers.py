@@ -10,7 +10,7 @@ import pytest
 from torch import nn
 from written_out import Embedded
 
-from saccade.bench.compare import BASELINE, Run, compare
+from saccade.bench.compare import BASELINE, Run, named, race
 from saccade.bench.peers import PEERS, Timed
 from saccade.bench.suites import shapes
 from saccade.core.prompt import Inputs
@@ -121,9 +121,9 @@ def test_compare_counts_decoding_from_the_second_token(
     given = Timed(tuple(range(10)), 2.0, 5.0, early=4)
     monkeypatch.setitem(PEERS, "hf-early", lambda *whatever: given)
     settings = {"do_sample": False, "max_new_tokens": 6}
-    rows, results = compare(
-        *embedded, asked(embedded, "shapes-caption"), ["hf-early"], repeat=1, settings=settings
-    )
+    inputs = asked(embedded, "shapes-caption")
+    raced = race(*embedded, inputs, named(["hf-early"]), repeat=1, settings=settings)
+    rows, results = raced.rows(), raced.last()
     row, plain = rows["hf-early"], rows[BASELINE]
     assert (row.decode_seconds, row.prefill_seconds, row.total_seconds) == (3.0, 2.0, 5.0)
     assert row.tokens == 10 and row.tokens_per_second == pytest.approx(6 / 3)
@@ -150,6 +150,6 @@ def test_a_peer_that_fails_without_a_word_is_a_row(
     monkeypatch.setitem(PEERS, "hf-crash", crash)
     settings = {"do_sample": False, "max_new_tokens": 3}
     inputs = asked(embedded, "shapes-qa")
-    rows, _ = compare(*embedded, inputs, ["hf-crash"], repeat=1, settings=settings)
+    rows = race(*embedded, inputs, named(["hf-crash"]), repeat=1, settings=settings).rows()
     assert (rows["hf-crash"].error or "").startswith("AssertionError")
     assert rows[BASELINE].tokens == 3

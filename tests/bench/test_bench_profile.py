@@ -1,4 +1,4 @@
-"""Claims about ``saccade bench profile``: ideals by rounds, where a round's time goes."""
+"""Claims about ``bench cost`` and ``evidence profile``: ideals, and where a round's time goes."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
 
     def note(self: Any, name: str, recipe: Any, settings: dict[str, Any]) -> list[Answer]:
         if settings["max_new_tokens"] != WARM_UP_TOKENS:
-            found.append((self._item.id, name))
+            found.append((self.item.id, name))
         return [self._blank(name, 0)]
 
     monkeypatch.setattr(runner._Bench, "answer", note)

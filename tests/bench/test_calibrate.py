@@ -20,11 +20,8 @@ from saccade.bench.calibrate import (
     CONFIRM,
     START,
     Calibration,
-    Config,
-    Reading,
     Trial,
     choose,
-    defaults,
     read,
     search,
     write,
@@ -45,6 +42,10 @@ def chosen(method: str) -> dict[str, str]:
     return {**STANDARD, **overrides}
 
 
+def reading(speedup: float, tau: float, identical: bool = True, fallback: str | None = None) -> Row:
+    return Row(speedup_decode=speedup, tau=tau, identical_to_ar=identical, fallback_reason=fallback)
+
+
 class Bench:
     """A made-up machine: what each method gains, a clock that its runs move, and what was run."""
 
@@ -56,10 +57,10 @@ class Bench:
     def clock(self) -> float:
         return self.now
 
-    def __call__(self, video: int, methods: Sequence[str]) -> dict[str, Reading]:
+    def __call__(self, video: int, methods: Sequence[str]) -> dict[str, Row]:
         self.calls.append((video, list(methods)))
         self.now += self.seconds * (len(methods) + 1)
-        return {m: Reading(self.gain(m, video), tau=self.gain(m, video)) for m in methods}
+        return {m: reading(self.gain(m, video), tau=self.gain(m, video)) for m in methods}
 
     def search(self, base: str = "specvlm", videos: int = 3, **more: Any) -> Any:
         return search(base, videos, self, clock=self.clock, **{"seconds": 600, **more})
@@ -67,7 +68,7 @@ class Bench:
 
 def trial(method: str, *speedups: float, taus: Sequence[float] = (), **more: Any) -> Trial:
     pairs = zip(speedups, taus or speedups, strict=True)
-    return Trial("stage", method, tuple(Reading(speed, tau, **more) for speed, tau in pairs))
+    return Trial("stage", method, tuple(reading(speed, tau, **more) for speed, tau in pairs))
 
 
 # -- the search ---------------------------------------------------------------------------------
@@ -164,8 +165,8 @@ def test_the_best_so_far_is_always_measured_again() -> None:
 def test_other_tokens_are_an_error() -> None:
     """Claim: the first answer that is not plain decoding's ends the search, by name and video."""
 
-    def measure(video: int, methods: Sequence[str]) -> dict[str, Reading]:
-        return {m: Reading(2.0, 2.0, identical=not (video and "0.65" in m)) for m in methods}
+    def measure(video: int, methods: Sequence[str]) -> dict[str, Row]:
+        return {m: reading(2.0, 2.0, identical=not (video and "0.65" in m)) for m in methods}
 
     with pytest.raises(MethodError, match=r"^specvlm/lambda=0\.65 wrote other tokens .* video 2"):
         search("specvlm", 3, measure)
@@ -294,22 +295,21 @@ def test_worth_it_says_whether_it_beats_plain_decoding() -> None:
     assert not calibration(trial("sd", 3.0, fallback="no memory")).worth_it
 
 
-# -- over `compare` -----------------------------------------------------------------------------
+# -- over `race` -----------------------------------------------------------------------------
 
 
 def stub(monkeypatch: pytest.MonkeyPatch, rows: Callable[[str], Row]) -> Callable[..., Calibration]:
-    """`calibrate` over a `compare` that runs nothing."""
+    """`calibrate` over a `race` that runs nothing."""
 
-    def compare(
-        *given: Any, repeat: int, settings: dict[str, Any], on_run: Any, **more: Any
-    ) -> Any:
-        methods = ["ar", *given[3]]
+    def race(*given: Any, repeat: int, settings: dict[str, Any], on_run: Any, **more: Any) -> Any:
+        methods = given[3]
         on_run("ar", 0)
         assert settings == {"max_new_tokens": 128, "do_sample": False} and repeat == 1
         assert more == {"draft_inputs": None}
-        return {m: rows(m) for m in methods}, {"ar": SimpleNamespace(visual_tokens=given[2]["n"])}
+        last = {"ar": SimpleNamespace(visual_tokens=given[2]["n"])}
+        return SimpleNamespace(rows=lambda: {m: rows(m) for m in methods}, last=lambda: last)
 
-    monkeypatch.setattr(calibrating, "compare", compare)
+    monkeypatch.setattr(calibrating, "race", race)
     loaded = Loaded("big", Backbone(helpers.qwen25()), None)
     return lambda videos, **more: calibrating.calibrate(
         loaded, None, [{"n": n} for n in videos], **more
@@ -378,27 +378,20 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     found = calibration(best, environment=environment())
     write(path, found)
     config = read(path)
-    assert config == Config(
-        method=best.method,
-        target="shapes",
-        draft="shapes-draft",
-        threads=2,
-        measured=config.measured,
-    )
-    assert config.measured is not None
-    assert config.measured["speedup"] == 1.875 and config.measured["worth_it"] is True
-    assert config.measured["trials"] == [
-        {"stage": "stage", "method": best.method, "videos": 2, "speedup": 1.875, "tau": 3.5}
-    ]
-    assert config.measured["environment"] == {
-        key: value if value is None else type(value).__mro__[-2](value)
-        for key, value in environment().items()
-    }
-    assert defaults(path) == {
+    measured = config.pop("measured")
+    assert config == {
         "method": best.method,
         "target": "shapes",
         "draft": "shapes-draft",
-        "threads": "2",
+        "threads": 2,
+    }
+    assert measured["speedup"] == 1.875 and measured["worth_it"] is True
+    assert measured["trials"] == [
+        {"stage": "stage", "method": best.method, "videos": 2, "speedup": 1.875, "tau": 3.5}
+    ]
+    assert measured["environment"] == {
+        key: value if value is None else type(value).__mro__[-2](value)
+        for key, value in environment().items()
     }
 
 
@@ -409,7 +402,7 @@ def test_the_file_says_what_it_is_for_a_person(tmp_path: Path) -> None:
     write(path, calibration(trial("specvlm-self", 0.66), draft=None))
     text = path.read_text()
     assert text.startswith("# Made by `saccade calibrate`") and "SLOWER" in text
-    assert "draft:" not in text and "draft" not in defaults(path)
+    assert "draft:" not in text and "draft" not in read(path)
     assert yaml.safe_load(text)["measured"]["worth_it"] is False
     assert sum("specvlm-self" in line for line in text.splitlines()) == 2
     write(path, calibration(trial("sd", 2.0)))
@@ -439,8 +432,7 @@ def test_axes_may_be_keys(file: Callable[[str], Path], text: str, method: str | 
     """Claim: a key named as an axis is an override, in the file's order; the method resolves, and
     a list of paths is that tree."""
     path = file(text)
-    assert read(path).method == method
-    assert defaults(path).get("method") == method
+    assert read(path).get("method") == method
     if method is not None and "paths" in method:
         shape: Any = resolve(method).shape
         asked = yaml.safe_load(text)["shape"]
@@ -501,13 +493,12 @@ def test_a_bad_file_is_one_sentence(
     """Claim: unknown keys, wrong types, impossible methods and no YAML are an OptionError of one
     line that names the file and what is wrong."""
     path = file(text)
-    for reader in (read, defaults):
-        with pytest.raises(OptionError) as refused:
-            reader(path)
-        said = str(refused.value)
-        assert str(path) in said and len(said.splitlines()) == 1 and len(said) < 700
-        for word in words:
-            assert word in said
+    with pytest.raises(OptionError) as refused:
+        read(path)
+    said = str(refused.value)
+    assert str(path) in said and len(said.splitlines()) == 1 and len(said) < 700
+    for word in words:
+        assert word in said
 
 
 def test_a_file_that_cannot_be_read_or_written(tmp_path: Path) -> None:

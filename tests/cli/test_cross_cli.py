@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from evidence import checkpoints
 from saccade import inputs
 
 Call = Callable[..., tuple[int, str, str]]
@@ -42,7 +43,7 @@ def test_describe_gives_the_draft_inputs_of_its_own(
     Fails if the draft is handed the target's inputs, or drafting ends early."""
     folders = [tmp_path / "target", tmp_path / "draft"]
     for family, folder, seed in zip((target, draft), folders, (0, 1), strict=True):
-        assert call("make-checkpoint", family, folder, "--seed", seed)[0] == 0
+        checkpoints.make(family, folder, seed=seed)
     prepared: list[Any] = []
     ask_draft = inputs.ask_draft
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import transformers as hf
 
+from evidence import checkpoints
 from saccade.bench.hardware.published import PAIRS
-from saccade.inputs import checkpoints
 
 Call = Callable[..., tuple[int, str, str]]
 FIELDS = {

@@ -1,4 +1,4 @@
-"""Claims about ``saccade bench profile | cost`` as commands."""
+"""Claims about ``saccade bench cost`` as a command."""
 
 from __future__ import annotations
 
@@ -19,23 +19,6 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(profile, "CYCLES", 2)
 
 
-def test_a_profile(call: Call) -> None:
-    """Claim: a line a method, plain decoding first; as JSON the figures it is made of."""
-    words = ("--suite", "shapes-qa", "--limit", 1, "--repeat", 1, "--max-new-tokens", 8)
-    words = ("bench", "profile", "--methods", "sd/shape=chain-2", *words)
-    code, printed, said = call(*words)
-    assert code == 0, said
-    head, plain, own, *_ = printed.splitlines()
-    assert head.split()[0] == "method" and head.split()[-1] == "share"
-    assert plain.startswith("ar ") and plain.rstrip().endswith("100%")
-    assert own.startswith("sd/shape=chain-2 ")
-    code, printed, said = call(*words, "--json")
-    assert code == 0, said
-    found = json.loads(printed)
-    assert [each["method"] for each in found["methods"]] == ["ar", "sd/shape=chain-2"]
-    assert found["environment"]["threads"] == 1 and found["suite"] == "shapes-qa"
-
-
 def test_cost_imposes_what_it_is_told(call: Call) -> None:
     """Claim: at two accepted tokens a round tau is 3, whatever the models say."""
     words = ("--methods", "sd/shape=chain-3", "--accepted", 2, "--suite", "shapes-qa")
@@ -50,14 +33,13 @@ def test_cost_imposes_what_it_is_told(call: Call) -> None:
 @pytest.mark.parametrize(
     ("words", "named"),
     [
-        (("profile", "--methods", "hippo"), "hippo"),
-        (("profile", "--methods", "magic"), "magic"),
-        (("cost", "--methods", "hippo"), "hippo"),
-        (("cost", "--rates", "0.9,high"), "high"),
+        (("--methods", "hippo"), "hippo"),
+        (("--methods", "magic"), "magic"),
+        (("--rates", "0.9,high"), "high"),
     ],
 )
 def test_refused_in_a_sentence(call: Call, words: tuple[str, ...], named: str) -> None:
     """Claim: what has no profile, or is no method or rate, is one sentence that names it."""
-    code, printed, said = call("bench", *words)
+    code, printed, said = call("bench", "cost", *words)
     assert code == 2 and printed == "" and "Traceback" not in said
     assert named in said and len(said.strip().splitlines()) == 1

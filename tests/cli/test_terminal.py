@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from evidence import checkpoints
 from saccade.cli import terminal
-from saccade.inputs import checkpoints
 
 Call = Callable[..., tuple[int, str, str]]
 ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")

@@ -13,11 +13,11 @@ import typer
 from matplotlib.figure import Figure
 from typer.testing import CliRunner, Result
 
-from evidence import studies
+from evidence import draw, studies
 from evidence.commands.figure import figure as command
 from evidence.studies import lab as labs
 from evidence.studies import methods
-from saccade.bench import draw
+from saccade.bench import figures
 from saccade.core.errors import OptionError
 from saccade.core.result import RoundRecord
 from saccade.world import agreement
@@ -179,7 +179,7 @@ def test_a_picture_is_redrawn_from_its_numbers(call, tmp_path, name, monkeypatch
 def test_an_svg_holds_no_date(tmp_path):
     """Claim: nothing in the file says when it was drawn. Fails if matplotlib's default metadata
     comes back, and every redrawing would be a change in the repository."""
-    draw.save(draw.lines(OVER_ROUNDS), tmp_path / "a.svg")
+    figures.save(draw.lines(OVER_ROUNDS), tmp_path / "a.svg")
     assert "date" not in (tmp_path / "a.svg").read_text()
 
 

@@ -10,8 +10,9 @@ import pytest
 import torch
 from written_out import Embedded
 
-from evidence import speed
-from evidence.speed import Elsewhere, Goal, Pair, Part, Raced
+from evidence import ratios, speed
+from evidence.ratios import Goal, Raced
+from evidence.speed import Elsewhere, Pair, Part
 from saccade.bench.compare import Run, named, race
 from saccade.bench.suites import shapes
 from saccade.core.errors import OptionError
@@ -41,30 +42,30 @@ def raced(**methods: list[list[float]]) -> Raced:
 
 def test_amdahl_by_hand() -> None:
     """Claim: half the time twice as fast makes 4/3; all of it the speedup itself; none of it 1."""
-    assert speed.amdahl(0.5, 2.0) == pytest.approx(4 / 3)
-    assert speed.amdahl(1.0, 3.5) == pytest.approx(3.5)
-    assert speed.amdahl(0.0, 9.0) == 1.0
+    assert ratios.amdahl(0.5, 2.0) == pytest.approx(4 / 3)
+    assert ratios.amdahl(1.0, 3.5) == pytest.approx(3.5)
+    assert ratios.amdahl(0.0, 9.0) == 1.0
 
 
 def test_a_turn_is_set_against_the_same_turn() -> None:
     """Claim: a clip's figure is the median of its turns' ratios. Control: where the machine slows
     down on the way the ratio of medians is another number, so it cannot stand for it."""
     found = raced(ar=[[2.0, 4.0, 40.0]], auto=[[1.0, 4.0, 10.0]])
-    assert speed.faster(found, "auto", "ar") == [2.0]
+    assert ratios.faster(found, "auto", "ar") == [2.0]
     assert median([2.0, 4.0, 40.0]) / median([1.0, 4.0, 10.0]) != 2.0
 
 
 def test_the_whole_counts_what_comes_before() -> None:
     """Claim: end to end is of total seconds. Fails if it is of decoding."""
     found = raced(ar=[[3.0]], auto=[[1.0]])
-    assert speed.faster(found, "auto", "ar", speed.whole) == [2.0]
+    assert ratios.faster(found, "auto", "ar", ratios.whole) == [2.0]
 
 
 def test_an_answer_made_longer_by_hand() -> None:
     """Claim: a second before decoding and 0.3 s a token after the first make 4 s of 11 tokens; the
     pace stays. Fails if what comes before is stretched too."""
-    assert speed.lengthened(11)(ran(3.0)) == pytest.approx(4.0)
-    assert speed.lengthened(21)(ran(3.0)) == pytest.approx(7.0)
+    assert ratios.lengthened(11)(ran(3.0)) == pytest.approx(4.0)
+    assert ratios.lengthened(21)(ran(3.0)) == pytest.approx(7.0)
 
 
 def test_the_best_is_one_drafting_method() -> None:
@@ -76,7 +77,7 @@ def test_the_best_is_one_drafting_method() -> None:
         auto=[[1.0], [4.0], [4.0]],
         sd=[[2.0], [2.0], [2.0]],
     )
-    figure = speed.best_versus("ar")(found)
+    figure = ratios.best_versus("ar")(found)
     assert figure.detail["best"] == "sd" and figure.value == 2.0
     assert figure.detail["methods"] == {"auto": 1.0, "sd": 2.0}
     assert figure.interval == (2.0, 2.0)
@@ -88,9 +89,9 @@ def test_share_of_amdahl_by_hand() -> None:
     reaches 4/3 of 2."""
     plain = {"ar": [ran(3.0, 1.0)]}
     at_once = Raced(("a",), ({**plain, "auto": [ran(1.0, 1.0)]},))
-    assert speed.of_amdahl(at_once).value == pytest.approx(1.0)
+    assert ratios.of_amdahl(at_once).value == pytest.approx(1.0)
     slower = Raced(("a",), ({**plain, "auto": [ran(1.0, 2.0)]},))
-    found = speed.of_amdahl(slower)
+    found = ratios.of_amdahl(slower)
     assert found.value == pytest.approx((4 / 3) / 2)
     assert found.detail["limit"] == pytest.approx(2.0)
 
@@ -99,12 +100,12 @@ def test_auto_is_ranked_by_total_seconds() -> None:
     """Claim: the fastest fixed method's seconds of all clips over `auto`'s; plain decoding is a
     fixed method. Control: the median clip says another number."""
     found = raced(ar=[[3.0], [3.0], [3.0]], sd=[[1.0], [1.0], [6.0]], auto=[[2.0], [2.0], [4.0]])
-    figure = speed.of_best_fixed(found)
+    figure = ratios.of_best_fixed(found)
     assert figure.value == 1.0 and figure.detail["best"] == "sd"
-    assert median(speed.faster(found, "auto", "sd")) == 0.5
+    assert median(ratios.faster(found, "auto", "sd")) == 0.5
     low, high = figure.interval or (0, 0)
     assert low == 0.5 and high == 1.5  # three times the same clip, the extremes of resampling
-    plain = speed.of_best_fixed(raced(ar=[[1.0]], sd=[[2.0]], auto=[[4.0]]))
+    plain = ratios.of_best_fixed(raced(ar=[[1.0]], sd=[[2.0]], auto=[[4.0]]))
     assert (plain.value, plain.detail["best"], plain.interval) == (0.25, "ar", None)
 
 
@@ -116,13 +117,13 @@ def test_goals_are_met_or_missed_or_neither() -> None:
     """Claim: at the goal is met, below is missed, without a goal neither; a peer that crashed
     leaves no value and says why."""
     found = raced(ar=[[4.0]], auto=[[2.0]])
-    figure = speed.versus("auto", "ar")
+    figure = ratios.versus("auto", "ar")
     goals = tuple(
         Goal(name, figure, least) for name, least in (("a", 2.0), ("b", 2.1), ("c", None))
     )
     assert [ratio.met for ratio in speed.judged(part(goals), found)] == [True, False, None]
     crashed = replace(found, runs=({**found.runs[0], "hf": []},), errors={"hf": "RuntimeError: no"})
-    goals = (Goal("d", speed.versus("ar", "hf"), 1.3), Goal("e", speed.best_versus("hf"), 4.5))
+    goals = (Goal("d", ratios.versus("ar", "hf"), 1.3), Goal("e", ratios.best_versus("hf"), 4.5))
     for ratio in speed.judged(part(goals), crashed):
         assert ratio.value is None and ratio.met is None
         assert ratio.detail == {"errors": {"hf": "RuntimeError: no"}}

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from evidence import studies
-from evidence.studies import growth
+from evidence.studies import growth, stand_in
 from evidence.studies import lab as labs
 from evidence.studies.lab import Lab
-from saccade.bench.hardware import synthetic
+from saccade.bench.hardware.synthetic import Decree, imposed
 from saccade.bench.peers import PEERS, Timed
 from saccade.bench.records import Answer
 from saccade.core.result import Round
@@ -156,13 +156,13 @@ def test_growth_over_noise(monkeypatch: pytest.MonkeyPatch) -> None:
     drafting method drafts: nine of ten tokens stand. Fails if a method reads keys that are not
     there (they are NaN here), or a draft gave up unseen."""
     ran: list[tuple[str, int]] = []
-    real = synthetic.decode
+    real = stand_in.decode
 
     def decode(target: Any, draft: Any, recipe: Any, prefill: Any, tokens: int) -> float:
         ran.append((recipe.name, len(prefill.prompt) - 64))
         return real(target, draft, recipe, prefill, tokens)
 
-    monkeypatch.setattr(synthetic, "decode", decode)
+    monkeypatch.setattr(stand_in, "decode", decode)
     data = growth.filled(Lab(clips=2, size=256, tokens=8))
     assert data["at"] == [256]
     (lines,) = data["panels"].values()
@@ -178,17 +178,17 @@ def test_a_stand_in_is_decoded_by_decree(method: str) -> None:
     few as its shape allows. Control: with none, one a token."""
     lab = Lab(clips=1)
     target, draft = lab.target.backbone, lab.draft.backbone
-    prefill = synthetic.stand_in(target, 200)
+    prefill = stand_in.stand_in(target, 200)
     assert prefill.prompt.seen == 200 and len(prefill.prompt) == 264
     for rate, most in ((1.0, 8), (0.0, 24)):
         rounds: list[Round] = []
-        recipe = synthetic.imposed(resolve(method), synthetic.Decree(rates=(rate,)))
+        recipe = imposed(resolve(method), Decree(rates=(rate,)))
 
         def counted(*given: Any, to: Any = rounds, schedule: Any = recipe.schedule) -> Any:
             for round in schedule(*given):
                 to.append(round)
                 yield round
 
-        synthetic.decode(target, draft, replace(recipe, schedule=counted), prefill, 24)
+        stand_in.decode(target, draft, replace(recipe, schedule=counted), prefill, 24)
         assert sum(len(round.tokens) for round in rounds) == 24
         assert len(rounds) == 24 if method == "ar" or not rate else len(rounds) <= most

@@ -15,10 +15,9 @@ from helpers import hf_greedy
 from matplotlib.container import BarContainer
 from matplotlib.figure import Figure
 
-from evidence import studies
+from evidence import draw, studies
 from evidence.studies import hippo, methods, specvlm
 from evidence.studies.lab import Lab
-from saccade.bench import draw
 from saccade.bench.records import Answer
 from saccade.bench.suites import shapes
 from saccade.bench.suites.types import Item

@@ -12,8 +12,8 @@ import pytest
 import torch
 from remembering import Remembering
 
+from evidence import draw
 from evidence.studies import Lab, sage
-from saccade.bench import draw
 from saccade.core.errors import OptionError
 from saccade.core.result import Result, RoundRecord, Timings
 

@@ -12,8 +12,8 @@ import pytest
 import torch
 from remembering import Remembering
 
+from evidence import draw
 from evidence.studies import Lab, specvlm
-from saccade.bench import draw
 
 pytestmark = pytest.mark.usefixtures("unchecked")
 

@@ -15,10 +15,10 @@ import torch
 from remembering import Remembering
 from torch import Tensor
 
+from evidence import draw
 from evidence.studies import Lab, tabed
 from evidence.studies import steps as steps_of
 from evidence.studies.lab import Shot
-from saccade.bench import draw
 from saccade.core.result import RoundRecord
 from saccade.core.sampling import Sampling
 from saccade.core.tree import ROOT, chain

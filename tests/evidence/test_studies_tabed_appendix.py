@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from evidence import studies
+from evidence import draw, studies
 from evidence.studies import Lab, tabed_appendix
-from saccade.bench import draw, records, words
+from saccade.bench import records, words
 from saccade.bench.suites.shapes import TASKS, suites
 from saccade.core.errors import OptionError
 from saccade.inputs import load

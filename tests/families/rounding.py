@@ -21,15 +21,17 @@ from typing import Any
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parents[2]))  # for ``evidence``
 
 import torch
 import transformers
 import zoo
 from ties import parting
 
+from evidence import checkpoints
 from saccade import inputs as models
 from saccade.core.errors import ModelError
-from saccade.inputs import Loaded, checkpoints
+from saccade.inputs import Loaded
 
 METHODS = ("sd", "specvlm/shape=chain-7", "std", "lookup")
 

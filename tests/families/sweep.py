@@ -21,14 +21,15 @@ from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+sys.path.insert(0, str(Path(__file__).parents[2]))  # for ``evidence``
 
 import torch
 import transformers
 import zoo
 
+from evidence import checkpoints
 from saccade.core.errors import SaccadeError
 from saccade.drafting.policies import Chain, Static
-from saccade.inputs import checkpoints
 from saccade.methods import resolve
 
 METHODS = ("ar", "sd", "specvlm", "std", "sage", "hippo")

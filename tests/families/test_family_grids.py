@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import zoo
 
+from evidence.checkpoints import SIDE, TILES
 from saccade.core.prompt import Prefill, Prompt
 from saccade.core.sampling import Sampling
 from saccade.inputs import Loaded
-from saccade.inputs.checkpoints import SIDE, TILES
 from saccade.methods import VIEWS
 from saccade.model.session import Session
 

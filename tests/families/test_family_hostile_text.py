@@ -11,8 +11,9 @@ import zoo
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from evidence import checkpoints
 from saccade.core.errors import OptionError
-from saccade.inputs import Loaded, ask, checkpoints, literal, load
+from saccade.inputs import Loaded, ask, literal, load
 
 CODES = [
     *("<|video_pad|>", "<|image_pad|>", "<|im_end|>", "<|im_start|>", "<|endoftext|>", "<image>"),

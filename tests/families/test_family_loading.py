@@ -18,10 +18,11 @@ import zoo
 from safetensors import safe_open
 
 import saccade
+from evidence import checkpoints
+from evidence.checkpoints import Size
 from saccade import inputs as models
 from saccade.core.errors import ModelError, OptionError
-from saccade.inputs import Loaded, checkpoints, loading
-from saccade.inputs.checkpoints import Size
+from saccade.inputs import Loaded, loading
 from saccade.model import families
 from saccade.model.backbone import Backbone
 

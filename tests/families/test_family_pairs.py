@@ -18,10 +18,11 @@ import zoo
 from transformers import AutoTokenizer
 
 import saccade
+from evidence import checkpoints
+from evidence.checkpoints import Size
 from saccade import inputs as models
 from saccade.core.errors import ModelError
-from saccade.inputs import Loaded, checkpoints
-from saccade.inputs.checkpoints import Size
+from saccade.inputs import Loaded
 from saccade.model.backbone import Backbone
 
 COUNT = 24

@@ -13,9 +13,9 @@ import zoo
 from torch import nn
 
 import saccade
+from evidence.checkpoints import Size
 from saccade.core.prompt import Inputs, Prompt
 from saccade.drafting.drafters import ModelDrafter
-from saccade.inputs.checkpoints import Size
 from saccade.model.backbone import Backbone
 
 COUNT = 16

@@ -20,12 +20,13 @@ import transformers
 from torch import Tensor
 
 import saccade
+from evidence import checkpoints
+from evidence.checkpoints import Size
 from saccade import inputs as models
 from saccade.core.prompt import Inputs, Prefill, Prompt
 from saccade.core.result import Result
 from saccade.core.sampling import Sampling
-from saccade.inputs import Loaded, checkpoints
-from saccade.inputs.checkpoints import Size
+from saccade.inputs import Loaded
 from saccade.inputs.media import Clip
 from saccade.model.session import Session
 

@@ -19,8 +19,8 @@ from helpers import video_input as seen_input
 from torch import Tensor
 
 import saccade
+from evidence.hardware.flips import flips
 from saccade import inputs as models
-from saccade.bench.hardware.flips import flips
 from saccade.core.costs import Costs
 from saccade.core.errors import MethodError, ModelError
 from saccade.core.prompt import Inputs

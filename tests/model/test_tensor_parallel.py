@@ -13,10 +13,10 @@ import pytest
 import torch
 from families import zoo
 
+from evidence import checkpoints
 from saccade import inputs
 from saccade.core.errors import MethodError, ModelError, OptionError
 from saccade.drafting import planning
-from saccade.inputs import checkpoints
 from saccade.methods import resolve
 from saccade.model import tensor_parallel
 
@@ -31,7 +31,9 @@ LAUNCH = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
 def launched(*words: object, processes: int = 2) -> subprocess.CompletedProcess[str]:
     """A command under torchrun."""
     command = [sys.executable, *LAUNCH, str(processes), *map(str, words)]
-    paths = os.pathsep.join([str(HERE.parent), *filter(None, [os.environ.get("PYTHONPATH")])])
+    paths = os.pathsep.join(
+        [*map(str, HERE.parents[:2]), *filter(None, [os.environ.get("PYTHONPATH")])]
+    )
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": paths}
     return subprocess.run(command, capture_output=True, text=True, timeout=280, env=environment)
 

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 import yaml
 
-from saccade.bench.compare import BASELINE, compare
+from saccade.bench.compare import BASELINE, Row, named, race
 from saccade.bench.trace import environment
 from saccade.core.errors import MethodError, OptionError
 from saccade.core.prompt import Inputs
@@ -42,18 +42,8 @@ TIE = 0.02  # timings this close to each other say nothing
 LARGEST_FILE = 100_000  # bytes
 
 
-@dataclass(frozen=True)
-class Reading:
-    """One method on one video: speedup of decoding against ``ar`` in the same run."""
-
-    speedup: float
-    tau: float
-    identical: bool = True
-    fallback: str | None = None
-
-
-Measure = Callable[[int, Sequence[str]], Mapping[str, Reading]]
-"""(video, methods) -> a reading of each, from interleaved runs."""
+Measure = Callable[[int, Sequence[str]], Mapping[str, Row]]
+"""(video, methods) -> the figures of each, from interleaved runs."""
 
 
 @dataclass(frozen=True)
@@ -62,19 +52,23 @@ class Trial:
 
     stage: str
     method: str
-    readings: tuple[Reading, ...]
+    readings: tuple[Row, ...]
 
     @property
     def speedup(self) -> float:
-        return median(reading.speedup for reading in self.readings)
+        return median(row.speedup_decode or 0.0 for row in self.readings)
+
+    @property
+    def taus(self) -> list[float]:
+        return [row.tau or 0.0 for row in self.readings]
 
     @property
     def tau(self) -> float:
-        return median(reading.tau for reading in self.readings)
+        return median(self.taus)
 
     @property
     def fallback(self) -> str | None:
-        return next((r.fallback for r in self.readings if r.fallback is not None), None)
+        return next((row.fallback_reason for row in self.readings if row.fallback_reason), None)
 
     def json(self) -> dict[str, Any]:
         found = {"stage": self.stage, "method": self.method, "videos": len(self.readings)}
@@ -146,33 +140,24 @@ def calibrate(
         raise OptionError("calibrating needs a video or more and some seconds")
     seen: dict[int, int] = {}
 
-    def measure(video: int, methods: Sequence[str]) -> dict[str, Reading]:
+    def measure(video: int, methods: Sequence[str]) -> dict[str, Row]:
         def on_run(name: str, round: int) -> None:
             if tell is not None:
                 tell(f"video {video + 1} of {len(inputs)}: {'' if round else 'warming up '}{name}")
 
         settings = {"max_new_tokens": max_new_tokens, "do_sample": False}
-        rows, results = compare(
+        raced = race(
             target,
             draft,
             inputs[video],
-            methods,
+            named(methods),
             repeat=1,
             settings=settings,
             draft_inputs=None if draft_inputs is None else draft_inputs[video],
             on_run=on_run,
         )
-        seen[video] = results[BASELINE].visual_tokens
-        return {
-            name: Reading(
-                speedup=row.speedup_decode or 0.0,
-                tau=row.tau or 0.0,
-                identical=row.identical_to_ar is True,
-                fallback=row.fallback_reason,
-            )
-            for name, row in rows.items()
-            if name in methods
-        }
+        seen[video] = raced.last()[BASELINE].visual_tokens
+        return raced.rows()
 
     started = time.monotonic()
     found = search(method, len(inputs), measure, candidates=candidates, seconds=seconds)
@@ -219,7 +204,7 @@ def search(
 
     def stage(name: str, methods: Sequence[str], over: int = videos, left: int = 1) -> list[Trial]:
         share = clock() + (deadline - clock()) / left
-        readings: list[Mapping[str, Reading]] = []
+        readings: list[Mapping[str, Row]] = []
         for video in range(over):
             runs, begun = len(methods) + 1, clock()
             needed = runs * pace.get(video, max(pace.values(), default=0))
@@ -227,7 +212,7 @@ def search(
                 break
             readings.append(measure(video, methods))
             pace[video] = (clock() - begun) / runs
-            if wrong := [method for method in methods if not readings[-1][method].identical]:
+            if wrong := [method for method in methods if not readings[-1][method].identical_to_ar]:
                 raise MethodError(
                     f"{wrong[0]} wrote other tokens than plain decoding on video {video + 1}: a "
                     "bug in float32, rounding in lower precision (try --dtype float32)"
@@ -273,7 +258,7 @@ def _beaten(trial: Trial, other: Trial, kept: str) -> bool:
     fixed = isinstance(own.shape, Chain | Static | Best)
     if not fixed or (own.shape, own.drafter) != (its.shape, its.drafter):
         return False
-    taus = [(r.tau, o.tau) for r, o in zip(trial.readings, other.readings, strict=True)]
+    taus = [*zip(trial.taus, other.taus, strict=True)]
     spared = _keep(trial.method) - _keep(other.method)
     if spared < 0 or any(mine > theirs for mine, theirs in taus):
         return False
@@ -305,17 +290,6 @@ def _keep(name: str) -> float:
 
 
 # -- the file -----------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Config:
-    """What a file says for ``--config``; None where it says nothing."""
-
-    method: str | None = None
-    target: str | None = None
-    draft: str | None = None
-    threads: int | None = None
-    measured: Mapping[str, Any] | None = None
 
 
 KEYS = ("method", "target", "draft", "threads", *AXES, "measured")
@@ -350,15 +324,9 @@ def write(path: Path, calibration: Calibration) -> None:
         raise OptionError(f"cannot write {path}: {error.strerror}") from error
 
 
-def defaults(path: Path) -> dict[str, str]:
-    """Method, target, draft and threads as a file sets them, for options not given."""
-    config = read(path)
-    said = {key: getattr(config, key) for key in ("method", "target", "draft", "threads")}
-    return {key: str(value) for key, value in said.items() if value is not None}
-
-
-def read(path: Path) -> Config:
-    """Every key and value checked. An axis may be a key: one more override of the method."""
+def read(path: Path) -> dict[str, Any]:
+    """What a file says of method, target, draft, threads and measured, every key and value checked.
+    An axis may be a key: one more override of the method."""
     said = {key: value for key, value in _mapping(path).items() if value is not None}
     for key, value in said.items():
         types, wanted = WANTED.get(key, NAME)
@@ -366,14 +334,14 @@ def read(path: Path) -> Config:
         if not good or (isinstance(value, list) and not all(map(_is_path, value))):
             raise OptionError(f"{path}: {key} must be {wanted}, not {str(value)[:40]!r}")
     overrides = [f"{key}={_text(value)}" for key, value in said.items() if key in AXES]
-    method = said.get("method", "specvlm" if overrides else None)
-    if method is not None:
-        method = "/".join([method.strip(), *overrides])
+    found = {key: value for key, value in said.items() if key not in AXES}
+    if "method" in said or overrides:
+        found["method"] = "/".join([said.get("method", "specvlm").strip(), *overrides])
         try:
-            resolve(method)
+            resolve(found["method"])
         except MethodError as error:
             raise OptionError(f"{path}: {error}") from error
-    return Config(method, *(said.get(key) for key in ("target", "draft", "threads", "measured")))
+    return found
 
 
 def _mapping(path: Path) -> dict[str, Any]:

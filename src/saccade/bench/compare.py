@@ -71,49 +71,25 @@ class Raced:
     runs: dict[str, list[Run]]
     errors: dict[str, str]
 
+    def rows(self) -> dict[str, Row]:
+        """Every method's figures; one that failed is a row with ``error``."""
+        return {
+            name: Row(error=self.errors[name])
+            if name in self.errors
+            else _row(own, self.runs[BASELINE])
+            for name, own in self.runs.items()
+        }
+
+    def last(self) -> dict[str, Result]:
+        """The last result of each method of ours."""
+        ran = {name: own[-1].result for name, own in self.runs.items() if own}
+        return {name: result for name, result in ran.items() if result is not None}
+
 
 def named(methods: Sequence[str]) -> dict[str, Recipe | None]:
     """Each method's recipe (None: a peer), ``ar`` first and always there."""
     order = [BASELINE, *(name for name in methods if name != BASELINE)]
     return {name: None if name in PEERS else _resolve(name) for name in order}
-
-
-def compare(
-    target: Loaded,
-    draft: Loaded | None,
-    inputs: Inputs,
-    methods: Sequence[str],
-    *,
-    repeat: int = 3,
-    settings: dict[str, Any],
-    seed: int | None = None,
-    captioner: Captioner | None = None,
-    draft_inputs: Inputs | None = None,
-    exact: bool = False,
-    on_run: Callable[[str, int], None] | None = None,
-) -> tuple[dict[str, Row], dict[str, Result]]:
-    """Rows by method, and the last result of each of ours; runs as of ``race``. A method that
-    fails is a row with ``error``. ``exact`` is :func:`saccade.stream`'s."""
-    raced = race(
-        target,
-        draft,
-        inputs,
-        named(methods),
-        repeat=repeat,
-        settings=settings,
-        seed=seed,
-        captioner=captioner,
-        draft_inputs=draft_inputs,
-        exact=exact,
-        on_run=on_run,
-    )
-    runs, errors = raced.runs, raced.errors
-    rows = {
-        name: Row(error=errors[name]) if name in errors else _row(own, runs[BASELINE])
-        for name, own in runs.items()
-    }
-    last = {name: own[-1].result for name, own in runs.items() if own}
-    return rows, {name: result for name, result in last.items() if result is not None}
 
 
 def race(
@@ -131,7 +107,8 @@ def race(
     on_run: Callable[[str, int], None] | None = None,
 ) -> Raced:
     """Every method once, then again, after a short warm-up of each (of one per schedule, for a
-    single run). ``recipes`` as of ``named``: None stands for the peer of that name."""
+    single run). ``recipes`` as of ``named``: None stands for the peer of that name. ``exact`` is
+    :func:`saccade.stream`'s."""
     if repeat < 1:
         raise OptionError(f"repeat={repeat} must be at least 1")
     runs: dict[str, list[Run]] = {name: [] for name in recipes}
@@ -163,12 +140,17 @@ def race(
             except Exception as error:  # a peer's crash is a finding, not the end of the comparison
                 if recipe is not None:
                     raise
-                first = str(error).strip().splitlines() or [""]
-                errors[name] = f"{type(error).__name__}: {first[0]}"
+                errors[name] = first_line(error)
                 continue
             if round:
                 runs[name].append(timed)
     return Raced(runs, errors)
+
+
+def first_line(error: Exception) -> str:
+    """What an error says, in a line."""
+    said = str(error).strip().splitlines() or [""]
+    return f"{type(error).__name__}: {said[0]}"
 
 
 def _resolve(name: str) -> Recipe:

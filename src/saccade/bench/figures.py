@@ -8,30 +8,27 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import mean
-from typing import Any
 
+import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from saccade.bench import measures
 from saccade.bench.alone import is_alone
 from saccade.bench.compare import BASELINE
-from saccade.bench.draw import COLOURS, DASHES, MANY, SMALL, save
-from saccade.bench.records import Answer
+from saccade.bench.records import STAGES, Answer
+
+# Okabe and Ito's colours; marks and dashes tell the lines apart without them
+COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#000000")
+DASHES = ("-", "--", "-.", ":", (0, (6, 1)), "-")
+MANY = "osD^vPX<>*hd"
+SMALL = 8
 
 By = Mapping[str, Sequence[Answer]]
 """The answers of each method to one suite, without those that failed."""
 
-STAGES: tuple[tuple[str, Callable[[Answer], float], str], ...] = (
-    ("vision", lambda answer: answer.vision, ""),
-    ("prefill", lambda answer: answer.prefill, "///"),
-    ("guidance", lambda answer: answer.guide, "xxx"),
-    ("draft prefill", lambda answer: answer.draft_prefill, "++"),
-    ("draft", lambda answer: answer.draft, "..."),
-    ("verify", lambda answer: answer.verify, "\\\\\\"),
-    ("rest", lambda answer: answer.rest, "oo"),
-)
 PLACES = 12  # of a draft that are drawn
+HATCHES = ("", "///", "xxx", "++", "...", "\\\\\\", "oo")  # of the stages
 GREYS = ("#f0f0f0", "#d0d0d0", "#b8b8b8", "#f8f8f8", "#ffffff", "#e4e4e4", "#909090")
 
 
@@ -95,7 +92,7 @@ def stages(by: By) -> Figure | None:
     figure = _figure(len(rows))
     axis = figure.subplots()
     left = [0.0] * len(rows)
-    for (label, seconds, hatch), grey in zip(STAGES, GREYS, strict=True):
+    for (label, seconds), hatch, grey in zip(STAGES.items(), HATCHES, GREYS, strict=True):
         values = [mean(map(seconds, own)) for own in rows.values()]
         axis.barh(
             range(len(rows)),
@@ -119,16 +116,12 @@ def positions(by: By) -> Figure | None:
     rows = {name: found for name, own in by.items() if len(found := measures.by_position(own)) > 1}
     if not rows:
         return None
-    figure = Figure(figsize=(5.4, 3.6), layout="constrained")
-    axis = figure.subplots()
-    for i, (name, found) in enumerate(rows.items()):
-        shown = found[:PLACES]
-        axis.plot(range(1, len(shown) + 1), shown, label=name, **_line(i))
-    axis.set_xlabel("place in the draft (tokens after the committed text)", fontsize=SMALL)
-    axis.set_ylabel("share accepted", fontsize=SMALL)
-    axis.set_ylim(0, 1.05)
-    _plain(axis)
-    figure.legend(fontsize=SMALL - 1, ncols=3, loc="outside upper center")
+    lines: dict[str, dict[float, float]] = {
+        name: dict(enumerate(found[:PLACES], 1)) for name, found in rows.items()
+    }
+    across = "place in the draft (tokens after the committed text)"
+    figure = _lines(lines, across, "share accepted", small=True)
+    figure.axes[0].set_ylim(0, 1.05)
     return figure
 
 
@@ -145,19 +138,13 @@ def kept(by: By) -> Figure | None:
     lines = {name: points for name, points in lines.items() if len(points) > 1}
     if not lines:
         return None
-    figure = Figure(figsize=(5.4, 3.6), layout="constrained")
-    axis = figure.subplots()
-    for i, (name, points) in enumerate(lines.items()):
-        at = sorted(points)
-        axis.plot(at, [points[share] for share in at], label=name, **_line(i))
+    across = "share of visual tokens the draft keeps"
+    figure = _lines(lines, across, "tau (tokens per target forward)")
+    (axis,) = figure.axes
     axis.set_xscale("log")
     every = sorted({share for points in lines.values() for share in points})
     axis.set_xticks(every, [f"{share:g}" for share in every])
     axis.minorticks_off()
-    axis.set_xlabel("share of visual tokens the draft keeps", fontsize=SMALL)
-    axis.set_ylabel("tau (tokens per target forward)", fontsize=SMALL)
-    _plain(axis)
-    figure.legend(fontsize=SMALL, ncols=3, loc="outside upper center")
     return figure
 
 
@@ -173,24 +160,48 @@ def _figure(rows: int) -> Figure:
     return Figure(figsize=(6.4, 1.1 + 0.32 * max(rows, 3)), layout="constrained")
 
 
-def _line(i: int) -> dict[str, Any]:
-    return {
-        "marker": MANY[i % len(MANY)],
-        "ls": DASHES[(i + i // len(COLOURS)) % len(DASHES)],
-        "c": COLOURS[i % len(COLOURS)],
-        "mfc": "none",
-        "lw": 1.2,
-        "ms": 5,
-    }
+def _lines(
+    lines: Mapping[str, Mapping[float, float]], across: str, up: str, *, small: bool = False
+) -> Figure:
+    """A line a method through its points."""
+    figure = Figure(figsize=(5.4, 3.6), layout="constrained")
+    axis = figure.subplots()
+    for i, (name, points) in enumerate(lines.items()):
+        axis.plot(
+            sorted(points),
+            [points[at] for at in sorted(points)],
+            label=name,
+            marker=MANY[i % len(MANY)],
+            ls=DASHES[(i + i // len(COLOURS)) % len(DASHES)],
+            c=COLOURS[i % len(COLOURS)],
+            mfc="none",
+            lw=1.2,
+            ms=5,
+        )
+    name_axes(axis, across, up)
+    figure.legend(fontsize=SMALL - small, ncols=3, loc="outside upper center")
+    return figure
 
 
 def _rows(axis: Axes, names: Sequence[str], across: str) -> None:
     axis.set_yticks(range(len(names)), names, fontsize=SMALL)
     axis.set_ylim(len(names) - 0.5, -0.5)
+    name_axes(axis, across, "")
+
+
+def name_axes(axis: Axes, across: str, up: str) -> None:
+    """Both axes' names, small, over a faint grid."""
     axis.set_xlabel(across, fontsize=SMALL)
-    _plain(axis)
-
-
-def _plain(axis: Axes) -> None:
+    axis.set_ylabel(up, fontsize=SMALL)
     axis.tick_params(labelsize=SMALL - 1)
     axis.grid(alpha=0.3)
+
+
+def save(figure: Figure, path: Path) -> None:
+    """Without a date or random ids, so that a file in the repository changes with its numbers.
+
+    Names of clip paths may change still: they are hashes of a layout that is solved to 1e-13.
+    """
+    date = {"Date": None} if path.suffix == ".svg" else {}
+    with matplotlib.rc_context({"svg.hashsalt": "saccade"}):
+        figure.savefig(path, dpi=130, metadata=date)

@@ -103,25 +103,26 @@ def interval(
     seed: int = 0,
 ) -> Interval | None:
     """A figure of the values with its bootstrap interval; None without values."""
-    if not values:
+    table = np.asarray(values, dtype=float)
+    return bootstrap(len(table), lambda drawn: figure(table[drawn], axis=-1), seed=seed)
+
+
+def bootstrap(
+    count: int, figure: Callable[[np.ndarray], np.ndarray], *, seed: int = 0
+) -> Interval | None:
+    """A figure of so many samples, given the numbers of those drawn along the last axis."""
+    if not count:
         return None
-    drawn = np.random.default_rng(seed).choice(
-        np.asarray(values, dtype=float), (RESAMPLES, len(values))
-    )
-    low, high = np.quantile(figure(drawn, axis=1), (0.025, 0.975))
-    return float(figure(np.asarray(values, dtype=float))), float(low), float(high)
+    drawn = np.random.default_rng(seed).integers(count, size=(RESAMPLES, count))
+    low, high = np.quantile(figure(drawn), (0.025, 0.975))
+    return float(figure(np.arange(count))), float(low), float(high)
 
 
 def tau_interval(answers: Sequence[Answer]) -> Interval | None:
     """``tau`` with the bootstrap over samples (not over rounds, which hang together)."""
     pairs = [(sum(a.accepted) + a.own, a.rounds) for a in answers if a.rounds]
-    if not pairs:
-        return None
-    table = np.asarray(pairs, dtype=float)
-    drawn = table[np.random.default_rng(0).integers(len(table), size=(RESAMPLES, len(table)))]
-    ratios = drawn[:, :, 0].sum(1) / drawn[:, :, 1].sum(1)
-    low, high = np.quantile(ratios, (0.025, 0.975))
-    return float(table[:, 0].sum() / table[:, 1].sum()), float(low), float(high)
+    emitted, rounds = np.asarray(pairs, dtype=float).reshape(-1, 2).T
+    return bootstrap(len(pairs), lambda at: emitted[at].sum(-1) / rounds[at].sum(-1))
 
 
 # -- what the papers' formulas say --------------------------------------------------------------

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import groupby
 from pathlib import Path
@@ -67,6 +67,18 @@ class Answer:
     def rest(self) -> float:
         """Seconds of decoding beside drafting and verifying: committing, learning, stopping."""
         return max(0.0, self.decode - self.draft - self.verify)
+
+
+STAGES: Mapping[str, Callable[[Answer], float]] = {
+    "vision": lambda answer: answer.vision,
+    "prefill": lambda answer: answer.prefill,
+    "guide": lambda answer: answer.guide,
+    "draft prefill": lambda answer: answer.draft_prefill,
+    "draft": lambda answer: answer.draft,
+    "verify": lambda answer: answer.verify,
+    "rest": lambda answer: answer.rest,
+}
+"""Where an answer's seconds go."""
 
 
 def of(result: Result) -> dict[str, Any]:

@@ -209,13 +209,7 @@ SPEED: tuple[Column, ...] = (
     ("answers", _score),
 )
 TIME: tuple[Column, ...] = (
-    ("vision", _stage(lambda answer: answer.vision)),
-    ("prefill", _stage(lambda answer: answer.prefill)),
-    ("guide", _stage(lambda answer: answer.guide)),
-    ("draft prefill", _stage(lambda answer: answer.draft_prefill)),
-    ("draft", _stage(lambda answer: answer.draft)),
-    ("verify", _stage(lambda answer: answer.verify)),
-    ("rest", _stage(lambda answer: answer.rest)),
+    *((name, _stage(seconds)) for name, seconds in records.STAGES.items()),
     ("peak MiB", _peak),
 )
 FORMULA: tuple[Column, ...] = (

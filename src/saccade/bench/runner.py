@@ -11,6 +11,7 @@ import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ import torch
 
 from saccade.bench import alone, records
 from saccade.bench.alone import is_alone
-from saccade.bench.compare import BASELINE, WARM_UP_TOKENS, named
+from saccade.bench.compare import BASELINE, WARM_UP_TOKENS, first_line, named
 from saccade.bench.peers import PEERS
 from saccade.bench.records import Answer
 from saccade.bench.suites.datasets import message_parts
@@ -89,7 +90,7 @@ def run(
     folder: Path,
     *,
     captioner: Callable[[Sequence[np.ndarray]], Any] | None = None,
-    tell: Tell | None = None,
+    tell: Tell = lambda what, done, whole: None,
 ) -> list[Answer]:
     """Every answer of the plan, those of an earlier, interrupted run in ``folder`` included.
 
@@ -118,17 +119,17 @@ def run(
     warmed: set[str] = set()
     for number, (suite, item) in enumerate(todo):
         longest = plan.max_new_tokens or suite.setting.max_new_tokens
-        bench = _Bench(target, draft, item, captioner, plan.seed, plan.exact)
+        bench = _Bench(target, draft, item, shown(item), captioner, plan.seed, plan.exact)
         order = list(recipes)
         if suite.name not in warmed:
             for name in order:
-                say(tell, f"{suite.name}: warming up {name}", len(finished) + number, whole)
+                tell(f"{suite.name}: warming up {name}", len(finished) + number, whole)
                 bench.answer(name, recipes[name], {**settings, "max_new_tokens": WARM_UP_TOKENS})
             warmed.add(suite.name)
         turn = (len(finished) + number) % len(order)
         found: dict[str, list[Answer]] = {}
         for name in (*order[turn:], *order[:turn]):
-            say(tell, f"{suite.name}: {name}", len(finished) + number, whole)
+            tell(f"{suite.name}: {name}", len(finished) + number, whole)
             own = bench.answer(name, recipes[name], {**settings, "max_new_tokens": longest})
             found[name] = [replace(answer, suite=suite.name) for answer in own]
         if not plan.temperature:  # sampled answers share a law, and need not be equal
@@ -137,13 +138,8 @@ def run(
         records.write(folder, about, fresh)
         known += fresh
     records.write(folder, about, [])  # a shard without items leaves a run too
-    say(tell, "done", whole, whole)
+    tell("done", whole, whole)
     return known
-
-
-def say(tell: Tell | None, what: str, done: int, whole: int) -> None:
-    if tell is not None:
-        tell(what, done, whole)
 
 
 def _judged(answers: Sequence[Answer], baseline: Sequence[Answer]) -> Iterator[Answer]:
@@ -168,24 +164,23 @@ def shown(item: Item) -> dict[str, Any]:
     return found
 
 
+@dataclass(frozen=True)
 class _Bench:
     """One item and the models that answer it."""
 
-    def __init__(
-        self,
-        target: Loaded,
-        draft: Loaded | None,
-        item: Item,
-        captioner: Callable[[Sequence[np.ndarray]], Any] | None,
-        seed: int,
-        exact: bool = False,
-    ) -> None:
-        self._target, self._draft, self._item = target, draft, item
-        self._seed, self._exact = seed, exact
-        self._shown = shown(item)
-        clips, images = self._shown["clips"], self._shown["images"]
+    target: Loaded
+    draft: Loaded | None
+    item: Item
+    shown: dict[str, Any]
+    captioner: Callable[[Sequence[np.ndarray]], Any] | None  # of frames
+    seed: int
+    exact: bool
+
+    @cached_property
+    def caption(self) -> Any:
+        clips, images = self.shown["clips"], self.shown["images"]
         frames = list(clips[0].frames) if clips else images
-        self._captioner = captioner(frames) if captioner is not None and frames else None
+        return self.captioner(frames) if self.captioner is not None and frames else None
 
     def answer(self, name: str, recipe: Recipe | None, settings: dict[str, Any]) -> list[Answer]:
         """One answer per turn of the item. What a peer gets wrong, or a method that cannot serve
@@ -200,23 +195,22 @@ class _Bench:
             ours = recipe is not None and not isinstance(error, SaccadeError)
             if ours or name == BASELINE:
                 raise
-            first = str(error).strip().splitlines() or [""]
-            return [self._blank(name, 0, error=f"{type(error).__name__}: {first[0]}")]
+            return [self._blank(name, 0, error=first_line(error))]
 
     def _by_us(self, name: str, recipe: Recipe, settings: dict[str, Any]) -> list[Answer]:
         found: list[Answer] = []
         said: list[str] = []
         with Conversation(
-            self._target.backbone,
-            draft=None if self._draft is None else self._draft.backbone,
+            self.target.backbone,
+            draft=None if self.draft is None else self.draft.backbone,
             method=recipe,
-            tokenizer=self._target.tokenizer,
-            captioner=self._captioner,
-            seed=self._seed,
-            exact=self._exact,
+            tokenizer=self.target.tokenizer,
+            captioner=self.caption,
+            seed=self.seed,
+            exact=self.exact,
             **settings,
         ) as talk:
-            for turn in range(1 + len(self._item.then)):
+            for turn in range(1 + len(self.item.then)):
                 inputs, own = self._inputs(turn, said)
                 result = talk.run(inputs, draft_inputs=own)
                 said.append(result.text or "")
@@ -226,36 +220,36 @@ class _Bench:
 
     def _by_draft(self, name: str, recipe: Recipe, settings: dict[str, Any]) -> list[Answer]:
         """What the draft says by itself, to the first question."""
-        if self._draft is None:
+        if self.draft is None:
             raise OptionError(f"{name} needs a draft model: give --draft")
         inputs, own = self._inputs(0, [])
-        config = settle(self._target.backbone.model, None, settings)
+        config = settle(self.target.backbone.model, None, settings)
         end = config.eos_token_id
         ends = [] if end is None else [end] if isinstance(end, int) else list(end)
         began = time.perf_counter()
         ids = alone.answer(
-            self._target,
-            self._draft,
+            self.target,
+            self.draft,
             inputs,
             own,
             recipe,
             tokens=settings["max_new_tokens"],
             ends=ends,
         )
-        text = self._target.tokenizer.decode(ids, skip_special_tokens=True)
+        text = self.target.tokenizer.decode(ids, skip_special_tokens=True)
         took = time.perf_counter() - began
         return [replace(self._blank(name, 0), ids=tuple(ids), text=text, total=took)]
 
     def _by_peer(self, name: str, settings: dict[str, Any]) -> list[Answer]:
         found: list[Answer] = []
         said: list[str] = []
-        for turn in range(1 + len(self._item.then)):
+        for turn in range(1 + len(self.item.then)):
             inputs, _ = self._inputs(turn, said)
-            torch.manual_seed(self._seed)  # a peer samples with torch's own noise
-            peak = Peak(self._target.backbone.devices)
-            timed = PEERS[name](self._target, self._draft, inputs, dict(settings))
+            torch.manual_seed(self.seed)  # a peer samples with torch's own noise
+            peak = Peak(self.target.backbone.devices)
+            timed = PEERS[name](self.target, self.draft, inputs, dict(settings))
             taken = peak.bytes()
-            text = self._target.tokenizer.decode(list(timed.ids), skip_special_tokens=True)
+            text = self.target.tokenizer.decode(list(timed.ids), skip_special_tokens=True)
             said.append(text)
             found.append(
                 replace(
@@ -274,16 +268,16 @@ class _Bench:
 
     def _inputs(self, turn: int, said: Sequence[str]) -> tuple[Inputs, Inputs | None]:
         """Of the target, and of the draft where it looks with its own eyes."""
-        asked = (self._item.question, *self._item.then)
+        asked = (self.item.question, *self.item.then)
         history = list(zip(asked[:turn], said[:turn], strict=True))
-        shown = {**self._shown, "history": history}
-        inputs = ask(self._target, asked[turn], **shown)
-        if self._draft is None:
+        shown = {**self.shown, "history": history}
+        inputs = ask(self.target, asked[turn], **shown)
+        if self.draft is None:
             return inputs, None
-        return inputs, ask_draft(self._target, self._draft, asked[turn], **shown)
+        return inputs, ask_draft(self.target, self.draft, asked[turn], **shown)
 
     def _blank(self, name: str, turn: int, error: str | None = None) -> Answer:
-        item = self._item
+        item = self.item
         return Answer(
             suite="",
             item=item.id,

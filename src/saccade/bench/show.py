@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from saccade.bench.compare import Row
+from saccade.bench.hardware.profile import Profile
 from saccade.core.result import Kind, RoundRecord
 
 STYLE: dict[Kind, str] = {"accepted": "green", "recovered": "bold yellow", "bonus": "bold cyan"}
@@ -58,14 +59,22 @@ def legend() -> Text:
     return Text(", ").join(Text(words, style=STYLE[kind]) for kind, words in MEANING.items())
 
 
+def columns(words: Sequence[str], numbers: Sequence[str]) -> Table:
+    """A table without lines: columns of words, then columns of numbers."""
+    found = Table(box=None, pad_edge=False, header_style="bold")
+    for head in words:
+        found.add_column(head, overflow="fold")
+    for head in numbers:
+        found.add_column(head, justify="right")
+    return found
+
+
 def table(rows: Mapping[str, Row]) -> Table:
     """A comparison, one line a method."""
-    found = Table(box=None, pad_edge=False, header_style="bold")
-    found.add_column("method", no_wrap=True)
-    for head in ("same ids", "tokens", "tau", "accepted", "before s", "decode s", "tok/s"):
-        found.add_column(head, justify="right")
-    found.add_column("decode x", justify="right", style="bold")
-    found.add_column("whole x", justify="right")
+    heads = ("same ids", "tokens", "tau", "accepted", "before s", "decode s", "tok/s")
+    found = columns(["method"], [*heads, "decode x", "whole x"])
+    found.columns[0].no_wrap = True
+    found.columns[-2].style = "bold"
     for name, row in rows.items():
         if row.error is not None:
             found.add_row(name, Text("failed", style="red"))
@@ -84,6 +93,26 @@ def table(rows: Mapping[str, Row]) -> Table:
             _number(row.speedup_end_to_end, 2),
         )
     return found
+
+
+def profiles(found: Sequence[Profile]) -> Table:
+    """A line a method: what a round does, its milliseconds and where they go, the ideal."""
+    heads = ("tau", "gamma", "rows", "ms", "draft", "verify", "rest", "level", "c", "T(n)", "bare")
+    table = columns(["method"], [*heads, "ideal", "got", "share"])
+    for each in found:
+        parts = (each.drafting, each.verifying, each.rest)
+        table.add_row(
+            each.method,
+            *(f"{value:.2f}" for value in (each.tau, each.gamma, each.rows)),
+            _milli(each.round),
+            *(f"{part / each.round:.0%}" for part in parts),
+            "" if each.level is None else _milli(each.level),
+            *map(_milli, (each.bare_level, each.bare_verify, each.bare_round)),
+            f"{each.ideal[0]:.2f}",
+            f"{each.measured[0]:.2f}",
+            Text(f"{each.share[0]:.0%}", style="bold"),
+        )
+    return table
 
 
 def notes(console: Console, rows: Mapping[str, Row]) -> None:
@@ -121,6 +150,10 @@ def offline_svg(svg: str) -> str:
 def _rgb(pixel: np.ndarray) -> str:
     red, green, blue = (int(value) for value in pixel)
     return f"rgb({red},{green},{blue})"
+
+
+def _milli(seconds: float) -> str:
+    return f"{1e3 * seconds:.2f}"
 
 
 def _number(value: float | None, digits: int) -> str:

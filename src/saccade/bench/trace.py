@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import transformers
 
-from saccade.core.result import Result, RoundRecord
+from saccade.core.result import Result
 
 
 def environment() -> dict[str, Any]:
@@ -44,18 +44,6 @@ def write(path: Path, result: Result) -> None:
     }
     lines = [json.dumps(about), *(json.dumps(asdict(round)) for round in result.rounds)]
     path.write_text("\n".join(lines) + "\n")
-
-
-def read(path: Path) -> tuple[dict[str, Any], list[RoundRecord]]:
-    """The line about the run, and its rounds."""
-    first, *rest = path.read_text().splitlines()
-    rounds = []
-    for line in rest:
-        fields = json.loads(line)
-        for name in ("tokens", "parents", "accepted", "note"):
-            fields[name] = tuple(fields[name])
-        rounds.append(RoundRecord(**fields))
-    return json.loads(first), rounds
 
 
 def _processor() -> str:

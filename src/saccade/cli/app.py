@@ -12,14 +12,11 @@ from saccade.cli.calibrate import calibrate
 from saccade.cli.caption import caption, caption_merge
 from saccade.cli.chat import chat
 from saccade.cli.compare import compare
-from saccade.cli.crowd import crowd
 from saccade.cli.demo import demo
 from saccade.cli.describe import describe
 from saccade.cli.doctor import doctor
 from saccade.cli.gpu import gpu
-from saccade.cli.make_checkpoint import make_checkpoint
 from saccade.cli.methods import methods
-from saccade.cli.prefill import prefill
 from saccade.cli.serve import serve
 from saccade.cli.shapes import shapes_app
 from saccade.cli.terminal import err
@@ -57,11 +54,8 @@ app.command()(ui)
 app.command()(methods)
 app.command()(calibrate)
 app.command()(doctor)
-app.command("make-checkpoint")(make_checkpoint)
 app.command("train-draft")(train_draft)
-bench_app.command("prefill")(prefill)
 bench_app.command("gpu")(gpu)
-bench_app.command("pool")(crowd)
 app.add_typer(bench_app, name="bench")
 app.add_typer(shapes_app, name="shapes")
 

@@ -65,7 +65,10 @@ def bench(
     if context.invoked_subcommand is not None:
         return
     if suite == "list":
-        out.print("\n".join(_names()))
+        from saccade.bench.suites import shapes
+        from saccade.bench.suites.benchmarks import BENCHMARKS
+
+        out.print("\n".join([*shapes.suites(), *BENCHMARKS]))
         return
     known = loading.known(models, how)
     prepare(known.threads, verbose)
@@ -151,38 +154,10 @@ def bench_cost(
     models = loading.models(target or "shapes", draft, quiet=as_json, **how.load)
     # no token ends a text, so that all answers are as long
     settings = {"max_new_tokens": max_new_tokens, "eos_token_id": -1}
-    _profile(models, recipes, suite, 1, repeat, settings, as_json)
+    profiled(models, recipes, suite, 1, repeat, settings, as_json)
 
 
-@bench_app.command("profile")
-@grouped
-def bench_profile(
-    how: DeviceOptions,
-    methods: Annotated[str, typer.Option(help="Comma-separated; serial ones.")] = (
-        "auto,sd/shape=fit,specvlm/shape=fit,sd/view=uniform/keep=0.1/shape=fit"
-    ),
-    suite: Annotated[str, typer.Option(help="Whose first items are asked.")] = "shapes-caption-2k",
-    limit: Annotated[int, typer.Option(min=1, help="Items.")] = 4,
-    max_new_tokens: Annotated[
-        int | None, typer.Option(min=1, help="The longest answer; else the suite's own.")
-    ] = None,
-    repeat: options.Repeat = 3,
-    target: options.Target = None,
-    draft: options.Draft = None,
-    as_json: Json = False,
-    verbose: Verbose = False,
-) -> None:
-    """Where a round's time goes, and how near it comes to what bare forwards allow."""
-    prepare(how.threads, verbose)
-    from saccade.bench.compare import named
-
-    recipes = {name: recipe for name, recipe in named(split(methods)).items() if recipe}
-    models = loading.models(target or "shapes", draft, quiet=as_json, **how.load)
-    settings = {} if max_new_tokens is None else {"max_new_tokens": max_new_tokens}
-    _profile(models, recipes, suite, limit, repeat, settings, as_json)
-
-
-def _profile(
+def profiled(
     models: loading.Models,
     recipes: Mapping[str, Recipe],
     suite: str,
@@ -192,8 +167,7 @@ def _profile(
     as_json: bool,
 ) -> None:
     """Measures over a suite's first items, and prints."""
-    from saccade.bench import runner
-    from saccade.bench.hardware import tables
+    from saccade.bench import runner, show
     from saccade.bench.hardware.profile import profile
     from saccade.bench.trace import environment
     from saccade.inputs import ask
@@ -219,7 +193,7 @@ def _profile(
         every = [asdict(each) for each in found]
         typer.echo(json.dumps({**about, "environment": environment(), "methods": every}))
         return
-    out.print(tables.profiles(found))
+    out.print(show.profiles(found))
     out.print(
         f"[dim]milliseconds a round (of it: drafting, verifying, the rest) and a drafted level; by "
         f"bare forwards: c a level, T(n) the rows, both a round, T(1) "
@@ -241,16 +215,10 @@ def _rate(text: str) -> float:
         raise OptionError(f"{text!r} is no rate: --rates 0.9,0.8,0.6") from None
 
 
-def _names() -> list[str]:
-    from saccade.bench.suites import shapes
-    from saccade.bench.suites.benchmarks import BENCHMARKS
-
-    return [*shapes.suites(), *BENCHMARKS]
-
-
 def named_suites(given: str, data: Path | None) -> tuple[Suite, ...]:
     """Suites by their names between commas. Raises OptionError for one nobody knows."""
     from saccade.bench.suites import shapes
+    from saccade.bench.suites.search import open_dataset
 
     known = shapes.suites()
     found: list[Suite] = []
@@ -260,74 +228,21 @@ def named_suites(given: str, data: Path | None) -> tuple[Suite, ...]:
         elif name in known:
             found.append(known[name])
         else:
-            found.append(_dataset(name, data))
+            benchmark, _, paper = name.partition("@")
+            found.append(open_dataset(benchmark, data, paper=paper or None))
     if not found:
         raise OptionError("name a suite: saccade bench --suite list")
     return tuple({suite.name: suite for suite in found}.values())
 
 
-def _dataset(name: str, data: Path | None) -> Suite:
-    from saccade.bench.suites.datasets import open_dataset
-
-    known, _, paper = name.partition("@")
-    return open_dataset(known, data, paper=paper or None)
-
-
 def _methods(given: str, exact: bool = False) -> tuple[str, ...]:
+    from saccade.bench.alone import is_alone, recipe
     from saccade.methods import SYSTEMS
 
-    names = split(given)
-    every = [each for name in names for each in (SYSTEMS if name == "all" else [name])]
+    every = [each for name in split(given) for each in (SYSTEMS if name == "all" else [name])]
     chosen = tuple(dict.fromkeys(every))
-    from saccade.bench.alone import is_alone, recipe
-
     for name in filter(is_alone, chosen):
         recipe(name)
     ours = [n for n in chosen if not is_alone(n) and (n in SYSTEMS or "/" in n)]
     loading.recipes(ours, exact)
     return chosen
-
-
-@bench_app.command("flips")
-@grouped
-def bench_flips(
-    how: DeviceOptions,
-    suite: Annotated[str, typer.Option(help="Its items are the prompts.")] = "shapes-caption",
-    limit: Annotated[int, typer.Option(min=1, help="Items.")] = 20,
-    rows: Annotated[int, typer.Option(min=2, help="Rows of a forward, against one.")] = 8,
-    max_new_tokens: options.Tokens = 128,
-    target: options.Target = None,
-    exact: options.Exact = False,
-    as_json: Json = False,
-    verbose: Verbose = False,
-) -> None:
-    """How often the target alone picks another token when it reads several rows at once."""
-    prepare(how.threads, verbose)
-    from itertools import islice
-
-    from saccade.bench.hardware.flips import flips
-    from saccade.bench.runner import shown
-    from saccade.inputs import ask, load
-
-    loaded = load(target or "shapes", **how.load)
-    (chosen,) = named_suites(suite, None)
-    found = [
-        flips(
-            loaded.backbone,
-            ask(loaded, item.question, **shown(item)),
-            rows=rows,
-            tokens=max_new_tokens,
-            exact=exact,
-        )
-        for item in islice(chosen.items(), limit)
-    ]
-    sums = {name: sum(getattr(each, name) for each in found) for name in asdict(found[0])}
-    if as_json:
-        typer.echo(json.dumps({"items": len(found), "rows": rows, **sums}))
-        return
-    share = sums["flips"] / sums["compared"]
-    out.print(
-        f"{len(found)} answers, {sums['compared']} tokens, 1 row against {rows}: "
-        f"{sums['flips']} other arg-maxes ({share:.2%}), {sums['unlike']} other logits",
-        soft_wrap=True,
-    )

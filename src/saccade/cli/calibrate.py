@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.table import Table
 
 from saccade.cli import loading
 from saccade.cli.options import DeviceOptions, FrameOptions, grouped
@@ -87,11 +86,9 @@ def calibrate(
 
 def _show(found: Calibration) -> None:
     """What was tried, and what came out of it."""
-    tried = Table(box=None, pad_edge=False, header_style="bold")
-    tried.add_column("stage")
-    tried.add_column("method", overflow="fold")
-    for head in ("videos", "tau", "decode x"):
-        tried.add_column(head, justify="right")
+    from saccade.bench.show import columns
+
+    tried = columns(["stage", "method"], ["videos", "tau", "decode x"])
     for trial in found.table:
         tried.add_row(
             trial.stage,

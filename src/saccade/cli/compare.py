@@ -127,23 +127,24 @@ def compared(
     """Methods side by side on one question; ``others`` as :func:`saccade.bench.compare.compare`."""
     import torch
 
-    from saccade.bench.compare import compare as measure
+    from saccade.bench.compare import named, race
 
     target = models.target
     inputs = loading.inputs(target, clip, prompt)
     draft_inputs = loading.draft_inputs(models, clip, prompt)
     with status("comparing", quiet=not err.is_terminal) as tell:
-        rows, results = measure(
+        raced = race(
             target,
             models.draft,
             inputs,
-            names,
+            named(names),
             repeat=repeat,
             settings={"max_new_tokens": max_new_tokens, "do_sample": False},
             draft_inputs=draft_inputs,
             on_run=lambda name, round: tell(f"run {round} of {repeat}: {name}"),
             **others,
         )
+    results = raced.last()
     base = results["ar"]
     about = {
         "video": video,
@@ -154,4 +155,4 @@ def compared(
         "threads": torch.get_num_threads(),
         "repeat": repeat,
     }
-    return Comparison(about, rows, results, base.text or "")
+    return Comparison(about, raced.rows(), results, base.text or "")

@@ -6,7 +6,6 @@ import json
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.table import Table
 
 from saccade.cli import loading, options
 from saccade.cli.options import FrameOptions, grouped
@@ -152,12 +151,10 @@ def _together(
 
 
 def _show(found: Diagnosis, device: str) -> None:
+    from saccade.bench.show import columns
     from saccade.model.memory import gib
 
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("model", overflow="fold")
-    for head in ("weights", "cache", "a step reads"):
-        table.add_column(head, justify="right")
+    table = columns(["model"], ["weights", "cache", "a step reads"])
     for part in found.parts:
         table.add_row(part.name, gib(part.weights), gib(part.cache), gib(part.step))
     out.print(table)
@@ -166,9 +163,7 @@ def _show(found: Diagnosis, device: str) -> None:
         f"{device}[/dim]\n"
     )
     if found.outlook:
-        expected = Table(box=None, pad_edge=False, header_style="bold")
-        for head in ("accepted", "best chain", "decode x"):
-            expected.add_column(head, justify="right")
+        expected = columns([], ["accepted", "best chain", "decode x"])
         for each in found.outlook:
             expected.add_row(f"{each.rate:.0%}", str(each.length), f"{each.speedup:.2f}")
         out.print(expected)

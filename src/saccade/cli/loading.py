@@ -47,19 +47,18 @@ class Known:
 
 
 def known(given: ModelOptions, how: LoadOptions, method: str | None = None) -> Known:
-    found: dict[str, str] = {}
+    found: dict[str, Any] = {}
     if given.config is not None:
-        from saccade.bench.calibrate import defaults
+        from saccade.bench.calibrate import read
 
-        found = defaults(given.config)
+        found = read(given.config)
     # a file's draft goes with its target
     same = given.target is None or given.target == found.get("target")
-    threads = found.get("threads")
     return Known(
         given.target or found.get("target", "shapes"),
         given.draft or (found.get("draft") if same else None),
         method or found.get("method", DEFAULT_METHOD),
-        how.threads or (None if threads is None else int(threads)),
+        how.threads or found.get("threads"),
         given.captioner,
         how.load,
     )

@@ -10,7 +10,8 @@ import pytest
 from handmade_layouts import CASES, Art, Case
 
 from saccade.bench.suites.benchmarks import BENCHMARKS
-from saccade.bench.suites.datasets import Dataset, open_dataset
+from saccade.bench.suites.datasets import Dataset
+from saccade.bench.suites.search import open_dataset
 from saccade.bench.suites.types import Suite
 from saccade.core.errors import OptionError
 from saccade.inputs.media import Clip
@@ -149,8 +150,7 @@ def test_an_empty_or_absent_folder_is_told(case: Case, tmp_path: Path):
         opened(case, tmp_path / "empty")
     words = str(caught.value)
     newest = BENCHMARKS[case.name].sources[0].repos[0]
-    if case.name != "docvqa":  # of it the paper used another publication
-        assert f"`hf download {newest} --repo-type dataset" in words
+    assert f"`hf download {newest} --repo-type dataset" in words
     assert f"--local-dir {tmp_path / 'empty'}" in words
     with pytest.raises(OptionError, match="there is no folder .*absent: fetch it with"):
         opened(case, tmp_path / "absent")
@@ -208,30 +208,12 @@ def test_a_pointer_is_no_file(art: Art, tmp_path: Path):
         open_dataset("gsm8k", root)
 
 
-def test_another_split_can_be_asked_for(art: Art, tmp_path: Path):
-    """Claim: a folder with another split says so, and opens when it is asked for."""
-    docvqa = next(case for case in CASES if case.name == "docvqa")
-    from handmade_layouts import _docvqa
-
-    root = _docvqa(art).write(tmp_path / "data")
-    with pytest.raises(
-        OptionError, match="no 'lite' split of DocVQA but 'validation': ask for spl"
-    ):
-        opened(docvqa, root)
-    suite = open_dataset("DocVQA", root, split="validation")
-    assert suite.setting.split == "validation"
-    assert next(iter(suite.items())).question == docvqa.question
-    with pytest.raises(OptionError, match="DocVQA has no split 'dev': use validation, test, lite"):
-        open_dataset("docvqa", root, split="dev")
-
-
-def test_mlvus_other_questions_are_asked_for_by_name(art: Art, tmp_path: Path):
+def test_mlvus_other_questions_are_not_taken_for_these(art: Art, tmp_path: Path):
     """Claim: MLVU_Test, whose split is also called "test", never stands in for MLVU_dev."""
     case = next(case for case in CASES if case.name == "mlvu")
     case.fresh(art).write(tmp_path / "MLVU_Test")
-    with pytest.raises(OptionError, match="no 'test' split of MLVU but 'held-out': ask for"):
+    with pytest.raises(OptionError, match="MLVU is not in .*: fetch it with"):
         opened(case, tmp_path)
-    assert len(list(open_dataset("mlvu", tmp_path, split="held-out").items())) == 2
 
 
 def test_a_part_of_a_column_is_kept_to(art: Art, tmp_path: Path):

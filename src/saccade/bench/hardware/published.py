@@ -34,55 +34,50 @@ def _sections(*parts: int) -> dict[str, Any]:
     }
 
 
-def _qwen2(tie: bool, *shape: int) -> Made:
-    text = _text(*shape, **_sections(16, 24, 24))
-    return lambda: hf.Qwen2VLConfig(
-        text_config=text,
-        vision_config={"hidden_size": shape[0]},
-        tie_word_embeddings=tie,
-        dtype=torch.bfloat16,
-    )
+def _family(
+    kind: Any, vision: Callable[[int], dict[str, Any]] | None, dtype: torch.dtype, **text: Any
+) -> Callable[..., Made]:
+    """Configs of one kind: (whether its embeddings are tied, its shape) -> one. ``vision`` is of
+    the text's width."""
+
+    def shaped(tie: bool, *shape: int) -> Made:
+        parts = {"text_config": _text(*shape, **text)}
+        if vision is not None:
+            parts["vision_config"] = vision(shape[0])
+        return lambda: kind(**parts, tie_word_embeddings=tie, dtype=dtype)
+
+    return shaped
 
 
-def _qwen25(tie: bool, *shape: int) -> Made:
-    text = _text(*shape, **_sections(16, 24, 24))
-    vision = {
+def _qwen25_vision(hidden: int) -> dict[str, Any]:
+    return {
         "hidden_size": 1280,
-        "intermediate_size": 3456 if shape[0] == 5120 else 3420,
-        "out_hidden_size": shape[0],
+        "intermediate_size": 3456 if hidden == 5120 else 3420,
+        "out_hidden_size": hidden,
         "tokens_per_second": 2,
     }
-    return lambda: hf.Qwen2_5_VLConfig(
-        text_config=text, vision_config=vision, tie_word_embeddings=tie, dtype=torch.bfloat16
-    )
 
 
-def _qwen3(tie: bool, *shape: int) -> Made:
-    text = _text(*shape, head_dim=128, **_sections(24, 20, 20))
-    small = shape[0] < 4096
-    vision = {
+def _qwen3_vision(hidden: int) -> dict[str, Any]:
+    small = hidden < 4096
+    return {
         "depth": 24 if small else 27,
         "hidden_size": 1024 if small else 1152,
         "intermediate_size": 4096 if small else 4304,
-        "out_hidden_size": shape[0],
+        "out_hidden_size": hidden,
         "deepstack_visual_indexes": [5, 11, 17] if small else [8, 16, 24],
     }
-    return lambda: hf.Qwen3VLConfig(
-        text_config=text, vision_config=vision, tie_word_embeddings=tie, dtype=torch.bfloat16
-    )
 
 
-def _onevision(tie: bool, *shape: int) -> Made:
-    text = {"model_type": "qwen2", **_text(*shape)}
-    return lambda: hf.LlavaOnevisionConfig(
-        text_config=text, tie_word_embeddings=tie, dtype=torch.float16
-    )
-
-
-def _llava(kind: Any, *shape: int) -> Made:
-    text = {"model_type": "llama", **_text(*shape)}
-    return lambda: kind(text_config=text, tie_word_embeddings=False, dtype=torch.float16)
-
+BF16, FP16 = torch.bfloat16, torch.float16
+_qwen2 = _family(
+    hf.Qwen2VLConfig, lambda hidden: {"hidden_size": hidden}, BF16, **_sections(16, 24, 24)
+)
+_qwen25 = _family(hf.Qwen2_5_VLConfig, _qwen25_vision, BF16, **_sections(16, 24, 24))
+_qwen3 = _family(hf.Qwen3VLConfig, _qwen3_vision, BF16, head_dim=128, **_sections(24, 20, 20))
+_onevision = _family(hf.LlavaOnevisionConfig, None, FP16, model_type="qwen2")
+_llava = _family(hf.LlavaConfig, None, FP16, model_type="llama")
+_llava_next = _family(hf.LlavaNextConfig, None, FP16, model_type="llama")
 
 # hidden, layers, heads, KV heads, MLP, vocabulary
 CONFIGS: dict[str, Made] = {
@@ -100,10 +95,10 @@ CONFIGS: dict[str, Made] = {
     "LLaVA-OneVision-0.5B": _onevision(True, 896, 24, 14, 2, 4864, 152000),
     "LLaVA-OneVision-7B": _onevision(False, 3584, 28, 28, 4, 18944, 152128),
     "LLaVA-OneVision-72B": _onevision(False, 8192, 80, 64, 8, 29568, 152128),
-    "LLaVA-1.5-7B": _llava(hf.LlavaConfig, 4096, 32, 32, 32, 11008, 32064),
-    "LLaVA-1.5-13B": _llava(hf.LlavaConfig, 5120, 40, 40, 40, 13824, 32064),
-    "LLaVA-NeXT-7B": _llava(hf.LlavaNextConfig, 4096, 32, 32, 32, 11008, 32064),
-    "LLaVA-NeXT-13B": _llava(hf.LlavaNextConfig, 5120, 40, 40, 40, 13824, 32064),
+    "LLaVA-1.5-7B": _llava(False, 4096, 32, 32, 32, 11008, 32064),
+    "LLaVA-1.5-13B": _llava(False, 5120, 40, 40, 40, 13824, 32064),
+    "LLaVA-NeXT-7B": _llava_next(False, 4096, 32, 32, 32, 11008, 32064),
+    "LLaVA-NeXT-13B": _llava_next(False, 5120, 40, 40, 40, 13824, 32064),
 }
 
 PAIRS = (

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from saccade.bench.suites.layouts import IMAGE, VIDEO
+from saccade.bench.suites.places import IMAGE, VIDEO
 from saccade.bench.suites.types import Task
 
 
@@ -65,6 +65,12 @@ class Benchmark:
     optional: frozenset[str] = frozenset({"id", "options", "start", "end", "then"})
 
 
+def _columns(**names: str) -> dict[str, tuple[str, ...]]:
+    """Columns by what they hold: the names each may have, or has all of."""
+    named = {"question": "question", "answer": "answer", **names}
+    return {what: tuple(each.split()) for what, each in named.items()}
+
+
 def _hub(name: str) -> tuple[str, ...]:
     """Both generations of the ids of lmms-eval's image sets."""
     return f"lmms-lab-encoder/{name}", f"lmms-lab/{name}"
@@ -74,11 +80,20 @@ def _data(*splits: str) -> dict[str, tuple[str, ...]]:
     return {split: (f"data/{split}-*.parquet", f"{split}-*.parquet") for split in splits}
 
 
-def _lite(config: str) -> Source:
-    return Source(_hub("LMMs-Eval-Lite"), {"lite": (f"{config}/lite-*.parquet",)})
+def _pictures(title: str, task: Task, *sources: Source, **names: str) -> Benchmark:
+    """A benchmark whose rows hold their pictures."""
+    columns = _columns(**{"id": "question_id", "image": "image", **names})
+    return Benchmark(title, sources, task, columns)
 
 
-_PICTURE = {"id": ("question_id",), "question": ("question",), "image": ("image",)}
+def _interleave(name: str) -> Benchmark:
+    """A sub-task of LLaVA-NeXT-Interleave-Bench, by its column."""
+    files = ("in_domain/test-*.parquet", "data/in_domain-*.parquet")
+    source = Source(_hub("LLaVA-NeXT-Interleave-Bench"), {"test": files})
+    images = " ".join(f"image_{number}" for number in range(12))
+    found = _pictures(name, "caption", source, id="sample_id", image=images)
+    return replace(found, where=("sub_task", name))
+
 
 # The videos of a sub-task: cut to the question's seconds (the revision `video`), or whole.
 _PERCEPTION, _CLEVRER = ("perception/videos",), ("clevrer/video_validation",)
@@ -112,28 +127,6 @@ _MVBENCH_WHOLE = {
     "episodic_reasoning": ("tvqa/frames_fps3_hq",),
 }
 
-_INTERLEAVE = Benchmark(
-    "",
-    (
-        Source(
-            _hub("LLaVA-NeXT-Interleave-Bench"),
-            {"test": ("in_domain/test-*.parquet", "data/in_domain-*.parquet")},
-        ),
-    ),
-    "caption",
-    {
-        "id": ("sample_id",),
-        "question": ("question",),
-        "answer": ("answer",),
-        "image": tuple(f"image_{number}" for number in range(12)),
-    },
-)
-
-
-def _interleave(name: str) -> Benchmark:
-    return replace(_INTERLEAVE, title=name, where=("sub_task", name))
-
-
 BENCHMARKS: Mapping[str, Benchmark] = {
     "videodetailcaption": Benchmark(
         "VideoDetailCaption",
@@ -145,12 +138,7 @@ BENCHMARKS: Mapping[str, Benchmark] = {
             ),
         ),
         "caption",
-        {
-            "id": ("video_name",),
-            "question": ("question",),
-            "answer": ("answer",),
-            "video": ("video_name",),
-        },
+        _columns(id="video_name", video="video_name"),
         Media(
             {"": ("Test_Videos", "")},
             packed=("videos.zip",),
@@ -168,14 +156,7 @@ BENCHMARKS: Mapping[str, Benchmark] = {
             ),
         ),
         "choice",
-        {
-            "question": ("question",),
-            "answer": ("answer",),
-            "options": ("candidates",),
-            "video": ("video",),
-            "start": ("start",),
-            "end": ("end",),
-        },
+        _columns(options="candidates", video="video", start="start", end="end"),
         Media(
             _MVBENCH_CUT,
             _MVBENCH_WHOLE,
@@ -191,8 +172,6 @@ BENCHMARKS: Mapping[str, Benchmark] = {
         "MLVU",
         (
             Source(("sy1998/MLVU_dev",), _data("test"), small=True),
-            # Other questions; both repositories call their split "test".
-            Source(("sy1998/MLVU_Test",), {"held-out": _data("test")["test"]}, small=True),
             Source(  # the original, a file a task
                 ("MLVU/MVLU",),
                 {"test": ("MLVU/json/*.json", "json/*.json")},
@@ -201,13 +180,7 @@ BENCHMARKS: Mapping[str, Benchmark] = {
             ),
         ),
         "choice",
-        {
-            "id": ("question_id",),
-            "question": ("question",),
-            "answer": ("answer",),
-            "options": ("candidates",),
-            "video": ("video_name", "video"),
-        },
+        _columns(id="question_id", options="candidates", video="video_name video"),
         Media({"": ("",)}, packed=("*.zip",), unpacked=("mlvu", "mlvu_test")),
         option="({letter}) {text}",
     ),
@@ -217,25 +190,20 @@ BENCHMARKS: Mapping[str, Benchmark] = {
             Source(
                 ("longvideobench/LongVideoBench",),
                 {
-                    "validation": (
-                        "validation-*.parquet",
-                        "data/validation-*.parquet",
-                        "lvb_val.json",
-                    ),
-                    "test": ("test-*.parquet", "data/test-*.parquet", "lvb_test_wo_gt.json"),
+                    "validation": (*_data("validation")["validation"][::-1], "lvb_val.json"),
+                    "test": (*_data("test")["test"][::-1], "lvb_test_wo_gt.json"),
                 },
                 small=True,
                 gated=True,
             ),
         ),
         "choice",
-        {
-            "id": ("id",),
-            "question": ("question",),
-            "answer": ("correct_choice",),
-            "options": ("candidates", *(f"option{number}" for number in range(5))),
-            "video": ("video_path",),
-        },
+        _columns(
+            id="id",
+            answer="correct_choice",
+            options="candidates option0 option1 option2 option3 option4",
+            video="video_path",
+        ),
         Media(
             {"": ("videos", "")},
             packed=("videos.tar.part.*",),
@@ -254,13 +222,7 @@ BENCHMARKS: Mapping[str, Benchmark] = {
             ),
         ),
         "choice",
-        {
-            "id": ("question_id",),
-            "question": ("question",),
-            "answer": ("answer",),
-            "options": ("options",),
-            "video": ("videoID",),
-        },
+        _columns(id="question_id", options="options", video="videoID"),
         Media(
             {"": ("data", "")}, packed=("videos_chunked_*.zip",), unpacked=("videomme",), fold=False
         ),
@@ -271,11 +233,7 @@ BENCHMARKS: Mapping[str, Benchmark] = {
     "lvbench": Benchmark(
         "LVBench",
         (
-            Source(
-                ("lmms-eval/LVBench", "lmms-lab/LVBench"),
-                {"train": ("data/train-*.parquet", "train-*.parquet")},
-                small=True,
-            ),
+            Source(("lmms-eval/LVBench", "lmms-lab/LVBench"), _data("train"), small=True),
             Source(
                 ("zai-org/LVBench", "THUDM/LVBench"),
                 {"train": ("video_info.meta.jsonl", "data/video_info.meta.jsonl")},
@@ -284,113 +242,73 @@ BENCHMARKS: Mapping[str, Benchmark] = {
             ),
         ),
         "choice",
-        {
-            "id": ("uid",),
-            "question": ("question",),
-            "answer": ("answer",),
-            "options": ("options",),
-            "video": ("video_path", "key"),
-        },
+        _columns(id="uid", options="options", video="video_path key"),
         Media({"": ("",)}, packed=("video_chunks/*.zip",), unpacked=("lvbench",), fold=False),
         option="({letter}) {text}",
     ),
-    "textvqa": Benchmark(
+    "textvqa": _pictures(
         "TextVQA",
-        (Source(_hub("textvqa"), _data("validation", "test")), _lite("textvqa_val")),
         "short",
-        {**_PICTURE, "answer": ("answers",)},
+        Source(_hub("textvqa"), _data("validation")),
+        answer="answers",
     ),
     "gqa": Benchmark(
         "GQA",
         (Source(_hub("GQA"), {"testdev": ("testdev_balanced_instructions/testdev-*.parquet",)}),),
         "short",
-        {
-            "id": ("id",),
-            "question": ("question",),
-            "answer": ("answer",),
-        },
+        _columns(id="id"),
         join=Join(
             {"testdev": ("testdev_balanced_images/testdev-*.parquet",)}, "id", "imageId", "image"
         ),
     ),
-    "chartqa": Benchmark(
-        "ChartQA",
-        (Source(_hub("ChartQA"), _data("test")),),
-        "short",
-        {**_PICTURE, "answer": ("answer",)},
-    ),
-    "seed-bench": Benchmark(
-        "SEED-Bench",
-        (Source(_hub("SEED-Bench"), _data("test")),),
-        "choice",
-        {
-            **_PICTURE,
-            "answer": ("answer",),
-            "options": ("choice_a", "choice_b", "choice_c", "choice_d"),
-        },
+    "chartqa": _pictures("ChartQA", "short", Source(_hub("ChartQA"), _data("test"))),
+    "seed-bench": replace(
+        _pictures(
+            "SEED-Bench",
+            "choice",
+            Source(_hub("SEED-Bench"), _data("test")),
+            options="choice_a choice_b choice_c choice_d",
+        ),
         optional=frozenset({"id"}),
     ),
-    "llava-bench-wild": Benchmark(
+    "llava-bench-wild": _pictures(
         "LLaVA-Bench in the wild",
-        (Source(_hub("llava-bench-in-the-wild"), _data("train")),),
         "open",
-        {**_PICTURE, "answer": ("gpt_answer",)},
+        Source(_hub("llava-bench-in-the-wild"), _data("train")),
+        answer="gpt_answer",
     ),
-    "docvqa": Benchmark(
+    "docvqa": _pictures(
         "DocVQA",
-        (
-            Source(
-                _hub("DocVQA"),
-                {
-                    "validation": ("DocVQA/validation-*.parquet",),
-                    "test": ("DocVQA/test-*.parquet",),
-                },
-            ),
-            _lite("docvqa_val"),
-        ),
         "short",
-        {**_PICTURE, "id": ("questionId", "question_id"), "answer": ("answers",)},
+        Source(_hub("LMMs-Eval-Lite"), {"lite": ("docvqa_val/lite-*.parquet",)}),
+        id="questionId question_id",
+        answer="answers",
     ),
-    "pope": Benchmark(
-        "POPE",
-        (Source(_hub("POPE"), _data("test")),),
-        "short",
-        {**_PICTURE, "answer": ("answer",)},
-    ),
-    "mm-vet": Benchmark(
-        "MM-Vet",
-        (Source(_hub("MMVet"), _data("test")),),
-        "open",
-        {**_PICTURE, "answer": ("answer",)},
-    ),
+    "pope": _pictures("POPE", "short", Source(_hub("POPE"), _data("test"))),
+    "mm-vet": _pictures("MM-Vet", "open", Source(_hub("MMVet"), _data("test"))),
     "spot-the-diff": _interleave("Spot-the-Diff"),
     "iedit": _interleave("IEdit"),
     "magicbrush": _interleave("MagicBrush"),
     "pororosv": _interleave("PororoSV"),
     "vist": _interleave("VIST"),
-    "ocrbench": Benchmark(
-        "OCRBench",
-        (Source(("echo840/OCRBench",), _data("test")),),
-        "short",
-        {**_PICTURE, "answer": ("answer",)},
-    ),
-    "textcaps": Benchmark(
+    "ocrbench": _pictures("OCRBench", "short", Source(("echo840/OCRBench",), _data("test"))),
+    "textcaps": _pictures(
         "TextCaps",
-        (Source(_hub("TextCaps"), _data("val", "test", "train")), _lite("textcaps_val")),
         "caption",
-        {**_PICTURE, "answer": ("caption_str", "reference_strs")},
+        Source(_hub("TextCaps"), _data("val")),
+        answer="caption_str reference_strs",
     ),
     "convbench": Benchmark(
         "ConvBench",
         (Source(("liushuo12345/ConvBench",), {"test": ("ConvBench.xlsx",)}, small=True),),
         "open",
-        {
-            "id": ("ID",),
-            "question": ("The_first_turn_instruction",),
-            "answer": ("first_turn_answer",),
-            "image": ("image_id",),
-            "then": ("The_second_turn_instruction", "The_third_turn_instruction"),
-        },
+        _columns(
+            id="ID",
+            question="The_first_turn_instruction",
+            answer="first_turn_answer",
+            image="image_id",
+            then="The_second_turn_instruction The_third_turn_instruction",
+        ),
         Media({"": ("visit_bench_images", "")}, packed=("visit_bench_images/*",), suffixes=IMAGE),
         optional=frozenset({"id"}),
     ),
@@ -404,7 +322,7 @@ BENCHMARKS: Mapping[str, Benchmark] = {
             ),
         ),
         "text",
-        {"question": ("question",), "answer": ("answer",)},
+        _columns(),
     ),
     "humaneval": Benchmark(
         "HumanEval",
@@ -416,7 +334,7 @@ BENCHMARKS: Mapping[str, Benchmark] = {
             ),
         ),
         "text",
-        {"id": ("task_id",), "question": ("prompt",), "answer": ("canonical_solution",)},
+        _columns(id="task_id", question="prompt", answer="canonical_solution"),
     ),
     "nq": Benchmark(
         "NQ",
@@ -428,6 +346,6 @@ BENCHMARKS: Mapping[str, Benchmark] = {
             ),
         ),
         "short",
-        {"question": ("question",), "answer": ("answer",)},
+        _columns(),
     ),
 }

@@ -18,6 +18,10 @@ Task = Literal["caption", "choice", "short", "open", "text"]
 (short), or not at all by us (text: reasoning and code)."""
 
 
+class LayoutError(Exception):
+    """Files are not as they should be; the message is a clause without a subject's folder."""
+
+
 @dataclass(frozen=True)
 class Medium:
     """A video or an image, read by calling it."""

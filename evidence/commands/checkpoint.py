@@ -1,13 +1,15 @@
-"""``saccade make-checkpoint``."""
+"""``python -m evidence make-checkpoint``."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from saccade.cli.terminal import Json, out, prepare
+from saccade.core.errors import OptionError
 
 
 def make_checkpoint(
@@ -28,10 +30,7 @@ def make_checkpoint(
     Nothing is downloaded. It answers nonsense, and is for trying a family and for tests.
     """
     prepare(None, False)
-    import json
-
-    from saccade.core.errors import OptionError
-    from saccade.inputs.checkpoints import FAMILIES, Size, make
+    from evidence.checkpoints import FAMILIES, Size, make
 
     if family == "list":
         typer.echo(json.dumps(list(FAMILIES)) if as_json else "\n".join(FAMILIES))

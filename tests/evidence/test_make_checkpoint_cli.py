@@ -1,4 +1,4 @@
-"""`saccade make-checkpoint`: every family, in the format of the real ones, from a seed."""
+"""`evidence make-checkpoint`: every family, in the format of the real ones, from a seed."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from evidence.checkpoints import FAMILIES
 from saccade import inputs as models
-from saccade.inputs.checkpoints import FAMILIES
 
 Call = Callable[..., tuple[int, str, str]]
 NEEDS = {"smolvlm": "num2words"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import islice
 
-from saccade.bench.hardware import crowd
+from evidence.hardware import crowd
 from saccade.bench.suites.shapes import suites
 from saccade.engine.request import Request
 from saccade.inputs import Loaded, load

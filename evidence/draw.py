@@ -7,22 +7,17 @@ Readable in grey: marks, dashes and hatches tell apart what colours do. A value 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
-import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-Data = dict[str, Any]
+from saccade.bench.figures import COLOURS, DASHES, MANY, SMALL, name_axes
 
-# Okabe and Ito's colours; marks and dashes tell the lines apart without them
-COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#000000")
-MARKS, DASHES = "osD^v ", ("-", "--", "-.", ":", (0, (6, 1)), "-")
-MANY = "osD^vPX<>*hd"
-SMALL = 8
+MARKS = "osD^v "
+Data = dict[str, Any]
 
 
 def lines(data: Data) -> Figure:
@@ -217,21 +212,3 @@ def _intervals(values: Sequence[Any]) -> tuple[list[float], Any]:
     )
     reach = np.maximum(0, [table[:, 0] - table[:, 1], table[:, 2] - table[:, 0]])
     return table[:, 0].tolist(), reach
-
-
-def name_axes(axis: Axes, across: str, up: str) -> None:
-    """Both axes' names, small, over a faint grid."""
-    axis.set_xlabel(across, fontsize=SMALL)
-    axis.set_ylabel(up, fontsize=SMALL)
-    axis.tick_params(labelsize=SMALL - 1)
-    axis.grid(alpha=0.3)
-
-
-def save(figure: Figure, path: Path) -> None:
-    """Without a date or random ids, so that a file in the repository changes with its numbers.
-
-    Names of clip paths may change still: they are hashes of a layout that is solved to 1e-13.
-    """
-    date = {"Date": None} if path.suffix == ".svg" else {}
-    with matplotlib.rc_context({"svg.hashsalt": "saccade"}):
-        figure.savefig(path, dpi=130, metadata=date)

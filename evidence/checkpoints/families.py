@@ -1,42 +1,19 @@
-"""Tiny random checkpoints of every family, made offline in the format of the real ones.
-
-What the tests load and what a contributor needs to try a family: config, weights, tokenizer,
-processor and chat template, as ``save_pretrained`` writes them. Nothing was trained; weights are
-scaled so that greedy text varies.
-"""
+"""How the parts of each family's tiny checkpoint are built: a config and a processor."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-import torch
 import transformers as hf
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-
-from saccade.core.errors import OptionError
 
 PATCH, SIDE = 14, 56  # pixels: 4 x 4 patches a picture, or 2 x 2 cells where four merge
+TOWER: dict[str, Any] = dict(
+    hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=2
+)
 NORMAL = dict(image_mean=[0.5] * 3, image_std=[0.5] * 3)
 TILES = [[SIDE, 2 * SIDE], [2 * SIDE, SIDE], [2 * SIDE, 2 * SIDE]]  # of the "any resolution" kind
-CONTROL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
-
-TEMPLATE = (
-    (
-        "{%- for m in messages -%}<|im_start|>{{ m['role'] }}\n"
-        "{%- if m['content'] is string -%}{{ m['content'] }}{%- else -%}"
-        "{%- for c in m['content'] -%}"
-        "{%- if c['type'] == 'image' -%}IMAGE{%- elif c['type'] == 'video' -%}VIDEO"
-        "{%- elif c['type'] == 'audio' -%}AUDIO{%- else -%}{{ c['text'] }}{%- endif -%}"
-        "{%- endfor -%}{%- endif -%}<|im_end|>\n{%- endfor -%}"
-        "{%- if add_generation_prompt -%}<|im_start|>assistant\n{%- endif -%}"
-    )
-    .replace("}}\n", "}}{{ '\\n' }}")
-    .replace(">\n", ">{{ '\\n' }}")
-    .replace("nt\n", "nt{{ '\\n' }}")
-)
 
 
 @dataclass(frozen=True)
@@ -80,98 +57,6 @@ class Family:
     audio: str = ""
     tokens: Mapping[str, str] = field(default_factory=dict)  # special tokens by attribute
     more: tuple[str, ...] = ()  # special tokens without one
-
-
-def make(
-    name: str,
-    folder: str | Path,
-    *,
-    seed: int = 0,
-    size: Size | None = None,
-    noise: float = 0.0,
-) -> Path:
-    """Writes a checkpoint of family ``name`` (see ``FAMILIES``) into ``folder`` and returns it.
-
-    ``noise`` disturbs the decoder's weights by that share of their spread: the same seed with a
-    little of it makes a draft that is often right. Raises OptionError for an unknown family or a
-    folder that holds something already.
-    """
-    if name not in FAMILIES:
-        raise OptionError(f"unknown family {name!r}; known: {', '.join(FAMILIES)}")
-    target = Path(folder)
-    if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise OptionError(f"{folder} is there already; give a new or empty folder")
-    family, size = FAMILIES[name], size or Size()
-    tokenizer = _tokenizer(family)
-    if len(tokenizer) > size.vocab:
-        raise OptionError(f"the vocabulary needs {len(tokenizer)} rows or more")
-    ids = {key: tokenizer.convert_tokens_to_ids(token) for key, token in family.tokens.items()}
-    config, processor = family.build(size, ids)
-    model = _random(config, seed, len(tokenizer) - len(_specials(family)))
-    if noise:
-        _disturb(model, noise, seed)
-    template = TEMPLATE.replace("IMAGE", family.image).replace("VIDEO", family.video)
-    template = template.replace("AUDIO", family.audio)
-    model.save_pretrained(target)
-    processor(tokenizer, template).save_pretrained(target)
-    return target
-
-
-def _specials(family: Family) -> list[str]:
-    return [*CONTROL, *dict.fromkeys(family.tokens.values()), *family.more]
-
-
-def _tokenizer(family: Family) -> Any:
-    """One token a byte, then the special ones."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    raw = Tokenizer(models.BPE(vocab={letter: i for i, letter in enumerate(alphabet)}, merges=[]))
-    raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    raw.decoder = decoders.ByteLevel()
-    raw.add_special_tokens(_specials(family))
-    return hf.PreTrainedTokenizerFast(
-        tokenizer_object=raw,
-        eos_token="<|im_end|>",
-        pad_token="<|endoftext|>",
-        extra_special_tokens=dict(family.tokens),
-        model_max_length=16384,
-    )
-
-
-def _random(config: Any, seed: int, text: int) -> Any:
-    """A model whose layers mix well, its logits spread by about 4; ids past ``text`` never win."""
-    text_only = type(config) in hf.MODEL_FOR_CAUSAL_LM_MAPPING
-    model = (hf.AutoModelForCausalLM if text_only else hf.AutoModelForMultimodalLM).from_config(
-        config
-    )
-    inner = getattr(model, "thinker", model)  # the part of Qwen2.5-Omni that reads and writes text
-    generator = torch.Generator().manual_seed(seed)
-    head = inner.get_output_embeddings().weight
-    embeddings = inner.get_input_embeddings().weight
-    with torch.no_grad():
-        for name, weight in model.named_parameters():
-            if weight.ndim < 2 and not name.endswith("image_newline"):
-                centre = 1.0 if "norm" in name or ".ln" in name else 0.0
-                weight.normal_(centre, 0.2, generator=generator)
-            elif weight is embeddings or name.endswith("image_newline"):
-                weight.normal_(0, 1, generator=generator)
-            else:
-                fan = weight[0].numel()
-                looks = "layers" in name and ("q_proj" in name or "k_proj" in name)
-                sharp = 4.0 if weight is head else 2.0 if looks else 1.0  # else text repeats itself
-                weight.normal_(0, sharp / fan**0.5, generator=generator)
-        head[text:] = 0
-    inner.generation_config = model.generation_config = hf.GenerationConfig(
-        do_sample=False, pad_token_id=text
-    )
-    return model.eval()
-
-
-def _disturb(model: Any, noise: float, seed: int) -> None:
-    generator = torch.Generator().manual_seed(1000 + seed)
-    with torch.no_grad():
-        for weight in getattr(model, "thinker", model).get_decoder().parameters():
-            spread = torch.randn(weight.shape, generator=generator) * weight.std().nan_to_num(0.0)
-            weight.add_(noise * spread)
 
 
 # -- Qwen: patches in a grid, merged by fours, positions on three axes --------------------------
@@ -239,44 +124,32 @@ def _qwen25(size: Size, ids: Ids) -> Parts:
     )
 
 
-def _qwen3_vision(size: Size) -> dict[str, Any]:
-    return dict(
-        depth=3,
-        hidden_size=32,
-        intermediate_size=48,
-        num_heads=2,
-        patch_size=PATCH,
-        out_hidden_size=size.hidden,
-        num_position_embeddings=64,
-        deepstack_visual_indexes=[0, 1],
-    )
+def _qwen3(config: Any, **more: Any) -> Callable[[Size, Ids], Parts]:
+    """``more`` of the language model: its experts."""
 
+    def build(size: Size, ids: Ids) -> Parts:
+        vision = dict(
+            depth=3,
+            hidden_size=32,
+            intermediate_size=48,
+            num_heads=2,
+            patch_size=PATCH,
+            out_hidden_size=size.hidden,
+            num_position_embeddings=64,
+            deepstack_visual_indexes=[0, 1],
+        )
+        rope = MROPE | dict(mrope_interleaved=True)
+        made = config(
+            text_config=size.text(rope_parameters=rope, head_dim=32, **more),
+            vision_config=vision,
+            tie_word_embeddings=False,
+            **_qwen_ids(ids),
+        )
+        return made, _qwen_processor(
+            hf.Qwen3VLProcessor, hf.Qwen2VLImageProcessor, hf.Qwen3VLVideoProcessor
+        )
 
-def _qwen3(size: Size, ids: Ids) -> Parts:
-    config = hf.Qwen3VLConfig(
-        text_config=size.text(rope_parameters=MROPE | dict(mrope_interleaved=True), head_dim=32),
-        vision_config=_qwen3_vision(size),
-        tie_word_embeddings=False,
-        **_qwen_ids(ids),
-    )
-    return config, _qwen_processor(
-        hf.Qwen3VLProcessor, hf.Qwen2VLImageProcessor, hf.Qwen3VLVideoProcessor
-    )
-
-
-def _qwen3_moe(size: Size, ids: Ids) -> Parts:
-    experts = dict(num_experts=4, num_experts_per_tok=2, moe_intermediate_size=64)
-    config = hf.Qwen3VLMoeConfig(
-        text_config=size.text(
-            rope_parameters=MROPE | dict(mrope_interleaved=True), head_dim=32, **experts
-        ),
-        vision_config=_qwen3_vision(size),
-        tie_word_embeddings=False,
-        **_qwen_ids(ids),
-    )
-    return config, _qwen_processor(
-        hf.Qwen3VLProcessor, hf.Qwen2VLImageProcessor, hf.Qwen3VLVideoProcessor
-    )
+    return build
 
 
 OMNI_TOKENS = {
@@ -336,16 +209,8 @@ LLAVA_TOKENS = {"image_token": "<image>", "video_token": "<video>"}
 
 
 def _clip(**more: Any) -> dict[str, Any]:
-    return dict(
-        model_type="clip_vision_model",
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        image_size=SIDE,
-        patch_size=PATCH,
-        **more,
-    )
+    kind = dict(model_type="clip_vision_model", image_size=SIDE, patch_size=PATCH)
+    return TOWER | dict(num_hidden_layers=2) | kind | more
 
 
 def _squares(**more: Any) -> dict[str, Any]:
@@ -353,62 +218,35 @@ def _squares(**more: Any) -> dict[str, Any]:
     return dict(size=dict(shortest_edge=SIDE), crop_size=edge, **NORMAL, **more)
 
 
-def _llava_settings() -> dict[str, Any]:
-    return dict(
-        patch_size=PATCH, vision_feature_select_strategy="default", num_additional_image_tokens=1
-    )
+def _llava(
+    config: Any, processor: Any, images: Any, videos: Any = None, *, tiles: bool = True, **more: Any
+) -> Callable[[Size, Ids], Parts]:
+    """``tiles``: pictures are cut; without ``videos`` it is shown none; ``more`` of the config."""
+    cut: dict[str, Any] = dict(image_grid_pinpoints=TILES) if tiles else {}
 
+    def build(size: Size, ids: Ids) -> Parts:
+        made = config(
+            vision_config=_clip(),
+            text_config=dict(model_type="llama", **size.text()),
+            image_seq_length=(SIDE // PATCH) ** 2,
+            tie_word_embeddings=False,
+            **{f"{name}_index": number for name, number in ids.items()},
+            **cut,
+            **more,
+        )
+        readers = dict(image_processor=images(**_squares(**cut)))
+        if videos is not None:
+            readers |= dict(video_processor=videos(**_squares(do_sample_frames=False)))
+        return made, lambda tokenizer, template: processor(
+            **readers,
+            tokenizer=tokenizer,
+            chat_template=template,
+            patch_size=PATCH,
+            vision_feature_select_strategy="default",
+            num_additional_image_tokens=1,
+        )
 
-def _llava(size: Size, ids: Ids) -> Parts:
-    config = hf.LlavaConfig(
-        vision_config=_clip(),
-        text_config=dict(model_type="llama", **size.text()),
-        image_token_index=ids["image_token"],
-        image_seq_length=(SIDE // PATCH) ** 2,
-        tie_word_embeddings=False,
-    )
-    return config, lambda tokenizer, template: hf.LlavaProcessor(
-        image_processor=hf.CLIPImageProcessor(**_squares()),
-        tokenizer=tokenizer,
-        chat_template=template,
-        **_llava_settings(),
-    )
-
-
-def _llava_next(size: Size, ids: Ids) -> Parts:
-    config = hf.LlavaNextConfig(
-        vision_config=_clip(),
-        text_config=dict(model_type="llama", **size.text()),
-        image_token_index=ids["image_token"],
-        image_seq_length=(SIDE // PATCH) ** 2,
-        image_grid_pinpoints=TILES,
-        tie_word_embeddings=False,
-    )
-    return config, lambda tokenizer, template: hf.LlavaNextProcessor(
-        image_processor=hf.LlavaNextImageProcessor(**_squares(image_grid_pinpoints=TILES)),
-        tokenizer=tokenizer,
-        chat_template=template,
-        **_llava_settings(),
-    )
-
-
-def _llava_next_video(size: Size, ids: Ids) -> Parts:
-    config = hf.LlavaNextVideoConfig(
-        vision_config=_clip(),
-        text_config=dict(model_type="llama", **size.text()),
-        image_token_index=ids["image_token"],
-        video_token_index=ids["video_token"],
-        image_seq_length=(SIDE // PATCH) ** 2,
-        image_grid_pinpoints=TILES,
-        tie_word_embeddings=False,
-    )
-    return config, lambda tokenizer, template: hf.LlavaNextVideoProcessor(
-        image_processor=hf.LlavaNextImageProcessor(**_squares(image_grid_pinpoints=TILES)),
-        video_processor=hf.LlavaNextVideoVideoProcessor(**_squares(do_sample_frames=False)),
-        tokenizer=tokenizer,
-        chat_template=template,
-        **_llava_settings(),
-    )
+    return build
 
 
 def _onevision(size: Size, ids: Ids) -> Parts:
@@ -440,14 +278,7 @@ def _onevision(size: Size, ids: Ids) -> Parts:
 def _internvl(size: Size, ids: Ids) -> Parts:
     cells = (SIDE // PATCH // 2) ** 2
     config = hf.InternVLConfig(
-        vision_config=dict(
-            hidden_size=32,
-            intermediate_size=48,
-            num_hidden_layers=1,
-            num_attention_heads=2,
-            image_size=[SIDE, SIDE],
-            patch_size=[PATCH, PATCH],
-        ),
+        vision_config=TOWER | dict(image_size=[SIDE, SIDE], patch_size=[PATCH, PATCH]),
         text_config=dict(model_type="qwen2", **size.text()),
         image_token_id=ids["context_image_token"],
         image_seq_length=cells,
@@ -463,34 +294,9 @@ def _internvl(size: Size, ids: Ids) -> Parts:
     )
 
 
-def _video_llava(size: Size, ids: Ids) -> Parts:
-    config = hf.VideoLlavaConfig(
-        vision_config=_clip(),
-        text_config=dict(model_type="llama", **size.text()),
-        image_token_index=ids["image_token"],
-        video_token_index=ids["video_token"],
-        image_seq_length=(SIDE // PATCH) ** 2,
-        video_seq_length=8 * ((SIDE // PATCH) ** 2 + 1),
-        tie_word_embeddings=False,
-    )
-    return config, lambda tokenizer, template: hf.VideoLlavaProcessor(
-        image_processor=hf.VideoLlavaImageProcessor(**_squares()),
-        video_processor=hf.VideoLlavaVideoProcessor(**_squares(do_sample_frames=False)),
-        tokenizer=tokenizer,
-        chat_template=template,
-        **_llava_settings(),
-    )
-
-
 def _video_llama(size: Size, ids: Ids) -> Parts:
     config = hf.VideoLlama3Config(
-        vision_config=dict(
-            hidden_size=32,
-            intermediate_size=48,
-            num_hidden_layers=1,
-            num_attention_heads=2,
-            patch_size=PATCH,
-        ),
+        vision_config=TOWER | dict(patch_size=PATCH),
         text_config=dict(model_type="qwen2", **size.text()),
         image_token_id=ids["image_token"],
         video_token_id=ids["video_token"],
@@ -508,14 +314,7 @@ def _video_llama(size: Size, ids: Ids) -> Parts:
 def _smolvlm(size: Size, ids: Ids) -> Parts:
     """Needs the package num2words, as its processor does."""
     config = hf.SmolVLMConfig(
-        vision_config=dict(
-            hidden_size=32,
-            intermediate_size=48,
-            num_hidden_layers=1,
-            num_attention_heads=2,
-            image_size=SIDE,
-            patch_size=PATCH,
-        ),
+        vision_config=TOWER | dict(image_size=SIDE, patch_size=PATCH),
         text_config=dict(model_type="llama", **size.text()),
         image_token_id=ids["image_token"],
         scale_factor=2,
@@ -553,12 +352,33 @@ def _qwen(build: Callable[[Size, Ids], Parts], *, each_frame: bool = False) -> F
 FAMILIES: dict[str, Family] = {
     "qwen2-vl": _qwen(_qwen2),
     "qwen2.5-vl": _qwen(_qwen25),
-    "qwen3-vl": _qwen(_qwen3, each_frame=True),
-    "qwen3-vl-moe": _qwen(_qwen3_moe, each_frame=True),
+    "qwen3-vl": _qwen(_qwen3(hf.Qwen3VLConfig), each_frame=True),
+    "qwen3-vl-moe": _qwen(
+        _qwen3(hf.Qwen3VLMoeConfig, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=64),
+        each_frame=True,
+    ),
     "llava-onevision": Family(_onevision, "<image>\n", "<video>\n", tokens=LLAVA_TOKENS),
-    "llava-1.5": Family(_llava, "<image>\n", tokens={"image_token": "<image>"}),
-    "llava-next": Family(_llava_next, "<image>\n", tokens={"image_token": "<image>"}),
-    "llava-next-video": Family(_llava_next_video, "<image>\n", "<video>\n", tokens=LLAVA_TOKENS),
+    "llava-1.5": Family(
+        _llava(hf.LlavaConfig, hf.LlavaProcessor, hf.CLIPImageProcessor, tiles=False),
+        "<image>\n",
+        tokens={"image_token": "<image>"},
+    ),
+    "llava-next": Family(
+        _llava(hf.LlavaNextConfig, hf.LlavaNextProcessor, hf.LlavaNextImageProcessor),
+        "<image>\n",
+        tokens={"image_token": "<image>"},
+    ),
+    "llava-next-video": Family(
+        _llava(
+            hf.LlavaNextVideoConfig,
+            hf.LlavaNextVideoProcessor,
+            hf.LlavaNextImageProcessor,
+            hf.LlavaNextVideoVideoProcessor,
+        ),
+        "<image>\n",
+        "<video>\n",
+        tokens=LLAVA_TOKENS,
+    ),
     "qwen2.5-omni": Family(
         _omni,
         "<|vision_bos|><|IMAGE|><|vision_eos|>",
@@ -578,7 +398,19 @@ FAMILIES: dict[str, Family] = {
             "video_token": "<video>",
         },
     ),
-    "video-llava": Family(_video_llava, "<image>\n", "<video>\n", tokens=LLAVA_TOKENS),
+    "video-llava": Family(
+        _llava(
+            hf.VideoLlavaConfig,
+            hf.VideoLlavaProcessor,
+            hf.VideoLlavaImageProcessor,
+            hf.VideoLlavaVideoProcessor,
+            tiles=False,
+            video_seq_length=8 * ((SIDE // PATCH) ** 2 + 1),
+        ),
+        "<image>\n",
+        "<video>\n",
+        tokens=LLAVA_TOKENS,
+    ),
     "video-llama-3": Family(
         _video_llama,
         "<|image_pad|>\n",

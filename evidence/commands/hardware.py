@@ -1,0 +1,172 @@
+"""``python -m evidence profile | prefill | flips | pool``: what forwards cost and what they say."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from itertools import islice
+from typing import Annotated, Any
+
+import typer
+
+from saccade.cli import loading, options
+from saccade.cli.bench import named_suites, profiled, split
+from saccade.cli.options import DeviceOptions, grouped
+from saccade.cli.terminal import Json, Verbose, out, prepare, status
+
+MIB = 2**20
+
+
+@grouped
+def profile(
+    how: DeviceOptions,
+    methods: Annotated[str, typer.Option(help="Comma-separated; serial ones.")] = (
+        "auto,sd/shape=fit,specvlm/shape=fit,sd/view=uniform/keep=0.1/shape=fit"
+    ),
+    suite: Annotated[str, typer.Option(help="Whose first items are asked.")] = "shapes-caption-2k",
+    limit: Annotated[int, typer.Option(min=1, help="Items.")] = 4,
+    max_new_tokens: Annotated[
+        int | None, typer.Option(min=1, help="The longest answer; else the suite's own.")
+    ] = None,
+    repeat: options.Repeat = 3,
+    target: options.Target = None,
+    draft: options.Draft = None,
+    as_json: Json = False,
+    verbose: Verbose = False,
+) -> None:
+    """Where a round's time goes, and how near it comes to what bare forwards allow."""
+    prepare(how.threads, verbose)
+    from saccade.bench.compare import named
+
+    recipes = {name: recipe for name, recipe in named(split(methods)).items() if recipe}
+    models = loading.models(target or "shapes", draft, quiet=as_json, **how.load)
+    settings: dict[str, Any] = {"max_new_tokens": max_new_tokens} if max_new_tokens else {}
+    profiled(models, recipes, suite, limit, repeat, settings, as_json)
+
+
+@grouped
+def prefill(
+    how: DeviceOptions,
+    visual_tokens: Annotated[int, typer.Option(min=1, help="About how many to read.")] = 8192,
+    rows: Annotated[int, typer.Option(min=1, help="Of the verification that follows.")] = 8,
+    record: Annotated[
+        bool, typer.Option("--record", help="Write down what the text attends to, too.")
+    ] = False,
+    target: options.Target = None,
+    as_json: Json = False,
+    verbose: Verbose = False,
+) -> None:
+    """Read one long clip and verify one draft: seconds, and how much memory it took at most."""
+    prepare(how.threads, verbose)
+    from evidence.hardware.prefill import read
+
+    models = loading.models(target or "shapes", None, quiet=as_json, **how.load)
+    found = read(models.target, visual_tokens, rows=rows, record=record)
+    if as_json:
+        typer.echo(json.dumps(asdict(found)))
+        return
+    peaks = [
+        "unknown" if peak is None else f"{peak / MIB:.0f} MiB"
+        for peak in (found.vision_peak, found.prefill_peak)
+    ]
+    out.print(
+        f"{found.visual_tokens} visual tokens, {found.prompt_tokens} in all\n"
+        f"vision   {found.vision_seconds:.2f} s, at most {peaks[0]} more than before\n"
+        f"prefill  {found.prefill_seconds:.2f} s, at most {peaks[1]} more than before "
+        f"(keys and values {found.kv / MIB:.0f} MiB; weights {found.weights / MIB:.0f} MiB)\n"
+        f"verify   {found.verify_seconds * 1e3:.1f} ms for {found.rows} rows",
+        soft_wrap=True,
+    )
+
+
+@grouped
+def flips(
+    how: DeviceOptions,
+    suite: Annotated[str, typer.Option(help="Its items are the prompts.")] = "shapes-caption",
+    limit: Annotated[int, typer.Option(min=1, help="Items.")] = 20,
+    rows: Annotated[int, typer.Option(min=2, help="Rows of a forward, against one.")] = 8,
+    max_new_tokens: options.Tokens = 128,
+    target: options.Target = None,
+    exact: options.Exact = False,
+    as_json: Json = False,
+    verbose: Verbose = False,
+) -> None:
+    """How often the target alone picks another token when it reads several rows at once."""
+    prepare(how.threads, verbose)
+    from evidence.hardware.flips import flips as counted
+    from saccade.bench.runner import shown
+    from saccade.inputs import ask, load
+
+    loaded = load(target or "shapes", **how.load)
+    (chosen,) = named_suites(suite, None)
+    found = [
+        counted(
+            loaded.backbone,
+            ask(loaded, item.question, **shown(item)),
+            rows=rows,
+            tokens=max_new_tokens,
+            exact=exact,
+        )
+        for item in islice(chosen.items(), limit)
+    ]
+    sums = {name: sum(getattr(each, name) for each in found) for name in asdict(found[0])}
+    if as_json:
+        typer.echo(json.dumps({"items": len(found), "rows": rows, **sums}))
+        return
+    share = sums["flips"] / sums["compared"]
+    out.print(
+        f"{len(found)} answers, {sums['compared']} tokens, 1 row against {rows}: "
+        f"{sums['flips']} other arg-maxes ({share:.2%}), {sums['unlike']} other logits",
+        soft_wrap=True,
+    )
+
+
+@grouped
+def pool(
+    how: DeviceOptions,
+    rows: Annotated[
+        list[int] | None, typer.Option(min=1, help="Requests at once (repeatable).")
+    ] = None,
+    methods: Annotated[str, typer.Option(help="Methods, by commas.")] = "ar,auto",
+    suite: Annotated[str, typer.Option(help="Where the requests come from.")] = "shapes-caption",
+    limit: Annotated[int, typer.Option(min=1, help="How many requests.")] = 16,
+    max_new_tokens: options.Tokens = 256,
+    repeat: options.Repeat = 3,
+    target: options.Target = None,
+    draft: options.Draft = None,
+    as_json: Json = False,
+    verbose: Verbose = False,
+) -> None:
+    """Serve the same requests with so many rows at once: tokens a second of all together."""
+    prepare(how.threads, verbose)
+    from evidence.hardware.crowd import questions, race
+    from saccade.bench.show import columns
+
+    (chosen,) = named_suites(suite, None)
+    models = loading.models(target or "shapes", draft, quiet=as_json, **how.load)
+    drafting = None if models.draft is None else models.draft.backbone
+    with status("serving", quiet=as_json):
+        asked = questions(models.target, islice(chosen.items(), limit), max_new_tokens)
+        found = race(
+            models.target.backbone,
+            drafting,
+            asked,
+            split(methods),
+            rows or [1, 2, 4, 8],
+            repeat,
+        )
+    if as_json:
+        rates = [asdict(each) | {"tokens_per_second": each.tokens_per_second} for each in found]
+        typer.echo(json.dumps(rates))
+        return
+    table = columns(["method"], ["rows", "tok/s", "s in all", "first token s", "same ids"])
+    for each in found:
+        table.add_row(
+            each.method,
+            str(each.rows),
+            f"{each.tokens_per_second:.0f}",
+            f"{each.seconds:.2f}",
+            f"{each.first_token:.3f}",
+            "yes" if each.same else "NO",
+        )
+    out.print(table)

@@ -1,0 +1,126 @@
+"""The stages that train the pair, as data: depths, seconds of CPU time, clips, learning rates."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from saccade.world.batch import Plan
+
+TARGET_LAYERS, MEDIUM_LAYERS, DRAFT_LAYERS = 20, 6, 2
+Shares = list[tuple[Plan, float]]
+
+
+def _clips(*sizes: tuple[int, int, int, float]) -> Shares:
+    return [(Plan("video", t, h, w), share) for t, h, w, share in sizes]
+
+
+def _stills(*sides: int, share: float) -> Shares:
+    images = [(Plan("image", 1, s, s), 0.5 * share / len(sides)) for s in sides]
+    return images + [(Plan("diff", 1, s, s), 0.5 * share / len(sides)) for s in sides]
+
+
+SHORT = _clips(
+    *((8, 112, 112, 0.40), (12, 112, 112, 0.12), (16, 112, 112, 0.12), (8, 112, 168, 0.09)),
+    *((4, 168, 168, 0.09), (8, 140, 140, 0.09), (6, 168, 140, 0.09)),
+)
+MIDDLE = _clips(
+    *((32, 112, 112, 0.3), (16, 168, 168, 0.15), (8, 224, 224, 0.15), (16, 140, 140, 0.15)),
+    *((24, 112, 140, 0.1), (4, 280, 280, 0.05), (10, 196, 196, 0.1)),
+)
+BIG = _clips((4, 336, 336, 0.5), (4, 448, 448, 0.3), (8, 336, 280, 0.2))
+LONG = _clips(
+    *((64, 112, 112, 0.2), (16, 224, 224, 0.15), (32, 168, 168, 0.15), (64, 168, 168, 0.1)),
+    *((32, 224, 224, 0.1), (16, 336, 336, 0.05), (8, 448, 448, 0.05), (64, 224, 224, 0.15)),
+    (128, 112, 112, 0.05),
+)
+HUGE = _clips((128, 224, 224, 0.6), (32, 448, 448, 0.2), (256, 224, 224, 0.2))
+
+
+def _scaled(shares: Shares, by: float) -> Shares:
+    return [(plan, share * by) for plan, share in shares]
+
+
+@dataclass(frozen=True)
+class Stage:
+    """What one stage trains and on what. `cpu_s` is its budget of CPU time."""
+
+    name: Literal["probe", "small", "medium", "large", "early", "naive", "draft"]
+    layers: int
+    cpu_s: float
+    lr: float
+    plans: Shares
+    tokens: int = 3000
+    vision: bool = True
+    probe: float = 0.3
+    objects: Callable[[float], int] = lambda progress: 6
+    drops: bool = False
+
+
+STAGES = (
+    Stage(
+        *("probe", DRAFT_LAYERS, 360, 3e-3, SHORT + _stills(112, 224, share=0.1)),
+        tokens=4000,
+        probe=1.0,
+    ),
+    Stage(
+        *("small", DRAFT_LAYERS, 720, 3e-3, SHORT + _stills(112, 168, 224, share=0.15)),
+        objects=lambda progress: 3 if progress < 0.15 else 4 if progress < 0.3 else 6,
+    ),
+    Stage(
+        *("medium", MEDIUM_LAYERS, 1250, 1e-3),
+        _scaled(SHORT, 0.45)
+        + _scaled(MIDDLE, 0.3)
+        + _scaled(BIG, 0.13)
+        + _stills(112, 168, 224, 336, 448, share=0.12),
+        tokens=3500,
+    ),
+    Stage(
+        *("large", TARGET_LAYERS, 1150, 6e-4),
+        _scaled(SHORT, 0.4)
+        + _scaled(MIDDLE, 0.35)
+        + _scaled(LONG, 0.12)
+        + _scaled(HUGE, 0.012)
+        + _stills(112, 224, 336, 448, share=0.12),
+        tokens=4000,
+        vision=False,
+        probe=0.0,
+    ),
+    Stage(
+        *("early", DRAFT_LAYERS, 225, 2e-3),
+        _scaled(SHORT, 0.5) + _scaled(MIDDLE, 0.35) + _stills(112, 224, 336, share=0.12),
+        vision=False,
+        probe=0.0,
+    ),
+    Stage(
+        *("naive", DRAFT_LAYERS, 320, 1.2e-3),
+        _scaled(SHORT, 0.4)
+        + _scaled(MIDDLE, 0.4)
+        + _scaled(LONG, 0.1)
+        + _stills(112, 224, 336, share=0.12),
+        vision=False,
+        probe=0.0,
+    ),
+    Stage(
+        *("draft", DRAFT_LAYERS, 460, 1.2e-3),
+        _scaled(SHORT, 0.2)
+        + _scaled(MIDDLE, 0.5)
+        + _scaled(LONG, 0.2)
+        + _stills(112, 224, 336, share=0.12),
+        vision=False,
+        probe=0.0,
+        drops=True,
+    ),
+)
+
+
+def brief(stage: Stage) -> Stage:
+    """The stage on one-object clips of 64 visual tokens, two minutes for all of them together."""
+    seconds = {"probe": 20.0, "small": 60.0}
+    return replace(
+        stage,
+        cpu_s=seconds.get(stage.name, 8.0),
+        lr=stage.lr if stage.vision and stage.name != "medium" else 2e-4,
+        plans=SHORT[:1],
+        tokens=1500,
+        objects=lambda progress: 1,
+    )
