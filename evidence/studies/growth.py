@@ -6,12 +6,12 @@ import numpy as np
 
 from evidence.studies.lab import Lab, interval
 from evidence.studies.study import Study
+from evidence.training.agreement import FRAMES
 from saccade.bench.draw import Data
 from saccade.bench.hardware import synthetic
 from saccade.bench.hardware.synthetic import Decree
 from saccade.bench.measures import per_token
 from saccade.methods import resolve
-from saccade.world.agreement import FRAMES
 
 METHODS = {
     "ar": "ar",

@@ -14,11 +14,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure, FigureBase
 
 from evidence.studies.lab import Lab
+from evidence.training import agreement
 from saccade.bench.draw import COLOURS, SMALL, Data, name_axes
 from saccade.core.result import RoundRecord
 from saccade.core.tree import height
 from saccade.methods import resolve
-from saccade.world import agreement
 
 VIEWS = ("specvlm", "attention", "uniform", "random", "window-front")
 SHARES = (0.02, 0.05, 0.1, 0.2, 0.5)

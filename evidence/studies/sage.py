@@ -11,6 +11,7 @@ import numpy as np
 
 from evidence.studies.lab import TAU, Lab, Shot, interval, rounded
 from evidence.studies.study import Study
+from evidence.training import agreement
 from saccade.bench import draw, measures
 from saccade.bench.draw import Data
 from saccade.bench.measures import Interval
@@ -20,7 +21,7 @@ from saccade.core.options import limits, settle
 from saccade.core.tree import height
 from saccade.inputs import Loaded, ask
 from saccade.methods import sage
-from saccade.world import agreement, text
+from saccade.world import text
 
 SPEED = "times as fast as ar (decoding)"
 TASKS = {"describing a clip": "describe", "listing its events": "events"}

@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from evidence.training import build
-from saccade.world.batch import EVAL_SEED, KINDS, Batch, Plan, collate, draw, drop
-from saccade.world.model import embed, read, see
+from evidence.training.batch import EVAL_SEED, KINDS, Batch, Plan, collate, draw, drop
+from evidence.training.model import embed, read, see
 
 View = Literal["own", "other", "none"]
 VIEWS: tuple[View, ...] = ("own", "other", "none")

@@ -28,8 +28,8 @@ from torch.nn import functional as F
 from transformers import Qwen2_5_VLProcessor
 
 from evidence.training import build
-from saccade.world.batch import PROBES, Batch, Plan, Source, drop
-from saccade.world.model import HIDDEN, create, embed, grow, read, see
+from evidence.training.batch import PROBES, Batch, Plan, Source, drop
+from evidence.training.model import HIDDEN, create, embed, grow, read, see
 
 log = logging.getLogger(__name__)
 

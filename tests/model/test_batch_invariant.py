@@ -19,6 +19,7 @@ from helpers import video_input as seen_input
 from torch import Tensor
 
 import saccade
+from evidence.training.agreement import held_out
 from saccade import inputs as models
 from saccade.bench.hardware.flips import flips
 from saccade.core.errors import MethodError, ModelError
@@ -36,7 +37,6 @@ from saccade.model.backbone import Backbone
 from saccade.model.batch_invariant import BLOCK, ROWS, ExactSession, Ordered, ordered
 from saccade.model.cache import Cache
 from saccade.model.session import Session
-from saccade.world.agreement import held_out
 
 LOW = (torch.bfloat16, torch.float16)
 METHODS = (

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from saccade.inputs.media import Clip
-from saccade.world import scenes
+from saccade.world import drawing, scenes
 
 SECONDS = 8.0
 
@@ -21,7 +21,7 @@ class Example:
     side: int
 
     def clip(self) -> Clip:
-        pictures = scenes.render(scenes.scene(self.seed), self.frames, self.side)
+        pictures = drawing.render(scenes.scene(self.seed), self.frames, self.side)
         times = (np.arange(self.frames) * SECONDS / self.frames).astype(np.float64)
         rate = self.frames / SECONDS
         return Clip(pictures, times, SECONDS, rate, self.frames, rate)
