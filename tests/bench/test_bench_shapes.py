@@ -148,7 +148,7 @@ def test_nothing_is_drawn_until_read(monkeypatch: pytest.MonkeyPatch) -> None:
         raise InterruptedError("drawn")
 
     monkeypatch.setattr(drawing, "render", drawn)
-    monkeypatch.setattr(scenes, "image_frame", drawn)
+    monkeypatch.setattr(drawing, "image_frame", drawn)
     for name in SUITES:
         first = items(name)[0]
         with pytest.raises(InterruptedError):
