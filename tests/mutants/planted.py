@@ -193,7 +193,7 @@ MUTANTS = (
     ),
     Mutant(
         "M-RoPE: text goes on from the largest position",
-        "model/backbone.py",
+        "model/prompting.py",
         "next_position=int(positions[:, row, rows][:, -1].max()) + 1",
         "next_position=int(positions[:, row, rows].max()) + 1",
         (
