@@ -51,9 +51,8 @@ class Backbone:
                 f"{type(model).__name__} has no decoder of layers that Saccade knows how to drive"
             ) from error
         self.shares = tensor_parallel.shares(layers[0])
-        if self.shares is not None:  # heads are those of this process from here on
-            self.heads //= self.shares.count
-            self.kv_heads //= self.shares.count
+        self.heads //= self.shares.count  # those of this process from here on
+        self.kv_heads //= self.shares.count
         self.config = config
         self.layers: int = config.num_hidden_layers
         self.head_dim: int = (
@@ -70,7 +69,7 @@ class Backbone:
         self.dtype: torch.dtype = head.weight.dtype
         self._reader = Reader(self.model, self.text, self.axes, self.device)
         self.placeholders = self._reader.placeholders
-        known = self.shares is None and LeanDecoder.knows(self.text)
+        known = self.shares.count == 1 and LeanDecoder.knows(self.text)
         if lean and not known:
             raise ModelError(
                 f"the lean decoder does not know {config.model_type}: leave it to choose by itself"
@@ -150,16 +149,6 @@ class Backbone:
             dtype=self.dtype,
             devices=self.devices,
         )
-
-    def every_head(
-        self, noted: Float[Tensor, "layer own seen"]
-    ) -> Float[Tensor, "layer kv_head seen"]:
-        """What this process noted per key head, with what others did where heads are split."""
-        return noted if self.shares is None else self.shares.every_head(noted)
-
-    def own_heads(self, chosen: Int[Tensor, "layer kv_head kept"]) -> Int[Tensor, "layer own kept"]:
-        """Of a choice per key head, the part for the keys that are here."""
-        return chosen if self.shares is None else self.shares.own_heads(chosen)
 
     @contextmanager
     def _attention(self) -> Iterator[None]:

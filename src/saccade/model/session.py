@@ -125,7 +125,8 @@ class Session:
         )
         if not record:
             return Prefill(prompt, cache, tip)
-        return Prefill(prompt, cache, tip, model.every_head(mass), model.every_head(relevance))
+        every = model.shares.every_head
+        return Prefill(prompt, cache, tip, every(mass), every(relevance))
 
     @torch.no_grad()
     def _read(self, prompt: Prompt, segment: Segment) -> Float[Tensor, "rows dim"]:
@@ -155,7 +156,7 @@ class Session:
             source = prefill.cache
             assert source is not None
             heads = prompt.heads
-            rows = prompt.index if heads is None else self.backbone.own_heads(heads)
+            rows = prompt.index if heads is None else self.backbone.shares.own_heads(heads)
             cache = source.select(rows, self._room, self.backbone.layers)
             self.requests[number] = Request(
                 cache,
