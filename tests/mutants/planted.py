@@ -253,10 +253,8 @@ MUTANTS = (
     Mutant(
         "a batch's rows are handed out in another order",
         "model/session.py",
-        "rows = list(self._forward(segments, ids, positions, wanted))\n"
-        "        for number, tree in trees.items():",
-        "rows = list(self._forward(segments, ids, positions, wanted))\n"
-        "        for number, tree in reversed(trees.items()):",
+        "found = {}\n        for number, tree in trees.items():",
+        "found = {}\n        for number, tree in reversed(trees.items()):",
         (HISTORIES,),
     ),
     Mutant(

@@ -120,7 +120,9 @@ class Backbone:
         if deepstack is not None:
             mask, layers = deepstack
             extra = {"visual_pos_masks": mask[None], "deepstack_visual_embeds": list(layers)}
-        with self._attention():
+        before = self.text.config._attn_implementation
+        self.text.config._attn_implementation = ATTENTION  # for the length of this call
+        try:
             out = self.text(
                 inputs_embeds=embeds[None],
                 position_ids=positions[:, None] if self.axes > 1 else positions,
@@ -128,6 +130,8 @@ class Backbone:
                 saccade_step=step,
                 **extra,
             )
+        finally:
+            self.text.config._attn_implementation = before
         return out.last_hidden_state[0]
 
     def logits(self, hidden: Float[Tensor, "rows dim"]) -> Float[Tensor, "rows vocab"]:
@@ -149,16 +153,6 @@ class Backbone:
             dtype=self.dtype,
             devices=self.devices,
         )
-
-    @contextmanager
-    def _attention(self) -> Iterator[None]:
-        """Our attention in the language model for the length of one call."""
-        before = self.text.config._attn_implementation
-        self.text.config._attn_implementation = ATTENTION
-        try:
-            yield
-        finally:
-            self.text.config._attn_implementation = before
 
     def first(self, layers: int) -> Backbone:
         """The same model stopped after its first ``layers``, then its norm and head; no copies."""
@@ -211,7 +205,8 @@ class Backbone:
 
         def glance(*args: Any, **kwargs: Any) -> Any:
             for pixels, given in seen:
-                if args and pixels is not None and _same(pixels, args[0]):
+                same = args and pixels is not None and pixels.shape == args[0].shape
+                if same and torch.equal(pixels, args[0].to(pixels)):
                     return given
             return look(*args, **kwargs)
 
@@ -256,10 +251,6 @@ def _place(module: nn.Module) -> torch.device:
     if hook is not None and hook.execution_device is not None:
         return torch.device(hook.execution_device)
     return next(module.parameters()).device
-
-
-def _same(one: Tensor, other: Tensor) -> bool:
-    return one.shape == other.shape and torch.equal(one, other.to(one))
 
 
 def _equal(mine: dict[str, Tensor], theirs: dict[str, Tensor]) -> bool:

@@ -14,7 +14,6 @@ are chains.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from weakref import WeakKeyDictionary
 
 import torch
@@ -45,7 +44,8 @@ class ExactSession(Session):
         for segment in segments:
             if segment.block is not None:
                 raise MethodError(CHAINS)
-            for start, stop in _cut(segment):
+            for start in range(segment.start, segment.stop, ROWS):
+                stop = min(start + ROWS, segment.stop)
                 # the last row again, so that nothing new enters; none of the real rows sees it
                 spare = ROWS - (stop - start)
                 tokens = ids[start:stop] + ids[stop - 1 : stop] * spare
@@ -55,11 +55,6 @@ class ExactSession(Session):
                 laws = self._laws(model.forward(model.embed(tokens), places, step))
                 found += [laws[row - start] for row in wanted if start <= row < stop]
         return torch.stack(found)
-
-
-def _cut(segment: Segment) -> Iterator[tuple[int, int]]:
-    for start in range(segment.start, segment.stop, ROWS):
-        yield start, min(start + ROWS, segment.stop)
 
 
 class Ordered(Step):

@@ -239,11 +239,17 @@ class Session:
             at = request.cache.length + known
             block = None if trees_.is_chain(tree) else _block(tree, known, waiting)
             segments.append(Segment(request.cache, start, len(ids), at, block))
-        if segments:
-            self._run(trees, segments, ids, positions, wanted)
+        rows = list(self._forward(segments, ids, positions, wanted)) if segments else []
         found = {}
         for number, tree in trees.items():
             request = self.requests[number]
+            if request.pending:
+                request.cache.advance(len(request.pending))
+                request.pending = []
+                request.tip = rows.pop(0)
+            fresh = len(tree) - len(request.rows)
+            request.rows += rows[:fresh]
+            del rows[:fresh]
             request.tree = tree
             assert request.tip is not None
             found[number] = Scores(
@@ -279,25 +285,6 @@ class Session:
                 request.tip = None
 
     # -- one forward ---------------------------------------------------------------------------
-
-    def _run(
-        self,
-        trees: Mapping[int, Tree],
-        segments: list[Segment],
-        ids: list[int],
-        positions: list[int],
-        wanted: list[int],
-    ) -> None:
-        rows = list(self._forward(segments, ids, positions, wanted))
-        for number, tree in trees.items():
-            request = self.requests[number]
-            if request.pending:
-                request.cache.advance(len(request.pending))
-                request.pending = []
-                request.tip = rows.pop(0)
-            fresh = len(tree) - len(request.rows)
-            request.rows += rows[:fresh]
-            del rows[:fresh]
 
     def _forward(
         self, segments: list[Segment], ids: list[int], positions: list[int], wanted: list[int]
