@@ -6,7 +6,7 @@ import pytest
 
 from evidence.training import evaluate
 from evidence.training.batch import Plan
-from saccade.inputs import NAMES, load
+from saccade.inputs.loading import NAMES, load
 from saccade.world.train_draft import run
 from saccade.world.train_draft.recipes import Settings
 

@@ -16,8 +16,9 @@ from saccade.core.result import Result
 from saccade.corpus.keeping import Answer
 from saccade.corpus.manifest import UNEXPECTED, Job, Row, Work
 from saccade.engine.generate import stream
-from saccade.inputs import ask, ask_draft, captions, joined, load_pair, media, shown
+from saccade.inputs import ask, ask_draft, captions, load_pair, media, shown
 from saccade.inputs.media import Clip
+from saccade.inputs.questions import joined
 from saccade.methods import resolve
 
 

@@ -12,10 +12,11 @@ from jinja2 import TemplateError
 
 from saccade.core.prompt import Inputs
 from saccade.engine.generate import Asked, settled
-from saccade.inputs import Loaded, captions, converse, same_inputs
+from saccade.inputs import Loaded, captions
 from saccade.inputs.media import Clip, Limits, Sampling
 from saccade.inputs.media.fetch import Sources
 from saccade.inputs.media.guard import Guard, Stop
+from saccade.inputs.questions import converse, same_inputs
 from saccade.model import families
 from saccade.serve.wire import ChatRequest, ImagePart, TextPart, Trouble, VideoPart, parts
 

@@ -129,10 +129,11 @@ def _path(start: Cell, direction: str, distance: int) -> tuple[Cell, ...]:
     return cells if all(0 <= r <= 2 and 0 <= c <= 2 for r, c in cells) else ()
 
 
-def _looks(objects: tuple[Object, ...], events: tuple[Event, ...]) -> set[tuple[str, str]]:
+def _looks(scene: Scene) -> set[tuple[str, str]]:
     """Every (colour, shape) that is ever used, so that a new one can be kept distinct."""
-    looks = {(o.color, o.shape) for o in objects}
-    return looks | {(e.color, objects[e.index].shape) for e in events if e.color is not None}
+    looks = {(o.color, o.shape) for o in scene.objects}
+    recoloured = [(e.color, e.index) for e in scene.events if e.color is not None]
+    return looks | {(color, scene.objects[index].shape) for color, index in recoloured}
 
 
 def scene(seed: int, *, max_objects: int = 6) -> Scene:
@@ -268,34 +269,33 @@ def changes(scene: Scene, seed: int) -> tuple[Scene, tuple[Change, ...]]:
         look = (thing.size, state.color, thing.shape, place(state.cell))
         # The thing as it is at 0.5, without its events, so that both pictures are plain facts.
         base, now = _without(edited, index), replace(thing, color=state.color)
-        used = _looks(base.objects, base.events) | {(state.color, thing.shape)}
+        used = _looks(base) | {(state.color, thing.shape)}
         used |= {(thing.color, thing.shape)}
-        free = [(r, c) for r in range(3) for c in range(3) if (r, c) not in _ways(edited)]
+        free = _free(edited)
         settled = thing.start == thing.end
         kinds: list[ChangeKind] = ["color", "size", "shape", "gone"]
         if free and settled:
             kinds += ["place", "place"]
         kind: ChangeKind = pick(kinds)
+        word = ""
         if kind == "color":
             word = pick([c for c in COLORS if (c, thing.shape) not in used])
-            edited = _with(base, replace(now, color=word))
+            now = replace(now, color=word)
         elif kind == "size":
             word = SIZES[1 - SIZES.index(thing.size)]
-            edited = _with(base, replace(now, size=word))
+            now = replace(now, size=word)
         elif kind == "shape":
             word = pick([s for s in SHAPES if (state.color, s) not in used])
-            edited = _with(base, replace(now, shape=word))
+            now = replace(now, shape=word)
         elif kind == "place":
             cell = pick(free)
             word = place(cell)
-            edited = _with(base, replace(now, start=cell, end=cell))
-        else:
-            word = ""
-            edited = base
+            now = replace(now, start=cell, end=cell)
+        edited = base if kind == "gone" else _with(base, now)
         found.append(Change(kind, look, word))
-    free = [(r, c) for r in range(3) for c in range(3) if (r, c) not in _ways(edited)]
+    free = _free(edited)
     if free and (not found or (len(found) == 1 and rng.random() < 0.25)):
-        used = _looks(edited.objects, edited.events) | _looks(scene.objects, scene.events)
+        used = _looks(edited) | _looks(scene)
         cell = pick(free)
         color, shape = pick([(c, s) for c in COLORS for s in SHAPES if (c, s) not in used])
         size = pick(list(SIZES))
@@ -310,13 +310,13 @@ def edit(scene: Scene, seed: int) -> Scene:
     return changes(scene, seed)[0]
 
 
-def _ways(scene: Scene) -> set[Cell]:
-    """Every cell that some object is ever in."""
-    cells: set[Cell] = set()
+def _free(scene: Scene) -> list[Cell]:
+    """Every cell that no object is ever in."""
+    cells = {(r, c) for r in range(3) for c in range(3)}
     for o in scene.objects:
         (r0, c0), (r1, c1) = sorted((o.start, o.end))
-        cells |= {(r, c) for r in range(r0, r1 + 1) for c in range(min(c0, c1), max(c0, c1) + 1)}
-    return cells
+        cells -= {(r, c) for r in range(r0, r1 + 1) for c in range(min(c0, c1), max(c0, c1) + 1)}
+    return sorted(cells)
 
 
 def truth(
