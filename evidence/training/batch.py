@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import Qwen2_5_VLModel
 
 from evidence.training.labels import PROBES, content_words, labels
-from evidence.training.model import PATCH, SPECIAL_ID, config
+from evidence.training.model import CELL, PATCH, SPECIAL_ID, config
 from saccade.world import scenes as world
 from saccade.world import text
 from saccade.world.train_draft import samples
@@ -24,6 +24,12 @@ from saccade.world.train_draft.samples import EVAL_SEED, Plan, Talk, pictures
 KINDS = (
     *("colour", "shape", "size", "where", "count", "motion", "time", "event", "texture", "truth"),
 )
+
+
+def visual_tokens(plan: Plan) -> int:
+    """Visual tokens of one sample."""
+    steps = {"video": plan.frames // 2, "image": 1, "diff": 2}[plan.kind]
+    return steps * (plan.height // CELL) * (plan.width // CELL)
 
 
 class Row(NamedTuple):
@@ -69,7 +75,7 @@ def row(tok: Any, talk: Talk, plan: Plan) -> Row:
     """The conversation as the chat template and the processor spell it."""
     pad = SPECIAL_ID["<|video_pad|>" if plan.kind == "video" else "<|image_pad|>"]
     visuals = 2 if plan.kind == "diff" else 1
-    shown = [SPECIAL_ID["<|vision_start|>"], *[pad] * (plan.tokens // visuals)]
+    shown = [SPECIAL_ID["<|vision_start|>"], *[pad] * (visual_tokens(plan) // visuals)]
     shown = [*shown, SPECIAL_ID["<|vision_end|>"]] * visuals
     ids: list[int] = []
     wanted: list[int] = []
@@ -169,7 +175,7 @@ class Source:
         plan = self._plans[int(self._rng.choice(len(self._plans), p=self._shares))]
         queue = self._queues[plan]
         if not queue:
-            size = max(1, self._tokens // (plan.tokens + 190))
+            size = max(1, self._tokens // (visual_tokens(plan) + 190))
             most = self._max_objects(progress)
             count = size * 4 if size > 1 else 2
             seeds = self._rng.integers(0, EVAL_SEED, count)

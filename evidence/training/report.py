@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from evidence.training import agreement, evaluate
-from evidence.training.batch import Plan
 from saccade.bench.trace import environment
+from saccade.world.train_draft.samples import Plan
 
 FOLDERS = ("target", "draft-naive", "draft")
 KINDS = ("all", "content", "colour", "shape", "size", "where", "count", "motion", "time", "texture")

@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 from evidence.training import evaluate
-from evidence.training.batch import Plan
 from saccade.inputs.loading import NAMES, load
 from saccade.world.train_draft import run
 from saccade.world.train_draft.recipes import Settings
+from saccade.world.train_draft.samples import Plan
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 

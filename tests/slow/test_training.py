@@ -8,10 +8,11 @@ from transformers import AutoModelForImageTextToText, AutoProcessor
 from transformers.video_utils import VideoMetadata
 
 from evidence.training import build, evaluate, train
-from evidence.training.batch import Plan, collate, draw
+from evidence.training.batch import collate, draw
 from evidence.training.model import create, embed, grow, patches, read, see
 from saccade.world import drawing, text
 from saccade.world import scenes as world
+from saccade.world.train_draft.samples import Plan
 
 pytestmark = pytest.mark.slow
 

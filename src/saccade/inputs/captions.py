@@ -15,7 +15,7 @@ from transformers import AutoModelForImageTextToText, AutoProcessor
 
 from saccade.core.errors import ModelError
 from saccade.core.prompt import Inputs
-from saccade.inputs.loading import Loaded, check_folder, first_line, load, pick_device
+from saccade.inputs.loading import check_folder, first_line, load, pick_device
 from saccade.inputs.questions import put
 
 MAX_TOKENS = 64
@@ -55,13 +55,10 @@ def captioner(name: str, frames: Sequence[np.ndarray], device: str | None = None
 
     Raises ModelError where the model makes no text of images.
     """
+    model, processor = _load(name, None if name == SHAPES else device)
+    question = "Describe the image." if getattr(processor, "chat_template", None) else None
     frame = frames[len(frames) // 2]
-    if name == SHAPES:
-        small = _embedded()
-        return ImageToText(small.backbone.model, small.processor, frame, SHAPES_QUESTION)
-    model, processor = _load(name, device)
-    template = getattr(processor, "chat_template", None)
-    return ImageToText(model, processor, frame, "Describe the image." if template else None)
+    return ImageToText(model, processor, frame, SHAPES_QUESTION if name == SHAPES else question)
 
 
 def later(
@@ -72,13 +69,11 @@ def later(
 
 
 @cache
-def _embedded() -> Loaded:
-    """The small draft looking at a single picture: a captioner for the shapes world."""
-    return load("shapes-draft-naive")
-
-
-@cache
 def _load(name: str, device: str | None) -> tuple[Any, Any]:
+    """A model and its processor; of the shapes world, the small draft looking at one picture."""
+    if name == SHAPES:
+        small = load("shapes-draft-naive")
+        return small.backbone.model, small.processor
     check_folder(name, name)
     try:
         processor = AutoProcessor.from_pretrained(name)

@@ -26,7 +26,6 @@ from saccade.world.train_draft.recipes import Kind
 EVAL_SEED = 10_000_000  # training draws its scenes below it
 TASKS = {"describe": 0.45, "events": 0.10, "qa": 0.15, "chat": 0.15}  # of videos, and their shares
 KIND_SHARES = {"video": 0.8, "image": 0.1, "diff": 0.1}
-CELL = 28  # pixels a side of one visual token
 FILLER = {  # on the right of the shorter samples of a batch, where causal attention never looks
     "labels": -100, "input_ids": 0, "attention_mask": 0, "stay": 0, "mm_token_type_ids": 0,
 }  # fmt: skip
@@ -40,12 +39,6 @@ class Plan:
     frames: int
     height: int
     width: int
-
-    @property
-    def tokens(self) -> int:
-        """Visual tokens of one sample."""
-        steps = {"video": self.frames // 2, "image": 1, "diff": 2}[self.kind]
-        return steps * (self.height // CELL) * (self.width // CELL)
 
 
 # Frames, height, width: clips of 64 to 512 visual tokens, pictures of 16 to 144.
