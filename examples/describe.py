@@ -9,11 +9,11 @@ from pathlib import Path
 import saccade
 from saccade import inputs as models
 from saccade.inputs import media
-from saccade.world import scenes
+from saccade.world import drawing, scenes
 
 with tempfile.TemporaryDirectory() as folder:
     path = Path(folder) / "clip.mp4"
-    scenes.write_clip(scenes.scene(7), path, frames=32, height=112)
+    drawing.write_clip(scenes.scene(7), path, frames=32, height=112)
     clip = media.read(path, media.Sampling(every=True))
 
 target, draft = models.load("shapes"), models.load("shapes-draft")

@@ -1,5 +1,5 @@
 """Every test runs over poisoned caches: a row that holds nothing is NaN, so that reading it shows,
-and every commit of every session is followed by ``Cache.check_integrity``."""
+and every commit of every session is followed by ``check_integrity``."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import jaxtyping
 import pytest
 import torch
 from hypothesis import settings
+from integrity import check_integrity, poison
 
 from saccade.model.cache import Cache
 from saccade.model.session import Session
@@ -36,7 +37,7 @@ def _poison() -> Iterator[None]:
 
     def poisoned_create(self: Cache, *args: Any, **kwargs: Any) -> None:
         create(self, *args, **kwargs)
-        self.poison()
+        poison(self)
 
     def poisoned_reserve(self: Cache, length: int) -> None:
         before = self.capacity
@@ -48,8 +49,8 @@ def _poison() -> Iterator[None]:
         commit(self, tokens)
         for number in tokens:
             request = self.requests[number]
-            request.cache.check_integrity()
-            request.cache.poison(spare=len(request.tree))
+            check_integrity(request.cache)
+            poison(request.cache, spare=len(request.tree))
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Cache, "__init__", poisoned_create)

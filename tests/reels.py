@@ -16,6 +16,7 @@ from PIL import Image as PILImage
 
 from saccade.core.errors import SaccadeError, VideoInputError
 from saccade.inputs.media import Sampling, read
+from saccade.world.drawing import PALETTE
 
 EVERY = Sampling(every=True)
 WIDTH, HEIGHT = 64, 48
@@ -146,3 +147,10 @@ def jpegs(sizes):
             packet.time_base, packet.is_keyframe = Fraction(1, 10), True
             container.mux(packet)
     return out.getvalue()
+
+
+def nearest(pixels: np.ndarray) -> int:
+    """The palette index of a set of pixels [n, 3] by majority of those near any colour."""
+    far = np.linalg.norm(pixels[:, None].astype(float) - PALETTE, axis=2)
+    near = far.argmin(axis=1)[far.min(axis=1) < 40]
+    return int(np.bincount(near, minlength=8).argmax()) if near.size else -1

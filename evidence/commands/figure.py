@@ -43,8 +43,8 @@ def figure(
         return
     prepare(threads, verbose)
     from evidence import studies
+    from evidence.training.agreement import FRAMES
     from saccade.bench.figures import save
-    from saccade.world.agreement import FRAMES
 
     if name == "all":
         with status("loading the pair", quiet=False) as tell:

@@ -50,9 +50,8 @@ def evaluate(
 ) -> None:
     """Measure the pair: accuracy with and without the video, agreement under each view."""
     prepare(threads, verbose)
-    from evidence.training import report
+    from evidence.training import agreement, report
     from saccade.inputs import EMBEDDED
-    from saccade.world import agreement
 
     sizes = tuple(tokens or agreement.SIZES)
     if unknown := [size for size in sizes if size not in agreement.FRAMES]:

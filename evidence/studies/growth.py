@@ -8,11 +8,11 @@ from evidence.draw import Data
 from evidence.studies import stand_in
 from evidence.studies.lab import Lab, interval
 from evidence.studies.study import Study
+from evidence.training.agreement import FRAMES
 from saccade.bench.hardware.synthetic import Decree, imposed
 from saccade.bench.measures import per_token
 from saccade.drafting.planning import plan
 from saccade.methods import resolve
-from saccade.world.agreement import FRAMES
 
 METHODS = {
     "ar": "ar",

@@ -16,6 +16,7 @@ import numpy as np
 from jaxtyping import Float
 from torch import Tensor
 
+from evidence.training import agreement
 from saccade.bench import measures, records
 from saccade.bench.compare import WARM_UP_TOKENS
 from saccade.bench.measures import Interval
@@ -28,7 +29,6 @@ from saccade.inputs import Loaded, ask, load
 from saccade.inputs.captions import SHAPES, captioner
 from saccade.inputs.media import Clip
 from saccade.methods import resolve
-from saccade.world import agreement
 
 DRAFTS = {"never saw pruning": "shapes-draft-naive", "trained on pruned video": "shapes-draft"}
 GAMMA = 5  # of the chain a tau is computed for

@@ -15,11 +15,11 @@ from matplotlib.figure import Figure, FigureBase
 
 from evidence.draw import Data
 from evidence.studies.lab import Lab
+from evidence.training import agreement
 from saccade.bench.figures import COLOURS, SMALL, name_axes
 from saccade.core.result import RoundRecord
 from saccade.core.tree import height
 from saccade.methods import resolve
-from saccade.world import agreement
 
 VIEWS = ("specvlm", "attention", "uniform", "random", "window-front")
 SHARES = (0.02, 0.05, 0.1, 0.2, 0.5)

@@ -13,6 +13,7 @@ from evidence import draw
 from evidence.draw import Data
 from evidence.studies.lab import TAU, Lab, Shot, interval, rounded
 from evidence.studies.study import Study
+from evidence.training import agreement
 from saccade.bench import measures
 from saccade.bench.measures import Interval
 from saccade.bench.records import Answer
@@ -21,7 +22,7 @@ from saccade.core.options import limits, settle
 from saccade.core.tree import height
 from saccade.inputs import Loaded, ask
 from saccade.methods import sage
-from saccade.world import agreement, text
+from saccade.world import text
 
 SPEED = "times as fast as ar (decoding)"
 TASKS = {"describing a clip": "describe", "listing its events": "events"}

@@ -14,12 +14,13 @@ from evidence.draw import Data
 from evidence.studies.lab import TAU, Lab, Shot, interval, rounded
 from evidence.studies.steps import milliseconds
 from evidence.studies.study import Study
+from evidence.training import agreement
 from saccade.bench.measures import Interval
 from saccade.core.result import Timings
 from saccade.engine.generate import run
 from saccade.inputs import Loaded, ask
 from saccade.methods import resolve
-from saccade.world import agreement, text
+from saccade.world import drawing, text
 from saccade.world import scenes as world
 
 STEPS = 20  # of the weights tried
@@ -203,7 +204,7 @@ def _picture(number: int, tokens: int) -> np.ndarray:
     """A frame of an unseen scene, of so many visual tokens (a power of two)."""
     high = 1 << (int(math.log2(tokens)) // 2)
     scene = world.scene(agreement.FIRST_SEED + number)
-    return world.image_frame(scene, 28 * high, 28 * (tokens // high))
+    return drawing.image_frame(scene, 28 * high, 28 * (tokens // high))
 
 
 STUDIES = {

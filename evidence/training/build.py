@@ -15,8 +15,8 @@ from transformers import (
     Qwen2VLVideoProcessor,
 )
 
+from evidence.training.model import SPECIAL, SPECIAL_ID, VOCAB, create
 from saccade.world import scenes, text
-from saccade.world.model import SPECIAL, SPECIAL_ID, VOCAB, create
 
 CHAT_TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n"

@@ -13,8 +13,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from evidence.training import build
-from saccade.world.batch import EVAL_SEED, KINDS, Batch, Plan, collate, draw, drop
-from saccade.world.model import embed, read, see
+from evidence.training.batch import KINDS, Batch, collate, draw, drop, visual_tokens
+from evidence.training.model import embed, read, see
+from saccade.world.train_draft.samples import EVAL_SEED, Plan
 
 View = Literal["own", "other", "none"]
 VIEWS: tuple[View, ...] = ("own", "other", "none")
@@ -44,10 +45,11 @@ def logits(model: Any, batch: Batch, view: View = "own") -> Tensor:
     """Logits [answer tokens, vocabulary] of a batch."""
     visual: Tensor | None = None
     if view == "none":
-        batch = drop(batch, torch.zeros(len(batch.ids), batch.plan.tokens, dtype=torch.bool))
+        nothing = torch.zeros(len(batch.ids), visual_tokens(batch.plan), dtype=torch.bool)
+        batch = drop(batch, nothing)
     else:
         seen = see(model, batch.frames)
-        visual = seen.roll(batch.plan.tokens if view == "other" else 0, 0)
+        visual = seen.roll(visual_tokens(batch.plan) if view == "other" else 0, 0)
     hidden = read(model, embed(model, batch.ids, visual), batch.positions)
     return F.linear(hidden[batch.labels >= 0], model.lm_head.weight)
 

@@ -10,10 +10,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from evidence.training import evaluate
+from evidence.training import agreement, evaluate
 from saccade.bench.trace import environment
-from saccade.world import agreement
-from saccade.world.batch import Plan
+from saccade.world.train_draft.samples import Plan
 
 FOLDERS = ("target", "draft-naive", "draft")
 KINDS = ("all", "content", "colour", "shape", "size", "where", "count", "motion", "time", "texture")

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from saccade.world.batch import Plan
+from saccade.world.train_draft.samples import Plan
 
 TARGET_LAYERS, MEDIUM_LAYERS, DRAFT_LAYERS = 20, 6, 2
 Shares = list[tuple[Plan, float]]

@@ -28,6 +28,9 @@ from torch.nn import functional as F
 from transformers import Qwen2_5_VLProcessor
 
 from evidence.training import build
+from evidence.training.batch import Batch, Source, drop, visual_tokens
+from evidence.training.labels import PROBES
+from evidence.training.model import HIDDEN, create, embed, grow, read, see
 from evidence.training.stages import (
     DRAFT_LAYERS,
     MEDIUM_LAYERS,
@@ -36,8 +39,6 @@ from evidence.training.stages import (
     Stage,
     brief,
 )
-from saccade.world.batch import PROBES, Batch, Source, drop
-from saccade.world.model import HIDDEN, create, embed, grow, read, see
 
 log = logging.getLogger(__name__)
 
@@ -115,7 +116,7 @@ def kept(batch: Batch, ratio: float) -> Tensor:
 
     Uniform, leaning to objects, leaning to a few frames, or half objects and half uniform.
     """
-    b, n = len(batch.ids), batch.plan.tokens
+    b, n = len(batch.ids), visual_tokens(batch.plan)
     noise = torch.rand(b, n)
     way = int(torch.randint(4, ()))
     thing = batch.probes[:, PROBES.index("shape")].view(b, n) > 0
@@ -246,7 +247,7 @@ def _train(run: _Run, run_dir: Path, every_s: float = 60.0) -> None:
                 "cpu_s": round(run.cpu_s, 2),
                 "samples": run.samples,
                 "tokens": run.seen,
-                "plan": [batch.plan.kind, *batch.ids.shape, batch.plan.tokens],
+                "plan": [batch.plan.kind, *batch.ids.shape, visual_tokens(batch.plan)],
                 "loss": round(float(loss.detach()), 4),
             }
             line |= {k: round(v, 4) if isinstance(v, float) else v for k, v in scores.items()}

@@ -15,7 +15,7 @@ from saccade.bench.suites import shapes
 from saccade.bench.suites.types import Item, Suite
 from saccade.inputs import ask
 from saccade.inputs.media import Clip
-from saccade.world import scenes, text
+from saccade.world import descriptions, drawing, scenes, text
 
 SUITES = shapes.suites()
 STATED = {"": 256, "-2k": 2048, "-8k": 8192, "-10k": 10240}
@@ -96,12 +96,12 @@ def test_answers_are_the_worlds() -> None:
         seed = shapes.FIRST_SEED + number
         scene = scenes.scene(seed)
         found = {name.removeprefix("shapes-"): own[number] for name, own in listed.items()}
-        assert found["caption"].answers == found["ood"].answers == (text.describe(scene),)
-        assert found["events"].answers == (text.events(scene),)
+        assert found["caption"].answers == found["ood"].answers == (descriptions.describe(scene),)
+        assert found["events"].answers == (descriptions.events(scene),)
         assert found["caption"].question in text.PROMPTS["describe"]
         assert found["events"].question in text.PROMPTS["events"]
         assert found["ood"].question not in known
-        assert found["diff"].answers == (text.describe_diff(scene, seed),)
+        assert found["diff"].answers == (descriptions.describe_diff(scene, seed),)
         qa, chat = found["qa"], found["chat"]
         said = {turn.question: turn.answer for turn in text.conversation(scene, "qa", seed)}
         assert qa.answers == (said[qa.question],) and qa.then == ()
@@ -119,13 +119,13 @@ def test_pixels_are_of_the_scene() -> None:
     (video,) = items("shapes-caption")[2].media
     clip = video.read()
     assert isinstance(clip, Clip) and video.name == f"scene-{scene.seed}"
-    assert np.array_equal(clip.frames, scenes.render(scene, 8, 224, 224))
+    assert np.array_equal(clip.frames, drawing.render(scene, 8, 224, 224))
     (wide,) = (medium.read() for medium in items("shapes-ood")[2].media)
     assert isinstance(wide, Clip) and wide.frames.shape[:3] == (8, 112, 448)
     before, after = (medium.read() for medium in items("shapes-diff")[2].media)
     edited = scenes.edit(scene, scene.seed)
-    assert np.array_equal(before, scenes.image_frame(scene, 224, 448))  # type: ignore[arg-type]
-    assert np.array_equal(after, scenes.image_frame(edited, 224, 448))  # type: ignore[arg-type]
+    assert np.array_equal(before, drawing.image_frame(scene, 224, 448))  # type: ignore[arg-type]
+    assert np.array_equal(after, drawing.image_frame(edited, 224, 448))  # type: ignore[arg-type]
     assert not np.array_equal(before, after)  # type: ignore[arg-type]
 
 
@@ -147,8 +147,8 @@ def test_nothing_is_drawn_until_read(monkeypatch: pytest.MonkeyPatch) -> None:
     def drawn(*given: Any) -> None:
         raise InterruptedError("drawn")
 
-    monkeypatch.setattr(scenes, "render", drawn)
-    monkeypatch.setattr(scenes, "image_frame", drawn)
+    monkeypatch.setattr(drawing, "render", drawn)
+    monkeypatch.setattr(drawing, "image_frame", drawn)
     for name in SUITES:
         first = items(name)[0]
         with pytest.raises(InterruptedError):
@@ -173,10 +173,10 @@ def test_seeds_are_nobody_elses() -> None:
             found[f"{path.stem}.{name}"] = int(number)
         for number in re.findall(r"\b[1-9]\d{0,2}_\d{3}_\d{3}\b", path.read_text()):
             found[f"{path.stem}.{number}"] = int(number)
-    known = {"batch.EVAL_SEED", "agreement.FIRST_SEED", "calibrate.FIRST_SEED"}
-    assert known <= set(found) and found["batch.EVAL_SEED"] == 10_000_000
+    known = {"samples.EVAL_SEED", "agreement.FIRST_SEED", "calibrate.FIRST_SEED"}
+    assert known <= set(found) and found["samples.EVAL_SEED"] == 10_000_000
     assert 20_000_002 in found.values()  # the demo's
     near = {n: v for n, v in found.items() if abs(v - shapes.FIRST_SEED) < 10_000_000}
     assert not near
     # training draws below EVAL_SEED, evaluation a million above it
-    assert found["batch.EVAL_SEED"] + 2_000_000 < shapes.FIRST_SEED
+    assert found["samples.EVAL_SEED"] + 2_000_000 < shapes.FIRST_SEED

@@ -21,10 +21,10 @@ def call(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> 
 
 @pytest.fixture(scope="module")
 def clip(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from saccade.world import scenes
+    from saccade.world import drawing, scenes
 
     path = tmp_path_factory.mktemp("clips") / "clip.mp4"
-    scenes.write_clip(scenes.scene(20_000_001), path, 16, 112)
+    drawing.write_clip(scenes.scene(20_000_001), path, 16, 112)
     return path
 
 

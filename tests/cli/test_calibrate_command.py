@@ -32,12 +32,12 @@ def call(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Call:
 
 @pytest.fixture(scope="module")
 def clips(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    from saccade.world import scenes
+    from saccade.world import drawing, scenes
 
     folder = tmp_path_factory.mktemp("clips")
     paths = [folder / f"{number}.mp4" for number in range(2)]
     for number, path in enumerate(paths):
-        scenes.write_clip(scenes.scene(20_000_001 + number), path, 8, 112)
+        drawing.write_clip(scenes.scene(20_000_001 + number), path, 8, 112)
     return paths
 
 

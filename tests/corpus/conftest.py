@@ -15,12 +15,12 @@ COUNT, TOKENS = 6, 8
 @pytest.fixture(scope="session")
 def videos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of clips of different length, and ``bad.mp4``."""
-    from saccade.world import scenes
+    from saccade.world import drawing, scenes
 
     folder = tmp_path_factory.mktemp("videos")
     for number in range(COUNT - 1):
         path = folder / f"clip{number}.mp4"
-        scenes.write_clip(scenes.scene(20_000_100 + number), path, 8 + 4 * (number % 3), 56)
+        drawing.write_clip(scenes.scene(20_000_100 + number), path, 8 + 4 * (number % 3), 56)
     (folder / "bad.mp4").write_bytes(b"no video at all")
     return folder
 

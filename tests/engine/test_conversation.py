@@ -242,12 +242,13 @@ def forwards(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[Session, in
     """(session, rows) of every forward of decoding, as they happen."""
     seen: list[tuple[Session, int]] = []
     working: list[Session] = []
-    run, forward = Session._run, Backbone.forward
+    run, forward = Session._forward, Backbone.forward
 
-    def watched(self: Session, *args: Any) -> None:
+    def watched(self: Session, *args: Any) -> Tensor:
         working.append(self)
-        run(self, *args)
+        laws = run(self, *args)
         working.pop()
+        return laws
 
     def counted(self: Backbone, embeds: Tensor, *args: Any) -> Tensor:
         if working:
@@ -257,7 +258,7 @@ def forwards(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[Session, in
         return forward(self, embeds, *args)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Session, "_run", watched)
+        patch.setattr(Session, "_forward", watched)
         patch.setattr(Backbone, "forward", counted)
         yield seen
 

@@ -17,10 +17,10 @@ from evidence import draw, studies
 from evidence.commands.figure import figure as command
 from evidence.studies import lab as labs
 from evidence.studies import methods
+from evidence.training import agreement
 from saccade.bench import figures
 from saccade.core.errors import OptionError
 from saccade.core.result import RoundRecord
-from saccade.world import agreement
 
 Call = Callable[..., Result]
 METHODS = ("specvlm", "sparse-to-dense", "tabed", "sage", "hippo")  # of docs/methods

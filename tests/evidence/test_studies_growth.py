@@ -12,12 +12,12 @@ from evidence import studies
 from evidence.studies import growth, stand_in
 from evidence.studies import lab as labs
 from evidence.studies.lab import Lab
+from evidence.training import agreement
 from saccade.bench.hardware.synthetic import Decree, imposed
 from saccade.bench.peers import PEERS, Timed
 from saccade.bench.records import Answer
 from saccade.core.result import Round
 from saccade.methods import resolve
-from saccade.world import agreement
 
 pytestmark = pytest.mark.usefixtures("pair", "unchecked")
 

@@ -70,12 +70,12 @@ def test_the_default_on_a_cpu_is_float32(qwen: Path) -> None:
     assert models.precision(None, torch.device("cuda")) == "auto"
 
 
-@pytest.mark.parametrize("name", list(models.DTYPES))
+@pytest.mark.parametrize("name", list(loading.DTYPES))
 def test_every_dtype_by_name(qwen: Path, name: str) -> None:
     """Claim: each name of DTYPES is the type of all weights, and such a model answers with a draft
     in the same type. Fails if a type loads but cannot compute."""
     target, draft = (models.load(str(qwen), dtype=name, device="cpu") for _ in range(2))
-    assert {p.dtype for p in target.backbone.model.parameters()} == {models.DTYPES[name]}
+    assert {p.dtype for p in target.backbone.model.parameters()} == {loading.DTYPES[name]}
     ids = answer(target, zoo.asked(target, "image"), "sd", draft=draft.backbone)
     assert len(ids) == COUNT and zoo.varied(ids)
 

@@ -20,7 +20,7 @@ import saccade
 from saccade.core.errors import ModelError
 from saccade.drafting import views
 from saccade.inputs import captions
-from saccade.world import scenes
+from saccade.world import drawing, scenes
 
 pytestmark = pytest.mark.usefixtures("unchecked")
 
@@ -31,7 +31,7 @@ SAYABLE = "a red blue green box circle star on the left right above below is are
 
 @cache
 def frames_of(seed: int) -> list[np.ndarray]:
-    return list(scenes.render(scenes.scene(seed), 8, 112))
+    return list(drawing.render(scenes.scene(seed), 8, 112))
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ from typing import Any
 from PIL import Image
 
 from saccade.bench.suites import shapes
-from saccade.world import scenes
+from saccade.world import drawing, scenes
 
 TASKS = Path(__file__).parent / "task"
 FOLDER = Path("runs/lmms")  # from where lmms-eval is run
@@ -27,7 +27,7 @@ def write(folder: Path = FOLDER, count: int = COUNT) -> None:
     clips: list[dict[str, Any]] = []
     for number, item in enumerate(islice(suites["shapes-caption"].items(), count)):
         path = folder / f"clip-{number}.mp4"
-        scenes.write_clip(scenes.scene(item.meta["seed"]), path, 8, 224, fps=shapes.FPS)
+        drawing.write_clip(scenes.scene(item.meta["seed"]), path, 8, 224, fps=shapes.FPS)
         clips.append({"question": item.question, "answer": item.answers[0], "clip": str(path)})
     pairs: list[dict[str, Any]] = []
     for number, item in enumerate(islice(suites["shapes-diff"].items(), count)):

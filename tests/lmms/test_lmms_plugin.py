@@ -26,7 +26,7 @@ from saccade import lmms
 from saccade.core.errors import ModelError, OptionError, VideoInputError
 from saccade.inputs import media
 from saccade.inputs.media import Sampling
-from saccade.world import scenes
+from saccade.world import drawing, scenes
 
 ROOT = Path(__file__).parents[2]
 TEXT = "What is in the picture?"
@@ -63,7 +63,7 @@ def text(said: str = TEXT) -> dict[str, Any]:
 
 
 def image(seed: int = 1) -> Image.Image:
-    return Image.fromarray(scenes.image_frame(scenes.scene(seed), 112))
+    return Image.fromarray(drawing.image_frame(scenes.scene(seed), 112))
 
 
 # -- arguments ---------------------------------------------------------------------------------
@@ -166,7 +166,7 @@ def test_a_picture_is_read_from_a_file_or_bytes(tmp_path: Path):
 def test_a_video_is_a_file_a_part_of_one_or_its_frames(tmp_path: Path):
     """Claim: files are read as asked, cuts and counts included; frames count as two a second."""
     path = tmp_path / "a.mp4"
-    scenes.write_clip(scenes.scene(1), path, 16, 56, fps=8)
+    drawing.write_clip(scenes.scene(1), path, 16, 56, fps=8)
     whole = lmms.clip({"url": str(path)}, Sampling(num_frames=8))
     assert len(whole.frames) == 8 and whole.duration == 2.0
     for part in (
@@ -227,7 +227,7 @@ def test_answers_are_plain_decodings_in_the_order_asked(
 ):
     """Claim: a video, pictures and text, asked in turn, are answered as ``ar`` answers them."""
     path = tmp_path / "a.mp4"
-    scenes.write_clip(scenes.scene(60_000_001), path, 8, 112, fps=8)
+    drawing.write_clip(scenes.scene(60_000_001), path, 8, 112, fps=8)
     show = {"type": "video", "url": str(path)}
     say = "Describe the video in detail."
     given = {"max_new_tokens": 48, "image_aspect_ratio": "pad"}

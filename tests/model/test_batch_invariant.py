@@ -20,6 +20,7 @@ from torch import Tensor
 
 import saccade
 from evidence.hardware.flips import flips
+from evidence.training.agreement import held_out
 from saccade import inputs as models
 from saccade.core.costs import Costs
 from saccade.core.errors import MethodError, ModelError
@@ -38,7 +39,6 @@ from saccade.model.backbone import Backbone
 from saccade.model.batch_invariant import BLOCK, ROWS, ExactSession, Ordered, ordered
 from saccade.model.cache import Cache
 from saccade.model.session import Session
-from saccade.world.agreement import held_out
 
 LOW = (torch.bfloat16, torch.float16)
 METHODS = (

@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from integrity import check_integrity, poison
 
 from saccade.model.cache import Cache
 
@@ -71,8 +72,8 @@ def test_any_history_equals_a_list(steps):
             stamp += count
         assert cache.length == len(model)
         assert _contents(cache) == model
-        cache.check_integrity()
-        cache.poison()
+        check_integrity(cache)
+        poison(cache)
 
 
 def _filled(count: int, capacity: int = 8) -> Cache:
@@ -117,7 +118,7 @@ def test_extend_appends_another_caches_rows():
     short = _filled(3).select(torch.tensor([0]), room=0, layers=1)
     short.extend(_filled(6), 5, 6)
     assert short.read(0, 2)[0][1, :, 0].tolist() == [1000, 1005]
-    short.check_integrity()
+    check_integrity(short)
 
 
 def test_reserve_grows_by_half_and_keeps_what_there_was():
@@ -143,24 +144,24 @@ def test_truncate_refuses_what_it_does_not_hold(length):
 def test_integrity_fails_on_a_poisoned_committed_row():
     """Control: NaN in a committed row, a length past the end and ragged layers must be seen."""
     cache = _filled(4)
-    cache.check_integrity()
+    check_integrity(cache)
     cache.values[1][0, 3, 0] = float("nan")
     with pytest.raises(AssertionError, match="values of layer 1"):
-        cache.check_integrity()
+        check_integrity(cache)
     long = _filled(4)
     long.length = 9
     with pytest.raises(AssertionError, match="9 tokens in 8 rows"):
-        long.check_integrity()
+        check_integrity(long)
     ragged = _filled(4)
     ragged.keys[1] = ragged.keys[1][:, :5]
     with pytest.raises(AssertionError, match="differ in shape"):
-        ragged.check_integrity()
+        check_integrity(ragged)
 
 
 def test_poison_spares_what_is_committed():
     """Claim: poison fills exactly the rows at length and beyond. Fails one row either way."""
     cache = _filled(4)
-    cache.poison()
-    cache.check_integrity()
+    poison(cache)
+    check_integrity(cache)
     for tensor in (*cache.keys, *cache.values):
         assert bool(torch.isnan(tensor[:, 4:]).all())

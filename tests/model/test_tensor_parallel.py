@@ -99,11 +99,11 @@ def test_more_families_and_methods(
 @pytest.mark.slow
 def test_only_rank_0_speaks(tmp_path: Path) -> None:
     """Claim: the command line prints one answer, the one of one process."""
-    from saccade.world import scenes
+    from saccade.world import drawing, scenes
 
     target, draft = made("qwen2.5-vl", tmp_path)
     video = tmp_path / "clip.mp4"
-    scenes.write_clip(scenes.scene(20_000_001), video, 8, 56)
+    drawing.write_clip(scenes.scene(20_000_001), video, 8, 56)
     words = ["-m", "saccade", "describe", video, "--target", target, "--draft", draft]
     words += ["--max-new-tokens", 12, "--num-frames", 4, "--json"]
     alone = [sys.executable, *map(str, words), "--method", "ar"]

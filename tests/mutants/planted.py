@@ -193,7 +193,7 @@ MUTANTS = (
     ),
     Mutant(
         "M-RoPE: text goes on from the largest position",
-        "model/backbone.py",
+        "model/prompting.py",
         "next_position=int(positions[:, row, rows][:, -1].max()) + 1",
         "next_position=int(positions[:, row, rows].max()) + 1",
         (
@@ -253,10 +253,8 @@ MUTANTS = (
     Mutant(
         "a batch's rows are handed out in another order",
         "model/session.py",
-        "rows = list(self._forward(segments, ids, positions, wanted))\n"
-        "        for number, tree in trees.items():",
-        "rows = list(self._forward(segments, ids, positions, wanted))\n"
-        "        for number, tree in reversed(trees.items()):",
+        "found = {}\n        for number, tree in trees.items():",
+        "found = {}\n        for number, tree in reversed(trees.items()):",
         (HISTORIES,),
     ),
     Mutant(

@@ -18,7 +18,7 @@ from serve.live import Endpoint, Live, made, serving
 from saccade.cli import loading
 from saccade.inputs import load_pair
 from saccade.inputs import media as media_
-from saccade.world import scenes
+from saccade.world import drawing, scenes
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -54,7 +54,7 @@ def clips(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     folder = tmp_path_factory.mktemp("clips")
     paths = [folder / f"clip{number}.mp4" for number in range(4)]
     for number, path in enumerate(paths):
-        scenes.write_clip(scenes.scene(20_000_011 + number), path, 16, 112)
+        drawing.write_clip(scenes.scene(20_000_011 + number), path, 16, 112)
     return paths
 
 

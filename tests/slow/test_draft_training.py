@@ -5,9 +5,10 @@ from pathlib import Path
 import pytest
 
 from evidence.training import evaluate
-from saccade.inputs import NAMES, load
-from saccade.world import train_draft_run
-from saccade.world.batch import Plan
+from saccade.inputs.loading import NAMES, load
+from saccade.world.train_draft import run
+from saccade.world.train_draft.recipes import Settings
+from saccade.world.train_draft.samples import Plan
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
@@ -18,12 +19,12 @@ def test_a_fresh_draft_comes_to_agree_with_the_target(tmp_path: Path) -> None:
     """Claim: over unseen clips an untrained draft agrees nowhere, a trained one at a third of the
     positions and more, and the loss of its last tenth is below half of its first."""
     target = NAMES["shapes"]
-    before = train_draft_run.fresh(load("shapes", lean=False), 2, seed=0)
+    before = run.fresh(load("shapes", lean=False), 2, seed=0)
     before.backbone.model.save_pretrained(tmp_path / "before")
-    settings = train_draft_run.Settings(
+    settings = Settings(
         phases="instruction", steps=120, batch_size=8, lr_scale=100.0, distill=0.5, drop_visual=0.9
     )
-    found = train_draft_run.train_draft(tmp_path / "after", settings)
+    found = run.train_draft(tmp_path / "after", settings)
     (phase,) = found["phases"]
     assert phase["loss_last"] < 0.5 * phase["loss_first"]
     start = evaluate.agreement(target, tmp_path / "before", CLIP, 16)

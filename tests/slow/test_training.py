@@ -8,10 +8,11 @@ from transformers import AutoModelForImageTextToText, AutoProcessor
 from transformers.video_utils import VideoMetadata
 
 from evidence.training import build, evaluate, train
+from evidence.training.batch import collate, draw
+from evidence.training.model import create, embed, grow, patches, read, see
+from saccade.world import drawing, text
 from saccade.world import scenes as world
-from saccade.world import text
-from saccade.world.batch import Plan, collate, draw
-from saccade.world.model import create, embed, grow, patches, read, see
+from saccade.world.train_draft.samples import Plan
 
 pytestmark = pytest.mark.slow
 
@@ -44,12 +45,12 @@ def test_a_row_is_what_the_processor_and_model_make(
     processor = AutoProcessor.from_pretrained(random_folder)
     huggingface = AutoModelForImageTextToText.from_pretrained(random_folder, dtype=torch.float32)
     row = draw(processor.tokenizer, plan, 3, task)
-    batch = collate([row], plan)
+    batch, talk = collate([row], plan), row.talk
 
     shown = [{"type": "video" if plan.kind == "video" else "image"}]
     shown *= 2 if plan.kind == "diff" else 1
     messages = []
-    for turn in text.conversation(row.scene, task, row.seed):
+    for turn in text.conversation(talk.scene, task, talk.seed):
         content = [*shown, {"type": "text", "text": turn.question}]
         messages += [{"role": "user", "content": content}]
         messages += [{"role": "assistant", "content": turn.answer}]
@@ -58,11 +59,11 @@ def test_a_row_is_what_the_processor_and_model_make(
     if plan.kind == "video":
         metadata = VideoMetadata(
             total_num_frames=plan.frames,
-            fps=plan.frames / row.seconds,
-            duration=row.seconds,
+            fps=plan.frames / talk.seconds,
+            duration=talk.seconds,
             frames_indices=list(range(plan.frames)),
         )
-        clip = world.render(row.scene, plan.frames, plan.height, plan.width)
+        clip = drawing.render(talk.scene, plan.frames, plan.height, plan.width)
         inputs = processor(
             text=[prompt],
             videos=[clip],
@@ -71,8 +72,8 @@ def test_a_row_is_what_the_processor_and_model_make(
         )
         rows = inputs.pixel_values_videos
     else:
-        scenes = [row.scene, world.edit(row.scene, row.seed)][: 2 if plan.kind == "diff" else 1]
-        pictures = [world.image_frame(s, plan.height, plan.width) for s in scenes]
+        scenes = [talk.scene, world.edit(talk.scene, talk.seed)][: 2 if plan.kind == "diff" else 1]
+        pictures = [drawing.image_frame(s, plan.height, plan.width) for s in scenes]
         inputs = processor(text=[prompt], images=pictures, return_tensors="pt")
         rows = inputs.pixel_values
 
@@ -119,7 +120,7 @@ def test_two_minutes_of_training(tmp_path: Path) -> None:
         prompt = processor.apply_chat_template(
             [{"role": "user", "content": content}], tokenize=False, add_generation_prompt=True
         )
-        clip = world.render(world.scene(10_000_001, max_objects=1), 8, 112)
+        clip = drawing.render(world.scene(10_000_001, max_objects=1), 8, 112)
         inputs = processor(text=[prompt], videos=[clip], return_tensors="pt")
         made = model.generate(**inputs, max_new_tokens=24)
         assert made.shape[1] > inputs.input_ids.shape[1]

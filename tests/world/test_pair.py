@@ -17,7 +17,7 @@ import saccade
 from evidence import reference
 from saccade.methods import SYSTEMS
 from saccade.model.backbone import Backbone
-from saccade.world import scenes, text
+from saccade.world import drawing, scenes, text
 
 pytestmark = pytest.mark.usefixtures("unchecked")
 
@@ -57,7 +57,7 @@ def _clip(processor: Any, number: int) -> Any:
     frames, seconds = 8 * (1 + number % 4), (2.0, 7.5, 40.0)[number % 3]
     task = ("describe", "describe", "events", "chat")[number % 4]
     scene = scenes.scene(seed)
-    pixels = scenes.render(scene, frames, 112)
+    pixels = drawing.render(scene, frames, 112)
     asked = text.conversation(scene, task, seed)[0].question
     content = [{"type": "video"}, {"type": "text", "text": asked}]
     prompt = processor.apply_chat_template(

@@ -17,17 +17,16 @@ from typer.testing import CliRunner
 
 import saccade
 from evidence.reference import Oracle
+from evidence.training import agreement
 from saccade.cli.train_draft import train_draft
 from saccade.core.errors import ModelError, OptionError, SaccadeError
 from saccade.core.sampling import Sampling
 from saccade.inputs import ask, load
 from saccade.model.backbone import Backbone
-from saccade.world import agreement
-from saccade.world import train_draft_run as training
-from saccade.world.train_draft import RECIPES, parts, shared, trained
-from saccade.world.train_draft_run import Settings
-from saccade.world.train_draft_samples import Samples, answered, together
-from saccade.world.train_draft_trainer import Work, answers, loss_of, trainer
+from saccade.world.train_draft import run as training
+from saccade.world.train_draft.recipes import RECIPES, Settings, parts, shared, trained
+from saccade.world.train_draft.samples import Samples, answered, together
+from saccade.world.train_draft.trainer import Work, answers, loss_of, trainer
 
 SEEING = ("qwen2_5_vl", "qwen2_vl", "llava_onevision")
 # Where the parts are in these families, written down by hand.
@@ -139,23 +138,7 @@ def test_the_vision_tower_learns_at_a_fifth_of_the_rate(pair: Path, tmp_path: Pa
     """Claim: the optimizer holds each trained parameter once, the tower's at rate / 5."""
     draft = load("shapes-draft-naive", lean=False)
     phase = RECIPES["llava-onevision-68m"].phases[1]
-    work = Work(
-        place=tmp_path,
-        seed=(0, 0),
-        name="",
-        media=phase.media,
-        trains=trained(draft.backbone.model, phase),
-        steps=1,
-        batch_size=phase.batch_size,
-        learning_rate=phase.learning_rate,
-        vision_rate=phase.vision_rate,
-        schedule=phase.schedule,
-        warmup=phase.warmup,
-        weight_decay=phase.weight_decay,
-        distill=0.0,
-        drop_visual=0.0,
-        save_every_s=60.0,
-    )
+    work = Work(phase, 1, Settings(), 0, tmp_path, 60.0)
     made = trainer(work, draft, draft, lambda *args: None)
     assert made.args.gradient_accumulation_steps * work.together == 512
     groups = made.create_optimizer().param_groups

@@ -1,23 +1,23 @@
-"""Claims about the shapes world: seeded pixels, true answers, labels that match, real videos."""
+"""Claims about the shapes world: seeded pixels, true answers, real videos."""
 
 from __future__ import annotations
 
 import json
 import re
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 
 import av
 import numpy as np
 import pytest
+from reels import nearest
 
+from saccade.world import descriptions, drawing, text
 from saccade.world import scenes as world
-from saccade.world import text
 from saccade.world.scenes import Scene
 
 SCENES = [world.scene(seed) for seed in range(300)]
-NUMBERS = {word: n for n, word in enumerate(text.NUMBERS)} | {"none": 0}
+NUMBERS = {word: n for n, word in enumerate(descriptions.NUMBERS)} | {"none": 0}
 
 
 def test_same_seed_same_pixels_and_words():
@@ -25,15 +25,15 @@ def test_same_seed_same_pixels_and_words():
     for seed in range(20):
         first, second = world.scene(seed), world.scene(seed)
         assert first == second
-        pixels = world.render(first, 6, 84, 112)
-        world.render(world.scene(seed + 1), 6, 84, 112)
-        assert np.array_equal(pixels, world.render(second, 6, 84, 112))
+        pixels = drawing.render(first, 6, 84, 112)
+        drawing.render(world.scene(seed + 1), 6, 84, 112)
+        assert np.array_equal(pixels, drawing.render(second, 6, 84, 112))
         for task in text.TASKS:
             assert text.conversation(first, task, 3) == text.conversation(second, task, 3)
     scenes = {replace(s, seed=0) for s in SCENES}
     assert len(scenes) > 290
-    assert len({text.describe(s) for s in SCENES}) > 290
-    assert len({world.render(s, 4, 56).tobytes() for s in SCENES[:50]}) == 50
+    assert len({descriptions.describe(s) for s in SCENES}) > 290
+    assert len({drawing.render(s, 4, 56).tobytes() for s in SCENES[:50]}) == 50
     prompts = {text.conversation(SCENES[0], "qa", seed) for seed in range(10)}
     assert len(prompts) == 10
 
@@ -69,57 +69,21 @@ def _path(thing: world.Object) -> list[tuple[int, int]]:
 def test_any_size_renders(frames: int, height: int, width: int):
     """Claim: every T x H x W >= 56 renders, objects at the borders included."""
     for scene in SCENES[:30]:
-        clip = world.render(scene, frames, height, width)
+        clip = drawing.render(scene, frames, height, width)
         assert clip.shape == (frames, height, width, 3) and clip.dtype == np.uint8
     with pytest.raises(ValueError, match="56"):
-        world.render(SCENES[0], 2, 55)
+        drawing.render(SCENES[0], 2, 55)
 
 
 def test_tint_tells_place_and_time():
     """Claim: red grows with x, green with y, blue with time, whatever the texture."""
     for texture in world.TEXTURES:
         empty = Scene(0, (), (), texture, world.TEXTURES.index(texture))
-        clip = world.render(empty, 8, 112).astype(float)
+        clip = drawing.render(empty, 8, 112).astype(float)
         cells = clip.reshape(8, 4, 28, 4, 28, 3).mean(axis=(2, 4))
         assert (np.diff(cells[..., 0], axis=2) > 5).all()
         assert (np.diff(cells[..., 1], axis=1) > 5).all()
         assert (np.diff(cells[..., 2], axis=0) > 5).all()
-
-
-def _nearest(pixels: np.ndarray) -> int:
-    """The palette index of a set of pixels [n, 3] by majority of those near any colour."""
-    far = np.linalg.norm(pixels[:, None].astype(float) - world.PALETTE, axis=2)
-    near = far.argmin(axis=1)[far.min(axis=1) < 40]
-    return int(np.bincount(near, minlength=8).argmax()) if near.size else -1
-
-
-def test_labels_agree_with_pixels():
-    """Claim: a token labelled colour c shows palette[c] where a large object fills it."""
-    checked = right = 0
-    for scene in SCENES[:60]:
-        clip = world.render(scene, 8, 168)
-        found = world.labels(scene, 8, 168)
-        assert {a.shape for a in found.values()} == {(4, 6, 6)}
-        blocks = clip.reshape(4, 2, 6, 28, 6, 28, 3).transpose(0, 2, 4, 1, 3, 5, 6)
-        large = (found["size"] == 2) & (found["shape"] == 1)
-        for where in zip(*np.nonzero(large), strict=True):
-            checked += 1
-            right += _nearest(blocks[where].reshape(-1, 3)) == found["color"][where] - 1
-        none = found["shape"] == 0
-        for name in ("color", "size", "motion"):
-            assert np.array_equal(found[name] == 0, none)
-    assert checked > 100
-    # A neighbour of another colour may share a token; the most covered object decides.
-    assert right / checked > 0.97
-
-
-def test_labels_of_place_and_time():
-    """Claim: row, col and time are those of the token's middle, at any grid and for one frame."""
-    found = world.labels(SCENES[0], 8, 84, 168)
-    assert found["row"][0, :, 0].tolist() == [0, 1, 2]
-    assert found["col"][0, 0].tolist() == [0, 0, 1, 1, 2, 2]
-    assert found["time"][:, 0, 0].tolist() == [0, 1, 2, 3]
-    assert world.labels(SCENES[0], 1, 56)["shape"].shape == (1, 2, 2)
 
 
 def _sizes() -> str:
@@ -136,7 +100,7 @@ _OBJECT = re.compile(
 def test_descriptions_are_true():
     """Claim: counts, colours, shapes and places of a description are those of the scene."""
     for scene in SCENES:
-        said = text.describe(scene)
+        said = descriptions.describe(scene)
         sentences = re.split(r"(?<=\.) ", said)
         assert scene.texture in sentences[0]
         number = next(w for w in re.findall(r"\w+", sentences[0].lower()) if w in NUMBERS)
@@ -174,10 +138,10 @@ def test_descriptions_are_true():
 def test_events_come_in_order():
     """Claim: an event list names each event once, in order of time, with its new colour."""
     for scene in SCENES:
-        said = re.split(r"(?<=\.) ", text.events(scene))
+        said = re.split(r"(?<=\.) ", descriptions.events(scene))
         for event, sentence in zip(scene.events, said, strict=False):
             thing = scene.objects[event.index]
-            assert sentence.lower().startswith(text.VOICES[scene.voice].when[event.quarter])
+            assert sentence.lower().startswith(descriptions.VOICES[scene.voice].when[event.quarter])
             assert f"{thing.color} {thing.shape}" in sentence
             assert event.color is None or sentence.endswith(f" {event.color}.")
         assert len(said) == max(1, len(scene.events)) + 1
@@ -246,7 +210,7 @@ def test_edit_differs_as_said():
         answer = text.conversation(scene, "diff", 5)[0].answer
         for change in found:
             assert f"{change.look[1]} {change.look[2]} in the {change.look[3]}" in answer
-        assert (world.render(scene, 1, 56) != world.render(other, 1, 56)).any()
+        assert (drawing.render(scene, 1, 56) != drawing.render(other, 1, 56)).any()
 
 
 def test_lengths():
@@ -273,34 +237,13 @@ def test_vocabulary_is_small_and_plain():
     assert len(words) < 350
 
 
-def test_content_words_find_what_pixels_decide():
-    """Claim: spans never overlap, hold whole words, and cover every colour, shape and texture."""
-    for scene in SCENES[:100]:
-        said = text.describe(scene)
-        spans = text.content_words(said)
-        for (_, end, _), (start, _, _) in pairwise(spans):
-            assert end <= start
-        for start, end, _ in spans:
-            assert re.fullmatch(r"[A-Za-z]+( [a-z]+)*", said[start:end])
-            assert not said[start - 1 : start].isalpha() and not said[end : end + 1].isalpha()
-        marked = [said[a:b] for a, b, kind in spans if kind == "colour"]
-        assert marked == re.findall(rf"\b(?:{'|'.join(world.COLORS)})\b", said)
-        kinds = {kind for _, _, kind in spans}
-        assert {"texture", "shape", "size", "where", "count"} <= kinds
-        assert 0.2 < len(spans) / len(said.split()) < 0.8
-        for event in scene.events:
-            time = text.VOICES[scene.voice].when[event.quarter].split()
-            marks = " ".join(said[a:b] for a, b, kind in spans if kind == "time").lower()
-            assert any(word in marks for word in time)
-
-
 def test_written_clip_decodes(tmp_path: Path):
     """Claim: an MP4 has the frames, size and rate asked for, and objects keep their colours."""
     still = [s for s in SCENES if all(o.size == "large" for o in s.objects) and not s.events]
     checked = 0
     for scene in still[:4]:
         path = tmp_path / f"{scene.seed}.mp4"
-        world.write_clip(scene, path, 24, 112, 168, fps=12.0)
+        drawing.write_clip(scene, path, 24, 112, 168, fps=12.0)
         with av.open(str(path)) as container:
             stream = container.streams.video[0]
             assert stream.codec_context.name == "h264"
@@ -309,18 +252,18 @@ def test_written_clip_decodes(tmp_path: Path):
             frames = [f.to_ndarray(format="rgb24") for f in container.decode(video=0)]
         clip = np.stack(frames)
         assert clip.shape == (24, 112, 168, 3)
-        raw = world.render(scene, 24, 112, 168)
+        raw = drawing.render(scene, 24, 112, 168)
         assert abs(clip.astype(float) - raw).mean() < 6
         for state in world.seen(scene, 0.5 + 0.5 / 24):
             if scene.objects[state.index].shape not in ("circle", "triangle", "cross"):
                 continue
             y, x = int(state.y * 112 / 3), int(state.x * 168 / 3)
             middle = clip[12, y - 2 : y + 3, x - 2 : x + 3].reshape(-1, 3)
-            assert world.COLORS[_nearest(middle)] == state.color
+            assert world.COLORS[nearest(middle)] == state.color
             checked += 1
     assert checked >= 2
     with pytest.raises(ValueError, match="even"):
-        world.write_clip(still[0], tmp_path / "odd.mp4", 2, 57)
+        drawing.write_clip(still[0], tmp_path / "odd.mp4", 2, 57)
 
 
 def test_truth_is_json():

@@ -138,13 +138,13 @@ def _read(video: str, sampling: Sampling, tell: Callable[[str], None]) -> Clip:
 def _own(tell: Callable[[str], None]) -> list[Clip]:
     """Clips of the synthetic world that nothing was trained on."""
     from saccade.inputs import media
-    from saccade.world import scenes
+    from saccade.world import drawing, scenes
 
     clips = []
     with tempfile.TemporaryDirectory() as folder:
         for number in range(CLIPS):
             tell(f"drawing clip {number + 1} of {CLIPS}")
             path = Path(folder) / f"{number}.mp4"
-            scenes.write_clip(scenes.scene(FIRST_SEED + number), path, FRAMES, SIZE)
+            drawing.write_clip(scenes.scene(FIRST_SEED + number), path, FRAMES, SIZE)
             clips.append(media.read(path, media.Sampling(every=True)))
     return clips

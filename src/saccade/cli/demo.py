@@ -30,12 +30,12 @@ def demo(
     prepare(threads, verbose)
     from saccade.bench import show
     from saccade.inputs import media
-    from saccade.world import scenes, text
+    from saccade.world import descriptions, drawing, scenes
 
     scene = scenes.scene(DEMO_SEED)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "demo.mp4"
-        scenes.write_clip(scene, path, DEMO_FRAMES, DEMO_SIZE)
+        drawing.write_clip(scene, path, DEMO_FRAMES, DEMO_SIZE)
         clip = media.read(path, media.Sampling(every=True))
     models = loading.models("shapes", None, quiet=as_json)
     methods = ["ar", DEFAULT_METHOD, "specvlm/shape=fit", "hf"]
@@ -65,7 +65,9 @@ def demo(
         sep="",
     )
     page.print(show.legend())
-    page.print(f"\n[bold]What the generator drew:[/bold] [dim]{text.describe(scene)}[/dim]\n")
+    page.print(
+        f"\n[bold]What the generator drew:[/bold] [dim]{descriptions.describe(scene)}[/dim]\n"
+    )
     found.show(page)
     if picture is not None:
         picture.write_text(show.offline_svg(page.export_svg(title="saccade demo")))

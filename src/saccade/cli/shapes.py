@@ -26,13 +26,13 @@ def shapes_make(
     as_json: Json = False,
 ) -> None:
     """Write one clip of the world as a real MP4, and what is true of it as JSON."""
-    from saccade.world import scenes, text
+    from saccade.world import drawing, scenes, text
 
     scene = scenes.scene(seed)
     if size % 2:
         raise OptionError(f"--size {size} must be even for MP4")
     try:
-        scenes.write_clip(scene, out_file, frames, size, fps=fps)
+        drawing.write_clip(scene, out_file, frames, size, fps=fps)
         truth = scenes.truth(scene, frames, size, fps=fps)
         turn = text.conversation(scene, "describe", seed)[0]
         found = {**truth, "prompt": turn.question, "answer": turn.answer}

@@ -53,9 +53,9 @@ def train_draft(
 ) -> None:
     """Train a draft by a paper's recipe, on conversations about the synthetic world."""
     prepare(threads, verbose)
-    from saccade.world import train_draft_run as training
+    from saccade.world.train_draft import recipes, run
 
-    settings = training.Settings(
+    settings = recipes.Settings(
         recipe=recipe,
         phases=phases,
         draft=draft,
@@ -68,7 +68,7 @@ def train_draft(
         lr_scale=lr_scale,
     )
     with _progress(quiet=as_json) as tell:
-        found = training.train_draft(out_dir, settings, resume=resume, tell=tell)
+        found = run.train_draft(out_dir, settings, resume=resume, tell=tell)
     if as_json:
         typer.echo(json.dumps(found))
         return

@@ -59,7 +59,7 @@ def over(
     gpus = int(there.get("GPU", 0))
     count = workers or gpus or len([node for node in ray.nodes() if node["Alive"]])
     needs = {"num_gpus": 1 if gpus else 0, "num_cpus": 1}
-    return _Pool(work, make, count, needs)
+    return _Pool(ray, work, make, count, needs)
 
 
 def join(address: str, missing: str, **local: Any) -> Any:
@@ -71,7 +71,7 @@ def join(address: str, missing: str, **local: Any) -> Any:
         raise OptionError(missing)
     # under `uv run`, Ray would copy this folder to its workers and install it for each
     os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
-    ray = _ray()
+    ray: Any = importlib.import_module("ray")  # which need not be there
     try:
         ray.init(
             address=address,
@@ -86,19 +86,13 @@ def join(address: str, missing: str, **local: Any) -> Any:
     return ray
 
 
-def _ray() -> Any:
-    """The package, which need not be there."""
-    return importlib.import_module("ray")
-
-
 class _Pool:
     """So many actors, and what each is busy with."""
 
     def __init__(
-        self, work: Work, make: Callable[[Work], Any], count: int, needs: dict[str, int]
+        self, ray: Any, work: Work, make: Callable[[Work], Any], count: int, needs: dict[str, int]
     ) -> None:
-        self._ray = ray = _ray()
-        self._work = work
+        self._ray, self._work = ray, work
         # a worker is not restarted by Ray: one that died comes back as another, and is counted
         actor = ray.remote(Held).options(max_restarts=0, max_task_retries=0, **needs)
         self._start: Callable[[], Any] = lambda: actor.remote(work, make)
@@ -156,14 +150,9 @@ class _Pool:
         """What died with its worker: alone from now on, or an error after so many times."""
         deaths.update(job.id for job in group)
         again = [[job] for job in group if deaths[job.id] < TRIES]
+        died = f"death of {TRIES} workers, the last of {_why(error)}"
         lost = [
-            Row(
-                job.id,
-                job.video,
-                job.prompt,
-                self._work.key,
-                error=f"{UNEXPECTED}death of {TRIES} workers, the last of {_why(error)}",
-            )
+            self._work.row(job, error=f"{UNEXPECTED}{died}")
             for job in group
             if deaths[job.id] >= TRIES
         ]

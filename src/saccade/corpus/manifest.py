@@ -70,6 +70,10 @@ class Work:
         told = [self.target, self.max_new_tokens, asdict(self.sampling), place]
         return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:12]
 
+    def row(self, job: Job, **what: Any) -> Row:
+        """What came of a job."""
+        return Row(job.id, job.video, job.prompt, self.key, **what)
+
 
 def jobs(manifest: Path, question: str) -> list[Job]:
     """What a manifest asks for, in its order.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,8 +16,9 @@ from saccade.core.result import Result
 from saccade.corpus.keeping import Answer
 from saccade.corpus.manifest import UNEXPECTED, Job, Row, Work
 from saccade.engine.generate import stream
-from saccade.inputs import ask, ask_draft, captions, joined, load_pair, media, shown
+from saccade.inputs import ask, ask_draft, captions, load_pair, media, shown
 from saccade.inputs.media import Clip
+from saccade.inputs.questions import joined
 from saccade.methods import resolve
 
 
@@ -75,18 +76,14 @@ class Worker:
 
     def _together(self, many: Sequence[Opened]) -> list[Row]:
         began = time.perf_counter()
-        pictures = [shown(each.clip) for each in many]
-        asked = [
-            ask(self._target, each.job.prompt, **seen)
-            for each, seen in zip(many, pictures, strict=True)
-        ]
-        read: list[Inputs | None] = [None]
-        if self._draft is not None:
-            read = [
-                ask_draft(self._target, self._draft, each.job.prompt, **seen)
-                for each, seen in zip(many, pictures, strict=True)
-            ]
-        own = [each for each in read if each is not None]
+        asked: list[Inputs] = []
+        own: list[Inputs] = []  # what the draft reads, where the target's inputs do not serve it
+        for each in many:
+            seen = shown(each.clip)
+            asked.append(ask(self._target, each.job.prompt, **seen))
+            if self._draft is not None:
+                read = ask_draft(self._target, self._draft, each.job.prompt, **seen)
+                own += [] if read is None else [read]
         rounds = stream(
             self._target.backbone,
             _one(self._target, asked),
@@ -103,7 +100,7 @@ class Worker:
             pass
         seconds = time.perf_counter() - began
         return [
-            replace(_told(each, result), run=self.work.key, seconds=seconds, together=len(many))
+            self.work.row(each.job, **_told(each.clip, result), seconds=seconds, together=len(many))
             for each, result in zip(many, rounds.results, strict=True)
         ]
 
@@ -125,30 +122,27 @@ class Worker:
         if not isinstance(error, SaccadeError):
             first = said.strip().splitlines() or [""]
             said = f"{UNEXPECTED}{type(error).__name__}: {first[0]}"
-        return Row(job.id, job.video, job.prompt, self.work.key, error=said)
+        return self.work.row(job, error=said)
 
 
 def _one(loaded: Any, asked: Sequence[Inputs]) -> Inputs:
     return asked[0] if len(asked) == 1 else joined(loaded, asked)
 
 
-def _told(opened: Opened, result: Result) -> Row:
-    job, clip = opened.job, opened.clip
-    return Row(
-        job.id,
-        job.video,
-        job.prompt,
-        text=result.text,
-        error="the target's numbers broke (NaN)" if result.finish_reason == "error" else None,
-        tokens=len(result.ids),
-        finish_reason=result.finish_reason,
-        method=result.method,
-        tau=result.tau,
-        frames=len(clip.frames),
-        visual_tokens=result.visual_tokens,
-        fallback=result.fallback_reason,
-        warnings=(*clip.warnings, *result.warnings),
-    )
+def _told(clip: Clip, result: Result) -> dict[str, Any]:
+    """What a row says of an answer."""
+    return {
+        "text": result.text,
+        "error": "the target's numbers broke (NaN)" if result.finish_reason == "error" else None,
+        "tokens": len(result.ids),
+        "finish_reason": result.finish_reason,
+        "method": result.method,
+        "tau": result.tau,
+        "frames": len(clip.frames),
+        "visual_tokens": result.visual_tokens,
+        "fallback": result.fallback_reason,
+        "warnings": (*clip.warnings, *result.warnings),
+    }
 
 
 def here(work: Work) -> Answer:

@@ -8,13 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from saccade.inputs.loading import (
-        DTYPES,
         EMBEDDED,
-        NAMES,
-        QUANTIZERS,
         Loaded,
         bits,
-        check_folder,
         check_pair,
         check_tokenizers,
         load,
@@ -24,32 +20,18 @@ if TYPE_CHECKING:
         read_config,
         read_processor,
     )
-    from saccade.inputs.questions import (
-        ask,
-        ask_draft,
-        converse,
-        joined,
-        put,
-        same_inputs,
-        shown,
-    )
+    from saccade.inputs.questions import ask, ask_draft, put, shown
 
-_QUESTIONS = {"ask", "ask_draft", "converse", "joined", "put", "same_inputs", "shown"}
+_QUESTIONS = {"ask", "ask_draft", "put", "shown"}
 
 __all__ = [
-    "DTYPES",
     "EMBEDDED",
-    "NAMES",
-    "QUANTIZERS",
     "Loaded",
     "ask",
     "ask_draft",
     "bits",
-    "check_folder",
     "check_pair",
     "check_tokenizers",
-    "converse",
-    "joined",
     "load",
     "load_pair",
     "pick_device",
@@ -57,7 +39,6 @@ __all__ = [
     "put",
     "read_config",
     "read_processor",
-    "same_inputs",
     "shown",
 ]
 

@@ -15,7 +15,8 @@ from transformers import AutoModelForImageTextToText, AutoProcessor
 
 from saccade.core.errors import ModelError
 from saccade.core.prompt import Inputs
-from saccade.inputs import Loaded, check_folder, load, pick_device
+from saccade.inputs.loading import check_folder, first_line, load, pick_device
+from saccade.inputs.questions import put
 
 MAX_TOKENS = 64
 SHAPES = "shapes"  # what --captioner calls the embedded one
@@ -41,12 +42,7 @@ class ImageToText:
         if self.question is None:
             asked = self.processor(images=self.frame, return_tensors="pt")
         else:
-            turn = {
-                "role": "user",
-                "content": [{"type": "image"}, {"type": "text", "text": self.question}],
-            }
-            text = self.processor.apply_chat_template([turn], add_generation_prompt=True)
-            asked = self.processor(text=[text], images=[self.frame], return_tensors="pt")
+            asked = put("the captioner", self.processor, self.question, (), [self.frame], ())
         asked = asked.to(self.model.device)
         out = self.model.generate(**asked, max_new_tokens=self.tokens, do_sample=False)
         given = asked["input_ids"].shape[1] if "input_ids" in asked else 0
@@ -59,13 +55,10 @@ def captioner(name: str, frames: Sequence[np.ndarray], device: str | None = None
 
     Raises ModelError where the model makes no text of images.
     """
+    model, processor = _load(name, None if name == SHAPES else device)
+    question = "Describe the image." if getattr(processor, "chat_template", None) else None
     frame = frames[len(frames) // 2]
-    if name == SHAPES:
-        small = _embedded()
-        return ImageToText(small.backbone.model, small.processor, frame, SHAPES_QUESTION)
-    model, processor = _load(name, device)
-    template = getattr(processor, "chat_template", None)
-    return ImageToText(model, processor, frame, "Describe the image." if template else None)
+    return ImageToText(model, processor, frame, SHAPES_QUESTION if name == SHAPES else question)
 
 
 def later(
@@ -76,18 +69,15 @@ def later(
 
 
 @cache
-def _embedded() -> Loaded:
-    """The small draft looking at a single picture: a captioner for the shapes world."""
-    return load("shapes-draft-naive")
-
-
-@cache
 def _load(name: str, device: str | None) -> tuple[Any, Any]:
+    """A model and its processor; of the shapes world, the small draft looking at one picture."""
+    if name == SHAPES:
+        small = load("shapes-draft-naive")
+        return small.backbone.model, small.processor
     check_folder(name, name)
     try:
         processor = AutoProcessor.from_pretrained(name)
         model = AutoModelForImageTextToText.from_pretrained(name, use_safetensors=True)
     except (OSError, ValueError, KeyError) as error:
-        first = str(error).strip().split("\n")[0].rstrip(".")
-        raise ModelError(f"the captioner {name} cannot be loaded: {first}") from error
+        raise ModelError(f"the captioner {name} cannot be loaded: {first_line(error)}") from error
     return model.to(pick_device(device)).eval(), processor

@@ -18,6 +18,14 @@ from saccade.model.cache import Cache
 
 Attend = Callable[[int, Tensor, Tensor, Tensor, float], Tensor]
 """What layers call: (layer, q, k, v, scale) -> heads side by side. A ``Step`` is one."""
+Queries = Float[Tensor, "head new head_dim"]
+NewKeys = Float[Tensor, "kv_head new head_dim"]
+Keys = Float[Tensor, "kv_head seen head_dim"]
+Mask = Bool[Tensor, "new seen"]
+Mixed = Float[Tensor, "new out"]
+"""Heads side by side."""
+Part = tuple[Queries, Float[Tensor, "head new"]]
+"""Attention over some of the keys, and the log of the sum its softmax divided by."""
 
 # Above this many queries a grouped call beats folding the group into the query axis.
 FOLD_LIMIT = 64
@@ -72,14 +80,7 @@ class Step:
         for segment in segments:
             segment.cache.reserve(segment.at + segment.stop - segment.start)
 
-    def __call__(
-        self,
-        layer: int,
-        q: Float[Tensor, "head all head_dim"],
-        k: Float[Tensor, "kv_head all head_dim"],
-        v: Float[Tensor, "kv_head all head_dim"],
-        scale: float,
-    ) -> Float[Tensor, "all out"]:
+    def __call__(self, layer: int, q: Queries, k: NewKeys, v: NewKeys, scale: float) -> Mixed:
         """Attention of one layer; heads are laid side by side in the result."""
         self.calls += 1
         parts = []
@@ -103,14 +104,8 @@ class Step:
 
 
 def partial(
-    q: Float[Tensor, "head new head_dim"],
-    k: Float[Tensor, "kv_head seen head_dim"],
-    v: Float[Tensor, "kv_head seen head_dim"],
-    scale: float,
-    *,
-    causal: bool = False,
-    visible: Bool[Tensor, "new seen"] | None = None,
-) -> tuple[Float[Tensor, "head new head_dim"], Float[Tensor, "head new"]]:
+    q: Queries, k: Keys, v: Keys, scale: float, *, causal: bool = False, visible: Mask | None = None
+) -> Part:
     """Attention over some of the keys, and the log of the sum its softmax divided by.
 
     ``causal`` is for as many keys as queries. Memory is O(new + seen): flash kernels where torch
@@ -134,14 +129,8 @@ def partial(
 
 
 def plain_partial(
-    q: Float[Tensor, "head new head_dim"],
-    k: Float[Tensor, "kv_head seen head_dim"],
-    v: Float[Tensor, "kv_head seen head_dim"],
-    scale: float,
-    *,
-    causal: bool = False,
-    visible: Bool[Tensor, "new seen"] | None = None,
-) -> tuple[Float[Tensor, "head new head_dim"], Float[Tensor, "head new"]]:
+    q: Queries, k: Keys, v: Keys, scale: float, *, causal: bool = False, visible: Mask | None = None
+) -> Part:
     """:func:`partial` in torch's own words, for devices and types without such a kernel.
 
     Keys that are not visible may be NaN.
@@ -166,10 +155,7 @@ def plain_partial(
     return torch.cat(outs, 1), torch.cat(sums, 1)
 
 
-def merge(
-    first: tuple[Float[Tensor, "head new head_dim"], Float[Tensor, "head new"]],
-    second: tuple[Float[Tensor, "head new head_dim"], Float[Tensor, "head new"]],
-) -> Float[Tensor, "head new head_dim"]:
+def merge(first: Part, second: Part) -> Queries:
     """Attention over the keys of both: exp(lse) is each one's share of the softmax's sum."""
     share = torch.sigmoid(second[1] - first[1])[..., None]
     return torch.lerp(first[0], second[0], share.to(first[0].dtype))
@@ -202,12 +188,8 @@ def _bias(segment: Segment, groups: int, dtype: torch.dtype) -> Tensor | None:
 
 
 def _attend(
-    q: Float[Tensor, "head new head_dim"],
-    k: Float[Tensor, "kv_head seen head_dim"],
-    v: Float[Tensor, "kv_head seen head_dim"],
-    bias: Float[Tensor, "rows seen"] | None,
-    scale: float,
-) -> Float[Tensor, "head new head_dim"]:
+    q: Queries, k: Keys, v: Keys, bias: Float[Tensor, "rows seen"] | None, scale: float
+) -> Queries:
     """A few rows in one call: a group's heads share their keys, so as further queries they need
     no copy of them."""
     grouped = q.reshape(k.shape[0], -1, q.shape[2])
@@ -216,12 +198,8 @@ def _attend(
 
 
 def _spell_out(
-    q: Float[Tensor, "head new head_dim"],
-    k: Float[Tensor, "kv_head seen head_dim"],
-    v: Float[Tensor, "kv_head seen head_dim"],
-    bias: Float[Tensor, "rows last"] | None,
-    scale: float,
-) -> Float[Tensor, "head new head_dim"]:
+    q: Queries, k: Keys, v: Keys, bias: Float[Tensor, "rows last"] | None, scale: float
+) -> Queries:
     """:func:`_attend` over many keys, whose mask is of the last of them only."""
     grouped = (q * scale).reshape(k.shape[0], -1, q.shape[2])
     logits = torch.bmm(grouped, k.transpose(1, 2))
@@ -231,12 +209,8 @@ def _spell_out(
 
 
 def _attend_long(
-    q: Float[Tensor, "head new head_dim"],
-    k: Float[Tensor, "kv_head seen head_dim"],
-    v: Float[Tensor, "kv_head seen head_dim"],
-    block: Bool[Tensor, "new last"] | None,
-    scale: float,
-) -> Float[Tensor, "head new head_dim"]:
+    q: Queries, k: Keys, v: Keys, block: Bool[Tensor, "new last"] | None, scale: float
+) -> Queries:
     """Many rows: the keys all of them see, then the last ones, with no mask over both together."""
     last = q.shape[1] if block is None else block.shape[1]
     if block is None and last == k.shape[1]:

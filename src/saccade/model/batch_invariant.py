@@ -14,7 +14,6 @@ are chains.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from weakref import WeakKeyDictionary
 
 import torch
@@ -22,7 +21,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from saccade.core.errors import MethodError, ModelError
-from saccade.model.attention import Segment, Step
+from saccade.model.attention import Keys, Mixed, NewKeys, Queries, Segment, Step
 from saccade.model.backbone import Backbone
 from saccade.model.cache import Cache
 from saccade.model.session import Session
@@ -45,7 +44,8 @@ class ExactSession(Session):
         for segment in segments:
             if segment.block is not None:
                 raise MethodError(CHAINS)
-            for start, stop in _cut(segment):
+            for start in range(segment.start, segment.stop, ROWS):
+                stop = min(start + ROWS, segment.stop)
                 # the last row again, so that nothing new enters; none of the real rows sees it
                 spare = ROWS - (stop - start)
                 tokens = ids[start:stop] + ids[stop - 1 : stop] * spare
@@ -55,11 +55,6 @@ class ExactSession(Session):
                 laws = self._laws(model.forward(model.embed(tokens), places, step))
                 found += [laws[row - start] for row in wanted if start <= row < stop]
         return torch.stack(found)
-
-
-def _cut(segment: Segment) -> Iterator[tuple[int, int]]:
-    for start in range(segment.start, segment.stop, ROWS):
-        yield start, min(start + ROWS, segment.stop)
 
 
 class Ordered(Step):
@@ -76,14 +71,7 @@ class Ordered(Step):
         self._last = torch.arange(segment.at, end) if last is None else last
         segment.cache.reserve(end)
 
-    def __call__(
-        self,
-        layer: int,
-        q: Float[Tensor, "head all head_dim"],
-        k: Float[Tensor, "kv_head all head_dim"],
-        v: Float[Tensor, "kv_head all head_dim"],
-        scale: float,
-    ) -> Float[Tensor, "all out"]:
+    def __call__(self, layer: int, q: Queries, k: NewKeys, v: NewKeys, scale: float) -> Mixed:
         self.calls += 1
         (segment,) = self.segments
         segment.cache.write(layer, segment.at, k, v)
@@ -91,13 +79,7 @@ class Ordered(Step):
         return ordered(q, keys, values, self._last.to(q.device), scale).to(q.dtype)
 
 
-def ordered(
-    q: Float[Tensor, "head new head_dim"],
-    k: Float[Tensor, "kv_head seen head_dim"],
-    v: Float[Tensor, "kv_head seen head_dim"],
-    last: Int[Tensor, " new"],
-    scale: float,
-) -> Float[Tensor, "new out"]:
+def ordered(q: Queries, k: Keys, v: Keys, last: Int[Tensor, " new"], scale: float) -> Mixed:
     """Softmax attention in fp32, its sums over keys taken block by block from key 0 on.
 
     Keys after a row's ``last`` (one of the newest, or right before them) add exactly 0 to its sums,
@@ -124,9 +106,7 @@ def ordered(
     return mixed.transpose(0, 1).reshape(new, heads * width)
 
 
-def _block(
-    rows: Float[Tensor, "kv_head seen head_dim"], start: int
-) -> Float[Tensor, "kv_head block head_dim"]:
+def _block(rows: Keys, start: int) -> Float[Tensor, "kv_head block head_dim"]:
     """``BLOCK`` rows as a tensor of their own, zeros after the last: what lies there may be NaN,
     and kernels may round by how their input lies in memory."""
     part = rows[:, start : start + BLOCK]

@@ -131,19 +131,3 @@ class Cache:
             keys, values = other.read(layer, stop)
             self.write(layer, self.length, keys[:, start:], values[:, start:])
         self.advance(stop - start)
-
-    def poison(self, spare: int = 0) -> None:
-        """Fills every row past the committed and ``spare`` more with NaN, to show reads (tests)."""
-        for tensors in (self.keys, self.values):
-            for layer in tensors:
-                layer[:, self.length + spare :] = float("nan")
-
-    def check_integrity(self) -> None:
-        """Raises AssertionError unless all layers agree and every committed row is finite."""
-        shapes = {tuple(t.shape) for t in (*self.keys, *self.values)}
-        assert len(shapes) == 1, f"layers differ in shape: {shapes}"
-        assert 0 <= self.length <= self.capacity, f"{self.length} tokens in {self.capacity} rows"
-        for name, tensors in (("keys", self.keys), ("values", self.values)):
-            for layer, tensor in enumerate(tensors):
-                finite = torch.isfinite(tensor[:, : self.length]).all()
-                assert bool(finite), f"{name} of layer {layer} hold NaN or infinity"

@@ -21,7 +21,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from saccade.core.errors import ModelError
-from saccade.model.attention import Attend, Segment, partial
+from saccade.model.attention import Attend, Mixed, NewKeys, Queries, Segment, partial
 from saccade.model.backbone import Backbone
 from saccade.model.cache import Cache
 
@@ -258,13 +258,7 @@ def _attention(
     used = visible.any(0)[:, None]
     hidden = ~visible.repeat(groups, 1)  # a group's heads are further queries of the same keys
 
-    def attend(
-        layer: int,
-        q: Float[Tensor, "head rows head_dim"],
-        k: Float[Tensor, "kv_head rows head_dim"],
-        v: Float[Tensor, "kv_head rows head_dim"],
-        scale: float,
-    ) -> Float[Tensor, "rows out"]:
+    def attend(layer: int, q: Queries, k: NewKeys, v: NewKeys, scale: float) -> Mixed:
         keys, values = memory.keys[layer], memory.values[layer]
         keys.index_copy_(1, where, k)
         values.index_copy_(1, where, v)

@@ -39,10 +39,8 @@ PACKAGES = {
     "VideoSALMONN2PlusForConditionalGeneration": ("qwenvl.model", "register_transformers"),
 }
 """Architectures whose classes come with a package of their own, and what makes them known."""
-OWN: dict[str, Any] = {
-    "AutoModelForImageTextToText": AutoModelForImageTextToText,
-    "AutoModelForCausalLM": AutoModelForCausalLM,
-}
+OWN: tuple[Any, ...] = (AutoModelForImageTextToText, AutoModelForCausalLM)
+"""What a checkpoint's own code may name in its ``auto_map``."""
 
 
 def _patches(config: Described) -> int:
@@ -65,11 +63,6 @@ def _llava_next_video(config: Described) -> Side:
     return Side(side, side // int(config.get("spatial_pool_stride") or 2), _lead(config))
 
 
-def _onevision(config: Described) -> Side:
-    side = _patches(config)
-    return Side(side, math.ceil(side / 2))
-
-
 def _square(config: Described) -> Side:
     side = math.isqrt(int(config["image_seq_length"]))
     return Side(side, side, joined=True)
@@ -80,21 +73,16 @@ def _scaled(config: Described) -> Side:
     return Side(side, side)
 
 
-def _video_llava(config: Described) -> Side:
-    """Frames keep the class token their tower puts first."""
-    side = _patches(config)
-    return Side(side, side, frame_lead=1)
-
-
 SIDES: dict[str, Callable[[Described], Side]] = {
     "llava": _llava,
     "llava_next": _llava,
     "llava_next_video": _llava_next_video,
-    "llava_onevision": _onevision,
+    "llava_onevision": lambda config: Side(_patches(config), math.ceil(_patches(config) / 2)),
     "internvl": _square,
     "smolvlm": _scaled,
     "idefics3": _scaled,
-    "video_llava": _video_llava,
+    # its frames keep the class token their tower puts first
+    "video_llava": lambda config: Side(_patches(config), _patches(config), frame_lead=1),
 }
 
 
@@ -106,8 +94,8 @@ def model_class(config: Any) -> Any:
         return AutoModelForImageTextToText
     if type(config) in MODEL_FOR_CAUSAL_LM_MAPPING:
         return AutoModelForCausalLM
-    for name, kind in OWN.items():  # code that came with the checkpoint, and was trusted
-        if name in (config.to_dict().get("auto_map") or {}):
+    for kind in OWN:  # code that came with the checkpoint, and was trusted
+        if kind.__name__ in (config.to_dict().get("auto_map") or {}):
             return kind
     if config.to_dict().get("is_encoder_decoder"):
         raise ModelError(

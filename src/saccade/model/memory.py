@@ -87,36 +87,32 @@ def footprint(config: Any) -> Footprint:
     Raises ModelError for a model without a decoder of layers.
     """
     try:
-        return _counted(config)
+        kind, text = families.model_class(config), families.text_config(config)
+        with torch.device("meta"):
+            if config.model_type in families.THINKERS:
+                model = kind(config.thinker_config)
+            else:
+                model = kind.from_config(config)
+        known = text.to_dict()
+        chosen = known.get("num_experts_per_tok") or 1
+        share = chosen / (known.get("num_experts") or known.get("num_local_experts") or chosen)
+        decoder = sum(
+            int(weight.numel() * (share if ".experts." in name else 1))
+            for name, weight in model.get_decoder().layers.named_parameters()
+        )
+        heads = known.get("num_key_value_heads") or text.num_attention_heads
+        width = known.get("head_dim") or text.hidden_size // text.num_attention_heads
+        return Footprint(
+            parameters=sum(weight.numel() for weight in model.parameters()),
+            decoder=decoder + model.get_output_embeddings().weight.numel(),
+            kv=2 * text.num_hidden_layers * heads * width,
+            layers=text.num_hidden_layers,
+            vocab=text.vocab_size,
+        )
     except AttributeError as error:
         raise ModelError(
             f"{config.model_type} has no decoder of layers that Saccade knows how to drive"
         ) from error
-
-
-def _counted(config: Any) -> Footprint:
-    kind, text = families.model_class(config), families.text_config(config)
-    with torch.device("meta"):
-        if config.model_type in families.THINKERS:
-            model = kind(config.thinker_config)
-        else:
-            model = kind.from_config(config)
-    described = text.to_dict()
-    chosen = described.get("num_experts_per_tok") or 1
-    share = chosen / (described.get("num_experts") or described.get("num_local_experts") or chosen)
-    decoder = sum(
-        int(weight.numel() * (share if ".experts." in name else 1))
-        for name, weight in model.get_decoder().layers.named_parameters()
-    )
-    heads = described.get("num_key_value_heads") or text.num_attention_heads
-    width = described.get("head_dim") or text.hidden_size // text.num_attention_heads
-    return Footprint(
-        parameters=sum(weight.numel() for weight in model.parameters()),
-        decoder=decoder + model.get_output_embeddings().weight.numel(),
-        kv=2 * text.num_hidden_layers * heads * width,
-        layers=text.num_hidden_layers,
-        vocab=text.vocab_size,
-    )
 
 
 def available(device: torch.device) -> int:

@@ -125,7 +125,8 @@ class Session:
         )
         if not record:
             return Prefill(prompt, cache, tip)
-        return Prefill(prompt, cache, tip, model.every_head(mass), model.every_head(relevance))
+        every = model.shares.every_head
+        return Prefill(prompt, cache, tip, every(mass), every(relevance))
 
     @torch.no_grad()
     def _read(self, prompt: Prompt, segment: Segment) -> Float[Tensor, "rows dim"]:
@@ -155,7 +156,7 @@ class Session:
             source = prefill.cache
             assert source is not None
             heads = prompt.heads
-            rows = prompt.index if heads is None else self.backbone.own_heads(heads)
+            rows = prompt.index if heads is None else self.backbone.shares.own_heads(heads)
             cache = source.select(rows, self._room, self.backbone.layers)
             self.requests[number] = Request(
                 cache,
@@ -238,11 +239,17 @@ class Session:
             at = request.cache.length + known
             block = None if trees_.is_chain(tree) else _block(tree, known, waiting)
             segments.append(Segment(request.cache, start, len(ids), at, block))
-        if segments:
-            self._run(trees, segments, ids, positions, wanted)
+        rows = list(self._forward(segments, ids, positions, wanted)) if segments else []
         found = {}
         for number, tree in trees.items():
             request = self.requests[number]
+            if request.pending:
+                request.cache.advance(len(request.pending))
+                request.pending = []
+                request.tip = rows.pop(0)
+            fresh = len(tree) - len(request.rows)
+            request.rows += rows[:fresh]
+            del rows[:fresh]
             request.tree = tree
             assert request.tip is not None
             found[number] = Scores(
@@ -278,25 +285,6 @@ class Session:
                 request.tip = None
 
     # -- one forward ---------------------------------------------------------------------------
-
-    def _run(
-        self,
-        trees: Mapping[int, Tree],
-        segments: list[Segment],
-        ids: list[int],
-        positions: list[int],
-        wanted: list[int],
-    ) -> None:
-        rows = list(self._forward(segments, ids, positions, wanted))
-        for number, tree in trees.items():
-            request = self.requests[number]
-            if request.pending:
-                request.cache.advance(len(request.pending))
-                request.pending = []
-                request.tip = rows.pop(0)
-            fresh = len(tree) - len(request.rows)
-            request.rows += rows[:fresh]
-            del rows[:fresh]
 
     def _forward(
         self, segments: list[Segment], ids: list[int], positions: list[int], wanted: list[int]

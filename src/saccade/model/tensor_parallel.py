@@ -40,6 +40,8 @@ class Shares:
         self, noted: Float[Tensor, "layer own seen"]
     ) -> Float[Tensor, "layer kv_head seen"]:
         """What was noted per key head, with that of the other processes' heads."""
+        if self.count == 1:
+            return noted
         parts = [torch.empty_like(noted) for _ in range(self.count)]
         dist.all_gather(parts, noted.contiguous())
         return torch.cat(parts, 1)
@@ -49,8 +51,8 @@ class Shares:
         return chosen.chunk(self.count, 1)[self.rank]
 
 
-def shares(layer: nn.Module) -> Shares | None:
-    """How a model's layers are split over processes, seen from one of them; None if they are not.
+def shares(layer: nn.Module) -> Shares:
+    """How a model's layers are split over processes, seen from one of them.
 
     Raises ModelError where they are split in a way that is not by heads.
     """
@@ -60,7 +62,7 @@ def shares(layer: nn.Module) -> Shares | None:
         if isinstance(parameter.data, DTensor)
     }
     if not split:
-        return None
+        return Shares(0, 1)
     keys = split.get("self_attn.k_proj.weight")
     mesh = None if keys is None else cast(Any, keys.data).device_mesh
     if mesh is None or mesh.ndim != 1 or mesh.size() != world():
@@ -172,13 +174,12 @@ class _Agreeing:
         mine = self._draft.propose(states)
         laws = [law for tree in mine.values() for law in tree.q if law is not None]
         place = laws[0].device if laws else torch.device("cpu")
-        return {r: _moved(tree, place) for r, tree in agreed(_packed(mine)).items()}
+        return _moved(agreed(_moved(mine, torch.device("cpu"))), place)
 
 
-def _packed(trees: Mapping[int, Tree]) -> dict[int, Tree]:
-    """Trees with their laws where any process can read them."""
-    return {r: _moved(tree, torch.device("cpu")) for r, tree in trees.items()}
-
-
-def _moved(tree: Tree, place: torch.device) -> Tree:
-    return replace(tree, q=tuple(law if law is None else law.to(place) for law in tree.q))
+def _moved(trees: Mapping[int, Tree], place: torch.device) -> dict[int, Tree]:
+    """Trees with their laws on a device; any process can read those on a CPU."""
+    return {
+        request: replace(tree, q=tuple(law if law is None else law.to(place) for law in tree.q))
+        for request, tree in trees.items()
+    }

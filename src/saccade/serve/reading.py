@@ -11,9 +11,10 @@ from jinja2 import TemplateError
 
 from saccade.core.prompt import Inputs
 from saccade.engine.request import Request
-from saccade.inputs import Loaded, captions, converse, same_inputs
+from saccade.inputs import Loaded, captions
 from saccade.inputs.media import Clip, Sampling
 from saccade.inputs.media.guard import Guard, Stop
+from saccade.inputs.questions import converse, same_inputs
 from saccade.model import families
 from saccade.serve.errors import ApiError
 from saccade.serve.settings import Settings

@@ -24,7 +24,7 @@ from saccade.inputs.media import Clip
 from saccade.methods import SYSTEMS, resolve
 from saccade.ui.duel import Duel, Tell, duel
 from saccade.ui.kept import Kept, kept
-from saccade.world import scenes
+from saccade.world import drawing, scenes
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ class Example:
     side: int
 
     def clip(self) -> Clip:
-        pictures = scenes.render(scenes.scene(self.seed), self.frames, self.side)
+        pictures = drawing.render(scenes.scene(self.seed), self.frames, self.side)
         times = (np.arange(self.frames) * SECONDS / self.frames).astype(np.float64)
         rate = self.frames / SECONDS
         return Clip(pictures, times, SECONDS, rate, self.frames, rate)

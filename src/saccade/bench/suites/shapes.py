@@ -13,7 +13,7 @@ import numpy as np
 
 from saccade.bench.suites.types import Item, Medium, Setting, Task
 from saccade.inputs.media import Clip
-from saccade.world import scenes, text
+from saccade.world import descriptions, drawing, scenes, text
 from saccade.world.scenes import Scene
 from saccade.world.text import Turn
 
@@ -62,7 +62,7 @@ class Shapes:
 
 def _clip(scene: Scene, length: Length) -> Clip:
     """The frames as drawn: no codec stands between the world and the model."""
-    frames = scenes.render(scene, length.frames, length.height, length.width)
+    frames = drawing.render(scene, length.frames, length.height, length.width)
     return Clip(
         frames=frames,
         timestamps=np.arange(length.frames) / FPS,
@@ -119,7 +119,7 @@ def _diff(seed: int, length: str) -> Item:
     """Two pictures that differ in one or two things."""
     scene = scenes.scene(seed)
     pair = [scene, scenes.edit(scene, seed)]
-    draw = [partial(scenes.image_frame, each, *PICTURES[length]) for each in pair]
+    draw = [partial(drawing.image_frame, each, *PICTURES[length]) for each in pair]
     (turn,) = text.conversation(scene, "diff", seed)
     item = _item("shapes-diff", scene, length, (turn,))
     names = ("before", "after")
@@ -132,7 +132,9 @@ def _ood(seed: int, length: str) -> Item:
     scene = scenes.scene(seed)
     size = LENGTHS[length]
     wide = replace(size, height=size.height // 2, width=size.width * 2)
-    item = _item("shapes-ood", scene, length, (Turn(UNHEARD, text.describe(scene)),), "caption")
+    item = _item(
+        "shapes-ood", scene, length, (Turn(UNHEARD, descriptions.describe(scene)),), "caption"
+    )
     return replace(item, media=(Medium("video", f"scene-{seed}", partial(_clip, scene, wide)),))
 
 

@@ -26,7 +26,7 @@ from typing import Literal
 from urllib.parse import SplitResult, unquote, urljoin, urlsplit
 
 from saccade.core.errors import VideoInputCode, VideoInputError
-from saccade.inputs.media.limits import Limits, refusal
+from saccade.inputs.media.limits import Limits, left, refusal
 from saccade.inputs.media.opening import allowed
 
 MAX_FRAMES = 10_000  # of a list in a data: address
@@ -142,7 +142,7 @@ class Sources:
         listed = any(_names(entry, place) for entry in self.hosts)
         if not listed and not (self.any_host and place.port == PORTS[place.scheme]):
             raise _refused("is at a host that this server does not ask: send the bytes")
-        found = _resolved(place.host, place.port, _left(end))
+        found = _resolved(place.host, place.port, left(end))
         if not found:
             raise OSError("no address")
         if not (listed and self.private) and not all(map(public, found)):
@@ -157,12 +157,12 @@ class Sources:
             raise _refused("was answered in a compressed form, which is not read", "unsupported")
         if (answer.length or 0) > self.max_bytes:
             raise self._too_large()
-        body, left = bytearray(), answer.length
+        body, announced = bytearray(), answer.length
         while piece := answer.read(PIECE):
             body += piece
             if len(body) > self.max_bytes:
                 raise self._too_large()
-        if _left(end) <= 0 or (left is not None and len(body) < left):
+        if left(end) <= 0 or (announced is not None and len(body) < announced):
             raise OSError("cut short")
         return bytes(body)
 
@@ -228,19 +228,16 @@ def _host(parts: SplitResult) -> str:
     if "@" in parts.netloc or "%" in parts.netloc:
         raise _refused("names a user or hides its host: leave that out")
     host = (parts.hostname or "").lower()
-    if parts.netloc.startswith("["):
-        with suppress(ValueError):
+    with suppress(ValueError):
+        if parts.netloc.startswith("["):
             return str(ipaddress.IPv6Address(host))
-        raise _refused("names no host that can be read: check it")
-    host = host.removesuffix(".")
-    labels = host.split(".")
-    if not all(re.fullmatch(r"[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9])?", label) for label in labels):
-        raise _refused("names no host that can be read: check it")
-    if re.fullmatch(r"\d+|0x[0-9a-f]*", labels[-1]):  # a number: in the usual four parts only
-        with suppress(ValueError):
+        host = host.removesuffix(".")
+        labels = host.split(".")
+        if re.fullmatch(r"\d+|0x[0-9a-f]*", labels[-1]):  # a number: in the usual four parts only
             return str(ipaddress.IPv4Address(host))
-        raise _refused("names no host that can be read: check it")
-    return host
+        if all(re.fullmatch(r"[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9])?", label) for label in labels):
+            return host
+    raise _refused("names no host that can be read: check it")
 
 
 def _next(place: Place, url: str, location: str) -> str:
@@ -289,7 +286,7 @@ def _connected(
     line = None
     for address in addresses:
         with suppress(OSError):
-            line = socket.create_connection((str(address), place.port), timeout=_left(end))
+            line = socket.create_connection((str(address), place.port), timeout=left(end))
             break
     if line is None:
         raise OSError("no connection")
@@ -301,7 +298,7 @@ def _connected(
             )
             stack.callback(line.close)
         # A timeout of the socket starts over with every byte; this one does not.
-        watch = threading.Timer(_left(end), _cut, [line])
+        watch = threading.Timer(left(end), _cut, [line])
         watch.daemon = True
         watch.start()
         stack.callback(watch.cancel)
@@ -317,11 +314,3 @@ def _connected(
 def _cut(line: socket.socket) -> None:
     with suppress(OSError):
         socket.socket.shutdown(line, socket.SHUT_RDWR)  # under TLS too, and nothing else touched
-
-
-def _left(end: float) -> float:
-    """Seconds to the deadline. Raises TimeoutError after it."""
-    left = end - time.monotonic()
-    if left <= 0:
-        raise TimeoutError
-    return left

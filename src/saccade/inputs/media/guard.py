@@ -30,7 +30,7 @@ import numpy as np
 from saccade.core.errors import OptionError, VideoInputCode, VideoInputError
 from saccade.inputs.media import read, read_frames, read_image
 from saccade.inputs.media.clip import MIN_SIDE, Clip, Image, Sampling
-from saccade.inputs.media.limits import Limits, refusal
+from saccade.inputs.media.limits import Limits, left, refusal
 from saccade.inputs.media.opening import printable
 
 MEMORY = 4 << 30  # of address space: of that, Python and the libraries take about half of one
@@ -233,7 +233,7 @@ class _Child:
             raise _no_start(memory) from None
         ready = b""
         with suppress(OSError, EOFError):
-            ready = self._take(len(READY), time.monotonic() + STARTING)
+            ready = _received(self.socket, len(READY), time.monotonic() + STARTING)
         if ready != READY:
             self.end()
             raise _no_start(memory)
@@ -257,16 +257,16 @@ class _Child:
         for part in (SIZE.pack(len(header)), header, *payloads):
             view = memoryview(part)
             while view:
-                self.socket.settimeout(_until(end))
+                self.socket.settimeout(left(end))
                 view = view[self.socket.send(view[: 1 << 20]) :]
 
     def receive(self, most: int, end: float) -> Clip | VideoInputError:
         """What it answers, believed only as far as it can be checked: frames of `most` bytes."""
-        (size,) = SIZE.unpack(self._take(SIZE.size, end))
+        (size,) = SIZE.unpack(_received(self.socket, SIZE.size, end))
         if size > MAX_HEADER:
             raise Nonsense
         try:
-            said = json.loads(self._take(size, end))
+            said = json.loads(_received(self.socket, size, end))
             if "error" in said:
                 return _error(**said)
             shape, facts = _shape(said.pop("shape"), most), _facts(**said)
@@ -280,15 +280,10 @@ class _Child:
             raise Nonsense
         return Clip(frames, timestamps, **facts)
 
-    def _take(self, size: int, end: float) -> bytes:
-        taken = np.empty(size, np.uint8)
-        self._fill(taken, end)
-        return taken.tobytes()
-
     def _fill(self, array: np.ndarray, end: float) -> None:
         view = array.data.cast("B")
         while view:
-            self.socket.settimeout(_until(end))
+            self.socket.settimeout(left(end))
             got = self.socket.recv_into(view)
             if not got:
                 raise EOFError
@@ -300,11 +295,19 @@ def _no_start(memory: int) -> OptionError:
     return OptionError(f"the process that reads media cannot start: {what}")
 
 
-def _until(end: float) -> float:
-    left = end - time.monotonic()
-    if left <= 0:
-        raise TimeoutError
-    return left
+def _received(line: socket.socket, size: int, end: float | None = None) -> bytes:
+    """Exactly so many bytes, by a deadline if there is one; in one piece wherever the kernel gives
+    them so."""
+    pieces = []
+    while size:
+        if end is not None:
+            line.settimeout(left(end))
+        piece = line.recv(size, socket.MSG_WAITALL)
+        if not piece:
+            raise EOFError
+        pieces.append(piece)
+        size -= len(piece)
+    return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
 
 def _is_sentence(said: Any) -> bool:
@@ -403,15 +406,3 @@ def _allow_seconds(seconds: float) -> None:
     used = resource.getrusage(resource.RUSAGE_SELF)
     most = used.ru_utime + used.ru_stime + seconds * (os.cpu_count() or 1)
     resource.setrlimit(resource.RLIMIT_CPU, (math.ceil(most) + 1, resource.RLIM_INFINITY))
-
-
-def _received(parent: socket.socket, size: int) -> bytes:
-    """Exactly so many bytes, in one piece wherever the kernel gives them so."""
-    pieces = []
-    while size:
-        piece = parent.recv(size, socket.MSG_WAITALL)
-        if not piece:
-            raise EOFError
-        pieces.append(piece)
-        size -= len(piece)
-    return pieces[0] if len(pieces) == 1 else b"".join(pieces)

@@ -3,6 +3,7 @@
 Knows sizes, lengths and words; no file, no decoder and no frame.
 """
 
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,6 +42,14 @@ class Limits:
         if self.max_duration_s and seconds > self.max_duration_s:
             what = f"is {seconds:.0f} s long and {self.max_duration_s:g} s is the limit: cut it"
             raise refusal(label, what, "too_long", self.max_duration_s)
+
+
+def left(end: float) -> float:
+    """Seconds to a deadline (of ``time.monotonic``). Raises TimeoutError after it."""
+    seconds = end - time.monotonic()
+    if seconds <= 0:
+        raise TimeoutError
+    return seconds
 
 
 def refusal(

@@ -5,55 +5,40 @@ the tokenizer; knows no weights.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from types import SimpleNamespace
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 from transformers import Qwen2_5_VLModel
 
+from evidence.training.labels import PROBES, content_words, labels
+from evidence.training.model import CELL, PATCH, SPECIAL_ID, config
 from saccade.world import scenes as world
 from saccade.world import text
-from saccade.world.model import CELL, PATCH, SPECIAL_ID, config
+from saccade.world.train_draft import samples
+from saccade.world.train_draft.samples import EVAL_SEED, Plan, Talk, pictures
 
-EVAL_SEED = 10_000_000
-PROBES = ("shape", "color", "size", "motion", "row", "col", "time")
 KINDS = (
     *("colour", "shape", "size", "where", "count", "motion", "time", "event", "texture", "truth"),
 )
-_VIDEO_TASKS = {"describe": 0.45, "events": 0.10, "qa": 0.15, "chat": 0.15}
 
 
-@dataclass(frozen=True)
-class Plan:
-    """What a batch shows: clips of `frames`, one picture, or two pictures to compare."""
-
-    kind: Literal["video", "image", "diff"]
-    frames: int
-    height: int
-    width: int
-
-    @property
-    def tokens(self) -> int:
-        """Visual tokens of one sample."""
-        steps = {"video": self.frames // 2, "image": 1, "diff": 2}[self.kind]
-        return steps * (self.height // CELL) * (self.width // CELL)
+def visual_tokens(plan: Plan) -> int:
+    """Visual tokens of one sample."""
+    steps = {"video": plan.frames // 2, "image": 1, "diff": 2}[plan.kind]
+    return steps * (plan.height // CELL) * (plan.width // CELL)
 
 
 class Row(NamedTuple):
     """One sample's text: ids, the labels (-100 outside answers), the kind of each token.
 
-    `kinds` is 0, or 1 + the index in KINDS for tokens of content words. `seconds` is the length
-    of the clip.
+    `kinds` is 0, or 1 + the index in KINDS for tokens of content words.
     """
 
-    scene: world.Scene
-    task: str
-    seed: int
-    seconds: float
+    talk: Talk
     ids: list[int]
     labels: list[int]
     kinds: list[int]
@@ -79,23 +64,23 @@ def _pieces(tok: Any, s: str) -> tuple[int, ...]:
 def _answer(tok: Any, s: str) -> tuple[list[int], list[int]]:
     coded = tok(s, add_special_tokens=False, return_offsets_mapping=True)
     kinds = [0] * len(coded.input_ids)
-    for start, end, kind in text.content_words(s):
+    for start, end, kind in content_words(s):
         for i, (a, b) in enumerate(coded.offset_mapping):
             if b > start and a < end:
                 kinds[i] = 1 + KINDS.index(kind)
     return coded.input_ids, kinds
 
 
-def row(tok: Any, scene: world.Scene, task: str, seed: int, plan: Plan, seconds: float) -> Row:
+def row(tok: Any, talk: Talk, plan: Plan) -> Row:
     """The conversation as the chat template and the processor spell it."""
     pad = SPECIAL_ID["<|video_pad|>" if plan.kind == "video" else "<|image_pad|>"]
     visuals = 2 if plan.kind == "diff" else 1
-    shown = [SPECIAL_ID["<|vision_start|>"], *[pad] * (plan.tokens // visuals)]
+    shown = [SPECIAL_ID["<|vision_start|>"], *[pad] * (visual_tokens(plan) // visuals)]
     shown = [*shown, SPECIAL_ID["<|vision_end|>"]] * visuals
     ids: list[int] = []
     wanted: list[int] = []
     kinds: list[int] = []
-    for i, turn in enumerate(text.conversation(scene, task, seed)):
+    for i, turn in enumerate(text.conversation(talk.scene, talk.task, talk.seed)):
         ask = [*_pieces(tok, "<|im_start|>user\n"), *(shown if i == 0 else ())]
         ask += [*_pieces(tok, turn.question), *_pieces(tok, "<|im_end|>\n<|im_start|>assistant\n")]
         said, said_kinds = _answer(tok, turn.answer)
@@ -104,36 +89,27 @@ def row(tok: Any, scene: world.Scene, task: str, seed: int, plan: Plan, seconds:
         wanted += [*[-100] * len(ask), *said, end[0], *[-100] * (len(end) - 1)]
         kinds += [*[0] * len(ask), *said_kinds, *[0] * len(end)]
     # The token at position i predicts the one at i + 1.
-    return Row(scene, task, seed, seconds, ids, [*wanted[1:], -100], [*kinds[1:], 0])
+    return Row(talk, ids, [*wanted[1:], -100], [*kinds[1:], 0])
 
 
 def draw(tok: Any, plan: Plan, seed: int, task: str | None = None, max_objects: int = 6) -> Row:
     """A random row of the plan; its scene, task, questions and length all follow from `seed`."""
-    rng = np.random.default_rng([7, seed])
-    if task is None:
-        task = plan.kind
-        if plan.kind == "video":
-            shares = np.array(list(_VIDEO_TASKS.values()))
-            task = str(rng.choice(list(_VIDEO_TASKS), p=shares / shares.sum()))
-    seconds = float(np.exp(rng.uniform(np.log(2), np.log(60))))
-    scene = world.scene(seed, max_objects=max_objects)
-    return row(tok, scene, task, seed, plan, seconds)
+    return row(tok, samples.draw(plan, seed, task, max_objects), plan)
 
 
-def pixels(r: Row, plan: Plan, *, probes: bool = True) -> tuple[np.ndarray, np.ndarray]:
+def pixels(talk: Talk, plan: Plan, *, probes: bool = True) -> tuple[np.ndarray, np.ndarray]:
     """Frame pairs uint8 [g, 2, H, W, 3] and probe labels [visual tokens, 7] (or [0, 7])."""
+    frames = pictures(talk, plan)
     if plan.kind == "video":
-        frames = world.render(r.scene, plan.frames, plan.height, plan.width)
-        shown = [(r.scene, plan.frames)]
+        shown = [(talk.scene, plan.frames)]
         pairs = frames.reshape(-1, 2, *frames.shape[1:])
     else:
-        scenes = [r.scene, world.edit(r.scene, r.seed)][: 2 if plan.kind == "diff" else 1]
-        shown = [(s, 1) for s in scenes]
-        stills = [world.image_frame(s, plan.height, plan.width) for s in scenes]
-        pairs = np.stack([np.stack([f, f]) for f in stills])
+        both = [talk.scene, world.edit(talk.scene, talk.seed)]
+        shown = [(scene, 1) for scene in both[: len(frames)]]
+        pairs = np.stack([frames, frames], 1)
     if not probes:
         return pairs, np.zeros((0, len(PROBES)), dtype=np.int64)
-    found = [world.labels(s, n, plan.height, plan.width) for s, n in shown]
+    found = [labels(scene, n, plan.height, plan.width) for scene, n in shown]
     stacked = [np.stack([x[p] for p in PROBES], -1).reshape(-1, len(PROBES)) for x in found]
     return pairs, np.concatenate(stacked)
 
@@ -149,9 +125,9 @@ def collate(rows: Sequence[Row], plan: Plan, *, probes: bool = True) -> Batch:
     length = max(len(r.ids) for r in rows)
     pad = SPECIAL_ID["<|endoftext|>"]
     ids = torch.tensor([r.ids + [pad] * (length - len(r.ids)) for r in rows])
-    labels = torch.tensor([r.labels + [-100] * (length - len(r.ids)) for r in rows])
+    wanted = torch.tensor([r.labels + [-100] * (length - len(r.ids)) for r in rows])
     kinds = torch.tensor([r.kinds + [0] * (length - len(r.ids)) for r in rows])
-    drawn = [pixels(r, plan, probes=probes) for r in rows]
+    drawn = [pixels(r.talk, plan, probes=probes) for r in rows]
     video = plan.kind == "video"
     visuals = 2 if plan.kind == "diff" else 1
     grid = [plan.frames // 2 if video else 1, plan.height // PATCH, plan.width // PATCH]
@@ -164,13 +140,13 @@ def collate(rows: Sequence[Row], plan: Plan, *, probes: bool = True) -> Batch:
         image_grid_thw=None if video else grids,
         video_grid_thw=grids if video else None,
         # The processor's temporal_patch_size / fps.
-        second_per_grid_ts=torch.tensor([2 / (plan.frames / r.seconds) for r in rows])
+        second_per_grid_ts=torch.tensor([2 / (plan.frames / r.talk.seconds) for r in rows])
         if video
         else None,
     )
     frames = torch.from_numpy(np.concatenate([d[0] for d in drawn]))
     shown = torch.from_numpy(np.concatenate([d[1] for d in drawn]))
-    return Batch(plan, frames, ids, positions, labels, kinds, shown)
+    return Batch(plan, frames, ids, positions, wanted, kinds, shown)
 
 
 class Source:
@@ -199,7 +175,7 @@ class Source:
         plan = self._plans[int(self._rng.choice(len(self._plans), p=self._shares))]
         queue = self._queues[plan]
         if not queue:
-            size = max(1, self._tokens // (plan.tokens + 190))
+            size = max(1, self._tokens // (visual_tokens(plan) + 190))
             most = self._max_objects(progress)
             count = size * 4 if size > 1 else 2
             seeds = self._rng.integers(0, EVAL_SEED, count)
@@ -224,6 +200,3 @@ def drop(batch: Batch, kept: Tensor) -> Batch:
         labels=batch.labels.gather(1, index),
         kinds=batch.kinds.gather(1, index),
     )
-
-
-__all__ = ["Batch", "Plan", "Row", "Source", "collate", "draw", "drop", "pixels", "row"]

@@ -44,6 +44,28 @@ class Phase:
 
 
 @dataclass(frozen=True)
+class Settings:
+    """What a run was asked for; a resumed run has to ask for the same.
+
+    ``draft`` and ``target`` are what :func:`saccade.inputs.load` takes; without a draft a fresh one
+    is made. A draft that sees already may do without the first of the recipe's ``phases``.
+    ``distill`` is the weight of KL(target || draft) in the loss, the rest is cross-entropy.
+    ``drop_visual`` is the largest share of its visual tokens that a sample loses.
+    """
+
+    recipe: str = "llava-1.5-68m"
+    phases: str | None = None  # comma-separated; all of the recipe's
+    draft: str | None = None
+    target: str = "shapes"
+    steps: int = 100
+    distill: float = 0.0
+    drop_visual: float = 0.0
+    seed: int = 0
+    batch_size: int | None = None  # the recipe's
+    lr_scale: float = 1.0
+
+
+@dataclass(frozen=True)
 class DraftRecipe:
     """Phases, and the decoder layers of a draft made from nothing."""
 

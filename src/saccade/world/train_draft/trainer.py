@@ -1,7 +1,4 @@
-"""One phase of draft training over the Hugging Face Trainer: its loss, its rates, its checkpoints.
-
-Knows no recipe.
-"""
+"""One phase of draft training over the Hugging Face Trainer: its loss, rates and checkpoints."""
 
 from __future__ import annotations
 
@@ -16,13 +13,12 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils.data import SequentialSampler
 from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 
 from saccade.core.errors import OptionError
 from saccade.inputs import Loaded
-from saccade.world.train_draft import Kind
-from saccade.world.train_draft_samples import Samples
+from saccade.world.train_draft.recipes import Part, Phase, Settings, trained
+from saccade.world.train_draft.samples import Samples
 
 TOGETHER = 4  # samples in one forward, at most
 
@@ -31,23 +27,18 @@ Tell = Callable[[str, int, int, float | None], None]
 
 @dataclass(frozen=True)
 class Work:
-    """A phase as it is run: a recipe's phase and what was asked for."""
+    """A phase as it is run."""
 
-    place: Path  # of its checkpoints
-    seed: tuple[int, int]
-    name: str
-    media: tuple[Kind, ...]
-    trains: Mapping[str, str]  # parameter -> part
+    phase: Phase
     steps: int
-    batch_size: int
-    learning_rate: float
-    vision_rate: float
-    schedule: str
-    warmup: float
-    weight_decay: float
-    distill: float
-    drop_visual: float
+    settings: Settings
+    number: int  # of the phase
+    place: Path  # of its checkpoints
     save_every_s: float
+
+    @property
+    def batch_size(self) -> int:
+        return self.settings.batch_size or self.phase.batch_size
 
     @property
     def together(self) -> int:
@@ -138,7 +129,7 @@ def loss_of(
 
 
 class DraftTrainer(Trainer):
-    """The Trainer with our loss, our learning rates and samples in their order."""
+    """The Trainer with our loss."""
 
     def __init__(self, work: Work, teacher: Any | None, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -157,27 +148,13 @@ class DraftTrainer(Trainer):
         if self.teacher is not None:
             with torch.no_grad():
                 law, _ = answers(self.teacher, inputs, whole=True)
-        loss = loss_of(logits, wanted, law, self.work.distill)
+        loss = loss_of(logits, wanted, law, self.work.settings.distill)
         if not torch.isfinite(loss.detach()):
             raise OptionError(
-                f"the loss of {self.work.name} is no longer a number at step "
+                f"the loss of {self.work.phase.name} is no longer a number at step "
                 f"{self.state.global_step}; try a smaller --lr-scale"
             )
         return loss
-
-    def create_optimizer(self, model: Any = None) -> Any:
-        self.optimizer: Any
-        if self.optimizer is None:
-            rate, groups = self.args.learning_rate, []
-            parameters = dict((model or self.model).named_parameters())
-            for part in sorted(set(self.work.trains.values())):
-                scale = self.work.vision_rate if part == "vision" else 1.0
-                chosen = [parameters[name] for name, p in self.work.trains.items() if p == part]
-                groups.append({"params": chosen, "lr": rate * scale})
-            kind, settings = self.get_optimizer_cls_and_kwargs(self.args)
-            settings["weight_decay"] = self.args.weight_decay
-            self.optimizer = kind(groups, **settings)
-        return self.optimizer
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         # save_pretrained may write other names than the modules have, which the Trainer's own way
@@ -185,9 +162,6 @@ class DraftTrainer(Trainer):
         kind: Any = type(self.model)
         kept = kind.from_pretrained(resume_from_checkpoint, dtype=torch.float32)
         cast(Any, self.model).load_state_dict(kept.state_dict())
-
-    def _get_train_sampler(self, train_dataset: Any = None) -> Any:
-        return SequentialSampler(self.train_dataset)
 
 
 class _Watch(TrainerCallback):
@@ -205,7 +179,6 @@ class _Watch(TrainerCallback):
         self._part = 0
         if time.monotonic() - self._saved >= self._work.save_every_s:
             control.should_save = True
-            self._saved = time.monotonic()
 
     def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._say(state)
@@ -217,24 +190,27 @@ class _Watch(TrainerCallback):
         done = state.global_step * self._work.batch_size + self._part
         losses = [entry["loss"] for entry in state.log_history[-2:] if "loss" in entry]
         total = self._work.steps * self._work.batch_size
-        self._tell(self._work.name, done, total, losses[-1] if losses else None)
+        self._tell(self._work.phase.name, done, total, losses[-1] if losses else None)
 
 
 def trainer(work: Work, draft: Loaded, target: Loaded, tell: Tell) -> DraftTrainer:
     """A Trainer for one phase; freezes everything of the draft that does not train in it."""
     model: Any = draft.backbone.model
+    phase, settings = work.phase, work.settings
+    trains = trained(model, phase)
     for name, p in model.named_parameters():
-        p.requires_grad_(name in work.trains)
+        p.requires_grad_(name in trains)
     args: Any = TrainingArguments(
         output_dir=str(work.place),
         max_steps=work.steps,
         per_device_train_batch_size=1,  # an item is a batch already
         gradient_accumulation_steps=work.batch_size // work.together,
-        learning_rate=work.learning_rate,
-        lr_scheduler_type=work.schedule,
-        warmup_steps=math.ceil(work.warmup * work.steps),
-        weight_decay=work.weight_decay,
-        seed=work.seed[0],
+        train_sampling_strategy="sequential",
+        learning_rate=phase.learning_rate * settings.lr_scale,
+        lr_scheduler_type=phase.schedule,
+        warmup_steps=math.ceil(phase.warmup * work.steps),
+        weight_decay=phase.weight_decay,
+        seed=settings.seed,
         logging_steps=1,
         save_strategy="steps",
         save_steps=work.steps,  # and by the clock
@@ -246,22 +222,35 @@ def trainer(work: Work, draft: Loaded, target: Loaded, tell: Tell) -> DraftTrain
     )
     if args.n_gpu > 1:
         args._n_gpu = 1  # copies of a model in threads would lose the hook that drops tokens
-    teacher: Any = target.backbone.model.to(args.device) if work.distill else None
+    teacher: Any = target.backbone.model.to(args.device) if settings.distill else None
     made = DraftTrainer(
         work,
         teacher,
-        model=model,
+        model=model.to(args.device),
         args=args,
         train_dataset=Samples(
             draft,
-            work.media,
-            work.seed,
+            phase.media,
+            (settings.seed, work.number),
             count=work.steps * work.batch_size // work.together,
             batch=work.together,
-            drop=work.drop_visual,
+            drop=settings.drop_visual,
         ),
         data_collator=lambda items: items[0],
         callbacks=[_Watch(work, tell)],
+        optimizers=(_optimizer(model, trains, phase, args), None),
     )
     made.remove_callback(PrinterCallback)
     return made
+
+
+def _optimizer(model: nn.Module, trains: Mapping[str, Part], phase: Phase, args: Any) -> Any:
+    """The Trainer's own, over what trains, with a rate of its own for the vision tower."""
+    parameters = dict(model.named_parameters())
+    groups = []
+    for part in sorted(set(trains.values())):
+        scale = phase.vision_rate if part == "vision" else 1.0
+        chosen = [parameters[name] for name, mine in trains.items() if mine == part]
+        groups.append({"params": chosen, "lr": args.learning_rate * scale})
+    kind, settings = Trainer.get_optimizer_cls_and_kwargs(args)
+    return kind(groups, **{**settings, "weight_decay": args.weight_decay})

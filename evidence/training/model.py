@@ -9,9 +9,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
+
+from saccade.world.train_draft.run import untrained
 
 VOCAB = 1024
 SPECIAL = (
@@ -77,17 +79,7 @@ def config(layers: int) -> Qwen2_5_VLConfig:
 
 def create(layers: int, seed: int = 0) -> Qwen2_5_VLForConditionalGeneration:
     """A freshly initialised fp32 model."""
-    torch.manual_seed(seed)
-    model = Qwen2_5_VLForConditionalGeneration(config(layers)).float().train()
-    out = (0.02 / (2 * max(layers, 4)) ** 0.5) * 2
-    for name, p in model.named_parameters():
-        if name.endswith(("o_proj.weight", "down_proj.weight", "attn.proj.weight")):
-            nn.init.normal_(p, std=out)
-        elif "visual" in name and p.ndim == 2:
-            nn.init.normal_(p, std=0.5 * p.shape[1] ** -0.5)
-        elif name.endswith("patch_embed.proj.weight"):
-            nn.init.normal_(p, std=p[0].numel() ** -0.5)
-    return model
+    return untrained(config(layers), seed)
 
 
 def _norm(x: Tensor, weight: Tensor) -> Tensor:

@@ -7,42 +7,39 @@ from __future__ import annotations
 
 import json
 import shutil
-from dataclasses import asdict, dataclass, replace
+from copy import deepcopy
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import nn
+from transformers import Qwen2_5_VLForConditionalGeneration
 from transformers.trainer_utils import get_last_checkpoint
 
 from saccade.core.errors import ModelError, OptionError
 from saccade.inputs import Loaded, check_pair, load
 from saccade.model.backbone import Backbone
-from saccade.world.model import HIDDEN, VISION_HIDDEN, VOCAB, create
-from saccade.world.train_draft import DraftRecipe, parts, recipe, shared, trained
-from saccade.world.train_draft_trainer import Tell, Work, trainer
+from saccade.world.train_draft.recipes import DraftRecipe, Settings, parts, recipe, shared
+from saccade.world.train_draft.trainer import Tell, Work, trainer
 
 STATE, CHECKPOINTS = "train-draft.json", "checkpoints"
+EMBEDDED_SIZES = (192, 1024, 96)  # of hidden states, the vocabulary and what the tower computes in
 
 
-@dataclass(frozen=True)
-class Settings:
-    """What a run was asked for; a resumed run has to ask for the same.
-
-    ``draft`` and ``target`` are what :func:`saccade.inputs.load` takes; without a draft a fresh one
-    is made. A draft that sees already may do without the first of the recipe's ``phases``.
-    ``distill`` is the weight of KL(target || draft) in the loss, the rest is cross-entropy.
-    ``drop_visual`` is the largest share of its visual tokens that a sample loses.
-    """
-
-    recipe: str = "llava-1.5-68m"
-    phases: str | None = None  # comma-separated; all of the recipe's
-    draft: str | None = None
-    target: str = "shapes"
-    steps: int = 100
-    distill: float = 0.0
-    drop_visual: float = 0.0
-    seed: int = 0
-    batch_size: int | None = None  # the recipe's
-    lr_scale: float = 1.0
+def untrained(config: Any, seed: int) -> Any:
+    """A model of the embedded family with this configuration, in fp32."""
+    torch.manual_seed(seed)
+    model = Qwen2_5_VLForConditionalGeneration(config).float().train()
+    out = (0.02 / (2 * max(config.text_config.num_hidden_layers, 4)) ** 0.5) * 2
+    for name, p in model.named_parameters():
+        if name.endswith(("o_proj.weight", "down_proj.weight", "attn.proj.weight")):
+            nn.init.normal_(p, std=out)
+        elif "visual" in name and p.ndim == 2:
+            nn.init.normal_(p, std=0.5 * p.shape[1] ** -0.5)
+        elif name.endswith("patch_embed.proj.weight"):
+            nn.init.normal_(p, std=p[0].numel() ** -0.5)
+    return model
 
 
 def fresh(target: Loaded, layers: int, seed: int) -> Loaded:
@@ -50,12 +47,15 @@ def fresh(target: Loaded, layers: int, seed: int) -> Loaded:
 
     The recipes never start from an untrained tower; LLaVA-1.5's would leave it as it is.
     """
-    vision = target.backbone.model.config.to_dict().get("vision_config", {})
+    config = deepcopy(target.backbone.model.config)
+    vision = config.to_dict().get("vision_config", {})
     sizes = (target.backbone.config.hidden_size, target.backbone.vocab, vision.get("hidden_size"))
-    if sizes != (HIDDEN, VOCAB, VISION_HIDDEN):
+    if sizes != EMBEDDED_SIZES:
         raise ModelError(f"a fresh draft is made for the embedded target only: {target.name} needs "
                          "--draft, a checkpoint of the same family to start from")  # fmt: skip
-    model = create(layers, seed)
+    config.text_config.num_hidden_layers = layers
+    config.text_config.layer_types = config.text_config.layer_types[:layers]
+    model = untrained(config, seed)
     kinds, theirs = parts(model), target.backbone.model.state_dict()
     tower = {name: theirs[name] for name, part in kinds.items() if part == "vision"}
     model.load_state_dict(tower, strict=False)
@@ -102,24 +102,9 @@ def train_draft(
     for number, (phase, steps) in enumerate(
         zip(chosen.phases, shared(settings.steps, chosen.phases), strict=True)
     ):
-        work = Work(
-            place=out / CHECKPOINTS / f"{number + 1}-{phase.name}",
-            seed=(settings.seed, number),
-            name=phase.name,
-            media=phase.media,
-            trains=trained(model, phase),
-            steps=steps,
-            batch_size=settings.batch_size or phase.batch_size,
-            learning_rate=phase.learning_rate * settings.lr_scale,
-            vision_rate=phase.vision_rate,
-            schedule=phase.schedule,
-            warmup=phase.warmup,
-            weight_decay=phase.weight_decay,
-            distill=settings.distill,
-            drop_visual=settings.drop_visual,
-            save_every_s=save_every_s,
-        )
-        found.append({**_run(work, draft, target, tell), "trains": list(phase.trains)})
+        place = out / CHECKPOINTS / f"{number + 1}-{phase.name}"
+        work = Work(phase, steps, settings, number, place, save_every_s)
+        found.append(_run(work, draft, target, tell))
     model.save_pretrained(out)
     draft.processor.save_pretrained(out)
     result = {"settings": asdict(settings), "out": str(out), "phases": found}
@@ -135,12 +120,13 @@ def _run(work: Work, draft: Loaded, target: Loaded, tell: Tell) -> dict[str, Any
     losses = [entry["loss"] for entry in run.state.log_history if "loss" in entry]
     tail = losses[-max(1, len(losses) // 10) :]
     return {
-        "phase": work.name,
+        "phase": work.phase.name,
         "steps": run.state.global_step,
         "samples": run.state.global_step * work.batch_size,
         "parameters": sum(p.numel() for p in draft.backbone.model.parameters() if p.requires_grad),
         "loss_first": losses[0],
         "loss_last": sum(tail) / len(tail),
+        "trains": list(work.phase.trains),
     }
 
 

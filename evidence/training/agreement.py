@@ -24,7 +24,7 @@ from saccade.inputs.media import Clip
 from saccade.methods import resolve
 from saccade.model.backbone import Backbone
 from saccade.model.session import Session
-from saccade.world import scenes, text
+from saccade.world import drawing, scenes, text
 
 SIZES = (256, 2048)
 FRAMES = {
@@ -47,7 +47,7 @@ def held_out(number: int, size: int) -> tuple[scenes.Scene, Clip, str]:
     """A scene no training stage drew, its frames and a question; ``size`` visual tokens."""
     frames, side = FRAMES[size]
     scene = scenes.scene(FIRST_SEED + number)
-    pictures = scenes.render(scene, frames, side)
+    pictures = drawing.render(scene, frames, side)
     seconds = 8.0
     times = (np.arange(frames) * seconds / frames).astype(np.float64)
     rate = frames / seconds

@@ -7,22 +7,40 @@ phase, index) alone, so a resumed run sees what an uninterrupted one would have 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from jaxtyping import Bool
+from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn import functional as F
+from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset
 
 from saccade.inputs import Loaded, ask
 from saccade.inputs.media import Clip
-from saccade.world import text
-from saccade.world.batch import EVAL_SEED, Plan, draw, pixels
-from saccade.world.train_draft import Kind
+from saccade.world import drawing, scenes, text
+from saccade.world.train_draft.recipes import Kind
 
+EVAL_SEED = 10_000_000  # training draws its scenes below it
+TASKS = {"describe": 0.45, "events": 0.10, "qa": 0.15, "chat": 0.15}  # of videos, and their shares
 KIND_SHARES = {"video": 0.8, "image": 0.1, "diff": 0.1}
+FILLER = {  # on the right of the shorter samples of a batch, where causal attention never looks
+    "labels": -100, "input_ids": 0, "attention_mask": 0, "stay": 0, "mm_token_type_ids": 0,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a sample shows: a clip of `frames`, one picture, or two pictures to compare."""
+
+    kind: Kind
+    frames: int
+    height: int
+    width: int
+
+
 # Frames, height, width: clips of 64 to 512 visual tokens, pictures of 16 to 144.
 _SIZES = [(8, 112, 112), (16, 112, 112), (32, 112, 112), (16, 168, 168), (8, 224, 224)]
 _SIZES += [(24, 112, 140), (64, 112, 112), (4, 336, 336)]
@@ -31,6 +49,36 @@ PLANS: dict[Kind, list[Plan]] = {
     "image": [Plan("image", 1, side, side) for side in (112, 168, 224, 336)],
     "diff": [Plan("diff", 1, side, side) for side in (112, 224)],
 }
+
+
+@dataclass(frozen=True)
+class Talk:
+    """A conversation to be had: about which scene, which of the world's tasks, drawn by `seed`."""
+
+    scene: scenes.Scene
+    task: str
+    seed: int
+    seconds: float  # of the clip
+
+
+def draw(plan: Plan, seed: int, task: str | None = None, max_objects: int = 6) -> Talk:
+    """A random talk of the plan; its scene, task, questions and length all follow from `seed`."""
+    rng = np.random.default_rng([7, seed])
+    if task is None:
+        task = plan.kind
+        if plan.kind == "video":
+            shares = np.array(list(TASKS.values()))
+            task = str(rng.choice(list(TASKS), p=shares / shares.sum()))
+    seconds = float(np.exp(rng.uniform(np.log(2), np.log(60))))
+    return Talk(scenes.scene(seed, max_objects=max_objects), task, seed, seconds)
+
+
+def pictures(talk: Talk, plan: Plan) -> NDArray[np.uint8]:
+    """The frames of the clip, or the pictures, [g, H, W, 3]."""
+    if plan.kind == "video":
+        return drawing.render(talk.scene, plan.frames, plan.height, plan.width)
+    both = [talk.scene, scenes.edit(talk.scene, talk.seed)][: 2 if plan.kind == "diff" else 1]
+    return np.stack([drawing.image_frame(each, plan.height, plan.width) for each in both])
 
 
 class Samples(Dataset):
@@ -63,16 +111,15 @@ class Samples(Dataset):
     def _sample(self, plan: Plan, rng: np.random.Generator) -> dict[str, Tensor]:
         """One conversation up to the end of one of its answers, which is to be learnt."""
         loaded = self._loaded
-        row = draw(loaded.tokenizer, plan, int(rng.integers(EVAL_SEED)))
-        turns = text.conversation(row.scene, row.task, row.seed)
+        talk = draw(plan, int(rng.integers(EVAL_SEED)))
+        turns = text.conversation(talk.scene, talk.task, talk.seed)
         last = int(rng.integers(len(turns)))
-        shown = pixels(row, plan, probes=False)[0]
-        media: dict[str, Any] = {"images": list(shown[:, 0])}
+        frames = pictures(talk, plan)
+        media: dict[str, Any] = {"images": list(frames)}
         if plan.kind == "video":
-            times = np.arange(plan.frames) * row.seconds / plan.frames
-            rate = plan.frames / row.seconds
-            frames = shown.reshape(-1, *shown.shape[2:])
-            media = {"clips": [Clip(frames, times, row.seconds, rate, plan.frames, rate)]}
+            times = np.arange(plan.frames) * talk.seconds / plan.frames
+            rate = plan.frames / talk.seconds
+            media = {"clips": [Clip(frames, times, talk.seconds, rate, plan.frames, rate)]}
         history = [(turn.question, turn.answer) for turn in turns[:last]]
         inputs = ask(loaded, turns[last].question, history=history, **media)
         said = loaded.tokenizer(turns[last].answer, add_special_tokens=False).input_ids
@@ -106,14 +153,12 @@ def answered(
 
 
 def together(samples: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """Samples as one batch, padded on the right, where causal attention never looks."""
-    length = max(sample["input_ids"].shape[1] for sample in samples)
-    filler = {"labels": -100, "input_ids": 0, "attention_mask": 0, "stay": 0}
-    filler["mm_token_type_ids"] = 0
+    """Samples as one batch, padded on the right."""
     found = {}
     for name in samples[0]:
         rows = [sample[name] for sample in samples]
-        if name in filler:
-            rows = [F.pad(r, (0, length - r.shape[1]), value=filler[name]) for r in rows]
-        found[name] = torch.cat(rows)
+        if name in FILLER:
+            found[name] = pad_sequence([row[0] for row in rows], True, FILLER[name])
+        else:
+            found[name] = torch.cat(rows)
     return found

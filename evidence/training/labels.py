@@ -1,0 +1,120 @@
+"""What training knows of a clip and its text: what each visual token shows, which words say it."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+from numpy.typing import NDArray
+
+from saccade.world.drawing import sprite, strokes, window
+from saccade.world.scenes import COLORS, MOTIONS, SHAPES, SIZES, TEXTURES, Scene, state_at
+
+PROBES = ("shape", "color", "size", "motion", "row", "col", "time")
+# A token counts as background when its fullest object has less than this share of its pixels.
+LEAST_SHARE = 0.06
+
+
+def labels(
+    scene: Scene,
+    frames: int,
+    height: int,
+    width: int | None = None,
+    *,
+    cell: int = 28,
+    temporal: int = 2,
+) -> dict[str, NDArray[np.int64]]:
+    """What each visual token shows: int64 arrays [frames/temporal, height/cell, width/cell].
+
+    `shape`, `color`, `size`, `motion`: 0 for background, else 1 + the index in SHAPES, COLORS,
+    SIZES, MOTIONS of the object with most pixels in the token. `row`, `col` (0..2) and `time`
+    (quarter of the clip, 0..3) are given for every token. Rests of a side or of the frames that
+    fill no token are left out; a single frame makes one step of tokens.
+    """
+    width = height if width is None else width
+    temporal = min(temporal, frames)
+    steps, rows, cols = frames // temporal, height // cell, width // cell
+    ids = np.zeros((frames, height, width), dtype=np.uint8)
+    for stroke in strokes(scene, frames, height, width):
+        where, part = window(stroke, height, width)
+        mask = sprite(scene.objects[stroke.index].shape, stroke.radius).mask[part]
+        ids[where][:, mask] = stroke.index + 1
+    ids = ids[: steps * temporal, : rows * cell, : cols * cell]
+    blocks = ids.reshape(steps, temporal, rows, cell, cols, cell)
+    count = np.zeros((len(scene.objects) + 1, steps, rows, cols), dtype=np.int64)
+    for index in range(1, len(scene.objects) + 1):
+        count[index] = (blocks == index).sum(axis=(1, 3, 5))
+    count[0] = LEAST_SHARE * temporal * cell * cell
+    winner = count.argmax(axis=0)
+
+    things = scene.objects
+    tables = {
+        "shape": [0, *(1 + SHAPES.index(o.shape) for o in things)],
+        "size": [0, *(1 + SIZES.index(o.size) for o in things)],
+        "motion": [0, *(1 + MOTIONS.index(o.motion) for o in things)],
+    }
+    out = {name: np.array(table, dtype=np.int64)[winner] for name, table in tables.items()}
+    colors = np.zeros((steps, len(things) + 1), dtype=np.int64)
+    middles = [(s * temporal + temporal / 2) / frames for s in range(steps)]
+    for index, thing in enumerate(things):
+        for step, middle in enumerate(middles):
+            state = state_at(scene, index, middle)
+            now = thing.color if state is None else state.color
+            colors[step, index + 1] = 1 + COLORS.index(now)
+    out["color"] = colors[np.arange(steps)[:, None, None], winner]
+    shape = (steps, rows, cols)
+    row = np.arange(rows) * 2 + 1
+    col = np.arange(cols) * 2 + 1
+    out["row"] = np.broadcast_to((3 * row // (2 * rows))[None, :, None], shape).astype(np.int64)
+    out["col"] = np.broadcast_to((3 * col // (2 * cols))[None, None, :], shape).astype(np.int64)
+    quarter = np.array([min(3, int(4 * m)) for m in middles], dtype=np.int64)
+    out["time"] = np.broadcast_to(quarter[:, None, None], shape).copy()
+    return out
+
+
+# Longest readings first: a phrase claims its words before a single word can.
+_TIME = (
+    r"after a (quarter) of the time|(halfway) through|after (three quarters) of the time",
+    r"(early) on|(midway)|(late)\b|in the (first half)|at (half time)|in the (second half)",
+    r"(soon)|in the (middle of the clip)|(near the end)",
+)
+_MOTION = (
+    r"(?:moves|slides|travels|drifts) (left|right|up|down)",
+    r"in a (loop)|(stays still|does not move|rests|remains still)",
+)
+_EVENT = (
+    rf"(turns|becomes|changes to) (?:{'|'.join(COLORS)})",
+    r"(vanishes|disappears|is gone|leaves)[,.]",
+    r"(appears|shows up|arrives|pops up) in|(missing|new)\b|(comes later|only later|will be)",
+)
+_PATTERNS: tuple[tuple[str, str], ...] = (
+    ("time", "|".join(_TIME)),
+    ("motion", "|".join(_MOTION)),
+    ("event", "|".join(_EVENT)),
+    ("colour", rf"\b({'|'.join(COLORS)})\b"),
+    ("shape", rf"\b({'|'.join(SHAPES)})\b"),
+    ("size", r"\b(small|large|little|big)\b"),
+    ("texture", rf"\b({'|'.join(TEXTURES)})\b"),
+    ("count", r"\b(one|two|three|four|five|six|seven|eight|no(?= \w+s\b))\b"),
+    ("where", r"\b(top|bottom|left|right|middle|centre|above)\b"),
+    ("truth", r"\b(yes|no|none|nothing)\b"),
+)
+_COMPILED = tuple((kind, re.compile(p, re.IGNORECASE)) for kind, p in _PATTERNS)
+
+
+def content_words(text: str) -> list[tuple[int, int, str]]:
+    """(start, end, kind) of the words that depend on the pixels, in order of `start`.
+
+    Kinds: colour, shape, size, where, count, motion, time, event, texture, truth (yes or no).
+    Spans of one kind may hold two or three words ('stays still'); spans never overlap.
+    """
+    spans: list[tuple[int, int, str]] = []
+    taken = bytearray(len(text))
+    for kind, pattern in _COMPILED:
+        for match in pattern.finditer(text):
+            group = match.lastindex or 0
+            start, end = match.span(group)
+            if not any(taken[start:end]):
+                taken[start:end] = b"\1" * (end - start)
+                spans.append((start, end, kind))
+    return sorted(spans)

@@ -1,0 +1,168 @@
+"""A processor's output to prompts, by the model's own code.
+
+A multimodal model embeds its prompt (vision towers, placeholders, positions) and hands that to its
+language model. Here it does exactly that and is stopped there, so no family needs code of its own.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from saccade.core.errors import ModelError
+from saccade.core.prompt import Inputs, Prompt
+from saccade.model import families
+from saccade.model.grid import Cells, arrange, lattice
+
+READ = (  # what language models are given and we understand
+    "attention_mask", "position_ids", "past_key_values", "inputs_embeds", "input_ids",
+    "cache_position", "visual_pos_masks", "deepstack_visual_embeds",
+)  # fmt: skip
+
+
+class _Captured(Exception):
+    """Carries what a model was about to give its language model."""
+
+    def __init__(self, kwargs: dict[str, Any]) -> None:
+        super().__init__()
+        self.kwargs = kwargs
+
+
+class Reader:
+    """A model up to the door of its language model."""
+
+    def __init__(self, model: Any, text: Any, axes: int, device: torch.device) -> None:
+        self.model, self.text, self.axes, self.device = model, text, axes, device
+        self.config = model.config.to_dict()
+        self.placeholders = families.placeholders(self.config)
+        self.side = families.side(self.config)
+
+    def read(self, inputs: Inputs) -> list[Prompt]:
+        """Every request of a processor's output, without its padding."""
+        captured = self._capture(inputs)
+        ids: Tensor = inputs["input_ids"].to(self.device)
+        embeds = captured["inputs_embeds"]
+        if embeds is None:
+            embeds = self.model.get_input_embeddings()(ids)
+        batch, length = ids.shape
+        mask = inputs.get("attention_mask")
+        real = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask.bool()
+        real = real.to(self.device)
+        positions = self._positions(captured.get("position_ids"), real)
+        layers = captured.get("deepstack_visual_embeds") or ()
+        found, taken = [], 0
+        layout = _Layout(self, inputs)
+        for row in range(batch):
+            rows = real[row]
+            mine, read = ids[row, rows], embeds[row, rows]
+            visual, fixed, grid = layout.next(mine, read)
+            seen = int(visual.sum())
+            found.append(
+                Prompt(
+                    context=mine,
+                    embeds=read,
+                    positions=positions[:, row, rows],
+                    visual=visual,
+                    fixed=fixed,
+                    grid=grid,
+                    index=torch.arange(len(mine), device=self.device),
+                    next_position=int(positions[:, row, rows][:, -1].max()) + 1,  # as generate does
+                    deepstack=tuple(layer[taken : taken + seen] for layer in layers),
+                )
+            )
+            taken += seen
+        return found
+
+    def _capture(self, inputs: Inputs) -> dict[str, Any]:
+        def stop(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            raise _Captured(kwargs)
+
+        handle = self.text.register_forward_pre_hook(stop, with_kwargs=True)
+        moved = {
+            key: value.to(self.device) if isinstance(value, Tensor) else value
+            for key, value in inputs.items()
+        }
+        try:
+            self.model(**moved, use_cache=False)
+        except _Captured as caught:
+            return {"inputs_embeds": None, **self._understood(caught.kwargs)}
+        finally:
+            handle.remove()
+        raise ModelError(f"{type(self.model).__name__} never reached its language model")
+
+    def _understood(self, kwargs: dict[str, Any]) -> dict[str, Any]:
+        """Refuses a model that reads more than tokens at positions, each seeing those before it."""
+        name = type(self.model).__name__
+        mask = kwargs.get("attention_mask")
+        if mask is not None and not (isinstance(mask, Tensor) and mask.ndim == 2):
+            raise ModelError(f"{name} does not read its prompt from left to right alone")
+        named = inspect.signature(self.text.forward).parameters  # the rest is passed by unread
+        for key, value in kwargs.items():
+            if key in named and key not in READ and isinstance(value, Tensor | dict | list | tuple):
+                raise ModelError(f"{name} also reads {key}, which Saccade does not know")
+        return kwargs
+
+    def _positions(self, given: Tensor | None, real: Tensor) -> Int[Tensor, "axes batch len"]:
+        if given is None:
+            given = (real.long().cumsum(-1) - 1).clamp(min=0)
+        if given.ndim == 2:
+            given = given[None]
+        if given.shape[0] == self.axes + 1:  # some models put plain text positions first
+            given = given[1:]
+        return given.expand(self.axes, *real.shape)
+
+
+class _Layout:
+    """What stands where in the prompts of one batch, in order: grids are handed out as met."""
+
+    def __init__(self, reader: Reader, inputs: Inputs) -> None:
+        self._kinds, self._side, self._device = reader.placeholders, reader.side, reader.device
+        self._newline = vars(reader.model.base_model)["_parameters"].get("image_newline")
+        self._grids: dict[str, Iterator[Cells]] = {
+            kind: _cells(kind, inputs, reader.config)
+            for kind in set(self._kinds.values())
+            if inputs.get(f"{kind}_grid_thw") is not None
+        }
+        pixels = inputs.get("pixel_values_videos")
+        self._frames = pixels.shape[1] if isinstance(pixels, Tensor) and pixels.ndim == 5 else None
+
+    def next(
+        self, ids: Int[Tensor, " len"], embeds: Float[Tensor, "len dim"]
+    ) -> tuple[Bool[Tensor, " len"], Bool[Tensor, " len"], Int[Tensor, "seen 4"]]:
+        """Of the next request: rows a view may drop, rows it may not, the cells of the former."""
+        kinds = [self._kinds.get(token) for token in ids.tolist()]
+        at = torch.tensor([i for i, kind in enumerate(kinds) if kind], dtype=torch.long)
+        rows = at.to(self._device)
+        newline = torch.zeros(len(at), dtype=torch.bool)
+        if self._newline is not None:  # a copy of one row of weights, so equal to the last bit
+            newline = (embeds[rows] == self._newline.to(embeds)).all(-1).cpu()
+        cells = arrange(
+            [kind for kind in kinds if kind], newline, at, self._grids, self._side, self._frames
+        ).to(self._device)
+        real = cells[:, 0] >= 0
+        visual = torch.zeros(len(kinds), dtype=torch.bool, device=self._device)
+        visual[rows[real]] = True
+        fixed = torch.zeros_like(visual)
+        fixed[rows[~real]] = True
+        return visual, fixed, cells[real]
+
+
+def _cells(kind: str, inputs: Inputs, config: Mapping[str, Any]) -> Iterator[Cells]:
+    """The cells of one medium after the other, from the patches its processor counts."""
+    sizes = inputs[f"{kind}_grid_thw"].tolist()
+    merged = inputs.get(f"{kind}_merge_sizes")
+    same = int(config["vision_config"].get("spatial_merge_size", 1))
+    merges = [same] * len(sizes) if merged is None else merged.tolist()
+    mask = inputs.get(f"{kind}_compression_mask")  # VideoLLaMA 3 drops what hardly changes
+    start = 0
+    for (t, h, w), merge in zip(sizes, merges, strict=True):
+        cells = lattice(0, (t, h // merge, w // merge))
+        if mask is not None:
+            start, kept = start + len(cells), mask[start : start + len(cells)]
+            cells = cells[kept.cpu()]
+        yield cells

@@ -1,0 +1,219 @@
+"""The exact pixels of a scene: frames, one picture, an MP4.
+
+A scene gives the same pixels on every machine, at any number of frames and any size. The background
+carries a soft tint, red growing with x, green with y and blue with time, because the
+vision-language model that looks at it has only relative positions.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from saccade.world.scenes import COLORS, SIZES, Scene, state_at
+
+# RGB of each of COLORS, near the corners of the colour cube.
+PALETTE: NDArray[np.uint8] = np.array(
+    [
+        *((225, 25, 25), (20, 165, 40), (30, 50, 230), (250, 225, 30)),
+        *((40, 220, 230), (195, 40, 215), (255, 255, 255), (10, 10, 10)),
+    ],
+    dtype=np.uint8,
+)
+
+# Radius in pixels at 112 x 112 of each of SIZES, against a cell of 37 x 37.
+RADII = (10.5, 16.5)
+
+
+class Sprite(NamedTuple):
+    """Coverage [n, n] in 0..1, the part of it drawn in the contrast colour, and a mask."""
+
+    cover: NDArray[np.float32]
+    cue: NDArray[np.float32]
+    mask: NDArray[np.bool_]
+
+
+def _half(radius: float) -> int:
+    """Half the side of a sprite, less its middle pixel; the tips of a star reach to 1.1."""
+    return math.ceil(1.1 * radius) + 1
+
+
+@lru_cache(maxsize=256)
+def sprite(shape: str, radius: float) -> Sprite:
+    half = _half(radius)
+    fine = 4
+    axis = (np.arange((2 * half + 1) * fine) + 0.5) / fine - half - 0.5
+    y, x = np.meshgrid(axis / radius, axis / radius, indexing="ij")
+    far = np.hypot(y, x)
+    cue = np.zeros_like(far, dtype=bool)
+    if shape == "circle":
+        inside = far <= 1
+    elif shape == "square":
+        inside = np.maximum(abs(y), abs(x)) <= 0.88
+        cue = inside & (abs(y) <= 0.22)
+    elif shape == "triangle":
+        inside = (y <= 0.85) & (abs(x) <= (y + 1) / 1.85)
+    elif shape == "cross":
+        inside = (np.minimum(abs(y), abs(x)) <= 0.34) & (np.maximum(abs(y), abs(x)) <= 1)
+    elif shape == "ring":
+        inside = (far <= 1) & (far >= 0.55)
+    elif shape == "star":
+        # Fold the plane into one half point, from a tip (angle 0, radius 1.1) to a notch.
+        fold = np.pi / 5
+        angle = abs((np.arctan2(x, -y) + fold) % (2 * fold) - fold)
+        u, v = far * np.cos(angle), far * np.sin(angle)
+        notch_u, notch_v = 0.48 * np.cos(fold), 0.48 * np.sin(fold)
+        inside = (u - 1.1) * notch_v - v * (notch_u - 1.1) <= 0
+        cue = inside & (far <= 0.26)
+    else:
+        raise ValueError(f"no such shape: {shape!r}")
+
+    def shrink(a: NDArray[np.bool_]) -> NDArray[np.float32]:
+        n = 2 * half + 1
+        return a.reshape(n, fine, n, fine).mean(axis=(1, 3), dtype=np.float32)
+
+    cover = shrink(inside)
+    return Sprite(cover, shrink(cue), cover >= 0.5)
+
+
+@lru_cache(maxsize=512)
+def _paint(shape: str, radius: float, color: str) -> tuple[NDArray[Any], NDArray[Any]]:
+    """(what stays of the ground [n, n, 1], what is added to it [n, n, 3]), float32."""
+    drawn = sprite(shape, radius)
+    ink = 245.0 if color in ("black", "blue") else 15.0
+    rgb = PALETTE[COLORS.index(color)].astype(np.float32)
+    cue = drawn.cue[..., None]
+    # The half rounds when the sum is cut to uint8.
+    added = (drawn.cover[..., None] - cue) * rgb + cue * ink + np.float32(0.5)
+    return 1 - drawn.cover[..., None], added.astype(np.float32)
+
+
+@lru_cache(maxsize=32)
+def _ground(texture: str, height: int, width: int) -> NDArray[np.uint8]:
+    """The background without its time tint, [height, width, 3]. Patterns are fixed in pixels."""
+    y, x = np.arange(height)[:, None], np.arange(width)[None, :]
+    pattern = np.zeros((height, width))
+    if texture == "striped":
+        pattern += np.where(y % 8 < 4, 14.0, -14.0)
+    elif texture == "checkered":
+        pattern += np.where((y // 7 + x // 7) % 2 == 0, 14.0, -14.0)
+    elif texture == "speckled":
+        # An integer hash of 2 x 2 blocks: noise without a generator, the same at every size.
+        block = (y // 2).astype(np.uint32) * np.uint32(73856093) ^ (x // 2).astype(
+            np.uint32
+        ) * np.uint32(19349663)
+        block = (block ^ (block >> np.uint32(13))) * np.uint32(1274126177)
+        pattern += np.where((block >> np.uint32(16)) % 4 == 0, -28.0, 8.0)
+    ground = np.full((height, width, 3), 122.0) + pattern[..., None]
+    ground[..., 0] += 32 * ((x + 0.5) / width - 0.5) * 2
+    ground[..., 1] += 32 * ((y + 0.5) / height - 0.5) * 2
+    ground.setflags(write=False)
+    return ground.clip(0, 255).astype(np.uint8)
+
+
+@dataclass(frozen=True)
+class Stroke:
+    """One object drawn at one place in frames first..last-1: corner (top, left), radius."""
+
+    first: int
+    last: int
+    index: int
+    color: str
+    top: int
+    left: int
+    radius: float
+
+
+def strokes(scene: Scene, frames: int, height: int, width: int) -> Iterator[Stroke]:
+    scale = min(height, width) / 112
+    for index, thing in enumerate(scene.objects):
+        radius = round(RADII[SIZES.index(thing.size)] * scale * 4) / 4
+        half = _half(radius)
+        run: Stroke | None = None
+        for k in range(frames):
+            state = state_at(scene, index, (k + 0.5) / frames)
+            if state is None:
+                if run is not None:
+                    yield run
+                run = None
+                continue
+            top = math.floor(state.y * height / 3) - half
+            left = math.floor(state.x * width / 3) - half
+            if run is not None and (run.color, run.top, run.left) == (state.color, top, left):
+                run = replace(run, last=k + 1)
+                continue
+            if run is not None:
+                yield run
+            run = Stroke(k, k + 1, index, state.color, top, left, radius)
+        if run is not None:
+            yield run
+
+
+def window(stroke: Stroke, height: int, width: int) -> tuple[tuple[slice, ...], ...]:
+    """(slices of the clip [frames, y, x], slices of the sprite [y, x]), cut at the borders."""
+    n = 2 * _half(stroke.radius) + 1
+    y0, y1 = max(0, stroke.top), min(height, stroke.top + n)
+    x0, x1 = max(0, stroke.left), min(width, stroke.left + n)
+    return (
+        (slice(stroke.first, stroke.last), slice(y0, y1), slice(x0, x1)),
+        (slice(y0 - stroke.top, y1 - stroke.top), slice(x0 - stroke.left, x1 - stroke.left)),
+    )
+
+
+def render(scene: Scene, frames: int, height: int, width: int | None = None) -> NDArray[np.uint8]:
+    """The pixels, uint8 [frames, height, width, 3] in RGB; a square without `width`.
+
+    Frame k shows the time (k + 0.5) / frames of the clip. Sides are at least 56 pixels.
+    """
+    width = height if width is None else width
+    if frames < 1 or min(height, width) < 56:
+        raise ValueError(f"want frames >= 1 and sides >= 56, got {frames}, {height} x {width}")
+    clip = np.empty((frames, height, width, 3), dtype=np.uint8)
+    ground = _ground(scene.texture, height, width)
+    clip[:] = ground
+    for k in range(frames):
+        tint = np.uint8(round(80 * (k + 0.5) / frames))
+        clip[k, :, :, 2] = ground[..., 2] - np.uint8(40) + tint
+    for stroke in strokes(scene, frames, height, width):
+        where, part = window(stroke, height, width)
+        stays, added = _paint(scene.objects[stroke.index].shape, stroke.radius, stroke.color)
+        clip[where] = (clip[where] * stays[part] + added[part]).astype(np.uint8)
+    return clip
+
+
+def image_frame(scene: Scene, height: int, width: int | None = None) -> NDArray[np.uint8]:
+    """The picture at time 0.5, uint8 [height, width, 3]: what the image tasks speak about."""
+    frame: NDArray[np.uint8] = render(scene, 1, height, width)[0]
+    return frame
+
+
+def write_clip(
+    scene: Scene,
+    path: str | Path,
+    frames: int,
+    height: int,
+    width: int | None = None,
+    fps: float = 8.0,
+) -> None:
+    """Write the clip as an MP4 (H.264, yuv420p) of `frames` frames at `fps`; even sides only."""
+    import av
+
+    width = height if width is None else width
+    if height % 2 or width % 2:
+        raise ValueError(f"H.264 wants even sides, got {height} x {width}")
+    rate = Fraction(fps).limit_denominator(1000)
+    with av.open(str(path), "w") as container:
+        stream = container.add_stream("libx264", rate=rate)
+        stream.width, stream.height, stream.pix_fmt = width, height, "yuv420p"
+        stream.options = {"crf": "16", "preset": "veryfast", "threads": "1"}
+        for picture in render(scene, frames, height, width):
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(picture, format="rgb24")))
+        container.mux(stream.encode(None))
