@@ -13,8 +13,9 @@ from typing import Any, Literal
 
 from saccade.bench.hardware.gpu import REPORTED, Reported
 from saccade.bench.hardware.published import CONFIGS
+from saccade.inputs.footprint import Footprint, footprint
 from saccade.model import families
-from saccade.model.memory import SPARE, Footprint, footprint
+from saccade.model.memory import SPARE
 
 GB = 1e9
 SIZE = 2  # bytes of a number, bfloat16

@@ -25,10 +25,10 @@ from saccade.core.result import Result, Round
 from saccade.core.sampling import Sampling, Scores
 from saccade.core.tree import ROOT, Tree, add, path
 from saccade.drafting.drafters import drive
-from saccade.drafting.policies import Chain
 from saccade.drafting.recipe import Recipe
 from saccade.drafting.schedule import serial
 from saccade.drafting.setup import Setup
+from saccade.drafting.shapes.policies import Chain
 from saccade.model.backbone import Backbone
 
 VOCAB = 256

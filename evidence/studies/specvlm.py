@@ -11,7 +11,7 @@ from evidence.draw import Data
 from evidence.studies.lab import TAU, Lab, interval, rounded
 from evidence.studies.steps import milliseconds
 from evidence.studies.study import Study
-from saccade.drafting import saliency
+from saccade.drafting.views import saliency
 
 PRUNED = (0.0, 0.5, 0.7, 0.8, 0.9, 0.95, 0.98, 1.0)
 CONTEXTS = (256, 512, 1024, 2048, 4096, 8192, 16384, 32768)

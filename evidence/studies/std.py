@@ -16,7 +16,7 @@ from saccade.bench.measures import Interval
 from saccade.bench.records import Answer
 from saccade.core.sampling import Sampling
 from saccade.core.tree import ROOT, Tree, chain
-from saccade.drafting import saliency
+from saccade.drafting.views import saliency
 from saccade.methods import resolve
 from saccade.model.session import Session
 

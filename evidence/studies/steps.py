@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from saccade.bench import measures
 from saccade.bench.measures import Interval
-from saccade.drafting import costs
+from saccade.drafting.shapes import costs
 from saccade.model.backbone import Backbone
 
 WARM_UP, REPEATS = 2, 21

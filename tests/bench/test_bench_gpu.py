@@ -10,7 +10,7 @@ import pytest
 from saccade.bench.hardware import gpu
 from saccade.bench.hardware.published import CONFIGS
 from saccade.core.errors import OptionError
-from saccade.model.memory import footprint
+from saccade.inputs.footprint import footprint
 
 Call = Callable[..., tuple[int, str, str]]
 

@@ -17,8 +17,8 @@ from saccade.bench.suites import shapes
 from saccade.core.errors import OptionError
 from saccade.core.result import RoundRecord
 from saccade.core.tree import ROOT
-from saccade.drafting import costs
 from saccade.drafting.recipe import Recipe
+from saccade.drafting.shapes import costs
 from saccade.inputs import ask
 from saccade.methods import resolve
 

@@ -10,7 +10,8 @@ import torch
 from saccade.bench.hardware import doctor
 from saccade.bench.hardware.doctor import RATES, SLOPE, TYPICAL, Diagnosis, Outlook, Part, examine
 from saccade.bench.hardware.published import CONFIGS, PAIRS
-from saccade.model.memory import GIB, SPARE, Footprint
+from saccade.inputs.footprint import Footprint
+from saccade.model.memory import GIB, SPARE
 
 BIG = Footprint(parameters=1000, decoder=800, kv=2, layers=4, vocab=320)
 SMALL = Footprint(parameters=100, decoder=80, kv=1, layers=1, vocab=320)

@@ -25,9 +25,9 @@ from helpers import (
 
 import saccade
 from saccade.core.tree import ROOT, Tree, add, chain
-from saccade.drafting.policies import Chain
 from saccade.drafting.recipe import Recipe
 from saccade.drafting.schedule import serial
+from saccade.drafting.shapes.policies import Chain
 
 pytestmark = pytest.mark.usefixtures("unchecked")
 

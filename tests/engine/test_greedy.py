@@ -26,7 +26,7 @@ from helpers import (
 import saccade
 from evidence import reference
 from saccade.core.costs import Costs
-from saccade.drafting.fit import Fit
+from saccade.drafting.shapes.fit import Fit
 from saccade.methods import SYSTEMS, resolve, specvlm
 
 # On other machines Fit would choose other shapes: here its costs are given.

@@ -14,10 +14,10 @@ import saccade
 from saccade.core.errors import ModelError, OptionError
 from saccade.core.result import Result
 from saccade.core.tree import Tree, chain
-from saccade.drafting.policies import Chain
 from saccade.drafting.recipe import Recipe
 from saccade.drafting.schedule import serial
 from saccade.drafting.setup import Words
+from saccade.drafting.shapes.policies import Chain
 from saccade.engine.request import Request
 from saccade.engine.scheduler import Scheduler
 from saccade.methods import resolve

@@ -22,7 +22,7 @@ from evidence.studies.lab import Shot
 from saccade.core.result import RoundRecord
 from saccade.core.sampling import Sampling
 from saccade.core.tree import ROOT, chain
-from saccade.drafting import costs
+from saccade.drafting.shapes import costs
 from saccade.inputs.captions import SHAPES, captioner
 from saccade.model.session import Session
 

@@ -29,7 +29,7 @@ import zoo
 
 from evidence import checkpoints
 from saccade.core.errors import SaccadeError
-from saccade.drafting.policies import Chain, Static
+from saccade.drafting.shapes.policies import Chain, Static
 from saccade.methods import resolve
 
 METHODS = ("ar", "sd", "specvlm", "std", "sage", "hippo")

@@ -53,9 +53,9 @@ def test_it_reads_the_words_and_nothing_else() -> None:
     """Claim: what a text-only draft reads is the prompt without its placeholders, in order.
     Fails if a placeholder or a hole is among what it embeds."""
     from saccade.core.sampling import Sampling
-    from saccade.drafting.policies import Chain
     from saccade.drafting.setup import Setup
-    from saccade.drafting.views import FULL
+    from saccade.drafting.shapes.policies import Chain
+    from saccade.drafting.views.basic import FULL
 
     target, draft = zoo.member("llava-1.5"), zoo.member("llama", seed=1)
     inputs = zoo.asked(target, "images")

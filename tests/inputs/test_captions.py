@@ -18,7 +18,7 @@ from tokenizers.models import WordLevel
 
 import saccade
 from saccade.core.errors import ModelError
-from saccade.drafting import views
+from saccade.drafting.views import basic as views
 from saccade.inputs import captions
 from saccade.world import drawing, scenes
 

@@ -25,6 +25,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import sixth_method
 import torch
 from beside import Inside, hired
 from helpers import chi_square, drafter_of
@@ -40,9 +41,11 @@ from saccade.core.verify import residual
 from saccade.drafting import drafters as draft_module
 from saccade.drafting.ensemble import Ensemble
 from saccade.drafting.parallel import child
-from saccade.drafting.policies import Chain
+from saccade.drafting.parallel.drafter import WorkerDrafter
 from saccade.drafting.recipe import Recipe
-from saccade.drafting.views import FULL, Several
+from saccade.drafting.schedule import parallel
+from saccade.drafting.shapes.policies import Chain
+from saccade.drafting.views.basic import FULL, Several
 from saccade.methods import (
     DRAFTERS,
     FAMILIES,
@@ -248,9 +251,21 @@ def plain(recipe: Recipe, costs: Costs | None) -> Recipe:
     return replace(recipe, name="", about="", view=full, shape=shape)
 
 
+def beside(recipe: Recipe) -> Recipe:
+    """The recipe on the parallel schedule."""
+    return replace(recipe, drafter=WorkerDrafter, schedule=parallel)
+
+
 def registered() -> dict[str, Recipe]:
-    """Every entry of every table, as a recipe; those of families by their examples."""
+    """Every entry of every table, as a recipe; those of families by their examples. The documents'
+    sixth method is one more file of methods."""
     found = dict(SYSTEMS)
+    for recipe in sixth_method.PROVIDES.recipes:
+        found |= {recipe.name: recipe, f"{recipe.name} beside": beside(recipe)}
+    for family in sixth_method.PROVIDES.families:
+        for example in family.examples:
+            shape = family.read(example)
+            found[f"shape={shape.written}"] = replace(resolve("sd"), shape=shape)
     for name in SHAPES:
         found[f"shape={name}"] = resolve(f"sd/shape={name}")
     for kind, family in FAMILIES.items():

@@ -36,12 +36,12 @@ from saccade.core import verify as verify_module
 from saccade.core.protocols import Growing, Shape, State
 from saccade.core.result import Round
 from saccade.core.tree import Tree
-from saccade.drafting.controller import Auto
 from saccade.drafting.ensemble import Ensemble, Mixed, Mixture
 from saccade.drafting.parallel.drafter import WorkerDrafter
-from saccade.drafting.policies import Chain
 from saccade.drafting.recipe import Recipe
 from saccade.drafting.schedule import parallel
+from saccade.drafting.shapes.controller import Auto
+from saccade.drafting.shapes.policies import Chain
 from saccade.methods import (
     DRAFTERS,
     FAMILIES,
@@ -108,7 +108,10 @@ def say() -> Iterator[Callable[..., Any]]:
 
 
 BY_DEFAULT = [
-    name if not name.endswith("-2") else pytest.param(name, marks=pytest.mark.slow)
+    # weights over a window mix like the others, and take long
+    name
+    if not name.endswith("-2") or "weights" not in name
+    else pytest.param(name, marks=pytest.mark.slow)
     for name in CASES
 ]
 

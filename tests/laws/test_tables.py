@@ -24,8 +24,8 @@ from saccade.core import verify as verify_module
 from saccade.core.protocols import Growing, Shape, State
 from saccade.core.sampling import Sampling, uniform
 from saccade.core.tree import ROOT, Tree, add, depth
-from saccade.drafting.policies import Chain, Static
 from saccade.drafting.schedule import serial
+from saccade.drafting.shapes.policies import Chain, Static
 
 pytestmark = pytest.mark.usefixtures("unchecked")
 

@@ -38,10 +38,11 @@ from evidence.reference import Oracle, greedy
 from saccade.core.prompt import Prefill, Prompt
 from saccade.core.result import Round
 from saccade.core.sampling import Sampling
-from saccade.drafting import saliency, schedule
+from saccade.drafting import schedule
 from saccade.drafting.parallel.child import HEAD_START
 from saccade.drafting.recipe import Recipe
-from saccade.drafting.views import Pruned
+from saccade.drafting.views import saliency
+from saccade.drafting.views.basic import Pruned
 from saccade.engine.generate import stream
 from saccade.methods import resolve
 from saccade.model.session import Session

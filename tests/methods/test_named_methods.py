@@ -15,10 +15,10 @@ from saccade.core.errors import MethodError
 from saccade.core.prompt import Prompt
 from saccade.core.sampling import Sampling
 from saccade.drafting.drafters import ModelDrafter, NoDraft, SelfDrafter
-from saccade.drafting.policies import Chain, Static
 from saccade.drafting.recipe import Recipe
 from saccade.drafting.schedule import serial
-from saccade.drafting.views import Pruned
+from saccade.drafting.shapes.policies import Chain, Static
+from saccade.drafting.views.basic import Pruned
 from saccade.methods import SYSTEMS, VIEWS, resolve, specvlm
 from saccade.methods.specvlm import TREE, TwoStage
 from saccade.model.session import Session

@@ -14,10 +14,10 @@ from saccade.core.errors import MethodError
 from saccade.drafting.drafters import EarlyExit, ModelDrafter, SelfDrafter
 from saccade.drafting.ensemble import Ensemble
 from saccade.drafting.parallel.drafter import WorkerDrafter
-from saccade.drafting.policies import Best, Chain, Static
 from saccade.drafting.recipe import Recipe
 from saccade.drafting.schedule import parallel, serial
-from saccade.drafting.views import Pruned, Several
+from saccade.drafting.shapes.policies import Best, Chain, Static
+from saccade.drafting.views.basic import Pruned, Several
 from saccade.methods import (
     SCHEDULES,
     SHAPES,

@@ -46,7 +46,7 @@ from saccade.core.prompt import Prefill, Prompt
 from saccade.core.result import Round
 from saccade.core.sampling import Sampling
 from saccade.drafting.drafters import SelfDrafter
-from saccade.drafting.policies import Chain
+from saccade.drafting.shapes.policies import Chain
 from saccade.methods import resolve
 
 TOTAL, GAMMA, SINKS = 1024, 9, 4

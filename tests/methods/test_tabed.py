@@ -51,7 +51,7 @@ from saccade.core.sampling import Scores, uniform
 from saccade.drafting.ensemble import Ensemble, EnsembleDrafter, Mixed, Mixture, Weighting
 from saccade.drafting.recipe import Recipe
 from saccade.drafting.setup import Setup
-from saccade.drafting.views import FULL, Several, Worded, worded
+from saccade.drafting.views.basic import FULL, Several, Worded, worded
 from saccade.engine.generate import stream
 from saccade.methods import resolve
 from saccade.methods.tabed import Equal, Grid, Inverse

@@ -27,11 +27,11 @@ from saccade.core.errors import MethodError, ModelError
 from saccade.core.prompt import Inputs
 from saccade.core.sampling import Sampling
 from saccade.core.tree import ROOT, Tree, add, chain
-from saccade.drafting.controller import Auto
-from saccade.drafting.fit import Fit
 from saccade.drafting.planning import chained
-from saccade.drafting.policies import Chain
 from saccade.drafting.recipe import Recipe
+from saccade.drafting.shapes.controller import Auto
+from saccade.drafting.shapes.fit import Fit
+from saccade.drafting.shapes.policies import Chain
 from saccade.methods import SYSTEMS, resolve
 from saccade.model import batch_invariant
 from saccade.model.attention import Segment, Step

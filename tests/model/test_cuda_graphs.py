@@ -22,7 +22,7 @@ from saccade.core.errors import ModelError
 from saccade.core.prompt import Turn
 from saccade.core.sampling import Sampling
 from saccade.core.tree import Tree, add, chain
-from saccade.drafting import costs
+from saccade.drafting.shapes import costs
 from saccade.model import cuda_graphs
 from saccade.model.cuda_graphs import ROWS, StaticSteps
 from saccade.model.session import Session

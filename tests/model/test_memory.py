@@ -18,10 +18,12 @@ from saccade.bench.hardware.published import CONFIGS
 from saccade.core.errors import ModelError
 from saccade.core.sampling import Sampling
 from saccade.inputs import Loaded
+from saccade.inputs import footprint as footprints
+from saccade.inputs.footprint import footprint
 from saccade.model import memory
 from saccade.model.backbone import Backbone
 from saccade.model.cache import Cache
-from saccade.model.memory import GIB, SPARE, footprint
+from saccade.model.memory import GIB, SPARE
 from saccade.model.session import Session
 
 CPU = torch.device("cpu")
@@ -184,9 +186,9 @@ def test_what_fits_is_loaded(
     room(0.75 * needed)
     assert models.load(name, dtype="bfloat16", device="cpu").backbone.layers == 2
     room(0.4 * needed)
-    memory.check(name, config, torch.float32, CPU, bits=8)
+    footprints.check(name, config, torch.float32, CPU, bits=8)
     room(1)
-    memory.check(name, config, torch.float32, None)  # spread over devices: nothing is known
+    footprints.check(name, config, torch.float32, None)  # spread over devices: nothing is known
 
 
 def test_a_checkpoint_that_is_quantised_counts_in_its_own_bits(
@@ -197,7 +199,7 @@ def test_a_checkpoint_that_is_quantised_counts_in_its_own_bits(
     config = CONFIGS["Qwen2.5-VL-7B"]()
     room(5 * GIB)
     with pytest.raises(ModelError):
-        memory.check("Qwen/some", config, torch.bfloat16, CPU)
+        footprints.check("Qwen/some", config, torch.bfloat16, CPU)
     for settings, stored in (
         ({"quant_method": "awq", "bits": 4}, 4),
         ({"quant_method": "bitsandbytes", "load_in_4bit": True}, 4),
@@ -205,9 +207,9 @@ def test_a_checkpoint_that_is_quantised_counts_in_its_own_bits(
         ({"quant_method": "fp8"}, 8),
     ):
         config.quantization_config = settings
-        assert memory.stored_bits(config) == stored
+        assert footprints.stored_bits(config) == stored
     config.quantization_config = {"quant_method": "awq", "bits": 4}
-    memory.check("Qwen/some", config, torch.bfloat16, CPU)
+    footprints.check("Qwen/some", config, torch.bfloat16, CPU)
 
 
 # -- while answering ---------------------------------------------------------------------------

@@ -29,9 +29,9 @@ BUGS = "engine/test_regressions.py"
 FAULTS = "engine/test_faults.py"
 PARALLEL = "engine/test_parallel.py"
 LAW = "laws/test_registered.py"
-CONTROL = "drafting/test_controller.py"
-COST = "drafting/test_costs.py"
-SCORE = "drafting/test_saliency.py"
+CONTROL = "drafting/shapes/test_controller.py"
+COST = "drafting/shapes/test_costs.py"
+SCORE = "drafting/views/test_saliency.py"
 SAGE = "methods/test_sage.py"
 EARLY_AUTO = (
     f"{LAW}::test_the_next_three_tokens_have_exactly_the_targets_law_at_the_start"
@@ -131,7 +131,7 @@ MUTANTS = (
     ),
     Mutant(
         "q of a chosen token taken for a drawn one's",
-        "drafting/policies.py",
+        "drafting/shapes/policies.py",
         "tree = add(tree, node_of[above], best[above][rank])",
         "tree = add(tree, node_of[above], best[above][rank], scores.rows[-1].softmax(-1))",
         ("laws/test_tables.py::test_the_joint_law_of_three_tokens_is_the_targets",),
@@ -334,7 +334,7 @@ MUTANTS = (
     # -- the law: what is drawn stands, and no number is drawn twice -------------------------------
     Mutant(
         "auto: a draw that the draft gave little is taken back",
-        "drafting/controller.py",
+        "drafting/shapes/controller.py",
         "            odds, rest = _odds(scores, tip, law, self.runners)\n",
         "            token, q = scores.draw(tip, law)\n"
         "            odds, rest = _odds(scores, tip, token, self.runners if q is None else 0)\n",
@@ -363,21 +363,21 @@ MUTANTS = (
     ),
     Mutant(
         "auto: when sampling, a round costs what was drawn beyond a refusal too",
-        "drafting/controller.py",
+        "drafting/shapes/controller.py",
         'levels = len(round.verdict.accepted) + (round.verdict.kind == "recovered")',
         "levels = height(round.tree.parents)",
         (f"{CONTROL}::test_what_was_drawn_beyond_a_refusal_teaches_nothing",),
     ),
     Mutant(
         "auto: when sampling, seconds count",
-        "drafting/controller.py",
+        "drafting/shapes/controller.py",
         "        if not round.p.rules.sample:\n            return round.draft_seconds",
         "        if True:\n            return round.draft_seconds",
         (f"{CONTROL}::test_what_is_sampled_does_not_depend_on_how_fast_it_was",),
     ),
     Mutant(
         "auto: when sampling, slow verifying stretches the costs",
-        "drafting/controller.py",
+        "drafting/shapes/controller.py",
         "if round.p.rules.sample or round.verify_seconds <= 0:",
         "if round.verify_seconds <= 0:",
         (f"{CONTROL}::test_what_is_sampled_does_not_depend_on_how_fast_it_was",),
@@ -385,49 +385,49 @@ MUTANTS = (
     # -- the controller, costs and fitted shapes ---------------------------------------------------
     Mutant(
         "auto: drafting that was given up is never tried again",
-        "drafting/controller.py",
+        "drafting/shapes/controller.py",
         "trying = learnt.plain >= learnt.patience and self._pays(learnt, HOPE)",
         "trying = False",
         (f"{CONTROL}::test_it_is_tried_again_ever_more_seldom_and_comes_back",),
     ),
     Mutant(
         "auto: patience does not grow",
-        "drafting/controller.py",
+        "drafting/shapes/controller.py",
         "min(SELDOM, 8 * learnt.patience)",
         "RETRY",
         (f"{CONTROL}::test_it_is_tried_again_ever_more_seldom_and_comes_back",),
     ),
     Mutant(
         "auto: runners-up cost nothing",
-        "drafting/controller.py",
+        "drafting/shapes/controller.py",
         "nets = [gain - second * (t - verify[0])",
         "nets = [gain - 0 * (t - verify[0])",
         (f"{CONTROL}::test_a_runner_up_is_not_drafted_over_a_step_of_the_verifying_time",),
     ),
     Mutant(
         "auto: a cut answer counts as a refusal",
-        "drafting/controller.py",
+        "drafting/shapes/controller.py",
         "        if right is None and round.verdict.own is None:\n            break",
         "        if False:\n            break",
         (f"{CONTROL}::test_an_answer_cut_short_refuses_nothing",),
     ),
     Mutant(
         "auto: a token for no forward is drafted before",
-        "drafting/controller.py",
+        "drafting/shapes/controller.py",
         "        if not learnt.begun:",
         "        if False:",
         (f"{CONTROL}::test_the_token_the_prompt_tells_is_written_first",),
     ),
     Mutant(
         "auto: a draft without a clue is dropped no sooner",
-        "drafting/controller.py",
+        "drafting/shapes/controller.py",
         "judged += max(1.0, -log(max(odds[below[0]], CLUELESS)) - 1)",
         "judged += 1.0",
         (f"{CONTROL}::test_a_draft_that_says_itself_it_knows_nothing_is_dropped_sooner",),
     ),
     Mutant(
         "auto: the best chain is the longest",
-        "drafting/controller.py",
+        "drafting/shapes/controller.py",
         "if tokens * best[1] > best[0] * seconds:",
         "if tokens > best[0]:",
         (f"{CONTROL}::test_a_useless_draft_costs_next_to_nothing",),
@@ -441,35 +441,35 @@ MUTANTS = (
     ),
     Mutant(
         "costs: an expected chain forgets the target's own token",
-        "drafting/fit.py",
+        "drafting/shapes/fit.py",
         "return sum(rate**i for i in range(length + 1))",
         "return sum(rate**i for i in range(1, length + 1))",
         (f"{COST}::test_expected_chain_is_the_geometric_sum_of_the_paper",),
     ),
     Mutant(
         "costs: a cut round counts as a refusal",
-        "drafting/fit.py",
+        "drafting/shapes/fit.py",
         'refused = round.verdict.kind == "recovered"',
         'refused = round.verdict.kind != "bonus"',
         (f"{COST}::test_a_round_cut_by_a_stop_is_no_refusal",),
     ),
     Mutant(
         "costs: fit forgets nothing",
-        "drafting/fit.py",
+        "drafting/shapes/fit.py",
         "return hits * MEMORY + accepted, tries * MEMORY + accepted + refused",
         "return hits + accepted, tries + accepted + refused",
         (f"{COST}::test_fit_folds_the_rate_towards_what_it_sees_and_forgets",),
     ),
     Mutant(
         "costs: fit pays for one draft forward only",
-        "drafting/fit.py",
+        "drafting/shapes/fit.py",
         "(length * costs.draft + costs.verify(length + 1))",
         "(costs.draft + costs.verify(length + 1))",
         (f"{COST}::test_fit_chooses_what_a_search_over_everything_chooses",),
     ),
     Mutant(
         "costs: of several timings the slowest counts",
-        "drafting/costs.py",
+        "drafting/shapes/costs.py",
         "return [min(times) for times in zip(*took[WARM:], strict=True)]",
         "return [max(times) for times in zip(*took[WARM:], strict=True)]",
         (f"{COST}::test_bare_forwards_are_taken_in_turns_and_the_quickest_counts",),
@@ -499,42 +499,42 @@ MUTANTS = (
     # -- scores of visual tokens -------------------------------------------------------------------
     Mutant(
         "score: a budget is rounded down",
-        "drafting/saliency.py",
+        "drafting/views/saliency.py",
         "max(1, int(seen * keep + 0.5))",
         "max(1, int(seen * keep))",
         (f"{SCORE}::test_budget_rounds_and_leaves_at_least_one",),
     ),
     Mutant(
         "score: the mass reached leaves out the token that reaches it",
-        "drafting/saliency.py",
+        "drafting/views/saliency.py",
         "count = int(reached.double().argmax()) + 1 if",
         "count = int(reached.double().argmax()) if",
         (f"{SCORE}::test_top_mass_is_the_smallest_top_set_that_reaches_the_share",),
     ),
     Mutant(
         "score: even samples begin at the edge",
-        "drafting/saliency.py",
+        "drafting/views/saliency.py",
         "at = ((torch.arange(count) * 2 + 1) * len(items)) // (2 * count)",
         "at = (torch.arange(count) * len(items)) // count",
         (f"{SCORE}::test_spread_is_even",),
     ),
     Mutant(
         "score: of temporal neighbours only the one before",
-        "drafting/saliency.py",
+        "drafting/views/saliency.py",
         "for move in (step, -step):",
         "for move in (-step,):",
         ("methods/test_hippo.py::test_temporal_and_spatial_are_eq_3_to_6",),
     ),
     Mutant(
         "score: scaled over the video instead of each frame",
-        "drafting/saliency.py",
+        "drafting/views/saliency.py",
         "_, frame = torch.unique(grid[:, :2], dim=0, return_inverse=True)",
         "_, frame = torch.unique(grid[:, :1], dim=0, return_inverse=True)",
         ("methods/test_hippo.py::test_scores_are_z_scored_within_their_frame",),
     ),
     Mutant(
         "score: heads are summed up by the largest",
-        "drafting/saliency.py",
+        "drafting/views/saliency.py",
         "return mass.mean((0, 1))",
         "return mass.amax((0, 1))",
         (f"{SCORE}::test_attention_averages_layers_and_heads",),

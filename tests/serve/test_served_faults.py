@@ -26,9 +26,9 @@ from serve.live import (
 
 from saccade.core.tree import Tree, chain
 from saccade.drafting.parallel import process
-from saccade.drafting.policies import Chain
 from saccade.drafting.recipe import Recipe
 from saccade.drafting.schedule import serial
+from saccade.drafting.shapes.policies import Chain
 from saccade.inputs.media import guard
 from saccade.model.session import Session
 

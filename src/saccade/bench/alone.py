@@ -14,7 +14,7 @@ from saccade.core.sampling import Sampling
 from saccade.core.tree import Tree
 from saccade.drafting.drafters import Setup
 from saccade.drafting.recipe import Recipe
-from saccade.drafting.views import Worded
+from saccade.drafting.views.basic import Worded
 from saccade.inputs import Loaded
 from saccade.methods import resolve
 from saccade.model.session import Session

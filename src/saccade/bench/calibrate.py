@@ -23,7 +23,7 @@ from saccade.bench.compare import BASELINE, Row, named, race
 from saccade.bench.trace import environment
 from saccade.core.errors import MethodError, OptionError
 from saccade.core.prompt import Inputs
-from saccade.drafting.policies import Best, Chain, Static
+from saccade.drafting.shapes.policies import Best, Chain, Static
 from saccade.inputs import Loaded
 from saccade.methods import AXES, resolve
 

@@ -8,8 +8,8 @@ from saccade.core.prompt import Prefill, Turn
 from saccade.core.protocols import Drafter, State
 from saccade.core.sampling import Sampling
 from saccade.core.tree import Tree, chain
-from saccade.drafting.policies import Chain
 from saccade.drafting.setup import Setup
+from saccade.drafting.shapes.policies import Chain
 
 MATCH = 3  # tokens of the text's ending that are looked for, at most
 

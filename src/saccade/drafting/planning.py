@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from saccade.core.errors import MethodError
-from saccade.drafting import costs as cost
 from saccade.drafting.drafters import ModelDrafter, NoDraft, SelfDrafter
 from saccade.drafting.recipe import Recipe
 from saccade.drafting.schedule import parallel
-from saccade.drafting.views import FULL
+from saccade.drafting.shapes import costs as cost
+from saccade.drafting.views.basic import FULL
 from saccade.model import tensor_parallel
 from saccade.model.backbone import Backbone
 from saccade.model.batch_invariant import CHAINS, ROWS

@@ -37,6 +37,37 @@ class Provides:
     weights: Mapping[str, Callable[[int | None], Weighting]] = field(default_factory=dict)
     axes: Mapping[str, Axis] = field(default_factory=dict)  # of its views' own settings
 
+    def __post_init__(self) -> None:
+        """Raises MethodError, in a sentence, for what could not be chosen by its name."""
+        for bring, kind in (("recipes", Recipe), ("views", View)):
+            brought = getattr(self, bring)
+            if not isinstance(brought, tuple) or not all(isinstance(e, kind) for e in brought):
+                raise MethodError(
+                    f"{bring}= is a tuple of {kind.__name__}s: ({kind.__name__}(...),)"
+                )
+        for name in [each.name for each in (*self.recipes, *self.views)]:
+            if not name or {*name} & {*"/=+, "}:
+                raise MethodError(
+                    f"{name!r} cannot be chosen: a name has none of / = + , and space"
+                )
+        for family in self.families:
+            _check(family)
+
+
+def _check(family: type[Shape]) -> None:
+    """Raises MethodError unless a family of shapes can be read and written back."""
+    if not isinstance(family, type) or not issubclass(family, Shape):
+        raise MethodError(f"families= is a tuple of Shape's classes, and {family!r} is none")
+    for own in ("family", "usage", "examples", "read", "written"):
+        if own not in vars(family):
+            raise MethodError(f"{family.__name__} needs {own} of its own: it has another shape's")
+    for example in family.examples:
+        written = family.read(example).written
+        if written != f"{family.family}-{example}":
+            raise MethodError(
+                f"{family.__name__} reads {family.family}-{example} and writes it as {written}"
+            )
+
 
 def share(axis: str, value: str) -> float:
     """A number from 0 to 1. Raises MethodError."""

@@ -13,7 +13,7 @@ from saccade.drafting.lookup import Lookup
 from saccade.drafting.parallel.drafter import WorkerDrafter
 from saccade.drafting.schedule import parallel
 from saccade.drafting.setup import MakeDrafter
-from saccade.drafting.views import FULL
+from saccade.drafting.views.basic import FULL
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from transformers import (
 )
 
 from saccade.core.errors import ModelError, OptionError
+from saccade.inputs import footprint
 from saccade.model import families, memory, tensor_parallel
 from saccade.model.backbone import Backbone
 
@@ -114,7 +115,7 @@ def load(
         settings |= tensor_parallel.loading(name, families.text_config(config))
     packed = None if quantize is None else bits(quantize)
     where = None if device_map or tp else place
-    memory.check(name, config, settings["dtype"], where, bits=packed, folder=source)
+    footprint.check(name, config, settings["dtype"], where, bits=packed, folder=source)
     processor = read_processor(name, config, trust_remote_code=trust_remote_code)
     try:
         model = kind.from_pretrained(source, trust_remote_code=trust_remote_code, **settings)
@@ -125,7 +126,7 @@ def load(
     except (RuntimeError, MemoryError) as error:
         if not memory.ran_out(error):
             raise
-        reason = memory.advice(name, config, settings["dtype"], place, bits=packed)
+        reason = footprint.advice(name, config, settings["dtype"], place, bits=packed)
         raise ModelError(reason) from error
     return Loaded(name, Backbone(model.eval(), lean=lean), processor)
 

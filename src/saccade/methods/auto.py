@@ -6,12 +6,12 @@ the draft costs here: as much of the video as it reads without getting slower (`
 
 from __future__ import annotations
 
-from saccade.drafting.controller import Auto
 from saccade.drafting.drafters import ModelDrafter
 from saccade.drafting.provides import Provides
 from saccade.drafting.recipe import Recipe
 from saccade.drafting.schedule import serial
-from saccade.drafting.views import AFFORDABLE
+from saccade.drafting.shapes.controller import Auto
+from saccade.drafting.views.basic import AFFORDABLE
 
 AUTO = Recipe(
     name="auto",

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from saccade.drafting import pruning, views
 from saccade.drafting.drafters import EarlyExit, ModelDrafter, NoDraft, SelfDrafter
 from saccade.drafting.lookup import Lookup
-from saccade.drafting.policies import Best, Chain, Static
 from saccade.drafting.provides import Provides
 from saccade.drafting.recipe import Recipe
 from saccade.drafting.schedule import serial
-from saccade.drafting.views import FULL
+from saccade.drafting.shapes.policies import Best, Chain, Static
+from saccade.drafting.views import basic as views
+from saccade.drafting.views import pruning
+from saccade.drafting.views.basic import FULL
 from saccade.methods.specvlm import TREE
 
 AR = Recipe(

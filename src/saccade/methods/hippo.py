@@ -24,13 +24,13 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from saccade.core.prompt import Prompt
-from saccade.drafting import saliency
 from saccade.drafting.parallel.drafter import WorkerDrafter
-from saccade.drafting.policies import Chain
 from saccade.drafting.provides import Provides
 from saccade.drafting.recipe import Recipe
 from saccade.drafting.schedule import parallel
-from saccade.drafting.views import FULL, Guide, Pruned
+from saccade.drafting.shapes.policies import Chain
+from saccade.drafting.views import saliency
+from saccade.drafting.views.basic import FULL, Guide, Pruned
 from saccade.methods import specvlm
 
 KEEP = 0.1

@@ -14,7 +14,7 @@ from saccade.drafting.provides import Axis, Choices, share
 from saccade.drafting.recipe import Recipe
 from saccade.drafting.schedule import parallel
 from saccade.drafting.setup import MakeDrafter
-from saccade.drafting.views import Several
+from saccade.drafting.views.basic import Several
 from saccade.methods.registry import (
     DRAFTERS,
     FAMILIES,

@@ -59,12 +59,14 @@ def found() -> Iterator[tuple[str, Provides]]:
 def provided(name: str, module: ModuleType) -> Provides:
     brought = vars(module).get("PROVIDES")
     if not isinstance(brought, Provides):
-        raise MethodError(f"{name} has no PROVIDES, as a file of methods has")
+        raise MethodError(f"{name} needs PROVIDES = Provides(...), as a file of methods has")
     return brought
 
 
 def _loaded(path: Path) -> ModuleType:
     """A file as a module that a draft's process can import by its name too."""
+    if not path.is_file():
+        raise MethodError("there is no such file")
     folder = str(path.resolve().parent)
     if folder not in sys.path:
         sys.path.append(folder)

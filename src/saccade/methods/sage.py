@@ -27,10 +27,10 @@ from saccade.core.protocols import Growing, Shape
 from saccade.core.result import Round
 from saccade.core.tree import ROOT
 from saccade.drafting.drafters import ModelDrafter
-from saccade.drafting.policies import Paths, grow_static
 from saccade.drafting.provides import Provides
 from saccade.drafting.recipe import Recipe
 from saccade.drafting.schedule import serial
+from saccade.drafting.shapes.policies import Paths, grow_static
 from saccade.methods.specvlm import TREE, VIEW
 
 K, NODES, WINDOW = 10, 64, 10

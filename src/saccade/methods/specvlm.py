@@ -21,14 +21,14 @@ from torch import Tensor
 
 from saccade.core.errors import MethodError
 from saccade.core.prompt import Prompt
-from saccade.drafting import saliency
 from saccade.drafting.drafters import ModelDrafter, SelfDrafter
-from saccade.drafting.fit import Fit
-from saccade.drafting.policies import Paths, Static
 from saccade.drafting.provides import Axis, Choices, Provides, share
 from saccade.drafting.recipe import Recipe
 from saccade.drafting.schedule import serial
-from saccade.drafting.views import Guide, Pruned
+from saccade.drafting.shapes.fit import Fit
+from saccade.drafting.shapes.policies import Paths, Static
+from saccade.drafting.views import saliency
+from saccade.drafting.views.basic import Guide, Pruned
 
 LAMBDA = 0.5  # the paper's for Qwen2.5-VL; 0.4 for LLaVA-OneVision
 KEEP = 0.1  # r = 90 %

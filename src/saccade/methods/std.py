@@ -18,13 +18,13 @@ import torch
 
 from saccade.core.prompt import Prefill, Prompt
 from saccade.core.protocols import View
-from saccade.drafting import saliency
 from saccade.drafting.drafters import EarlyExit, SelfDrafter
-from saccade.drafting.policies import Chain
 from saccade.drafting.provides import Provides
 from saccade.drafting.recipe import Recipe
 from saccade.drafting.schedule import serial
-from saccade.drafting.views import FULL
+from saccade.drafting.shapes.policies import Chain
+from saccade.drafting.views import saliency
+from saccade.drafting.views.basic import FULL
 
 TOTAL = 1024  # m_t + K
 GAMMA = 9

@@ -21,12 +21,12 @@ from typing import ClassVar
 import torch
 
 from saccade.drafting.ensemble import DISTANCES, Distance, Ensemble, History, LogLaw, distances
-from saccade.drafting.policies import Chain
 from saccade.drafting.provides import Provides
-from saccade.drafting.pruning import POOLED
 from saccade.drafting.recipe import Recipe
 from saccade.drafting.schedule import serial
-from saccade.drafting.views import CAPTION, FULL, TEXT, Several
+from saccade.drafting.shapes.policies import Chain
+from saccade.drafting.views.basic import CAPTION, FULL, TEXT, Several
+from saccade.drafting.views.pruning import POOLED
 
 GAMMA = 5
 STEPS = 10

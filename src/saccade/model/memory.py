@@ -1,24 +1,19 @@
-"""How much memory a model needs, from its config alone, how much there is, what a run took."""
+"""How much memory there is, whether keys and values fit into it, and what a run took."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import psutil
 import torch
 
 from saccade.core.errors import ModelError
-from saccade.model import families
 
 GIB = 2**30
 CGROUP = Path("/sys/fs/cgroup/memory.max")
 STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 SPARE = 0.05  # of what there is, for what is not counted: activations, the allocator's gaps
-WAYS = {"--dtype bfloat16": 2.0, "--quantize bnb-8bit": 1.0, "--quantize bnb-4bit": 0.5}
-"""What makes a model smaller, and the bytes a weight takes then."""
 
 
 class Peak:
@@ -62,59 +57,6 @@ def _resident(name: str) -> int:
     raise OSError(f"no {name}")
 
 
-@dataclass(frozen=True)
-class Footprint:
-    """A model in numbers (not bytes)."""
-
-    parameters: int  # all weights
-    decoder: int  # weights a token passes through: layers and head, of experts those chosen
-    kv: int  # keys and values a token leaves
-    layers: int
-    vocab: int
-
-    def weights(self, size: float) -> int:
-        """Bytes of all weights at ``size`` bytes a number."""
-        return int(self.parameters * size)
-
-    def step(self, size: float, tokens: int, cache_size: float) -> float:
-        """Bytes a forward of one token reads over ``tokens`` cached ones."""
-        return self.decoder * size + self.kv * tokens * cache_size
-
-
-def footprint(config: Any) -> Footprint:
-    """Counts the weights of a model that is built without any.
-
-    Raises ModelError for a model without a decoder of layers.
-    """
-    try:
-        kind, text = families.model_class(config), families.text_config(config)
-        with torch.device("meta"):
-            if config.model_type in families.THINKERS:
-                model = kind(config.thinker_config)
-            else:
-                model = kind.from_config(config)
-        known = text.to_dict()
-        chosen = known.get("num_experts_per_tok") or 1
-        share = chosen / (known.get("num_experts") or known.get("num_local_experts") or chosen)
-        decoder = sum(
-            int(weight.numel() * (share if ".experts." in name else 1))
-            for name, weight in model.get_decoder().layers.named_parameters()
-        )
-        heads = known.get("num_key_value_heads") or text.num_attention_heads
-        width = known.get("head_dim") or text.hidden_size // text.num_attention_heads
-        return Footprint(
-            parameters=sum(weight.numel() for weight in model.parameters()),
-            decoder=decoder + model.get_output_embeddings().weight.numel(),
-            kv=2 * text.num_hidden_layers * heads * width,
-            layers=text.num_hidden_layers,
-            vocab=text.vocab_size,
-        )
-    except AttributeError as error:
-        raise ModelError(
-            f"{config.model_type} has no decoder of layers that Saccade knows how to drive"
-        ) from error
-
-
 def available(device: torch.device) -> int:
     """Bytes free on a device; on a CPU, within this container's limit."""
     if device.type == "cuda":
@@ -126,74 +68,6 @@ def available(device: torch.device) -> int:
     except (OSError, ValueError):  # no limit
         return free
     return min(free, max(0, limit - psutil.Process().memory_info().rss))
-
-
-def number_size(dtype: Any, config: Any) -> int:
-    """Bytes a number takes; "auto" is the checkpoint's own type."""
-    if isinstance(dtype, torch.dtype):
-        return dtype.itemsize
-    own = getattr(config, "dtype", None)
-    return own.itemsize if isinstance(own, torch.dtype) else 4
-
-
-def stored_bits(config: Any) -> int | None:
-    """Bits a weight takes in a checkpoint that is quantised itself; None where it is not."""
-    settings = config.to_dict().get("quantization_config")
-    if not settings:
-        return None
-    if settings.get("load_in_4bit") or settings.get("bits") == 4:
-        return 4
-    return int(settings.get("bits") or 8)
-
-
-def weight_size(dtype: Any, config: Any, bits: int | None = None) -> float:
-    """Bytes a weight takes: of ``bits``, as stored in a quantised checkpoint, or a number's."""
-    packed = bits or stored_bits(config)
-    return number_size(dtype, config) if packed is None else packed / 8
-
-
-def check(
-    name: str,
-    config: Any,
-    dtype: Any,
-    device: torch.device | None,
-    *,
-    bits: int | None = None,
-    folder: str | None = None,
-) -> None:
-    """Raises ModelError, before any weight is read, if the weights cannot fit on ``device``.
-
-    None is any number of devices: nothing is known then. ``folder`` is where the checkpoint is, if
-    not in ``name``.
-    """
-    if device is None:
-        return
-    there = available(device)
-    place = Path(folder or name)
-    stored = sum(file.stat().st_size for file in place.glob("*.safetensors"))
-    if stored and 4 * stored < there:
-        return  # fits in any type: no need to count
-    needed = footprint(config).weights(weight_size(dtype, config, bits))
-    if needed > there * (1 - SPARE):
-        raise ModelError(advice(name, config, dtype, device, bits=bits))
-
-
-def advice(
-    name: str, config: Any, dtype: Any, device: torch.device, *, bits: int | None = None
-) -> str:
-    """One sentence: what was needed, what there is, and what would fit."""
-    found, there = footprint(config), available(device)
-    size = weight_size(dtype, config, bits)
-    fit = [
-        f"{way} ({gib(found.weights(each))})"
-        for way, each in WAYS.items()
-        if each < size and found.weights(each) < there * (1 - SPARE)
-    ]
-    would = f"{fit[0]} would fit" if fit else "a smaller model, or --device-map auto, might fit"
-    return (
-        f"{name} does not fit: its weights take {gib(found.weights(size))}, "
-        f"and {device.type} has {gib(there)} free; {would}"
-    )
 
 
 def has_room(tokens: int, each: int, device: torch.device) -> bool:

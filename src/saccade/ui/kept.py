@@ -16,9 +16,9 @@ from saccade.core.protocols import View
 from saccade.core.sampling import Sampling
 from saccade.drafting.drafters import EarlyExit, SelfDrafter
 from saccade.drafting.lookup import Lookup
-from saccade.drafting.pruning import Merged, Pooled
 from saccade.drafting.recipe import Recipe
 from saccade.drafting.setup import Setup, Words
+from saccade.drafting.views.pruning import Merged, Pooled
 from saccade.model.backbone import Backbone
 from saccade.model.session import Session
 

@@ -1,7 +1,7 @@
 """Whether a target and a draft go together and whether that pays, before any weight is loaded.
 
-From the configs and tokenizers alone. The speedup is the cost model of
-:mod:`saccade.drafting.costs` with costs in proportion to the bytes a forward reads (weights it
+From the configs and tokenizers alone. The speedup is the model of costs in
+:mod:`saccade.core.costs`, in proportion to the bytes a forward reads (weights it
 passes through, keys and values), which is what limits decoding; on a CPU, rows beyond the first
 cost something too. It is an expectation: ``saccade calibrate`` measures.
 """
@@ -13,16 +13,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from saccade.core.errors import ModelError
-from saccade.drafting.fit import expected_chain
-from saccade.model.memory import (
-    SPARE,
-    WAYS,
-    Footprint,
-    footprint,
-    gib,
-    number_size,
-    weight_size,
-)
+from saccade.drafting.shapes.fit import expected_chain
+from saccade.inputs.footprint import WAYS, Footprint, footprint, number_size, weight_size
+from saccade.model.memory import SPARE, gib
 
 RATES = (0.6, 0.7, 0.8, 0.9)
 LONGEST = 12

@@ -17,14 +17,14 @@ from saccade.bench.hardware.published import CONFIGS
 from saccade.bench.hardware.synthetic import Decree, imposed
 from saccade.bench.peers import hf
 from saccade.core.prompt import Inputs
-from saccade.drafting import costs as cost
-from saccade.drafting.costs import Costs
+from saccade.drafting.shapes import costs as cost
+from saccade.drafting.shapes.costs import Costs
 from saccade.engine.generate import run
 from saccade.inputs import Loaded
+from saccade.inputs.footprint import Footprint, footprint
 from saccade.methods import resolve
 from saccade.model import families
 from saccade.model.backbone import Backbone
-from saccade.model.memory import Footprint, footprint
 
 BANDWIDTH = {"H100": 3.35e12, "H200": 4.8e12}  # bytes a second, as published (SXM)
 ROWS = (1, 2, 4, 8, 16, 26)

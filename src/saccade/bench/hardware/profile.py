@@ -26,10 +26,10 @@ from saccade.core.errors import OptionError
 from saccade.core.prompt import Inputs
 from saccade.core.result import Result, RoundRecord
 from saccade.core.tree import height
-from saccade.drafting import costs
 from saccade.drafting.drafters import ModelDrafter, NoDraft, SelfDrafter
 from saccade.drafting.lookup import Lookup
 from saccade.drafting.recipe import Recipe
+from saccade.drafting.shapes import costs
 from saccade.inputs import Loaded
 from saccade.model.backbone import Backbone
 from saccade.model.session import Session

@@ -26,7 +26,7 @@ from saccade.core.prompt import Inputs, Prefill, Prompt, Turn
 from saccade.core.protocols import View
 from saccade.core.sampling import Sampling
 from saccade.core.tree import Tree, add
-from saccade.drafting.policies import Chain
+from saccade.drafting.shapes.policies import Chain
 from saccade.model.backbone import Backbone
 from saccade.model.session import Session
 

@@ -16,8 +16,8 @@ from saccade.core.sampling import Sampling
 from saccade.core.tree import Tree
 from saccade.drafting.parallel.child import HEAD_START, Job
 from saccade.drafting.parallel.process import DraftError, Worker, acquire, release
-from saccade.drafting.policies import Chain
 from saccade.drafting.setup import Setup
+from saccade.drafting.shapes.policies import Chain
 
 log = logging.getLogger(__name__)
 

@@ -18,8 +18,8 @@ from torch.nn.functional import cosine_similarity
 
 from saccade.core.prompt import Prefill, Prompt
 from saccade.core.protocols import View
-from saccade.drafting import saliency
-from saccade.drafting.views import Guide, Pruned, Select, uniform
+from saccade.drafting.views import saliency
+from saccade.drafting.views.basic import Guide, Pruned, Select, uniform
 
 GROUP = 4  # frames DyCoke merges among each other
 

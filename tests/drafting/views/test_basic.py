@@ -10,8 +10,8 @@ from helpers import backbone, qwen25, video_input
 
 from saccade.core.prompt import Prefill, Prompt
 from saccade.core.sampling import Sampling
-from saccade.drafting import views
-from saccade.drafting.views import Pruned
+from saccade.drafting.views import basic as views
+from saccade.drafting.views.basic import Pruned
 from saccade.model.session import Session
 
 VIEWS = [views.RANDOM, views.UNIFORM, views.SCATTERED, views.ATTENTION]

@@ -15,9 +15,9 @@ from saccade.core.costs import Costs
 from saccade.core.result import Round, Verdict
 from saccade.core.sampling import Sampling
 from saccade.core.tree import Tree, chain
-from saccade.drafting import costs as cost
-from saccade.drafting import fit as fitting
-from saccade.drafting.fit import Fit, expected_chain, expected_tree
+from saccade.drafting.shapes import costs as cost
+from saccade.drafting.shapes import fit as fitting
+from saccade.drafting.shapes.fit import Fit, expected_chain, expected_tree
 from saccade.methods.specvlm import TREE
 
 COSTS = Costs((1, 2, 4, 8), (10.0, 11.0, 13.0, 21.0), draft=0.5)

@@ -17,13 +17,14 @@ from torch import Tensor
 
 from saccade.core.prompt import Prefill, Prompt
 from saccade.core.protocols import View
-from saccade.drafting import pruning, views
 from saccade.drafting.drafters import ModelDrafter
-from saccade.drafting.policies import Chain
-from saccade.drafting.pruning import REST, Merged
 from saccade.drafting.recipe import Recipe
 from saccade.drafting.schedule import serial
-from saccade.drafting.views import Pruned
+from saccade.drafting.shapes.policies import Chain
+from saccade.drafting.views import basic as views
+from saccade.drafting.views import pruning
+from saccade.drafting.views.basic import Pruned
+from saccade.drafting.views.pruning import REST, Merged
 
 # -- prompts -----------------------------------------------------------------------------------
 

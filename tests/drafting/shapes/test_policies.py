@@ -9,7 +9,7 @@ from helpers import TableSession, random_table
 from saccade.core.sampling import Sampling, uniform
 from saccade.core.tree import Tree, chain, depths, path
 from saccade.drafting.drafters import drive
-from saccade.drafting.policies import Chain, Static, check_paths, grow_static
+from saccade.drafting.shapes.policies import Chain, Static, check_paths, grow_static
 
 V, DEPTH = 4, 4
 TABLE = random_table(0, V, DEPTH)

@@ -33,7 +33,7 @@ from saccade.core.protocols import Growing, Shape, State
 from saccade.core.result import Round
 from saccade.core.sampling import Law, Scores
 from saccade.core.tree import ROOT, Tree, add, height
-from saccade.drafting.policies import confidence
+from saccade.drafting.shapes.policies import confidence
 
 LONGEST, MOST = 24, 48  # levels and nodes of one draft
 # Before anything is known, and how many tokens' worth that counts: little, so that a draft that is

@@ -18,8 +18,8 @@ from saccade.core.protocols import Growing, Shape, State
 from saccade.core.result import Round, Verdict
 from saccade.core.sampling import Sampling, Scores
 from saccade.core.tree import ROOT, Tree, depths, path
-from saccade.drafting.controller import LONGEST, MOST, RETRY, SELDOM, TRUST, Auto, Estimates
-from saccade.drafting.policies import Chain
+from saccade.drafting.shapes.controller import LONGEST, MOST, RETRY, SELDOM, TRUST, Auto, Estimates
+from saccade.drafting.shapes.policies import Chain
 
 COSTS = Costs((1, 2, 4, 8, 16), (1.0, 1.05, 1.15, 1.35, 1.75), 0.12)
 VOCAB = 50
@@ -355,8 +355,8 @@ def test_without_a_draft_model_it_drafts_for_itself_or_not_at_all(monkeypatch, d
     """Claim: no draft model given, the target drafts for itself where that pays by the measured
     costs, and decodes plainly, saying so, where not. The answer is plain decoding's."""
     costs = Costs((1, 64), (1.0, 1.1), draft_step)
-    monkeypatch.setattr("saccade.drafting.costs.measure", lambda *a, **k: costs)
-    monkeypatch.setattr("saccade.drafting.costs.affordable", lambda *a: 0.5)
+    monkeypatch.setattr("saccade.drafting.shapes.costs.measure", lambda *a, **k: costs)
+    monkeypatch.setattr("saccade.drafting.shapes.costs.affordable", lambda *a: 0.5)
     model, inputs = backbone(qwen25()), video_input(3)
     settings = {"max_new_tokens": 16, "do_sample": False, "eos_token_id": -1}
     plain = saccade.run(model, inputs, method="ar", **settings)

@@ -16,7 +16,7 @@ from torch import Tensor
 from saccade.core.errors import MethodError
 from saccade.core.prompt import Prefill, Prompt
 from saccade.core.protocols import Early, Positions, View
-from saccade.drafting import saliency
+from saccade.drafting.views import saliency
 
 GOLDEN = (5**0.5 - 1) / 2
 

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from saccade.drafting import saliency
+from saccade.drafting.views import saliency
 
 
 @pytest.mark.parametrize(

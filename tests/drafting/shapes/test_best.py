@@ -15,7 +15,7 @@ from saccade.core.protocols import Growing, Shape
 from saccade.core.sampling import Sampling, Scores
 from saccade.core.tree import ROOT, Tree, chain, children, path
 from saccade.drafting.drafters import drive
-from saccade.drafting.policies import Best, Chain, Static, grow_static
+from saccade.drafting.shapes.policies import Best, Chain, Static, grow_static
 from saccade.methods import resolve
 
 V, DEPTH = 4, 5

@@ -13,7 +13,7 @@ from typing import ClassVar
 from saccade.core.costs import Costs
 from saccade.core.protocols import Growing, Shape, State
 from saccade.core.result import Round
-from saccade.drafting.policies import Chain, Paths, grow_static
+from saccade.drafting.shapes.policies import Chain, Paths, grow_static
 
 LONGEST = 12
 PRIOR_RATE, PRIOR_WEIGHT, MEMORY = 0.85, 8.0, 0.98

@@ -1,0 +1,1 @@
+"""In what shape a draft grows, and what forwards cost here."""
