@@ -105,7 +105,9 @@ def wrong_video(pair: Pair, inputs: Sequence[Inputs]) -> tuple[Loaded, Recipes]:
     swap is in its view: it costs nothing, and `auto` is settled before it."""
     this, other = inputs
     target, draft = pair.target.backbone, pair.draft.backbone
-    assert draft.sees_as(target), "this draft looks with its own eyes: give it draft_inputs"
+    assert draft.shares_rows_with(target), (
+        "this draft looks with its own eyes: give it draft_inputs"
+    )
     (prompt,) = target.prompts(other)
     recipe = named([AUTO])[AUTO]
     assert recipe is not None

@@ -74,7 +74,7 @@ def paced(model: nn.Module, pace: Pace) -> Backbone:
     decoder.register_forward_pre_hook(pace.before, with_kwargs=True)
     decoder.register_forward_hook(pace.after, with_kwargs=True)
     decoder.get_input_embeddings().register_forward_pre_hook(pace.embedding)
-    return Backbone(model, lean=False)
+    return Backbone(model, fused=False)
 
 
 @dataclass(frozen=True)

@@ -170,8 +170,8 @@ def noisy(make: Callable[..., Any], seed: int = 0, amount: float = 0.1) -> Any:
 
 
 @cache
-def backbone(model: Any, lean: bool | None = None) -> Backbone:
-    return Backbone(copy.deepcopy(model), lean=lean)
+def backbone(model: Any, fused: bool | None = None) -> Backbone:
+    return Backbone(copy.deepcopy(model), fused=fused)
 
 
 # -- inputs ------------------------------------------------------------------------------------
@@ -283,14 +283,14 @@ def answered(
     method: str | Recipe,
     *,
     seed: int = 0,
-    lean: bool | None = None,
+    fused: bool | None = None,
     amount: float = AMOUNT,
     count: int = 40,
     **settings: Any,
 ) -> Result:
     """One answer of a family's random target, with a noisy copy of it as the draft."""
-    target = backbone(FAMILIES[family](seed), lean)
-    draft = backbone(noisy(FAMILIES[family], seed, amount), lean)
+    target = backbone(FAMILIES[family](seed), fused)
+    draft = backbone(noisy(FAMILIES[family], seed, amount), fused)
     inputs = input_for(family, seed)
     settings = {"max_new_tokens": count, "do_sample": False, **WORDS, **settings}
     return saccade.run(target, inputs, draft=draft, method=method, **settings)

@@ -13,7 +13,7 @@ from saccade.core.sampling import Sampling
 from saccade.drafting.recipe import Recipe
 from saccade.drafting.setup import Setup
 from saccade.model.backbone import Backbone
-from saccade.model.session import ROOM, Request, Session
+from saccade.model.session import ROOM, RequestState, Session
 from saccade.model.timing import Clock
 
 SIDE = 8  # rows and columns of a stand-in's frames
@@ -55,7 +55,7 @@ def decode(
     assert cache is not None
     cache.length = len(prompt)
     session = Session(target, rules, room=tokens)
-    session.requests[0] = Request(
+    session.requests[0] = RequestState(
         cache,
         prompt.context.tolist(),
         prompt.next_position,

@@ -97,7 +97,7 @@ def along(
     """The draft's logits at every place of the target's answer, under a view of the guide's
     prompt."""
     model = draft.backbone
-    prompt = model.adopt(guide.prompt) if model.sees_as(target.backbone) else guide.prompt
+    prompt = model.adopt(guide.prompt) if model.shares_rows_with(target.backbone) else guide.prompt
     session = Session(model, [Sampling()], banned=list(target.backbone.placeholders))
     session.prefill([model.written(view(guide, prompt))])
     scores = session.score({0: chain(ids[:-1])})[0]

@@ -1,4 +1,4 @@
-"""The pair's configurations, a lean training forward over Hugging Face's own parameters, growth.
+"""The pair's configurations, a fused training forward over Hugging Face's own parameters, growth.
 
 The forward computes what `Qwen2_5_VLForConditionalGeneration` computes (checked in
 `tests/slow/test_training.py`) for a batch whose samples all have the same visual grid. It knows

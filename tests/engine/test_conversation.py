@@ -40,7 +40,7 @@ from saccade.drafting.drafters import ModelDrafter
 from saccade.drafting.parallel import drafter as beside
 from saccade.methods import SYSTEMS, resolve
 from saccade.model.backbone import Backbone
-from saccade.model.session import Request, Session
+from saccade.model.session import RequestState, Session
 
 pytestmark = pytest.mark.usefixtures("unchecked")
 
@@ -346,7 +346,7 @@ def test_what_is_said_to_be_timed_is():
 # -- what caches hold --------------------------------------------------------------------------
 
 
-def held(request: Request) -> list[Tensor]:
+def held(request: RequestState) -> list[Tensor]:
     """Committed keys and values, [kv_head, row, head_dim], layer by layer."""
     found = []
     for layer in range(len(request.cache.keys)):
@@ -362,7 +362,7 @@ def prefilled(model: Backbone, inputs: Inputs, adopt: Backbone | None = None) ->
     return held(session.requests[0])
 
 
-def assert_held(request: Request, expected: list[Tensor], rows: Tensor | None = None) -> None:
+def assert_held(request: RequestState, expected: list[Tensor], rows: Tensor | None = None) -> None:
     mine = held(request)
     expected = expected[: len(mine)]
     if rows is not None:
@@ -769,5 +769,5 @@ def test_a_stream_without_keep_frees_what_it_held():
     for rounds in (stream, kept):
         assert len(list(rounds)) == 4
     assert stream.call is None and kept.call is not None
-    held_: Mapping[int, Request] = kept.call.session.requests
+    held_: Mapping[int, RequestState] = kept.call.session.requests
     assert held_[0].cache.length >= len(ids_of(inputs))

@@ -46,8 +46,8 @@ METHODS = [
 ]
 
 
-def _assert_lossless(family: str, method: str, seed: int = 0, lean: bool | None = None) -> None:
-    result = answered(family, method, seed=seed, lean=lean)
+def _assert_lossless(family: str, method: str, seed: int = 0, fused: bool | None = None) -> None:
+    result = answered(family, method, seed=seed, fused=fused)
     assert result.ids == truth(family, seed)
     assert result.fallback_reason is None and result.finish_reason == "length"
     assert sum(len(r.accepted) + (r.own is not None) for r in result.rounds) == 40
@@ -75,8 +75,8 @@ def test_a_method_is_lossless_in_every_family(method, family):
 @pytest.mark.parametrize("family", ["qwen2_5_vl", "llama"])
 @pytest.mark.parametrize("method", SYSTEMS)
 def test_a_method_over_the_modules_answers_the_same(method, family):
-    """Claim: the fallback decoder is as lossless as the lean one, on other random weights."""
-    _assert_lossless(family, method, seed=1, lean=False)
+    """Claim: the fallback decoder is as lossless as the fused one, on other random weights."""
+    _assert_lossless(family, method, seed=1, fused=False)
 
 
 @pytest.mark.usefixtures("unchecked")
@@ -107,7 +107,7 @@ def test_a_draft_with_another_tower_and_depth_changes_nothing(method):
     """
     draft = qwen25(9, layers=1)
     target = backbone(qwen25())
-    assert not backbone(draft).sees_as(target)
+    assert not backbone(draft).shares_rows_with(target)
     result = saccade.run(
         target, input_for("qwen2_5_vl"), draft=draft, method=method, max_new_tokens=40
     )

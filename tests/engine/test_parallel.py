@@ -722,7 +722,7 @@ def test_a_seed_means_the_same_whoever_is_faster(method):
     """
     plain = copy.deepcopy(noisy(qwen25, 0, 0.05))
     slow = paced(copy.deepcopy(plain), Pace(step=0.01))
-    quick = Backbone(plain, lean=False)
+    quick = Backbone(plain, fused=False)
     found = {answer(draft, method, **SAMPLED).ids for draft in (quick, quick, slow)}
     for seed in range(2):
         chance = random.Random(seed)

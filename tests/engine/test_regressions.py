@@ -144,12 +144,12 @@ def test_b09_exact_ties_go_to_the_first_id(method):
     assert last != expected
 
 
-@pytest.mark.parametrize("lean", [None, False])
-def test_b13_positions_hold_over_many_rounds_of_mixed_acceptance(lean):
+@pytest.mark.parametrize("fused", [None, False])
+def test_b13_positions_hold_over_many_rounds_of_mixed_acceptance(fused):
     """Claim: 120 tokens over rounds that accept 0 to 5 equal generate. Drift in a position, even
     by one after some refusal, changes the rest of the answer.
     """
-    result = answered(FAMILY, "sd", lean=lean, count=120)
+    result = answered(FAMILY, "sd", fused=fused, count=120)
     assert list(result.ids) == hf_greedy(qwen25(), INPUTS, 120)
     assert {len(r.accepted) for r in result.rounds} == set(range(6))
 

@@ -80,7 +80,7 @@ def test_noise_disturbs_the_decoder_a_little(call: Call, tmp_path: Path) -> None
         elif weight.numel() > 1000:
             assert float(moved.std() / weight.std()) == pytest.approx(noise, rel=0.2), name
     target, draft = (models.load(str(folder), device="cpu").backbone for folder in folders[:2])
-    assert draft.sees_as(target)
+    assert draft.shares_rows_with(target)
 
 
 def refused(outcome: tuple[int, str, str], *words: str) -> None:

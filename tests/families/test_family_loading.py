@@ -109,8 +109,8 @@ def test_a_device_map_changes_no_token(qwen: Path, kind: str) -> None:
     assert answer(spread, inputs, "specvlm", draft=plain.backbone) == expected
 
 
-@pytest.mark.parametrize("lean", [None, False])
-def test_a_layer_on_disk(qwen: Path, tmp_path: Path, lean: bool | None) -> None:
+@pytest.mark.parametrize("fused", [None, False])
+def test_a_layer_on_disk(qwen: Path, tmp_path: Path, fused: bool | None) -> None:
     """Claim: a model one layer of which is fetched from disk answers the same with specvlm as
     without, and as when it is in memory. Fails if offloaded (meta) weights are read directly."""
     inside = "model.language_model."
@@ -124,7 +124,7 @@ def test_a_layer_on_disk(qwen: Path, tmp_path: Path, lean: bool | None) -> None:
     )
     layer = model.get_decoder().layers[1]
     assert all(weight.device.type == "meta" for weight in layer.parameters()), "nothing is on disk"
-    backbone = Backbone(model.eval(), lean=lean)
+    backbone = Backbone(model.eval(), fused=fused)
     assert {device.type for device in backbone.devices} == {"cpu"}
     plain, draft = models.load(str(qwen), device="cpu"), zoo.draft_of("qwen2.5-vl")
     inputs = zoo.asked(plain, "video")
@@ -164,7 +164,7 @@ def test_quantised_targets(
     loaded = quantised(name, family, tmp_path_factory.getbasetemp())
     weight = loaded.backbone.text.layers[0].mlp.down_proj.weight
     assert type(weight.data) is not torch.Tensor or weight.dtype in (torch.int8, torch.uint8)
-    assert loaded.backbone.lean is None
+    assert loaded.backbone.fused is None
     draft = zoo.member(family, size=WIDE)
     inputs = zoo.asked(loaded, zoo.kinds(family)[0])
     expected = zoo.hf_greedy(loaded, inputs, COUNT)

@@ -249,7 +249,7 @@ def test_a_pruned_prompt_is_scored_as_the_modules_do(family: str, kind: str) -> 
     pruned = half(whole)
     assert pruned.seen < whole.seen or not whole.seen
     mine = session_laws(loaded, pruned, TOKENS)
-    plain = zoo.member(family, lean=False)
+    plain = zoo.member(family, fused=False)
     assert zoo.apart(mine, session_laws(plain, pruned, TOKENS)) <= SAME
     assert zoo.apart(mine, module_laws(plain, pruned, TOKENS)) <= SAME
     assert zoo.apart(mine, masked_laws(plain, inputs, pruned, TOKENS)) <= SAME

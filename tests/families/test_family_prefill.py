@@ -14,10 +14,10 @@ SAME = 1e-5  # of the largest logit, in fp32
 def test_the_prefill_is_the_models_own_forward(family: str, kind: str) -> None:
     """Claim: the logits after the prompt are those of ``model(**inputs)``, with either decoder.
     Fails if embeddings, positions, deepstack rows or attention differ in anything."""
-    lean, plain = zoo.member(family), zoo.member(family, lean=False)
-    inputs = zoo.asked(lean, kind)
+    fused, plain = zoo.member(family), zoo.member(family, fused=False)
+    inputs = zoo.asked(fused, kind)
     theirs = zoo.hf_tip(plain, inputs)
-    for loaded in (lean, plain):
+    for loaded in (fused, plain):
         _, prefill = zoo.session(loaded, zoo.prompt_of(loaded, inputs))
         assert zoo.apart(prefill.tip, theirs) <= SAME
 

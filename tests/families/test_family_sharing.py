@@ -96,7 +96,7 @@ def test_equal_towers_before_other_projectors(
     layers, reads exactly what its own eyes would give, and the answer is plain decoding's.
     Fails if the tower runs twice, or what it gave is projected by the wrong model."""
     target, draft = sharing(family)
-    assert draft.looks_as(target) and not draft.sees_as(target)
+    assert draft.shares_vision_with(target) and not draft.shares_rows_with(target)
     inputs = zoo.asked(zoo.member(family), kind)
     own = draft.prompts(inputs)
     plain = run(target, draft, inputs, "ar")
@@ -118,7 +118,7 @@ def test_control_one_other_weight_is_another_tower(
     with torch.no_grad():
         next(tower(draft).parameters()).view(-1)[0] += 1
     changed = Backbone(draft.model)
-    assert not changed.looks_as(target)
+    assert not changed.shares_vision_with(target)
     inputs = zoo.asked(zoo.member(family), "image")
     own = changed.prompts(inputs)
     with counted(changed) as ran, drafted(monkeypatch) as read:
@@ -140,7 +140,7 @@ def test_control_what_is_shown_is_what_is_read(family: str) -> None:
     seen: list[list[Any]] = []
     for each in (inputs, other):
         seen.append([])
-        handle = target.overhear(seen[-1])
+        handle = target.record_vision(seen[-1])
         target.prompts(each)
         handle.remove()
     swapped = [(pixels, given) for (pixels, _), (_, given) in zip(*seen, strict=True)]
@@ -188,7 +188,7 @@ def test_equal_towers_and_projectors_are_adopted(
     the target's rows, which are those its own eyes would give. Fails at a second vision run."""
     target = Backbone(copy.deepcopy(zoo.member(family).backbone.model))
     draft = Backbone(copy.deepcopy(zoo.draft_of(family).backbone.model))
-    assert draft.sees_as(target)
+    assert draft.shares_rows_with(target)
     inputs = zoo.asked(zoo.member(family), "image")
     own = draft.prompts(inputs)
     with counted(draft) as ran, drafted(monkeypatch) as read, monkeypatch.context() as patch:
@@ -215,7 +215,7 @@ def test_a_draft_with_inputs_of_its_own_is_not_shown_the_targets(
     eyes = tower(target.backbone).state_dict()
     model.base_model.vision_tower.load_state_dict(eyes)
     backbone = Backbone(model)
-    assert backbone.looks_as(target.backbone)
+    assert backbone.shares_vision_with(target.backbone)
     media = zoo.draw("image", 0)
     inputs, its = zoo.read(target, media), zoo.read(draft, media)
     own = backbone.prompts(its)

@@ -65,12 +65,12 @@ def member(
     seed: int = 0,
     noise: float = 0.0,
     size: Size | None = None,
-    lean: bool | None = None,
+    fused: bool | None = None,
 ) -> Loaded:
     """A model of a family, written to a folder and loaded from there."""
     with tempfile.TemporaryDirectory() as folder:
         path = checkpoints.make(family, f"{folder}/{family}", seed=seed, noise=noise, size=size)
-        return models.load(str(path), device="cpu", lean=lean)
+        return models.load(str(path), device="cpu", fused=fused)
 
 
 def draft_of(family: str, seed: int = 0) -> Loaded:

@@ -174,8 +174,8 @@ PROMPT = Prompt(
 )
 READ = Prefill(PROMPT, None, torch.zeros(1))
 MODEL: Any = SimpleNamespace(
-    sees_as=lambda other: True,
-    looks_as=lambda other: False,
+    shares_rows_with=lambda other: True,
+    shares_vision_with=lambda other: False,
     adopt=lambda prompt: prompt,
     written=lambda prompt: prompt,
     first=lambda layers: MODEL,

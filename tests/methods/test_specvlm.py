@@ -264,6 +264,6 @@ def test_the_draft_prunes_its_own_prompt_where_towers_differ():
     assert torch.allclose(run.pruned.embeds, own.embeds[run.pruned.index], atol=1e-5)
     assert not torch.allclose(run.whole.embeds, run.prefill.prompt.embeds, atol=1e-2)
     shared = run_of("one tower")
-    assert backbone(shared.draft).sees_as(backbone(shared.target))
+    assert backbone(shared.draft).shares_rows_with(backbone(shared.target))
     visual = shared.whole.visual
     assert torch.equal(shared.whole.embeds[visual], shared.prefill.prompt.embeds[visual])

@@ -292,24 +292,24 @@ def pointers(module: Any) -> set[int]:
 
 
 @pytest.mark.parametrize("method", ["std", "streaming", "layerskip", "specvlm-self"])
-@pytest.mark.parametrize("lean", [True, False])
-def test_no_second_copy_of_the_weights(method, lean):
+@pytest.mark.parametrize("fused", [True, False])
+def test_no_second_copy_of_the_weights(method, fused):
     """Claim: the drafter's weights are the target's, byte for byte in the same storage.
 
-    Fails if any is copied, in the modules or in the fused tensors of the lean decoder; the control
+    Fails if any is copied, in the modules or in the fused tensors of the fused decoder; the control
     is a copied model, which shares none.
     """
-    target = backbone(qwen2(), lean)
+    target = backbone(qwen2(), fused)
     drafter = drafter_of(resolve(method), target, None, [Sampling()], 8)
     assert isinstance(drafter, SelfDrafter)
     model = drafter.session.backbone
     owned = pointers(target.model)
     assert pointers(model.text) and pointers(model.text) <= owned
     assert model._head.weight.data_ptr() in owned
-    if lean:
+    if fused:
         storages = {p.untyped_storage().data_ptr() for p in target.model.parameters()}
-        assert model.lean is not None
-        for layer in model.lean.layers:
+        assert model.fused is not None
+        for layer in model.fused.layers:
             for matrix in layer.matrices:
                 assert matrix.weight.untyped_storage().data_ptr() in storages
     assert not pointers(copy.deepcopy(model.text)) & owned

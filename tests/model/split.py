@@ -50,7 +50,7 @@ def answer(target: Loaded, draft: Loaded, inputs: Inputs, method: str, **more: A
 def main(out: str, folder: str, drafter: str, *methods: str) -> None:
     torch.set_num_threads(1)
     alone = tensor_parallel.world() == 1
-    target = models.load(folder, tp=not alone, lean=False if alone else None)
+    target = models.load(folder, tp=not alone, fused=False if alone else None)
     draft = models.load(drafter)
     inputs = zoo.asked(target, "video", 1)
     found: dict[str, Any] = {
@@ -62,7 +62,7 @@ def main(out: str, folder: str, drafter: str, *methods: str) -> None:
     assert prefill.mass is not None and prefill.cache is not None
     found["mass"] = prefill.mass.tolist()
     found["heads"] = len(prefill.cache.keys[0])
-    found["lean"] = target.backbone.lean is not None
+    found["fused"] = target.backbone.fused is not None
     if not alone:
         found["odd draft"] = odd_draft(target, draft, inputs)
         found["odd verdict"] = odd_verdict(target, draft, inputs)

@@ -205,10 +205,10 @@ def test_a_part_is_its_softmax_and_the_log_of_its_sum(how, plain, monkeypatch):
         assert torch.allclose(merge(*halves), expected, atol=1e-5)
 
 
-@pytest.mark.parametrize("lean", [None, False], ids=["lean", "modules"])
-def test_a_prompt_read_in_odd_chunks_gives_the_laws_of_the_oracle(lean):
+@pytest.mark.parametrize("fused", [None, False], ids=["fused", "modules"])
+def test_a_prompt_read_in_odd_chunks_gives_the_laws_of_the_oracle(fused):
     """Claim: tip, tree and chain after a chunked prefill equal the cache-free forward to 1e-4."""
-    model = backbone(FAMILIES["qwen2_5_vl"](), lean)
+    model = backbone(FAMILIES["qwen2_5_vl"](), fused)
     prompts = model.prompts(text_input(0, 230))
     rules = [Sampling()]
     oracle = reference.Oracle(model.model, prompts, rules)
@@ -284,15 +284,15 @@ def test_recorded_mass_is_the_mean_weight_on_each_column():
 
 
 @pytest.mark.parametrize("family", [name for name in FAMILIES if name != "llama"])
-@pytest.mark.parametrize("lean", [None, False])
+@pytest.mark.parametrize("fused", [None, False])
 @pytest.mark.parametrize("chunk", [5, 16, 4096])
-def test_recorded_mass_equals_the_modules_own_matrices(family, lean, chunk):
+def test_recorded_mass_equals_the_modules_own_matrices(family, fused, chunk):
     """Claim: a chunked prefill records what eager attention's full matrices say, to 1e-5.
 
     Text rows, visual columns, heads of a group and chunk borders all have to be right for it.
     """
     model = FAMILIES[family]()
-    target = backbone(model, lean)
+    target = backbone(model, fused)
     prompts = target.prompts(input_for(family))
     session = Session(target, [Sampling()], chunk=chunk)
     (prefill,) = session.prefill(prompts, record=True)

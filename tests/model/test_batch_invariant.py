@@ -56,8 +56,8 @@ HEADS, KV, WIDTH = 4, 2, 24
 
 
 @cache
-def model_of(family: str, dtype: torch.dtype, lean: bool | None = None) -> Backbone:
-    return Backbone(copy.deepcopy(FAMILIES[family](0)).to(dtype), lean=lean)
+def model_of(family: str, dtype: torch.dtype, fused: bool | None = None) -> Backbone:
+    return Backbone(copy.deepcopy(FAMILIES[family](0)).to(dtype), fused=fused)
 
 
 @cache
@@ -99,11 +99,11 @@ def told(
 
 
 @low
-@pytest.mark.parametrize("lean", [None, False], ids=["lean", "modules"])
+@pytest.mark.parametrize("fused", [None, False], ids=["fused", "modules"])
 @pytest.mark.parametrize("family", ["qwen2_5_vl", "llama", "llava_onevision"])
-def test_a_drafted_answer_has_the_bits_of_plain_decoding(family, lean, dtype):
+def test_a_drafted_answer_has_the_bits_of_plain_decoding(family, fused, dtype):
     """Claim: the same ids as `ar`, and at every token bit-equal logits, whatever was drafted."""
-    target, draft = model_of(family, dtype, lean), draft_of(family, dtype)
+    target, draft = model_of(family, dtype, fused), draft_of(family, dtype)
     inputs = asked(family, dtype)
     plain, truth = told(target, inputs, "ar", exact=True)
     assert len(set(plain.ids)) > 8, "an answer that repeats itself proves little"

@@ -194,14 +194,14 @@ def test_a_capture_that_fails_costs_nothing_but_speed(caplog):
 
 
 def test_a_session_chooses_by_device(monkeypatch):
-    """Claim: by itself a session uses fixed shapes only on GPUs, and with the lean decoder."""
+    """Claim: by itself a session uses fixed shapes only on GPUs, and with the fused decoder."""
     model = backbone(FAMILIES["qwen2_5_vl"]())
     assert Session(model, [Sampling()]).static is None
     monkeypatch.setattr(cuda_graphs, "DEVICES", ("cpu",))
     assert Session(model, [Sampling()]).static is not None
     modules = backbone(FAMILIES["qwen2_5_vl"](), False)
     assert Session(modules, [Sampling()]).static is None
-    with pytest.raises(ModelError, match="lean decoder"):
+    with pytest.raises(ModelError, match="fused decoder"):
         Session(modules, [Sampling()], static=True)
 
 

@@ -1,4 +1,4 @@
-"""Claims about the lean decoder, and about the backbone that picks it."""
+"""Claims about the fused decoder, and about the backbone that picks it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from saccade.core.tree import ancestors
 from saccade.model.attention import Segment, Step
 from saccade.model.backbone import Backbone
 from saccade.model.cache import Cache
-from saccade.model.decoder import FEW, TABLE, LeanDecoder, Matrix
+from saccade.model.decoder import FEW, TABLE, FusedDecoder, Matrix
 from saccade.model.session import Session
 
 
@@ -43,7 +43,7 @@ def test_lean_logits_equal_the_modules(family, count):
     Positions differ per axis, as in a video. Fails on any wrong norm, bias, rotation or residual.
     """
     ours, theirs = backbone(FAMILIES[family]()), backbone(FAMILIES[family](), False)
-    assert ours.lean is not None and theirs.lean is None
+    assert ours.fused is not None and theirs.fused is None
     generator = torch.Generator().manual_seed(count)
     positions = torch.randint(0, 50, (ours.axes, count), generator=generator)
     mine, exact = _forward(ours, positions), _forward(theirs, positions)
@@ -71,7 +71,7 @@ def test_rotation_tables_reach_any_position(make, last):
     The table is cut to its first size before, so growing it is part of the claim.
     """
     ours, theirs = backbone(make()), backbone(make(), False)
-    ours.lean._table = None
+    ours.fused._table = None
     for top in (10, last):
         positions = list(range(top - 5, top + 1))
         mine, exact = _forward(ours, positions), _forward(theirs, positions)
@@ -79,10 +79,10 @@ def test_rotation_tables_reach_any_position(make, last):
 
 
 def test_fused_weights_are_the_modules_own_memory():
-    """Claim: no second copy, and a weight changed in place changes the lean decoder too."""
+    """Claim: no second copy, and a weight changed in place changes the fused decoder too."""
     model = copy.deepcopy(qwen25())
     ours = Backbone(model)
-    fused = ours.lean.layers[0].qkv.weight
+    fused = ours.fused.layers[0].qkv.weight
     projections = model.get_decoder().layers[0].self_attn
     assert projections.q_proj.weight.data_ptr() == fused.data_ptr()
     assert projections.v_proj.weight.untyped_storage().data_ptr() == fused.data_ptr()
@@ -90,9 +90,9 @@ def test_fused_weights_are_the_modules_own_memory():
     before = _forward(ours, positions)
     with torch.no_grad():
         projections.v_proj.weight.mul_(2)
-    ours.lean.refresh()
+    ours.fused.refresh()
     after = _forward(ours, positions)
-    theirs = Backbone(copy.deepcopy(model), lean=False)
+    theirs = Backbone(copy.deepcopy(model), fused=False)
     assert not torch.allclose(before, after, atol=1e-2)
     assert torch.allclose(after, _forward(theirs, positions), atol=1e-4)
 
@@ -123,13 +123,13 @@ def test_a_remembered_backbone_does_not_keep_its_model_alive():
 
 
 def test_lean_is_refused_by_name_where_it_is_not_known(monkeypatch):
-    """Claim: lean=True on an unknown architecture is an error; None falls back to the modules."""
+    """Claim: fused=True on an unknown architecture is an error; None falls back to the modules."""
     model = copy.deepcopy(qwen2())
     model.get_decoder().config.hidden_act = "gelu"
-    assert not LeanDecoder.knows(model.get_decoder())
-    assert Backbone(model).lean is None
-    with pytest.raises(ModelError, match="lean decoder does not know qwen2_vl_text"):
-        Backbone(model, lean=True)
+    assert not FusedDecoder.knows(model.get_decoder())
+    assert Backbone(model).fused is None
+    with pytest.raises(ModelError, match="fused decoder does not know qwen2_vl_text"):
+        Backbone(model, fused=True)
 
 
 def test_modules_are_left_as_they_were():
@@ -142,7 +142,7 @@ def test_modules_are_left_as_they_were():
     inputs = input_for("qwen2_5_vl")
     with torch.no_grad():
         expected = model(**inputs).logits
-    ours = Backbone(model, lean=False)
+    ours = Backbone(model, fused=False)
     Session(ours, [Sampling()]).prefill(ours.prompts(inputs))
     assert model.get_decoder().config._attn_implementation == before != "saccade"
     with torch.no_grad():
@@ -176,7 +176,7 @@ def test_weights_changed_behind_our_back_are_packed_anew():
     session = Session(ours, [Sampling()])
     (before,) = session.prefill([prompt])
     model.get_decoder().layers[0].mlp.down_proj.weight.data += 0.05
-    down = ours.lean.layers[0].down
+    down = ours.fused.layers[0].down
     x = torch.ones(2 * FEW, down.weight.shape[1])
     assert (down(x) - x @ down.weight.t()).abs().max() > 1e-2, "not packed: nothing to test"
     (after,) = session.prefill([prompt])
@@ -188,7 +188,7 @@ def test_weights_changed_behind_our_back_are_packed_anew():
 
 def test_only_small_weights_in_fp32_are_packed(monkeypatch):
     """Claim: low precision and large models are left alone. Control: the small one is packed."""
-    assert Backbone(copy.deepcopy(llama())).lean.head.packed
-    assert not Backbone(copy.deepcopy(llama()).bfloat16()).lean.head.packed
+    assert Backbone(copy.deepcopy(llama())).fused.head.packed
+    assert not Backbone(copy.deepcopy(llama()).bfloat16()).fused.head.packed
     monkeypatch.setattr("saccade.model.decoder.PACKED_BYTES", 1000)
-    assert not Backbone(copy.deepcopy(llama())).lean.head.packed
+    assert not Backbone(copy.deepcopy(llama())).fused.head.packed

@@ -319,7 +319,7 @@ def test_the_target_runs_out(
     error there stays what it is. Fails if torch's own text reaches the user."""
     target = loaded("llama")
     inputs = models.ask(target, "what is this?")
-    backbone = Backbone(target.backbone.model, lean=False)
+    backbone = Backbone(target.backbone.model, fused=False)
     breaking(backbone, fail)
     before = caches()
     with pytest.raises(ModelError, match="keys and values") as caught:
@@ -338,7 +338,7 @@ def test_control_another_error_of_the_target(
     def broken() -> None:
         raise RuntimeError("a bug")
 
-    backbone = Backbone(target.backbone.model, lean=False)
+    backbone = Backbone(target.backbone.model, fused=False)
     breaking(backbone, broken)
     with pytest.raises(RuntimeError, match="a bug"):
         saccade.run(backbone, models.ask(target, "what?"), method="ar", max_new_tokens=8)
@@ -355,7 +355,7 @@ def test_the_draft_runs_out(
     plain decoding's. Fails if the draft takes the answer down."""
     target = loaded("llama")
     folder = checkpoints.make("llama", tmp_path / "draft", seed=1)
-    draft = Backbone(models.load(str(folder), device="cpu").backbone.model, lean=False)
+    draft = Backbone(models.load(str(folder), device="cpu").backbone.model, fused=False)
     inputs = models.ask(target, "what is this?")
     settings = dict(max_new_tokens=8, do_sample=False)
     plain = saccade.run(target.backbone, inputs, method="ar", **settings)

@@ -34,7 +34,7 @@ from saccade.model.backbone import Backbone
 from saccade.model.cache import Cache
 from saccade.model.session import Session
 
-BOTH = pytest.mark.parametrize("lean", [None, False], ids=["lean", "modules"])
+BOTH = pytest.mark.parametrize("fused", [None, False], ids=["fused", "modules"])
 BATCH = left_padded(
     [video_input(0), video_input(1, (2, 4, 4), before=2), video_input(2, (4, 4, 6), after=11)]
 )
@@ -87,13 +87,13 @@ def _assert_fresh_cache(session: Session, oracle: Oracle) -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 @BOTH
-def test_a_session_starts_where_hugging_faces_forward_ends(family, lean):
+def test_a_session_starts_where_hugging_faces_forward_ends(family, fused):
     """Claim: captured embeddings and positions give the model's own logits, for every family.
 
     Fails if a vision feature, a position or a row of the prompt is not what the model would read;
     the control reads the prompt one position further along the video and must differ.
     """
-    model = backbone(FAMILIES[family](), lean)
+    model = backbone(FAMILIES[family](), fused)
     inputs = input_for(family)
     with torch.no_grad():
         exact = model.model(**inputs).logits[0, -1]
@@ -149,13 +149,13 @@ def _emitted(rng: random.Random, tree: Tree) -> list[int]:
     return tokens + [rng.randrange(TEXT) for _ in range(rng.randint(0 if tokens else 1, 2))]
 
 
-def _history(kind: str, lean: bool | None, seed: int) -> None:
+def _history(kind: str, fused: bool | None, seed: int) -> None:
     """Four rounds of random trees over three requests, checked against the oracle throughout."""
     rng = random.Random(seed)
     if kind == "video":
-        model, inputs = backbone(qwen25(), lean), BATCH
+        model, inputs = backbone(qwen25(), fused), BATCH
     else:
-        model = backbone(llama(), lean)
+        model = backbone(llama(), fused)
         inputs = left_padded([text_input(i, 4 + 5 * i) for i in range(3)])
     session, oracle = _session(model, inputs)
     for _ in range(4):
@@ -173,23 +173,23 @@ def _history(kind: str, lean: bool | None, seed: int) -> None:
 @pytest.mark.parametrize("kind", ["video", "text"])
 @settings(max_examples=6)
 @given(seed=st.integers(0, 10_000))
-def test_b10_any_history_of_trees_and_commits_equals_the_oracle(kind, lean, seed):
+def test_b10_any_history_of_trees_and_commits_equals_the_oracle(kind, fused, seed):
     """Claim: over rounds of random trees and mixed acceptance, three requests of different
     lengths keep the laws of a model that recomputes everything (1e-4), and their caches hold what
     a fresh prefill holds (1e-5).
 
     A rejected key left behind, a wrong rollback, mask, offset or position moves laws by > 1e-2.
     """
-    _history(kind, lean, seed)
+    _history(kind, fused, seed)
 
 
 @pytest.mark.slow
 @BOTH
 @pytest.mark.parametrize("kind", ["video", "text"])
-def test_b10_many_histories_equal_the_oracle(kind, lean):
+def test_b10_many_histories_equal_the_oracle(kind, fused):
     """The claim above over 300 more histories each."""
     for seed in range(20_000, 20_300):
-        _history(kind, lean, seed)
+        _history(kind, fused, seed)
 
 
 @pytest.mark.parametrize("bug", ["rollback", "position", "mask"])
@@ -210,14 +210,14 @@ def test_control_planted_session_bugs_are_seen(bug, monkeypatch):
 @BOTH
 @settings(max_examples=12)
 @given(seed=st.integers(0, 10_000))
-def test_growing_a_tree_equals_scoring_it_at_once(lean, seed):
+def test_growing_a_tree_equals_scoring_it_at_once(fused, seed):
     """Claim: score is a function of (prompt, text, tree), not of how the tree came about.
 
     Nodes arrive one to three at a time, on a fresh tip or behind pending tokens. Fails if a new
     node sees a sibling scored before it, or a known node is moved.
     """
     rng = random.Random(seed)
-    model = backbone(qwen25(), lean)
+    model = backbone(qwen25(), fused)
     grown, _ = _session(model, video_input(3))
     once, _ = _session(model, video_input(3))
     if rng.random() < 0.5:
@@ -233,9 +233,9 @@ def test_growing_a_tree_equals_scoring_it_at_once(lean, seed):
 
 
 @BOTH
-def test_a_changed_mind_is_scored_anew(lean):
+def test_a_changed_mind_is_scored_anew(fused):
     """Claim: a tree that shares its first nodes with the last one is right from there on."""
-    session, oracle = _session(backbone(qwen25(), lean), video_input(4))
+    session, oracle = _session(backbone(qwen25(), fused), video_input(4))
     first = random_tree(random.Random(1), 8, lambda: 3)
     second = add(add(Tree(first.tokens[:4], first.parents[:4], first.q[:4]), ROOT, 7), 4, 8)
     for tree in (first, second, Tree(), first, chain([1, 2, 3])):
@@ -267,9 +267,9 @@ def test_scoring_again_costs_no_forward():
 
 
 @BOTH
-def test_tokens_from_outside_the_tree_are_caught_up_with(lean):
+def test_tokens_from_outside_the_tree_are_caught_up_with(fused):
     """Claim: committing what no tree held, twice in a row, equals the oracle at the next score."""
-    session, oracle = _session(backbone(qwen25(), lean), BATCH)
+    session, oracle = _session(backbone(qwen25(), fused), BATCH)
     _assert_equal_laws(session, oracle, {0: chain([1, 2]), 2: Tree()})
     for emitted in ({0: [1, 9, 8], 1: [4]}, {0: [7], 2: [1, 2, 3, 4, 5]}):
         session.commit(emitted)
@@ -280,9 +280,9 @@ def test_tokens_from_outside_the_tree_are_caught_up_with(lean):
 
 
 @BOTH
-def test_prefill_in_chunks_equals_prefill_at_once(lean):
+def test_prefill_in_chunks_equals_prefill_at_once(fused):
     """Claim: chunk borders anywhere, inside the video too, change neither laws nor keys."""
-    model = backbone(qwen25(), lean)
+    model = backbone(qwen25(), fused)
     whole, oracle = _session(model, BATCH)
     for chunk in (1, 7, 20):
         parts, _ = _session(model, BATCH, chunk=chunk)
@@ -313,12 +313,12 @@ def test_laws_are_clipped_and_placeholders_banned():
 
 
 @BOTH
-def test_a_fork_over_everything_is_the_target_itself(lean):
+def test_a_fork_over_everything_is_the_target_itself(fused):
     """Claim: a fork that keeps all rows has the target's laws; one that prunes has others.
 
     And it owns its keys: what it commits does not touch the target's cache.
     """
-    model = backbone(qwen25(), lean)
+    model = backbone(qwen25(), fused)
     prompts = model.prompts(BATCH)
     rules = [Sampling()] * 3
     target, fork, pruned = (Session(model, rules) for _ in range(3))
@@ -338,14 +338,14 @@ def test_a_fork_over_everything_is_the_target_itself(lean):
 @BOTH
 @settings(max_examples=8)
 @given(seed=st.integers(0, 10_000))
-def test_a_fork_keeps_up_with_its_source(lean, seed):
+def test_a_fork_keeps_up_with_its_source(fused, seed):
     """Claim: a fork over everything equals the oracle after any commits, its source's first.
 
     What was emitted may be all in the tree, so that the source holds every key of it and the fork
     has nothing left to compute; the law at the end is still the one after the new text.
     """
     rng = random.Random(seed)
-    model = backbone(qwen25(), lean)
+    model = backbone(qwen25(), fused)
     prompts = model.prompts(BATCH)
     rules = [Sampling()] * 3
     target, fork = Session(model, rules), Session(model, rules)
@@ -362,11 +362,11 @@ def test_a_fork_keeps_up_with_its_source(lean, seed):
 
 
 @BOTH
-def test_a_pruned_fork_reads_the_kept_rows_of_its_sources_keys(lean):
+def test_a_pruned_fork_reads_the_kept_rows_of_its_sources_keys(fused):
     """Claim: its laws are those of Hugging Face's own cache with the pruned rows cut out: keys of
     prompt and text as the whole prompt made them, and nothing recomputed over fewer.
     """
-    model = backbone(qwen25(), lean)
+    model = backbone(qwen25(), fused)
     (prompt,) = model.prompts(video_input(7))
     kept = prompt.select(torch.tensor([1, 4, 5, 16]))
     target, fork = (Session(model, [Sampling()]) for _ in range(2))
@@ -410,11 +410,11 @@ def test_a_request_that_ends_frees_its_cache():
 
 
 @BOTH
-def test_a_turn_forgets_what_was_scored_before_it(lean):
+def test_a_turn_forgets_what_was_scored_before_it(fused):
     """Claim: the same tree scored right before a turn and right after it gets the laws of the new
     text (1e-4). Fails if rows of the old one are taken for known.
     """
-    session, oracle = _session(backbone(qwen25(), lean), video_input(0))
+    session, oracle = _session(backbone(qwen25(), fused), video_input(0))
     tree = chain([5, 6])
     session.commit({0: [1, 2, 3]})
     before = _rows(session.score({0: tree})[0])

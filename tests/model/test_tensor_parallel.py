@@ -64,7 +64,7 @@ def check(alone: dict[str, Any], both: list[dict[str, Any]], methods: tuple[str,
         for name in (*methods, "sampled"):
             assert mine[name] == alone[name], name
             assert name == "sampled" or mine[name]["ids"] == alone["ar"]["ids"], name
-        assert mine["heads"] == alone["heads"] // 2 and not mine["lean"]
+        assert mine["heads"] == alone["heads"] // 2 and not mine["fused"]
         noted = torch.tensor(mine["mass"])
         assert torch.allclose(noted, torch.tensor(alone["mass"]), rtol=1e-4, atol=1e-7)
         assert mine["odd draft"]["ids"] == alone["ar"]["ids"]

@@ -1,4 +1,4 @@
-"""Training of the embedded pair: the lean forward is Hugging Face's, and two minutes teach it."""
+"""Training of the embedded pair: the fused forward is Hugging Face's, and two minutes teach it."""
 
 from pathlib import Path
 

@@ -136,7 +136,7 @@ def test_a_model_that_does_not_see_is_refused() -> None:
 
 def test_the_vision_tower_learns_at_a_fifth_of_the_rate(pair: Path, tmp_path: Path) -> None:
     """Claim: the optimizer holds each trained parameter once, the tower's at rate / 5."""
-    draft = load("shapes-draft-naive", lean=False)
+    draft = load("shapes-draft-naive", fused=False)
     phase = RECIPES["llava-onevision-68m"].phases[1]
     work = Work(phase, 1, Settings(), 0, tmp_path, 60.0)
     made = trainer(work, draft, draft, lambda *args: None)
@@ -181,7 +181,7 @@ def test_dropped_tokens_leave_the_others_where_they_were(family: str, lost: int)
         found, wanted = answers(model, together(samples), whole=False)
     assert wanted.tolist() == [11, 22, 33, 44, 55, 11, 22, 33, 44, 56]
     text = {"input_ids", "attention_mask", "mm_token_type_ids"}
-    backbone = Backbone(copy.deepcopy(model), lean=False)
+    backbone = Backbone(copy.deepcopy(model), fused=False)
     for row, one in enumerate(samples):
         inputs = {k: v[:, :-5] if k in text else v for k, v in one.items()}
         stay = one["stay"][0, :-5]
@@ -212,7 +212,7 @@ def test_dropped_tokens_leave_the_others_where_they_were(family: str, lost: int)
 
 def test_a_sample_is_what_describe_would_ask(pair: Path) -> None:
     """Claim: items repeat, shares lost stay below the bound, and each ends in its whole answer."""
-    loaded = load("shapes-draft-naive", lean=False)
+    loaded = load("shapes-draft-naive", fused=False)
     kinds = ("video", "image", "diff")
     samples = Samples(loaded, kinds, (3, 1), count=6, batch=2, drop=0.6)
     pads = torch.tensor(sorted(loaded.backbone.placeholders))

@@ -75,8 +75,8 @@ class ModelDrafter(SessionDrafter):
         session = Session(draft, setup.rules, vocab=common, banned=banned, room=setup.room)
         super().__init__(session, setup.shape)
         self._setup = setup
-        self._shares = draft.sees_as(setup.target)
-        self._overhears = not self._shares and draft.looks_as(setup.target)
+        self._shares = draft.shares_rows_with(setup.target)
+        self._reuses_vision = not self._shares and draft.shares_vision_with(setup.target)
         self._inputs: Inputs = {}
         self._seen_there: list[Any] = []  # by the target's vision tower
         self._listening: RemovableHandle | None = None
@@ -85,9 +85,9 @@ class ModelDrafter(SessionDrafter):
 
     def encode(self, inputs: Inputs) -> None:
         self._words = self._setup.words.say(self._setup.view, inputs)
-        if self._overhears:
+        if self._reuses_vision:
             self._inputs = inputs
-            self._listening = self._setup.target.overhear(self._seen_there)
+            self._listening = self._setup.target.record_vision(self._seen_there)
         elif not self._shares:
             self._prompts = self.session.backbone.prompts(self._setup.readable(inputs))
 

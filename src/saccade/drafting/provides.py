@@ -45,7 +45,8 @@ class Provides:
                 raise MethodError(
                     f"{bring}= is a tuple of {kind.__name__}s: ({kind.__name__}(...),)"
                 )
-        for name in [each.name for each in (*self.recipes, *self.views)]:
+        names = [recipe.name for recipe in self.recipes] + [view.name for view in self.views]
+        for name in names:
             if not name or {*name} & {*"/=+, "}:
                 raise MethodError(
                     f"{name!r} cannot be chosen: a name has none of / = + , and space"

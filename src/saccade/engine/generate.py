@@ -213,7 +213,7 @@ def generate(
     if isinstance(inputs, Tensor):
         ids = inputs
         request = Request.prepared(target, ids, settings, **own)
-        own_tower = drafting is not None and not drafting.sees_as(target)
+        own_tower = drafting is not None and not drafting.shares_rows_with(target)
         if recipe.drafts and own_tower and draft_inputs is None and target.placeholders:
             raise OptionError(
                 "transformers does not pass the pixels on, and this draft has a vision tower of "

@@ -81,7 +81,7 @@ def load(
     device_map: str | None = None,
     quantize: str | None = None,
     trust_remote_code: bool = False,
-    lean: bool | None = None,
+    fused: bool | None = None,
     tp: bool = False,
 ) -> Loaded:
     """Loads a checkpoint folder, a hub id, or one of the embedded models by ``NAMES``.
@@ -128,7 +128,7 @@ def load(
             raise
         reason = footprint.advice(name, config, settings["dtype"], place, bits=packed)
         raise ModelError(reason) from error
-    return Loaded(name, Backbone(model.eval(), lean=lean), processor)
+    return Loaded(name, Backbone(model.eval(), fused=fused), processor)
 
 
 def load_pair(target: str, draft: str | None, **place: Any) -> tuple[Loaded, Loaded | None]:

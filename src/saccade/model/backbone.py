@@ -24,7 +24,7 @@ from saccade.core.prompt import Inputs, Prompt
 from saccade.model import families, tensor_parallel
 from saccade.model.attention import Step
 from saccade.model.cache import Cache
-from saccade.model.decoder import LeanDecoder
+from saccade.model.decoder import FusedDecoder
 from saccade.model.prompting import Reader
 
 ATTENTION = "saccade"
@@ -34,11 +34,11 @@ REMEMBERED = "_saccade_backbone"
 class Backbone:
     """A loaded model seen as: inputs -> prompts, ids -> embeddings, embeddings -> logits.
 
-    ``lean`` picks the decoder: ours beside the modules where the architecture is known (None or
+    ``fused`` picks the decoder: ours beside the modules where the architecture is known (None or
     True), or the modules themselves (False), which are the fallback and the oracle.
     """
 
-    def __init__(self, model: nn.Module, *, lean: bool | None = None) -> None:
+    def __init__(self, model: nn.Module, *, fused: bool | None = None) -> None:
         self.model = cast(Any, model)
         families.refuse(self.model.config, families.text_config(self.model.config))
         try:
@@ -69,19 +69,21 @@ class Backbone:
         self.dtype: torch.dtype = head.weight.dtype
         self._reader = Reader(self.model, self.text, self.axes, self.device)
         self.placeholders = self._reader.placeholders
-        known = self.shares.count == 1 and LeanDecoder.knows(self.text)
-        if lean and not known:
+        known = self.shares.count == 1 and FusedDecoder.knows(self.text)
+        if fused and not known:
             raise ModelError(
-                f"the lean decoder does not know {config.model_type}: leave it to choose by itself"
+                f"the fused decoder does not know {config.model_type}: leave it to choose by itself"
             )
-        self.lean = LeanDecoder(self.text, head, self.axes) if known and lean is not False else None
+        self.fused = (
+            FusedDecoder(self.text, head, self.axes) if known and fused is not False else None
+        )
 
     @classmethod
     def of(cls, model: nn.Module) -> Backbone:
         """The backbone of a model, made once for as long as the model keeps its weights."""
         # kept on the model itself, so that both are freed together
         found: Backbone | None = vars(model).get(REMEMBERED)
-        if found is None or found.model is not model or (found.lean and found.lean.stale()):
+        if found is None or found.model is not model or (found.fused and found.fused.stale()):
             found = vars(model)[REMEMBERED] = cls(model)
         return found
 
@@ -90,7 +92,7 @@ class Backbone:
         """Every request of a processor's output, as the language model would read it.
 
         Padding is dropped: prompts differ in length, and none pays for another. ``looked`` is what
-        another model's equal vision tower gave for these inputs (:meth:`overhear`).
+        another model's equal vision tower gave for these inputs (:meth:`record_vision`).
         """
         with self._shown(looked):
             return self._reader.read(inputs)
@@ -112,8 +114,8 @@ class Backbone:
         Text stands at one position on every axis: a list of them will do.
         ``deepstack`` is (mask of visual rows, [layer, seen, dim] to add to the first layers).
         """
-        if self.lean is not None:
-            return self.lean(embeds, positions, step, deepstack)
+        if self.fused is not None:
+            return self.fused(embeds, positions, step, deepstack)
         if not isinstance(positions, Tensor):
             positions = torch.tensor(positions, device=self.device).expand(self.axes, -1)
         extra: dict[str, Any] = {}
@@ -135,7 +137,7 @@ class Backbone:
         return out.last_hidden_state[0]
 
     def logits(self, hidden: Float[Tensor, "rows dim"]) -> Float[Tensor, "rows vocab"]:
-        head = self._head if self.lean is None or self.lean.head is None else self.lean.head
+        head = self._head if self.fused is None or self.fused.head is None else self.fused.head
         return head(hidden).to(self.device)
 
     @property
@@ -158,7 +160,7 @@ class Backbone:
         """The same model stopped after its first ``layers``, then its norm and head; no copies."""
         short = copy(self)
         short.layers, short.devices = layers, self.devices[:layers]
-        short.lean = None if self.lean is None else self.lean.first(layers)
+        short.fused = None if self.fused is None else self.fused.first(layers)
         short.text = copy(self.text)
         short.text._modules = {**self.text._modules, "layers": self.text.layers[:layers]}
         return short
@@ -175,22 +177,22 @@ class Backbone:
 
     # -- sharing -------------------------------------------------------------------------------
 
-    def sees_as(self, other: Backbone) -> bool:
+    def shares_rows_with(self, other: Backbone) -> bool:
         """Whether both models turn pixels into the very same rows at the same positions."""
         ropes = [each.config.to_dict().get("rope_parameters") for each in (self, other)]
         mine = _tower(self)
         return bool(mine) and ropes[0] == ropes[1] and _equal(mine, _tower(other))
 
-    def looks_as(self, other: Backbone) -> bool:
+    def shares_vision_with(self, other: Backbone) -> bool:
         """Whether both have the very same vision tower, whatever projects what it gives."""
         mine, theirs = self._eyes, other._eyes
         if mine is None or theirs is None or self.device != other.device:
             return False
         return _equal(dict(mine.named_parameters()), dict(theirs.named_parameters()))
 
-    def overhear(self, seen: list[Any]) -> RemovableHandle:
+    def record_vision(self, seen: list[Any]) -> RemovableHandle:
         """From now on ``seen`` takes (pixels, what the vision tower gives), until removed."""
-        assert self._eyes is not None, "looks_as says whether there is a tower"
+        assert self._eyes is not None, "shares_vision_with says whether there is a tower"
         return self._eyes.register_forward_hook(
             lambda module, args, given: seen.append((args[0] if args else None, given))
         )

@@ -129,7 +129,7 @@ def check(model: Backbone) -> None:
             "token decide how many rows its experts multiply; leave exact out"
         )
     tried = _tried.setdefault(model, {})
-    key = (model.dtype, str(model.device), torch.get_num_threads(), model.lean is None)
+    key = (model.dtype, str(model.device), torch.get_num_threads(), model.fused is None)
     if key not in tried:
         tried[key] = same_everywhere(model)
     if not tried[key]:

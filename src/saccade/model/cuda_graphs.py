@@ -44,7 +44,7 @@ _trusted: WeakSet[Backbone] = WeakSet()
 
 def automatic(backbone: Backbone) -> bool:
     """Whether steps of fixed shape pay: on a GPU, with the decoder we know every kernel of."""
-    return backbone.lean is not None and backbone.device.type in DEVICES
+    return backbone.fused is not None and backbone.device.type in DEVICES
 
 
 class Graphs:
@@ -110,9 +110,11 @@ class StaticSteps:
     """One session's forwards, by size. ``capture`` makes them repeatable (on GPUs: CUDA graphs)."""
 
     def __init__(self, backbone: Backbone, capture: Capture | None = None) -> None:
-        if backbone.lean is None:
-            raise ModelError("steps of fixed shape need the lean decoder, which this model has not")
-        self._backbone, self._lean = backbone, backbone.lean
+        if backbone.fused is None:
+            raise ModelError(
+                "steps of fixed shape need the fused decoder, which this model has not"
+            )
+        self._backbone, self._fused = backbone, backbone.fused
         gpu = backbone.device.type == "cuda"
         self._capture: Capture | None = capture or (Graphs(backbone.device) if gpu else eagerly)
         self._sent = torch.cuda.Event() if gpu else None
@@ -175,7 +177,7 @@ class StaticSteps:
         """Where the tail begins and its length; what was captured is forgotten if memory moved."""
         cache, end = segment.cache, segment.at + rows
         cache.reserve(end)
-        table = self._lean.table(last, self._lean.axes, cache.keys[0])
+        table = self._fused.table(last, self._fused.axes, cache.keys[0])
         known = self._memory
         if (
             known is None
@@ -221,7 +223,7 @@ class StaticSteps:
             ids, positions, where = slots.numbers
             cos, sin = (part.index_select(0, positions) for part in memory.table)
             attention = _attention(memory, slots.visible, where, groups)
-            hidden = self._lean.decode(self._backbone.embed(ids), (cos, sin), attention)
+            hidden = self._fused.decode(self._backbone.embed(ids), (cos, sin), attention)
             return self._backbone.logits(hidden)
 
         return work

@@ -1,4 +1,4 @@
-"""The lean decoder: a language model written out beside Hugging Face's modules, on their weights.
+"""The fused decoder: a language model written out beside Hugging Face's modules, on their weights.
 
 Fused projections and no module overhead; laws equal the modules' to rounding (tests hold 1e-5).
 Covers decoders made of RMSNorm, grouped attention with rotary positions (queries and keys normed or
@@ -107,7 +107,7 @@ class RmsNorm:
         return (x * scale).mul_(weight)
 
 
-class LeanDecoder:
+class FusedDecoder:
     """Callable like ``Backbone.forward``: embeddings, positions, attention step in, hidden out.
 
     The modules' q, k, v, gate and up weights become views of the fused tensors, so weights changed
@@ -153,7 +153,7 @@ class LeanDecoder:
             for matrix in self._matrices:
                 matrix.pack()
 
-    def first(self, layers: int) -> LeanDecoder:
+    def first(self, layers: int) -> FusedDecoder:
         """The decoder stopped after its first ``layers``; the weights are shared."""
         short = copy(self)
         short.layers = self.layers[:layers]

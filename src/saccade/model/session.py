@@ -31,7 +31,7 @@ LONG = 2048  # a longer answer's cache grows on the way
 
 
 @dataclass
-class Request:
+class RequestState:
     """Where one request stands. The cache holds the prompt and the text except ``pending``.
 
     The text is what follows the prompt: answers, and in a conversation the later questions too.
@@ -53,7 +53,7 @@ class Request:
 
 
 class Session:
-    """Scores and commits over a cache, one :class:`Request` per prompt.
+    """Scores and commits over a cache, one :class:`RequestState` per prompt.
 
     ``vocab`` clips the laws to the ids draft and target share; ``banned`` ids are never proposed
     (placeholders of images and videos). ``static`` runs single requests in steps of fixed shape:
@@ -73,7 +73,7 @@ class Session:
     ) -> None:
         self.backbone = backbone
         self.rules = rules
-        self.requests: dict[int, Request] = {}
+        self.requests: dict[int, RequestState] = {}
         self._vocab = vocab
         self._banned = torch.tensor(list(banned), dtype=torch.long, device=backbone.device)
         self._room = min(room, LONG) + ROOM
@@ -95,8 +95,8 @@ class Session:
     ) -> Generator[None, None, Prefill]:
         """One prompt's prefill, a chunk at a time, so that others may be scored in between."""
         model = self.backbone
-        if model.lean is not None:
-            model.lean.refresh()
+        if model.fused is not None:
+            model.fused.refresh()
         cache = model.cache(len(prompt) + self._room)
         columns = prompt.visual.nonzero().squeeze(-1)
         text = _after(prompt)
@@ -115,7 +115,7 @@ class Session:
                 yield
         with torch.no_grad():
             tip = self._laws(hidden[-1:])[0]
-        self.requests[number] = Request(
+        self.requests[number] = RequestState(
             cache,
             prompt.context.tolist(),
             prompt.next_position,
@@ -158,7 +158,7 @@ class Session:
             heads = prompt.heads
             rows = prompt.index if heads is None else self.backbone.shares.own_heads(heads)
             cache = source.select(rows, self._room, self.backbone.layers)
-            self.requests[number] = Request(
+            self.requests[number] = RequestState(
                 cache,
                 prompt.context.tolist(),
                 prompt.next_position,
@@ -318,7 +318,7 @@ class Session:
         return logits
 
 
-def _catch_up(request: Request) -> None:
+def _catch_up(request: RequestState) -> None:
     """Copies the keys of committed text that the source has by now; the rest stays pending."""
     assert request.source is not None
     here, there = request.prompt_rows

@@ -64,7 +64,7 @@ def kept(
 def _read(setup: Setup, prefill: Prefill, inputs: Inputs) -> Prompt:
     """The draft's own whole prompt."""
     draft = setup.drafting()
-    if draft.sees_as(setup.target):
+    if draft.shares_rows_with(setup.target):
         return draft.adopt(prefill.prompt)
     return draft.prompts(setup.readable(inputs))[0]
 

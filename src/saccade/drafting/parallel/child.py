@@ -219,9 +219,9 @@ def work(connection: Connection) -> None:
             while connection.poll(0 if child is not None and child.busy() else None):
                 name, *content = connection.recv()
                 if name == "model":
-                    number, key, model, lean = content
+                    number, key, model, fused = content
                     _acquaint(model)
-                    models[key] = Backbone(model, lean=lean)
+                    models[key] = Backbone(model, fused=fused)
                     tell("taught")
                 elif name == "forget":
                     models.pop(content[0], None)

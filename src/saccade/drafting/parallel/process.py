@@ -64,7 +64,7 @@ class Worker:
             bare = copy(backbone.model)
             vars(bare).pop(REMEMBERED, None)
             with _mailable(bare):
-                self.send("model", self._job, number, bare, backbone.lean is not None)
+                self.send("model", self._job, number, bare, backbone.fused is not None)
             if self.receive(UP) != ("taught",):
                 raise DraftError("the draft process could not take the model")
             self._models[backbone] = number

@@ -18,7 +18,7 @@ from saccade.core.costs import Costs
 from saccade.core.sampling import Sampling
 from saccade.core.tree import Tree, chain
 from saccade.model.backbone import Backbone
-from saccade.model.session import Request, Session
+from saccade.model.session import RequestState, Session
 from saccade.model.timing import Clock
 
 log = logging.getLogger(__name__)
@@ -105,7 +105,7 @@ def filled(
         for tensor in (*cache.keys, *cache.values):
             tensor.normal_()
         cache.advance(context)
-        session.requests[number] = Request(cache, [], context)
+        session.requests[number] = RequestState(cache, [], context)
     return session
 
 
@@ -137,7 +137,7 @@ def _key(target: Backbone, draft: Backbone, context: int, draft_context: int) ->
     ]
     for model in (target, draft):
         facts += [str(model.config.to_dict()), str(model.dtype), str(model.device)]
-        facts.append(model.lean is not None)
+        facts.append(model.fused is not None)
     return hashlib.sha256(repr(facts).encode()).hexdigest()[:24]
 
 

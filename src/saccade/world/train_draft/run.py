@@ -60,7 +60,7 @@ def fresh(target: Loaded, layers: int, seed: int) -> Loaded:
     tower = {name: theirs[name] for name, part in kinds.items() if part == "vision"}
     model.load_state_dict(tower, strict=False)
     model.generation_config = target.backbone.model.generation_config
-    return Loaded("a fresh draft", Backbone(model, lean=False), target.processor)
+    return Loaded("a fresh draft", Backbone(model, fused=False), target.processor)
 
 
 def train_draft(
@@ -80,11 +80,11 @@ def train_draft(
     stored = _stored(out, settings, resume)
     if stored.get("phases"):
         return stored
-    target = load(settings.target, dtype="float32", lean=False)
+    target = load(settings.target, dtype="float32", fused=False)
     if settings.draft is None:
         draft = fresh(target, chosen.layers, settings.seed)
     else:
-        draft = load(settings.draft, dtype="float32", lean=False)
+        draft = load(settings.draft, dtype="float32", fused=False)
         check_pair(target, draft)
     model: Any = draft.backbone.model
     parts(model)  # refuses before anything is written
