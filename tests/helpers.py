@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import copy
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from itertools import product
 from typing import Any
 
+import pytest
 import torch
 import transformers
 from hypothesis import strategies as st
@@ -310,6 +311,17 @@ def drafter_of(
 ) -> Any:
     """A recipe's drafter, as a call makes it."""
     return recipe.drafter(Setup(target, draft, recipe.view, recipe.shape, rules, room))
+
+
+# -- how much is run when -----------------------------------------------------------------------
+
+
+def few(values: Iterable[Any], count: int) -> list[Any]:
+    """The first ``count`` of a test's values by default, the others in the slow run."""
+    return [
+        value if place < count else pytest.param(value, marks=pytest.mark.slow)
+        for place, value in enumerate(values)
+    ]
 
 
 # -- words -------------------------------------------------------------------------------------

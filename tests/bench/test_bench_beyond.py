@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import backbone, noisy, qwen25, video_input
+from helpers import backbone, few, noisy, qwen25, video_input
 
 import saccade
 from saccade.bench import alone, figures
@@ -38,7 +38,7 @@ def accepted(result: Result) -> list[int]:
     return [len(round.accepted) for round in result.rounds[:-1]]  # the last is cut
 
 
-@pytest.mark.parametrize("method", ["sd/shape=chain-7", "specvlm", "std"])
+@pytest.mark.parametrize("method", few(["sd/shape=chain-7", "specvlm", "std"], 1))
 @pytest.mark.parametrize("length", [0.0, 2.0, 2.5])
 def test_an_imposed_length_is_the_mean_accepted(method: str, length: float) -> None:
     """Claim: an acceptance length is the mean number of accepted tokens a round, whatever the

@@ -41,6 +41,7 @@ def clips(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     return paths
 
 
+@pytest.mark.slow
 def test_a_small_run_leaves_a_file_that_runs(
     call: Call, clips: list[Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, unchecked: None
 ) -> None:

@@ -14,6 +14,7 @@ from saccade.methods import SYSTEMS
 Call = Callable[..., tuple[int, str, str]]
 
 
+@pytest.mark.slow
 def test_compare_runs_every_method_and_none_falls_back(call: Call, clip: Path) -> None:
     """Claim: `--methods all` is every named method, once each, all with plain decoding's ids.
 

@@ -57,6 +57,7 @@ def on_a_terminal(*words: object, **more: str) -> tuple[int, str]:
     return process.wait(), said.decode(errors="replace")
 
 
+@pytest.mark.slow
 def test_a_terminal_gets_bars_and_colours(clip: Path) -> None:
     """Claim: on a terminal every step shows a bar that goes again, and the answer's pieces are
     coloured by how they came; with NO_COLOR the same text comes without one colour."""
@@ -117,6 +118,7 @@ def endless(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return Path(checkpoints.make("qwen2.5-vl", f"{folder}/qwen2.5-vl"))
 
 
+@pytest.mark.slow
 def test_ctrl_c_leaves_what_was_written(endless: Path, clip: Path, tmp_path: Path) -> None:
     """Claim: interrupted in mid-answer, the command ends with 130, what was written stands in
     full with a newline after it, without escape codes in a pipe and without a traceback."""

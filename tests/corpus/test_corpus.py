@@ -120,6 +120,7 @@ def test_what_cannot_be_one_batch_is_answered_one_by_one(
     assert [(each.error, each.together) for each in found] == [(None, 1), (None, 1)]
 
 
+@pytest.mark.slow
 def test_a_kill_loses_nothing_that_was_told(
     alone: dict[str, dict[str, Any]], videos: Path, tmp_path: Path
 ) -> None:

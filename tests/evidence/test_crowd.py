@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from itertools import islice
 
+import pytest
+
 from evidence.hardware import crowd
 from saccade.bench.suites.shapes import suites
 from saccade.engine.request import Request
@@ -19,6 +21,7 @@ def _asked(target: Loaded, count: int, limit: int) -> list[Request]:
     return crowd.questions(target, items, limit)
 
 
+@pytest.mark.slow
 def test_every_number_of_rows_gives_the_same_answers():
     """Claim: four requests, one or three at a time, plain or drafted: the same tokens, all of them,
     and the run that counts for nothing is not counted.

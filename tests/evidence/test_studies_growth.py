@@ -131,6 +131,7 @@ def test_growth_is_of_the_recorded_seconds(monkeypatch: pytest.MonkeyPatch) -> N
             assert min(each) - 1e-9 <= low <= middle <= high <= max(each) + 1e-9
 
 
+@pytest.mark.slow
 def test_a_real_race_draws_growth(monkeypatch: pytest.MonkeyPatch) -> None:
     """Claim: on a real clip every method has its point, and all wrote what plain decoding wrote."""
     races: list[dict[str, list[Answer]]] = []

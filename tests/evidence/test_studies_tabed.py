@@ -225,6 +225,7 @@ def rounds(
         at += taken + 1
 
 
+@pytest.mark.slow
 def test_the_windows_table_is_algorithm_1(lab, laws):
     """Claim: tau of every rule and window is that of Algorithm 1 by plain loops over the laws along
     the target's answers, with its mean over clips in the table. Control: the windows do not all

@@ -30,6 +30,7 @@ def lab(pair) -> Lab:
     return Lab(clips=2, size=256, tokens=24)
 
 
+@pytest.mark.slow
 def test_every_reader_is_shown_what_its_name_says(lab, monkeypatch):
     """Claim: each suite's first items are put to the target with its media, to the target without
     any, and to both drafts with it; each answer is scored against that item's truth by the suite's

@@ -13,7 +13,7 @@ import pytest
 import torch
 import transformers
 from beside import forked
-from helpers import FAMILIES, VOCAB, WORDS, input_for, left_padded, llama, noisy, randomize
+from helpers import FAMILIES, VOCAB, WORDS, few, input_for, left_padded, llama, noisy, randomize
 from helpers import text_input as words_input
 from helpers import video_input as seen_input
 from torch import Tensor
@@ -100,7 +100,7 @@ def told(
 
 @low
 @pytest.mark.parametrize("fused", [None, False], ids=["fused", "modules"])
-@pytest.mark.parametrize("family", ["qwen2_5_vl", "llama", "llava_onevision"])
+@pytest.mark.parametrize("family", few(["qwen2_5_vl", "llama", "llava_onevision"], 1))
 def test_a_drafted_answer_has_the_bits_of_plain_decoding(family, fused, dtype):
     """Claim: the same ids as `ar`, and at every token bit-equal logits, whatever was drafted."""
     target, draft = model_of(family, dtype, fused), draft_of(family, dtype)
@@ -125,6 +125,7 @@ def test_control_without_exact_bits_differ(family, dtype):
     assert not torch.equal(logits[:least], truth[:least])
 
 
+@pytest.mark.slow
 @low
 @pytest.mark.parametrize("number", range(2))
 def test_the_trained_pair(pair, dtype, number):

@@ -309,6 +309,7 @@ def breaking(loaded: Callable[[str], Loaded]) -> Iterator[Callable[[Backbone, An
         hook.remove()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fail", [allocate, refuse_cuda, refuse_python])
 def test_the_target_runs_out(
     fail: Callable[[], None],
@@ -415,6 +416,7 @@ def test_a_peak_is_unknown_where_nothing_measures_it(monkeypatch, tmp_path):
     assert memory.Peak([CPU]).bytes() is None
 
 
+@pytest.mark.slow
 def test_reading_a_long_clip_takes_its_keys_and_one_chunk():
     """Claim: `evidence prefill` reads about the tokens asked for, and its peak holds no mask.
 

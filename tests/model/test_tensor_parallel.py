@@ -73,6 +73,7 @@ def check(alone: dict[str, Any], both: list[dict[str, Any]], methods: tuple[str,
     assert both[0]["mass"] == both[1]["mass"]  # to the bit: views may not differ
 
 
+@pytest.mark.slow
 def test_two_processes_say_what_one_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Claim: plain, SpecVLM, Sparse-to-Dense and SAGE give one process's tokens, round for round.
 

@@ -49,6 +49,7 @@ def test_the_pages_table_counts_them():
     assert f"| {sum(counts.values())} of {sum(counts.values())} killed, " in page
 
 
+@pytest.mark.slow
 def test_the_quickest_are_killed_and_the_control_survives():
     """Claim: the command plants, runs and reports: four bugs killed, a renamed variable not.
 

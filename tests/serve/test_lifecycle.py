@@ -302,6 +302,7 @@ def _ready(url: str) -> bool:
     return httpx.get(f"{url}/ready").status_code == 200
 
 
+@pytest.mark.slow
 def test_a_real_process_answers_drains_and_exits_with_0(clips):
     """Claim: the first line is its address, a video is answered, SIGTERM lets the answers under
     way end, the exit code is 0, no child is left and nothing is noise."""
@@ -404,6 +405,7 @@ def _numbers(text: str) -> dict[str, float]:
     return found
 
 
+@pytest.mark.slow
 def test_what_is_counted_adds_up(models, clips):
     """Claim: /metrics is the sum of what answers told: tokens, drafts, places, reasons, refusals;
     running and waiting are what the queue holds."""

@@ -205,6 +205,7 @@ def whole() -> dict[str, Any]:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "count", [150, pytest.param(3000, marks=pytest.mark.slow)], ids=lambda count: str(count)
 )

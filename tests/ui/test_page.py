@@ -37,6 +37,7 @@ print(built.analytics_enabled, *sorted(type(block).__name__ for block in built.b
 """
 
 
+@pytest.mark.slow
 def test_the_page_is_built_without_models_and_tells_nobody() -> None:
     """Claim: ``build`` and ``app`` load no model, and analytics are off.
 

@@ -279,6 +279,7 @@ def test_a_run_trains_and_its_draft_drafts(straight: tuple[Path, dict[str, Any]]
     assert drafted.ids == plain.ids and not drafted.fallback_reason
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_goes_on_bit_for_bit(
     straight: tuple[Path, dict[str, Any]], tmp_path: Path
 ) -> None:
