@@ -1,5 +1,5 @@
 # What CI runs is what you run. `make check test` before a commit.
-.PHONY: check test slow scale oldest bench demo wheel results families mutants rounding
+.PHONY: check test quick slow scale oldest bench demo wheel results families mutants rounding
 
 check:  ## lint, format, types
 	uv run ruff check src tests evidence
@@ -9,7 +9,12 @@ check:  ## lint, format, types
 test:  ## the default tests, as in the README
 	uv run pytest
 
-slow:  ## 100 clips, smoke training, end-to-end laws: half an hour on two cores
+quick:  ## the theorem, the law of every method registered, each method's answers: under a minute
+	uv run pytest -o addopts="-q --strict-markers --import-mode=importlib -n 2 -m 'not slow'" \
+		tests/core tests/laws/test_registered.py tests/laws/test_sampler.py \
+		tests/methods/test_lossless.py tests/methods/test_sixth_method.py tests/test_structure.py
+
+slow:  ## whole processes, every variant, 100 clips, smoke training: an hour on two cores
 	uv run pytest -m slow
 
 scale:  ## several processes (gloo), a Ray cluster, shards: ten minutes on two cores

@@ -33,6 +33,7 @@ CONTROL = "drafting/shapes/test_controller.py"
 COST = "drafting/shapes/test_costs.py"
 SCORE = "drafting/views/test_saliency.py"
 SAGE = "methods/test_sage.py"
+SIXTH = "methods/test_sixth_method.py"
 EARLY_AUTO = (
     f"{LAW}::test_the_next_three_tokens_have_exactly_the_targets_law_at_the_start"
     "[auto dear, shape=auto dear]"
@@ -475,6 +476,31 @@ MUTANTS = (
         (f"{COST}::test_bare_forwards_are_taken_in_turns_and_the_quickest_counts",),
     ),
     # -- schedules ---------------------------------------------------------------------------------
+    Mutant(
+        "a chain looks at what it drew before it stops",
+        "drafting/shapes/policies.py",
+        "            if len(tree) and not self.goes_on(scores, tip, law):\n"
+        "                break\n"
+        "            token, q = scores.draw(tip, law)\n",
+        "            token, q = scores.draw(tip, law)\n"
+        "            if len(tree) and q is not None and float(q[token]) < 0.5:\n"
+        "                break\n",
+        (f"{LAW}::test_the_next_three_tokens_have_exactly_the_targets_law_at_the_start",),
+    ),
+    Mutant(
+        "a draft that paused never goes on",
+        "drafting/parallel/child.py",
+        "            line.paused = line.paused and len(line.chain) > 0\n",
+        "",
+        (f"{SIXTH}::test_it_answers_as_the_target_alone",),
+    ),
+    Mutant(
+        "a second file takes a name over",
+        "methods/registry.py",
+        "            if name in table:\n",
+        "            if False:\n",
+        (f"{SIXTH}::test_two_files_may_not_bring_one_name",),
+    ),
     Mutant(
         "schedule: a broken law ends every request",
         "drafting/schedule.py",
