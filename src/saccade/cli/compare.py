@@ -42,9 +42,7 @@ def compare(
     ] = None,
     seed: options.Seed = None,
     exact: options.Exact = False,
-    trace: Annotated[
-        Path | None, typer.Option(help="Write the rounds here, a file a method.")
-    ] = None,
+    trace: options.Trace = None,
     as_json: Json = False,
     verbose: Verbose = False,
 ) -> None:

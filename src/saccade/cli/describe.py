@@ -8,7 +8,6 @@ from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
 from itertools import chain
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
@@ -16,7 +15,7 @@ import typer
 from saccade.cli import loading, options
 from saccade.cli.options import ClipOptions, DrawOptions, LoadOptions, ModelOptions, grouped
 from saccade.cli.terminal import Json, Quiet, Verbose, err, hush, out, prepare, steps
-from saccade.core.errors import OptionError
+from saccade.core.errors import BROKEN, ModelError, OptionError
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -51,7 +50,7 @@ def describe(
     seed: options.Seed = None,
     exact: options.Exact = False,
     tp: options.Tp = False,
-    trace: Annotated[Path | None, typer.Option(help="Write the rounds here (JSON lines).")] = None,
+    trace: options.Trace = None,
     as_json: Json = False,
     quiet: Quiet = False,
     verbose: Verbose = False,
@@ -137,6 +136,8 @@ def answer(target: Loaded, begin: Callable[..., Stream], shown: Shown) -> Result
     finally:  # Ctrl-C leaves what was written, and the prompt on a line of its own
         write(typist.rest() + "\n")
     result = rounds.results[0]
+    if result.finish_reason == "error":
+        raise ModelError(BROKEN)
     if shown == "all":
         rate = result.tokens_per_second or 0.0
         reused = f", {result.reused_tokens} tokens reused" if result.reused_tokens else ""

@@ -94,8 +94,13 @@ def captioner_of(
 
 
 def read(video: str, sampling: Sampling, *, quiet: bool, warn: bool = True) -> Clip:
+    from saccade.core.errors import OptionError
     from saccade.inputs import media
 
+    if not video.strip():
+        raise OptionError(
+            "name a video: a file, a folder of frames, a URL, or - for standard input"
+        )
     with steps(quiet=quiet) as tell:
         tell("opening the video")
         clip = media.read(video, sampling, progress=partial(tell, "decoding frames"))

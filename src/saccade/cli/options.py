@@ -57,6 +57,21 @@ Trust = Annotated[
 KEYWORD = Parameter.KEYWORD_ONLY
 
 
+def _in_a_folder(path: Path | None) -> Path | None:
+    """A file that will be written after the work. Raises OptionError where it could not be."""
+    if path is not None and not path.parent.is_dir():
+        raise OptionError(f"{path} cannot be written: there is no folder {path.parent}")
+    return path
+
+
+Trace = Annotated[
+    Path | None,
+    typer.Option(
+        help="Write the rounds here (JSON lines), a file a method.", callback=_in_a_folder
+    ),
+]
+
+
 @dataclass(frozen=True)
 class ModelOptions:
     """Which models answer; a file of `calibrate` says what is left out."""

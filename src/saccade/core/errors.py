@@ -18,6 +18,9 @@ _STATUS: dict[VideoInputCode, int] = {
 }  # fmt: skip
 
 
+BROKEN = "the model's numbers broke down (NaN), so there is no answer"
+
+
 class SaccadeError(Exception):
     """Base of every error meant for a person."""
 

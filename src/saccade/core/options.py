@@ -30,6 +30,11 @@ class Options:
 
 
 MAX_NEW_TOKENS = 256
+RANGES = {  # above the first, up to the second
+    "temperature": (0.0, 1e6),
+    "top_p": (0.0, 1.0),
+    "repetition_penalty": (0.0, 1e6),
+}
 
 # Generation settings that change what `generate` computes in ways this engine does not.
 REFUSED: dict[str, tuple[Any, ...]] = {
@@ -57,6 +62,7 @@ def settle(
     model: Any, generation_config: GenerationConfig | None, settings: Mapping[str, Any]
 ) -> GenerationConfig:
     """The model's generation config with the caller's over it. Raises OptionError by name."""
+    _sound(settings)
     config = copy.deepcopy(generation_config or model.generation_config)
     try:
         unknown = config.update(**{name: v for name, v in settings.items() if v is not None})
@@ -68,9 +74,28 @@ def settle(
     for name, allowed in REFUSED.items():
         if given.get(name) not in allowed:
             raise OptionError(f"{name}={given[name]!r} is not supported by saccade; leave it out")
-    if config.max_new_tokens is not None and config.max_new_tokens < 1:
-        raise OptionError(f"max_new_tokens={config.max_new_tokens} must be at least 1")
+    _sound(given)
     return config
+
+
+def _sound(given: Mapping[str, Any]) -> None:
+    """Raises OptionError for a setting that is no number where it must be one, or out of range."""
+    for name, least in (("max_new_tokens", 1), ("min_new_tokens", 0), ("max_length", 1)):
+        value = given.get(name)
+        if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
+            raise OptionError(f"{name}={value!r} is not a whole number")
+        if value is not None and value < least:
+            raise OptionError(f"{name}={value} must be at least {least}")
+    for name, (low, high) in RANGES.items():
+        value = given.get(name)
+        if value is None:
+            continue
+        if not isinstance(value, int | float) or not low < value <= high:
+            raise OptionError(f"{name}={value!r} must be a number above {low:g} and up to {high:g}")
+    stop = given.get("stop_strings")
+    if stop is not None and not isinstance(stop, str):
+        if not isinstance(stop, list | tuple) or not all(isinstance(each, str) for each in stop):
+            raise OptionError(f"stop_strings={stop!r} is neither a string nor a list of strings")
 
 
 def rules(

@@ -51,9 +51,10 @@ def add(
     return Tree((*tree.tokens, token), (*tree.parents, parent), (*tree.q, q), known)
 
 
-def chain(tokens: Sequence[int]) -> Tree:
-    """A chain of chosen tokens."""
-    return Tree(tuple(tokens), tuple(range(ROOT, len(tokens) - 1)), (None,) * len(tokens))
+def chain(tokens: Sequence[int], q: Sequence[Float[Tensor, " vocab"] | None] | None = None) -> Tree:
+    """A chain of tokens: drawn from ``q``, or chosen."""
+    laws = (None,) * len(tokens) if q is None else tuple(q)
+    return Tree(tuple(tokens), tuple(range(ROOT, len(tokens) - 1)), laws)
 
 
 def children(tree: Tree, node: int) -> list[int]:
@@ -134,10 +135,9 @@ def follow(tree: Tree, tokens: Sequence[int]) -> list[int]:
     return nodes
 
 
-def after(chain: Tree, count: int) -> Tree:
+def after(line: Tree, count: int) -> Tree:
     """What follows the first ``count`` nodes of a chain, as a chain of its own."""
-    rest = len(chain) - count
-    return Tree(chain.tokens[count:], tuple(range(ROOT, rest - 1)), chain.q[count:])
+    return chain(line.tokens[count:], line.q[count:])
 
 
 def check(tree: Tree, vocab: int) -> None:

@@ -152,7 +152,7 @@ def stream(
     return Stream(
         target,
         Request.of(target, inputs, **asked),
-        resolve(method) if isinstance(method, str) else method,
+        method if isinstance(method, Recipe) else resolve(method),
         draft=None if draft is None else backbone(draft),
         on_phase=on_phase,
         call=call,
@@ -163,9 +163,9 @@ def stream(
 
 def run(model: nn.Module | Backbone, inputs: Inputs, **arguments: Any) -> Result:
     """One answer with its measures; arguments as :func:`stream`. One request at a time."""
-    if int(inputs["input_ids"].shape[0]) != 1:
-        raise OptionError("saccade.run answers one request; use saccade.generate for a batch")
     rounds = stream(model, inputs, **arguments)
+    if len(inputs["input_ids"]) != 1:
+        raise OptionError("saccade.run answers one request; use saccade.generate for a batch")
     for _ in rounds:
         pass
     return rounds.results[0]
@@ -199,7 +199,7 @@ def generate(
     ``streamer`` is a transformers streamer.
     """
     target, drafting = backbone(model), None if draft is None else backbone(draft)
-    recipe = resolve(method) if isinstance(method, str) else method
+    recipe = method if isinstance(method, Recipe) else resolve(method)
     own: dict[str, Any] = {
         "draft_inputs": draft_inputs,
         "tokenizer": tokenizer,
@@ -220,9 +220,9 @@ def generate(
                 "its own: give draft_inputs= with the processor's output"
             )
     else:
-        ids = inputs["input_ids"]
         own |= {"prefix_allowed_tokens_fn": prefix_allowed_tokens_fn}
         request = Request.of(target, inputs, **own, **settings)
+        ids = inputs["input_ids"]
     if streamer is not None and len(ids) > 1:
         raise OptionError("streamer= needs a single request")
     rounds = Stream(target, request, recipe, draft=drafting, exact=exact)

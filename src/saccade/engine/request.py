@@ -64,6 +64,9 @@ class Request:
 
         Raises OptionError in one sentence.
         """
+        inputs = _readable(target, inputs)
+        if seed is not None and not isinstance(seed, int):
+            raise OptionError(f"seed={seed!r} is not a whole number")
         config = options.settle(target.model, generation_config, settings)
         decode = _decoder(tokenizer)
         longest = int(inputs["input_ids"].shape[1])
@@ -171,7 +174,14 @@ class Request:
         return sum(map(len, self.ids)) + LONG * len(self.inputs["input_ids"])
 
     def check(self, target: Backbone) -> None:
-        """Raises ModelError where the target's device has no memory for these caches."""
+        """Raises ModelError where a prompt is longer than the target was made for, or where its
+        device has no memory for these caches."""
+        longest, most = max(map(len, self.ids)), target.context
+        if most is not None and longest > most:
+            raise ModelError(
+                f"the prompt has {longest} tokens, and this model reads {most} at most: "
+                "take fewer frames (--num-frames), smaller ones (--size) or a shorter question"
+            )
         if len(set(target.devices)) == 1:
             memory.check_prompt(self.tokens(), target.token_bytes, target.device)
 
@@ -187,7 +197,42 @@ class Request:
         return text if stop is None else text.partition(stop)[0]
 
 
+def _readable(target: Backbone, inputs: Inputs) -> Inputs:
+    """The inputs, ids as 64-bit integers. Raises OptionError for what no model can read."""
+    ids = inputs.get("input_ids") if isinstance(inputs, Mapping) else None
+    if not isinstance(ids, Tensor) or ids.ndim != 2 or ids.is_floating_point():
+        raise OptionError(
+            "inputs are what a processor returns: a mapping whose input_ids are a tensor of "
+            "[requests, tokens]; use return_tensors='pt'"
+        )
+    if not ids.numel():
+        raise OptionError("input_ids are empty: there is nothing to answer")
+    rows = target.embeddings
+    if int(ids.min()) < 0 or int(ids.max()) >= rows:
+        raise OptionError(
+            f"input_ids go from {int(ids.min())} to {int(ids.max())}, and this model has {rows} "
+            "ids: they are another tokenizer's"
+        )
+    mask = inputs.get("attention_mask")
+    if mask is not None and (mask.shape != ids.shape or not bool(mask.bool().any(1).all())):
+        raise OptionError(
+            f"attention_mask is {list(mask.shape)} for input_ids of {list(ids.shape)}, or hides "
+            "all of a request: it must be as large and keep some of each"
+        )
+    found: Inputs = {**inputs, "input_ids": ids.long()}
+    shown = any(isinstance(each, Tensor) and each.is_floating_point() for each in inputs.values())
+    places = torch.tensor([*target.placeholders], dtype=torch.long, device=ids.device)
+    if not shown and bool(torch.isin(found["input_ids"], places).any()):
+        raise OptionError(
+            "the prompt has places for images or videos and the pixels are not there: pass "
+            "everything the processor returned"
+        )
+    return found
+
+
 def backbone(model: nn.Module | Backbone) -> Backbone:
+    if not isinstance(model, nn.Module | Backbone):
+        raise OptionError(f"a model is a loaded Hugging Face model, not {type(model).__name__}")
     return model if isinstance(model, Backbone) else Backbone.of(model)
 
 

@@ -25,7 +25,7 @@ from saccade.model.session import Session
 
 log = logging.getLogger(__name__)
 
-ROOM = 512  # tokens of an answer a cache is made for at first
+ANSWER = 512  # tokens of an answer a cache is made for at first
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Scheduler:
         self._target, self._recipe, self._draft, self._exact = target, recipe, draft, exact
         self._rules: dict[int, Sampling] = {}
         shared = recipe.schedule is serial and not exact
-        self._session = Session(target, self._rules, room=ROOM) if shared else None
+        self._session = Session(target, self._rules, room=ANSWER) if shared else None
         self._entries: dict[int, _Entry] = {}
         self._next = 0
 

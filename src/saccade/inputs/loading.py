@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,7 @@ NAMES = {  # what --target and --draft call the pair in the package
     "shapes-draft-naive": EMBEDDED / "draft-naive",
 }
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+PLAIN = (*DTYPES.values(), torch.float64)
 
 
 def _torchao() -> Any:
@@ -118,7 +119,14 @@ def load(
     footprint.check(name, config, settings["dtype"], where, bits=packed, folder=source)
     processor = read_processor(name, config, trust_remote_code=trust_remote_code)
     try:
-        model = kind.from_pretrained(source, trust_remote_code=trust_remote_code, **settings)
+        model, found = kind.from_pretrained(
+            source,
+            trust_remote_code=trust_remote_code,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # to be told of all, and to refuse them by name
+            **settings,
+        )
+        _complete(name, model, found)
         if "device_map" not in settings and not tp:
             model = model.to(place)
     except SPOILT as error:
@@ -129,6 +137,28 @@ def load(
         reason = footprint.advice(name, config, settings["dtype"], place, bits=packed)
         raise ModelError(reason) from error
     return Loaded(name, Backbone(model.eval(), fused=fused), processor)
+
+
+def _complete(name: str, model: Any, found: Mapping[str, Any]) -> None:
+    """Raises ModelError unless every weight was read, whole and finite; tied ones are read once."""
+    foreign = found["unexpected_keys"]
+    if model.config.model_type in families.THINKERS:  # such a checkpoint holds a talker too
+        foreign = ()
+    for weights, what in (
+        (found["missing_keys"], "lacks"),
+        ([key for key, *_ in found["mismatched_keys"]], "has in another shape"),
+        (foreign, "has beyond what its model knows"),
+    ):
+        if names := sorted(weights):
+            more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+            raise ModelError(
+                f"{name} {what}: {', '.join(names[:3])}{more}; its config.json and its weights do "
+                "not belong together, or a file is missing"
+            )
+    for key, weight in model.named_parameters():
+        if weight.dtype in PLAIN and not weight.is_meta:
+            if not all(bool(end.isfinite()) for end in weight.detach().aminmax()):
+                raise ModelError(f"{name} holds NaN or infinity in {key}: it would answer noise")
 
 
 def load_pair(target: str, draft: str | None, **place: Any) -> tuple[Loaded, Loaded | None]:

@@ -34,6 +34,8 @@ EARLY: dict[str, Early] = {"wait": "wait", "superset": "superset", "all": "all"}
 
 def resolve(name: str) -> Recipe:
     """The recipe a method's name stands for. Raises MethodError naming what would work."""
+    if not isinstance(name, str):
+        raise MethodError(f"a method is a name or a Recipe, not {type(name).__name__}")
     base, *overrides = name.strip().split("/")
     if base not in SYSTEMS:
         raise MethodError(f"unknown method {base!r}; known methods: {', '.join(SYSTEMS)}")

@@ -14,6 +14,7 @@ from fastapi import Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
+from saccade.core.errors import BROKEN
 from saccade.core.result import Result
 from saccade.inputs.media.guard import Stop
 from saccade.serve.answer import Likely, Writer, about, logprobs, speculation, usage
@@ -27,7 +28,6 @@ T = TypeVar("T")
 
 POLL = 0.1  # seconds between looks at whether a client is still there
 GRACE = 1.0  # seconds in which the queue itself says that time is up
-BROKEN = "the model's numbers broke down (NaN), so there is no answer"
 
 
 class Call:

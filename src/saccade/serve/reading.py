@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Sequence
 from typing import Any
@@ -15,7 +16,6 @@ from saccade.inputs import Loaded, captions
 from saccade.inputs.media import Clip, Sampling
 from saccade.inputs.media.guard import Guard, Stop
 from saccade.inputs.questions import converse, same_inputs
-from saccade.model import families
 from saccade.serve.errors import ApiError
 from saccade.serve.settings import Settings
 from saccade.serve.wire import ChatRequest, ImagePart, TextPart, VideoPart, parts
@@ -37,8 +37,7 @@ class Reader:
         own = captions.SHAPES if settings.target == "shapes" else None
         self._captioner = settings.captioner or own
         self._most_tokens = settings.most_tokens
-        text = families.text_config(target.backbone.model.config)
-        self._context = int(text.max_position_embeddings)
+        self._context = target.backbone.context or sys.maxsize
         # a tokenizer's settings are switched while it works
         self._processor = threading.Lock()
 

@@ -25,7 +25,7 @@ from transformers import PreTrainedModel
 from saccade.core.prompt import Inputs, Prefill, Prompt, Turn
 from saccade.core.protocols import View
 from saccade.core.sampling import Sampling
-from saccade.core.tree import Tree, add
+from saccade.core.tree import Tree, add, after
 from saccade.drafting.shapes.policies import Chain
 from saccade.model.backbone import Backbone
 from saccade.model.session import Session
@@ -133,7 +133,7 @@ class Child:
         for request, (tokens, flying) in news.items():
             line = self._lines[request]
             self._session.commit({request: tokens})
-            line.chain = Tree() if flying is None else _tail(line.chain, len(tokens))
+            line.chain = Tree() if flying is None else after(line.chain, len(tokens))
             line.limit = (flying or 0) + self._job.shape.length
             line.epoch += 1
             line.text += len(tokens)
@@ -182,11 +182,6 @@ class Child:
             line.chain = add(line.chain, tip, token, None)
             line.sent += 1
             self._tell("token", request, line.epoch, token, slot)
-
-
-def _tail(chain: Tree, count: int) -> Tree:
-    tokens = chain.tokens[count:]
-    return Tree(tokens, tuple(range(-1, len(tokens) - 1)), (None,) * len(tokens))
 
 
 def _within(whole: Prompt, held: Tensor, kept: Tensor) -> Int[Tensor, " row"]:

@@ -13,7 +13,7 @@ import torch
 from saccade.core.prompt import Inputs, Prefill, Prompt, Turn
 from saccade.core.protocols import Drafter, State
 from saccade.core.sampling import Sampling
-from saccade.core.tree import Tree
+from saccade.core.tree import Tree, chain
 from saccade.drafting.parallel.child import HEAD_START, Job
 from saccade.drafting.parallel.process import DraftError, Worker, acquire, release
 from saccade.drafting.setup import Setup
@@ -201,12 +201,11 @@ class WorkerDrafter(Drafter):
 
     def _chain(self, request: int, count: int) -> Tree:
         sight, laws = self._sights[request], self._laws
-        count = min(count, len(sight.tokens))
-        q = tuple(
+        q = [
             None if laws is None or slot is None else laws[request, slot]
             for slot in sight.slots[:count]
-        )
-        return Tree(tuple(sight.tokens[:count]), tuple(range(-1, count - 1)), q)
+        ]
+        return chain(sight.tokens[:count], q)
 
     def _hear(self, patience: float = 0.0) -> bool:
         """Takes in what has arrived, at least one message within ``patience``; whether one did."""

@@ -114,6 +114,8 @@ class Static(Shape):
             ) from error
         if len(set(paths)) > LARGEST:
             raise MethodError(f"a tree of {len(set(paths))} nodes is too large: {LARGEST} at most")
+        if (rank := max(map(max, paths))) >= LARGEST:
+            raise MethodError(f"a tree's ranks go from 0 to {LARGEST - 1}, not to {rank}")
         return Static(tuple(dict.fromkeys(sorted(paths, key=lambda path: (len(path), path)))))
 
     @property

@@ -1,0 +1,36 @@
+"""Claims about the command line: what cannot be is said in one sentence, before any work."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from commands import Call
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("--trace", "/nowhere/rounds.jsonl"), "there is no folder /nowhere"),
+        (("--temperature", "inf"), "temperature=inf must be a number above 0"),
+        (("--temperature", "nan"), "temperature"),
+        (("--temperature", "1", "--top-p", "2"), "top_p=2.0 must be a number above 0 and up to 1"),
+        (("--temperature", "1", "--top-p", "nan"), "nan"),
+        (("--method", "sd/shape=paths-0,1000000"), "ranks go from 0 to 63, not to 1000000"),
+        (("--temperature", "1e-300"), "numbers broke down"),
+    ],
+)
+def test_silent_2_5_6_the_command_line_says_what_cannot_be(
+    call: Call, tmp_path: Path, words: tuple[str, ...], says: str
+) -> None:
+    """Claim: exit code 2 and a sentence; nothing is computed that is then lost."""
+    clip = tmp_path / "clip.mp4"
+    assert call("shapes", "make", "--frames", "4", "--size", "56", "--out", str(clip))[0] == 0
+    code, _, said = call("describe", str(clip), "--max-new-tokens", "4", *words)
+    assert code == 2 and says in said and "Traceback" not in said
+
+
+def test_silent_6_no_video_is_no_folder(call: Call) -> None:
+    """Claim: an empty name is refused, and not read as the current folder."""
+    code, _, said = call("describe", "")
+    assert code == 2 and "name a video" in said
