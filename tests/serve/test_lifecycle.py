@@ -20,6 +20,7 @@ from typing import Any
 import httpx
 import psutil
 import pytest
+from helpers import few
 from prometheus_client.parser import text_string_to_metric_families
 from serve.live import (
     QUESTION,
@@ -176,7 +177,7 @@ def _post(client: httpx.Client, **settings: Any) -> httpx.Response:
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", few([signal.SIGTERM, signal.SIGINT], 1))
 def test_a_signal_lets_answers_end_and_takes_no_new_ones(models, stream, number):
     """Claim: what runs is answered whole; meanwhile /health is 503, /live 200, and new ones 503."""
     run = Running(models, drain=20)

@@ -108,6 +108,7 @@ def finished(page: Page) -> str:
     return page.locator("#sac-result").inner_text()
 
 
+@pytest.mark.slow
 def test_an_example_is_answered_twice_alike_and_drawn(page: Page) -> None:
     """Claim: a run shows the same text in both columns, coloured on the right alone, then what the
     draft saw and its tree, which the slider moves from round to round.
