@@ -38,6 +38,7 @@ def accepted(result: Result) -> list[int]:
     return [len(round.accepted) for round in result.rounds[:-1]]  # the last is cut
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", few(["sd/shape=chain-7", "specvlm", "std"], 1))
 @pytest.mark.parametrize("length", [0.0, 2.0, 2.5])
 def test_an_imposed_length_is_the_mean_accepted(method: str, length: float) -> None:

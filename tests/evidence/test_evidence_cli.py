@@ -16,6 +16,7 @@ RESULTS = Path(__file__).parents[2] / "docs" / "results"
 pytestmark = pytest.mark.usefixtures("unchecked")
 
 
+@pytest.mark.slow
 def test_speed_as_json(call: Call, tmp_path: Path) -> None:
     """Claim: every ratio of the parts asked for with its goal, who differed, and the machine; the
     same in the file; the exit code is 0 whether goals are met or not."""

@@ -117,6 +117,7 @@ def _judge(found: Sequence[Outcome], alone: Sequence[str], requests: int) -> dic
     }
 
 
+@pytest.mark.slow
 def test_more_clients_than_places(models: loading.Models, clips):
     """Claim: 12 clients, 48 requests, 6 places: each is 200 and the serial answer, or 429 with
     Retry-After; both happen; afterwards the engine is empty."""

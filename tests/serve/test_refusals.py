@@ -232,6 +232,7 @@ HEAD = (
 )
 
 
+@pytest.mark.slow
 def test_a_body_that_lies_about_its_length_or_never_comes_is_refused(small):
     """Claim: absurd lengths are 4xx, and a body that stops coming is 408 when its time is over."""
     for length in (b"99999999999999999999", b"-1", b"x", b"9" * 5000):

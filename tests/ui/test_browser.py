@@ -152,6 +152,7 @@ def test_what_cannot_be_is_a_sentence_on_the_page(page: Page, tmp_path: Path) ->
     expect(error).to_have_text("")
 
 
+@pytest.mark.slow
 def test_stop_stops_and_a_closed_tab_makes_room(page: Page) -> None:
     """Claim: Stop ends a run before its end, and says so; after a tab with a run was closed the
     next tab is served."""
