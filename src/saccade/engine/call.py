@@ -191,6 +191,7 @@ class Call:
         total = self._clock.since()
         timings = Timings(**self.spent, decode=decode, first_token=self._first_token, total=total)
         plain = self.wanted.drafts and not self.recipe.drafts
+        prompts = self.request.ids
         return [
             Result(
                 ids=tuple(answer),
@@ -199,7 +200,7 @@ class Call:
                 finish_reason=self._finish[number],
                 rounds=tuple(self._records[number]),
                 timings=timings,
-                prompt_tokens=len(self.request.ids[number]),
+                prompt_tokens=len(prompts[number]),
                 visual_tokens=self.prompts[number].seen,
                 draft_visual_tokens=self.drafter.visible(number),
                 fallback_reason=self.drafter.reason,
