@@ -12,6 +12,7 @@ from commands import Call
     ("words", "says"),
     [
         (("--trace", "/nowhere/rounds.jsonl"), "there is no folder /nowhere"),
+        (("--threads", "100000"), "--threads 100000 is more than this machine bears"),
         (("--temperature", "inf"), "temperature=inf must be a number above 0"),
         (("--temperature", "nan"), "temperature"),
         (("--temperature", "1", "--top-p", "2"), "top_p=2.0 must be a number above 0 and up to 1"),

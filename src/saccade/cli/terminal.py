@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Annotated, Protocol
@@ -10,6 +11,10 @@ from typing import Annotated, Protocol
 import typer
 from rich.console import Console
 from rich.logging import RichHandler
+
+from saccade.core.errors import OptionError
+
+MANY = 16  # threads a processor
 
 PIPED_WIDTH = 120
 
@@ -37,6 +42,11 @@ def prepare(threads: int | None, verbose: bool) -> None:
         hf_logging.set_verbosity_error()
         hf_logging.disable_progress_bar()
     if threads is not None:
+        most = MANY * (os.cpu_count() or 1)
+        if threads > most:
+            raise OptionError(
+                f"--threads {threads} is more than this machine bears: {most} at most"
+            )
         torch.set_num_threads(threads)
 
 

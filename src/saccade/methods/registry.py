@@ -37,7 +37,7 @@ T = TypeVar("T")
 def found() -> Iterator[tuple[str, Provides]]:
     """What each file brings, with the name it goes by: ours, installed ones, the user's own.
 
-    An installed one that cannot be read is left out with a warning; the user's own raises
+    An installed one that cannot be read is left out, and that is told; the user's own raises
     MethodError.
     """
     own = {module.name for module in pkgutil.iter_modules([str(Path(__file__).parent)])} - OURS
@@ -48,7 +48,7 @@ def found() -> Iterator[tuple[str, Provides]]:
         try:
             yield point.value, provided(point.value, point.load())
         except Exception as error:
-            log.warning("the methods of %s are left out: %s", point.value, error)
+            log.error("the methods of %s are left out: %s", point.value, error)
     for path in filter(None, os.environ.get(FILES, "").split(os.pathsep)):
         try:
             yield path, provided(path, _loaded(Path(path)))
