@@ -12,8 +12,8 @@ from saccade.core.errors import OptionError
 from saccade.core.prompt import Inputs
 from saccade.core.sampling import Sampling
 from saccade.core.tree import Tree
-from saccade.drafting.drafters import Setup
 from saccade.drafting.recipe import Recipe
+from saccade.drafting.setup import Setup
 from saccade.drafting.views.basic import Worded
 from saccade.inputs import Loaded
 from saccade.methods import resolve
@@ -46,11 +46,11 @@ def answer(
     ends: Sequence[int],
 ) -> list[int]:
     """The draft's greedy answer over the visual tokens that the view keeps of its prompt."""
-    team = Setup(target.backbone, draft.backbone, view.view, view.shape, [Sampling()], tokens)
-    common, banned = team.common()
+    setup = Setup(target.backbone, draft.backbone, view.view, view.shape, [Sampling()], tokens)
+    common, banned = setup.common()
     prompts = target.backbone.prompts(inputs)
     guide = Session(target.backbone, [Sampling()]).prefill(prompts, record=view.view.attention)
-    read = draft.backbone.prompts(team.readable(inputs if own is None else own))
+    read = draft.backbone.prompts(setup.readable(inputs if own is None else own))
     session = Session(draft.backbone, [Sampling()], vocab=common, banned=banned, room=tokens)
     session.prefill([view.view(guide[0], read[0])])
     found: list[int] = []

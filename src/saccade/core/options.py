@@ -62,10 +62,11 @@ def settle(
     model: Any, generation_config: GenerationConfig | None, settings: Mapping[str, Any]
 ) -> GenerationConfig:
     """The model's generation config with the caller's over it. Raises OptionError by name."""
-    _sound(settings)
     config = copy.deepcopy(generation_config or model.generation_config)
+    wanted = {name: value for name, value in settings.items() if value is not None}
+    _sound({**config.to_dict(), **wanted})
     try:
-        unknown = config.update(**{name: v for name, v in settings.items() if v is not None})
+        unknown = config.update(**wanted)
     except ValueError as error:
         raise OptionError(_first_line(error)) from error
     if unknown:
@@ -74,7 +75,6 @@ def settle(
     for name, allowed in REFUSED.items():
         if given.get(name) not in allowed:
             raise OptionError(f"{name}={given[name]!r} is not supported by saccade; leave it out")
-    _sound(given)
     return config
 
 

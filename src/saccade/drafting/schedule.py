@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from saccade.core.protocols import Cut, Drafter, Scoring, State
 from saccade.core.result import FinishReason, Round, Verdict
@@ -18,6 +19,8 @@ from saccade.core.sampling import BrokenLaw, Scores
 from saccade.core.tree import Tree
 from saccade.core.verify import verify
 from saccade.model import memory
+
+T = TypeVar("T")
 
 NOTHING = Verdict((), (), None, None)
 NO_MEMORY = "the target has no memory to judge what is drafted"
@@ -33,10 +36,15 @@ class Group:
     cut: Cut
     first: int = 0
 
+    @classmethod
+    def begun(cls, drafter: Drafter, requests: Sequence[int], cut: Cut, first: int = 0) -> Group:
+        """Requests whose folds are at their beginnings."""
+        return cls(drafter, {request: drafter.start() for request in requests}, cut, first)
+
 
 def serial(target: Scoring, draft: Drafter, requests: Sequence[int], cut: Cut) -> Iterator[Round]:
     """Propose, score, verify, commit, until every request has ended; one target forward a round."""
-    group = Group(draft, {request: draft.start() for request in requests}, cut)
+    group = Group.begun(draft, requests, cut)
     while group.states:
         for _, round in advance(target, [group]):
             yield round
@@ -51,34 +59,25 @@ def advance(target: Scoring, groups: Sequence[Group]) -> Iterator[tuple[Group, R
         spent.append(time.perf_counter() - began)
 
     began = time.perf_counter()
-    laws = target.score(
-        {
-            group.first + r: tree
-            for group, own in zip(groups, drafted, strict=True)
-            for r, tree in own.items()
-        }
-    )
-    outcomes = [
-        judged(trees, {r: laws[group.first + r] for r in trees}, group.cut)
+    scored = target.score(_numbered(groups, drafted))
+    laws = [
+        {r: scored[group.first + r] for r in trees}
         for group, trees in zip(groups, drafted, strict=True)
     ]
+    outcomes = [
+        judged(trees, own, group.cut)
+        for group, trees, own in zip(groups, drafted, laws, strict=True)
+    ]
     emitted = [{r: verdict.tokens for r, verdict in verdicts.items()} for verdicts, _ in outcomes]
-    target.commit(
-        {
-            group.first + r: new
-            for group, own in zip(groups, emitted, strict=True)
-            for r, new in own.items()
-        }
-    )
+    target.commit(_numbered(groups, emitted))
     verifying = time.perf_counter() - began
 
-    for group, trees, drafting, (verdicts, endings), new in zip(
-        groups, drafted, spent, outcomes, emitted, strict=True
+    for group, trees, drafting, own, (verdicts, endings), new in zip(
+        groups, drafted, spent, laws, outcomes, emitted, strict=True
     ):
         began = time.perf_counter()
         group.drafter.commit(new)
         drafting += time.perf_counter() - began
-        own = {r: laws[group.first + r] for r in trees}
         rounds = _rounds(
             group.drafter, group.states, trees, own, verdicts, endings, (drafting, verifying)
         )
@@ -86,6 +85,15 @@ def advance(target: Scoring, groups: Sequence[Group]) -> Iterator[tuple[Group, R
             if round.finish is not None:
                 del group.states[round.request]
             yield group, round
+
+
+def _numbered(groups: Sequence[Group], each: Sequence[Mapping[int, T]]) -> dict[int, T]:
+    """What each group has by its requests, as the session counts them."""
+    return {
+        group.first + request: value
+        for group, own in zip(groups, each, strict=True)
+        for request, value in own.items()
+    }
 
 
 def parallel(target: Scoring, draft: Drafter, requests: Sequence[int], cut: Cut) -> Iterator[Round]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Mapping, Sequence
 
 from saccade.core.prompt import Prompt, Turn
-from saccade.core.protocols import Schedule, State
+from saccade.core.protocols import Schedule
 from saccade.core.result import FinishReason, Result, Round, RoundRecord, Timings
 from saccade.core.tree import Tree
 from saccade.drafting.fallback import Fallback
@@ -172,10 +172,6 @@ class Call:
         for round in schedule(session, self.drafter, range(len(self.prompts)), self.stops.cut):
             self.note(round)
             yield round
-
-    def states(self) -> dict[int, State]:
-        """The folds' beginnings, for whoever runs the rounds of several calls together."""
-        return {request: self.drafter.start() for request in range(len(self.prompts))}
 
     def note(self, round: Round) -> None:
         """Keeps what the results will say of a round."""

@@ -129,7 +129,7 @@ class Scheduler:
         for number, entry in live.items():
             call = entry.call
             if entry.group is None:
-                entry.group = Group(call.drafter, call.states(), call.stops.cut, number)
+                entry.group = Group.begun(call.drafter, [0], call.stops.cut, number)
             groups[number] = entry.group
 
         def give_up(trees: Mapping[int, Tree], error: Exception) -> None:
