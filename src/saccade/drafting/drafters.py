@@ -130,13 +130,36 @@ class SelfDrafter(SessionDrafter):
         session = Session(model, setup.rules, banned=banned, room=setup.room)
         super().__init__(session, setup.shape)
         self._view = setup.view
+        self._prefills: Sequence[Prefill] = ()
+        self._pruned: list[Prompt] = []
+        self._rounds: dict[int, int] = {}
 
     def ready(self, prefills: Sequence[Prefill]) -> float:
         pruned = [self._view(prefill, prefill.prompt) for prefill in prefills]
         self._seen = {i: prompt.seen for i, prompt in enumerate(pruned)}
+        self._prefills, self._pruned = prefills, pruned
         clock = Clock(self.session.backbone.device)
-        self.session.fork(prefills, pruned)
+        self.session.fork(prefills, pruned, renewed=self._view.refresh is not None)
         return clock.since()
+
+    def commit(self, tokens: Mapping[int, Sequence[int]]) -> None:
+        super().commit(tokens)
+        if (refresh := self._view.refresh) is not None:
+            for request in tokens:
+                self._rounds[request] = self._rounds.get(request, 0) + 1
+                if self._rounds[request] % refresh.every == 0:
+                    self._renew(request, refresh.hold)
+
+    def _renew(self, request: int, hold: float) -> None:
+        """Looks where the target looks now."""
+        again = self._prefills[request].again
+        assert again is not None
+        newer, held = again(), self._pruned[request].held(self._prefills[request].prompt)
+        assert newer.mass is not None and newer.relevance is not None
+        more = 1 + hold * held
+        newer = replace(newer, mass=newer.mass * more, relevance=newer.relevance * more)
+        self._pruned[request] = self._view(newer, newer.prompt)
+        self.session.reselect(request, self._pruned[request])
 
 
 class EarlyExit(SelfDrafter):

@@ -49,6 +49,14 @@ class Recipe:
             f"view {view.name} picks among the target's own keys; use drafter=self",
         )
         yield (
+            view.refresh is not None and not view.attention,
+            f"view {view.name} does not ask what the target looks at, so nothing can refresh it",
+        )
+        yield (
+            view.refresh is not None and self.drafter is not SelfDrafter,
+            "only the target drafting for itself has the keys of what comes anew; use drafter=self",
+        )
+        yield (
             self.drafter is Lookup and self.shape.reads_laws,
             "lookup drafts a chain; use shape=chain-N",
         )

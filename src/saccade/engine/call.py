@@ -12,11 +12,13 @@ from saccade.core.prompt import Prompt, Turn
 from saccade.core.protocols import Schedule
 from saccade.core.result import FinishReason, Result, Round, RoundRecord, Timings
 from saccade.core.tree import Tree
+from saccade.drafting.drafters import SelfDrafter
 from saccade.drafting.fallback import Fallback
 from saccade.drafting.planning import chained, plan
 from saccade.drafting.recipe import Recipe
 from saccade.drafting.schedule import NO_MEMORY, MemoryGuard
 from saccade.drafting.setup import Setup
+from saccade.drafting.views.basic import FULL
 from saccade.engine.request import Request
 from saccade.model.backbone import Backbone
 from saccade.model.batch_invariant import ExactSession, check
@@ -107,10 +109,14 @@ class Call:
         clock = Clock(target.device)
         drafter.prefill(self.prompts)
         spent["prefill"] = clock.since()
+        refresh = self.recipe.view.refresh
         record = self.recipe.drafts and self.recipe.view.attention
+        follow = refresh.rows if record and refresh is not None else 0
         prefills = []
         for place, prompt in enumerate(self.prompts):
-            pieces = self.session.reading(self.first + place, prompt, record=record, place=place)
+            pieces = self.session.reading(
+                self.first + place, prompt, record=record, follow=follow, place=place
+            )
             while True:
                 clock = Clock(target.device)
                 try:
@@ -186,7 +192,6 @@ class Call:
             decode = sum(r.draft_seconds + r.verify_seconds for own in self._records for r in own)
         total = self._clock.since()
         timings = Timings(**self.spent, decode=decode, first_token=self._first_token, total=total)
-        plain = self.wanted.drafts and not self.recipe.drafts
         prompts = self.request.ids
         return [
             Result(
@@ -201,11 +206,18 @@ class Call:
                 draft_visual_tokens=self.drafter.visible(number),
                 fallback_reason=self.drafter.reason,
                 reused_tokens=self.reused[number],
-                warnings=(PLAIN,) if plain else (),
+                warnings=self._warnings(number),
                 peak_bytes=peak,
             )
             for number, answer in enumerate(self.stops.answers)
         ]
+
+    def _warnings(self, number: int) -> tuple[str, ...]:
+        """What was not as the method's name has it."""
+        if not self.recipe.drafts:
+            return (PLAIN,) if self.wanted.drafts else ()
+        own = self.recipe.drafter is SelfDrafter and self.recipe.view != FULL
+        return (NOTHING_TO_PRUNE,) if own and not self.prompts[number].seen else ()
 
     def end(self, request: int) -> None:
         """Frees what is kept of a request that no turn will follow."""
@@ -217,4 +229,8 @@ class Call:
         self.drafter.close()
 
 
+NOTHING_TO_PRUNE = (
+    "the prompt has no video and no document (context=) to prune, so the target drafted with all "
+    "it reads, which is no faster than plain decoding"
+)
 PLAIN = "no draft model was given and the target's own drafts do not pay here: plain"

@@ -21,7 +21,7 @@ from saccade.core.result import Result, Round
 from saccade.drafting.planning import chained
 from saccade.drafting.recipe import Recipe
 from saccade.engine.call import Call, Phase, settle
-from saccade.engine.request import Captioner, Request, backbone
+from saccade.engine.request import Captioner, Request, Spans, backbone
 from saccade.methods import resolve
 from saccade.model import memory
 from saccade.model.backbone import Backbone
@@ -143,7 +143,7 @@ def stream(
         exact: bit for bit the answer of ``method="ar", exact=True``, in bf16 and fp16 too; drafts
             are chains, and a forward costs as much as one of 16 rows. See ``docs/lossless.md``.
         asked: as :meth:`Request.of` (``saccade/engine/request.py``): draft_inputs, tokenizer, seed,
-            captioner, ... and ``GenerationConfig``'s names (max_new_tokens, do_sample, ...).
+            captioner, context, ... and ``GenerationConfig``'s names (max_new_tokens, ...).
 
     Raises:
         OptionError, MethodError, ModelError: before any work, in one sentence.
@@ -176,6 +176,7 @@ def generate(
     model: nn.Module | Backbone,
     inputs: Inputs | Tensor,
     *,
+    context: Spans | Sequence[Spans] | None = None,
     draft: nn.Module | Backbone | None = None,
     draft_inputs: Inputs | None = None,
     method: str | Recipe = DEFAULT_METHOD,
@@ -220,7 +221,7 @@ def generate(
                 "its own: give draft_inputs= with the processor's output"
             )
     else:
-        own |= {"prefix_allowed_tokens_fn": prefix_allowed_tokens_fn}
+        own |= {"prefix_allowed_tokens_fn": prefix_allowed_tokens_fn, "context": context}
         request = Request.of(target, inputs, **own, **settings)
         ids = inputs["input_ids"]
     if streamer is not None and len(ids) > 1:

@@ -12,7 +12,7 @@ from transformers import GenerationConfig, LogitsProcessorList
 
 from saccade.core import options
 from saccade.core.errors import ModelError, OptionError
-from saccade.core.prompt import Inputs
+from saccade.core.prompt import CONTEXT, Inputs
 from saccade.core.sampling import Sampling
 from saccade.drafting.setup import Words
 from saccade.model import memory
@@ -23,6 +23,7 @@ PREPARED = ("attention_mask", "position_ids", "mm_token_type_ids", "mm_encoder_o
 IGNORABLE = ("past_key_values", "logits_to_keep", "use_cache", "synced_gpus")  # generate's own
 
 Captioner = Callable[[Inputs], Sequence[str]]
+Spans = tuple[int, int] | Sequence[tuple[int, int]]
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,7 @@ class Request:
         target: Backbone,
         inputs: Inputs,
         *,
+        context: Spans | Sequence[Spans] | None = None,
         draft_inputs: Inputs | None = None,
         tokenizer: Any = None,
         seed: int | None = None,
@@ -56,6 +58,8 @@ class Request:
 
         Args:
             inputs: what the target's processor returned, one or several requests.
+            context: (start, stop) of a document among the prompt's tokens, or several such: text
+                that views may prune like a video. Of several requests, one such entry each.
             draft_inputs: the draft's processor output, where it differs from the target's.
             tokenizer: a tokenizer or processor, for text in the result and for stop strings.
             seed: names the noise of sampling; a fresh one when None.
@@ -65,6 +69,13 @@ class Request:
         Raises OptionError in one sentence.
         """
         inputs = _readable(target, inputs)
+        if context is not None:
+            if draft_inputs is not None:
+                raise OptionError(
+                    f"context= counts the target's tokens, and the draft's own are others: put "
+                    f"{CONTEXT} into inputs and draft_inputs"
+                )
+            inputs = _with_documents(inputs, context)
         if seed is not None and not isinstance(seed, int):
             raise OptionError(f"seed={seed!r} is not a whole number")
         config = options.settle(target.model, generation_config, settings)
@@ -228,6 +239,32 @@ def _readable(target: Backbone, inputs: Inputs) -> Inputs:
             "everything the processor returned"
         )
     return found
+
+
+def _with_documents(inputs: Inputs, context: Spans | Sequence[Spans]) -> Inputs:
+    """The inputs with these spans of each request marked. Raises OptionError for such as are not
+    within the prompt."""
+    ids = inputs["input_ids"]
+    several: Any = [context] if len(ids) == 1 else context
+    real = inputs.get("attention_mask", torch.ones_like(ids)).bool()
+    marked = torch.zeros_like(ids)
+    try:
+        for row, own in enumerate(several):
+            places = real[row].nonzero().squeeze(-1)
+            for start, stop in [own] if isinstance(own[0], int) else own:
+                if not 0 <= start < stop <= len(places):
+                    raise OptionError(
+                        f"context=({start}, {stop}) is not within the prompt's {len(places)} tokens"
+                    )
+                marked[row, places[start:stop]] = 1
+        if len(several) != len(ids):
+            raise IndexError
+    except (TypeError, ValueError, IndexError) as error:
+        raise OptionError(
+            "context= is (start, stop) in tokens of the prompt, or a list of such; of several "
+            "requests a list with an entry for each"
+        ) from error
+    return {**inputs, CONTEXT: marked}
 
 
 def backbone(model: nn.Module | Backbone) -> Backbone:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from saccade.core.prompt import Prefill, Prompt
-from saccade.core.protocols import View
+from saccade.core.protocols import Refresh, View
 from saccade.drafting.drafters import EarlyExit, SelfDrafter
 from saccade.drafting.provides import Provides
 from saccade.drafting.recipe import Recipe
@@ -48,6 +48,7 @@ class PerHead(View):
     keep: float | None = None
     attention: bool = True
     own_keys: bool = True
+    refresh: Refresh | None = None
 
     def __call__(self, prefill: Prefill, prompt: Prompt) -> Prompt:
         assert prefill.mass is not None

@@ -63,6 +63,30 @@ class Segment:
     at: int
     block: Bool[Tensor, "new last"] | None = None
     record: Record | None = None
+    asked: Asked | None = None
+
+
+class Asked:
+    """Takes the queries of a segment's last rows, layer by layer, with their scale in them: what
+    those rows attend to can be told from them as long as the keys are there."""
+
+    def __init__(self, last: int | None = None) -> None:
+        """``last``: of how many rows; of all when None."""
+        self._last = 0 if last is None else last
+        self._layers: list[list[Queries]] = []
+
+    def take(self, layer: int, q: Queries, scale: float) -> None:
+        if layer == len(self._layers):
+            self._layers.append([])
+        self._layers[layer].append(q[:, -self._last :] * scale)
+
+    def row(self, layer: int, number: int) -> Float[Tensor, "head head_dim"]:
+        """A row's queries; rows are counted from the first one taken."""
+        for part in self._layers[layer]:
+            if number < part.shape[1]:
+                return part[:, number]
+            number -= part.shape[1]
+        raise IndexError(number)
 
 
 class Step:
@@ -98,6 +122,8 @@ class Step:
             else:
                 out = _attend_long(own[0], keys, values, segment.block, scale)
             parts.append(out.transpose(0, 1).reshape(out.shape[1], -1))
+            if segment.asked is not None:
+                segment.asked.take(layer, own[0], scale)
             if segment.record is not None:
                 _record(segment, layer, own[0], keys, scale)
         return parts[0] if len(parts) == 1 else torch.cat(parts)

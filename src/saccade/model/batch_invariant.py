@@ -51,7 +51,9 @@ class ExactSession(Session):
                 tokens = ids[start:stop] + ids[stop - 1 : stop] * spare
                 places = positions[start:stop] + positions[stop - 1 : stop] * spare
                 at = segment.at + start - segment.start
-                step = Ordered(Segment(segment.cache, 0, ROWS, at))
+                step = Ordered(
+                    Segment(segment.cache, 0, ROWS, at, asked=segment.asked), real=stop - start
+                )
                 laws = self._laws(model.forward(model.embed(tokens), places, step))
                 found += [laws[row - start] for row in wanted if start <= row < stop]
         return torch.stack(found)
@@ -60,13 +62,16 @@ class ExactSession(Session):
 class Ordered(Step):
     """Attention of ``ROWS`` rows of one request over its keys, block after block.
 
-    ``last`` is the last key each row sees; itself when None.
+    ``last`` is the last key each row sees; itself when None. ``real`` rows are not padding.
     """
 
-    def __init__(self, segment: Segment, last: Int[Tensor, " rows"] | None = None) -> None:
+    def __init__(
+        self, segment: Segment, last: Int[Tensor, " rows"] | None = None, real: int = ROWS
+    ) -> None:
         # no mask is made here: the base's is as wide as the cache
         self.segments = [segment]
         self.calls = 0
+        self._real = real
         end = segment.at + segment.stop - segment.start
         self._last = torch.arange(segment.at, end) if last is None else last
         segment.cache.reserve(end)
@@ -75,6 +80,8 @@ class Ordered(Step):
         self.calls += 1
         (segment,) = self.segments
         segment.cache.write(layer, segment.at, k, v)
+        if segment.asked is not None:
+            segment.asked.take(layer, q[:, : self._real], scale)
         keys, values = segment.cache.read(layer, segment.at + segment.stop - segment.start)
         return ordered(q, keys, values, self._last.to(q.device), scale).to(q.dtype)
 

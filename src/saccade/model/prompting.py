@@ -15,7 +15,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from saccade.core.errors import ModelError
-from saccade.core.prompt import Inputs, Prompt
+from saccade.core.prompt import CONTEXT, Inputs, Prompt, with_context
 from saccade.model import families
 from saccade.model.grid import Cells, arrange, lattice
 
@@ -50,7 +50,7 @@ class Reader:
         if embeds is None:
             embeds = self.model.get_input_embeddings()(ids)
         batch, length = ids.shape
-        mask = inputs.get("attention_mask")
+        mask, documents = inputs.get("attention_mask"), inputs.get(CONTEXT)
         real = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask.bool()
         real = real.to(self.device)
         positions = self._positions(captured.get("position_ids"), real)
@@ -62,20 +62,21 @@ class Reader:
             mine, read = ids[row, rows], embeds[row, rows]
             visual, fixed, grid = layout.next(mine, read)
             seen = int(visual.sum())
-            found.append(
-                Prompt(
-                    context=mine,
-                    embeds=read,
-                    positions=positions[:, row, rows],
-                    visual=visual,
-                    fixed=fixed,
-                    grid=grid,
-                    index=torch.arange(len(mine), device=self.device),
-                    next_position=int(positions[:, row, rows][:, -1].max()) + 1,  # as generate does
-                    deepstack=tuple(layer[taken : taken + seen] for layer in layers),
-                )
+            prompt = Prompt(
+                context=mine,
+                embeds=read,
+                positions=positions[:, row, rows],
+                visual=visual,
+                fixed=fixed,
+                grid=grid,
+                index=torch.arange(len(mine), device=self.device),
+                next_position=int(positions[:, row, rows][:, -1].max()) + 1,  # as generate does
+                deepstack=tuple(layer[taken : taken + seen] for layer in layers),
             )
             taken += seen
+            if documents is not None:
+                prompt = with_context(prompt, documents[row].to(self.device)[rows].bool())
+            found.append(prompt)
         return found
 
     def _capture(self, inputs: Inputs) -> dict[str, Any]:
@@ -86,6 +87,7 @@ class Reader:
         moved = {
             key: value.to(self.device) if isinstance(value, Tensor) else value
             for key, value in inputs.items()
+            if key != CONTEXT
         }
         try:
             self.model(**moved, use_cache=False)

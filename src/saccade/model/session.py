@@ -8,7 +8,8 @@ again with more nodes, and catching up with what was accepted is nobody's specia
 from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -19,10 +20,11 @@ from saccade.core.errors import ModelError
 from saccade.core.prompt import Prefill, Prompt, Turn
 from saccade.core.sampling import Sampling, Scores
 from saccade.core.tree import Tree
-from saccade.model.attention import Record, Segment, Step
+from saccade.model.attention import Asked, Record, Segment, Step
 from saccade.model.backbone import Backbone
 from saccade.model.cache import Cache
 from saccade.model.cuda_graphs import StaticSteps, automatic
+from saccade.model.recent import JudgedRow, Recent
 
 CHUNK = 2048  # prompt tokens a forward: what a prefill needs beside weights and keys
 Rules = Sequence[Sampling] | Mapping[int, Sampling]
@@ -50,6 +52,9 @@ class RequestState:
     tree: Tree = Tree()  # last scored; its keys follow the committed ones in the cache
     rows: list[Tensor] = field(default_factory=list)  # its logits
     place: int = 0  # among those it was asked with: names its noise
+    recent: Recent | None = None  # the rows judged last, where a view follows them
+    asked: list[tuple[Asked, int]] = field(default_factory=list)  # queries of the tree's nodes
+    held: Tensor | None = None  # [layer, kv_head, kept]: a fork's rows of its source, by place
 
 
 class Session:
@@ -91,9 +96,18 @@ class Session:
         ]
 
     def reading(
-        self, number: int, prompt: Prompt, *, record: bool = False, place: int = 0
+        self,
+        number: int,
+        prompt: Prompt,
+        *,
+        record: bool = False,
+        follow: int = 0,
+        place: int = 0,
     ) -> Generator[None, None, Prefill]:
-        """One prompt's prefill, a chunk at a time, so that others may be scored in between."""
+        """One prompt's prefill, a chunk at a time, so that others may be scored in between.
+
+        ``follow``: of how many rows judged last ``Prefill.again`` is to tell the attention.
+        """
         model = self.backbone
         if model.fused is not None:
             model.fused.refresh()
@@ -110,23 +124,41 @@ class Session:
             note = None
             if record and len(rows) and len(columns):
                 note = Record(rows, columns, len(text), mass, relevance)
-            hidden = self._read(prompt, Segment(cache, 0, stop - start, start, record=note))
+            asked = Asked(follow) if follow and stop == len(prompt) else None
+            segment = Segment(cache, 0, stop - start, start, record=note, asked=asked)
+            hidden = self._read(prompt, segment)
             if stop < len(prompt):
                 yield
         with torch.no_grad():
             tip = self._laws(hidden[-1:])[0]
-        self.requests[number] = RequestState(
+        request = self.requests[number] = RequestState(
             cache,
             prompt.context.tolist(),
             prompt.next_position,
             tip=tip,
             prompt_rows=(cache.length, cache.length),
             place=place,
+            recent=Recent(follow) if follow else None,
         )
         if not record:
             return Prefill(prompt, cache, tip)
         every = model.shares.every_head
-        return Prefill(prompt, cache, tip, every(mass), every(relevance))
+        found = Prefill(prompt, cache, tip, every(mass), every(relevance))
+        if request.recent is None or asked is None:
+            return found
+        kept = min(follow, stop - start)
+        for row in range(kept):
+            request.recent.add(JudgedRow(asked, row, cache.length - kept + row + 1))
+        return replace(found, again=partial(self._again, number, found, columns))
+
+    def _again(self, number: int, prefill: Prefill, columns: Int[Tensor, " seen"]) -> Prefill:
+        """What a prefill revealed, with the attention of the rows judged last."""
+        request = self.requests[number]
+        if not request.recent:
+            return prefill
+        mass, relevance = request.recent.attended(request.cache, columns)
+        every = self.backbone.shares.every_head
+        return replace(prefill, mass=every(mass), relevance=every(relevance))
 
     @torch.no_grad()
     def _read(self, prompt: Prompt, segment: Segment) -> Float[Tensor, "rows dim"]:
@@ -147,16 +179,18 @@ class Session:
         segment.cache.advance(stop - start)
         return hidden
 
-    def fork(self, prefills: Sequence[Prefill], prompts: Sequence[Prompt]) -> None:
+    def fork(
+        self, prefills: Sequence[Prefill], prompts: Sequence[Prompt], *, renewed: bool = False
+    ) -> None:
         """Starts from another session's caches, keeping the rows these prompts kept of them.
 
         From then on the keys of committed text are copied from there too: exact, and for free.
+        ``renewed``: what is kept may change by :meth:`reselect`.
         """
         for number, (prefill, prompt) in enumerate(zip(prefills, prompts, strict=True)):
             source = prefill.cache
             assert source is not None
-            heads = prompt.heads
-            rows = prompt.index if heads is None else self.backbone.shares.own_heads(heads)
+            rows = self._kept(prompt) if renewed or prompt.heads is not None else prompt.index
             cache = source.select(rows, self._room, self.backbone.layers)
             self.requests[number] = RequestState(
                 cache,
@@ -166,7 +200,21 @@ class Session:
                 source=source,
                 prompt_rows=(cache.length, source.length),
                 place=number,
+                held=rows if renewed else None,
             )
+
+    def reselect(self, number: int, prompt: Prompt) -> None:
+        """Changes which rows of its source's prompt a fork keeps; as many as before."""
+        request = self.requests[number]
+        assert request.held is not None and request.source is not None
+        request.held = request.cache.exchange(request.source, request.held, self._kept(prompt))
+
+    def _kept(self, prompt: Prompt) -> Int[Tensor, "layer kv_head kept"]:
+        """The rows each head of this process keeps."""
+        model = self.backbone
+        if prompt.heads is not None:
+            return model.shares.own_heads(prompt.heads)
+        return prompt.index.expand(model.layers, model.kv_heads, -1).contiguous()
 
     def turn(self, turns: Mapping[int, Turn], rules: Rules) -> None:
         """Goes on with a conversation: forgets the last tokens, appends the next question's.
@@ -185,6 +233,8 @@ class Session:
             stays = max(0, request.length - turn.drop)
             request.length = stays + len(turn.ids)
             request.generated = 0
+            if request.recent is not None:
+                request.recent.clear()
             request.tree, request.rows, request.tip = Tree(), [], None
             # at least one token waits: the law after it has yet to be computed
             held = min(request.cache.length - request.prompt_rows[0], stays, request.length - 1)
@@ -238,7 +288,10 @@ class Session:
             wanted += range(start + max(waiting - 1, 0), len(ids))
             at = request.cache.length + known
             block = None if trees_.is_chain(tree) else _block(tree, known, waiting)
-            segments.append(Segment(request.cache, start, len(ids), at, block))
+            asked = None if request.recent is None else Asked()
+            segments.append(Segment(request.cache, start, len(ids), at, block, asked=asked))
+            if asked is not None:
+                _note(request, asked, waiting, known, len(nodes))
         rows = list(self._forward(segments, ids, positions, wanted)) if segments else []
         found = {}
         for number, tree in trees.items():
@@ -271,11 +324,16 @@ class Session:
             request.cache.keep(path)
             if path:
                 request.tip = request.rows[path[-1]]
+            if request.recent is not None:
+                seen = request.prompt_rows[0] + request.length
+                for depth, node in enumerate(path):
+                    request.recent.add(JudgedRow(*request.asked[node], seen + depth + 1))
             request.pending += new[len(path) :]
             # what follows on a chain that was not judged to its end keeps its keys
             ahead = len(path) if path and len(path) == len(new) else len(request.tree)
             ahead = ahead if trees_.is_chain(request.tree) else len(request.tree)
             request.tree, request.rows = trees_.after(request.tree, ahead), request.rows[ahead:]
+            request.asked = request.asked[ahead:]
             request.context += new
             request.length += len(new)
             request.generated += len(new)
@@ -292,7 +350,8 @@ class Session:
         """Logits of the wanted rows; keys and values of all are written."""
         model = self.backbone
         fixed = None
-        if self.static is not None and len(self.requests) == 1:
+        followed = any(segment.asked is not None for segment in segments)
+        if self.static is not None and len(self.requests) == 1 and not followed:
             fixed = self.static.logits(segments, ids, positions, wanted)
             if fixed is not None and self.static.trusted:
                 return self._clip(fixed)
@@ -316,6 +375,15 @@ class Session:
         if len(self._banned):
             logits = logits.index_fill(1, self._banned, float("-inf"))
         return logits
+
+
+def _note(request: RequestState, asked: Asked, waiting: int, known: int, nodes: int) -> None:
+    """Pending tokens are committed already; which of the nodes will be is told by ``commit``."""
+    assert request.recent is not None
+    committed = request.prompt_rows[0] + request.length
+    for row in range(waiting):
+        request.recent.add(JudgedRow(asked, row, committed - waiting + row + 1))
+    request.asked[known:] = [(asked, waiting + node) for node in range(nodes)]
 
 
 def _catch_up(request: RequestState) -> None:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from saccade.core.errors import MethodError
 from saccade.core.prompt import Prefill, Prompt
-from saccade.core.protocols import Early, Positions, View
+from saccade.core.protocols import Early, Positions, Refresh, View
 from saccade.drafting.views import saliency
 
 GOLDEN = (5**0.5 - 1) / 2
@@ -55,6 +55,7 @@ class Pruned(View):
     positions: Positions = "original"
     own_keys: bool = False
     guide: Measure = saliency.attended  # used where ``attention`` is asked for
+    refresh: Refresh | None = None
     early: Early = "wait"
 
     def __post_init__(self) -> None:
@@ -136,7 +137,8 @@ def worded(prompt: Prompt, words: Sequence[int]) -> Prompt:
     media = iter(prompt.grid[:, 0].tolist())
     written: set[int] = set()
     named = prompt.context[prompt.index]
-    pictures = torch.isin(named, named[prompt.visual])  # newlines within a picture go with it
+    # newlines within a picture go with it
+    pictures = prompt.fixed & torch.isin(named, named[prompt.visual])
     for row, (visual, part) in enumerate(
         zip(prompt.visual.tolist(), pictures.tolist(), strict=True)
     ):
