@@ -224,7 +224,7 @@ class Unordered(ExactSession):
 
     def _forward(self, *args: Any) -> Tensor:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(batch_invariant, "Ordered", lambda segment: self._step([segment]))
+            patch.setattr(batch_invariant, "Ordered", lambda segment, real: self._step([segment]))
             return super()._forward(*args)
 
 

@@ -130,36 +130,43 @@ class SelfDrafter(SessionDrafter):
         session = Session(model, setup.rules, banned=banned, room=setup.room)
         super().__init__(session, setup.shape)
         self._view = setup.view
-        self._prefills: Sequence[Prefill] = ()
-        self._pruned: list[Prompt] = []
+        self._followed: dict[int, tuple[Prefill, Prompt]] = {}  # what is kept now of which
         self._rounds: dict[int, int] = {}
 
     def ready(self, prefills: Sequence[Prefill]) -> float:
         pruned = [self._view(prefill, prefill.prompt) for prefill in prefills]
         self._seen = {i: prompt.seen for i, prompt in enumerate(pruned)}
-        self._prefills, self._pruned = prefills, pruned
         clock = Clock(self.session.backbone.device)
-        self.session.fork(prefills, pruned, renewed=self._view.refresh is not None)
+        if self._view.refresh is not None:
+            self._followed = dict(enumerate(zip(prefills, pruned, strict=True)))
+        self.session.fork(prefills, pruned, renewed=bool(self._followed))
         return clock.since()
 
     def commit(self, tokens: Mapping[int, Sequence[int]]) -> None:
         super().commit(tokens)
-        if (refresh := self._view.refresh) is not None:
-            for request in tokens:
-                self._rounds[request] = self._rounds.get(request, 0) + 1
-                if self._rounds[request] % refresh.every == 0:
-                    self._renew(request, refresh.hold)
+        for request in self._followed.keys() & tokens.keys():
+            self._look_again(request)
 
-    def _renew(self, request: int, hold: float) -> None:
-        """Looks where the target looks now."""
-        again = self._prefills[request].again
-        assert again is not None
-        newer, held = again(), self._pruned[request].held(self._prefills[request].prompt)
+    def _look_again(self, request: int) -> None:
+        """Chooses anew where it is time to, by what the target's last judged rows looked at."""
+        refresh = self._view.refresh
+        assert refresh is not None
+        self._rounds[request] = self._rounds.get(request, 0) + 1
+        if self._rounds[request] % refresh.every:
+            return
+        prefill, pruned = self._followed[request]
+        assert prefill.again is not None
+        newer, held = prefill.again(), pruned.held(prefill.prompt)
         assert newer.mass is not None and newer.relevance is not None
-        more = 1 + hold * held
+        more = 1 + refresh.hold * held
         newer = replace(newer, mass=newer.mass * more, relevance=newer.relevance * more)
-        self._pruned[request] = self._view(newer, newer.prompt)
-        self.session.reselect(request, self._pruned[request])
+        pruned = self._view(newer, prefill.prompt)
+        self._followed[request] = prefill, pruned
+        self.session.reselect(request, pruned)
+
+    def end(self, request: int) -> None:
+        self._followed.pop(request, None)
+        super().end(request)
 
 
 class EarlyExit(SelfDrafter):

@@ -43,7 +43,7 @@ class Request:
         target: Backbone,
         inputs: Inputs,
         *,
-        context: Spans | Sequence[Spans] | None = None,
+        context: Any = None,
         draft_inputs: Inputs | None = None,
         tokenizer: Any = None,
         seed: int | None = None,
@@ -241,7 +241,7 @@ def _readable(target: Backbone, inputs: Inputs) -> Inputs:
     return found
 
 
-def _with_documents(inputs: Inputs, context: Spans | Sequence[Spans]) -> Inputs:
+def _with_documents(inputs: Inputs, context: Any) -> Inputs:
     """The inputs with these spans of each request marked. Raises OptionError for such as are not
     within the prompt."""
     ids = inputs["input_ids"]
