@@ -100,20 +100,3 @@ CONFIGS: dict[str, Made] = {
     "LLaVA-NeXT-7B": _llava_next(False, 4096, 32, 32, 32, 11008, 32064),
     "LLaVA-NeXT-13B": _llava_next(False, 5120, 40, 40, 40, 13824, 32064),
 }
-
-PAIRS = (
-    ("Qwen2.5-VL-72B", "Qwen2.5-VL-7B"),
-    ("Qwen2.5-VL-32B", "Qwen2.5-VL-7B"),
-    ("Qwen2.5-VL-32B", "Qwen2.5-VL-3B"),
-    ("Qwen2.5-VL-7B", "Qwen2.5-VL-3B"),
-    ("Qwen2-VL-72B", "Qwen2-VL-2B"),
-    ("Qwen2-VL-7B", "Qwen2-VL-2B"),
-    ("Qwen3-VL-32B", "Qwen3-VL-2B"),
-    ("Qwen3-VL-8B", "Qwen3-VL-2B"),
-    ("LLaVA-OneVision-72B", "LLaVA-OneVision-7B"),
-    ("LLaVA-OneVision-72B", "LLaVA-OneVision-0.5B"),
-    ("LLaVA-OneVision-7B", "LLaVA-OneVision-0.5B"),
-    ("LLaVA-1.5-13B", "LLaVA-1.5-7B"),
-    ("LLaVA-NeXT-13B", "LLaVA-NeXT-7B"),
-)
-"""The papers' pairs and their neighbours."""
