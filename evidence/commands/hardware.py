@@ -11,7 +11,8 @@ import typer
 
 from evidence.commands.pair import PairOptions, TargetOptions
 from saccade.cli import options
-from saccade.cli.bench import named_suites, split
+from saccade.cli.bench import named_suites
+from saccade.cli.loading import split
 from saccade.cli.options import grouped
 from saccade.cli.terminal import Json, Verbose, out, prepare, status
 

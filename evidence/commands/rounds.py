@@ -14,7 +14,8 @@ from rich.text import Text
 
 from evidence.commands.pair import PairOptions
 from saccade.cli import options
-from saccade.cli.bench import named_suites, split
+from saccade.cli.bench import named_suites
+from saccade.cli.loading import split
 from saccade.cli.options import grouped
 from saccade.cli.terminal import Json, Verbose, out, prepare, status
 from saccade.core.errors import OptionError

@@ -109,11 +109,6 @@ def bench_report(
     out.print(f"{report.write(run)} has the report", markup=False, soft_wrap=True)
 
 
-def split(names: str) -> list[str]:
-    """Names between commas."""
-    return [name.strip() for name in names.split(",") if name.strip()]
-
-
 def named_suites(given: str, data: Path | None) -> tuple[Suite, ...]:
     """Suites by their names between commas. Raises OptionError for one nobody knows."""
     from saccade.bench.suites import shapes
@@ -121,7 +116,7 @@ def named_suites(given: str, data: Path | None) -> tuple[Suite, ...]:
 
     known = shapes.suites()
     found: list[Suite] = []
-    for name in dict.fromkeys(split(given)):
+    for name in dict.fromkeys(loading.split(given)):
         if name == "all":
             found += [suite for task, suite in known.items() if task in shapes.TASKS]
         elif name in known:
@@ -135,13 +130,12 @@ def named_suites(given: str, data: Path | None) -> tuple[Suite, ...]:
 
 
 def _methods(given: str, exact: bool = False) -> tuple[str, ...]:
-    from saccade.bench.alone import is_alone, recipe
+    from saccade.bench.draft_only import is_draft_only, recipe
     from saccade.methods import SYSTEMS
 
-    every = [each for name in split(given) for each in (SYSTEMS if name == "all" else [name])]
-    chosen = tuple(dict.fromkeys(every))
-    for name in filter(is_alone, chosen):
+    chosen = loading.method_names(given)
+    for name in filter(is_draft_only, chosen):
         recipe(name)
-    ours = [n for n in chosen if not is_alone(n) and (n in SYSTEMS or "/" in n)]
+    ours = [n for n in chosen if not is_draft_only(n) and (n in SYSTEMS or "/" in n)]
     loading.recipes(ours, exact)
     return chosen
