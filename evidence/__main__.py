@@ -6,8 +6,10 @@ import typer
 
 from evidence.commands.checkpoint import make_checkpoint
 from evidence.commands.figure import figure
-from evidence.commands.hardware import flips, pool, prefill, profile
-from evidence.commands.pages import claims, report, scaling
+from evidence.commands.gpu import gpu
+from evidence.commands.hardware import flips, pool, prefill
+from evidence.commands.pages import claims, pairs, report, scaling
+from evidence.commands.rounds import cost, profile
 from evidence.commands.speed import speed
 from evidence.commands.training import evaluate, train
 from saccade.cli.app import called
@@ -23,10 +25,13 @@ app.command()(report)
 app.command()(claims)
 app.command()(speed)
 app.command()(scaling)
+app.command()(pairs)
 app.command()(profile)
+app.command()(cost)
 app.command()(prefill)
 app.command()(flips)
 app.command()(pool)
+app.command()(gpu)
 app.command("make-checkpoint")(make_checkpoint)
 app.command()(train)
 app.command("eval")(evaluate)

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from saccade.bench.hardware.gpu import REPORTED, Reported
+from evidence.hardware.gpu import REPORTED, Reported
 from saccade.bench.hardware.published import CONFIGS
 from saccade.inputs.footprint import Footprint, footprint
 from saccade.model import families

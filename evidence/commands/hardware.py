@@ -1,58 +1,32 @@
-"""``python -m evidence profile | prefill | flips | pool``: what forwards cost and what they say."""
+"""``python -m evidence prefill | flips | pool``: what forwards cost and what they say."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import asdict
 from itertools import islice
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from saccade.cli import loading, options
-from saccade.cli.bench import named_suites, profiled, split
-from saccade.cli.options import DeviceOptions, grouped
+from evidence.commands.pair import PairOptions, TargetOptions
+from saccade.cli import options
+from saccade.cli.bench import named_suites
+from saccade.cli.loading import split
+from saccade.cli.options import grouped
 from saccade.cli.terminal import Json, Verbose, out, prepare, status
 
 MIB = 2**20
 
 
 @grouped
-def profile(
-    how: DeviceOptions,
-    methods: Annotated[str, typer.Option(help="Comma-separated; serial ones.")] = (
-        "auto,sd/shape=fit,specvlm/shape=fit,sd/view=uniform/keep=0.1/shape=fit"
-    ),
-    suite: Annotated[str, typer.Option(help="Whose first items are asked.")] = "shapes-caption-2k",
-    limit: Annotated[int, typer.Option(min=1, help="Items.")] = 4,
-    max_new_tokens: Annotated[
-        int | None, typer.Option(min=1, help="The longest answer; else the suite's own.")
-    ] = None,
-    repeat: options.Repeat = 3,
-    target: options.Target = None,
-    draft: options.Draft = None,
-    as_json: Json = False,
-    verbose: Verbose = False,
-) -> None:
-    """Where a round's time goes, and how near it comes to what bare forwards allow."""
-    prepare(how.threads, verbose)
-    from saccade.bench.compare import named
-
-    recipes = {name: recipe for name, recipe in named(split(methods)).items() if recipe}
-    models = loading.models(target or "shapes", draft, quiet=as_json, **how.load)
-    settings: dict[str, Any] = {"max_new_tokens": max_new_tokens} if max_new_tokens else {}
-    profiled(models, recipes, suite, limit, repeat, settings, as_json)
-
-
-@grouped
 def prefill(
-    how: DeviceOptions,
+    how: TargetOptions,
     visual_tokens: Annotated[int, typer.Option(min=1, help="About how many to read.")] = 8192,
     rows: Annotated[int, typer.Option(min=1, help="Of the verification that follows.")] = 8,
     record: Annotated[
         bool, typer.Option("--record", help="Write down what the text attends to, too.")
     ] = False,
-    target: options.Target = None,
     as_json: Json = False,
     verbose: Verbose = False,
 ) -> None:
@@ -60,8 +34,7 @@ def prefill(
     prepare(how.threads, verbose)
     from evidence.hardware.prefill import read
 
-    models = loading.models(target or "shapes", None, quiet=as_json, **how.load)
-    found = read(models.target, visual_tokens, rows=rows, record=record)
+    found = read(how.loaded(), visual_tokens, rows=rows, record=record)
     if as_json:
         typer.echo(json.dumps(asdict(found)))
         return
@@ -81,12 +54,11 @@ def prefill(
 
 @grouped
 def flips(
-    how: DeviceOptions,
+    how: TargetOptions,
     suite: Annotated[str, typer.Option(help="Its items are the prompts.")] = "shapes-caption",
     limit: Annotated[int, typer.Option(min=1, help="Items.")] = 20,
     rows: Annotated[int, typer.Option(min=2, help="Rows of a forward, against one.")] = 8,
     max_new_tokens: options.Tokens = 128,
-    target: options.Target = None,
     exact: options.Exact = False,
     as_json: Json = False,
     verbose: Verbose = False,
@@ -95,9 +67,9 @@ def flips(
     prepare(how.threads, verbose)
     from evidence.hardware.flips import flips as counted
     from saccade.bench.runner import shown
-    from saccade.inputs import ask, load
+    from saccade.inputs import ask
 
-    loaded = load(target or "shapes", **how.load)
+    loaded = how.loaded()
     (chosen,) = named_suites(suite, None)
     found = [
         counted(
@@ -123,7 +95,7 @@ def flips(
 
 @grouped
 def pool(
-    how: DeviceOptions,
+    how: PairOptions,
     rows: Annotated[
         list[int] | None, typer.Option(min=1, help="Requests at once (repeatable).")
     ] = None,
@@ -131,9 +103,6 @@ def pool(
     suite: Annotated[str, typer.Option(help="Where the requests come from.")] = "shapes-caption",
     limit: Annotated[int, typer.Option(min=1, help="How many requests.")] = 16,
     max_new_tokens: options.Tokens = 256,
-    repeat: options.Repeat = 3,
-    target: options.Target = None,
-    draft: options.Draft = None,
     as_json: Json = False,
     verbose: Verbose = False,
 ) -> None:
@@ -143,7 +112,7 @@ def pool(
     from saccade.bench.show import columns
 
     (chosen,) = named_suites(suite, None)
-    models = loading.models(target or "shapes", draft, quiet=as_json, **how.load)
+    models = how.models(quiet=as_json)
     drafting = None if models.draft is None else models.draft.backbone
     with status("serving", quiet=as_json):
         asked = questions(models.target, islice(chosen.items(), limit), max_new_tokens)
@@ -153,7 +122,7 @@ def pool(
             asked,
             split(methods),
             rows or [1, 2, 4, 8],
-            repeat,
+            how.repeat,
         )
     if as_json:
         rates = [asdict(each) | {"tokens_per_second": each.tokens_per_second} for each in found]

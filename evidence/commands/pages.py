@@ -1,4 +1,4 @@
-"""``python -m evidence report | claims | scaling``: pages made of what is stored."""
+"""``python -m evidence report | claims | scaling | pairs``: pages made without a model at work."""
 
 from __future__ import annotations
 
@@ -40,3 +40,15 @@ def scaling() -> None:
     from evidence import scaling as plans
 
     typer.echo(plans.page())
+
+
+def pairs(
+    tokens: Annotated[int, typer.Option(min=1, help="Of the prompt.")] = 8192,
+    keep: Annotated[
+        float, typer.Option(min=0.001, max=1, help="The share of them the draft reads.")
+    ] = 0.1,
+) -> None:
+    """Print the README's table of pairs: what they need and may gain on a GPU, in bfloat16."""
+    from evidence.hardware.pairs import table
+
+    typer.echo(table(tokens, keep))

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from saccade.cli import loading, options
-from saccade.cli.bench import split
+from saccade.cli.loading import split
 from saccade.cli.terminal import Json, Threads, Verbose, out, prepare, status
 from saccade.core.errors import OptionError
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 from evidence.draw import Data
+from evidence.hardware.imposed import ImposedAcceptance, imposed
 from evidence.studies import stand_in
 from evidence.studies.lab import Lab, interval
 from evidence.studies.study import Study
 from evidence.training.agreement import FRAMES
-from saccade.bench.hardware.synthetic import Decree, imposed
 from saccade.bench.measures import per_token
 from saccade.drafting.planning import plan
 from saccade.methods import resolve
@@ -24,7 +24,7 @@ METHODS = {
     "hippo": "hippo",
     "auto": "auto",
 }
-# A draft that works beside the target judges no decree: HIPPO's takes turns with it here
+# A draft that works beside the target takes no imposed acceptance: HIPPO's takes turns with it here
 FILLED = {
     "ar": "ar",
     "specvlm, fitted": "specvlm/shape=fit",
@@ -53,8 +53,8 @@ def growth(lab: Lab) -> Data:
 
 def filled(lab: Lab) -> Data:
     """The same up to 32,768 visual tokens, whose prefill would take minutes an answer: caches are
-    filled with noise, and so many drafted tokens stand by decree. Forwards, the view's choice and
-    the draft's reading of it are real; a clip is another noise."""
+    filled with noise, and the acceptance is imposed. Forwards, the view's choice and the draft's
+    reading of it are real; a clip is another noise."""
     target, draft = lab.target.backbone, lab.draft.backbone
     sizes = [size for size in SIZES if size <= lab.size]
     lines: dict[str, list[list[float]]] = {name: [] for name in FILLED}
@@ -68,8 +68,8 @@ def filled(lab: Lab) -> Data:
         for turn in range(lab.clips + 1):  # the first warms up
             for name, recipe in recipes.items():
                 lab.tell(f"{name}, {size} visual tokens, turn {turn} of {lab.clips}")
-                decreed = imposed(recipe, Decree(rates=(STANDS,), seed=turn))
-                took = stand_in.decode(target, draft, decreed, prefill, lab.tokens)
+                recipe = imposed(recipe, ImposedAcceptance(rates=(STANDS,), seed=turn))
+                took = stand_in.decode(target, draft, recipe, prefill, lab.tokens)
                 if turn:
                     spent[name].append(1e3 * took)
         for name, own in spent.items():
@@ -92,7 +92,7 @@ STUDIES = {
     "growth-filled": Study(
         "SpecVLM, Sec. 1",
         "Milliseconds of decoding a token up to 32,768 visual tokens: caches filled with noise, "
-        "nine of ten drafted tokens accepted by decree.",
+        "nine of ten drafted tokens accepted (imposed).",
         filled,
         clips=3,
         size=SIZES[-1],

@@ -14,7 +14,7 @@ from evidence.studies import methods
 from evidence.studies.lab import TAU, Lab, interval
 from evidence.studies.specvlm import less, over_shares
 from evidence.studies.study import Study
-from saccade.bench import alone, words
+from saccade.bench import draft_only, words
 from saccade.bench.runner import shown
 from saccade.bench.suites.shapes import LENGTHS, SHORTEST, suites
 from saccade.inputs import ask
@@ -97,12 +97,12 @@ def _answered(lab: Lab, length: str) -> Data:
         said: dict[tuple[str, str], Sequence[int]] = {("the target", "the target"): plain}
         for what, draft in lab.drafts.items():
             for row, view in ANSWERED.items():
-                said[row, f"a draft that {what}"] = alone.answer(
+                said[row, f"a draft that {what}"] = draft_only.answer(
                     lab.target,
                     draft,
                     inputs,
                     None,
-                    alone.recipe(f"draft/view={view}"),
+                    draft_only.recipe(f"draft/view={view}"),
                     tokens=lab.tokens,
                     ends=model.generation_config.eos_token_id,
                 )

@@ -135,8 +135,7 @@ class Lab:
             return replace(blank, **records.of(self.answer(method, clip, inputs, **settings)))
         settings = {"max_new_tokens": self.tokens, "do_sample": False, **settings}
         timed = PEERS[method](self.target, self.draft, inputs, settings)
-        seconds, counted = timed.decode
-        return replace(blank, ids=timed.ids, total=timed.total, decode=seconds, counted=counted)
+        return replace(blank, **records.of_peer(timed))
 
     def rounds(self, method: str, number: int = 0) -> Sequence[RoundRecord]:
         return self.run(method, number).rounds

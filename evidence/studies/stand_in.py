@@ -1,4 +1,4 @@
-"""Prompts that nobody read: decoding starts over keys as random as its verdicts are decreed.
+"""Prompts that nobody read: random keys under an imposed acceptance.
 
 So contexts of any length cost no prefill; how long a token takes is real.
 """

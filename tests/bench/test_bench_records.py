@@ -50,7 +50,6 @@ def test_every_field_comes_back(tmp_path: Path) -> None:
     records.write(tmp_path, about, [FULL, blank])
     records.write(tmp_path, {"another": "line"}, [replace(FULL, turn=2)])
     assert records.read(tmp_path) == (about, [FULL, blank, replace(FULL, turn=2)])
-    assert list(records.done([FULL, blank])) == [("s", "s-1"), ("", "")]
 
 
 def test_fields_of_a_result() -> None:

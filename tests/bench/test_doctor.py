@@ -9,7 +9,6 @@ import torch
 
 from saccade.bench.hardware import doctor
 from saccade.bench.hardware.doctor import RATES, SLOPE, TYPICAL, Diagnosis, Outlook, Part, examine
-from saccade.bench.hardware.published import CONFIGS, PAIRS
 from saccade.inputs.footprint import Footprint
 from saccade.model.memory import GIB, SPARE
 
@@ -196,17 +195,3 @@ def test_json_has_what_is_shown() -> None:
     assert shown["notes"] == ("a note",) and shown["problems"] == ()
     assert [each["rate"] for each in shown["outlook"]] == list(RATES)
     assert [each["name"] for each in shown["parts"]] == ["big", "small"]
-
-
-@pytest.mark.parametrize(("target", "draft"), PAIRS)
-def test_the_papers_pairs(target: str, draft: str) -> None:
-    """Claim: each pair of the papers works and is worth it on a GPU with room.
-    Fails if a published config is read wrongly enough to turn the verdict."""
-    found = examine(
-        (target, CONFIGS[target]()),
-        (draft, CONFIGS[draft]()),
-        tokens=8192,
-        device="cuda",
-        there=2**60,
-    )
-    assert 0 < found.ratio < 1 and found.verdict.startswith("worth it") and not found.problems

@@ -11,13 +11,11 @@ import pytest
 import transformers as hf
 
 from evidence import checkpoints
-from saccade.bench.hardware.published import PAIRS
 
 Call = Callable[..., tuple[int, str, str]]
 FIELDS = {
     "parts", "there", "tokens", "ratio", "outlook", "problems", "notes", "needed", "verdict",
 }  # fmt: skip
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(autouse=True)
@@ -181,29 +179,3 @@ def test_a_folder_with_nothing(call: Call, tmp_path: Path) -> None:
         code, printed, said = call("doctor", *words, "--device", "cpu")
         assert code == 2 and not printed, said
         assert len(said.strip().splitlines()) == 1 and "Traceback" not in said
-
-
-def table(call: Call) -> list[str]:
-    code, printed, _ = call("doctor", "--pairs")
-    assert code == 0
-    return printed.strip().splitlines()
-
-
-def test_the_table_of_pairs(call: Call) -> None:
-    """Claim: --pairs prints a Markdown table, a row a pair of the papers, every cell filled, and
-    the smaller a draft beside the same target, the greater the gain.
-    Fails if a pair is left out or the columns part."""
-    head, rule, *rows = table(call)
-    cells = [[cell.strip() for cell in row.strip("|").split("|")] for row in (head, *rows)]
-    assert set(rule) <= set("|-:") and {len(row) for row in cells} == {6}
-    assert [tuple(row[:2]) for row in cells[1:]] == list(PAIRS)
-    assert all(cell for row in cells for cell in row)
-    gains = {tuple(row[:2]): float(row[5].split(" / ")[0]) for row in cells[1:]}
-    assert gains["Qwen2.5-VL-32B", "Qwen2.5-VL-3B"] > gains["Qwen2.5-VL-32B", "Qwen2.5-VL-7B"]
-
-
-def test_the_readme_has_this_table(call: Call) -> None:
-    """Claim: the README shows the table that `saccade doctor --pairs` prints, line by line.
-    Fails if one of them was changed without the other."""
-    readme = (ROOT / "README.md").read_text()
-    assert "\n".join(table(call)) in readme

@@ -9,8 +9,8 @@ import torch
 from commands import Call
 from helpers import qwen25, video_input
 
+from evidence.hardware import profile
 from evidence.hardware.prefill import stretched
-from saccade.bench.hardware import profile
 from saccade.core.errors import OptionError
 from saccade.model.backbone import Backbone
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from evidence import scaling
+from evidence.hardware import gpu
 from evidence.scaling import ASSUMED, GPUS, plan, shape
-from saccade.bench.hardware import gpu
 from saccade.bench.hardware.published import CONFIGS
 
 ROOT = Path(__file__).parents[2]
@@ -34,7 +34,7 @@ def test_the_page_holds_what_the_command_prints() -> None:
 def test_one_gpu_is_what_the_older_prediction_says(
     pair: tuple[scaling.Shape, scaling.Shape],
 ) -> None:
-    """Claim: with layers in turn, T(1) and the speedup are those of `bench gpu --predict`."""
+    """Claim: with layers in turn, T(1) and the speedup are those of `evidence gpu --predict`."""
     tokens = 12_288
     found = plan(*pair, H200, 2, "PP", tokens)
     each, once, step, speedup = gpu.predicted(

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from evidence import studies
+from evidence.hardware.imposed import ImposedAcceptance, imposed
 from evidence.studies import growth, stand_in
 from evidence.studies import lab as labs
 from evidence.studies.lab import Lab
 from evidence.training import agreement
-from saccade.bench.hardware.synthetic import Decree, imposed
 from saccade.bench.peers import PEERS, Timed
 from saccade.bench.records import Answer
 from saccade.core.result import Round
@@ -174,8 +174,8 @@ def test_growth_over_noise(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("method", ["ar", "specvlm", "std", "hippo/schedule=serial"])
-def test_a_stand_in_is_decoded_by_decree(method: str) -> None:
-    """Claim: after a stand-in a draft's tokens stand as decreed: with all of them, rounds are as
+def test_a_stand_in_takes_an_imposed_acceptance(method: str) -> None:
+    """Claim: after a stand-in a draft's tokens stand as imposed: with all of them, rounds are as
     few as its shape allows. Control: with none, one a token."""
     lab = Lab(clips=1)
     target, draft = lab.target.backbone, lab.draft.backbone
@@ -183,7 +183,7 @@ def test_a_stand_in_is_decoded_by_decree(method: str) -> None:
     assert prefill.prompt.seen == 200 and len(prefill.prompt) == 264
     for rate, most in ((1.0, 8), (0.0, 24)):
         rounds: list[Round] = []
-        recipe = imposed(resolve(method), Decree(rates=(rate,)))
+        recipe = imposed(resolve(method), ImposedAcceptance(rates=(rate,)))
 
         def counted(*given: Any, to: Any = rounds, schedule: Any = recipe.schedule) -> Any:
             for round in schedule(*given):

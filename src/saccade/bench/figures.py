@@ -14,8 +14,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from saccade.bench import measures
-from saccade.bench.alone import is_alone
 from saccade.bench.compare import BASELINE
+from saccade.bench.draft_only import is_draft_only
 from saccade.bench.records import STAGES, Answer
 
 # Okabe and Ito's colours; marks and dashes tell the lines apart without them
@@ -34,7 +34,7 @@ GREYS = ("#f0f0f0", "#d0d0d0", "#b8b8b8", "#f8f8f8", "#ffffff", "#e4e4e4", "#909
 
 def write(folder: Path, suite: str, answers: Sequence[Answer]) -> list[Path]:
     """Draws what these answers allow; the paths of the files."""
-    methods = dict.fromkeys(a.method for a in answers if not is_alone(a.method))
+    methods = dict.fromkeys(a.method for a in answers if not is_draft_only(a.method))
     by: By = {
         name: own
         for name in methods
@@ -116,60 +116,13 @@ def positions(by: By) -> Figure | None:
     rows = {name: found for name, own in by.items() if len(found := measures.by_position(own)) > 1}
     if not rows:
         return None
-    lines: dict[str, dict[float, float]] = {
-        name: dict(enumerate(found[:PLACES], 1)) for name, found in rows.items()
-    }
-    across = "place in the draft (tokens after the committed text)"
-    figure = _lines(lines, across, "share accepted", small=True)
-    figure.axes[0].set_ylim(0, 1.05)
-    return figure
-
-
-def kept(by: By) -> Figure | None:
-    """Acceptance against the share of visual tokens kept, for methods run at several shares."""
-    lines: dict[str, dict[float, float]] = {}
-    for name, own in by.items():
-        parts = name.split("/")
-        shares = [part.removeprefix("keep=") for part in parts if part.startswith("keep=")]
-        found = measures.tau(own)
-        if shares and found is not None:
-            base = "/".join(part for part in parts if not part.startswith("keep="))
-            lines.setdefault(base, {})[float(shares[0])] = found
-    lines = {name: points for name, points in lines.items() if len(points) > 1}
-    if not lines:
-        return None
-    across = "share of visual tokens the draft keeps"
-    figure = _lines(lines, across, "tau (tokens per target forward)")
-    (axis,) = figure.axes
-    axis.set_xscale("log")
-    every = sorted({share for points in lines.values() for share in points})
-    axis.set_xticks(every, [f"{share:g}" for share in every])
-    axis.minorticks_off()
-    return figure
-
-
-FIGURES: dict[str, Callable[[By], Figure | None]] = {
-    "speed": speed,
-    "stages": stages,
-    "positions": positions,
-    "kept": kept,
-}
-
-
-def _figure(rows: int) -> Figure:
-    return Figure(figsize=(6.4, 1.1 + 0.32 * max(rows, 3)), layout="constrained")
-
-
-def _lines(
-    lines: Mapping[str, Mapping[float, float]], across: str, up: str, *, small: bool = False
-) -> Figure:
-    """A line a method through its points."""
     figure = Figure(figsize=(5.4, 3.6), layout="constrained")
     axis = figure.subplots()
-    for i, (name, points) in enumerate(lines.items()):
+    for i, (name, found) in enumerate(rows.items()):
+        shares = found[:PLACES]
         axis.plot(
-            sorted(points),
-            [points[at] for at in sorted(points)],
+            range(1, len(shares) + 1),
+            shares,
             label=name,
             marker=MANY[i % len(MANY)],
             ls=DASHES[(i + i // len(COLOURS)) % len(DASHES)],
@@ -178,9 +131,21 @@ def _lines(
             lw=1.2,
             ms=5,
         )
-    name_axes(axis, across, up)
-    figure.legend(fontsize=SMALL - small, ncols=3, loc="outside upper center")
+    name_axes(axis, "place in the draft (tokens after the committed text)", "share accepted")
+    axis.set_ylim(0, 1.05)
+    figure.legend(fontsize=SMALL - 1, ncols=3, loc="outside upper center")
     return figure
+
+
+FIGURES: dict[str, Callable[[By], Figure | None]] = {
+    "speed": speed,
+    "stages": stages,
+    "positions": positions,
+}
+
+
+def _figure(rows: int) -> Figure:
+    return Figure(figsize=(6.4, 1.1 + 0.32 * max(rows, 3)), layout="constrained")
 
 
 def _rows(axis: Axes, names: Sequence[str], across: str) -> None:

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from saccade.bench.peers import Timed
 from saccade.core.errors import OptionError
 from saccade.core.result import Result
 from saccade.core.tree import height
@@ -110,6 +111,14 @@ def of(result: Result) -> dict[str, Any]:
     )
 
 
+def of_peer(timed: Timed) -> dict[str, Any]:
+    """The fields of an answer that a peer's run knows."""
+    seconds, counted = timed.decode
+    return dict(
+        ids=timed.ids, total=timed.total, first=timed.first, decode=seconds, counted=counted
+    )
+
+
 def write(folder: Path, about: dict[str, Any], fresh: Sequence[Answer]) -> None:
     """Appends the answers of whole items; the line about the run comes first in a new file."""
     path = folder / RESULTS
@@ -155,11 +164,6 @@ def stored(folder: Path) -> tuple[dict[str, Any], list[Answer]]:
     first, *rest = gzip.decompress(packed.read_bytes()).decode().splitlines()
     fields = map(json.loads, rest)
     return json.loads(first), [_answer(each) for each in fields if DONE not in each]
-
-
-def done(answers: Iterable[Answer]) -> Iterator[tuple[str, str]]:
-    """(suite, item) of everything that need not be run again."""
-    return ((answer.suite, answer.item) for answer in answers)
 
 
 def _answer(fields: dict[str, Any]) -> Answer:

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from saccade.bench import figures, measures, records, words
-from saccade.bench.alone import is_alone
 from saccade.bench.compare import BASELINE
+from saccade.bench.draft_only import is_draft_only
 from saccade.bench.measures import Interval
 from saccade.bench.records import Answer
 
@@ -34,7 +34,7 @@ T_p: it leaves out that verifying several tokens costs more than one. *I/O* is S
 Sec. 3.3: keys read a token as a share of plain decoding's.
 """
 
-ALONE = """\
+DRAFT_ONLY = """\
 The draft's own greedy answer under each view, beside the target's (`ar`), to the first question of
 an item (HIPPO's Fig. 3, TABED's Table 9). *Agrees* is how far it writes the target's very tokens
 before the first other one, as a share of the answer.
@@ -98,7 +98,7 @@ def _suite(answers: Sequence[Answer]) -> Iterable[str]:
     items = len({answer.item for answer in answers})
     yield f"{items} items, {visual:.0f} visual tokens (median)."
     yield ""
-    both = [answer for answer in answers if not is_alone(answer.method)]
+    both = [answer for answer in answers if not is_draft_only(answer.method)]
     yield from _table(both, SPEED)
     failed = {
         f"- `{answer.method}`: {answer.error or answer.fallback}"
@@ -112,9 +112,11 @@ def _suite(answers: Sequence[Answer]) -> Iterable[str]:
     yield from ("", "### What the formulas expect", "", FORMULAS)
     yield from _table(both, FORMULA, ours=True, drafting=True)
     if len(both) < len(answers):
-        yield from ("", "### What the draft answers by itself", "", ALONE)
+        yield from ("", "### What the draft answers by itself", "", DRAFT_ONLY)
         own = [answer for answer in answers if answer.turn == 0]
-        yield from _table([a for a in own if is_alone(a.method) or a.method == BASELINE], QUALITY)
+        yield from _table(
+            [a for a in own if is_draft_only(a.method) or a.method == BASELINE], QUALITY
+        )
 
 
 def _table(

@@ -10,17 +10,18 @@ import hashlib
 import json
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from saccade.bench import alone, records
-from saccade.bench.alone import is_alone
+from saccade.bench import draft_only, records
 from saccade.bench.compare import BASELINE, WARM_UP_TOKENS, first_line, named
+from saccade.bench.draft_only import is_draft_only
 from saccade.bench.peers import PEERS
 from saccade.bench.records import Answer
 from saccade.bench.suites.datasets import message_parts
@@ -98,8 +99,8 @@ def run(
     ``folder`` holds another plan's run.
     """
     recipes = {
-        **named([name for name in plan.methods if not is_alone(name)]),
-        **{name: alone.recipe(name) for name in plan.methods if is_alone(name)},
+        **named([name for name in plan.methods if not is_draft_only(name)]),
+        **{name: draft_only.recipe(name) for name in plan.methods if is_draft_only(name)},
     }
     about = plan.about(target, draft)
     folder.mkdir(parents=True, exist_ok=True)
@@ -110,7 +111,7 @@ def run(
             raise OptionError(
                 f"{folder} holds a run of another plan: give another --out, or delete it"
             )
-    finished = set(records.done(known))
+    finished = {(answer.suite, answer.item) for answer in known}
     todo = [(suite, item) for suite, item in plan.items() if (suite.name, item.id) not in finished]
     whole = len(finished) + len(todo)
     settings: dict[str, Any] = {"do_sample": plan.temperature > 0}
@@ -183,51 +184,62 @@ class _Bench:
         return self.captioner(frames) if self.captioner is not None and frames else None
 
     def answer(self, name: str, recipe: Recipe | None, settings: dict[str, Any]) -> list[Answer]:
-        """One answer per turn of the item. What a peer gets wrong, or a method that cannot serve
-        this item, is a finding and not an end."""
+        """One answer per turn of the item; of the draft by itself, to the first question. What a
+        peer gets wrong, or a method that cannot serve this item, is a finding and not an end."""
+        turns = 1 if is_draft_only(name) else 1 + len(self.item.then)
+        found: list[Answer] = []
+        said: list[str] = []
         try:
-            if recipe is None:
-                return self._by_peer(name, settings)
-            if is_alone(name):
-                return self._by_draft(name, recipe, settings)
-            return self._by_us(name, recipe, settings)
+            with self._answering(name, recipe, settings) as answer:
+                for turn in range(turns):
+                    fields = answer(*self._inputs(turn, said))
+                    said.append(fields["text"])
+                    found.append(replace(self._blank(name, turn), **fields))
         except Exception as error:
             ours = recipe is not None and not isinstance(error, SaccadeError)
             if ours or name == BASELINE:
                 raise
             return [self._blank(name, 0, error=first_line(error))]
-
-    def _by_us(self, name: str, recipe: Recipe, settings: dict[str, Any]) -> list[Answer]:
-        found: list[Answer] = []
-        said: list[str] = []
-        with Conversation(
-            self.target.backbone,
-            draft=None if self.draft is None else self.draft.backbone,
-            method=recipe,
-            tokenizer=self.target.tokenizer,
-            captioner=self.caption,
-            seed=self.seed,
-            exact=self.exact,
-            **settings,
-        ) as talk:
-            for turn in range(1 + len(self.item.then)):
-                inputs, own = self._inputs(turn, said)
-                result = talk.run(inputs, draft_inputs=own)
-                said.append(result.text or "")
-                fields = records.of(result)
-                found.append(replace(self._blank(name, turn), **fields))
         return found
 
-    def _by_draft(self, name: str, recipe: Recipe, settings: dict[str, Any]) -> list[Answer]:
-        """What the draft says by itself, to the first question."""
+    @contextmanager
+    def _answering(
+        self, name: str, recipe: Recipe | None, settings: dict[str, Any]
+    ) -> Iterator[Callable[[Inputs, Inputs | None], dict[str, Any]]]:
+        """What answers one turn after the other, with the fields of an answer."""
+        if recipe is None:
+            yield partial(self._by_peer, name, settings)
+        elif is_draft_only(name):
+            yield partial(self._by_draft, name, recipe, settings)
+        else:
+            with Conversation(
+                self.target.backbone,
+                draft=None if self.draft is None else self.draft.backbone,
+                method=recipe,
+                tokenizer=self.target.tokenizer,
+                captioner=self.caption,
+                seed=self.seed,
+                exact=self.exact,
+                **settings,
+            ) as talk:
+                yield lambda inputs, own: records.of(talk.run(inputs, draft_inputs=own))
+
+    def _by_draft(
+        self,
+        name: str,
+        recipe: Recipe,
+        settings: dict[str, Any],
+        inputs: Inputs,
+        own: Inputs | None,
+    ) -> dict[str, Any]:
+        """What the draft says by itself."""
         if self.draft is None:
             raise OptionError(f"{name} needs a draft model: give --draft")
-        inputs, own = self._inputs(0, [])
         config = settle(self.target.backbone.model, None, settings)
         end = config.eos_token_id
         ends = [] if end is None else [end] if isinstance(end, int) else list(end)
         began = time.perf_counter()
-        ids = alone.answer(
+        ids = draft_only.answer(
             self.target,
             self.draft,
             inputs,
@@ -236,35 +248,25 @@ class _Bench:
             tokens=settings["max_new_tokens"],
             ends=ends,
         )
-        text = self.target.tokenizer.decode(ids, skip_special_tokens=True)
-        took = time.perf_counter() - began
-        return [replace(self._blank(name, 0), ids=tuple(ids), text=text, total=took)]
+        text = self._text(ids)
+        return {"ids": tuple(ids), "text": text, "total": time.perf_counter() - began}
 
-    def _by_peer(self, name: str, settings: dict[str, Any]) -> list[Answer]:
-        found: list[Answer] = []
-        said: list[str] = []
-        for turn in range(1 + len(self.item.then)):
-            inputs, _ = self._inputs(turn, said)
-            torch.manual_seed(self.seed)  # a peer samples with torch's own noise
-            peak = Peak(self.target.backbone.devices)
-            timed = PEERS[name](self.target, self.draft, inputs, dict(settings))
-            taken = peak.bytes()
-            text = self.target.tokenizer.decode(list(timed.ids), skip_special_tokens=True)
-            said.append(text)
-            found.append(
-                replace(
-                    self._blank(name, turn),
-                    ids=timed.ids,
-                    text=text,
-                    total=timed.total,
-                    first=timed.first,
-                    decode=timed.decode[0],
-                    counted=timed.decode[1],
-                    prompt_tokens=int(inputs["input_ids"].shape[1]),
-                    peak=taken,
-                )
-            )
-        return found
+    def _by_peer(
+        self, name: str, settings: dict[str, Any], inputs: Inputs, own: Inputs | None
+    ) -> dict[str, Any]:
+        torch.manual_seed(self.seed)  # a peer samples with torch's own noise
+        peak = Peak(self.target.backbone.devices)
+        timed = PEERS[name](self.target, self.draft, inputs, dict(settings))
+        taken = peak.bytes()
+        return {
+            **records.of_peer(timed),
+            "text": self._text(timed.ids),
+            "prompt_tokens": int(inputs["input_ids"].shape[1]),
+            "peak": taken,
+        }
+
+    def _text(self, ids: Sequence[int]) -> str:
+        return str(self.target.tokenizer.decode(list(ids), skip_special_tokens=True))
 
     def _inputs(self, turn: int, said: Sequence[str]) -> tuple[Inputs, Inputs | None]:
         """Of the target, and of the draft where it looks with its own eyes."""

@@ -11,7 +11,6 @@ from rich.table import Table
 from rich.text import Text
 
 from saccade.bench.compare import Row
-from saccade.bench.hardware.profile import Profile
 from saccade.core.result import Kind, RoundRecord
 
 STYLE: dict[Kind, str] = {"accepted": "green", "recovered": "bold yellow", "bonus": "bold cyan"}
@@ -95,26 +94,6 @@ def table(rows: Mapping[str, Row]) -> Table:
     return found
 
 
-def profiles(found: Sequence[Profile]) -> Table:
-    """A line a method: what a round does, its milliseconds and where they go, the ideal."""
-    heads = ("tau", "gamma", "rows", "ms", "draft", "verify", "rest", "level", "c", "T(n)", "bare")
-    table = columns(["method"], [*heads, "ideal", "got", "share"])
-    for each in found:
-        parts = (each.drafting, each.verifying, each.rest)
-        table.add_row(
-            each.method,
-            *(f"{value:.2f}" for value in (each.tau, each.gamma, each.rows)),
-            _milli(each.round),
-            *(f"{part / each.round:.0%}" for part in parts),
-            "" if each.level is None else _milli(each.level),
-            *map(_milli, (each.bare_level, each.bare_verify, each.bare_round)),
-            f"{each.ideal[0]:.2f}",
-            f"{each.measured[0]:.2f}",
-            Text(f"{each.share[0]:.0%}", style="bold"),
-        )
-    return table
-
-
 def notes(console: Console, rows: Mapping[str, Row]) -> None:
     """What a table has no room for: failures and fallbacks."""
     for name, row in rows.items():
@@ -150,10 +129,6 @@ def offline_svg(svg: str) -> str:
 def _rgb(pixel: np.ndarray) -> str:
     red, green, blue = (int(value) for value in pixel)
     return f"rgb({red},{green},{blue})"
-
-
-def _milli(seconds: float) -> str:
-    return f"{1e3 * seconds:.2f}"
 
 
 def _number(value: float | None, digits: int) -> str:

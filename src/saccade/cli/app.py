@@ -15,7 +15,6 @@ from saccade.cli.compare import compare
 from saccade.cli.demo import demo
 from saccade.cli.describe import describe
 from saccade.cli.doctor import doctor
-from saccade.cli.gpu import gpu
 from saccade.cli.methods import methods
 from saccade.cli.serve import serve
 from saccade.cli.shapes import shapes_app
@@ -55,7 +54,6 @@ app.command()(methods)
 app.command()(calibrate)
 app.command()(doctor)
 app.command("train-draft")(train_draft)
-bench_app.command("gpu")(gpu)
 app.add_typer(bench_app, name="bench")
 app.add_typer(shapes_app, name="shapes")
 

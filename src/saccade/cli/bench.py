@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
-from dataclasses import asdict
-from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from saccade.cli import loading, options
-from saccade.cli.options import DeviceOptions, LoadOptions, ModelOptions, grouped
-from saccade.cli.terminal import Json, Verbose, err, out, prepare, status
+from saccade.cli.options import LoadOptions, ModelOptions, grouped
+from saccade.cli.terminal import Verbose, err, out, prepare
 from saccade.core.errors import OptionError
 
 if TYPE_CHECKING:
     from saccade.bench.suites.types import Suite
-    from saccade.drafting.recipe import Recipe
 
 DEFAULT_SUITE = "shapes-caption"
 DEFAULT_METHODS = "ar,auto,sd,specvlm,specvlm/shape=fit,sage,hf,hf-assisted-seeing"
@@ -114,107 +109,6 @@ def bench_report(
     out.print(f"{report.write(run)} has the report", markup=False, soft_wrap=True)
 
 
-@bench_app.command("cost")
-@grouped
-def bench_cost(
-    how: DeviceOptions,
-    methods: Annotated[str, typer.Option(help="Comma-separated.")] = (
-        "sd/shape=chain-3,sd/shape=chain-7,specvlm,specvlm/shape=chain-7"
-    ),
-    accepted: Annotated[
-        float | None, typer.Option(min=0, help="Accepted tokens a round, on average.")
-    ] = None,
-    rates: Annotated[
-        str | None, typer.Option(help="0.9,0.8,...: the chance of each place of a draft.")
-    ] = None,
-    suite: Annotated[str, typer.Option(help="Its first item is the prompt.")] = "shapes-caption-2k",
-    max_new_tokens: options.Tokens = 128,
-    repeat: options.Repeat = 3,
-    target: options.Target = None,
-    draft: options.Draft = None,
-    as_json: Json = False,
-    verbose: Verbose = False,
-) -> None:
-    """Impose an acceptance on real forwards: what drafting costs, and how close to the ideal it is.
-
-    The verdicts are decreed, so models with random weights will do.
-    """
-    prepare(how.threads, verbose)
-    from saccade.bench.compare import named
-    from saccade.bench.hardware.synthetic import Decree, imposed
-
-    if accepted is None and rates is None:
-        accepted = 3.0
-    decree = Decree(accepted, tuple(map(_rate, rates.split(","))) if rates else ())
-    recipes = {
-        name: recipe if name == "ar" else imposed(recipe, decree)
-        for name, recipe in named(split(methods)).items()
-        if recipe is not None
-    }
-    models = loading.models(target or "shapes", draft, quiet=as_json, **how.load)
-    # no token ends a text, so that all answers are as long
-    settings = {"max_new_tokens": max_new_tokens, "eos_token_id": -1}
-    profiled(models, recipes, suite, 1, repeat, settings, as_json)
-
-
-def profiled(
-    models: loading.Models,
-    recipes: Mapping[str, Recipe],
-    suite: str,
-    limit: int,
-    repeat: int,
-    settings: dict[str, Any],
-    as_json: bool,
-) -> None:
-    """Measures over a suite's first items, and prints."""
-    from saccade.bench import runner, show
-    from saccade.bench.hardware.profile import profile
-    from saccade.bench.trace import environment
-    from saccade.inputs import ask
-
-    (chosen,) = named_suites(suite, None)
-    items = islice(chosen.items(), limit)
-    with status("profiling", quiet=as_json) as tell:
-        found = profile(
-            models.target,
-            models.draft,
-            [ask(models.target, item.question, **runner.shown(item)) for item in items],
-            recipes,
-            settings={
-                "max_new_tokens": chosen.setting.max_new_tokens,
-                "do_sample": False,
-                **settings,
-            },
-            repeat=repeat,
-            tell=tell,
-        )
-    if as_json:
-        about = {"suite": chosen.name, "items": limit, "repeat": repeat}
-        every = [asdict(each) for each in found]
-        typer.echo(json.dumps({**about, "environment": environment(), "methods": every}))
-        return
-    out.print(show.profiles(found))
-    out.print(
-        f"[dim]milliseconds a round (of it: drafting, verifying, the rest) and a drafted level; by "
-        f"bare forwards: c a level, T(n) the rows, both a round, T(1) "
-        f"{found[0].bare_plain * 1e3:.2f}; ideal and got: times ar. {limit} items of "
-        f"{chosen.name} x {repeat} runs[/dim]",
-        soft_wrap=True,
-    )
-
-
-def split(names: str) -> list[str]:
-    """Names between commas."""
-    return [name.strip() for name in names.split(",") if name.strip()]
-
-
-def _rate(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise OptionError(f"{text!r} is no rate: --rates 0.9,0.8,0.6") from None
-
-
 def named_suites(given: str, data: Path | None) -> tuple[Suite, ...]:
     """Suites by their names between commas. Raises OptionError for one nobody knows."""
     from saccade.bench.suites import shapes
@@ -222,7 +116,7 @@ def named_suites(given: str, data: Path | None) -> tuple[Suite, ...]:
 
     known = shapes.suites()
     found: list[Suite] = []
-    for name in dict.fromkeys(split(given)):
+    for name in dict.fromkeys(loading.split(given)):
         if name == "all":
             found += [suite for task, suite in known.items() if task in shapes.TASKS]
         elif name in known:
@@ -236,13 +130,12 @@ def named_suites(given: str, data: Path | None) -> tuple[Suite, ...]:
 
 
 def _methods(given: str, exact: bool = False) -> tuple[str, ...]:
-    from saccade.bench.alone import is_alone, recipe
+    from saccade.bench.draft_only import is_draft_only, recipe
     from saccade.methods import SYSTEMS
 
-    every = [each for name in split(given) for each in (SYSTEMS if name == "all" else [name])]
-    chosen = tuple(dict.fromkeys(every))
-    for name in filter(is_alone, chosen):
+    chosen = loading.method_names(given)
+    for name in filter(is_draft_only, chosen):
         recipe(name)
-    ours = [n for n in chosen if not is_alone(n) and (n in SYSTEMS or "/" in n)]
+    ours = [n for n in chosen if not is_draft_only(n) and (n in SYSTEMS or "/" in n)]
     loading.recipes(ours, exact)
     return chosen

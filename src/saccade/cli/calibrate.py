@@ -126,13 +126,8 @@ def _check_writable(path: Path) -> None:
 
 
 def _read(video: str, sampling: Sampling, tell: Callable[[str], None]) -> Clip:
-    from saccade.inputs import media
-
     tell(f"reading {video}")
-    clip = media.read(video, sampling)
-    for warning in clip.warnings:
-        err.print(warning, style="yellow", markup=False)
-    return clip
+    return loading.read(video, sampling, quiet=True)
 
 
 def _own(tell: Callable[[str], None]) -> list[Clip]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -50,12 +51,8 @@ def compare(
     known = loading.known(models, how)
     prepare(known.threads, verbose)
     from saccade.bench.compare import named
-    from saccade.methods import SYSTEMS
 
-    given = (methods or f"ar,{known.method},hf").split(",")
-    names = [name.strip() for name in given if name.strip()]
-    names = [each for name in names for each in (SYSTEMS if name == "all" else [name])]
-    names = list(dict.fromkeys(names))
+    names = loading.method_names(methods or f"ar,{known.method},hf")
     ours = [name for name, recipe in named(names).items() if recipe is not None]
     loading.recipes(ours, exact)
     clip = loading.read(video, frames.sampling(), quiet=as_json)
@@ -116,7 +113,7 @@ def compared(
     clip: Clip,
     video: str,
     prompt: str,
-    names: list[str],
+    names: Sequence[str],
     *,
     repeat: int,
     max_new_tokens: int,

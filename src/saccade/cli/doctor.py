@@ -42,9 +42,6 @@ def doctor(
     ] = None,
     quantize: options.Quantize = None,
     trust_remote_code: options.Trust = False,
-    pairs: Annotated[
-        bool, typer.Option("--pairs", help="A Markdown table of well-known pairs instead.")
-    ] = False,
     as_json: Json = False,
     verbose: Verbose = False,
 ) -> None:
@@ -58,9 +55,6 @@ def doctor(
     from saccade.bench.hardware.doctor import examine
     from saccade.model.memory import GIB, available
 
-    if pairs:
-        typer.echo(_pairs(tokens or TOKENS, keep))
-        return
     if draft is None and target == "shapes":
         draft = "shapes-draft"
     place = inputs.pick_device(device)
@@ -176,33 +170,3 @@ def _show(found: Diagnosis, device: str) -> None:
     if found.outlook or found.problems:
         style = "bold red" if found.problems else "bold"
         out.print(found.verdict, style=style, markup=False, soft_wrap=True)
-
-
-def _pairs(tokens: int, keep: float) -> str:
-    """The README's table: what the papers' pairs need and may gain on a GPU, in bfloat16."""
-    from saccade.bench.hardware.doctor import TYPICAL, examine
-    from saccade.bench.hardware.published import CONFIGS, PAIRS
-    from saccade.model.memory import gib
-
-    lines = [
-        f"| target | draft | memory at {tokens} tokens | draft step | best chain | "
-        f"expected decode x at {TYPICAL:.0%} / 90% accepted |",
-        "|---|---|---:|---:|---:|---:|",
-    ]
-    for target, draft in PAIRS:
-        found = examine(
-            (target, CONFIGS[target]()),
-            (draft, CONFIGS[draft]()),
-            tokens=tokens + ANSWER,
-            keep=keep,
-            device="cuda",
-            there=2**60,
-        )
-        typical, good = (
-            next(each for each in found.outlook if each.rate == rate) for rate in (TYPICAL, 0.9)
-        )
-        lines.append(
-            f"| {target} | {draft} | {gib(found.needed)} | {found.ratio:.3f} | {typical.length} | "
-            f"{typical.speedup:.1f} / {good.speedup:.1f} |"
-        )
-    return "\n".join(lines)

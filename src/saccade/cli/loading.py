@@ -64,6 +64,19 @@ def known(given: ModelOptions, how: LoadOptions, method: str | None = None) -> K
     )
 
 
+def split(names: str) -> list[str]:
+    """Names between commas."""
+    return [name.strip() for name in names.split(",") if name.strip()]
+
+
+def method_names(given: str) -> tuple[str, ...]:
+    """Methods named between commas, each once; ``all`` is every one of ours."""
+    from saccade.methods import SYSTEMS
+
+    every = [each for name in split(given) for each in (SYSTEMS if name == "all" else [name])]
+    return tuple(dict.fromkeys(every))
+
+
 def recipes(methods: Sequence[str], exact: bool = False) -> list[Recipe]:
     """Recipes by name; a process for a draft in parallel starts while the models load.
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from saccade.bench.suites.benchmarks import BENCHMARKS
-from saccade.bench.suites.protocols import SETTINGS
 
 DESCRIBE = (
     "Please provide a detailed description of the video, focusing on the main subjects, "
@@ -123,15 +122,16 @@ NAMES = {
 
 def test_every_setting_is_written_down_here():
     """Claim: no setting without its numbers in this file, and none here that is not stored."""
-    assert {(name, paper) for name, of in SETTINGS.items() for paper in of} == set(STATED)
-    assert set(SETTINGS) == set(BENCHMARKS)
+    assert {(name, paper) for name, known in BENCHMARKS.items() for paper in known.papers} == set(
+        STATED
+    )
 
 
 @pytest.mark.parametrize("name", BENCHMARKS)
 def test_the_splits_of_a_benchmark_are_those_a_paper_ran(name: str):
     """Claim: no setting asks for a split there is not, and no split is there for nothing."""
     splits = {split for source in BENCHMARKS[name].sources for split in source.files}
-    assert splits == {setting.split for setting in SETTINGS[name].values()}
+    assert splits == {setting.split for setting in BENCHMARKS[name].papers.values()}
 
 
 @pytest.mark.parametrize(("name", "paper"), STATED, ids="/".join)
@@ -140,7 +140,7 @@ def test_a_setting_is_the_papers(name: str, paper: str):
 
     Fails if a number of the table drifts from the section named above it.
     """
-    setting = SETTINGS[name][paper]
+    setting = BENCHMARKS[name].papers[paper]
     stored = (
         setting.samples, setting.max_new_tokens, setting.frames, setting.split, setting.prompt,
     )  # fmt: skip
@@ -150,7 +150,7 @@ def test_a_setting_is_the_papers(name: str, paper: str):
 
 def test_what_a_paper_leaves_open_is_said():
     """Claim: a setting without a number of samples, or whose prompt is ours, says "not stated"."""
-    for of in SETTINGS.values():
-        for setting in of.values():
+    for known in BENCHMARKS.values():
+        for setting in known.papers.values():
             if setting.samples is None:
                 assert "not stated" in setting.paper

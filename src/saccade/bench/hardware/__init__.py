@@ -1,1 +1,1 @@
-"""What forwards and machines cost: profiles, GPUs, prefills, many at once."""
+"""Whether a pair fits and pays, by its published shapes and before any weight is loaded."""

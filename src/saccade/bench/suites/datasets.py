@@ -1,7 +1,7 @@
 """The papers' benchmarks, read where they lie on disk, in the layouts they are published in.
 
-`benchmarks` says of each which files and columns it has, `protocols` how the papers ran it; one
-loader reads them all. An item that cannot be used is listed with its reason, and the others go on.
+`benchmarks.yaml` says of each which files and columns it has and how the papers ran it; one loader
+reads them all. An item that cannot be used is listed with its reason, and the others go on.
 """
 
 from __future__ import annotations
@@ -19,9 +19,8 @@ from saccade.bench.suites import wording
 from saccade.bench.suites.archives import file_name
 from saccade.bench.suites.benchmarks import Benchmark
 from saccade.bench.suites.places import Index, Place
-from saccade.bench.suites.protocols import IMAGE as MARK
 from saccade.bench.suites.rows import Row, Rows
-from saccade.bench.suites.types import Item, LayoutError, Medium, Setting
+from saccade.bench.suites.types import MARK, Item, LayoutError, Medium, Setting
 from saccade.core.errors import OptionError, VideoInputError
 from saccade.inputs import media
 from saccade.inputs.media import Clip, Sampling

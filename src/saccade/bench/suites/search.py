@@ -12,8 +12,7 @@ from pathlib import Path
 
 from saccade.bench.suites.benchmarks import BENCHMARKS, Benchmark, Source
 from saccade.bench.suites.datasets import Dataset, damage
-from saccade.bench.suites.places import IMAGE, Index
-from saccade.bench.suites.protocols import SETTINGS
+from saccade.bench.suites.places import IMAGE, VIDEO, Index
 from saccade.bench.suites.rows import Rows, missing_shards, read_rows
 from saccade.bench.suites.types import Setting
 from saccade.core.errors import OptionError
@@ -31,15 +30,14 @@ def open_dataset(
 
     `root` is its folder, a folder that holds it, or a snapshot of the hub; without it the local hub
     cache is searched, and annotations without pictures may be fetched. `paper` is one of the
-    benchmark's `SETTINGS` (default: the first). Raises `OptionError`, with the command that helps,
+    benchmark's `papers` (default: the first). Raises `OptionError`, with the command that helps,
     where files are missing, cut short or changed.
     """
     key, part = _parse(name)
     known = BENCHMARKS[key]
-    settings = SETTINGS[key]
-    if paper is not None and paper not in settings:
-        raise OptionError(f"{known.title} has no setting {paper!r}: use {', '.join(settings)}")
-    setting = settings[paper or next(iter(settings))]
+    if paper is not None and paper not in known.papers:
+        raise OptionError(f"{known.title} has no setting {paper!r}: use {', '.join(known.papers)}")
+    setting = known.papers[paper or next(iter(known.papers))]
     fitting = [source for source in known.sources if setting.split in source.files]
     parts = () if known.part_column or not known.parts else (part,) if part else known.parts
     search = _Search(known, setting.split, parts or ("",), Path(root) if root is not None else None)
@@ -100,12 +98,11 @@ class _Search:
             pictures = self._rows(source, paths, [(known.join.key,), (known.join.column,)])
         if known.media is not None:
             remedy = self.remedy(source, beside=True)
-            suffixes = known.media.suffixes
-            index = Index(
-                self._roots(source, folder), suffixes, suffixes != IMAGE, known.media.fold
-            )
+            videos = "video" in known.columns
+            roots, suffixes = self._roots(source, folder), VIDEO if videos else IMAGE
+            index = Index(roots, suffixes, videos, known.media.fold)
             if index.bare:
-                what = "images" if known.media.suffixes == IMAGE else "videos"
+                what = "videos" if videos else "images"
                 names = ", ".join(known.media.packed)
                 raise self._half(f"its {what} ({names}) are missing", remedy)
         return Dataset(known.title, setting, known, tables, "", pictures, index, remedy)

@@ -18,6 +18,9 @@ Task = Literal["caption", "choice", "short", "open", "text"]
 (short), or not at all by us (text: reasoning and code)."""
 
 
+MARK = "<image>"  # where a question has an image; without it the media come before the text
+
+
 class LayoutError(Exception):
     """Files are not as they should be; the message is a clause without a subject's folder."""
 

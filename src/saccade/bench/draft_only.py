@@ -22,7 +22,7 @@ from saccade.model.session import Session
 PREFIX = "draft"
 
 
-def is_alone(name: str) -> bool:
+def is_draft_only(name: str) -> bool:
     """Whether a name means the draft by itself: ``draft`` or ``draft/view=...``."""
     return name == PREFIX or name.startswith(PREFIX + "/")
 
@@ -31,7 +31,7 @@ def recipe(name: str) -> Recipe:
     """The recipe whose view the draft is to answer under. Raises OptionError for views of words."""
     found = resolve("sd" + name.removeprefix(PREFIX))
     if isinstance(found.view, Worded):
-        raise OptionError(f"{name}: a draft answers alone under one view of the pixels")
+        raise OptionError(f"{name}: a draft answers by itself under one view of the pixels")
     return found
 
 

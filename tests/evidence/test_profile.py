@@ -1,4 +1,4 @@
-"""Claims about ``bench cost`` and ``evidence profile``: ideals, and where a round's time goes."""
+"""Claims about what ``evidence profile`` measures: ideals, and where a round's time goes."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from written_out import Embedded
 
+from evidence.hardware import profile as profiling
+from evidence.hardware.imposed import ImposedAcceptance, imposed
+from evidence.hardware.profile import Bare, Profile, bare_seconds, forwards, ideal, profile
 from saccade.bench.compare import named
-from saccade.bench.hardware import profile as profiling
-from saccade.bench.hardware.profile import Bare, Profile, bare_seconds, forwards, ideal, profile
-from saccade.bench.hardware.synthetic import Decree, imposed
 from saccade.bench.runner import shown
 from saccade.bench.suites import shapes
 from saccade.core.errors import OptionError
@@ -122,8 +122,8 @@ def test_bare_forwards_are_timed_for_all_rows_there_were(
 
     monkeypatch.setattr(profiling, "timed", timed)
     name = "sd/shape=chain-4"
-    decreed = imposed(resolve(name), Decree(length=4))
-    found = profiled(embedded, {"ar": resolve("ar"), name: decreed}, 13)
+    recipe = imposed(resolve(name), ImposedAcceptance(length=4))
+    found = profiled(embedded, {"ar": resolve("ar"), name: recipe}, 13)
     assert asked == [[("", 1), ("", 4), ("", 5), (name, 1)]]
     assert found[1].accepted == pytest.approx(
         11 / 3

@@ -1,15 +1,13 @@
-"""Claims about ``saccade bench cost`` as a command."""
+"""Claims about ``python -m evidence cost`` as a command."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 
 import pytest
+from commands import Call
 
-from saccade.bench.hardware import profile
-
-Call = Callable[..., tuple[int, str, str]]
+from evidence.hardware import profile
 
 pytestmark = pytest.mark.usefixtures("unchecked")
 
@@ -22,7 +20,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_cost_imposes_what_it_is_told(call: Call) -> None:
     """Claim: at two accepted tokens a round tau is 3, whatever the models say."""
     words = ("--methods", "sd/shape=chain-3", "--accepted", 2, "--suite", "shapes-qa")
-    words = ("bench", "cost", *words, "--repeat", 1, "--max-new-tokens", 12, "--json")
+    words = ("cost", *words, "--repeat", 1, "--max-new-tokens", 12, "--json")
     code, printed, said = call(*words)
     assert code == 0, said
     plain, own = json.loads(printed)["methods"]
@@ -40,6 +38,6 @@ def test_cost_imposes_what_it_is_told(call: Call) -> None:
 )
 def test_refused_in_a_sentence(call: Call, words: tuple[str, ...], named: str) -> None:
     """Claim: what has no profile, or is no method or rate, is one sentence that names it."""
-    code, printed, said = call("bench", "cost", *words)
+    code, printed, said = call("cost", *words)
     assert code == 2 and printed == "" and "Traceback" not in said
     assert named in said and len(said.strip().splitlines()) == 1

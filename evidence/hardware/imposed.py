@@ -1,4 +1,4 @@
-"""Imposed acceptance: real forwards, judged by decree, to time shapes with random weights.
+"""Imposed acceptance: real forwards, verdicts as asked, to time shapes with random weights.
 
 The words mean what they mean in vLLM: an acceptance *length* is the mean number of drafted tokens
 accepted a round, *rates* are the chance of each place of a draft given that those before it stood.
@@ -23,7 +23,7 @@ from saccade.drafting.schedule import serial
 
 
 @dataclass(frozen=True)
-class Decree:
+class ImposedAcceptance:
     """How many tokens of a draft stand: a mean length, or a rate for each place."""
 
     length: float | None = None
@@ -38,7 +38,7 @@ class Decree:
         if not all(0 <= rate <= 1 for rate in self.rates):
             raise OptionError("acceptance rates are between 0 and 1")
 
-    def standing(self, request: int, round: int, depth: int) -> int:
+    def accepted(self, request: int, round: int, depth: int) -> int:
         """How many of the first ``depth`` tokens stand in this round; the last rate goes on."""
         rng = np.random.default_rng([self.seed, request, round])
         if self.length is not None:
@@ -51,7 +51,7 @@ class Decree:
 
 
 @dataclass(frozen=True)
-class Decreed(Scores):
+class ImposedScores(Scores):
     """Scores whose laws let the nodes ``stands`` pass and no other: point masses all of them."""
 
     stands: tuple[int, ...] = ()  # from the root down
@@ -70,11 +70,11 @@ def _other(refused: set[int]) -> int:
     return next(token for token in range(len(refused) + 1) if token not in refused)
 
 
-class Imposed:
-    """A session whose forwards are real and whose verdicts are decreed."""
+class ImposedSession:
+    """A session whose forwards are real and whose verdicts are imposed."""
 
-    def __init__(self, session: Scoring, decree: Decree) -> None:
-        self._session, self._decree = session, decree
+    def __init__(self, session: Scoring, acceptance: ImposedAcceptance) -> None:
+        self._session, self._acceptance = session, acceptance
         self._rounds: dict[int, int] = {}
 
     def score(self, trees: Mapping[int, Tree]) -> dict[int, Scores]:
@@ -82,8 +82,8 @@ class Imposed:
         for request, scores in self._session.score(trees).items():
             round = self._rounds[request] = self._rounds.get(request, -1) + 1
             path = _first_path(trees[request])
-            count = self._decree.standing(request, round, len(path))
-            found[request] = Decreed(
+            count = self._acceptance.accepted(request, round, len(path))
+            found[request] = ImposedScores(
                 scores.tree,
                 scores.rows,
                 scores.rules,
@@ -107,15 +107,15 @@ def _first_path(tree: Tree) -> tuple[int, ...]:
     return tuple(found)
 
 
-def imposed(recipe: Recipe, decree: Decree) -> Recipe:
-    """The recipe with its verdicts decreed. Serial schedules only.
+def imposed(recipe: Recipe, acceptance: ImposedAcceptance) -> Recipe:
+    """The recipe with its verdicts imposed. Serial schedules only.
 
     Raises OptionError for a draft in parallel, which is judged as it flies.
     """
     if recipe.schedule is not serial:
         raise OptionError(f"{recipe.name} drafts in parallel: acceptance is imposed serially only")
-    return replace(recipe, schedule=partial(_decreed, decree))
+    return replace(recipe, schedule=partial(_imposed, acceptance))
 
 
-def _decreed(decree: Decree, session: Scoring, *rest: Any) -> Any:
-    return serial(Imposed(session, decree), *rest)
+def _imposed(acceptance: ImposedAcceptance, session: Scoring, *rest: Any) -> Any:
+    return serial(ImposedSession(session, acceptance), *rest)

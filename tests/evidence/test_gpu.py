@@ -1,4 +1,4 @@
-"""Claims about ``bench gpu``: arithmetic by hand, and that they run."""
+"""Claims about ``evidence gpu``: arithmetic by hand, and that they run."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from saccade.bench.hardware import gpu
+from evidence.hardware import gpu
 from saccade.bench.hardware.published import CONFIGS
 from saccade.core.errors import OptionError
 from saccade.inputs.footprint import footprint
@@ -37,11 +37,11 @@ def test_predictions_are_bytes_over_bandwidth() -> None:
 
 
 def test_a_tiny_pair_is_timed_and_answers(capsys: pytest.CaptureFixture[str]) -> None:
-    """Claim: every part of `bench gpu` runs on a CPU, and both kinds of step give the same laws.
+    """Claim: every part of `evidence gpu` runs on a CPU, and both kinds of step give the same laws.
 
     Fails if the static step differs, or an imposed acceptance is not what was asked for.
     """
-    from saccade.cli.gpu import gpu as command
+    from evidence.commands.gpu import gpu as command
 
     command(
         visual_tokens=64, tiny=True, max_new_tokens=8, repeat=1, as_json=True, device="cpu",
@@ -57,7 +57,7 @@ def test_a_tiny_pair_is_timed_and_answers(capsys: pytest.CaptureFixture[str]) ->
 
 def test_a_shape_it_cannot_make_is_refused() -> None:
     """Claim: an unknown shape or machine is one sentence, before any model is made."""
-    from saccade.cli.gpu import gpu as command
+    from evidence.commands.gpu import gpu as command
 
     with pytest.raises(OptionError, match="no shape"):
         command(target="LLaVA-1.5-7B")

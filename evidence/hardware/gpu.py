@@ -1,7 +1,7 @@
 """What a GPU should reach by its memory's bandwidth, and what it does: random weights, real shapes.
 
 A step reads every weight it passes through and every cached key once; nothing is faster than that.
-Weights are random (speed does not depend on them), acceptance is decreed at the papers' figures.
+Weights are random (speed does not depend on them), acceptance is imposed at the papers' figures.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
+from evidence.hardware.imposed import ImposedAcceptance, imposed
 from saccade.bench.hardware.published import CONFIGS
-from saccade.bench.hardware.synthetic import Decree, imposed
 from saccade.bench.peers import hf
 from saccade.core.prompt import Inputs
 from saccade.drafting.shapes import costs as cost
@@ -64,7 +64,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Ran:
-    """A whole answer with acceptance decreed, against plain decoding and ``generate``."""
+    """A whole answer with acceptance imposed, against plain decoding and ``generate``."""
 
     method: str
     tokens_per_second: float
@@ -181,7 +181,7 @@ def answers(
     prompt = {**prompt, "pixel_values_videos": prompt["pixel_values_videos"].to(target.dtype)}
     recipes: dict[str, Any] = {"ar": "ar"}
     for each in REPORTED:
-        recipes[each.method] = imposed(resolve(each.method), Decree(each.tau - 1))
+        recipes[each.method] = imposed(resolve(each.method), ImposedAcceptance(each.tau - 1))
     speeds: dict[str, list[float]] = {name: [] for name in (*recipes, "hf")}
     settings = {"max_new_tokens": tokens, "do_sample": False}
     for turn in range(repeat + 1):  # the first warms up

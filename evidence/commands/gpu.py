@@ -1,4 +1,4 @@
-"""``saccade bench gpu``: published shapes with random weights against a GPU's bandwidth."""
+"""``python -m evidence gpu``: published shapes with random weights against a GPU's bandwidth."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ def gpu(
 ) -> None:
     """Time steps of fixed shape against bytes over bandwidth, and whole answers against generate.
 
-    Weights are random and acceptance is decreed at the papers' figures.
+    Weights are random and acceptance is imposed at the papers' figures.
     """
     prepare(threads, verbose)
     import torch
 
-    from saccade.bench.hardware import gpu as bench
+    from evidence.hardware import gpu as bench
     from saccade.bench.hardware.published import CONFIGS
 
     for name in (target, draft):

@@ -1,0 +1,37 @@
+"""The options of commands that measure on a pair: which models, what they are worked with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from saccade.cli import loading, options
+from saccade.cli.options import DeviceOptions
+
+if TYPE_CHECKING:
+    from saccade.inputs import Loaded
+
+
+@dataclass(frozen=True)
+class TargetOptions(DeviceOptions):
+    """A target, and what it is worked with."""
+
+    target: options.Target = None
+
+    def loaded(self) -> Loaded:
+        from saccade.inputs import load
+
+        return load(self.target or "shapes", dtype=self.dtype, device=self.device)
+
+
+@dataclass(frozen=True)
+class PairOptions(TargetOptions):
+    """A target and a draft whose runs are interleaved."""
+
+    draft: options.Draft = None
+    repeat: options.Repeat = 3
+
+    def models(self, *, quiet: bool) -> loading.Models:
+        return loading.models(
+            self.target or "shapes", self.draft, quiet=quiet, dtype=self.dtype, device=self.device
+        )
