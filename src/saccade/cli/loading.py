@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from saccade.cli.options import DEFAULT_METHOD, LoadOptions, ModelOptions
@@ -130,20 +131,46 @@ def models(target: str, draft: str | None, *, quiet: bool, **how: Any) -> Models
         return Models(*load_pair(target, draft, **how))
 
 
+def documents(files: Sequence[Path] | None) -> list[str]:
+    """Long texts that views may prune. Raises OptionError for a file that is none."""
+    from saccade.core.errors import OptionError
+
+    found = []
+    for file in files or ():
+        try:
+            found.append(file.read_text("utf-8"))
+        except (OSError, UnicodeDecodeError) as error:
+            raise OptionError(f"--document {file} is no text that can be read") from error
+        if not found[-1].strip():
+            raise OptionError(f"--document {file} is empty")
+    return found
+
+
 def inputs(
-    target: Loaded, clip: Clip, prompt: str, history: Sequence[tuple[str, str]] = ()
+    target: Loaded,
+    clip: Clip | None,
+    prompt: str,
+    history: Sequence[tuple[str, str]] = (),
+    documents: Sequence[str] = (),
 ) -> Inputs:
     from saccade.inputs import ask, shown
 
-    return ask(target, prompt, **shown(clip), history=history)
+    seen = {} if clip is None else shown(clip)
+    return ask(target, prompt, **seen, history=history, documents=documents)
 
 
 def draft_inputs(
-    models: Models, clip: Clip, prompt: str, history: Sequence[tuple[str, str]] = ()
+    models: Models,
+    clip: Clip | None,
+    prompt: str,
+    history: Sequence[tuple[str, str]] = (),
+    documents: Sequence[str] = (),
 ) -> Inputs | None:
     """The draft's own inputs; None where there is no draft or the target's serve it too."""
     from saccade.inputs import ask_draft, shown
 
     if models.draft is None:
         return None
-    return ask_draft(models.target, models.draft, prompt, **shown(clip), history=history)
+    seen = {} if clip is None else shown(clip)
+    more = {"history": history, "documents": documents}
+    return ask_draft(models.target, models.draft, prompt, **seen, **more)

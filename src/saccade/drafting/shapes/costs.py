@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from saccade.core.costs import Costs
+from saccade.core.home import home
 from saccade.core.sampling import Sampling
 from saccade.core.tree import Tree, chain
 from saccade.model.backbone import Backbone
@@ -142,9 +143,7 @@ def _key(target: Backbone, draft: Backbone, context: int, draft_context: int) ->
 
 
 def _path() -> Path:
-    home = os.environ.get("SACCADE_CACHE") or os.environ.get("XDG_CACHE_HOME")
-    base = Path(home) if home else Path.home() / ".cache"
-    return base / "saccade" / "costs.json"
+    return home() / "costs.json"
 
 
 def _load() -> dict[str, dict]:
