@@ -21,19 +21,6 @@ from saccade.ui.watched import CurrentRun
 log = logging.getLogger(__name__)
 
 TITLE = "Saccade"
-INTRO = (
-    "One question about a video, answered twice by the same model: plainly, and with a draft that "
-    "guesses several tokens at a time. The answer is the same; the time is not."
-)
-HOW = (
-    "Both answers share one process and the same cores. They take turns, whichever has worked "
-    "least so far going next, and each has a clock of its own: so they advance at their true "
-    "relative speeds. A demonstration, not a measurement; <code>saccade compare</code> measures."
-)
-BESIDE = (
-    " The draft of this method works in a process of its own, also while the plain answer has its "
-    "turn: here its clock flatters it."
-)
 WRONG = "something went wrong inside Saccade; the terminal it was started from says what"
 QUESTION = "Describe the video in detail."
 CSS = Path(__file__).with_name("page.css")
@@ -143,12 +130,11 @@ def build(
             watched.stop()
 
     def _progress(shown: Shown, sampled: bool) -> dict[Any, Any]:
-        beside = BESIDE if shown.recipe.schedule is parallel else ""
         return {
             left: pictures.column(shown.duel.plain, False),
             right: pictures.column(shown.duel.drafted, True),
             result: pictures.outcome(shown.duel, sampled),
-            note: f'<p class="sac-how">{HOW}{beside}</p>',
+            note: pictures.how(beside=shown.recipe.schedule is parallel),
         }
 
     def _complete(shown: Shown) -> dict[Any, Any]:
@@ -166,7 +152,7 @@ def build(
         current.stop(str(request.session_hash))
 
     with gr.Blocks(title=TITLE, analytics_enabled=False, delete_cache=(600, 3600)) as page:
-        gr.HTML(f"<h1>{TITLE}</h1><p>{INTRO}</p>", elem_classes="sac-head", js_on_load=None)
+        gr.HTML(pictures.head(TITLE), elem_classes="sac-head", js_on_load=None)
         last = gr.State(None)
         with gr.Row():
             with gr.Column():
