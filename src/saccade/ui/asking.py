@@ -6,7 +6,7 @@ Knows neither gradio nor how anything is drawn.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -129,7 +129,7 @@ def checked(asked: Question, settings: PageSettings) -> Question:
 
 def answers(
     pair: PageModels, settings: PageSettings, asked: Question, halted: Callable[[], bool]
-) -> Iterator[Shown]:
+) -> Generator[Shown, None, None]:
     """The whole of a run: both answers, then what the draft saw. Raises SaccadeError."""
     recipe = resolve(checked(asked, settings).method)
     clip = read(asked.example, asked.upload, settings)

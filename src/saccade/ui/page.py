@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import gradio as gr
@@ -16,7 +18,6 @@ from saccade.drafting.schedule import parallel
 from saccade.methods import SYSTEMS
 from saccade.ui import pictures, spelling
 from saccade.ui.asking import EXAMPLES, PageModels, PageSettings, Question, Shown, answers, read
-from saccade.ui.watched import CurrentRun
 
 log = logging.getLogger(__name__)
 
@@ -96,7 +97,9 @@ def build(
     settings: PageSettings = PageSettings(),  # noqa: B008 frozen
 ) -> gr.Blocks:
     """The page as gradio blocks; ``pair`` is asked for when there is something to answer."""
-    current = CurrentRun[Shown]()
+    # a model works best in one thread, and events come in whichever is free
+    worker = ThreadPoolExecutor(1, "saccade-ui")
+    halts: dict[str, Event] = {}  # by the browser's tab, while it has a run
 
     def run(
         example: str | None,
@@ -113,21 +116,19 @@ def build(
         blank = {error: "", result: "", saw_frames: "", tree: "", over: "", last: None}
         yield {**blank, left: "", right: "", note: "", slider: gr.Slider(visible=False)}
         tab = str(request.session_hash)
+        halt = halts[tab] = Event()
+        steps = answers(pair(), settings, asked, halt.is_set)
         try:
-            watched = current.start(tab, partial(answers, pair(), settings, asked))
-        except SaccadeError as wrong:
-            yield {error: pictures.message(str(wrong), "error")}
-            return
-        try:
-            for shown in watched:
+            while (shown := worker.submit(next, steps, None).result()) is not None:
                 yield _progress(shown, asked.temperature > 0) | _complete(shown)
         except SaccadeError as wrong:
             yield {error: pictures.message(str(wrong), "error"), left: "", right: ""}
         except Exception as wrong:
             log.error("a run failed", exc_info=wrong)
             yield {error: pictures.message(WRONG, "error")}
-        finally:
-            watched.stop()
+        finally:  # also where the tab has gone, and nobody asks for more
+            halts.pop(tab, None)
+            worker.submit(steps.close)
 
     def _progress(shown: Shown, sampled: bool) -> dict[Any, Any]:
         return {
@@ -149,7 +150,8 @@ def build(
         return {last: shown, tree: picture, over: lines, slider: moved, saw_frames: frames}
 
     def stop(request: gr.Request) -> None:
-        current.stop(str(request.session_hash))
+        if (halt := halts.get(str(request.session_hash))) is not None:
+            halt.set()
 
     with gr.Blocks(title=TITLE, analytics_enabled=False, delete_cache=(600, 3600)) as page:
         gr.HTML(pictures.head(TITLE), elem_classes="sac-head", js_on_load=None)
