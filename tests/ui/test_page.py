@@ -167,5 +167,7 @@ def test_a_port_that_is_taken_is_a_sentence() -> None:
 
     with socket.create_server(("127.0.0.1", 0)) as taken:
         number = taken.getsockname()[1]
-        with pytest.raises(OptionError, match=f"cannot listen at 127.0.0.1:{number}.*--port 0"):
+        with pytest.raises(
+            OptionError, match=f"cannot listen on 127.0.0.1 port {number}.*another --port"
+        ):
             ui(port=number)
