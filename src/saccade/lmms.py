@@ -31,6 +31,7 @@ from saccade.inputs import media
 from saccade.inputs.media import Clip, Sampling
 from saccade.inputs.media.choose import DEFAULT_FPS
 from saccade.inputs.media.clip import enlarged
+from saccade.world import drawing
 
 try:
     from lmms_eval.api.model import lmms as Model
@@ -253,15 +254,8 @@ def clip(part: Mapping[str, Any], sampling: Sampling) -> Clip:
     frames = np.stack([picture(each) for each in shown])
     whole = len(frames)
     count = min(sampling.num_frames or whole, whole)
-    rate = DEFAULT_FPS * count / whole
-    return Clip(
-        frames=frames[np.arange(count) * whole // count],
-        timestamps=np.arange(count) / rate,
-        duration=whole / DEFAULT_FPS,
-        fps=DEFAULT_FPS,
-        source_frames=whole,
-        sampled_fps=rate,
-    )
+    taken = drawing.clip(frames[np.arange(count) * whole // count], whole / DEFAULT_FPS)
+    return replace(taken, fps=DEFAULT_FPS, source_frames=whole)
 
 
 def summary(results: Sequence[Result]) -> dict[str, Any]:

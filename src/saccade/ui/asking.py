@@ -41,9 +41,7 @@ class Example:
 
     def clip(self) -> Clip:
         pictures = drawing.render(scenes.scene(self.seed), self.frames, self.side)
-        times = (np.arange(self.frames) * SECONDS / self.frames).astype(np.float64)
-        rate = self.frames / SECONDS
-        return Clip(pictures, times, SECONDS, rate, self.frames, rate)
+        return drawing.clip(pictures, SECONDS)
 
 
 EXAMPLES: dict[str, Example] = {

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from saccade.inputs.media import Clip
 from saccade.world.scenes import COLORS, SIZES, Scene, state_at
 
 # RGB of each of COLORS, near the corners of the colour cube.
@@ -191,6 +192,12 @@ def image_frame(scene: Scene, height: int, width: int | None = None) -> NDArray[
     """The picture at time 0.5, uint8 [height, width, 3]: what the image tasks speak about."""
     frame: NDArray[np.uint8] = render(scene, 1, height, width)[0]
     return frame
+
+
+def clip(frames: NDArray[np.uint8], seconds: float) -> Clip:
+    """Frames [frames, height, width, 3] that follow each other evenly, as if read from a file."""
+    times, rate = np.arange(len(frames)) * seconds / len(frames), len(frames) / seconds
+    return Clip(frames, times, seconds, rate, len(frames), rate)
 
 
 def write_clip(

@@ -93,18 +93,6 @@ def _one_of(scene: Scene, rng: np.random.Generator, states: Sequence[State]) -> 
     return _about(scene, state.index, state.color)
 
 
-def _at_start(scene: Scene, rng: np.random.Generator) -> Words | None:
-    return _one_of(scene, rng, seen(scene, 0.0))
-
-
-def _at_end(scene: Scene, rng: np.random.Generator) -> Words | None:
-    return _one_of(scene, rng, final(scene))
-
-
-def _any(scene: Scene, rng: np.random.Generator) -> Words:
-    return _about(scene, _pick(rng, range(len(scene.objects))))
-
-
 # -- words of several --------------------------------------------------------------------------
 
 
@@ -199,9 +187,9 @@ def _scene(scene: Scene, rng: np.random.Generator) -> Words:
 
 DRAWN: dict[str, Drawn] = {
     "scene": _scene,
-    "at start": _at_start,
-    "at end": _at_end,
-    "any": _any,
+    "at start": lambda scene, rng: _one_of(scene, rng, seen(scene, 0.0)),
+    "at end": lambda scene, rng: _one_of(scene, rng, final(scene)),
+    "any": lambda scene, rng: _about(scene, _pick(rng, range(len(scene.objects)))),
     "count colour": _count_colour,
     "movers": _movers,
     "event": _event,
