@@ -19,7 +19,6 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset
 
 from saccade.inputs import Loaded, ask
-from saccade.inputs.media import Clip
 from saccade.world import drawing, scenes, text
 from saccade.world.train_draft.recipes import Kind
 
@@ -117,9 +116,7 @@ class Samples(Dataset):
         frames = pictures(talk, plan)
         media: dict[str, Any] = {"images": list(frames)}
         if plan.kind == "video":
-            times = np.arange(plan.frames) * talk.seconds / plan.frames
-            rate = plan.frames / talk.seconds
-            media = {"clips": [Clip(frames, times, talk.seconds, rate, plan.frames, rate)]}
+            media = {"clips": [drawing.clip(frames, talk.seconds)]}
         history = [(turn.question, turn.answer) for turn in turns[:last]]
         inputs = ask(loaded, turns[last].question, history=history, **media)
         said = loaded.tokenizer(turns[last].answer, add_special_tokens=False).input_ids
