@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -31,7 +31,7 @@ class Request:
 
     inputs: Inputs
     rules: Callable[[Sequence[Tensor]], list[Sampling]]  # by each request's prompt
-    stops: Callable[[Sequence[Tensor]], options.Stops]
+    limits: options.Options
     draft_inputs: Inputs | None = None
     decode: Callable[[Sequence[int]], str] | None = None
     words: Words = Words()
@@ -68,10 +68,8 @@ class Request:
         if seed is not None and not isinstance(seed, int):
             raise OptionError(f"seed={seed!r} is not a whole number")
         config = options.settle(target.model, generation_config, settings)
-        decode = _decoder(tokenizer)
-        longest = int(inputs["input_ids"].shape[1])
-        bounds = options.limits(config, longest, tuple(stopping_criteria or ()))
-        if bounds.stop and decode is None:
+        limits = options.limits(config, inputs["input_ids"].shape[1], stopping_criteria or ())
+        if limits.stop and tokenizer is None:
             raise OptionError("stop strings need the tokenizer: pass tokenizer=")
 
         def rules(contexts: Sequence[Tensor]) -> list[Sampling]:
@@ -79,20 +77,14 @@ class Request:
                 target.model,
                 config,
                 contexts,
-                length=bounds.max_new_tokens,
+                length=limits.max_new_tokens,
                 extra=logits_processor,
                 allowed=prefix_allowed_tokens_fn,
                 seed=seed,
             )
 
-        return cls(
-            inputs,
-            rules,
-            lambda contexts: options.Stops(bounds, contexts, decode),
-            draft_inputs,
-            decode,
-            Words(_encoder(tokenizer), captioner),
-        )
+        words = Words(_encoder(tokenizer), captioner)
+        return cls(inputs, rules, limits, draft_inputs, _decoder(tokenizer), words)
 
     @classmethod
     def prepared(
@@ -132,13 +124,11 @@ class Request:
                 "a padded batch with penalties cannot come through custom_generate: call "
                 "saccade.generate directly"
             )
-        bounds = options.limits(checked, ids.shape[1], tuple(stopping_criteria or ()))
-        # stop strings are among the criteria already
-        own = options.Options(bounds.max_new_tokens, bounds.eos, (), bounds.criteria)
+        limits = options.limits(checked, ids.shape[1], stopping_criteria or ())
         return cls(
             {"input_ids": ids, **features},
             lambda contexts: [sampling] * len(contexts),
-            lambda contexts: options.Stops(own, contexts, None),
+            replace(limits, stop=()),  # stop strings are among the criteria already
             draft_inputs,
             words=Words(_encoder(tokenizer), captioner),
         )

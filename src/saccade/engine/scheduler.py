@@ -17,7 +17,7 @@ from saccade.core.sampling import Sampling
 from saccade.core.tree import Tree
 from saccade.drafting.recipe import Recipe
 from saccade.drafting.schedule import NO_MEMORY, Group, MemoryGuard, advance, serial
-from saccade.engine.call import Call, settle
+from saccade.engine.call import Call
 from saccade.engine.request import Request
 from saccade.model import memory
 from saccade.model.backbone import Backbone
@@ -82,15 +82,15 @@ class Scheduler:
     def join(self, request: Request) -> int:
         """Takes a request in; its number. Raises OptionError or ModelError before any work."""
         number, target, draft, exact = self._next, self._target, self._draft, self._exact
-        recipes = settle(self._recipe, target, draft, request, exact)
+        first = 0 if self._session is None else number
         call = Call(
             target,
-            recipes,
+            self._recipe,
             request,
             draft=draft,
             exact=exact,
             session=self._session,
-            first=0 if self._session is None else number,
+            first=first,
         )
         self._rules[number] = call.rules[0]
         self._entries[number] = _Entry(call, call.reading())

@@ -7,7 +7,7 @@ again with more nodes, and catching up with what was accepted is nobody's specia
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -86,14 +86,17 @@ class Session:
     def prefill(self, prompts: Sequence[Prompt], *, record: bool = False) -> list[Prefill]:
         """Reads the prompts; ``record`` writes down what the text attends to in the visual."""
         return [
-            _drained(self.reading(number, prompt, record=record, place=number))
+            prefill
             for number, prompt in enumerate(prompts)
+            for prefill in self.reading(number, prompt, record=record, place=number)
+            if prefill is not None
         ]
 
     def reading(
         self, number: int, prompt: Prompt, *, record: bool = False, place: int = 0
-    ) -> Generator[None, None, Prefill]:
-        """One prompt's prefill, a chunk at a time, so that others may be scored in between."""
+    ) -> Iterator[Prefill | None]:
+        """One prompt's prefill, a chunk at a time, so that others may be scored in between: None
+        after each but the last, which gives the whole."""
         model = self.backbone
         if model.fused is not None:
             model.fused.refresh()
@@ -112,7 +115,7 @@ class Session:
                 note = Record(rows, columns, len(text), mass, relevance)
             hidden = self._read(prompt, Segment(cache, 0, stop - start, start, record=note))
             if stop < len(prompt):
-                yield
+                yield None
         with torch.no_grad():
             tip = self._laws(hidden[-1:])[0]
         self.requests[number] = RequestState(
@@ -123,10 +126,11 @@ class Session:
             prompt_rows=(cache.length, cache.length),
             place=place,
         )
-        if not record:
-            return Prefill(prompt, cache, tip)
         every = model.shares.every_head
-        return Prefill(prompt, cache, tip, every(mass), every(relevance))
+        if record:
+            yield Prefill(prompt, cache, tip, every(mass), every(relevance))
+        else:
+            yield Prefill(prompt, cache, tip)
 
     @torch.no_grad()
     def _read(self, prompt: Prompt, segment: Segment) -> Float[Tensor, "rows dim"]:
@@ -340,15 +344,6 @@ def _block(tree: Tree, known: int, waiting: int) -> Bool[Tensor, "new last"]:
     block[waiting:, :waiting] = True
     block[waiting:, waiting:] = above
     return block
-
-
-def _drained(pieces: Generator[None, None, Prefill]) -> Prefill:
-    """All pieces at once."""
-    try:
-        while True:
-            next(pieces)
-    except StopIteration as stop:
-        return stop.value
 
 
 def _after(prompt: Prompt) -> Tensor:
