@@ -14,7 +14,6 @@ from jaxtyping import Int
 from torch import Tensor, nn
 from transformers import GenerationConfig, LogitsProcessorList
 
-from saccade.core import options
 from saccade.core.errors import OptionError
 from saccade.core.prompt import Inputs
 from saccade.core.result import Result, Round
@@ -203,10 +202,7 @@ def generate(
             streamer.put(torch.tensor(round.tokens))
     if streamer is not None:
         streamer.end()
-    config = options.settle(target.model, generation_config, settings if direct else {})
-    pad = config.pad_token_id
-    if pad is None:
-        pad = (*options.ends(config), 0)[0]
+    pad = request.limits.pad
     answers = [torch.tensor(result.ids, dtype=ids.dtype) for result in rounds.results]
     padded = nn.utils.rnn.pad_sequence(answers, batch_first=True, padding_value=float(pad))
     return torch.cat([ids, padded.to(ids)], dim=1)

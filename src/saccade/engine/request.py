@@ -164,20 +164,25 @@ class Request:
         return sum(map(len, self.ids)) + LONG * len(self.inputs["input_ids"])
 
     def check(self, target: Backbone) -> None:
-        """Raises ModelError where a prompt is longer than the target was made for, or where its
-        device has no memory for these caches."""
+        """Raises ModelError where a prompt is longer than the target reads, or has no room."""
         longest, most = max(map(len, self.ids)), target.context
         if most is not None and longest > most:
             raise ModelError(
                 f"the prompt has {longest} tokens, and this model reads {most} at most: "
                 "take fewer frames (--num-frames), smaller ones (--size) or a shorter question"
             )
-        if len(set(target.devices)) == 1:
-            memory.check_prompt(self.tokens(), target.token_bytes, target.device)
+        if not self.fits(target):
+            raise self.too_long(target)
+
+    def fits(self, target: Backbone, beside: int = 0) -> bool:
+        """Whether the target's device has memory for these caches and ``beside`` tokens more; of
+        several devices nobody knows."""
+        tokens, several = self.tokens() + beside, len(set(target.devices)) > 1
+        return several or memory.has_room(tokens, target.token_bytes, target.device)
 
     def too_long(self, target: Backbone) -> ModelError:
-        """What to raise once memory ran out after all."""
-        return ModelError(memory.too_long(self.tokens(), target.token_bytes, target.device))
+        """What to raise where memory runs out."""
+        return memory.too_long(self.tokens(), target.token_bytes, target.device)
 
     def text(self, answer: Sequence[int], stop: str | None) -> str | None:
         """An answer in words, up to the string it stopped at."""

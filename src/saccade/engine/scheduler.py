@@ -72,12 +72,8 @@ class Scheduler:
     def fits(self, request: Request) -> bool:
         """Whether there is memory for one more beside the caches there are, and those that others
         have yet to fill."""
-        target = self._target
-        if len(set(target.devices)) > 1:
-            return True
         unread = (e.call.request for e in self._entries.values() if not e.call.decoding)
-        tokens = sum(each.tokens() for each in (*unread, request))
-        return memory.has_room(tokens, target.token_bytes, target.device)
+        return request.fits(self._target, sum(each.tokens() for each in unread))
 
     def join(self, request: Request) -> int:
         """Takes a request in; its number. Raises OptionError or ModelError before any work."""

@@ -64,6 +64,14 @@ class Segment:
     block: Bool[Tensor, "new last"] | None = None
     record: Record | None = None
 
+    @property
+    def mask(self) -> Bool[Tensor, "new last"]:
+        """``block``, or what it stands for where it is None."""
+        new = self.stop - self.start
+        if self.block is None:
+            return torch.ones(new, new, dtype=torch.bool).tril_()
+        return self.block
+
 
 class Step:
     """Attention for one forward: writes the new keys, then attends segment by segment.
@@ -174,16 +182,14 @@ def _spelt(segment: Segment) -> bool:
 def _bias(segment: Segment, groups: int, dtype: torch.dtype) -> Tensor | None:
     """The additive mask of a segment of few rows, over its last keys where those are enough; None
     where none is needed."""
-    new, block = segment.stop - segment.start, segment.block
-    if not _folds(segment) or (block is None and new == 1):
+    new = segment.stop - segment.start
+    if not _folds(segment) or (segment.block is None and new == 1):
         return None
-    device = segment.cache.keys[0].device
-    if block is None:
-        block = torch.ones(new, new, dtype=torch.bool, device=device).tril_()
-    last = block.shape[1]
+    device, mask = segment.cache.keys[0].device, segment.mask
+    last = mask.shape[1]
     seen = last if _spelt(segment) else segment.at + new
     bias = torch.zeros(new, seen, dtype=dtype, device=device)
-    bias[:, seen - last :].masked_fill_(~block.to(device), float("-inf"))
+    bias[:, seen - last :].masked_fill_(~mask.to(device), float("-inf"))
     return bias.repeat(groups, 1)
 
 

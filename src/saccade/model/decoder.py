@@ -233,18 +233,18 @@ class FusedDecoder:
         """
         if isinstance(positions, Tensor):
             return self._rotate(embeds, positions)
-        cos, sin = self.table(max(positions), self.axes, embeds)
+        cos, sin = self.table(max(positions), embeds)
         if len(positions) == 1:
             (at,) = positions
             return cos[at : at + 1], sin[at : at + 1]
         rows = torch.tensor(positions, device=embeds.device)
         return cos.index_select(0, rows), sin.index_select(0, rows)
 
-    def table(self, last: int, axes: int, like: Tensor) -> tuple[Tensor, Tensor]:
+    def table(self, last: int, like: Tensor) -> tuple[Tensor, Tensor]:
         """cos and sin of text at every position up to ``last`` and beyond."""
         if self._table is None or last >= self._table[0].shape[0]:
             rows = torch.arange(max(TABLE, 2 * last), device=like.device)
-            self._table = self._rotate(like, rows.expand(axes, -1))
+            self._table = self._rotate(like, rows.expand(self.axes, -1))
         return self._table
 
     def _rotate(self, embeds: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:

@@ -75,16 +75,10 @@ def has_room(tokens: int, each: int, device: torch.device) -> bool:
     return tokens * each <= available(device) * (1 - SPARE)
 
 
-def check_prompt(tokens: int, each: int, device: torch.device) -> None:
-    """Raises ModelError where keys and values, ``each`` bytes a token, cannot fit."""
-    if not has_room(tokens, each, device):
-        raise ModelError(too_long(tokens, each, device))
-
-
-def too_long(tokens: int, each: int, device: torch.device) -> str:
-    """One sentence: what a prompt needs, what there is, how long one would fit."""
+def too_long(tokens: int, each: int, device: torch.device) -> ModelError:
+    """What to raise: what a prompt needs, what there is, how long one would fit."""
     there = available(device)
-    return (
+    return ModelError(
         f"{tokens} tokens of prompt and answer need {gib(tokens * each)} for keys and values, and "
         f"{device.type} has {gib(there)} free: about {int(there * (1 - SPARE)) // each} would fit; "
         "take fewer frames (--num-frames) or a smaller --dtype"

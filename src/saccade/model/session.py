@@ -18,11 +18,11 @@ from saccade.core import tree as trees_
 from saccade.core.errors import ModelError
 from saccade.core.prompt import Prefill, Prompt, Turn
 from saccade.core.sampling import Sampling, Scores
-from saccade.core.tree import Tree
+from saccade.core.tree import ROOT, Tree
 from saccade.model.attention import Record, Segment, Step
 from saccade.model.backbone import Backbone
 from saccade.model.cache import Cache
-from saccade.model.cuda_graphs import StaticSteps, automatic
+from saccade.model.cuda_graphs import CudaGraphs, automatic
 
 CHUNK = 2048  # prompt tokens a forward: what a prefill needs beside weights and keys
 Rules = Sequence[Sampling] | Mapping[int, Sampling]
@@ -56,8 +56,8 @@ class Session:
     """Scores and commits over a cache, one :class:`RequestState` per prompt.
 
     ``vocab`` clips the laws to the ids draft and target share; ``banned`` ids are never proposed
-    (placeholders of images and videos). ``static`` runs single requests in steps of fixed shape:
-    None where they pay (on GPUs).
+    (placeholders of images and videos). ``cuda_graphs`` runs single requests in steps of fixed
+    shape: None where they pay (on GPUs).
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class Session:
         banned: Sequence[int] = (),
         room: int = 512,
         chunk: int = CHUNK,
-        static: bool | None = None,
+        cuda_graphs: bool | None = None,
     ) -> None:
         self.backbone = backbone
         self.rules = rules
@@ -78,8 +78,8 @@ class Session:
         self._banned = torch.tensor(list(banned), dtype=torch.long, device=backbone.device)
         self._room = min(room, LONG) + ROOM
         self._chunk = chunk
-        fixed = automatic(backbone) if static is None else static
-        self.static = StaticSteps(backbone) if fixed else None
+        fixed = automatic(backbone) if cuda_graphs is None else cuda_graphs
+        self.cuda_graphs = CudaGraphs(backbone) if fixed else None
 
     # -- starting ------------------------------------------------------------------------------
 
@@ -211,8 +211,8 @@ class Session:
     def end(self, request: int) -> None:
         """Frees a finished request's cache."""
         self.requests.pop(request, None)
-        if self.static is not None:
-            self.static.forget()
+        if self.cuda_graphs is not None:
+            self.cuda_graphs.forget()
 
     # -- the two verbs -------------------------------------------------------------------------
 
@@ -295,18 +295,16 @@ class Session:
     ) -> Float[Tensor, "wanted clipped"]:
         """Logits of the wanted rows; keys and values of all are written."""
         model = self.backbone
-        fixed = None
-        if self.static is not None and len(self.requests) == 1:
-            fixed = self.static.logits(segments, ids, positions, wanted)
-            if fixed is not None and self.static.trusted:
-                return self._clip(fixed)
-        hidden = model.forward(model.embed(ids), positions, self._step(segments))
-        if len(wanted) < len(ids):
-            hidden = hidden[torch.tensor(wanted, device=hidden.device)]
-        logits = model.logits(hidden)
-        if self.static is not None and fixed is not None and not self.static.agrees(fixed, logits):
-            self.static = None
-        return self._clip(logits)
+
+        def ordinary() -> Float[Tensor, "wanted vocab"]:
+            hidden = model.forward(model.embed(ids), positions, self._step(segments))
+            if len(wanted) < len(ids):
+                hidden = hidden[torch.tensor(wanted, device=hidden.device)]
+            return model.logits(hidden)
+
+        if self.cuda_graphs is None or len(self.requests) > 1:
+            return self._clip(ordinary())
+        return self._clip(self.cuda_graphs.logits(segments[0], ids, positions, wanted, ordinary))
 
     def _step(self, segments: list[Segment]) -> Step:
         model = self.backbone
@@ -336,14 +334,9 @@ def _catch_up(request: RequestState) -> None:
 
 def _block(tree: Tree, known: int, waiting: int) -> Bool[Tensor, "new last"]:
     """Who sees whom among the pending tokens and the tree's nodes, for the rows not yet scored."""
-    above = trees_.ancestors(tree.parents)[known:]
-    if not waiting:
-        return above
-    block = torch.zeros(waiting + len(above), waiting + len(tree), dtype=torch.bool)
-    block[:waiting, :waiting] = torch.ones(waiting, waiting, dtype=torch.bool).tril_()
-    block[waiting:, :waiting] = True
-    block[waiting:, waiting:] = above
-    return block
+    # the pending tokens are a chain, and what hangs from the text hangs from the last of them
+    line = range(ROOT, ROOT + waiting)
+    return trees_.ancestors((*line, *(parent + waiting for parent in tree.parents)))[known:]
 
 
 def _after(prompt: Prompt) -> Tensor:

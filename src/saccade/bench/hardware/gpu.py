@@ -53,13 +53,13 @@ class Step:
     rows: int
     context: int
     floor: float
-    static: float
+    captured: float
     ordinary: float
     difference: float  # of the two kinds' logits, at most
 
     @property
     def ratio(self) -> float:
-        return self.static / self.floor
+        return self.captured / self.floor
 
 
 @dataclass(frozen=True)
@@ -130,12 +130,12 @@ def steps(
 ) -> list[Step]:
     """Times verifying forwards over a filled cache, of fixed shape and ordinary, and compares."""
     shape, found = footprint(model.model.config), []
-    session = cost.filled(model, context, 1, 4 * max(rows), static=True)
-    fixed = session.static
+    session = cost.filled(model, context, 1, 4 * max(rows), cuda_graphs=True)
+    fixed = session.cuda_graphs
     least = floor(shape, context, bandwidth, model.dtype.itemsize)
     for count in rows:
         times, logits = [], []
-        for session.static in (fixed, None):
+        for session.cuda_graphs in (fixed, None):
             took = [cost.step(session, context, count) for _ in range(repeat + 3)][3:]
             request = session.requests[0]
             assert request.tip is not None
@@ -149,7 +149,7 @@ def steps(
 def projected(target: Sequence[Step], draft: Step, each: Reported) -> float:
     """The speedup measured forwards allow at a reported acceptance."""
     rows = tuple(step.rows for step in target)
-    costs = Costs(rows, tuple(step.static for step in target), draft.static)
+    costs = Costs(rows, tuple(step.captured for step in target), draft.captured)
     return costs.speedup(each.tau, each.levels, each.nodes + 1)
 
 
