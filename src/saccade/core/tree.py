@@ -76,12 +76,7 @@ def depth(tree: Tree, node: int) -> int:
     return len(path(tree, node))
 
 
-def depths(tree: Tree) -> list[int]:
-    """The depth of every node."""
-    return levels(tree.parents)
-
-
-def levels(parents: Sequence[int]) -> list[int]:
+def depths(parents: Sequence[int]) -> list[int]:
     """The depth of every node, of a recorded tree too."""
     found: list[int] = []
     for parent in parents:
@@ -91,7 +86,7 @@ def levels(parents: Sequence[int]) -> list[int]:
 
 def height(parents: Sequence[int]) -> int:
     """How deep the deepest node is; 0 for an empty tree."""
-    return max(levels(parents), default=0)
+    return max(depths(parents), default=0)
 
 
 def is_chain(tree: Tree) -> bool:

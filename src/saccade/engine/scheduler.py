@@ -44,8 +44,8 @@ class _Entry:
 
     call: Call
     pieces: Iterator[None]  # of what is left to read
-    group: Group | None = None  # once it decodes, where the forward is shared
-    rounds: Iterator[Round] | None = None  # once it decodes, where it is not
+    group: Group  # for decoding where the forward is shared
+    rounds: Iterator[Round]  # and where it is not
 
 
 class Scheduler:
@@ -89,7 +89,8 @@ class Scheduler:
             first=first,
         )
         self._rules[number] = call.rules[0]
-        self._entries[number] = _Entry(call, call.reading())
+        group = Group.begun(call.drafter, [0], call.stops.cut, number)
+        self._entries[number] = _Entry(call, call.reading(), group, call.rounds())
         self._next += 1
         return number
 
@@ -121,12 +122,6 @@ class Scheduler:
 
     def _together(self, session: Session, live: Mapping[int, _Entry]) -> list[Event]:
         """One forward of the target for all."""
-        groups: dict[int, Group] = {}
-        for number, entry in live.items():
-            call = entry.call
-            if entry.group is None:
-                entry.group = Group.begun(call.drafter, [0], call.stops.cut, number)
-            groups[number] = entry.group
 
         def give_up(trees: Mapping[int, Tree], error: Exception) -> None:
             for number in (number for number, tree in trees.items() if len(tree)):
@@ -134,7 +129,8 @@ class Scheduler:
 
         events: list[Event] = []
         try:
-            for group, round in advance(MemoryGuard(session, give_up), [*groups.values()]):
+            groups = [entry.group for entry in live.values()]
+            for group, round in advance(MemoryGuard(session, give_up), groups):
                 events += self._told(group.first, round)
         except Exception as error:  # the forward was everybody's
             log.warning("a round failed", exc_info=error)
@@ -144,7 +140,6 @@ class Scheduler:
 
     def _turn(self, number: int, entry: _Entry) -> list[Event]:
         """The next round of one."""
-        entry.rounds = entry.rounds or entry.call.rounds()
         try:
             return self._told(number, next(entry.rounds))
         except Exception as error:

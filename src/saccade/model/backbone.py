@@ -117,7 +117,8 @@ class Backbone:
         ``deepstack`` is (mask of visual rows, [layer, seen, dim] to add to the first layers).
         """
         if self.fused is not None:
-            return self.fused(embeds, positions, step, deepstack)
+            rotation = self.fused.rotation(embeds, positions)
+            return self.fused.decode(embeds, rotation, step, deepstack)
         if not isinstance(positions, Tensor):
             positions = torch.tensor(positions, device=self.device).expand(self.axes, -1)
         extra: dict[str, Any] = {}

@@ -17,7 +17,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn.functional import linear, rms_norm, silu
 
-from saccade.model.attention import Attend, Step
+from saccade.model.attention import Attend
 
 # Text models known to be exactly this decoder.
 KNOWN = (
@@ -108,7 +108,7 @@ class RmsNorm:
 
 
 class FusedDecoder:
-    """Callable like ``Backbone.forward``: embeddings, positions, attention step in, hidden out.
+    """Embeddings, their rotations and an attention step in, hidden states out.
 
     The modules' q, k, v, gate and up weights become views of the fused tensors, so weights changed
     in place are changed here too (packed ones by :meth:`refresh`, which every prompt begins with).
@@ -184,15 +184,6 @@ class FusedDecoder:
         here = one_device and "meta" not in devices
         return plain and here and attention.o_proj.bias is None
 
-    def __call__(
-        self,
-        embeds: Float[Tensor, "all dim"],
-        positions: Int[Tensor, "axes all"] | Sequence[int],
-        step: Step,
-        deepstack: tuple[Tensor, Tensor] | None = None,
-    ) -> Float[Tensor, "all dim"]:
-        return self.decode(embeds, self._rotation(embeds, positions), step, deepstack)
-
     def decode(
         self,
         embeds: Float[Tensor, "all dim"],
@@ -224,7 +215,7 @@ class FusedDecoder:
                 hidden[deepstack[0]] += deepstack[1][index]
         return norm(hidden, self.norm)
 
-    def _rotation(
+    def rotation(
         self, embeds: Tensor, positions: Int[Tensor, "axes all"] | Sequence[int]
     ) -> tuple[Tensor, Tensor]:
         """cos and sin per token, sin with the sign of rotate-half folded in.

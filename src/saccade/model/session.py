@@ -237,7 +237,7 @@ class Session:
             ids += [*request.pending, *nodes]
             end = request.first_position + request.length
             positions += range(end - waiting, end)
-            positions += [end - 1 + depth for depth in trees_.depths(tree)[known:]]
+            positions += [end - 1 + depth for depth in trees_.depths(tree.parents)[known:]]
             # of the pending tokens only the last one's law is asked for
             wanted += range(start + max(waiting - 1, 0), len(ids))
             at = request.cache.length + known
