@@ -40,7 +40,7 @@ class Backbone:
 
     def __init__(self, model: nn.Module, *, fused: bool | None = None) -> None:
         self.model = cast(Any, model)
-        families.refuse(self.model.config, families.text_config(self.model.config))
+        families.refuse(self.model.config, self.model.config.get_text_config(decoder=True))
         try:
             self.text = cast(Any, self.model.get_decoder())
             config, layers = cast(Any, self.text.config), self.text.layers

@@ -20,10 +20,9 @@ from saccade.core.prompt import Inputs
 from saccade.drafting.shapes import costs as cost
 from saccade.drafting.shapes.costs import Costs
 from saccade.engine.generate import run
-from saccade.inputs import Loaded
+from saccade.inputs import Loaded, architectures
 from saccade.inputs.footprint import Footprint, footprint
 from saccade.methods import resolve
-from saccade.model import families
 from saccade.model.backbone import Backbone
 
 BANDWIDTH = {"H100": 3.35e12, "H200": 4.8e12}  # bytes a second, as published (SXM)
@@ -95,7 +94,7 @@ def config(name: str, *, tiny: bool = False) -> Any:
 def build(made: Any, device: torch.device, dtype: torch.dtype) -> Backbone:
     """A model of that shape with random weights, made where it is to run."""
     with torch.device(device):
-        model = families.model_class(made).from_config(made, dtype=dtype)
+        model = architectures.model_class(made).from_config(made, dtype=dtype)
     return Backbone(model.to(device).eval())
 
 
