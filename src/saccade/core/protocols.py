@@ -1,6 +1,6 @@
 """What the parts of a method look like to each other: views, shapes, drafters, sessions.
 
-A part of a new method derives from its class here and says what is not the default.
+A new part derives from its class here and says what is not the default.
 """
 
 from __future__ import annotations

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping, Sequence
 
+import torch
+
 from saccade.core.options import Stops
 from saccade.core.prompt import Prompt, Turn
 from saccade.core.protocols import Schedule
@@ -70,7 +72,7 @@ class Call:
         """What belongs to one answer alone."""
         if self.recipe.drafts:
             request.words.check(self.recipe.view)
-        contexts = request.contexts(self.target.device)
+        contexts = [torch.tensor(ids, device=self.target.device) for ids in request.ids]
         self.request = request
         self.rules = request.rules(contexts)
         self.stops = Stops(request.limits, contexts, request.decode)
@@ -91,7 +93,7 @@ class Call:
         target, drafter, request, spent = self.target, self.drafter, self.request, self.spent
         phase("vision")
         clock = Clock(target.device)
-        drafter.encode(request.for_draft)
+        drafter.encode(request.draft_inputs or request.inputs)
         self.prompts = target.prompts(request.inputs)
         spent["vision"] = clock.since()
         yield

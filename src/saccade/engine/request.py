@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from saccade.model import memory
 from saccade.model.backbone import Backbone
 from saccade.model.session import LONG
 
-PREPARED = ("attention_mask", "position_ids", "mm_token_type_ids", "mm_encoder_outputs")
+PREPARED = {"attention_mask", "position_ids", "mm_token_type_ids", "mm_encoder_outputs"}
 IGNORABLE = ("past_key_values", "logits_to_keep", "use_cache", "synced_gpus")  # generate's own
 
 Captioner = Callable[[Inputs], Sequence[str]]
@@ -71,18 +72,15 @@ class Request:
         limits = options.limits(config, inputs["input_ids"].shape[1], stopping_criteria or ())
         if limits.stop and tokenizer is None:
             raise OptionError("stop strings need the tokenizer: pass tokenizer=")
-
-        def rules(contexts: Sequence[Tensor]) -> list[Sampling]:
-            return options.rules(
-                target.model,
-                config,
-                contexts,
-                length=limits.max_new_tokens,
-                extra=logits_processor,
-                allowed=prefix_allowed_tokens_fn,
-                seed=seed,
-            )
-
+        rules = partial(
+            options.rules,
+            target.model,
+            config,
+            length=limits.max_new_tokens,
+            extra=logits_processor,
+            allowed=prefix_allowed_tokens_fn,
+            seed=seed,
+        )
         words = Words(_encoder(tokenizer), captioner)
         return cls(inputs, rules, limits, draft_inputs, _decoder(tokenizer), words)
 
@@ -106,11 +104,10 @@ class Request:
         ``given`` are the model's arguments beside the ids. Raises OptionError in one sentence.
         """
         checked = options.settle(target.model, generation_config, {})
-        features = {key: given[key] for key in PREPARED if given.get(key) is not None}
-        others = {k for k, v in given.items() if k not in (*PREPARED, *IGNORABLE) and v is not None}
-        if unknown := others - {name for name in others if name.endswith(("_grid_thw", "_ts"))}:
+        features = {k: v for k, v in given.items() if v is not None and k not in IGNORABLE}
+        others = features.keys() - PREPARED
+        if unknown := [name for name in others if not name.endswith(("_grid_thw", "_ts"))]:
             raise OptionError(f"saccade.generate does not take {', '.join(sorted(unknown))}")
-        features |= {name: given[name] for name in others}
         sampling = Sampling(
             bool(checked.do_sample),
             tuple(logits_processor or ()),
@@ -134,10 +131,6 @@ class Request:
         )
 
     @property
-    def for_draft(self) -> Inputs:
-        return self.inputs if self.draft_inputs is None else self.draft_inputs
-
-    @property
     def ids(self) -> list[list[int]]:
         """Each request's ids without its padding."""
         ids, mask = self.inputs["input_ids"], self.inputs.get("attention_mask")
@@ -154,10 +147,6 @@ class Request:
             for name, value in self.inputs.items()
             if isinstance(value, Tensor) and value.shape[:2] != length
         }
-
-    def contexts(self, device: torch.device) -> list[Tensor]:
-        """Each request's ids, as tensors."""
-        return [torch.tensor(ids, device=device) for ids in self.ids]
 
     def tokens(self) -> int:
         """Of all prompts and answers, as far as caches are made for them at first."""

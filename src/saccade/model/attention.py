@@ -107,7 +107,7 @@ class Step:
                 out = _attend_long(own[0], keys, values, segment.block, scale)
             parts.append(out.transpose(0, 1).reshape(out.shape[1], -1))
             if segment.record is not None:
-                _record(segment, layer, own[0], keys, scale)
+                _record(segment.record, segment.at, layer, own[0], keys, scale)
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
@@ -231,10 +231,8 @@ def _attend_long(
     return merge(partial(q, k[:, :-last], v[:, :-last], scale), own)
 
 
-def _record(segment: Segment, layer: int, q: Tensor, keys: Tensor, scale: float) -> None:
+def _record(record: Record, at: int, layer: int, q: Queries, keys: Keys, scale: float) -> None:
     """Adds the softmax mass of the chosen rows on the chosen columns, a few rows at a time."""
-    record = segment.record
-    assert record is not None
     kv_heads, seen, width = keys.shape
     groups = q.shape[0] // kv_heads
     column = torch.arange(seen, device=keys.device)
@@ -243,7 +241,7 @@ def _record(segment: Segment, layer: int, q: Tensor, keys: Tensor, scale: float)
     for rows in record.rows.to(keys.device).split(count):
         chosen = q[:, rows].reshape(kv_heads, groups, len(rows), width).float()
         logits = torch.einsum("hgrd,hsd->hgrs", chosen, keys.float()) * scale
-        future = column[None, :] > (segment.at + rows)[:, None]
+        future = column[None, :] > (at + rows)[:, None]
         among = logits[..., columns].softmax(-1)  # every chosen row follows the columns
         weights = logits.masked_fill_(future, float("-inf")).softmax(-1)
         share = 1 / (groups * record.queries)

@@ -60,10 +60,9 @@ class Backbone:
         )
         rope = config.to_dict().get("rope_parameters") or {}
         self.axes = 3 if "mrope_section" in rope else 1
-        head = self.model.get_output_embeddings()
+        head = self._head = cast(Any, self.model.get_output_embeddings())
         self.vocab: int = head.weight.shape[0]
         self.context: int | None = config.to_dict().get("max_position_embeddings")
-        self._head: Any = head
         self._embed: Any = self.model.get_input_embeddings()
         self.embeddings: int = self._embed.weight.shape[0]  # ids it can read; heads may be wider
         self.device = _place(self._embed)

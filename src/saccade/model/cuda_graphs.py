@@ -1,8 +1,7 @@
-"""Forwards of fixed shape: what a GPU repeats without being told every kernel anew.
+"""Forwards of fixed shape, which a GPU repeats without being told every kernel anew.
 
-A round's forward is short on a GPU, and telling it what to do takes longer than doing it. So a
-step of n rows is padded to one of a few sizes and reads its numbers (ids, positions, where keys go,
-who sees whom) from memory that stays where it is. One CUDA graph a size is then all it takes.
+A step of n rows is padded to one of a few sizes and reads its numbers (ids, positions, where keys
+go, who sees whom) from memory that stays where it is. One CUDA graph a size is then all it takes.
 
 The keys before ``settled`` are seen by all rows: flash attention, without a mask. Those after it,
 text and drafted nodes, are the *tail*: few, with a mask. One softmax takes both together.
@@ -187,11 +186,10 @@ class CudaGraphs:
         return known, min(tail, cache.capacity - known.settled)
 
     def _work(self, memory: Memory, slots: Slots) -> Work:
-        groups = self._backbone.heads // self._backbone.kv_heads
-
         def work() -> Tensor:
             ids, positions, where = slots.numbers
             cos, sin = (part.index_select(0, positions) for part in memory.table)
+            groups = self._backbone.heads // self._backbone.kv_heads
             attention = _attention(memory, slots.visible, where, groups)
             hidden = self._fused.decode(self._backbone.embed(ids), (cos, sin), attention)
             return self._backbone.logits(hidden)

@@ -40,38 +40,34 @@ class Matrix:
 
     def __init__(self, weight: Float[Tensor, "out into"], bias: Tensor | None = None) -> None:
         self.weight, self.bias = weight, bias
-        self._packed: Tensor | None = None
+        self.packed: Tensor | None = None
         self._turned: Tensor | None = None
 
     def __getstate__(self) -> dict[str, Tensor | None]:
         """Packed weights can be neither copied nor sent elsewhere: they are packed there."""
-        return {"weight": self.weight, "bias": self.bias, "_packed": None, "_turned": None}
-
-    @property
-    def packed(self) -> bool:
-        return self._packed is not None
+        return {"weight": self.weight, "bias": self.bias, "packed": None, "_turned": None}
 
     def pack(self) -> None:
-        self._packed = torch.ops.mkldnn._reorder_linear_weight(self.weight)
+        self.packed = torch.ops.mkldnn._reorder_linear_weight(self.weight)
         self._turned = self.weight.t().contiguous()
 
     def __call__(self, x: Float[Tensor, "all into"]) -> Float[Tensor, "all out"]:
-        if self._packed is None or self._turned is None:
+        if self.packed is None or self._turned is None:
             return linear(x, self.weight, self.bias)
         if x.shape[0] < FEW:
             turned = self._turned
             return x @ turned if self.bias is None else torch.addmm(self.bias, x, turned)
-        return torch.ops.mkldnn._linear_pointwise(x, self._packed, self.bias, "none", [], "")
+        return torch.ops.mkldnn._linear_pointwise(x, self.packed, self.bias, "none", [], "")
 
     def onto(
         self, hidden: Float[Tensor, "all out"], x: Float[Tensor, "all into"]
     ) -> Float[Tensor, "all out"]:
         """hidden + x W^T, of a matrix without bias."""
-        if self._packed is None or self._turned is None:
+        if self.packed is None or self._turned is None:
             return torch.addmm(hidden, x, self.weight.t())
         if x.shape[0] < FEW:
             return torch.addmm(hidden, x, self._turned)
-        return torch.ops.mkldnn._linear_pointwise.binary(x, hidden, self._packed, None, "add")
+        return torch.ops.mkldnn._linear_pointwise.binary(x, hidden, self.packed, None, "add")
 
 
 @dataclass(frozen=True)
@@ -114,7 +110,7 @@ class FusedDecoder:
     in place are changed here too (packed ones by :meth:`refresh`, which every prompt begins with).
     """
 
-    def __init__(self, text: Any, head: nn.Module | None = None, axes: int = 1) -> None:
+    def __init__(self, text: Any, head: nn.Module, axes: int) -> None:
         config = text.config
         self.heads: int = config.num_attention_heads
         self.kv_heads: int = config.num_key_value_heads
@@ -148,7 +144,7 @@ class FusedDecoder:
             return
         seen = torch.stack(torch._foreach_norm(self._sampled))
         fresh = self._seen is not None and torch.equal(seen, self._seen)
-        if not fresh or not self.layers[0].qkv.packed:
+        if not fresh or self.layers[0].qkv.packed is None:
             self._seen = seen
             for matrix in self._matrices:
                 matrix.pack()
@@ -179,9 +175,8 @@ class FusedDecoder:
         plain = all(
             type(module) is nn.Linear and type(module.weight.data) is Tensor for module in linears
         )
-        devices = {parameter.device.type for parameter in text.parameters()}
-        one_device = len({parameter.device for parameter in text.parameters()}) == 1
-        here = one_device and "meta" not in devices
+        devices = {parameter.device for parameter in text.parameters()}
+        here = len(devices) == 1 and torch.device("meta") not in devices
         return plain and here and attention.o_proj.bias is None
 
     def decode(
