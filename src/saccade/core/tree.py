@@ -26,8 +26,7 @@ class Tree:
     **The rule of every shape: a drawn token stands.** Whether a token is drawn after a node, and
     how many, may read laws and what stands above that node, never the draw itself or what was
     drawn after it; and what the next draft looks like may read laws and tokens that were judged,
-    never a draw that was not. A draw taken back because of what it was bends the target's law:
-    ``docs/lossless.md`` has the proof, and ``tests/laws`` holds every registered shape to it.
+    never a draw that was not (proof: ``docs/lossless.md``; ``tests/laws`` holds shapes to it).
     """
 
     tokens: tuple[int, ...] = ()

@@ -1,7 +1,6 @@
 """One call under way: its requests are read, decoded round by round and reported.
 
-Whether it is alone (a stream), one of many (the scheduler) or the next turn of a conversation is
-for others to say; what both models keep of it is in its session and its drafter.
+What both models keep of it is in its session and its drafter.
 """
 
 from __future__ import annotations

@@ -18,10 +18,9 @@ class Conversation:
     """Questions and answers over caches that stay, in the target and in the draft.
 
     Every turn takes the processor's output for the whole conversation so far (the same videos, the
-    earlier answers, the new question), as Hugging Face's models want it. What the caches hold of
-    it is not read again: the answer is the one a fresh start would give. A question that replaces
-    an earlier one goes on from where the texts part; other videos start afresh. What the draft
-    sees of the video stays what was chosen in the first turn.
+    earlier answers, the new question) and gives the answer of a fresh start. What the caches hold
+    is not read again: a question that replaces an earlier one goes on from where the texts part,
+    other videos start afresh. What the draft sees stays what was chosen in the first turn.
 
     Args are :func:`saccade.stream`'s. Close it, or use it in a ``with``, to free the caches.
     """

@@ -1,9 +1,8 @@
 """Requests that come and go over one target: what a server works with.
 
-Each is a call of its own with its own drafter, so that one that fails is nobody else's affair; the
-target's forward is one for all of them a round, over segments that read no other request's keys. A
-newcomer's prompt is read a chunk a round, so that those under way are not held up by more than
-that. What shares no forward (a draft in a process of its own, rows of a fixed number) takes turns.
+Each is a call with a drafter of its own, so that one that fails is nobody else's affair; the
+target's forward is one for all of them a round. A newcomer's prompt is read a chunk a round. What
+shares no forward (a draft in a process of its own, ``exact``) takes turns.
 """
 
 from __future__ import annotations

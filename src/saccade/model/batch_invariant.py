@@ -1,15 +1,12 @@
 """``exact``: in low precision too, a drafted answer is bit for bit the answer of plain decoding.
 
 A product over n rows rounds unlike one over a single row, and a sum over keys rounds by its order.
-So here every forward over text has ``ROWS`` rows of one request, padded at its end, however many
-were asked for, and attention adds up its keys in blocks of ``BLOCK`` from the first one on, each a
-product of the same shape, in fp32. Plain decoding does just the same, so a token's logits depend on
-what precedes it and on nothing else: not on what was drafted, how much of it, or since when.
+So every forward over text has ``ROWS`` rows of one request, padded at its end, and attention adds
+up its keys in blocks of ``BLOCK`` from the first one on, each a product of one shape, in fp32. In a
+tree keys lie in another order than in plain decoding, so drafts are chains.
 
-That leaves one thing to the machine's kernels: that a row comes out the same at every place among
-the ``ROWS``, whatever the others hold. It is tried once for each model; where it fails, exactness
-is refused and not hoped for. In a tree keys lie in another order than in plain decoding, so drafts
-are chains.
+That a row comes out the same at every place among the ``ROWS`` is left to the machine's kernels. It
+is tried once for each model, and exactness refused where it fails.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """A model at work on a batch of requests: ``score`` trees, ``commit`` tokens.
 
-``score`` is a pure function of (prompt, committed text, tree); the cache only makes it fast, and
-``commit`` reconciles it. So plain decoding is an empty tree, a draft that grows is a tree scored
-again with more nodes, and catching up with what was accepted is nobody's special case.
+``score`` is a pure function of (prompt, committed text, tree); the cache only makes it fast. Plain
+decoding is an empty tree, and a draft that grows is a tree scored again with more nodes.
 """
 
 from __future__ import annotations
@@ -92,6 +91,7 @@ class Session:
             if prefill is not None
         ]
 
+    @torch.no_grad()
     def reading(
         self, number: int, prompt: Prompt, *, record: bool = False, place: int = 0
     ) -> Iterator[Prefill | None]:
@@ -113,11 +113,18 @@ class Session:
             note = None
             if record and len(rows) and len(columns):
                 note = Record(rows, columns, len(text), mass, relevance)
-            hidden = self._read(prompt, Segment(cache, 0, stop - start, start, record=note))
+            step = self._step([Segment(cache, 0, stop - start, start, record=note)])
+            embeds, positions = prompt.embeds[start:stop], prompt.positions[:, start:stop]
+            hidden = model.forward(embeds, positions, step, _deepstack(prompt, start, stop))
+            if step.calls != model.layers:
+                raise ModelError(
+                    f"{type(model.model).__name__} computes its attention in a way of its own, "
+                    "which Saccade cannot follow"
+                )
+            cache.advance(stop - start)
             if stop < len(prompt):
                 yield None
-        with torch.no_grad():
-            tip = self._laws(hidden[-1:])[0]
+        tip = self._laws(hidden[-1:])[0]
         self.requests[number] = RequestState(
             cache,
             prompt.context.tolist(),
@@ -131,25 +138,6 @@ class Session:
             yield Prefill(prompt, cache, tip, every(mass), every(relevance))
         else:
             yield Prefill(prompt, cache, tip)
-
-    @torch.no_grad()
-    def _read(self, prompt: Prompt, segment: Segment) -> Float[Tensor, "rows dim"]:
-        """The last hidden states of a prompt's rows; their keys and values are written."""
-        model, step = self.backbone, self._step([segment])
-        start, stop = segment.at, segment.at + segment.stop
-        hidden = model.forward(
-            prompt.embeds[start:stop],
-            prompt.positions[:, start:stop],
-            step,
-            _deepstack(prompt, start, stop),
-        )
-        if step.calls != model.layers:
-            raise ModelError(
-                f"{type(model.model).__name__} computes its attention in a way of its own, "
-                "which Saccade cannot follow"
-            )
-        segment.cache.advance(stop - start)
-        return hidden
 
     def fork(self, prefills: Sequence[Prefill], prompts: Sequence[Prompt]) -> None:
         """Starts from another session's caches, keeping the rows these prompts kept of them.

@@ -1,9 +1,8 @@
 """A target split over several processes (tensor parallelism): what each holds, and agreeing.
 
-transformers splits the projections of every layer over the processes that ``torchrun`` started, and
-adds up or gathers what they give; each process keeps keys and values of its own heads. All of them
-run the same loop over the same logits, which are gathered and so equal to the bit. What could
-still differ between them is decided by rank 0: the drafted trees, and what stands of them.
+transformers splits every layer's projections over the processes of ``torchrun``; each keeps keys
+and values of its own heads. All run the same loop over the same logits, which are gathered and so
+equal to the bit. Rank 0 decides what could still differ: the drafted trees and what stands of them.
 """
 
 from __future__ import annotations
