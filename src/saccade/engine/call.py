@@ -20,8 +20,8 @@ from saccade.drafting.recipe import Recipe
 from saccade.drafting.schedule import NO_MEMORY, MemoryGuard
 from saccade.drafting.setup import Setup
 from saccade.engine.request import Request
+from saccade.model import batch_invariant
 from saccade.model.backbone import Backbone
-from saccade.model.batch_invariant import ExactSession, check
 from saccade.model.session import Session
 from saccade.model.timing import Clock
 
@@ -50,7 +50,7 @@ class Call:
         self.target, self.wanted, self.exact = target, recipe, exact
         if exact:
             recipe = chained(recipe)
-            check(target)
+            batch_invariant.check(target)
         length = int(request.inputs["input_ids"].shape[1])
         self.recipe = plan(recipe, target, draft, length, exact)
         request.check(target)
@@ -60,7 +60,8 @@ class Call:
         setup = Setup(target, draft, view, shape, self.rules, room, request.words)
         self.drafter = Fallback(self.recipe.drafter(setup), target.vocab)
         if session is None:
-            session = (ExactSession if exact else Session)(target, self.rules, room=room)
+            kind = batch_invariant.BatchInvariantSession if exact else Session
+            session = kind(target, self.rules, room=room)
         self.session, self.first = session, first
         self.prompts: Sequence[Prompt] = ()
         self.decoding = False  # everything is read

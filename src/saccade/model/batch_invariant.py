@@ -30,7 +30,7 @@ CHAINS = "exact=True needs drafts that are chains: use shape=chain-N, fit or aut
 _tried: WeakKeyDictionary[Backbone, dict[tuple[object, ...], bool]] = WeakKeyDictionary()
 
 
-class ExactSession(Session):
+class BatchInvariantSession(Session):
     """A session whose rows depend on the text alone, where :func:`check` lets the model pass."""
 
     def _forward(
@@ -48,13 +48,13 @@ class ExactSession(Session):
                 tokens = ids[start:stop] + ids[stop - 1 : stop] * spare
                 places = positions[start:stop] + positions[stop - 1 : stop] * spare
                 at = segment.at + start - segment.start
-                step = Ordered(Segment(segment.cache, 0, ROWS, at))
+                step = BatchInvariantStep(Segment(segment.cache, 0, ROWS, at))
                 laws = self._laws(model.forward(model.embed(tokens), places, step))
                 found += [laws[row - start] for row in wanted if start <= row < stop]
         return torch.stack(found)
 
 
-class Ordered(Step):
+class BatchInvariantStep(Step):
     """Attention of ``ROWS`` rows of one request over its keys, block after block.
 
     ``last`` is the last key each row sees; itself when None.
@@ -128,7 +128,7 @@ def check(model: Backbone) -> None:
     tried = _tried.setdefault(model, {})
     key = (model.dtype, str(model.device), torch.get_num_threads(), model.fused is None)
     if key not in tried:
-        tried[key] = same_everywhere(model)
+        tried[key] = is_batch_invariant(model)
     if not tried[key]:
         raise ModelError(
             f"exact=True cannot be promised on this machine: in {str(model.dtype)[6:]} on "
@@ -138,7 +138,7 @@ def check(model: Backbone) -> None:
 
 
 @torch.no_grad()
-def same_everywhere(model: Backbone, tries: int = 2) -> bool:
+def is_batch_invariant(model: Backbone, tries: int = 2) -> bool:
     """Whether one row gives the same logits, bit for bit, at each of the ``ROWS`` places and with
     other rows beside it. The rows attend to the same random keys and not to each other."""
     random = torch.Generator().manual_seed(0)
@@ -153,7 +153,7 @@ def same_everywhere(model: Backbone, tries: int = 2) -> bool:
         for mine in (torch.ones_like(even), even, ~even):
             others = torch.randint(model.vocab, (ROWS,), generator=random)
             ids = torch.where(mine, row, others).tolist()
-            step = Ordered(Segment(cache, 0, ROWS, past), last)
+            step = BatchInvariantStep(Segment(cache, 0, ROWS, past), last)
             seen.append(model.logits(model.forward(model.embed(ids), where, step)).cpu()[mine])
         found = torch.cat(seen)
         if not bool(found.isfinite().all()) or not torch.equal(found, found[:1].expand_as(found)):
