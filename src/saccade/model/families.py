@@ -53,6 +53,7 @@ def _scaled(config: Described) -> Side:
     return Side(side, side)
 
 
+# How families with square pictures lay them out.
 SIDES: dict[str, Callable[[Described], Side]] = {
     "llava": _llava,
     "llava_next": _llava,
@@ -74,12 +75,6 @@ def placeholders(config: Described) -> dict[int, Kind]:
             if isinstance(config.get(name), int):
                 found[config[name]] = kind
     return found
-
-
-def side(config: Described) -> Side | None:
-    """How a family with square pictures lays them out; None where nothing is known."""
-    make = SIDES.get(config["model_type"])
-    return None if make is None else make(config)
 
 
 def refuse(whole: Any, text: Any) -> None:
