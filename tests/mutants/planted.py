@@ -275,8 +275,8 @@ MUTANTS = (
     Mutant(
         "the pending tokens are hidden from the tree",
         "model/session.py",
-        "block[waiting:, :waiting] = True",
-        "block[waiting:, :waiting] = False",
+        "*(parent + waiting for parent in tree.parents)",
+        "*(parent + waiting if parent >= 0 else ROOT for parent in tree.parents)",
         (HISTORIES,),
     ),
     Mutant(

@@ -1,13 +1,12 @@
 """A model at work on a batch of requests: ``score`` trees, ``commit`` tokens.
 
-``score`` is a pure function of (prompt, committed text, tree); the cache only makes it fast, and
-``commit`` reconciles it. So plain decoding is an empty tree, a draft that grows is a tree scored
-again with more nodes, and catching up with what was accepted is nobody's special case.
+``score`` is a pure function of (prompt, committed text, tree); the cache only makes it fast. Plain
+decoding is an empty tree, and a draft that grows is a tree scored again with more nodes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -18,11 +17,11 @@ from saccade.core import tree as trees_
 from saccade.core.errors import ModelError
 from saccade.core.prompt import Prefill, Prompt, Turn
 from saccade.core.sampling import Sampling, Scores
-from saccade.core.tree import Tree
+from saccade.core.tree import ROOT, Tree
 from saccade.model.attention import Record, Segment, Step
 from saccade.model.backbone import Backbone
 from saccade.model.cache import Cache
-from saccade.model.cuda_graphs import StaticSteps, automatic
+from saccade.model.cuda_graphs import CudaGraphs, automatic
 
 CHUNK = 2048  # prompt tokens a forward: what a prefill needs beside weights and keys
 Rules = Sequence[Sampling] | Mapping[int, Sampling]
@@ -56,8 +55,8 @@ class Session:
     """Scores and commits over a cache, one :class:`RequestState` per prompt.
 
     ``vocab`` clips the laws to the ids draft and target share; ``banned`` ids are never proposed
-    (placeholders of images and videos). ``static`` runs single requests in steps of fixed shape:
-    None where they pay (on GPUs).
+    (placeholders of images and videos). ``cuda_graphs`` runs single requests in steps of fixed
+    shape: None where they pay (on GPUs).
     """
 
     def __init__(
@@ -69,7 +68,7 @@ class Session:
         banned: Sequence[int] = (),
         room: int = 512,
         chunk: int = CHUNK,
-        static: bool | None = None,
+        cuda_graphs: bool | None = None,
     ) -> None:
         self.backbone = backbone
         self.rules = rules
@@ -78,22 +77,26 @@ class Session:
         self._banned = torch.tensor(list(banned), dtype=torch.long, device=backbone.device)
         self._room = min(room, LONG) + ROOM
         self._chunk = chunk
-        fixed = automatic(backbone) if static is None else static
-        self.static = StaticSteps(backbone) if fixed else None
+        fixed = automatic(backbone) if cuda_graphs is None else cuda_graphs
+        self.cuda_graphs = CudaGraphs(backbone) if fixed else None
 
     # -- starting ------------------------------------------------------------------------------
 
     def prefill(self, prompts: Sequence[Prompt], *, record: bool = False) -> list[Prefill]:
         """Reads the prompts; ``record`` writes down what the text attends to in the visual."""
         return [
-            _drained(self.reading(number, prompt, record=record, place=number))
+            prefill
             for number, prompt in enumerate(prompts)
+            for prefill in self.reading(number, prompt, record=record, place=number)
+            if prefill is not None
         ]
 
+    @torch.no_grad()
     def reading(
         self, number: int, prompt: Prompt, *, record: bool = False, place: int = 0
-    ) -> Generator[None, None, Prefill]:
-        """One prompt's prefill, a chunk at a time, so that others may be scored in between."""
+    ) -> Iterator[Prefill | None]:
+        """One prompt's prefill, a chunk at a time, so that others may be scored in between: None
+        after each but the last, which gives the whole."""
         model = self.backbone
         if model.fused is not None:
             model.fused.refresh()
@@ -110,11 +113,18 @@ class Session:
             note = None
             if record and len(rows) and len(columns):
                 note = Record(rows, columns, len(text), mass, relevance)
-            hidden = self._read(prompt, Segment(cache, 0, stop - start, start, record=note))
+            step = self._step([Segment(cache, 0, stop - start, start, record=note)])
+            embeds, positions = prompt.embeds[start:stop], prompt.positions[:, start:stop]
+            hidden = model.forward(embeds, positions, step, _deepstack(prompt, start, stop))
+            if step.calls != model.layers:
+                raise ModelError(
+                    f"{type(model.model).__name__} computes its attention in a way of its own, "
+                    "which Saccade cannot follow"
+                )
+            cache.advance(stop - start)
             if stop < len(prompt):
-                yield
-        with torch.no_grad():
-            tip = self._laws(hidden[-1:])[0]
+                yield None
+        tip = self._laws(hidden[-1:])[0]
         self.requests[number] = RequestState(
             cache,
             prompt.context.tolist(),
@@ -123,29 +133,11 @@ class Session:
             prompt_rows=(cache.length, cache.length),
             place=place,
         )
-        if not record:
-            return Prefill(prompt, cache, tip)
         every = model.shares.every_head
-        return Prefill(prompt, cache, tip, every(mass), every(relevance))
-
-    @torch.no_grad()
-    def _read(self, prompt: Prompt, segment: Segment) -> Float[Tensor, "rows dim"]:
-        """The last hidden states of a prompt's rows; their keys and values are written."""
-        model, step = self.backbone, self._step([segment])
-        start, stop = segment.at, segment.at + segment.stop
-        hidden = model.forward(
-            prompt.embeds[start:stop],
-            prompt.positions[:, start:stop],
-            step,
-            _deepstack(prompt, start, stop),
-        )
-        if step.calls != model.layers:
-            raise ModelError(
-                f"{type(model.model).__name__} computes its attention in a way of its own, "
-                "which Saccade cannot follow"
-            )
-        segment.cache.advance(stop - start)
-        return hidden
+        if record:
+            yield Prefill(prompt, cache, tip, every(mass), every(relevance))
+        else:
+            yield Prefill(prompt, cache, tip)
 
     def fork(self, prefills: Sequence[Prefill], prompts: Sequence[Prompt]) -> None:
         """Starts from another session's caches, keeping the rows these prompts kept of them.
@@ -207,8 +199,8 @@ class Session:
     def end(self, request: int) -> None:
         """Frees a finished request's cache."""
         self.requests.pop(request, None)
-        if self.static is not None:
-            self.static.forget()
+        if self.cuda_graphs is not None:
+            self.cuda_graphs.forget()
 
     # -- the two verbs -------------------------------------------------------------------------
 
@@ -233,7 +225,7 @@ class Session:
             ids += [*request.pending, *nodes]
             end = request.first_position + request.length
             positions += range(end - waiting, end)
-            positions += [end - 1 + depth for depth in trees_.depths(tree)[known:]]
+            positions += [end - 1 + depth for depth in trees_.depths(tree.parents)[known:]]
             # of the pending tokens only the last one's law is asked for
             wanted += range(start + max(waiting - 1, 0), len(ids))
             at = request.cache.length + known
@@ -291,18 +283,16 @@ class Session:
     ) -> Float[Tensor, "wanted clipped"]:
         """Logits of the wanted rows; keys and values of all are written."""
         model = self.backbone
-        fixed = None
-        if self.static is not None and len(self.requests) == 1:
-            fixed = self.static.logits(segments, ids, positions, wanted)
-            if fixed is not None and self.static.trusted:
-                return self._clip(fixed)
-        hidden = model.forward(model.embed(ids), positions, self._step(segments))
-        if len(wanted) < len(ids):
-            hidden = hidden[torch.tensor(wanted, device=hidden.device)]
-        logits = model.logits(hidden)
-        if self.static is not None and fixed is not None and not self.static.agrees(fixed, logits):
-            self.static = None
-        return self._clip(logits)
+
+        def ordinary() -> Float[Tensor, "wanted vocab"]:
+            hidden = model.forward(model.embed(ids), positions, self._step(segments))
+            if len(wanted) < len(ids):
+                hidden = hidden[torch.tensor(wanted, device=hidden.device)]
+            return model.logits(hidden)
+
+        if self.cuda_graphs is None or len(self.requests) > 1:
+            return self._clip(ordinary())
+        return self._clip(self.cuda_graphs.logits(segments[0], ids, positions, wanted, ordinary))
 
     def _step(self, segments: list[Segment]) -> Step:
         model = self.backbone
@@ -332,23 +322,9 @@ def _catch_up(request: RequestState) -> None:
 
 def _block(tree: Tree, known: int, waiting: int) -> Bool[Tensor, "new last"]:
     """Who sees whom among the pending tokens and the tree's nodes, for the rows not yet scored."""
-    above = trees_.ancestors(tree.parents)[known:]
-    if not waiting:
-        return above
-    block = torch.zeros(waiting + len(above), waiting + len(tree), dtype=torch.bool)
-    block[:waiting, :waiting] = torch.ones(waiting, waiting, dtype=torch.bool).tril_()
-    block[waiting:, :waiting] = True
-    block[waiting:, waiting:] = above
-    return block
-
-
-def _drained(pieces: Generator[None, None, Prefill]) -> Prefill:
-    """All pieces at once."""
-    try:
-        while True:
-            next(pieces)
-    except StopIteration as stop:
-        return stop.value
+    # the pending tokens are a chain, and what hangs from the text hangs from the last of them
+    line = range(ROOT, ROOT + waiting)
+    return trees_.ancestors((*line, *(parent + waiting for parent in tree.parents)))[known:]
 
 
 def _after(prompt: Prompt) -> Tensor:

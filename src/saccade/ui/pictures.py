@@ -21,7 +21,7 @@ from PIL import Image, ImageDraw
 
 from saccade.bench.show import MEANING
 from saccade.core.result import RoundRecord
-from saccade.core.tree import ROOT, Tree, add, children, depths, follow, levels
+from saccade.core.tree import ROOT, Tree, add, children, depths, follow
 from saccade.ui.duel import Duel, Side
 from saccade.ui.kept import Kept
 
@@ -149,7 +149,7 @@ def tree(round: RoundRecord, word: Word, before: str = "") -> str:
         grown = add(grown, accepted[-1] if accepted else ROOT, round.own)
         kinds.append(round.kind)
     odds = dict(enumerate(round.note)) if len(round.note) == len(round.tokens) else {}
-    depth, height = [0, *depths(grown)], _heights(grown)
+    depth, height = [0, *depths(grown.parents)], _heights(grown)
     labels = [shown(before) or "start", *spelt]
     widths = [max(38.0, len(label) * LETTER + 2 * PAD) for label in labels]
     columns = [max(w for w, d in zip(widths, depth, strict=True) if d == level)
@@ -219,7 +219,7 @@ def over_rounds(
         return message("Nothing was drafted, so there are no rounds to show.")
     each = (SIZE.right - SIZE.left) / len(rounds)  # a round's place across
     middles = [_short(SIZE.left + (i + 0.5) * each) for i in range(len(rounds))]
-    deep = [levels(round.parents) for round in rounds]
+    deep = [depths(round.parents) for round in rounds]
     sizes = {
         "depth": [max(own, default=0) for own in deep],
         "width": [max(map(own.count, own), default=0) for own in deep],
