@@ -804,6 +804,21 @@ def test_tokens_that_follow_a_refused_text_are_dropped():
     assert draft.extend({0: Tree()})[0].tokens == (10,)
 
 
+def test_a_turn_that_samples_after_one_that_did_not_is_drafted_with_its_laws():
+    """Claim: a question that is sampled gets the same rounds after a greedy question as after a
+    sampled one, and each drafted token comes with the law it was drawn from. Fails if rules are
+    those of the first question: what is drawn would then be judged as if it had been chosen."""
+    target, draft = backbone(qwen25()), backbone(noisy(qwen25, 0, 0.05))
+    found = []
+    for first in ({"do_sample": False}, {"do_sample": True, "seed": 1}):
+        with saccade.Conversation(target, draft=draft, method="pearl", max_new_tokens=12) as talk:
+            talk.run(INPUTS, **first)
+            later = list(talk.stream(INPUTS, do_sample=True, seed=5, temperature=1.5))
+        found.append([(round.tree.tokens, round.tokens) for round in later])
+        assert all(q is not None for round in later for q in round.tree.q)
+    assert found[0] == found[1] and any(tokens for tokens, _ in found[0])
+
+
 def test_silence_is_an_error_and_the_end_of_the_process():
     """Claim: a draft that says nothing while it is waited for is killed and reported."""
     draft, script = scripted("pearl")

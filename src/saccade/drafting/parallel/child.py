@@ -25,7 +25,7 @@ from transformers import PreTrainedModel
 from saccade.core.prompt import Inputs, Prefill, Prompt, Turn
 from saccade.core.protocols import View
 from saccade.core.sampling import Sampling
-from saccade.core.tree import Tree, add, after
+from saccade.core.tree import Tree, after
 from saccade.drafting.shapes.policies import Chain
 from saccade.model.backbone import Backbone
 from saccade.model.session import Session
@@ -33,6 +33,10 @@ from saccade.model.session import Session
 log = logging.getLogger(__name__)
 
 HEAD_START = 64  # tokens drafted at most before the target is ready
+
+
+Laws = Float[Tensor, "request slot vocab"] | None
+"""What tokens were drawn from, in shared memory; None: nothing is sampled."""
 
 
 @dataclass(frozen=True)
@@ -45,8 +49,7 @@ class Job:
     banned: Sequence[int]
     room: int
     shape: Chain
-    words: Sequence[Mapping[str, tuple[int, ...]]]
-    laws: Float[Tensor, "request slot vocab"] | None  # shared memory; None: nothing is sampled
+    laws: Laws
 
 
 @dataclass
@@ -100,11 +103,7 @@ class Child:
         """Cuts what was read to the view's choice, or reads only now."""
         view, seen = self._job.view, {}
         if not self._held:
-            told = [
-                replace(prefill, words=words)
-                for prefill, words in zip(prefills, self._job.words, strict=True)
-            ]
-            pruned = [view(*shown) for shown in zip(told, self._prompts, strict=True)]
+            pruned = [view(*shown) for shown in zip(prefills, self._prompts, strict=True)]
             self._read([self._backbone.written(prompt) for prompt in pruned])
             seen = {i: prompt.seen for i, prompt in enumerate(pruned)}
         for i, held in enumerate(self._held):
@@ -146,8 +145,9 @@ class Child:
         self._lines.pop(request, None)
         self._session.end(request)
 
-    def turn(self, turns: Mapping[int, Turn], rules: Sequence[Sampling]) -> None:
+    def turn(self, turns: Mapping[int, Turn], rules: Sequence[Sampling], laws: Laws) -> None:
         """A further question; drafting starts again from its end."""
+        self._job = replace(self._job, rules=rules, laws=laws)
         self._session.turn(turns, rules)
         for request in turns:
             old = self._lines[request]
@@ -168,20 +168,19 @@ class Child:
         wanted = self._wanted()
         scored = self._session.score({r: line.chain for r, line in wanted.items()})
         for request, line in wanted.items():
-            tip, scores = len(line.chain) - 1, replace(scored[request], began=line.began)
-            law = scores.law(tip)
-            if len(line.chain) and not self._job.shape.goes_on(scores, tip, law):
+            scores = replace(scored[request], began=line.began)
+            longer = self._job.shape.longer(line.chain, scores)
+            if longer is None:
                 line.paused = True
                 self._tell("paused", request, line.epoch)
                 continue
-            token, q = scores.draw(tip, law)
-            slot = None
+            q, slot = longer.q[-1], None
             if q is not None and self._job.laws is not None:
                 slot = line.sent % self._job.laws.shape[1]
                 self._job.laws[request, slot] = q
-            line.chain = add(line.chain, tip, token, None)
+            line.chain = longer
             line.sent += 1
-            self._tell("token", request, line.epoch, token, slot)
+            self._tell("token", request, line.epoch, longer.tokens[-1], slot)
 
 
 def _within(whole: Prompt, held: Tensor, kept: Tensor) -> Int[Tensor, " row"]:

@@ -64,18 +64,23 @@ class Chain(Shape):
         """
         return True
 
+    def longer(self, tree: Tree, scores: Scores) -> Tree | None:
+        """The chain with one more token; None where it stops."""
+        last = len(tree) - 1
+        law = scores.law(last)
+        if len(tree) and not self.goes_on(scores, last, law):
+            return None
+        token, q = scores.draw(last, law)
+        return add(tree, last, token, q)
+
     def grow(self, state: State) -> Growing:
-        tree = Tree()
-        while len(tree) < self.length:
+        tree, ended = Tree(), False
+        while len(tree) < self.length and not ended:
             scores: Scores = yield tree
-            tip = len(tree) - 1
-            law = scores.law(tip)
-            if len(tree) and not self.goes_on(scores, tip, law):
+            longer = self.longer(tree, scores)
+            if longer is None:
                 break
-            token, q = scores.draw(tip, law)
-            tree = add(tree, tip, token, q)
-            if token in scores.rules.ends:
-                break
+            tree, ended = longer, longer.tokens[-1] in scores.rules.ends
         return tree
 
 
