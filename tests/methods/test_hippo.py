@@ -708,8 +708,8 @@ def _bent(
     cut: Any,
     fly: Callable[[Sequence[int], Mapping[int, Any]], dict[int, Any]],
 ) -> Iterator[Round]:
-    states = {request: draft.start() for request in requests}
-    flights = draft.propose(states)
+    group = schedule.Group.begun(draft, requests, cut)
+    flights = draft.propose(group.states)
     while flights:
         laws = target.score(flights)
         trees = draft.extend(flights)
@@ -717,8 +717,8 @@ def _bent(
         live = [request for request in flights if endings[request] is None]
         target.commit({request: verdicts[request].tokens for request in verdicts})
         draft.commit({request: verdicts[request].tokens for request in verdicts})
-        flights = fly(live, states)
-        yield from schedule._rounds(draft, states, trees, laws, verdicts, endings, (0.0, 0.0))
+        flights = fly(live, group.states)
+        yield from schedule._rounds(group, trees, laws, (verdicts, endings), (0.0, 0.0))
 
 
 def _too_late(

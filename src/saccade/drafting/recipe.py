@@ -11,7 +11,7 @@ from saccade.drafting.drafters import EarlyExit, NoDraft, SelfDrafter
 from saccade.drafting.ensemble import Ensemble
 from saccade.drafting.lookup import Lookup
 from saccade.drafting.parallel.drafter import WorkerDrafter
-from saccade.drafting.schedule import parallel
+from saccade.drafting.schedule import parallel, serial
 from saccade.drafting.setup import MakeDrafter
 from saccade.drafting.views.basic import FULL
 
@@ -24,7 +24,7 @@ class Recipe:
     about: str
     drafter: MakeDrafter
     shape: Shape
-    schedule: Schedule
+    schedule: Schedule = serial
     view: View = FULL
 
     def __post_init__(self) -> None:

@@ -113,11 +113,9 @@ def temporal(embeds: Float[Tensor, "seen dim"], grid: Int[Tensor, "seen 4"]) -> 
     unit = torch.nn.functional.normalize(embeds.double(), dim=-1)
     total = torch.zeros(len(grid), dtype=torch.double, device=grid.device)
     count = torch.zeros_like(total)
-    size = grid.amax(0) + 3
-    step = torch.tensor([0, 1, 0, 0], device=grid.device)
-    cell, order = torch.sort(_flat(grid, size))
-    for move in (step, -step):
-        wanted = _flat(grid + move, size)
+    cell, order = torch.sort(through_time(grid))
+    for step in (1, -1):
+        wanted = through_time(grid) + step
         at = torch.searchsorted(cell, wanted).clamp(max=len(cell) - 1)
         there = cell[at] == wanted
         cosine = (unit * unit[order[at]]).sum(-1)
@@ -164,7 +162,9 @@ def per_frame(scores: Float[Tensor, " seen"], grid: Int[Tensor, "seen 4"]) -> Te
     return torch.where(varies, centred / spread, torch.zeros_like(centred))
 
 
-def _flat(grid: Int[Tensor, "cell 4"], size: Int[Tensor, " 4"]) -> Int[Tensor, " cell"]:
-    """One number per cell, also for the cells just outside the grid."""
-    at = grid + 1
-    return ((at[:, 0] * size[1] + at[:, 1]) * size[2] + at[:, 2]) * size[3] + at[:, 3]
+def through_time(grid: Int[Tensor, "seen 4"]) -> Int[Tensor, " seen"]:
+    """A number per token that sorts by medium and cell, then counts up with t; the one before a
+    cell's first frame and the one after its last are nobody's."""
+    medium, t, h, w = grid.unbind(1)
+    _, times, height, width = (grid.amax(0) + 1).unbind()
+    return ((medium * height + h) * width + w) * (times + 1) + t
