@@ -27,8 +27,7 @@ from saccade.core.errors import MethodError, ModelError
 from saccade.core.prompt import Inputs
 from saccade.core.sampling import Sampling
 from saccade.core.tree import ROOT, Tree, add, chain
-from saccade.drafting.planning import chained
-from saccade.drafting.recipe import Recipe
+from saccade.drafting.recipe import Recipe, chained
 from saccade.drafting.shapes.controller import Auto
 from saccade.drafting.shapes.fit import Fit
 from saccade.drafting.shapes.policies import Chain

@@ -291,7 +291,7 @@ MUTANTS = (
     # -- drafts ----------------------------------------------------------------------------------
     Mutant(
         "a malformed tree is not checked",
-        "drafting/fallback.py",
+        "drafting/drafters.py",
         "check(trees[request], self._vocab)",
         "check(Tree(), self._vocab)",
         (f"{FAULTS}::test_a_draft_that_fails_costs_speed_only",),

@@ -63,7 +63,7 @@ def describe(
         method = "specvlm" if models.draft or models.target in (None, "shapes") else "std"
     known = loading.known(models, how, method)
     prepare(known.threads, verbose)
-    from saccade.drafting import planning
+    from saccade.drafting.recipe import split
     from saccade.engine.generate import stream
     from saccade.model import tensor_parallel
 
@@ -74,7 +74,7 @@ def describe(
         if exact:
             said = "--exact adds in one order, which a split target does not: leave out one"
             raise OptionError(said)
-        recipe = planning.split(recipe)
+        recipe = split(recipe)
         if video == "-":
             raise OptionError("with --tp every process reads the video: give a file and not stdin")
     shown = showing(as_json, quiet)

@@ -18,8 +18,7 @@ from saccade.core import options
 from saccade.core.errors import OptionError
 from saccade.core.prompt import Inputs
 from saccade.core.result import Result, Round
-from saccade.drafting.planning import chained
-from saccade.drafting.recipe import Recipe
+from saccade.drafting.recipe import Recipe, chained
 from saccade.engine.call import Call, Phase, settle
 from saccade.engine.request import Captioner, Request, backbone
 from saccade.methods import resolve

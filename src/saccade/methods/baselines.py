@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from saccade.drafting.drafters import EarlyExit, ModelDrafter, NoDraft, SelfDrafter
-from saccade.drafting.lookup import Lookup
+from saccade.drafting.drafters import EarlyExit, Lookup, ModelDrafter, NoDraft, SelfDrafter
 from saccade.drafting.provides import Provides
 from saccade.drafting.recipe import Recipe
 from saccade.drafting.shapes.policies import Best, Chain, Static

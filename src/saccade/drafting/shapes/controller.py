@@ -187,7 +187,7 @@ class Auto(Shape):
 
     @property
     def _costs(self) -> Costs:
-        assert self.costs is not None, "Auto needs measured costs: see planning.plan"
+        assert self.costs is not None, "Auto needs measured costs: see recipe.plan"
         return self.costs
 
     def _alone(self, learnt: Estimates) -> float:

@@ -84,7 +84,7 @@ class Fit(Shape):
 
     def choose(self, state: State) -> int | Paths:
         """A chain length or the paths of a tree."""
-        assert self.costs is not None, "Fit needs measured costs: see planning.plan"
+        assert self.costs is not None, "Fit needs measured costs: see recipe.plan"
         rate: float = state.share
         options: list[tuple[int | Paths, float, int, int]] = [
             *((n, expected_chain(rate, n), n, n + 1) for n in range(1, LONGEST + 1)),

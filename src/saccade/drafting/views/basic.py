@@ -109,7 +109,7 @@ class Affordable(View):
 
     def __call__(self, prefill: Prefill, prompt: Prompt) -> Prompt:
         if self.keep is None:
-            raise MethodError("how much is affordable has yet to be settled: see planning.plan")
+            raise MethodError("how much is affordable has yet to be settled: see recipe.plan")
         return self.settled(self.keep)(prefill, prompt)
 
 
