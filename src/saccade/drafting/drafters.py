@@ -231,23 +231,22 @@ class Fallback(Drafter):
         self._try(lambda: self._drafter.turn(turns, rules))
 
     def propose(self, states: Mapping[int, State]) -> dict[int, Tree]:
-        trees = self._checked(states, lambda: self._drafter.propose(states))
-        return dict.fromkeys(states, Tree()) if trees is None else trees
+        plain = dict.fromkeys(states, Tree())
+        return self._checked(plain, lambda: self._drafter.propose(states))
 
     def extend(self, flights: Mapping[int, Tree]) -> dict[int, Tree]:
-        trees = self._checked(flights, lambda: self._drafter.extend(flights))
-        return dict(flights) if trees is None else trees
+        return self._checked(flights, lambda: self._drafter.extend(flights))
 
     def _checked(
-        self, requests: Mapping[int, object], draft: Callable[[], dict[int, Tree]]
-    ) -> dict[int, Tree] | None:
+        self, instead: Mapping[int, Tree], draft: Callable[[], dict[int, Tree]]
+    ) -> dict[int, Tree]:
         def act() -> dict[int, Tree]:
             trees = draft()
-            for request in requests:
+            for request in instead:
                 check(trees[request], self._vocab)
             return trees
 
-        return self._try(act)
+        return self._try(act) or dict(instead)
 
     def commit(self, tokens: Mapping[int, Sequence[int]]) -> None:
         self._try(lambda: self._drafter.commit(tokens))

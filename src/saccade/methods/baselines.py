@@ -6,8 +6,7 @@ from saccade.drafting.drafters import EarlyExit, Lookup, ModelDrafter, NoDraft, 
 from saccade.drafting.provides import Provides
 from saccade.drafting.recipe import Recipe
 from saccade.drafting.shapes.policies import Best, Chain, Static
-from saccade.drafting.views import basic as views
-from saccade.drafting.views import pruning
+from saccade.drafting.views import basic, pruning
 from saccade.methods.specvlm import TREE
 
 AR = Recipe(
@@ -40,22 +39,7 @@ SD_TREE = Recipe(
 
 PROVIDES = Provides(
     recipes=(AR, SD, SD_TREE, LOOKUP),
-    views=(
-        views.FULL,
-        views.NONE,
-        views.RANDOM,
-        views.UNIFORM,
-        views.SCATTERED,
-        views.AFFORDABLE,
-        views.ATTENTION,
-        pruning.FRAMES,
-        pruning.FRONT,
-        pruning.MIDDLE,
-        pruning.END,
-        pruning.FASTVID,
-        pruning.DYCOKE,
-        pruning.REST,
-    ),
+    views=(*basic.VIEWS, *pruning.VIEWS),
     families=(Chain, Best, Static),
     drafters={
         "model": ModelDrafter,

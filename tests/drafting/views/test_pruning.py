@@ -24,7 +24,7 @@ from saccade.drafting.shapes.policies import Chain
 from saccade.drafting.views import basic as views
 from saccade.drafting.views import pruning
 from saccade.drafting.views.basic import Pruned
-from saccade.drafting.views.pruning import REST, Merged
+from saccade.drafting.views.pruning import Merged
 
 # -- prompts -----------------------------------------------------------------------------------
 
@@ -199,16 +199,10 @@ SELECTORS: dict[str, tuple[Any, Callable[[Prompt, int], list[int]]]] = {
     "end": (pruning.Window(2), slow_window("end")),
     "fastvid": (pruning.fastvid, slow_fastvid),
     "dycoke": (pruning.dycoke, slow_dycoke),
-    "rest": (REST.select, slow_rest),
+    "rest": (views.uniform, slow_rest),
 }
 ALL: list[View] = [
-    pruning.FRAMES,
-    pruning.FRONT,
-    pruning.MIDDLE,
-    pruning.END,
-    pruning.FASTVID,
-    pruning.DYCOKE,
-    pruning.REST,
+    *pruning.VIEWS,
     pruning.POOLED,
 ]
 

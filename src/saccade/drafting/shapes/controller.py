@@ -195,6 +195,7 @@ class Auto(Shape):
         return learnt.stretch * _bare(self._costs).verify[1]
 
     def _level(self, learnt: Estimates) -> float:
+        """Seconds of a level of drafting."""
         return learnt.stretch * self._costs.draft
 
     def _best(self, learnt: Estimates, rate: float) -> tuple[float, float]:

@@ -187,7 +187,9 @@ def _offer(
 def grow_static(paths: Paths) -> Growing:
     tree = Tree()
     node_of: dict[tuple[int, ...], int] = {(): ROOT}
-    for level in _levels(paths) or [[]]:  # even of an empty tree the root is looked at
+    levels = max((len(path) for path in paths), default=1)  # even of an empty tree one is looked at
+    for depth in range(1, levels + 1):
+        level = sorted(path for path in paths if len(path) == depth)
         scores: Scores = yield tree
         widest: dict[tuple[int, ...], int] = {}
         for path in level:
@@ -208,11 +210,6 @@ def check_paths(paths: Sequence[Sequence[int]]) -> None:
             raise ValueError(f"tree path {list(path)} has no parent {list(path[:-1])}")
         if not path or min(path) < 0:
             raise ValueError(f"a tree path is a list of ranks from 0, not {list(path)}")
-
-
-def _levels(paths: Paths) -> list[list[tuple[int, ...]]]:
-    deepest = max((len(path) for path in paths), default=0)
-    return [sorted(p for p in paths if len(p) == depth) for depth in range(1, deepest + 1)]
 
 
 def size(family: str, text: str, largest: int) -> int:

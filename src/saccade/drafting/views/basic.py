@@ -216,11 +216,12 @@ def attended(prompt: Prompt, guide: Guide, budget: int) -> Int[Tensor, " kept"]:
 
 
 FULL = Pruned("full", uniform, keep=1.0)
-NONE = Pruned("none", uniform, keep=0.0)
 RANDOM = Pruned("random", random)
 UNIFORM = Pruned("uniform", uniform)
 SCATTERED = Pruned("scattered", scattered)
-ATTENTION = Pruned("attention", attended, attention=True)
 AFFORDABLE = Affordable()
+ATTENTION = Pruned("attention", attended, attention=True)
+NONE = Pruned("none", uniform, keep=0.0)
+VIEWS = (FULL, NONE, RANDOM, UNIFORM, SCATTERED, AFFORDABLE, ATTENTION)
 TEXT = Worded("text", "newline")
 CAPTION = Worded("caption", "caption")

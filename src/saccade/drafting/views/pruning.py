@@ -111,15 +111,12 @@ class Merged(View):
     name: str
     select: Select
     keep: float = 0.1
-    attention: bool = False
 
     def __call__(self, prefill: Prefill, prompt: Prompt) -> Prompt:
-        pruned = Pruned(self.name, self.select, self.keep, self.attention)(prefill, prompt)
-        if pruned.seen in (0, prompt.seen):
-            return pruned
         grid = prompt.grid
-        kept = torch.isin(prompt.index[prompt.visual], pruned.index[pruned.visual])
-        kept = kept.nonzero().squeeze(-1)
+        kept = Pruned(self.name, self.select, self.keep).choose(prefill, prompt)
+        if len(kept) in (0, prompt.seen):
+            return prompt.select(kept)
         key = saliency.through_time(grid)
         earlier, order = torch.sort(key[kept])
         at = torch.searchsorted(earlier, key, right=True) - 1
@@ -198,13 +195,16 @@ def _averaged(prompt: Prompt, leader: Int[Tensor, " seen"], turn: Int[Tensor, " 
     return replace(pruned, embeds=embeds, deepstack=tuple(map(mean, prompt.deepstack)))
 
 
-FRAMES = Pruned("frames", frames)
-FRONT = Pruned("window-front", Window(0))
-MIDDLE = Pruned("window-middle", Window(1))
-END = Pruned("window-end", Window(2))
-FASTVID = Pruned("fastvid", fastvid)
 DYCOKE = Merged("dycoke", dycoke)
-# SpecVLM without stage I. The ablation asks no attention at all: V_R is empty, Eq. 7 spreads over
-# *all* tokens, and this is ``uniform`` by the name the paper's tables give it.
-REST = Pruned("rest", uniform)
 POOLED = Pooled("pooled")
+VIEWS = (
+    Pruned("frames", frames),
+    Pruned("window-front", Window(0)),
+    Pruned("window-middle", Window(1)),
+    Pruned("window-end", Window(2)),
+    Pruned("fastvid", fastvid),
+    DYCOKE,
+    # SpecVLM without stage I. The ablation asks no attention at all: V_R is empty, Eq. 7 spreads
+    # over *all* tokens, and this is ``uniform`` by the name the paper's tables give it.
+    Pruned("rest", uniform),
+)
