@@ -82,7 +82,7 @@ def test_a_decree_that_means_nothing_is_refused(asked: dict[str, Any]) -> None:
 
 
 def test_a_parallel_draft_takes_no_decree() -> None:
-    """Claim: what is judged as it flies is refused by name."""
+    """Claim: what is judged while its draft goes on is refused by name."""
     with pytest.raises(OptionError, match="hippo drafts in parallel"):
         imposed(resolve("hippo"), Decree(length=1))
 

@@ -146,7 +146,7 @@ def _loaded(name: str, dtype: torch.dtype) -> models.Loaded:
 
 @low
 def test_in_parallel(dtype):
-    """Claim: what flies while the target judges changes no bit either."""
+    """Claim: what is in flight while the target judges changes no bit either."""
     target, draft = model_of("qwen2_5_vl", dtype), draft_of("qwen2_5_vl", dtype)
     inputs = asked("qwen2_5_vl", dtype)
     plain, truth = told(target, inputs, "ar", exact=True)

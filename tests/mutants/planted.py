@@ -356,7 +356,7 @@ MUTANTS = (
         (f"{LAW}::test_no_number_is_used_for_two_draws",),
     ),
     Mutant(
-        "the first flight takes along what happens to be there",
+        "the first batch takes along what happens to be there",
         "drafting/parallel/drafter.py",
         "sight.batch = self._length if self._samples else len(sight.chain)",
         "sight.batch = len(sight.chain)",
@@ -516,11 +516,11 @@ MUTANTS = (
         ("engine/test_parallel.py::test_an_answer_ends_wherever_it_should", HISTORY_ENDS),
     ),
     Mutant(
-        "schedule: the token drafted beside a flight is not judged with it",
+        "schedule: the token drafted beside those in flight is not judged with it",
         "drafting/schedule.py",
-        "        trees = draft.extend(flights)\n",
-        "        draft.extend(flights)\n        trees = flights\n",
-        ("methods/test_hippo.py::test_every_round_flies_by_the_papers_rule",),
+        "        trees = draft.extend(in_flight)\n",
+        "        draft.extend(in_flight)\n        trees = in_flight\n",
+        ("methods/test_hippo.py::test_every_round_judges_by_the_papers_rule",),
     ),
     # -- scores of visual tokens -------------------------------------------------------------------
     Mutant(

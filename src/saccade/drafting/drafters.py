@@ -234,8 +234,8 @@ class Fallback(Drafter):
         plain = dict.fromkeys(states, Tree())
         return self._checked(plain, lambda: self._drafter.propose(states))
 
-    def extend(self, flights: Mapping[int, Tree]) -> dict[int, Tree]:
-        return self._checked(flights, lambda: self._drafter.extend(flights))
+    def extend(self, in_flight: Mapping[int, Tree]) -> dict[int, Tree]:
+        return self._checked(in_flight, lambda: self._drafter.extend(in_flight))
 
     def _checked(
         self, instead: Mapping[int, Tree], draft: Callable[[], dict[int, Tree]]

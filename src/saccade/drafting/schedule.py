@@ -1,9 +1,9 @@
 """When target and draft work. Serial: one waits for the other. Parallel: both at once (PEARL).
 
 In the parallel schedule the target judges tokens *in flight* while the draft goes on from their
-end. So the target's laws reach one token past the flight, and that token is judged with them: an
-empty flight is PEARL's pre-verification (HIPPO's conservative round), a full one its
-post-verification (the optimistic round). After a refusal nothing is left to fly.
+end. So the target's laws reach one token past them, and that token is judged with them: with none
+in flight this is PEARL's pre-verification (HIPPO's conservative round), with a full batch its
+post-verification (the optimistic round). After a refusal nothing is in flight.
 """
 
 from __future__ import annotations
@@ -83,23 +83,23 @@ def advance(target: Scoring, groups: Sequence[Group]) -> Iterator[tuple[Group, R
 def parallel(target: Scoring, draft: Drafter, requests: Sequence[int], cut: Cut) -> Iterator[Round]:
     """Judge what is in flight while the draft extends it; one target forward a round."""
     group = Group.begun(draft, requests, cut)
-    flights = draft.propose(group.states)
-    while flights:
+    in_flight = draft.propose(group.states)
+    while in_flight:
         began = time.perf_counter()
-        laws = target.score(flights)
+        laws = target.score(in_flight)
         scored = time.perf_counter()
-        trees = draft.extend(flights)
+        trees = draft.extend(in_flight)
         waited = time.perf_counter()
 
         verdicts, endings = judged(trees, laws, cut)
-        live = [request for request in flights if endings[request] is None]
+        live = [request for request in in_flight if endings[request] is None]
         emitted = {request: verdict.tokens for request, verdict in verdicts.items()}
         target.commit(emitted)
         verified = time.perf_counter()
         draft.commit(emitted)
-        flights = {r: Tree() for r in live}
-        if flying := [r for r in live if verdicts[r].own is None]:
-            flights |= draft.propose({request: group.states[request] for request in flying})
+        in_flight = {r: Tree() for r in live}
+        if onward := [r for r in live if verdicts[r].own is None]:
+            in_flight |= draft.propose({request: group.states[request] for request in onward})
         waiting = waited - scored + time.perf_counter() - verified
         spent = waiting, scored - began + verified - waited
         yield from _rounds(group, trees, laws, (verdicts, endings), spent)

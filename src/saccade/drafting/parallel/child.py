@@ -128,15 +128,15 @@ class Child:
             self._lines[request].limit = limit
 
     def commit(self, news: Mapping[int, tuple[Sequence[int], int | None]]) -> None:
-        """(what was emitted, how many drafted tokens fly on; None: drop them all)."""
-        for request, (tokens, flying) in news.items():
+        """(what was emitted, how many drafted tokens stay in flight; None: drop them all)."""
+        for request, (tokens, kept) in news.items():
             line = self._lines[request]
             self._session.commit({request: tokens})
-            line.chain = Tree() if flying is None else after(line.chain, len(tokens))
-            line.limit = (flying or 0) + self._job.shape.length
+            line.chain = Tree() if kept is None else after(line.chain, len(tokens))
+            line.limit = (kept or 0) + self._job.shape.length
             line.epoch += 1
             line.text += len(tokens)
-            if flying is None:
+            if kept is None:
                 line.began = line.text
             line.paused = line.paused and len(line.chain) > 0
 

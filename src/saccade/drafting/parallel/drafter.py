@@ -30,7 +30,7 @@ class Sight:
     """What the parent knows of one request's draft."""
 
     chain: Tree = Tree()  # drafted after the committed text
-    batch: int | None = None  # how many of them fly next; None: as many as there are
+    batch: int | None = None  # how many of them are judged next; None: as many as there are
     limit: int = HEAD_START  # how many there may be
     epoch: int = 0  # commits so far
     valid: int = 0  # tokens of earlier epochs follow a text that was not emitted
@@ -107,7 +107,7 @@ class WorkerDrafter(Drafter):
         return 0.0
 
     def propose(self, states: Mapping[int, State]) -> dict[int, Tree]:
-        """What is to fly: the first time all there is, then each batch once it is complete."""
+        """What is judged next: the first time all there is, then each batch once it is complete."""
         self._hear()
         if self._samples:
             self._wait(lambda: self._seen is not None, READY)
@@ -128,17 +128,17 @@ class WorkerDrafter(Drafter):
             request: self._chain(request, sight.batch or 0) for request, sight in sights.items()
         }
 
-    def extend(self, flights: Mapping[int, Tree]) -> dict[int, Tree]:
-        """Waits for the token after each flight; not for a draft that is still reading."""
-        for request, flight in flights.items():
-            self._sights[request].limit = len(flight) + self._length
+    def extend(self, in_flight: Mapping[int, Tree]) -> dict[int, Tree]:
+        """Waits for the token after each tree in flight; not for a draft that still reads."""
+        for request, tree in in_flight.items():
+            self._sights[request].limit = len(tree) + self._length
         self._hear()
         if self._seen is None:
             if time.monotonic() - self._since > READY:
                 self._give_up(READY)
-            return dict(flights)
+            return dict(in_flight)
         self._settle()
-        wanted = {request: len(flight) + 1 for request, flight in flights.items()}
+        wanted = {request: len(tree) + 1 for request, tree in in_flight.items()}
         self._wait(
             lambda: all(self._sights[r].has(count) for r, count in wanted.items()), self._patience
         )
@@ -147,16 +147,16 @@ class WorkerDrafter(Drafter):
     def commit(self, tokens: Mapping[int, Sequence[int]]) -> None:
         for request, new in tokens.items():
             sight, count = self._sights[request], len(new)
-            before, flying = self._owed.get(request, ([], 0))
-            if sight.chain.tokens[:count] == tuple(new) and flying is not None:
+            before, kept = self._owed.get(request, ([], 0))
+            if sight.chain.tokens[:count] == tuple(new) and kept is not None:
                 sight.chain = after(sight.chain, count)
                 sight.paused = sight.paused and len(sight.chain) > 0  # as the child sees it
-                flying = sight.batch = max(0, sight.limit - count)
+                kept = sight.batch = max(0, sight.limit - count)
             else:
-                flying, sight.batch, sight.chain = None, 0, Tree()
+                kept, sight.batch, sight.chain = None, 0, Tree()
                 sight.valid, sight.paused = sight.epoch + 1, False
             sight.limit = sight.batch + self._length
-            self._owed[request] = [*before, *new], flying
+            self._owed[request] = [*before, *new], kept
         self._hear()
         if self._seen is not None:  # a worker that still reads would not read this
             self._settle()
