@@ -651,8 +651,9 @@ def emitted() -> list[int]:
 
 @pytest.mark.parametrize("method", ["hippo", "pearl-syn"])
 def test_an_answer_ends_wherever_it_should(method):
-    """Claim: an end of text amid the tokens in flight, at any of them, ends the answer there, as does
-    any length; what was in flight behind it is not emitted. Each token of the answer is declared the end in turn.
+    """Claim: an end of text amid the tokens in flight, at any of them, ends the answer there, as
+    does any length; what was in flight behind it is not emitted. Each token of the answer is
+    declared the end in turn.
     """
     draft = backbone(noisy(qwen25, 0, 0.05))
     for token in dict.fromkeys(emitted()):

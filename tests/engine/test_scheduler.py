@@ -265,9 +265,7 @@ def test_memory_that_runs_out_over_a_tree_costs_the_draft_only(monkeypatch):
             drafting = TARGET if "parallel" in method else DRAFT  # or nothing is ever in flight
             result = saccade.run(TARGET, MANY[0], draft=drafting, method=method, max_new_tokens=12)
             assert result.ids == _alone(0, "ar").ids
-            if (
-                refused or "parallel" not in method
-            ):  # whether anything was in flight is a matter of speed
+            if refused or "parallel" not in method:  # how much is in flight is a matter of speed
                 assert result.fallback_reason and "no memory" in result.fallback_reason
             refused = 0
         crowd = Scheduler(TARGET, resolve("sd"), DRAFT)

@@ -665,8 +665,8 @@ def test_every_round_judges_by_the_papers_rule(method, speed):
 
 @pytest.mark.usefixtures("unchecked")
 def test_the_head_start_is_as_long_as_the_targets_prefill():
-    """Claim: an early draft goes on until the target is ready, past gamma, and all of it is judged at
-    once; it stops at the package's own limit. Fails if gamma bounds it, or if it never stops.
+    """Claim: an early draft goes on until the target is ready, past gamma, and all of it is judged
+    at once; it stops at the package's own limit. Fails if gamma bounds it, or if it never stops.
     """
     for ahead in (0, 3, 12, 2 * HEAD_START):
 

@@ -184,13 +184,13 @@ def test_turns_of_a_conversation(dtype):
             second = {"input_ids": ids[None], "attention_mask": torch.ones_like(ids)[None]}
             again = talk.run(second, max_new_tokens=30)
             assert again.reused_tokens > BLOCK - 19
-            answers.append((said.ids, again.ids, _tip(talk)))
+            answers.append((said.ids, again.ids, _root(talk)))
             assert talk.run(second, exact=False, max_new_tokens=2).reused_tokens == 0
     assert all(each[:2] == answers[0][:2] for each in answers)
     assert all(torch.equal(each[2], answers[0][2]) for each in answers)
 
 
-def _tip(talk: saccade.Conversation) -> Tensor:
+def _root(talk: saccade.Conversation) -> Tensor:
     assert talk._last is not None and talk._last.call is not None
     session = talk._last.call.session
     return session.score({0: Tree()})[0].logits(ROOT)

@@ -226,8 +226,8 @@ MUTANTS = (
     Mutant(
         "a turn keeps a stale tree",
         "model/session.py",
-        "request.tree, request.rows, request.tip = Tree(), [], None\n            # at least",
-        "request.tip = None\n            # at least",
+        "request.tree, request.rows, request.root = Tree(), [], None\n            # at least",
+        "request.root = None\n            # at least",
         (f"{SESSION}::test_a_turn_forgets_what_was_scored_before_it",),
     ),
     Mutant(
@@ -238,10 +238,10 @@ MUTANTS = (
         (f"{SESSION}::test_tokens_from_outside_the_tree_are_caught_up_with",),
     ),
     Mutant(
-        "commit keeps a stale tip",
+        "commit keeps stale logits at the root",
         "model/session.py",
-        "request.tip = request.rows[path[-1]]",
-        "request.tip = request.rows[0]",
+        "request.root = request.rows[path[-1]]",
+        "request.root = request.rows[0]",
         (HISTORIES,),
     ),
     Mutant(
@@ -336,9 +336,9 @@ MUTANTS = (
     Mutant(
         "auto: a draw that the draft gave little is taken back",
         "drafting/shapes/controller.py",
-        "            odds, rest = _odds(scores, tip, law, self.runners)\n",
-        "            token, q = scores.draw(tip, law)\n"
-        "            odds, rest = _odds(scores, tip, token, self.runners if q is None else 0)\n",
+        "            odds, rest = _odds(scores, last, law, self.runners)\n",
+        "            token, q = scores.draw(last, law)\n"
+        "            odds, rest = _odds(scores, last, token, self.runners if q is None else 0)\n",
         (LATE_AUTO, EARLY_AUTO),
     ),
     Mutant(

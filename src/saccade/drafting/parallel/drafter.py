@@ -248,7 +248,7 @@ def _light(prefill: Prefill, words: dict[str, tuple[int, ...]]) -> Prefill:
     """What views read of a prefill and of words for its video, without the big tensors."""
     prompt = prefill.prompt
     bare = replace(prompt, embeds=torch.empty(len(prompt), 0), deepstack=())
-    return replace(prefill, prompt=bare, cache=None, tip=torch.empty(0), words=words)
+    return replace(prefill, prompt=bare, cache=None, logits=torch.empty(0), words=words)
 
 
 def _portable(rule: Sampling) -> Sampling:

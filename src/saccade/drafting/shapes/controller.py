@@ -116,28 +116,28 @@ class Auto(Shape):
             return tree
         rate, level = self._rate(learnt, expected), self._level(learnt)
         bar, price = EAGER * rate, [learnt.stretch * each for each in _bare(self._costs).prices]
-        tip, reach = ROOT, 1.0
+        last, reach = ROOT, 1.0
         others: list[tuple[float, int, int, float]] = []
         while len(tree) < LONGEST:
             row = bar * price[len(tree)]
             if len(tree) and reach * learnt.usual <= bar * level + row:
                 break
             scores: Scores = yield tree
-            law = scores.law(tip)
-            odds, rest = _odds(scores, tip, law, self.runners)
+            law = scores.law(last)
+            odds, rest = _odds(scores, last, law, self.runners)
             chance = learnt.chance(odds)
             # a first token is judged always: else nothing would be learnt of a draft in doubt
             if len(tree) and reach * chance <= row:
                 break
             for other, odd in rest:  # right only where the first is wrong
                 worth = reach * (1 - chance) * learnt.second(_share(odds, odd))
-                others.append((worth, tip, other, odd))
-            token, q = scores.draw(tip, law)
-            tree = add(tree, tip, token, q, odds)
+                others.append((worth, last, other, odd))
+            token, q = scores.draw(last, law)
+            tree = add(tree, last, token, q, odds)
             if token in scores.rules.ends:
                 break
             reach *= chance
-            tip = len(tree) - 1
+            last = len(tree) - 1
         others = sorted(others, reverse=True)[: MOST - len(tree)]
         for _, parent, other, odd in others[: self._worthy(others, len(tree), learnt, rate)]:
             tree = add(tree, parent, other, None, odd)
