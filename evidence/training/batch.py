@@ -32,7 +32,7 @@ def visual_tokens(plan: Plan) -> int:
     return steps * (plan.height // CELL) * (plan.width // CELL)
 
 
-class Row(NamedTuple):
+class Example(NamedTuple):
     """One sample's text: ids, the labels (-100 outside answers), the kind of each token.
 
     `kinds` is 0, or 1 + the index in KINDS for tokens of content words.
@@ -71,7 +71,7 @@ def _answer(tok: Any, s: str) -> tuple[list[int], list[int]]:
     return coded.input_ids, kinds
 
 
-def row(tok: Any, talk: Talk, plan: Plan) -> Row:
+def row(tok: Any, talk: Talk, plan: Plan) -> Example:
     """The conversation as the chat template and the processor spell it."""
     pad = SPECIAL_ID["<|video_pad|>" if plan.kind == "video" else "<|image_pad|>"]
     visuals = 2 if plan.kind == "diff" else 1
@@ -89,10 +89,10 @@ def row(tok: Any, talk: Talk, plan: Plan) -> Row:
         wanted += [*[-100] * len(ask), *said, end[0], *[-100] * (len(end) - 1)]
         kinds += [*[0] * len(ask), *said_kinds, *[0] * len(end)]
     # The token at position i predicts the one at i + 1.
-    return Row(talk, ids, [*wanted[1:], -100], [*kinds[1:], 0])
+    return Example(talk, ids, [*wanted[1:], -100], [*kinds[1:], 0])
 
 
-def draw(tok: Any, plan: Plan, seed: int, task: str | None = None, max_objects: int = 6) -> Row:
+def draw(tok: Any, plan: Plan, seed: int, task: str | None = None, max_objects: int = 6) -> Example:
     """A random row of the plan; its scene, task, questions and length all follow from `seed`."""
     return row(tok, samples.draw(plan, seed, task, max_objects), plan)
 
@@ -120,7 +120,7 @@ _ROPE.get_vision_position_ids = lambda *a, **k: Qwen2_5_VLModel.get_vision_posit
 )
 
 
-def collate(rows: Sequence[Row], plan: Plan, *, probes: bool = True) -> Batch:
+def collate(rows: Sequence[Example], plan: Plan, *, probes: bool = True) -> Batch:
     """Render and pad; the M-RoPE ids are computed by Hugging Face's own function."""
     length = max(len(r.ids) for r in rows)
     pad = SPECIAL_ID["<|endoftext|>"]
@@ -168,7 +168,7 @@ class Source:
         weights = np.array([w for _, w in plans])
         self._shares = weights / weights.sum()
         self._rng = np.random.default_rng(seed)
-        self._queues: dict[Plan, list[list[Row]]] = {p: [] for p in self._plans}
+        self._queues: dict[Plan, list[list[Example]]] = {p: [] for p in self._plans}
 
     def next(self, progress: float) -> Batch:
         """A batch of about `tokens` tokens; `progress` in 0..1 sets how rich the scenes are."""

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from saccade.bench.compare import Row
+from saccade.bench.compare import Summary
 from saccade.bench.hardware.profile import Profile
 from saccade.core.result import Kind, RoundRecord
 
@@ -69,7 +69,7 @@ def columns(words: Sequence[str], numbers: Sequence[str]) -> Table:
     return found
 
 
-def table(rows: Mapping[str, Row]) -> Table:
+def table(rows: Mapping[str, Summary]) -> Table:
     """A comparison, one line a method."""
     heads = ("same ids", "tokens", "tau", "accepted", "before s", "decode s", "tok/s")
     found = columns(["method"], [*heads, "decode x", "whole x"])
@@ -115,7 +115,7 @@ def profiles(found: Sequence[Profile]) -> Table:
     return table
 
 
-def notes(console: Console, rows: Mapping[str, Row]) -> None:
+def notes(console: Console, rows: Mapping[str, Summary]) -> None:
     """What a table has no room for: failures and fallbacks."""
     for name, row in rows.items():
         if row.error is not None:
