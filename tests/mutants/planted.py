@@ -31,7 +31,7 @@ PARALLEL = "engine/test_parallel.py"
 LAW = "laws/test_registered.py"
 CONTROL = "drafting/shapes/test_controller.py"
 COST = "drafting/shapes/test_costs.py"
-SCORE = "drafting/views/test_saliency.py"
+SALIENCY = "drafting/views/test_saliency.py"
 SAGE = "methods/test_sage.py"
 SIXTH = "methods/test_sixth_method.py"
 EARLY_AUTO = (
@@ -522,48 +522,48 @@ MUTANTS = (
         "        draft.extend(in_flight)\n        trees = in_flight\n",
         ("methods/test_hippo.py::test_every_round_judges_by_the_papers_rule",),
     ),
-    # -- scores of visual tokens -------------------------------------------------------------------
+    # -- saliency ----------------------------------------------------------------------------------
     Mutant(
-        "score: a budget is rounded down",
+        "saliency: a budget is rounded down",
         "drafting/views/saliency.py",
         "max(1, int(seen * keep + 0.5))",
         "max(1, int(seen * keep))",
-        (f"{SCORE}::test_budget_rounds_and_leaves_at_least_one",),
+        (f"{SALIENCY}::test_budget_rounds_and_leaves_at_least_one",),
     ),
     Mutant(
-        "score: the mass reached leaves out the token that reaches it",
+        "saliency: the mass reached leaves out the token that reaches it",
         "drafting/views/saliency.py",
         "count = int(reached.double().argmax()) + 1 if",
         "count = int(reached.double().argmax()) if",
-        (f"{SCORE}::test_top_mass_is_the_smallest_top_set_that_reaches_the_share",),
+        (f"{SALIENCY}::test_top_mass_is_the_smallest_top_set_that_reaches_the_share",),
     ),
     Mutant(
-        "score: even samples begin at the edge",
+        "saliency: even samples begin at the edge",
         "drafting/views/saliency.py",
         "at = ((torch.arange(count) * 2 + 1) * len(items)) // (2 * count)",
         "at = (torch.arange(count) * len(items)) // count",
-        (f"{SCORE}::test_spread_is_even",),
+        (f"{SALIENCY}::test_spread_is_even",),
     ),
     Mutant(
-        "score: of temporal neighbours only the one before",
+        "saliency: of temporal neighbours only the one before",
         "drafting/views/saliency.py",
         "for step in (1, -1):",
         "for step in (-1,):",
         ("methods/test_hippo.py::test_temporal_and_spatial_are_eq_3_to_6",),
     ),
     Mutant(
-        "score: scaled over the video instead of each frame",
+        "saliency: scaled over the video instead of each frame",
         "drafting/views/saliency.py",
         "_, frame = torch.unique(grid[:, :2], dim=0, return_inverse=True)",
         "_, frame = torch.unique(grid[:, :1], dim=0, return_inverse=True)",
         ("methods/test_hippo.py::test_scores_are_z_scored_within_their_frame",),
     ),
     Mutant(
-        "score: heads are summed up by the largest",
+        "saliency: heads are summed up by the largest",
         "drafting/views/saliency.py",
         "return mass.mean((0, 1))",
         "return mass.amax((0, 1))",
-        (f"{SCORE}::test_attention_averages_layers_and_heads",),
+        (f"{SALIENCY}::test_attention_averages_layers_and_heads",),
     ),
     # -- SAGE and HIPPO ----------------------------------------------------------------------------
     Mutant(

@@ -160,20 +160,16 @@ class ModelDrafter(SessionDrafter):
             self._listening = None
 
     def ready(self, prefills: Sequence[Prefill]) -> float:
-        told = [
-            replace(prefill, words=words)
-            for prefill, words in zip(prefills, self._words, strict=True)
-        ]
-        read = self._read(list(zip(told, self._prompts, strict=True)))
-        model = self.session.backbone
+        views, model = self._setup.view.parts, self.session.backbone
+        read = []
+        for i, prompt in enumerate(self._prompts):
+            told = replace(prefills[i], words=self._words[i])
+            pruned = [view(told, prompt) for view in views]  # each is a row of the batch
+            self._seen[i] = max(each.seen for each in pruned)
+            read += pruned
         clock = Clock(model.device)
         self.session.prefill([model.written(prompt) for prompt in read])
         return clock.since()
-
-    def _read(self, shown: Sequence[tuple[Prefill, Prompt]]) -> list[Prompt]:
-        pruned = [self._setup.view(prefill, prompt) for prefill, prompt in shown]
-        self._seen = {i: prompt.seen for i, prompt in enumerate(pruned)}
-        return pruned
 
 
 class SelfDrafter(SessionDrafter):

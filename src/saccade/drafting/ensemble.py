@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from saccade.core.prompt import Prefill, Prompt, Turn
+from saccade.core.prompt import Turn
 from saccade.core.protocols import Drafter, State
 from saccade.core.result import Round
 from saccade.core.sampling import Sampling, Scores
@@ -154,13 +154,6 @@ class EnsembleDrafter(ModelDrafter):
     def noted(self, request: int) -> tuple[float, ...]:
         """The weights of the block drafted last."""
         return self._mixture.weights.get(request, ())
-
-    def _read(self, shown: Sequence[tuple[Prefill, Prompt]]) -> list[Prompt]:
-        pruned = [view(prefill, prompt) for prefill, prompt in shown for view in self._views]
-        seen = [prompt.seen for prompt in pruned]
-        views = len(self._views)
-        self._seen = {i: max(seen[i * views : (i + 1) * views]) for i in range(len(shown))}
-        return pruned
 
     def _learnt(self, state: State, round: Round) -> State:
         q = round.q

@@ -39,7 +39,7 @@ GAMMA = 5  # 5 / 5 / 7 / 3 for video-SALMONN2+, Qwen2.5-VL, LLaVA-OneVision, Qwe
 
 @dataclass(frozen=True)
 class Holistic:
-    """The holistic score; without one of its parts for the ablations of Fig. 6."""
+    """The holistic saliency; without one of its parts for the ablations of Fig. 6."""
 
     attn: bool = True
     temp: bool = True

@@ -31,7 +31,7 @@ Measure = Callable[[Prefill], Float[Tensor, " seen"]]
 
 @runtime_checkable
 class Ranking(Protocol):
-    """A selector that keeps the best scores; without a guide it scores by what else it has."""
+    """A selector that keeps the most salient tokens; without a guide, by what else it has."""
 
     def saliency(self, prompt: Prompt, guide: Guide) -> Float[Tensor, " seen"]: ...
 
@@ -45,7 +45,7 @@ class Pruned(View):
     ``positions``: "original" leaves each token where it stood; "repacked" counts the kept tokens
     from 0 as if nothing had been cut (one number on every axis). ``early``: what a draft that works
     beside the target reads before the target's attention is known: nothing yet ("wait"), twice the
-    budget by the scores that need no target ("superset"), or everything ("all").
+    budget by the saliency that needs no target ("superset"), or everything ("all").
     """
 
     name: str
@@ -60,7 +60,7 @@ class Pruned(View):
     def __post_init__(self) -> None:
         if self.early == "superset" and not isinstance(self.select, Ranking):
             raise MethodError(
-                f"view {self.name} scores nothing before the target's attention is known; "
+                f"view {self.name} knows no saliency before the target's attention is known; "
                 "use early=all or early=wait"
             )
         if self.early != "wait" and self.positions == "repacked":
