@@ -76,7 +76,7 @@ class Child:
             backbone, job.rules, vocab=job.vocab, banned=job.banned, room=job.room
         )
         self._prompts: list[Prompt] = []
-        self._held: list[Int[Tensor, " held"] | None] = []
+        self._held: list[Int[Tensor, " held"]] = []  # visual tokens read before the target was
         self._lines: dict[int, Line] = {}
         self._reading = 0.0  # seconds it took to read the prompts
 
@@ -89,13 +89,11 @@ class Child:
         view = self._job.view
         if view.early == "wait":
             return
-        self._held = [view.start(prompt) for prompt in self._prompts]
-        self._read(
-            [
-                prompt if held is None else prompt.select(held)
-                for prompt, held in zip(self._prompts, self._held, strict=True)
-            ]
-        )
+        for prompt in self._prompts:
+            held = view.start(prompt)
+            assert held is not None, "a view that waits has returned above"
+            self._held.append(held)
+        self._read([p.select(held) for p, held in zip(self._prompts, self._held, strict=True)])
         if self._job.laws is None:  # what is sampled must not depend on how fast it was
             self._lines = {i: Line(HEAD_START) for i in range(len(self._prompts))}
 
@@ -107,7 +105,6 @@ class Child:
             self._read([self._backbone.written(prompt) for prompt in pruned])
             seen = {i: prompt.seen for i, prompt in enumerate(pruned)}
         for i, held in enumerate(self._held):
-            assert held is not None
             whole = self._prompts[i]
             kept = view.choose(prefills[i], whole, held)
             seen[i] = len(kept)
