@@ -40,8 +40,7 @@ from saccade.bench.trace import environment
 from saccade.core.errors import OptionError
 from saccade.core.prompt import Inputs, Prefill, Prompt
 from saccade.core.protocols import View
-from saccade.drafting.planning import plan
-from saccade.drafting.recipe import Recipe
+from saccade.drafting.recipe import Recipe, plan
 from saccade.engine.generate import run
 from saccade.inputs import Loaded, ask
 from saccade.model.backbone import Backbone

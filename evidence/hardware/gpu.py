@@ -137,9 +137,9 @@ def steps(
         for session.cuda_graphs in (fixed, None):
             took = [cost.step(session, context, count) for _ in range(repeat + 3)][3:]
             request = session.requests[0]
-            assert request.tip is not None
+            assert request.root is not None
             times.append(median(took) * 1e3)
-            logits.append(torch.stack([request.tip, *request.rows]).float())
+            logits.append(torch.stack([request.root, *request.rows]).float())
         apart = float((logits[0] - logits[1]).abs().max())
         found.append(Step(name, count, context, least * 1e3, times[0], times[1], apart))
     return found

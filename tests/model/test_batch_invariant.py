@@ -27,8 +27,7 @@ from saccade.core.errors import MethodError, ModelError
 from saccade.core.prompt import Inputs
 from saccade.core.sampling import Sampling
 from saccade.core.tree import ROOT, Tree, add, chain
-from saccade.drafting.planning import chained
-from saccade.drafting.recipe import Recipe
+from saccade.drafting.recipe import Recipe, chained
 from saccade.drafting.shapes.controller import Auto
 from saccade.drafting.shapes.fit import Fit
 from saccade.drafting.shapes.policies import Chain
@@ -153,7 +152,7 @@ def _loaded(name: str, dtype: torch.dtype) -> models.Loaded:
 
 @low
 def test_in_parallel(dtype):
-    """Claim: what flies while the target judges changes no bit either."""
+    """Claim: what is in flight while the target judges changes no bit either."""
     target, draft = model_of("qwen2_5_vl", dtype), draft_of("qwen2_5_vl", dtype)
     inputs = asked("qwen2_5_vl", dtype)
     plain, truth = told(target, inputs, "ar", exact=True)
@@ -191,13 +190,13 @@ def test_turns_of_a_conversation(dtype):
             second = {"input_ids": ids[None], "attention_mask": torch.ones_like(ids)[None]}
             again = talk.run(second, max_new_tokens=30)
             assert again.reused_tokens > BLOCK - 19
-            answers.append((said.ids, again.ids, _tip(talk)))
+            answers.append((said.ids, again.ids, _root(talk)))
             assert talk.run(second, exact=False, max_new_tokens=2).reused_tokens == 0
     assert all(each[:2] == answers[0][:2] for each in answers)
     assert all(torch.equal(each[2], answers[0][2]) for each in answers)
 
 
-def _tip(talk: saccade.Conversation) -> Tensor:
+def _root(talk: saccade.Conversation) -> Tensor:
     assert talk._last is not None and talk._last.call is not None
     session = talk._last.call.session
     return session.score({0: Tree()})[0].logits(ROOT)

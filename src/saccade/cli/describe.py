@@ -63,7 +63,7 @@ def describe(
         method = "specvlm" if models.draft or models.target in (None, "shapes") else "std"
     known = loading.known(models, how, method)
     prepare(known.threads, verbose)
-    from saccade.drafting import planning
+    from saccade.drafting.recipe import split
     from saccade.engine.generate import stream
     from saccade.inputs import shown
     from saccade.model import tensor_parallel
@@ -71,7 +71,7 @@ def describe(
     if tp:
         _in_several_processes(video, exact)
     (recipe,) = loading.recipes([known.method], exact)
-    recipe = planning.split(recipe) if tp else recipe
+    recipe = split(recipe) if tp else recipe
     show = showing(as_json, quiet)
     clip = loading.read(video, frames.sampling(), quiet=show != "all", warn=not quiet)
     pair = known.models(quiet=show != "all", tp=tp)

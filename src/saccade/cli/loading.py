@@ -76,7 +76,7 @@ def recipes(methods: Sequence[str], exact: bool = False) -> list[Recipe]:
     Raises MethodError for a method of trees where ``exact`` is asked for.
     """
     from saccade.drafting.parallel import process
-    from saccade.drafting.planning import chained
+    from saccade.drafting.recipe import chained
     from saccade.drafting.schedule import parallel
     from saccade.methods import resolve
 

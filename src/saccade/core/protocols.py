@@ -167,7 +167,7 @@ class Drafter(ABC):
         """A tree for each request whose state is given."""
         ...
 
-    def extend(self, flights: Mapping[int, Tree]) -> dict[int, Tree]:
+    def extend(self, in_flight: Mapping[int, Tree]) -> dict[int, Tree]:
         """Each tree under judgement with the one token drafted after it, as soon as that is there.
 
         Asked of drafters that go on drafting while their tokens are judged.

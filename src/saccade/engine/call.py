@@ -14,9 +14,8 @@ from saccade.core.prompt import Prompt, Turn
 from saccade.core.protocols import Schedule
 from saccade.core.result import FinishReason, Result, Round, RoundRecord, Timings
 from saccade.core.tree import Tree
-from saccade.drafting.fallback import Fallback
-from saccade.drafting.planning import chained, plan
-from saccade.drafting.recipe import Recipe
+from saccade.drafting.drafters import Fallback
+from saccade.drafting.recipe import Recipe, chained, plan
 from saccade.drafting.schedule import NO_MEMORY, MemoryGuard
 from saccade.drafting.setup import Setup
 from saccade.engine.request import Request

@@ -42,7 +42,7 @@ class RequestState:
     length: int = 0  # of the text
     generated: int = 0  # in this turn: what the noise of sampling counts
     pending: list[int] = field(default_factory=list)
-    tip: Tensor | None = None  # logits at the end of the text; None while tokens are pending
+    root: Tensor | None = None  # logits at the end of the text; None while tokens are pending
     source: Cache | None = None  # where a fork takes the keys of committed text from
     prompt_rows: tuple[int, int] = (0, 0)  # of the prompt: here, and in the source
     copied: int = 0  # tokens of the text whose keys are the source's
@@ -124,20 +124,20 @@ class Session:
             cache.advance(stop - start)
             if stop < len(prompt):
                 yield None
-        tip = self._laws(hidden[-1:])[0]
+        logits = self._laws(hidden[-1:])[0]
         self.requests[number] = RequestState(
             cache,
             prompt.context.tolist(),
             prompt.next_position,
-            tip=tip,
+            root=logits,
             prompt_rows=(cache.length, cache.length),
             place=place,
         )
         every = model.shares.every_head
         if record:
-            yield Prefill(prompt, cache, tip, every(mass), every(relevance))
+            yield Prefill(prompt, cache, logits, every(mass), every(relevance))
         else:
-            yield Prefill(prompt, cache, tip)
+            yield Prefill(prompt, cache, logits)
 
     def fork(self, prefills: Sequence[Prefill], prompts: Sequence[Prompt]) -> None:
         """Starts from another session's caches, keeping the rows these prompts kept of them.
@@ -154,7 +154,7 @@ class Session:
                 cache,
                 prompt.context.tolist(),
                 prompt.next_position,
-                tip=self._clip(prefill.tip[None])[0],
+                root=self._clip(prefill.logits[None])[0],
                 source=source,
                 prompt_rows=(cache.length, source.length),
                 place=number,
@@ -177,7 +177,7 @@ class Session:
             stays = max(0, request.length - turn.drop)
             request.length = stays + len(turn.ids)
             request.generated = 0
-            request.tree, request.rows, request.tip = Tree(), [], None
+            request.tree, request.rows, request.root = Tree(), [], None
             # at least one token waits: the law after it has yet to be computed
             held = min(request.cache.length - request.prompt_rows[0], stays, request.length - 1)
             request.cache.truncate(request.prompt_rows[0] + held)
@@ -238,15 +238,15 @@ class Session:
             if request.pending:
                 request.cache.advance(len(request.pending))
                 request.pending = []
-                request.tip = rows.pop(0)
+                request.root = rows.pop(0)
             fresh = len(tree) - len(request.rows)
             request.rows += rows[:fresh]
             del rows[:fresh]
             request.tree = tree
-            assert request.tip is not None
+            assert request.root is not None
             found[number] = Scores(
                 tree,
-                [request.tip, *request.rows],
+                [request.root, *request.rows],
                 self.rules[number],
                 request.context,
                 request.generated,
@@ -262,7 +262,7 @@ class Session:
             path = [] if request.pending or forked else trees_.follow(request.tree, new)
             request.cache.keep(path)
             if path:
-                request.tip = request.rows[path[-1]]
+                request.root = request.rows[path[-1]]
             request.pending += new[len(path) :]
             # what follows on a chain that was not judged to its end keeps its keys
             ahead = len(path) if path and len(path) == len(new) else len(request.tree)
@@ -274,7 +274,7 @@ class Session:
             if forked:
                 _catch_up(request)
             if request.pending:
-                request.tip = None
+                request.root = None
 
     # -- one forward ---------------------------------------------------------------------------
 

@@ -316,7 +316,7 @@ def test_an_answer_cut_short_refuses_nothing():
 
 def test_without_costs_it_says_what_it_needs():
     """Claim: an Auto nobody measured for fails by name. Fails if it guesses."""
-    with pytest.raises(AssertionError, match=r"planning\.plan"):
+    with pytest.raises(AssertionError, match=r"recipe\.plan"):
         next(Auto().grow(Estimates(begun=True)))
 
 
