@@ -29,7 +29,7 @@ from saccade.core.sampling import Sampling
 from saccade.core.tree import ROOT, Tree
 from saccade.methods import resolve
 from saccade.methods.std import PerHead
-from saccade.model.batch_invariant import ExactSession
+from saccade.model.batch_invariant import BatchInvariantSession
 from saccade.model.cache import Cache
 from saccade.model.session import Session
 
@@ -65,7 +65,7 @@ def by_hand(model: Any, prompt: Any, tokens: list[int], rows: list[int]) -> tupl
     return torch.stack(mass), torch.stack(relevance)
 
 
-@pytest.mark.parametrize("kind", [Session, ExactSession])
+@pytest.mark.parametrize("kind", [Session, BatchInvariantSession])
 @FAMILIES
 def test_it_tells_what_the_last_judged_rows_attended_to(family, kind):
     """Claim: after a prefill, a draft accepted in part and one that was refused, ``again`` gives

@@ -22,8 +22,8 @@ from saccade.core.errors import ModelError
 from saccade.core.prompt import Inputs
 from saccade.core.sampling import Sampling
 from saccade.core.tree import Tree
-from saccade.drafting import planning
-from saccade.drafting.fallback import Fallback
+from saccade.drafting.drafters import Fallback
+from saccade.drafting.recipe import split
 from saccade.inputs import Loaded
 from saccade.methods import resolve
 from saccade.model import tensor_parallel
@@ -39,7 +39,7 @@ def answer(target: Loaded, draft: Loaded, inputs: Inputs, method: str, **more: A
         target.backbone,
         inputs,
         draft=draft.backbone,
-        method=recipe if tensor_parallel.world() == 1 else planning.split(recipe),
+        method=recipe if tensor_parallel.world() == 1 else split(recipe),
         max_new_tokens=COUNT,
         **{"do_sample": False, **more},
     )

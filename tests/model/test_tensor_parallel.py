@@ -16,7 +16,7 @@ from families import zoo
 from evidence import checkpoints
 from saccade import inputs
 from saccade.core.errors import MethodError, ModelError, OptionError
-from saccade.drafting import planning
+from saccade.drafting import recipe as recipes
 from saccade.methods import resolve
 from saccade.model import tensor_parallel
 
@@ -142,6 +142,6 @@ def test_what_cannot_be_split_is_refused(tmp_path: Path, monkeypatch: pytest.Mon
 def test_methods_that_go_by_the_clock_are_refused(method: str, why: str) -> None:
     """Claim: what each process would decide by its own clock is refused. Control: sage is not."""
     with pytest.raises(MethodError, match=why):
-        planning.split(resolve(method))
-    assert planning.split(resolve("sage")).name == "sage"
+        recipes.split(resolve(method))
+    assert recipes.split(resolve("sage")).name == "sage"
     assert tensor_parallel.world() == 1

@@ -64,34 +64,31 @@ def describe(
         method = "specvlm" if models.draft or models.target in (None, "shapes") else "std"
     known = loading.known(models, how, method)
     prepare(known.threads, verbose)
-    from saccade.drafting import planning
+    from saccade.drafting.recipe import split
     from saccade.engine.generate import stream
+    from saccade.inputs import shown
     from saccade.model import tensor_parallel
 
-    if tp and tensor_parallel.rank():
-        hush()
-    (recipe,) = loading.recipes([known.method], exact)
     if tp:
-        if exact:
-            said = "--exact adds in one order, which a split target does not: leave out one"
-            raise OptionError(said)
-        recipe = planning.split(recipe)
-        if video == "-":
-            raise OptionError("with --tp every process reads the video: give a file and not stdin")
-    shown = showing(as_json, quiet)
+        _in_several_processes(video or "", exact)
+    (recipe,) = loading.recipes([known.method], exact)
+    recipe = split(recipe) if tp else recipe
+    show = showing(as_json, quiet)
     texts = loading.documents(document)
     clip = None
     if video is not None or not texts:
-        clip = loading.read(video or "", frames.sampling(), quiet=shown != "all", warn=not quiet)
-    pair = known.models(quiet=shown != "all", tp=tp)
+        clip = loading.read(video or "", frames.sampling(), quiet=show != "all", warn=not quiet)
+    pair = known.models(quiet=show != "all", tp=tp)
     if tp and seed is None:
         seed = tensor_parallel.agreed(secrets.randbits(63))
+    media = {} if clip is None else shown(clip)
+    inputs, own = pair.ask(prompt, **media, documents=texts)
     begin = partial(
         stream,
         pair.target.backbone,
-        loading.inputs(pair.target, clip, prompt, documents=texts),
-        draft=None if pair.draft is None else pair.draft.backbone,
-        draft_inputs=loading.draft_inputs(pair, clip, prompt, documents=texts),
+        inputs,
+        draft=pair.drafting,
+        draft_inputs=own,
         method=recipe,
         tokenizer=pair.target.tokenizer,
         captioner=known.captions([] if clip is None else list(clip.frames)),
@@ -100,17 +97,29 @@ def describe(
         max_new_tokens=max_new_tokens,
         **drawing.settings(),
     )
-    result = answer(pair.target, begin, shown)
+    result = answer(pair.target, begin, show)
     if tp:
         tensor_parallel.leave()
         if tensor_parallel.rank():
             return
     if trace is not None:
-        from saccade.bench import trace as traces
+        from saccade.engine import trace as traces
 
         traces.write(trace, result)
     if as_json:
         typer.echo(json.dumps(described(result, clip)))
+
+
+def _in_several_processes(video: str, exact: bool) -> None:
+    """Of the processes of --tp the first speaks. Raises OptionError for what they cannot do."""
+    from saccade.model import tensor_parallel
+
+    if tensor_parallel.rank():
+        hush()
+    if exact:
+        raise OptionError("--exact adds in one order, a split target does not: leave out one")
+    if video == "-":
+        raise OptionError("with --tp every process reads the video: give a file and not stdin")
 
 
 def showing(as_json: bool, quiet: bool) -> Shown:

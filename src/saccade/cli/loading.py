@@ -14,18 +14,11 @@ from saccade.cli.terminal import err, status, steps
 if TYPE_CHECKING:
     import numpy as np
 
-    from saccade.core.prompt import Inputs
     from saccade.drafting.recipe import Recipe
-    from saccade.inputs import Loaded
+    from saccade.inputs import Pair
     from saccade.inputs.media import Clip, Sampling
 
-
-@dataclass(frozen=True)
-class Models:
-    """What a command works with."""
-
-    target: Loaded
-    draft: Loaded | None
+    Models = Pair  # what commands call it
 
 
 @dataclass(frozen=True)
@@ -39,7 +32,7 @@ class Known:
     captioner: str | None
     load: dict[str, Any]  # the settings to load the models with
 
-    def models(self, *, quiet: bool, tp: bool = False) -> Models:
+    def models(self, *, quiet: bool, tp: bool = False) -> Pair:
         return models(self.target, self.draft, quiet=quiet, tp=tp, **self.load)
 
     def captions(self, frames: Sequence[np.ndarray]) -> Any:
@@ -84,7 +77,7 @@ def recipes(methods: Sequence[str], exact: bool = False) -> list[Recipe]:
     Raises MethodError for a method of trees where ``exact`` is asked for.
     """
     from saccade.drafting.parallel import process
-    from saccade.drafting.planning import chained
+    from saccade.drafting.recipe import chained
     from saccade.drafting.schedule import parallel
     from saccade.methods import resolve
 
@@ -123,12 +116,12 @@ def read(video: str, sampling: Sampling, *, quiet: bool, warn: bool = True) -> C
     return clip
 
 
-def models(target: str, draft: str | None, *, quiet: bool, **how: Any) -> Models:
+def models(target: str, draft: str | None, *, quiet: bool, **how: Any) -> Pair:
     """Both models, loaded as :func:`saccade.inputs.load_pair` does by the settings given."""
-    from saccade.inputs import load_pair
+    from saccade.inputs import Pair, load_pair
 
     with status("loading the models", quiet=quiet):
-        return Models(*load_pair(target, draft, **how))
+        return Pair(*load_pair(target, draft, **how))
 
 
 def documents(files: Sequence[Path] | None) -> list[str]:
@@ -144,33 +137,3 @@ def documents(files: Sequence[Path] | None) -> list[str]:
         if not found[-1].strip():
             raise OptionError(f"--document {file} is empty")
     return found
-
-
-def inputs(
-    target: Loaded,
-    clip: Clip | None,
-    prompt: str,
-    history: Sequence[tuple[str, str]] = (),
-    documents: Sequence[str] = (),
-) -> Inputs:
-    from saccade.inputs import ask, shown
-
-    seen = {} if clip is None else shown(clip)
-    return ask(target, prompt, **seen, history=history, documents=documents)
-
-
-def draft_inputs(
-    models: Models,
-    clip: Clip | None,
-    prompt: str,
-    history: Sequence[tuple[str, str]] = (),
-    documents: Sequence[str] = (),
-) -> Inputs | None:
-    """The draft's own inputs; None where there is no draft or the target's serve it too."""
-    from saccade.inputs import ask_draft, shown
-
-    if models.draft is None:
-        return None
-    seen = {} if clip is None else shown(clip)
-    more = {"history": history, "documents": documents}
-    return ask_draft(models.target, models.draft, prompt, **seen, **more)

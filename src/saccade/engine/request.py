@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from saccade.model import memory
 from saccade.model.backbone import Backbone
 from saccade.model.session import LONG
 
-PREPARED = ("attention_mask", "position_ids", "mm_token_type_ids", "mm_encoder_outputs")
+PREPARED = {"attention_mask", "position_ids", "mm_token_type_ids", "mm_encoder_outputs"}
 IGNORABLE = ("past_key_values", "logits_to_keep", "use_cache", "synced_gpus")  # generate's own
 
 Captioner = Callable[[Inputs], Sequence[str]]
@@ -32,7 +33,7 @@ class Request:
 
     inputs: Inputs
     rules: Callable[[Sequence[Tensor]], list[Sampling]]  # by each request's prompt
-    stops: Callable[[Sequence[Tensor]], options.Stops]
+    limits: options.Options
     draft_inputs: Inputs | None = None
     decode: Callable[[Sequence[int]], str] | None = None
     words: Words = Words()
@@ -79,31 +80,20 @@ class Request:
         if seed is not None and not isinstance(seed, int):
             raise OptionError(f"seed={seed!r} is not a whole number")
         config = options.settle(target.model, generation_config, settings)
-        decode = _decoder(tokenizer)
-        longest = int(inputs["input_ids"].shape[1])
-        bounds = options.limits(config, longest, tuple(stopping_criteria or ()))
-        if bounds.stop and decode is None:
+        limits = options.limits(config, inputs["input_ids"].shape[1], stopping_criteria or ())
+        if limits.stop and tokenizer is None:
             raise OptionError("stop strings need the tokenizer: pass tokenizer=")
-
-        def rules(contexts: Sequence[Tensor]) -> list[Sampling]:
-            return options.rules(
-                target.model,
-                config,
-                contexts,
-                length=bounds.max_new_tokens,
-                extra=logits_processor,
-                allowed=prefix_allowed_tokens_fn,
-                seed=seed,
-            )
-
-        return cls(
-            inputs,
-            rules,
-            lambda contexts: options.Stops(bounds, contexts, decode),
-            draft_inputs,
-            decode,
-            Words(_encoder(tokenizer), captioner),
+        rules = partial(
+            options.rules,
+            target.model,
+            config,
+            length=limits.max_new_tokens,
+            extra=logits_processor,
+            allowed=prefix_allowed_tokens_fn,
+            seed=seed,
         )
+        words = Words(_encoder(tokenizer), captioner)
+        return cls(inputs, rules, limits, draft_inputs, _decoder(tokenizer), words)
 
     @classmethod
     def prepared(
@@ -125,11 +115,10 @@ class Request:
         ``given`` are the model's arguments beside the ids. Raises OptionError in one sentence.
         """
         checked = options.settle(target.model, generation_config, {})
-        features = {key: given[key] for key in PREPARED if given.get(key) is not None}
-        others = {k for k, v in given.items() if k not in (*PREPARED, *IGNORABLE) and v is not None}
-        if unknown := others - {name for name in others if name.endswith(("_grid_thw", "_ts"))}:
+        features = {k: v for k, v in given.items() if v is not None and k not in IGNORABLE}
+        others = features.keys() - PREPARED
+        if unknown := [name for name in others if not name.endswith(("_grid_thw", "_ts"))]:
             raise OptionError(f"saccade.generate does not take {', '.join(sorted(unknown))}")
-        features |= {name: given[name] for name in others}
         sampling = Sampling(
             bool(checked.do_sample),
             tuple(logits_processor or ()),
@@ -143,20 +132,14 @@ class Request:
                 "a padded batch with penalties cannot come through custom_generate: call "
                 "saccade.generate directly"
             )
-        bounds = options.limits(checked, ids.shape[1], tuple(stopping_criteria or ()))
-        # stop strings are among the criteria already
-        own = options.Options(bounds.max_new_tokens, bounds.eos, (), bounds.criteria)
+        limits = options.limits(checked, ids.shape[1], stopping_criteria or ())
         return cls(
             {"input_ids": ids, **features},
             lambda contexts: [sampling] * len(contexts),
-            lambda contexts: options.Stops(own, contexts, None),
+            replace(limits, stop=()),  # stop strings are among the criteria already
             draft_inputs,
             words=Words(_encoder(tokenizer), captioner),
         )
-
-    @property
-    def for_draft(self) -> Inputs:
-        return self.inputs if self.draft_inputs is None else self.draft_inputs
 
     @property
     def ids(self) -> list[list[int]]:
@@ -176,29 +159,30 @@ class Request:
             if isinstance(value, Tensor) and value.shape[:2] != length
         }
 
-    def contexts(self, device: torch.device) -> list[Tensor]:
-        """Each request's ids, as tensors."""
-        return [torch.tensor(ids, device=device) for ids in self.ids]
-
     def tokens(self) -> int:
         """Of all prompts and answers, as far as caches are made for them at first."""
         return sum(map(len, self.ids)) + LONG * len(self.inputs["input_ids"])
 
     def check(self, target: Backbone) -> None:
-        """Raises ModelError where a prompt is longer than the target was made for, or where its
-        device has no memory for these caches."""
+        """Raises ModelError where a prompt is longer than the target reads, or has no room."""
         longest, most = max(map(len, self.ids)), target.context
         if most is not None and longest > most:
             raise ModelError(
                 f"the prompt has {longest} tokens, and this model reads {most} at most: "
                 "take fewer frames (--num-frames), smaller ones (--size) or a shorter question"
             )
-        if len(set(target.devices)) == 1:
-            memory.check_prompt(self.tokens(), target.token_bytes, target.device)
+        if not self.fits(target):
+            raise self.too_long(target)
+
+    def fits(self, target: Backbone, beside: int = 0) -> bool:
+        """Whether the target's device has memory for these caches and ``beside`` tokens more; of
+        several devices nobody knows."""
+        tokens, several = self.tokens() + beside, len(set(target.devices)) > 1
+        return several or memory.has_room(tokens, target.token_bytes, target.device)
 
     def too_long(self, target: Backbone) -> ModelError:
-        """What to raise once memory ran out after all."""
-        return ModelError(memory.too_long(self.tokens(), target.token_bytes, target.device))
+        """What to raise where memory runs out."""
+        return memory.too_long(self.tokens(), target.token_bytes, target.device)
 
     def text(self, answer: Sequence[int], stop: str | None) -> str | None:
         """An answer in words, up to the string it stopped at."""

@@ -21,8 +21,8 @@ from transformers import (
 )
 
 from saccade.core.errors import ModelError, OptionError
-from saccade.inputs import footprint
-from saccade.model import families, memory, tensor_parallel
+from saccade.inputs import architectures, footprint
+from saccade.model import families, memory
 from saccade.model.backbone import Backbone
 
 SPOILT = (  # what transformers and safetensors raise over files that are not what they should be
@@ -102,7 +102,7 @@ def load(
         raise OptionError("give a device or a device map, not both")
     if tp and (device_map is not None or quantize is not None):
         raise OptionError("a target split over processes takes no device map and no quantizer")
-    place = pick_device(tensor_parallel.local_device(device) if tp else device)
+    place = pick_device(architectures.local_device(device) if tp else device)
     source = str(NAMES.get(name, name))
     settings: dict[str, Any] = {"use_safetensors": True, "dtype": precision(dtype, place)}
     if quantize is not None:
@@ -110,10 +110,10 @@ def load(
     if device_map is not None or quantize is not None:
         settings["device_map"] = device_map or {"": place}
     config = read_config(name, trust_remote_code=trust_remote_code)
-    kind = families.model_class(config)
-    families.refuse(config, families.text_config(config))
+    kind = architectures.model_class(config)
+    families.refuse(config, architectures.text_config(config))
     if tp:
-        settings |= tensor_parallel.loading(name, families.text_config(config))
+        settings |= architectures.split(name, architectures.text_config(config))
     packed = None if quantize is None else bits(quantize)
     where = None if device_map or tp else place
     footprint.check(name, config, settings["dtype"], where, bits=packed, folder=source)
@@ -142,7 +142,7 @@ def load(
 def _complete(name: str, model: Any, found: Mapping[str, Any]) -> None:
     """Raises ModelError unless every weight was read, whole and finite; tied ones are read once."""
     foreign = found["unexpected_keys"]
-    if model.config.model_type in families.THINKERS:  # such a checkpoint holds a talker too
+    if model.config.model_type in architectures.THINKERS:  # such a checkpoint holds a talker too
         foreign = ()
     for weights, what in (
         (found["missing_keys"], "lacks"),
@@ -172,7 +172,7 @@ def load_pair(target: str, draft: str | None, **place: Any) -> tuple[Loaded, Loa
     if draft is None:
         return loaded, None
     if place.get("tp"):  # every process has a draft of its own, where its part of the target is
-        place["device"] = tensor_parallel.local_device(place.get("device"))
+        place["device"] = architectures.local_device(place.get("device"))
     drafter = load(draft, **{**place, "device_map": None, "quantize": None, "tp": False})
     check_pair(loaded, drafter)
     return loaded, drafter
@@ -184,7 +184,7 @@ def read_config(name: str, *, trust_remote_code: bool = False, weights: bool = T
     check_folder(name, source, weights=weights)
     try:
         config = AutoConfig.from_pretrained(source, trust_remote_code=trust_remote_code)
-        families.register(config)
+        architectures.register(config)
         return config
     except SPOILT as error:
         raise ModelError(_why(name, source, error)) from error
@@ -193,7 +193,7 @@ def read_config(name: str, *, trust_remote_code: bool = False, weights: bool = T
 def read_processor(name: str, config: Any, *, trust_remote_code: bool = False) -> Any:
     """What turns text and pixels into a model's inputs: a tokenizer, for a text-only model."""
     source = str(NAMES.get(name, name))
-    reader = AutoTokenizer if families.reads_text_only(config) else AutoProcessor
+    reader = AutoTokenizer if architectures.reads_text_only(config) else AutoProcessor
     try:
         return reader.from_pretrained(source, trust_remote_code=trust_remote_code)
     except SPOILT as error:

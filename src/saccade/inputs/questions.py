@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,27 @@ from saccade.core.prompt import CONTEXT, Inputs
 from saccade.inputs import literal
 from saccade.inputs.loading import Loaded, first_line
 from saccade.inputs.media import Clip
+from saccade.model.backbone import Backbone
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A target, and the draft beside it if there is one."""
+
+    target: Loaded
+    draft: Loaded | None = None
+
+    @property
+    def drafting(self) -> Backbone | None:
+        return None if self.draft is None else self.draft.backbone
+
+    def ask(self, question: str, **asked: Any) -> tuple[Inputs, Inputs | None]:
+        """The target's inputs and the draft's own, arguments as :func:`ask`; None where there is no
+        draft or the target's inputs serve it too."""
+        inputs = ask(self.target, question, **asked)
+        if self.draft is None:
+            return inputs, None
+        return inputs, ask_draft(self.target, self.draft, question, **asked)
 
 
 def ask(

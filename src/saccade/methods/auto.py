@@ -9,7 +9,6 @@ from __future__ import annotations
 from saccade.drafting.drafters import ModelDrafter
 from saccade.drafting.provides import Provides
 from saccade.drafting.recipe import Recipe
-from saccade.drafting.schedule import serial
 from saccade.drafting.shapes.controller import Auto
 from saccade.drafting.views.basic import AFFORDABLE
 
@@ -19,7 +18,6 @@ AUTO = Recipe(
     drafter=ModelDrafter,
     view=AFFORDABLE,
     shape=Auto(),
-    schedule=serial,
 )
 
 PROVIDES = Provides(recipes=(AUTO,), shapes={"auto": Auto(), "auto-chain": Auto(runners=0)})

@@ -21,10 +21,8 @@ from saccade.core.protocols import Refresh, View
 from saccade.drafting.drafters import EarlyExit, SelfDrafter
 from saccade.drafting.provides import Provides
 from saccade.drafting.recipe import Recipe
-from saccade.drafting.schedule import serial
 from saccade.drafting.shapes.policies import Chain
 from saccade.drafting.views import saliency
-from saccade.drafting.views.basic import FULL
 
 TOTAL = 1024  # m_t + K
 GAMMA = 9
@@ -78,7 +76,6 @@ STD = Recipe(
     drafter=SelfDrafter,
     view=PerHead(),
     shape=Chain(GAMMA),
-    schedule=serial,
 )
 
 STREAMING = replace(
@@ -92,9 +89,7 @@ LAYERSKIP = Recipe(
     name="layerskip",
     about="the target's first half drafts for the whole, without tuning",
     drafter=EarlyExit,
-    view=FULL,
     shape=Chain(GAMMA),
-    schedule=serial,
 )
 
 PROVIDES = Provides(recipes=(STD, STREAMING, LAYERSKIP), views=(PerHead(), Streaming()))

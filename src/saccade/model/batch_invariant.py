@@ -1,15 +1,12 @@
 """``exact``: in low precision too, a drafted answer is bit for bit the answer of plain decoding.
 
 A product over n rows rounds unlike one over a single row, and a sum over keys rounds by its order.
-So here every forward over text has ``ROWS`` rows of one request, padded at its end, however many
-were asked for, and attention adds up its keys in blocks of ``BLOCK`` from the first one on, each a
-product of the same shape, in fp32. Plain decoding does just the same, so a token's logits depend on
-what precedes it and on nothing else: not on what was drafted, how much of it, or since when.
+So every forward over text has ``ROWS`` rows of one request, padded at its end, and attention adds
+up its keys in blocks of ``BLOCK`` from the first one on, each a product of one shape, in fp32. In a
+tree keys lie in another order than in plain decoding, so drafts are chains.
 
-That leaves one thing to the machine's kernels: that a row comes out the same at every place among
-the ``ROWS``, whatever the others hold. It is tried once for each model; where it fails, exactness
-is refused and not hoped for. In a tree keys lie in another order than in plain decoding, so drafts
-are chains.
+That a row comes out the same at every place among the ``ROWS`` is left to the machine's kernels. It
+is tried once for each model, and exactness refused where it fails.
 """
 
 from __future__ import annotations
@@ -33,7 +30,7 @@ CHAINS = "exact=True needs drafts that are chains: use shape=chain-N, fit or aut
 _tried: WeakKeyDictionary[Backbone, dict[tuple[object, ...], bool]] = WeakKeyDictionary()
 
 
-class ExactSession(Session):
+class BatchInvariantSession(Session):
     """A session whose rows depend on the text alone, where :func:`check` lets the model pass."""
 
     def _forward(
@@ -51,7 +48,7 @@ class ExactSession(Session):
                 tokens = ids[start:stop] + ids[stop - 1 : stop] * spare
                 places = positions[start:stop] + positions[stop - 1 : stop] * spare
                 at = segment.at + start - segment.start
-                step = Ordered(
+                step = BatchInvariantStep(
                     Segment(segment.cache, 0, ROWS, at, asked=segment.asked), real=stop - start
                 )
                 laws = self._laws(model.forward(model.embed(tokens), places, step))
@@ -59,7 +56,7 @@ class ExactSession(Session):
         return torch.stack(found)
 
 
-class Ordered(Step):
+class BatchInvariantStep(Step):
     """Attention of ``ROWS`` rows of one request over its keys, block after block.
 
     ``last`` is the last key each row sees; itself when None. ``real`` rows are not padding.
@@ -138,7 +135,7 @@ def check(model: Backbone) -> None:
     tried = _tried.setdefault(model, {})
     key = (model.dtype, str(model.device), torch.get_num_threads(), model.fused is None)
     if key not in tried:
-        tried[key] = same_everywhere(model)
+        tried[key] = is_batch_invariant(model)
     if not tried[key]:
         raise ModelError(
             f"exact=True cannot be promised on this machine: in {str(model.dtype)[6:]} on "
@@ -148,7 +145,7 @@ def check(model: Backbone) -> None:
 
 
 @torch.no_grad()
-def same_everywhere(model: Backbone, tries: int = 2) -> bool:
+def is_batch_invariant(model: Backbone, tries: int = 2) -> bool:
     """Whether one row gives the same logits, bit for bit, at each of the ``ROWS`` places and with
     other rows beside it. The rows attend to the same random keys and not to each other."""
     random = torch.Generator().manual_seed(0)
@@ -163,7 +160,7 @@ def same_everywhere(model: Backbone, tries: int = 2) -> bool:
         for mine in (torch.ones_like(even), even, ~even):
             others = torch.randint(model.vocab, (ROWS,), generator=random)
             ids = torch.where(mine, row, others).tolist()
-            step = Ordered(Segment(cache, 0, ROWS, past), last)
+            step = BatchInvariantStep(Segment(cache, 0, ROWS, past), last)
             seen.append(model.logits(model.forward(model.embed(ids), where, step)).cpu()[mine])
         found = torch.cat(seen)
         if not bool(found.isfinite().all()) or not torch.equal(found, found[:1].expand_as(found)):

@@ -26,11 +26,7 @@ READ = (  # what language models are given and we understand
 
 
 class _Captured(Exception):
-    """Carries what a model was about to give its language model."""
-
-    def __init__(self, kwargs: dict[str, Any]) -> None:
-        super().__init__()
-        self.kwargs = kwargs
+    """Carries what a model was about to give its language model, by name."""
 
 
 class Reader:
@@ -40,7 +36,8 @@ class Reader:
         self.model, self.text, self.axes, self.device = model, text, axes, device
         self.config = model.config.to_dict()
         self.placeholders = families.placeholders(self.config)
-        self.side = families.side(self.config)
+        square = families.SIDES.get(self.config["model_type"])
+        self.side = None if square is None else square(self.config)
 
     def read(self, inputs: Inputs) -> list[Prompt]:
         """Every request of a processor's output, without its padding."""
@@ -92,7 +89,7 @@ class Reader:
         try:
             self.model(**moved, use_cache=False)
         except _Captured as caught:
-            return {"inputs_embeds": None, **self._understood(caught.kwargs)}
+            return {"inputs_embeds": None, **self._understood(caught.args[0])}
         finally:
             handle.remove()
         raise ModelError(f"{type(self.model).__name__} never reached its language model")

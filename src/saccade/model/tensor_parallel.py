@@ -1,9 +1,8 @@
 """A target split over several processes (tensor parallelism): what each holds, and agreeing.
 
-transformers splits the projections of every layer over the processes that ``torchrun`` started, and
-adds up or gathers what they give; each process keeps keys and values of its own heads. All of them
-run the same loop over the same logits, which are gathered and so equal to the bit. What could
-still differ between them is decided by rank 0: the drafted trees, and what stands of them.
+transformers splits every layer's projections over the processes of ``torchrun``; each keeps keys
+and values of its own heads. All run the same loop over the same logits, which are gathered and so
+equal to the bit. Rank 0 decides what could still differ: the drafted trees and what stands of them.
 """
 
 from __future__ import annotations
@@ -20,13 +19,12 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from saccade.core.errors import ModelError, OptionError
+from saccade.core.errors import ModelError
 from saccade.core.protocols import Cut, Drafter, Schedule, Scoring, State
 from saccade.core.result import FinishReason, Round
 from saccade.core.tree import Tree
 
 T = TypeVar("T")
-KEYS = "layers.*.self_attn.k_proj"  # what must be split by columns for heads to be
 
 
 @dataclass(frozen=True)
@@ -77,45 +75,6 @@ def world() -> int:
 
 def rank() -> int:
     return int(os.environ.get("RANK", "0"))
-
-
-def local_device(device: str | None) -> str | None:
-    """This process's own GPU where there are any."""
-    if device is not None or not torch.cuda.is_available():
-        return device
-    return f"cuda:{os.environ.get('LOCAL_RANK', '0')}"
-
-
-def loading(name: str, text: Any) -> dict[str, Any]:
-    """What ``from_pretrained`` takes to split a model with this text config over all processes.
-
-    Raises OptionError or ModelError, before any weight is read, where that cannot be.
-    """
-    count = world()
-    if count < 2:
-        raise OptionError(
-            "a target is split over the processes of torchrun: start it with "
-            "torchrun --nproc-per-node 2 -m saccade ..., or spread it with --device-map auto"
-        )
-    plan, experts = text.base_model_tp_plan or {}, text.to_dict().get("num_experts_per_tok")
-    if plan.get(KEYS) != "colwise" or experts:
-        raise ModelError(
-            f"transformers has no plan that splits the heads of {text.model_type} over processes, "
-            f"so {name} cannot be loaded with --tp: use --device-map auto"
-        )
-    for what in ("num_attention_heads", "num_key_value_heads"):
-        heads = getattr(text, what)
-        if heads % count:
-            raise ModelError(
-                f"{name} has {heads} {what.removeprefix('num_').replace('_', ' ')}, which cannot "
-                f"be dealt out evenly to {count} processes: take a number that divides them"
-            )
-    try:
-        from transformers.distributed import DistributedConfig
-
-        return {"distributed_config": DistributedConfig(tp_size=count, tp_plan="auto")}
-    except (ImportError, TypeError):  # older versions take the plan itself
-        return {"tp_plan": "auto"}
 
 
 @cache

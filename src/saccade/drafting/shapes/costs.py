@@ -97,10 +97,10 @@ def _times(model: Backbone, asked: Sequence[tuple[int, int]]) -> list[float]:
 
 
 def filled(
-    model: Backbone, context: int, requests: int, room: int, *, static: bool | None = None
+    model: Backbone, context: int, requests: int, room: int, *, cuda_graphs: bool | None = None
 ) -> Session:
     """Requests that each read ``context`` random keys, with room for ``room`` more."""
-    session = Session(model, [Sampling()] * requests, static=static)
+    session = Session(model, [Sampling()] * requests, cuda_graphs=cuda_graphs)
     for number in range(requests):
         cache = model.cache(context + room)
         for tensor in (*cache.keys, *cache.values):

