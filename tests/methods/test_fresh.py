@@ -113,11 +113,8 @@ def test_a_branch_that_was_taken_counts_and_its_sibling_does_not():
 
 
 def _all(pieces: Any) -> Any:
-    while True:
-        try:
-            next(pieces)
-        except StopIteration as stop:
-            return stop.value
+    *_, prefill = pieces
+    return prefill
 
 
 # -- which keys are held -----------------------------------------------------------------------

@@ -95,13 +95,8 @@ def looks(model: Loaded, document: Document, answer: Sequence[int]) -> list[Look
     target = model.backbone
     (prompt,) = target.prompts(question(model, document))
     session = Session(target, [Sampling()], room=len(answer))
-    pieces = session.reading(0, prompt, record=True, follow=STEP)
-    while True:
-        try:
-            next(pieces)
-        except StopIteration as stop:
-            first: Prefill = stop.value
-            break
+    *_, first = session.reading(0, prompt, record=True, follow=STEP)
+    assert isinstance(first, Prefill)
     assert first.mass is not None and first.again is not None
     before, sums = first.mass, dict[tuple[float, str], list[float]]()
     for start in range(0, len(answer) - STEP, STEP):

@@ -31,12 +31,11 @@ class Document:
 
 
 def documents(paths: Sequence[Path]) -> Iterator[Document]:
-    """One a file that is long enough for the next length; of the package's own code without paths.
+    """One a file, as long as it fills; of the package's own code without paths.
 
     Raises OptionError where a path is neither a file nor a folder.
     """
-    tasks, lengths = cycle(TASKS), cycle(LENGTHS)
-    wanted = next(lengths)
+    tasks = cycle(TASKS)
     for root in paths or [Path(saccade.__file__).parent]:
         if not root.exists():
             raise OptionError(f"{root} is neither a file nor a folder")
@@ -45,7 +44,6 @@ def documents(paths: Sequence[Path]) -> Iterator[Document]:
             if file.suffix not in KINDS or not file.is_file():
                 continue
             text = file.read_text("utf-8", errors="replace").strip()
-            if len(text) >= LETTERS * wanted:
+            if fits := [length for length in LENGTHS if len(text) >= LETTERS * length]:
                 name = file.name if root.is_file() else str(file.relative_to(root))
-                yield Document(name, text, next(tasks), wanted)
-                wanted = next(lengths)
+                yield Document(name, text, next(tasks), fits[-1])
