@@ -27,6 +27,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 POLL = 0.1  # seconds between looks at whether a client is still there
+OTHERS = "its media, or others before them, were not read in time; try again later"
 GRACE = 1.0  # seconds in which the queue itself says that time is up
 
 
@@ -79,7 +80,7 @@ class Call:
 
     async def _begin(self) -> None:
         """Reads the media and words, and queues a request for each answer."""
-        reader, asked, stop = self._engine.reader, self._asked, Stop()
+        reader, asked, stop = self._engine.reader, self._asked, Stop(self.end)
         try:
             reading = self._service.threads.run(lambda: reader.read(asked, stop))
             settled, self._warnings = await self._waited(reading)
@@ -99,7 +100,7 @@ class Call:
         try:
             while not (await asyncio.wait([task], timeout=POLL))[0]:
                 if time.monotonic() > self.end + GRACE:
-                    raise ApiError(504, "the request took too long to read")
+                    raise ApiError(504, "the request took too long to read: " + OTHERS)
                 if await self._http.is_disconnected():
                     raise ApiError(HUNG_UP, "the client has gone")
             return task.result()

@@ -13,6 +13,7 @@ from saccade.core.errors import OptionError, SaccadeError, VideoInputError
 
 log = logging.getLogger(__name__)
 
+RETRY = "10"  # seconds after which a decoder is likely to be free
 HUNG_UP = 499  # the status nobody reads
 INVALID = "invalid_request_error"
 KINDS = {
@@ -64,7 +65,8 @@ def api_error(error: Exception) -> ApiError:
         case HTTPException():
             return ApiError(error.status_code, str(error.detail), headers=error.headers)
         case VideoInputError():
-            return ApiError(error.status, str(error), "messages")
+            later = {"Retry-After": RETRY} if error.code == "busy" else None
+            return ApiError(error.status, str(error), "messages", later)
         case SaccadeError():
             return ApiError(400, str(error), "messages" if isinstance(error, OptionError) else None)
     log.error("a request failed", exc_info=error)
