@@ -7,7 +7,7 @@ import json
 import logging
 import secrets
 import time
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
 from fastapi import Request, Response
@@ -35,10 +35,16 @@ class Call:
     """One request over HTTP: its slots in the queue, what it queues there, its texts."""
 
     def __init__(
-        self, service: Service, engine: Engine, http: Request, asked: ChatRequest, came: float
+        self,
+        service: Service,
+        engine: Engine,
+        http: Request,
+        asked: ChatRequest,
+        came: float,
+        read: Callable[[], None],
     ) -> None:
         self._service, self._engine, self._http = service, engine, http
-        self._asked, self._came = asked, came
+        self._asked, self._came, self._read = asked, came, read
         self.end = came + service.settings.seconds
         self._slots = asked.n or 1
         self._failed = False
@@ -92,6 +98,7 @@ class Call:
             for index, each in enumerate(settled)
         ]
         self._asked = asked.model_copy(update={"messages": []})  # media are large
+        self._read()
         self._engine.queue.submit(self._queued)
 
     async def _waited(self, work: Coroutine[Any, Any, T]) -> T:

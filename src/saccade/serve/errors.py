@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
@@ -78,13 +79,16 @@ NOT_SUPPORTED = {
     *("tools", "tool_choice", "name", "refusal", "detail"),
 }
 """Fields of which only values that change nothing are taken."""
+WRONG_KIND = {"string_type", "list_type"}
 ALTERNATIVES = {"str", "user", "system", "developer", "assistant"}
 
 
 def invalid(error: ValidationError) -> ApiError:
     """The first thing wrong with a request, by the name of its field."""
-    first = error.errors(include_url=False, include_input=False)[0]
-    field = ".".join(_steps(first["loc"]))
+    found = error.errors(include_url=False, include_input=False)
+    # of the forms that a field may have, the one whose kind fits says more
+    first = next((each for each in found if each["type"] not in WRONG_KIND), found[0])
+    field = ".".join(step for step, _ in groupby(_steps(first["loc"])))
     if first["type"] == "extra_forbidden":
         return ApiError(400, f"{field} is not a field this server knows: leave it out", field)
     if NOT_SUPPORTED & set(field.split(".")):

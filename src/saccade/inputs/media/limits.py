@@ -60,7 +60,9 @@ class Limits:
             raise refusal(label, what, "too_long", self.max_duration_s)
         if self.max_seconds and work > self.max_seconds:
             what = f"has too many pixels in too many frames to be read in {self.max_seconds:g} s"
-            raise refusal(label, f"{what}: take a part or scale it down", "too_slow", work)
+            raise refusal(
+                label, f"{what}: take a part or scale it down", "too_slow", self.max_seconds
+            )
 
     def watch(self, label: str) -> Callable[[], None]:
         """What raises from the moment on at which `max_seconds` have passed."""
