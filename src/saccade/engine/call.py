@@ -38,6 +38,7 @@ def settle(
 
     ``used`` is what it has come to already. Raises MethodError, ModelError or OptionError.
     """
+    request.check_length(target)
     if exact:
         recipe = chained(recipe)
         check(target)

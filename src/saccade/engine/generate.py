@@ -21,7 +21,7 @@ from saccade.core.result import Result, Round
 from saccade.drafting.planning import chained
 from saccade.drafting.recipe import Recipe
 from saccade.engine.call import Call, Phase, settle
-from saccade.engine.request import Captioner, Request, backbone
+from saccade.engine.request import Captioner, Request, backbone, check_streamer
 from saccade.methods import resolve
 from saccade.model import memory
 from saccade.model.backbone import Backbone
@@ -223,8 +223,7 @@ def generate(
         own |= {"prefix_allowed_tokens_fn": prefix_allowed_tokens_fn}
         request = Request.of(target, inputs, **own, **settings)
         ids = inputs["input_ids"]
-    if streamer is not None and len(ids) > 1:
-        raise OptionError("streamer= needs a single request")
+    check_streamer(streamer, len(ids))
     rounds = Stream(target, request, recipe, draft=drafting, exact=exact)
     if streamer is not None and direct:
         streamer.put(ids.cpu())

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from saccade.core.errors import ModelError
+from saccade.core.errors import ModelError, SaccadeError
 from saccade.model import families, memory
 
 WAYS = {"--dtype bfloat16": 2.0, "--quantize bnb-8bit": 1.0, "--quantize bnb-4bit": 0.5}
@@ -66,6 +66,11 @@ def footprint(config: Any) -> Footprint:
         raise ModelError(
             f"{config.model_type} has no decoder of layers that Saccade knows how to drive"
         ) from error
+    except SaccadeError:
+        raise
+    except Exception as error:  # numbers that no model can have
+        said = f"{type(error).__name__}: {error}".strip().split("\n")[0][:200]
+        raise ModelError(f"config.json describes no model that can be built ({said})") from error
 
 
 def number_size(dtype: Any, config: Any) -> int:
