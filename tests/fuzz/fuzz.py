@@ -5,8 +5,8 @@ result or one of our sentences.
 
 The targets: ``media`` (through the guarded process of the server), ``bodies`` of HTTP requests,
 ``names`` of methods, ``configs`` of checkpoints. A finding is a file in the folder, named by
-target, error and a digest of its bytes; ``last-TARGET`` is what was being tried, should the process die.
-Exits with 1 where there is a finding.
+target, error and a digest of its bytes; ``last-TARGET`` is what was being tried, should the process
+die. Exits with 1 where there is a finding.
 """
 
 from __future__ import annotations
