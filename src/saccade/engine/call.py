@@ -130,6 +130,7 @@ class Call:
         turns = self._parting(request)
         if turns is None:
             return False
+        request.check_length(self.target)
         self._ask(request)
         self._turns, self.decoding = turns, False
         self.reused = [len(ids) - len(turns[i].ids) for i, ids in enumerate(request.ids)]

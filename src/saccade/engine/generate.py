@@ -19,7 +19,7 @@ from saccade.core.prompt import Inputs
 from saccade.core.result import Result, Round
 from saccade.drafting.recipe import Recipe
 from saccade.engine.call import Call, Phase
-from saccade.engine.request import Captioner, Request, Spans, backbone
+from saccade.engine.request import Captioner, Request, Spans, backbone, check_streamer
 from saccade.methods import resolve
 from saccade.model import memory
 from saccade.model.backbone import Backbone
@@ -193,8 +193,7 @@ def generate(
         own |= {"prefix_allowed_tokens_fn": prefix_allowed_tokens_fn, "context": context}
         request = Request.of(target, inputs, **own, **settings)
         ids = inputs["input_ids"]
-    if streamer is not None and len(ids) > 1:
-        raise OptionError("streamer= needs a single request")
+    check_streamer(streamer, len(ids))
     rounds = Stream(target, request, recipe, draft=drafting, exact=exact)
     if streamer is not None and direct:
         streamer.put(ids.cpu())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +21,7 @@ from saccade.model.backbone import Backbone
 from saccade.model.session import LONG
 
 PREPARED = {"attention_mask", "position_ids", "mm_token_type_ids", "mm_encoder_outputs"}
+PIXELS = {"image": "pixel_values", "video": "pixel_values_videos"}  # and ..._grid_thw beside them
 IGNORABLE = ("past_key_values", "logits_to_keep", "use_cache", "synced_gpus")  # generate's own
 
 Captioner = Callable[[Inputs], Sequence[str]]
@@ -163,14 +164,18 @@ class Request:
         """Of all prompts and answers, as far as caches are made for them at first."""
         return sum(map(len, self.ids)) + LONG * len(self.inputs["input_ids"])
 
-    def check(self, target: Backbone) -> None:
-        """Raises ModelError where a prompt is longer than the target reads, or has no room."""
+    def check_length(self, target: Backbone) -> None:
+        """Raises ModelError where a prompt is longer than the target was made for."""
         longest, most = max(map(len, self.ids)), target.context
         if most is not None and longest > most:
             raise ModelError(
                 f"the prompt has {longest} tokens, and this model reads {most} at most: "
                 "take fewer frames (--num-frames), smaller ones (--size) or a shorter question"
             )
+
+    def check(self, target: Backbone) -> None:
+        """Raises ModelError where a prompt is longer than the target reads, or has no room."""
+        self.check_length(target)
         if not self.fits(target):
             raise self.too_long(target)
 
@@ -215,13 +220,16 @@ def _readable(target: Backbone, inputs: Inputs) -> Inputs:
             "all of a request: it must be as large and keep some of each"
         )
     found: Inputs = {**inputs, "input_ids": ids.long()}
-    shown = any(isinstance(each, Tensor) and each.is_floating_point() for each in inputs.values())
+    tensors = [each for each in inputs.values() if isinstance(each, Tensor)]
+    shown = any(each.is_floating_point() and each.ndim > 1 for each in tensors)
     places = torch.tensor([*target.placeholders], dtype=torch.long, device=ids.device)
     if not shown and bool(torch.isin(found["input_ids"], places).any()):
         raise OptionError(
             "the prompt has places for images or videos and the pixels are not there: pass "
             "everything the processor returned"
         )
+    for kind, name in PIXELS.items():
+        _check_grid(f"{kind}_grid_thw", inputs.get(f"{kind}_grid_thw"), name, inputs.get(name))
     return found
 
 
@@ -249,6 +257,41 @@ def _with_documents(inputs: Inputs, context: Any) -> Inputs:
             "requests a list with an entry for each"
         ) from error
     return {**inputs, CONTEXT: marked}
+
+
+def _check_grid(grid: str, sizes: Any, name: str, pixels: Any) -> None:
+    """Raises OptionError unless patches and the grids that count them belong together."""
+    flat = isinstance(pixels, Tensor) and pixels.ndim == 2  # patches of all media in a row
+    if sizes is None and not flat:
+        return
+    if not isinstance(pixels, Tensor) or sizes is None:
+        there, lacks = (grid, name) if sizes is not None else (name, grid)
+        raise OptionError(f"{there} is there and {lacks} is not: pass all the processor returned")
+    numbers = isinstance(sizes, Tensor) and not sizes.is_floating_point()
+    if not numbers or sizes.ndim != 2 or sizes.shape[1] != 3 or bool((sizes < 1).any()):
+        raise OptionError(f"{grid} must be whole numbers above 0, a row of 3 for each medium")
+    if flat and len(pixels) != int(sizes.prod(1).sum()):
+        raise OptionError(
+            f"{name} holds {len(pixels)} patches and {grid} counts {int(sizes.prod(1).sum())}: "
+            "pass both as the processor returned them"
+        )
+
+
+@runtime_checkable
+class Streamer(Protocol):
+    """What transformers' streamers do."""
+
+    def put(self, value: Tensor) -> None: ...
+
+    def end(self) -> None: ...
+
+
+def check_streamer(streamer: Any, requests: int) -> None:
+    """Raises OptionError for what cannot be streamed to."""
+    if streamer is not None and not isinstance(streamer, Streamer):
+        raise OptionError("streamer= needs put and end, as transformers' TextStreamer has them")
+    if streamer is not None and requests > 1:
+        raise OptionError("streamer= needs a single request")
 
 
 def backbone(model: nn.Module | Backbone) -> Backbone:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from saccade.core.errors import ModelError
+from saccade.core.errors import ModelError, SaccadeError
 from saccade.inputs import architectures
 from saccade.model import memory
 
@@ -67,6 +67,11 @@ def footprint(config: Any) -> Footprint:
         raise ModelError(
             f"{config.model_type} has no decoder of layers that Saccade knows how to drive"
         ) from error
+    except SaccadeError:
+        raise
+    except Exception as error:  # numbers that no model can have
+        said = f"{type(error).__name__}: {error}".strip().split("\n")[0][:200]
+        raise ModelError(f"config.json describes no model that can be built ({said})") from error
 
 
 def number_size(dtype: Any, config: Any) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,7 +12,6 @@ from typing import Any
 
 import torch
 from huggingface_hub.constants import HF_HUB_CACHE
-from safetensors import SafetensorError
 from transformers import (
     AutoConfig,
     AutoProcessor,
@@ -20,15 +20,11 @@ from transformers import (
     TorchAoConfig,
 )
 
-from saccade.core.errors import ModelError, OptionError
+from saccade.core.errors import ModelError, OptionError, SaccadeError
 from saccade.inputs import architectures, footprint
 from saccade.model import families, memory
 from saccade.model.backbone import Backbone
 
-SPOILT = (  # what transformers and safetensors raise over files that are not what they should be
-    *(OSError, ValueError, KeyError, TypeError, AttributeError, ImportError),
-    SafetensorError,
-)
 EMBEDDED = Path(__file__).parents[1] / "world" / "pair"
 NAMES = {  # what --target and --draft call the pair in the package
     "shapes": EMBEDDED / "target",
@@ -129,13 +125,13 @@ def load(
         _complete(name, model, found)
         if "device_map" not in settings and not tp:
             model = model.to(place)
-    except SPOILT as error:
+    except SaccadeError:
+        raise
+    except Exception as error:  # libraries raise almost anything over files that are spoilt
+        if memory.ran_out(error):
+            reason = footprint.advice(name, config, settings["dtype"], place, bits=packed)
+            raise ModelError(reason) from error
         raise ModelError(_why(name, source, error)) from error
-    except (RuntimeError, MemoryError) as error:
-        if not memory.ran_out(error):
-            raise
-        reason = footprint.advice(name, config, settings["dtype"], place, bits=packed)
-        raise ModelError(reason) from error
     return Loaded(name, Backbone(model.eval(), fused=fused), processor)
 
 
@@ -186,7 +182,9 @@ def read_config(name: str, *, trust_remote_code: bool = False, weights: bool = T
         config = AutoConfig.from_pretrained(source, trust_remote_code=trust_remote_code)
         architectures.register(config)
         return config
-    except SPOILT as error:
+    except SaccadeError:
+        raise
+    except Exception as error:
         raise ModelError(_why(name, source, error)) from error
 
 
@@ -196,7 +194,7 @@ def read_processor(name: str, config: Any, *, trust_remote_code: bool = False) -
     reader = AutoTokenizer if architectures.reads_text_only(config) else AutoProcessor
     try:
         return reader.from_pretrained(source, trust_remote_code=trust_remote_code)
-    except SPOILT as error:
+    except Exception as error:
         raise ModelError(_why(name, source, error)) from error
 
 
@@ -279,14 +277,31 @@ def _tokens(tokenizer: Any) -> dict[int, str]:
 
 
 def first_line(error: Exception) -> str:
-    return str(error).strip().split("\n")[0].rstrip(".")
+    """The beginning of what a library says, for a sentence of ours."""
+    return str(error).strip().split("\n")[0].rstrip(".")[:300]
+
+
+def _broken(folder: Path) -> str | None:
+    """Which file of a checkpoint is not what it should be, where that can be told."""
+    for file in sorted(folder.glob("*.json")):
+        try:
+            held = json.loads(file.read_bytes())
+        except (ValueError, OSError, RecursionError):
+            return f"its {file.name} is no JSON file that can be read"
+        needed = {"added_tokens", "model"} if file.name == "tokenizer.json" else set()
+        if not isinstance(held, dict) or needed - held.keys():
+            lacks = f"lacks {', '.join(sorted(needed))}" if needed else "holds no settings"
+            return f"its {file.name} {lacks}: copy it again"
+    return None
 
 
 def _why(name: str, source: str, error: Exception) -> str:
     if "trust_remote_code" in str(error):
         return f"{name} comes with code of its own; --trust-remote-code runs it, if you trust it"
     if isinstance(error, ImportError) or Path(source).is_dir():
-        return f"the checkpoint in {name} cannot be loaded: {first_line(error)}"
+        lacks = f"a file of it lacks the entry {error}" if isinstance(error, KeyError) else None
+        said = _broken(Path(source)) or lacks or first_line(error)
+        return f"the checkpoint in {name} cannot be loaded: {said}"
     if "safetensors" in str(error):
         return f"{name} holds no safetensors weights; only those are read"
     offline = os.environ.get("HF_HUB_OFFLINE", "0") not in ("", "0")

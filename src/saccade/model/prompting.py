@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from saccade.core.errors import ModelError
+from saccade.core.errors import ModelError, OptionError
 from saccade.core.prompt import CONTEXT, Inputs, Prompt, with_context
 from saccade.model import families
 from saccade.model.grid import Cells, arrange, lattice
@@ -90,6 +90,9 @@ class Reader:
             self.model(**moved, use_cache=False)
         except _Captured as caught:
             return {"inputs_embeds": None, **self._understood(caught.args[0])}
+        except ValueError as error:  # the model's own checks
+            said = str(error).strip().split("\n")[0][:200]
+            raise OptionError(f"these inputs do not belong together: {said}") from error
         finally:
             handle.remove()
         raise ModelError(f"{type(self.model).__name__} never reached its language model")

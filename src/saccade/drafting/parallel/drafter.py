@@ -256,9 +256,12 @@ def _portable(rule: Sampling) -> Sampling:
     kept = []
     for processor in rule.processors:
         try:
-            pickle.dumps(processor)
+            # what a script defines itself, no other process can import
+            portable = b"__main__" not in pickle.dumps(processor)
         except Exception:
-            log.info("%s stays with the target", type(processor).__name__)
-        else:
+            portable = False
+        if portable:
             kept.append(processor)
+        else:
+            log.info("%s stays with the target", type(processor).__name__)
     return replace(rule, processors=tuple(kept))
