@@ -1,7 +1,7 @@
 """``auto``: our own, and the default. An even sample of the video, drafted on as far as it pays.
 
 The shape is settled round by round (see ``controller``); the view's budget once, by what a step of
-the draft costs here: as much of the video as it reads without getting slower (``planning``).
+the draft costs here: as much of the video as it reads without getting slower (``recipe.plan``).
 """
 
 from __future__ import annotations
