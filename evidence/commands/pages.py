@@ -1,4 +1,4 @@
-"""``python -m evidence report | claims | scaling | pairs``: pages made without a model at work."""
+"""``python -m evidence report``, ``claims`` and others: pages made without a model at work."""
 
 from __future__ import annotations
 
@@ -52,3 +52,11 @@ def pairs(
     from evidence.hardware.pairs import table
 
     typer.echo(table(tokens, keep))
+
+
+def listed() -> None:
+    """Write the listing of the package's own methods, which `saccade methods` reads."""
+    from saccade.methods import listing, names
+
+    listing.keep(names.listing())
+    out.print(f"{listing.LISTED} has the methods", markup=False, soft_wrap=True)

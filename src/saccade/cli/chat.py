@@ -33,14 +33,15 @@ def chat(
 
     A question a line on standard input; an empty line or the end of input ends it.
     """
-    known = loading.known(models, how, method)
-    prepare(known.threads, verbose)
+    known, show = loading.known(models, how, method), showing(as_json, quiet)
+    clip = loading.read(
+        video, frames.sampling(), quiet=show != "all", warn=not quiet, target=known.target
+    )
+    prepare(known.threads, verbose, quiet=show != "all")
     from saccade.engine.conversation import Conversation
     from saccade.inputs import shown
 
     (recipe,) = loading.recipes([known.method], exact)
-    show = showing(as_json, quiet)
-    clip = loading.read(video, frames.sampling(), quiet=show != "all", warn=not quiet)
     pair = known.models(quiet=show != "all")
     history: list[tuple[str, str]] = []
     asking = sys.stdin.isatty() and show == "all"

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from saccade.inputs.media import Clip
 
 REPEAT, MANY = 3, 8
+PEERS = ("hf", "hf-assisted", "hf-assisted-seeing", "hf-lookup")  # others' implementations
 
 
 @grouped
@@ -49,13 +50,14 @@ def compare(
 ) -> None:
     """Run several methods on one video, interleaved, and show what each one costs."""
     known = loading.known(models, how)
-    prepare(known.threads, verbose)
+    names = loading.method_names(methods or f"ar,{known.method},hf")
+    loading.check_methods(names, beside=PEERS)
+    clip = loading.read(video, frames.sampling(), quiet=as_json, target=known.target)
+    prepare(known.threads, verbose, quiet=as_json)
     from saccade.bench.compare import named
 
-    names = loading.method_names(methods or f"ar,{known.method},hf")
     ours = [name for name, recipe in named(names).items() if recipe is not None]
     loading.recipes(ours, exact)
-    clip = loading.read(video, frames.sampling(), quiet=as_json)
     pair = known.models(quiet=as_json)
     found = compared(
         pair,

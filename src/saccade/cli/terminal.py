@@ -30,15 +30,16 @@ Quiet = Annotated[bool, typer.Option("--quiet", help="The answer's text and noth
 Verbose = Annotated[bool, typer.Option(help="Log what happens.")]
 
 
-def prepare(threads: int | None, verbose: bool) -> None:
-    """Threads and logging, before anything heavy runs."""
+def prepare(threads: int | None, verbose: bool, *, quiet: bool = False) -> None:
+    """Threads and logging, before anything heavy runs; importing torch takes seconds by itself."""
     logging.basicConfig(
         level=logging.INFO if verbose else logging.ERROR,
         format="%(message)s",
         handlers=[RichHandler(console=err, show_path=False)],
     )
-    import torch
-    from transformers.utils import logging as hf_logging
+    with status("starting PyTorch and Transformers", quiet=quiet):
+        import torch
+        from transformers.utils import logging as hf_logging
 
     if not verbose:
         hf_logging.set_verbosity_error()
