@@ -210,6 +210,7 @@ def test_silent_5_a_broken_tokenizer_is_named(tmp_path: Path) -> None:
         {"hidden_size": -256},
         {"num_attention_heads": 0},
         {"hidden_act": "quick_glu"},
+        {"num_hidden_layers": 10**20},
     ],
 )
 def test_silent_10_a_config_of_no_model_is_a_sentence(

@@ -17,6 +17,7 @@ import json
 import logging
 import random
 import re
+import signal
 import sys
 import tempfile
 import time
@@ -108,9 +109,15 @@ def tell(error: BaseException) -> str:
     return "" if 0 < len(said) < 2000 and "Traceback" not in said else "no-sentence"
 
 
+def _too_late(*_: object) -> None:
+    raise TimeoutError("this case did not end")
+
+
 def tried(act: Act, data: bytes) -> tuple[str, str]:
     """How a case ended, and what is wrong with it."""
     began = time.monotonic()
+    signal.signal(signal.SIGALRM, _too_late)
+    signal.alarm(int(2 * SLOW))
     try:
         act(data)
         ended, wrong = "answered", ""
@@ -120,6 +127,8 @@ def tried(act: Act, data: bytes) -> tuple[str, str]:
         ended, wrong = "refused", tell(error)
         if wrong:
             wrong += "-" + "".join(traceback.format_exc())[-2000:]
+    finally:
+        signal.alarm(0)
     if not wrong and time.monotonic() - began > SLOW:
         wrong = f"slow-{time.monotonic() - began:.0f}"
     return ended, wrong

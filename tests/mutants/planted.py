@@ -39,6 +39,7 @@ EARLY_AUTO = (
     "[auto dear, shape=auto dear]"
 )
 LATE_AUTO = EARLY_AUTO.replace("at_the_start", "late_in_an_answer")
+FRESH_LOOKS = "methods/test_fresh.py::test_it_tells_what_the_last_judged_rows_attended_to"
 HISTORY_ENDS = "engine/test_generate.py"
 HISTORIES = f"{SESSION}::test_b10_any_history_of_trees_and_commits_equals_the_oracle"
 
@@ -615,6 +616,46 @@ MUTANTS = (
         '            raise BrokenLaw("the logits hold NaN")\n',
         "        if bool(law[0].isnan()):\n            return 0\n",
         (f"{SAMPLING}::test_a_law_of_nan_is_refused_when_sampling_too",),
+    ),
+    # -- what follows the answer -----------------------------------------------------------------
+    Mutant(
+        "fresh: a row is said to see a key less",
+        "model/session.py",
+        "JudgedRow(*request.asked[node], seen + depth + 1)",
+        "JudgedRow(*request.asked[node], seen + depth)",
+        (FRESH_LOOKS,),
+    ),
+    Mutant(
+        "fresh: refused rows count",
+        "model/session.py",
+        "for depth, node in enumerate(path):\n                    request.recent",
+        "for depth, node in enumerate(range(len(request.asked))):\n"
+        "                    request.recent",
+        (FRESH_LOOKS,),
+    ),
+    Mutant(
+        "fresh: newcomers take the places of other layers",
+        "model/cache.py",
+        "at = (layer == number).nonzero().squeeze(-1) if count else layer[:0]",
+        "at = (layer != number).nonzero().squeeze(-1)[:count] if count else layer[:0]",
+        ("methods/test_fresh.py::test_an_exchanged_cache_holds_what_one_made_anew_would",),
+    ),
+    Mutant(
+        "fresh: chosen by the attention at prefill",
+        "drafting/drafters.py",
+        "newer, held = prefill.again(), pruned.held(prefill.prompt)",
+        "newer, held = prefill, pruned.held(prefill.prompt)",
+        ("methods/test_fresh.py::test_each_round_drafts_on_the_keys_looked_at_last",),
+    ),
+    Mutant(
+        "documents: a batch's padding is counted",
+        "engine/request.py",
+        "places = real[row].nonzero().squeeze(-1)",
+        "places = torch.arange(ids.shape[1])",
+        (
+            "engine/test_documents.py"
+            "::test_spans_of_a_padded_batch_count_from_each_prompts_own_beginning",
+        ),
     ),
     # -- control ---------------------------------------------------------------------------------
     Mutant(

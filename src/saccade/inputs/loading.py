@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +26,8 @@ from saccade.inputs.checkpoints import cached_only, check_folder, offline, sourc
 from saccade.model import families, memory
 from saccade.model.backbone import Backbone
 
+MOST_PARTS = 10_000  # layers or experts of a model
+COUNTS = re.compile(r"layers$|depth$|num_\w*experts$")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 PLAIN = (*DTYPES.values(), torch.float64)
 
@@ -180,11 +183,21 @@ def read_config(name: str, *, trust_remote_code: bool = False, weights: bool = T
     try:
         config = AutoConfig.from_pretrained(source, **how)
         architectures.register(config)
-        return config
     except SaccadeError:
         raise
     except Exception as error:
         raise ModelError(_why(name, source, error)) from error
+    _check_counts(name, config.to_dict())
+    return config
+
+
+def _check_counts(name: str, settings: Mapping[str, Any]) -> None:
+    """Refuses more parts than any model has, which would be built one by one, without end."""
+    for key, value in settings.items():
+        if isinstance(value, Mapping):
+            _check_counts(name, value)
+        elif COUNTS.search(str(key)) and isinstance(value, int) and value > MOST_PARTS:
+            raise ModelError(f"the config.json of {name} asks for {key}={value}: it is spoilt")
 
 
 def read_processor(name: str, config: Any, *, trust_remote_code: bool = False) -> Any:
