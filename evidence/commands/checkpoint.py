@@ -9,8 +9,7 @@ from typing import Annotated
 import typer
 
 from saccade.cli.terminal import Json, out, prepare
-from saccade.core.errors import OptionError
-from saccade.methods.listing import meant
+from saccade.core.errors import OptionError, meant
 
 FAMILIES = (  # of ``evidence.checkpoints``, named without importing it
     *("qwen2-vl", "qwen2.5-vl", "qwen3-vl", "qwen3-vl-moe", "llava-onevision", "llava-1.5"),

@@ -14,7 +14,7 @@ from evidence import checkpoints
 from evidence.commands.checkpoint import FAMILIES
 from saccade.bench import peers
 from saccade.cli.compare import PEERS
-from saccade.core.errors import MethodError, ModelError
+from saccade.core.errors import MethodError, ModelError, meant
 from saccade.inputs import checkpoints as places
 from saccade.methods import listing, names
 
@@ -150,7 +150,7 @@ def test_what_is_cached_is_read_without_the_hub(
 )
 def test_what_was_meant(given: str, known: tuple[str, ...], added: str) -> None:
     """Claim: a name written nearly so is offered; a far one and the same one are not."""
-    assert listing.meant(given, known) == added
+    assert meant(given, known) == added
 
 
 def test_check_reads_no_values() -> None:

@@ -191,7 +191,7 @@ def read_config(name: str, *, trust_remote_code: bool = False, weights: bool = T
     return config
 
 
-def _check_counts(name: str, settings: Mapping[str, Any]) -> None:
+def _check_counts(name: str, settings: Mapping[Any, Any]) -> None:
     """Refuses more parts than any model has, which would be built one by one, without end."""
     for key, value in settings.items():
         if isinstance(value, Mapping):

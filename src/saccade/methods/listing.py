@@ -7,16 +7,15 @@ own bring more) and where the files beside it are those it was written from.
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import json
 import os
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from dataclasses import asdict, dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
 
-from saccade.core.errors import MethodError
+from saccade.core.errors import MethodError, meant
 
 GROUP, FILES = "saccade.methods", "SACCADE_METHODS"
 FOLDER = Path(__file__).parent
@@ -73,13 +72,6 @@ def taken_apart(
             raise MethodError(f"axis {axis!r} is given twice in {name!r}")
         chosen[axis] = value
     return base, chosen
-
-
-def meant(name: str, known: Iterable[str]) -> str:
-    """What to add to an error about a name nobody knows: the known one that is nearest, if any."""
-    others = [other for other in known if other != name]
-    found = difflib.get_close_matches(name, others, n=1, cutoff=0.7)
-    return f" (did you mean {found[0]}?)" if found else ""
 
 
 def _digest() -> str:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 from typing import Any, TypeVar, cast, get_args
 
-from saccade.core.errors import MethodError
+from saccade.core.errors import MethodError, meant
 from saccade.core.protocols import Early, Positions, View
 from saccade.drafting.drafters import ModelDrafter
 from saccade.drafting.ensemble import Ensemble
@@ -16,7 +16,7 @@ from saccade.drafting.recipe import Recipe
 from saccade.drafting.schedule import parallel
 from saccade.drafting.setup import MakeDrafter
 from saccade.drafting.views.basic import Several
-from saccade.methods.listing import Listing, meant, taken_apart
+from saccade.methods.listing import Listing, taken_apart
 from saccade.methods.registry import (
     DRAFTERS,
     FAMILIES,
