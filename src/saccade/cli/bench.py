@@ -84,7 +84,7 @@ def bench(
     plan = runner.Plan(suites, names, limit, part, seed, max_new_tokens, exact, temperature)
 
     with Progress(
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         MofNCompleteColumn(),
         TimeRemainingColumn(),

@@ -29,9 +29,12 @@ def compare(
     models: ModelOptions,
     frames: ClipOptions,
     how: LoadOptions,
+    question: options.Question = None,
     methods: Annotated[
         str | None,
-        typer.Option(help="Comma-separated, or all; hf, hf-assisted, hf-lookup too."),
+        typer.Option(
+            "--methods", "-m", help="Comma-separated, or all; hf, hf-assisted, hf-lookup too."
+        ),
     ] = None,
     prompt: options.Prompt = options.QUESTION,
     max_new_tokens: options.Tokens = 256,
@@ -49,6 +52,7 @@ def compare(
     verbose: Verbose = False,
 ) -> None:
     """Run several methods on one video, interleaved, and show what each one costs."""
+    prompt = options.asked(question, prompt)
     known = loading.known(models, how)
     names = loading.method_names(methods or f"ar,{known.method},hf")
     loading.check_methods(names, beside=PEERS)

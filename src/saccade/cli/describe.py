@@ -44,6 +44,7 @@ def describe(
     video: Annotated[
         str | None, typer.Argument(help="A video, GIF, image or folder of frames; - is stdin.")
     ] = None,
+    question: options.Question = None,
     prompt: options.Prompt = options.QUESTION,
     document: options.Documents = None,
     method: options.Method = None,
@@ -60,6 +61,7 @@ def describe(
 
     A target over several GPUs: torchrun --nproc-per-node 4 -m saccade describe ... --tp
     """
+    prompt = options.asked(question, prompt)
     if tp and method is None:  # auto times forwards, which processes would do apart
         method = "specvlm" if models.draft or models.target in (None, "shapes") else "std"
     known, show = loading.known(models, how, method), showing(as_json, quiet)

@@ -59,7 +59,7 @@ def ui(
         settings = asking.PageSettings(
             method=known.method,
             target=known.target,
-            draft=loaded.draft and loaded.draft.name,
+            draft=None if loaded.draft is None else loaded.draft.name,
             limits=limits,
             max_prompt=max_prompt,
             max_new_tokens=max_new_tokens,

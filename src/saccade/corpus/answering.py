@@ -9,7 +9,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypedDict, Unpack
+from typing import Any, TypedDict, Unpack, cast
 
 import torch
 
@@ -176,9 +176,11 @@ class Model:
 
     def _clips(self, several: Several, frames: Frames | None) -> list[Clip]:
         """Every video, decoded; what is worth knowing about one is a warning."""
-        many = [] if several is None else several if _is_many(several) else [several]
         sampling = Sampling(**(frames or {}))
-        clips = [each if isinstance(each, Clip) else media.read(each, sampling) for each in many]
+        clips = [
+            each if isinstance(each, Clip) else media.read(each, sampling)
+            for each in _many(several)
+        ]
         clips = [knowing.remarked(clip, self.pair.target.name) for clip in clips]
         for warning in dict.fromkeys(said for clip in clips for said in clip.warnings):
             warnings.warn(warning, stacklevel=4)
@@ -258,8 +260,11 @@ def load(
     return Model(pair, recipe)
 
 
-def _is_many(several: Media | Sequence[Media]) -> bool:
-    return isinstance(several, list | tuple)
+def _many(several: Several) -> Sequence[Media]:
+    """Bytes are one video, though Python counts them as a sequence."""
+    if isinstance(several, list | tuple):
+        return several
+    return () if several is None else [cast(Media, several)]
 
 
 def _seen(clips: Sequence[Clip]) -> dict[str, Any]:
