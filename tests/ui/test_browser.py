@@ -97,9 +97,19 @@ def page(served: Served, browser: Browser) -> Iterator[Page]:
 
 
 def ask(page: Page, method: str, tokens: int) -> None:
-    page.get_by_label("Method", exact=True).fill(method)
-    page.get_by_label("Tokens at most", exact=True).fill(str(tokens))
-    page.get_by_role("button", name="Run", exact=True).click()
+    unfold(page)
+    written = page.locator("#sac-method input")
+    written.fill(method)
+    written.press("Enter")
+    page.get_by_label("Max new tokens", exact=True).fill(str(tokens))
+    page.get_by_role("button", name="Answer", exact=True).click()
+
+
+def unfold(page: Page) -> None:
+    """Opens what is folded under Advanced, if it is not open."""
+    if not page.get_by_label("Max new tokens", exact=True).is_visible():
+        page.get_by_role("button", name="Advanced").click()
+        page.get_by_label("Max new tokens", exact=True).wait_for()
 
 
 def finished(page: Page) -> str:
@@ -156,6 +166,7 @@ def test_what_cannot_be_is_a_sentence_on_the_page(page: Page, tmp_path: Path) ->
 def test_stop_stops_and_a_closed_tab_makes_room(page: Page) -> None:
     """Claim: Stop ends a run before its end, and says so; after a tab with a run was closed the
     next tab is served."""
+    unfold(page)
     page.get_by_label("Temperature (0: greedy)", exact=True).fill("10")  # it rambles on
     ask(page, "sd/view=none/shape=chain-1", 1024)
     page.locator("#sac-plain .sac-text").get_by_text(re.compile("\\w")).wait_for()
@@ -172,3 +183,22 @@ def test_stop_stops_and_a_closed_tab_makes_room(page: Page) -> None:
     page.close()
     ask(other, "sd", 8)
     assert "same tokens: yes" in finished(other)
+
+
+def test_at_first_there_is_a_question_and_a_button(served: Served, browser: Browser) -> None:
+    """Claim: before anything was asked no answer, measure or legend is shown and methods are folded
+    away; who answers is said; on a phone the button is within the first screen."""
+    size = {"width": 390, "height": 844}
+    context = browser.new_context(viewport=size, is_mobile=True, has_touch=True)
+    context.set_default_timeout(PATIENCE)
+    page = context.new_page()
+    page.goto(served.address)
+    button = page.get_by_role("button", name="Answer", exact=True)
+    button.wait_for()
+    box = button.bounding_box()
+    assert box is not None and box["y"] + box["height"] < size["height"]
+    assert "embedded pair" in page.locator(".sac-who").inner_text()
+    for hidden in (".sac-legend", "#sac-plain .sac-side", "#sac-seen img", "#sac-method"):
+        assert not page.locator(hidden).first.is_visible(), hidden
+    assert not page.get_by_role("button", name="Stop", exact=True).is_visible()
+    context.close()

@@ -18,6 +18,7 @@ from saccade.drafting.schedule import parallel
 from saccade.methods import SYSTEMS
 from saccade.ui import pictures, spelling
 from saccade.ui.asking import EXAMPLES, PageModels, PageSettings, Question, Shown, answers, read
+from saccade.world import knowing
 
 log = logging.getLogger(__name__)
 
@@ -30,11 +31,11 @@ SAW = "<h2>What the draft saw</h2>"
 TREE = "<h2>What it guessed in one round</h2>"
 ROUNDS = "<h2>Round by round</h2>"
 AXES = {  # what is chosen of a method, and how its control is called
-    "view": "What the draft sees",
-    "keep": "Keep",
-    "drafter": "Who drafts",
-    "shape": "In what shape",
-    "schedule": "When",
+    "drafter": "Drafter",
+    "view": "View of the draft",
+    "keep": "Share of visual tokens kept",
+    "shape": "Shape of the draft",
+    "schedule": "Schedule",
 }
 
 
@@ -54,6 +55,13 @@ def look(example: str | None, upload: str | None, settings: PageSettings) -> str
     about = f"{count} frames of {clip.duration:.1f} s" if count > 1 else "one picture"
     notes = "".join(pictures.message(note) for note in clip.warnings)
     return pictures.strip(clip.frames, clip.timestamps.tolist()) + pictures.message(about) + notes
+
+
+def answering(settings: PageSettings) -> str:
+    """Who answers, by name."""
+    if knowing.embedded(settings.target):
+        return "the embedded pair, which knows drawn shapes only"
+    return settings.target + (f", drafted by {settings.draft}" if settings.draft else "")
 
 
 def explain(method: str) -> str:
@@ -114,24 +122,28 @@ def build(
         numbers = int(tokens or 0), float(temperature or 0.0), None if seed is None else int(seed)
         asked = Question(example, upload, prompt, method, *numbers)
         blank = {error: "", result: "", saw_frames: "", tree: "", over: "", last: None}
-        yield {**blank, left: "", right: "", note: "", slider: gr.Slider(visible=False)}
+        hidden = {slider: gr.Slider(visible=False), details: gr.Accordion(visible=False)}
+        yield {**blank, **hidden, left: "", right: "", note: "", halt: gr.Button(visible=True)}
         tab = str(request.session_hash)
-        halt = halts[tab] = Event()
-        steps = answers(pair(), settings, asked, halt.is_set)
+        halted = halts[tab] = Event()
+        steps = answers(pair(), settings, asked, halted.is_set)
         try:
             while (shown := worker.submit(next, steps, None).result()) is not None:
                 yield _progress(shown, asked.temperature > 0) | _complete(shown)
         except SaccadeError as wrong:
-            yield {error: pictures.message(str(wrong), "error"), left: "", right: ""}
+            refused = pictures.message(str(wrong), "error")
+            yield {error: refused, result: "", answered: gr.Column(visible=False)}
         except Exception as wrong:
             log.error("a run failed", exc_info=wrong)
-            yield {error: pictures.message(WRONG, "error")}
+            yield {error: pictures.message(WRONG, "error"), result: ""}
         finally:  # also where the tab has gone, and nobody asks for more
             halts.pop(tab, None)
             worker.submit(steps.close)
+        yield {halt: gr.Button(visible=False)}
 
     def _progress(shown: Shown, sampled: bool) -> dict[Any, Any]:
         return {
+            answered: gr.Column(visible=True),
             left: pictures.column(shown.duel.plain, False),
             right: pictures.column(shown.duel.drafted, True),
             result: pictures.outcome(shown.duel, sampled),
@@ -147,56 +159,59 @@ def build(
         picture, lines = round_of(pair(), shown, chosen)
         moved = gr.Slider(maximum=max(2, count), value=chosen, visible=count > 1)
         frames = saw(shown) if shown.duel.over else ""
-        return {last: shown, tree: picture, over: lines, slider: moved, saw_frames: frames}
+        drawn = {tree: picture, over: lines, slider: moved, saw_frames: frames}
+        return {last: shown, details: gr.Accordion(visible=True), **drawn}
 
     def stop(request: gr.Request) -> None:
         if (halt := halts.get(str(request.session_hash))) is not None:
             halt.set()
 
     with gr.Blocks(title=TITLE, analytics_enabled=False, delete_cache=(600, 3600)) as page:
-        gr.HTML(pictures.head(TITLE), elem_classes="sac-head", js_on_load=None)
+        gr.HTML(pictures.head(TITLE, answering(settings)), elem_classes="sac-head", js_on_load=None)
         last = gr.State(None)
         with gr.Row():
-            with gr.Column():
-                example = gr.Radio([*EXAMPLES], value=next(iter(EXAMPLES)), label="Example clip")
-                upload = gr.File(label="… or your own: a video, a GIF, a picture", height=140)
-                clip = gr.HTML(look(next(iter(EXAMPLES)), None, settings), js_on_load=None)
+            with gr.Column(min_width=320):
                 prompt = gr.Textbox(QUESTION, label="Question", lines=1, max_lines=4)
-            with gr.Column():
-                name, _ = spelling.taken_apart(settings.method)
-                method = gr.Textbox(
-                    settings.method, label="Method", placeholder="NAME/axis=value/..."
-                )
-                about = gr.HTML(explain(settings.method), js_on_load=None)
-                with gr.Row():
-                    system = gr.Dropdown([*SYSTEMS], value=name, label="Named method")
-                    axes = [_control("view"), _control("keep")]
-                with gr.Row():
-                    axes += [_control("drafter"), _control("shape"), _control("schedule")]
-                with gr.Row():
-                    tokens = gr.Number(192, label="Tokens at most", precision=0)
-                    temperature = gr.Number(0, label="Temperature (0: greedy)", step=0.1)
-                    seed = gr.Number(0, label="Seed", precision=0)
-                with gr.Row():
-                    go = gr.Button("Run", variant="primary")
-                    halt = gr.Button("Stop")
+                with gr.Row(elem_classes="sac-buttons"):
+                    go = gr.Button("Answer", variant="primary")
+                    halt = gr.Button("Stop", visible=False)
+                example = gr.Radio([*EXAMPLES], value=next(iter(EXAMPLES)), label="Example video")
+                with gr.Accordion("Advanced", open=False):
+                    method = gr.Dropdown(
+                        [*SYSTEMS],
+                        value=settings.method,
+                        label="Method: a name, or NAME/axis=value/...",
+                        elem_id="sac-method",
+                        allow_custom_value=True,
+                    )
+                    about = gr.HTML(explain(settings.method), js_on_load=None)
+                    with gr.Row():
+                        axes = [_control(axis) for axis in AXES]
+                    with gr.Row():
+                        tokens = gr.Number(192, label="Max new tokens", precision=0)
+                        temperature = gr.Number(0, label="Temperature (0: greedy)", step=0.1)
+                        seed = gr.Number(0, label="Seed", precision=0)
+            with gr.Column(min_width=320):
+                upload = gr.File(label="Your own: a video, a GIF, a picture", height=120)
+                clip = gr.HTML(look(next(iter(EXAMPLES)), None, settings), js_on_load=None)
         error = gr.HTML("", elem_id="sac-error", js_on_load=None)
         result = gr.HTML("", elem_id="sac-result", js_on_load=None)
-        gr.HTML(pictures.legend(), js_on_load=None)
-        with gr.Row(equal_height=True):
-            with gr.Column(min_width=320):
-                left = gr.HTML("", elem_id="sac-plain", js_on_load=None)
-            with gr.Column(min_width=320):
-                right = gr.HTML("", elem_id="sac-drafted", js_on_load=None)
-        note = gr.HTML("", js_on_load=None)
-        saw_frames = gr.HTML("", elem_id="sac-seen", js_on_load=None)
-        slider = gr.Slider(1, 2, 1, step=1, label="Round (in the picture below)", visible=False)
-        tree = gr.HTML("", elem_id="sac-tree", js_on_load=None)
-        over = gr.HTML("", elem_id="sac-rounds", js_on_load=None)
+        with gr.Column(visible=False, elem_id="sac-answers") as answered:
+            with gr.Row(equal_height=True):
+                with gr.Column(min_width=320):
+                    left = gr.HTML("", elem_id="sac-plain", js_on_load=None)
+                with gr.Column(min_width=320):
+                    right = gr.HTML("", elem_id="sac-drafted", js_on_load=None)
+            gr.HTML(pictures.legend(), js_on_load=None)
+        with gr.Accordion("What the draft did", open=True, visible=False) as details:
+            note = gr.HTML("", js_on_load=None)
+            saw_frames = gr.HTML("", elem_id="sac-seen", js_on_load=None)
+            slider = gr.Slider(1, 2, 1, step=1, label="Round (in the picture below)", visible=False)
+            tree = gr.HTML("", elem_id="sac-tree", js_on_load=None)
+            over = gr.HTML("", elem_id="sac-rounds", js_on_load=None)
 
         quiet: dict[str, Any] = {"show_progress": "hidden", "queue": False}
         quiet |= {"api_visibility": "private"}
-        system.input(lambda chosen: chosen, system, method, **quiet)
         for axis, control in zip(AXES, axes, strict=True):
             control.input(
                 lambda now, value, axis=axis: spelling.changed(now, axis, value or ""),
@@ -204,13 +219,14 @@ def build(
                 method,
                 **quiet,
             )
-        method.change(_controls, method, [about, system, *axes], **quiet)
+        method.change(_controls, method, [about, *axes], **quiet)
         seeing = partial(look, settings=settings)
         example.input(lambda: None, None, upload, **quiet)
         example.input(lambda chosen: (seeing(chosen, None), ""), example, [clip, error], **quiet)
         upload.change(lambda *of: (seeing(*of), ""), [example, upload], [clip, error], **quiet)
         asked = [example, upload, prompt, method, tokens, temperature, seed]
-        drawn: Any = {error, result, left, right, note, saw_frames, slider, tree, over, last}
+        drawn: Any = {error, result, left, right, note, saw_frames, slider, tree, over, last, halt}
+        drawn |= {answered, details}
         gr.on([go.click, prompt.submit], lambda: WAITING, None, result, **quiet).then(
             run,
             asked,
@@ -238,9 +254,8 @@ def _control(axis: str) -> Any:
 
 def _controls(method: str) -> list[Any]:
     """What the method is, and the controls as it is written."""
-    name, axes = spelling.taken_apart(method)
-    chosen = [axes.get(axis, spelling.AS_IT_IS) for axis in AXES]
-    return [explain(method), name if name in SYSTEMS else None, *chosen]
+    _, axes = spelling.taken_apart(method)
+    return [explain(method), *(axes.get(axis, spelling.AS_IT_IS) for axis in AXES)]
 
 
 def app(page: gr.Blocks, settings: PageSettings = PageSettings()) -> Any:  # noqa: B008 frozen

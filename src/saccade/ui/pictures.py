@@ -40,9 +40,9 @@ MARKS: Any = (
 # -- text --------------------------------------------------------------------------------------
 
 
-def head(title: str) -> str:
-    """What the page is for."""
-    return str(MARKS.head(title))
+def head(title: str, answering: str) -> str:
+    """What the page is for, and who answers."""
+    return str(MARKS.head(title, answering))
 
 
 def how(beside: bool) -> str:
