@@ -24,7 +24,7 @@ from saccade.drafting.recipe import Recipe
 from saccade.engine.scheduler import Event, Scheduler
 from saccade.methods import resolve
 from saccade.serve.app import app
-from saccade.serve.listening import listening
+from saccade.serve.listening import Impatient, listening
 from saccade.serve.service import Engine, Service, engine
 from saccade.serve.settings import Media, Settings
 
@@ -122,7 +122,9 @@ def serving(
     service = Service(Settings(key=key, **limits))
     line = listening("127.0.0.1", 0)
     url = "http://{}:{}".format(*line.getsockname())
-    config = uvicorn.Config(app(service, start), log_level="critical", timeout_graceful_shutdown=3)
+    config = uvicorn.Config(
+        app(service, start), http=Impatient, log_level="critical", timeout_graceful_shutdown=3
+    )
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, args=([line],), name="uvicorn")
     thread.start()

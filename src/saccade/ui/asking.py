@@ -73,7 +73,7 @@ class PageSettings:
     """What may be asked of the page, and by which method it answers at first."""
 
     method: str = "auto"
-    limits: media.Limits = media.Limits(max_bytes=200 << 20, max_frames=64)
+    limits: media.Limits = media.Limits(max_bytes=200 << 20, max_frames=64, max_seconds=60)
     max_prompt: int = 16_384  # tokens
     max_new_tokens: int = 1024
 
