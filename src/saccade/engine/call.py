@@ -117,6 +117,7 @@ class Call:
                     next(pieces)
                 except StopIteration as stop:
                     prefills.append(stop.value)
+                    self.reused[place] = self.session.requests[self.first + place].reused
                     break
                 finally:
                     spent["prefill"] += clock.since()

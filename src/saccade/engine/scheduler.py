@@ -77,6 +77,10 @@ class Scheduler:
             return True
         unread = (e.call.request for e in self._entries.values() if not e.call.decoding)
         tokens = sum(each.tokens() for each in (*unread, request))
+        if not memory.has_room(tokens, target.token_bytes, target.device):
+            if target.kept is None or not len(target.kept):
+                return False
+            target.kept.clear()  # what may be asked again gives way to what is asked
         return memory.has_room(tokens, target.token_bytes, target.device)
 
     def join(self, request: Request) -> int:

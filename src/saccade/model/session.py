@@ -23,6 +23,7 @@ from saccade.model.attention import Record, Segment, Step
 from saccade.model.backbone import Backbone
 from saccade.model.cache import Cache
 from saccade.model.cuda_graphs import StaticSteps, automatic
+from saccade.model.kept import Beginnings
 
 CHUNK = 2048  # prompt tokens a forward: what a prefill needs beside weights and keys
 Rules = Sequence[Sampling] | Mapping[int, Sampling]
@@ -49,6 +50,7 @@ class RequestState:
     copied: int = 0  # tokens of the text whose keys are the source's
     tree: Tree = Tree()  # last scored; its keys follow the committed ones in the cache
     rows: list[Tensor] = field(default_factory=list)  # its logits
+    reused: int = 0  # of the prompt's rows, read for an earlier request
     place: int = 0  # among those it was asked with: names its noise
 
 
@@ -80,6 +82,7 @@ class Session:
         self._chunk = chunk
         fixed = automatic(backbone) if static is None else static
         self.static = StaticSteps(backbone) if fixed else None
+        self._beginnings = None if backbone.kept is None else Beginnings(backbone.kept, backbone)
 
     # -- starting ------------------------------------------------------------------------------
 
@@ -104,7 +107,12 @@ class Session:
         mass = torch.zeros(model.layers, model.kv_heads, noted, device=model.device)
         relevance = torch.zeros_like(mass)
         hidden = prompt.embeds[:0]
-        for start in range(0, len(prompt), self._chunk):
+        reused, whose = 0, None
+        if self._beginnings is not None:
+            # the law after the prompt is computed anew, and with it what is written down
+            most = min(len(prompt) - 1, int(text[0]) if noted and len(text) else len(prompt))
+            reused, whose = self._beginnings.lend(prompt, cache, most)
+        for start in range(reused, len(prompt), self._chunk):
             stop = min(start + self._chunk, len(prompt))
             rows = text[(text >= start) & (text < stop)] - start
             note = None
@@ -115,12 +123,15 @@ class Session:
                 yield
         with torch.no_grad():
             tip = self._laws(hidden[-1:])[0]
+        if self._beginnings is not None:
+            self._beginnings.keep(prompt, cache, whose)
         self.requests[number] = RequestState(
             cache,
             prompt.context.tolist(),
             prompt.next_position,
             tip=tip,
             prompt_rows=(cache.length, cache.length),
+            reused=reused,
             place=place,
         )
         if not record:

@@ -251,7 +251,7 @@ def _light(prefill: Prefill) -> Prefill:
 
 
 def _portable(rule: Sampling) -> Sampling:
-    """The rule without what cannot be sent; a draft may follow any law."""
+    """The rule without what cannot be sent, a grammar's parser too; a draft may follow any law."""
     kept = []
     for processor in rule.processors:
         try:
@@ -260,4 +260,4 @@ def _portable(rule: Sampling) -> Sampling:
             log.info("%s stays with the target", type(processor).__name__)
         else:
             kept.append(processor)
-    return replace(rule, processors=tuple(kept))
+    return replace(rule, processors=tuple(kept), grammar=None)
