@@ -50,6 +50,18 @@ def _run(models: loading.Models, inputs: Any, **settings: Any) -> Any:
     )
 
 
+def test_the_client_gets_json_and_calls(ours, endpoint):
+    """Claim: the client's own types hold a schema's answer, and the count of kept tokens."""
+    schema = {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"]}
+    schema["additionalProperties"] = False
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    answer = endpoint.chat("hi", response_format=form, extra_body={"min_p": 0.0})
+    assert json.loads(_text(answer))["a"] in (1, 2)
+    assert answer.usage.prompt_tokens_details.cached_tokens == 0
+    text = endpoint.client.completions.create(model=endpoint.model, prompt="hi", max_tokens=4)
+    assert text.choices[0].text and text.object == "text_completion"
+
+
 # -- what is shown ------------------------------------------------------------------------------
 
 

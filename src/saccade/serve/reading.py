@@ -279,7 +279,7 @@ def _lowered(picture: np.ndarray) -> np.ndarray:
     """A picture that fits into ``LOW``."""
     small = Image.fromarray(picture)
     small.thumbnail(LOW)
-    return np.asarray(small)
+    return np.array(small)
 
 
 def _turn(turn: Message) -> dict[str, Any]:

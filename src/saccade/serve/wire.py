@@ -6,6 +6,7 @@ What is not known is refused; what is taken and changes nothing is told in docs/
 from __future__ import annotations
 
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, Self
 
@@ -204,7 +205,7 @@ class MediaOptions(Strict):
     video: VideoOptions = VideoOptions()
 
 
-class Asked(Strict):
+class Asked(Strict, ABC):
     """What every completion may say: how long, by which rules, in what form."""
 
     model: Words
@@ -273,9 +274,9 @@ class Asked(Strict):
         return {**ruled, **drawn, "do_sample": True, "temperature": temperature}
 
     @property
+    @abstractmethod
     def texts(self) -> list[str]:
         """All that is to be tokenized."""
-        raise NotImplementedError
 
     @property
     def emptied(self) -> Self:
