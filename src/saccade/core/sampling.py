@@ -66,11 +66,16 @@ class Sampling:
     ) -> Float[Tensor, " vocab"]:
         """The logits of what the grammar lets follow; all where it leaves none of these."""
         allowed = None if self.grammar is None else self.grammar(answer)
-        if allowed is None or not bool(allowed[: len(logits)].any()):
+        if allowed is None:
             return logits
-        wide = torch.zeros(len(logits), dtype=torch.bool)
-        wide[: len(allowed)] = allowed[: len(logits)]
-        return logits.masked_fill(~wide.to(logits.device), float("-inf"))
+        missing = len(logits) - len(allowed)
+        if missing > 0:
+            allowed = torch.nn.functional.pad(allowed, (0, missing))
+        elif missing < 0:  # of a draft that knows fewer ids
+            allowed = allowed[:missing]
+            if not bool(allowed.any()):
+                return logits
+        return torch.where(allowed.to(logits.device), logits, float("-inf"))
 
     def law(
         self, logits: Float[Tensor, " vocab"], ids: Sequence[int], answer: Sequence[int] = ()
