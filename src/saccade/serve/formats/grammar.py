@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 from jaxtyping import Bool
-from llguidance import LLMatcher, LLTokenizer
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from llguidance.hf import from_tokenizer
 from torch import Tensor
 
@@ -26,12 +26,17 @@ from saccade.core.sampling import BrokenLaw
 MASKS = 32  # prefixes whose masks are kept
 # Between a JSON's parts, as printers put it; not endless, since a model may write nothing else.
 SPACES = "( ?|\\n {0,16})"
+# A step of a hostile one takes milliseconds of the engine's thread before it is given up.
+LIMITS = LLParserLimits(step_lexer_fuel=50_000, step_max_items=20_000, max_lexer_states=20_000)
 
 
 def json_schema(schema: Any) -> str:
-    """The grammar of what a JSON schema takes."""
+    """The grammar of what a JSON schema takes. Raises OptionError for one nested too deeply."""
     spaces: Any = {"whitespace_pattern": SPACES}
-    return str(LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=spaces))
+    try:
+        return str(LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=spaces))
+    except (ValueError, RecursionError):
+        raise OptionError("a JSON schema is nested too deeply: make it flatter") from None
 
 
 def regex(pattern: str) -> str:
@@ -57,7 +62,13 @@ class Vocabulary:
             lines = [" ".join(line.split()) for line in wrong.splitlines() if line.strip(" ^\n")]
             said = (lines[0] if len(lines) == 1 else f"{lines[0]} {lines[-1]}").replace(". ", ", ")
             raise OptionError(f"{field} cannot be followed: {said[:300].rstrip('.')}")
-        return Grammar(self._made, source, self.ends)
+        found = Grammar(self._made, source, self.ends)
+        try:
+            found(())
+        except BrokenLaw:
+            said = "it is too large, or there is nothing that it takes"
+            raise OptionError(f"{field} cannot be followed: {said}") from None
+        return found
 
     def _make(self) -> LLTokenizer:
         try:
@@ -71,7 +82,8 @@ class Grammar:
     """Which tokens may follow an answer's beginning; one thread uses it."""
 
     def __init__(self, tokenizer: LLTokenizer, source: str, ends: frozenset[int]) -> None:
-        self._matcher, self._ends = LLMatcher(tokenizer, source), ends
+        self._matcher = LLMatcher(tokenizer, source, log_level=0, limits=LIMITS)
+        self._ends = ends
         self._at: list[int] = []  # what the parser has read
         self._masks: OrderedDict[tuple[int, ...], Bool[Tensor, " vocab"] | None] = OrderedDict()
 
@@ -94,7 +106,8 @@ class Grammar:
             return None
         bias = bytearray(self._matcher.compute_logit_bias())
         if self._matcher.is_error():
-            raise BrokenLaw(f"the answer's format is too large: {self._matcher.get_error()[:200]}")
+            said = (self._matcher.get_error() or "").partition("\n")[0]
+            raise BrokenLaw(f"the answer's format is too large: {said}")
         return torch.frombuffer(bias, dtype=torch.uint8).bool()
 
     def _read(self, answer: tuple[int, ...]) -> bool:
