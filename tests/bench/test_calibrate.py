@@ -26,7 +26,7 @@ from saccade.bench.calibrate import (
     search,
     write,
 )
-from saccade.bench.compare import Row
+from saccade.bench.compare import Summary
 from saccade.core.errors import MethodError, OptionError
 from saccade.inputs import Loaded
 from saccade.methods import resolve
@@ -42,8 +42,12 @@ def chosen(method: str) -> dict[str, str]:
     return {**STANDARD, **overrides}
 
 
-def reading(speedup: float, tau: float, identical: bool = True, fallback: str | None = None) -> Row:
-    return Row(speedup_decode=speedup, tau=tau, identical_to_ar=identical, fallback_reason=fallback)
+def reading(
+    speedup: float, tau: float, identical: bool = True, fallback: str | None = None
+) -> Summary:
+    return Summary(
+        speedup_decode=speedup, tau=tau, identical_to_ar=identical, fallback_reason=fallback
+    )
 
 
 class Bench:
@@ -57,7 +61,7 @@ class Bench:
     def clock(self) -> float:
         return self.now
 
-    def __call__(self, video: int, methods: Sequence[str]) -> dict[str, Row]:
+    def __call__(self, video: int, methods: Sequence[str]) -> dict[str, Summary]:
         self.calls.append((video, list(methods)))
         self.now += self.seconds * (len(methods) + 1)
         return {m: reading(self.gain(m, video), tau=self.gain(m, video)) for m in methods}
@@ -165,7 +169,7 @@ def test_the_best_so_far_is_always_measured_again() -> None:
 def test_other_tokens_are_an_error() -> None:
     """Claim: the first answer that is not plain decoding's ends the search, by name and video."""
 
-    def measure(video: int, methods: Sequence[str]) -> dict[str, Row]:
+    def measure(video: int, methods: Sequence[str]) -> dict[str, Summary]:
         return {m: reading(2.0, 2.0, identical=not (video and "0.65" in m)) for m in methods}
 
     with pytest.raises(MethodError, match=r"^specvlm/lambda=0\.65 wrote other tokens .* video 2"):
@@ -298,7 +302,9 @@ def test_worth_it_says_whether_it_beats_plain_decoding() -> None:
 # -- over `race` -----------------------------------------------------------------------------
 
 
-def stub(monkeypatch: pytest.MonkeyPatch, rows: Callable[[str], Row]) -> Callable[..., Calibration]:
+def stub(
+    monkeypatch: pytest.MonkeyPatch, rows: Callable[[str], Summary]
+) -> Callable[..., Calibration]:
     """`calibrate` over a `race` that runs nothing."""
 
     def race(*given: Any, repeat: int, settings: dict[str, Any], on_run: Any, **more: Any) -> Any:
@@ -322,7 +328,7 @@ def test_rows_become_readings(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[str] = []
     run = stub(
         monkeypatch,
-        lambda m: Row(identical_to_ar=True, speedup_decode=0.5, tau=3.0, fallback_reason=None),
+        lambda m: Summary(identical_to_ar=True, speedup_decode=0.5, tau=3.0, fallback_reason=None),
     )
     found = run([7, 9], tell=told.append)
     assert (found.best.speedup, found.best.tau, found.worth_it) == (0.5, 3.0, False)
@@ -330,21 +336,21 @@ def test_rows_become_readings(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found.environment["torch"] and found.threads == 1 and "video 2 of 2" in told[-1]
     gave_up = stub(
         monkeypatch,
-        lambda m: Row(identical_to_ar=True, speedup_decode=2.0, tau=1.0, fallback_reason="why"),
+        lambda m: Summary(identical_to_ar=True, speedup_decode=2.0, tau=1.0, fallback_reason="why"),
     )
     assert gave_up([7]).best.fallback == "why"
 
 
 def test_a_mismatch_of_the_comparison_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """Claim: a row whose tokens differ from ar's raises. Fails if identity is taken for granted."""
-    run = stub(monkeypatch, lambda m: Row(identical_to_ar="keep" not in m, speedup_decode=2.0))
+    run = stub(monkeypatch, lambda m: Summary(identical_to_ar="keep" not in m, speedup_decode=2.0))
     with pytest.raises(MethodError, match="other tokens"):
         run([7])
 
 
 def test_what_cannot_be_calibrated_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Claim: plain decoding, peers, no video and no time are one sentence each."""
-    run = stub(monkeypatch, lambda m: Row(identical_to_ar=True, speedup_decode=2.0))
+    run = stub(monkeypatch, lambda m: Summary(identical_to_ar=True, speedup_decode=2.0))
     for refusal, kind, word in [
         (lambda: run([7], method="ar"), OptionError, "drafts nothing"),
         (lambda: run([7], method="hf"), MethodError, "unknown method"),
@@ -371,7 +377,7 @@ def file(tmp_path: Path) -> Callable[[str], Path]:
 def test_what_is_written_is_read(tmp_path: Path) -> None:
     """Claim: method, names and threads come back; what was measured stands below; the environment
     may hold torch's own kind of string. Fails on anything YAML or JSON cannot hold."""
-    from saccade.bench.trace import environment
+    from saccade.engine.trace import environment
 
     path = tmp_path / "saccade.yaml"
     best = trial("specvlm/lambda=0.35/keep=0.2/shape=chain-9", 1.25, 2.5, taus=[3.0, 4.0])

@@ -19,9 +19,9 @@ import uvicorn
 from PIL import Image
 
 from saccade import inputs as models_
-from saccade.cli import loading
 from saccade.drafting.recipe import Recipe
 from saccade.engine.scheduler import Event, Scheduler
+from saccade.inputs import Pair
 from saccade.methods import resolve
 from saccade.serve.app import app
 from saccade.serve.listening import Impatient, listening
@@ -76,7 +76,7 @@ def soon(true: Callable[[], bool], seconds: float = 10.0) -> bool:
 
 
 def made(
-    models: loading.Models,
+    models: Pair,
     method: str | Recipe = METHOD,
     *,
     rows: int = 4,
@@ -196,5 +196,5 @@ class Endpoint:
             return list(chunks)
 
 
-def inputs_of(models: loading.Models, question: str, **shown: Any) -> Any:
+def inputs_of(models: Pair, question: str, **shown: Any) -> Any:
     return models_.ask(models.target, question, **shown)

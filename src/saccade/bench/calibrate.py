@@ -19,11 +19,11 @@ from typing import Any
 import torch
 import yaml
 
-from saccade.bench.compare import BASELINE, Row, named, race
-from saccade.bench.trace import environment
+from saccade.bench.compare import BASELINE, Summary, named, race
 from saccade.core.errors import MethodError, OptionError
 from saccade.core.prompt import Inputs
 from saccade.drafting.shapes.policies import Best, Chain, Static
+from saccade.engine.trace import environment
 from saccade.inputs import Loaded
 from saccade.methods import AXES, resolve
 
@@ -42,7 +42,7 @@ TIE = 0.02  # timings this close to each other say nothing
 LARGEST_FILE = 100_000  # bytes
 
 
-Measure = Callable[[int, Sequence[str]], Mapping[str, Row]]
+Measure = Callable[[int, Sequence[str]], Mapping[str, Summary]]
 """(video, methods) -> the figures of each, from interleaved runs."""
 
 
@@ -52,7 +52,7 @@ class Trial:
 
     stage: str
     method: str
-    readings: tuple[Row, ...]
+    readings: tuple[Summary, ...]
 
     @property
     def speedup(self) -> float:
@@ -140,7 +140,7 @@ def calibrate(
         raise OptionError("calibrating needs a video or more and some seconds")
     seen: dict[int, int] = {}
 
-    def measure(video: int, methods: Sequence[str]) -> dict[str, Row]:
+    def measure(video: int, methods: Sequence[str]) -> dict[str, Summary]:
         def on_run(name: str, round: int) -> None:
             if tell is not None:
                 tell(f"video {video + 1} of {len(inputs)}: {'' if round else 'warming up '}{name}")
@@ -204,7 +204,7 @@ def search(
 
     def stage(name: str, methods: Sequence[str], over: int = videos, left: int = 1) -> list[Trial]:
         share = clock() + (deadline - clock()) / left
-        readings: list[Mapping[str, Row]] = []
+        readings: list[Mapping[str, Summary]] = []
         for video in range(over):
             runs, begun = len(methods) + 1, clock()
             needed = runs * pace.get(video, max(pace.values(), default=0))
