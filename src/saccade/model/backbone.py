@@ -99,6 +99,11 @@ class Backbone:
         with self._shown(looked):
             return self._reader.read(inputs)
 
+    @torch.no_grad()
+    def assemble(self, inputs: Inputs, rows: Float[Tensor, "seen dim"]) -> Prompt:
+        """One request's prompt from the rows its visual tokens are, whoever computed them."""
+        return self._reader.assemble(inputs, rows)
+
     # -- decoding ------------------------------------------------------------------------------
 
     def embed(self, ids: Sequence[int] | Tensor) -> Float[Tensor, "... dim"]:

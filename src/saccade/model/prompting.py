@@ -78,6 +78,20 @@ class Reader:
             taken += seen
         return found
 
+    def assemble(self, inputs: Inputs, rows: Float[Tensor, "seen dim"]) -> Prompt:
+        """One request whose visual rows are there already: no tower looks.
+
+        Positions count from 0; whoever has others puts them in.
+        """
+        ids: Tensor = inputs["input_ids"][0].to(self.device)
+        embeds = self.model.get_input_embeddings()(ids)
+        named = torch.isin(ids, torch.tensor([*self.placeholders], device=self.device))
+        embeds[named] = rows.to(embeds)
+        visual, fixed, grid = _Layout(self, inputs).next(ids, embeds)
+        index = torch.arange(len(ids), device=self.device)
+        positions = index.expand(self.axes, -1)
+        return Prompt(ids, embeds, positions, visual, fixed, grid, index, len(ids))
+
     def _capture(self, inputs: Inputs) -> dict[str, Any]:
         def stop(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             raise _Captured(kwargs)
