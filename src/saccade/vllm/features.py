@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,12 +11,9 @@ from torch import Tensor
 from saccade.core.prompt import Inputs
 from saccade.model.families import KINDS, Kind
 
-Batches = Callable[[Sequence[Any]], Iterable[Mapping[str, Any]]]
-"""Features of a request -> the keyword arguments of their batches, in order."""
 
-
-def vllm_batches(features: Sequence[Any]) -> Iterable[Mapping[str, Any]]:
-    """vLLM's own way to put features of one request together."""
+def batches(features: Sequence[Any]) -> list[Mapping[str, Any]]:
+    """What vLLM would give its model for these features: keyword arguments, batch by batch."""
     from vllm.multimodal.utils import group_and_batch_mm_kwargs
 
     items = [(feature.modality, feature.data) for feature in features]
@@ -28,7 +25,6 @@ def inputs(
     features: Sequence[Any],
     placeholders: Mapping[int, Kind],
     processor: Any,
-    batches: Batches = vllm_batches,
 ) -> Inputs | None:
     """A request as the draft's model takes it; None where its pixels are not there any more."""
     if any(feature.data is None for feature in features):
