@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 from collections import Counter
 from functools import cache
 from pathlib import Path
@@ -137,9 +139,20 @@ def test_a_draft_that_breaks_costs_speed_alone():
 
 def checkpoint(family: str, folder: Path, *more: str) -> str:
     """A tiny random checkpoint of a family."""
-    import subprocess
-    import sys
-
     command = [sys.executable, "-m", "evidence", "make-checkpoint", family, str(folder), *more]
     subprocess.run(command, check=True, capture_output=True, cwd=Path(__file__).parents[2])
+    if family.startswith("llava"):
+        _as_published(folder / "model.safetensors")
     return str(folder)
+
+
+def _as_published(file: Path) -> None:
+    """Names of a tower's weights as published checkpoints have them, and vLLM 0.32 reads them;
+    newer transformers save them shorter, and read both."""
+    from safetensors.torch import load_file, save_file
+
+    longer = {
+        name.replace("vision_tower.", "vision_tower.vision_model.", 1): weight
+        for name, weight in load_file(file).items()
+    }
+    save_file(longer, file, metadata={"format": "pt"})
