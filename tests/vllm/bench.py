@@ -1,4 +1,4 @@
-"""The table of docs/vllm.md: tokens a second of vLLM alone, with its own n-grams, and with our draft.
+"""The table of docs/vllm.md: tokens a second of vLLM alone, with its n-grams, with our draft.
 
 Every cell is a process of its own, and the rows take turns: ``--repeat`` rounds of all of them, so
 that a busy minute falls on all alike. What is compared are medians within this one run.
@@ -116,4 +116,6 @@ def _told(asked: argparse.Namespace) -> dict[str, Any]:
     told = {key: str(value) for key, value in vars(asked).items()}
     return told | {"threads": os.environ.get("OMP_NUM_THREADS", "1"), "cores": os.cpu_count()}
 
+
+if __name__ == "__main__":
     main()

@@ -40,7 +40,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         '{"method": "custom_class", "model": "saccade.vllm.Draft", "num_speculative_tokens": 8}',
         "--port", str(port), "--host", "127.0.0.1", "--served-model-name", "shapes",
         "--dtype", "float32", "--max-model-len", "2048", "--max-num-seqs", "8",
-        "--enforce-eager", "--skip-mm-profiling", "--limit-mm-per-prompt", '{"video": 1, "image": 1}',
+        "--enforce-eager", "--skip-mm-profiling",
     ]  # fmt: skip
     environment = {
         **os.environ,

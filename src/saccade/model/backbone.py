@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import torch
 from jaxtyping import Float, Int
@@ -25,7 +25,7 @@ from saccade.model import families, tensor_parallel
 from saccade.model.attention import Step
 from saccade.model.cache import Cache
 from saccade.model.decoder import FusedDecoder
-from saccade.model.prompting import Reader
+from saccade.model.prompting import Reader, after_all_axes
 
 ATTENTION = "saccade"
 REMEMBERED = "_saccade_backbone"
@@ -34,12 +34,21 @@ REMEMBERED = "_saccade_backbone"
 class Backbone:
     """A loaded model seen as: inputs -> prompts, ids -> embeddings, embeddings -> logits.
 
-    ``fused`` picks the decoder: ours beside the modules where the architecture is known (None or
-    True), or the modules themselves (False), which are the fallback and the oracle.
+    ``positions`` says where text stands after a video: where transformers puts it ("library", so
+    that answers are ``generate``'s), or as Qwen2.5-VL was trained ("trained"). ``fused`` picks the
+    decoder: ours beside the modules where the architecture is known (None or True), or the modules
+    themselves (False), which are the fallback and the oracle.
     """
 
-    def __init__(self, model: nn.Module, *, fused: bool | None = None) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        fused: bool | None = None,
+        positions: Literal["library", "trained"] = "library",
+    ) -> None:
         self.model = cast(Any, model)
+        self._trained = positions == "trained"
         families.refuse(self.model.config, families.text_config(self.model.config))
         try:
             self.text = cast(Any, self.model.get_decoder())
@@ -97,7 +106,10 @@ class Backbone:
         another model's equal vision tower gave for these inputs (:meth:`record_vision`).
         """
         with self._shown(looked):
-            return self._reader.read(inputs)
+            prompts = self._reader.read(inputs)
+        if not self._trained or self.axes == 1:
+            return prompts
+        return [_as_trained(prompt) for prompt in prompts]
 
     @torch.no_grad()
     def assemble(self, inputs: Inputs, rows: Float[Tensor, "seen dim"]) -> Prompt:
@@ -252,6 +264,11 @@ def _step_attention(
 
 
 AttentionInterface.register(ATTENTION, _step_attention)
+
+
+def _as_trained(prompt: Prompt) -> Prompt:
+    positions = after_all_axes(prompt.positions, prompt.visual | prompt.fixed)
+    return replace(prompt, positions=positions, next_position=int(positions[:, -1].max()) + 1)
 
 
 def _place(module: nn.Module) -> torch.device:

@@ -131,6 +131,21 @@ class Reader:
         return given.expand(self.axes, *real.shape)
 
 
+def after_all_axes(
+    positions: Int[Tensor, "axes len"], visual: Bool[Tensor, " len"]
+) -> Int[Tensor, "axes len"]:
+    """Positions with text after a picture or video one past the largest position on any axis.
+
+    This is how Qwen2-VL and Qwen2.5-VL were trained; transformers 5.3 and later go on from the
+    larger of height and width, though a video's time may have come further
+    (docs/upstream-transformers-positions.md). Where both agree nothing changes.
+    """
+    moved = positions.clone()
+    for end in (visual[:-1] & ~visual[1:]).nonzero().squeeze(-1).tolist():
+        moved[:, end + 1 :] += moved[:, : end + 1].max() + 1 - moved[:, end + 1].max()
+    return moved
+
+
 class _Layout:
     """What stands where in the prompts of one batch, in order: grids are handed out as met."""
 
