@@ -55,7 +55,7 @@ class Ran:
     drafted: int
     accepted: int
     preempted: int
-    said: str  # on standard error
+    said: str  # on both streams
 
     @property
     def rate(self) -> float:
@@ -86,8 +86,8 @@ def run(job: Job, timeout: float = 900, environment: Mapping[str, str] | None = 
             timeout=timeout,
         )
         if done.returncode:
-            raise RuntimeError(done.stderr[-4000:])
-        return Ran(**json.loads((there / "ran.json").read_text()), said=done.stderr)
+            raise RuntimeError((done.stdout + done.stderr)[-6000:])
+        return Ran(**json.loads((there / "ran.json").read_text()), said=done.stdout + done.stderr)
 
 
 def work(there: Path) -> None:

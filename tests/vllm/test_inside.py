@@ -71,14 +71,14 @@ def test_chunks_and_the_prefix_cache():
 
 
 def test_preemption():
-    """Claim: with too few blocks for all, requests are put off and come back, and every answer
-    stays the same."""
-    tight = {**CHUNKED, "num_gpu_blocks_override": 60, "max_model_len": 1024}
-    wave = (clips(SCENES[18:34]),)
-    alone = run(Job(TARGET, wave, engine=tight))
-    found = run(Job(TARGET, wave, {"draft": DRAFT, "length": 8}, engine=tight))
+    """Claim: with blocks for four prompts and none of their answers, requests are put off and come
+    back, and every answer stays the same."""
+    tight = {"num_gpu_blocks_override": 24, "max_model_len": 512, "block_size": 32}
+    wave = (clips(SCENES[18:30]),)
+    rules = {"ignore_eos": True, "max_tokens": 128}
+    alone = run(Job(TARGET, wave, sampling=rules))
+    found = run(Job(TARGET, wave, {"draft": DRAFT, "length": 8}, engine=tight, sampling=rules))
     same(found, alone)
-    assert found.answers[0] == plain("whole").answers[11][:16]
     assert found.preempted > 0
 
 
@@ -100,8 +100,8 @@ def test_a_family_drafting_for_itself_accepts_everything(family, tmp_path):
     assert copied.answers == alone.answers
     assert copied.drafted > 300 and copied.rate == 1
     pruned = run(Job(target, waves, {"draft": target, "view": "specvlm", "keep": 0.3}))
-    assert pruned.answers == alone.answers
-    assert "drafting failed" not in pruned.said
+    assert pruned.answers == alone.answers and pruned.drafted > 30
+    assert "drafting failed" not in copied.said + pruned.said
 
 
 def test_the_law_of_two_tokens(tmp_path):

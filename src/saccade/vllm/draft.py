@@ -134,8 +134,10 @@ class Draft:
             following = len(prompt) + int(state.mrope_position_delta)
             prompt = replace(prompt, positions=at, next_position=following)
         seen = None if self._watch is None else self._watch.take(name)
-        mass, relevance = (None, None) if seen is None else seen
-        return Prefill(prompt, None, torch.empty(0), mass, relevance)
+        if seen is None:
+            return Prefill(prompt, None, torch.empty(0))
+        cells = prompt.visual[prompt.visual | prompt.fixed]  # newlines of pictures are no cells
+        return Prefill(prompt, None, torch.empty(0), *(each[..., cells] for each in seen))
 
     def _prompt(self, told: Inputs, rows: Tensor | None) -> Prompt:
         """From the rows that the target's tower gave, where the draft's gives the same."""
