@@ -31,6 +31,7 @@ PARALLEL = "engine/test_parallel.py"
 LAW = "laws/test_registered.py"
 CONTROL = "drafting/shapes/test_controller.py"
 COST = "drafting/shapes/test_costs.py"
+CALIBRATE = "bench/test_calibrate.py"
 SCORE = "drafting/views/test_saliency.py"
 SAGE = "methods/test_sage.py"
 SIXTH = "methods/test_sixth_method.py"
@@ -615,6 +616,21 @@ MUTANTS = (
         '            raise BrokenLaw("the logits hold NaN")\n',
         "        if bool(law[0].isnan()):\n            return 0\n",
         (f"{SAMPLING}::test_a_law_of_nan_is_refused_when_sampling_too",),
+    ),
+    # -- calibrating -----------------------------------------------------------------------------
+    Mutant(
+        "calibrate: what beats plain decoding replaces auto",
+        "bench/calibrate.py",
+        "best = other if _beats(other, best, 1 + TIE) else best",
+        "best = other if _beats(other, plain, 1 + TIE) else best",
+        (f"{CALIBRATE}::test_what_the_verdict_is",),
+    ),
+    Mutant(
+        "calibrate: confirmed on the videos that chose",
+        "bench/calibrate.py",
+        "confirmed = stage(CONFIRM, last, [*held] * PASSES, deadline)",
+        "confirmed = stage(CONFIRM, last, [*searched] * PASSES, deadline)",
+        (f"{CALIBRATE}::test_what_is_reported_chose_nothing",),
     ),
     # -- control ---------------------------------------------------------------------------------
     Mutant(
