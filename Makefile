@@ -1,9 +1,9 @@
 # What CI runs is what you run. `make check test` before a commit.
-.PHONY: check test quick slow scale oldest bench demo wheel results families mutants rounding fuzz vllm vllm-bench
+.PHONY: check test quick slow scale oldest bench demo wheel results families mutants rounding fuzz vllm vllm-bench docs
 
 check:  ## lint, format, types
-	uv run ruff check src tests evidence
-	uv run ruff format --check src tests evidence
+	uv run ruff check src tests evidence examples docs
+	uv run ruff format --check src tests evidence examples docs
 	uv run mypy
 
 test:  ## the default tests, as in the README
@@ -50,6 +50,9 @@ bench:  ## the comparison in the README, on an idle machine
 
 results:  ## docs/results/shapes.md: agreement over 50 unseen clips a size
 	uv run python -m evidence eval --clips 50 --out docs/results/shapes.md
+
+docs:  ## the site, into site/: search, an API reference from the docstrings; a dead link is an error
+	uv run --group docs mkdocs build --strict
 
 wheel:  ## build it, install it alone, run the demo from it
 	rm -rf dist && uv build --wheel
