@@ -137,7 +137,8 @@ class Draft:
         if seen is None:
             return Prefill(prompt, None, torch.empty(0))
         cells = prompt.visual[prompt.visual | prompt.fixed]  # newlines of pictures are no cells
-        return Prefill(prompt, None, torch.empty(0), *(each[..., cells] for each in seen))
+        mass, relevance = (each[..., cells] for each in seen)
+        return Prefill(prompt, None, torch.empty(0), mass, relevance)
 
     def _prompt(self, told: Inputs, rows: Tensor | None) -> Prompt:
         """From the rows that the target's tower gave, where the draft's gives the same."""
