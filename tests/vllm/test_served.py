@@ -96,7 +96,7 @@ def test_a_video_is_answered_and_counted(server, tmp_path):
             max_tokens=48,
         )
         told.append("".join(piece.choices[0].delta.content or "" for piece in stream))
-    assert told[0] == told[1] and "The video" in told[0]
+    assert told[0] == told[1] and len(told[0].split()) > 30
     counts = {}
     for line in _get(f"{server}/metrics").splitlines():
         for name in ("num_draft_tokens_total", "num_accepted_tokens_total"):
