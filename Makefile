@@ -1,5 +1,5 @@
 # What CI runs is what you run. `make check test` before a commit.
-.PHONY: check test quick slow scale oldest bench demo wheel results families mutants rounding docs
+.PHONY: check test quick slow scale oldest bench demo wheel results families mutants rounding fuzz docs
 
 check:  ## lint, format, types
 	uv run ruff check src tests evidence examples docs
@@ -33,6 +33,10 @@ rounding:  ## bf16 and fp16: exact answers are equal, others part at near-ties a
 
 mutants:  ## bugs planted in copies of the package, each to be noticed by a fast test
 	uv run python tests/mutants/run.py
+
+HOURS ?= 4
+fuzz:  ## make fuzz HOURS=4: damaged media, bodies, names and configs; findings go to runs/fuzz
+	uv run python tests/fuzz/fuzz.py --hours $(HOURS)
 
 demo:
 	uv run saccade demo

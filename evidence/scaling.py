@@ -13,8 +13,8 @@ from typing import Any, Literal
 
 from evidence.hardware.gpu import REPORTED, Reported
 from saccade.bench.hardware.published import CONFIGS
+from saccade.inputs import architectures
 from saccade.inputs.footprint import Footprint, footprint
-from saccade.model import families
 from saccade.model.memory import SPARE
 
 GB = 1e9
@@ -129,7 +129,7 @@ class Plan:
 def shape(name: str) -> Shape:
     """Of a published checkpoint."""
     made: Any = CONFIGS[name]()
-    text, counted = families.text_config(made), footprint(made)
+    text, counted = architectures.text_config(made), footprint(made)
     embedding = text.vocab_size * text.hidden_size
     tied = made.tie_word_embeddings
     return Shape(

@@ -36,13 +36,12 @@ from saccade.bench.compare import BASELINE, Run, named, race
 from saccade.bench.runner import shown
 from saccade.bench.suites import shapes
 from saccade.bench.suites.types import Item
-from saccade.bench.trace import environment
 from saccade.core.errors import OptionError
 from saccade.core.prompt import Inputs, Prefill, Prompt
 from saccade.core.protocols import View
-from saccade.drafting.planning import plan
-from saccade.drafting.recipe import Recipe
+from saccade.drafting.recipe import Recipe, plan
 from saccade.engine.generate import run
+from saccade.engine.trace import environment
 from saccade.inputs import Loaded, ask
 from saccade.model.backbone import Backbone
 

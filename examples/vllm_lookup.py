@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from itertools import takewhile
 from typing import Any
 
-from saccade.drafting.lookup import MATCH, lookup
+from saccade.drafting.drafters import MATCH, lookup
 from saccade.model import families
 
 

@@ -80,7 +80,7 @@ def gpu(
         ran = bench.answers(big, small, prompt, tokens=max_new_tokens, repeat=repeat)
         found["answers"] = [asdict(each) for each in ran]
         lines += [
-            f"{s.model} of {s.rows} rows over {s.context} keys: {s.static:.2f} ms (ordinary "
+            f"{s.model} of {s.rows} rows over {s.context} keys: {s.captured:.2f} ms (ordinary "
             f"{s.ordinary:.2f}), {s.ratio:.2f} x its {s.floor:.2f} ms of bytes; "
             f"logits {s.difference:.1e} apart"
             for s in (*timed, *drafted.values())

@@ -108,7 +108,7 @@ def pool(
 ) -> None:
     """Serve the same requests with so many rows at once: tokens a second of all together."""
     prepare(how.threads, verbose)
-    from evidence.hardware.crowd import questions, race
+    from evidence.hardware.throughput import questions, race
     from saccade.bench.show import columns
 
     (chosen,) = named_suites(suite, None)

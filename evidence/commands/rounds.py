@@ -107,7 +107,7 @@ def _profiled(
     """Measures over a suite's first items, and prints."""
     from evidence.hardware.profile import profile
     from saccade.bench import runner
-    from saccade.bench.trace import environment
+    from saccade.engine.trace import environment
     from saccade.inputs import ask
 
     models = how.models(quiet=as_json)

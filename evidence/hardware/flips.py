@@ -16,7 +16,7 @@ from saccade.core.sampling import Sampling
 from saccade.core.tree import ROOT, chain
 from saccade.engine.generate import run
 from saccade.model.backbone import Backbone
-from saccade.model.batch_invariant import ExactSession
+from saccade.model.batch_invariant import BatchInvariantSession
 from saccade.model.session import Session
 
 
@@ -36,7 +36,7 @@ def flips(
     ids = run(target, inputs, method="ar", exact=exact, max_new_tokens=tokens, do_sample=False).ids
     found = []
     for size in (1, rows):
-        session = (ExactSession if exact else Session)(target, [Sampling()])
+        session = (BatchInvariantSession if exact else Session)(target, [Sampling()])
         session.prefill(target.prompts(inputs))
         found.append(_along(session, ids, size))
     unlike = sum(not one.equal(other) for one, other in zip(*found, strict=True))

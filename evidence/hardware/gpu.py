@@ -20,10 +20,9 @@ from saccade.core.prompt import Inputs
 from saccade.drafting.shapes import costs as cost
 from saccade.drafting.shapes.costs import Costs
 from saccade.engine.generate import run
-from saccade.inputs import Loaded
+from saccade.inputs import Loaded, architectures
 from saccade.inputs.footprint import Footprint, footprint
 from saccade.methods import resolve
-from saccade.model import families
 from saccade.model.backbone import Backbone
 
 BANDWIDTH = {"H100": 3.35e12, "H200": 4.8e12}  # bytes a second, as published (SXM)
@@ -53,13 +52,13 @@ class Step:
     rows: int
     context: int
     floor: float
-    static: float
+    captured: float
     ordinary: float
     difference: float  # of the two kinds' logits, at most
 
     @property
     def ratio(self) -> float:
-        return self.static / self.floor
+        return self.captured / self.floor
 
 
 @dataclass(frozen=True)
@@ -95,7 +94,7 @@ def config(name: str, *, tiny: bool = False) -> Any:
 def build(made: Any, device: torch.device, dtype: torch.dtype) -> Backbone:
     """A model of that shape with random weights, made where it is to run."""
     with torch.device(device):
-        model = families.model_class(made).from_config(made, dtype=dtype)
+        model = architectures.model_class(made).from_config(made, dtype=dtype)
     return Backbone(model.to(device).eval())
 
 
@@ -130,17 +129,17 @@ def steps(
 ) -> list[Step]:
     """Times verifying forwards over a filled cache, of fixed shape and ordinary, and compares."""
     shape, found = footprint(model.model.config), []
-    session = cost.filled(model, context, 1, 4 * max(rows), static=True)
-    fixed = session.static
+    session = cost.filled(model, context, 1, 4 * max(rows), cuda_graphs=True)
+    fixed = session.cuda_graphs
     least = floor(shape, context, bandwidth, model.dtype.itemsize)
     for count in rows:
         times, logits = [], []
-        for session.static in (fixed, None):
+        for session.cuda_graphs in (fixed, None):
             took = [cost.step(session, context, count) for _ in range(repeat + 3)][3:]
             request = session.requests[0]
-            assert request.tip is not None
+            assert request.root is not None
             times.append(median(took) * 1e3)
-            logits.append(torch.stack([request.tip, *request.rows]).float())
+            logits.append(torch.stack([request.root, *request.rows]).float())
         apart = float((logits[0] - logits[1]).abs().max())
         found.append(Step(name, count, context, least * 1e3, times[0], times[1], apart))
     return found
@@ -149,7 +148,7 @@ def steps(
 def projected(target: Sequence[Step], draft: Step, each: Reported) -> float:
     """The speedup measured forwards allow at a reported acceptance."""
     rows = tuple(step.rows for step in target)
-    costs = Costs(rows, tuple(step.static for step in target), draft.static)
+    costs = Costs(rows, tuple(step.captured for step in target), draft.captured)
     return costs.speedup(each.tau, each.levels, each.nodes + 1)
 
 

@@ -110,7 +110,7 @@ def _first_path(tree: Tree) -> tuple[int, ...]:
 def imposed(recipe: Recipe, acceptance: ImposedAcceptance) -> Recipe:
     """The recipe with its verdicts imposed. Serial schedules only.
 
-    Raises OptionError for a draft in parallel, which is judged as it flies.
+    Raises OptionError for a draft in parallel, which is judged while it goes on.
     """
     if recipe.schedule is not serial:
         raise OptionError(f"{recipe.name} drafts in parallel: acceptance is imposed serially only")

@@ -26,8 +26,7 @@ from saccade.core.errors import OptionError
 from saccade.core.prompt import Inputs
 from saccade.core.result import Result, RoundRecord
 from saccade.core.tree import height
-from saccade.drafting.drafters import ModelDrafter, NoDraft, SelfDrafter
-from saccade.drafting.lookup import Lookup
+from saccade.drafting.drafters import Lookup, ModelDrafter, NoDraft, SelfDrafter
 from saccade.drafting.recipe import Recipe
 from saccade.drafting.shapes import costs
 from saccade.inputs import Loaded

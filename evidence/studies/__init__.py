@@ -23,8 +23,8 @@ from evidence.studies import (
 from evidence.studies.lab import Lab, Shot
 from evidence.studies.study import Study
 from saccade.bench import figures
-from saccade.bench.trace import environment
 from saccade.core.errors import OptionError
+from saccade.engine.trace import environment
 
 STUDIES: dict[str, Study] = {
     "specvlm": Study("SpecVLM", "Tau of a chain of 7 by what the draft sees.", methods.specvlm),

@@ -11,7 +11,7 @@ from evidence.studies.lab import Lab, interval
 from evidence.studies.study import Study
 from evidence.training.agreement import FRAMES
 from saccade.bench.measures import per_token
-from saccade.drafting.planning import plan
+from saccade.drafting.recipe import plan
 from saccade.methods import resolve
 
 METHODS = {

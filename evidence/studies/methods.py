@@ -139,7 +139,7 @@ def _veiled(figure: FigureBase, data: Data) -> None:
 
 
 def _rounds(axis: Axes, judged: Any, accepted: Any) -> None:
-    """One token past the flight is judged with it, so a conservative round judges one."""
+    """One token past those in flight is judged with it, so a conservative round judges one."""
     at = np.arange(1, len(judged) + 1)
     for name, colour, these in (
         ("optimistic", COLOURS[0], judged > 1),

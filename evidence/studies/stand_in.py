@@ -59,7 +59,7 @@ def decode(
         cache,
         prompt.context.tolist(),
         prompt.next_position,
-        tip=prefill.tip,
+        root=prefill.logits,
         prompt_rows=(len(prompt), len(prompt)),
     )
     drafting = recipe.drafter(Setup(target, draft, recipe.view, recipe.shape, rules, tokens))

@@ -1,7 +1,7 @@
 """Batches of conversations about the world, laid out as the processor and model would.
 
-Every sample of a batch has the same kind and visual grid (a `Plan`). Knows the world, its text and
-the tokenizer; knows no weights.
+Every sample of a batch has the same kind and visual grid (a `Canvas`). Knows the world, its text
+and the tokenizer; knows no weights.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,20 +19,20 @@ from evidence.training.model import CELL, PATCH, SPECIAL_ID, config
 from saccade.world import scenes as world
 from saccade.world import text
 from saccade.world.train_draft import samples
-from saccade.world.train_draft.samples import EVAL_SEED, Plan, Talk, pictures
+from saccade.world.train_draft.samples import EVAL_SEED, Canvas, Talk, pictures
 
 KINDS = (
     *("colour", "shape", "size", "where", "count", "motion", "time", "event", "texture", "truth"),
 )
 
 
-def visual_tokens(plan: Plan) -> int:
+def visual_tokens(canvas: Canvas) -> int:
     """Visual tokens of one sample."""
-    steps = {"video": plan.frames // 2, "image": 1, "diff": 2}[plan.kind]
-    return steps * (plan.height // CELL) * (plan.width // CELL)
+    steps = {"video": canvas.frames // 2, "image": 1, "diff": 2}[canvas.kind]
+    return steps * (canvas.height // CELL) * (canvas.width // CELL)
 
 
-class Row(NamedTuple):
+class Example(NamedTuple):
     """One sample's text: ids, the labels (-100 outside answers), the kind of each token.
 
     `kinds` is 0, or 1 + the index in KINDS for tokens of content words.
@@ -47,7 +47,7 @@ class Row(NamedTuple):
 class Batch(NamedTuple):
     """Tensors of a batch, written by `collate`; `index` b, `n` tokens, `g` frame pairs."""
 
-    plan: Plan
+    canvas: Canvas
     frames: Tensor  # uint8 [g, 2, H, W, 3]
     ids: Tensor  # [b, n]
     positions: Tensor  # [3, b, n]
@@ -71,11 +71,11 @@ def _answer(tok: Any, s: str) -> tuple[list[int], list[int]]:
     return coded.input_ids, kinds
 
 
-def row(tok: Any, talk: Talk, plan: Plan) -> Row:
+def row(tok: Any, talk: Talk, canvas: Canvas) -> Example:
     """The conversation as the chat template and the processor spell it."""
-    pad = SPECIAL_ID["<|video_pad|>" if plan.kind == "video" else "<|image_pad|>"]
-    visuals = 2 if plan.kind == "diff" else 1
-    shown = [SPECIAL_ID["<|vision_start|>"], *[pad] * (visual_tokens(plan) // visuals)]
+    pad = SPECIAL_ID["<|video_pad|>" if canvas.kind == "video" else "<|image_pad|>"]
+    visuals = 2 if canvas.kind == "diff" else 1
+    shown = [SPECIAL_ID["<|vision_start|>"], *[pad] * (visual_tokens(canvas) // visuals)]
     shown = [*shown, SPECIAL_ID["<|vision_end|>"]] * visuals
     ids: list[int] = []
     wanted: list[int] = []
@@ -89,19 +89,21 @@ def row(tok: Any, talk: Talk, plan: Plan) -> Row:
         wanted += [*[-100] * len(ask), *said, end[0], *[-100] * (len(end) - 1)]
         kinds += [*[0] * len(ask), *said_kinds, *[0] * len(end)]
     # The token at position i predicts the one at i + 1.
-    return Row(talk, ids, [*wanted[1:], -100], [*kinds[1:], 0])
+    return Example(talk, ids, [*wanted[1:], -100], [*kinds[1:], 0])
 
 
-def draw(tok: Any, plan: Plan, seed: int, task: str | None = None, max_objects: int = 6) -> Row:
-    """A random row of the plan; its scene, task, questions and length all follow from `seed`."""
-    return row(tok, samples.draw(plan, seed, task, max_objects), plan)
+def draw(
+    tok: Any, canvas: Canvas, seed: int, task: str | None = None, max_objects: int = 6
+) -> Example:
+    """A random row of the canvas; its scene, task, questions and length all follow from `seed`."""
+    return row(tok, samples.draw(canvas, seed, task, max_objects), canvas)
 
 
-def pixels(talk: Talk, plan: Plan, *, probes: bool = True) -> tuple[np.ndarray, np.ndarray]:
+def pixels(talk: Talk, canvas: Canvas, *, probes: bool = True) -> tuple[np.ndarray, np.ndarray]:
     """Frame pairs uint8 [g, 2, H, W, 3] and probe labels [visual tokens, 7] (or [0, 7])."""
-    frames = pictures(talk, plan)
-    if plan.kind == "video":
-        shown = [(talk.scene, plan.frames)]
+    frames = pictures(talk, canvas)
+    if canvas.kind == "video":
+        shown = [(talk.scene, canvas.frames)]
         pairs = frames.reshape(-1, 2, *frames.shape[1:])
     else:
         both = [talk.scene, world.edit(talk.scene, talk.seed)]
@@ -109,7 +111,7 @@ def pixels(talk: Talk, plan: Plan, *, probes: bool = True) -> tuple[np.ndarray, 
         pairs = np.stack([frames, frames], 1)
     if not probes:
         return pairs, np.zeros((0, len(PROBES)), dtype=np.int64)
-    found = [labels(scene, n, plan.height, plan.width) for scene, n in shown]
+    found = [labels(scene, n, canvas.height, canvas.width) for scene, n in shown]
     stacked = [np.stack([x[p] for p in PROBES], -1).reshape(-1, len(PROBES)) for x in found]
     return pairs, np.concatenate(stacked)
 
@@ -120,17 +122,17 @@ _ROPE.get_vision_position_ids = lambda *a, **k: Qwen2_5_VLModel.get_vision_posit
 )
 
 
-def collate(rows: Sequence[Row], plan: Plan, *, probes: bool = True) -> Batch:
+def collate(rows: Sequence[Example], canvas: Canvas, *, probes: bool = True) -> Batch:
     """Render and pad; the M-RoPE ids are computed by Hugging Face's own function."""
     length = max(len(r.ids) for r in rows)
     pad = SPECIAL_ID["<|endoftext|>"]
     ids = torch.tensor([r.ids + [pad] * (length - len(r.ids)) for r in rows])
     wanted = torch.tensor([r.labels + [-100] * (length - len(r.ids)) for r in rows])
     kinds = torch.tensor([r.kinds + [0] * (length - len(r.ids)) for r in rows])
-    drawn = [pixels(r.talk, plan, probes=probes) for r in rows]
-    video = plan.kind == "video"
-    visuals = 2 if plan.kind == "diff" else 1
-    grid = [plan.frames // 2 if video else 1, plan.height // PATCH, plan.width // PATCH]
+    drawn = [pixels(r.talk, canvas, probes=probes) for r in rows]
+    video = canvas.kind == "video"
+    visuals = 2 if canvas.kind == "diff" else 1
+    grid = [canvas.frames // 2 if video else 1, canvas.height // PATCH, canvas.width // PATCH]
     grids = torch.tensor([grid] * (visuals * len(rows)))
     types = (ids == SPECIAL_ID["<|image_pad|>"]).int() + 2 * (ids == SPECIAL_ID["<|video_pad|>"])
     positions, _ = Qwen2_5_VLModel.get_rope_index(
@@ -140,13 +142,13 @@ def collate(rows: Sequence[Row], plan: Plan, *, probes: bool = True) -> Batch:
         image_grid_thw=None if video else grids,
         video_grid_thw=grids if video else None,
         # The processor's temporal_patch_size / fps.
-        second_per_grid_ts=torch.tensor([2 / (plan.frames / r.talk.seconds) for r in rows])
+        second_per_grid_ts=torch.tensor([2 / (canvas.frames / r.talk.seconds) for r in rows])
         if video
         else None,
     )
     frames = torch.from_numpy(np.concatenate([d[0] for d in drawn]))
     shown = torch.from_numpy(np.concatenate([d[1] for d in drawn]))
-    return Batch(plan, frames, ids, positions, wanted, kinds, shown)
+    return Batch(canvas, frames, ids, positions, wanted, kinds, shown)
 
 
 class Source:
@@ -155,7 +157,7 @@ class Source:
     def __init__(
         self,
         tok: Any,
-        plans: Sequence[tuple[Plan, float]],
+        canvases: Sequence[tuple[Canvas, float]],
         tokens: int,
         seed: int,
         max_objects: Callable[[float], int] = lambda progress: 6,
@@ -164,26 +166,26 @@ class Source:
     ) -> None:
         self._probes = probes
         self._tok, self._tokens, self._max_objects = tok, tokens, max_objects
-        self._plans = [p for p, _ in plans]
-        weights = np.array([w for _, w in plans])
+        self._canvases = [p for p, _ in canvases]
+        weights = np.array([w for _, w in canvases])
         self._shares = weights / weights.sum()
         self._rng = np.random.default_rng(seed)
-        self._queues: dict[Plan, list[list[Row]]] = {p: [] for p in self._plans}
+        self._queues: dict[Canvas, list[list[Example]]] = {p: [] for p in self._canvases}
 
     def next(self, progress: float) -> Batch:
         """A batch of about `tokens` tokens; `progress` in 0..1 sets how rich the scenes are."""
-        plan = self._plans[int(self._rng.choice(len(self._plans), p=self._shares))]
-        queue = self._queues[plan]
+        canvas = self._canvases[int(self._rng.choice(len(self._canvases), p=self._shares))]
+        queue = self._queues[canvas]
         if not queue:
-            size = max(1, self._tokens // (visual_tokens(plan) + 190))
+            size = max(1, self._tokens // (visual_tokens(canvas) + 190))
             most = self._max_objects(progress)
             count = size * 4 if size > 1 else 2
             seeds = self._rng.integers(0, EVAL_SEED, count)
-            rows = [draw(self._tok, plan, int(s), max_objects=most) for s in seeds]
+            rows = [draw(self._tok, canvas, int(s), max_objects=most) for s in seeds]
             rows.sort(key=lambda r: len(r.ids))
             queue += [rows[i : i + size] for i in range(0, count, size)]
             self._rng.shuffle(cast(Any, queue))
-        return collate(queue.pop(), plan, probes=self._probes)
+        return collate(queue.pop(), canvas, probes=self._probes)
 
 
 def drop(batch: Batch, kept: Tensor) -> Batch:

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from evidence.training import build
 from evidence.training.batch import KINDS, Batch, collate, draw, drop, visual_tokens
 from evidence.training.model import embed, read, see
-from saccade.world.train_draft.samples import EVAL_SEED, Plan
+from saccade.world.train_draft.samples import EVAL_SEED, Canvas
 
 View = Literal["own", "other", "none"]
 VIEWS: tuple[View, ...] = ("own", "other", "none")
@@ -30,14 +30,14 @@ class Counts(NamedTuple):
 
 
 def batches(
-    proc: Any, plan: Plan, samples: int, task: str | None = None, *, max_objects: int = 6
+    proc: Any, canvas: Canvas, samples: int, task: str | None = None, *, max_objects: int = 6
 ) -> list[Batch]:
-    """The evaluation batches of a plan: the same for every model."""
+    """The evaluation batches of a canvas: the same for every model."""
     first = EVAL_SEED + 1_000_000
     seeds = range(first, first + samples)
-    rows = [draw(proc.tokenizer, plan, s, task, max_objects) for s in seeds]
+    rows = [draw(proc.tokenizer, canvas, s, task, max_objects) for s in seeds]
     rows.sort(key=lambda r: len(r.ids))
-    return [collate(rows[i : i + 8], plan, probes=False) for i in range(0, samples, 8)]
+    return [collate(rows[i : i + 8], canvas, probes=False) for i in range(0, samples, 8)]
 
 
 @torch.no_grad()
@@ -45,11 +45,11 @@ def logits(model: Any, batch: Batch, view: View = "own") -> Tensor:
     """Logits [answer tokens, vocabulary] of a batch."""
     visual: Tensor | None = None
     if view == "none":
-        nothing = torch.zeros(len(batch.ids), visual_tokens(batch.plan), dtype=torch.bool)
+        nothing = torch.zeros(len(batch.ids), visual_tokens(batch.canvas), dtype=torch.bool)
         batch = drop(batch, nothing)
     else:
         seen = see(model, batch.frames)
-        visual = seen.roll(visual_tokens(batch.plan) if view == "other" else 0, 0)
+        visual = seen.roll(visual_tokens(batch.canvas) if view == "other" else 0, 0)
     hidden = read(model, embed(model, batch.ids, visual), batch.positions)
     return F.linear(hidden[batch.labels >= 0], model.lm_head.weight)
 
@@ -85,7 +85,7 @@ def summary(counts: Sequence[Counts]) -> dict[str, float]:
 
 def teacher_forced(
     folder: Path,
-    plan: Plan,
+    canvas: Canvas,
     samples: int = 64,
     task: str | None = None,
     *,
@@ -93,18 +93,18 @@ def teacher_forced(
 ) -> dict[View, dict[str, float]]:
     """Accuracies of a saved model under each view. The weights are the folder's, in float32."""
     model, proc = build.load(folder).eval(), build.saved_processor(folder)
-    drawn = batches(proc, plan, samples, task, max_objects=max_objects)
+    drawn = batches(proc, canvas, samples, task, max_objects=max_objects)
     return {v: summary([count(logits(model, b, v), b) for b in drawn]) for v in VIEWS}
 
 
 @torch.no_grad()
 def agreement(
-    target: Path, draft: Path, plan: Plan, samples: int = 64, task: str | None = None
+    target: Path, draft: Path, canvas: Canvas, samples: int = 64, task: str | None = None
 ) -> float:
     """Share of answer positions where both argmaxes agree, the text being the true answer."""
     p, q = build.load(target).eval(), build.load(draft).eval()
     same = total = 0.0
-    for b in batches(build.saved_processor(target), plan, samples, task):
+    for b in batches(build.saved_processor(target), canvas, samples, task):
         hits = logits(p, b).argmax(-1) == logits(q, b).argmax(-1)
         same, total = same + float(hits.sum()), total + hits.numel()
     return same / total

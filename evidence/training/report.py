@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from evidence.training import agreement, evaluate
-from saccade.bench.trace import environment
-from saccade.world.train_draft.samples import Plan
+from saccade.engine.trace import environment
+from saccade.world.train_draft.samples import Canvas
 
 FOLDERS = ("target", "draft-naive", "draft")
 KINDS = ("all", "content", "colour", "shape", "size", "where", "count", "motion", "time", "texture")
@@ -33,12 +33,12 @@ def measure(
     accuracy: dict[str, Any] = {}
     for size in sizes:
         frames, side = agreement.FRAMES[size]
-        plan = Plan("video", frames, side, side)
+        canvas = Canvas("video", frames, side, side)
         accuracy[str(size)] = {}
         for name in FOLDERS:
             tell(f"accuracy of {name} at {size} visual tokens")
             accuracy[str(size)][name] = evaluate.teacher_forced(
-                folder / name, plan, clips, "describe"
+                folder / name, canvas, clips, "describe"
             )
     return {
         "clips": clips,

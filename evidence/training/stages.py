@@ -4,19 +4,19 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from saccade.world.train_draft.samples import Plan
+from saccade.world.train_draft.samples import Canvas
 
 TARGET_LAYERS, MEDIUM_LAYERS, DRAFT_LAYERS = 20, 6, 2
-Shares = list[tuple[Plan, float]]
+Shares = list[tuple[Canvas, float]]
 
 
 def _clips(*sizes: tuple[int, int, int, float]) -> Shares:
-    return [(Plan("video", t, h, w), share) for t, h, w, share in sizes]
+    return [(Canvas("video", t, h, w), share) for t, h, w, share in sizes]
 
 
 def _stills(*sides: int, share: float) -> Shares:
-    images = [(Plan("image", 1, s, s), 0.5 * share / len(sides)) for s in sides]
-    return images + [(Plan("diff", 1, s, s), 0.5 * share / len(sides)) for s in sides]
+    images = [(Canvas("image", 1, s, s), 0.5 * share / len(sides)) for s in sides]
+    return images + [(Canvas("diff", 1, s, s), 0.5 * share / len(sides)) for s in sides]
 
 
 SHORT = _clips(
@@ -37,7 +37,7 @@ HUGE = _clips((128, 224, 224, 0.6), (32, 448, 448, 0.2), (256, 224, 224, 0.2))
 
 
 def _scaled(shares: Shares, by: float) -> Shares:
-    return [(plan, share * by) for plan, share in shares]
+    return [(canvas, share * by) for canvas, share in shares]
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Stage:
     layers: int
     cpu_s: float
     lr: float
-    plans: Shares
+    canvases: Shares
     tokens: int = 3000
     vision: bool = True
     probe: float = 0.3
@@ -120,7 +120,7 @@ def brief(stage: Stage) -> Stage:
         stage,
         cpu_s=seconds.get(stage.name, 8.0),
         lr=stage.lr if stage.vision and stage.name != "medium" else 2e-4,
-        plans=SHORT[:1],
+        canvases=SHORT[:1],
         tokens=1500,
         objects=lambda progress: 1,
     )

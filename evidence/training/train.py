@@ -116,7 +116,7 @@ def kept(batch: Batch, ratio: float) -> Tensor:
 
     Uniform, leaning to objects, leaning to a few frames, or half objects and half uniform.
     """
-    b, n = len(batch.ids), visual_tokens(batch.plan)
+    b, n = len(batch.ids), visual_tokens(batch.canvas)
     noise = torch.rand(b, n)
     way = int(torch.randint(4, ()))
     thing = batch.probes[:, PROBES.index("shape")].view(b, n) > 0
@@ -222,7 +222,7 @@ def _train(run: _Run, run_dir: Path, every_s: float = 60.0) -> None:
         run.resume(torch.load(part, weights_only=True))
     torch.manual_seed(run.steps)
     source = Source(
-        *(run.tok, stage.plans, stage.tokens, 1000 + run.steps, stage.objects),
+        *(run.tok, stage.canvases, stage.tokens, 1000 + run.steps, stage.objects),
         probes=bool(stage.probe) or stage.drops,
     )
     saved = time.monotonic()
@@ -247,7 +247,7 @@ def _train(run: _Run, run_dir: Path, every_s: float = 60.0) -> None:
                 "cpu_s": round(run.cpu_s, 2),
                 "samples": run.samples,
                 "tokens": run.seen,
-                "plan": [batch.plan.kind, *batch.ids.shape, visual_tokens(batch.plan)],
+                "canvas": [batch.canvas.kind, *batch.ids.shape, visual_tokens(batch.canvas)],
                 "loss": round(float(loss.detach()), 4),
             }
             line |= {k: round(v, 4) if isinstance(v, float) else v for k, v in scores.items()}

@@ -27,10 +27,11 @@ from saccade.core.errors import OptionError, SaccadeError
 from saccade.core.options import MAX_NEW_TOKENS
 from saccade.core.result import Result
 from saccade.engine.generate import DEFAULT_METHOD
-from saccade.inputs import ask, ask_draft, media
+from saccade.inputs import media
 from saccade.inputs.media import Clip, Sampling
 from saccade.inputs.media.choose import DEFAULT_FPS
 from saccade.inputs.media.clip import enlarged
+from saccade.world import drawing
 
 try:
     from lmms_eval.api.model import lmms as Model
@@ -140,7 +141,7 @@ class Saccade(Model):
     def _answer(
         self, messages: Sequence[Mapping[str, Any]], given: Mapping[str, Any], number: int
     ) -> Result:
-        target, draft = self._models.target, self._models.draft
+        target = self._models.target
         if any(message["role"] == "system" for message in messages):
             self._warn("system messages are put in front of the first question")
         asked = question(messages, self._sampling)
@@ -149,11 +150,12 @@ class Saccade(Model):
             self._warn(f"generation_kwargs: {name} is no generation setting and is left out")
         frames = [frame for clip in asked["clips"][:1] for frame in clip.frames] or asked["images"]
         caption = loading.captioner_of(self._captioner, target.name, frames, self._device)
+        inputs, own = self._models.ask(**asked)
         return saccade.run(
             target.backbone,
-            ask(target, **asked),
-            draft=None if draft is None else draft.backbone,
-            draft_inputs=None if draft is None else ask_draft(target, draft, **asked),
+            inputs,
+            draft=self._models.drafting,
+            draft_inputs=own,
             method=self._recipe,
             tokenizer=target.tokenizer,
             captioner=caption if frames else None,
@@ -252,15 +254,8 @@ def clip(part: Mapping[str, Any], sampling: Sampling) -> Clip:
     frames = np.stack([picture(each) for each in shown])
     whole = len(frames)
     count = min(sampling.num_frames or whole, whole)
-    rate = DEFAULT_FPS * count / whole
-    return Clip(
-        frames=frames[np.arange(count) * whole // count],
-        timestamps=np.arange(count) / rate,
-        duration=whole / DEFAULT_FPS,
-        fps=DEFAULT_FPS,
-        source_frames=whole,
-        sampled_fps=rate,
-    )
+    taken = drawing.clip(frames[np.arange(count) * whole // count], whole / DEFAULT_FPS)
+    return replace(taken, fps=DEFAULT_FPS, source_frames=whole)
 
 
 def summary(results: Sequence[Result]) -> dict[str, Any]:

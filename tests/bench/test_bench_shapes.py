@@ -90,7 +90,7 @@ def test_answers_are_the_worlds() -> None:
 
     Fails if questions and answers are of different scenes or turns.
     """
-    known = {question for prompts in text.PROMPTS.values() for question in prompts}
+    known = {question for prompts in descriptions.WORDS["prompts"].values() for question in prompts}
     listed = {name: items(name) for name in shapes.TASKS}
     for number in range(50):
         seed = shapes.FIRST_SEED + number
@@ -98,8 +98,8 @@ def test_answers_are_the_worlds() -> None:
         found = {name.removeprefix("shapes-"): own[number] for name, own in listed.items()}
         assert found["caption"].answers == found["ood"].answers == (descriptions.describe(scene),)
         assert found["events"].answers == (descriptions.events(scene),)
-        assert found["caption"].question in text.PROMPTS["describe"]
-        assert found["events"].question in text.PROMPTS["events"]
+        assert found["caption"].question in descriptions.WORDS["prompts"]["describe"]
+        assert found["events"].question in descriptions.WORDS["prompts"]["events"]
         assert found["ood"].question not in known
         assert found["diff"].answers == (descriptions.describe_diff(scene, seed),)
         qa, chat = found["qa"], found["chat"]

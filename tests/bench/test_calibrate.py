@@ -26,7 +26,7 @@ from saccade.bench.calibrate import (
     search,
     verdict,
 )
-from saccade.bench.compare import Row
+from saccade.bench.compare import Summary
 from saccade.core.errors import MethodError, OptionError
 from saccade.inputs import Loaded
 from saccade.methods import resolve
@@ -48,8 +48,8 @@ def reading(
     identical: bool = True,
     fallback: str | None = None,
     whole: float | None = None,
-) -> Row:
-    return Row(
+) -> Summary:
+    return Summary(
         speedup_decode=speedup,
         speedup_end_to_end=speedup if whole is None else whole,
         tau=tau,
@@ -82,7 +82,7 @@ class Bench:
         fixed = {"ar": 1.0} if self.auto is None else {"ar": 1.0, "auto": self.auto}
         return fixed.get(method) or self.gained(method, video)
 
-    def __call__(self, video: int, methods: Sequence[str]) -> dict[str, Row]:
+    def __call__(self, video: int, methods: Sequence[str]) -> dict[str, Summary]:
         self.calls.append((video, list(methods)))
         self.now += self.seconds * len({"ar", *methods})
         return {m: reading(self.gain(m, video), tau=self.tau(m, video)) for m in methods}
@@ -296,7 +296,7 @@ def test_the_best_so_far_is_always_measured_again() -> None:
 def test_other_tokens_are_an_error() -> None:
     """Claim: the first answer that is not plain decoding's ends the search, by name and video."""
 
-    def measure(video: int, methods: Sequence[str]) -> dict[str, Row]:
+    def measure(video: int, methods: Sequence[str]) -> dict[str, Summary]:
         return {m: reading(2.0, 2.0, identical=not (video and "0.2" in m)) for m in methods}
 
     with pytest.raises(MethodError, match=r"^specvlm/lambda=0\.2 wrote other tokens .* video 2"):
@@ -454,7 +454,9 @@ def test_the_advice_is_a_line() -> None:
 # -- over `race` -----------------------------------------------------------------------------
 
 
-def stub(monkeypatch: pytest.MonkeyPatch, rows: Callable[[str], Row]) -> Callable[..., Calibration]:
+def stub(
+    monkeypatch: pytest.MonkeyPatch, rows: Callable[[str], Summary]
+) -> Callable[..., Calibration]:
     """`calibrate` over a `race` that runs nothing."""
 
     def race(*given: Any, repeat: int, settings: dict[str, Any], on_run: Any, **more: Any) -> Any:
@@ -476,7 +478,7 @@ def test_rows_become_readings(monkeypatch: pytest.MonkeyPatch) -> None:
     """Claim: speedup, tau, identity and fallback are the comparison's; the rest is what it was
     measured on."""
     told: list[str] = []
-    rows = Row(identical_to_ar=True, speedup_end_to_end=2.0, tau=3.0)
+    rows = Summary(identical_to_ar=True, speedup_end_to_end=2.0, tau=3.0)
     gains = {"ar": 1.0, "auto": 2.0}
     run = stub(monkeypatch, lambda m: replace(rows, speedup_decode=gains.get(m, 1.5)))
     found = run([7, 9], tell=told.append)
@@ -495,14 +497,14 @@ def test_rows_become_readings(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_mismatch_of_the_comparison_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """Claim: a row whose tokens differ from ar's raises. Fails if identity is taken for granted."""
-    run = stub(monkeypatch, lambda m: Row(identical_to_ar="keep" not in m, speedup_decode=2.0))
+    run = stub(monkeypatch, lambda m: Summary(identical_to_ar="keep" not in m, speedup_decode=2.0))
     with pytest.raises(MethodError, match="other tokens"):
         run([7])
 
 
 def test_what_cannot_be_calibrated_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Claim: plain decoding, peers, no video and no time are one sentence each."""
-    run = stub(monkeypatch, lambda m: Row(identical_to_ar=True, speedup_decode=2.0))
+    run = stub(monkeypatch, lambda m: Summary(identical_to_ar=True, speedup_decode=2.0))
     for refusal, kind, word in [
         (lambda: run([7], method="ar"), OptionError, "drafts nothing"),
         (lambda: run([7], method="hf"), MethodError, "unknown method"),

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from saccade.bench.calibrate import CONFIRM, Calibration, Trial
-from saccade.bench.compare import Row
+from saccade.bench.compare import Summary
 from saccade.cli.config import read, write
 from saccade.core.errors import OptionError
 from saccade.methods import resolve
@@ -18,7 +18,7 @@ from saccade.methods import resolve
 
 def calibration(method: str, *speedups: float, **more: Any) -> Calibration:
     """What a search found, made up."""
-    rows = [Row(speedup_decode=x, tau=3.5, identical_to_ar=True) for x in speedups]
+    rows = [Summary(speedup_decode=x, tau=3.5, identical_to_ar=True) for x in speedups]
     best = Trial(CONFIRM, method, tuple(rows))
     given: dict[str, Any] = {
         "best": best,
@@ -49,7 +49,7 @@ def file(tmp_path: Path) -> Callable[[str], Path]:
 def test_what_is_written_is_read(tmp_path: Path) -> None:
     """Claim: method, names and threads come back; what was measured stands below; the environment
     may hold torch's own kind of string. Fails on anything YAML or JSON cannot hold."""
-    from saccade.bench.trace import environment
+    from saccade.engine.trace import environment
 
     path = tmp_path / "saccade.yaml"
     method = "specvlm/lambda=0.35/keep=0.2/shape=chain-9"

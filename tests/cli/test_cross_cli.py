@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from evidence import checkpoints
-from saccade import inputs
+from saccade.inputs import questions
 
 Call = Callable[..., tuple[int, str, str]]
 
@@ -45,13 +45,13 @@ def test_describe_gives_the_draft_inputs_of_its_own(
     for family, folder, seed in zip((target, draft), folders, (0, 1), strict=True):
         checkpoints.make(family, folder, seed=seed)
     prepared: list[Any] = []
-    ask_draft = inputs.ask_draft
+    ask_draft = questions.ask_draft
 
     def watched(*args: Any, **kwargs: Any) -> Any:
         prepared.append(ask_draft(*args, **kwargs))
         return prepared[-1]
 
-    monkeypatch.setattr(inputs, "ask_draft", watched)
+    monkeypatch.setattr(questions, "ask_draft", watched)
     words = ["describe", request.getfixturevalue(shows), "--prompt", "what?", "--json"]
     words += ["--max-new-tokens", 16, "--device", "cpu", "--target", folders[0]]
     code, printed, said = call(*words, "--draft", folders[1], "--method", "sd")

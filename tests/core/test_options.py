@@ -227,9 +227,3 @@ def test_criteria_see_prompt_and_answer_token_by_token():
     count, reason = _stops(max_new_tokens=9, criteria=(spy, longest)).cut(0, [7, 8, 9, 5])
     assert seen == [[0, 1, 7], [0, 1, 7, 8], [0, 1, 7, 8, 9]]
     assert (count, reason) == (3, "stop")
-
-
-def test_stop_strings_without_a_tokenizer_are_refused():
-    """Claim: text cannot be searched without a way to decode: an error that says what to pass."""
-    with pytest.raises(OptionError, match="pass tokenizer="):
-        _stops(decode=None, max_new_tokens=3, stop=("x",))

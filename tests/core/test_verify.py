@@ -208,6 +208,24 @@ def test_where_the_target_has_not_looked_the_walk_ends_without_its_token():
     assert verify(Tree(), lambda node: None, _half).tokens == ()
 
 
+@pytest.mark.parametrize("looked", range(4))
+def test_silent_8_nothing_below_a_node_the_target_has_not_looked_at_is_asked_for(looked):
+    """Claim: after the first None the walk asks neither for further laws nor for noise, and tells
+    no token. Fails if it goes on with None as a law, or with another node's."""
+    tree, asked = chain([4, 5, 6]), []
+
+    def p(node):
+        asked.append(node)
+        return (4, 5, 6)[node + 1] if len(asked) <= looked and node < 2 else None
+
+    def noise(*key):
+        pytest.fail("noise was drawn")
+
+    verdict = verify(tree, p, noise)
+    assert verdict == Verdict(tuple(range(looked)), (4, 5, 6)[:looked], None, None)
+    assert asked == list(range(ROOT, looked))
+
+
 def test_residual_is_what_p_has_over_q():
     """Claim: norm(max(p - q, 0)), p itself where nothing is left, p as it came untouched."""
     p, q = torch.tensor([0.5, 0.3, 0.2]), torch.tensor([0.2, 0.6, 0.2])

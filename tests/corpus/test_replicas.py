@@ -177,8 +177,8 @@ def test_two_replicas_answer_as_one_and_a_death_costs_none_but_its_own(
             clip = clips[number % 3]
             return viewer.asks(clip, stream=number % 2 == 0), truth[clip.name]
 
-        with ThreadPoolExecutor(4) as crowd:
-            answers = list(crowd.map(ask, range(8)))
+        with ThreadPoolExecutor(4) as pool:
+            answers = list(pool.map(ask, range(8)))
         assert all(got == wanted for got, wanted in answers), answers
         assert len(set(viewer.answered)) == 2
         counted = told(url)

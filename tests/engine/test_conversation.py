@@ -52,6 +52,7 @@ METHODS = (
     "specvlm",
     "specvlm-self",
     "std",
+    "fresh",
     "streaming",
     "layerskip",
     "tabed",

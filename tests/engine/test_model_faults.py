@@ -240,7 +240,7 @@ def test_nan_in_one_row_of_a_batch_harms_no_other(method, round, monkeypatch):
     assert results[1].ids == alone[1][: len(results[1].ids)] and len(results[1].ids) < COUNT
 
 
-def crowded(error: BaseException, round: int, method: str, patch: Any) -> Result:
+def short_of_memory(error: BaseException, round: int, method: str, patch: Any) -> Result:
     """An answer whose target has no room for a forward of more than one row, from a round on."""
     target, on = fresh(), False
     honest = target.forward
@@ -271,7 +271,7 @@ def test_a_target_without_room_for_a_tree_goes_on_with_one_row(error, method, ro
     """Claim: where the target has no memory to judge what was drafted, that round is judged with
     the plain row alone, the answer goes on by plain decoding, and the result says why.
     """
-    result = crowded(error, round, method, monkeypatch)
+    result = short_of_memory(error, round, method, monkeypatch)
     assert result.ids == truth("qwen2_5_vl")[:COUNT] and result.finish_reason == "length"
     assert result.fallback_reason is not None and "memory" in result.fallback_reason
 

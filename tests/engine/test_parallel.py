@@ -141,7 +141,7 @@ def timed(
 @pytest.mark.slow  # by the clock, so alone
 def test_the_draft_goes_on_until_the_target_is_ready(tmp_path):
     """Claim (Sec. 5.2): beside a target's prefill of 0.8 s, a draft that needs 0.2 s and then 50 ms
-    a token has about 12 ready, and all of them fly in the first round although gamma is 5.
+    a token has about 12 ready, and all of them are judged in the first round although gamma is 5.
 
     The known delays say 13; a busy machine only takes some away, so the best of three runs counts.
     Control: pearl, which waits for the target, never has more than gamma.
@@ -189,8 +189,8 @@ def too_many_steps(folder: Path, monkeypatch: pytest.MonkeyPatch, spoil: bool) -
     def noting(self: Worker, *message: Any) -> None:
         real(self, *message)
         if message[0] == "commit":
-            (tokens, flying) = message[1][0]
-            if flying is None:
+            (tokens, kept) = message[1][0]
+            if kept is None:
                 sent.append((time.monotonic(), tokens[-1]))
 
     monkeypatch.setattr(Worker, "send", noting)
@@ -651,8 +651,9 @@ def emitted() -> list[int]:
 
 @pytest.mark.parametrize("method", ["hippo", "pearl-syn"])
 def test_an_answer_ends_wherever_it_should(method):
-    """Claim: an end of text in the middle of a flight, at any token, ends the answer there, as does
-    any length; what flew on is not emitted. Each token of the answer is declared the end in turn.
+    """Claim: an end of text amid the tokens in flight, at any of them, ends the answer there, as
+    does any length; what was in flight behind it is not emitted. Each token of the answer is
+    declared the end in turn.
     """
     draft = backbone(noisy(qwen25, 0, 0.05))
     for token in dict.fromkeys(emitted()):
@@ -718,7 +719,8 @@ def test_a_seed_means_the_same_whoever_is_faster(method):
     """Claim: a sampled answer is fixed by its seed: twice the same, and the same again with a draft
     or a target made slow, and in interleavings that no clock would bring about.
 
-    Fails if noise, a law's slot or what flies depends on timing. Other seeds give other answers.
+    Fails if noise, a law's slot or a batch in flight depends on timing. Other seeds give other
+    answers.
     """
     plain = copy.deepcopy(noisy(qwen25, 0, 0.05))
     slow = paced(copy.deepcopy(plain), Pace(step=0.01))
@@ -804,6 +806,21 @@ def test_tokens_that_follow_a_refused_text_are_dropped():
     assert draft.extend({0: Tree()})[0].tokens == (10,)
 
 
+def test_a_turn_that_samples_after_one_that_did_not_is_drafted_with_its_laws():
+    """Claim: a question that is sampled gets the same rounds after a greedy question as after a
+    sampled one, and each drafted token comes with the law it was drawn from. Fails if rules are
+    those of the first question: what is drawn would then be judged as if it had been chosen."""
+    target, draft = backbone(qwen25()), backbone(noisy(qwen25, 0, 0.05))
+    found = []
+    for first in ({"do_sample": False}, {"do_sample": True, "seed": 1}):
+        with saccade.Conversation(target, draft=draft, method="pearl", max_new_tokens=12) as talk:
+            talk.run(INPUTS, **first)
+            later = list(talk.stream(INPUTS, do_sample=True, seed=5, temperature=1.5))
+        found.append([(round.tree.tokens, round.tokens) for round in later])
+        assert all(q is not None for round in later for q in round.tree.q)
+    assert found[0] == found[1] and any(tokens for tokens, _ in found[0])
+
+
 def test_silence_is_an_error_and_the_end_of_the_process():
     """Claim: a draft that says nothing while it is waited for is killed and reported."""
     draft, script = scripted("pearl")
@@ -816,17 +833,17 @@ def test_silence_is_an_error_and_the_end_of_the_process():
 
 def test_a_plain_token_that_the_draft_foresaw_makes_no_larger_batch():
     """Claim: gamma tokens are judged after full acceptance, also where an early draft, not ready
-    yet, had already drafted the very token that the target took beyond the flight.
+    yet, had already drafted the very token that the target took beyond those in flight.
 
-    Nothing flies after that round, so x1 is judged and then gamma tokens. Fails with 2 gamma - 1:
-    the batch that would have flown is counted a second time.
+    Nothing is in flight after that round, so x1 is judged and then gamma tokens. Fails with
+    2 gamma - 1: the batch that would have been in flight is counted a second time.
     """
     draft, script = scripted()
     script.says(*token(0, 1, 2, 3))
-    flight = draft.propose({0: None})
-    assert flight[0].tokens == (1, 2, 3)
+    in_flight = draft.propose({0: None})
+    assert in_flight[0].tokens == (1, 2, 3)
     script.says(*token(0, 4))  # another before it heard of the target's prefill
-    assert draft.extend(flight)[0].tokens == (1, 2, 3)
+    assert draft.extend(in_flight)[0].tokens == (1, 2, 3)
     draft.commit({0: [1, 2, 3, 4]})  # the target's own token is 4 as well
     script.says(("ready", {0: 0}, 0.0), *token(1, *range(5, 20)))
     x1 = draft.extend({0: Tree()})

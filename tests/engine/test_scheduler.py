@@ -41,12 +41,12 @@ def _alone(number: int, method: Any, **settings: Any) -> Result:
     return saccade.run(TARGET, MANY[number], draft=DRAFT, method=method, **settings)
 
 
-def _steps(crowd: Scheduler, times: int = 1000) -> dict[int, Result]:
+def _steps(scheduler: Scheduler, times: int = 1000) -> dict[int, Result]:
     """Works until all have ended; whatever failed is raised."""
     found: dict[int, Result] = {}
-    while len(crowd) and times:
+    while len(scheduler) and times:
         times -= 1
-        for news in crowd.step():
+        for news in scheduler.step():
             if news.error is not None:
                 raise news.error
             if news.result is not None:
@@ -66,14 +66,14 @@ def test_requests_that_arrive_one_by_one_answer_as_alone(method):
     """Claim: five requests, one more every third round, get their own answers (ids, reasons); two
     where each has a process of its own.
     """
-    crowd = Scheduler(TARGET, resolve(method), DRAFT)
+    scheduler = Scheduler(TARGET, resolve(method), DRAFT)
     found: dict[int, Result] = {}
     count = 2 if method == "hippo" else len(MANY)
     for number in range(count):
-        assert crowd.join(_asked(number)) == number
+        assert scheduler.join(_asked(number)) == number
         for _ in range(3):
-            found |= {news.number: news.result for news in crowd.step() if news.result}
-    found |= _steps(crowd)
+            found |= {news.number: news.result for news in scheduler.step() if news.result}
+    found |= _steps(scheduler)
     for number in range(count):
         alone = _alone(number, method)
         assert found[number].ids == alone.ids, number
@@ -84,11 +84,11 @@ def test_requests_that_arrive_one_by_one_answer_as_alone(method):
 
 def test_a_round_is_one_forward_of_the_target_for_all(monkeypatch):
     """Claim: five requests that decode share each forward. Fails if each has its own."""
-    crowd = Scheduler(TARGET, resolve("ar"))
+    scheduler = Scheduler(TARGET, resolve("ar"))
     for number in range(len(MANY)):
-        crowd.join(_asked(number))
-    while not all(entry.call.decoding for entry in crowd._entries.values()):
-        crowd.step()
+        scheduler.join(_asked(number))
+    while not all(entry.call.decoding for entry in scheduler._entries.values()):
+        scheduler.step()
     calls: list[int] = []
     forward = Session._forward
 
@@ -97,8 +97,8 @@ def test_a_round_is_one_forward_of_the_target_for_all(monkeypatch):
         return forward(self, segments, *rest)  # type: ignore[arg-type]
 
     monkeypatch.setattr(Session, "_forward", counted)
-    crowd.step()
-    assert calls == [len(crowd)]
+    scheduler.step()
+    assert calls == [len(scheduler)]
 
 
 @pytest.mark.parametrize("exact", [False, True], ids=["together", "in turns"])
@@ -106,10 +106,10 @@ def test_a_round_is_one_forward_of_the_target_for_all(monkeypatch):
 def test_a_seed_means_the_same_beside_others(method, exact):
     """Claim: a sampled answer with a seed is the one it gets alone."""
     settings = dict(do_sample=True, temperature=1.2)
-    crowd = Scheduler(TARGET, resolve(method), DRAFT, exact=exact)
+    scheduler = Scheduler(TARGET, resolve(method), DRAFT, exact=exact)
     for number in range(len(MANY)):
-        crowd.join(_asked(number, seed=number + 7, **settings))
-    found = _steps(crowd)
+        scheduler.join(_asked(number, seed=number + 7, **settings))
+    found = _steps(scheduler)
     for number in range(len(MANY)):
         alone = _alone(number, method, seed=number + 7, exact=exact, **settings)
         assert found[number].ids == alone.ids
@@ -121,17 +121,17 @@ def test_a_seed_means_the_same_beside_others(method, exact):
 @pytest.mark.parametrize("after", [0, 1, 2, 4])
 def test_one_who_leaves_frees_its_cache_and_changes_no_other(method, exact, after):
     """Claim: leaving while waiting, reading or decoding leaves the others' answers."""
-    crowd = Scheduler(TARGET, resolve(method), DRAFT, exact=exact)
+    scheduler = Scheduler(TARGET, resolve(method), DRAFT, exact=exact)
     for number in range(3):
-        crowd.join(_asked(number))
+        scheduler.join(_asked(number))
     for _ in range(after):
-        crowd.step()
-    crowd.leave(1)
-    crowd.leave(1)  # twice is nothing
-    assert len(crowd) == 2
-    if crowd._session is not None:
-        assert 1 not in crowd._session.requests
-    found = _steps(crowd)
+        scheduler.step()
+    scheduler.leave(1)
+    scheduler.leave(1)  # twice is nothing
+    assert len(scheduler) == 2
+    if scheduler._session is not None:
+        assert 1 not in scheduler._session.requests
+    found = _steps(scheduler)
     assert sorted(found) == [0, 2]
     for number in (0, 2):
         assert found[number].ids == _alone(number, method, exact=exact).ids
@@ -139,20 +139,20 @@ def test_one_who_leaves_frees_its_cache_and_changes_no_other(method, exact, afte
 
 def test_a_long_prompt_holds_up_nobody(monkeypatch):
     """Claim: while a newcomer's prompt is read a chunk at a time, the others emit every step."""
-    crowd = Scheduler(TARGET, resolve("ar"))
-    assert crowd._session is not None
-    crowd._session._chunk = 4
-    crowd.join(_asked(2))
-    while not crowd._entries[0].call.decoding:
-        crowd.step()
-    crowd.join(_asked(0))
+    scheduler = Scheduler(TARGET, resolve("ar"))
+    assert scheduler._session is not None
+    scheduler._session._chunk = 4
+    scheduler.join(_asked(2))
+    while not scheduler._entries[0].call.decoding:
+        scheduler.step()
+    scheduler.join(_asked(0))
     reading = 0
-    while not crowd._entries[1].call.decoding:
-        news = crowd.step()
+    while not scheduler._entries[1].call.decoding:
+        news = scheduler.step()
         assert [each.number for each in news if each.round] in ([0], [0, 1])
         reading += 1
     assert reading > 5
-    found = _steps(crowd)
+    found = _steps(scheduler)
     assert found[0].ids == _alone(2, "ar").ids and found[1].ids == _alone(0, "ar").ids
 
 
@@ -172,10 +172,10 @@ def test_a_draft_that_fails_is_its_own_requests_affair():
 
         return StubDraft(propose)
 
-    crowd = Scheduler(TARGET, Recipe("stub", "", drafter, Chain(2), serial))
+    scheduler = Scheduler(TARGET, Recipe("stub", "", drafter, Chain(2), serial))
     for number in range(3):
-        crowd.join(_asked(number))
-    found = _steps(crowd)
+        scheduler.join(_asked(number))
+    found = _steps(scheduler)
     assert [found[number].ids for number in range(3)] == right
     reasons = [found[number].fallback_reason for number in range(3)]
     assert reasons == [None, "drafting failed with RuntimeError: only here", None]
@@ -184,9 +184,9 @@ def test_a_draft_that_fails_is_its_own_requests_affair():
 
 def test_a_target_of_nan_ends_one_request_alone(monkeypatch):
     """Claim: NaN in one request's logits ends it with "error"; others, and the next, are well."""
-    crowd = Scheduler(TARGET, resolve("ar"))
+    scheduler = Scheduler(TARGET, resolve("ar"))
     for number in range(3):
-        crowd.join(_asked(number))
+        scheduler.join(_asked(number))
     score = Session.score
 
     def poisoned(self: Session, trees: Any) -> Any:
@@ -197,53 +197,53 @@ def test_a_target_of_nan_ends_one_request_alone(monkeypatch):
         return found
 
     monkeypatch.setattr(Session, "score", poisoned)
-    found = _steps(crowd)
+    found = _steps(scheduler)
     assert found[1].finish_reason == "error" and found[1].ids == _alone(1, "ar").ids[:2]
     for number in (0, 2):
         assert found[number].ids == _alone(number, "ar").ids
     monkeypatch.undo()
-    again = crowd.join(_asked(1))
-    assert _steps(crowd)[again].ids == _alone(1, "ar").ids
+    again = scheduler.join(_asked(1))
+    assert _steps(scheduler)[again].ids == _alone(1, "ar").ids
 
 
 def test_a_forward_that_fails_ends_those_in_it_and_no_more(monkeypatch):
     """Claim: when the target itself raises, those decoding get the error and the next is well."""
-    crowd = Scheduler(TARGET, resolve("ar"))
+    scheduler = Scheduler(TARGET, resolve("ar"))
     for number in range(2):
-        crowd.join(_asked(number))
-    while not all(entry.call.decoding for entry in crowd._entries.values()):
-        crowd.step()
+        scheduler.join(_asked(number))
+    while not all(entry.call.decoding for entry in scheduler._entries.values()):
+        scheduler.step()
 
     def broken(*_: Any) -> Any:
         raise RuntimeError("kernel trouble")
 
     with monkeypatch.context() as patch:
         patch.setattr(Session, "_forward", broken)
-        news = crowd.step()
-    assert [str(each.error) for each in news] == ["kernel trouble"] * 2 and len(crowd) == 0
-    crowd.join(_asked(0))
-    assert _steps(crowd)[2].ids == _alone(0, "ar").ids
+        news = scheduler.step()
+    assert [str(each.error) for each in news] == ["kernel trouble"] * 2 and len(scheduler) == 0
+    scheduler.join(_asked(0))
+    assert _steps(scheduler)[2].ids == _alone(0, "ar").ids
 
 
 @pytest.mark.parametrize("method", ["ar", "hippo"])
 def test_what_cannot_be_read_is_refused_in_a_sentence(method, monkeypatch):
     """Claim: a prompt that no memory holds is refused when it joins; beside others it waits."""
-    crowd = Scheduler(TARGET, resolve(method), DRAFT)
+    scheduler = Scheduler(TARGET, resolve(method), DRAFT)
     monkeypatch.setattr("saccade.model.memory.available", lambda device: 10)
-    assert not crowd.fits(_asked(0))
+    assert not scheduler.fits(_asked(0))
     with pytest.raises(ModelError, match="would fit"):
-        crowd.join(_asked(0))
-    assert len(crowd) == 0
+        scheduler.join(_asked(0))
+    assert len(scheduler) == 0
     with pytest.raises(OptionError, match="stop strings need the tokenizer"):
         Request.of(TARGET, MANY[0], stop_strings=["x"])
 
 
 def test_a_view_without_its_words_is_refused_when_it_joins():
     """Claim: a method that needs a tokenizer says so at once, and nothing stays behind."""
-    crowd = Scheduler(TARGET, resolve("tabed"), DRAFT)
+    scheduler = Scheduler(TARGET, resolve("tabed"), DRAFT)
     with pytest.raises(OptionError, match="needs tokenizer"):
-        crowd.join(_asked(0))
-    assert len(crowd) == 0 and Words() == _asked(0).words
+        scheduler.join(_asked(0))
+    assert len(scheduler) == 0 and Words() == _asked(0).words
 
 
 def test_memory_that_runs_out_over_a_tree_costs_the_draft_only(monkeypatch):
@@ -262,16 +262,16 @@ def test_memory_that_runs_out_over_a_tree_costs_the_draft_only(monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(Session, "_forward", small)
         for method in ("sd", "sd-tree", "sd/schedule=parallel"):
-            drafting = TARGET if "parallel" in method else DRAFT  # or nothing might ever fly
+            drafting = TARGET if "parallel" in method else DRAFT  # or nothing is ever in flight
             result = saccade.run(TARGET, MANY[0], draft=drafting, method=method, max_new_tokens=12)
             assert result.ids == _alone(0, "ar").ids
-            if refused or "parallel" not in method:  # whether anything flew is a matter of speed
+            if refused or "parallel" not in method:  # how much is in flight is a matter of speed
                 assert result.fallback_reason and "no memory" in result.fallback_reason
             refused = 0
-        crowd = Scheduler(TARGET, resolve("sd"), DRAFT)
+        scheduler = Scheduler(TARGET, resolve("sd"), DRAFT)
         for number in (0, 2):
-            crowd.join(_asked(number))
-        found = _steps(crowd)
+            scheduler.join(_asked(number))
+        found = _steps(scheduler)
     for number, result in found.items():
         assert result.fallback_reason and "no memory" in result.fallback_reason
         assert result.ids == _alone(2 * number, "ar").ids

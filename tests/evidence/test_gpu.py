@@ -39,7 +39,7 @@ def test_predictions_are_bytes_over_bandwidth() -> None:
 def test_a_tiny_pair_is_timed_and_answers(capsys: pytest.CaptureFixture[str]) -> None:
     """Claim: every part of `evidence gpu` runs on a CPU, and both kinds of step give the same laws.
 
-    Fails if the static step differs, or an imposed acceptance is not what was asked for.
+    Fails if the captured step differs, or an imposed acceptance is not what was asked for.
     """
     from evidence.commands.gpu import gpu as command
 
@@ -50,7 +50,7 @@ def test_a_tiny_pair_is_timed_and_answers(capsys: pytest.CaptureFixture[str]) ->
     )  # fmt: skip
     found = json.loads(capsys.readouterr().out)
     assert [s["rows"] for s in found["steps"]] == [*gpu.ROWS, 1, 1]
-    assert all(s["difference"] < 1e-4 and s["static"] > 0 for s in found["steps"])
+    assert all(s["difference"] < 1e-4 and s["captured"] > 0 for s in found["steps"])
     assert {each["method"] for each in found["answers"]} == {"ar", "sd-tree", "specvlm", "hf"}
     assert found["projected"].keys() == {"sd-tree", "specvlm"}
 

@@ -22,8 +22,7 @@ from evidence import checkpoints
 from evidence.checkpoints import Size
 from saccade import inputs as models
 from saccade.core.errors import ModelError, OptionError
-from saccade.inputs import Loaded, loading
-from saccade.model import families
+from saccade.inputs import Loaded, architectures, loading
 from saccade.model.backbone import Backbone
 
 COUNT = 16
@@ -326,20 +325,20 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return root
 
 
-@pytest.mark.parametrize("name", list(families.PACKAGES))
+@pytest.mark.parametrize("name", list(architectures.PACKAGES))
 def test_a_package_of_the_authors_is_asked_first(
     name: str, llama: Path, package: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Claim: for an architecture of PACKAGES its package's function is called once, before a class
     is looked up; for others it is not. Fails if a class is sought before it was made known."""
     change(llama, architectures=[name])
-    look, seen = families.model_class, []
+    look, seen = architectures.model_class, []
 
     def watched(config: Any) -> Any:
         seen.append(list(getattr(sys.modules.get("qwenvl.model"), "calls", [])))
         return look(config)
 
-    monkeypatch.setattr(families, "model_class", watched)
+    monkeypatch.setattr(architectures, "model_class", watched)
     assert models.load(str(llama), device="cpu").backbone.layers == 2
     assert seen and all(calls == ["registered"] for calls in seen)
     change(llama, architectures=["LlamaForCausalLM"])
@@ -352,7 +351,7 @@ def test_a_package_of_the_authors_is_asked_first(
 def test_without_that_package(llama: Path) -> None:
     """Claim: where it is not installed, the sentence names architecture and package.
     Fails if transformers' complaint about an unknown class comes instead."""
-    name = next(iter(families.PACKAGES))
+    name = next(iter(architectures.PACKAGES))
     change(llama, architectures=[name])
     with pytest.raises(ModelError, match=f"{name}.*qwenvl.model") as caught:
         models.load(str(llama), device="cpu")

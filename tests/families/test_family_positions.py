@@ -226,7 +226,7 @@ def session_laws(loaded: Loaded, prompt: Prompt, tokens: Sequence[int]) -> Tenso
     """The same by our session: half of the tokens committed first, the rest nodes of a tree."""
     session, prefill = zoo.session(loaded, prompt)
     middle = len(tokens) // 2
-    rows = [prefill.tip]
+    rows = [prefill.logits]
     for part in (tokens[:middle], tokens[middle:]):
         tree = forked_tree(part)
         scores = session.score({0: tree})[0]

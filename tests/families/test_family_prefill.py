@@ -16,10 +16,10 @@ def test_the_prefill_is_the_models_own_forward(family: str, kind: str) -> None:
     Fails if embeddings, positions, deepstack rows or attention differ in anything."""
     fused, plain = zoo.member(family), zoo.member(family, fused=False)
     inputs = zoo.asked(fused, kind)
-    theirs = zoo.hf_tip(plain, inputs)
+    theirs = zoo.hf_logits(plain, inputs)
     for loaded in (fused, plain):
         _, prefill = zoo.session(loaded, zoo.prompt_of(loaded, inputs))
-        assert zoo.apart(prefill.tip, theirs) <= SAME
+        assert zoo.apart(prefill.logits, theirs) <= SAME
 
 
 @pytest.mark.slow
@@ -30,7 +30,7 @@ def test_ten_more_prompts(family: str, kind: str) -> None:
     for seed in range(1, 11):
         inputs = zoo.asked(loaded, kind, seed)
         _, prefill = zoo.session(loaded, zoo.prompt_of(loaded, inputs))
-        assert zoo.apart(prefill.tip, zoo.hf_tip(loaded, inputs)) <= SAME, seed
+        assert zoo.apart(prefill.logits, zoo.hf_logits(loaded, inputs)) <= SAME, seed
 
 
 @pytest.mark.parametrize("family", zoo.SEEING)
@@ -39,7 +39,7 @@ def test_control_one_row_counts(family: str) -> None:
     Fails if the tolerance hides such a thing, so that the tests above prove nothing."""
     loaded = zoo.member(family)
     inputs = zoo.asked(loaded, "image")
-    theirs = zoo.hf_tip(loaded, inputs)
+    theirs = zoo.hf_logits(loaded, inputs)
     prompt = zoo.prompt_of(loaded, inputs)
     row = int(prompt.visual.nonzero()[-1])
     blind = prompt.embeds.clone()
@@ -48,7 +48,7 @@ def test_control_one_row_counts(family: str) -> None:
     moved[:, row:] += 1
     for wrong in (replace(prompt, embeds=blind), replace(prompt, positions=moved)):
         _, prefill = zoo.session(loaded, wrong)
-        assert zoo.apart(prefill.tip, theirs) > 10 * SAME
+        assert zoo.apart(prefill.logits, theirs) > 10 * SAME
 
 
 def test_control_sound_is_heard() -> None:
@@ -59,7 +59,7 @@ def test_control_sound_is_heard() -> None:
         media = zoo.draw(kind, 0)
         other = replace(media, sound=tuple(-2 * sound[::-1] for sound in media.sound))
         one, two = (
-            zoo.session(loaded, zoo.prompt_of(loaded, zoo.read(loaded, each)))[1].tip
+            zoo.session(loaded, zoo.prompt_of(loaded, zoo.read(loaded, each)))[1].logits
             for each in (media, other)
         )
         assert zoo.apart(one, two) > 10 * SAME

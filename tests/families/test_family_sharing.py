@@ -14,6 +14,7 @@ from torch import nn
 
 import saccade
 from evidence.checkpoints import Size
+from saccade.core.errors import OptionError
 from saccade.core.prompt import Inputs, Prompt
 from saccade.drafting.drafters import ModelDrafter
 from saccade.model.backbone import Backbone
@@ -171,7 +172,7 @@ def test_after_a_failure_no_hook_stays(
             target, inputs, draft=draft, method="sd", max_new_tokens=4, do_sample=False, keep=keep
         )
         if broken == "target":
-            with pytest.raises(ValueError, match="out of order"):
+            with pytest.raises(OptionError, match="out of order"):
                 list(stream)
         else:
             list(stream)

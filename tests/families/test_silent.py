@@ -2,24 +2,35 @@
 
 from __future__ import annotations
 
+import json
+import pickle
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from helpers import qwen25, video_input
+from helpers import VIDEO, qwen25, video_input
 from safetensors.torch import load_file, save_file
+from transformers import TemperatureLogitsWarper
 
 import saccade
 from evidence import checkpoints
 from evidence.checkpoints import FAMILIES
 from saccade import inputs as models
 from saccade.core.errors import MethodError, ModelError, OptionError
+from saccade.core.sampling import Sampling
+from saccade.drafting.parallel.drafter import _portable
+from saccade.inputs import footprint
 from saccade.methods import resolve
+from saccade.model.backbone import Backbone
 
 pytestmark = pytest.mark.usefixtures("unchecked")
 
+ROOT = Path(__file__).parents[2]
 Weights = dict[str, torch.Tensor]
 GATE = "model.layers.0.mlp.gate_proj.weight"
 
@@ -95,6 +106,9 @@ def _inputs(**changed: Any) -> dict[str, Any]:
 
 IDS = video_input(0)["input_ids"]
 TEXT = torch.full((1, 5), 7)
+PIXELS, GRID = video_input(0)["pixel_values_videos"], video_input(0)["video_grid_thw"]
+FEWER = IDS.clone()
+FEWER[0, (IDS[0] == VIDEO).nonzero()[0]] = 7  # one place less than there are cells
 
 
 @pytest.mark.parametrize(
@@ -113,6 +127,16 @@ TEXT = torch.full((1, 5), 7)
         ),
         ((qwen25(), _inputs(attention_mask=torch.ones(1, 2))), "attention_mask is"),
         ((qwen25(), {"input_ids": IDS}), "the pixels are not there"),
+        ((qwen25(), _inputs(pixel_values_videos=None)), "the pixels are not there"),
+        ((qwen25(), _inputs(pixel_values_videos=PIXELS[:-4])), "holds 68 patches and .* 72"),
+        ((qwen25(), _inputs(pixel_values_videos=PIXELS[:0])), "holds 0 patches"),
+        ((qwen25(), _inputs(video_grid_thw=None)), "video_grid_thw is not"),
+        ((qwen25(), _inputs(video_grid_thw=GRID * 2)), "counts 576"),
+        ((qwen25(), _inputs(video_grid_thw=GRID[0])), "whole numbers above 0"),
+        ((qwen25(), _inputs(video_grid_thw=GRID.float())), "whole numbers above 0"),
+        ((qwen25(), _inputs(video_grid_thw=-GRID)), "whole numbers above 0"),
+        ((qwen25(), _inputs(image_grid_thw=GRID)), "pixel_values is not"),
+        ((qwen25(), _inputs(input_ids=FEWER)), "do not belong together"),
     ],
 )
 def test_silent_7_inputs_no_model_can_read_are_refused(
@@ -140,6 +164,109 @@ def test_silent_7_settings_that_are_none_are_refused(settings: dict[str, Any], s
     """Claim: a setting of another type or out of range is refused by its name."""
     with pytest.raises(OptionError, match=says):
         saccade.run(qwen25(), video_input(0), **settings)
+
+
+@pytest.mark.parametrize("streamer", [5, "x", SimpleNamespace(put=print)])
+def test_silent_7_a_streamer_has_put_and_end(streamer: Any) -> None:
+    """Claim: what cannot be streamed to is refused before any work."""
+    with pytest.raises(OptionError, match="streamer= needs put and end"):
+        saccade.generate(qwen25(), video_input(0), streamer=streamer, max_new_tokens=2)
+
+
+def test_silent_7_a_later_turn_that_is_too_long_is_refused() -> None:
+    """Claim: the length of the context holds in every turn of a conversation, which goes on after
+    the refusal. Fails if only the first turn is looked at."""
+    target = Backbone.of(qwen25())
+    ids = torch.randint(0, 200, (1, 40), generator=torch.Generator().manual_seed(0))
+    with pytest.MonkeyPatch.context() as patch, saccade.Conversation(target) as talk:
+        patch.setattr(target, "context", 60)
+        first = talk.run({"input_ids": ids}, method="ar", max_new_tokens=2)
+        longer = torch.cat([ids, torch.tensor([first.ids]), ids[:, :30]], 1)
+        with pytest.raises(ModelError, match="has 72 tokens, and this model reads 60"):
+            talk.run({"input_ids": longer}, method="ar", max_new_tokens=2)
+        again = talk.run({"input_ids": longer[:, :50]}, method="ar", max_new_tokens=2)
+        assert again.reused_tokens
+
+
+def test_silent_5_a_broken_tokenizer_is_named(tmp_path: Path) -> None:
+    """Claim: a tokenizer.json without its entries, or no JSON at all, is named as what is wrong."""
+    folder = checkpoints.make("qwen2.5-vl", tmp_path / "qwen")
+    file = folder / "tokenizer.json"
+    held = json.loads(file.read_text())
+    for entry in ("added_tokens", "model"):
+        file.write_text(json.dumps({key: value for key, value in held.items() if key != entry}))
+        with pytest.raises(ModelError, match="its tokenizer.json lacks added_tokens, model"):
+            models.load(str(folder))
+    file.write_text("{" + file.read_text())
+    with pytest.raises(ModelError, match="its tokenizer.json is no JSON file that can be read"):
+        models.load(str(folder))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"num_hidden_layers": 0.5},
+        {"num_attention_heads": 10**20},
+        {"hidden_size": -256},
+        {"num_attention_heads": 0},
+        {"hidden_act": "quick_glu"},
+        {"num_hidden_layers": 10**20},
+    ],
+)
+def test_silent_10_a_config_of_no_model_is_a_sentence(
+    tmp_path: Path, change: dict[str, Any]
+) -> None:
+    """Claim: numbers that no model can have, found by fuzzing, end in a ModelError."""
+    folder = checkpoints.make("llama", tmp_path / "llama")
+    file = folder / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | change))
+    with pytest.raises(ModelError):
+        models.load(str(folder))
+    with pytest.raises(ModelError):
+        footprint.footprint(models.read_config(str(folder)))
+
+
+SCRIPT = """
+import sys, torch, saccade
+sys.path[:0] = {paths!r}
+from helpers import qwen25, video_input
+
+class Even:
+    def __call__(self, ids, scores):
+        scores = scores.clone()
+        scores[:, 1::2] = -1e9
+        return scores
+
+if __name__ == "__main__":
+    asked = dict(draft=qwen25(1), max_new_tokens=12, logits_processor=[Even()])
+    plain = saccade.run(qwen25(), video_input(0), method="ar", **asked)
+    found = saccade.run(qwen25(), video_input(0), method="hippo", **asked)
+    assert found.ids == plain.ids and not any(each % 2 for each in plain.ids)
+    print(found.fallback_reason, len(found.rounds))
+"""
+
+
+def test_silent_5_what_no_other_process_can_import_is_not_sent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Claim: of a rule's processors those of ``__main__``, which pickle well here, stay with the
+    target, and others go. Fails if the draft's process is sent what it cannot read."""
+    own = type("Even", (), {"__module__": "__main__"})
+    monkeypatch.setattr(sys.modules["__main__"], "Even", own, raising=False)
+    other = TemperatureLogitsWarper(2.0)
+    assert pickle.dumps(own())
+    kept = _portable(Sampling(True, (own(), other), 1, ()))
+    assert kept.processors == (other,)
+
+
+@pytest.mark.slow
+def test_silent_5_a_processor_of_the_callers_script_stays_with_the_target(tmp_path: Path) -> None:
+    """Claim: so in a script, whose answer is plain decoding's, drafted to its end."""
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT.format(paths=[str(Path(__file__).parents[1]), str(ROOT)]))
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.split()[0] == "None"
 
 
 def test_silent_7_a_method_is_a_name_or_a_recipe() -> None:

@@ -202,7 +202,7 @@ def run(
 
 
 @torch.no_grad()
-def hf_tip(loaded: Loaded, inputs: Inputs) -> Tensor:
+def hf_logits(loaded: Loaded, inputs: Inputs) -> Tensor:
     """Transformers' own logits after the prompt."""
     return loaded.backbone.model(**inputs, use_cache=False).logits[0, -1]
 

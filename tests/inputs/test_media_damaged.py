@@ -33,8 +33,8 @@ from reels import (
 
 from saccade.core.errors import VideoInputError
 from saccade.inputs.media import Clip, Limits, Sampling, images, opening, read, read_image
-from saccade.inputs.media.opening import opened
-from saccade.inputs.media.video import Nameless, Video
+from saccade.inputs.media.opening import Handle, opened
+from saccade.inputs.media.video import Video
 
 
 def no_decoding(monkeypatch):
@@ -61,21 +61,22 @@ def test_v1_empty_file(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("data", "start"),
+    ("data", "kind"),
     [
-        (b"<html><head><title>404</title>", "<html>"),
-        (b"\n\n<!DOCTYPE html>\n<html lang='en'>", "<!DOCTYPE html>"),
-        (b'{"error": "not found"}', '{"error"'),
+        (b"<html><head><title>404</title>", "a web page"),
+        (b"\n\n<!DOCTYPE html>\n<html lang='en'>", "a web page"),
+        (b'{"error": "not found"}', "text"),
+        (bytes(1000), "zeros"),
         (b"hello\x1b[31m", None),
         (bytes(range(256)) * 4, None),
     ],
 )
-def test_v2_not_a_video(data, start, tmp_path):
-    """A web page saved as .mp4 is named for what it is; control bytes never reach the message."""
+def test_v2_not_a_video(data, kind, tmp_path):
+    """A web page saved as .mp4 is named for what it is; none of its bytes reach the message."""
     (tmp_path / "clip.mp4").write_bytes(data)
     error = refused(tmp_path / "clip.mp4", "not_a_video")
     assert str(error).startswith("clip.mp4 is not a video")
-    assert start is None or f"(starts with {start}" in str(error)
+    assert kind is None or f"not a video but {kind}: give" in str(error)
     assert str(error).isprintable()
 
 
@@ -302,7 +303,7 @@ def test_v25_name_is_hidden(mp4):
     """FFmpeg is never told a name, which it could take for an address."""
     named = io.BytesIO(mp4)
     named.name = "http://127.0.0.1:9/x.m3u8"
-    hidden = Nameless(named)
+    hidden = Handle(named, lambda: None)
     with av.open(hidden) as container:
         assert container.name == "<none>"
 

@@ -47,7 +47,7 @@ def played(monkeypatch):
             guard, "BOOT", f"import saccade.inputs.media.guard as g\n{code}\ng.serve()"
         )
         made = Guard(**{"seconds": 20.0, **more})
-        with made._child():
+        with made._child(guard.Stop()):
             pass  # it starts here
         monkeypatch.setattr(guard, "BOOT", honest)
         guards.append(made)

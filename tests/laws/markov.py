@@ -134,7 +134,9 @@ class Tables:
     def prefill(self, prompts: Sequence[Prompt]) -> list[Prefill]:
         return []
 
-    def fork(self, prefills: Sequence[Prefill], prompts: Sequence[Prompt]) -> None: ...
+    def fork(
+        self, prefills: Sequence[Prefill], prompts: Sequence[Prompt], *, renewed: bool = False
+    ) -> None: ...
 
     def end(self, request: int) -> None: ...
 

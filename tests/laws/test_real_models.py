@@ -67,6 +67,7 @@ REST = (
     "sd-tree",
     "specvlm",
     "specvlm-self",
+    "fresh",
     "std",
     "lookup",
     "tabed-mtcp",

@@ -201,12 +201,12 @@ def _count(rows: list[int], trees: Mapping[int, Tree]) -> None:
 @pytest.mark.parametrize("seed", [SAME, NEAR, FAR])
 def test_a_parallel_draft_of_any_speed_gives_the_same_rows_and_tokens(seed, say):
     """Claim: when sampling, neither the ids of a seed nor how many rows a forward has depend on who
-    is faster. Fails if the first flight takes along what happens to be there.
+    is faster. Fails if the first batch takes along what happens to be there.
     """
     (name,) = (name for name in CASES if "pearl" in name)
     found = say(name, at_any_speed, seed)
     assert all(each == found[0] for each in found)
-    assert len(set(found[0][1])) > 1, "flights of several sizes"
+    assert len(set(found[0][1])) > 1, "batches of several sizes"
 
 
 # -- controls: each of these must fail the tests above -----------------------------------------

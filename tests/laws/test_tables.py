@@ -99,9 +99,9 @@ class Best(Shape):
         tree = Tree()
         for _ in range(self.levels):
             scores = yield tree
-            tip = len(tree) - 1
-            law = scores.law(tip)
-            tree = add(tree, tip, int(law.argmax()), law if self.lie else None)
+            last = len(tree) - 1
+            law = scores.law(last)
+            tree = add(tree, last, int(law.argmax()), law if self.lie else None)
         return tree
 
 

@@ -121,13 +121,14 @@ def causal(length: int) -> Tensor:
 
 
 @torch.no_grad()
-def attention(model: Any, prompt: Prompt) -> list[Tensor]:
-    """The full attention matrix of every layer, ``[head, query, key]``, by the modules."""
+def attention(model: Any, prompt: Prompt, tokens: Sequence[int] = ()) -> list[Tensor]:
+    """The full attention matrix of every layer, ``[head, query, key]``, by the modules, over the
+    prompt and what was answered."""
     text = model.get_decoder()
     with _eager(text):
         out = text(
-            **_rows(model, prompt, ()),
-            attention_mask=_bias(causal(len(prompt)))[None, None],
+            **_rows(model, prompt, tokens),
+            attention_mask=_bias(causal(len(prompt) + len(tokens)))[None, None],
             use_cache=False,
             output_attentions=True,
         )

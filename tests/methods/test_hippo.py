@@ -599,25 +599,25 @@ SPEEDS: dict[str, Callable[[int], Callable[[], int]]] = {
 def follows(rounds: Sequence[Round], gamma: int) -> str:
     """What of a run is not the paper's schedule; empty where all is.
 
-    A round judges what flew and one token more. After a refusal nothing flies, so that round judges
-    x1 alone while the rest is drafted; after full acceptance the rest of the next gamma flies.
+    A round judges what was in flight and one token more. After a refusal that is nothing, and x1 is
+    judged alone while the rest is drafted; after full acceptance it is the rest of the next gamma.
     """
-    flying: int | None = None
+    pending: int | None = None
     for number, round in enumerate(rounds):
         size, accepted = len(round.tree), len(round.verdict.accepted)
-        if flying is None and size == 0:  # the draft is still reading
+        if pending is None and size == 0:  # the draft is still reading
             if round.verdict.kind != "bonus":
                 return f"round {number} judged nothing and is no plain one"
             continue
-        if flying is not None and size != flying + 1:
-            return f"round {number} judged {size} tokens where {flying} flew"
+        if pending is not None and size != pending + 1:
+            return f"round {number} judged {size} tokens where {pending} were in flight"
         if round.finish is not None:
             return "" if number == len(rounds) - 1 else f"round {number} was not the last"
         if accepted == size and round.verdict.own is not None:
             return f"round {number} took a token of the target's beyond what it judged"
         if accepted < size and round.verdict.kind != "recovered":
             return f"round {number} refused and recovered nothing"
-        flying = gamma - 1 if accepted == size else 0
+        pending = gamma - 1 if accepted == size else 0
     return ""
 
 
@@ -645,8 +645,8 @@ PARALLEL = ["hippo", "pearl", "pearl-syn", "pearl-specvlm"]
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("speed", list(SPEEDS))
 @pytest.mark.parametrize("method", PARALLEL)
-def test_every_round_flies_by_the_papers_rule(method, speed):
-    """Claim: whoever is faster, each round judges the flight and one token more; x1 alone after a
+def test_every_round_judges_by_the_papers_rule(method, speed):
+    """Claim: whoever is faster, each round judges those in flight and one more; x1 alone after a
     refusal, gamma tokens after full acceptance. Every token is what the draft says there.
 
     Fails on a token too many or too few in any round, on a batch that survives a refusal, and on a
@@ -665,8 +665,8 @@ def test_every_round_flies_by_the_papers_rule(method, speed):
 
 @pytest.mark.usefixtures("unchecked")
 def test_the_head_start_is_as_long_as_the_targets_prefill():
-    """Claim: an early draft goes on until the target is ready, past gamma, and all of it flies at
-    once; it stops at the package's own limit. Fails if gamma bounds it, or if it never stops.
+    """Claim: an early draft goes on until the target is ready, past gamma, and all of it is judged
+    at once; it stops at the package's own limit. Fails if gamma bounds it, or if it never stops.
     """
     for ahead in (0, 3, 12, 2 * HEAD_START):
 
@@ -683,14 +683,14 @@ def test_the_head_start_is_as_long_as_the_targets_prefill():
         assert wrongly_drafted(trace) == []
 
 
-def _keeps_flying(
+def _always_optimistic(
     target: Any, draft: Any, requests: Sequence[int], cut: Any, *_: Any
 ) -> Iterator[Round]:
-    """Optimistic for good: after a refusal too, tokens fly before the next round judges."""
+    """Optimistic for good: after a refusal too, a batch is in flight before a round judges."""
     return _bent(target, draft, requests, cut, lambda live, states: draft.extend(_empty(live)))
 
 
-def _never_flies(
+def _always_conservative(
     target: Any, draft: Any, requests: Sequence[int], cut: Any, *_: Any
 ) -> Iterator[Round]:
     """Conservative for good: every round judges x1 alone."""
@@ -706,34 +706,38 @@ def _bent(
     draft: Any,
     requests: Sequence[int],
     cut: Any,
-    fly: Callable[[Sequence[int], Mapping[int, Any]], dict[int, Any]],
+    following: Callable[[Sequence[int], Mapping[int, Any]], dict[int, Any]],
 ) -> Iterator[Round]:
-    states = {request: draft.start() for request in requests}
-    flights = draft.propose(states)
-    while flights:
-        laws = target.score(flights)
-        trees = draft.extend(flights)
+    group = schedule.Group.begun(draft, requests, cut)
+    in_flight = draft.propose(group.states)
+    while in_flight:
+        laws = target.score(in_flight)
+        trees = draft.extend(in_flight)
         verdicts, endings = schedule.judged(trees, laws, cut)
-        live = [request for request in flights if endings[request] is None]
+        live = [request for request in in_flight if endings[request] is None]
         target.commit({request: verdicts[request].tokens for request in verdicts})
         draft.commit({request: verdicts[request].tokens for request in verdicts})
-        flights = fly(live, states)
-        yield from schedule._rounds(draft, states, trees, laws, verdicts, endings, (0.0, 0.0))
+        in_flight = following(live, group.states)
+        yield from schedule._rounds(group, trees, laws, (verdicts, endings), (0.0, 0.0))
 
 
 def _too_late(
     target: Any, draft: Any, requests: Sequence[int], cut: Any, *_: Any
 ) -> Iterator[Round]:
-    """Judges the flight alone, and takes the target's own token where the draft has one."""
+    """Judges those in flight alone, and takes the target's own token where the draft has one."""
     one = draft.extend
-    draft.extend = lambda flights: dict(flights)
+    draft.extend = lambda in_flight: dict(in_flight)
     try:
         yield from schedule.parallel(target, draft, requests, cut)
     finally:
         draft.extend = one
 
 
-WRONG = {"keeps flying": _keeps_flying, "never flies": _never_flies, "judges late": _too_late}
+WRONG = {
+    "always optimistic": _always_optimistic,
+    "always conservative": _always_conservative,
+    "judges late": _too_late,
+}
 
 
 @pytest.mark.usefixtures("unchecked")

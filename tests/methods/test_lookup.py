@@ -29,7 +29,7 @@ from saccade.core.errors import MethodError
 from saccade.core.prompt import Prefill
 from saccade.core.sampling import Sampling
 from saccade.core.tree import chain
-from saccade.drafting.lookup import lookup
+from saccade.drafting.drafters import lookup
 from saccade.methods import resolve
 from saccade.model.backbone import Backbone
 

@@ -40,7 +40,7 @@ from saccade.core.sampling import Sampling, Scores
 from saccade.core.tree import ROOT, Tree, path
 from saccade.drafting.drafters import drive
 from saccade.drafting.schedule import serial
-from saccade.methods import resolve, sage, sage_live
+from saccade.methods import resolve, sage
 
 D_MIN, D_MAX, W_MIN, W_MAX, K, NODES = 3, 8, 2, 10, 10, 64
 WINDOW, LOWER, UPPER = 10, 2, 3
@@ -367,8 +367,7 @@ def stub_law(text: tuple[int, ...], seed: int, length: int) -> Tensor:
 def stub_rounds(method: str, seed: int, count: int = 340, nodes: int = NODES) -> list[Seen]:
     """The package's own loop over stub laws: a target that agrees for a while, and not at all."""
     with pytest.MonkeyPatch.context() as patch:
-        for module in (sage, sage_live):
-            patch.setattr(module, "NODES", nodes)
+        patch.setattr(sage, "NODES", nodes)
         return _stub_rounds(method, seed, count)
 
 

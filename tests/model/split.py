@@ -22,8 +22,8 @@ from saccade.core.errors import ModelError
 from saccade.core.prompt import Inputs
 from saccade.core.sampling import Sampling
 from saccade.core.tree import Tree
-from saccade.drafting import planning
-from saccade.drafting.fallback import Fallback
+from saccade.drafting.drafters import Fallback
+from saccade.drafting.recipe import split
 from saccade.inputs import Loaded
 from saccade.methods import resolve
 from saccade.model import tensor_parallel
@@ -39,7 +39,7 @@ def answer(target: Loaded, draft: Loaded, inputs: Inputs, method: str, **more: A
         target.backbone,
         inputs,
         draft=draft.backbone,
-        method=recipe if tensor_parallel.world() == 1 else planning.split(recipe),
+        method=recipe if tensor_parallel.world() == 1 else split(recipe),
         max_new_tokens=COUNT,
         **{"do_sample": False, **more},
     )
@@ -65,6 +65,7 @@ def main(out: str, folder: str, drafter: str, *methods: str) -> None:
     found["fused"] = target.backbone.fused is not None
     if not alone:
         found["odd draft"] = odd_draft(target, draft, inputs)
+        found["failed draft"] = failed_draft(target, draft, inputs)
         found["odd verdict"] = odd_verdict(target, draft, inputs)
     Path(f"{out}.{tensor_parallel.rank()}.json").write_text(json.dumps(found))
     tensor_parallel.leave()
@@ -87,6 +88,38 @@ def odd_draft(target: Loaded, draft: Loaded, inputs: Inputs) -> Any:
         Fallback.propose = propose  # type: ignore[method-assign]
 
 
+def failed_draft(
+    target: Loaded, draft: Loaded, inputs: Inputs, method: str = "sd/shape=chain-3"
+) -> tuple[list[int], str]:
+    """The answer where the draft of the last process alone fails in its third round."""
+    propose, rounds = Fallback.propose, [0]
+
+    def fails(self: Fallback, states: Any) -> dict[int, Tree]:
+        rounds[0] += 1
+        if rounds[0] == 3 and tensor_parallel.rank() == 1:
+            self.give_up("drafting failed with OSError: out of order", OSError())
+        return propose(self, states)
+
+    Fallback.propose = fails  # type: ignore[method-assign]
+    try:
+        recipe = split(resolve(method))
+        result = saccade.run(
+            target.backbone, inputs, draft=draft.backbone, max_new_tokens=COUNT, method=recipe
+        )
+        return list(result.ids), str(result.fallback_reason)
+    finally:
+        Fallback.propose = propose  # type: ignore[method-assign]
+
+
+def stuck(folder: str, drafter: str) -> None:
+    """Where what fails in one process shares the target's forwards, the others wait inside them."""
+    torch.set_num_threads(1)
+    tensor_parallel.PATIENCE = 5.0
+    target, draft = models.load(folder, tp=True), models.load(drafter)
+    inputs = zoo.asked(target, "video", 1)
+    failed_draft(target, draft, inputs, "specvlm-self")
+
+
 def odd_verdict(target: Loaded, draft: Loaded, inputs: Inputs) -> str | None:
     """What a process says that would let other tokens stand than rank 0."""
     schedule = resolve("ar").schedule
@@ -106,4 +139,4 @@ def odd_verdict(target: Loaded, draft: Loaded, inputs: Inputs) -> str | None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    (stuck if sys.argv[1] == "stuck" else main)(*sys.argv[1 + (sys.argv[1] == "stuck") :])

@@ -207,7 +207,7 @@ def test_a_part_is_its_softmax_and_the_log_of_its_sum(how, plain, monkeypatch):
 
 @pytest.mark.parametrize("fused", [None, False], ids=["fused", "modules"])
 def test_a_prompt_read_in_odd_chunks_gives_the_laws_of_the_oracle(fused):
-    """Claim: tip, tree and chain after a chunked prefill equal the cache-free forward to 1e-4."""
+    """Claim: root, tree and chain after a chunked prefill equal the cache-free forward to 1e-4."""
     model = backbone(FAMILIES["qwen2_5_vl"](), fused)
     prompts = model.prompts(text_input(0, 230))
     rules = [Sampling()]
@@ -222,7 +222,7 @@ def test_a_prompt_read_in_odd_chunks_gives_the_laws_of_the_oracle(fused):
 
 
 def test_one_new_node_does_not_see_its_siblings_scored_before():
-    """Claim: a block counts for a single row too. Fails if one row is taken for a chain's tip."""
+    """Claim: a block counts for a single row too. Fails if one row is taken for a chain's end."""
     length = 4
     cache = _cache(length, 0)
     _, k, v = _fresh(2, 2)

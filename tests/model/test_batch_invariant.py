@@ -27,8 +27,7 @@ from saccade.core.errors import MethodError, ModelError
 from saccade.core.prompt import Inputs
 from saccade.core.sampling import Sampling
 from saccade.core.tree import ROOT, Tree, add, chain
-from saccade.drafting.planning import chained
-from saccade.drafting.recipe import Recipe
+from saccade.drafting.recipe import Recipe, chained
 from saccade.drafting.shapes.controller import Auto
 from saccade.drafting.shapes.fit import Fit
 from saccade.drafting.shapes.policies import Chain
@@ -36,7 +35,13 @@ from saccade.methods import SYSTEMS, resolve
 from saccade.model import batch_invariant
 from saccade.model.attention import Segment, Step
 from saccade.model.backbone import Backbone
-from saccade.model.batch_invariant import BLOCK, ROWS, ExactSession, Ordered, ordered
+from saccade.model.batch_invariant import (
+    BLOCK,
+    ROWS,
+    BatchInvariantSession,
+    BatchInvariantStep,
+    ordered,
+)
 from saccade.model.cache import Cache
 from saccade.model.session import Session
 
@@ -147,7 +152,7 @@ def _loaded(name: str, dtype: torch.dtype) -> models.Loaded:
 
 @low
 def test_in_parallel(dtype):
-    """Claim: what flies while the target judges changes no bit either."""
+    """Claim: what is in flight while the target judges changes no bit either."""
     target, draft = model_of("qwen2_5_vl", dtype), draft_of("qwen2_5_vl", dtype)
     inputs = asked("qwen2_5_vl", dtype)
     plain, truth = told(target, inputs, "ar", exact=True)
@@ -185,13 +190,13 @@ def test_turns_of_a_conversation(dtype):
             second = {"input_ids": ids[None], "attention_mask": torch.ones_like(ids)[None]}
             again = talk.run(second, max_new_tokens=30)
             assert again.reused_tokens > BLOCK - 19
-            answers.append((said.ids, again.ids, _tip(talk)))
+            answers.append((said.ids, again.ids, _root(talk)))
             assert talk.run(second, exact=False, max_new_tokens=2).reused_tokens == 0
     assert all(each[:2] == answers[0][:2] for each in answers)
     assert all(torch.equal(each[2], answers[0][2]) for each in answers)
 
 
-def _tip(talk: saccade.Conversation) -> Tensor:
+def _root(talk: saccade.Conversation) -> Tensor:
     assert talk._last is not None and talk._last.call is not None
     session = talk._last.call.session
     return session.score({0: Tree()})[0].logits(ROOT)
@@ -216,15 +221,17 @@ class Unpadded(Session):
 
     def _step(self, segments: list[Segment]) -> Step:
         (segment,) = segments
-        return Ordered(segment)
+        return BatchInvariantStep(segment)
 
 
-class Unordered(ExactSession):
+class Unordered(BatchInvariantSession):
     """The right number of rows, and the ordinary attention."""
 
     def _forward(self, *args: Any) -> Tensor:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(batch_invariant, "Ordered", lambda segment: self._step([segment]))
+            patch.setattr(
+                batch_invariant, "BatchInvariantStep", lambda segment: self._step([segment])
+            )
             return super()._forward(*args)
 
 
@@ -261,8 +268,10 @@ TEXT = [random.Random(5).randrange(VOCAB - 20) for _ in range(2 * BLOCK + 30)]
 def test_any_way_through_a_text_gives_the_same_bits(dtype, seed, unchecked):
     """Claim: over three blocks of keys, drafts of any length, refused anywhere and scored twice,
     leave the logits of every token as one row at a time gives them. Unwritten rows are NaN here."""
-    truth = along(_begun(ExactSession, dtype), TEXT, None)
-    assert torch.equal(along(_begun(ExactSession, dtype), TEXT, random.Random(seed)), truth)
+    truth = along(_begun(BatchInvariantSession, dtype), TEXT, None)
+    assert torch.equal(
+        along(_begun(BatchInvariantSession, dtype), TEXT, random.Random(seed)), truth
+    )
 
 
 @low
@@ -279,7 +288,7 @@ def test_a_tree_is_refused_by_the_session():
     """Claim: a branching tree raises rather than breaking the promise."""
     tree = add(add(Tree(), ROOT, 3), ROOT, 4)
     with pytest.raises(MethodError, match="shape=chain-N"):
-        _begun(ExactSession, torch.bfloat16).score({0: tree})
+        _begun(BatchInvariantSession, torch.bfloat16).score({0: tree})
 
 
 # -- attention ---------------------------------------------------------------------------------
@@ -316,7 +325,7 @@ def test_a_row_depends_on_its_past_alone(dtype):
         cache = Cache(1, KV, WIDTH, start + ROWS + start % 7, dtype=dtype)
         cache.write(0, 0, k[:, :start], v[:, :start])
         rows = slice(start, start + ROWS)
-        step = Ordered(Segment(cache, 0, ROWS, start))
+        step = BatchInvariantStep(Segment(cache, 0, ROWS, start))
         found = step(0, q[:, rows], k[:, rows], v[:, rows], 0.3)
         for row, bits in enumerate(found, start=start):
             assert bits.isfinite().all()
@@ -331,7 +340,7 @@ def test_control_a_place_that_matters_is_found(dtype, monkeypatch):
     """Control: a last bit that depends on the place, or on the rows beside, is found and said."""
     target = Backbone(copy.deepcopy(llama(0)).to(dtype))
     before, forward = torch.get_rng_state(), target.forward
-    assert batch_invariant.same_everywhere(target)
+    assert batch_invariant.is_batch_invariant(target)
     assert torch.equal(torch.get_rng_state(), before), "it draws from noise of its own"
 
     def third(*args: Any) -> Tensor:
@@ -345,7 +354,7 @@ def test_control_a_place_that_matters_is_found(dtype, monkeypatch):
 
     for broken in (third, beside):
         monkeypatch.setattr(target, "forward", broken)
-        assert not batch_invariant.same_everywhere(target)
+        assert not batch_invariant.is_batch_invariant(target)
         with pytest.raises(ModelError, match="cannot be promised on this machine"):
             batch_invariant.check(target)
     with pytest.raises(ModelError, match="cannot be promised"):
@@ -356,7 +365,7 @@ def test_it_is_tried_once_for_each_model(monkeypatch):
     """Claim: the trial is remembered, by number of threads."""
     target = Backbone(copy.deepcopy(llama(1)))
     batch_invariant.check(target)
-    monkeypatch.setattr(batch_invariant, "same_everywhere", lambda model: False)
+    monkeypatch.setattr(batch_invariant, "is_batch_invariant", lambda model: False)
     batch_invariant.check(target)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 97)
     with pytest.raises(ModelError, match="97 threads"):

@@ -24,7 +24,7 @@ from saccade.core.sampling import Sampling
 from saccade.core.tree import Tree, add, chain
 from saccade.drafting.shapes import costs
 from saccade.model import cuda_graphs
-from saccade.model.cuda_graphs import ROWS, StaticSteps
+from saccade.model.cuda_graphs import ROWS, CudaGraphs
 from saccade.model.session import Session
 
 LEAN = ["qwen2_5_vl", "qwen2_vl", "llama"]
@@ -48,14 +48,14 @@ class Counted:
 
 
 def _both(family: str = "qwen2_5_vl", **options: Any) -> tuple[Session, Session, Counted]:
-    """An ordinary session and a static one over the same prompt, and what the latter captured."""
+    """An ordinary session and one of captured steps over one prompt, and the latter's captures."""
     model = backbone(FAMILIES[family]())
     cuda_graphs._trusted.add(model)  # else the first step is an ordinary one
     prompts = model.prompts(input_for(family))
     counted = Counted()
-    ordinary = Session(model, [Sampling()], static=False, **options)
-    fixed = Session(model, [Sampling()], static=True, **options)
-    fixed.static = StaticSteps(model, counted)
+    ordinary = Session(model, [Sampling()], cuda_graphs=False, **options)
+    fixed = Session(model, [Sampling()], cuda_graphs=True, **options)
+    fixed.cuda_graphs = CudaGraphs(model, counted)
     for session in (ordinary, fixed):
         session.prefill(prompts)
     return ordinary, fixed, counted
@@ -103,7 +103,7 @@ def test_the_tail_settles_anew_when_it_is_long(monkeypatch):
         new = [rng.randrange(200)]
         for session in (ordinary, fixed):
             session.commit({0: new})
-    memory = fixed.static._memory
+    memory = fixed.cuda_graphs._memory
     assert memory is not None and memory.settled > fixed.requests[0].prompt_rows[0]
 
 
@@ -124,13 +124,13 @@ def test_a_size_is_captured_once_and_its_memory_stays():
     Fails if a position, an id or the mask were captured as a constant, or the memory moved.
     """
     ordinary, fixed, counted = _both()
-    steps = fixed.static
+    steps = fixed.cuda_graphs
     assert steps is not None
     for _ in range(6):
         assert _same(ordinary, fixed, chain([5, 6, 7])) < 1e-4
         for session in (ordinary, fixed):
             session.commit({0: [5, 9]})
-    places = {k: (s.numbers.data_ptr(), s.visible.data_ptr()) for k, (s, _) in steps._slots.items()}
+    places = {k: (s.numbers.data_ptr(), s.visible.data_ptr()) for k, s in steps._slots.items()}
     before, replays = counted.captures, counted.replays
     assert before == len(steps._runs) == 1  # a round's 3 rows, then 4 with the token before: 4 both
     for _ in range(4):
@@ -138,7 +138,7 @@ def test_a_size_is_captured_once_and_its_memory_stays():
         for session in (ordinary, fixed):
             session.commit({0: [8, 2]})
     assert counted.captures == before and counted.replays == replays + 4
-    for size, (slots, _) in steps._slots.items():
+    for size, slots in steps._slots.items():
         assert places[size] == (slots.numbers.data_ptr(), slots.visible.data_ptr())
 
 
@@ -162,8 +162,8 @@ def test_other_steps_are_ordinary_forwards():
     model = backbone(FAMILIES["qwen2_5_vl"]())
     prompts = model.prompts(left_padded([video_input(0), video_input(1, (2, 4, 4), before=2)]))
     counted = Counted()
-    pair = Session(model, [Sampling()] * 2, static=True)
-    pair.static = StaticSteps(model, counted)
+    pair = Session(model, [Sampling()] * 2, cuda_graphs=True)
+    pair.cuda_graphs = CudaGraphs(model, counted)
     pair.prefill(prompts)
     pair.score({0: chain([1, 2]), 1: Tree((3,), (-1,), (None,))})
     pair.score({0: chain([1, 2, 4])})  # alone, but not the only one: the next may be the other
@@ -172,7 +172,9 @@ def test_other_steps_are_ordinary_forwards():
     pair.score({0: chain([1, 2, 4, 5])})
     assert counted.captures == 1
     pair.end(0)
-    assert pair.static._memory is None and not pair.static._runs, "the cache is held for nothing"
+    assert pair.cuda_graphs._memory is None and not pair.cuda_graphs._runs, (
+        "the cache is held for nothing"
+    )
     ordinary, fixed, counted = _both()
     assert _same(ordinary, fixed, chain([4] * (ROWS[-1] + 3))) < 1e-4
     assert not counted.captures
@@ -185,7 +187,7 @@ def test_a_capture_that_fails_costs_nothing_but_speed(caplog):
     def refused(work: cuda_graphs.Work) -> cuda_graphs.Work:
         raise RuntimeError("operation not permitted when stream is capturing")
 
-    fixed.static = StaticSteps(fixed.backbone, refused)
+    fixed.cuda_graphs = CudaGraphs(fixed.backbone, refused)
     for _ in range(3):
         assert _same(ordinary, fixed, chain([1, 2, 3, 4])) < 1e-5
         for session in (ordinary, fixed):
@@ -196,29 +198,29 @@ def test_a_capture_that_fails_costs_nothing_but_speed(caplog):
 def test_a_session_chooses_by_device(monkeypatch):
     """Claim: by itself a session uses fixed shapes only on GPUs, and with the fused decoder."""
     model = backbone(FAMILIES["qwen2_5_vl"]())
-    assert Session(model, [Sampling()]).static is None
+    assert Session(model, [Sampling()]).cuda_graphs is None
     monkeypatch.setattr(cuda_graphs, "DEVICES", ("cpu",))
-    assert Session(model, [Sampling()]).static is not None
+    assert Session(model, [Sampling()]).cuda_graphs is not None
     modules = backbone(FAMILIES["qwen2_5_vl"](), False)
-    assert Session(modules, [Sampling()]).static is None
+    assert Session(modules, [Sampling()]).cuda_graphs is None
     with pytest.raises(ModelError, match="fused decoder"):
-        Session(modules, [Sampling()], static=True)
+        Session(modules, [Sampling()], cuda_graphs=True)
 
 
 def test_bare_forwards_over_filled_caches_run_in_fixed_shapes(monkeypatch):
-    """Claim: what `cost` times is the static step where sessions use it."""
+    """Claim: what `cost` times is the captured step where sessions use it."""
     monkeypatch.setattr(cuda_graphs, "DEVICES", ("cpu",))
     session = costs.filled(backbone(FAMILIES["qwen2_5_vl"]()), 64, 1, 32)
     assert costs.step(session, 64, 5) > 0
-    assert session.static is not None and len(session.static._runs) == 1
+    assert session.cuda_graphs is not None and len(session.cuda_graphs._runs) == 1
 
 
 @pytest.mark.parametrize("method", ["ar", "sd-tree", "specvlm", "specvlm-self", "std", "sage"])
 def test_answers_are_the_same(method, monkeypatch):
     """Claim: with every session in fixed shapes, target's and draft's, answers stay the target's.
 
-    Caches hold NaN wherever they hold nothing. (Everything else that tests sessions can be run so
-    too: set ``static.DEVICES``; only tests that count calls of ``Backbone.forward`` then fail.)
+    Caches hold NaN wherever they hold nothing. (Everything else that tests sessions can be run
+    so: set ``cuda_graphs.DEVICES``; only tests that count calls of ``Backbone.forward`` then fail.)
     """
     monkeypatch.setattr(cuda_graphs, "DEVICES", ("cpu",))
     result = answered("qwen2_5_vl", method)
@@ -235,12 +237,12 @@ def test_the_first_step_on_a_machine_is_held_against_an_ordinary_one(wrong, capl
     def capture(work: cuda_graphs.Work) -> cuda_graphs.Work:
         return (lambda: work().roll(1, -1)) if wrong else work
 
-    fixed.static = StaticSteps(fixed.backbone, capture)
+    fixed.cuda_graphs = CudaGraphs(fixed.backbone, capture)
     for token in (5, 6, 7):
         found = [session.score({0: chain([token])})[0] for session in (ordinary, fixed)]
         assert torch.allclose(found[0].logits(0), found[1].logits(0), atol=1e-3)
         for session in (ordinary, fixed):
             session.commit({0: [token]})
-    assert (fixed.static is None) is wrong
+    assert (fixed.cuda_graphs._capture is None) is wrong
     assert (fixed.backbone in cuda_graphs._trusted) is not wrong
     assert ("apart" in caplog.text) is wrong

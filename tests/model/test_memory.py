@@ -262,9 +262,8 @@ def test_a_prompt_that_just_fits(room: Callable[[float], None]) -> None:
     each, there = 1000, 10 * MIB
     room(there)
     fits = int(there * (1 - SPARE)) // each
-    memory.check_prompt(fits, each, CPU)
-    with pytest.raises(ModelError, match=f"about {fits} would fit"):
-        memory.check_prompt(fits + 1, each, CPU)
+    assert memory.has_room(fits, each, CPU) and not memory.has_room(fits + 1, each, CPU)
+    assert f"about {fits} would fit" in str(memory.too_long(fits + 1, each, CPU))
 
 
 def allocate() -> None:

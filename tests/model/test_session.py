@@ -105,10 +105,10 @@ def test_a_session_starts_where_hugging_faces_forward_ends(family, fused):
     assert prompt.fixed.nonzero().flatten().tolist() == rows[len(cells) :]
     session = Session(model, [Sampling()])
     (prefill,) = session.prefill([prompt])
-    assert (prefill.tip - exact).abs().max() < 1e-4
+    assert (prefill.logits - exact).abs().max() < 1e-4
     if prompt.seen:
         wrong = prompt.select(torch.arange(prompt.seen - 1))
-        assert (Session(model, [Sampling()]).prefill([wrong])[0].tip - exact).abs().max() > 1e-2
+        assert (Session(model, [Sampling()]).prefill([wrong])[0].logits - exact).abs().max() > 1e-2
 
 
 def test_a_padded_batch_reads_as_its_prompts_alone():
@@ -213,7 +213,7 @@ def test_control_planted_session_bugs_are_seen(bug, monkeypatch):
 def test_growing_a_tree_equals_scoring_it_at_once(fused, seed):
     """Claim: score is a function of (prompt, text, tree), not of how the tree came about.
 
-    Nodes arrive one to three at a time, on a fresh tip or behind pending tokens. Fails if a new
+    Nodes arrive one to three at a time, on a fresh root or behind pending tokens. Fails if a new
     node sees a sibling scored before it, or a known node is moved.
     """
     rng = random.Random(seed)
@@ -287,15 +287,15 @@ def test_prefill_in_chunks_equals_prefill_at_once(fused):
     for chunk in (1, 7, 20):
         parts, _ = _session(model, BATCH, chunk=chunk)
         for request in range(3):
-            tips = parts.requests[request].tip - whole.requests[request].tip
-            assert tips.abs().max() < 1e-4
+            apart = parts.requests[request].root - whole.requests[request].root
+            assert apart.abs().max() < 1e-4
         _assert_fresh_cache(parts, oracle)
 
 
 def test_laws_are_clipped_and_placeholders_banned():
     """Claim: a draft's laws have the common vocabulary, and visual placeholders none at all (B16).
 
-    Fails if a banned id keeps any probability, at the tip, at a node or after a fork.
+    Fails if a banned id keeps any probability, at the root, at a node or after a fork.
     """
     model = backbone(qwen25())
     banned = sorted(model.placeholders)

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from families import zoo
 from evidence import checkpoints
 from saccade import inputs
 from saccade.core.errors import MethodError, ModelError, OptionError
-from saccade.drafting import planning
+from saccade.drafting import recipe as recipes
 from saccade.methods import resolve
 from saccade.model import tensor_parallel
 
@@ -85,6 +86,9 @@ def test_two_processes_say_what_one_says(tmp_path: Path, monkeypatch: pytest.Mon
     alone, both = split("qwen2.5-vl", METHODS, tmp_path, monkeypatch)
     check(alone, both, METHODS)
     assert both[0]["odd verdict"] is None
+    for mine in both:
+        ids, reason = mine["failed draft"]
+        assert ids == alone["ar"]["ids"] and "out of order" in reason
     assert "rank 1 and rank 0 do not agree" in both[1]["odd verdict"]
 
 
@@ -95,6 +99,21 @@ def test_more_families_and_methods(
 ) -> None:
     """Claim: the same of every serial method that does not time its forwards, in other families."""
     check(*split(family, MORE, tmp_path, monkeypatch), MORE)
+
+
+@pytest.mark.slow
+def test_silent_9_a_process_whose_draft_fails_alone_does_not_hang_the_others(
+    tmp_path: Path,
+) -> None:
+    """Claim: where the others wait inside forwards that they share, a sentence ends all of them.
+
+    A draft of its own that fails in one process is given up in all, see ``check``'s caller above.
+    """
+    target, draft = made("qwen2.5-vl", tmp_path)
+    began = time.monotonic()
+    done = launched(HERE / "split.py", "stuck", target, draft)
+    assert done.returncode != 0 and time.monotonic() - began < 200
+    assert "rank 1 waited for the other processes in vain (5 s)" in done.stderr
 
 
 @pytest.mark.slow
@@ -142,6 +161,6 @@ def test_what_cannot_be_split_is_refused(tmp_path: Path, monkeypatch: pytest.Mon
 def test_methods_that_go_by_the_clock_are_refused(method: str, why: str) -> None:
     """Claim: what each process would decide by its own clock is refused. Control: sage is not."""
     with pytest.raises(MethodError, match=why):
-        planning.split(resolve(method))
-    assert planning.split(resolve("sage")).name == "sage"
+        recipes.split(resolve(method))
+    assert recipes.split(resolve("sage")).name == "sage"
     assert tensor_parallel.world() == 1

@@ -32,7 +32,7 @@ LAW = "laws/test_registered.py"
 CONTROL = "drafting/shapes/test_controller.py"
 COST = "drafting/shapes/test_costs.py"
 CALIBRATE = "bench/test_calibrate.py"
-SCORE = "drafting/views/test_saliency.py"
+SALIENCY = "drafting/views/test_saliency.py"
 SAGE = "methods/test_sage.py"
 SIXTH = "methods/test_sixth_method.py"
 EARLY_AUTO = (
@@ -40,6 +40,7 @@ EARLY_AUTO = (
     "[auto dear, shape=auto dear]"
 )
 LATE_AUTO = EARLY_AUTO.replace("at_the_start", "late_in_an_answer")
+FRESH_LOOKS = "methods/test_fresh.py::test_it_tells_what_the_last_judged_rows_attended_to"
 HISTORY_ENDS = "engine/test_generate.py"
 HISTORIES = f"{SESSION}::test_b10_any_history_of_trees_and_commits_equals_the_oracle"
 
@@ -227,8 +228,8 @@ MUTANTS = (
     Mutant(
         "a turn keeps a stale tree",
         "model/session.py",
-        "request.tree, request.rows, request.tip = Tree(), [], None\n            # at least",
-        "request.tip = None\n            # at least",
+        "request.tree, request.rows, request.root = Tree(), [], None\n            # at least",
+        "request.root = None\n            # at least",
         (f"{SESSION}::test_a_turn_forgets_what_was_scored_before_it",),
     ),
     Mutant(
@@ -239,10 +240,10 @@ MUTANTS = (
         (f"{SESSION}::test_tokens_from_outside_the_tree_are_caught_up_with",),
     ),
     Mutant(
-        "commit keeps a stale tip",
+        "commit keeps stale logits at the root",
         "model/session.py",
-        "request.tip = request.rows[path[-1]]",
-        "request.tip = request.rows[0]",
+        "request.root = request.rows[path[-1]]",
+        "request.root = request.rows[0]",
         (HISTORIES,),
     ),
     Mutant(
@@ -276,8 +277,8 @@ MUTANTS = (
     Mutant(
         "the pending tokens are hidden from the tree",
         "model/session.py",
-        "block[waiting:, :waiting] = True",
-        "block[waiting:, :waiting] = False",
+        "*(parent + waiting for parent in tree.parents)",
+        "*(parent + waiting if parent >= 0 else ROOT for parent in tree.parents)",
         (HISTORIES,),
     ),
     Mutant(
@@ -292,7 +293,7 @@ MUTANTS = (
     # -- drafts ----------------------------------------------------------------------------------
     Mutant(
         "a malformed tree is not checked",
-        "drafting/fallback.py",
+        "drafting/drafters.py",
         "check(trees[request], self._vocab)",
         "check(Tree(), self._vocab)",
         (f"{FAULTS}::test_a_draft_that_fails_costs_speed_only",),
@@ -337,9 +338,9 @@ MUTANTS = (
     Mutant(
         "auto: a draw that the draft gave little is taken back",
         "drafting/shapes/controller.py",
-        "            odds, rest = _odds(scores, tip, law, self.runners)\n",
-        "            token, q = scores.draw(tip, law)\n"
-        "            odds, rest = _odds(scores, tip, token, self.runners if q is None else 0)\n",
+        "            odds, rest = _odds(scores, last, law, self.runners)\n",
+        "            token, q = scores.draw(last, law)\n"
+        "            odds, rest = _odds(scores, last, token, self.runners if q is None else 0)\n",
         (LATE_AUTO, EARLY_AUTO),
     ),
     Mutant(
@@ -357,10 +358,10 @@ MUTANTS = (
         (f"{LAW}::test_no_number_is_used_for_two_draws",),
     ),
     Mutant(
-        "the first flight takes along what happens to be there",
+        "the first batch takes along what happens to be there",
         "drafting/parallel/drafter.py",
-        "sight.batch = self._length if self._samples else len(sight.tokens)",
-        "sight.batch = len(sight.tokens)",
+        "sight.batch = self._length if self._samples else len(sight.chain)",
+        "sight.batch = len(sight.chain)",
         (f"{LAW}::test_a_parallel_draft_of_any_speed_gives_the_same_rows_and_tokens",),
     ),
     Mutant(
@@ -388,7 +389,7 @@ MUTANTS = (
     Mutant(
         "auto: drafting that was given up is never tried again",
         "drafting/shapes/controller.py",
-        "trying = learnt.plain >= learnt.patience and self._pays(learnt, HOPE)",
+        "trying = learnt.plain >= learnt.patience and self._best(learnt, HOPE)[0] > 1",
         "trying = False",
         (f"{CONTROL}::test_it_is_tried_again_ever_more_seldom_and_comes_back",),
     ),
@@ -458,15 +459,15 @@ MUTANTS = (
     Mutant(
         "costs: fit forgets nothing",
         "drafting/shapes/fit.py",
-        "return hits * MEMORY + accepted, tries * MEMORY + accepted + refused",
-        "return hits + accepted, tries + accepted + refused",
+        "return Rate(self.hits * memory + hits, self.tries * memory + tries)",
+        "return Rate(self.hits + hits, self.tries + tries)",
         (f"{COST}::test_fit_folds_the_rate_towards_what_it_sees_and_forgets",),
     ),
     Mutant(
         "costs: fit pays for one draft forward only",
         "drafting/shapes/fit.py",
-        "(length * costs.draft + costs.verify(length + 1))",
-        "(costs.draft + costs.verify(length + 1))",
+        "(n, expected_chain(rate, n), n, n + 1)",
+        "(n, expected_chain(rate, n), 1, n + 1)",
         (f"{COST}::test_fit_chooses_what_a_search_over_everything_chooses",),
     ),
     Mutant(
@@ -480,12 +481,12 @@ MUTANTS = (
     Mutant(
         "a chain looks at what it drew before it stops",
         "drafting/shapes/policies.py",
-        "            if len(tree) and not self.goes_on(scores, tip, law):\n"
-        "                break\n"
-        "            token, q = scores.draw(tip, law)\n",
-        "            token, q = scores.draw(tip, law)\n"
-        "            if len(tree) and q is not None and float(q[token]) < 0.5:\n"
-        "                break\n",
+        "        if len(tree) and not self.goes_on(scores, last, law):\n"
+        "            return None\n"
+        "        token, q = scores.draw(last, law)\n",
+        "        token, q = scores.draw(last, law)\n"
+        "        if len(tree) and q is not None and float(q[token]) < 0.5:\n"
+        "            return None\n",
         (f"{LAW}::test_the_next_three_tokens_have_exactly_the_targets_law_at_the_start",),
     ),
     Mutant(
@@ -517,54 +518,54 @@ MUTANTS = (
         ("engine/test_parallel.py::test_an_answer_ends_wherever_it_should", HISTORY_ENDS),
     ),
     Mutant(
-        "schedule: the token drafted beside a flight is not judged with it",
+        "schedule: the token drafted beside those in flight is not judged with it",
         "drafting/schedule.py",
-        "        trees = draft.extend(flights)\n",
-        "        draft.extend(flights)\n        trees = flights\n",
-        ("methods/test_hippo.py::test_every_round_flies_by_the_papers_rule",),
+        "        trees = draft.extend(in_flight)\n",
+        "        draft.extend(in_flight)\n        trees = in_flight\n",
+        ("methods/test_hippo.py::test_every_round_judges_by_the_papers_rule",),
     ),
-    # -- scores of visual tokens -------------------------------------------------------------------
+    # -- saliency ----------------------------------------------------------------------------------
     Mutant(
-        "score: a budget is rounded down",
+        "saliency: a budget is rounded down",
         "drafting/views/saliency.py",
         "max(1, int(seen * keep + 0.5))",
         "max(1, int(seen * keep))",
-        (f"{SCORE}::test_budget_rounds_and_leaves_at_least_one",),
+        (f"{SALIENCY}::test_budget_rounds_and_leaves_at_least_one",),
     ),
     Mutant(
-        "score: the mass reached leaves out the token that reaches it",
+        "saliency: the mass reached leaves out the token that reaches it",
         "drafting/views/saliency.py",
         "count = int(reached.double().argmax()) + 1 if",
         "count = int(reached.double().argmax()) if",
-        (f"{SCORE}::test_top_mass_is_the_smallest_top_set_that_reaches_the_share",),
+        (f"{SALIENCY}::test_top_mass_is_the_smallest_top_set_that_reaches_the_share",),
     ),
     Mutant(
-        "score: even samples begin at the edge",
+        "saliency: even samples begin at the edge",
         "drafting/views/saliency.py",
         "at = ((torch.arange(count) * 2 + 1) * len(items)) // (2 * count)",
         "at = (torch.arange(count) * len(items)) // count",
-        (f"{SCORE}::test_spread_is_even",),
+        (f"{SALIENCY}::test_spread_is_even",),
     ),
     Mutant(
-        "score: of temporal neighbours only the one before",
+        "saliency: of temporal neighbours only the one before",
         "drafting/views/saliency.py",
-        "for move in (step, -step):",
-        "for move in (-step,):",
+        "for step in (1, -1):",
+        "for step in (-1,):",
         ("methods/test_hippo.py::test_temporal_and_spatial_are_eq_3_to_6",),
     ),
     Mutant(
-        "score: scaled over the video instead of each frame",
+        "saliency: scaled over the video instead of each frame",
         "drafting/views/saliency.py",
         "_, frame = torch.unique(grid[:, :2], dim=0, return_inverse=True)",
         "_, frame = torch.unique(grid[:, :1], dim=0, return_inverse=True)",
         ("methods/test_hippo.py::test_scores_are_z_scored_within_their_frame",),
     ),
     Mutant(
-        "score: heads are summed up by the largest",
+        "saliency: heads are summed up by the largest",
         "drafting/views/saliency.py",
         "return mass.mean((0, 1))",
         "return mass.amax((0, 1))",
-        (f"{SCORE}::test_attention_averages_layers_and_heads",),
+        (f"{SALIENCY}::test_attention_averages_layers_and_heads",),
     ),
     # -- SAGE and HIPPO ----------------------------------------------------------------------------
     Mutant(
@@ -631,6 +632,46 @@ MUTANTS = (
         "confirmed = stage(CONFIRM, last, [*held] * PASSES, deadline)",
         "confirmed = stage(CONFIRM, last, [*searched] * PASSES, deadline)",
         (f"{CALIBRATE}::test_what_is_reported_chose_nothing",),
+    ),
+    # -- what follows the answer -----------------------------------------------------------------
+    Mutant(
+        "fresh: a row is said to see a key less",
+        "model/session.py",
+        "JudgedRow(*request.asked[node], seen + depth + 1)",
+        "JudgedRow(*request.asked[node], seen + depth)",
+        (FRESH_LOOKS,),
+    ),
+    Mutant(
+        "fresh: refused rows count",
+        "model/session.py",
+        "for depth, node in enumerate(path):\n                    request.recent",
+        "for depth, node in enumerate(range(len(request.asked))):\n"
+        "                    request.recent",
+        (FRESH_LOOKS,),
+    ),
+    Mutant(
+        "fresh: newcomers take the places of other layers",
+        "model/cache.py",
+        "at = (layer == number).nonzero().squeeze(-1) if count else layer[:0]",
+        "at = (layer != number).nonzero().squeeze(-1)[:count] if count else layer[:0]",
+        ("methods/test_fresh.py::test_an_exchanged_cache_holds_what_one_made_anew_would",),
+    ),
+    Mutant(
+        "fresh: chosen by the attention at prefill",
+        "drafting/drafters.py",
+        "newer, held = prefill.again(), pruned.held(prefill.prompt)",
+        "newer, held = prefill, pruned.held(prefill.prompt)",
+        ("methods/test_fresh.py::test_each_round_drafts_on_the_keys_looked_at_last",),
+    ),
+    Mutant(
+        "documents: a batch's padding is counted",
+        "engine/request.py",
+        "places = real[row].nonzero().squeeze(-1)",
+        "places = torch.arange(ids.shape[1])",
+        (
+            "engine/test_documents.py"
+            "::test_spans_of_a_padded_batch_count_from_each_prompts_own_beginning",
+        ),
     ),
     # -- control ---------------------------------------------------------------------------------
     Mutant(

@@ -15,8 +15,7 @@ import pytest
 from PIL import Image
 from serve.live import Endpoint, Live, made, serving
 
-from saccade.cli import loading
-from saccade.inputs import load_pair
+from saccade.inputs import Pair, load_pair
 from saccade.inputs import media as media_
 from saccade.world import drawing, scenes
 
@@ -30,12 +29,12 @@ def _fast() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def models(pair: Path) -> loading.Models:
-    return loading.Models(*load_pair("shapes", None))
+def models(pair: Path) -> Pair:
+    return Pair(*load_pair("shapes", None))
 
 
 @pytest.fixture(scope="session")
-def server(models: loading.Models) -> Iterator[Live]:
+def server(models: Pair) -> Iterator[Live]:
     with serving(lambda: made(models)) as live:
         yield live
 

@@ -19,12 +19,12 @@ import uvicorn
 from PIL import Image
 
 from saccade import inputs as models_
-from saccade.cli import loading
 from saccade.drafting.recipe import Recipe
 from saccade.engine.scheduler import Event, Scheduler
+from saccade.inputs import Pair
 from saccade.methods import resolve
 from saccade.serve.app import app
-from saccade.serve.listening import listening
+from saccade.serve.listening import Impatient, listening
 from saccade.serve.service import Engine, Service, engine
 from saccade.serve.settings import Media, Settings
 
@@ -76,7 +76,7 @@ def soon(true: Callable[[], bool], seconds: float = 10.0) -> bool:
 
 
 def made(
-    models: loading.Models,
+    models: Pair,
     method: str | Recipe = METHOD,
     *,
     rows: int = 4,
@@ -122,7 +122,9 @@ def serving(
     service = Service(Settings(key=key, **limits))
     line = listening("127.0.0.1", 0)
     url = "http://{}:{}".format(*line.getsockname())
-    config = uvicorn.Config(app(service, start), log_level="critical", timeout_graceful_shutdown=3)
+    config = uvicorn.Config(
+        app(service, start), http=Impatient, log_level="critical", timeout_graceful_shutdown=3
+    )
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, args=([line],), name="uvicorn")
     thread.start()
@@ -187,5 +189,5 @@ class Endpoint:
             return list(chunks)
 
 
-def inputs_of(models: loading.Models, question: str, **shown: Any) -> Any:
+def inputs_of(models: Pair, question: str, **shown: Any) -> Any:
     return models_.ask(models.target, question, **shown)

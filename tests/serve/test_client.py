@@ -23,9 +23,8 @@ from serve.live import (
 from typer.testing import CliRunner
 
 import saccade
-from saccade.cli import loading
 from saccade.cli.app import app as command
-from saccade.inputs import media
+from saccade.inputs import Pair, media
 
 
 def _text(answer: Any) -> str:
@@ -37,7 +36,7 @@ def _joined(chunks: list[Any], index: int = 0) -> str:
     return "".join(choice.delta.content or "" for choice in deltas)
 
 
-def _run(models: loading.Models, inputs: Any, **settings: Any) -> Any:
+def _run(models: Pair, inputs: Any, **settings: Any) -> Any:
     draft = models.draft
     assert draft is not None
     return saccade.run(

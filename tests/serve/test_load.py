@@ -18,7 +18,7 @@ import pytest
 from serve.live import QUESTION, made, request, serving, soon, text_part, video_part
 from serve.test_lifecycle import process
 
-from saccade.cli import loading
+from saccade.inputs import Pair
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ def _judge(found: Sequence[Outcome], alone: Sequence[str], requests: int) -> dic
 
 
 @pytest.mark.slow
-def test_more_clients_than_places(models: loading.Models, clips):
+def test_more_clients_than_places(models: Pair, clips):
     """Claim: 12 clients, 48 requests, 6 places: each is 200 and the serial answer, or 429 with
     Retry-After; both happen; afterwards the engine is empty."""
     bodies = _questions(clips)

@@ -13,8 +13,7 @@ from helpers import few
 from serve.live import QUESTION, Live, inputs_of, made, serving, text_part, video_part
 
 import saccade
-from saccade.cli import loading
-from saccade.inputs import media
+from saccade.inputs import Pair, media
 
 CLOSE = 1e-4
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -25,7 +24,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 
 @torch.no_grad()
-def _forced(models: loading.Models, inputs: Any, answer: Sequence[int]) -> torch.Tensor:
+def _forced(models: Pair, inputs: Any, answer: Sequence[int]) -> torch.Tensor:
     """Logs of what transformers' own forward gives at every token of an answer, at once."""
     given = dict(inputs)
     ids = torch.cat([given.pop("input_ids"), torch.tensor([list(answer)])], 1)

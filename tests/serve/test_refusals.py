@@ -25,8 +25,7 @@ from serve.live import (
     video_part,
 )
 
-from saccade.cli import loading
-from saccade.inputs import media
+from saccade.inputs import Pair, media
 from saccade.inputs.media import Limits
 from saccade.inputs.media.fetch import Sources
 from saccade.serve.settings import Media
@@ -396,7 +395,7 @@ def test_a_limit_over_the_servers_is_refused_under_the_name_it_came(server):
 def test_no_refusal_names_the_checkpoint(models, picture):
     """Claim: a target that reads no pictures, loaded from a folder, does not tell that folder."""
     text_only = replace(models.target, name="/secret/models/x", processor=models.target.tokenizer)
-    with serving(lambda: made(loading.Models(text_only, None), "ar")) as live:
+    with serving(lambda: made(Pair(text_only, None), "ar")) as live:
         error = _refused(live.ask([image_part(picture), text_part("hi")]))
         assert "secret" not in error["message"] and "text only" in error["message"]
 
@@ -407,6 +406,6 @@ def test_a_template_that_refuses_is_400(models):
     processor.chat_template = (
         "{{ raise_exception('Only user and assistant roles are supported!') }}"
     )
-    strict = loading.Models(replace(models.target, processor=processor), None)
+    strict = Pair(replace(models.target, processor=processor), None)
     with serving(lambda: made(strict, "ar")) as live:
         assert "Only user and assistant" in _refused(live.ask())["message"]

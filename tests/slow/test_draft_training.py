@@ -8,11 +8,11 @@ from evidence.training import evaluate
 from saccade.inputs.loading import NAMES, load
 from saccade.world.train_draft import run
 from saccade.world.train_draft.recipes import Settings
-from saccade.world.train_draft.samples import Plan
+from saccade.world.train_draft.samples import Canvas
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
-CLIP = Plan("video", 16, 112, 112)
+CLIP = Canvas("video", 16, 112, 112)
 
 
 def test_a_fresh_draft_comes_to_agree_with_the_target(tmp_path: Path) -> None:

@@ -12,17 +12,17 @@ from evidence.training.batch import collate, draw
 from evidence.training.model import create, embed, grow, patches, read, see
 from saccade.world import drawing, text
 from saccade.world import scenes as world
-from saccade.world.train_draft.samples import Plan
+from saccade.world.train_draft.samples import Canvas
 
 pytestmark = pytest.mark.slow
 
-CLIP = Plan("video", 8, 112, 112)
+CLIP = Canvas("video", 8, 112, 112)
 CASES = [
-    (Plan("video", 8, 112, 168), "chat"),
-    (Plan("video", 4, 448, 448), "describe"),
-    (Plan("video", 64, 112, 112), "events"),
-    (Plan("image", 1, 224, 168), "image"),
-    (Plan("diff", 1, 112, 112), "diff"),
+    (Canvas("video", 8, 112, 168), "chat"),
+    (Canvas("video", 4, 448, 448), "describe"),
+    (Canvas("video", 64, 112, 112), "events"),
+    (Canvas("image", 1, 224, 168), "image"),
+    (Canvas("diff", 1, 112, 112), "diff"),
 ]
 
 
@@ -37,18 +37,18 @@ def random_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(("plan", "task"), CASES, ids=[task for _, task in CASES])
+@pytest.mark.parametrize(("canvas", "task"), CASES, ids=[task for _, task in CASES])
 def test_a_row_is_what_the_processor_and_model_make(
-    random_folder: Path, plan: Plan, task: str
+    random_folder: Path, canvas: Canvas, task: str
 ) -> None:
     """Ids, pixels, M-RoPE ids and logits; a wrong layout would train for inputs nobody sends."""
     processor = AutoProcessor.from_pretrained(random_folder)
     huggingface = AutoModelForImageTextToText.from_pretrained(random_folder, dtype=torch.float32)
-    row = draw(processor.tokenizer, plan, 3, task)
-    batch, talk = collate([row], plan), row.talk
+    row = draw(processor.tokenizer, canvas, 3, task)
+    batch, talk = collate([row], canvas), row.talk
 
-    shown = [{"type": "video" if plan.kind == "video" else "image"}]
-    shown *= 2 if plan.kind == "diff" else 1
+    shown = [{"type": "video" if canvas.kind == "video" else "image"}]
+    shown *= 2 if canvas.kind == "diff" else 1
     messages = []
     for turn in text.conversation(talk.scene, task, talk.seed):
         content = [*shown, {"type": "text", "text": turn.question}]
@@ -56,14 +56,14 @@ def test_a_row_is_what_the_processor_and_model_make(
         messages += [{"role": "assistant", "content": turn.answer}]
         shown = []
     prompt = processor.apply_chat_template(messages, tokenize=False)
-    if plan.kind == "video":
+    if canvas.kind == "video":
         metadata = VideoMetadata(
-            total_num_frames=plan.frames,
-            fps=plan.frames / talk.seconds,
+            total_num_frames=canvas.frames,
+            fps=canvas.frames / talk.seconds,
             duration=talk.seconds,
-            frames_indices=list(range(plan.frames)),
+            frames_indices=list(range(canvas.frames)),
         )
-        clip = drawing.render(talk.scene, plan.frames, plan.height, plan.width)
+        clip = drawing.render(talk.scene, canvas.frames, canvas.height, canvas.width)
         inputs = processor(
             text=[prompt],
             videos=[clip],
@@ -72,8 +72,10 @@ def test_a_row_is_what_the_processor_and_model_make(
         )
         rows = inputs.pixel_values_videos
     else:
-        scenes = [talk.scene, world.edit(talk.scene, talk.seed)][: 2 if plan.kind == "diff" else 1]
-        pictures = [drawing.image_frame(s, plan.height, plan.width) for s in scenes]
+        scenes = [talk.scene, world.edit(talk.scene, talk.seed)][
+            : 2 if canvas.kind == "diff" else 1
+        ]
+        pictures = [drawing.image_frame(s, canvas.height, canvas.width) for s in scenes]
         inputs = processor(text=[prompt], images=pictures, return_tensors="pt")
         rows = inputs.pixel_values
 

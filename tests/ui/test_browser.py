@@ -142,7 +142,7 @@ def test_what_cannot_be_is_a_sentence_on_the_page(page: Page, tmp_path: Path) ->
     page.locator("input[type=file]").set_input_files(bad)
     page.get_by_text("bad.mp4 is not a video").first.wait_for()
     ask(page, "sd", 8)
-    expect(error).to_contain_text("bad.mp4 is not a video (starts with <html>)")
+    expect(error).to_contain_text("bad.mp4 is not a video but a web page")
     assert "Traceback" not in page.content()
     page.get_by_label("Four on stripes (2,048)", exact=True).check()
     page.get_by_label(SHORT, exact=True).check()

@@ -50,6 +50,59 @@ def test_the_page_is_built_without_models_and_tells_nobody() -> None:
     assert kinds.count("File") == 1 and kinds.count("Button") == 2
 
 
+GONE = """
+import socket, threading, time
+import httpx, uvicorn
+from saccade.ui import page
+
+steps = []
+
+def endless(*asked):
+    try:
+        while True:
+            steps.append(threading.current_thread().name)
+            time.sleep(0.05)
+            yield shown
+    finally:
+        steps.append("closed")
+
+from saccade.methods import SYSTEMS
+from saccade.ui.asking import EXAMPLES, Shown
+from saccade.ui.duel import Duel, Side
+
+shown = Shown(Duel(Side("ar"), Side("x")), SYSTEMS["sd"], next(iter(EXAMPLES.values())).clip())
+page.answers = endless
+door = socket.create_server(("127.0.0.1", 0))
+config = uvicorn.Config(page.app(page.build(lambda: None)), log_level="error")
+server = uvicorn.Server(config)
+threading.Thread(target=server.run, args=([door],), daemon=True).start()
+at = f"http://127.0.0.1:{door.getsockname()[1]}"
+while not server.started:
+    time.sleep(0.1)
+(run,) = [d for d in httpx.get(f"{at}/config").json()["dependencies"] if len(d["inputs"]) == 7]
+asked = {"data": [None, None, "?", "sd", 8, 0, 0], "fn_index": run["id"], "session_hash": "tab"}
+httpx.post(f"{at}/gradio_api/queue/join", json=asked).raise_for_status()
+with httpx.stream("GET", f"{at}/gradio_api/queue/data?session_hash=tab", timeout=60) as news:
+    for number, line in enumerate(news.iter_lines()):
+        if number > 12:
+            break
+until = time.monotonic() + 30
+while "closed" not in steps and time.monotonic() < until:
+    time.sleep(0.1)
+print(*sorted(set(steps)))
+server.should_exit = True
+"""
+
+
+@pytest.mark.slow
+def test_a_tab_that_goes_ends_its_run() -> None:
+    """Claim: every step of a run is made by one thread, and a run whose reader goes is closed.
+
+    Fails if a run went on for nobody, or its steps wandered between threads."""
+    done = subprocess.run([sys.executable, "-c", GONE], capture_output=True, text=True)
+    assert done.stdout.split() == ["closed", "saccade-ui_0"], done.stderr
+
+
 def test_examples_are_clips_no_training_drew() -> None:
     """Claim: each example renders the frames it names, from a seed far from training's."""
     for name, example in EXAMPLES.items():
@@ -114,5 +167,7 @@ def test_a_port_that_is_taken_is_a_sentence() -> None:
 
     with socket.create_server(("127.0.0.1", 0)) as taken:
         number = taken.getsockname()[1]
-        with pytest.raises(OptionError, match=f"cannot listen at 127.0.0.1:{number}.*--port 0"):
+        with pytest.raises(
+            OptionError, match=f"cannot listen on 127.0.0.1 port {number}.*another --port"
+        ):
             ui(port=number)

@@ -70,10 +70,11 @@ def test_colours_can_be_read(theme: str) -> None:
 def test_text_is_in_spans_of_its_kind_and_escaped() -> None:
     """Claim: runs of a kind share a span, nothing of the text is lost, and none of it is markup."""
     pieces = [Piece("a ", "accepted"), Piece(EVIL, "accepted"), Piece("b", "bonus")]
-    drawn = pictures.spans(pieces)
-    assert drawn.count("<span") == 2 and "<script" not in drawn
-    assert drawn.startswith('<span class="sac-accepted">a &lt;script')
-    assert drawn.endswith('<span class="sac-bonus">b</span>')
+    drawn = pictures.column(Side("x", "stopped", tuple(pieces)), True)
+    (text,) = re.findall(r'<div class="sac-text">(.*)</div>', drawn)
+    assert text.count("<span") == 2 and "<script" not in text
+    assert text.startswith('<span class="sac-accepted">a &lt;script')
+    assert text.endswith('<span class="sac-bonus">b</span>')
 
 
 def test_no_picture_passes_markup_on() -> None:

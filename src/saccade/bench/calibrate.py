@@ -17,12 +17,12 @@ from typing import Any
 
 import torch
 
-from saccade.bench.compare import BASELINE, Row, named, race
-from saccade.bench.trace import environment
+from saccade.bench.compare import BASELINE, Summary, named, race
 from saccade.core.errors import MethodError, OptionError
 from saccade.core.prompt import Inputs
 from saccade.drafting.shapes.policies import Best, Chain, Static
 from saccade.engine.generate import DEFAULT_METHOD
+from saccade.engine.trace import environment
 from saccade.inputs import Loaded
 from saccade.methods import resolve
 
@@ -49,7 +49,7 @@ TIE = 0.02  # figures this close to each other say nothing
 PASSES = 3  # runs of each video held out, at most
 
 
-Measure = Callable[[int, Sequence[str]], Mapping[str, Row]]
+Measure = Callable[[int, Sequence[str]], Mapping[str, Summary]]
 """(video, methods) -> the figures of each and of ``ar``, from interleaved runs."""
 
 
@@ -59,7 +59,7 @@ class Trial:
 
     stage: str
     method: str
-    readings: tuple[Row, ...]
+    readings: tuple[Summary, ...]
 
     @property
     def speedup(self) -> float:
@@ -176,7 +176,7 @@ def calibrate(
         raise OptionError("calibrating needs a video or more and some seconds")
     seen: dict[int, int] = {}
 
-    def measure(video: int, methods: Sequence[str]) -> dict[str, Row]:
+    def measure(video: int, methods: Sequence[str]) -> dict[str, Summary]:
         def on_run(name: str, round: int) -> None:
             if tell is not None:
                 tell(f"video {video + 1} of {len(inputs)}: {'' if round else 'warming up '}{name}")
@@ -244,7 +244,7 @@ def search(
         name: str, methods: Sequence[str], over: Sequence[int], end: float, left: int = 1
     ) -> list[Trial]:
         share = clock() + (end - clock()) / left
-        readings: list[Mapping[str, Row]] = []
+        readings: list[Mapping[str, Summary]] = []
         runs = len({BASELINE, *methods})
         for video in over:
             begun = clock()
@@ -305,15 +305,15 @@ def _beats(trial: Trial, other: Trial, by: float) -> bool:
     return trial.fallback is None and whole and _ratio(trial, other, _decode) > by
 
 
-def _decode(row: Row) -> float:
+def _decode(row: Summary) -> float:
     return row.speedup_decode or 0.0
 
 
-def _whole(row: Row) -> float:
+def _whole(row: Summary) -> float:
     return row.speedup_end_to_end or 0.0
 
 
-def _ratio(trial: Trial, other: Trial, figure: Callable[[Row], float]) -> float:
+def _ratio(trial: Trial, other: Trial, figure: Callable[[Summary], float]) -> float:
     """The median ratio of two methods' figures over the runs they shared."""
     pairs = zip(trial.readings, other.readings, strict=True)
     return median(figure(mine) / max(figure(its), 1e-9) for mine, its in pairs)

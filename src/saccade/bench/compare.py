@@ -21,7 +21,7 @@ BASELINE = "ar"
 
 
 @dataclass(frozen=True)
-class Row:
+class Summary:
     """One method's figures: medians over the runs; None where a method has no such figure.
 
     ``decode_seconds`` is from the first token on, ``prefill_seconds`` all before it (vision,
@@ -71,10 +71,10 @@ class Raced:
     runs: dict[str, list[Run]]
     errors: dict[str, str]
 
-    def rows(self) -> dict[str, Row]:
+    def rows(self) -> dict[str, Summary]:
         """Every method's figures; one that failed is a row with ``error``."""
         return {
-            name: Row(error=self.errors[name])
+            name: Summary(error=self.errors[name])
             if name in self.errors
             else _row(own, self.runs[BASELINE])
             for name, own in self.runs.items()
@@ -176,9 +176,9 @@ def _run(
     return Run(result.ids, result.timings.decode, result.timings.total, counted, result)
 
 
-def _row(runs: Sequence[Run], baseline: Sequence[Run]) -> Row:
+def _row(runs: Sequence[Run], baseline: Sequence[Run]) -> Summary:
     last, ids = runs[-1], runs[-1].ids
-    row = Row(
+    row = Summary(
         token_ids=ids,
         tokens=len(ids),
         identical_to_ar=all(run.ids == base.ids for run, base in zip(runs, baseline, strict=True)),

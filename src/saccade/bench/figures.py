@@ -112,7 +112,7 @@ def stages(by: By) -> Figure | None:
 
 def positions(by: By) -> Figure | None:
     """How often each place of a draft is accepted where the draft went that deep, as far as places
-    are shown: a parallel draft's first flight may be very long."""
+    are shown: a parallel draft's first round may be very long."""
     rows = {name: found for name, own in by.items() if len(found := measures.by_position(own)) > 1}
     if not rows:
         return None

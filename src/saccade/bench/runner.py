@@ -26,12 +26,12 @@ from saccade.bench.peers import PEERS
 from saccade.bench.records import Answer
 from saccade.bench.suites.datasets import message_parts
 from saccade.bench.suites.types import Item, Suite
-from saccade.bench.trace import environment
 from saccade.core.errors import OptionError, SaccadeError
 from saccade.core.options import settle
 from saccade.core.prompt import Inputs
 from saccade.drafting.recipe import Recipe
 from saccade.engine.conversation import Conversation
+from saccade.engine.trace import environment
 from saccade.inputs import Loaded, ask, ask_draft
 from saccade.inputs.media import Clip
 from saccade.model.memory import Peak

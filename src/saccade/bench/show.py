@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from saccade.bench.compare import Row
+from saccade.bench.compare import Summary
 from saccade.core.result import Kind, RoundRecord
 
 STYLE: dict[Kind, str] = {"accepted": "green", "recovered": "bold yellow", "bonus": "bold cyan"}
@@ -68,7 +68,7 @@ def columns(words: Sequence[str], numbers: Sequence[str]) -> Table:
     return found
 
 
-def table(rows: Mapping[str, Row]) -> Table:
+def table(rows: Mapping[str, Summary]) -> Table:
     """A comparison, one line a method."""
     heads = ("same ids", "tokens", "tau", "accepted", "before s", "decode s", "tok/s")
     found = columns(["method"], [*heads, "decode x", "whole x"])
@@ -94,7 +94,7 @@ def table(rows: Mapping[str, Row]) -> Table:
     return found
 
 
-def notes(console: Console, rows: Mapping[str, Row]) -> None:
+def notes(console: Console, rows: Mapping[str, Summary]) -> None:
     """What a table has no room for: failures and fallbacks."""
     for name, row in rows.items():
         if row.error is not None:

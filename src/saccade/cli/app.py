@@ -16,6 +16,7 @@ from saccade.cli.demo import demo
 from saccade.cli.describe import describe
 from saccade.cli.doctor import doctor
 from saccade.cli.methods import methods
+from saccade.cli.real import bench_real, real_app
 from saccade.cli.serve import serve
 from saccade.cli.shapes import shapes_app
 from saccade.cli.terminal import err
@@ -54,7 +55,9 @@ app.command()(methods)
 app.command()(calibrate)
 app.command()(doctor)
 app.command("train-draft")(train_draft)
+bench_app.command("real")(bench_real)
 app.add_typer(bench_app, name="bench")
+app.add_typer(real_app, name="real")
 app.add_typer(shapes_app, name="shapes")
 
 

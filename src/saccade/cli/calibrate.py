@@ -61,6 +61,7 @@ def calibrate(
     prepare(how.threads, verbose)
     from saccade.bench import calibrate as calibrating
     from saccade.cli.config import write
+    from saccade.inputs import shown
 
     _check_writable(out_file)
     if method is not None:
@@ -74,11 +75,12 @@ def calibrate(
         clips = [_read(video, sampling, tell) for video in videos] if videos else _own(tell)
         tell("loading the models")
         models = loading.models(target, draft, quiet=True, **how.load)
+        asked = [models.ask(prompt, **shown(clip)) for clip in clips]
         found = calibrating.calibrate(
             models.target,
             models.draft,
-            [loading.inputs(models.target, clip, prompt) for clip in clips],
-            draft_inputs=[loading.draft_inputs(models, clip, prompt) for clip in clips],
+            [inputs for inputs, _ in asked],
+            draft_inputs=[own for _, own in asked],
             method=method,
             seconds=seconds,
             max_new_tokens=max_new_tokens,

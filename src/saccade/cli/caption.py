@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -14,13 +11,12 @@ import typer
 
 from saccade.cli import loading, options
 from saccade.cli.options import ClipOptions, LoadOptions, ModelOptions, grouped
-from saccade.cli.terminal import Json, Verbose, err, out, prepare
+from saccade.cli.terminal import Json, Verbose, out, pace, prepare
 from saccade.core.errors import OptionError
 
 if TYPE_CHECKING:
-    from saccade.corpus import Answer, Standing, Tell
+    from saccade.corpus import Answer
 
-EVERY = 30.0  # seconds between lines of progress where there is no terminal
 NAMED = 5  # ids named in a message, at most
 
 Manifest = Annotated[
@@ -98,7 +94,7 @@ def caption(
 
     jobs = rows.part(corpus.jobs(manifest, prompt), part)
     path = corpus.shard_path(out_path, part)
-    with _progress() as tell:
+    with pace("loading the models") as say:
         found = corpus.run(
             jobs,
             path,
@@ -106,7 +102,7 @@ def caption(
             answer,
             batch=batch,
             retry=retry_errors,
-            tell=tell,
+            tell=lambda standing: say(str(standing), standing.done == standing.whole),
         )
     if as_json:
         typer.echo(json.dumps({"out": str(path), **asdict(found)}))
@@ -147,21 +143,3 @@ def caption_merge(
                 out.print(f"{what}: {len(ids)} ({listed})", markup=False, soft_wrap=True)
     if found.missing or found.errors:
         raise typer.Exit(1)
-
-
-@contextmanager
-def _progress() -> Iterator[Tell]:
-    """How far it is, on standard error: a line that changes, or one now and then in a log."""
-    if err.is_terminal:
-        with err.status("loading the models") as line:
-            yield lambda standing: line.update(str(standing))
-        return
-    said = time.monotonic()
-
-    def tell(standing: Standing) -> None:
-        nonlocal said
-        if time.monotonic() - said >= EVERY or standing.done == standing.whole:
-            said = time.monotonic()
-            err.print(str(standing), markup=False, soft_wrap=True)
-
-    yield tell

@@ -36,16 +36,17 @@ def chat(
     known = loading.known(models, how, method)
     prepare(known.threads, verbose)
     from saccade.engine.conversation import Conversation
+    from saccade.inputs import shown
 
     (recipe,) = loading.recipes([known.method], exact)
-    shown = showing(as_json, quiet)
-    clip = loading.read(video, frames.sampling(), quiet=shown != "all", warn=not quiet)
-    pair = known.models(quiet=shown != "all")
+    show = showing(as_json, quiet)
+    clip = loading.read(video, frames.sampling(), quiet=show != "all", warn=not quiet)
+    pair = known.models(quiet=show != "all")
     history: list[tuple[str, str]] = []
-    asking = sys.stdin.isatty() and shown == "all"
+    asking = sys.stdin.isatty() and show == "all"
     with Conversation(
         pair.target.backbone,
-        draft=None if pair.draft is None else pair.draft.backbone,
+        draft=pair.drafting,
         method=recipe,
         tokenizer=pair.target.tokenizer,
         captioner=known.captions(list(clip.frames)),
@@ -55,10 +56,9 @@ def chat(
         do_sample=False,
     ) as talk:
         while question := _question(asking):
-            inputs = loading.inputs(pair.target, clip, question, history)
-            own = loading.draft_inputs(pair, clip, question, history)
+            inputs, own = pair.ask(question, **shown(clip), history=history)
             begin = partial(talk.stream, inputs, draft_inputs=own)
-            result = answer(pair.target, begin, shown)
+            result = answer(pair.target, begin, show)
             if as_json:
                 typer.echo(json.dumps({"question": question, **described(result, clip)}))
             history.append((question, result.text or ""))

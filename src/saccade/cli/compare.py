@@ -70,7 +70,7 @@ def compare(
         exact=exact,
     )
     if trace is not None:
-        from saccade.bench import trace as traces
+        from saccade.engine import trace as traces
 
         for name, result in found.results.items():
             safe = name.replace("/", "_")
@@ -123,10 +123,10 @@ def compared(
     import torch
 
     from saccade.bench.compare import named, race
+    from saccade.inputs import shown
 
     target = models.target
-    inputs = loading.inputs(target, clip, prompt)
-    draft_inputs = loading.draft_inputs(models, clip, prompt)
+    inputs, draft_inputs = models.ask(prompt, **shown(clip))
     with status("comparing", quiet=not err.is_terminal) as tell:
         raced = race(
             target,

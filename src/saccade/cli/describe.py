@@ -37,14 +37,15 @@ PHASES = {
 
 @grouped
 def describe(
-    video: Annotated[
-        str, typer.Argument(help="A video, GIF, image or folder of frames; - is stdin.")
-    ],
     models: ModelOptions,
     frames: ClipOptions,
     drawing: DrawOptions,
     how: LoadOptions,
+    video: Annotated[
+        str | None, typer.Argument(help="A video, GIF, image or folder of frames; - is stdin.")
+    ] = None,
     prompt: options.Prompt = options.QUESTION,
+    document: options.Documents = None,
     method: options.Method = None,
     max_new_tokens: options.Tokens = 256,
     seed: options.Seed = None,
@@ -55,7 +56,7 @@ def describe(
     quiet: Quiet = False,
     verbose: Verbose = False,
 ) -> None:
-    """Answer a question about a video, streaming text as it is drafted and accepted.
+    """Answer a question about a video or document, streaming text as it is drafted and accepted.
 
     A target over several GPUs: torchrun --nproc-per-node 4 -m saccade describe ... --tp
     """
@@ -63,50 +64,62 @@ def describe(
         method = "specvlm" if models.draft or models.target in (None, "shapes") else "std"
     known = loading.known(models, how, method)
     prepare(known.threads, verbose)
-    from saccade.drafting import planning
+    from saccade.drafting.recipe import split
     from saccade.engine.generate import stream
+    from saccade.inputs import shown
     from saccade.model import tensor_parallel
 
-    if tp and tensor_parallel.rank():
-        hush()
-    (recipe,) = loading.recipes([known.method], exact)
     if tp:
-        if exact:
-            said = "--exact adds in one order, which a split target does not: leave out one"
-            raise OptionError(said)
-        recipe = planning.split(recipe)
-        if video == "-":
-            raise OptionError("with --tp every process reads the video: give a file and not stdin")
-    shown = showing(as_json, quiet)
-    clip = loading.read(video, frames.sampling(), quiet=shown != "all", warn=not quiet)
-    pair = known.models(quiet=shown != "all", tp=tp)
+        _in_several_processes(video or "", exact)
+    (recipe,) = loading.recipes([known.method], exact)
+    recipe = split(recipe) if tp else recipe
+    show = showing(as_json, quiet)
+    texts = loading.documents(document)
+    clip = None
+    if video is not None or not texts:
+        clip = loading.read(video or "", frames.sampling(), quiet=show != "all", warn=not quiet)
+    pair = known.models(quiet=show != "all", tp=tp)
     if tp and seed is None:
         seed = tensor_parallel.agreed(secrets.randbits(63))
+    media = {} if clip is None else shown(clip)
+    inputs, own = pair.ask(prompt, **media, documents=texts)
     begin = partial(
         stream,
         pair.target.backbone,
-        loading.inputs(pair.target, clip, prompt),
-        draft=None if pair.draft is None else pair.draft.backbone,
-        draft_inputs=loading.draft_inputs(pair, clip, prompt),
+        inputs,
+        draft=pair.drafting,
+        draft_inputs=own,
         method=recipe,
         tokenizer=pair.target.tokenizer,
-        captioner=known.captions(list(clip.frames)),
+        captioner=known.captions([] if clip is None else list(clip.frames)),
         seed=seed,
         exact=exact,
         max_new_tokens=max_new_tokens,
         **drawing.settings(),
     )
-    result = answer(pair.target, begin, shown)
+    result = answer(pair.target, begin, show)
     if tp:
         tensor_parallel.leave()
         if tensor_parallel.rank():
             return
     if trace is not None:
-        from saccade.bench import trace as traces
+        from saccade.engine import trace as traces
 
         traces.write(trace, result)
     if as_json:
         typer.echo(json.dumps(described(result, clip)))
+
+
+def _in_several_processes(video: str, exact: bool) -> None:
+    """Of the processes of --tp the first speaks. Raises OptionError for what they cannot do."""
+    from saccade.model import tensor_parallel
+
+    if tensor_parallel.rank():
+        hush()
+    if exact:
+        raise OptionError("--exact adds in one order, a split target does not: leave out one")
+    if video == "-":
+        raise OptionError("with --tp every process reads the video: give a file and not stdin")
 
 
 def showing(as_json: bool, quiet: bool) -> Shown:
@@ -148,12 +161,12 @@ def answer(target: Loaded, begin: Callable[..., Stream], shown: Shown) -> Result
         )
         if any(round.tokens for round in result.rounds):
             err.print(show.legend())
-        if result.fallback_reason:
-            err.print(result.fallback_reason, style="yellow", markup=False)
+        for told in filter(None, [*result.warnings, result.fallback_reason]):
+            err.print(told, style="yellow", markup=False)
     return result
 
 
-def described(result: Result, clip: Clip) -> dict[str, Any]:
+def described(result: Result, clip: Clip | None) -> dict[str, Any]:
     import torch
 
     timings = result.timings
@@ -175,8 +188,8 @@ def described(result: Result, clip: Clip) -> dict[str, Any]:
         "draft_visual_tokens": result.draft_visual_tokens,
         "reused_tokens": result.reused_tokens,
         "peak_bytes": result.peak_bytes,
-        "frames": len(clip.frames),
+        "frames": 0 if clip is None else len(clip.frames),
         "threads": torch.get_num_threads(),
         "timings": asdict(timings),
-        "warnings": [*clip.warnings, *result.warnings],
+        "warnings": [*(() if clip is None else clip.warnings), *result.warnings],
     }

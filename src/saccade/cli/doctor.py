@@ -108,6 +108,7 @@ def _together(
     """Why they cannot work, and what is worth knowing."""
     from saccade import inputs
     from saccade.bench.hardware.published import CONFIGS
+    from saccade.inputs import architectures
     from saccade.model import families
 
     problems: list[str] = []
@@ -115,8 +116,8 @@ def _together(
     both = [target] if draft is None else [target, draft]
     for name, config in both:
         try:
-            families.model_class(config)
-            families.refuse(config, families.text_config(config))
+            architectures.model_class(config)
+            families.refuse(config, architectures.text_config(config))
         except SaccadeError as error:
             problems.append(f"{name}: {error}")
     if problems or draft is None:
@@ -133,13 +134,13 @@ def _together(
             notes.append("their tokenizers agree, token by token")
         except SaccadeError as error:
             problems.append(str(error))
-    sizes = [families.text_config(config).vocab_size for _, config in both]
+    sizes = [architectures.text_config(config).vocab_size for _, config in both]
     if sizes[0] != sizes[1]:
         notes.append(f"vocabularies padded to {sizes[0]} and {sizes[1]}: the common part is used")
     kinds = [config.model_type for _, config in both]
     if kinds[0] != kinds[1]:
         notes.append(f"different families ({kinds[0]}, {kinds[1]}): each looks with its own eyes")
-    if families.reads_text_only(draft[1]) and not families.reads_text_only(target[1]):
+    if architectures.reads_text_only(draft[1]) and not architectures.reads_text_only(target[1]):
         notes.append("the draft reads text only: it guesses without the video")
     return problems, notes
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from saccade.cli.options import DEFAULT_METHOD, LoadOptions, ModelOptions
@@ -13,18 +14,11 @@ from saccade.cli.terminal import err, status, steps
 if TYPE_CHECKING:
     import numpy as np
 
-    from saccade.core.prompt import Inputs
     from saccade.drafting.recipe import Recipe
-    from saccade.inputs import Loaded
+    from saccade.inputs import Pair
     from saccade.inputs.media import Clip, Sampling
 
-
-@dataclass(frozen=True)
-class Models:
-    """What a command works with."""
-
-    target: Loaded
-    draft: Loaded | None
+    Models = Pair  # what commands call it
 
 
 @dataclass(frozen=True)
@@ -38,7 +32,7 @@ class Known:
     captioner: str | None
     load: dict[str, Any]  # the settings to load the models with
 
-    def models(self, *, quiet: bool, tp: bool = False) -> Models:
+    def models(self, *, quiet: bool, tp: bool = False) -> Pair:
         return models(self.target, self.draft, quiet=quiet, tp=tp, **self.load)
 
     def captions(self, frames: Sequence[np.ndarray]) -> Any:
@@ -83,7 +77,7 @@ def recipes(methods: Sequence[str], exact: bool = False) -> list[Recipe]:
     Raises MethodError for a method of trees where ``exact`` is asked for.
     """
     from saccade.drafting.parallel import process
-    from saccade.drafting.planning import chained
+    from saccade.drafting.recipe import chained
     from saccade.drafting.schedule import parallel
     from saccade.methods import resolve
 
@@ -122,28 +116,24 @@ def read(video: str, sampling: Sampling, *, quiet: bool, warn: bool = True) -> C
     return clip
 
 
-def models(target: str, draft: str | None, *, quiet: bool, **how: Any) -> Models:
+def models(target: str, draft: str | None, *, quiet: bool, **how: Any) -> Pair:
     """Both models, loaded as :func:`saccade.inputs.load_pair` does by the settings given."""
-    from saccade.inputs import load_pair
+    from saccade.inputs import Pair, load_pair
 
     with status("loading the models", quiet=quiet):
-        return Models(*load_pair(target, draft, **how))
+        return Pair(*load_pair(target, draft, **how))
 
 
-def inputs(
-    target: Loaded, clip: Clip, prompt: str, history: Sequence[tuple[str, str]] = ()
-) -> Inputs:
-    from saccade.inputs import ask, shown
+def documents(files: Sequence[Path] | None) -> list[str]:
+    """Long texts that views may prune. Raises OptionError for a file that is none."""
+    from saccade.core.errors import OptionError
 
-    return ask(target, prompt, **shown(clip), history=history)
-
-
-def draft_inputs(
-    models: Models, clip: Clip, prompt: str, history: Sequence[tuple[str, str]] = ()
-) -> Inputs | None:
-    """The draft's own inputs; None where there is no draft or the target's serve it too."""
-    from saccade.inputs import ask_draft, shown
-
-    if models.draft is None:
-        return None
-    return ask_draft(models.target, models.draft, prompt, **shown(clip), history=history)
+    found = []
+    for file in files or ():
+        try:
+            found.append(file.read_text("utf-8"))
+        except (OSError, UnicodeDecodeError) as error:
+            raise OptionError(f"--document {file} is no text that can be read") from error
+        if not found[-1].strip():
+            raise OptionError(f"--document {file} is empty")
+    return found

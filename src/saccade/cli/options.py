@@ -33,6 +33,10 @@ Target = Annotated[
     str | None, typer.Option(help="Target: a checkpoint folder or hub id; else the embedded pair.")
 ]
 Draft = Annotated[str | None, typer.Option(help="Draft: a checkpoint folder or hub id.")]
+Documents = Annotated[
+    list[Path] | None,
+    typer.Option("--document", help="A long text beside the video, or instead (repeatable)."),
+]
 Prompt = Annotated[str, typer.Option(help="What to ask about the video.")]
 Tokens = Annotated[int, typer.Option(min=1, help="The longest answer, in tokens.")]
 Tp = Annotated[

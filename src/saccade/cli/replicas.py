@@ -38,7 +38,7 @@ def run(
     if most < replicas:
         raise OptionError(f"--max-replicas {most} is less than --replicas {replicas}")
     if address == LOCAL:
-        _free(host, port)
+        listening(host, port).close()  # where somebody listens already, Ray would try without end
     # on a cluster of our own, processors are counted as asked for: replicas never wait for one
     ray = join(address, MISSING, num_cpus=most * (settings.threads or 1))
     from saccade.serve.replicas import deploy, end, options  # imports Ray
@@ -58,11 +58,6 @@ def run(
         err.print(f"ready: {settings.names[0]}", style="dim")
         asked.wait()
         err.print("letting answers end; again to stop at once", style="dim")
-
-
-def _free(host: str, port: int) -> None:
-    """Raises OptionError where somebody listens already: Ray would try without end."""
-    listening(host, port).close()
 
 
 def _signals() -> tuple[threading.Event, threading.Event]:

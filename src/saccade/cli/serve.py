@@ -158,7 +158,7 @@ def run(
     import uvicorn
 
     from saccade.serve.app import app
-    from saccade.serve.listening import listening
+    from saccade.serve.listening import Impatient, listening
 
     line = listening(host, port)
 
@@ -190,6 +190,7 @@ def run(
 
     config = uvicorn.Config(
         app(service, told),
+        http=Impatient,
         log_level="error",  # clients that send no HTTP are their own affair
         timeout_graceful_shutdown=5,
         server_header=False,

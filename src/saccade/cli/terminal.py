@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Annotated, Protocol
@@ -15,6 +16,7 @@ from rich.logging import RichHandler
 from saccade.core.errors import OptionError
 
 MANY = 16  # threads a processor
+EVERY = 30.0  # seconds between lines of progress where there is no terminal
 
 PIPED_WIDTH = 120
 
@@ -63,6 +65,27 @@ def status(what: str, *, quiet: bool) -> Iterator[Callable[[str], None]]:
         return
     with err.status(what) as line:
         yield line.update
+
+
+@contextmanager
+def pace(what: str, *, quiet: bool = False) -> Iterator[Callable[[str, bool], None]]:
+    """How far long work is: a line that changes on a terminal, one now and then in a log.
+
+    Yields what is called with it and with whether that is the end.
+    """
+    if quiet or err.is_terminal:
+        with status(what, quiet=quiet) as update:
+            yield lambda text, last: update(text)
+        return
+    said = time.monotonic()
+
+    def tell(text: str, last: bool) -> None:
+        nonlocal said
+        if last or time.monotonic() - said >= EVERY:
+            said = time.monotonic()
+            err.print(text, markup=False, soft_wrap=True)
+
+    yield tell
 
 
 class Tell(Protocol):

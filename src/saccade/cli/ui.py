@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import socket
 import tempfile
 from typing import Annotated
 
@@ -14,6 +13,7 @@ from saccade.cli import loading, options
 from saccade.cli.options import LoadOptions, ModelOptions, grouped
 from saccade.cli.terminal import Verbose, out, prepare
 from saccade.core.errors import OptionError
+from saccade.serve.listening import listening
 
 HOST, PORT = "127.0.0.1", 7860
 PATIENCE = 2  # seconds open pages get when it ends
@@ -45,7 +45,7 @@ def ui(
         )
     known = loading.known(models, how, method)
     loading.recipes([known.method])
-    with _listening(host, port) as door, tempfile.TemporaryDirectory() as uploads:
+    with listening(host, port) as door, tempfile.TemporaryDirectory() as uploads:
         os.environ |= {"GRADIO_ANALYTICS_ENABLED": "False", "GRADIO_TEMP_DIR": uploads}
         prepare(known.threads, verbose)
         import uvicorn
@@ -55,19 +55,9 @@ def ui(
 
         loaded = known.models(quiet=False)
         pair = asking.PageModels(loaded.target, loaded.draft, known.captions)
-        limits = Limits(max_bytes=max_upload_mb << 20, max_frames=max_frames)
+        limits = Limits(max_bytes=max_upload_mb << 20, max_frames=max_frames, max_seconds=60)
         settings = asking.PageSettings(known.method, limits, max_prompt, max_new_tokens)
         app = page.app(page.build(lambda: pair, settings), settings)
         config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=PATIENCE)
         out.print(f"http://{host}:{door.getsockname()[1]}  (Ctrl-C ends it)", markup=False)
         uvicorn.Server(config).run(sockets=[door])
-
-
-def _listening(host: str, port: int) -> socket.socket:
-    """The socket to serve at. Raises OptionError where there can be none."""
-    try:
-        return socket.create_server((host, port))
-    except (OSError, UnicodeError) as error:
-        raise OptionError(
-            f"cannot listen at {host}:{port} ({error}); --port 0 takes a free one"
-        ) from error

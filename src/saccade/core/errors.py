@@ -9,12 +9,12 @@ from typing import Literal
 VideoInputCode = Literal[
     "missing", "not_allowed", "unreadable", "empty", "not_a_video", "no_video_stream",
     "truncated", "damaged", "unsupported", "too_large", "too_many_pixels", "too_long", "too_slow",
-    "unreachable", "bad_option",
+    "unreachable", "bad_option", "busy",
 ]  # fmt: skip
 
 _STATUS: dict[VideoInputCode, int] = {
     "too_large": 413, "too_many_pixels": 413, "too_long": 413, "too_slow": 413,
-    "unsupported": 415, "bad_option": 422,
+    "unsupported": 415, "bad_option": 422, "busy": 503,
 }  # fmt: skip
 
 
@@ -43,7 +43,7 @@ class VideoInputError(SaccadeError):
 
     @property
     def status(self) -> int:
-        """The HTTP status a server should answer with: 400, 413, 415 or 422."""
+        """The HTTP status a server should answer with: 400, 413, 415, 422 or 503."""
         return _STATUS.get(self.code, 400)
 
 

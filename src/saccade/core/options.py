@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,18 +18,20 @@ from saccade.core.errors import OptionError
 from saccade.core.result import FinishReason
 from saccade.core.sampling import Sampling
 
+MAX_NEW_TOKENS = 256
+
 
 @dataclass(frozen=True)
 class Options:
     """How long an answer may get and where it stops."""
 
-    max_new_tokens: int = 256
+    max_new_tokens: int = MAX_NEW_TOKENS
     eos: tuple[int, ...] = ()
     stop: tuple[str, ...] = ()
-    criteria: tuple[Callable[..., Any], ...] = field(default=())
+    criteria: tuple[Callable[..., Any], ...] = ()
+    pad: int = 0  # what the shorter answers of a batch are padded with
 
 
-MAX_NEW_TOKENS = 256
 RANGES = {  # above the first, up to the second
     "temperature": (0.0, 1e6),
     "top_p": (0.0, 1.0),
@@ -161,7 +163,8 @@ def limits(config: GenerationConfig, longest: int, criteria: Sequence[Any] = ())
     if any(not string for string in strings):
         raise OptionError("a stop string must not be empty")
     timed = () if config.max_time is None else (MaxTimeCriteria(max_time=config.max_time),)
-    return Options(length, ends(config), strings, (*criteria, *timed))
+    pad = (*ends(config), 0)[0] if config.pad_token_id is None else config.pad_token_id
+    return Options(length, ends(config), strings, (*criteria, *timed), pad)
 
 
 class Stops:
@@ -173,8 +176,6 @@ class Stops:
         contexts: Sequence[torch.Tensor],
         decode: Callable[[Sequence[int]], str] | None,
     ) -> None:
-        if options.stop and decode is None:
-            raise OptionError("stop strings need the tokenizer: pass tokenizer=")
         self.options = options
         self.answers: list[list[int]] = [[] for _ in contexts]
         self.stopped_by: dict[int, str] = {}

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+
+CONTEXT = "context_mask"  # among inputs: [requests, tokens], where a view may drop text
+PARAGRAPH = 64  # tokens of a document that count as a frame
 
 
 @dataclass(frozen=True)
@@ -21,7 +24,7 @@ class Prompt:
     context: Int[Tensor, " full"]  # ids of the whole prompt, whatever was pruned: penalties see it
     embeds: Float[Tensor, "len dim"]
     positions: Int[Tensor, "axes len"]
-    visual: Bool[Tensor, " len"]
+    visual: Bool[Tensor, " len"]  # rows a view may drop: of pictures, and of text named as context
     fixed: Bool[Tensor, " len"]  # rows a tower made that no view may drop: sound, newlines
     grid: Int[Tensor, "seen 4"]  # (medium, t, h, w) of each visual row
     index: Int[Tensor, " len"]  # where each row stands in the whole prompt
@@ -42,6 +45,12 @@ class Prompt:
         if self.heads is not None:
             return self.heads.shape[-1] - int((~self.visual).sum())
         return self.grid.shape[0]
+
+    def held(self, whole: Prompt) -> Bool[Tensor, "layer kv_head seen"]:
+        """Which visual rows of the whole prompt this one kept, as far as heads differ in it."""
+        rows = self.index.view(1, 1, -1) if self.heads is None else self.heads
+        kept = torch.zeros(*rows.shape[:2], len(whole), dtype=torch.bool, device=rows.device)
+        return kept.scatter_(-1, rows, True)[..., whole.visual]
 
     def select(self, keep: Int[Tensor, " kept"]) -> Prompt:
         """The prompt with all its text and only these visual rows, at their original positions.
@@ -70,18 +79,46 @@ class Prompt:
         )
 
 
+def with_context(prompt: Prompt, marked: Bool[Tensor, " len"]) -> Prompt:
+    """The prompt with rows of text that a view may drop like a video's: a document.
+
+    Text that stands together is one more medium, of frames of ``PARAGRAPH`` tokens in a line.
+    """
+    marked = marked & ~prompt.visual & ~prompt.fixed
+    at = marked.nonzero().squeeze(-1)
+    begins = torch.ones_like(at, dtype=torch.bool)
+    begins[1:] = at[1:] - at[:-1] != 1
+    medium = begins.long().cumsum(0) - 1
+    along = at - at[begins][medium]
+    media = int(prompt.grid[:, 0].max()) + 1 if len(prompt.grid) else 0
+    cells = prompt.grid.new_zeros(len(prompt), 4)
+    cells[prompt.visual] = prompt.grid
+    cells[marked] = torch.stack(
+        [medium + media, along // PARAGRAPH, torch.zeros_like(along), along % PARAGRAPH], 1
+    )
+    visual = prompt.visual | marked
+    added = [prompt.embeds.new_zeros(len(prompt), prompt.embeds.shape[1]) for _ in prompt.deepstack]
+    for rows, layer in zip(added, prompt.deepstack, strict=True):
+        rows[prompt.visual] = layer
+    return replace(
+        prompt, visual=visual, grid=cells[visual], deepstack=tuple(rows[visual] for rows in added)
+    )
+
+
 @dataclass(frozen=True)
 class Prefill:
     """What the target's prefill revealed, for a view to choose by."""
 
     prompt: Prompt
     cache: Any  # a ``model.cache.Cache``, or None
-    tip: Float[Tensor, " vocab"]  # raw logits after the prompt
+    logits: Float[Tensor, " vocab"]  # raw, after the prompt
     mass: Float[Tensor, "layer kv_head seen"] | None = None
     """Softmax mass each visual key got, averaged over the text queries after the last visual row
     and over the heads of a group; recorded only when a view asks (``View.attention``)."""
     relevance: Float[Tensor, "layer kv_head seen"] | None = None
     """The same with the softmax over the visual keys alone (HIPPO, Eq. 2)."""
+    again: Callable[[], Prefill] | None = None
+    """The same with the attention of the rows judged last, where a view follows the answer."""
     words: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     """Ids a view may write in the place of a video: "newline", "caption"."""
 
@@ -98,4 +135,4 @@ class Turn:
 
 
 Inputs = Mapping[str, Any]
-"""What a Hugging Face processor returns."""
+"""What a Hugging Face processor returns, and in ``CONTEXT`` which of its ids are a document's."""

@@ -1,12 +1,13 @@
 """What the parts of a method look like to each other: views, shapes, drafters, sessions.
 
-A part of a new method derives from its class here and says what is not the default.
+A new part derives from its class here and says what is not the default.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 
 from jaxtyping import Int
@@ -28,6 +29,17 @@ Positions = Literal["original", "repacked"]
 Early = Literal["wait", "superset", "all"]
 
 
+@dataclass(frozen=True)
+class Refresh:
+    """A view that follows the answer: chosen again after every ``every`` rounds by the attention of
+    the target's last ``rows`` judged rows. What is held counts ``hold`` more than its mass, so that
+    few rows move for little."""
+
+    every: int = 1
+    rows: int = 8
+    hold: float = 0.25
+
+
 class View(ABC):
     """What the draft sees: (what the target revealed, its own whole prompt) -> its prompt.
 
@@ -40,6 +52,7 @@ class View(ABC):
     own_keys: bool = False  # whether it picks among the target's keys: only the target can draft
     positions: Positions = "original"  # "repacked": counted anew from 0
     early: Early = "wait"  # what a draft beside the target reads before attention is known
+    refresh: Refresh | None = None  # how often it chooses anew, by what the target looks at then
     says: str | None = None  # which of ``Prefill.words`` it writes in the place of a video
     subset: ClassVar[bool] = True  # whether its rows are some of the prompt's own
     timed: ClassVar[bool] = False  # whether how much it keeps depends on what forwards cost
@@ -135,9 +148,9 @@ class Shape(ABC):
 class Drafter(ABC):
     """Who drafts. One object serves every request of a call; requests are counted from 0.
 
-    What is learnt from past rounds is a fold the drafter defines and the schedule runs: the state
-    is handed to ``propose`` and kept nowhere else, so that a recorded trace replays it. Calls come
-    in this order: encode, prefill, ready; then propose and commit round after round.
+    What is learnt from past rounds is a fold that the schedule runs: the state is handed to
+    ``propose`` and kept nowhere else, so that a recorded trace replays it. Calls come in this
+    order: encode, prefill, ready; then propose and commit round after round.
     """
 
     def start(self) -> State:
@@ -167,7 +180,7 @@ class Drafter(ABC):
         """A tree for each request whose state is given."""
         ...
 
-    def extend(self, flights: Mapping[int, Tree]) -> dict[int, Tree]:
+    def extend(self, in_flight: Mapping[int, Tree]) -> dict[int, Tree]:
         """Each tree under judgement with the one token drafted after it, as soon as that is there.
 
         Asked of drafters that go on drafting while their tokens are judged.

@@ -13,6 +13,8 @@ from saccade.core.tree import Tree
 
 FinishReason = Literal["stop", "length", "error"]
 
+Own = Literal["recovered", "bonus"]
+"""How the target's own token came: after a refusal, or after all was accepted."""
 Kind = Literal["accepted", "recovered", "bonus"]
 
 
@@ -22,8 +24,8 @@ class Verdict:
 
     path: tuple[int, ...]  # accepted nodes, root first
     accepted: tuple[int, ...]  # their tokens
-    own: int | None  # "recovered" after a refusal, "bonus" after full acceptance
-    kind: Literal["recovered", "bonus"] | None
+    own: int | None
+    kind: Own | None
 
     @property
     def tokens(self) -> tuple[int, ...]:
@@ -69,7 +71,7 @@ class RoundRecord:
     parents: tuple[int, ...]
     accepted: tuple[int, ...]
     own: int | None
-    kind: Literal["recovered", "bonus"] | None
+    kind: Own | None
     draft_seconds: float
     verify_seconds: float
     note: tuple[float, ...] = ()

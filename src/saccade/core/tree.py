@@ -26,8 +26,7 @@ class Tree:
     **The rule of every shape: a drawn token stands.** Whether a token is drawn after a node, and
     how many, may read laws and what stands above that node, never the draw itself or what was
     drawn after it; and what the next draft looks like may read laws and tokens that were judged,
-    never a draw that was not. A draw taken back because of what it was bends the target's law:
-    ``docs/lossless.md`` has the proof, and ``tests/laws`` holds every registered shape to it.
+    never a draw that was not (proof: ``docs/lossless.md``; ``tests/laws`` holds shapes to it).
     """
 
     tokens: tuple[int, ...] = ()
@@ -76,12 +75,7 @@ def depth(tree: Tree, node: int) -> int:
     return len(path(tree, node))
 
 
-def depths(tree: Tree) -> list[int]:
-    """The depth of every node."""
-    return levels(tree.parents)
-
-
-def levels(parents: Sequence[int]) -> list[int]:
+def depths(parents: Sequence[int]) -> list[int]:
     """The depth of every node, of a recorded tree too."""
     found: list[int] = []
     for parent in parents:
@@ -91,7 +85,7 @@ def levels(parents: Sequence[int]) -> list[int]:
 
 def height(parents: Sequence[int]) -> int:
     """How deep the deepest node is; 0 for an empty tree."""
-    return max(levels(parents), default=0)
+    return max(depths(parents), default=0)
 
 
 def is_chain(tree: Tree) -> bool:

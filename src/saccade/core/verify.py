@@ -10,17 +10,14 @@ Greedy decoding is the case in which p is a point mass.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from saccade.core.result import Verdict
+from saccade.core.result import Own, Verdict
 from saccade.core.sampling import Law, draw, prob
 from saccade.core.tree import ROOT, Tree, children
-
-Kind = Literal["recovered", "bonus"]
 
 Noise = Callable[[str, int, int], float]
 """(role, depth below the committed text, sibling) -> a uniform number in [0, 1)."""
@@ -72,6 +69,6 @@ def residual(p: Law, q: Law) -> Law:
     return left / total if bool(total > 0) and bool(torch.isfinite(total)) else p
 
 
-def _verdict(tree: Tree, path: list[int], own: int | None, kind: Kind | None) -> Verdict:
+def _verdict(tree: Tree, path: list[int], own: int | None, kind: Own | None) -> Verdict:
     tokens = tuple(tree.tokens[node] for node in path)
     return Verdict(tuple(path), tokens, own, kind)

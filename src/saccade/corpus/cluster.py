@@ -59,7 +59,56 @@ def over(
     gpus = int(there.get("GPU", 0))
     count = workers or gpus or len([node for node in ray.nodes() if node["Alive"]])
     needs = {"num_gpus": 1 if gpus else 0, "num_cpus": 1}
-    return _Pool(ray, work, make, count, needs)
+    # a worker is not restarted by Ray: one that died comes back as another, and is counted
+    worker = ray.remote(Held).options(max_restarts=0, max_task_retries=0, **needs)
+
+    def answers(groups: Iterable[Sequence[Job]]) -> Iterator[Sequence[Row]]:
+        waiting = deque(list(group) for group in groups)
+        deaths: Counter[str] = Counter()  # of workers, by the video they died with
+        vain = 0  # deaths since a worker last did anything
+        loading: dict[Any, Any] = {}  # only who has the models is given videos
+        busy: dict[Any, tuple[Any, list[Job]]] = {}
+        idle: list[Any] = []
+
+        def hire() -> None:
+            actor = worker.remote(work, make)
+            loading[actor.ready.remote()] = actor
+
+        try:
+            for _ in range(min(count, len(waiting))):
+                hire()
+            while waiting or busy:
+                while waiting and idle:
+                    actor, group = idle.pop(), waiting.popleft()
+                    busy[actor.answer.remote(group)] = actor, group
+                (done,), _ = ray.wait([*busy, *loading], num_returns=1)
+                actor, group = busy.pop(done) if done in busy else (loading.pop(done), [])
+                try:
+                    rows = ray.get(done)
+                except ray.exceptions.RayError as error:
+                    vain += 1
+                    if vain >= TRIES * (count + 1):
+                        raise OptionError(
+                            f"{vain} workers died one after the other, the last of "
+                            f"{_why(error)}: what is done is kept"
+                        ) from error
+                    ray.kill(actor)
+                    hire()
+                    again, lost = _shared_out(work, group, deaths, error)
+                    waiting.extendleft(again)
+                    if lost:
+                        yield lost
+                    continue
+                idle.append(actor)
+                if rows:
+                    vain = 0
+                    yield rows
+        finally:
+            for actor in [*idle, *loading.values(), *(actor for actor, _ in busy.values())]:
+                ray.kill(actor)
+            ray.shutdown()
+
+    return answers
 
 
 def join(address: str, missing: str, **local: Any) -> Any:
@@ -86,77 +135,14 @@ def join(address: str, missing: str, **local: Any) -> Any:
     return ray
 
 
-class _Pool:
-    """So many actors, and what each is busy with."""
-
-    def __init__(
-        self, ray: Any, work: Work, make: Callable[[Work], Any], count: int, needs: dict[str, int]
-    ) -> None:
-        self._ray, self._work = ray, work
-        # a worker is not restarted by Ray: one that died comes back as another, and is counted
-        actor = ray.remote(Held).options(max_restarts=0, max_task_retries=0, **needs)
-        self._start: Callable[[], Any] = lambda: actor.remote(work, make)
-        self._count = count
-
-    def __call__(self, groups: Iterable[Sequence[Job]]) -> Iterator[Sequence[Row]]:
-        waiting = deque(list(group) for group in groups)
-        deaths: Counter[str] = Counter()  # of workers, by the video they died with
-        vain = 0  # deaths since a worker last did anything
-        loading: dict[Any, Any] = {}  # only who has the models is given videos
-        busy: dict[Any, tuple[Any, list[Job]]] = {}
-        idle: list[Any] = []
-
-        def hire() -> None:
-            actor = self._start()
-            loading[actor.ready.remote()] = actor
-
-        try:
-            for _ in range(min(self._count, len(waiting))):
-                hire()
-            while waiting or busy:
-                while waiting and idle:
-                    actor, group = idle.pop(), waiting.popleft()
-                    busy[actor.answer.remote(group)] = actor, group
-                (done,), _ = self._ray.wait([*busy, *loading], num_returns=1)
-                actor, group = busy.pop(done) if done in busy else (loading.pop(done), [])
-                try:
-                    rows = self._ray.get(done)
-                except self._ray.exceptions.RayError as error:
-                    vain += 1
-                    if vain >= TRIES * (self._count + 1):
-                        raise OptionError(
-                            f"{vain} workers died one after the other, the last of "
-                            f"{_why(error)}: what is done is kept"
-                        ) from error
-                    self._ray.kill(actor)
-                    hire()
-                    again, lost = self._shared_out(group, deaths, error)
-                    waiting.extendleft(again)
-                    if lost:
-                        yield lost
-                    continue
-                idle.append(actor)
-                if rows:
-                    vain = 0
-                    yield rows
-        finally:
-            for actor in [*idle, *loading.values(), *(actor for actor, _ in busy.values())]:
-                self._ray.kill(actor)
-            self._ray.shutdown()
-
-    def _shared_out(
-        self, group: Sequence[Job], deaths: Counter[str], error: Exception
-    ) -> tuple[list[list[Job]], list[Row]]:
-        """What died with its worker: alone from now on, or an error after so many times."""
-        deaths.update(job.id for job in group)
-        again = [[job] for job in group if deaths[job.id] < TRIES]
-        died = f"death of {TRIES} workers, the last of {_why(error)}"
-        lost = [
-            self._work.row(job, error=f"{UNEXPECTED}{died}")
-            for job in group
-            if deaths[job.id] >= TRIES
-        ]
-        return again, lost
+def _shared_out(
+    work: Work, group: Sequence[Job], deaths: Counter[str], error: Exception
+) -> tuple[list[list[Job]], list[Row]]:
+    """What died with its worker: alone from now on, or an error after so many times."""
+    deaths.update(job.id for job in group)
+    died = f"{UNEXPECTED}death of {TRIES} workers, the last of {_why(error)}"
+    again = [[job] for job in group if deaths[job.id] < TRIES]
+    return again, [work.row(job, error=died) for job in group if deaths[job.id] >= TRIES]
 
 
 def _why(error: Exception) -> str:

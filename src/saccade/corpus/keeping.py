@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields, replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +31,8 @@ class Standing:
         if not self.fresh or not self.seconds:
             return said
         rate = self.fresh / self.seconds
-        left = int((self.whole - self.done) / rate)
-        hours, minutes = left // 3600, left // 60 % 60
-        return f"{said}, {rate:.2f} a second, {hours}:{minutes:02}:{left % 60:02} left"
+        left = timedelta(seconds=int((self.whole - self.done) / rate))
+        return f"{said}, {rate:.2f} a second, {left} left"
 
 
 Tell = Callable[[Standing], None]

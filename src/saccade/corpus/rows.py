@@ -7,7 +7,6 @@ a kill, and is cut off before the file is gone on with.
 from __future__ import annotations
 
 import errno
-import fcntl
 import json
 import os
 import socket
@@ -15,6 +14,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
+
+from filelock import FileLock, Timeout
 
 from saccade.core.errors import OptionError
 
@@ -87,30 +88,20 @@ def locked(path: Path) -> Iterator[None]:
 
     Raises OptionError, naming the other one, where there is one.
     """
-    lock = path.with_name(path.name + ".lock")
-    while True:
-        handle = lock.open("a+")
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            handle.seek(0)
-            who = handle.read().strip() or "another process"
-            handle.close()
-            raise OptionError(
-                f"{path} is being written by {who}: give each worker a --shard or an --out of "
-                "its own"
-            ) from None
-        if lock.exists() and os.path.samestat(lock.stat(), os.fstat(handle.fileno())):
-            break
-        handle.close()  # its last holder has just removed it
-    handle.truncate(0)
-    handle.write(f"process {os.getpid()} on {socket.gethostname()}\n")
-    handle.flush()
+    place = path.with_name(path.name + ".lock")
     try:
-        yield
-    finally:
-        lock.unlink(missing_ok=True)
-        handle.close()
+        held = FileLock(place).acquire(timeout=0)
+    except Timeout:
+        who = place.read_text().strip() or "another process"
+        raise OptionError(
+            f"{path} is being written by {who}: give each worker a --shard or an --out of its own"
+        ) from None
+    with held:
+        place.write_text(f"process {os.getpid()} on {socket.gethostname()}\n")
+        try:
+            yield
+        finally:
+            place.unlink(missing_ok=True)
 
 
 def shard(text: str) -> tuple[int, int]:

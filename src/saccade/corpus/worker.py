@@ -16,7 +16,7 @@ from saccade.core.result import Result
 from saccade.corpus.keeping import Answer
 from saccade.corpus.manifest import UNEXPECTED, Job, Row, Work
 from saccade.engine.generate import stream
-from saccade.inputs import ask, ask_draft, captions, load_pair, media, shown
+from saccade.inputs import Pair, captions, load_pair, media, shown
 from saccade.inputs.media import Clip
 from saccade.inputs.questions import joined
 from saccade.methods import resolve
@@ -41,7 +41,7 @@ class Worker:
         if work.threads is not None:
             torch.set_num_threads(work.threads)
         self._recipe = resolve(work.method)
-        self._target, self._draft = load_pair(work.target, work.draft, **dict(work.place))
+        self._pair = Pair(*load_pair(work.target, work.draft, **dict(work.place)))
 
     def __call__(self, jobs: Sequence[Job]) -> list[Row]:
         return self.answer(self.open(jobs))
@@ -76,21 +76,16 @@ class Worker:
 
     def _together(self, many: Sequence[Opened]) -> list[Row]:
         began = time.perf_counter()
-        asked: list[Inputs] = []
-        own: list[Inputs] = []  # what the draft reads, where the target's inputs do not serve it
-        for each in many:
-            seen = shown(each.clip)
-            asked.append(ask(self._target, each.job.prompt, **seen))
-            if self._draft is not None:
-                read = ask_draft(self._target, self._draft, each.job.prompt, **seen)
-                own += [] if read is None else [read]
+        pair = self._pair
+        asked = [pair.ask(each.job.prompt, **shown(each.clip)) for each in many]
+        own = [read for _, read in asked if read is not None]
         rounds = stream(
-            self._target.backbone,
-            _one(self._target, asked),
-            draft=None if self._draft is None else self._draft.backbone,
-            draft_inputs=_one(self._draft, own) if self._draft is not None and own else None,
+            pair.target.backbone,
+            _one(pair.target, [inputs for inputs, _ in asked]),
+            draft=pair.drafting,
+            draft_inputs=_one(pair.draft, own) if own else None,
             method=self._recipe,
-            tokenizer=self._target.tokenizer,
+            tokenizer=pair.target.tokenizer,
             captioner=self._captioner(many),
             exact=self.work.exact,
             max_new_tokens=self.work.max_new_tokens,

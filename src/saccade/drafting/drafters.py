@@ -1,10 +1,14 @@
-"""Who drafts. Each drafter holds its own session; how a draft grows is the shape's affair."""
+"""Who drafts, and what becomes of the answer if it fails.
+
+Drafters with a model hold their own session; how a draft grows is the shape's affair.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import logging
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from torch.utils.hooks import RemovableHandle
 
@@ -12,10 +16,17 @@ from saccade.core.prompt import Inputs, Prefill, Prompt, Turn
 from saccade.core.protocols import Drafter, Growing, Scoring, Shape, State
 from saccade.core.result import Round
 from saccade.core.sampling import Sampling, Scores
-from saccade.core.tree import Tree
+from saccade.core.tree import Tree, chain, check
 from saccade.drafting.setup import Setup
+from saccade.drafting.shapes.policies import Chain
 from saccade.model.session import Session
 from saccade.model.timing import Clock
+
+MATCH = 3  # tokens of the text's ending that are looked for, at most
+
+T = TypeVar("T")
+
+log = logging.getLogger(__name__)
 
 
 class NoDraft(Drafter):
@@ -25,6 +36,50 @@ class NoDraft(Drafter):
 
     def propose(self, states: Mapping[int, State]) -> dict[int, Tree]:
         return dict.fromkeys(states, Tree())
+
+
+class Lookup(Drafter):
+    """What followed the last occurrence of the text's last few tokens.
+
+    Longer matches win over shorter ones, later over earlier; no placeholder is proposed.
+    """
+
+    def __init__(self, setup: Setup) -> None:
+        assert isinstance(setup.shape, Chain), "Recipe refuses other shapes"
+        self._length = setup.shape.length
+        self._banned = set(setup.target.placeholders)
+        self._texts: list[list[int]] = []
+
+    def ready(self, prefills: Sequence[Prefill]) -> float:
+        self._texts = [prefill.prompt.context.tolist() for prefill in prefills]
+        return 0.0
+
+    def propose(self, states: Mapping[int, State]) -> dict[int, Tree]:
+        found = {}
+        for request in states:
+            tokens = lookup(self._texts[request], MATCH, self._length)
+            stops = (place for place, token in enumerate(tokens) if token in self._banned)
+            found[request] = chain(tokens[: next(stops, None)])
+        return found
+
+    def commit(self, tokens: Mapping[int, Sequence[int]]) -> None:
+        for request, new in tokens.items():
+            self._texts[request] += new
+
+    def turn(self, turns: Mapping[int, Turn], rules: Sequence[Sampling]) -> None:
+        for request, turn in turns.items():
+            text = self._texts[request]
+            text[len(text) - turn.drop :] = turn.ids
+
+
+def lookup(text: Sequence[int], longest: int, count: int) -> list[int]:
+    """Up to ``count`` tokens that followed the last earlier occurrence of the text's ending."""
+    for size in range(min(longest, len(text) - 1), 0, -1):
+        ending = text[-size:]
+        for at in range(len(text) - size - 1, -1, -1):
+            if text[at : at + size] == ending:
+                return list(text[at + size : at + size + count])
+    return []
 
 
 class SessionDrafter(Drafter):
@@ -105,20 +160,16 @@ class ModelDrafter(SessionDrafter):
             self._listening = None
 
     def ready(self, prefills: Sequence[Prefill]) -> float:
-        told = [
-            replace(prefill, words=words)
-            for prefill, words in zip(prefills, self._words, strict=True)
-        ]
-        read = self._read(list(zip(told, self._prompts, strict=True)))
-        model = self.session.backbone
+        views, model = self._setup.view.parts, self.session.backbone
+        read = []
+        for i, prompt in enumerate(self._prompts):
+            told = replace(prefills[i], words=self._words[i])
+            pruned = [view(told, prompt) for view in views]  # each is a row of the batch
+            self._seen[i] = max(each.seen for each in pruned)
+            read += pruned
         clock = Clock(model.device)
         self.session.prefill([model.written(prompt) for prompt in read])
         return clock.since()
-
-    def _read(self, shown: Sequence[tuple[Prefill, Prompt]]) -> list[Prompt]:
-        pruned = [self._setup.view(prefill, prompt) for prefill, prompt in shown]
-        self._seen = {i: prompt.seen for i, prompt in enumerate(pruned)}
-        return pruned
 
 
 class SelfDrafter(SessionDrafter):
@@ -130,13 +181,43 @@ class SelfDrafter(SessionDrafter):
         session = Session(model, setup.rules, banned=banned, room=setup.room)
         super().__init__(session, setup.shape)
         self._view = setup.view
+        self._followed: dict[int, tuple[Prefill, Prompt]] = {}  # what is kept now of which
+        self._rounds: dict[int, int] = {}
 
     def ready(self, prefills: Sequence[Prefill]) -> float:
         pruned = [self._view(prefill, prefill.prompt) for prefill in prefills]
         self._seen = {i: prompt.seen for i, prompt in enumerate(pruned)}
         clock = Clock(self.session.backbone.device)
-        self.session.fork(prefills, pruned)
+        if self._view.refresh is not None:
+            self._followed = dict(enumerate(zip(prefills, pruned, strict=True)))
+        self.session.fork(prefills, pruned, renewed=bool(self._followed))
         return clock.since()
+
+    def commit(self, tokens: Mapping[int, Sequence[int]]) -> None:
+        super().commit(tokens)
+        for request in self._followed.keys() & tokens.keys():
+            self._look_again(request)
+
+    def _look_again(self, request: int) -> None:
+        """Chooses anew where it is time to, by what the target's last judged rows looked at."""
+        refresh = self._view.refresh
+        assert refresh is not None
+        self._rounds[request] = self._rounds.get(request, 0) + 1
+        if self._rounds[request] % refresh.every:
+            return
+        prefill, pruned = self._followed[request]
+        assert prefill.again is not None
+        newer, held = prefill.again(), pruned.held(prefill.prompt)
+        assert newer.mass is not None and newer.relevance is not None
+        more = 1 + refresh.hold * held
+        newer = replace(newer, mass=newer.mass * more, relevance=newer.relevance * more)
+        pruned = self._view(newer, prefill.prompt)
+        self._followed[request] = prefill, pruned
+        self.session.reselect(request, pruned)
+
+    def end(self, request: int) -> None:
+        self._followed.pop(request, None)
+        super().end(request)
 
 
 class EarlyExit(SelfDrafter):
@@ -144,6 +225,90 @@ class EarlyExit(SelfDrafter):
 
     def __init__(self, setup: Setup) -> None:
         super().__init__(setup, max(1, setup.target.layers // 2))
+
+
+class Fallback(Drafter):
+    """A drafter whose failure costs speed and nothing else.
+
+    A tree that is malformed or names ids the target does not have counts as a failure.
+    """
+
+    def __init__(self, drafter: Drafter, vocab: int) -> None:
+        self._drafter = drafter
+        self._vocab = vocab
+        self.reason: str | None = None
+
+    def start(self) -> State:
+        return self._try(lambda: self._drafter.start())
+
+    def fold(self, state: State, round: Round) -> State:
+        return state if self.reason else self._try(lambda: self._drafter.fold(state, round))
+
+    def encode(self, inputs: Inputs) -> None:
+        self._try(lambda: self._drafter.encode(inputs))
+
+    def prefill(self, prompts: Sequence[Prompt]) -> None:
+        self._try(lambda: self._drafter.prefill(prompts))
+
+    def ready(self, prefills: Sequence[Prefill]) -> float:
+        return self._try(lambda: self._drafter.ready(prefills)) or 0.0
+
+    def turn(self, turns: Mapping[int, Turn], rules: Sequence[Sampling]) -> None:
+        self._try(lambda: self._drafter.turn(turns, rules))
+
+    def propose(self, states: Mapping[int, State]) -> dict[int, Tree]:
+        plain = dict.fromkeys(states, Tree())
+        return self._checked(plain, lambda: self._drafter.propose(states))
+
+    def extend(self, in_flight: Mapping[int, Tree]) -> dict[int, Tree]:
+        return self._checked(in_flight, lambda: self._drafter.extend(in_flight))
+
+    def _checked(
+        self, instead: Mapping[int, Tree], draft: Callable[[], dict[int, Tree]]
+    ) -> dict[int, Tree]:
+        def act() -> dict[int, Tree]:
+            trees = draft()
+            for request in instead:
+                check(trees[request], self._vocab)
+            return trees
+
+        return self._try(act) or dict(instead)
+
+    def commit(self, tokens: Mapping[int, Sequence[int]]) -> None:
+        self._try(lambda: self._drafter.commit(tokens))
+
+    def scores(self, request: int) -> Scores | None:
+        return None if self.reason else self._drafter.scores(request)
+
+    def noted(self, request: int) -> tuple[float, ...]:
+        return () if self.reason else self._drafter.noted(request)
+
+    def visible(self, request: int) -> int | None:
+        return self._drafter.visible(request)
+
+    def end(self, request: int) -> None:
+        self._try(lambda: self._drafter.end(request))
+
+    def close(self) -> None:
+        try:
+            self._drafter.close()
+        except Exception as error:
+            log.warning("the draft did not close", exc_info=error)
+
+    def _try(self, act: Callable[[], T]) -> T | None:
+        if self.reason is not None:
+            return None
+        try:
+            return act()
+        except Exception as error:  # whatever a draft does wrong, the target can go on without it
+            self.give_up(f"drafting failed with {type(error).__name__}: {error}", error)
+            return None
+
+    def give_up(self, reason: str, error: Exception) -> None:
+        """Proposes nothing from now on; the result says why."""
+        log.warning("drafting failed; going on by plain decoding", exc_info=error)
+        self.reason = reason
+        self.close()
 
 
 def drive(

@@ -6,15 +6,16 @@ How the views are weighted is a fold over past rounds that the recipe brings.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, Protocol, runtime_checkable
+from typing import ClassVar, TypeVar
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from saccade.core.prompt import Prefill, Prompt, Turn
+from saccade.core.prompt import Turn
 from saccade.core.protocols import Drafter, State
 from saccade.core.result import Round
 from saccade.core.sampling import Sampling, Scores
@@ -23,71 +24,24 @@ from saccade.drafting.drafters import ModelDrafter, drive
 from saccade.drafting.setup import Setup
 from saccade.model.session import Session
 
+T = TypeVar("T")
+
 LogLaw = Float[Tensor, "... vocab"]
-Distance = Literal["kl", "tvd", "matches"]
 
 
-def kl(p: LogLaw, q: LogLaw) -> Tensor:
-    """D(p || q); ids of p's mass zero say nothing."""
-    return (p.exp() * (p - q)).where(p.exp() > 0, torch.zeros_like(p)).sum(-1)
+class Weighting(ABC):
+    """How much each view counts in the next block, given what the target said so far. Frozen."""
 
+    views: ClassVar[int | None] = None  # how many views it can weigh; None for any number
+    window: int | None = None  # over how many of the last positions it looks; None for all
 
-def tvd(p: LogLaw, q: LogLaw) -> Tensor:
-    """Half the L1 distance."""
-    return (p.exp() - q.exp()).abs().sum(-1) / 2
-
-
-def misses(p: LogLaw, q: LogLaw) -> Tensor:
-    """1 where the likeliest tokens differ, else 0."""
-    return (p.argmax(-1) != q.argmax(-1)).double()
-
-
-DISTANCES: dict[Distance, tuple[Callable[[LogLaw, LogLaw], Tensor], ...]] = {
-    "kl": (kl,),
-    "tvd": (tvd,),
-    "matches": (misses, kl),
-}
-
-
-@dataclass(frozen=True)
-class History:
-    """Distances so far, candidate by candidate; a second column breaks ties of the first."""
-
-    total: Float[Tensor, "candidate column"]
-    recent: tuple[Float[Tensor, "candidate column"], ...] = ()  # per position, if a window wants it
-    positions: int = 0
-
-    def add(self, new: Float[Tensor, "position candidate column"], window: int | None) -> History:
-        if window is None:
-            return History(self.total + new.sum(0), (), self.positions + len(new))
-        recent = (*self.recent, *new)[-window:]
-        return History(torch.stack(recent).sum(0), recent, self.positions + len(new))
-
-
-def distances(p: LogLaw, q: Float[Tensor, "candidate position vocab"], name: Distance) -> Tensor:
-    """[position, candidate, column]"""
-    wide = p.expand_as(q)
-    return torch.stack([each(wide, q) for each in DISTANCES[name]], -1).transpose(0, 1)
-
-
-@runtime_checkable
-class Weighting(Protocol):
-    """How much each view counts in the next block, given what the target said so far."""
-
-    @property
-    def views(self) -> int | None:
-        """How many views it can weigh; None for any number."""
-        ...
-
-    @property
-    def window(self) -> int | None:
-        """Over how many of the last positions it looks; None for all."""
-        ...
-
+    @abstractmethod
     def start(self, views: int) -> State: ...
 
+    @abstractmethod
     def weights(self, state: State) -> tuple[float, ...]: ...
 
+    @abstractmethod
     def fold(self, state: State, p: LogLaw, q: LogLaw) -> State:
         """p [position vocab], q [view position vocab]: logs of the laws at the positions verified
         last, before any sampling rule."""
@@ -121,28 +75,33 @@ class Mixture:
         self._last: dict[int, Mixed] = {}
 
     def score(self, trees: Mapping[int, Tree]) -> dict[int, Scores]:
-        views = range(self._views)
-        scored = self._session.score(
-            {request * self._views + i: tree for request, tree in trees.items() for i in views}
-        )
+        scored = self._session.score(self._fanned(trees))
         return {
-            request: self._mix(request, tuple(scored[request * self._views + i] for i in views))
+            request: self._mix(request, tuple(scored[row] for row in self._fanned({request: None})))
             for request in trees
         }
 
     def commit(self, tokens: Mapping[int, Sequence[int]]) -> None:
         for request in tokens:
             self._last.pop(request, None)
-        self._session.commit(
-            {r * self._views + i: new for r, new in tokens.items() for i in range(self._views)}
-        )
+        self._session.commit(self._fanned(tokens))
 
     def turn(self, turns: Mapping[int, Turn], rules: Sequence[Sampling]) -> None:
-        views = range(self._views)
         self._session.turn(
-            {r * self._views + i: turn for r, turn in turns.items() for i in views},
-            [rule for rule in rules for _ in views],
+            self._fanned(turns), [rule for rule in rules for _ in range(self._views)]
         )
+
+    def end(self, request: int) -> None:
+        for row in self._fanned({request: None}):
+            self._session.end(row)
+
+    def _fanned(self, each: Mapping[int, T]) -> dict[int, T]:
+        """What each request has, given to each of its rows of the batch: a row a view."""
+        return {
+            request * self._views + view: value
+            for request, value in each.items()
+            for view in range(self._views)
+        }
 
     def _mix(self, request: int, parts: tuple[Scores, ...]) -> Scores:
         tree, last = parts[0].tree, self._last.get(request)
@@ -190,19 +149,11 @@ class EnsembleDrafter(ModelDrafter):
         self._mixture.turn(turns, rules)
 
     def end(self, request: int) -> None:
-        for view in range(len(self._views)):
-            self.session.end(request * len(self._views) + view)
+        self._mixture.end(request)
 
     def noted(self, request: int) -> tuple[float, ...]:
         """The weights of the block drafted last."""
         return self._mixture.weights.get(request, ())
-
-    def _read(self, shown: Sequence[tuple[Prefill, Prompt]]) -> list[Prompt]:
-        pruned = [view(prefill, prompt) for prefill, prompt in shown for view in self._views]
-        seen = [prompt.seen for prompt in pruned]
-        views = len(self._views)
-        self._seen = {i: max(seen[i * views : (i + 1) * views]) for i in range(len(shown))}
-        return pruned
 
     def _learnt(self, state: State, round: Round) -> State:
         q = round.q

@@ -1,19 +1,23 @@
-"""A method is a recipe: one choice per axis, frozen, with no model in it."""
+"""A method is a recipe: one choice per axis, frozen, with no model in it. What it leaves open is
+settled for the models at hand, on this machine, before the first request is read."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from saccade.core.errors import MethodError
 from saccade.core.protocols import Schedule, Shape, View
-from saccade.drafting.drafters import EarlyExit, NoDraft, SelfDrafter
+from saccade.drafting.drafters import EarlyExit, Lookup, ModelDrafter, NoDraft, SelfDrafter
 from saccade.drafting.ensemble import Ensemble
-from saccade.drafting.lookup import Lookup
 from saccade.drafting.parallel.drafter import WorkerDrafter
-from saccade.drafting.schedule import parallel
+from saccade.drafting.schedule import parallel, serial
 from saccade.drafting.setup import MakeDrafter
+from saccade.drafting.shapes import costs as cost
 from saccade.drafting.views.basic import FULL
+from saccade.model import tensor_parallel
+from saccade.model.backbone import Backbone
+from saccade.model.batch_invariant import CHAINS, ROWS
 
 
 @dataclass(frozen=True)
@@ -24,7 +28,7 @@ class Recipe:
     about: str
     drafter: MakeDrafter
     shape: Shape
-    schedule: Schedule
+    schedule: Schedule = serial
     view: View = FULL
 
     def __post_init__(self) -> None:
@@ -47,6 +51,14 @@ class Recipe:
         yield (
             view.own_keys and self.drafter is not SelfDrafter,
             f"view {view.name} picks among the target's own keys; use drafter=self",
+        )
+        yield (
+            view.refresh is not None and not view.attention,
+            f"view {view.name} does not ask what the target looks at, so nothing can refresh it",
+        )
+        yield (
+            view.refresh is not None and self.drafter is not SelfDrafter,
+            "only the target drafting for itself has the keys of what comes anew; use drafter=self",
         )
         yield (
             self.drafter is Lookup and self.shape.reads_laws,
@@ -84,3 +96,52 @@ class Recipe:
     @property
     def drafts(self) -> bool:
         return self.drafter is not NoDraft
+
+
+def plan(
+    recipe: Recipe, target: Backbone, draft: Backbone | None, context: int, exact: bool = False
+) -> Recipe:
+    """The recipe with what it leaves open settled by what forwards cost here: how much the draft
+    sees, its shape, and for ``auto`` without a draft model whether to draft at all.
+
+    ``context`` is the prompt's length in tokens. Costs are measured where none are remembered.
+    """
+    view, shape = recipe.view, recipe.shape
+    if draft is None and shape.optional and recipe.drafter is ModelDrafter:
+        alone = plan(replace(recipe, drafter=SelfDrafter), target, None, context, exact)
+        return alone if alone.shape.pays() else replace(alone, drafter=NoDraft, view=FULL)
+    drafting = target if recipe.drafter is SelfDrafter or draft is None else draft
+    bucket = cost.bucket(context)
+    if view.timed:
+        view = view.settled(view.keep or cost.affordable(target, drafting, bucket))
+    if shape.timed and shape.costs is None:
+        keep = 1.0 if view.keep is None else view.keep
+        costs = cost.measure(
+            target, drafting, context=bucket, draft_context=cost.bucket(int(bucket * keep))
+        )
+        shape = shape.priced(replace(costs, multiple=ROWS) if exact else costs)
+    settled = view is recipe.view and shape is recipe.shape
+    return recipe if settled else replace(recipe, view=view, shape=shape)
+
+
+def chained(recipe: Recipe) -> Recipe:
+    """The recipe with drafts that are chains. Raises MethodError if its shape branches."""
+    shape = recipe.shape.chained()
+    if recipe.drafts and shape.branches:
+        raise MethodError(f"{recipe.name}: {CHAINS}")
+    return replace(recipe, shape=shape)
+
+
+def split(recipe: Recipe) -> Recipe:
+    """The recipe for a target split over processes: rank 0 decides. Raises MethodError if it leaves
+    anything to the clocks of each."""
+    if recipe.schedule is parallel:
+        raise MethodError(
+            f"{recipe.name}: a target split over processes waits for its draft; use schedule=serial"
+        )
+    if recipe.view.timed or recipe.shape.timed:
+        raise MethodError(
+            f"{recipe.name} times its forwards, and processes that share a target would each "
+            "find other times; name a method with a shape, as in --method specvlm or std"
+        )
+    return replace(recipe, schedule=tensor_parallel.together(recipe.schedule))

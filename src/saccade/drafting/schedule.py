@@ -1,9 +1,9 @@
 """When target and draft work. Serial: one waits for the other. Parallel: both at once (PEARL).
 
 In the parallel schedule the target judges tokens *in flight* while the draft goes on from their
-end. So the target's laws reach one token past the flight, and that token is judged with them: an
-empty flight is PEARL's pre-verification (HIPPO's conservative round), a full one its
-post-verification (the optimistic round). After a refusal nothing is left to fly.
+end. So the target's laws reach one token past them, and that token is judged with them: with none
+in flight this is PEARL's pre-verification (HIPPO's conservative round), with a full batch its
+post-verification (the optimistic round). After a refusal nothing is in flight.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
 from saccade.core.protocols import Cut, Drafter, Scoring, State
 from saccade.core.result import FinishReason, Round, Verdict
@@ -20,7 +19,8 @@ from saccade.core.tree import Tree
 from saccade.core.verify import verify
 from saccade.model import memory
 
-T = TypeVar("T")
+Judgement = tuple[dict[int, Verdict], dict[int, FinishReason | None]]
+"""What stands of each request's tree, and why the request ends if it does."""
 
 NOTHING = Verdict((), (), None, None)
 NO_MEMORY = "the target has no memory to judge what is drafted"
@@ -52,73 +52,57 @@ def serial(target: Scoring, draft: Drafter, requests: Sequence[int], cut: Cut) -
 
 def advance(target: Scoring, groups: Sequence[Group]) -> Iterator[tuple[Group, Round]]:
     """One round of all requests of all groups, in one forward of the target."""
-    drafted, spent = [], []
+    drafted: list[tuple[Group, dict[int, Tree], float]] = []
     for group in groups:
         began = time.perf_counter()
-        drafted.append(group.drafter.propose(group.states))
-        spent.append(time.perf_counter() - began)
+        trees = group.drafter.propose(group.states)
+        drafted.append((group, trees, time.perf_counter() - began))
 
     began = time.perf_counter()
-    scored = target.score(_numbered(groups, drafted))
-    laws = [
-        {r: scored[group.first + r] for r in trees}
-        for group, trees in zip(groups, drafted, strict=True)
-    ]
-    outcomes = [
-        judged(trees, own, group.cut)
-        for group, trees, own in zip(groups, drafted, laws, strict=True)
-    ]
-    emitted = [{r: verdict.tokens for r, verdict in verdicts.items()} for verdicts, _ in outcomes]
-    target.commit(_numbered(groups, emitted))
+    scored = target.score(
+        {g.first + r: tree for g, trees, _ in drafted for r, tree in trees.items()}
+    )
+    outcomes = []
+    emitted: dict[int, Sequence[int]] = {}
+    for group, trees, drafting in drafted:
+        laws = {request: scored[group.first + request] for request in trees}
+        judgement = judged(trees, laws, group.cut)
+        outcomes.append((group, trees, laws, judgement, drafting))
+        emitted |= {group.first + r: verdict.tokens for r, verdict in judgement[0].items()}
+    target.commit(emitted)
     verifying = time.perf_counter() - began
 
-    for group, trees, drafting, own, (verdicts, endings), new in zip(
-        groups, drafted, spent, laws, outcomes, emitted, strict=True
-    ):
+    for group, trees, laws, judgement, drafting in outcomes:
         began = time.perf_counter()
-        group.drafter.commit(new)
+        group.drafter.commit({r: verdict.tokens for r, verdict in judgement[0].items()})
         drafting += time.perf_counter() - began
-        rounds = _rounds(
-            group.drafter, group.states, trees, own, verdicts, endings, (drafting, verifying)
-        )
-        for round in rounds:
-            if round.finish is not None:
-                del group.states[round.request]
+        for round in _rounds(group, trees, laws, judgement, (drafting, verifying)):
             yield group, round
-
-
-def _numbered(groups: Sequence[Group], each: Sequence[Mapping[int, T]]) -> dict[int, T]:
-    """What each group has by its requests, as the session counts them."""
-    return {
-        group.first + request: value
-        for group, own in zip(groups, each, strict=True)
-        for request, value in own.items()
-    }
 
 
 def parallel(target: Scoring, draft: Drafter, requests: Sequence[int], cut: Cut) -> Iterator[Round]:
     """Judge what is in flight while the draft extends it; one target forward a round."""
-    states = {request: draft.start() for request in requests}
-    flights = draft.propose(states)
-    while flights:
+    group = Group.begun(draft, requests, cut)
+    in_flight = draft.propose(group.states)
+    while in_flight:
         began = time.perf_counter()
-        laws = target.score(flights)
+        laws = target.score(in_flight)
         scored = time.perf_counter()
-        trees = draft.extend(flights)
+        trees = draft.extend(in_flight)
         waited = time.perf_counter()
 
         verdicts, endings = judged(trees, laws, cut)
-        live = [request for request in flights if endings[request] is None]
+        live = [request for request in in_flight if endings[request] is None]
         emitted = {request: verdict.tokens for request, verdict in verdicts.items()}
         target.commit(emitted)
         verified = time.perf_counter()
         draft.commit(emitted)
-        flights = {r: Tree() for r in live}
-        if flying := [r for r in live if verdicts[r].own is None]:
-            flights |= draft.propose({request: states[request] for request in flying})
+        in_flight = {r: Tree() for r in live}
+        if onward := [r for r in live if verdicts[r].own is None]:
+            in_flight |= draft.propose({request: group.states[request] for request in onward})
         waiting = waited - scored + time.perf_counter() - verified
         spent = waiting, scored - began + verified - waited
-        yield from _rounds(draft, states, trees, laws, verdicts, endings, spent)
+        yield from _rounds(group, trees, laws, (verdicts, endings), spent)
 
 
 @dataclass(frozen=True)
@@ -144,9 +128,7 @@ class MemoryGuard:
         self.session.commit(tokens)
 
 
-def judged(
-    trees: Mapping[int, Tree], laws: Mapping[int, Scores], cut: Cut
-) -> tuple[dict[int, Verdict], dict[int, FinishReason | None]]:
+def judged(trees: Mapping[int, Tree], laws: Mapping[int, Scores], cut: Cut) -> Judgement:
     """What stands of each tree, cut where the answer stops; a broken law ends its request alone."""
     verdicts: dict[int, Verdict] = {}
     endings: dict[int, FinishReason | None] = {}
@@ -169,40 +151,28 @@ def shortened(verdict: Verdict, count: int) -> Verdict:
 
 
 def _rounds(
-    draft: Drafter,
-    states: dict[int, State],
+    group: Group,
     trees: Mapping[int, Tree],
     laws: Mapping[int, Scores],
-    verdicts: Mapping[int, Verdict],
-    endings: Mapping[int, FinishReason | None],
+    judgement: Judgement,
     spent: tuple[float, float],
 ) -> Iterator[Round]:
-    """Folds each request's round into its state and hands it on."""
+    """Each request's round, folded into its state; ``spent`` in seconds of drafting, verifying.
+    The state of one that ended is gone."""
+    draft, (verdicts, endings) = group.drafter, judgement
     for request, verdict in verdicts.items():
-        ending = endings[request]
-        round = finished(draft, request, trees[request], laws[request], verdict, ending, spent)
-        states[request] = draft.fold(states[request], round)
+        round = Round(
+            request=request,
+            tree=trees[request],
+            verdict=verdict,
+            finish=endings[request],
+            p=laws[request],
+            q=draft.scores(request),
+            draft_seconds=spent[0],
+            verify_seconds=spent[1],
+            note=draft.noted(request) or trees[request].odds,
+        )
+        group.states[request] = draft.fold(group.states[request], round)
+        if round.finish is not None:
+            del group.states[request]
         yield round
-
-
-def finished(
-    draft: Drafter,
-    request: int,
-    tree: Tree,
-    laws: Scores,
-    verdict: Verdict,
-    ending: FinishReason | None,
-    spent: tuple[float, float],
-) -> Round:
-    """The round as the draft's fold is to see it; ``spent`` in seconds of drafting, verifying."""
-    return Round(
-        request=request,
-        tree=tree,
-        verdict=verdict,
-        finish=ending,
-        p=laws,
-        q=draft.scores(request),
-        draft_seconds=spent[0],
-        verify_seconds=spent[1],
-        note=draft.noted(request) or tree.odds,
-    )

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from saccade.core.errors import ModelError, OptionError
-from saccade.core.prompt import Inputs
+from saccade.core.prompt import CONTEXT, Inputs
 from saccade.core.protocols import Drafter, Shape, View
 from saccade.core.sampling import Sampling
 from saccade.model.backbone import Backbone
@@ -85,7 +85,8 @@ class Setup:
         ids = inputs["input_ids"]
         media = torch.isin(ids, torch.tensor([*self.target.placeholders], device=ids.device))
         mask = inputs.get("attention_mask", torch.ones_like(ids)) * ~media
-        return {"input_ids": ids.masked_fill(media, 0), "attention_mask": mask}
+        documents = {CONTEXT: inputs[CONTEXT]} if CONTEXT in inputs else {}
+        return {"input_ids": ids.masked_fill(media, 0), "attention_mask": mask, **documents}
 
 
 MakeDrafter = Callable[[Setup], Drafter]

@@ -1,64 +1,45 @@
 """One call under way: its requests are read, decoded round by round and reported.
 
-Whether it is alone (a stream), one of many (the scheduler) or the next turn of a conversation is
-for others to say; what both models keep of it is in its session and its drafter.
+What both models keep of it is in its session and its drafter.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping, Sequence
 
+import torch
+
+from saccade.core.options import Stops
 from saccade.core.prompt import Prompt, Turn
 from saccade.core.protocols import Schedule
 from saccade.core.result import FinishReason, Result, Round, RoundRecord, Timings
 from saccade.core.tree import Tree
-from saccade.drafting.fallback import Fallback
-from saccade.drafting.planning import chained, plan
-from saccade.drafting.recipe import Recipe
+from saccade.drafting.drafters import Fallback, SelfDrafter
+from saccade.drafting.recipe import Recipe, chained, plan
 from saccade.drafting.schedule import NO_MEMORY, MemoryGuard
 from saccade.drafting.setup import Setup
+from saccade.drafting.views.basic import FULL
 from saccade.engine.request import Request
+from saccade.model import batch_invariant
 from saccade.model.backbone import Backbone
-from saccade.model.batch_invariant import ExactSession, check
 from saccade.model.session import Session
 from saccade.model.timing import Clock
 
 Phase = Callable[[str], None]
 
 
-def settle(
-    recipe: Recipe,
-    target: Backbone,
-    draft: Backbone | None,
-    request: Request,
-    exact: bool,
-    used: Recipe | None = None,
-) -> tuple[Recipe, Recipe]:
-    """The recipe as it is asked for and as it is used on this machine, checked before any work.
-
-    ``used`` is what it has come to already. Raises MethodError, ModelError or OptionError.
-    """
-    if exact:
-        recipe = chained(recipe)
-        check(target)
-    if used is None:
-        used = plan(recipe, target, draft, int(request.inputs["input_ids"].shape[1]), exact)
-    if used.drafts:
-        request.words.check(used.view)
-    return recipe, used
-
-
 class Call:
     """The requests of one call, which share a drafter and are counted from 0.
 
-    In ``session`` they stand from ``first`` on; without one they get their own. ``recipes`` are as
-    of :func:`settle`. Raises ModelError where the target has no memory for them.
+    The ``recipe`` is settled for this machine, and all is checked, before any work. In ``session``
+    the requests stand from ``first`` on; without one they get their own. Raises MethodError,
+    OptionError, or ModelError where the target has no memory for them.
     """
 
     def __init__(
         self,
         target: Backbone,
-        recipes: tuple[Recipe, Recipe],
+        recipe: Recipe,
         request: Request,
         *,
         draft: Backbone | None = None,
@@ -66,26 +47,35 @@ class Call:
         session: Session | None = None,
         first: int = 0,
     ) -> None:
+        self.target, self.wanted, self.exact = target, recipe, exact
+        if exact:
+            recipe = chained(recipe)
+            batch_invariant.check(target)
+        length = int(request.inputs["input_ids"].shape[1])
+        self.recipe = plan(recipe, target, draft, length, exact)
         request.check(target)
-        self.target, self.exact = target, exact
-        self.wanted, self.recipe = recipes
         self._ask(request)
         room = self.stops.options.max_new_tokens
         view, shape = self.recipe.view, self.recipe.shape
         setup = Setup(target, draft, view, shape, self.rules, room, request.words)
         self.drafter = Fallback(self.recipe.drafter(setup), target.vocab)
         if session is None:
-            session = (ExactSession if exact else Session)(target, self.rules, room=room)
+            kind = batch_invariant.BatchInvariantSession if exact else Session
+            session = kind(target, self.rules, room=room)
         self.session, self.first = session, first
         self.prompts: Sequence[Prompt] = ()
         self.decoding = False  # everything is read
         self._media = request.media
+        self._turns: Mapping[int, Turn] = {}
 
     def _ask(self, request: Request) -> None:
         """What belongs to one answer alone."""
-        contexts = request.contexts(self.target.device)
+        if self.recipe.drafts:
+            request.words.check(self.recipe.view)
+        contexts = [torch.tensor(ids, device=self.target.device) for ids in request.ids]
         self.request = request
-        self.rules, self.stops = request.rules(contexts), request.stops(contexts)
+        self.rules = request.rules(contexts)
+        self.stops = Stops(request.limits, contexts, request.decode)
         self.spent: dict[str, float] = {}
         self.reused = [0] * len(contexts)
         self._records: list[list[RoundRecord]] = [[] for _ in contexts]
@@ -95,39 +85,58 @@ class Call:
     # -- reading -------------------------------------------------------------------------------
 
     def reading(self, phase: Phase = lambda name: None) -> Generator[None, None, None]:
-        """Both models' vision, prefill and what the draft is to see, a piece at a time."""
+        """Both models' vision, prefill and what the draft is to see, a piece at a time; in a later
+        turn only what is new, and the draft keeps the view it had."""
+        if self._turns:
+            self._read_turns(phase)
+            return
         target, drafter, request, spent = self.target, self.drafter, self.request, self.spent
         phase("vision")
         clock = Clock(target.device)
-        drafter.encode(request.for_draft)
+        drafter.encode(request.draft_inputs or request.inputs)
         self.prompts = target.prompts(request.inputs)
         spent["vision"] = clock.since()
         yield
         phase("prefill")
         clock = Clock(target.device)
         drafter.prefill(self.prompts)
-        spent["prefill"] = clock.since()
+        spent["prefill"] = clock.lap()
+        refresh = self.recipe.view.refresh
         record = self.recipe.drafts and self.recipe.view.attention
+        follow = refresh.rows if record and refresh is not None else 0
         prefills = []
         for place, prompt in enumerate(self.prompts):
-            pieces = self.session.reading(self.first + place, prompt, record=record, place=place)
-            while True:
-                clock = Clock(target.device)
-                try:
-                    next(pieces)
-                except StopIteration as stop:
-                    prefills.append(stop.value)
-                    break
-                finally:
-                    spent["prefill"] += clock.since()
-                yield
+            number = self.first + place
+            for prefill in self.session.reading(
+                number, prompt, record=record, follow=follow, place=place
+            ):
+                spent["prefill"] += clock.lap()
+                if prefill is None:
+                    yield
+                    clock.lap()
+                else:
+                    prefills.append(prefill)
         phase("guide")
-        clock = Clock(target.device)
+        clock.lap()
         spent["draft_prefill"] = drafter.ready(prefills)
-        spent["guide"] = max(0.0, clock.since() - spent["draft_prefill"])
+        spent["guide"] = max(0.0, clock.lap() - spent["draft_prefill"])
         self.decoding = True
 
-    def turns(self, request: Request) -> dict[int, Turn] | None:
+    def goes_on(self, request: Request, recipe: Recipe, exact: bool) -> bool:
+        """Takes the conversation's next request, to be read from where the cached one parts from
+        it. Of another method, or with other videos, it is not taken, and nothing is changed."""
+        if (recipe, exact) != (self.wanted, self.exact):
+            return False
+        turns = self._parting(request)
+        if turns is None:
+            return False
+        request.check_length(self.target)
+        self._ask(request)
+        self._turns, self.decoding = turns, False
+        self.reused = [len(ids) - len(turns[i].ids) for i, ids in enumerate(request.ids)]
+        return True
+
+    def _parting(self, request: Request) -> dict[int, Turn] | None:
         """How a request goes on from what is cached; None if it shows something else."""
         media = request.media
         # an answer right after a video stands elsewhere than the same words in a longer prompt
@@ -148,18 +157,16 @@ class Call:
             found[number] = Turn(len(old) - same, tuple(new[same:]))
         return found
 
-    def go_on(self, request: Request, turns: Mapping[int, Turn], phase: Phase) -> None:
-        """Reads only what is new since the last answer; the draft keeps the view it had."""
-        self._ask(request)
+    def _read_turns(self, phase: Phase) -> None:
         phase("prefill")
         clock = Clock(self.target.device)
-        self.session.turn(turns, self.rules)
-        self.session.score({number: Tree() for number in turns})
+        self.session.turn(self._turns, self.rules)
+        self.session.score({number: Tree() for number in self._turns})
         self.spent["prefill"] = clock.lap()
         phase("guide")
-        self.drafter.turn(turns, self.rules)
+        self.drafter.turn(self._turns, self.rules)
         self.spent["draft_prefill"] = clock.lap()
-        self.reused = [len(ids) - len(turns[i].ids) for i, ids in enumerate(request.ids)]
+        self.decoding = True
 
     # -- decoding ------------------------------------------------------------------------------
 
@@ -186,7 +193,6 @@ class Call:
             decode = sum(r.draft_seconds + r.verify_seconds for own in self._records for r in own)
         total = self._clock.since()
         timings = Timings(**self.spent, decode=decode, first_token=self._first_token, total=total)
-        plain = self.wanted.drafts and not self.recipe.drafts
         prompts = self.request.ids
         return [
             Result(
@@ -201,11 +207,18 @@ class Call:
                 draft_visual_tokens=self.drafter.visible(number),
                 fallback_reason=self.drafter.reason,
                 reused_tokens=self.reused[number],
-                warnings=(PLAIN,) if plain else (),
+                warnings=self._warnings(number),
                 peak_bytes=peak,
             )
             for number, answer in enumerate(self.stops.answers)
         ]
+
+    def _warnings(self, number: int) -> tuple[str, ...]:
+        """What was not as the method's name has it."""
+        if not self.recipe.drafts:
+            return (PLAIN,) if self.wanted.drafts else ()
+        own = self.recipe.drafter is SelfDrafter and self.recipe.view != FULL
+        return (NOTHING_TO_PRUNE,) if own and not self.prompts[number].seen else ()
 
     def end(self, request: int) -> None:
         """Frees what is kept of a request that no turn will follow."""
@@ -217,4 +230,8 @@ class Call:
         self.drafter.close()
 
 
+NOTHING_TO_PRUNE = (
+    "the prompt has no video and no document (context=) to prune, so the target drafted with all "
+    "it reads, which is no faster than plain decoding"
+)
 PLAIN = "no draft model was given and the target's own drafts do not pay here: plain"

@@ -18,10 +18,9 @@ class Conversation:
     """Questions and answers over caches that stay, in the target and in the draft.
 
     Every turn takes the processor's output for the whole conversation so far (the same videos, the
-    earlier answers, the new question), as Hugging Face's models want it. What the caches hold of
-    it is not read again: the answer is the one a fresh start would give. A question that replaces
-    an earlier one goes on from where the texts part; other videos start afresh. What the draft
-    sees of the video stays what was chosen in the first turn.
+    earlier answers, the new question) and gives the answer of a fresh start. What the caches hold
+    is not read again: a question that replaces an earlier one goes on from where the texts part,
+    other videos start afresh. What the draft sees stays what was chosen in the first turn.
 
     Args are :func:`saccade.stream`'s. Close it, or use it in a ``with``, to free the caches.
     """
@@ -34,20 +33,21 @@ class Conversation:
         **always: Any,
     ) -> None:
         self._model, self._draft, self._always = model, draft, always
-        self._call: Call | None = None
         self._last: Stream | None = None
 
     def stream(self, inputs: Inputs, **settings: Any) -> Stream:
         """The rounds of the next answer; exhaust it, or close it, before asking again."""
-        if self._last is not None:
-            if not self._last.results and not self._last.closed:
-                raise OptionError("the last answer is under way: exhaust its stream or close it")
-            self._call = self._last.call
+        if self._last is not None and not self._last.results and not self._last.closed:
+            raise OptionError("the last answer is under way: exhaust its stream or close it")
         merged = {**self._always, **settings}
         self._last = stream(
-            self._model, inputs, draft=self._draft, call=self._call, keep=True, **merged
+            self._model, inputs, draft=self._draft, call=self._kept, keep=True, **merged
         )
         return self._last
+
+    @property
+    def _kept(self) -> Call | None:
+        return None if self._last is None else self._last.call
 
     def run(self, inputs: Inputs, **settings: Any) -> Result:
         """The next answer. One request at a time."""
@@ -58,10 +58,9 @@ class Conversation:
 
     def close(self) -> None:
         """Frees the caches, and the draft's process where there is one."""
-        call = None if self._last is None else self._last.call
-        if call is not None:
-            call.close()
-        self._call = self._last = None
+        if self._kept is not None:
+            self._kept.close()
+        self._last = None
 
     def __enter__(self) -> Conversation:
         return self

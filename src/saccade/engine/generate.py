@@ -14,14 +14,12 @@ from jaxtyping import Int
 from torch import Tensor, nn
 from transformers import GenerationConfig, LogitsProcessorList
 
-from saccade.core import options
 from saccade.core.errors import OptionError
 from saccade.core.prompt import Inputs
 from saccade.core.result import Result, Round
-from saccade.drafting.planning import chained
 from saccade.drafting.recipe import Recipe
-from saccade.engine.call import Call, Phase, settle
-from saccade.engine.request import Captioner, Request, backbone
+from saccade.engine.call import Call, Phase
+from saccade.engine.request import Captioner, Request, Spans, backbone, check_streamer
 from saccade.methods import resolve
 from saccade.model import memory
 from saccade.model.backbone import Backbone
@@ -49,25 +47,15 @@ class Stream(Iterator[Round]):
         keep: bool = False,
         exact: bool = False,
     ) -> None:
-        self._target, self._draft, self._exact = target, draft, exact
-        self._request = request
-        wanted = chained(recipe) if exact else recipe
-        if call is not None and (call.wanted, call.exact) != (wanted, exact):
-            call.close()  # another method: nothing to go on from
-            call = None
-        used = None if call is None else call.recipe
-        self._recipes = settle(wanted, target, draft, request, exact, used)
-        self._phase: Phase = on_phase or (lambda name: None)
-        self._keep = keep
+        if call is None or not call.goes_on(request, recipe, exact):
+            before, call = call, Call(target, recipe, request, draft=draft, exact=exact)
+            if before is not None:
+                before.close()  # another method or video: nothing to go on from
+        self.recipe = call.recipe  # as it is used here
+        self.call: Call | None = call
         self.closed = False
-        self.call = call
         self.results: list[Result] = []
-        self._rounds = self._work()
-
-    @property
-    def recipe(self) -> Recipe:
-        """The method as it is used here."""
-        return self._recipes[1]
+        self._rounds = self._work(call, on_phase or (lambda name: None), keep)
 
     def __next__(self) -> Round:
         return next(self._rounds)
@@ -77,45 +65,26 @@ class Stream(Iterator[Round]):
         self.closed = True
         self._rounds.close()
 
-    def _work(self) -> Generator[Round, None, None]:
-        peak = memory.Peak(self._target.devices)
+    def _work(self, call: Call, phase: Phase, keep: bool) -> Generator[Round, None, None]:
+        peak = memory.Peak(call.target.devices)
         try:
-            call = self._read()
-            self._phase("decode")
-            clock = Clock(self._target.device)
+            for _ in call.reading(phase):
+                pass
+            phase("decode")
+            clock = Clock(call.target.device)
             for round in call.rounds():
-                if round.finish is not None and not self._keep:
+                if round.finish is not None and not keep:
                     call.end(round.request)
                 yield round
             self.results = call.results(clock.since(), peak.bytes())
         except (RuntimeError, MemoryError) as error:
             if not memory.ran_out(error):
                 raise
-            raise self._request.too_long(self._target) from error
+            raise call.request.too_long(call.target) from error
         finally:
-            if self.call is not None and not self._keep:
-                self.call.close()
-                self.call = None
-
-    def _read(self) -> Call:
-        """Everything there is to read, or of a further turn what is new."""
-        try:
-            turns = None if self.call is None else self.call.turns(self._request)
-            if self.call is not None and turns is not None:
-                self.call.go_on(self._request, turns, self._phase)
-                return self.call
-            if self.call is not None:
-                self.call.close()  # another video: nothing to go on from
-            self.call = None
-            self.call = Call(
-                self._target, self._recipes, self._request, draft=self._draft, exact=self._exact
-            )
-            for _ in self.call.reading(self._phase):
-                pass
-            return self.call
-        except BaseException:
-            self._keep, self.closed = False, True  # nothing to go on from
-            raise
+            if not (keep and call.decoding):  # half read, there is nothing to go on from
+                call.close()
+                self.call, self.closed = None, True
 
 
 def stream(
@@ -143,7 +112,7 @@ def stream(
         exact: bit for bit the answer of ``method="ar", exact=True``, in bf16 and fp16 too; drafts
             are chains, and a forward costs as much as one of 16 rows. See ``docs/lossless.md``.
         asked: as :meth:`Request.of` (``saccade/engine/request.py``): draft_inputs, tokenizer, seed,
-            captioner, ... and ``GenerationConfig``'s names (max_new_tokens, do_sample, ...).
+            captioner, context, ... and ``GenerationConfig``'s names (max_new_tokens, ...).
 
     Raises:
         OptionError, MethodError, ModelError: before any work, in one sentence.
@@ -176,6 +145,7 @@ def generate(
     model: nn.Module | Backbone,
     inputs: Inputs | Tensor,
     *,
+    context: Spans | Sequence[Spans] | None = None,
     draft: nn.Module | Backbone | None = None,
     draft_inputs: Inputs | None = None,
     method: str | Recipe = DEFAULT_METHOD,
@@ -220,11 +190,10 @@ def generate(
                 "its own: give draft_inputs= with the processor's output"
             )
     else:
-        own |= {"prefix_allowed_tokens_fn": prefix_allowed_tokens_fn}
+        own |= {"prefix_allowed_tokens_fn": prefix_allowed_tokens_fn, "context": context}
         request = Request.of(target, inputs, **own, **settings)
         ids = inputs["input_ids"]
-    if streamer is not None and len(ids) > 1:
-        raise OptionError("streamer= needs a single request")
+    check_streamer(streamer, len(ids))
     rounds = Stream(target, request, recipe, draft=drafting, exact=exact)
     if streamer is not None and direct:
         streamer.put(ids.cpu())
@@ -233,10 +202,7 @@ def generate(
             streamer.put(torch.tensor(round.tokens))
     if streamer is not None:
         streamer.end()
-    config = options.settle(target.model, generation_config, settings if direct else {})
-    pad = config.pad_token_id
-    if pad is None:
-        pad = (*options.ends(config), 0)[0]
+    pad = request.limits.pad
     answers = [torch.tensor(result.ids, dtype=ids.dtype) for result in rounds.results]
     padded = nn.utils.rnn.pad_sequence(answers, batch_first=True, padding_value=float(pad))
     return torch.cat([ids, padded.to(ids)], dim=1)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -12,17 +13,19 @@ from transformers import GenerationConfig, LogitsProcessorList
 
 from saccade.core import options
 from saccade.core.errors import ModelError, OptionError
-from saccade.core.prompt import Inputs
+from saccade.core.prompt import CONTEXT, Inputs
 from saccade.core.sampling import Sampling
 from saccade.drafting.setup import Words
 from saccade.model import memory
 from saccade.model.backbone import Backbone
 from saccade.model.session import LONG
 
-PREPARED = ("attention_mask", "position_ids", "mm_token_type_ids", "mm_encoder_outputs")
+PREPARED = {"attention_mask", "position_ids", "mm_token_type_ids", "mm_encoder_outputs"}
+PIXELS = {"image": "pixel_values", "video": "pixel_values_videos"}  # and ..._grid_thw beside them
 IGNORABLE = ("past_key_values", "logits_to_keep", "use_cache", "synced_gpus")  # generate's own
 
 Captioner = Callable[[Inputs], Sequence[str]]
+Spans = tuple[int, int] | Sequence[tuple[int, int]]
 
 
 @dataclass(frozen=True)
@@ -31,7 +34,7 @@ class Request:
 
     inputs: Inputs
     rules: Callable[[Sequence[Tensor]], list[Sampling]]  # by each request's prompt
-    stops: Callable[[Sequence[Tensor]], options.Stops]
+    limits: options.Options
     draft_inputs: Inputs | None = None
     decode: Callable[[Sequence[int]], str] | None = None
     words: Words = Words()
@@ -42,6 +45,7 @@ class Request:
         target: Backbone,
         inputs: Inputs,
         *,
+        context: Any = None,
         draft_inputs: Inputs | None = None,
         tokenizer: Any = None,
         seed: int | None = None,
@@ -56,6 +60,8 @@ class Request:
 
         Args:
             inputs: what the target's processor returned, one or several requests.
+            context: (start, stop) of a document among the prompt's tokens, or several such: text
+                that views may prune like a video. Of several requests, one such entry each.
             draft_inputs: the draft's processor output, where it differs from the target's.
             tokenizer: a tokenizer or processor, for text in the result and for stop strings.
             seed: names the noise of sampling; a fresh one when None.
@@ -65,34 +71,30 @@ class Request:
         Raises OptionError in one sentence.
         """
         inputs = _readable(target, inputs)
+        if context is not None:
+            if draft_inputs is not None:
+                raise OptionError(
+                    f"context= counts the target's tokens, and the draft's own are others: put "
+                    f"{CONTEXT} into inputs and draft_inputs"
+                )
+            inputs = _with_documents(inputs, context)
         if seed is not None and not isinstance(seed, int):
             raise OptionError(f"seed={seed!r} is not a whole number")
         config = options.settle(target.model, generation_config, settings)
-        decode = _decoder(tokenizer)
-        longest = int(inputs["input_ids"].shape[1])
-        bounds = options.limits(config, longest, tuple(stopping_criteria or ()))
-        if bounds.stop and decode is None:
+        limits = options.limits(config, inputs["input_ids"].shape[1], stopping_criteria or ())
+        if limits.stop and tokenizer is None:
             raise OptionError("stop strings need the tokenizer: pass tokenizer=")
-
-        def rules(contexts: Sequence[Tensor]) -> list[Sampling]:
-            return options.rules(
-                target.model,
-                config,
-                contexts,
-                length=bounds.max_new_tokens,
-                extra=logits_processor,
-                allowed=prefix_allowed_tokens_fn,
-                seed=seed,
-            )
-
-        return cls(
-            inputs,
-            rules,
-            lambda contexts: options.Stops(bounds, contexts, decode),
-            draft_inputs,
-            decode,
-            Words(_encoder(tokenizer), captioner),
+        rules = partial(
+            options.rules,
+            target.model,
+            config,
+            length=limits.max_new_tokens,
+            extra=logits_processor,
+            allowed=prefix_allowed_tokens_fn,
+            seed=seed,
         )
+        words = Words(_encoder(tokenizer), captioner)
+        return cls(inputs, rules, limits, draft_inputs, _decoder(tokenizer), words)
 
     @classmethod
     def prepared(
@@ -114,11 +116,10 @@ class Request:
         ``given`` are the model's arguments beside the ids. Raises OptionError in one sentence.
         """
         checked = options.settle(target.model, generation_config, {})
-        features = {key: given[key] for key in PREPARED if given.get(key) is not None}
-        others = {k for k, v in given.items() if k not in (*PREPARED, *IGNORABLE) and v is not None}
-        if unknown := others - {name for name in others if name.endswith(("_grid_thw", "_ts"))}:
+        features = {k: v for k, v in given.items() if v is not None and k not in IGNORABLE}
+        others = features.keys() - PREPARED
+        if unknown := [name for name in others if not name.endswith(("_grid_thw", "_ts"))]:
             raise OptionError(f"saccade.generate does not take {', '.join(sorted(unknown))}")
-        features |= {name: given[name] for name in others}
         sampling = Sampling(
             bool(checked.do_sample),
             tuple(logits_processor or ()),
@@ -132,20 +133,14 @@ class Request:
                 "a padded batch with penalties cannot come through custom_generate: call "
                 "saccade.generate directly"
             )
-        bounds = options.limits(checked, ids.shape[1], tuple(stopping_criteria or ()))
-        # stop strings are among the criteria already
-        own = options.Options(bounds.max_new_tokens, bounds.eos, (), bounds.criteria)
+        limits = options.limits(checked, ids.shape[1], stopping_criteria or ())
         return cls(
             {"input_ids": ids, **features},
             lambda contexts: [sampling] * len(contexts),
-            lambda contexts: options.Stops(own, contexts, None),
+            replace(limits, stop=()),  # stop strings are among the criteria already
             draft_inputs,
             words=Words(_encoder(tokenizer), captioner),
         )
-
-    @property
-    def for_draft(self) -> Inputs:
-        return self.inputs if self.draft_inputs is None else self.draft_inputs
 
     @property
     def ids(self) -> list[list[int]]:
@@ -165,29 +160,34 @@ class Request:
             if isinstance(value, Tensor) and value.shape[:2] != length
         }
 
-    def contexts(self, device: torch.device) -> list[Tensor]:
-        """Each request's ids, as tensors."""
-        return [torch.tensor(ids, device=device) for ids in self.ids]
-
     def tokens(self) -> int:
         """Of all prompts and answers, as far as caches are made for them at first."""
         return sum(map(len, self.ids)) + LONG * len(self.inputs["input_ids"])
 
-    def check(self, target: Backbone) -> None:
-        """Raises ModelError where a prompt is longer than the target was made for, or where its
-        device has no memory for these caches."""
+    def check_length(self, target: Backbone) -> None:
+        """Raises ModelError where a prompt is longer than the target was made for."""
         longest, most = max(map(len, self.ids)), target.context
         if most is not None and longest > most:
             raise ModelError(
                 f"the prompt has {longest} tokens, and this model reads {most} at most: "
                 "take fewer frames (--num-frames), smaller ones (--size) or a shorter question"
             )
-        if len(set(target.devices)) == 1:
-            memory.check_prompt(self.tokens(), target.token_bytes, target.device)
+
+    def check(self, target: Backbone) -> None:
+        """Raises ModelError where a prompt is longer than the target reads, or has no room."""
+        self.check_length(target)
+        if not self.fits(target):
+            raise self.too_long(target)
+
+    def fits(self, target: Backbone, beside: int = 0) -> bool:
+        """Whether the target's device has memory for these caches and ``beside`` tokens more; of
+        several devices nobody knows."""
+        tokens, several = self.tokens() + beside, len(set(target.devices)) > 1
+        return several or memory.has_room(tokens, target.token_bytes, target.device)
 
     def too_long(self, target: Backbone) -> ModelError:
-        """What to raise once memory ran out after all."""
-        return ModelError(memory.too_long(self.tokens(), target.token_bytes, target.device))
+        """What to raise where memory runs out."""
+        return memory.too_long(self.tokens(), target.token_bytes, target.device)
 
     def text(self, answer: Sequence[int], stop: str | None) -> str | None:
         """An answer in words, up to the string it stopped at."""
@@ -220,14 +220,78 @@ def _readable(target: Backbone, inputs: Inputs) -> Inputs:
             "all of a request: it must be as large and keep some of each"
         )
     found: Inputs = {**inputs, "input_ids": ids.long()}
-    shown = any(isinstance(each, Tensor) and each.is_floating_point() for each in inputs.values())
+    tensors = [each for each in inputs.values() if isinstance(each, Tensor)]
+    shown = any(each.is_floating_point() and each.ndim > 1 for each in tensors)
     places = torch.tensor([*target.placeholders], dtype=torch.long, device=ids.device)
     if not shown and bool(torch.isin(found["input_ids"], places).any()):
         raise OptionError(
             "the prompt has places for images or videos and the pixels are not there: pass "
             "everything the processor returned"
         )
+    for kind, name in PIXELS.items():
+        _check_grid(f"{kind}_grid_thw", inputs.get(f"{kind}_grid_thw"), name, inputs.get(name))
     return found
+
+
+def _with_documents(inputs: Inputs, context: Any) -> Inputs:
+    """The inputs with these spans of each request marked. Raises OptionError for such as are not
+    within the prompt."""
+    ids = inputs["input_ids"]
+    several: Any = [context] if len(ids) == 1 else context
+    real = inputs.get("attention_mask", torch.ones_like(ids)).bool()
+    marked = torch.zeros_like(ids)
+    try:
+        for row, own in enumerate(several):
+            places = real[row].nonzero().squeeze(-1)
+            for start, stop in [own] if isinstance(own[0], int) else own:
+                if not 0 <= start < stop <= len(places):
+                    raise OptionError(
+                        f"context=({start}, {stop}) is not within the prompt's {len(places)} tokens"
+                    )
+                marked[row, places[start:stop]] = 1
+        if len(several) != len(ids):
+            raise IndexError
+    except (TypeError, ValueError, IndexError) as error:
+        raise OptionError(
+            "context= is (start, stop) in tokens of the prompt, or a list of such; of several "
+            "requests a list with an entry for each"
+        ) from error
+    return {**inputs, CONTEXT: marked}
+
+
+def _check_grid(grid: str, sizes: Any, name: str, pixels: Any) -> None:
+    """Raises OptionError unless patches and the grids that count them belong together."""
+    flat = isinstance(pixels, Tensor) and pixels.ndim == 2  # patches of all media in a row
+    if sizes is None and not flat:
+        return
+    if not isinstance(pixels, Tensor) or sizes is None:
+        there, lacks = (grid, name) if sizes is not None else (name, grid)
+        raise OptionError(f"{there} is there and {lacks} is not: pass all the processor returned")
+    numbers = isinstance(sizes, Tensor) and not sizes.is_floating_point()
+    if not numbers or sizes.ndim != 2 or sizes.shape[1] != 3 or bool((sizes < 1).any()):
+        raise OptionError(f"{grid} must be whole numbers above 0, a row of 3 for each medium")
+    if flat and len(pixels) != int(sizes.prod(1).sum()):
+        raise OptionError(
+            f"{name} holds {len(pixels)} patches and {grid} counts {int(sizes.prod(1).sum())}: "
+            "pass both as the processor returned them"
+        )
+
+
+@runtime_checkable
+class Streamer(Protocol):
+    """What transformers' streamers do."""
+
+    def put(self, value: Tensor) -> None: ...
+
+    def end(self) -> None: ...
+
+
+def check_streamer(streamer: Any, requests: int) -> None:
+    """Raises OptionError for what cannot be streamed to."""
+    if streamer is not None and not isinstance(streamer, Streamer):
+        raise OptionError("streamer= needs put and end, as transformers' TextStreamer has them")
+    if streamer is not None and requests > 1:
+        raise OptionError("streamer= needs a single request")
 
 
 def backbone(model: nn.Module | Backbone) -> Backbone:

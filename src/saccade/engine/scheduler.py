@@ -1,9 +1,8 @@
 """Requests that come and go over one target: what a server works with.
 
-Each is a call of its own with its own drafter, so that one that fails is nobody else's affair; the
-target's forward is one for all of them a round, over segments that read no other request's keys. A
-newcomer's prompt is read a chunk a round, so that those under way are not held up by more than
-that. What shares no forward (a draft in a process of its own, rows of a fixed number) takes turns.
+Each is a call with a drafter of its own, so that one that fails is nobody else's affair; the
+target's forward is one for all of them a round. A newcomer's prompt is read a chunk a round. What
+shares no forward (a draft in a process of its own, ``exact``) takes turns.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from saccade.core.sampling import Sampling
 from saccade.core.tree import Tree
 from saccade.drafting.recipe import Recipe
 from saccade.drafting.schedule import NO_MEMORY, Group, MemoryGuard, advance, serial
-from saccade.engine.call import Call, settle
+from saccade.engine.call import Call
 from saccade.engine.request import Request
 from saccade.model import memory
 from saccade.model.backbone import Backbone
@@ -44,8 +43,8 @@ class _Entry:
 
     call: Call
     pieces: Iterator[None]  # of what is left to read
-    group: Group | None = None  # once it decodes, where the forward is shared
-    rounds: Iterator[Round] | None = None  # once it decodes, where it is not
+    group: Group  # for decoding where the forward is shared
+    rounds: Iterator[Round]  # and where it is not
 
 
 class Scheduler:
@@ -72,28 +71,25 @@ class Scheduler:
     def fits(self, request: Request) -> bool:
         """Whether there is memory for one more beside the caches there are, and those that others
         have yet to fill."""
-        target = self._target
-        if len(set(target.devices)) > 1:
-            return True
         unread = (e.call.request for e in self._entries.values() if not e.call.decoding)
-        tokens = sum(each.tokens() for each in (*unread, request))
-        return memory.has_room(tokens, target.token_bytes, target.device)
+        return request.fits(self._target, sum(each.tokens() for each in unread))
 
     def join(self, request: Request) -> int:
         """Takes a request in; its number. Raises OptionError or ModelError before any work."""
         number, target, draft, exact = self._next, self._target, self._draft, self._exact
-        recipes = settle(self._recipe, target, draft, request, exact)
+        first = 0 if self._session is None else number
         call = Call(
             target,
-            recipes,
+            self._recipe,
             request,
             draft=draft,
             exact=exact,
             session=self._session,
-            first=0 if self._session is None else number,
+            first=first,
         )
         self._rules[number] = call.rules[0]
-        self._entries[number] = _Entry(call, call.reading())
+        group = Group.begun(call.drafter, [0], call.stops.cut, number)
+        self._entries[number] = _Entry(call, call.reading(), group, call.rounds())
         self._next += 1
         return number
 
@@ -125,12 +121,6 @@ class Scheduler:
 
     def _together(self, session: Session, live: Mapping[int, _Entry]) -> list[Event]:
         """One forward of the target for all."""
-        groups: dict[int, Group] = {}
-        for number, entry in live.items():
-            call = entry.call
-            if entry.group is None:
-                entry.group = Group.begun(call.drafter, [0], call.stops.cut, number)
-            groups[number] = entry.group
 
         def give_up(trees: Mapping[int, Tree], error: Exception) -> None:
             for number in (number for number, tree in trees.items() if len(tree)):
@@ -138,7 +128,8 @@ class Scheduler:
 
         events: list[Event] = []
         try:
-            for group, round in advance(MemoryGuard(session, give_up), [*groups.values()]):
+            groups = [entry.group for entry in live.values()]
+            for group, round in advance(MemoryGuard(session, give_up), groups):
                 events += self._told(group.first, round)
         except Exception as error:  # the forward was everybody's
             log.warning("a round failed", exc_info=error)
@@ -148,7 +139,6 @@ class Scheduler:
 
     def _turn(self, number: int, entry: _Entry) -> list[Event]:
         """The next round of one."""
-        entry.rounds = entry.rounds or entry.call.rounds()
         try:
             return self._told(number, next(entry.rounds))
         except Exception as error:

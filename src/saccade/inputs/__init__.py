@@ -20,13 +20,14 @@ if TYPE_CHECKING:
         read_config,
         read_processor,
     )
-    from saccade.inputs.questions import ask, ask_draft, put, shown
+    from saccade.inputs.questions import Pair, ask, ask_draft, put, shown
 
-_QUESTIONS = {"ask", "ask_draft", "put", "shown"}
+_QUESTIONS = {"Pair", "ask", "ask_draft", "put", "shown"}
 
 __all__ = [
     "EMBEDDED",
     "Loaded",
+    "Pair",
     "ask",
     "ask_draft",
     "bits",

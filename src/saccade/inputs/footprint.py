@@ -8,8 +8,9 @@ from typing import Any
 
 import torch
 
-from saccade.core.errors import ModelError
-from saccade.model import families, memory
+from saccade.core.errors import ModelError, SaccadeError
+from saccade.inputs import architectures
+from saccade.model import memory
 
 WAYS = {"--dtype bfloat16": 2.0, "--quantize bnb-8bit": 1.0, "--quantize bnb-4bit": 0.5}
 """What makes a model smaller, and the bytes a weight takes then."""
@@ -40,9 +41,9 @@ def footprint(config: Any) -> Footprint:
     Raises ModelError for a model without a decoder of layers.
     """
     try:
-        kind, text = families.model_class(config), families.text_config(config)
+        kind, text = architectures.model_class(config), architectures.text_config(config)
         with torch.device("meta"):
-            if config.model_type in families.THINKERS:
+            if config.model_type in architectures.THINKERS:
                 model = kind(config.thinker_config)
             else:
                 model = kind.from_config(config)
@@ -66,6 +67,11 @@ def footprint(config: Any) -> Footprint:
         raise ModelError(
             f"{config.model_type} has no decoder of layers that Saccade knows how to drive"
         ) from error
+    except SaccadeError:
+        raise
+    except Exception as error:  # numbers that no model can have
+        said = f"{type(error).__name__}: {error}".strip().split("\n")[0][:200]
+        raise ModelError(f"config.json describes no model that can be built ({said})") from error
 
 
 def number_size(dtype: Any, config: Any) -> int:

@@ -5,6 +5,8 @@ so that a question with ``<|video_pad|>`` in it would hold a place for a video t
 with ``<|im_end|>`` would end the person's turn. Here such a text stands in the string as one token
 that occurs nowhere else; in the ids that token gives way to the text's own, encoded as if nothing
 were special. A text that spells no special token is left alone.
+
+A document goes the same way, so that it is known which ids are its: see ``CONTEXT``.
 """
 
 from __future__ import annotations
@@ -21,8 +23,9 @@ import torch
 from tokenizers import AddedToken
 
 from saccade.core.errors import OptionError
-from saccade.core.prompt import Inputs
+from saccade.core.prompt import CONTEXT, Inputs
 
+DOCUMENT = "document"  # the type of a part of a message
 PER_TOKEN = ("input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids")
 
 
@@ -33,6 +36,7 @@ class Held:
     turns: list[dict[str, Any]]
     texts: tuple[str, ...] = ()
     mark: str = ""
+    documents: frozenset[int] = frozenset()  # which of the texts
 
 
 @dataclass(frozen=True)
@@ -41,6 +45,7 @@ class Standing:
 
     token: int
     ids: tuple[list[int], ...]
+    documents: tuple[bool, ...]  # whether each is one
 
 
 def hold(processor: Any, turns: Sequence[Mapping[str, Any]]) -> Held:
@@ -51,16 +56,20 @@ def hold(processor: Any, turns: Sequence[Mapping[str, Any]]) -> Held:
     used = {mark for text in written for mark in re.findall(r"@\d+:", text)}
     mark = next(mark for mark in marks if mark not in used)
     texts: list[str] = []
+    documents: set[int] = set()
 
     def held(part: Mapping[str, str]) -> dict[str, str]:
-        text = part.get("text", "")
-        if not special.search(text):
+        text, document = part.get("text", ""), part.get("type") == DOCUMENT
+        if not (special.search(text) or (document and text.strip())):
             return dict(part)
+        if document:
+            documents.add(len(texts))
         texts.append(text.strip())
-        return {**part, "text": text.replace(texts[-1], f"{mark}{len(texts) - 1}@")}
+        standing = text.replace(texts[-1], f"{mark}{len(texts) - 1}@")
+        return {**part, "type": "text", "text": standing}
 
     changed = [{**turn, "content": [held(part) for part in turn["content"]]} for turn in turns]
-    return Held(changed, tuple(texts), mark)
+    return Held(changed, tuple(texts), mark, frozenset(documents))
 
 
 def stand_in(name: str, processor: Any, templated: str, held: Held) -> tuple[str, Standing | None]:
@@ -78,7 +87,8 @@ def stand_in(name: str, processor: Any, templated: str, held: Held) -> tuple[str
             continue
         text = marks.sub(lambda found, token=added.content: token, templated)
         if tokenizer(text)["input_ids"].count(number) == len(order):
-            return text, Standing(number, tuple(ids[i] for i in order))
+            documents = tuple(i in held.documents for i in order)
+            return text, Standing(number, tuple(ids[i] for i in order), documents)
     raise _cannot(name)
 
 
@@ -95,7 +105,12 @@ def spell(name: str, inputs: Inputs, standing: Standing | None) -> Inputs:
     rows = torch.arange(length).repeat_interleave(times)
     longer = {key: inputs[key][:, rows] for key in PER_TOKEN if key in inputs}
     ids = longer["input_ids"]
-    ids[ids == standing.token] = torch.tensor([i for each in standing.ids for i in each])
+    here = ids == standing.token
+    ids[here] = torch.tensor([i for each in standing.ids for i in each])
+    if any(standing.documents):
+        lengths = torch.tensor([len(each) for each in standing.ids])
+        marked = torch.tensor(standing.documents).long().repeat_interleave(lengths)
+        longer[CONTEXT] = torch.zeros_like(ids).masked_scatter(here, marked)
     return {**inputs, **longer}
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +13,6 @@ from typing import Any
 
 import torch
 from huggingface_hub.constants import HF_HUB_CACHE
-from safetensors import SafetensorError
 from transformers import (
     AutoConfig,
     AutoProcessor,
@@ -20,16 +21,14 @@ from transformers import (
     TorchAoConfig,
 )
 
-from saccade.core.errors import ModelError, OptionError
-from saccade.inputs import footprint
-from saccade.model import families, memory, tensor_parallel
+from saccade.core.errors import ModelError, OptionError, SaccadeError
+from saccade.inputs import architectures, footprint
+from saccade.model import families, memory
 from saccade.model.backbone import Backbone
 
-SPOILT = (  # what transformers and safetensors raise over files that are not what they should be
-    *(OSError, ValueError, KeyError, TypeError, AttributeError, ImportError),
-    SafetensorError,
-)
 EMBEDDED = Path(__file__).parents[1] / "world" / "pair"
+MOST_PARTS = 10_000  # layers or experts of a model
+COUNTS = re.compile(r"layers$|depth$|num_\w*experts$")
 NAMES = {  # what --target and --draft call the pair in the package
     "shapes": EMBEDDED / "target",
     "shapes-draft": EMBEDDED / "draft",
@@ -102,7 +101,7 @@ def load(
         raise OptionError("give a device or a device map, not both")
     if tp and (device_map is not None or quantize is not None):
         raise OptionError("a target split over processes takes no device map and no quantizer")
-    place = pick_device(tensor_parallel.local_device(device) if tp else device)
+    place = pick_device(architectures.local_device(device) if tp else device)
     source = str(NAMES.get(name, name))
     settings: dict[str, Any] = {"use_safetensors": True, "dtype": precision(dtype, place)}
     if quantize is not None:
@@ -110,10 +109,10 @@ def load(
     if device_map is not None or quantize is not None:
         settings["device_map"] = device_map or {"": place}
     config = read_config(name, trust_remote_code=trust_remote_code)
-    kind = families.model_class(config)
-    families.refuse(config, families.text_config(config))
+    kind = architectures.model_class(config)
+    families.refuse(config, architectures.text_config(config))
     if tp:
-        settings |= tensor_parallel.loading(name, families.text_config(config))
+        settings |= architectures.split(name, architectures.text_config(config))
     packed = None if quantize is None else bits(quantize)
     where = None if device_map or tp else place
     footprint.check(name, config, settings["dtype"], where, bits=packed, folder=source)
@@ -129,20 +128,20 @@ def load(
         _complete(name, model, found)
         if "device_map" not in settings and not tp:
             model = model.to(place)
-    except SPOILT as error:
+    except SaccadeError:
+        raise
+    except Exception as error:  # libraries raise almost anything over files that are spoilt
+        if memory.ran_out(error):
+            reason = footprint.advice(name, config, settings["dtype"], place, bits=packed)
+            raise ModelError(reason) from error
         raise ModelError(_why(name, source, error)) from error
-    except (RuntimeError, MemoryError) as error:
-        if not memory.ran_out(error):
-            raise
-        reason = footprint.advice(name, config, settings["dtype"], place, bits=packed)
-        raise ModelError(reason) from error
     return Loaded(name, Backbone(model.eval(), fused=fused), processor)
 
 
 def _complete(name: str, model: Any, found: Mapping[str, Any]) -> None:
     """Raises ModelError unless every weight was read, whole and finite; tied ones are read once."""
     foreign = found["unexpected_keys"]
-    if model.config.model_type in families.THINKERS:  # such a checkpoint holds a talker too
+    if model.config.model_type in architectures.THINKERS:  # such a checkpoint holds a talker too
         foreign = ()
     for weights, what in (
         (found["missing_keys"], "lacks"),
@@ -172,7 +171,7 @@ def load_pair(target: str, draft: str | None, **place: Any) -> tuple[Loaded, Loa
     if draft is None:
         return loaded, None
     if place.get("tp"):  # every process has a draft of its own, where its part of the target is
-        place["device"] = tensor_parallel.local_device(place.get("device"))
+        place["device"] = architectures.local_device(place.get("device"))
     drafter = load(draft, **{**place, "device_map": None, "quantize": None, "tp": False})
     check_pair(loaded, drafter)
     return loaded, drafter
@@ -184,19 +183,31 @@ def read_config(name: str, *, trust_remote_code: bool = False, weights: bool = T
     check_folder(name, source, weights=weights)
     try:
         config = AutoConfig.from_pretrained(source, trust_remote_code=trust_remote_code)
-        families.register(config)
-        return config
-    except SPOILT as error:
+        architectures.register(config)
+    except SaccadeError:
+        raise
+    except Exception as error:
         raise ModelError(_why(name, source, error)) from error
+    _check_counts(name, config.to_dict())
+    return config
+
+
+def _check_counts(name: str, settings: Mapping[str, Any]) -> None:
+    """Refuses more parts than any model has, which would be built one by one, without end."""
+    for key, value in settings.items():
+        if isinstance(value, Mapping):
+            _check_counts(name, value)
+        elif COUNTS.search(str(key)) and isinstance(value, int) and value > MOST_PARTS:
+            raise ModelError(f"the config.json of {name} asks for {key}={value}: it is spoilt")
 
 
 def read_processor(name: str, config: Any, *, trust_remote_code: bool = False) -> Any:
     """What turns text and pixels into a model's inputs: a tokenizer, for a text-only model."""
     source = str(NAMES.get(name, name))
-    reader = AutoTokenizer if families.reads_text_only(config) else AutoProcessor
+    reader = AutoTokenizer if architectures.reads_text_only(config) else AutoProcessor
     try:
         return reader.from_pretrained(source, trust_remote_code=trust_remote_code)
-    except SPOILT as error:
+    except Exception as error:
         raise ModelError(_why(name, source, error)) from error
 
 
@@ -279,14 +290,31 @@ def _tokens(tokenizer: Any) -> dict[int, str]:
 
 
 def first_line(error: Exception) -> str:
-    return str(error).strip().split("\n")[0].rstrip(".")
+    """The beginning of what a library says, for a sentence of ours."""
+    return str(error).strip().split("\n")[0].rstrip(".")[:300]
+
+
+def _broken(folder: Path) -> str | None:
+    """Which file of a checkpoint is not what it should be, where that can be told."""
+    for file in sorted(folder.glob("*.json")):
+        try:
+            held = json.loads(file.read_bytes())
+        except (ValueError, OSError, RecursionError):
+            return f"its {file.name} is no JSON file that can be read"
+        needed = {"added_tokens", "model"} if file.name == "tokenizer.json" else set()
+        if not isinstance(held, dict) or needed - held.keys():
+            lacks = f"lacks {', '.join(sorted(needed))}" if needed else "holds no settings"
+            return f"its {file.name} {lacks}: copy it again"
+    return None
 
 
 def _why(name: str, source: str, error: Exception) -> str:
     if "trust_remote_code" in str(error):
         return f"{name} comes with code of its own; --trust-remote-code runs it, if you trust it"
     if isinstance(error, ImportError) or Path(source).is_dir():
-        return f"the checkpoint in {name} cannot be loaded: {first_line(error)}"
+        lacks = f"a file of it lacks the entry {error}" if isinstance(error, KeyError) else None
+        said = _broken(Path(source)) or lacks or first_line(error)
+        return f"the checkpoint in {name} cannot be loaded: {said}"
     if "safetensors" in str(error):
         return f"{name} holds no safetensors weights; only those are read"
     offline = os.environ.get("HF_HUB_OFFLINE", "0") not in ("", "0")

@@ -3,16 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
 from saccade.core.errors import ModelError, OptionError
-from saccade.core.prompt import Inputs
+from saccade.core.prompt import CONTEXT, Inputs
 from saccade.inputs import literal
 from saccade.inputs.loading import Loaded, first_line
 from saccade.inputs.media import Clip
+from saccade.model.backbone import Backbone
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A target, and the draft beside it if there is one."""
+
+    target: Loaded
+    draft: Loaded | None = None
+
+    @property
+    def drafting(self) -> Backbone | None:
+        return None if self.draft is None else self.draft.backbone
+
+    def ask(self, question: str, **asked: Any) -> tuple[Inputs, Inputs | None]:
+        """The target's inputs and the draft's own, arguments as :func:`ask`; None where there is no
+        draft or the target's inputs serve it too."""
+        inputs = ask(self.target, question, **asked)
+        if self.draft is None:
+            return inputs, None
+        return inputs, ask_draft(self.target, self.draft, question, **asked)
 
 
 def ask(
@@ -23,12 +45,15 @@ def ask(
     images: Sequence[np.ndarray] = (),
     history: Sequence[tuple[str, str]] = (),
     parts: Sequence[Mapping[str, str]] | None = None,
+    documents: Sequence[str] = (),
 ) -> Inputs:
     """What the processor makes of videos, images and a question (after earlier turns, if any).
 
+    ``documents`` are long texts that views may prune; they stand after the pictures.
     ``parts`` is the first message as a chat template takes it, where pictures stand between words.
     """
-    return put(loaded.name, loaded.processor, question, clips, images, history, parts)
+    processor = loaded.processor
+    return put(loaded.name, processor, question, clips, images, history, parts, documents)
 
 
 def ask_draft(target: Loaded, draft: Loaded, question: str, **asked: Any) -> Inputs | None:
@@ -59,6 +84,8 @@ def joined(loaded: Loaded, many: Sequence[Inputs]) -> Inputs:
     token = loaded.tokenizer.pad_token_id
     pads = {"input_ids": loaded.tokenizer.eos_token_id if token is None else token}
     masked = [{"attention_mask": torch.ones_like(one["input_ids"]), **one} for one in many]
+    if any(CONTEXT in one for one in masked):
+        masked = [{CONTEXT: torch.zeros_like(one["input_ids"]), **one} for one in masked]
     longest = max(one["input_ids"].shape[1] for one in masked)
     if any(one.keys() != masked[0].keys() for one in masked):
         raise OptionError(f"{loaded.name} cannot read videos and pictures in one batch")
@@ -83,9 +110,11 @@ def put(
     images: Sequence[np.ndarray],
     history: Sequence[tuple[str, str]],
     parts: Sequence[Mapping[str, str]] | None = None,
+    documents: Sequence[str] = (),
 ) -> Inputs:
     """:func:`ask` without a loaded model."""
     media = [{"type": "video"} for _ in clips] + [{"type": "image"} for _ in images]
+    media += [{"type": literal.DOCUMENT, "text": f"{text.strip()}\n\n"} for text in documents]
     turns: list[dict[str, Any]] = []
     for asked, answered in history:
         turns.append({"role": "user", "content": [{"type": "text", "text": asked}]})
@@ -104,7 +133,8 @@ def converse(
 ) -> Inputs:
     """What the processor makes of a conversation as chat templates take it.
 
-    Each turn has a role and a content of parts: ``{"type": "text", "text": ...}``, and
+    Each turn has a role and a content of parts: ``{"type": "text", "text": ...}``, the same of type
+    "document" for text that views may prune, and
     ``{"type": "video"}`` or ``{"type": "image"}`` where the next of ``clips`` or ``images`` stands.
     """
     if not getattr(processor, "chat_template", None):

@@ -1,7 +1,7 @@
 """``auto``: our own, and the default. An even sample of the video, drafted on as far as it pays.
 
 The shape is settled round by round (see ``controller``); the view's budget once, by what a step of
-the draft costs here: as much of the video as it reads without getting slower (``planning``).
+the draft costs here: as much of the video as it reads without getting slower (``recipe.plan``).
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 from saccade.drafting.drafters import ModelDrafter
 from saccade.drafting.provides import Provides
 from saccade.drafting.recipe import Recipe
-from saccade.drafting.schedule import serial
 from saccade.drafting.shapes.controller import Auto
 from saccade.drafting.views.basic import AFFORDABLE
 
@@ -19,7 +18,6 @@ AUTO = Recipe(
     drafter=ModelDrafter,
     view=AFFORDABLE,
     shape=Auto(),
-    schedule=serial,
 )
 
 PROVIDES = Provides(recipes=(AUTO,), shapes={"auto": Auto(), "auto-chain": Auto(runners=0)})

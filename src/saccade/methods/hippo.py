@@ -9,10 +9,9 @@ target judges the first new token while the rest is drafted.
     s_spa  = variance of a token's cosines inside its 5x5 crop                           (Eq. 5-6)
     s      = the sum of the three, each z-scored within its frame; the top 10 % stay     (Eq. 7)
 
-The paper overlaps the prefills *and* prunes by the target's attention. ``early`` says what the
-draft reads before that is known: nothing ("wait"), twice the budget by s_temp + s_spa ("superset")
-or everything ("all"); what it holds is then cut to the holistic top. Baselines of Table 3: PEARL
-with the whole video (``pearl``), with overlapped prefill (``pearl-syn``), with SpecVLM's view.
+The paper overlaps the prefills *and* prunes by the target's attention: see ``early`` of ``Pruned``.
+Baselines of Table 3: PEARL with the whole video (``pearl``), with overlapped prefill
+(``pearl-syn``), with SpecVLM's view.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ GAMMA = 5  # 5 / 5 / 7 / 3 for video-SALMONN2+, Qwen2.5-VL, LLaVA-OneVision, Qwe
 
 @dataclass(frozen=True)
 class Holistic:
-    """The holistic score; without one of its parts for the ablations of Fig. 6."""
+    """The holistic saliency; without one of its parts for the ablations of Fig. 6."""
 
     attn: bool = True
     temp: bool = True

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar, cast, get_args
 
 from saccade.core.errors import MethodError
 from saccade.core.protocols import Early, Positions, View
@@ -27,9 +28,6 @@ from saccade.methods.registry import (
 )
 
 T = TypeVar("T")
-
-POSITIONS: dict[str, Positions] = {"original": "original", "repacked": "repacked"}
-EARLY: dict[str, Early] = {"wait": "wait", "superset": "superset", "all": "all"}
 
 
 def resolve(name: str) -> Recipe:
@@ -100,48 +98,43 @@ def _view(choices: Choices, value: str) -> Choices:
     return {"view": several[0] if len(several) == 1 else Several(several)}
 
 
-def _keep(choices: Choices, value: str) -> Choices:
-    keep = share("keep", value)
-    if keep == 0:
-        raise MethodError(f"keep={value} is not a share of visual tokens above 0 and up to 1")
-    return _with_view(choices, keep=keep)
+def _setting(
+    axis: str, usual: object, read: Callable[[str], object], write: str, options: Sequence[str]
+) -> Axis:
+    """An axis that is a field of some views: told where it is not ``usual``, by the format
+    ``write``."""
+
+    def choose(choices: Choices, value: str) -> Choices:
+        view, wanted = choices["view"], read(value)
+        if not _has(view, axis):
+            able = ", ".join(name for name, known in VIEWS.items() if _has(known, axis))
+            raise MethodError(f"{axis} needs another view than {view.name}: one of {able}")
+        return {"view": replace(view, **{axis: wanted})}
+
+    def told(recipe: Recipe) -> str | None:
+        value = getattr(recipe.view, axis)
+        return None if value == usual or not _has(recipe.view, axis) else format(value, write)
+
+    return Axis(choose, told, lambda: [*options])
 
 
-def _positions(choices: Choices, value: str) -> Choices:
-    return _with_view(choices, positions=_pick(POSITIONS, "positions", value))
-
-
-def _early(choices: Choices, value: str) -> Choices:
-    early = _pick(EARLY, "early", value)
-    view = choices["view"]
-    if not _has(view, "early"):
-        raise MethodError(f"early={value} needs a view that prunes, not {view.name}")
-    return {"view": replace(view, early=early)}
-
-
-def _with_view(choices: Choices, **change: Any) -> Choices:
-    """The view's settings changed, where the view has such a setting."""
-    (axis,) = change
-    view: Any = choices["view"]
-    if not _sized(view) or not _has(view, axis):
-        able = [name for name, known in VIEWS.items() if _sized(known) and _has(known, axis)]
-        raise MethodError(f"{axis} needs another view than {view.name}: one of {', '.join(able)}")
-    return {"view": replace(view, **change)}
+def _word(axis: str, usual: str, known: Sequence[str]) -> Axis:
+    """A view's setting that is one of a few words."""
+    table = {word: word for word in known}
+    return _setting(axis, usual, lambda value: _pick(table, axis, value), "", known)
 
 
 def _has(view: View, setting: str) -> bool:
-    return setting in {field.name for field in fields(cast(Any, view))}
+    """Whether a view has this setting; of one that keeps all or nothing, only when it is read."""
+    found = setting in {field.name for field in fields(cast(Any, view))}
+    return found and (view.name not in ("full", "none") or setting == "early")
 
 
-def _sized(view: View) -> bool:
-    """Whether how much it keeps is a choice."""
-    return view.name not in ("full", "none")
-
-
-def _kept(recipe: Recipe) -> str | None:
-    view = recipe.view
-    told = view.keep is not None and _sized(view) and _has(view, "keep")
-    return f"{view.keep:g}" if told else None
+def _share(value: str) -> float:
+    keep = share("keep", value)
+    if keep == 0:
+        raise MethodError(f"keep={value} is not a share of visual tokens above 0 and up to 1")
+    return keep
 
 
 # -- everything else ---------------------------------------------------------------------------
@@ -183,6 +176,7 @@ def _shape_of(recipe: Recipe) -> str:
 
 
 def _pick(table: dict[str, T], axis: str, value: str, also: str = "") -> T:
+    """What a name stands for. Raises MethodError saying what is known."""
     if value not in table:
         known = ", ".join([*table, also] if also else table)
         raise MethodError(f"unknown {axis} {value!r}; known: {known}")
@@ -193,12 +187,13 @@ def _name(table: dict[str, T], value: object) -> str:
     return next((name for name, known in table.items() if known == value), str(value))
 
 
+def _of(table: dict[str, T], axis: str, told: Callable[[Recipe], str | None]) -> Axis:
+    """An axis whose values are the names in a table."""
+    return Axis(lambda choices, value: {axis: _pick(table, axis, value)}, told, lambda: [*table])
+
+
 AXES: dict[str, Axis] = {
-    "drafter": Axis(
-        lambda choices, value: {"drafter": _pick(DRAFTERS, "drafter", value)},
-        _drafter_of,
-        lambda: list(DRAFTERS),
-    ),
+    "drafter": _of(DRAFTERS, "drafter", _drafter_of),
     "weights": Axis(
         _weights, _weights_of, lambda: [*WEIGHTS, "each with -N for the last N positions"]
     ),
@@ -207,24 +202,12 @@ AXES: dict[str, Axis] = {
         lambda recipe: recipe.view.name,
         lambda: [*VIEWS, "several joined by + for an ensemble"],
     ),
-    "keep": Axis(_keep, _kept, lambda: ["share of visual tokens, 0 to 1"]),
+    "keep": _setting("keep", None, _share, "g", ["share of visual tokens, 0 to 1"]),
     **SETTINGS,
-    "positions": Axis(
-        _positions,
-        lambda recipe: None if recipe.view.positions == "original" else recipe.view.positions,
-        lambda: list(POSITIONS),
-    ),
-    "early": Axis(
-        _early,
-        lambda recipe: None if recipe.view.early == "wait" else recipe.view.early,
-        lambda: list(EARLY),
-    ),
+    "positions": _word("positions", "original", get_args(Positions)),
+    "early": _word("early", "wait", get_args(Early)),
     "shape": Axis(
         _shape, _shape_of, lambda: [*(each.usage for each in FAMILIES.values()), *SHAPES]
     ),
-    "schedule": Axis(
-        lambda choices, value: {"schedule": _pick(SCHEDULES, "schedule", value)},
-        lambda recipe: _name(SCHEDULES, recipe.schedule),
-        lambda: list(SCHEDULES),
-    ),
+    "schedule": _of(SCHEDULES, "schedule", lambda recipe: _name(SCHEDULES, recipe.schedule)),
 }

@@ -10,7 +10,8 @@ Tong et al., 2026. A confident draft gets a deep, narrow tree, an uncertain one 
 
 Algorithm 1 plans the next tree from the round just finished: the draft's law at the root stands for
 every level. When the node cap binds, the likeliest paths stay. The mean accepted length moves the
-deepest depth (Sec. 3.3). ``sage_live`` grows the tree from the laws just scored instead.
+deepest depth (Sec. 3.3). Shape ``sage-live`` grows the tree from the laws just scored instead: the
+difference is what planning a round early costs.
 """
 
 from __future__ import annotations
@@ -25,11 +26,10 @@ from torch import Tensor
 
 from saccade.core.protocols import Growing, Shape
 from saccade.core.result import Round
-from saccade.core.tree import ROOT
+from saccade.core.tree import ROOT, Tree, add
 from saccade.drafting.drafters import ModelDrafter
 from saccade.drafting.provides import Provides
 from saccade.drafting.recipe import Recipe
-from saccade.drafting.schedule import serial
 from saccade.drafting.shapes.policies import Paths, grow_static
 from saccade.methods.specvlm import TREE, VIEW
 
@@ -125,13 +125,42 @@ class Sage(Shape):
         return replace(state, paths=plan(ranks, Reach(confidence(law), state.most)))
 
 
+@dataclass(frozen=True)
+class SageLive(Sage):
+    """The adaptive shape, grown from the laws as they are scored; a level is one draft forward."""
+
+    def grow(self, state: Adapted) -> Growing:
+        tree, level, reach = Tree(), 1, Reach(1.0, state.most)
+        frontier = [(ROOT, 1.0, 1.0)]  # (node, P of the path, P of the node)
+        while frontier and level in reach.levels:
+            scores = yield tree
+            grown: list[tuple[float, float, int, int]] = []
+            for node, chance, parent in frontier:
+                law = torch.softmax(scores.logits(node).double(), -1)
+                if level == 1:
+                    reach = Reach(confidence(law), state.most)
+                best = torch.topk(law, min(2 * W_MAX, len(law)))
+                ranks, tokens = (found.tolist() for found in best)
+                for whole, rank in reach.admitted(level, chance, parent, ranks):
+                    grown.append((whole, ranks[rank], node, tokens[rank]))
+            grown.sort(key=lambda entry: -entry[0])
+            frontier = []
+            for whole, p, node, token in grown[: NODES - len(tree)]:
+                tree = add(tree, node, token)
+                frontier.append((len(tree) - 1, whole, p))
+            level += 1
+        return tree
+
+    def fold(self, state: Adapted, round: Round) -> Adapted:
+        return history(state, round)
+
+
 SAGE = Recipe(
     name="sage",
     about="SAGE: a tree as deep or wide as the draft's entropy suggests, over SpecVLM's view",
     drafter=ModelDrafter,
     view=VIEW,
     shape=Sage(),
-    schedule=serial,
 )
 
-PROVIDES = Provides(recipes=(SAGE,), shapes={"sage": Sage()})
+PROVIDES = Provides(recipes=(SAGE,), shapes={"sage": Sage(), "sage-live": SageLive()})

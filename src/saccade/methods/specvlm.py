@@ -24,7 +24,6 @@ from saccade.core.prompt import Prompt
 from saccade.drafting.drafters import ModelDrafter, SelfDrafter
 from saccade.drafting.provides import Axis, Choices, Provides, share
 from saccade.drafting.recipe import Recipe
-from saccade.drafting.schedule import serial
 from saccade.drafting.shapes.fit import Fit
 from saccade.drafting.shapes.policies import Paths, Static
 from saccade.drafting.views import saliency
@@ -68,7 +67,6 @@ SPECVLM = Recipe(
     drafter=ModelDrafter,
     view=VIEW,
     shape=Static(TREE),
-    schedule=serial,
 )
 
 SPECVLM_SELF = replace(

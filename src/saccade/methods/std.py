@@ -17,14 +17,12 @@ from dataclasses import dataclass, replace
 import torch
 
 from saccade.core.prompt import Prefill, Prompt
-from saccade.core.protocols import View
+from saccade.core.protocols import Refresh, View
 from saccade.drafting.drafters import EarlyExit, SelfDrafter
 from saccade.drafting.provides import Provides
 from saccade.drafting.recipe import Recipe
-from saccade.drafting.schedule import serial
 from saccade.drafting.shapes.policies import Chain
 from saccade.drafting.views import saliency
-from saccade.drafting.views.basic import FULL
 
 TOTAL = 1024  # m_t + K
 GAMMA = 9
@@ -48,6 +46,7 @@ class PerHead(View):
     keep: float | None = None
     attention: bool = True
     own_keys: bool = True
+    refresh: Refresh | None = None
 
     def __call__(self, prefill: Prefill, prompt: Prompt) -> Prompt:
         assert prefill.mass is not None
@@ -77,7 +76,6 @@ STD = Recipe(
     drafter=SelfDrafter,
     view=PerHead(),
     shape=Chain(GAMMA),
-    schedule=serial,
 )
 
 STREAMING = replace(
@@ -91,9 +89,7 @@ LAYERSKIP = Recipe(
     name="layerskip",
     about="the target's first half drafts for the whole, without tuning",
     drafter=EarlyExit,
-    view=FULL,
     shape=Chain(GAMMA),
-    schedule=serial,
 )
 
 PROVIDES = Provides(recipes=(STD, STREAMING, LAYERSKIP), views=(PerHead(), Streaming()))

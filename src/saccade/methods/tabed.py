@@ -15,15 +15,17 @@ rule. Sums are carried, never laws.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
+from jaxtyping import Float
+from torch import Tensor
 
-from saccade.drafting.ensemble import DISTANCES, Distance, Ensemble, History, LogLaw, distances
+from saccade.drafting.ensemble import Ensemble, LogLaw, Weighting
 from saccade.drafting.provides import Provides
 from saccade.drafting.recipe import Recipe
-from saccade.drafting.schedule import serial
 from saccade.drafting.shapes.policies import Chain
 from saccade.drafting.views.basic import CAPTION, FULL, TEXT, Several
 from saccade.drafting.views.pruning import POOLED
@@ -31,13 +33,55 @@ from saccade.drafting.views.pruning import POOLED
 GAMMA = 5
 STEPS = 10
 
+Distance = Literal["kl", "tvd", "matches"]
+
+
+def kl(p: LogLaw, q: LogLaw) -> Tensor:
+    """D(p || q); ids of p's mass zero say nothing."""
+    return (p.exp() * (p - q)).where(p.exp() > 0, torch.zeros_like(p)).sum(-1)
+
+
+def tvd(p: LogLaw, q: LogLaw) -> Tensor:
+    """Half the L1 distance."""
+    return (p.exp() - q.exp()).abs().sum(-1) / 2
+
+
+def misses(p: LogLaw, q: LogLaw) -> Tensor:
+    """1 where the likeliest tokens differ, else 0."""
+    return (p.argmax(-1) != q.argmax(-1)).double()
+
+
+DISTANCES: dict[Distance, tuple[Callable[[LogLaw, LogLaw], Tensor], ...]] = {
+    "kl": (kl,),
+    "tvd": (tvd,),
+    "matches": (misses, kl),
+}
+
 
 @dataclass(frozen=True)
-class Equal:
-    """Every view counts the same, always: MT and MTCP."""
+class History:
+    """Distances so far, candidate by candidate; a second column breaks ties of the first."""
 
-    views: ClassVar[int | None] = None
-    window: ClassVar[int | None] = None
+    total: Float[Tensor, "candidate column"]
+    recent: tuple[Float[Tensor, "candidate column"], ...] = ()  # per position, if a window wants it
+    positions: int = 0
+
+    def add(self, new: Float[Tensor, "position candidate column"], window: int | None) -> History:
+        if window is None:
+            return History(self.total + new.sum(0), (), self.positions + len(new))
+        recent = (*self.recent, *new)[-window:]
+        return History(torch.stack(recent).sum(0), recent, self.positions + len(new))
+
+
+def distances(p: LogLaw, q: Float[Tensor, "candidate position vocab"], name: Distance) -> Tensor:
+    """[position, candidate, column]"""
+    wide = p.expand_as(q)
+    return torch.stack([each(wide, q) for each in DISTANCES[name]], -1).transpose(0, 1)
+
+
+@dataclass(frozen=True)
+class Equal(Weighting):
+    """Every view counts the same, always: MT and MTCP."""
 
     def start(self, views: int) -> int:
         return views
@@ -50,7 +94,7 @@ class Equal:
 
 
 @dataclass(frozen=True)
-class Grid:
+class Grid(Weighting):
     """MT*: the best of eleven weights for two views in hindsight."""
 
     views: ClassVar[int | None] = 2
@@ -74,10 +118,8 @@ class Grid:
 
 
 @dataclass(frozen=True)
-class Inverse:
+class Inverse(Weighting):
     """MTCP*: views that were closer to the target count more; for any number of views."""
-
-    views: ClassVar[int | None] = None
 
     distance: Distance = "kl"
     window: int | None = None
@@ -99,7 +141,6 @@ TABED = Recipe(
     drafter=Ensemble(Grid()),
     view=Several((FULL, TEXT)),
     shape=Chain(GAMMA),
-    schedule=serial,
 )
 
 TABED_MT = replace(

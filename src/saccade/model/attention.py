@@ -63,6 +63,38 @@ class Segment:
     at: int
     block: Bool[Tensor, "new last"] | None = None
     record: Record | None = None
+    asked: Asked | None = None
+
+    @property
+    def mask(self) -> Bool[Tensor, "new last"]:
+        """``block``, or what it stands for where it is None."""
+        new = self.stop - self.start
+        if self.block is None:
+            return torch.ones(new, new, dtype=torch.bool).tril_()
+        return self.block
+
+
+class Asked:
+    """Takes the queries of a segment's last rows, layer by layer, with their scale in them: what
+    those rows attend to can be told from them as long as the keys are there."""
+
+    def __init__(self, last: int | None = None) -> None:
+        """``last``: of how many rows; of all when None."""
+        self._last = 0 if last is None else last
+        self._layers: list[list[Queries]] = []
+
+    def take(self, layer: int, q: Queries, scale: float) -> None:
+        if layer == len(self._layers):
+            self._layers.append([])
+        self._layers[layer].append(q[:, -self._last :] * scale)
+
+    def row(self, layer: int, number: int) -> Float[Tensor, "head head_dim"]:
+        """A row's queries; rows are counted from the first one taken."""
+        for part in self._layers[layer]:
+            if number < part.shape[1]:
+                return part[:, number]
+            number -= part.shape[1]
+        raise IndexError(number)
 
 
 class Step:
@@ -98,8 +130,10 @@ class Step:
             else:
                 out = _attend_long(own[0], keys, values, segment.block, scale)
             parts.append(out.transpose(0, 1).reshape(out.shape[1], -1))
+            if segment.asked is not None:
+                segment.asked.take(layer, own[0], scale)
             if segment.record is not None:
-                _record(segment, layer, own[0], keys, scale)
+                _record(segment.record, segment.at, layer, own[0], keys, scale)
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
@@ -174,16 +208,14 @@ def _spelt(segment: Segment) -> bool:
 def _bias(segment: Segment, groups: int, dtype: torch.dtype) -> Tensor | None:
     """The additive mask of a segment of few rows, over its last keys where those are enough; None
     where none is needed."""
-    new, block = segment.stop - segment.start, segment.block
-    if not _folds(segment) or (block is None and new == 1):
+    new = segment.stop - segment.start
+    if not _folds(segment) or (segment.block is None and new == 1):
         return None
-    device = segment.cache.keys[0].device
-    if block is None:
-        block = torch.ones(new, new, dtype=torch.bool, device=device).tril_()
-    last = block.shape[1]
+    device, mask = segment.cache.keys[0].device, segment.mask
+    last = mask.shape[1]
     seen = last if _spelt(segment) else segment.at + new
     bias = torch.zeros(new, seen, dtype=dtype, device=device)
-    bias[:, seen - last :].masked_fill_(~block.to(device), float("-inf"))
+    bias[:, seen - last :].masked_fill_(~mask.to(device), float("-inf"))
     return bias.repeat(groups, 1)
 
 
@@ -225,10 +257,8 @@ def _attend_long(
     return merge(partial(q, k[:, :-last], v[:, :-last], scale), own)
 
 
-def _record(segment: Segment, layer: int, q: Tensor, keys: Tensor, scale: float) -> None:
+def _record(record: Record, at: int, layer: int, q: Queries, keys: Keys, scale: float) -> None:
     """Adds the softmax mass of the chosen rows on the chosen columns, a few rows at a time."""
-    record = segment.record
-    assert record is not None
     kv_heads, seen, width = keys.shape
     groups = q.shape[0] // kv_heads
     column = torch.arange(seen, device=keys.device)
@@ -237,7 +267,7 @@ def _record(segment: Segment, layer: int, q: Tensor, keys: Tensor, scale: float)
     for rows in record.rows.to(keys.device).split(count):
         chosen = q[:, rows].reshape(kv_heads, groups, len(rows), width).float()
         logits = torch.einsum("hgrd,hsd->hgrs", chosen, keys.float()) * scale
-        future = column[None, :] > (segment.at + rows)[:, None]
+        future = column[None, :] > (at + rows)[:, None]
         among = logits[..., columns].softmax(-1)  # every chosen row follows the columns
         weights = logits.masked_fill_(future, float("-inf")).softmax(-1)
         share = 1 / (groups * record.queries)

@@ -40,7 +40,7 @@ class Backbone:
 
     def __init__(self, model: nn.Module, *, fused: bool | None = None) -> None:
         self.model = cast(Any, model)
-        families.refuse(self.model.config, families.text_config(self.model.config))
+        families.refuse(self.model.config, self.model.config.get_text_config(decoder=True))
         try:
             self.text = cast(Any, self.model.get_decoder())
             config, layers = cast(Any, self.text.config), self.text.layers
@@ -60,10 +60,9 @@ class Backbone:
         )
         rope = config.to_dict().get("rope_parameters") or {}
         self.axes = 3 if "mrope_section" in rope else 1
-        head = self.model.get_output_embeddings()
+        head = self._head = cast(Any, self.model.get_output_embeddings())
         self.vocab: int = head.weight.shape[0]
         self.context: int | None = config.to_dict().get("max_position_embeddings")
-        self._head: Any = head
         self._embed: Any = self.model.get_input_embeddings()
         self.embeddings: int = self._embed.weight.shape[0]  # ids it can read; heads may be wider
         self.device = _place(self._embed)
@@ -117,7 +116,8 @@ class Backbone:
         ``deepstack`` is (mask of visual rows, [layer, seen, dim] to add to the first layers).
         """
         if self.fused is not None:
-            return self.fused(embeds, positions, step, deepstack)
+            rotation = self.fused.rotation(embeds, positions)
+            return self.fused.decode(embeds, rotation, step, deepstack)
         if not isinstance(positions, Tensor):
             positions = torch.tensor(positions, device=self.device).expand(self.axes, -1)
         extra: dict[str, Any] = {}

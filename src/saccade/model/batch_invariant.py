@@ -1,15 +1,12 @@
 """``exact``: in low precision too, a drafted answer is bit for bit the answer of plain decoding.
 
 A product over n rows rounds unlike one over a single row, and a sum over keys rounds by its order.
-So here every forward over text has ``ROWS`` rows of one request, padded at its end, however many
-were asked for, and attention adds up its keys in blocks of ``BLOCK`` from the first one on, each a
-product of the same shape, in fp32. Plain decoding does just the same, so a token's logits depend on
-what precedes it and on nothing else: not on what was drafted, how much of it, or since when.
+So every forward over text has ``ROWS`` rows of one request, padded at its end, and attention adds
+up its keys in blocks of ``BLOCK`` from the first one on, each a product of one shape, in fp32. In a
+tree keys lie in another order than in plain decoding, so drafts are chains.
 
-That leaves one thing to the machine's kernels: that a row comes out the same at every place among
-the ``ROWS``, whatever the others hold. It is tried once for each model; where it fails, exactness
-is refused and not hoped for. In a tree keys lie in another order than in plain decoding, so drafts
-are chains.
+That a row comes out the same at every place among the ``ROWS`` is left to the machine's kernels. It
+is tried once for each model, and exactness refused where it fails.
 """
 
 from __future__ import annotations
@@ -33,7 +30,7 @@ CHAINS = "exact=True needs drafts that are chains: use shape=chain-N, fit or aut
 _tried: WeakKeyDictionary[Backbone, dict[tuple[object, ...], bool]] = WeakKeyDictionary()
 
 
-class ExactSession(Session):
+class BatchInvariantSession(Session):
     """A session whose rows depend on the text alone, where :func:`check` lets the model pass."""
 
     def _forward(
@@ -51,22 +48,27 @@ class ExactSession(Session):
                 tokens = ids[start:stop] + ids[stop - 1 : stop] * spare
                 places = positions[start:stop] + positions[stop - 1 : stop] * spare
                 at = segment.at + start - segment.start
-                step = Ordered(Segment(segment.cache, 0, ROWS, at))
+                step = BatchInvariantStep(
+                    Segment(segment.cache, 0, ROWS, at, asked=segment.asked), real=stop - start
+                )
                 laws = self._laws(model.forward(model.embed(tokens), places, step))
                 found += [laws[row - start] for row in wanted if start <= row < stop]
         return torch.stack(found)
 
 
-class Ordered(Step):
+class BatchInvariantStep(Step):
     """Attention of ``ROWS`` rows of one request over its keys, block after block.
 
-    ``last`` is the last key each row sees; itself when None.
+    ``last`` is the last key each row sees; itself when None. ``real`` rows are not padding.
     """
 
-    def __init__(self, segment: Segment, last: Int[Tensor, " rows"] | None = None) -> None:
+    def __init__(
+        self, segment: Segment, last: Int[Tensor, " rows"] | None = None, real: int = ROWS
+    ) -> None:
         # no mask is made here: the base's is as wide as the cache
         self.segments = [segment]
         self.calls = 0
+        self._real = real
         end = segment.at + segment.stop - segment.start
         self._last = torch.arange(segment.at, end) if last is None else last
         segment.cache.reserve(end)
@@ -75,6 +77,8 @@ class Ordered(Step):
         self.calls += 1
         (segment,) = self.segments
         segment.cache.write(layer, segment.at, k, v)
+        if segment.asked is not None:
+            segment.asked.take(layer, q[:, : self._real], scale)
         keys, values = segment.cache.read(layer, segment.at + segment.stop - segment.start)
         return ordered(q, keys, values, self._last.to(q.device), scale).to(q.dtype)
 
@@ -131,7 +135,7 @@ def check(model: Backbone) -> None:
     tried = _tried.setdefault(model, {})
     key = (model.dtype, str(model.device), torch.get_num_threads(), model.fused is None)
     if key not in tried:
-        tried[key] = same_everywhere(model)
+        tried[key] = is_batch_invariant(model)
     if not tried[key]:
         raise ModelError(
             f"exact=True cannot be promised on this machine: in {str(model.dtype)[6:]} on "
@@ -141,7 +145,7 @@ def check(model: Backbone) -> None:
 
 
 @torch.no_grad()
-def same_everywhere(model: Backbone, tries: int = 2) -> bool:
+def is_batch_invariant(model: Backbone, tries: int = 2) -> bool:
     """Whether one row gives the same logits, bit for bit, at each of the ``ROWS`` places and with
     other rows beside it. The rows attend to the same random keys and not to each other."""
     random = torch.Generator().manual_seed(0)
@@ -156,7 +160,7 @@ def same_everywhere(model: Backbone, tries: int = 2) -> bool:
         for mine in (torch.ones_like(even), even, ~even):
             others = torch.randint(model.vocab, (ROWS,), generator=random)
             ids = torch.where(mine, row, others).tolist()
-            step = Ordered(Segment(cache, 0, ROWS, past), last)
+            step = BatchInvariantStep(Segment(cache, 0, ROWS, past), last)
             seen.append(model.logits(model.forward(model.embed(ids), where, step)).cpu()[mine])
         found = torch.cat(seen)
         if not bool(found.isfinite().all()) or not torch.equal(found, found[:1].expand_as(found)):

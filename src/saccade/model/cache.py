@@ -124,6 +124,31 @@ class Cache:
         new.advance(rows.shape[-1])
         return new
 
+    def exchange(
+        self,
+        other: Cache,
+        held: Int[Tensor, "layer kv_head kept"],
+        rows: Int[Tensor, "layer kv_head kept"],
+    ) -> Int[Tensor, "layer kv_head kept"]:
+        """Holds these rows of another cache in the places of ``held`` ones; only the difference
+        moves. Returns which row stands in which place now: attention does not mind their order."""
+        last = int(torch.maximum(held.max(), rows.max())) + 1
+        wanted = torch.zeros(*held.shape[:2], last, dtype=torch.bool, device=held.device)
+        there = wanted.clone().scatter_(-1, held, True)
+        wanted.scatter_(-1, rows, True)
+        layer, head, place = (~wanted.gather(-1, held)).nonzero(as_tuple=True)
+        new = rows[~there.gather(-1, rows)]  # as many a head as leave, in the same order of heads
+        for number, count in enumerate(torch.bincount(layer, minlength=len(held)).tolist()):
+            at = (layer == number).nonzero().squeeze(-1) if count else layer[:0]
+            device = self.keys[number].device
+            to = head[at].to(device), place[at].to(device)
+            origin = head[at].to(device), new[at].to(device)
+            self.keys[number][to] = other.keys[number][origin]
+            self.values[number][to] = other.values[number][origin]
+        held = held.clone()
+        held[layer, head, place] = new
+        return held
+
     def extend(self, other: Cache, start: int, stop: int) -> None:
         """Appends copies of another cache's rows ``start:stop``, of the layers held here."""
         self.reserve(self.length + stop - start)

@@ -1,12 +1,10 @@
-"""Forwards of fixed shape: what a GPU repeats without being told every kernel anew.
+"""Forwards of fixed shape, which a GPU repeats without being told every kernel anew.
 
-A round's forward is short on a GPU, and telling it what to do takes longer than doing it. So a
-step of n rows is padded to one of a few sizes and reads its numbers (ids, positions, where keys go,
-who sees whom) from memory that stays where it is. One CUDA graph a size is then all it takes.
+A step of n rows is padded to one of a few sizes and reads its numbers (ids, positions, where keys
+go, who sees whom) from memory that stays where it is. One CUDA graph a size is then all it takes.
 
 The keys before ``settled`` are seen by all rows: flash attention, without a mask. Those after it,
 text and drafted nodes, are the *tail*: few, with a mask. One softmax takes both together.
-Sessions ask for ordinary forwards where :meth:`StaticSteps.logits` returns None.
 """
 
 from __future__ import annotations
@@ -23,7 +21,6 @@ from torch import Tensor
 from saccade.core.errors import ModelError
 from saccade.model.attention import Attend, Mixed, NewKeys, Queries, Segment, partial
 from saccade.model.backbone import Backbone
-from saccade.model.cache import Cache
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +35,6 @@ Work = Callable[[], Tensor]
 Capture = Callable[[Work], Work]
 """Turns a forward into one that can be repeated: same memory in, same memory out."""
 
-
 _trusted: WeakSet[Backbone] = WeakSet()
 
 
@@ -47,23 +43,20 @@ def automatic(backbone: Backbone) -> bool:
     return backbone.fused is not None and backbone.device.type in DEVICES
 
 
-class Graphs:
+def captured(device: torch.device) -> Capture:
     """Captures forwards as CUDA graphs that share one pool: no two of them run at once."""
+    pool = torch.cuda.graph_pool_handle()
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._pool = torch.cuda.graph_pool_handle()
-
-    def __call__(self, work: Work) -> Work:
+    def capture(work: Work) -> Work:
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.device(self._device):
+        with torch.cuda.device(device):
             # what is made at first use (workspaces, plans) must not be made during capture
             stream, now = torch.cuda.Stream(), torch.cuda.current_stream()
             stream.wait_stream(now)
             with torch.cuda.stream(stream):
                 work()
             now.wait_stream(stream)
-            with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+            with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
                 out = work()
 
         def replay() -> Tensor:
@@ -72,10 +65,7 @@ class Graphs:
 
         return replay
 
-
-def eagerly(work: Work) -> Work:
-    """No capture: the same forward, told anew each time."""
-    return work
+    return capture
 
 
 @dataclass(frozen=True)
@@ -84,13 +74,6 @@ class Slots:
 
     numbers: Int[Tensor, "3 rows"]  # ids, positions, where each key goes in the cache
     visible: Bool[Tensor, "rows tail"]
-
-    @staticmethod
-    def make(rows: int, tail: int, device: torch.device, *, pinned: bool = False) -> Slots:
-        return Slots(
-            torch.zeros(3, rows, dtype=torch.long, device=device, pin_memory=pinned),
-            torch.zeros(rows, tail, dtype=torch.bool, device=device, pin_memory=pinned),
-        )
 
 
 @dataclass(frozen=True)
@@ -102,11 +85,8 @@ class Memory:
     table: tuple[Tensor, Tensor]  # cos and sin of every text position
     settled: int
 
-    def same(self, cache: Cache, table: tuple[Tensor, Tensor]) -> bool:
-        return cache.keys[0] is self.keys[0] and table[0] is self.table[0]
 
-
-class StaticSteps:
+class CudaGraphs:
     """One session's forwards, by size. ``capture`` makes them repeatable (on GPUs: CUDA graphs)."""
 
     def __init__(self, backbone: Backbone, capture: Capture | None = None) -> None:
@@ -115,73 +95,85 @@ class StaticSteps:
                 "steps of fixed shape need the fused decoder, which this model has not"
             )
         self._backbone, self._fused = backbone, backbone.fused
-        gpu = backbone.device.type == "cuda"
-        self._capture: Capture | None = capture or (Graphs(backbone.device) if gpu else eagerly)
-        self._sent = torch.cuda.Event() if gpu else None
-        self._slots: dict[tuple[int, int], tuple[Slots, Slots]] = {}  # the device's, the host's
+        if capture is None:  # on a CPU the same forward, told anew each time
+            gpu = backbone.device.type == "cuda"
+            capture = captured(backbone.device) if gpu else lambda work: work
+        self._capture: Capture | None = capture
+        self._slots: dict[tuple[int, int], Slots] = {}
         self._runs: dict[tuple[int, int], Work] = {}
         self._memory: Memory | None = None
 
-    @property
-    def trusted(self) -> bool:
-        """Whether such a step was once held against an ordinary forward of this model."""
-        return self._backbone in _trusted
-
-    def agrees(self, fixed: Float[Tensor, "rows _"], ordinary: Float[Tensor, "rows _"]) -> bool:
-        """Compares the first step's logits with an ordinary forward's: what captures and kernels do
-        on a machine nobody tried this on is not taken on trust. Logs where they differ."""
-        apart = float((fixed.float() - ordinary.float()).abs().amax())
-        if apart <= APART[fixed.dtype] * float(ordinary.float().abs().amax()):  # false of NaN
-            _trusted.add(self._backbone)
-            return True
-        log.warning("no steps of fixed shape: their logits are %.2g apart", apart)
-        return False
-
     def logits(
         self,
-        segments: Sequence[Segment],
+        segment: Segment,
         ids: Sequence[int],
         positions: Sequence[int],
         wanted: Sequence[int],
-    ) -> Float[Tensor, "wanted vocab"] | None:
-        """Logits of the ``wanted`` rows (a run of them), their keys written.
+        ordinary: Work,
+    ) -> Float[Tensor, "wanted vocab"]:
+        """Logits of the ``wanted`` rows (a run of them), their keys written; those of the
+        ``ordinary`` forward where this is no such step, or the GPU would not have it captured.
 
-        None where this is no such step, or the GPU would not have it captured.
+        A model's first step is held against an ordinary one: what captures and kernels do on a
+        machine nobody tried this on is not taken on trust.
         """
-        if len(segments) != 1 or len(ids) > ROWS[-1] or not segments[0].cache.length:
-            return None
-        (segment,) = segments
-        rows = next(size for size in ROWS if size >= len(ids))
-        memory, tail = self._place(segment, rows, max(positions))
-        slots = self._fill(segment, ids, positions, memory.settled, (rows, tail))
-        run = self._runs.get((rows, tail))
+        run = self._run(segment, ids, positions)
         if run is None:
-            if self._capture is None:
-                return None
-            try:
-                run = self._runs[rows, tail] = self._capture(self._work(memory, slots))
-            except RuntimeError as error:
-                # an ordinary forward gives the same answer; memory that ran out will say so there
-                log.warning("no steps of fixed shape: %s", error)
-                self._capture = None
-                return None
+            return ordinary()
         # a copy: the next step writes its own logits to the same place
-        return run()[wanted[0] : wanted[-1] + 1].clone()
+        fixed = run()[wanted[0] : wanted[-1] + 1].clone()
+        if self._backbone in _trusted:
+            return fixed
+        truth = ordinary()
+        apart = float((fixed.float() - truth.float()).abs().amax())
+        if apart <= APART[fixed.dtype] * float(truth.float().abs().amax()):  # false of NaN
+            _trusted.add(self._backbone)
+        else:
+            self._refuse(f"their logits are {apart:.2g} apart")
+        return truth
 
     def forget(self) -> None:
         """Lets go of the cache and of what was captured over it."""
         self._runs.clear()
         self._memory = None
 
+    def _refuse(self, why: object) -> None:
+        log.warning("no steps of fixed shape: %s", why)
+        self._capture = None
+        self.forget()
+
+    def _run(self, segment: Segment, ids: Sequence[int], positions: Sequence[int]) -> Work | None:
+        """The step over these tokens, whose numbers are where it reads them."""
+        if self._capture is None or len(ids) > ROWS[-1] or not segment.cache.length:
+            return None
+        rows = next(size for size in ROWS if size >= len(ids))
+        memory, tail = self._place(segment, rows, max(positions))
+        size = rows, tail
+        if size not in self._slots:
+            numbers = torch.zeros(3, rows, dtype=torch.long, device=self._backbone.device)
+            visible = torch.zeros(size, dtype=torch.bool, device=self._backbone.device)
+            self._slots[size] = Slots(numbers, visible)
+        slots = self._slots[size]
+        _stage(slots, segment, ids, positions, memory.settled)
+        if size not in self._runs:
+            try:
+                self._runs[size] = self._capture(self._work(memory, slots))
+            except RuntimeError as error:
+                # an ordinary forward gives the same answer; memory that ran out will say so there
+                self._refuse(error)
+                return None
+        return self._runs[size]
+
     def _place(self, segment: Segment, rows: int, last: int) -> tuple[Memory, int]:
         """Where the tail begins and its length; what was captured is forgotten if memory moved."""
         cache, end = segment.cache, segment.at + rows
         cache.reserve(end)
-        table = self._fused.table(last, self._fused.axes, cache.keys[0])
+        table = self._fused.table(last, cache.keys[0])
         known = self._memory
         if (
             known is None
-            or not known.same(cache, table)
+            or known.keys[0] is not cache.keys[0]
+            or known.table[0] is not table[0]
             or known.settled > cache.length  # a conversation took text back
             or end - known.settled > LONGEST
         ):
@@ -193,35 +185,11 @@ class StaticSteps:
             tail *= 2
         return known, min(tail, cache.capacity - known.settled)
 
-    def _fill(
-        self,
-        segment: Segment,
-        ids: Sequence[int],
-        positions: Sequence[int],
-        settled: int,
-        size: tuple[int, int],
-    ) -> Slots:
-        """This step's numbers, at the place where a step of this size reads them."""
-        device = self._backbone.device
-        if size not in self._slots:
-            host = Slots.make(*size, torch.device("cpu"), pinned=device.type == "cuda")
-            self._slots[size] = Slots.make(*size, device), host
-        slots, host = self._slots[size]
-        if self._sent is not None:
-            self._sent.synchronize()  # an earlier step's numbers must have left the host
-        _stage(host, segment, ids, positions, settled)
-        slots.numbers.copy_(host.numbers, non_blocking=True)
-        slots.visible.copy_(host.visible, non_blocking=True)
-        if self._sent is not None:
-            self._sent.record(torch.cuda.current_stream(device))
-        return slots
-
     def _work(self, memory: Memory, slots: Slots) -> Work:
-        groups = self._backbone.heads // self._backbone.kv_heads
-
         def work() -> Tensor:
             ids, positions, where = slots.numbers
             cos, sin = (part.index_select(0, positions) for part in memory.table)
+            groups = self._backbone.heads // self._backbone.kv_heads
             attention = _attention(memory, slots.visible, where, groups)
             hidden = self._fused.decode(self._backbone.embed(ids), (cos, sin), attention)
             return self._backbone.logits(hidden)
@@ -230,22 +198,21 @@ class StaticSteps:
 
 
 def _stage(
-    staged: Slots, segment: Segment, ids: Sequence[int], positions: Sequence[int], settled: int
+    slots: Slots, segment: Segment, ids: Sequence[int], positions: Sequence[int], settled: int
 ) -> None:
     """Writes a step's numbers; rows beyond it repeat the last one, at cache rows nobody reads."""
-    rows, new = staged.numbers.shape[1], len(ids)
+    rows, new = slots.numbers.shape[1], len(ids)
     spare = rows - new
     ahead = range(segment.at, segment.at + rows)
     numbers = [[*ids, *[ids[-1]] * spare], [*positions, *[positions[-1]] * spare], [*ahead]]
-    staged.numbers.copy_(torch.tensor(numbers))
-    visible, end = staged.visible, segment.at + new - settled
-    block = segment.block
-    if block is None:
-        block = torch.ones(new, new, dtype=torch.bool).tril_()
-    visible.zero_()
-    visible[:new, : end - block.shape[1]] = True
-    visible[:new, end - block.shape[1] : end] = block
+    # copies that wait: the last step is done, since its logits have been read
+    slots.numbers.copy_(torch.tensor(numbers))
+    visible, end = torch.zeros(slots.visible.shape, dtype=torch.bool), segment.at + new - settled
+    mask = segment.mask
+    visible[:new, : end - mask.shape[1]] = True
+    visible[:new, end - mask.shape[1] : end] = mask
     visible[new:] = visible[new - 1]
+    slots.visible.copy_(visible)
 
 
 def _attention(

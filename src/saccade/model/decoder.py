@@ -17,7 +17,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn.functional import linear, rms_norm, silu
 
-from saccade.model.attention import Attend, Step
+from saccade.model.attention import Attend
 
 # Text models known to be exactly this decoder.
 KNOWN = (
@@ -40,38 +40,34 @@ class Matrix:
 
     def __init__(self, weight: Float[Tensor, "out into"], bias: Tensor | None = None) -> None:
         self.weight, self.bias = weight, bias
-        self._packed: Tensor | None = None
+        self.packed: Tensor | None = None
         self._turned: Tensor | None = None
 
     def __getstate__(self) -> dict[str, Tensor | None]:
         """Packed weights can be neither copied nor sent elsewhere: they are packed there."""
-        return {"weight": self.weight, "bias": self.bias, "_packed": None, "_turned": None}
-
-    @property
-    def packed(self) -> bool:
-        return self._packed is not None
+        return {"weight": self.weight, "bias": self.bias, "packed": None, "_turned": None}
 
     def pack(self) -> None:
-        self._packed = torch.ops.mkldnn._reorder_linear_weight(self.weight)
+        self.packed = torch.ops.mkldnn._reorder_linear_weight(self.weight)
         self._turned = self.weight.t().contiguous()
 
     def __call__(self, x: Float[Tensor, "all into"]) -> Float[Tensor, "all out"]:
-        if self._packed is None or self._turned is None:
+        if self.packed is None or self._turned is None:
             return linear(x, self.weight, self.bias)
         if x.shape[0] < FEW:
             turned = self._turned
             return x @ turned if self.bias is None else torch.addmm(self.bias, x, turned)
-        return torch.ops.mkldnn._linear_pointwise(x, self._packed, self.bias, "none", [], "")
+        return torch.ops.mkldnn._linear_pointwise(x, self.packed, self.bias, "none", [], "")
 
     def onto(
         self, hidden: Float[Tensor, "all out"], x: Float[Tensor, "all into"]
     ) -> Float[Tensor, "all out"]:
         """hidden + x W^T, of a matrix without bias."""
-        if self._packed is None or self._turned is None:
+        if self.packed is None or self._turned is None:
             return torch.addmm(hidden, x, self.weight.t())
         if x.shape[0] < FEW:
             return torch.addmm(hidden, x, self._turned)
-        return torch.ops.mkldnn._linear_pointwise.binary(x, hidden, self._packed, None, "add")
+        return torch.ops.mkldnn._linear_pointwise.binary(x, hidden, self.packed, None, "add")
 
 
 @dataclass(frozen=True)
@@ -108,13 +104,13 @@ class RmsNorm:
 
 
 class FusedDecoder:
-    """Callable like ``Backbone.forward``: embeddings, positions, attention step in, hidden out.
+    """Embeddings, their rotations and an attention step in, hidden states out.
 
     The modules' q, k, v, gate and up weights become views of the fused tensors, so weights changed
     in place are changed here too (packed ones by :meth:`refresh`, which every prompt begins with).
     """
 
-    def __init__(self, text: Any, head: nn.Module | None = None, axes: int = 1) -> None:
+    def __init__(self, text: Any, head: nn.Module, axes: int) -> None:
         config = text.config
         self.heads: int = config.num_attention_heads
         self.kv_heads: int = config.num_key_value_heads
@@ -148,7 +144,7 @@ class FusedDecoder:
             return
         seen = torch.stack(torch._foreach_norm(self._sampled))
         fresh = self._seen is not None and torch.equal(seen, self._seen)
-        if not fresh or not self.layers[0].qkv.packed:
+        if not fresh or self.layers[0].qkv.packed is None:
             self._seen = seen
             for matrix in self._matrices:
                 matrix.pack()
@@ -179,19 +175,9 @@ class FusedDecoder:
         plain = all(
             type(module) is nn.Linear and type(module.weight.data) is Tensor for module in linears
         )
-        devices = {parameter.device.type for parameter in text.parameters()}
-        one_device = len({parameter.device for parameter in text.parameters()}) == 1
-        here = one_device and "meta" not in devices
+        devices = {parameter.device for parameter in text.parameters()}
+        here = len(devices) == 1 and torch.device("meta") not in devices
         return plain and here and attention.o_proj.bias is None
-
-    def __call__(
-        self,
-        embeds: Float[Tensor, "all dim"],
-        positions: Int[Tensor, "axes all"] | Sequence[int],
-        step: Step,
-        deepstack: tuple[Tensor, Tensor] | None = None,
-    ) -> Float[Tensor, "all dim"]:
-        return self.decode(embeds, self._rotation(embeds, positions), step, deepstack)
 
     def decode(
         self,
@@ -224,7 +210,7 @@ class FusedDecoder:
                 hidden[deepstack[0]] += deepstack[1][index]
         return norm(hidden, self.norm)
 
-    def _rotation(
+    def rotation(
         self, embeds: Tensor, positions: Int[Tensor, "axes all"] | Sequence[int]
     ) -> tuple[Tensor, Tensor]:
         """cos and sin per token, sin with the sign of rotate-half folded in.
@@ -233,18 +219,18 @@ class FusedDecoder:
         """
         if isinstance(positions, Tensor):
             return self._rotate(embeds, positions)
-        cos, sin = self.table(max(positions), self.axes, embeds)
+        cos, sin = self.table(max(positions), embeds)
         if len(positions) == 1:
             (at,) = positions
             return cos[at : at + 1], sin[at : at + 1]
         rows = torch.tensor(positions, device=embeds.device)
         return cos.index_select(0, rows), sin.index_select(0, rows)
 
-    def table(self, last: int, axes: int, like: Tensor) -> tuple[Tensor, Tensor]:
+    def table(self, last: int, like: Tensor) -> tuple[Tensor, Tensor]:
         """cos and sin of text at every position up to ``last`` and beyond."""
         if self._table is None or last >= self._table[0].shape[0]:
             rows = torch.arange(max(TABLE, 2 * last), device=like.device)
-            self._table = self._rotate(like, rows.expand(axes, -1))
+            self._table = self._rotate(like, rows.expand(self.axes, -1))
         return self._table
 
     def _rotate(self, embeds: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:

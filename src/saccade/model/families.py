@@ -1,4 +1,4 @@
-"""What sets model families apart, as data: their classes, and how their visual tokens are laid out.
+"""What sets model families apart, as data: how their visual tokens are laid out.
 
 Most families need no entry: a processor that gives a grid of patches says it all. A new family with
 square pictures needs one line in ``SIDES``.
@@ -6,22 +6,11 @@ square pictures needs one line in ``SIDES``.
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import math
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
-from transformers import (
-    AutoModelForCausalLM,
-    AutoModelForImageTextToText,
-    Qwen2_5OmniThinkerForConditionalGeneration,
-)
-from transformers.models.auto.modeling_auto import (
-    MODEL_FOR_CAUSAL_LM_MAPPING,
-    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
-    MODEL_MAPPING,
-)
+from transformers.models.auto.modeling_auto import MODEL_MAPPING
 
 from saccade.core.errors import ModelError
 from saccade.model.grid import Side
@@ -32,15 +21,6 @@ Described = Mapping[str, Any]
 """A config as a plain dict."""
 
 RECURRENT = ("linear_attention", "mamba", "recurrent", "conv")
-THINKERS: dict[str, Any] = {"qwen2_5_omni": Qwen2_5OmniThinkerForConditionalGeneration}
-"""Families of which only the part that reads and writes text is loaded."""
-PACKAGES = {
-    "video_SALMONN2_plus": ("qwenvl.model", "register_transformers"),
-    "VideoSALMONN2PlusForConditionalGeneration": ("qwenvl.model", "register_transformers"),
-}
-"""Architectures whose classes come with a package of their own, and what makes them known."""
-OWN: tuple[Any, ...] = (AutoModelForImageTextToText, AutoModelForCausalLM)
-"""What a checkpoint's own code may name in its ``auto_map``."""
 
 
 def _patches(config: Described) -> int:
@@ -73,6 +53,7 @@ def _scaled(config: Described) -> Side:
     return Side(side, side)
 
 
+# How families with square pictures lay them out.
 SIDES: dict[str, Callable[[Described], Side]] = {
     "llava": _llava,
     "llava_next": _llava,
@@ -86,45 +67,6 @@ SIDES: dict[str, Callable[[Described], Side]] = {
 }
 
 
-def model_class(config: Any) -> Any:
-    """The class that reads a checkpoint of this config. Raises ModelError if none writes text."""
-    if config.model_type in THINKERS:
-        return THINKERS[config.model_type]
-    if type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING:
-        return AutoModelForImageTextToText
-    if type(config) in MODEL_FOR_CAUSAL_LM_MAPPING:
-        return AutoModelForCausalLM
-    for kind in OWN:  # code that came with the checkpoint, and was trusted
-        if kind.__name__ in (config.to_dict().get("auto_map") or {}):
-            return kind
-    if config.to_dict().get("is_encoder_decoder"):
-        raise ModelError(
-            f"{config.model_type} is an encoder-decoder; Saccade needs a decoder-only model"
-        )
-    raise ModelError(f"a {config.model_type} model does not generate text")
-
-
-def register(config: Any) -> None:
-    """Makes an architecture known that comes in its own package, where that is installed."""
-    for name in config.architectures or ():
-        if name in PACKAGES:
-            module, function = PACKAGES[name]
-            if importlib.util.find_spec(module.split(".")[0]) is None:
-                raise ModelError(f"{name} needs its authors' package, which provides {module}")
-            getattr(importlib.import_module(module), function)()
-
-
-def text_config(config: Any) -> Any:
-    """The config of the decoder within a model's."""
-    if config.model_type in THINKERS:
-        config = config.thinker_config
-    return config.get_text_config(decoder=True)
-
-
-def reads_text_only(config: Any) -> bool:
-    return not placeholders(config.to_dict()) and model_class(config) is AutoModelForCausalLM
-
-
 def placeholders(config: Described) -> dict[int, Kind]:
     """The ids that stand for pixels or sound in a prompt."""
     found: dict[int, Kind] = {}
@@ -133,12 +75,6 @@ def placeholders(config: Described) -> dict[int, Kind]:
             if isinstance(config.get(name), int):
                 found[config[name]] = kind
     return found
-
-
-def side(config: Described) -> Side | None:
-    """How a family with square pictures lays them out; None where nothing is known."""
-    make = SIDES.get(config["model_type"])
-    return None if make is None else make(config)
 
 
 def refuse(whole: Any, text: Any) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -26,31 +27,26 @@ class Peak:
 
     def __init__(self, devices: Sequence[torch.device]) -> None:
         self._gpus = [device for device in dict.fromkeys(devices) if device.type == "cuda"]
-        self._before: int | None
-        if self._gpus:
-            for device in self._gpus:
-                torch.cuda.reset_peak_memory_stats(device)
-            self._before = sum(map(torch.cuda.memory_allocated, self._gpus))
-            return
-        try:
-            CLEAR.write_text("5")  # the high-water mark starts anew
-            self._before = _resident("VmRSS")
-        except OSError:
-            self._before = None
+        for device in self._gpus:
+            torch.cuda.reset_peak_memory_stats(device)
+        self._before: int | None = None
+        with suppress(OSError):
+            if not self._gpus:
+                CLEAR.write_text("5")  # the high-water mark starts anew
+            self._before = self._held(torch.cuda.memory_allocated, "VmRSS")
 
     def bytes(self) -> int | None:
         """None where nothing measures it."""
         if self._before is None:
             return None
-        if self._gpus:
-            high = sum(map(torch.cuda.max_memory_allocated, self._gpus))
-        else:
-            high = _resident("VmHWM")
-        return max(0, high - self._before)
+        return max(0, self._held(torch.cuda.max_memory_allocated, "VmHWM") - self._before)
+
+    def _held(self, on: Callable[[torch.device], int], name: str) -> int:
+        """Bytes on GPUs; without any, a size of this process by its name."""
+        return sum(map(on, self._gpus)) if self._gpus else _resident(name)
 
 
 def _resident(name: str) -> int:
-    """A size of this process, in bytes."""
     for line in STATUS.read_text().splitlines():
         if line.startswith(name):
             return int(line.split()[1]) * 1024
@@ -75,16 +71,10 @@ def has_room(tokens: int, each: int, device: torch.device) -> bool:
     return tokens * each <= available(device) * (1 - SPARE)
 
 
-def check_prompt(tokens: int, each: int, device: torch.device) -> None:
-    """Raises ModelError where keys and values, ``each`` bytes a token, cannot fit."""
-    if not has_room(tokens, each, device):
-        raise ModelError(too_long(tokens, each, device))
-
-
-def too_long(tokens: int, each: int, device: torch.device) -> str:
-    """One sentence: what a prompt needs, what there is, how long one would fit."""
+def too_long(tokens: int, each: int, device: torch.device) -> ModelError:
+    """What to raise: what a prompt needs, what there is, how long one would fit."""
     there = available(device)
-    return (
+    return ModelError(
         f"{tokens} tokens of prompt and answer need {gib(tokens * each)} for keys and values, and "
         f"{device.type} has {gib(there)} free: about {int(there * (1 - SPARE)) // each} would fit; "
         "take fewer frames (--num-frames) or a smaller --dtype"

@@ -14,8 +14,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from saccade.core.errors import ModelError
-from saccade.core.prompt import Inputs, Prompt
+from saccade.core.errors import ModelError, OptionError
+from saccade.core.prompt import CONTEXT, Inputs, Prompt, with_context
 from saccade.model import families
 from saccade.model.grid import Cells, arrange, lattice
 
@@ -26,11 +26,7 @@ READ = (  # what language models are given and we understand
 
 
 class _Captured(Exception):
-    """Carries what a model was about to give its language model."""
-
-    def __init__(self, kwargs: dict[str, Any]) -> None:
-        super().__init__()
-        self.kwargs = kwargs
+    """Carries what a model was about to give its language model, by name."""
 
 
 class Reader:
@@ -40,7 +36,8 @@ class Reader:
         self.model, self.text, self.axes, self.device = model, text, axes, device
         self.config = model.config.to_dict()
         self.placeholders = families.placeholders(self.config)
-        self.side = families.side(self.config)
+        square = families.SIDES.get(self.config["model_type"])
+        self.side = None if square is None else square(self.config)
 
     def read(self, inputs: Inputs) -> list[Prompt]:
         """Every request of a processor's output, without its padding."""
@@ -50,7 +47,7 @@ class Reader:
         if embeds is None:
             embeds = self.model.get_input_embeddings()(ids)
         batch, length = ids.shape
-        mask = inputs.get("attention_mask")
+        mask, documents = inputs.get("attention_mask"), inputs.get(CONTEXT)
         real = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask.bool()
         real = real.to(self.device)
         positions = self._positions(captured.get("position_ids"), real)
@@ -62,20 +59,21 @@ class Reader:
             mine, read = ids[row, rows], embeds[row, rows]
             visual, fixed, grid = layout.next(mine, read)
             seen = int(visual.sum())
-            found.append(
-                Prompt(
-                    context=mine,
-                    embeds=read,
-                    positions=positions[:, row, rows],
-                    visual=visual,
-                    fixed=fixed,
-                    grid=grid,
-                    index=torch.arange(len(mine), device=self.device),
-                    next_position=int(positions[:, row, rows][:, -1].max()) + 1,  # as generate does
-                    deepstack=tuple(layer[taken : taken + seen] for layer in layers),
-                )
+            prompt = Prompt(
+                context=mine,
+                embeds=read,
+                positions=positions[:, row, rows],
+                visual=visual,
+                fixed=fixed,
+                grid=grid,
+                index=torch.arange(len(mine), device=self.device),
+                next_position=int(positions[:, row, rows][:, -1].max()) + 1,  # as generate does
+                deepstack=tuple(layer[taken : taken + seen] for layer in layers),
             )
             taken += seen
+            if documents is not None:
+                prompt = with_context(prompt, documents[row].to(self.device)[rows].bool())
+            found.append(prompt)
         return found
 
     def _capture(self, inputs: Inputs) -> dict[str, Any]:
@@ -86,11 +84,15 @@ class Reader:
         moved = {
             key: value.to(self.device) if isinstance(value, Tensor) else value
             for key, value in inputs.items()
+            if key != CONTEXT
         }
         try:
             self.model(**moved, use_cache=False)
         except _Captured as caught:
-            return {"inputs_embeds": None, **self._understood(caught.kwargs)}
+            return {"inputs_embeds": None, **self._understood(caught.args[0])}
+        except ValueError as error:  # the model's own checks
+            said = str(error).strip().split("\n")[0][:200]
+            raise OptionError(f"these inputs do not belong together: {said}") from error
         finally:
             handle.remove()
         raise ModelError(f"{type(self.model).__name__} never reached its language model")

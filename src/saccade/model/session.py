@@ -1,14 +1,14 @@
 """A model at work on a batch of requests: ``score`` trees, ``commit`` tokens.
 
-``score`` is a pure function of (prompt, committed text, tree); the cache only makes it fast, and
-``commit`` reconciles it. So plain decoding is an empty tree, a draft that grows is a tree scored
-again with more nodes, and catching up with what was accepted is nobody's special case.
+``score`` is a pure function of (prompt, committed text, tree); the cache only makes it fast. Plain
+decoding is an empty tree, and a draft that grows is a tree scored again with more nodes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -18,11 +18,12 @@ from saccade.core import tree as trees_
 from saccade.core.errors import ModelError
 from saccade.core.prompt import Prefill, Prompt, Turn
 from saccade.core.sampling import Sampling, Scores
-from saccade.core.tree import Tree
-from saccade.model.attention import Record, Segment, Step
+from saccade.core.tree import ROOT, Tree
+from saccade.model.attention import Asked, Record, Segment, Step
 from saccade.model.backbone import Backbone
 from saccade.model.cache import Cache
-from saccade.model.cuda_graphs import StaticSteps, automatic
+from saccade.model.cuda_graphs import CudaGraphs, automatic
+from saccade.model.recent import JudgedRow, Recent
 
 CHUNK = 2048  # prompt tokens a forward: what a prefill needs beside weights and keys
 Rules = Sequence[Sampling] | Mapping[int, Sampling]
@@ -43,21 +44,24 @@ class RequestState:
     length: int = 0  # of the text
     generated: int = 0  # in this turn: what the noise of sampling counts
     pending: list[int] = field(default_factory=list)
-    tip: Tensor | None = None  # logits at the end of the text; None while tokens are pending
+    root: Tensor | None = None  # logits at the end of the text; None while tokens are pending
     source: Cache | None = None  # where a fork takes the keys of committed text from
     prompt_rows: tuple[int, int] = (0, 0)  # of the prompt: here, and in the source
     copied: int = 0  # tokens of the text whose keys are the source's
     tree: Tree = Tree()  # last scored; its keys follow the committed ones in the cache
     rows: list[Tensor] = field(default_factory=list)  # its logits
     place: int = 0  # among those it was asked with: names its noise
+    recent: Recent | None = None  # the rows judged last, where a view follows them
+    asked: list[tuple[Asked, int]] = field(default_factory=list)  # queries of the tree's nodes
+    held: Tensor | None = None  # [layer, kv_head, kept]: a fork's rows of its source, by place
 
 
 class Session:
     """Scores and commits over a cache, one :class:`RequestState` per prompt.
 
     ``vocab`` clips the laws to the ids draft and target share; ``banned`` ids are never proposed
-    (placeholders of images and videos). ``static`` runs single requests in steps of fixed shape:
-    None where they pay (on GPUs).
+    (placeholders of images and videos). ``cuda_graphs`` runs single requests in steps of fixed
+    shape: None where they pay (on GPUs).
     """
 
     def __init__(
@@ -69,7 +73,7 @@ class Session:
         banned: Sequence[int] = (),
         room: int = 512,
         chunk: int = CHUNK,
-        static: bool | None = None,
+        cuda_graphs: bool | None = None,
     ) -> None:
         self.backbone = backbone
         self.rules = rules
@@ -78,22 +82,35 @@ class Session:
         self._banned = torch.tensor(list(banned), dtype=torch.long, device=backbone.device)
         self._room = min(room, LONG) + ROOM
         self._chunk = chunk
-        fixed = automatic(backbone) if static is None else static
-        self.static = StaticSteps(backbone) if fixed else None
+        fixed = automatic(backbone) if cuda_graphs is None else cuda_graphs
+        self.cuda_graphs = CudaGraphs(backbone) if fixed else None
 
     # -- starting ------------------------------------------------------------------------------
 
     def prefill(self, prompts: Sequence[Prompt], *, record: bool = False) -> list[Prefill]:
         """Reads the prompts; ``record`` writes down what the text attends to in the visual."""
         return [
-            _drained(self.reading(number, prompt, record=record, place=number))
+            prefill
             for number, prompt in enumerate(prompts)
+            for prefill in self.reading(number, prompt, record=record, place=number)
+            if prefill is not None
         ]
 
+    @torch.no_grad()
     def reading(
-        self, number: int, prompt: Prompt, *, record: bool = False, place: int = 0
-    ) -> Generator[None, None, Prefill]:
-        """One prompt's prefill, a chunk at a time, so that others may be scored in between."""
+        self,
+        number: int,
+        prompt: Prompt,
+        *,
+        record: bool = False,
+        follow: int = 0,
+        place: int = 0,
+    ) -> Iterator[Prefill | None]:
+        """One prompt's prefill, a chunk at a time, so that others may be scored in between: None
+        after each but the last, which gives the whole.
+
+        ``follow``: of how many rows judged last ``Prefill.again`` is to tell the attention.
+        """
         model = self.backbone
         if model.fused is not None:
             model.fused.refresh()
@@ -110,63 +127,85 @@ class Session:
             note = None
             if record and len(rows) and len(columns):
                 note = Record(rows, columns, len(text), mass, relevance)
-            hidden = self._read(prompt, Segment(cache, 0, stop - start, start, record=note))
+            asked = Asked(follow) if follow and stop == len(prompt) else None
+            step = self._step([Segment(cache, 0, stop - start, start, record=note, asked=asked)])
+            embeds, positions = prompt.embeds[start:stop], prompt.positions[:, start:stop]
+            hidden = model.forward(embeds, positions, step, _deepstack(prompt, start, stop))
+            if step.calls != model.layers:
+                raise ModelError(
+                    f"{type(model.model).__name__} computes its attention in a way of its own, "
+                    "which Saccade cannot follow"
+                )
+            cache.advance(stop - start)
             if stop < len(prompt):
-                yield
-        with torch.no_grad():
-            tip = self._laws(hidden[-1:])[0]
-        self.requests[number] = RequestState(
+                yield None
+        logits = self._laws(hidden[-1:])[0]
+        request = self.requests[number] = RequestState(
             cache,
             prompt.context.tolist(),
             prompt.next_position,
-            tip=tip,
+            root=logits,
             prompt_rows=(cache.length, cache.length),
             place=place,
+            recent=Recent(follow) if follow else None,
         )
-        if not record:
-            return Prefill(prompt, cache, tip)
         every = model.shares.every_head
-        return Prefill(prompt, cache, tip, every(mass), every(relevance))
+        if not record:
+            yield Prefill(prompt, cache, logits)
+            return
+        found = Prefill(prompt, cache, logits, every(mass), every(relevance))
+        if request.recent is not None and asked is not None:
+            kept = min(follow, stop - start)
+            for row in range(kept):
+                request.recent.add(JudgedRow(asked, row, cache.length - kept + row + 1))
+            found = replace(found, again=partial(self._again, number, found, columns))
+        yield found
 
-    @torch.no_grad()
-    def _read(self, prompt: Prompt, segment: Segment) -> Float[Tensor, "rows dim"]:
-        """The last hidden states of a prompt's rows; their keys and values are written."""
-        model, step = self.backbone, self._step([segment])
-        start, stop = segment.at, segment.at + segment.stop
-        hidden = model.forward(
-            prompt.embeds[start:stop],
-            prompt.positions[:, start:stop],
-            step,
-            _deepstack(prompt, start, stop),
-        )
-        if step.calls != model.layers:
-            raise ModelError(
-                f"{type(model.model).__name__} computes its attention in a way of its own, "
-                "which Saccade cannot follow"
-            )
-        segment.cache.advance(stop - start)
-        return hidden
+    def _again(self, number: int, prefill: Prefill, columns: Int[Tensor, " seen"]) -> Prefill:
+        """What a prefill revealed, with the attention of the rows judged last."""
+        request = self.requests[number]
+        if not request.recent:
+            return prefill
+        mass, relevance = request.recent.attended(request.cache, columns)
+        every = self.backbone.shares.every_head
+        return replace(prefill, mass=every(mass), relevance=every(relevance))
 
-    def fork(self, prefills: Sequence[Prefill], prompts: Sequence[Prompt]) -> None:
+    def fork(
+        self, prefills: Sequence[Prefill], prompts: Sequence[Prompt], *, renewed: bool = False
+    ) -> None:
         """Starts from another session's caches, keeping the rows these prompts kept of them.
 
         From then on the keys of committed text are copied from there too: exact, and for free.
+        ``renewed``: what is kept may change by :meth:`reselect`.
         """
         for number, (prefill, prompt) in enumerate(zip(prefills, prompts, strict=True)):
             source = prefill.cache
             assert source is not None
-            heads = prompt.heads
-            rows = prompt.index if heads is None else self.backbone.shares.own_heads(heads)
+            rows = self._kept(prompt) if renewed or prompt.heads is not None else prompt.index
             cache = source.select(rows, self._room, self.backbone.layers)
             self.requests[number] = RequestState(
                 cache,
                 prompt.context.tolist(),
                 prompt.next_position,
-                tip=self._clip(prefill.tip[None])[0],
+                root=self._clip(prefill.logits[None])[0],
                 source=source,
                 prompt_rows=(cache.length, source.length),
                 place=number,
+                held=rows if renewed else None,
             )
+
+    def reselect(self, number: int, prompt: Prompt) -> None:
+        """Changes which rows of its source's prompt a fork keeps; as many as before."""
+        request = self.requests[number]
+        assert request.held is not None and request.source is not None
+        request.held = request.cache.exchange(request.source, request.held, self._kept(prompt))
+
+    def _kept(self, prompt: Prompt) -> Int[Tensor, "layer kv_head kept"]:
+        """The rows each head of this process keeps."""
+        model = self.backbone
+        if prompt.heads is not None:
+            return model.shares.own_heads(prompt.heads)
+        return prompt.index.expand(model.layers, model.kv_heads, -1).contiguous()
 
     def turn(self, turns: Mapping[int, Turn], rules: Rules) -> None:
         """Goes on with a conversation: forgets the last tokens, appends the next question's.
@@ -185,7 +224,9 @@ class Session:
             stays = max(0, request.length - turn.drop)
             request.length = stays + len(turn.ids)
             request.generated = 0
-            request.tree, request.rows, request.tip = Tree(), [], None
+            if request.recent is not None:
+                request.recent.clear()
+            request.tree, request.rows, request.root = Tree(), [], None
             # at least one token waits: the law after it has yet to be computed
             held = min(request.cache.length - request.prompt_rows[0], stays, request.length - 1)
             request.cache.truncate(request.prompt_rows[0] + held)
@@ -207,8 +248,8 @@ class Session:
     def end(self, request: int) -> None:
         """Frees a finished request's cache."""
         self.requests.pop(request, None)
-        if self.static is not None:
-            self.static.forget()
+        if self.cuda_graphs is not None:
+            self.cuda_graphs.forget()
 
     # -- the two verbs -------------------------------------------------------------------------
 
@@ -233,12 +274,15 @@ class Session:
             ids += [*request.pending, *nodes]
             end = request.first_position + request.length
             positions += range(end - waiting, end)
-            positions += [end - 1 + depth for depth in trees_.depths(tree)[known:]]
+            positions += [end - 1 + depth for depth in trees_.depths(tree.parents)[known:]]
             # of the pending tokens only the last one's law is asked for
             wanted += range(start + max(waiting - 1, 0), len(ids))
             at = request.cache.length + known
             block = None if trees_.is_chain(tree) else _block(tree, known, waiting)
-            segments.append(Segment(request.cache, start, len(ids), at, block))
+            asked = None if request.recent is None else Asked()
+            segments.append(Segment(request.cache, start, len(ids), at, block, asked=asked))
+            if asked is not None:
+                _note(request, asked, waiting, known, len(nodes))
         rows = list(self._forward(segments, ids, positions, wanted)) if segments else []
         found = {}
         for number, tree in trees.items():
@@ -246,15 +290,15 @@ class Session:
             if request.pending:
                 request.cache.advance(len(request.pending))
                 request.pending = []
-                request.tip = rows.pop(0)
+                request.root = rows.pop(0)
             fresh = len(tree) - len(request.rows)
             request.rows += rows[:fresh]
             del rows[:fresh]
             request.tree = tree
-            assert request.tip is not None
+            assert request.root is not None
             found[number] = Scores(
                 tree,
-                [request.tip, *request.rows],
+                [request.root, *request.rows],
                 self.rules[number],
                 request.context,
                 request.generated,
@@ -270,19 +314,24 @@ class Session:
             path = [] if request.pending or forked else trees_.follow(request.tree, new)
             request.cache.keep(path)
             if path:
-                request.tip = request.rows[path[-1]]
+                request.root = request.rows[path[-1]]
+            if request.recent is not None:
+                seen = request.prompt_rows[0] + request.length
+                for depth, node in enumerate(path):
+                    request.recent.add(JudgedRow(*request.asked[node], seen + depth + 1))
             request.pending += new[len(path) :]
             # what follows on a chain that was not judged to its end keeps its keys
             ahead = len(path) if path and len(path) == len(new) else len(request.tree)
             ahead = ahead if trees_.is_chain(request.tree) else len(request.tree)
             request.tree, request.rows = trees_.after(request.tree, ahead), request.rows[ahead:]
+            request.asked = request.asked[ahead:]
             request.context += new
             request.length += len(new)
             request.generated += len(new)
             if forked:
                 _catch_up(request)
             if request.pending:
-                request.tip = None
+                request.root = None
 
     # -- one forward ---------------------------------------------------------------------------
 
@@ -291,18 +340,17 @@ class Session:
     ) -> Float[Tensor, "wanted clipped"]:
         """Logits of the wanted rows; keys and values of all are written."""
         model = self.backbone
-        fixed = None
-        if self.static is not None and len(self.requests) == 1:
-            fixed = self.static.logits(segments, ids, positions, wanted)
-            if fixed is not None and self.static.trusted:
-                return self._clip(fixed)
-        hidden = model.forward(model.embed(ids), positions, self._step(segments))
-        if len(wanted) < len(ids):
-            hidden = hidden[torch.tensor(wanted, device=hidden.device)]
-        logits = model.logits(hidden)
-        if self.static is not None and fixed is not None and not self.static.agrees(fixed, logits):
-            self.static = None
-        return self._clip(logits)
+
+        def ordinary() -> Float[Tensor, "wanted vocab"]:
+            hidden = model.forward(model.embed(ids), positions, self._step(segments))
+            if len(wanted) < len(ids):
+                hidden = hidden[torch.tensor(wanted, device=hidden.device)]
+            return model.logits(hidden)
+
+        followed = any(segment.asked is not None for segment in segments)
+        if self.cuda_graphs is None or len(self.requests) > 1 or followed:
+            return self._clip(ordinary())
+        return self._clip(self.cuda_graphs.logits(segments[0], ids, positions, wanted, ordinary))
 
     def _step(self, segments: list[Segment]) -> Step:
         model = self.backbone
@@ -316,6 +364,15 @@ class Session:
         if len(self._banned):
             logits = logits.index_fill(1, self._banned, float("-inf"))
         return logits
+
+
+def _note(request: RequestState, asked: Asked, waiting: int, known: int, nodes: int) -> None:
+    """Pending tokens are committed already; which of the nodes will be is told by ``commit``."""
+    assert request.recent is not None
+    committed = request.prompt_rows[0] + request.length
+    for row in range(waiting):
+        request.recent.add(JudgedRow(asked, row, committed - waiting + row + 1))
+    request.asked[known:] = [(asked, waiting + node) for node in range(nodes)]
 
 
 def _catch_up(request: RequestState) -> None:
@@ -332,23 +389,9 @@ def _catch_up(request: RequestState) -> None:
 
 def _block(tree: Tree, known: int, waiting: int) -> Bool[Tensor, "new last"]:
     """Who sees whom among the pending tokens and the tree's nodes, for the rows not yet scored."""
-    above = trees_.ancestors(tree.parents)[known:]
-    if not waiting:
-        return above
-    block = torch.zeros(waiting + len(above), waiting + len(tree), dtype=torch.bool)
-    block[:waiting, :waiting] = torch.ones(waiting, waiting, dtype=torch.bool).tril_()
-    block[waiting:, :waiting] = True
-    block[waiting:, waiting:] = above
-    return block
-
-
-def _drained(pieces: Generator[None, None, Prefill]) -> Prefill:
-    """All pieces at once."""
-    try:
-        while True:
-            next(pieces)
-    except StopIteration as stop:
-        return stop.value
+    # the pending tokens are a chain, and what hangs from the text hangs from the last of them
+    line = range(ROOT, ROOT + waiting)
+    return trees_.ancestors((*line, *(parent + waiting for parent in tree.parents)))[known:]
 
 
 def _after(prompt: Prompt) -> Tensor:

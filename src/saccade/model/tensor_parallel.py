@@ -1,16 +1,17 @@
 """A target split over several processes (tensor parallelism): what each holds, and agreeing.
 
-transformers splits the projections of every layer over the processes that ``torchrun`` started, and
-adds up or gathers what they give; each process keeps keys and values of its own heads. All of them
-run the same loop over the same logits, which are gathered and so equal to the bit. What could
-still differ between them is decided by rank 0: the drafted trees, and what stands of them.
+transformers splits every layer's projections over the processes of ``torchrun``; each keeps keys
+and values of its own heads. All run the same loop over the same logits, which are gathered and so
+equal to the bit. Rank 0 decides what could still differ: the drafted trees and what stands of them.
+A draft that fails in one process is given up in all; one that no longer answers is told of in time.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from functools import cache
 from typing import Any, TypeVar, cast
 
@@ -20,12 +21,13 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from saccade.core.errors import ModelError, OptionError
+from saccade.core.errors import ModelError
 from saccade.core.protocols import Cut, Drafter, Schedule, Scoring, State
 from saccade.core.result import FinishReason, Round
 from saccade.core.tree import Tree
 
 T = TypeVar("T")
+PATIENCE = 120.0  # seconds the processes wait for each other between forwards
 KEYS = "layers.*.self_attn.k_proj"  # what must be split by columns for heads to be
 
 
@@ -79,56 +81,34 @@ def rank() -> int:
     return int(os.environ.get("RANK", "0"))
 
 
-def local_device(device: str | None) -> str | None:
-    """This process's own GPU where there are any."""
-    if device is not None or not torch.cuda.is_available():
-        return device
-    return f"cuda:{os.environ.get('LOCAL_RANK', '0')}"
-
-
-def loading(name: str, text: Any) -> dict[str, Any]:
-    """What ``from_pretrained`` takes to split a model with this text config over all processes.
-
-    Raises OptionError or ModelError, before any weight is read, where that cannot be.
-    """
-    count = world()
-    if count < 2:
-        raise OptionError(
-            "a target is split over the processes of torchrun: start it with "
-            "torchrun --nproc-per-node 2 -m saccade ..., or spread it with --device-map auto"
-        )
-    plan, experts = text.base_model_tp_plan or {}, text.to_dict().get("num_experts_per_tok")
-    if plan.get(KEYS) != "colwise" or experts:
-        raise ModelError(
-            f"transformers has no plan that splits the heads of {text.model_type} over processes, "
-            f"so {name} cannot be loaded with --tp: use --device-map auto"
-        )
-    for what in ("num_attention_heads", "num_key_value_heads"):
-        heads = getattr(text, what)
-        if heads % count:
-            raise ModelError(
-                f"{name} has {heads} {what.removeprefix('num_').replace('_', ' ')}, which cannot "
-                f"be dealt out evenly to {count} processes: take a number that divides them"
-            )
-    try:
-        from transformers.distributed import DistributedConfig
-
-        return {"distributed_config": DistributedConfig(tp_size=count, tp_plan="auto")}
-    except (ImportError, TypeError):  # older versions take the plan itself
-        return {"tp_plan": "auto"}
-
-
 @cache
 def _control() -> Any:
     """A group for small objects, which need no GPU."""
-    return dist.new_group(backend="gloo")
+    return dist.new_group(backend="gloo", timeout=timedelta(seconds=PATIENCE))
 
 
 def agreed(mine: T) -> T:
-    """Rank 0's value, in every process."""
+    """Rank 0's value, in every process. Raises ModelError where one does not answer in time."""
     box = [mine]
-    dist.broadcast_object_list(box, src=0, group=_control())
+    _in_time(lambda: dist.broadcast_object_list(box, src=0, group=_control()))
     return box[0]
+
+
+def everyones(mine: T) -> list[T]:
+    """The value of every process, by rank. Raises ModelError where one does not answer in time."""
+    found = [mine] * world()
+    _in_time(lambda: dist.all_gather_object(found, mine, group=_control()))
+    return found
+
+
+def _in_time(act: Callable[[], object]) -> None:
+    try:
+        act()
+    except RuntimeError as error:
+        raise ModelError(
+            f"rank {rank()} waited for the other processes in vain ({PATIENCE:g} s): one has ended "
+            "or hangs, and its own output may say why; start all of them again"
+        ) from error
 
 
 def leave() -> None:
@@ -162,9 +142,13 @@ def together(schedule: Schedule) -> Schedule:
 
 
 class _Agreeing:
-    """A draft that proposes what rank 0's proposes; all else is each process's own."""
+    """A draft that proposes what rank 0's proposes; all else is each process's own.
 
-    def __init__(self, draft: Drafter) -> None:
+    Its failures are everybody's: where one process decodes plainly, the others' drafts would wait
+    for it inside the forwards that they share.
+    """
+
+    def __init__(self, draft: Any) -> None:
         self._draft = draft
 
     def __getattr__(self, name: str) -> Any:
@@ -172,6 +156,12 @@ class _Agreeing:
 
     def propose(self, states: Mapping[int, State]) -> dict[int, Tree]:
         mine = self._draft.propose(states)
+        reasons = everyones(self._draft.reason)
+        failed = next((place for place, reason in enumerate(reasons) if reason), None)
+        if failed is not None and self._draft.reason is None:
+            said = f"rank {failed}: {reasons[failed]}"
+            self._draft.give_up(said, RuntimeError(said))
+            mine = dict.fromkeys(states, Tree())
         laws = [law for tree in mine.values() for law in tree.q if law is not None]
         place = laws[0].device if laws else torch.device("cpu")
         return _moved(agreed(_moved(mine, torch.device("cpu"))), place)

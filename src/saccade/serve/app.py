@@ -17,7 +17,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 
 from saccade.core.errors import SaccadeError
-from saccade.serve.bodies import Bodies
+from saccade.serve.bodies import Bodies, Body
 from saccade.serve.call import Call
 from saccade.serve.errors import HUNG_UP, ApiError, FailureBody, api_error, invalid
 from saccade.serve.service import Engine, Service
@@ -168,14 +168,15 @@ def _api(service: Service) -> APIRouter:
         came = time.monotonic()
         _check_kind(request)
         engine = service.ready()
-        asked = _parsed(await bodies.read(request, came + settings.seconds))
-        check_name(asked.model)
-        engine.reader.check(asked)
-        queue = engine.queue
-        most = min(settings.choices, queue.rows + queue.queue)
-        if (asked.n or 1) > most:
-            raise ApiError(400, f"n: this server gives at most {most} answers", "n")
-        return await Call(service, engine, request, asked, came).answer()
+        with Body(bodies) as body:
+            asked = _parsed(await body.read(request, came + settings.seconds))
+            check_name(asked.model)
+            engine.reader.check(asked)
+            queue = engine.queue
+            most = min(settings.choices, queue.rows + queue.queue)
+            if (asked.n or 1) > most:
+                raise ApiError(400, f"n: this server gives at most {most} answers", "n")
+            return await Call(service, engine, request, asked, came, body.leave).answer()
 
     return router
 
@@ -187,7 +188,7 @@ def _check_kind(request: Request) -> None:
         raise ApiError(415, "the request must be JSON: send Content-Type: application/json")
 
 
-def _parsed(body: bytes) -> ChatRequest:
+def _parsed(body: bytearray) -> ChatRequest:
     """The request. Raises ApiError that names the field."""
     try:
         return ChatRequest.model_validate_json(body)

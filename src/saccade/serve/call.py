@@ -7,7 +7,7 @@ import json
 import logging
 import secrets
 import time
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
 from fastapi import Request, Response
@@ -27,6 +27,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 POLL = 0.1  # seconds between looks at whether a client is still there
+OTHERS = "its media, or others before them, were not read in time; try again later"
 GRACE = 1.0  # seconds in which the queue itself says that time is up
 
 
@@ -34,10 +35,16 @@ class Call:
     """One request over HTTP: its slots in the queue, what it queues there, its texts."""
 
     def __init__(
-        self, service: Service, engine: Engine, http: Request, asked: ChatRequest, came: float
+        self,
+        service: Service,
+        engine: Engine,
+        http: Request,
+        asked: ChatRequest,
+        came: float,
+        read: Callable[[], None],
     ) -> None:
         self._service, self._engine, self._http = service, engine, http
-        self._asked, self._came = asked, came
+        self._asked, self._came, self._read = asked, came, read
         self.end = came + service.settings.seconds
         self._slots = asked.n or 1
         self._failed = False
@@ -79,7 +86,7 @@ class Call:
 
     async def _begin(self) -> None:
         """Reads the media and words, and queues a request for each answer."""
-        reader, asked, stop = self._engine.reader, self._asked, Stop()
+        reader, asked, stop = self._engine.reader, self._asked, Stop(self.end)
         try:
             reading = self._service.threads.run(lambda: reader.read(asked, stop))
             settled, self._warnings = await self._waited(reading)
@@ -91,6 +98,7 @@ class Call:
             for index, each in enumerate(settled)
         ]
         self._asked = asked.model_copy(update={"messages": []})  # media are large
+        self._read()
         self._engine.queue.submit(self._queued)
 
     async def _waited(self, work: Coroutine[Any, Any, T]) -> T:
@@ -99,7 +107,7 @@ class Call:
         try:
             while not (await asyncio.wait([task], timeout=POLL))[0]:
                 if time.monotonic() > self.end + GRACE:
-                    raise ApiError(504, "the request took too long to read")
+                    raise ApiError(504, "the request took too long to read: " + OTHERS)
                 if await self._http.is_disconnected():
                     raise ApiError(HUNG_UP, "the client has gone")
             return task.result()

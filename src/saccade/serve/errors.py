@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
@@ -13,6 +14,7 @@ from saccade.core.errors import OptionError, SaccadeError, VideoInputError
 
 log = logging.getLogger(__name__)
 
+RETRY = "10"  # seconds after which a decoder is likely to be free
 HUNG_UP = 499  # the status nobody reads
 INVALID = "invalid_request_error"
 KINDS = {
@@ -64,7 +66,8 @@ def api_error(error: Exception) -> ApiError:
         case HTTPException():
             return ApiError(error.status_code, str(error.detail), headers=error.headers)
         case VideoInputError():
-            return ApiError(error.status, str(error), "messages")
+            later = {"Retry-After": RETRY} if error.code == "busy" else None
+            return ApiError(error.status, str(error), "messages", later)
         case SaccadeError():
             return ApiError(400, str(error), "messages" if isinstance(error, OptionError) else None)
     log.error("a request failed", exc_info=error)
@@ -76,13 +79,16 @@ NOT_SUPPORTED = {
     *("tools", "tool_choice", "name", "refusal", "detail"),
 }
 """Fields of which only values that change nothing are taken."""
+WRONG_KIND = {"string_type", "list_type"}
 ALTERNATIVES = {"str", "user", "system", "developer", "assistant"}
 
 
 def invalid(error: ValidationError) -> ApiError:
     """The first thing wrong with a request, by the name of its field."""
-    first = error.errors(include_url=False, include_input=False)[0]
-    field = ".".join(_steps(first["loc"]))
+    found = error.errors(include_url=False, include_input=False)
+    # of the forms that a field may have, the one whose kind fits says more
+    first = next((each for each in found if each["type"] not in WRONG_KIND), found[0])
+    field = ".".join(step for step, _ in groupby(_steps(first["loc"])))
     if first["type"] == "extra_forbidden":
         return ApiError(400, f"{field} is not a field this server knows: leave it out", field)
     if NOT_SUPPORTED & set(field.split(".")):

@@ -14,8 +14,7 @@ from typing import TypeVar
 import torch
 
 from saccade.drafting.parallel import process
-from saccade.drafting.planning import chained
-from saccade.drafting.recipe import Recipe
+from saccade.drafting.recipe import Recipe, chained
 from saccade.drafting.schedule import parallel
 from saccade.engine.scheduler import Scheduler
 from saccade.inputs import Loaded, load_pair

@@ -15,7 +15,7 @@ SEEDS = 2**63
 
 def _clean(text: Any) -> Any:
     """Half a surrogate pair is no text, and no tokenizer takes it."""
-    if isinstance(text, str):
+    if isinstance(text, str) and not text.isascii():
         try:
             text.encode()
         except UnicodeEncodeError:

@@ -6,7 +6,7 @@ Knows neither gradio nor how anything is drawn.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -19,7 +19,7 @@ from saccade.drafting.recipe import Recipe
 from saccade.drafting.schedule import parallel
 from saccade.drafting.setup import Words
 from saccade.engine.generate import Captioner, stream
-from saccade.inputs import Loaded, ask, ask_draft, media, shown
+from saccade.inputs import Loaded, Pair, media, shown
 from saccade.inputs.media import Clip
 from saccade.methods import SYSTEMS, resolve
 from saccade.ui.duel import Duel, Tell, duel
@@ -41,9 +41,7 @@ class Example:
 
     def clip(self) -> Clip:
         pictures = drawing.render(scenes.scene(self.seed), self.frames, self.side)
-        times = (np.arange(self.frames) * SECONDS / self.frames).astype(np.float64)
-        rate = self.frames / SECONDS
-        return Clip(pictures, times, SECONDS, rate, self.frames, rate)
+        return drawing.clip(pictures, SECONDS)
 
 
 EXAMPLES: dict[str, Example] = {
@@ -73,7 +71,7 @@ class PageSettings:
     """What may be asked of the page, and by which method it answers at first."""
 
     method: str = "auto"
-    limits: media.Limits = media.Limits(max_bytes=200 << 20, max_frames=64)
+    limits: media.Limits = media.Limits(max_bytes=200 << 20, max_frames=64, max_seconds=60)
     max_prompt: int = 16_384  # tokens
     max_new_tokens: int = 1024
 
@@ -129,28 +127,26 @@ def checked(asked: Question, settings: PageSettings) -> Question:
 
 def answers(
     pair: PageModels, settings: PageSettings, asked: Question, halted: Callable[[], bool]
-) -> Iterator[Shown]:
+) -> Generator[Shown, None, None]:
     """The whole of a run: both answers, then what the draft saw. Raises SaccadeError."""
     recipe = resolve(checked(asked, settings).method)
     clip = read(asked.example, asked.upload, settings)
-    what = shown(clip)
-    inputs = ask(pair.target, asked.prompt, **what)
+    models = Pair(pair.target, pair.draft)
+    inputs, own = models.ask(asked.prompt, **shown(clip))
     length = int(inputs["input_ids"].shape[1])
     if length > settings.max_prompt:
         raise OptionError(
             f"this clip and question are {length} tokens and the page takes {settings.max_prompt}: "
             "use a shorter or smaller clip, or start it with a larger --max-prompt"
         )
-    own = None if pair.draft is None else ask_draft(pair.target, pair.draft, asked.prompt, **what)
     captioner = pair.captioner(list(clip.frames))
-    draft = None if pair.draft is None else pair.draft.backbone
     settled = [recipe]
 
     def begin(method: Recipe, tell: Tell, **others: Any) -> Any:
         found = stream(
             pair.target.backbone,
             inputs,
-            draft=draft,
+            draft=models.drafting,
             draft_inputs=own,
             method=method,
             tokenizer=pair.target.tokenizer,
@@ -179,7 +175,7 @@ def answers(
         return
     words = Words(pair.encode, captioner)
     try:
-        seen = kept(pair.target.backbone, draft, settled[0], inputs, own, words)
+        seen = kept(pair.target.backbone, models.drafting, settled[0], inputs, own, words)
         yield replace(last, seen=seen)
     except Exception as error:  # the answers stand, whatever the picture of them does
         log.warning("the picture of what the draft saw failed", exc_info=error)

@@ -14,8 +14,7 @@ from torch import Tensor
 from saccade.core.prompt import Inputs, Prefill, Prompt
 from saccade.core.protocols import View
 from saccade.core.sampling import Sampling
-from saccade.drafting.drafters import EarlyExit, SelfDrafter
-from saccade.drafting.lookup import Lookup
+from saccade.drafting.drafters import EarlyExit, Lookup, SelfDrafter
 from saccade.drafting.recipe import Recipe
 from saccade.drafting.setup import Setup, Words
 from saccade.drafting.views.pruning import Merged, Pooled

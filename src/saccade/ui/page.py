@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import gradio as gr
@@ -16,24 +18,10 @@ from saccade.drafting.schedule import parallel
 from saccade.methods import SYSTEMS
 from saccade.ui import pictures, spelling
 from saccade.ui.asking import EXAMPLES, PageModels, PageSettings, Question, Shown, answers, read
-from saccade.ui.watched import CurrentRun
 
 log = logging.getLogger(__name__)
 
 TITLE = "Saccade"
-INTRO = (
-    "One question about a video, answered twice by the same model: plainly, and with a draft that "
-    "guesses several tokens at a time. The answer is the same; the time is not."
-)
-HOW = (
-    "Both answers share one process and the same cores. They take turns, whichever has worked "
-    "least so far going next, and each has a clock of its own: so they advance at their true "
-    "relative speeds. A demonstration, not a measurement; <code>saccade compare</code> measures."
-)
-BESIDE = (
-    " The draft of this method works in a process of its own, also while the plain answer has its "
-    "turn: here its clock flatters it."
-)
 WRONG = "something went wrong inside Saccade; the terminal it was started from says what"
 QUESTION = "Describe the video in detail."
 CSS = Path(__file__).with_name("page.css")
@@ -109,7 +97,9 @@ def build(
     settings: PageSettings = PageSettings(),  # noqa: B008 frozen
 ) -> gr.Blocks:
     """The page as gradio blocks; ``pair`` is asked for when there is something to answer."""
-    current = CurrentRun[Shown]()
+    # a model works best in one thread, and events come in whichever is free
+    worker = ThreadPoolExecutor(1, "saccade-ui")
+    halts: dict[str, Event] = {}  # by the browser's tab, while it has a run
 
     def run(
         example: str | None,
@@ -126,29 +116,26 @@ def build(
         blank = {error: "", result: "", saw_frames: "", tree: "", over: "", last: None}
         yield {**blank, left: "", right: "", note: "", slider: gr.Slider(visible=False)}
         tab = str(request.session_hash)
+        halt = halts[tab] = Event()
+        steps = answers(pair(), settings, asked, halt.is_set)
         try:
-            watched = current.start(tab, partial(answers, pair(), settings, asked))
-        except SaccadeError as wrong:
-            yield {error: pictures.message(str(wrong), "error")}
-            return
-        try:
-            for shown in watched:
+            while (shown := worker.submit(next, steps, None).result()) is not None:
                 yield _progress(shown, asked.temperature > 0) | _complete(shown)
         except SaccadeError as wrong:
             yield {error: pictures.message(str(wrong), "error"), left: "", right: ""}
         except Exception as wrong:
             log.error("a run failed", exc_info=wrong)
             yield {error: pictures.message(WRONG, "error")}
-        finally:
-            watched.stop()
+        finally:  # also where the tab has gone, and nobody asks for more
+            halts.pop(tab, None)
+            worker.submit(steps.close)
 
     def _progress(shown: Shown, sampled: bool) -> dict[Any, Any]:
-        beside = BESIDE if shown.recipe.schedule is parallel else ""
         return {
             left: pictures.column(shown.duel.plain, False),
             right: pictures.column(shown.duel.drafted, True),
             result: pictures.outcome(shown.duel, sampled),
-            note: f'<p class="sac-how">{HOW}{beside}</p>',
+            note: pictures.how(beside=shown.recipe.schedule is parallel),
         }
 
     def _complete(shown: Shown) -> dict[Any, Any]:
@@ -163,10 +150,11 @@ def build(
         return {last: shown, tree: picture, over: lines, slider: moved, saw_frames: frames}
 
     def stop(request: gr.Request) -> None:
-        current.stop(str(request.session_hash))
+        if (halt := halts.get(str(request.session_hash))) is not None:
+            halt.set()
 
     with gr.Blocks(title=TITLE, analytics_enabled=False, delete_cache=(600, 3600)) as page:
-        gr.HTML(f"<h1>{TITLE}</h1><p>{INTRO}</p>", elem_classes="sac-head", js_on_load=None)
+        gr.HTML(pictures.head(TITLE), elem_classes="sac-head", js_on_load=None)
         last = gr.State(None)
         with gr.Row():
             with gr.Column():

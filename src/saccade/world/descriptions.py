@@ -9,6 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
 
 from saccade.world.scenes import Cell, Event, Object, Scene, State, changes, place, seen
 
@@ -26,7 +30,7 @@ class Voice:
     turn: str
     vanish: str
     appear: str
-    when: tuple[str, str, str]  # of the quarters
+    when: Sequence[str]  # of the quarters
     still: str
     nothing: str  # where there is no event
     opening: str
@@ -37,56 +41,8 @@ class Voice:
     final: str  # what is visible at the end
 
 
-VOICES = (
-    Voice(
-        *("shape", "small", "large", "moves", "turns", "vanishes", "appears"),
-        ("after a quarter of the time", "halfway through", "after three quarters of the time"),
-        still="stays still",
-        nothing="Nothing appears, vanishes or turns to another colour.",
-        opening="The {video} shows {things} on a {texture} background.",
-        later="{there} of them {are} visible at the start.",
-        starts="A {name} starts {where}, and it {does}.",
-        comes="A {name} comes later {where}, and it {does}.",
-        stands="A {name} is {where}.",
-        final="At the end, we see {things}.",
-    ),
-    Voice(
-        *("object", "little", "big", "slides", "becomes", "disappears", "shows up"),
-        ("early on", "midway", "late"),
-        still="does not move",
-        nothing="All of the colours stay the same, and nothing disappears.",
-        opening="On a {texture} background there {are} {things}.",
-        later="At the start, only {there} of them can be seen.",
-        starts="{where}, there is a {name} that {does}.",
-        comes="{where}, there will be a {name} that {does}.",
-        stands="{where}, there is a {name}.",
-        final="In the end there is {things}.",
-    ),
-    Voice(
-        *("figure", "small", "large", "travels", "changes to", "is gone", "arrives"),
-        ("in the first half", "at half time", "in the second half"),
-        still="rests",
-        nothing="Nothing else changes.",
-        opening="This {clip} has a {texture} background and {things}.",
-        later="It begins with {there} of them.",
-        starts="The {place} has a {name}, which {does}.",
-        comes="The {place} is empty at first but gets a {name}, which {does}.",
-        stands="The {place} has a {name}.",
-        final="The last picture has {things}.",
-    ),
-    Voice(
-        *("thing", "little", "big", "drifts", "turns", "leaves", "pops up"),
-        ("soon", "in the middle of the clip", "near the end"),
-        still="remains still",
-        nothing="All things keep their colour and nothing leaves.",
-        opening="{things} can be seen here, and the background is {texture}.",
-        later="At first there {are} only {there}.",
-        starts="There is a {name} {where} from the start: it {does}.",
-        comes="There is a {name} {where} only later: it {does}.",
-        stands="There is a {name} {where}.",
-        final="When it ends, what can be seen is {things}.",
-    ),
-)
+WORDS: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("words.yaml").read_text())
+VOICES = tuple(Voice(**each) for each in WORDS["voices"])
 
 # -- words -------------------------------------------------------------------------------------
 
@@ -281,15 +237,6 @@ def describe_image(scene: Scene) -> str:
     return " ".join(said)
 
 
-_DIFFERENCES = {
-    **dict.fromkeys(("color", "size"), "The {look} is {word} in the second image."),
-    "shape": "The {look} is a {word} in the second image.",
-    "place": "The {look} is in the {word} in the second image.",
-    "gone": "The {look} is missing in the second image.",
-    "new": "The second image has a new {look}.",
-}
-
-
 def describe_diff(scene: Scene, seed: int) -> str:
     """The differences between the pictures of `scene` and of `edit(scene, seed)`."""
     edited, found = changes(scene, seed)
@@ -297,7 +244,7 @@ def describe_diff(scene: Scene, seed: int) -> str:
     for each in found:
         size, color, shape, where = each.look
         look = f"{size} {color} {shape} in the {where}"
-        said.append(_DIFFERENCES[each.kind].format(look=look, word=each.word))
+        said.append(WORDS["differences"][each.kind].format(look=look, word=each.word))
     before, after = (len(seen(s, 0.5)) for s in (scene, edited))
     if before == after:
         said.append(f"Both images have {counted(after, 'shape')}.")

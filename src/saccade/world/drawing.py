@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
+from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from saccade.inputs.media import Clip
 from saccade.world.scenes import COLORS, SIZES, Scene, state_at
 
 # RGB of each of COLORS, near the corners of the colour cube.
@@ -137,24 +139,21 @@ def strokes(scene: Scene, frames: int, height: int, width: int) -> Iterator[Stro
     for index, thing in enumerate(scene.objects):
         radius = round(RADII[SIZES.index(thing.size)] * scale * 4) / 4
         half = _half(radius)
-        run: Stroke | None = None
-        for k in range(frames):
-            state = state_at(scene, index, (k + 0.5) / frames)
-            if state is None:
-                if run is not None:
-                    yield run
-                run = None
-                continue
-            top = math.floor(state.y * height / 3) - half
-            left = math.floor(state.x * width / 3) - half
-            if run is not None and (run.color, run.top, run.left) == (state.color, top, left):
-                run = replace(run, last=k + 1)
-                continue
-            if run is not None:
-                yield run
-            run = Stroke(k, k + 1, index, state.color, top, left, radius)
-        if run is not None:
-            yield run
+        states = [state_at(scene, index, (k + 0.5) / frames) for k in range(frames)]
+        places = [
+            None
+            if state is None
+            else (
+                state.color,
+                math.floor(state.y * height / 3) - half,
+                math.floor(state.x * width / 3) - half,
+            )
+            for state in states
+        ]
+        for place, run in groupby(range(frames), key=places.__getitem__):
+            if place is not None:
+                first, *more = run
+                yield Stroke(first, first + len(more) + 1, index, *place, radius)
 
 
 def window(stroke: Stroke, height: int, width: int) -> tuple[tuple[slice, ...], ...]:
@@ -193,6 +192,12 @@ def image_frame(scene: Scene, height: int, width: int | None = None) -> NDArray[
     """The picture at time 0.5, uint8 [height, width, 3]: what the image tasks speak about."""
     frame: NDArray[np.uint8] = render(scene, 1, height, width)[0]
     return frame
+
+
+def clip(frames: NDArray[np.uint8], seconds: float) -> Clip:
+    """Frames [frames, height, width, 3] that follow each other evenly, as if read from a file."""
+    times, rate = np.arange(len(frames)) * seconds / len(frames), len(frames) / seconds
+    return Clip(frames, times, seconds, rate, len(frames), rate)
 
 
 def write_clip(

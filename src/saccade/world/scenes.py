@@ -11,7 +11,7 @@ another.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -333,15 +333,7 @@ def truth(
         "seconds": seconds,
         "texture": scene.texture,
         "objects": [
-            {
-                "size": o.size,
-                "color": o.color,
-                "shape": o.shape,
-                "motion": o.motion,
-                "start": place(o.start),
-                "end": place(o.end),
-            }
-            for o in scene.objects
+            {**asdict(o), "start": place(o.start), "end": place(o.end)} for o in scene.objects
         ],
         "events": [
             {"kind": e.kind, "object": e.index, "seconds": e.time * seconds, "color": e.color}

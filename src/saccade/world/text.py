@@ -13,6 +13,7 @@ from typing import TypeVar
 import numpy as np
 
 from saccade.world.descriptions import (
+    WORDS,
     cap,
     change,
     counted,
@@ -42,34 +43,6 @@ class Turn:
     answer: str
 
 
-PROMPTS: dict[str, tuple[str, ...]] = {
-    "describe": (
-        "Describe the video in detail.",
-        "Please describe this video in detail.",
-        "What happens in this video? Tell me everything.",
-        "Give a detailed description of the clip.",
-        "Tell me all that can be seen in this video, from the start to the end.",
-    ),
-    "events": (
-        "List the events in order, and say what moves.",
-        "Which events happen in the video, and when?",
-        "Give a list of all changes in the clip.",
-        "What changes during the video? List the events.",
-    ),
-    "image": (
-        "Describe the image in detail.",
-        "What can be seen in this image? Tell me everything.",
-        "Give a detailed description of the picture.",
-        "Please describe this picture in detail.",
-    ),
-    "diff": (
-        "What is different between the two images?",
-        "Spot the differences between the two images.",
-        "Compare the two images. What has changed?",
-        "List the differences between the first and the second image.",
-    ),
-}
-
 T = TypeVar("T")
 Words = dict[str, str]
 Drawn = Callable[[Scene, np.random.Generator], Words | None]
@@ -81,7 +54,7 @@ class Question:
     """One kind of question: the words that are drawn, and the sentences they fill."""
 
     words: Drawn
-    asked: tuple[str, ...]
+    asked: Sequence[str]
     answer: str
 
     def __call__(self, scene: Scene, rng: np.random.Generator) -> Turn | None:
@@ -120,23 +93,7 @@ def _one_of(scene: Scene, rng: np.random.Generator, states: Sequence[State]) -> 
     return _about(scene, state.index, state.color)
 
 
-def _at_start(scene: Scene, rng: np.random.Generator) -> Words | None:
-    return _one_of(scene, rng, seen(scene, 0.0))
-
-
-def _at_end(scene: Scene, rng: np.random.Generator) -> Words | None:
-    return _one_of(scene, rng, final(scene))
-
-
-def _any(scene: Scene, rng: np.random.Generator) -> Words:
-    return _about(scene, _pick(rng, range(len(scene.objects))))
-
-
 # -- words of several --------------------------------------------------------------------------
-
-
-def _number(scene: Scene, number: int) -> Words:
-    return {"number": counted(number, voice_of(scene).noun)}
 
 
 def _those(scene: Scene, indices: Iterable[int]) -> str:
@@ -146,7 +103,7 @@ def _those(scene: Scene, indices: Iterable[int]) -> str:
 def _count_colour(scene: Scene, rng: np.random.Generator) -> Words:
     here = [s.color for s in seen(scene, 0.0)]
     color = _pick(rng, here) if rng.random() < 0.75 else _pick(rng, COLORS)
-    return {"color": color, **_number(scene, here.count(color))}
+    return {"color": color, "number": counted(here.count(color), voice_of(scene).noun)}
 
 
 def _movers(scene: Scene, rng: np.random.Generator) -> Words:
@@ -212,126 +169,52 @@ def _told(scene: Scene, rng: np.random.Generator) -> Words:
     return {"which": which, "name": named(scene, index)}
 
 
+def _scene(scene: Scene, rng: np.random.Generator) -> Words:
+    """What is true of the whole scene; nothing is drawn."""
+    noun = voice_of(scene).noun
+    return {
+        "number": counted(len(scene.objects), noun),
+        "number_at_end": counted(len(final(scene)), noun),
+        "texture": scene.texture,
+        "colours": join([o.color for o in scene.objects]),
+        "shapes": join([o.shape for o in scene.objects]),
+        "summary": summary(scene),
+        "events": events(scene),
+    }
+
+
 # -- the questions -----------------------------------------------------------------------------
 
-QUESTIONS = {
-    "colour at place": Question(
-        _at_start,
-        (
-            "What colour is the shape {start} at the start?",
-            "At the start, which colour is {start}?",
-            "Name the colour of the shape that starts {start}.",
-        ),
-        "It is {color}.",
-    ),
-    "shape at place": Question(
-        _at_start,
-        ("Which shape is {start} at the start?", "What is {start} at the start?"),
-        "A {color} {shape}.",
-    ),
-    "shape at end": Question(
-        _at_end,
-        ("Which shape is {end} at the end?", "What is {end} at the end?"),
-        "A {color} {shape}.",
-    ),
-    "colour at end": Question(
-        _at_end,
-        ("What colour is the {name} at the end?", "Which colour does the {name} end with?"),
-        "It is {color}.",
-    ),
-    "size": Question(
-        _any, ("What size is the {name}?", "How large is the {name}?"), "It is {size}."
-    ),
-    "count": Question(
-        lambda scene, rng: _number(scene, len(scene.objects)),
-        ("How many shapes are there in all?", "Count all of the shapes in the video."),
-        "{number}.",
-    ),
-    "count colour": Question(
-        _count_colour,
-        (
-            "How many {color} shapes are there at the start?",
-            "Count the {color} shapes at the start.",
-        ),
-        "{number}.",
-    ),
-    "count at end": Question(
-        lambda scene, rng: _number(scene, len(final(scene))),
-        ("How many shapes are visible at the end?", "Count the shapes at the end."),
-        "{number}.",
-    ),
-    "start": Question(
-        _at_start, ("Where is the {name} at the start?", "Where does the {name} start?"), "{start}."
-    ),
-    "end": Question(
-        _at_end, ("Where is the {name} at the end?", "Where does the {name} end?"), "{end}."
-    ),
-    "motion": Question(
-        _any, ("How does the {name} move?", "What is the motion of the {name}?"), "It {does}."
-    ),
-    "mover": Question(
-        _movers, ("Which shapes move {way}?", "Name all shapes that move {way}."), "{who}."
-    ),
-    "event": Question(
-        _event, ("What is the {which} event?", "Which event comes {which}?"), "{said}"
-    ),
-    "who": Question(_changed, ("Which shapes {verb}?", "Name all shapes that {verb}."), "{who}."),
-    "when": Question(
-        _when, ("When does the {name} {verb}?", "Say when the {name} will {verb}."), "{when}."
-    ),
-    "exists": Question(
-        _exists,
-        (
-            "Is there a {color} {shape} at the start?",
-            "Can you see a {color} {shape} at the start?",
-        ),
-        "{answer}",
-    ),
-    "background": Question(
-        lambda scene, rng: {"texture": scene.texture},
-        ("What is the background like?", "Describe only the background."),
-        "The background is {texture}.",
-    ),
-    "above": Question(_above, ("At the start, is {relation}?",), "{answer}"),
+DRAWN: dict[str, Drawn] = {
+    "scene": _scene,
+    "at start": lambda scene, rng: _one_of(scene, rng, seen(scene, 0.0)),
+    "at end": lambda scene, rng: _one_of(scene, rng, final(scene)),
+    "any": lambda scene, rng: _about(scene, _pick(rng, range(len(scene.objects)))),
+    "count colour": _count_colour,
+    "movers": _movers,
+    "event": _event,
+    "changed": _changed,
+    "when": _when,
+    "exists": _exists,
+    "above": _above,
+    "told": _told,
 }
-# What can be asked about a description that was just given.
-_FOLLOW = (
-    Question(
-        _told,
-        ("Which shape did you describe {which}?", "What did you name {which}?"),
-        "The {name}.",
-    ),
-    Question(
-        lambda scene, rng: {"said": join([o.color for o in scene.objects])},
-        ("Name only the colours, in order.", "Repeat only the colours in the same order."),
-        "{said}.",
-    ),
-    Question(
-        lambda scene, rng: {"said": join([o.shape for o in scene.objects])},
-        ("Name only the shapes, in order.", "Repeat only the shapes in the same order."),
-        "{said}.",
-    ),
-    Question(
-        lambda scene, rng: {"said": summary(scene)},
-        ("Say it in one sentence.", "Now give a short summary.", "Make it short."),
-        "{said}",
-    ),
-    Question(
-        lambda scene, rng: {"said": events(scene)},
-        ("Now list only the events and what moves.", "And the events only, please?"),
-        "{said}",
-    ),
-)
+
+
+def _read(kind: str) -> tuple[Question, ...]:
+    return tuple(Question(**{**each, "words": DRAWN[each["words"]]}) for each in WORDS[kind])
+
+
+QUESTIONS, FOLLOW = _read("questions"), _read("follow")  # a follow-up is about a description
 
 
 def _questions(scene: Scene, rng: np.random.Generator, number: int) -> list[Turn]:
     """Up to `number` questions of different kinds."""
-    makers = list(QUESTIONS.values())
     turns: list[Turn] = []
-    for index in rng.permutation(len(makers)):
+    for index in rng.permutation(len(QUESTIONS)):
         if len(turns) == number:
             break
-        turn = makers[int(index)](scene, rng)
+        turn = QUESTIONS[int(index)](scene, rng)
         if turn is not None:
             turns.append(turn)
     return turns
@@ -351,13 +234,13 @@ def conversation(scene: Scene, task: str, seed: int) -> tuple[Turn, ...]:
     if task == "qa":
         return tuple(_questions(scene, rng, int(rng.integers(3, 7))))
     if task == "chat":
-        turn = Turn(_pick(rng, PROMPTS["describe"]), describe(scene))
+        turn = Turn(_pick(rng, WORDS["prompts"]["describe"]), describe(scene))
         number = int(rng.integers(1, 4))
-        about = rng.permutation(len(_FOLLOW))[: int(rng.integers(1, number + 1))]
-        more = [found for i in about if (found := _FOLLOW[int(i)](scene, rng)) is not None]
+        about = rng.permutation(len(FOLLOW))[: int(rng.integers(1, number + 1))]
+        more = [found for i in about if (found := FOLLOW[int(i)](scene, rng)) is not None]
         more += _questions(scene, rng, number - len(more))
         return (turn, *(more[int(i)] for i in rng.permutation(len(more))))
-    prompt = _pick(rng, PROMPTS[task])
+    prompt = _pick(rng, WORDS["prompts"][task])
     if task == "diff":
         return (Turn(prompt, describe_diff(scene, seed)),)
     texts = {"describe": describe, "events": events, "image": describe_image}

@@ -298,7 +298,7 @@ def test_it_never_drafts_beyond_its_bounds():
     free = Costs((1, 64), (1.0, 1.0), 0.0)
     told = simulate(Auto(free), World(0.999, 1.0, costs=free), 400)
     drafted = [round.tree for round in told.rounds if len(round.tree)]
-    assert max(max(depths(tree)) for tree in drafted) == LONGEST
+    assert max(max(depths(tree.parents)) for tree in drafted) == LONGEST
     assert max(len(tree) for tree in drafted) == MOST
 
 
@@ -316,7 +316,7 @@ def test_an_answer_cut_short_refuses_nothing():
 
 def test_without_costs_it_says_what_it_needs():
     """Claim: an Auto nobody measured for fails by name. Fails if it guesses."""
-    with pytest.raises(AssertionError, match=r"planning\.plan"):
+    with pytest.raises(AssertionError, match=r"recipe\.plan"):
         next(Auto().grow(Estimates(begun=True)))
 
 
@@ -348,9 +348,9 @@ def test_no_draft_goes_on_after_the_end_of_an_answer():
                 tree = stop.value
             if ends:
                 assert tree.tokens[:longest] == (2, 3, 4)
-                assert max(depths(tree)) == longest
+                assert max(depths(tree.parents)) == longest
             else:
-                assert max(depths(tree)) >= longest
+                assert max(depths(tree.parents)) >= longest
 
 
 @pytest.mark.parametrize("draft_step", (0.01, 0.9))

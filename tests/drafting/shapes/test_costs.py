@@ -17,7 +17,7 @@ from saccade.core.sampling import Sampling
 from saccade.core.tree import Tree, chain
 from saccade.drafting.shapes import costs as cost
 from saccade.drafting.shapes import fit as fitting
-from saccade.drafting.shapes.fit import Fit, expected_chain, expected_tree
+from saccade.drafting.shapes.fit import Fit, Rate, expected_chain, expected_tree
 from saccade.methods.specvlm import TREE
 
 COSTS = Costs((1, 2, 4, 8), (10.0, 11.0, 13.0, 21.0), draft=0.5)
@@ -66,13 +66,13 @@ def test_fit_chooses_what_a_search_over_everything_chooses():
                 for n in range(1, fitting.LONGEST + 1)
             }
             speeds[TREE] = expected_tree(rate, TREE) / (5 * draft + costs.verify(26))
-            assert fit.choose((rate * 8, 8.0)) == max(speeds, key=speeds.get)
+            assert fit.choose(Rate(rate * 8, 8.0)) == max(speeds, key=speeds.get)
 
 
 def test_a_better_draft_earns_longer_chains():
     """Claim: the chosen length does not fall as acceptance rises, and both ends differ."""
     fit = Fit((), COSTS)
-    lengths = [fit.choose((rate, 1.0)) for rate in (0.1, 0.4, 0.7, 0.9, 0.99)]
+    lengths = [fit.choose(Rate(rate, 1.0)) for rate in (0.1, 0.4, 0.7, 0.9, 0.99)]
     assert lengths == sorted(lengths) and lengths[0] < lengths[-1]
 
 
@@ -102,7 +102,7 @@ def test_fit_folds_the_rate_towards_what_it_sees_and_forgets():
 def test_a_round_cut_by_a_stop_is_no_refusal():
     """Claim: a verdict without a token of its own counts as accepted only (B3)."""
     fit = Fit((), COSTS)
-    hits, tries = fit.fold((0.0, 0.0), _round(2, None))
+    hits, tries = fit.fold(Rate(0.0, 0.0), _round(2, None))
     assert (hits, tries) == (2.0, 2.0)
 
 

@@ -65,7 +65,7 @@ def test_a_static_tree_holds_the_ranks_it_names():
             tokens += (_best(tokens, rank),)
         expected.add(tokens)
     assert spelled == expected
-    assert depths(tree) == sorted(depths(tree)) and set(tree.q) == {None}
+    assert depths(tree.parents) == sorted(depths(tree.parents)) and set(tree.q) == {None}
 
 
 def test_requests_grow_in_step_over_shared_forwards():

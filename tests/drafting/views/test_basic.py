@@ -123,7 +123,7 @@ def test_attention_keeps_the_most_attended(prefill):
 
 def test_a_view_that_needs_attention_says_so(prefill):
     """Claim: without recorded mass such a view fails by name. Fails if it prunes by nothing."""
-    blind = Prefill(prefill.prompt, prefill.cache, prefill.tip, None)
+    blind = Prefill(prefill.prompt, prefill.cache, prefill.logits, None)
     with pytest.raises(AssertionError, match="view attention needs recorded attention"):
         views.ATTENTION(blind, prefill.prompt)
 

@@ -24,7 +24,7 @@ from saccade.drafting.shapes.policies import Chain
 from saccade.drafting.views import basic as views
 from saccade.drafting.views import pruning
 from saccade.drafting.views.basic import Pruned
-from saccade.drafting.views.pruning import REST, Merged
+from saccade.drafting.views.pruning import Merged
 
 # -- prompts -----------------------------------------------------------------------------------
 
@@ -194,21 +194,15 @@ def slow_rest(prompt: Prompt, budget: int) -> list[int]:
 
 SELECTORS: dict[str, tuple[Any, Callable[[Prompt, int], list[int]]]] = {
     "frames": (pruning.frames, slow_frames),
-    "front": (pruning.front, slow_window("front")),
-    "middle": (pruning.middle, slow_window("middle")),
-    "end": (pruning.end, slow_window("end")),
+    "front": (pruning.Window(0), slow_window("front")),
+    "middle": (pruning.Window(1), slow_window("middle")),
+    "end": (pruning.Window(2), slow_window("end")),
     "fastvid": (pruning.fastvid, slow_fastvid),
     "dycoke": (pruning.dycoke, slow_dycoke),
-    "rest": (REST.select, slow_rest),
+    "rest": (views.uniform, slow_rest),
 }
 ALL: list[View] = [
-    pruning.FRAMES,
-    pruning.FRONT,
-    pruning.MIDDLE,
-    pruning.END,
-    pruning.FASTVID,
-    pruning.DYCOKE,
-    pruning.REST,
+    *pruning.VIEWS,
     pruning.POOLED,
 ]
 
@@ -295,9 +289,9 @@ def test_the_frame_that_does_not_fit_is_sampled_evenly():
 def test_windows_stand_at_the_front_in_the_middle_and_at_the_end():
     """Claim: three runs of neighbours. Fails if one is spread out or two are the same."""
     prompt = make([(5, 2, 1), (1, 1, 2)])
-    assert chosen(pruning.front, prompt, 3) == [0, 1, 2]
-    assert chosen(pruning.middle, prompt, 3) == [4, 5, 6]
-    assert chosen(pruning.end, prompt, 3) == [9, 10, 11]
+    assert chosen(pruning.Window(0), prompt, 3) == [0, 1, 2]
+    assert chosen(pruning.Window(1), prompt, 3) == [4, 5, 6]
+    assert chosen(pruning.Window(2), prompt, 3) == [9, 10, 11]
 
 
 def scene(*shown: int) -> Prompt:
@@ -435,12 +429,12 @@ def test_bf16_rows_are_averaged_in_fp32():
     """
     prompt = make([(9, 2, 2)])
     prompt = replace(prompt, embeds=prompt.embeds.bfloat16())
-    merged = Merged("front", pruning.front, 1 / 9)(seeing(prompt), prompt)
+    merged = Merged("front", pruning.Window(0), 1 / 9)(seeing(prompt), prompt)
     mean = sum(prompt.embeds[prompt.visual].float().view(9, 4, DIM)) / 9
     assert torch.equal(merged.embeds[merged.visual], mean.bfloat16())
     prompt = make([(2, 2, 2)])
     prompt = replace(prompt, embeds=prompt.embeds.bfloat16())
-    merged = Merged("end", pruning.end, 0.5)(seeing(prompt), prompt)  # all before it is lost
+    merged = Merged("end", pruning.Window(2), 0.5)(seeing(prompt), prompt)  # all before it is lost
     assert merged.embeds.dtype == torch.bfloat16
     assert torch.equal(merged.embeds[merged.visual], prompt.embeds[prompt.visual][4:])
 

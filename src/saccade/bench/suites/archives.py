@@ -26,6 +26,7 @@ from string import ascii_lowercase
 from typing import Any
 
 from saccade.core.errors import VideoInputError
+from saccade.core.home import home
 
 _FAULTS = (
     OSError, EOFError, RuntimeError, NotImplementedError, zlib.error, zipfile.BadZipFile,
@@ -170,9 +171,8 @@ def archives(paths: Sequence[Path]) -> tuple[Archive, ...]:
 
 
 def unpack_folder() -> Path:
-    """Where members are unpacked: below SACCADE_CACHE, or the user's cache folder."""
-    home = os.environ.get("SACCADE_CACHE") or os.environ.get("XDG_CACHE_HOME")
-    return (Path(home) if home else Path.home() / ".cache") / "saccade" / "media"
+    """Where members are unpacked."""
+    return home() / "media"
 
 
 def _part(name: str) -> tuple[str, str]:

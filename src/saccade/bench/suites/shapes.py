@@ -9,8 +9,6 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
-import numpy as np
-
 from saccade.bench.suites.types import Item, Medium, Setting, Task
 from saccade.inputs.media import Clip
 from saccade.world import descriptions, drawing, scenes, text
@@ -63,14 +61,7 @@ class Shapes:
 def _clip(scene: Scene, length: Length) -> Clip:
     """The frames as drawn: no codec stands between the world and the model."""
     frames = drawing.render(scene, length.frames, length.height, length.width)
-    return Clip(
-        frames=frames,
-        timestamps=np.arange(length.frames) / FPS,
-        duration=length.frames / FPS,
-        fps=FPS,
-        source_frames=length.frames,
-        sampled_fps=FPS,
-    )
+    return drawing.clip(frames, length.frames / FPS)
 
 
 def _video(scene: Scene, length: str) -> Medium:

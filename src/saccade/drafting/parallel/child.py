@@ -25,7 +25,7 @@ from transformers import PreTrainedModel
 from saccade.core.prompt import Inputs, Prefill, Prompt, Turn
 from saccade.core.protocols import View
 from saccade.core.sampling import Sampling
-from saccade.core.tree import Tree, add, after
+from saccade.core.tree import Tree, after
 from saccade.drafting.shapes.policies import Chain
 from saccade.model.backbone import Backbone
 from saccade.model.session import Session
@@ -33,6 +33,10 @@ from saccade.model.session import Session
 log = logging.getLogger(__name__)
 
 HEAD_START = 64  # tokens drafted at most before the target is ready
+
+
+Laws = Float[Tensor, "request slot vocab"] | None
+"""What tokens were drawn from, in shared memory; None: nothing is sampled."""
 
 
 @dataclass(frozen=True)
@@ -45,8 +49,7 @@ class Job:
     banned: Sequence[int]
     room: int
     shape: Chain
-    words: Sequence[Mapping[str, tuple[int, ...]]]
-    laws: Float[Tensor, "request slot vocab"] | None  # shared memory; None: nothing is sampled
+    laws: Laws
 
 
 @dataclass
@@ -73,7 +76,7 @@ class Child:
             backbone, job.rules, vocab=job.vocab, banned=job.banned, room=job.room
         )
         self._prompts: list[Prompt] = []
-        self._held: list[Int[Tensor, " held"] | None] = []
+        self._held: list[Int[Tensor, " held"]] = []  # visual tokens read before the target was
         self._lines: dict[int, Line] = {}
         self._reading = 0.0  # seconds it took to read the prompts
 
@@ -86,13 +89,11 @@ class Child:
         view = self._job.view
         if view.early == "wait":
             return
-        self._held = [view.start(prompt) for prompt in self._prompts]
-        self._read(
-            [
-                prompt if held is None else prompt.select(held)
-                for prompt, held in zip(self._prompts, self._held, strict=True)
-            ]
-        )
+        for prompt in self._prompts:
+            held = view.start(prompt)
+            assert held is not None, "a view that waits has returned above"
+            self._held.append(held)
+        self._read([p.select(held) for p, held in zip(self._prompts, self._held, strict=True)])
         if self._job.laws is None:  # what is sampled must not depend on how fast it was
             self._lines = {i: Line(HEAD_START) for i in range(len(self._prompts))}
 
@@ -100,15 +101,10 @@ class Child:
         """Cuts what was read to the view's choice, or reads only now."""
         view, seen = self._job.view, {}
         if not self._held:
-            told = [
-                replace(prefill, words=words)
-                for prefill, words in zip(prefills, self._job.words, strict=True)
-            ]
-            pruned = [view(*shown) for shown in zip(told, self._prompts, strict=True)]
+            pruned = [view(*shown) for shown in zip(prefills, self._prompts, strict=True)]
             self._read([self._backbone.written(prompt) for prompt in pruned])
             seen = {i: prompt.seen for i, prompt in enumerate(pruned)}
         for i, held in enumerate(self._held):
-            assert held is not None
             whole = self._prompts[i]
             kept = view.choose(prefills[i], whole, held)
             seen[i] = len(kept)
@@ -129,15 +125,15 @@ class Child:
             self._lines[request].limit = limit
 
     def commit(self, news: Mapping[int, tuple[Sequence[int], int | None]]) -> None:
-        """(what was emitted, how many drafted tokens fly on; None: drop them all)."""
-        for request, (tokens, flying) in news.items():
+        """(what was emitted, how many drafted tokens stay in flight; None: drop them all)."""
+        for request, (tokens, kept) in news.items():
             line = self._lines[request]
             self._session.commit({request: tokens})
-            line.chain = Tree() if flying is None else after(line.chain, len(tokens))
-            line.limit = (flying or 0) + self._job.shape.length
+            line.chain = Tree() if kept is None else after(line.chain, len(tokens))
+            line.limit = (kept or 0) + self._job.shape.length
             line.epoch += 1
             line.text += len(tokens)
-            if flying is None:
+            if kept is None:
                 line.began = line.text
             line.paused = line.paused and len(line.chain) > 0
 
@@ -146,8 +142,9 @@ class Child:
         self._lines.pop(request, None)
         self._session.end(request)
 
-    def turn(self, turns: Mapping[int, Turn], rules: Sequence[Sampling]) -> None:
+    def turn(self, turns: Mapping[int, Turn], rules: Sequence[Sampling], laws: Laws) -> None:
         """A further question; drafting starts again from its end."""
+        self._job = replace(self._job, rules=rules, laws=laws)
         self._session.turn(turns, rules)
         for request in turns:
             old = self._lines[request]
@@ -168,20 +165,19 @@ class Child:
         wanted = self._wanted()
         scored = self._session.score({r: line.chain for r, line in wanted.items()})
         for request, line in wanted.items():
-            tip, scores = len(line.chain) - 1, replace(scored[request], began=line.began)
-            law = scores.law(tip)
-            if len(line.chain) and not self._job.shape.goes_on(scores, tip, law):
+            scores = replace(scored[request], began=line.began)
+            longer = self._job.shape.longer(line.chain, scores)
+            if longer is None:
                 line.paused = True
                 self._tell("paused", request, line.epoch)
                 continue
-            token, q = scores.draw(tip, law)
-            slot = None
+            q, slot = longer.q[-1], None
             if q is not None and self._job.laws is not None:
                 slot = line.sent % self._job.laws.shape[1]
                 self._job.laws[request, slot] = q
-            line.chain = add(line.chain, tip, token, None)
+            line.chain = longer
             line.sent += 1
-            self._tell("token", request, line.epoch, token, slot)
+            self._tell("token", request, line.epoch, longer.tokens[-1], slot)
 
 
 def _within(whole: Prompt, held: Tensor, kept: Tensor) -> Int[Tensor, " row"]:

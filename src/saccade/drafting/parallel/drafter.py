@@ -6,14 +6,14 @@ import logging
 import pickle
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import torch
 
 from saccade.core.prompt import Inputs, Prefill, Prompt, Turn
 from saccade.core.protocols import Drafter, State
 from saccade.core.sampling import Sampling
-from saccade.core.tree import Tree, chain
+from saccade.core.tree import Tree, add, after, chain
 from saccade.drafting.parallel.child import HEAD_START, Job
 from saccade.drafting.parallel.process import DraftError, Worker, acquire, release
 from saccade.drafting.setup import Setup
@@ -29,9 +29,8 @@ READY = 60.0  # seconds it waits for the draft's prefill; when sampling, for any
 class Sight:
     """What the parent knows of one request's draft."""
 
-    tokens: list[int] = field(default_factory=list)  # drafted after the committed text
-    slots: list[int | None] = field(default_factory=list)
-    batch: int | None = None  # how many of them fly next; None: as many as there are
+    chain: Tree = Tree()  # drafted after the committed text
+    batch: int | None = None  # how many of them are judged next; None: as many as there are
     limit: int = HEAD_START  # how many there may be
     epoch: int = 0  # commits so far
     valid: int = 0  # tokens of earlier epochs follow a text that was not emitted
@@ -39,7 +38,7 @@ class Sight:
 
     def has(self, count: int) -> bool:
         """Whether this many are there, or no more will come before they are judged."""
-        return self.paused or len(self.tokens) >= count
+        return self.paused or len(self.chain) >= count
 
 
 class WorkerDrafter(Drafter):
@@ -58,22 +57,29 @@ class WorkerDrafter(Drafter):
         self._vocab, self._banned = setup.common()
         self._shares = self._model.shares_rows_with(setup.target)
         self._early = setup.view.early != "wait"
-        self._samples = any(rule.sample for rule in setup.rules)
-        self._laws = None
-        if self._samples:
-            slots = 4 * self._length + 8  # more than are ever out at once
-            self._laws = torch.zeros(len(setup.rules), slots, self._vocab).share_memory_()
+        self._words: list[dict[str, tuple[int, ...]]] = []
         self._sights = {i: Sight() for i in range(len(setup.rules))}
         self._owed: dict[int, tuple[list[int], int | None]] = {}
         self._since = time.monotonic()
         self._seen: dict[int, int] | None = None  # once the draft is ready
         self._worker: Worker | None = None
-        # a seed means the same however busy the machine is, unless the draft has died
-        self._patience = READY if self._samples else PATIENCE
         self._threads = torch.get_num_threads()
+        self._patience, self._laws = PATIENCE, None
+        self._follow(setup.rules)
+
+    def _follow(self, rules: Sequence[Sampling]) -> None:
+        """Makes ready for what these rules need."""
+        self._samples = any(rule.sample for rule in rules)
+        if self._samples:
+            # a seed means the same however busy the machine is, unless the draft has died
+            self._patience = max(READY, self._patience)
+        if self._samples and self._laws is None:
+            slots = 4 * self._length + 8  # more than are ever out at once
+            self._laws = torch.zeros(len(rules), slots, self._vocab).share_memory_()
 
     def encode(self, inputs: Inputs) -> None:
         self._worker = acquire(self._model)
+        self._words = self._setup.words.say(self._setup.view, inputs)
         job = Job(
             view=self._setup.view,
             rules=[_portable(rule) for rule in self._setup.rules],
@@ -81,7 +87,6 @@ class WorkerDrafter(Drafter):
             banned=self._banned,
             room=self._setup.room,
             shape=self._shape,
-            words=self._setup.words.say(self._setup.view, inputs),
             laws=self._laws,
         )
         self._worker.hand(self._model, job)
@@ -98,11 +103,11 @@ class WorkerDrafter(Drafter):
     def ready(self, prefills: Sequence[Prefill]) -> float:
         self._share_threads()
         self._since = time.monotonic()
-        self._lent.send("ready", [_light(prefill) for prefill in prefills])
+        self._lent.send("ready", [*map(_light, prefills, self._words)])
         return 0.0
 
     def propose(self, states: Mapping[int, State]) -> dict[int, Tree]:
-        """What is to fly: the first time all there is, then each batch once it is complete."""
+        """What is judged next: the first time all there is, then each batch once it is complete."""
         self._hear()
         if self._samples:
             self._wait(lambda: self._seen is not None, READY)
@@ -112,7 +117,7 @@ class WorkerDrafter(Drafter):
         limits = {}
         for request, sight in sights.items():
             if sight.batch is None:  # when sampling, not as many as happen to be there
-                sight.batch = self._length if self._samples else len(sight.tokens)
+                sight.batch = self._length if self._samples else len(sight.chain)
                 sight.limit = limits[request] = sight.batch + self._length
         if limits:
             self._lent.send("limit", limits)
@@ -123,17 +128,17 @@ class WorkerDrafter(Drafter):
             request: self._chain(request, sight.batch or 0) for request, sight in sights.items()
         }
 
-    def extend(self, flights: Mapping[int, Tree]) -> dict[int, Tree]:
-        """Waits for the token after each flight; not for a draft that is still reading."""
-        for request, flight in flights.items():
-            self._sights[request].limit = len(flight) + self._length
+    def extend(self, in_flight: Mapping[int, Tree]) -> dict[int, Tree]:
+        """Waits for the token after each tree in flight; not for a draft that still reads."""
+        for request, tree in in_flight.items():
+            self._sights[request].limit = len(tree) + self._length
         self._hear()
         if self._seen is None:
             if time.monotonic() - self._since > READY:
                 self._give_up(READY)
-            return dict(flights)
+            return dict(in_flight)
         self._settle()
-        wanted = {request: len(flight) + 1 for request, flight in flights.items()}
+        wanted = {request: len(tree) + 1 for request, tree in in_flight.items()}
         self._wait(
             lambda: all(self._sights[r].has(count) for r, count in wanted.items()), self._patience
         )
@@ -142,17 +147,16 @@ class WorkerDrafter(Drafter):
     def commit(self, tokens: Mapping[int, Sequence[int]]) -> None:
         for request, new in tokens.items():
             sight, count = self._sights[request], len(new)
-            before, flying = self._owed.get(request, ([], 0))
-            if sight.tokens[:count] == list(new) and flying is not None:
-                del sight.tokens[:count], sight.slots[:count]
-                sight.paused = sight.paused and bool(sight.tokens)  # as the child sees it
-                flying = sight.batch = max(0, sight.limit - count)
+            before, kept = self._owed.get(request, ([], 0))
+            if sight.chain.tokens[:count] == tuple(new) and kept is not None:
+                sight.chain = after(sight.chain, count)
+                sight.paused = sight.paused and len(sight.chain) > 0  # as the child sees it
+                kept = sight.batch = max(0, sight.limit - count)
             else:
-                sight.tokens, sight.slots = [], []
-                flying, sight.batch = None, 0
+                kept, sight.batch, sight.chain = None, 0, Tree()
                 sight.valid, sight.paused = sight.epoch + 1, False
             sight.limit = sight.batch + self._length
-            self._owed[request] = [*before, *new], flying
+            self._owed[request] = [*before, *new], kept
         self._hear()
         if self._seen is not None:  # a worker that still reads would not read this
             self._settle()
@@ -175,7 +179,8 @@ class WorkerDrafter(Drafter):
         for request in turns:
             epoch = self._sights[request].epoch + 1
             self._sights[request] = Sight(limit=self._length, epoch=epoch, valid=epoch)
-        self._lent.send("turn", turns, [_portable(rule) for rule in rules])
+        self._follow(rules)
+        self._lent.send("turn", turns, [_portable(rule) for rule in rules], self._laws)
 
     def visible(self, request: int) -> int | None:
         return None if self._seen is None else self._seen.get(request)
@@ -200,12 +205,8 @@ class WorkerDrafter(Drafter):
             torch.set_num_threads(max(1, self._threads - self._lent.threads))
 
     def _chain(self, request: int, count: int) -> Tree:
-        sight, laws = self._sights[request], self._laws
-        q = [
-            None if laws is None or slot is None else laws[request, slot]
-            for slot in sight.slots[:count]
-        ]
-        return chain(sight.tokens[:count], q)
+        line = self._sights[request].chain
+        return chain(line.tokens[:count], line.q[:count])
 
     def _hear(self, patience: float = 0.0) -> bool:
         """Takes in what has arrived, at least one message within ``patience``; whether one did."""
@@ -223,14 +224,14 @@ class WorkerDrafter(Drafter):
                 request, epoch, token, slot = content
                 sight = self._sights[request]
                 if epoch >= sight.valid:
-                    sight.tokens.append(token)
-                    sight.slots.append(slot)
+                    law = None if slot is None or self._laws is None else self._laws[request, slot]
+                    sight.chain = add(sight.chain, len(sight.chain) - 1, token, law)
                     sight.paused = False
             if name == "paused":
                 request, epoch = content
                 sight = self._sights[request]
                 # of a token committed meanwhile it says nothing: the draft has gone on
-                sight.paused = epoch >= sight.valid and bool(sight.tokens)
+                sight.paused = epoch >= sight.valid and len(sight.chain) > 0
         return heard
 
     def _wait(self, done: Callable[[], bool], patience: float) -> None:
@@ -243,11 +244,11 @@ class WorkerDrafter(Drafter):
         raise DraftError(f"the draft process was silent for {patience:g} s")
 
 
-def _light(prefill: Prefill) -> Prefill:
-    """What views read of a prefill, without the big tensors."""
+def _light(prefill: Prefill, words: dict[str, tuple[int, ...]]) -> Prefill:
+    """What views read of a prefill and of words for its video, without the big tensors."""
     prompt = prefill.prompt
     bare = replace(prompt, embeds=torch.empty(len(prompt), 0), deepstack=())
-    return replace(prefill, prompt=bare, cache=None, tip=torch.empty(0))
+    return replace(prefill, prompt=bare, cache=None, logits=torch.empty(0), words=words)
 
 
 def _portable(rule: Sampling) -> Sampling:
@@ -255,9 +256,12 @@ def _portable(rule: Sampling) -> Sampling:
     kept = []
     for processor in rule.processors:
         try:
-            pickle.dumps(processor)
+            # what a script defines itself, no other process can import
+            portable = b"__main__" not in pickle.dumps(processor)
         except Exception:
-            log.info("%s stays with the target", type(processor).__name__)
-        else:
+            portable = False
+        if portable:
             kept.append(processor)
+        else:
+            log.info("%s stays with the target", type(processor).__name__)
     return replace(rule, processors=tuple(kept))

@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import accumulate
 from math import log
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 from torch import Tensor
 
@@ -33,6 +33,7 @@ from saccade.core.protocols import Growing, Shape, State
 from saccade.core.result import Round
 from saccade.core.sampling import Law, Scores
 from saccade.core.tree import ROOT, Tree, add, height
+from saccade.drafting.shapes.fit import Rate
 from saccade.drafting.shapes.policies import confidence
 
 LONGEST, MOST = 24, 48  # levels and nodes of one draft
@@ -52,12 +53,9 @@ RETRY, SELDOM = 2, 128  # rounds of plain decoding before drafting is tried agai
 class Estimates:
     """What has been learnt. Sums fade from round to round."""
 
-    accepted: float = USUAL * TRUST
-    judged: float = TRUST
-    hits: float = KEPT * WORD  # accepted again, beside
-    promised: float = WORD  # the sum of the draft's confidence in the same tokens
-    saved: float = KEPT * WORD  # of refused tokens with runners-up: one of those was right
-    offered: float = WORD  # what the draft said of that
+    accepted: Rate = Rate(USUAL * TRUST, TRUST)  # of the tokens that were judged
+    kept: Rate = Rate(KEPT * WORD, WORD)  # the same, of the draft's confidence in them
+    saved: Rate = Rate(KEPT * WORD, WORD)  # a runner-up was right, of what the draft said of that
     tokens: float = 0.0  # of rounds that drafted, and
     seconds: float = 0.0  # what they took
     stretch: float = 1.0  # seconds of verifying over those of a bare forward
@@ -69,16 +67,16 @@ class Estimates:
     @property
     def usual(self) -> float:
         """How often a drafted token is accepted, whatever its confidence."""
-        return self.accepted / self.judged
+        return self.accepted.share
 
     def chance(self, confidence: float) -> float:
         """How often a token of this confidence is accepted."""
-        return min(1.0, confidence * self.hits / self.promised)
+        return min(1.0, confidence * self.kept.share)
 
     def second(self, share: float) -> float:
         """How often a runner-up is right, where the first was wrong and the draft gives it this
         share of the rest."""
-        return min(1.0, share * self.saved / self.offered)
+        return min(1.0, share * self.saved.share)
 
 
 @dataclass(frozen=True)
@@ -113,33 +111,33 @@ class Auto(Shape):
         if 0 < learnt.plain < learnt.patience:  # nothing was learnt since it was given up
             return tree
         expected = self._best(learnt, learnt.usual)
-        trying = learnt.plain >= learnt.patience and self._pays(learnt, HOPE)
+        trying = learnt.plain >= learnt.patience and self._best(learnt, HOPE)[0] > 1
         if not trying and expected[0] <= 1:
             return tree
         rate, level = self._rate(learnt, expected), self._level(learnt)
         bar, price = EAGER * rate, [learnt.stretch * each for each in _bare(self._costs).prices]
-        tip, reach = ROOT, 1.0
+        last, reach = ROOT, 1.0
         others: list[tuple[float, int, int, float]] = []
         while len(tree) < LONGEST:
             row = bar * price[len(tree)]
             if len(tree) and reach * learnt.usual <= bar * level + row:
                 break
             scores: Scores = yield tree
-            law = scores.law(tip)
-            odds, rest = _odds(scores, tip, law, self.runners)
+            law = scores.law(last)
+            odds, rest = _odds(scores, last, law, self.runners)
             chance = learnt.chance(odds)
             # a first token is judged always: else nothing would be learnt of a draft in doubt
             if len(tree) and reach * chance <= row:
                 break
             for other, odd in rest:  # right only where the first is wrong
                 worth = reach * (1 - chance) * learnt.second(_share(odds, odd))
-                others.append((worth, tip, other, odd))
-            token, q = scores.draw(tip, law)
-            tree = add(tree, tip, token, q, odds)
+                others.append((worth, last, other, odd))
+            token, q = scores.draw(last, law)
+            tree = add(tree, last, token, q, odds)
             if token in scores.rules.ends:
                 break
             reach *= chance
-            tip = len(tree) - 1
+            last = len(tree) - 1
         others = sorted(others, reverse=True)[: MOST - len(tree)]
         for _, parent, other, odd in others[: self._worthy(others, len(tree), learnt, rate)]:
             tree = add(tree, parent, other, None, odd)
@@ -185,11 +183,11 @@ class Auto(Shape):
 
     def pays(self) -> bool:
         """Whether drafting is expected to pay here, before anything is known of the draft."""
-        return self._pays(Estimates(), USUAL)
+        return self._best(Estimates(), USUAL)[0] > 1
 
     @property
     def _costs(self) -> Costs:
-        assert self.costs is not None, "Auto needs measured costs: see planning.plan"
+        assert self.costs is not None, "Auto needs measured costs: see recipe.plan"
         return self.costs
 
     def _alone(self, learnt: Estimates) -> float:
@@ -197,6 +195,7 @@ class Auto(Shape):
         return learnt.stretch * _bare(self._costs).verify[1]
 
     def _level(self, learnt: Estimates) -> float:
+        """Seconds of a level of drafting."""
         return learnt.stretch * self._costs.draft
 
     def _best(self, learnt: Estimates, rate: float) -> tuple[float, float]:
@@ -211,9 +210,6 @@ class Auto(Shape):
             if tokens * best[1] > best[0] * seconds:
                 best = tokens, seconds
         return best
-
-    def _pays(self, learnt: Estimates, rate: float) -> bool:
-        return self._best(learnt, rate)[0] > 1
 
     def _seconds(self, learnt: Estimates, round: Round) -> float:
         """What a round took; when sampling, what was judged or planned, by the model of costs."""
@@ -241,40 +237,28 @@ class Auto(Shape):
         return FADE * learnt.start + (1 - FADE) * min(max(0.0, late), self._alone(learnt))
 
 
-@dataclass(frozen=True)
-class _Bare:
+class _Bare(NamedTuple):
     """Costs by number of rows, looked up."""
 
     verify: tuple[float, ...]  # [rows]
     prices: tuple[float, ...]  # [nodes so far]: of a further row
 
-    @staticmethod
-    def of(costs: Costs) -> _Bare:
-        most = MOST + LONGEST + 2
-        verify = (0.0, *(costs.verify(rows) for rows in range(1, most + 1)))
-        # time grows in steps: the first row of one is dear and opens the way to cheap ones
-        prices = tuple(
-            min((verify[n + 1 + m] - verify[n + 1]) / m for m in range(1, LONGEST + 1))
-            for n in range(MOST)
-        )
-        return _Bare(verify, prices)
-
 
 @lru_cache(maxsize=64)
 def _bare(costs: Costs) -> _Bare:
-    return _Bare.of(costs)
+    verify = (0.0, *(costs.verify(rows) for rows in range(1, MOST + LONGEST + 3)))
+    # time grows in steps: the first row of one is dear and opens the way to cheap ones
+    prices = tuple(
+        min((verify[n + 1 + m] - verify[n + 1]) / m for m in range(1, LONGEST + 1))
+        for n in range(MOST)
+    )
+    return _Bare(verify, prices)
 
 
 def _judged(learnt: Estimates, round: Round) -> Estimates:
     """With the verdict on each token of the chain that was looked at, and on what stood beside the
     one that was refused."""
-    accepted, judged, hits, promised, saved, offered = (
-        SLOW * value
-        for value in (
-            learnt.accepted, learnt.judged, learnt.hits,
-            learnt.promised, learnt.saved, learnt.offered,
-        )
-    )  # fmt: skip
+    hits, judged, promised, saved = 0, 0.0, 0.0, Rate(0.0, 0.0)
     path, odds = (ROOT, *round.verdict.path), round.tree.odds
     for parent, right in zip(path, (*path[1:], None), strict=True):
         if right is None and round.verdict.own is None:
@@ -284,22 +268,18 @@ def _judged(learnt: Estimates, round: Round) -> Estimates:
             break
         promised += odds[below[0]]
         if right == below[0]:
-            judged += 1
-            accepted += 1
             hits += 1
+            judged += 1
             continue
         judged += max(1.0, -log(max(odds[below[0]], CLUELESS)) - 1)
-        offered += sum(_share(odds[below[0]], odds[node]) for node in below[1:])
-        saved += right is not None
+        offered = sum(_share(odds[below[0]], odds[node]) for node in below[1:])
+        saved = Rate(right is not None, offered)
         break
     return replace(
         learnt,
-        accepted=accepted,
-        judged=judged,
-        hits=hits,
-        promised=promised,
-        saved=saved,
-        offered=offered,
+        accepted=learnt.accepted.fold(hits, judged, SLOW),
+        kept=learnt.kept.fold(hits, promised, SLOW),
+        saved=learnt.saved.fold(*saved, SLOW),
     )
 
 

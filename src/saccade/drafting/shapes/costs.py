@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from saccade.core.costs import Costs
+from saccade.core.home import home
 from saccade.core.sampling import Sampling
 from saccade.core.tree import Tree, chain
 from saccade.model.backbone import Backbone
@@ -96,10 +97,10 @@ def _times(model: Backbone, asked: Sequence[tuple[int, int]]) -> list[float]:
 
 
 def filled(
-    model: Backbone, context: int, requests: int, room: int, *, static: bool | None = None
+    model: Backbone, context: int, requests: int, room: int, *, cuda_graphs: bool | None = None
 ) -> Session:
     """Requests that each read ``context`` random keys, with room for ``room`` more."""
-    session = Session(model, [Sampling()] * requests, static=static)
+    session = Session(model, [Sampling()] * requests, cuda_graphs=cuda_graphs)
     for number in range(requests):
         cache = model.cache(context + room)
         for tensor in (*cache.keys, *cache.values):
@@ -142,9 +143,7 @@ def _key(target: Backbone, draft: Backbone, context: int, draft_context: int) ->
 
 
 def _path() -> Path:
-    home = os.environ.get("SACCADE_CACHE") or os.environ.get("XDG_CACHE_HOME")
-    base = Path(home) if home else Path.home() / ".cache"
-    return base / "saccade" / "costs.json"
+    return home() / "costs.json"
 
 
 def _load() -> dict[str, dict]:

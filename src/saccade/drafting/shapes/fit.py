@@ -8,7 +8,7 @@ accepted (Leviathan et al. 2023, Sec. 3; the ideal speedup is this over 1 / T(1)
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 from saccade.core.costs import Costs
 from saccade.core.protocols import Growing, Shape, State
@@ -17,6 +17,21 @@ from saccade.drafting.shapes.policies import Chain, Paths, grow_static
 
 LONGEST = 12
 PRIOR_RATE, PRIOR_WEIGHT, MEMORY = 0.85, 8.0, 0.98
+
+
+class Rate(NamedTuple):
+    """How much came true of what was tried, summed over rounds; old ones fade."""
+
+    hits: float
+    tries: float
+
+    @property
+    def share(self) -> float:
+        return self.hits / self.tries
+
+    def fold(self, hits: float, tries: float, memory: float) -> Rate:
+        """With one more round; ``memory`` is what is left of those before."""
+        return Rate(self.hits * memory + hits, self.tries * memory + tries)
 
 
 def expected_chain(rate: float, length: int) -> float:
@@ -46,7 +61,7 @@ class Fit(Shape):
     """Before every round, the chain length or tree with the best expected rate.
 
     Costs are measured once per machine and pair; the acceptance rate is folded from the rounds,
-    starting at a stated prior. State: (accepted, tried), old rounds fading.
+    starting at a stated prior. State: that rate.
     """
 
     timed: ClassVar[bool] = True
@@ -65,26 +80,19 @@ class Fit(Shape):
         return replace(self, costs=costs)
 
     def start(self) -> State:
-        return PRIOR_RATE * PRIOR_WEIGHT, PRIOR_WEIGHT
+        return Rate(PRIOR_RATE * PRIOR_WEIGHT, PRIOR_WEIGHT)
 
     def choose(self, state: State) -> int | Paths:
         """A chain length or the paths of a tree."""
-        assert self.costs is not None, "Fit needs measured costs: see planning.plan"
-        costs, rate = self.costs, state[0] / state[1]
-        best: int | Paths = 1
-        highest = 0.0
-        for length in range(1, LONGEST + 1):
-            speed = expected_chain(rate, length) / (length * costs.draft + costs.verify(length + 1))
-            if speed > highest:
-                best, highest = length, speed
-        for paths in self.trees:
-            levels = max(len(path) for path in paths)
-            speed = expected_tree(rate, paths) / (
-                levels * costs.draft + costs.verify(len(paths) + 1)
-            )
-            if speed > highest:
-                best, highest = paths, speed
-        return best
+        assert self.costs is not None, "Fit needs measured costs: see recipe.plan"
+        rate: float = state.share
+        options: list[tuple[int | Paths, float, int, int]] = [
+            *((n, expected_chain(rate, n), n, n + 1) for n in range(1, LONGEST + 1)),
+            *((t, expected_tree(rate, t), max(map(len, t)), len(t) + 1) for t in self.trees),
+        ]
+        costs = self.costs
+        best = max(options, key=lambda option: costs.speedup(*option[1:]))
+        return best[0]
 
     def grow(self, state: State) -> Growing:
         choice = self.choose(state)
@@ -93,5 +101,4 @@ class Fit(Shape):
     def fold(self, state: State, round: Round) -> State:
         accepted = len(round.verdict.accepted)
         refused = round.verdict.kind == "recovered"
-        hits, tries = state
-        return hits * MEMORY + accepted, tries * MEMORY + accepted + refused
+        return state.fold(accepted, accepted + refused, MEMORY)

@@ -64,18 +64,23 @@ class Chain(Shape):
         """
         return True
 
+    def longer(self, tree: Tree, scores: Scores) -> Tree | None:
+        """The chain with one more token; None where it stops."""
+        last = len(tree) - 1
+        law = scores.law(last)
+        if len(tree) and not self.goes_on(scores, last, law):
+            return None
+        token, q = scores.draw(last, law)
+        return add(tree, last, token, q)
+
     def grow(self, state: State) -> Growing:
-        tree = Tree()
-        while len(tree) < self.length:
+        tree, ended = Tree(), False
+        while len(tree) < self.length and not ended:
             scores: Scores = yield tree
-            tip = len(tree) - 1
-            law = scores.law(tip)
-            if len(tree) and not self.goes_on(scores, tip, law):
+            longer = self.longer(tree, scores)
+            if longer is None:
                 break
-            token, q = scores.draw(tip, law)
-            tree = add(tree, tip, token, q)
-            if token in scores.rules.ends:
-                break
+            tree, ended = longer, longer.tokens[-1] in scores.rules.ends
         return tree
 
 
@@ -182,7 +187,9 @@ def _offer(
 def grow_static(paths: Paths) -> Growing:
     tree = Tree()
     node_of: dict[tuple[int, ...], int] = {(): ROOT}
-    for level in _levels(paths) or [[]]:  # even of an empty tree the root is looked at
+    levels = max((len(path) for path in paths), default=1)  # even of an empty tree one is looked at
+    for depth in range(1, levels + 1):
+        level = sorted(path for path in paths if len(path) == depth)
         scores: Scores = yield tree
         widest: dict[tuple[int, ...], int] = {}
         for path in level:
@@ -203,11 +210,6 @@ def check_paths(paths: Sequence[Sequence[int]]) -> None:
             raise ValueError(f"tree path {list(path)} has no parent {list(path[:-1])}")
         if not path or min(path) < 0:
             raise ValueError(f"a tree path is a list of ranks from 0, not {list(path)}")
-
-
-def _levels(paths: Paths) -> list[list[tuple[int, ...]]]:
-    deepest = max((len(path) for path in paths), default=0)
-    return [sorted(p for p in paths if len(p) == depth) for depth in range(1, deepest + 1)]
 
 
 def size(family: str, text: str, largest: int) -> int:

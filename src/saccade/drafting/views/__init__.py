@@ -1,1 +1,1 @@
-"""What a draft sees: views, the selectors they prune by, and the scores these rank by."""
+"""What a draft sees: views, the selectors they prune by, and the saliency these rank by."""

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from saccade.core.errors import MethodError
 from saccade.core.prompt import Prefill, Prompt
-from saccade.core.protocols import Early, Positions, View
+from saccade.core.protocols import Early, Positions, Refresh, View
 from saccade.drafting.views import saliency
 
 GOLDEN = (5**0.5 - 1) / 2
@@ -31,7 +31,7 @@ Measure = Callable[[Prefill], Float[Tensor, " seen"]]
 
 @runtime_checkable
 class Ranking(Protocol):
-    """A selector that keeps the best scores; without a guide it scores by what else it has."""
+    """A selector that keeps the most salient tokens; without a guide, by what else it has."""
 
     def saliency(self, prompt: Prompt, guide: Guide) -> Float[Tensor, " seen"]: ...
 
@@ -45,7 +45,7 @@ class Pruned(View):
     ``positions``: "original" leaves each token where it stood; "repacked" counts the kept tokens
     from 0 as if nothing had been cut (one number on every axis). ``early``: what a draft that works
     beside the target reads before the target's attention is known: nothing yet ("wait"), twice the
-    budget by the scores that need no target ("superset"), or everything ("all").
+    budget by the saliency that needs no target ("superset"), or everything ("all").
     """
 
     name: str
@@ -55,12 +55,13 @@ class Pruned(View):
     positions: Positions = "original"
     own_keys: bool = False
     guide: Measure = saliency.attended  # used where ``attention`` is asked for
+    refresh: Refresh | None = None
     early: Early = "wait"
 
     def __post_init__(self) -> None:
         if self.early == "superset" and not isinstance(self.select, Ranking):
             raise MethodError(
-                f"view {self.name} scores nothing before the target's attention is known; "
+                f"view {self.name} knows no saliency before the target's attention is known; "
                 "use early=all or early=wait"
             )
         if self.early != "wait" and self.positions == "repacked":
@@ -109,7 +110,7 @@ class Affordable(View):
 
     def __call__(self, prefill: Prefill, prompt: Prompt) -> Prompt:
         if self.keep is None:
-            raise MethodError("how much is affordable has yet to be settled: see planning.plan")
+            raise MethodError("how much is affordable has yet to be settled: see recipe.plan")
         return self.settled(self.keep)(prefill, prompt)
 
 
@@ -131,36 +132,27 @@ class Worded(View):
 
 def worded(prompt: Prompt, words: Sequence[int]) -> Prompt:
     """The prompt with each medium's rows replaced by these ids, to be embedded by its model."""
-    rows: list[int] = []
-    ids: list[int] = []
-    media = iter(prompt.grid[:, 0].tolist())
-    written: set[int] = set()
     named = prompt.context[prompt.index]
-    pictures = torch.isin(named, named[prompt.visual])  # newlines within a picture go with it
-    for row, (visual, part) in enumerate(
-        zip(prompt.visual.tolist(), pictures.tolist(), strict=True)
-    ):
-        if not visual and part:
-            continue
-        if not visual:
-            rows.append(row)
-            ids.append(-1)
-        elif (medium := next(media)) not in written:
-            written.add(medium)
-            rows += [row] * len(words)
-            ids += words
-    device = prompt.visual.device
-    at = torch.tensor(rows, dtype=torch.long, device=device)
-    text = Prompt(
-        context=prompt.context,
+    # newlines within a picture go with it; a document's words elsewhere do not
+    pictures = prompt.visual | (prompt.fixed & torch.isin(named, named[prompt.visual]))
+    visual = prompt.visual.nonzero().squeeze(-1).flip(0).tolist()
+    first = torch.zeros_like(prompt.visual)  # the words stand where a medium's first row stood
+    first[[*dict(zip(prompt.grid[:, 0].flip(0).tolist(), visual, strict=True)).values()]] = True
+    at = torch.where(first, len(words), (~pictures).long())
+    at = torch.arange(len(prompt), device=at.device).repeat_interleave(at)
+    written = first[at]
+    blank = torch.full_like(at, -1)
+    blank[written] = blank.new_tensor(words).repeat(int(first.sum()))
+    text = replace(
+        prompt,
         embeds=prompt.embeds[at],
         positions=prompt.positions[:, at],
-        visual=torch.zeros(len(rows), dtype=torch.bool, device=device),
+        visual=torch.zeros_like(written),
         fixed=prompt.fixed[at],
         grid=prompt.grid[:0],
         index=prompt.index[at],
-        next_position=prompt.next_position,
-        blank=torch.tensor(ids, dtype=torch.long, device=device),
+        deepstack=(),
+        blank=blank,
     )
     return repacked(text)
 
@@ -199,14 +191,6 @@ def repacked(prompt: Prompt) -> Prompt:
     )
 
 
-def everything(prompt: Prompt, guide: Guide, budget: int) -> Int[Tensor, " kept"]:
-    return torch.arange(prompt.seen, device=prompt.visual.device)
-
-
-def nothing(prompt: Prompt, guide: Guide, budget: int) -> Int[Tensor, " kept"]:
-    return torch.arange(0, device=prompt.visual.device)
-
-
 def random(prompt: Prompt, guide: Guide, budget: int) -> Int[Tensor, " kept"]:
     """SpecVLM's SD-Rand. The draw depends on the prompt's length alone, so it reproduces."""
     generator = torch.Generator().manual_seed(prompt.seen)
@@ -233,12 +217,13 @@ def attended(prompt: Prompt, guide: Guide, budget: int) -> Int[Tensor, " kept"]:
     return saliency.top(guide, budget)
 
 
-FULL = Pruned("full", everything, keep=1.0)
-NONE = Pruned("none", nothing, keep=0.0)
+FULL = Pruned("full", uniform, keep=1.0)
 RANDOM = Pruned("random", random)
 UNIFORM = Pruned("uniform", uniform)
 SCATTERED = Pruned("scattered", scattered)
-ATTENTION = Pruned("attention", attended, attention=True)
 AFFORDABLE = Affordable()
+ATTENTION = Pruned("attention", attended, attention=True)
+NONE = Pruned("none", uniform, keep=0.0)
+VIEWS = (FULL, NONE, RANDOM, UNIFORM, SCATTERED, AFFORDABLE, ATTENTION)
 TEXT = Worded("text", "newline")
 CAPTION = Worded("caption", "caption")

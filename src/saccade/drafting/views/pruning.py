@@ -35,19 +35,17 @@ def frames(prompt: Prompt, guide: Guide, budget: int) -> Int[Tensor, " kept"]:
     return _fill(prompt, chosen, budget)
 
 
-def front(prompt: Prompt, guide: Guide, budget: int) -> Int[Tensor, " kept"]:
-    """The first tokens."""
-    return _window(prompt, budget, 0)
+@dataclass(frozen=True)
+class Window:
+    """Tokens in a row; of what they leave out, ``halves`` halves stand before them: 0 for the first
+    tokens, 1 for the middle (one fewer before than after, where it is odd), 2 for the last."""
 
+    halves: int
 
-def middle(prompt: Prompt, guide: Guide, budget: int) -> Int[Tensor, " kept"]:
-    """As many tokens before the window as after it, or one fewer."""
-    return _window(prompt, budget, 1)
-
-
-def end(prompt: Prompt, guide: Guide, budget: int) -> Int[Tensor, " kept"]:
-    """The last tokens."""
-    return _window(prompt, budget, 2)
+    def __call__(self, prompt: Prompt, guide: Guide, budget: int) -> Int[Tensor, " kept"]:
+        count = min(budget, prompt.seen)
+        start = (prompt.seen - count) * self.halves // 2
+        return torch.arange(start, start + count, device=prompt.grid.device)
 
 
 def fastvid(prompt: Prompt, guide: Guide, budget: int) -> Int[Tensor, " kept"]:
@@ -80,10 +78,10 @@ def dycoke(prompt: Prompt, guide: Guide, budget: int) -> Int[Tensor, " kept"]:
     first = (time == 0).nonzero().squeeze(-1)
     if min(budget, prompt.seen) <= len(first):
         return saliency.spread(first, budget)
-    key, order = torch.sort(_through_time(grid))
+    key, order = torch.sort(saliency.through_time(grid))
     # Clearing the lowest bit of a frame's number leads from it to the one it merges into, in
     # groups of four, in groups of sixteen, ...
-    wanted = _through_time(grid) - (time & -time)
+    wanted = saliency.through_time(grid) - (time & -time)
     at = torch.searchsorted(key, wanted).clamp(max=len(key) - 1)
     into = order[at]
     rows = prompt.embeds[prompt.visual]
@@ -113,16 +111,13 @@ class Merged(View):
     name: str
     select: Select
     keep: float = 0.1
-    attention: bool = False
 
     def __call__(self, prefill: Prefill, prompt: Prompt) -> Prompt:
-        pruned = Pruned(self.name, self.select, self.keep, self.attention)(prefill, prompt)
-        if pruned.seen in (0, prompt.seen):
-            return pruned
         grid = prompt.grid
-        kept = torch.isin(prompt.index[prompt.visual], pruned.index[pruned.visual])
-        kept = kept.nonzero().squeeze(-1)
-        key = _through_time(grid)
+        kept = Pruned(self.name, self.select, self.keep).choose(prefill, prompt)
+        if len(kept) in (0, prompt.seen):
+            return prompt.select(kept)
+        key = saliency.through_time(grid)
         earlier, order = torch.sort(key[kept])
         at = torch.searchsorted(earlier, key, right=True) - 1
         leader = kept[order[at.clamp(min=0)]]
@@ -176,20 +171,6 @@ def _fill(
     return torch.cat(kept).sort().values
 
 
-def _window(prompt: Prompt, budget: int, halves: int) -> Int[Tensor, " kept"]:
-    """A window of the budget, with ``halves`` of what it leaves out before it."""
-    count = min(budget, prompt.seen)
-    start = (prompt.seen - count) * halves // 2
-    return torch.arange(start, start + count, device=prompt.grid.device)
-
-
-def _through_time(grid: Int[Tensor, "seen 4"]) -> Int[Tensor, " seen"]:
-    """A number per token that sorts by medium and cell, then counts up with t."""
-    medium, t, h, w = grid.unbind(1)
-    _, times, height, width = (grid.amax(0) + 1).unbind()
-    return ((medium * height + h) * width + w) * times + t
-
-
 def _averaged(prompt: Prompt, leader: Int[Tensor, " seen"], turn: Int[Tensor, " seen"]) -> Prompt:
     """The prompt of the visual rows that lead themselves, each the mean of the rows it leads.
 
@@ -214,13 +195,16 @@ def _averaged(prompt: Prompt, leader: Int[Tensor, " seen"], turn: Int[Tensor, " 
     return replace(pruned, embeds=embeds, deepstack=tuple(map(mean, prompt.deepstack)))
 
 
-FRAMES = Pruned("frames", frames)
-FRONT = Pruned("window-front", front)
-MIDDLE = Pruned("window-middle", middle)
-END = Pruned("window-end", end)
-FASTVID = Pruned("fastvid", fastvid)
 DYCOKE = Merged("dycoke", dycoke)
-# SpecVLM without stage I. The ablation asks no attention at all: V_R is empty, Eq. 7 spreads over
-# *all* tokens, and this is ``uniform`` by the name the paper's tables give it.
-REST = Pruned("rest", uniform)
 POOLED = Pooled("pooled")
+VIEWS = (
+    Pruned("frames", frames),
+    Pruned("window-front", Window(0)),
+    Pruned("window-middle", Window(1)),
+    Pruned("window-end", Window(2)),
+    Pruned("fastvid", fastvid),
+    DYCOKE,
+    # SpecVLM without stage I. The ablation asks no attention at all: V_R is empty, Eq. 7 spreads
+    # over *all* tokens, and this is ``uniform`` by the name the paper's tables give it.
+    Pruned("rest", uniform),
+)

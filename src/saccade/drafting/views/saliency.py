@@ -1,4 +1,4 @@
-"""Scores of visual tokens, and selectors that turn scores into a kept set. Pure functions.
+"""The saliency of visual tokens, and selectors that turn it into a kept set. Pure functions.
 
 A selector returns indices of visual tokens, increasing. Ties go to the lower index everywhere.
 """
@@ -21,16 +21,16 @@ def budget(seen: int, keep: float) -> int:
     return min(seen, max(1, int(seen * keep + 0.5))) if keep > 0 else 0
 
 
-def top(scores: Float[Tensor, " seen"], count: int) -> Int[Tensor, " kept"]:
-    """The ``count`` highest scores."""
-    order = torch.sort(scores, descending=True, stable=True).indices
+def top(saliency: Float[Tensor, " seen"], count: int) -> Int[Tensor, " kept"]:
+    """The ``count`` most salient tokens."""
+    order = torch.sort(saliency, descending=True, stable=True).indices
     return order[:count].sort().values
 
 
-def top_mass(scores: Float[Tensor, " seen"], share: float, most: int) -> Int[Tensor, " kept"]:
-    """The smallest top set whose scores sum to ``share`` of the total, at most ``most``."""
-    ranked, order = torch.sort(scores.double(), descending=True, stable=True)
-    reached = ranked.cumsum(0) >= share * scores.double().sum()
+def top_mass(saliency: Float[Tensor, " seen"], share: float, most: int) -> Int[Tensor, " kept"]:
+    """The smallest top set whose saliency sums to ``share`` of the total, at most ``most``."""
+    ranked, order = torch.sort(saliency.double(), descending=True, stable=True)
+    reached = ranked.cumsum(0) >= share * saliency.double().sum()
     count = int(reached.double().argmax()) + 1 if bool(reached.any()) else len(order)
     return order[: min(count, most)].sort().values
 
@@ -57,28 +57,28 @@ def attention(mass: Float[Tensor, "layer kv_head seen"]) -> Float[Tensor, " seen
 
 
 def transfer(
-    scores: Float[Tensor, " seen"], grid: Int[Tensor, "seen 4"], other: Int[Tensor, "cell 4"]
+    saliency: Float[Tensor, " seen"], grid: Int[Tensor, "seen 4"], other: Int[Tensor, "cell 4"]
 ) -> Float[Tensor, " cell"]:
-    """Scores on one model's visual tokens, looked up for another model's finer or coarser grid.
+    """Saliency of one model's visual tokens, looked up for another model's finer or coarser grid.
 
-    Each cell of ``other`` takes the score of the cell at the same relative (t, h, w) of its medium.
+    Each cell of ``other`` takes that of the cell at the same relative (t, h, w) of its medium.
     Where the media differ (tiles, or no grid at all), of the cell as far along in the prompt.
     """
     if torch.equal(grid, other):
-        return scores
+        return saliency
     if not len(grid):
         return torch.zeros(len(other), device=grid.device)
     if not _alike(grid, other):
         along = (torch.arange(len(other), device=grid.device) * 2 + 1) * len(grid)
-        return scores[along // (2 * len(other))]
-    moved = torch.empty(len(other), dtype=scores.dtype, device=scores.device)
+        return saliency[along // (2 * len(other))]
+    moved = torch.empty(len(other), dtype=saliency.dtype, device=saliency.device)
     for medium in other[:, 0].unique().tolist():
         here, there = grid[:, 0] == medium, other[:, 0] == medium
         size = grid[here, 1:].amax(0) + 1
         target = other[there, 1:]
         cell = (target * 2 + 1) * size // (2 * (target.amax(0) + 1))
         flat = (cell[:, 0] * size[1] + cell[:, 1]) * size[2] + cell[:, 2]
-        moved[there] = scores[here][flat]
+        moved[there] = saliency[here][flat]
     return moved
 
 
@@ -106,18 +106,16 @@ def relevant(prefill: Prefill) -> Float[Tensor, " seen"]:
 def temporal(embeds: Float[Tensor, "seen dim"], grid: Int[Tensor, "seen 4"]) -> Tensor:
     """HIPPO's s_temp (Eq. 3-4), [seen]: 1 - mean cosine with this cell a frame before and after.
 
-    A cell without neighbours scores 1.
+    A cell without neighbours has 1.
     """
     if not len(grid):
         return torch.zeros(0, device=grid.device)
     unit = torch.nn.functional.normalize(embeds.double(), dim=-1)
     total = torch.zeros(len(grid), dtype=torch.double, device=grid.device)
     count = torch.zeros_like(total)
-    size = grid.amax(0) + 3
-    step = torch.tensor([0, 1, 0, 0], device=grid.device)
-    cell, order = torch.sort(_flat(grid, size))
-    for move in (step, -step):
-        wanted = _flat(grid + move, size)
+    cell, order = torch.sort(through_time(grid))
+    for step in (1, -1):
+        wanted = through_time(grid) + step
         at = torch.searchsorted(cell, wanted).clamp(max=len(cell) - 1)
         there = cell[at] == wanted
         cosine = (unit * unit[order[at]]).sum(-1)
@@ -145,26 +143,28 @@ def spatial(embeds: Float[Tensor, "seen dim"], grid: Int[Tensor, "seen 4"], side
     cosine = members @ members.transpose(1, 2)  # absent members give 0
     size = counts[:, None]
     variance = cosine.pow(2).sum(-1) / size - (cosine.sum(-1) / size).pow(2)
-    scores = torch.empty(len(grid), dtype=torch.double, device=grid.device)
-    scores[order] = variance[number[order], slot].clamp(min=0)
-    return scores.round(decimals=ROUNDING)
+    saliency = torch.empty(len(grid), dtype=torch.double, device=grid.device)
+    saliency[order] = variance[number[order], slot].clamp(min=0)
+    return saliency.round(decimals=ROUNDING)
 
 
-def per_frame(scores: Float[Tensor, " seen"], grid: Int[Tensor, "seen 4"]) -> Tensor:
-    """Each frame's scores with mean 0 and standard deviation 1; all 0 where they do not vary."""
+def per_frame(saliency: Float[Tensor, " seen"], grid: Int[Tensor, "seen 4"]) -> Tensor:
+    """Each frame's saliency with mean 0 and standard deviation 1; all 0 where they do not vary."""
     _, frame = torch.unique(grid[:, :2], dim=0, return_inverse=True)
-    scores = scores.double()
-    if not len(scores):
-        return scores
+    saliency = saliency.double()
+    if not len(saliency):
+        return saliency
     size = torch.bincount(frame).double()
-    mean = torch.zeros_like(size).index_add_(0, frame, scores) / size
-    centred = scores - mean[frame]
+    mean = torch.zeros_like(size).index_add_(0, frame, saliency) / size
+    centred = saliency - mean[frame]
     spread = (torch.zeros_like(size).index_add_(0, frame, centred.pow(2)) / size).sqrt()[frame]
-    varies = spread > 1e-9 * scores.abs().max().clamp(min=1e-30)
+    varies = spread > 1e-9 * saliency.abs().max().clamp(min=1e-30)
     return torch.where(varies, centred / spread, torch.zeros_like(centred))
 
 
-def _flat(grid: Int[Tensor, "cell 4"], size: Int[Tensor, " 4"]) -> Int[Tensor, " cell"]:
-    """One number per cell, also for the cells just outside the grid."""
-    at = grid + 1
-    return ((at[:, 0] * size[1] + at[:, 1]) * size[2] + at[:, 2]) * size[3] + at[:, 3]
+def through_time(grid: Int[Tensor, "seen 4"]) -> Int[Tensor, " seen"]:
+    """A number per token that sorts by medium and cell, then counts up with t; the one before a
+    cell's first frame and the one after its last are nobody's."""
+    medium, t, h, w = grid.unbind(1)
+    _, times, height, width = (grid.amax(0) + 1).unbind()
+    return ((medium * height + h) * width + w) * (times + 1) + t

@@ -105,8 +105,9 @@ def _collect(
 ) -> tuple[Frames, Any]:
     """The frames `shown`, of equal size, and which of them could be decoded."""
     frames, got = np.empty((0, 0, 0, 3), np.uint8), np.zeros(len(shown), bool)
-    resized = False
+    resized, check = False, limits.watch(reel.label)
     for number, image in reel.fetch(np.unique(shown).tolist()):
+        check()
         image = enlarged(image)
         if not got.any():
             if limits.max_memory and len(shown) * image.nbytes > limits.max_memory:

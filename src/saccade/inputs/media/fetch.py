@@ -8,7 +8,6 @@ a redirect starts over. Bytes are counted as they come. Knows nothing of what th
 
 from __future__ import annotations
 
-import base64
 import binascii
 import http.client
 import ipaddress
@@ -87,14 +86,15 @@ class Sources:
         raise _refused("is of a kind that is not opened: give a data: address")
 
     def _data(self, url: str) -> Loaded:
-        head, comma, body = url[5:].partition(",")
-        kind, *options = [part.strip().lower() for part in head.split(";")]
-        if not comma or options[-1:] != ["base64"]:
+        comma = url.find(",")
+        kind, *options = [part.strip().lower() for part in url[5 : max(comma, 5)].split(";")]
+        if comma < 0 or options[-1:] != ["base64"]:
             raise _refused("has no data: write data:video/mp4;base64, and the bytes", "bad_option")
         if kind.partition("/")[0] not in ("video", "image"):
             raise _refused("must say video or image, as data:video/mp4 does", "unsupported")
-        if len(body) * 3 // 4 > self.max_bytes + 2:
+        if (len(url) - comma - 1) * 3 // 4 > self.max_bytes + 2:
             raise self._too_large()
+        body = url[comma + 1 :]
         if kind != "video/jpeg":
             return Loaded("bytes", _decoded(body))
         if body.count(",") >= MAX_FRAMES:
@@ -200,7 +200,7 @@ def _refused(
 
 def _decoded(text: str) -> bytes:
     try:
-        data = base64.b64decode(text.encode("ascii"), validate=True)
+        data = binascii.a2b_base64(text, strict_mode=True)  # reads a text where it lies
     except (binascii.Error, ValueError):
         raise _refused("holds broken base64: encode the bytes again", "bad_option") from None
     if not data:

@@ -30,12 +30,15 @@ import numpy as np
 from saccade.core.errors import OptionError, VideoInputCode, VideoInputError
 from saccade.inputs.media import read, read_frames, read_image
 from saccade.inputs.media.clip import MIN_SIDE, Clip, Image, Sampling
-from saccade.inputs.media.limits import Limits, left, refusal
+from saccade.inputs.media.limits import TOO_SLOW, Limits, Why, left, refusal
 from saccade.inputs.media.opening import printable
 
 MEMORY = 4 << 30  # of address space: of that, Python and the libraries take about half of one
 REUSED = 200  # requests a child answers before a fresh one takes its place
 STARTING = 60.0  # seconds a child may take to import what it needs
+SHARE = 10.0  # seconds a call may keep a child for which another waits
+PATIENCE = 60.0  # seconds a call waits for a child
+POLL = 0.1
 OPEN_FILES = 32
 MAX_HEADER = 1 << 20  # bytes of JSON from a child
 MAX_SENTENCE = 500
@@ -48,10 +51,13 @@ HERE = str(Path(__file__).parents[3])  # where a child finds this package
 PASSED = ("LD_LIBRARY_PATH", "PATH", "LANG", "LC_ALL", "TZ", "SYSTEMROOT")
 CODES = frozenset(get_args(VideoInputCode))
 
-Why = tuple[str, VideoInputCode]
 DAMAGED: Why = ("is damaged: the decoder broke off; convert it again", "damaged")
 TOO_LARGE: Why = ("needs more memory than it may have: scale it down", "too_large")
-TOO_SLOW: Why = ("took too long to read: cut it or scale it down", "too_slow")
+CROWDED: Why = (
+    "took long to read while others waited: try again later, take a part or scale it down",
+    "busy",
+)
+WAITED: Why = ("waited for a decoder, and all of them read other files: try again later", "busy")
 DEATHS = {OUT_OF_MEMORY: TOO_LARGE, -signal.SIGKILL: TOO_LARGE, -signal.SIGXCPU: TOO_SLOW}
 
 
@@ -59,16 +65,23 @@ class Guard:
     """Reads media in child processes, `children` at a time; any thread may call.
 
     Whatever happens to a child is a `VideoInputError`, and the next call gets a fresh one.
-    `seconds` bounds one call from the moment it has a child, `memory` the address space of one
-    child in bytes. A call that is given a `Stop` can be ended from another thread.
+    `seconds` bounds one call from the moment it has a child, and `share` once another waits for
+    one; `memory` the address space of one child in bytes. A call that is given a `Stop` can be
+    ended from another thread.
     """
 
-    def __init__(self, seconds: float = 60.0, memory: int = MEMORY, children: int = 1) -> None:
-        self.seconds, self.memory = seconds, memory
+    def __init__(
+        self,
+        seconds: float = 60.0,
+        memory: int = MEMORY,
+        children: int = 1,
+        share: float = SHARE,
+    ) -> None:
+        self.seconds, self.memory, self.share = seconds, memory, share
         self._idle: queue.LifoQueue[_Child | None] = queue.LifoQueue()
         for _ in range(children):
             self._idle.put(None)
-        self._busy: set[_Child | None] = set()
+        self._busy: set[_Child] = set()
         self._closed = False
 
     def __enter__(self) -> "Guard":
@@ -81,8 +94,7 @@ class Guard:
         """Ends the children, and with them the calls under way."""
         self._closed = True
         for busy in list(self._busy):
-            if busy is not None:
-                busy.process.kill()
+            busy.process.kill()
         waiting = []
         with suppress(queue.Empty):
             while True:
@@ -127,24 +139,27 @@ class Guard:
         more: Mapping[str, Any],
         stop: "Stop | None",
     ) -> Clip:
-        limits = limits or Limits()
+        limits, stop = limits or Limits(), stop or Stop()
+        seconds = min(self.seconds, limits.max_seconds or self.seconds)
         paths = [str(source) for source in sources if isinstance(source, Path)]
         payloads = [source for source in sources if isinstance(source, bytes)]
         label = printable(Path(paths[0]).name) if paths else "the input"
         limits.check(label, nbytes=sum(map(len, payloads)))
         plain = asdict(limits) | {"root": None if limits.root is None else str(limits.root)}
+        plain["max_seconds"] = seconds
         asked = {"task": task, "paths": paths, "limits": plain, **more}
-        asked |= {"sizes": [len(payload) for payload in payloads], "seconds": self.seconds}
+        asked |= {"sizes": [len(payload) for payload in payloads], "seconds": seconds}
         most = limits.max_memory or self.memory
         with self._child(stop) as child:
-            end = time.monotonic() + self.seconds
+            end = min(time.monotonic() + seconds, stop.end)
             try:
                 child.send(asked, payloads, end)
                 answer = child.receive(most, end)
             except TimeoutError:
-                raise refusal(label, *TOO_SLOW, self.seconds) from None
+                raise refusal(label, *TOO_SLOW, seconds) from None
             except (OSError, EOFError):
-                raise refusal(label, *DEATHS.get(child.end(), DAMAGED)) from None
+                why = DEATHS.get(child.end(), DAMAGED)
+                raise refusal(label, *(CROWDED if child.overdue else why)) from None
             except Nonsense:
                 raise refusal(label, *DAMAGED) from None
         if isinstance(answer, VideoInputError):
@@ -152,36 +167,55 @@ class Guard:
         return answer
 
     @contextmanager
-    def _child(self, stop: "Stop | None" = None) -> Iterator["_Child"]:
+    def _child(self, stop: "Stop") -> Iterator["_Child"]:
         """A child for one request: it goes back if it is still well, else nothing does."""
-        stop = stop or Stop()
-        if self._closed:
-            raise OptionError("this reader of media is closed: make another")
-        child, kept = self._idle.get(), None
+        child, kept = self._turn(stop), None
         try:
             stop.check()
             if child is not None and not child.well():
                 child.end()
                 child = None
             child = child or _Child(self.memory)
+            child.since = time.monotonic()
             self._busy.add(child)
             stop.watch(child.process)
             yield child  # after an exception it is ended: it may still be sending
             kept = child if child.well() else None
         finally:
             stop.watch(None)
-            self._busy.discard(child)
+            if child is not None:
+                self._busy.discard(child)
             if child is not None and kept is None:
                 child.end()
             self._idle.put(kept)
             if self._closed:
                 self.close()
 
+    def _turn(self, stop: "Stop") -> "_Child | None":
+        """The next free place; who has had a share while others wait is ended for it."""
+        end = min(time.monotonic() + PATIENCE, stop.end)
+        while not self._closed:
+            stop.check()
+            try:
+                return self._idle.get(timeout=min(left(end), POLL))
+            except TimeoutError:
+                raise refusal("the input", *WAITED) from None
+            except queue.Empty:
+                eldest = min(list(self._busy), key=lambda child: child.since, default=None)
+                if eldest is not None and eldest.since + self.share < time.monotonic():
+                    eldest.overdue = True
+                    eldest.process.kill()
+        raise OptionError("this reader of media is closed: make another")
+
 
 class Stop:
-    """Ends a call of a guard from another thread: nobody wants any more what it reads."""
+    """Ends a call of a guard from another thread: nobody wants any more what it reads.
 
-    def __init__(self) -> None:
+    After ``end``, on the clock of time.monotonic, nobody does either.
+    """
+
+    def __init__(self, end: float = math.inf) -> None:
+        self.end = end
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._said = False
@@ -213,6 +247,7 @@ class _Child:
 
     def __init__(self, memory: int) -> None:
         self.left = REUSED
+        self.since, self.overdue = 0.0, False  # when it was lent; whether others waited too long
         self.socket, theirs = socket.socketpair()
         kept = {name: os.environ[name] for name in PASSED if name in os.environ}
         path = [os.path.abspath(entry) for entry in [*filter(None, sys.path), HERE]]

@@ -11,7 +11,7 @@ import threading
 import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from PIL import Image as PILImage
@@ -25,6 +25,7 @@ from saccade.inputs.media.opening import File, Source, blame, opened, printable
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 FOLDER_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp")
 PICTURES_FPS = 1.0
+FASTEST = 5e8  # pixels a second that Pillow does not exceed
 MAX_ANIMATION = 40_000  # frames: each is decoded to learn how long it is shown
 
 _warnings_lock = threading.Lock()
@@ -53,12 +54,19 @@ class Animation:
                 count = image.n_frames if image.format in ("GIF", "WEBP", "PNG") else 1
             if count > MAX_ANIMATION:
                 raise file.refusal("has too many frames; cut it into parts", "too_long")
-            with contextlib.suppress(VideoInputError), blame(file):
+            width, height = self.size
+            limits.check(self.label, work=width * height * count / FASTEST)
+            try:
                 while len(seconds) < count:
-                    image.seek(len(seconds))
-                    image.load()  # a WebP frame tells its length only then
+                    file.check()
+                    with blame(file):
+                        image.seek(len(seconds))
+                        image.load()  # a WebP frame tells its length only then
                     # Like browsers, show a frame of length 0 for a tenth of a second.
                     seconds.append((image.info.get("duration") or 100) / 1000 if count > 1 else 1.0)
+            except VideoInputError as error:
+                if error.code == "too_slow":
+                    raise
         if not seconds:
             raise file.refusal("is damaged or cut short: copy it again", "truncated")
         if len(seconds) < count:
@@ -127,7 +135,9 @@ def _image(file: File, limits: Limits) -> Iterator[Any]:
             warnings.simplefilter("error", PILImage.DecompressionBombWarning)
             file.handle.seek(0)
             try:
-                image: Any = stack.enter_context(PILImage.open(file.handle, formats=FORMATS))
+                image: Any = stack.enter_context(
+                    PILImage.open(cast(Any, file.handle), formats=FORMATS)
+                )
             except (PILImage.DecompressionBombWarning, PILImage.DecompressionBombError):
                 cap = min(limits.max_pixels or sys.maxsize, PILImage.MAX_IMAGE_PIXELS or 0)
                 raise too_many_pixels(file.label, cap) from None

@@ -3,12 +3,19 @@
 Knows sizes, lengths and words; no file, no decoder and no frame.
 """
 
+import math
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from saccade.core.errors import VideoInputCode, VideoInputError
 
+Why = tuple[str, VideoInputCode]
+TOO_SLOW: Why = (
+    "took too long to read: take a part, take fewer frames or scale it down",
+    "too_slow",
+)
 MAX_ASPECT = 200  # longest side over shortest; image processors refuse more
 
 
@@ -18,6 +25,8 @@ class Limits:
 
     `max_memory` bounds the bytes of the chosen frames. A sampling rate that passes `max_frames` or
     `max_memory` is lowered, with a warning; a count is refused. Only files inside `root` are read.
+    `max_seconds` bound the reading of one source, and what no machine could read in them is refused
+    before it is decoded.
     """
 
     max_bytes: int | None = 2 << 30
@@ -25,12 +34,19 @@ class Limits:
     max_frames: int | None = 768
     max_duration_s: float | int | None = 12 * 3600
     max_memory: int | None = 1 << 30
+    max_seconds: float | int | None = 600
     root: Path | None = None
 
     def check(
-        self, label: str, nbytes: int = 0, size: tuple[int, int] = (0, 0), seconds: float = 0.0
+        self,
+        label: str,
+        nbytes: int = 0,
+        size: tuple[int, int] = (0, 0),
+        seconds: float = 0.0,
+        work: float = 0.0,
     ) -> None:
-        """Refuse what is over a limit, or a shape that no processor takes."""
+        """Refuse what is over a limit, or a shape that no processor takes; `work` is the seconds
+        that the fastest machine needs."""
         if self.max_bytes and nbytes > self.max_bytes:
             what = f"is larger than {self.max_bytes} bytes: cut it or compress it"
             raise refusal(label, what, "too_large", self.max_bytes)
@@ -42,6 +58,21 @@ class Limits:
         if self.max_duration_s and seconds > self.max_duration_s:
             what = f"is {seconds:.0f} s long and {self.max_duration_s:g} s is the limit: cut it"
             raise refusal(label, what, "too_long", self.max_duration_s)
+        if self.max_seconds and work > self.max_seconds:
+            what = f"has too many pixels in too many frames to be read in {self.max_seconds:g} s"
+            raise refusal(
+                label, f"{what}: take a part or scale it down", "too_slow", self.max_seconds
+            )
+
+    def watch(self, label: str) -> Callable[[], None]:
+        """What raises from the moment on at which `max_seconds` have passed."""
+        end = time.monotonic() + (self.max_seconds or math.inf)
+
+        def check() -> None:
+            if time.monotonic() > end:
+                raise refusal(label, *TOO_SLOW, self.max_seconds)
+
+        return check
 
 
 def left(end: float) -> float:

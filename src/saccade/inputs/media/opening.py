@@ -8,16 +8,19 @@ import contextlib
 import re
 import stat
 import sys
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from io import BufferedReader, BytesIO
+from io import BytesIO
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from saccade.core.errors import VideoInputCode, VideoInputError
-from saccade.inputs.media.limits import Limits, refusal
+from saccade.inputs.media.limits import Limits, Why, refusal
 
+HEAD = 64  # bytes that tell what a file is
 READABLE = "MP4, MOV, MKV, WebM, AVI, GIF, WebP, PNG or JPEG"
+PIECE, HELD = 1 << 20, 64 << 20  # bytes of a stream read at once, and held in memory
 
 
 @runtime_checkable
@@ -30,13 +33,28 @@ class Readable(Protocol):
 Source = str | Path | bytes | Readable
 
 
+class Handle:
+    """A file to read and seek while there is time, but not to name: FFmpeg may take a name for an
+    address."""
+
+    def __init__(self, file: Any, check: Callable[[], None]) -> None:
+        self._read, self._check = file.read, check
+        self.seek, self.tell = file.seek, file.tell
+
+    def read(self, size: int = -1) -> bytes:
+        self._check()
+        return self._read(size)
+
+
 @dataclass
 class File:
     """An open input, the name to use in messages, and what its first bytes look like."""
 
-    handle: BufferedReader | BytesIO
+    handle: Handle
     label: str
     kind: str | None  # "image", the name of a video container, or unknown
+    size: int  # bytes
+    check: Callable[[], None]  # raises once its time is up
 
     def refusal(self, what: str, code: VideoInputCode) -> VideoInputError:
         return refusal(self.label, what, code)
@@ -69,24 +87,41 @@ def opened(source: Source, limits: Limits) -> Iterator[File]:
             path = allowed(source, limits)
             label, size = printable(Path(source).name), path.stat().st_size
             try:
-                handle: BufferedReader | BytesIO = stack.enter_context(path.open("rb"))
+                handle: Any = stack.enter_context(path.open("rb"))
             except OSError:
                 what = "cannot be opened: it must be a file you may read"
                 raise refusal(label, what, "unreadable") from None
         else:
             label = "standard input" if isinstance(source, str | Path) else "the input"
-            if not isinstance(source, bytes):
+            if isinstance(source, bytes):
+                handle, size = BytesIO(source), len(source)
+            else:
                 pipe: Readable = sys.stdin.buffer if isinstance(source, str | Path) else source
-                source = pipe.read(limits.max_bytes + 1 if limits.max_bytes else -1)
-            handle, size = BytesIO(source), len(source)
+                handle = stack.enter_context(tempfile.SpooledTemporaryFile(HELD))
+                size = _keep(pipe, handle, label, limits)
         limits.check(label, nbytes=size)
         if not size:
             raise refusal(label, "is empty: give a video or an image", "empty")
-        head = handle.read(64)
-        file = File(handle, label, _kind(head))
+        handle.seek(0)
+        head, check = handle.read(HEAD), limits.watch(label)
         if problem := _mistake(head):
-            raise file.refusal(*problem)
-        yield file
+            raise refusal(label, *problem)
+        yield File(Handle(handle, check), label, _kind(head), size, check)
+
+
+def _keep(pipe: Readable, file: Any, label: str, limits: Limits) -> int:
+    """Keeps what a stream gives, piece by piece; how many bytes it is. What is no video, or too
+    much, is not read to its end."""
+    try:
+        while piece := pipe.read(PIECE):
+            if not file.tell() and len(piece) >= HEAD and (problem := _mistake(piece[:HEAD])):
+                raise refusal(label, *problem)
+            file.write(piece)
+            limits.check(label, nbytes=file.tell())
+    except OSError:
+        what = "cannot be kept while it is read: make room for temporary files"
+        raise refusal(label, what, "too_large") from None
+    return int(file.tell())
 
 
 @contextlib.contextmanager
@@ -117,14 +152,14 @@ def _kind(head: bytes) -> str | None:
     return "AVI" if head.startswith(b"RIFF") and head[8:12] == b"AVI " else None
 
 
-def _mistake(head: bytes) -> tuple[str, VideoInputCode] | None:
+def _mistake(head: bytes) -> Why | None:
     """What is wrong with these first bytes, for what is given by mistake or with intent."""
     text = head.removeprefix(b"\xef\xbb\xbf").strip()
-    if all(32 <= byte < 127 or byte in b"\t\r\n" for byte in text):  # web pages, playlists
-        line = text.decode("ascii").split("\n")[0].strip()[:30]
-        start = re.split(r"[/\\]", line[: line.find(">") + 1] or line)[0]  # no path is echoed
-        said = f" (starts with {start})" if start else ""
-        return f"is not a video{said}: give {READABLE}", "not_a_video"
+    if all(32 <= byte < 127 or byte in b"\t\r\n" for byte in text):  # whose words nobody is shown
+        what = "a web page" if text.startswith(b"<") else "text"
+        return f"is not a video but {what}: give {READABLE}", "not_a_video"
+    if not any(head):
+        return f"is not a video but zeros: give {READABLE}", "not_a_video"
     if head[4:8] == b"ftyp" and head[8:12] in (b"heic", b"heix", b"mif1", b"avif", b"avis"):
         return "is a HEIC or AVIF image; convert it to JPEG or PNG", "unsupported"
     if head.startswith((b"ID3", b"fLaC")) or head[:4] + head[8:12] == b"RIFFWAVE":

@@ -7,7 +7,6 @@ wanted.
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from io import BufferedReader, BytesIO
 from itertools import chain
 from typing import Any
 
@@ -18,11 +17,12 @@ from av.error import FFmpegError
 from av.stream import Disposition
 from av.video.reformatter import VideoReformatter
 
-from saccade.core.errors import VideoInputError
+from saccade.core.errors import VideoInputCode, VideoInputError
 from saccade.inputs.media.clip import Image, near
 from saccade.inputs.media.limits import Limits
 from saccade.inputs.media.opening import READABLE, File, blame
 
+FASTEST = 4e9  # pixels a second that no decoder exceeds
 MAX_PACKETS = 4_000_000  # 37 hours at 30 fps: bounds the memory a timeline takes
 CONTAINERS = "mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,avi"
 CODECS = frozenset(
@@ -77,6 +77,7 @@ class Video:
         if not len(order):
             raise file.refusal("is cut short or damaged: it holds no frame", "truncated")
         self.pts, self.tick, self.starts = pts[order], unit, _run_starts(pts, key)[order]
+        self.packets = order
         if self.ordinal:
             self.starts[:] = 0
         self.times = (self.pts - float(self.pts[0])) * unit
@@ -87,6 +88,10 @@ class Video:
     def fetch(self, wanted: Sequence[int]) -> Iterator[tuple[int, Image]]:
         """Decode from the keyframe before each wanted frame; skip the packets in between."""
         todo = list(wanted[::-1])
+        runs = dict(zip(self.starts[todo[::-1]], self.packets[todo[::-1]], strict=True))
+        touched = sum(int(last) - int(start) + 1 for start, last in runs.items())
+        work = self.size[0] * self.size[1] * touched / FASTEST
+        self.limits.check(self.label, work=work)
         shown: Any = None  # the last good frame in this run, unless an error came after it
         running, out = False, 0
         with self._stream() as (container, stream):
@@ -129,8 +134,8 @@ class Video:
         """The container and its first video stream, before any decoder has run."""
         options = {"format_whitelist": CONTAINERS, "codec_whitelist": "none"}
         try:
-            file = Nameless(self.file.handle)
-            container: Any = av.open(file, "r", options=options, io_open=_refuse)
+            self.file.handle.seek(0)
+            container: Any = av.open(self.file.handle, "r", options=options, io_open=_refuse)
         except (FFmpegError, OSError, ValueError):
             raise self._unreadable() from None
         with container:
@@ -143,14 +148,19 @@ class Video:
                     break
             else:
                 what = f"has no video stream (sound only?): give {READABLE}"
-                raise self.file.refusal(what, "no_video_stream")
+                raise self._lacking(what, "no_video_stream")
             codec = stream.codec_context
             if codec is None or codec.codec.canonical_name not in CODECS:
                 what = "uses a video codec that is not read; convert it to H.264"
-                raise self.file.refusal(what, "unsupported")
+                raise self._lacking(what, "unsupported")
             if self.limits.max_pixels:
                 codec.options = {"max_pixels": str(self.limits.max_pixels)}
             yield container, stream
+
+    def _lacking(self, what: str, code: VideoInputCode) -> VideoInputError:
+        """What is not there may have been cut off."""
+        cut = self.file.kind == "MP4 or MOV" and not _is_whole(self.file)
+        return self._unreadable() if cut else self.file.refusal(what, code)
 
     def _unreadable(self) -> VideoInputError:
         if self.file.kind is None:
@@ -163,6 +173,7 @@ class Video:
         """Whole packets in decoding order, as far as they can be read."""
         with contextlib.suppress(FFmpegError):
             for packet in container.demux(*streams):
+                self.file.check()
                 if packet.size and not packet.is_corrupt:
                     yield packet
 
@@ -180,12 +191,17 @@ def _run_starts(pts: np.ndarray, key: list[bool]) -> np.ndarray:
     return starts
 
 
-class Nameless:
-    """A file that FFmpeg can read and seek but not name: it may take a name for an address."""
-
-    def __init__(self, handle: BufferedReader | BytesIO) -> None:
-        self.read, self.seek, self.tell = handle.read, handle.seek, handle.tell
-        self.seek(0)
+def _is_whole(file: File) -> bool:
+    """Whether an MP4's outermost boxes, each of which begins with its length, end with the file."""
+    at = 0
+    while at < file.size:
+        file.handle.seek(at)
+        head = file.handle.read(16).ljust(16, b"\0")
+        length = int.from_bytes(head[:4])
+        if length == 0:  # it goes on to the end
+            return True
+        at += max(int.from_bytes(head[8:]) if length == 1 else length, 8)
+    return at == file.size
 
 
 def _refuse(url: str, flags: int, options: dict[str, str]) -> None:

@@ -12,11 +12,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from torch import nn
+import typer
 
 from saccade.core.errors import ModelError, OptionError
+
+if TYPE_CHECKING:
+    from torch import nn
 
 Kind = Literal["video", "image", "diff"]  # of media, as the world has them
 EVERYTHING: tuple[Kind, ...] = ("video", "image", "diff")
@@ -45,24 +48,36 @@ class Phase:
 
 @dataclass(frozen=True)
 class Settings:
-    """What a run was asked for; a resumed run has to ask for the same.
+    """What a run was asked for, as the options of ``saccade train-draft``; a resumed run has to ask
+    for the same. A draft that sees already may do without the first of the recipe's ``phases``."""
 
-    ``draft`` and ``target`` are what :func:`saccade.inputs.load` takes; without a draft a fresh one
-    is made. A draft that sees already may do without the first of the recipe's ``phases``.
-    ``distill`` is the weight of KL(target || draft) in the loss, the rest is cross-entropy.
-    ``drop_visual`` is the largest share of its visual tokens that a sample loses.
-    """
-
-    recipe: str = "llava-1.5-68m"
-    phases: str | None = None  # comma-separated; all of the recipe's
-    draft: str | None = None
-    target: str = "shapes"
-    steps: int = 100
-    distill: float = 0.0
-    drop_visual: float = 0.0
-    seed: int = 0
-    batch_size: int | None = None  # the recipe's
-    lr_scale: float = 1.0
+    recipe: Annotated[
+        str, typer.Option(help="llava-1.5-68m, llava-1.5-160m or llava-onevision-68m.")
+    ] = "llava-1.5-68m"
+    phases: Annotated[
+        str | None, typer.Option(help="Comma-separated; all of the recipe's when left out.")
+    ] = None
+    draft: Annotated[
+        str | None, typer.Option(help="A checkpoint to start from; a fresh one when left out.")
+    ] = None
+    target: Annotated[
+        str, typer.Option(help="The model to draft for: its processor, and the teacher.")
+    ] = "shapes"
+    steps: Annotated[
+        int, typer.Option(min=1, help="Optimizer steps, shared by the phases as in the paper.")
+    ] = 100
+    distill: Annotated[  # of KL(target || draft) in the loss, the rest is cross-entropy
+        float, typer.Option(metavar="WEIGHT", help="Weight of the target's law in the loss, 0-1.")
+    ] = 0.0
+    drop_visual: Annotated[
+        float,
+        typer.Option(metavar="SHARE", help="Samples lose up to this share of visual tokens."),
+    ] = 0.0
+    seed: Annotated[int, typer.Option(min=0, help="Names the samples and a fresh draft.")] = 0
+    batch_size: Annotated[
+        int | None, typer.Option(min=1, help="Samples a step; the recipe's 128-512 if left out.")
+    ] = None
+    lr_scale: Annotated[float, typer.Option(help="Multiplies the recipe's learning rates.")] = 1.0
 
 
 @dataclass(frozen=True)

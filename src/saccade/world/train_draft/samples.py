@@ -19,7 +19,6 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset
 
 from saccade.inputs import Loaded, ask
-from saccade.inputs.media import Clip
 from saccade.world import drawing, scenes, text
 from saccade.world.train_draft.recipes import Kind
 
@@ -32,7 +31,7 @@ FILLER = {  # on the right of the shorter samples of a batch, where causal atten
 
 
 @dataclass(frozen=True)
-class Plan:
+class Canvas:
     """What a sample shows: a clip of `frames`, one picture, or two pictures to compare."""
 
     kind: Kind
@@ -44,10 +43,10 @@ class Plan:
 # Frames, height, width: clips of 64 to 512 visual tokens, pictures of 16 to 144.
 _SIZES = [(8, 112, 112), (16, 112, 112), (32, 112, 112), (16, 168, 168), (8, 224, 224)]
 _SIZES += [(24, 112, 140), (64, 112, 112), (4, 336, 336)]
-PLANS: dict[Kind, list[Plan]] = {
-    "video": [Plan("video", *size) for size in _SIZES],
-    "image": [Plan("image", 1, side, side) for side in (112, 168, 224, 336)],
-    "diff": [Plan("diff", 1, side, side) for side in (112, 224)],
+CANVASES: dict[Kind, list[Canvas]] = {
+    "video": [Canvas("video", *size) for size in _SIZES],
+    "image": [Canvas("image", 1, side, side) for side in (112, 168, 224, 336)],
+    "diff": [Canvas("diff", 1, side, side) for side in (112, 224)],
 }
 
 
@@ -61,24 +60,24 @@ class Talk:
     seconds: float  # of the clip
 
 
-def draw(plan: Plan, seed: int, task: str | None = None, max_objects: int = 6) -> Talk:
-    """A random talk of the plan; its scene, task, questions and length all follow from `seed`."""
+def draw(canvas: Canvas, seed: int, task: str | None = None, max_objects: int = 6) -> Talk:
+    """A random talk of the canvas; its scene, task, questions and length all follow from `seed`."""
     rng = np.random.default_rng([7, seed])
     if task is None:
-        task = plan.kind
-        if plan.kind == "video":
+        task = canvas.kind
+        if canvas.kind == "video":
             shares = np.array(list(TASKS.values()))
             task = str(rng.choice(list(TASKS), p=shares / shares.sum()))
     seconds = float(np.exp(rng.uniform(np.log(2), np.log(60))))
     return Talk(scenes.scene(seed, max_objects=max_objects), task, seed, seconds)
 
 
-def pictures(talk: Talk, plan: Plan) -> NDArray[np.uint8]:
+def pictures(talk: Talk, canvas: Canvas) -> NDArray[np.uint8]:
     """The frames of the clip, or the pictures, [g, H, W, 3]."""
-    if plan.kind == "video":
-        return drawing.render(talk.scene, plan.frames, plan.height, plan.width)
-    both = [talk.scene, scenes.edit(talk.scene, talk.seed)][: 2 if plan.kind == "diff" else 1]
-    return np.stack([drawing.image_frame(each, plan.height, plan.width) for each in both])
+    if canvas.kind == "video":
+        return drawing.render(talk.scene, canvas.frames, canvas.height, canvas.width)
+    both = [talk.scene, scenes.edit(talk.scene, talk.seed)][: 2 if canvas.kind == "diff" else 1]
+    return np.stack([drawing.image_frame(each, canvas.height, canvas.width) for each in both])
 
 
 class Samples(Dataset):
@@ -104,22 +103,20 @@ class Samples(Dataset):
 
     def __getitem__(self, index: int) -> dict[str, Tensor]:
         rng = np.random.default_rng([*self._seed, index])
-        plans = PLANS[self._media[int(rng.choice(len(self._media), p=self._shares))]]
-        plan = plans[int(rng.integers(len(plans)))]
-        return together([self._sample(plan, rng) for _ in range(self._batch)])
+        canvases = CANVASES[self._media[int(rng.choice(len(self._media), p=self._shares))]]
+        canvas = canvases[int(rng.integers(len(canvases)))]
+        return together([self._sample(canvas, rng) for _ in range(self._batch)])
 
-    def _sample(self, plan: Plan, rng: np.random.Generator) -> dict[str, Tensor]:
+    def _sample(self, canvas: Canvas, rng: np.random.Generator) -> dict[str, Tensor]:
         """One conversation up to the end of one of its answers, which is to be learnt."""
         loaded = self._loaded
-        talk = draw(plan, int(rng.integers(EVAL_SEED)))
+        talk = draw(canvas, int(rng.integers(EVAL_SEED)))
         turns = text.conversation(talk.scene, talk.task, talk.seed)
         last = int(rng.integers(len(turns)))
-        frames = pictures(talk, plan)
+        frames = pictures(talk, canvas)
         media: dict[str, Any] = {"images": list(frames)}
-        if plan.kind == "video":
-            times = np.arange(plan.frames) * talk.seconds / plan.frames
-            rate = plan.frames / talk.seconds
-            media = {"clips": [Clip(frames, times, talk.seconds, rate, plan.frames, rate)]}
+        if canvas.kind == "video":
+            media = {"clips": [drawing.clip(frames, talk.seconds)]}
         history = [(turn.question, turn.answer) for turn in turns[:last]]
         inputs = ask(loaded, turns[last].question, history=history, **media)
         said = loaded.tokenizer(turns[last].answer, add_special_tokens=False).input_ids

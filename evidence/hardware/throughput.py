@@ -17,7 +17,7 @@ from saccade.model.backbone import Backbone
 
 
 @dataclass(frozen=True)
-class Crowd:
+class Throughput:
     """So many rows, over all requests: medians over the repeats."""
 
     method: str
@@ -45,35 +45,35 @@ def race(
     methods: Sequence[str],
     rows: Sequence[int],
     repeat: int,
-) -> list[Crowd]:
+) -> list[Throughput]:
     """Every method with every number of rows, interleaved; after a run that counts for nothing."""
-    found: dict[tuple[str, int], list[Crowd]] = {}
+    found: dict[tuple[str, int], list[Throughput]] = {}
     alone: dict[int, tuple[int, ...]] = {}
     for run in range(repeat + 1):
         for method in methods:
             for most in rows:
-                ids, crowd = _run(target, draft, asked, method, most)
+                ids, one = _run(target, draft, asked, method, most)
                 alone = alone or ids
                 if run:
-                    found.setdefault((method, most), []).append(replace(crowd, same=ids == alone))
+                    found.setdefault((method, most), []).append(replace(one, same=ids == alone))
     return [_median(runs) for runs in found.values()]
 
 
 def _run(
     target: Backbone, draft: Backbone | None, asked: Sequence[Request], method: str, rows: int
-) -> tuple[dict[int, tuple[int, ...]], Crowd]:
-    crowd, waiting = Scheduler(target, resolve(method), draft), list(range(len(asked)))
+) -> tuple[dict[int, tuple[int, ...]], Throughput]:
+    scheduler, waiting = Scheduler(target, resolve(method), draft), list(range(len(asked)))
     numbers: dict[int, int] = {}
     joined: dict[int, float] = {}
     firsts: dict[int, float] = {}
     ids: dict[int, tuple[int, ...]] = {}
     began = time.perf_counter()
-    while waiting or len(crowd):
-        while waiting and len(crowd) < rows:
+    while waiting or len(scheduler):
+        while waiting and len(scheduler) < rows:
             which = waiting.pop(0)
-            number = crowd.join(asked[which])
+            number = scheduler.join(asked[which])
             numbers[number], joined[number] = which, time.perf_counter()
-        for news in crowd.step():
+        for news in scheduler.step():
             if news.error is not None:
                 raise news.error
             if news.round is not None:
@@ -82,10 +82,10 @@ def _run(
                 ids[numbers[news.number]] = news.result.ids
     seconds = time.perf_counter() - began
     tokens = sum(map(len, ids.values()))
-    return ids, Crowd(method, rows, seconds, tokens, median(firsts.values()))
+    return ids, Throughput(method, rows, seconds, tokens, median(firsts.values()))
 
 
-def _median(runs: Sequence[Crowd]) -> Crowd:
+def _median(runs: Sequence[Throughput]) -> Throughput:
     return replace(
         runs[0],
         seconds=median(run.seconds for run in runs),

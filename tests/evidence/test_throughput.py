@@ -6,7 +6,7 @@ from itertools import islice
 
 import pytest
 
-from evidence.hardware import crowd
+from evidence.hardware import throughput
 from saccade.bench.suites.shapes import suites
 from saccade.engine.request import Request
 from saccade.inputs import Loaded, load
@@ -18,7 +18,7 @@ def _pair() -> tuple[Loaded, Loaded]:
 
 def _asked(target: Loaded, count: int, limit: int) -> list[Request]:
     items = islice(suites()["shapes-caption"].items(), count)
-    return crowd.questions(target, items, limit)
+    return throughput.questions(target, items, limit)
 
 
 @pytest.mark.slow
@@ -28,7 +28,7 @@ def test_every_number_of_rows_gives_the_same_answers():
     """
     target, draft = _pair()
     asked = _asked(target, 4, 20)
-    found = crowd.race(target.backbone, draft.backbone, asked, ["ar", "sd"], [1, 3], 1)
+    found = throughput.race(target.backbone, draft.backbone, asked, ["ar", "sd"], [1, 3], 1)
     assert [(each.method, each.rows) for each in found] == [
         ("ar", 1),
         ("ar", 3),
@@ -43,7 +43,7 @@ def test_control_another_answer_is_noticed(monkeypatch):
     """Control: where one run answers otherwise, it says so."""
     target, draft = _pair()
     asked = _asked(target, 2, 8)
-    real = crowd._run
+    real = throughput._run
 
     def bent(*arguments):
         ids, found = real(*arguments)
@@ -53,6 +53,6 @@ def test_control_another_answer_is_noticed(monkeypatch):
             else (ids, found)
         )
 
-    monkeypatch.setattr(crowd, "_run", bent)
-    found = crowd.race(target.backbone, draft.backbone, asked, ["ar"], [1, 2], 1)
+    monkeypatch.setattr(throughput, "_run", bent)
+    found = throughput.race(target.backbone, draft.backbone, asked, ["ar"], [1, 2], 1)
     assert [each.same for each in found] == [True, False]

@@ -1,0 +1,158 @@
+"""Text that a view may prune: what counts as a document, what is kept, what is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from helpers import backbone, hf_greedy, left_padded, llama, qwen25, text_input, video_input
+
+import saccade
+from saccade.core.errors import OptionError
+from saccade.core.prompt import CONTEXT, PARAGRAPH
+from saccade.engine.request import Request
+
+LONG = 160
+SPAN = (10, 150)
+METHODS = [
+    "std",
+    "fresh",
+    "std/keep=0.25",
+    "streaming",
+    "specvlm-self",
+    "std/view=random/drafter=self",
+    "std/view=fastvid",
+    "std/view=frames",
+    "sd/view=dycoke",
+    "std/view=holistic",
+    "std/view=scattered",
+    "std/view=attention",
+    "lookup",
+    "auto",
+    "specvlm",
+    "sage",
+    "tabed",
+    "sd/view=text",
+]
+
+
+def document(seed: int = 0, length: int = LONG) -> dict[str, Any]:
+    return text_input(seed, length)
+
+
+def prompt_of(inputs: Any, **asked: Any) -> Any:
+    target = backbone(llama())
+    (prompt,) = target.prompts(Request.of(target, inputs, **asked).inputs)
+    return prompt
+
+
+def test_a_span_counts_as_a_medium_of_its_own():
+    """Claim: the rows of a span, and no others, may be dropped; two spans are two media, of frames
+    of ``PARAGRAPH`` tokens; rows, positions and ids are those of the prompt without them."""
+    plain = prompt_of(document())
+    prompt = prompt_of(document(), context=[(3, 80), (90, 100)])
+    assert prompt.visual.nonzero().squeeze(-1).tolist() == [*range(3, 80), *range(90, 100)]
+    assert prompt.grid[:, 0].tolist() == [0] * 77 + [1] * 10
+    assert prompt.grid[:77, 1].tolist() == [i // PARAGRAPH for i in range(77)]
+    assert torch.equal(prompt.embeds, plain.embeds) and torch.equal(prompt.index, plain.index)
+    assert torch.equal(prompt.positions, plain.positions) and not plain.seen
+
+
+def test_a_video_and_a_document_are_pruned_together():
+    """Claim: beside a video a document is the next medium; placeholders in its span stay its."""
+    inputs = video_input(1, grid=(2, 8, 10))
+    target = backbone(qwen25())
+    (plain,) = target.prompts(inputs)
+    length = len(plain)
+    asked = Request.of(target, inputs, context=(0, length - 2))
+    (prompt,) = target.prompts(asked.inputs)
+    assert int(prompt.visual.sum()) == length - 2
+    assert torch.equal(prompt.grid[plain.visual[: length - 2]], plain.grid)
+    assert set(prompt.grid[:, 0].tolist()) >= {0, 1}
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_answer_is_the_targets(method):
+    """Claim: with a document marked every method answers as generate() does, and those that prune
+    draft on less of it than there is."""
+    model, draft = llama(), llama(1)
+    inputs = document()
+    result = saccade.run(
+        model,
+        inputs,
+        draft=draft,
+        method=method,
+        context=SPAN,
+        max_new_tokens=24,
+        tokenizer=Letters() if "tabed" in method or "text" in method else None,
+    )
+    assert list(result.ids) == hf_greedy(model, inputs, 24)
+    assert result.fallback_reason is None and not result.warnings
+    assert result.visual_tokens == SPAN[1] - SPAN[0]
+    if method not in ("lookup", "auto", "tabed", "sage"):
+        assert result.draft_visual_tokens is not None
+        assert result.draft_visual_tokens < result.visual_tokens
+
+
+class Letters:
+    """As much of a tokenizer as a view of words asks for."""
+
+    def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
+        return [ord(letter) % 200 for letter in text]
+
+    def decode(self, ids: list[int], skip_special_tokens: bool = True) -> str:
+        return " ".join(map(str, ids))
+
+
+def test_spans_of_a_padded_batch_count_from_each_prompts_own_beginning():
+    """Claim: in a batch padded on the left each request's span is that of its own tokens, and each
+    answer the one it gets alone."""
+    many = [document(1, 60), document(2, 90)]
+    spans = [(5, 50), (8, 80)]
+    target = backbone(llama())
+    batch = left_padded(many)
+    prompts = target.prompts(Request.of(target, batch, context=spans).inputs)
+    for prompt, (start, stop) in zip(prompts, spans, strict=True):
+        assert prompt.visual.nonzero().squeeze(-1).tolist() == list(range(start, stop))
+    together = saccade.generate(
+        llama(), batch, method="fresh", context=spans, max_new_tokens=16, do_sample=False
+    )
+    assert [row[-16:].tolist() for row in together] == [hf_greedy(llama(), one, 16) for one in many]
+
+
+@pytest.mark.parametrize(
+    "context", [(10, 161), (-1, 5), (7, 7), "all", 5, [(1, 2), 3], [], (1,), (1.5, 2)]
+)
+def test_what_is_no_span_is_told(context):
+    """Claim: one sentence, before any work."""
+    with pytest.raises(OptionError, match="context="):
+        prompt_of(document(), context=context)
+
+
+def test_a_list_too_short_for_the_batch_is_told():
+    """Claim: of several requests each needs its entry."""
+    target = backbone(llama())
+    with pytest.raises(OptionError, match="an entry for each"):
+        Request.of(target, left_padded([document(1), document(2)]), context=[(1, 2)])
+
+
+def test_a_draft_of_other_ids_needs_its_own_mark():
+    """Claim: context= with draft_inputs= is refused, naming what would work."""
+    with pytest.raises(OptionError, match=CONTEXT):
+        prompt_of(document(), context=SPAN, draft_inputs=document(3))
+
+
+def test_a_draft_on_nothing_pruned_says_so():
+    """Claim: without a document a self-draft over text warns; with one, or where nothing was to be
+    pruned, it does not."""
+    said = [
+        saccade.run(llama(), document(), method=method, max_new_tokens=4, **more).warnings
+        for method, more in (
+            ("std", {}),
+            ("std", {"context": SPAN}),
+            ("sd/drafter=self", {}),
+            ("specvlm-self", {}),
+        )
+    ]
+    assert [bool(each) for each in said] == [True, False, False, True]

@@ -1,0 +1,181 @@
+"""Claims about a server that is not told the truth, or nothing at all: a sentence, in time."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+from serve.live import Live, made, request, serving, text_part, video_part
+
+from saccade.cli import loading
+from saccade.inputs.media import guard
+from saccade.inputs.media.fetch import Sources
+from saccade.inputs.media.guard import Guard, Stop
+from saccade.serve import listening
+from saccade.serve.app import app
+from saccade.serve.errors import ApiError
+from saccade.serve.service import Service
+from saccade.serve.settings import Settings
+from saccade.serve.wire import ChatRequest, VideoPart, parts
+
+HEADERS = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+
+
+def _said(live: Live, *pieces: bytes, pause: float = 0.2) -> tuple[bytes, float]:
+    """What comes back of a connection that sends these pieces, and after how many seconds."""
+    place = urlsplit(live.url)
+    began = time.monotonic()
+    with socket.create_connection((place.hostname, place.port), timeout=15) as line:
+        found = b""
+        try:
+            for piece in pieces:
+                line.sendall(piece)
+                time.sleep(pause)
+            while piece := line.recv(1 << 16):
+                found += piece
+        except ConnectionError:
+            pass
+    return found, time.monotonic() - began
+
+
+def test_silent_5_a_connection_that_sends_no_whole_headers_is_closed(
+    server: Live, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Claim: silence, half a header, headers a byte at a time and half a second request are cut off
+    in their time. Control: a body that comes slowly is waited for."""
+    monkeypatch.setattr(listening, "SILENCE", 1.0)
+    first = b"GET /live HTTP/1.1\r\nHost: x\r\n\r\n"
+    for pieces in ((), (HEADERS,), tuple(bytes([byte]) for byte in HEADERS), (first, HEADERS)):
+        answered, took = _said(server, *pieces)
+        assert answered.count(b"HTTP/1.1") == pieces.count(first) and 0.5 < took < 5
+    body = b'{"model": "shapes", "messages": []}'
+    slow = [HEADERS + b"Connection: close\r\nContent-Length: %d\r\n\r\n" % len(body)]
+    slow += [body[at : at + 5] for at in range(0, len(body), 5)]
+    answered, took = _said(server, *slow, pause=0.3)
+    assert b"400 Bad Request" in answered and took > 2
+
+
+def test_silent_6_too_many_stops_are_told_as_such(server: Live) -> None:
+    """Claim: of the two forms of stop, the error is about the one that was sent."""
+    said = server.ask(stop=["x"] * 17).json()["error"]
+    assert said["param"] == "stop" and "at most 16 items" in said["message"]
+    said = server.ask(messages=[{"role": "user", "content": [{"type": "text"}]}]).json()["error"]
+    assert said["param"] == "messages.0.content.0.text" and "required" in said["message"]
+
+
+def test_silent_6_a_client_is_not_shown_the_words_of_a_file(server: Live, tmp_path: Path) -> None:
+    """Claim: a text sent as a video is refused without its words."""
+    (tmp_path / "a.mp4").write_text("hunter2 is the password\n" * 5)
+    said = server.ask([video_part(tmp_path / "a.mp4"), text_part("hi")])
+    assert said.status_code == 400 and "hunter2" not in said.text and "not a video" in said.text
+
+
+def test_silent_3_slow_files_leave_the_server_to_others(
+    models: loading.Models, clips: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Claim: with both decoders held, an innocent request is answered; where they stay held, it is
+    told with 503 and when to come again that it waited for a decoder."""
+    ask = request([video_part(clips[0]), text_part("hi")], max_tokens=2)
+    with serving(lambda: made(models)) as live, ThreadPoolExecutor(4) as pool:
+        assert live.service.engine is not None
+        reader = live.service.engine.reader
+        with monkeypatch.context() as patch, Guard(50, children=2, share=1.0) as own:
+            slow = "import saccade.inputs.media.guard as g, time\n"
+            slow += "g.read = lambda *_: time.sleep(60)\ng.serve()"
+            patch.setattr(reader, "_guard", own)
+            patch.setattr(guard, "BOOT", slow)
+            held = [pool.submit(live.post, ask) for _ in range(2)]
+            while len(own._busy) < 2:
+                time.sleep(0.01)
+            patch.undo()
+            patch.setattr(reader, "_guard", own)
+            patch.setattr(guard, "PATIENCE", 0.3)
+            own.share = 1000.0
+            told = live.post(ask)
+            assert told.status_code == 503 and told.headers["Retry-After"] == "10"
+            assert "waited for a decoder" in told.json()["error"]["message"]
+            own.share = 0.2
+            patch.setattr(guard, "PATIENCE", 20.0)
+            assert live.post(ask).status_code == 200
+            own.close()
+            assert {each.result(20).status_code for each in held} <= {503, 400, 413}
+
+
+def _status(name: str) -> int:
+    """Bytes of this process's memory, now (VmRSS) or at its peak (VmHWM)."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    line = next(each for each in lines if each.startswith(name))
+    return int(line.split()[1]) << 10
+
+
+def test_silent_3_a_large_body_takes_a_small_multiple_of_itself() -> None:
+    """Claim: from its first byte to the loaded media, a body of 64 MB takes at most five times as
+    much memory in the server's process. Fails if another copy is kept on the way."""
+
+    def read(asked: ChatRequest, stop: Stop) -> None:
+        (part,) = parts(asked.messages[0])
+        assert isinstance(part, VideoPart)
+        Sources().load(part.video_url.url)
+        raise ApiError(400, "loaded")
+
+    def free(*_: object) -> None:
+        pass
+
+    queue = SimpleNamespace(rows=8, queue=8, slots=0, alive=True, reserve=free, release=free)
+    service = Service(Settings())
+    service.engine = SimpleNamespace(  # type: ignore[assignment]
+        queue=queue, reader=SimpleNamespace(check=free, read=read)
+    )
+
+    async def body(size: int) -> AsyncIterator[bytes]:
+        yield b'{"model": "shapes", "messages": [{"role": "user", "content": [{"type": "video_url",'
+        yield b'"video_url": {"url": "data:video/mp4;base64,'
+        for _ in range(size >> 16):
+            yield b"A" * (1 << 16)
+        yield b'"}}]}]}'
+
+    async def ask(size: int) -> None:
+        headers = {"Content-Type": "application/json"}
+        transport = httpx.ASGITransport(app(service))
+        async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
+            path = "/v1/chat/completions"
+            answer = await client.post(path, content=body(size), headers=headers)
+        assert answer.json()["error"]["message"] == "loaded", answer.text
+
+    asyncio.run(ask(1 << 20))
+    before = _status("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5")  # the peak is that from here on
+    asyncio.run(ask(64 << 20))
+    assert 1.5 < (_status("VmHWM") - before) / (64 << 20) < 5
+
+
+def test_silent_3_bodies_that_wait_to_be_read_count(models: loading.Models, tmp_path: Path) -> None:
+    """Claim: what is here of bodies is bounded until their media are read: beyond four of full size
+    the next is told to come again, and their room is free afterwards."""
+    with serving(lambda: made(models), body=1 << 20) as live, ThreadPoolExecutor(8) as pool:
+        assert live.service.engine is not None
+        reader, before = live.service.engine.reader, live.service.engine.reader.read
+        waits = [True]
+
+        def slow(*asked: object) -> object:
+            while waits:
+                time.sleep(0.01)
+            return before(*asked)  # type: ignore[arg-type]
+
+        reader.read = slow  # type: ignore[method-assign, assignment]
+        (tmp_path / "a.mp4").write_bytes(bytes(700_000))
+        ask = request([video_part(tmp_path / "a.mp4")])
+        held = [pool.submit(live.post, ask) for _ in range(6)]
+        time.sleep(1.5)
+        waits.clear()
+        found = sorted(each.result(30).status_code for each in held)
+        assert found == [400] * 4 + [429] * 2
+        assert live.ask().status_code == 200
