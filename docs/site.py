@@ -21,6 +21,7 @@ PAGES = {
     "CHANGELOG.md": "changelog.md",
     "CONTRIBUTING.md": "contributing.md",
     "Dockerfile": "examples/dockerfile.md",
+    "examples/vllm/Dockerfile": "examples/vllm/dockerfile.md",
     **{
         f"examples/{path.name}": f"examples/{path.stem}.md"
         for path in sorted((ROOT / "examples").glob("*.py"))
