@@ -25,6 +25,7 @@ from saccade.model import families, tensor_parallel
 from saccade.model.attention import Step
 from saccade.model.cache import Cache
 from saccade.model.decoder import FusedDecoder
+from saccade.model.kept import Kept, looked_at
 from saccade.model.prompting import Reader
 
 ATTENTION = "saccade"
@@ -84,6 +85,7 @@ class Backbone:
             raise ModelError(
                 f"the fused decoder does not know {config.model_type}: leave it to choose by itself"
             )
+        self.kept: Kept | None = None  # what later prompts need not read again; a server's
         self.fused = (
             FusedDecoder(self.text, head, self.axes) if known and fused is not False else None
         )
@@ -104,7 +106,7 @@ class Backbone:
         Padding is dropped: prompts differ in length, and none pays for another. ``looked`` is what
         another model's equal vision tower gave for these inputs (:meth:`record_vision`).
         """
-        with self._shown(looked):
+        with looked_at(self.model, self.kept), self._shown(looked):
             return self._reader.read(inputs)
 
     @torch.no_grad()
@@ -171,6 +173,12 @@ class Backbone:
             dtype=self.dtype,
             devices=self.devices,
         )
+
+    def keeping(self, kept: Kept | None) -> Backbone:
+        """The same model, whose sessions keep what they read and begin with what is kept."""
+        found = copy(self)
+        found.kept = kept
+        return found
 
     def first(self, layers: int) -> Backbone:
         """The same model stopped after its first ``layers``, then its norm and head; no copies."""
