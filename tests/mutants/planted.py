@@ -33,6 +33,7 @@ LAW = "laws/test_registered.py"
 CONTROL = "drafting/shapes/test_controller.py"
 COST = "drafting/shapes/test_costs.py"
 SALIENCY = "drafting/views/test_saliency.py"
+CALIBRATE = "bench/test_calibrate.py"
 SAGE = "methods/test_sage.py"
 SIXTH = "methods/test_sixth_method.py"
 EARLY_AUTO = (
@@ -197,8 +198,8 @@ MUTANTS = (
     Mutant(
         "M-RoPE: text goes on from the largest position",
         "model/prompting.py",
-        "next_position=int(positions[:, row, rows][:, -1].max()) + 1",
-        "next_position=int(positions[:, row, rows].max()) + 1",
+        "next_position=int(places[:, -1].max()) + 1",
+        "next_position=int(places.max()) + 1",
         (
             "engine/test_greedy.py::test_text_goes_on_from_the_last_token_however_far_the_videos_"
             "time_went",
@@ -693,6 +694,21 @@ MUTANTS = (
             "engine/test_documents.py"
             "::test_spans_of_a_padded_batch_count_from_each_prompts_own_beginning",
         ),
+    ),
+    # -- calibrating -----------------------------------------------------------------------------
+    Mutant(
+        "calibrate: what beats plain decoding replaces auto",
+        "bench/calibrate.py",
+        "best = other if _beats(other, best, 1 + TIE) else best",
+        "best = other if _beats(other, plain, 1 + TIE) else best",
+        (f"{CALIBRATE}::test_what_the_verdict_is",),
+    ),
+    Mutant(
+        "calibrate: confirmed on the videos that chose",
+        "bench/calibrate.py",
+        "confirmed = stage(CONFIRM, last, [*held] * PASSES, deadline)",
+        "confirmed = stage(CONFIRM, last, [*searched] * PASSES, deadline)",
+        (f"{CALIBRATE}::test_what_is_reported_chose_nothing",),
     ),
     # -- control ---------------------------------------------------------------------------------
     Mutant(

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import torch
 from jaxtyping import Float, Int
@@ -35,11 +35,19 @@ REMEMBERED = "_saccade_backbone"
 class Backbone:
     """A loaded model seen as: inputs -> prompts, ids -> embeddings, embeddings -> logits.
 
-    ``fused`` picks the decoder: ours beside the modules where the architecture is known (None or
-    True), or the modules themselves (False), which are the fallback and the oracle.
+    ``positions`` says where text stands after a video: where transformers puts it ("library", so
+    that answers are ``generate``'s), or as Qwen2.5-VL was trained ("trained"). ``fused`` picks the
+    decoder: ours beside the modules where the architecture is known (None or True), or the modules
+    themselves (False), which are the fallback and the oracle.
     """
 
-    def __init__(self, model: nn.Module, *, fused: bool | None = None) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        fused: bool | None = None,
+        positions: Literal["library", "trained"] = "library",
+    ) -> None:
         self.model = cast(Any, model)
         families.refuse(self.model.config, self.model.config.get_text_config(decoder=True))
         try:
@@ -69,7 +77,8 @@ class Backbone:
         self.device = _place(self._embed)
         self.devices = [_place(layer) for layer in layers]
         self.dtype: torch.dtype = head.weight.dtype
-        self._reader = Reader(self.model, self.text, self.axes, self.device)
+        trained = positions == "trained"
+        self._reader = Reader(self.model, self.text, self.axes, self.device, trained)
         self.placeholders = self._reader.placeholders
         known = self.shares.count == 1 and FusedDecoder.knows(self.text)
         if fused and not known:
@@ -99,6 +108,11 @@ class Backbone:
         """
         with looked_at(self.model, self.kept), self._shown(looked):
             return self._reader.read(inputs)
+
+    @torch.no_grad()
+    def assemble(self, inputs: Inputs, rows: Float[Tensor, "seen dim"]) -> Prompt:
+        """One request's prompt from the rows its visual tokens are, whoever computed them."""
+        return self._reader.assemble(inputs, rows)
 
     # -- decoding ------------------------------------------------------------------------------
 

@@ -19,12 +19,11 @@ from saccade.core.errors import ModelError
 from saccade.core.prompt import Prefill, Prompt, Turn
 from saccade.core.sampling import Sampling, Scores
 from saccade.core.tree import ROOT, Tree
-from saccade.model.attention import Asked, Record, Segment, Step
+from saccade.model.attention import Asked, JudgedRow, Recent, Record, Segment, Step
 from saccade.model.backbone import Backbone
 from saccade.model.cache import Cache
 from saccade.model.cuda_graphs import CudaGraphs, automatic
 from saccade.model.kept import Beginnings
-from saccade.model.recent import JudgedRow, Recent
 
 CHUNK = 2048  # prompt tokens a forward: what a prefill needs beside weights and keys
 Rules = Sequence[Sampling] | Mapping[int, Sampling]
