@@ -14,9 +14,9 @@ import pytest
 import torch
 from serve.live import QUESTION, Live, made, request, serving, text_part, video_part
 
-from saccade.cli import loading
 from saccade.core.sampling import BrokenLaw, Sampling, Scores
 from saccade.core.tree import Tree, add
+from saccade.inputs import Pair
 from saccade.inputs.literal import special_in
 from saccade.serve.formats import grammar, tools
 
@@ -34,13 +34,13 @@ WORDS = ("Describe the video.", "hi", "What colour is it?", "How many objects?",
 
 
 @pytest.fixture(scope="module")
-def auto(models: loading.Models) -> Iterator[Live]:
+def auto(models: Pair) -> Iterator[Live]:
     with serving(lambda: made(models, "auto")) as live:
         yield live
 
 
 @pytest.fixture(scope="module")
-def plain(models: loading.Models) -> Iterator[Live]:
+def plain(models: Pair) -> Iterator[Live]:
     with serving(lambda: made(models, "ar")) as live:
         yield live
 
@@ -152,7 +152,7 @@ def test_a_form_that_cannot_be_followed_is_400(auto, asked, field):
 
 
 @pytest.fixture(scope="module")
-def vocabulary(models: loading.Models) -> grammar.Vocabulary:
+def vocabulary(models: Pair) -> grammar.Vocabulary:
     target = models.target
     return grammar.Vocabulary(target.tokenizer, target.backbone.vocab, [1018, 1016])
 
@@ -233,12 +233,12 @@ TOOLS = [
 
 
 @pytest.fixture(scope="module", params=[QWEN, LLAMA], ids=["qwen", "llama"])
-def calling(request: Any, models: loading.Models) -> Iterator[Live]:
+def calling(request: Any, models: Pair) -> Iterator[Live]:
     """A server whose chat template tells of tools."""
     processor = copy.copy(models.target.processor)
     processor.chat_template = request.param
     target = replace(models.target, processor=processor)
-    with serving(lambda: made(loading.Models(target, models.draft), "auto")) as live:
+    with serving(lambda: made(Pair(target, models.draft), "auto")) as live:
         yield live
 
 

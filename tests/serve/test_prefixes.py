@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from serve.live import METHOD, Live, image_part, made, serving, text_part, video_part
 
-from saccade.cli import loading
 from saccade.cli.serve import _bytes
 from saccade.core.errors import OptionError
+from saccade.inputs import Pair
 from saccade.inputs.media import Limits, Sampling
 from saccade.inputs.media.fetch import Sources
 from saccade.serve.settings import Media
@@ -24,13 +24,13 @@ QUESTIONS = ("Describe the video.", "What colour is it?", "How many objects are 
 
 
 @pytest.fixture(scope="module")
-def keeping(models: loading.Models) -> Iterator[Live]:
+def keeping(models: Pair) -> Iterator[Live]:
     with serving(lambda: made(models, METHOD, media=MEDIA)) as live:
         yield live
 
 
 @pytest.fixture(scope="module")
-def forgetting(models: loading.Models) -> Iterator[Live]:
+def forgetting(models: Pair) -> Iterator[Live]:
     with serving(lambda: made(models, METHOD, media=MEDIA, prefix_cache=0)) as live:
         yield live
 
