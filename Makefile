@@ -1,5 +1,5 @@
 # What CI runs is what you run. `make check test` before a commit.
-.PHONY: check test quick slow scale oldest bench demo wheel results families mutants rounding fuzz vllm vllm-bench docs
+.PHONY: check test quick slow scale oldest bench demo wheel results families mutants rounding fuzz vllm vllm-bench docs listed
 
 check:  ## lint, format, types
 	uv run ruff check src tests evidence examples docs
@@ -37,6 +37,9 @@ mutants:  ## bugs planted in copies of the package, each to be noticed by a fast
 HOURS ?= 4
 fuzz:  ## make fuzz HOURS=4: damaged media, bodies, names and configs; findings go to runs/fuzz
 	uv run python tests/fuzz/fuzz.py --hours $(HOURS)
+
+listed:  ## what `saccade methods` says, after a change of methods
+	uv run python -m evidence listed
 
 demo:
 	uv run saccade demo

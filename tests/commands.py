@@ -6,9 +6,8 @@ import sys
 from collections.abc import Callable
 
 import pytest
-from rich.console import Console
 
-from saccade.cli.terminal import PIPED_WIDTH
+from saccade.cli.terminal import PIPED_WIDTH, console
 
 Call = Callable[..., tuple[int, str, str]]
 
@@ -25,14 +24,14 @@ def caller(
     def run(*words: object) -> tuple[int, str, str]:
         monkeypatch.setattr("sys.argv", ["saccade", *map(str, words)])
         consoles = {
-            "out": Console(highlight=False, width=PIPED_WIDTH),
-            "err": Console(stderr=True, highlight=False, width=400),
+            "out": console(width=PIPED_WIDTH),
+            "err": console(stderr=True, width=400),
         }
         own = (f"{commands}.", "saccade.cli.")
         for name in [name for name in sys.modules if name.startswith(own)]:
-            for word, console in consoles.items():
+            for word, made in consoles.items():
                 if hasattr(sys.modules[name], word) and name != "saccade.cli.terminal":
-                    monkeypatch.setattr(sys.modules[name], word, console)
+                    monkeypatch.setattr(sys.modules[name], word, made)
         capfd.readouterr()
         with pytest.raises(SystemExit) as stopped:
             main()

@@ -15,8 +15,10 @@ PACKAGE = Path(saccade.__file__).parent
 ROOT = Path(__file__).parents[1]
 
 API = [
+    "Chat",
     "Conversation",
     "MethodError",
+    "Model",
     "ModelError",
     "OptionError",
     "Recipe",
@@ -26,6 +28,7 @@ API = [
     "Stream",
     "VideoInputError",
     "generate",
+    "load",
     "run",
     "stream",
 ]

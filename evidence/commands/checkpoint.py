@@ -9,7 +9,13 @@ from typing import Annotated
 import typer
 
 from saccade.cli.terminal import Json, out, prepare
-from saccade.core.errors import OptionError
+from saccade.core.errors import OptionError, meant
+
+FAMILIES = (  # of ``evidence.checkpoints``, named without importing it
+    *("qwen2-vl", "qwen2.5-vl", "qwen3-vl", "qwen3-vl-moe", "llava-onevision", "llava-1.5"),
+    *("llava-next", "llava-next-video", "qwen2.5-omni", "llama", "internvl", "video-llava"),
+    *("video-llama-3", "smolvlm"),
+)
 
 
 def make_checkpoint(
@@ -29,16 +35,19 @@ def make_checkpoint(
 
     Nothing is downloaded. It answers nonsense, and is for trying a family and for tests.
     """
-    prepare(None, False)
-    from evidence.checkpoints import FAMILIES, Size, make
-
     if family == "list":
-        typer.echo(json.dumps(list(FAMILIES)) if as_json else "\n".join(FAMILIES))
+        typer.echo(json.dumps(FAMILIES) if as_json else "\n".join(FAMILIES))
         return
+    if family not in FAMILIES:
+        said = meant(family, FAMILIES)
+        raise OptionError(f"unknown family {family!r}{said}; known: {', '.join(FAMILIES)}")
     if folder is None:
         raise OptionError("give a folder to write the checkpoint to")
     if hidden % 64:
         raise OptionError(f"--hidden {hidden} must be a multiple of 64: heads are 32 wide")
+    prepare(None, False)
+    from evidence.checkpoints import Size, make
+
     made = make(family, folder, seed=seed, size=Size(layers, hidden, vocab), noise=noise)
     if as_json:
         typer.echo(json.dumps({"family": family, "folder": str(made), "seed": seed}))

@@ -1,4 +1,4 @@
-"""``python -m evidence report | claims | scaling | pairs | chart``: no model is run."""
+"""``python -m evidence report | claims | scaling | pairs | chart | listed``: no model is run."""
 
 from __future__ import annotations
 
@@ -65,3 +65,11 @@ def chart(
 
     chart.write(results, path)
     out.print(f"{path} has the chart", markup=False, soft_wrap=True)
+
+
+def listed() -> None:
+    """Write the listing of the package's own methods, which `saccade methods` reads."""
+    from saccade.methods import listing, names
+
+    listing.keep(names.listing())
+    out.print(f"{listing.LISTED} has the methods", markup=False, soft_wrap=True)

@@ -182,7 +182,7 @@ def answers(
     for each in REPORTED:
         recipes[each.method] = imposed(resolve(each.method), ImposedAcceptance(each.tau - 1))
     speeds: dict[str, list[float]] = {name: [] for name in (*recipes, "hf")}
-    settings = {"max_new_tokens": tokens, "do_sample": False}
+    settings: dict[str, Any] = {"max_new_tokens": tokens, "do_sample": False}
     for turn in range(repeat + 1):  # the first warms up
         for name, method in recipes.items():
             result = run(target, prompt, draft=draft, method=method, eos_token_id=-1, **settings)

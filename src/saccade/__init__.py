@@ -16,6 +16,7 @@ if TYPE_CHECKING:
         VideoInputError,
     )
     from saccade.core.result import Result, Round
+    from saccade.corpus.answering import Chat, Model, load
     from saccade.drafting.recipe import Recipe
     from saccade.engine.conversation import Conversation
     from saccade.engine.generate import Stream, generate, run, stream
@@ -23,8 +24,10 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
+    "Chat": "corpus.answering",
     "Conversation": "engine.conversation",
     "MethodError": "core.errors",
+    "Model": "corpus.answering",
     "ModelError": "core.errors",
     "OptionError": "core.errors",
     "Recipe": "drafting.recipe",
@@ -34,13 +37,16 @@ _HOMES = {
     "Stream": "engine.generate",
     "VideoInputError": "core.errors",
     "generate": "engine.generate",
+    "load": "corpus.answering",
     "run": "engine.generate",
     "stream": "engine.generate",
 }
 
 __all__ = [
+    "Chat",
     "Conversation",
     "MethodError",
+    "Model",
     "ModelError",
     "OptionError",
     "Recipe",
@@ -50,6 +56,7 @@ __all__ = [
     "Stream",
     "VideoInputError",
     "generate",
+    "load",
     "run",
     "stream",
 ]

@@ -211,3 +211,22 @@ def test_exact_refuses_trees(call: Call, clip: Path) -> None:
     refused(call("describe", clip, "--method", "sd-tree", "--exact"), *words)
     refused(call("chat", clip, "--method", "sd-tree", "--exact"), *words)
     refused(call("compare", clip, "--methods", "ar,sd-tree", "--exact"), *words)
+
+
+def test_the_embedded_pair_says_what_it_does_not_know(
+    call: Call, clip: Path, tmp_path: Path
+) -> None:
+    """Claim: asked about frames that are not drawn, the embedded pair's ignorance is said in one
+    line, and among the JSON's warnings; about a drawn clip, and with --quiet, it is not."""
+    from PIL import Image
+
+    from saccade.world.knowing import FOREIGN
+
+    noise = np.random.default_rng(0).integers(0, 256, (112, 112, 3), dtype=np.uint8)
+    picture = tmp_path / "photo.png"
+    Image.fromarray(noise).save(picture)
+    words = ["--max-new-tokens", 4, "--method", "ar"]
+    _, printed, said = call("describe", picture, *words, "--json")
+    assert FOREIGN in said.splitlines() and FOREIGN in json.loads(printed)["warnings"]
+    assert FOREIGN not in call("describe", picture, *words, "--quiet")[2]
+    assert FOREIGN not in call("describe", clip, *words)[2]

@@ -23,6 +23,7 @@ from evidence.checkpoints import Size
 from saccade import inputs as models
 from saccade.core.errors import ModelError, OptionError
 from saccade.inputs import Loaded, architectures, loading
+from saccade.inputs import checkpoints as places
 from saccade.model.backbone import Backbone
 
 COUNT = 16
@@ -303,6 +304,7 @@ def test_an_unknown_hub_id(offline: bool, monkeypatch: pytest.MonkeyPatch, tmp_p
     alone where HF_HUB_OFFLINE is set, the hub too where not. Fails if the hub is blamed wrongly."""
     monkeypatch.setenv("HF_HUB_OFFLINE", str(int(offline)))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)  # no network in tests
+    monkeypatch.setattr(places, "_reachable", lambda address: True)
     with pytest.raises(ModelError, match="nobody/nothing-here") as caught:
         models.load("nobody/nothing-here", device="cpu")
     said = sentence(caught.value)

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from evidence.training import evaluate
-from saccade.inputs.loading import NAMES, load
+from saccade.inputs.checkpoints import NAMES
+from saccade.inputs.loading import load
 from saccade.world.train_draft import run
 from saccade.world.train_draft.recipes import Settings
 from saccade.world.train_draft.samples import Canvas

@@ -67,7 +67,7 @@ def answers(
     inputs = question(model, document)
     own = {name: value for name, value in inputs.items() if name != CONTEXT}
     length = inputs["input_ids"].shape[1]
-    settings = {"max_new_tokens": count, "do_sample": False}
+    settings: dict[str, Any] = {"max_new_tokens": count, "do_sample": False}
     truth = tuple(model.backbone.model.generate(**own, **settings)[0, length:].tolist())
     found = []
     for method in methods:

@@ -17,6 +17,7 @@ from saccade.cli.describe import describe
 from saccade.cli.doctor import doctor
 from saccade.cli.methods import methods
 from saccade.cli.real import bench_real, real_app
+from saccade.cli.sections import Sections
 from saccade.cli.serve import serve
 from saccade.cli.shapes import shapes_app
 from saccade.cli.terminal import err
@@ -27,7 +28,6 @@ from saccade.core.errors import SaccadeError
 app = typer.Typer(
     help="Vision-language models that answer faster, with exactly the same answers.",
     no_args_is_help=True,
-    add_completion=False,
     rich_markup_mode=None,
 )
 
@@ -43,19 +43,19 @@ def top(
         raise typer.Exit()
 
 
-app.command()(demo)
-app.command()(describe)
-app.command()(chat)
-app.command()(caption)
-app.command("caption-merge")(caption_merge)
-app.command()(compare)
-app.command()(serve)
-app.command()(ui)
-app.command()(methods)
-app.command()(calibrate)
-app.command()(doctor)
-app.command("train-draft")(train_draft)
-bench_app.command("real")(bench_real)
+app.command(cls=Sections)(demo)
+app.command(cls=Sections)(describe)
+app.command(cls=Sections)(chat)
+app.command(cls=Sections)(caption)
+app.command("caption-merge", cls=Sections)(caption_merge)
+app.command(cls=Sections)(compare)
+app.command(cls=Sections)(serve)
+app.command(cls=Sections)(ui)
+app.command(cls=Sections)(methods)
+app.command(cls=Sections)(calibrate)
+app.command(cls=Sections)(doctor)
+app.command("train-draft", cls=Sections)(train_draft)
+bench_app.command("real", cls=Sections)(bench_real)
 app.add_typer(bench_app, name="bench")
 app.add_typer(real_app, name="real")
 app.add_typer(shapes_app, name="shapes")

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from saccade.cli import loading, options
 from saccade.cli.options import LoadOptions, ModelOptions, grouped
@@ -67,6 +66,14 @@ def bench(
         return
     known = loading.known(models, how)
     prepare(known.threads, verbose)
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+    )
+
     from saccade.bench import report, runner
     from saccade.corpus import rows
 
@@ -77,7 +84,7 @@ def bench(
     plan = runner.Plan(suites, names, limit, part, seed, max_new_tokens, exact, temperature)
 
     with Progress(
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         MofNCompleteColumn(),
         TimeRemainingColumn(),

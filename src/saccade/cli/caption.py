@@ -67,6 +67,7 @@ def caption(
 
     known = loading.known(models, how, method)
     part = rows.shard(shard)
+    loading.warn_of_embedded(known.target)
     prepare(known.threads, verbose)
     from saccade import corpus
 

@@ -14,6 +14,13 @@ from saccade.cli.describe import answer, described, showing
 from saccade.cli.options import ClipOptions, LoadOptions, ModelOptions, grouped
 from saccade.cli.terminal import Json, Quiet, Verbose, err, prepare
 
+RESET = "/reset"
+ENDS = ("", "exit", "quit", "/exit", "/quit")
+SAID = {
+    RESET: "what was said is forgotten; the video stays",
+    "/help": "a question a line; /reset forgets what was said; exit, or an empty line, ends this",
+}
+
 
 @grouped
 def chat(
@@ -31,16 +38,18 @@ def chat(
 ) -> None:
     """Ask one question after another about a video; only what is new is read.
 
-    A question a line on standard input; an empty line or the end of input ends it.
+    A question a line on standard input. /reset forgets what was said, /help says so; exit, an
+    empty line or the end of input ends it.
     """
-    known = loading.known(models, how, method)
-    prepare(known.threads, verbose)
+    known, show = loading.known(models, how, method), showing(as_json, quiet)
+    clip = loading.read(
+        video, frames.sampling(), quiet=show != "all", warn=not quiet, target=known.target
+    )
+    prepare(known.threads, verbose, quiet=show != "all")
     from saccade.engine.conversation import Conversation
     from saccade.inputs import shown
 
     (recipe,) = loading.recipes([known.method], exact)
-    show = showing(as_json, quiet)
-    clip = loading.read(video, frames.sampling(), quiet=show != "all", warn=not quiet)
     pair = known.models(quiet=show != "all")
     history: list[tuple[str, str]] = []
     asking = sys.stdin.isatty() and show == "all"
@@ -55,7 +64,13 @@ def chat(
         max_new_tokens=max_new_tokens,
         do_sample=False,
     ) as talk:
-        while question := _question(asking):
+        while (question := _question(asking)) not in ENDS:
+            if question == RESET:
+                talk.close()
+                history.clear()
+            if question in SAID:
+                err.print(SAID[question], markup=False)
+                continue
             inputs, own = pair.ask(question, **shown(clip), history=history)
             begin = partial(talk.stream, inputs, draft_inputs=own)
             result = answer(pair.target, begin, show)
@@ -67,5 +82,5 @@ def chat(
 def _question(asking: bool) -> str:
     """The next line of standard input; empty at the end."""
     if asking:
-        err.print("\n[bold]?[/bold] ", end="")
+        err.print("\n[bold]?[/bold] [dim](/help)[/dim] ", end="")
     return sys.stdin.readline().strip()

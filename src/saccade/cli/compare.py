@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from saccade.inputs.media import Clip
 
 REPEAT, MANY = 3, 8
+PEERS = ("hf", "hf-assisted", "hf-assisted-seeing", "hf-lookup")  # others' implementations
 
 
 @grouped
@@ -28,9 +29,12 @@ def compare(
     models: ModelOptions,
     frames: ClipOptions,
     how: LoadOptions,
+    question: options.Question = None,
     methods: Annotated[
         str | None,
-        typer.Option(help="Comma-separated, or all; hf, hf-assisted, hf-lookup too."),
+        typer.Option(
+            "--methods", "-m", help="Comma-separated, or all; hf, hf-assisted, hf-lookup too."
+        ),
     ] = None,
     prompt: options.Prompt = options.QUESTION,
     max_new_tokens: options.Tokens = 256,
@@ -48,14 +52,16 @@ def compare(
     verbose: Verbose = False,
 ) -> None:
     """Run several methods on one video, interleaved, and show what each one costs."""
+    prompt = options.asked(question, prompt)
     known = loading.known(models, how)
-    prepare(known.threads, verbose)
+    names = loading.method_names(methods or f"ar,{known.method},hf")
+    loading.check_methods(names, beside=PEERS)
+    clip = loading.read(video, frames.sampling(), quiet=as_json, target=known.target)
+    prepare(known.threads, verbose, quiet=as_json)
     from saccade.bench.compare import named
 
-    names = loading.method_names(methods or f"ar,{known.method},hf")
     ours = [name for name, recipe in named(names).items() if recipe is not None]
     loading.recipes(ours, exact)
-    clip = loading.read(video, frames.sampling(), quiet=as_json)
     pair = known.models(quiet=as_json)
     found = compared(
         pair,

@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from saccade.cli import loading, options
 from saccade.cli.compare import compared
 from saccade.cli.options import DEFAULT_METHOD
-from saccade.cli.terminal import PIPED_WIDTH, Json, Threads, Verbose, out, prepare
+from saccade.cli.terminal import PIPED_WIDTH, Json, Threads, Verbose, console, out, prepare
 
 DEMO_SEED, DEMO_FRAMES, DEMO_SIZE = 20_000_002, 64, 224  # never trained on
 
@@ -51,8 +50,7 @@ def demo(
     if as_json:
         typer.echo(json.dumps(found.json()))
         return
-    page = Console(
-        highlight=False,
+    page = console(
         record=True,
         width=out.width if out.is_terminal and not picture else PIPED_WIDTH,
     )

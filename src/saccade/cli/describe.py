@@ -44,6 +44,7 @@ def describe(
     video: Annotated[
         str | None, typer.Argument(help="A video, GIF, image or folder of frames; - is stdin.")
     ] = None,
+    question: options.Question = None,
     prompt: options.Prompt = options.QUESTION,
     document: options.Documents = None,
     method: options.Method = None,
@@ -60,24 +61,27 @@ def describe(
 
     A target over several GPUs: torchrun --nproc-per-node 4 -m saccade describe ... --tp
     """
+    prompt = options.asked(question, prompt)
     if tp and method is None:  # auto times forwards, which processes would do apart
         method = "specvlm" if models.draft or models.target in (None, "shapes") else "std"
-    known = loading.known(models, how, method)
-    prepare(known.threads, verbose)
+    known, show = loading.known(models, how, method), showing(as_json, quiet)
+    if tp:
+        _in_several_processes(video or "", exact)
+    texts, clip = loading.documents(document), None
+    if video is not None or not texts:
+        clip = loading.read(
+            video or "", frames.sampling(), quiet=show != "all", warn=not quiet, target=known.target
+        )
+    elif not quiet:
+        loading.warn_of_embedded(known.target)
+    prepare(known.threads, verbose, quiet=show != "all")
     from saccade.drafting.recipe import split
     from saccade.engine.generate import stream
     from saccade.inputs import shown
     from saccade.model import tensor_parallel
 
-    if tp:
-        _in_several_processes(video or "", exact)
     (recipe,) = loading.recipes([known.method], exact)
     recipe = split(recipe) if tp else recipe
-    show = showing(as_json, quiet)
-    texts = loading.documents(document)
-    clip = None
-    if video is not None or not texts:
-        clip = loading.read(video or "", frames.sampling(), quiet=show != "all", warn=not quiet)
     pair = known.models(quiet=show != "all", tp=tp)
     if tp and seed is None:
         seed = tensor_parallel.agreed(secrets.randbits(63))

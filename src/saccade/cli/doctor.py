@@ -6,6 +6,7 @@ import json
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.text import Text
 
 from saccade.cli import loading, options
 from saccade.cli.options import FrameOptions, grouped
@@ -151,7 +152,7 @@ def _show(found: Diagnosis, device: str) -> None:
 
     table = columns(["model"], ["weights", "cache", "a step reads"])
     for part in found.parts:
-        table.add_row(part.name, gib(part.weights), gib(part.cache), gib(part.step))
+        table.add_row(Text(part.name), gib(part.weights), gib(part.cache), gib(part.step))
     out.print(table)
     out.print(
         f"[dim]{found.tokens} tokens; {gib(found.needed)} needed, {gib(found.there)} free on "

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from saccade.cli.options import DEFAULT_METHOD, LoadOptions, ModelOptions
 from saccade.cli.terminal import err, status, steps
+from saccade.inputs import checkpoints
 
 if TYPE_CHECKING:
     import numpy as np
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from saccade.drafting.recipe import Recipe
     from saccade.inputs import Pair
     from saccade.inputs.media import Clip, Sampling
+    from saccade.methods.listing import Listing
 
     Models = Pair  # what commands call it
 
@@ -48,7 +50,7 @@ def known(given: ModelOptions, how: LoadOptions, method: str | None = None) -> K
         found = read(given.config)
     # a file's draft goes with its target
     same = given.target is None or given.target == found.get("target")
-    return Known(
+    told = Known(
         given.target or found.get("target", "shapes"),
         given.draft or (found.get("draft") if same else None),
         method or found.get("method", DEFAULT_METHOD),
@@ -56,6 +58,31 @@ def known(given: ModelOptions, how: LoadOptions, method: str | None = None) -> K
         given.captioner,
         how.load,
     )
+    check_methods([told.method])
+    for name in filter(None, (told.target, told.draft)):
+        with status(f"looking for {name}", quiet=False):
+            checkpoints.check(name)
+    return told
+
+
+def listing() -> Listing:
+    """Every method there is: as data where our own are all, else as they are brought."""
+    from saccade.methods.listing import kept
+
+    if (found := kept()) is not None:
+        return found
+    from saccade.methods import names
+
+    return names.listing()
+
+
+def check_methods(names: Iterable[str], beside: Sequence[str] = ()) -> None:
+    """Raises MethodError for a name that is neither a method's nor among those ``beside``; the
+    values of its axes are read when it is resolved."""
+    known = listing()
+    known = replace(known, methods={**known.methods, **{name: {} for name in beside}})
+    for name in names:
+        known.check(name)
 
 
 def split(names: str) -> list[str]:
@@ -65,9 +92,8 @@ def split(names: str) -> list[str]:
 
 def method_names(given: str) -> tuple[str, ...]:
     """Methods named between commas, each once; ``all`` is every one of ours."""
-    from saccade.methods import SYSTEMS
-
-    every = [each for name in split(given) for each in (SYSTEMS if name == "all" else [name])]
+    known = listing().methods
+    every = [each for name in split(given) for each in (known if name == "all" else [name])]
     return tuple(dict.fromkeys(every))
 
 
@@ -100,7 +126,16 @@ def captioner_of(
     return captions.later(name or captions.SHAPES, frames, device)
 
 
-def read(video: str, sampling: Sampling, *, quiet: bool, warn: bool = True) -> Clip:
+def read(
+    video: str,
+    sampling: Sampling,
+    *,
+    quiet: bool,
+    warn: bool = True,
+    target: str | None = None,
+) -> Clip:
+    """The clip, its warnings told; where ``target`` is the embedded pair, also that it knows
+    nothing of such a clip."""
     from saccade.core.errors import OptionError
     from saccade.inputs import media
 
@@ -111,9 +146,21 @@ def read(video: str, sampling: Sampling, *, quiet: bool, warn: bool = True) -> C
     with steps(quiet=quiet) as tell:
         tell("opening the video")
         clip = media.read(video, sampling, progress=partial(tell, "decoding frames"))
+    if target is not None:
+        from saccade.world import knowing
+
+        clip = knowing.remarked(clip, target)
     for warning in clip.warnings if warn else ():
-        err.print(warning, style="yellow", markup=False)
+        err.print(warning, style="yellow", markup=False, soft_wrap=True)
     return clip
+
+
+def warn_of_embedded(target: str) -> None:
+    """Says what the embedded pair knows, before it answers about media nobody has seen yet."""
+    from saccade.world import knowing
+
+    if knowing.embedded(target):
+        err.print(knowing.FOREIGN, style="yellow", markup=False, soft_wrap=True)
 
 
 def models(target: str, draft: str | None, *, quiet: bool, **how: Any) -> Pair:

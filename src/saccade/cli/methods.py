@@ -6,29 +6,27 @@ import json
 
 import typer
 from rich.table import Table
+from rich.text import Text
 
+from saccade.cli import loading
 from saccade.cli.terminal import Json, out
 
 
 def methods(as_json: Json = False) -> None:
     """The named methods, what each chooses, and the choices there are on each axis."""
-    from saccade.methods import SYSTEMS, axes, choices
-
+    known = loading.listing()
     if as_json:
-        listed = {
-            name: {"about": recipe.about, **choices(recipe)} for name, recipe in SYSTEMS.items()
-        }
-        typer.echo(json.dumps({"methods": listed, "axes": axes()}))
+        typer.echo(json.dumps({"methods": known.methods, "axes": known.axes}))
         return
     table = Table(box=None, pad_edge=False, show_header=False)
-    for name, recipe in SYSTEMS.items():
-        chosen = "/".join(f"{axis}={value}" for axis, value in choices(recipe).items())
-        table.add_row(f"[bold]{name}[/bold]", f"{recipe.about}\n[dim]{chosen}[/dim]")
+    for name, told in known.methods.items():
+        chosen = "/".join(f"{axis}={value}" for axis, value in told.items() if axis != "about")
+        table.add_row(Text(name, "bold"), Text.assemble(told["about"], "\n", (chosen, "dim")))
     out.print(table)
     out.print(
         "\nAny choice can be swapped: NAME/axis=value/..., e.g. specvlm/shape=chain-7/keep=0.05\n"
     )
-    known = Table(box=None, pad_edge=False, show_header=False)
-    for axis, values in axes().items():
-        known.add_row(f"[bold]{axis}[/bold]", ", ".join(values))
-    out.print(known)
+    choices = Table(box=None, pad_edge=False, show_header=False)
+    for axis, values in known.axes.items():
+        choices.add_row(Text(axis, "bold"), ", ".join(values))
+    out.print(choices)

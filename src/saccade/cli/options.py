@@ -27,18 +27,34 @@ DEFAULT_METHOD = "auto"
 
 Method = Annotated[
     str | None,
-    typer.Option(help=f"NAME/axis=value/..., see `saccade methods`; else {DEFAULT_METHOD}."),
+    typer.Option(
+        "--method",
+        "-m",
+        help=f"NAME/axis=value/..., see `saccade methods`; else {DEFAULT_METHOD}.",
+    ),
 ]
 Target = Annotated[
-    str | None, typer.Option(help="Target: a checkpoint folder or hub id; else the embedded pair.")
+    str | None,
+    typer.Option(
+        "--target", "-t", help="Target: a checkpoint folder or hub id; else the embedded pair."
+    ),
 ]
-Draft = Annotated[str | None, typer.Option(help="Draft: a checkpoint folder or hub id.")]
+Draft = Annotated[
+    str | None, typer.Option("--draft", "-d", help="Draft: a checkpoint folder or hub id.")
+]
 Documents = Annotated[
     list[Path] | None,
     typer.Option("--document", help="A long text beside the video, or instead (repeatable)."),
 ]
-Prompt = Annotated[str, typer.Option(help="What to ask about the video.")]
-Tokens = Annotated[int, typer.Option(min=1, help="The longest answer, in tokens.")]
+Prompt = Annotated[
+    str, typer.Option("--prompt", "-p", help="What to ask about the video: as the question.")
+]
+Question = Annotated[
+    str | None, typer.Argument(help=f"What to ask about it; else '{QUESTION}'", show_default=False)
+]
+Tokens = Annotated[
+    int, typer.Option("--max-new-tokens", "-n", min=1, help="The longest answer, in tokens.")
+]
 Tp = Annotated[
     bool, typer.Option("--tp", help="Split the target over the processes torchrun started.")
 ]
@@ -159,6 +175,13 @@ class DrawOptions:
             sampling = {}
         stops = {"stop_strings": self.stop} if self.stop else {}
         return {"do_sample": self.temperature > 0, **sampling, **stops}
+
+
+def asked(question: str | None, prompt: str) -> str:
+    """The question, given after the video or by --prompt. Raises OptionError for both."""
+    if question is not None and prompt != QUESTION:
+        raise OptionError("give the question after the video or by --prompt, not both")
+    return prompt if question is None else question
 
 
 def grouped(command: Callable[..., None]) -> Callable[..., None]:

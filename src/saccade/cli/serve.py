@@ -97,6 +97,7 @@ def serve(
     if replicas is None and (ray is not None or max_replicas is not None):
         raise OptionError("--ray and --max-replicas are of several servers: give --replicas")
     known = loading.known(models, how, method)
+    loading.warn_of_embedded(known.target)
     prepare(known.threads, verbose)
     from saccade.inputs.media import Limits, Sampling
     from saccade.inputs.media.fetch import Sources

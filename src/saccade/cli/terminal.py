@@ -7,11 +7,12 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Annotated, Protocol
+from typing import Annotated, Any, Protocol
 
 import typer
 from rich.console import Console
 from rich.logging import RichHandler
+from rich.text import Text
 
 from saccade.core.errors import OptionError
 
@@ -20,25 +21,32 @@ EVERY = 30.0  # seconds between lines of progress where there is no terminal
 
 PIPED_WIDTH = 120
 
-out, err = Console(highlight=False), Console(stderr=True, highlight=False)
+
+def console(**how: Any) -> Console:
+    """A console that prints what it is given: no :word: becomes a picture, no number a colour."""
+    return Console(highlight=False, emoji=False, **how)
+
+
+out, err = console(), console(stderr=True)
 if not out.is_terminal:
-    out = Console(highlight=False, width=PIPED_WIDTH)
+    out = console(width=PIPED_WIDTH)
 
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")]
 Threads = Annotated[int | None, typer.Option(min=1, help="CPU threads.")]
-Quiet = Annotated[bool, typer.Option("--quiet", help="The answer's text and nothing else.")]
-Verbose = Annotated[bool, typer.Option(help="Log what happens.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="The answer's text and nothing else.")]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Log what happens.")]
 
 
-def prepare(threads: int | None, verbose: bool) -> None:
-    """Threads and logging, before anything heavy runs."""
+def prepare(threads: int | None, verbose: bool, *, quiet: bool = False) -> None:
+    """Threads and logging, before anything heavy runs; importing torch takes seconds by itself."""
     logging.basicConfig(
         level=logging.INFO if verbose else logging.ERROR,
         format="%(message)s",
         handlers=[RichHandler(console=err, show_path=False)],
     )
-    import torch
-    from transformers.utils import logging as hf_logging
+    with status("starting PyTorch and Transformers", quiet=quiet):
+        import torch
+        from transformers.utils import logging as hf_logging
 
     if not verbose:
         hf_logging.set_verbosity_error()
@@ -63,8 +71,8 @@ def status(what: str, *, quiet: bool) -> Iterator[Callable[[str], None]]:
     if quiet or not err.is_terminal:
         yield lambda text: None
         return
-    with err.status(what) as line:
-        yield line.update
+    with err.status(Text(what)) as line:
+        yield lambda text: line.update(Text(text))
 
 
 @contextmanager
@@ -102,7 +110,8 @@ def steps(*, quiet: bool) -> Iterator[Tell]:
         return
     from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-    columns = TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[count]}")
+    what, count = "{task.description}", "{task.fields[count]}"
+    columns = TextColumn(what, markup=False), BarColumn(), TextColumn(count, markup=False)
     with Progress(*columns, TimeElapsedColumn(), console=err, transient=True) as bars:
         shown: dict[str, TaskID] = {}
 

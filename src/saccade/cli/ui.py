@@ -56,7 +56,14 @@ def ui(
         loaded = known.models(quiet=False)
         pair = asking.PageModels(loaded.target, loaded.draft, known.captions)
         limits = Limits(max_bytes=max_upload_mb << 20, max_frames=max_frames, max_seconds=60)
-        settings = asking.PageSettings(known.method, limits, max_prompt, max_new_tokens)
+        settings = asking.PageSettings(
+            method=known.method,
+            target=known.target,
+            draft=None if loaded.draft is None else loaded.draft.name,
+            limits=limits,
+            max_prompt=max_prompt,
+            max_new_tokens=max_new_tokens,
+        )
         app = page.app(page.build(lambda: pair, settings), settings)
         config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=PATIENCE)
         out.print(f"http://{host}:{door.getsockname()[1]}  (Ctrl-C ends it)", markup=False)

@@ -4,6 +4,8 @@ The command line prints the message and exits with code 2; the server answers wi
 Any other exception is a bug in Saccade.
 """
 
+import difflib
+from collections.abc import Iterable
 from typing import Literal
 
 VideoInputCode = Literal[
@@ -57,3 +59,10 @@ class MethodError(SaccadeError):
 
 class OptionError(SaccadeError):
     """An option has a value that cannot be used."""
+
+
+def meant(name: str, known: Iterable[str]) -> str:
+    """What to add to an error about a name nobody knows: the known one that is nearest, if any."""
+    others = [other for other in known if other != name]
+    found = difflib.get_close_matches(name, others, n=1, cutoff=0.7)
+    return f" (did you mean {found[0]}?)" if found else ""

@@ -9,12 +9,12 @@ import copy
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 from transformers import GenerationConfig, LogitsProcessorList, MaxTimeCriteria
 
-from saccade.core.errors import OptionError
+from saccade.core.errors import OptionError, meant
 from saccade.core.result import FinishReason
 from saccade.core.sampling import Grammar, Sampling
 
@@ -32,6 +32,42 @@ class Options:
     pad: int = 0  # what the shorter answers of a batch are padded with
 
 
+class Settings(TypedDict, total=False):
+    """``GenerationConfig``'s names as editors offer them; no other is passed over in silence."""
+
+    max_new_tokens: int | None
+    min_new_tokens: int | None
+    max_length: int | None
+    max_time: float | None
+    do_sample: bool | None
+    temperature: float | None
+    top_p: float | None
+    top_k: int | None
+    min_p: float | None
+    typical_p: float | None
+    repetition_penalty: float | None
+    no_repeat_ngram_size: int | None
+    bad_words_ids: list[list[int]] | None
+    eos_token_id: int | list[int] | None
+    pad_token_id: int | None
+    stop_strings: str | list[str] | None
+
+
+class Asked(Settings, total=False):
+    """What else ``generate`` of Transformers takes."""
+
+    generation_config: GenerationConfig | None
+    logits_processor: LogitsProcessorList | None
+    stopping_criteria: Sequence[Any] | None
+    prefix_allowed_tokens_fn: Callable[..., list[int]] | None
+
+
+OURS = {  # what others call it, and how it is written here
+    "assistant_model": "draft",
+    "assistant_tokenizer": "draft_inputs",
+    "max_tokens": "max_new_tokens",
+    "stop": "stop_strings",
+}
 RANGES = {  # above the first, up to the second
     "temperature": (0.0, 1e6),
     "top_p": (0.0, 1.0),
@@ -72,12 +108,18 @@ def settle(
     except ValueError as error:
         raise OptionError(_first_line(error)) from error
     if unknown:
-        raise OptionError(f"unknown generation argument {', '.join(sorted(unknown))}")
+        told = [f"{name}{_meant(name, config)}" for name in sorted(unknown)]
+        raise OptionError(f"unknown generation argument {', '.join(told)}")
     given = config.to_dict()
     for name, allowed in REFUSED.items():
         if given.get(name) not in allowed:
             raise OptionError(f"{name}={given[name]!r} is not supported by saccade; leave it out")
     return config
+
+
+def _meant(name: str, config: GenerationConfig) -> str:
+    ours = OURS.get(name)
+    return meant(name, config.to_dict()) if ours is None else f" (did you mean {ours}?)"
 
 
 def _sound(given: Mapping[str, Any]) -> None:

@@ -5,11 +5,14 @@ Frozen, and known to no model. ``p`` is the target's law, ``q`` the draft's, alw
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Literal
 
 from saccade.core.sampling import Scores
 from saccade.core.tree import Tree
+
+UNFINISHED = "\ufffd"  # how the beginning of a character decodes
 
 FinishReason = Literal["stop", "length", "error"]
 
@@ -32,7 +35,21 @@ class Verdict:
         return self.accepted if self.own is None else (*self.accepted, self.own)
 
 
-@dataclass(frozen=True)
+def spelt(
+    decode: Callable[[Sequence[int]], str], ids: Sequence[int], start: int, end: int, over: bool
+) -> str:
+    """The text that ``ids[start:end]`` add to what came before them; what may be half a character
+    waits for the rest, unless the answer is ``over``."""
+
+    def shown(count: int) -> str:
+        while (text := decode(ids[:count])).endswith(UNFINISHED) and count:
+            count -= 1
+        return text
+
+    return (decode(ids[:end]) if over else shown(end))[len(shown(start)) :]
+
+
+@dataclass(frozen=True, repr=False)
 class Round:
     """One propose-verify-commit of one request. ``p`` and ``q`` live until the fold has run."""
 
@@ -45,10 +62,23 @@ class Round:
     draft_seconds: float
     verify_seconds: float
     note: tuple[float, ...] = ()  # what the draft decided by: an ensemble's weights, odds
+    spell: Callable[[], str] | None = field(default=None, repr=False, compare=False)
 
     @property
     def tokens(self) -> tuple[int, ...]:
         return self.verdict.tokens
+
+    @property
+    def text(self) -> str:
+        """What this round adds to the answer; empty without a tokenizer. A character that several
+        tokens spell comes with the last of them."""
+        return "" if self.spell is None else self.spell()
+
+    def __repr__(self) -> str:
+        """In a line: its laws are as long as the vocabulary."""
+        drafted, accepted = len(self.tree.tokens), len(self.verdict.accepted)
+        text = "" if self.spell is None else f" {self.text!r}"
+        return f"<Round of request {self.request}: {accepted} of {drafted} accepted{text}>"
 
     def scalars(self) -> RoundRecord:
         return RoundRecord(

@@ -7,7 +7,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Sequence
-from typing import Any
+from dataclasses import replace
+from functools import partial
+from typing import Any, Unpack
 
 import torch
 from jaxtyping import Int
@@ -15,8 +17,9 @@ from torch import Tensor, nn
 from transformers import GenerationConfig, LogitsProcessorList
 
 from saccade.core.errors import OptionError
+from saccade.core.options import Asked, Settings
 from saccade.core.prompt import Inputs
-from saccade.core.result import Result, Round
+from saccade.core.result import Result, Round, spelt
 from saccade.drafting.recipe import Recipe
 from saccade.engine.call import Call, Phase
 from saccade.engine.request import Captioner, Request, Spans, backbone, check_streamer
@@ -26,6 +29,8 @@ from saccade.model.backbone import Backbone
 from saccade.model.timing import Clock
 
 DEFAULT_METHOD = "auto"
+
+Decode = Callable[[Sequence[int]], str]
 
 
 class Stream(Iterator[Round]):
@@ -55,6 +60,7 @@ class Stream(Iterator[Round]):
         self.call: Call | None = call
         self.closed = False
         self.results: list[Result] = []
+        self._ids: dict[int, list[int]] = {}  # emitted so far, by request
         self._rounds = self._work(call, on_phase or (lambda name: None), keep)
 
     def __next__(self) -> Round:
@@ -64,6 +70,15 @@ class Stream(Iterator[Round]):
         """Stops decoding; nothing more is emitted."""
         self.closed = True
         self._rounds.close()
+
+    def _spelling(self, round: Round, decode: Decode | None) -> Round:
+        """The round with how its text is spelt, which costs nothing until somebody reads it."""
+        if decode is None:
+            return round
+        ids = self._ids.setdefault(round.request, [])
+        ids += round.tokens
+        ends = len(ids) - len(round.tokens), len(ids), round.finish is not None
+        return replace(round, spell=partial(spelt, decode, ids, *ends))
 
     def _work(self, call: Call, phase: Phase, keep: bool) -> Generator[Round, None, None]:
         peak = memory.Peak(call.target.devices)
@@ -75,7 +90,7 @@ class Stream(Iterator[Round]):
             for round in call.rounds():
                 if round.finish is not None and not keep:
                     call.end(round.request)
-                yield round
+                yield self._spelling(round, call.request.decode)
             self.results = call.results(clock.since(), peak.bytes())
         except (RuntimeError, MemoryError) as error:
             if not memory.ran_out(error):
@@ -92,12 +107,17 @@ def stream(
     inputs: Inputs,
     *,
     draft: nn.Module | Backbone | None = None,
+    draft_inputs: Inputs | None = None,
     method: str | Recipe = DEFAULT_METHOD,
+    tokenizer: Any = None,
+    seed: int | None = None,
+    captioner: Captioner | None = None,
+    context: Spans | Sequence[Spans] | None = None,
     on_phase: Phase | None = None,
     call: Call | None = None,
     keep: bool = False,
     exact: bool = False,
-    **asked: Any,
+    **settings: Unpack[Asked],
 ) -> Stream:
     """The rounds of an answer as they happen; ``.results`` afterwards.
 
@@ -105,14 +125,18 @@ def stream(
         model: the target, a loaded Hugging Face model.
         inputs: what the target's processor returned, one or several requests.
         draft: the draft model, for methods that use one.
+        draft_inputs: the draft's processor output, where it differs from the target's.
         method: a method's name with overrides, or a recipe; see ``saccade methods``.
+        tokenizer: a tokenizer or processor: text in rounds and results, and stop strings.
+        seed: names the noise of sampling; a fresh one when None.
+        captioner: inputs -> one caption a request, for views that read one.
+        context: which text is a document that views may prune, as :meth:`Request.of` takes it.
         call: an earlier stream's ``call`` (made with ``keep``): ``inputs`` are its conversation
             gone on, and only what is new is read. Other videos or pixels start afresh.
         keep: leaves the caches for a later turn; see :class:`saccade.Conversation`.
         exact: bit for bit the answer of ``method="ar", exact=True``, in bf16 and fp16 too; drafts
             are chains, and a forward costs as much as one of 16 rows. See ``docs/lossless.md``.
-        asked: as :meth:`Request.of` (``saccade/engine/request.py``): draft_inputs, tokenizer, seed,
-            captioner, context, ... and ``GenerationConfig``'s names (max_new_tokens, ...).
+        settings: ``GenerationConfig``'s names, of which :class:`Asked` has those in use.
 
     Raises:
         OptionError, MethodError, ModelError: before any work, in one sentence.
@@ -120,7 +144,16 @@ def stream(
     target = backbone(model)
     return Stream(
         target,
-        Request.of(target, inputs, **asked),
+        Request.of(
+            target,
+            inputs,
+            draft_inputs=draft_inputs,
+            tokenizer=tokenizer,
+            seed=seed,
+            captioner=captioner,
+            context=context,
+            **settings,
+        ),
         method if isinstance(method, Recipe) else resolve(method),
         draft=None if draft is None else backbone(draft),
         on_phase=on_phase,
@@ -130,9 +163,36 @@ def stream(
     )
 
 
-def run(model: nn.Module | Backbone, inputs: Inputs, **arguments: Any) -> Result:
+def run(
+    model: nn.Module | Backbone,
+    inputs: Inputs,
+    *,
+    draft: nn.Module | Backbone | None = None,
+    draft_inputs: Inputs | None = None,
+    method: str | Recipe = DEFAULT_METHOD,
+    tokenizer: Any = None,
+    seed: int | None = None,
+    captioner: Captioner | None = None,
+    context: Spans | Sequence[Spans] | None = None,
+    on_phase: Phase | None = None,
+    exact: bool = False,
+    **settings: Unpack[Asked],
+) -> Result:
     """One answer with its measures; arguments as :func:`stream`. One request at a time."""
-    rounds = stream(model, inputs, **arguments)
+    rounds = stream(
+        model,
+        inputs,
+        draft=draft,
+        draft_inputs=draft_inputs,
+        method=method,
+        tokenizer=tokenizer,
+        seed=seed,
+        captioner=captioner,
+        context=context,
+        on_phase=on_phase,
+        exact=exact,
+        **settings,
+    )
     if len(inputs["input_ids"]) != 1:
         raise OptionError("saccade.run answers one request; use saccade.generate for a batch")
     for _ in rounds:
@@ -158,7 +218,7 @@ def generate(
     captioner: Captioner | None = None,
     exact: bool = False,
     streamer: Any = None,
-    **settings: Any,
+    **settings: Unpack[Settings],
 ) -> Int[Tensor, "batch len"]:
     """Prompt and answer ids, like Hugging Face's ``generate``; answers are padded to the longest.
 

@@ -7,8 +7,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from saccade.inputs.checkpoints import EMBEDDED
     from saccade.inputs.loading import (
-        EMBEDDED,
         Loaded,
         bits,
         check_pair,
@@ -22,7 +22,10 @@ if TYPE_CHECKING:
     )
     from saccade.inputs.questions import Pair, ask, ask_draft, put, shown
 
-_QUESTIONS = {"Pair", "ask", "ask_draft", "put", "shown"}
+_HOMES = {
+    "EMBEDDED": "checkpoints",
+    **dict.fromkeys(("Pair", "ask", "ask_draft", "put", "shown"), "questions"),
+}
 
 __all__ = [
     "EMBEDDED",
@@ -47,5 +50,5 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'saccade.inputs' has no attribute {name!r}")
-    home = "questions" if name in _QUESTIONS else "loading"
+    home = _HOMES.get(name, "loading")
     return getattr(import_module(f"saccade.inputs.{home}"), name)

@@ -15,7 +15,8 @@ from transformers import AutoModelForImageTextToText, AutoProcessor
 
 from saccade.core.errors import ModelError
 from saccade.core.prompt import Inputs
-from saccade.inputs.loading import check_folder, first_line, load, pick_device
+from saccade.inputs.checkpoints import cached_only, check_folder
+from saccade.inputs.loading import first_line, load, pick_device
 from saccade.inputs.questions import put
 
 MAX_TOKENS = 64
@@ -75,9 +76,10 @@ def _load(name: str, device: str | None) -> tuple[Any, Any]:
         small = load("shapes-draft-naive")
         return small.backbone.model, small.processor
     check_folder(name, name)
+    how = {"local_files_only": cached_only(name, name)}
     try:
-        processor = AutoProcessor.from_pretrained(name)
-        model = AutoModelForImageTextToText.from_pretrained(name, use_safetensors=True)
+        processor = AutoProcessor.from_pretrained(name, **how)
+        model = AutoModelForImageTextToText.from_pretrained(name, use_safetensors=True, **how)
     except (OSError, ValueError, KeyError) as error:
         raise ModelError(f"the captioner {name} cannot be loaded: {first_line(error)}") from error
     return model.to(pick_device(device)).eval(), processor

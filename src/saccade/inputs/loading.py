@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,17 +22,12 @@ from transformers import (
 
 from saccade.core.errors import ModelError, OptionError, SaccadeError
 from saccade.inputs import architectures, footprint
+from saccade.inputs.checkpoints import cached_only, check_folder, offline, source_of
 from saccade.model import families, memory
 from saccade.model.backbone import Backbone
 
-EMBEDDED = Path(__file__).parents[1] / "world" / "pair"
 MOST_PARTS = 10_000  # layers or experts of a model
 COUNTS = re.compile(r"layers$|depth$|num_\w*experts$")
-NAMES = {  # what --target and --draft call the pair in the package
-    "shapes": EMBEDDED / "target",
-    "shapes-draft": EMBEDDED / "draft",
-    "shapes-draft-naive": EMBEDDED / "draft-naive",
-}
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 PLAIN = (*DTYPES.values(), torch.float64)
 
@@ -85,7 +79,7 @@ def load(
     positions: Literal["library", "trained"] = "library",
     tp: bool = False,
 ) -> Loaded:
-    """Loads a checkpoint folder, a hub id, or one of the embedded models by ``NAMES``.
+    """Loads a checkpoint folder, a hub id, or one of the embedded models by ``checkpoints.NAMES``.
 
     Only safetensors weights are read. Raises ModelError or OptionError, in one sentence, before
     any weight is read where that can be known.
@@ -104,7 +98,7 @@ def load(
     if tp and (device_map is not None or quantize is not None):
         raise OptionError("a target split over processes takes no device map and no quantizer")
     place = pick_device(architectures.local_device(device) if tp else device)
-    source = str(NAMES.get(name, name))
+    source = source_of(name)
     settings: dict[str, Any] = {"use_safetensors": True, "dtype": precision(dtype, place)}
     if quantize is not None:
         settings["quantization_config"] = _quantizer(quantize)
@@ -123,6 +117,7 @@ def load(
         model, found = kind.from_pretrained(
             source,
             trust_remote_code=trust_remote_code,
+            local_files_only=cached_only(name, source),
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # to be told of all, and to refuse them by name
             **settings,
@@ -181,10 +176,14 @@ def load_pair(target: str, draft: str | None, **place: Any) -> tuple[Loaded, Loa
 
 def read_config(name: str, *, trust_remote_code: bool = False, weights: bool = True) -> Any:
     """A checkpoint's config, no weight touched; ``weights`` says whether there must be some."""
-    source = str(NAMES.get(name, name))
+    source = source_of(name)
     check_folder(name, source, weights=weights)
+    how = {
+        "trust_remote_code": trust_remote_code,
+        "local_files_only": cached_only(name, source),
+    }
     try:
-        config = AutoConfig.from_pretrained(source, trust_remote_code=trust_remote_code)
+        config = AutoConfig.from_pretrained(source, **how)
         architectures.register(config)
     except SaccadeError:
         raise
@@ -194,7 +193,7 @@ def read_config(name: str, *, trust_remote_code: bool = False, weights: bool = T
     return config
 
 
-def _check_counts(name: str, settings: Mapping[str, Any]) -> None:
+def _check_counts(name: str, settings: Mapping[Any, Any]) -> None:
     """Refuses more parts than any model has, which would be built one by one, without end."""
     for key, value in settings.items():
         if isinstance(value, Mapping):
@@ -205,10 +204,14 @@ def _check_counts(name: str, settings: Mapping[str, Any]) -> None:
 
 def read_processor(name: str, config: Any, *, trust_remote_code: bool = False) -> Any:
     """What turns text and pixels into a model's inputs: a tokenizer, for a text-only model."""
-    source = str(NAMES.get(name, name))
+    source = source_of(name)
     reader = AutoTokenizer if architectures.reads_text_only(config) else AutoProcessor
     try:
-        return reader.from_pretrained(source, trust_remote_code=trust_remote_code)
+        return reader.from_pretrained(
+            source,
+            trust_remote_code=trust_remote_code,
+            local_files_only=cached_only(name, source),
+        )
     except Exception as error:
         raise ModelError(_why(name, source, error)) from error
 
@@ -247,20 +250,6 @@ def check_tokenizers(target: str, mine: Any, draft: str, theirs: Any) -> None:
                 f"{number} ({others.get(number)!r} against {ours.get(number)!r}); "
                 "choose a draft of the same family"
             )
-
-
-def check_folder(name: str, source: str, *, weights: bool = True) -> None:
-    """Says what a local folder lacks before transformers tries to find it elsewhere."""
-    folder = Path(source)
-    looks_local = source.startswith((".", "/", "~")) or folder.exists() or source.count("/") > 1
-    if not looks_local:
-        return
-    if not folder.is_dir():
-        raise ModelError(f"no checkpoint folder at {name}; give a folder or a hub id")
-    if not (folder / "config.json").is_file():
-        raise ModelError(f"{name} has no config.json, so it is not a checkpoint folder")
-    if weights and not any(folder.glob("*.safetensors")):
-        raise ModelError(f"{name} holds no *.safetensors weights; save the model there first")
 
 
 def precision(dtype: str | None, place: torch.device) -> Any:
@@ -319,7 +308,6 @@ def _why(name: str, source: str, error: Exception) -> str:
         return f"the checkpoint in {name} cannot be loaded: {said}"
     if "safetensors" in str(error):
         return f"{name} holds no safetensors weights; only those are read"
-    offline = os.environ.get("HF_HUB_OFFLINE", "0") not in ("", "0")
     cached = f"the local cache ({HF_HUB_CACHE})"
-    where = f"{cached} alone, since HF_HUB_OFFLINE is set" if offline else f"the hub and {cached}"
+    where = f"{cached} alone, since HF_HUB_OFFLINE is set" if offline() else f"the hub and {cached}"
     return f"cannot find or load model {name!r}: looked in {where}; a checkpoint folder works too"

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 from typing import Any, TypeVar, cast, get_args
 
-from saccade.core.errors import MethodError
+from saccade.core.errors import MethodError, meant
 from saccade.core.protocols import Early, Positions, View
 from saccade.drafting.drafters import ModelDrafter
 from saccade.drafting.ensemble import Ensemble
@@ -16,6 +16,7 @@ from saccade.drafting.recipe import Recipe
 from saccade.drafting.schedule import parallel
 from saccade.drafting.setup import MakeDrafter
 from saccade.drafting.views.basic import Several
+from saccade.methods.listing import Listing, taken_apart
 from saccade.methods.registry import (
     DRAFTERS,
     FAMILIES,
@@ -34,20 +35,7 @@ def resolve(name: str) -> Recipe:
     """The recipe a method's name stands for. Raises MethodError naming what would work."""
     if not isinstance(name, str):
         raise MethodError(f"a method is a name or a Recipe, not {type(name).__name__}")
-    base, *overrides = name.strip().split("/")
-    if base not in SYSTEMS:
-        raise MethodError(f"unknown method {base!r}; known methods: {', '.join(SYSTEMS)}")
-    chosen: dict[str, str] = {}
-    for override in overrides:
-        axis, equals, value = override.partition("=")
-        if axis not in AXES or not equals:
-            raise MethodError(
-                f"cannot read {override!r} in {name!r}: write axis=value with an axis out of "
-                f"{', '.join(AXES)}"
-            )
-        if axis in chosen:
-            raise MethodError(f"axis {axis!r} is given twice in {name!r}")
-        chosen[axis] = value
+    base, chosen = taken_apart(name, SYSTEMS, AXES)
     recipe = SYSTEMS[base]
     if chosen and not recipe.drafts and "drafter" not in chosen:
         raise MethodError(f"{base!r} drafts nothing, so {name!r} overrides nothing")
@@ -69,6 +57,12 @@ def choices(recipe: Recipe) -> dict[str, str]:
 def axes() -> dict[str, list[str]]:
     """The choices there are on each axis, in words."""
     return {axis: kind.options() for axis, kind in AXES.items()}
+
+
+def listing() -> Listing:
+    """Every method and choice there is here, by the files that bring them."""
+    told = {name: {"about": recipe.about, **choices(recipe)} for name, recipe in SYSTEMS.items()}
+    return Listing(told, axes())
 
 
 def _fitting(choices: Choices) -> MakeDrafter:
@@ -179,7 +173,7 @@ def _pick(table: dict[str, T], axis: str, value: str, also: str = "") -> T:
     """What a name stands for. Raises MethodError saying what is known."""
     if value not in table:
         known = ", ".join([*table, also] if also else table)
-        raise MethodError(f"unknown {axis} {value!r}; known: {known}")
+        raise MethodError(f"unknown {axis} {value!r}{meant(value, table)}; known: {known}")
     return table[value]
 
 

@@ -24,9 +24,9 @@ from saccade.drafting.provides import Axis, Provides
 from saccade.drafting.recipe import Recipe
 from saccade.drafting.schedule import parallel, serial
 from saccade.drafting.setup import MakeDrafter
+from saccade.methods.listing import FILES, GROUP
 
-GROUP, FILES = "saccade.methods", "SACCADE_METHODS"
-OURS = {"names", "registry"}  # beside the files of methods
+OURS = {"listing", "names", "registry"}  # beside the files of methods
 FIRST = "baselines"
 
 log = logging.getLogger(__name__)

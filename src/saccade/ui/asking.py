@@ -25,6 +25,7 @@ from saccade.methods import SYSTEMS, resolve
 from saccade.ui.duel import Duel, Tell, duel
 from saccade.ui.kept import Kept, kept
 from saccade.world import drawing, scenes
+from saccade.world.knowing import remarked
 
 log = logging.getLogger(__name__)
 
@@ -68,9 +69,11 @@ class PageModels:
 
 @dataclass(frozen=True)
 class PageSettings:
-    """What may be asked of the page, and by which method it answers at first."""
+    """What may be asked of the page, which model answers, and by which method at first."""
 
     method: str = "auto"
+    target: str = "shapes"
+    draft: str | None = None
     limits: media.Limits = media.Limits(max_bytes=200 << 20, max_frames=64, max_seconds=60)
     max_prompt: int = 16_384  # tokens
     max_new_tokens: int = 1024
@@ -108,7 +111,7 @@ class Shown:
 def read(example: str | None, upload: str | None, settings: PageSettings) -> Clip:
     """The clip asked about. Raises SaccadeError."""
     if upload is not None:
-        return media.read(upload, limits=settings.limits)
+        return remarked(media.read(upload, limits=settings.limits), settings.target)
     if example in EXAMPLES:
         return EXAMPLES[example].clip()
     raise OptionError("pick an example clip, or drop a video")

@@ -1,0 +1,281 @@
+"""From files to answers: ``saccade.load`` names two models, and what it gives is asked questions.
+
+Everything here is put together from ``inputs`` (files to frames, names to models) and ``engine``
+(frames to text), which can be used alone.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, TypedDict, Unpack, cast
+
+import torch
+
+from saccade.core.options import Asked
+from saccade.core.result import Result
+from saccade.drafting.recipe import Recipe
+from saccade.engine.conversation import Conversation
+from saccade.engine.generate import DEFAULT_METHOD, Stream, stream
+from saccade.inputs import captions, media
+from saccade.inputs.loading import load_pair
+from saccade.inputs.media import Clip, Sampling, Source
+from saccade.inputs.questions import Pair, joined, shown
+from saccade.methods import resolve
+from saccade.world import knowing
+
+QUESTION = "Describe the video in detail."
+ALONE = "shapes"
+
+Media = Source | Clip
+"""A video, an animation, an image, a folder of frames, its bytes, or frames already read."""
+Several = Media | Sequence[Media] | None
+
+
+class Frames(TypedDict, total=False):
+    """Which frames are taken of each video, as :class:`saccade.inputs.media.Sampling` says."""
+
+    fps: float | None
+    num_frames: int | None
+    start: float | None
+    end: float | None
+    every: bool
+
+
+@dataclass(frozen=True)
+class Model:
+    """A target, the draft beside it if there is one, and the method they answer by.
+
+    Answers are the target's own, whatever the method. In every question ``media`` is one thing to
+    look at, several, or None for text alone; what is wrong with it raises VideoInputError.
+    """
+
+    pair: Pair
+    method: str | Recipe = DEFAULT_METHOD
+
+    def describe(
+        self,
+        media: Several,
+        question: str = QUESTION,
+        *,
+        documents: Sequence[str] = (),
+        frames: Frames | None = None,
+        exact: bool = False,
+        seed: int | None = None,
+        **settings: Unpack[Asked],
+    ) -> Result:
+        """The answer to a question about one or several videos, with how it came about.
+
+        Args:
+            media: what to look at.
+            question: what is asked about it.
+            documents: long texts beside it, of which a draft may see a part.
+            frames: which frames to take, such as ``{"fps": 2}``; by default 2 a second.
+            exact: bit for bit plain decoding's answer in bf16 and fp16 too.
+            seed: names the noise of sampling.
+            settings: ``GenerationConfig``'s names: max_new_tokens, do_sample, temperature, ...
+
+        Raises:
+            VideoInputError, OptionError, ModelError: in one sentence.
+        """
+        rounds = self.stream(
+            media,
+            question,
+            documents=documents,
+            frames=frames,
+            exact=exact,
+            seed=seed,
+            **settings,
+        )
+        return _finished(rounds)[0]
+
+    def stream(
+        self,
+        media: Several,
+        question: str = QUESTION,
+        *,
+        documents: Sequence[str] = (),
+        frames: Frames | None = None,
+        exact: bool = False,
+        seed: int | None = None,
+        **settings: Unpack[Asked],
+    ) -> Stream:
+        """The rounds of an answer as they come, each with the ``text`` it adds; arguments as
+        :meth:`describe`. The whole is in ``results`` afterwards."""
+        clips = self._clips(media, frames)
+        inputs, own = self.pair.ask(question, **_seen(clips), documents=documents)
+        return stream(
+            self.pair.target.backbone,
+            inputs,
+            draft=self.pair.drafting,
+            draft_inputs=own,
+            method=self.method,
+            tokenizer=self.pair.target.tokenizer,
+            captioner=self._captioner(clips),
+            exact=exact,
+            seed=seed,
+            **settings,
+        )
+
+    def batch(
+        self,
+        questions: Sequence[tuple[Several, str]],
+        *,
+        frames: Frames | None = None,
+        seed: int | None = None,
+        **settings: Unpack[Asked],
+    ) -> list[Result]:
+        """The answers to several questions, each with its media, worked on together.
+
+        Raises OptionError where they cannot stand in one batch: videos beside pictures.
+        """
+        if not questions:
+            return []
+        asked = [
+            self.pair.ask(question, **_seen(self._clips(media, frames)))
+            for media, question in questions
+        ]
+        owns = [own for _, own in asked if own is not None]
+        rounds = stream(
+            self.pair.target.backbone,
+            joined(self.pair.target, [inputs for inputs, _ in asked]),
+            draft=self.pair.drafting,
+            draft_inputs=joined(self.pair.draft, owns) if self.pair.draft and owns else None,
+            method=self.method,
+            tokenizer=self.pair.target.tokenizer,
+            seed=seed,
+            **settings,
+        )
+        return _finished(rounds)
+
+    def chat(
+        self,
+        media: Several,
+        *,
+        documents: Sequence[str] = (),
+        frames: Frames | None = None,
+        exact: bool = False,
+        seed: int | None = None,
+        **settings: Unpack[Asked],
+    ) -> Chat:
+        """A conversation about the same media, for a ``with``: caches stay from turn to turn, and
+        only what is new is read. Arguments as :meth:`describe`."""
+        clips = self._clips(media, frames)
+        talk = Conversation(
+            self.pair.target.backbone,
+            draft=self.pair.drafting,
+            method=self.method,
+            tokenizer=self.pair.target.tokenizer,
+            captioner=self._captioner(clips),
+            exact=exact,
+            seed=seed,
+            **settings,
+        )
+        return Chat(self.pair, talk, {**_seen(clips), "documents": documents})
+
+    def _clips(self, several: Several, frames: Frames | None) -> list[Clip]:
+        """Every video, decoded; what is worth knowing about one is a warning."""
+        sampling = Sampling(**(frames or {}))
+        clips = [
+            each if isinstance(each, Clip) else media.read(each, sampling)
+            for each in _many(several)
+        ]
+        clips = [knowing.remarked(clip, self.pair.target.name) for clip in clips]
+        for warning in dict.fromkeys(said for clip in clips for said in clip.warnings):
+            warnings.warn(warning, stacklevel=4)
+        return clips
+
+    def _captioner(self, clips: Sequence[Clip]) -> Any:
+        """Who puts frames into words, for views that read a caption: the embedded pair alone."""
+        if not (clips and knowing.embedded(self.pair.target.name)):
+            return None
+        return captions.later(captions.SHAPES, list(clips[0].frames))
+
+
+class Chat:
+    """A conversation about the same media. Close it, or use it in a ``with``, to free the caches.
+
+    ``history`` is every earlier question with its answer.
+    """
+
+    def __init__(self, pair: Pair, talk: Conversation, seen: dict[str, Any]) -> None:
+        self.history: list[tuple[str, str]] = []
+        self._pair, self._talk, self._seen = pair, talk, seen
+
+    def ask(self, question: str, **settings: Unpack[Asked]) -> Result:
+        """The next answer; settings hold for this one."""
+        inputs, own = self._pair.ask(question, **self._seen, history=self.history)
+        result = self._talk.run(inputs, draft_inputs=own, **settings)
+        self.history.append((question, result.text or ""))
+        return result
+
+    def close(self) -> None:
+        self._talk.close()
+
+    def __enter__(self) -> Chat:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+
+def load(
+    target: str = ALONE,
+    draft: str | None = None,
+    *,
+    method: str | Recipe = DEFAULT_METHOD,
+    dtype: str | None = None,
+    device: str | None = None,
+    device_map: str | None = None,
+    quantize: str | None = None,
+    trust_remote_code: bool = False,
+    threads: int | None = None,
+) -> Model:
+    """Loads a target, and a draft for it, to ask them about videos.
+
+    Args:
+        target: a checkpoint folder or hub id, such as "Qwen/Qwen2.5-VL-7B-Instruct". Without one
+            the embedded pair answers, which has only ever seen drawn shapes.
+        draft: a smaller model of the same family, likewise; without one the target may draft for
+            itself, where that pays.
+        method: how to draft, NAME/axis=value/...; see ``saccade methods``.
+        dtype: "float32", "bfloat16" or "float16"; by default float32 on a CPU, else the
+            checkpoint's own.
+        device: by default a GPU where there is one.
+        device_map: "auto" spreads the target over the devices there are.
+        quantize: "bnb-8bit", "bnb-4bit" or "torchao-int8", for the target.
+        trust_remote_code: whether to run code that comes with a checkpoint.
+        threads: of the CPU, for all of PyTorch.
+
+    Raises:
+        ModelError, OptionError, MethodError: in one sentence, before any weight is read where that
+        can be known.
+    """
+    recipe = method if isinstance(method, Recipe) else resolve(method)
+    if threads is not None:
+        torch.set_num_threads(threads)
+    how = {"dtype": dtype, "device": device, "device_map": device_map, "quantize": quantize}
+    pair = Pair(*load_pair(target, draft, **how, trust_remote_code=trust_remote_code))
+    return Model(pair, recipe)
+
+
+def _many(several: Several) -> Sequence[Media]:
+    """Bytes are one video, though Python counts them as a sequence."""
+    if isinstance(several, list | tuple):
+        return several
+    return () if several is None else [cast(Media, several)]
+
+
+def _seen(clips: Sequence[Clip]) -> dict[str, Any]:
+    """Clips as questions take them: single pictures are images."""
+    seen = [shown(clip) for clip in clips]
+    return {
+        kind: [each for one in seen for each in one.get(kind, ())] for kind in ("clips", "images")
+    }
+
+
+def _finished(rounds: Stream) -> list[Result]:
+    for _ in rounds:
+        pass
+    return rounds.results

@@ -1,0 +1,104 @@
+"""Claims about help, short names, the question's place, and that what is printed stands."""
+
+from __future__ import annotations
+
+import ast
+import io
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import saccade
+from saccade.cli.chat import SAID
+from saccade.cli.options import QUESTION, asked
+from saccade.cli.sections import OTHERS, SECTIONS
+from saccade.cli.terminal import console, status
+from saccade.core.errors import OptionError
+
+Call = Callable[..., tuple[int, str, str]]
+
+
+@pytest.mark.parametrize("command", ["describe", "chat", "compare", "caption", "serve"])
+def test_help_is_in_sections(call: Call, command: str) -> None:
+    """Claim: a command's options stand in sections, each once, the target first of the models."""
+    code, printed, _ = call(command, "--help")
+    assert code == 0
+    titles = [line[:-1] for line in printed.splitlines() if line.endswith(":") and line[0] != " "]
+    known = [title for title in (*SECTIONS, OTHERS) if title in titles]
+    assert [title for title in titles if title in known] == known
+    assert {"Models", "Decoding", "Hardware", "Output"} <= set(known)
+    assert printed.count("--target") == 1
+    assert printed.index("--target") < printed.index("--draft") < printed.index("--captioner")
+
+
+def test_nothing_common_is_left_to_the_others(call: Call) -> None:
+    """Claim: of `describe`, only --help is in no section."""
+    printed = call("describe", "--help")[1]
+    assert printed.split(f"{OTHERS}:")[1].count("--") == 1
+
+
+def test_the_question_may_stand_after_the_video(call: Call, clip: Path) -> None:
+    """Claim: a question after the video and by --prompt ask the same; short names are the long
+    ones; both at once are refused."""
+    words = ["describe", clip, "-m", "ar", "-n", 8, "--json"]
+    first = json.loads(call(*words, "Name only the colours, in order.")[1])
+    second = json.loads(call(*words, "-p", "Name only the colours, in order.")[1])
+    assert first["token_ids"] == second["token_ids"] and first["tokens"] <= 8
+    assert asked(None, "why?") == asked("why?", QUESTION) == "why?"
+    with pytest.raises(OptionError, match="not both"):
+        asked("why?", "what?")
+
+
+def test_chat_knows_its_words(call: Call, clip: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Claim: /help and /reset are answered and not asked of the model; after /reset the first
+    question gets its first answer again, and exit ends it before the end of input."""
+    colours = "Name only the colours, in order."
+    said = ["/help", colours, QUESTION, "/reset", colours, "exit", "never read"]
+    monkeypatch.setattr("sys.stdin", io.StringIO("\n".join(said) + "\n"))
+    code, printed, told = call("chat", clip, "-n", 12, "-m", "sd", "--json")
+    answers = [json.loads(line) for line in printed.splitlines()]
+    assert code == 0, told
+    assert [each["question"] for each in answers] == [colours, QUESTION, colours]
+    assert answers[0]["token_ids"] == answers[2]["token_ids"]
+    assert answers[2]["reused_tokens"] == 0 < answers[1]["reused_tokens"]
+    assert all(words in told for words in SAID.values())
+
+
+def test_completion_can_be_installed(call: Call) -> None:
+    """Claim: the command line offers completion for the shell."""
+    assert "--install-completion" in call("--help")[1]
+
+
+def test_nothing_printed_is_rewritten(
+    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Claim: names of emoji and brackets in file names, answers and lines of progress come out as
+    they went in. Control: a console of Rich's own turns them into something else."""
+    from rich.console import Console
+
+    from saccade.cli import terminal
+
+    odd = "a :x: [red]b"
+    pages = {made: io.StringIO() for made in (console, Console)}
+    for made, page in pages.items():
+        made(file=page, width=100).print(":x:")
+    assert pages[console].getvalue() == ":x:\n" != pages[Console].getvalue()
+    assert f"{odd}.mp4" in call("describe", f"{odd}.mp4")[2]
+    page = io.StringIO()
+    monkeypatch.setattr(terminal, "err", console(file=page, force_terminal=True, width=100))
+    with status(odd, quiet=False) as tell:
+        tell(odd)
+    assert odd in page.getvalue()
+
+
+def test_consoles_are_made_in_one_place() -> None:
+    """Claim: no module but the terminal's makes a console of its own, which would rewrite."""
+    made = {
+        path.name
+        for path in Path(saccade.__file__).parent.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call) and getattr(node.func, "id", None) == "Console"
+    }
+    assert made == {"terminal.py"}

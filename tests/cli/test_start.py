@@ -1,0 +1,163 @@
+"""What needs no model waits for none: listings, misspelt names, files that are not there."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from evidence import checkpoints
+from evidence.commands.checkpoint import FAMILIES
+from saccade.bench import peers
+from saccade.cli.compare import PEERS
+from saccade.core.errors import MethodError, ModelError, meant
+from saccade.inputs import checkpoints as places
+from saccade.methods import listing, names
+
+ROOT = Path(__file__).parents[2]
+HEAVY = ("torch", "transformers", "matplotlib", "huggingface_hub")
+CHILD = f"""
+import sys
+command, *sys.argv[1:] = sys.argv[1:]
+try:
+    if command == "saccade":
+        from saccade.cli import main
+    else:
+        from evidence.__main__ import main
+    main()
+finally:
+    print("heavy:", *(name for name in {HEAVY} if name in sys.modules), file=sys.stderr)
+"""
+
+
+def child(*words: str, **more: str) -> tuple[int, str, list[str], str]:
+    """Exit code, standard output, the lines of standard error, and what heavy was imported."""
+    kept = {key: value for key, value in os.environ.items() if key != listing.FILES}
+    done = subprocess.run(
+        [sys.executable, "-c", CHILD, *words],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env={**kept, "HF_HUB_OFFLINE": "1", **more},
+    )
+    *said, heavy = done.stderr.splitlines()
+    return done.returncode, done.stdout, said, heavy.removeprefix("heavy:").strip()
+
+
+def test_the_listing_is_the_registrys() -> None:
+    """Claim: the data beside the methods say what the registry says, of these very files.
+
+    Fails after a change of methods or axes until ``make listed``.
+    """
+    found = listing.kept()
+    assert found == names.listing(), "run `make listed`"
+    assert list(found.methods) == list(names.listing().methods)
+
+
+def test_a_listing_of_other_files_is_not_believed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Claim: with a file of the user's own, or with other files of methods than the listing was
+    written from, there is no listing to read."""
+    monkeypatch.setenv(listing.FILES, "mine.py")
+    assert listing.kept() is None
+    monkeypatch.delenv(listing.FILES)
+    assert listing.kept() is not None
+    monkeypatch.setattr(listing, "_digest", lambda: "another")
+    assert listing.kept() is None
+
+
+def test_families_and_peers_are_named_as_they_are() -> None:
+    """Claim: names told without importing anything are those of the families and of the
+    implementations of others that there are."""
+    assert list(FAMILIES) == list(checkpoints.FAMILIES)
+    assert list(PEERS) == list(peers.PEERS)
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "says"),
+    [
+        (("saccade", "--help"), 0, "describe"),
+        (("saccade", "describe", "--help"), 0, "--num-frames"),
+        (("saccade", "methods"), 0, "specvlm-self"),
+        (("saccade", "methods", "--json"), 0, "pearl-syn"),
+        (("evidence", "make-checkpoint", "list"), 0, "qwen2.5-vl"),
+        (("evidence", "make-checkpoint", "qwen2.5vl", "x"), 2, "did you mean qwen2.5-vl?"),
+        (("saccade", "describe", "nope.mp4"), 2, "nope.mp4 does not exist"),
+        (("saccade", "describe", "README.md"), 2, "README.md is not a video"),
+        (("saccade", "chat", "nope.mp4"), 2, "nope.mp4 does not exist"),
+        (("saccade", "compare", "nope.mp4"), 2, "nope.mp4 does not exist"),
+        (("saccade", "describe", "x.mp4", "--method", "specvml"), 2, "did you mean specvlm?"),
+        (("saccade", "compare", "x.mp4", "--methods", "sd,saeg"), 2, "did you mean sage?"),
+        (("saccade", "describe", "x.mp4", "--method", "sd/shap=tree"), 2, "did you mean shape?"),
+        (("saccade", "describe", "x.mp4", "--target", "./nowhere"), 2, "no checkpoint folder"),
+        (("saccade", "serve", "--method", "hipo"), 2, "did you mean hippo?"),
+    ],
+    ids=lambda each: " ".join(each[1:]) if isinstance(each, tuple) else "",
+)
+def test_nothing_heavy_is_imported(words: tuple[str, ...], code: int, says: str) -> None:
+    """Claim: a listing, help, and a refusal of what can be known by name are said without torch,
+    Transformers, or the hub's library; a refusal is one line.
+
+    Fails as soon as anything on the way imports one of them.
+    """
+    found, printed, said, heavy = child(*words)
+    assert heavy == ""
+    assert found == code, said
+    assert says in (printed if code == 0 else said[-1])
+    assert code == 0 or len(said) == 1
+
+
+def test_a_hub_out_of_reach_is_one_sentence() -> None:
+    """Claim: where nothing answers at the hub's address, and the model is not in the cache, that
+    is said once, without torch and without another attempt."""
+    code, printed, said, heavy = child(
+        *("saccade", "describe", "x.mp4", "--target", "someone/something"),
+        HF_ENDPOINT="http://127.0.0.1:9",
+        HF_HUB_OFFLINE="0",
+    )
+    assert (code, printed, len(said)) == (2, "", 1), said
+    assert "cannot be reached" in said[0] and "someone/something" in said[0]
+    assert "torch" not in heavy and "transformers" not in heavy
+
+
+def test_what_is_cached_is_read_without_the_hub(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Claim: out of reach, a cached model is read from the cache alone and another is refused; a
+    folder, and whoever wants the hub left alone, ask nobody."""
+    monkeypatch.setattr(places, "_reachable", lambda address: False)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "0")
+    monkeypatch.setattr("huggingface_hub.try_to_load_from_cache", lambda *_: str(tmp_path))
+    assert places.cached_only("a/b", "a/b")
+    monkeypatch.setattr("huggingface_hub.try_to_load_from_cache", lambda *_: None)
+    with pytest.raises(ModelError, match="cannot be reached"):
+        places.cached_only("a/b", "a/b")
+    assert not places.cached_only("shapes", places.source_of("shapes"))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    assert not places.cached_only("a/b", "a/b")
+
+
+@pytest.mark.parametrize(
+    ("given", "known", "added"),
+    [
+        ("specvml", ("ar", "specvlm"), " (did you mean specvlm?)"),
+        ("nothing", ("ar", "specvlm"), ""),
+        ("ar", ("ar",), ""),
+    ],
+)
+def test_what_was_meant(given: str, known: tuple[str, ...], added: str) -> None:
+    """Claim: a name written nearly so is offered; a far one and the same one are not."""
+    assert meant(given, known) == added
+
+
+def test_check_reads_no_values() -> None:
+    """Claim: the listing refuses a base, an axis, an axis given twice; values are read later."""
+    known = listing.Listing({"sd": {}}, {"shape": []})
+    known.check("sd/shape=whatever")
+    for wrong in ("sdd", "sd/view=full", "sd/shape", "sd/shape=a/shape=b"):
+        with pytest.raises(MethodError):
+            known.check(wrong)
+    assert json.loads(listing.LISTED.read_text())["methods"]

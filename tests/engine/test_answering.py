@@ -1,0 +1,136 @@
+"""From a file to an answer in Python: every way to ask, and the README's own lines."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from pathlib import Path
+from typing import get_type_hints
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import saccade
+from saccade.core.options import Asked
+from saccade.core.result import spelt
+from saccade.world import drawing, knowing, scenes
+
+README = Path(__file__).parents[2] / "README.md"
+QUESTION = "Describe the video in detail."
+
+
+@pytest.fixture(scope="module")
+def model() -> saccade.Model:
+    return saccade.load(method="sd", device="cpu")
+
+
+@pytest.fixture(scope="module")
+def clips(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    folder = tmp_path_factory.mktemp("clips")
+    paths = [folder / "clip.mp4", folder / "other.mp4"]
+    for seed, path in enumerate(paths, start=20_000_001):
+        drawing.write_clip(scenes.scene(seed), path, 8, 112)
+    return paths
+
+
+def test_the_readmes_lines_run(
+    clips: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Claim: the first Python lines of the README that load a model run as they stand, in a folder
+    with the files they name."""
+    blocks = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
+    (block,) = [each for each in blocks if "saccade.load(" in each]
+    for path in clips:
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    (tmp_path / "notes.txt").write_text("a red circle moves to the left. " * 20)
+    monkeypatch.chdir(tmp_path)
+    found: dict[str, object] = {}
+    exec(compile(block, "README.md", "exec"), found)
+    answer = found["answer"]
+    assert isinstance(answer, saccade.Result) and answer.text
+
+
+def test_every_way_to_ask_gives_one_answer(model: saccade.Model, clips: list[Path]) -> None:
+    """Claim: describing, streaming, a batch and a conversation's first turn say the same; a file
+    may be given by path, as bytes, or read already, and of the first the text streams whole."""
+    first, second = clips
+    answer = model.describe(first, QUESTION, max_new_tokens=40)
+    assert answer.text and answer.method == "sd"
+    rounds = list(stream := model.stream(str(first), QUESTION, max_new_tokens=40))
+    assert "".join(round.text for round in rounds) == answer.text == stream.results[0].text
+    assert model.describe(first.read_bytes(), QUESTION, max_new_tokens=40).ids == answer.ids
+    both = model.batch([(first, QUESTION), (second, QUESTION)], max_new_tokens=40)
+    assert both[0].ids == answer.ids
+    assert both[1].ids == model.describe(second, QUESTION, max_new_tokens=40).ids
+    assert model.batch([]) == []
+    with model.chat(first, max_new_tokens=40) as talk:
+        assert talk.ask(QUESTION).ids == answer.ids
+        again = talk.ask("Name only the colours, in order.")
+    assert again.reused_tokens > 0 and len(talk.history) == 2
+    with pytest.raises(saccade.VideoInputError, match="does not exist"):
+        model.describe("nope.mp4")
+
+
+def test_several_videos_and_pictures(
+    model: saccade.Model, clips: list[Path], tmp_path: Path
+) -> None:
+    """Claim: two videos are both read, by the frames asked for; a foreign picture warns."""
+    one = model.describe(clips[0], QUESTION, frames={"num_frames": 4}, max_new_tokens=2)
+    two = model.describe(clips, QUESTION, frames={"num_frames": 4}, max_new_tokens=2)
+    assert two.visual_tokens == 2 * one.visual_tokens
+    picture = tmp_path / "noise.png"
+    noise = np.random.default_rng(0).integers(0, 256, (112, 112, 3), dtype=np.uint8)
+    Image.fromarray(noise).save(picture)
+    with pytest.warns(UserWarning, match=re.escape(knowing.FOREIGN)):
+        model.describe(picture, "Describe the image in detail.", max_new_tokens=2)
+
+
+def test_a_round_prints_itself_in_a_line(model: saccade.Model, clips: list[Path]) -> None:
+    """Claim: a round's print has what was accepted and its text, and none of its laws."""
+    (round, *_) = model.stream(clips[0], QUESTION, max_new_tokens=12)
+    said = repr(round)
+    assert len(said) < 200 and "accepted" in said and repr(round.text) in said
+    assert "tensor" not in said
+
+
+def test_text_adds_up_where_characters_are_split() -> None:
+    """Claim: whatever the cuts, the pieces add up to the whole, and none ends in half a character
+    but the last."""
+    whole = "aé漢🎈b".encode()
+
+    def decode(ids: object) -> str:
+        return bytes(ids).decode(errors="replace")  # type: ignore[call-overload]
+
+    for cut in range(len(whole) + 1):
+        for other in range(cut, len(whole) + 1):
+            ends = [(0, cut), (cut, other), (other, len(whole))]
+            pieces = [spelt(decode, whole, a, b, b == len(whole)) for a, b in ends]
+            assert "".join(pieces[:3]).startswith(whole.decode()[:1] if cut else "")
+            kept = pieces[:2] if other == len(whole) else pieces
+            assert "".join(kept) == whole.decode()
+            assert not any("\ufffd" in piece for piece in pieces[:2] if other < len(whole))
+
+
+def test_editors_see_the_arguments() -> None:
+    """Claim: ``run``, ``stream`` and ``generate`` name what they take, the settings of generation
+    by a typed dictionary."""
+    for function in (saccade.run, saccade.stream, saccade.generate):
+        names = set(inspect.signature(function).parameters)
+        own = {"draft", "draft_inputs", "method", "tokenizer", "seed", "captioner", "exact"}
+        assert own <= names
+    assert {"max_new_tokens", "do_sample", "temperature", "stop_strings"} <= set(
+        get_type_hints(Asked)
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [({"assistant_model": 1}, "did you mean draft"), ({"max_new_token": 1}, "max_new_tokens")],
+)
+def test_other_names_are_answered_with_ours(
+    model: saccade.Model, clips: list[Path], given: dict[str, int], meant: str
+) -> None:
+    """Claim: what others call it is refused with what it is called here."""
+    with pytest.raises(saccade.OptionError, match=meant):
+        model.describe(clips[0], **given)  # type: ignore[typeddict-item]
