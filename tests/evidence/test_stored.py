@@ -1,14 +1,15 @@
-"""What the documents print is what the stored runs hold: reports, figures, the README."""
+"""What the documents print is what the stored runs hold: reports, figures, numbers."""
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
 import pytest
 from matplotlib.figure import Figure
 
-from evidence import layouts, studies
+from evidence import chart, layouts, studies
 from saccade.bench import measures, records, report
 from saccade.bench.records import Answer
 
@@ -56,10 +57,48 @@ def test_every_stored_answer_is_plain_decodings(run):
         assert len({a.item for a in ours if a.suite == suite}) == 50
 
 
-def test_the_readmes_table_is_the_stored_runs():
-    """Claim: each cell of the README's table over suites is the median decode speedup with its
+def test_the_table_of_one_clip_is_the_stored_run():
+    """Claim: each row of docs/numbers.md's first table is what the stored comparison says. Fails on
+    any number typed by hand."""
+    page = (ROOT / "docs" / "numbers.md").read_text()
+    stored = json.loads((RESULTS / "compare-2048.json").read_text())["methods"]
+    for name, row in stored.items():
+        line = next(each for each in page.splitlines() if each.startswith(f"| `{name}` |"))
+        cells = [cell.strip(" *") for cell in line.split("|")[2:-1]]
+        if row.get("error"):
+            assert cells == ["crashes", *[""] * 6]
+            continue
+        figures = (
+            row["tau"],
+            *(row[f"{part}_seconds"] for part in ("prefill", "decode")),
+            *(row[f"speedup_{part}"] for part in ("decode", "end_to_end")),
+        )
+        wanted = ["" if value is None else f"{value:.2f}" for value in figures]
+        wanted.insert(3, f"{row['tokens_per_second']:.0f}")
+        assert cells == ["yes" if row["identical_to_ar"] else "no", *wanted], name
+
+
+def test_the_chart_is_the_stored_run():
+    """Claim: the README's chart holds each method's speed of the stored run, and drawing it again
+    shows the same words and numbers. Fails if the run is replaced and the chart is not."""
+    found = chart.bars(RESULTS)
+    picture = (ROOT / "docs" / "speed.svg").read_text()
+    words = re.findall(r"<text[^>]*>([^<]*)</text>", picture)
+    numbers = [
+        f"{whole[0]:.2f}" for suite in found.values() for both in suite.values() for whole in both
+    ]
+    assert [word for word in words if re.fullmatch(r"\d\.\d\d", word)] == numbers
+    assert isinstance(chart.draw(found), Figure)
+    readme = (ROOT / "README.md").read_text()
+    said = re.search(r"descriptions (\S+) decoding and (\S+) in all, .* (\S+) and (\S+)\"", readme)
+    auto = [f"{each[0]:.1f}" for suite in found.values() for each in suite["auto"]]
+    assert said is not None and list(said.groups()) == auto
+
+
+def test_the_table_over_suites_is_the_stored_runs():
+    """Claim: each cell of docs/numbers.md's table over suites is the median decode speedup with its
     interval, and that of whole answers, of the stored run. Fails on any number typed by hand."""
-    text = (ROOT / "README.md").read_text()
+    text = (ROOT / "docs" / "numbers.md").read_text()
     head, rows = text.split("| decode × (whole ×) | ")[1].split(" |\n", 1)
     assert head.split(" | ") == list(COLUMNS)
     stored = {name: records.stored(RESULTS / name)[1] for name, _ in COLUMNS.values()}

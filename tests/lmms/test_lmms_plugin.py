@@ -22,7 +22,7 @@ from shapes_task import FOLDER, TASKS, write
 
 import saccade
 from saccade import inputs as models
-from saccade import lmms
+from saccade.cli import lmms
 from saccade.core.errors import ModelError, OptionError, VideoInputError
 from saccade.inputs import media
 from saccade.inputs.media import Sampling
@@ -292,7 +292,7 @@ def test_lmms_eval_knows_the_model():
     """Claim: lmms-eval finds the plug-in by its name, as a chat model."""
     code = "from lmms_eval.models import get_model; m = get_model('saccade'); print(m, m.is_simple)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert "<class 'saccade.lmms.Saccade'> False" in done.stdout
+    assert "<class 'saccade.cli.lmms.Saccade'> False" in done.stdout
 
 
 @needs_lmms_eval

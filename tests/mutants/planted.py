@@ -24,6 +24,7 @@ class Mutant:
 
 VERIFY = "core/test_verify.py"
 SAMPLING = "core/test_sampling.py"
+KEPT = "engine/test_kept.py"
 SESSION = "model/test_session.py"
 BUGS = "engine/test_regressions.py"
 FAULTS = "engine/test_faults.py"
@@ -32,6 +33,7 @@ LAW = "laws/test_registered.py"
 CONTROL = "drafting/shapes/test_controller.py"
 COST = "drafting/shapes/test_costs.py"
 SALIENCY = "drafting/views/test_saliency.py"
+CALIBRATE = "bench/test_calibrate.py"
 SAGE = "methods/test_sage.py"
 SIXTH = "methods/test_sixth_method.py"
 EARLY_AUTO = (
@@ -141,7 +143,7 @@ MUTANTS = (
     Mutant(
         "penalties stale inside a block",
         "core/sampling.py",
-        "ids = [*self.context, *(self.tree.tokens[n] for n in path(self.tree, node))]",
+        "ids = [*self.context, *self._below(node)]",
         "ids = list(self.context)",
         (f"{SAMPLING}::test_penalties_see_prompt_text_and_path_at_every_node",),
     ),
@@ -196,8 +198,8 @@ MUTANTS = (
     Mutant(
         "M-RoPE: text goes on from the largest position",
         "model/prompting.py",
-        "next_position=int(positions[:, row, rows][:, -1].max()) + 1",
-        "next_position=int(positions[:, row, rows].max()) + 1",
+        "next_position=int(places[:, -1].max()) + 1",
+        "next_position=int(places.max()) + 1",
         (
             "engine/test_greedy.py::test_text_goes_on_from_the_last_token_however_far_the_videos_"
             "time_went",
@@ -617,6 +619,42 @@ MUTANTS = (
         "        if bool(law[0].isnan()):\n            return 0\n",
         (f"{SAMPLING}::test_a_law_of_nan_is_refused_when_sampling_too",),
     ),
+    # -- formats, and what is kept ---------------------------------------------------------------
+    Mutant(
+        "a grammar is not told of the draft's path",
+        "core/sampling.py",
+        "return [*self.context[len(self.context) - self.offset :], *self._below(node)]",
+        "return list(self.context[len(self.context) - self.offset :])",
+        ("serve/test_formats.py::test_drafts_see_what_answers_may_hold",),
+    ),
+    Mutant(
+        "a grammar's parser believes it read what it refused",
+        "serve/formats/grammar.py",
+        "self._at = list(answer[: same + taken])",
+        "self._at = list(answer)",
+        ("serve/test_formats.py::test_a_grammar_is_a_function_of_the_answer",),
+    ),
+    Mutant(
+        "what is kept: positions do not count",
+        "model/kept.py",
+        "    equal &= (one.positions[:, :length] == other.positions[:, :length]).all(0)\n",
+        "",
+        (f"{KEPT}::test_a_prompt_is_known_by_its_rows",),
+    ),
+    Mutant(
+        "what is kept: another model's keys",
+        "model/kept.py",
+        "mine = isinstance(each, Beginning) and each.owner is self._owner",
+        "mine = isinstance(each, Beginning)",
+        (f"{KEPT}::test_a_prompt_that_goes_on_takes_the_place_of_its_beginning",),
+    ),
+    Mutant(
+        "what is kept: attention to be written down is not computed",
+        "model/session.py",
+        "last = int(text[0]) if noted and len(text) else len(prompt)",
+        "last = len(prompt)",
+        (f"{KEPT}::test_laws_and_what_is_written_down_are_a_whole_readings",),
+    ),
     # -- what follows the answer -----------------------------------------------------------------
     Mutant(
         "fresh: a row is said to see a key less",
@@ -656,6 +694,21 @@ MUTANTS = (
             "engine/test_documents.py"
             "::test_spans_of_a_padded_batch_count_from_each_prompts_own_beginning",
         ),
+    ),
+    # -- calibrating -----------------------------------------------------------------------------
+    Mutant(
+        "calibrate: what beats plain decoding replaces auto",
+        "bench/calibrate.py",
+        "best = other if _beats(other, best, 1 + TIE) else best",
+        "best = other if _beats(other, plain, 1 + TIE) else best",
+        (f"{CALIBRATE}::test_what_the_verdict_is",),
+    ),
+    Mutant(
+        "calibrate: confirmed on the videos that chose",
+        "bench/calibrate.py",
+        "confirmed = stage(CONFIRM, last, [*held] * PASSES, deadline)",
+        "confirmed = stage(CONFIRM, last, [*searched] * PASSES, deadline)",
+        (f"{CALIBRATE}::test_what_is_reported_chose_nothing",),
     ),
     # -- control ---------------------------------------------------------------------------------
     Mutant(

@@ -83,10 +83,17 @@ def made(
     queue: int = 32,
     media: Media | None = None,
     most_tokens: int = 256,
+    prefix_cache: int = 256 << 20,
 ) -> Engine:
     """The engine that ``saccade serve`` makes of these models."""
     recipe = resolve(method) if isinstance(method, str) else method
-    settings = Settings(media=media or Media(), rows=rows, queue=queue, most_tokens=most_tokens)
+    settings = Settings(
+        media=media or Media(),
+        rows=rows,
+        queue=queue,
+        most_tokens=most_tokens,
+        prefix_cache=prefix_cache,
+    )
     return engine(settings, recipe, models.target, models.draft)
 
 

@@ -52,14 +52,11 @@ UNSUPPORTED: dict[str, Any] = {
     "presence_penalty": 0.5,
     "frequency_penalty": -1,
     "logit_bias": {"5": 1},
-    "response_format": {"type": "json_object"},
-    "tools": [{"type": "function", "function": {"name": "f"}}],
-    "tool_choice": "auto",
+    "store": True,
 }
 UNKNOWN: dict[str, Any] = {
-    **dict.fromkeys(("best_of", "min_p", "echo", "functions", "audio", "prediction"), 1),
-    **dict.fromkeys(("repetition_penalty", "guided_json", "chat_template", "ignore_eos"), 1),
-    **dict.fromkeys(("parallel_tool_calls", "store", "metadata", "__class__", "sücher"), 1),
+    **dict.fromkeys(("best_of", "echo", "functions", "audio", "prediction"), 1),
+    **dict.fromkeys(("guided_choice", "chat_template", "ignore_eos", "__class__", "sücher"), 1),
 }
 WRONG: list[tuple[str, Any]] = [
     ("temperature", -0.1),
@@ -98,8 +95,25 @@ WRONG: list[tuple[str, Any]] = [
     ("messages", [{"role": "user"}]),
     ("messages", [{"role": "user", "content": []}]),
     ("messages", [{"role": "user", "content": None}]),
-    ("messages", [{"role": "user", "content": "x", "name": "me"}]),
-    ("messages", [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}]),
+    ("messages", [{"role": "user", "content": "x", "name": 5}]),
+    ("messages", [{"role": "user", "content": "x"}, {"role": "system", "content": "y"}]),
+    ("messages", [{"role": "user", "content": "x"}, {"role": "assistant", "content": " "}]),
+    ("messages", [{"role": "user", "content": "x"}, {"role": "assistant"}]),
+    ("messages", [{"role": "assistant", "tool_calls": [{"id": "1", "type": "function"}]}]),
+    ("min_p", 1.5),
+    ("repetition_penalty", 0),
+    ("metadata", {"a": 1}),
+    ("tools", [{"type": "function", "function": {"name": "a b"}}]),
+    ("tools", [{"type": "function"}]),
+    ("tool_choice", "required"),
+    ("tool_choice", {"type": "function", "function": {"name": "g"}}),
+    ("response_format", {"type": "json_schema"}),
+    ("response_format", {"type": "yaml"}),
+    ("response_format", {"type": "json_schema", "json_schema": {"schema": {"type": "objct"}}}),
+    ("guided_regex", "(ab"),
+    ("guided_json", {"$ref": "#/nowhere"}),
+    ("structured_outputs", {"regex": "a", "json": {}}),
+    ("structured_outputs", {}),
     ("messages", [{"role": "user", "content": [{"type": "input_audio", "input_audio": {}}]}]),
     ("messages", [{"role": "user", "content": [{"type": "text", "text": "x", "more": 1}]}]),
     ("messages", [{"role": "user", "content": [{"type": "image_url", "image_url": "data:"}]}]),
@@ -119,6 +133,8 @@ def test_neutral_values_are_taken(server):
     """Claim: clients that always send the defaults are served."""
     neutral: dict[str, Any] = dict(presence_penalty=0, frequency_penalty=0.0, logit_bias={})
     neutral |= dict(response_format={"type": "text"}, tools=[], tool_choice="none", user="me")
+    neutral |= dict(metadata={"a": "b"}, store=False, service_tier="auto", parallel_tool_calls=True)
+    neutral |= dict(messages=[{"role": "user", "content": "hi", "name": "me"}])
     assert server.ask(**neutral).status_code == 200
 
 
@@ -145,7 +161,7 @@ def test_a_model_that_is_not_there_is_404(server):
     assert server.client.get("/v1/models/shapes").json()["id"] == "shapes"
 
 
-@pytest.mark.parametrize("path", ["/nothing", "/v1/completions", "/docs", "/v1/chat/completions/"])
+@pytest.mark.parametrize("path", ["/nothing", "/v1/embeddings", "/docs", "/v1/chat/completions/"])
 def test_a_path_that_is_not_there_is_404(server, path):
     """Claim: errors have the same form everywhere; a wrong verb is 405 and says which is right."""
     assert server.client.post(path, json={}, follow_redirects=False).status_code in (404, 307)

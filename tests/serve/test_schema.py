@@ -99,6 +99,7 @@ def schema(stubbed) -> Any:
 
 OPERATIONS = [
     ("POST", "/v1/chat/completions"),
+    ("POST", "/v1/completions"),
     *(("GET", path) for path in ("/v1/models", "/v1/models/{name}", "/health", "/ready")),
     *(("GET", path) for path in ("/live", "/version", "/metrics")),
 ]

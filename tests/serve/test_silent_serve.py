@@ -15,13 +15,14 @@ import httpx
 import pytest
 from serve.live import Live, made, request, serving, text_part, video_part
 
-from saccade.cli import loading
+from saccade.inputs import Pair
 from saccade.inputs.media import guard
 from saccade.inputs.media.fetch import Sources
 from saccade.inputs.media.guard import Guard, Stop
 from saccade.serve import listening
 from saccade.serve.app import app
 from saccade.serve.errors import ApiError
+from saccade.serve.formats.replies import ChatForm
 from saccade.serve.service import Service
 from saccade.serve.settings import Settings
 from saccade.serve.wire import ChatRequest, VideoPart, parts
@@ -79,7 +80,7 @@ def test_silent_6_a_client_is_not_shown_the_words_of_a_file(server: Live, tmp_pa
 
 
 def test_silent_3_slow_files_leave_the_server_to_others(
-    models: loading.Models, clips: list[Path], monkeypatch: pytest.MonkeyPatch
+    models: Pair, clips: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Claim: with both decoders held, an innocent request is answered; where they stay held, it is
     told with 503 and when to come again that it waited for a decoder."""
@@ -132,7 +133,7 @@ def test_silent_3_a_large_body_takes_a_small_multiple_of_itself() -> None:
     queue = SimpleNamespace(rows=8, queue=8, slots=0, alive=True, reserve=free, release=free)
     service = Service(Settings())
     service.engine = SimpleNamespace(  # type: ignore[assignment]
-        queue=queue, reader=SimpleNamespace(check=free, read=read)
+        queue=queue, reader=SimpleNamespace(check=free, read=read, form=lambda asked: ChatForm())
     )
 
     async def body(size: int) -> AsyncIterator[bytes]:
@@ -157,7 +158,7 @@ def test_silent_3_a_large_body_takes_a_small_multiple_of_itself() -> None:
     assert 1.5 < (_status("VmHWM") - before) / (64 << 20) < 5
 
 
-def test_silent_3_bodies_that_wait_to_be_read_count(models: loading.Models, tmp_path: Path) -> None:
+def test_silent_3_bodies_that_wait_to_be_read_count(models: Pair, tmp_path: Path) -> None:
     """Claim: what is here of bodies is bounded until their media are read: beyond four of full size
     the next is told to come again, and their room is free afterwards."""
     with serving(lambda: made(models), body=1 << 20) as live, ThreadPoolExecutor(8) as pool:

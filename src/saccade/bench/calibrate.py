@@ -1,54 +1,61 @@
-"""The setting that decodes fastest for a pair, a view and a machine, from a handful of videos.
+"""The setting that decodes fastest for a pair and a machine, from a handful of videos.
 
-One axis after the other (lambda, keep, shape), each from the best so far; every candidate runs on
-every video beside plain decoding. The winner is measured once more: the fastest of several noisy
-timings flatters itself, so the speedup reported comes from runs that chose nothing.
+One axis after the other (view or lambda, keep, shape), each from the best so far; every candidate
+runs beside plain decoding on the first half of the videos. The fastest of several noisy timings
+flatters itself, so the winner then meets ``auto`` and ``ar`` on the videos held out, and replaces
+them only where it beats both there: what is written is never slower than doing nothing.
 """
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
-from pathlib import Path
 from statistics import median
 from typing import Any
 
 import torch
-import yaml
 
 from saccade.bench.compare import BASELINE, Summary, named, race
 from saccade.core.errors import MethodError, OptionError
 from saccade.core.prompt import Inputs
 from saccade.drafting.shapes.policies import Best, Chain, Static
+from saccade.engine.generate import DEFAULT_METHOD
 from saccade.engine.trace import environment
 from saccade.inputs import Loaded
-from saccade.methods import AXES, resolve
+from saccade.methods import resolve
 
 Candidates = Mapping[str, Sequence[str]]
 
+LAMBDAS = ("0.01", "0.02", "0.05", "0.1", "0.2", "0.5")  # attention is flat: small ones matter
 CANDIDATES: Candidates = {
-    "lambda": ("0.2", "0.35", "0.5", "0.65", "0.8"),
-    "keep": ("0.05", "0.1", "0.2", "0.3", "0.5"),
+    "lambda": LAMBDAS,
+    "keep": ("0.05", "0.1", "0.2", "0.3", "0.5", "1"),
     "shape": (
         *("fit", "tree", "chain-3", "chain-5", "chain-7", "chain-9", "chain-12"),
         *("best-8", "best-16"),
     ),
 }
+# auto names no view of its own choice, so there the view is an axis as well
+OPEN: Candidates = {
+    "view": tuple(f"specvlm/lambda={value}" for value in LAMBDAS),
+    **{axis: values for axis, values in CANDIDATES.items() if axis != "lambda"},
+}
+BY_LENGTH = ("lambda", "view")  # axes on which lambdas compete, by accepted length first
 START, CONFIRM = "start", "confirm"
-TIE = 0.02  # timings this close to each other say nothing
-LARGEST_FILE = 100_000  # bytes
+REFERENCE, ALONE = DEFAULT_METHOD, "specvlm-self"  # where it begins with a draft, and without one
+TIE = 0.02  # figures this close to each other say nothing
+PASSES = 3  # runs of each video held out, at most
 
 
 Measure = Callable[[int, Sequence[str]], Mapping[str, Summary]]
-"""(video, methods) -> the figures of each, from interleaved runs."""
+"""(video, methods) -> the figures of each and of ``ar``, from interleaved runs."""
 
 
 @dataclass(frozen=True)
 class Trial:
-    """One method at one stage of the search: what it did on each video, and medians over them."""
+    """One method at one stage of the search: what it did in each run, and medians over them."""
 
     stage: str
     method: str
@@ -71,14 +78,14 @@ class Trial:
         return next((row.fallback_reason for row in self.readings if row.fallback_reason), None)
 
     def json(self) -> dict[str, Any]:
-        found = {"stage": self.stage, "method": self.method, "videos": len(self.readings)}
+        found = {"stage": self.stage, "method": self.method, "runs": len(self.readings)}
         found |= {"speedup": round(self.speedup, 3), "tau": round(self.tau, 3)}
         return found if self.fallback is None else {**found, "fallback": self.fallback}
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """The best setting found, what it gains, and what that was measured on."""
+    """The setting to use, what it gains, and what that was measured on."""
 
     best: Trial
     table: tuple[Trial, ...]
@@ -86,6 +93,7 @@ class Calibration:
     target: str
     draft: str | None
     visual_tokens: tuple[int, ...]  # of each video measured
+    held_out: int  # videos that chose nothing; of a single one, none
     max_new_tokens: int
     threads: int
     seconds: float
@@ -100,13 +108,37 @@ class Calibration:
         """Whether it beats plain decoding; a draft that gave up has not."""
         return self.best.speedup > 1 and self.best.fallback is None
 
+    @property
+    def against_auto(self) -> float | None:
+        """How many times as fast as ``auto`` it decoded in the same runs; None: never side by
+        side."""
+        beside = [t for t in self.table if (t.stage, t.method) == (self.best.stage, REFERENCE)]
+        return _ratio(self.best, beside[0], _decode) if beside else None
+
+    @property
+    def advice(self) -> str:
+        """What to do, and on what grounds, in a line."""
+        where = f"on {self.held_out} video(s) held out" if self.held_out else "on the one video"
+        if self.best.stage != CONFIRM:
+            reason = "there was no time to confirm anything else"
+        else:
+            reason = f"nothing tried was faster {where}"
+        if self.method == BASELINE:
+            return f"keep plain decoding (ar): {reason}"
+        if self.method == REFERENCE:
+            return f"keep auto: {reason}"
+        gains = f"x {self.best.speedup:.2f} against ar, x {self.against_auto:.2f} against auto"
+        return f"use {self.method}: {gains}, {where}"
+
     def json(self) -> dict[str, Any]:
         """What the file holds."""
         measured = {
             "worth_it": self.worth_it,
             "speedup": round(self.best.speedup, 3),
+            "against_auto": None if self.against_auto is None else round(self.against_auto, 3),
             "tau": round(self.best.tau, 3),
             "visual_tokens": self.visual_tokens,
+            "held_out": self.held_out,
             "max_new_tokens": self.max_new_tokens,
             "seconds": round(self.seconds, 1),
             "date": date.today().isoformat(),
@@ -124,17 +156,21 @@ def calibrate(
     inputs: Sequence[Inputs],
     *,
     draft_inputs: Sequence[Inputs | None] | None = None,
-    method: str = "specvlm",
-    candidates: Candidates = CANDIDATES,
+    method: str | None = None,
+    candidates: Candidates | None = None,
     seconds: float = 600,
     max_new_tokens: int = 128,
     tell: Callable[[str], None] | None = None,
 ) -> Calibration:
-    """The fastest setting of ``method`` over ``inputs``, in about ``seconds``.
+    """The fastest setting that ``method`` leads to over ``inputs``, in about ``seconds``, or
+    ``auto`` or ``ar`` where that is not faster than they are.
 
-    An axis that ``method`` sets itself stays as it is. Raises MethodError where a candidate writes
-    other tokens than plain decoding.
+    ``method`` is where the search begins: ``auto`` if none is named, and ``specvlm-self`` in its
+    place without a draft model. An axis that it sets itself stays as it is. Raises MethodError
+    where a candidate writes other tokens than plain decoding.
     """
+    method = method or REFERENCE
+    method = ALONE if draft is None and method == REFERENCE else method
     check(method)
     if not inputs or seconds <= 0:
         raise OptionError("calibrating needs a video or more and some seconds")
@@ -166,6 +202,7 @@ def calibrate(
         target=target.name,
         draft=None if draft is None else draft.name,
         visual_tokens=tuple(seen[video] for video in sorted(seen)),
+        held_out=len(inputs) // 2,
         max_new_tokens=max_new_tokens,
         threads=torch.get_num_threads(),
         seconds=time.monotonic() - started,
@@ -187,28 +224,32 @@ def search(
     videos: int,
     measure: Measure,
     *,
-    candidates: Candidates = CANDIDATES,
+    candidates: Candidates | None = None,
     seconds: float = 600,
     clock: Callable[[], float] = time.monotonic,
 ) -> tuple[Trial, tuple[Trial, ...], tuple[str, ...]]:
-    """From ``base`` to (the best, every trial in order, the stages there was no time for).
+    """From ``base`` to (what to use, every trial in order, the stages there was no time for).
 
-    Each stage gets an even share of the time left. ``base`` on the first video always runs; after
-    it nothing begins that would, at the pace measured so far, run past the time. A stage is cut to
-    fewer videos, never to fewer candidates.
+    The first half of the videos is searched on, the rest held out (a single one is both). The start
+    on the first video always runs; after it nothing begins that would, at the pace measured so
+    far, run past the time or leave none to confirm in. Each stage gets an even share of the time
+    left. A stage is cut to fewer videos, never to fewer candidates.
     """
     deadline = clock() + seconds
     pace: dict[int, float] = {}  # seconds a method, by video
     table: list[Trial] = []
     skipped: list[str] = []
 
-    def stage(name: str, methods: Sequence[str], over: int = videos, left: int = 1) -> list[Trial]:
-        share = clock() + (deadline - clock()) / left
+    def stage(
+        name: str, methods: Sequence[str], over: Sequence[int], end: float, left: int = 1
+    ) -> list[Trial]:
+        share = clock() + (end - clock()) / left
         readings: list[Mapping[str, Summary]] = []
-        for video in range(over):
-            runs, begun = len(methods) + 1, clock()
+        runs = len({BASELINE, *methods})
+        for video in over:
+            begun = clock()
             needed = runs * pace.get(video, max(pace.values(), default=0))
-            if pace and begun + needed > (share if video else deadline):
+            if pace and begun + needed > (share if readings else end):
                 break
             readings.append(measure(video, methods))
             pace[video] = (clock() - begun) / runs
@@ -226,16 +267,75 @@ def search(
         table.extend(trials)
         return trials
 
-    (best,) = stage(START, [base], over=1)
+    searched, held = range((videos + 1) // 2), range((videos + 1) // 2, videos) or range(videos)
+    if candidates is None:
+        candidates = OPEN if base.split("/")[0] == REFERENCE else CANDIDATES
+    fitted = [] if "/shape=" in base else [f"{base}/shape=fit"]
+    _, own = _methods(base, fitted)
+    references = [BASELINE, REFERENCE]
+    trials = stage(START, [*dict.fromkeys((*references, *own))], searched[:1], deadline)
+    safe = verdict(trials[:2])
+    best = choose([trial for trial in trials if trial.method in own], own[0])
+    confirming = deadline - (len(references) + 1) * max(pace.values())
     axes = [axis for axis in candidates if f"/{axis}=" not in base]
     for number, axis in enumerate(axes):
-        names = [f"{best.method}/{axis}={value}" for value in candidates[axis]]
+        names = [_with(best.method, axis, value) for value in candidates[axis]]
         kept, methods = _methods(best.method, names)
-        if len(methods) > 1 and (trials := stage(axis, methods, left=len(axes) - number + 1)):
-            best = choose(trials, kept)
-    if confirmed := stage(CONFIRM, [best.method]):
-        (best,) = confirmed
-    return best, tuple(table), tuple(skipped)
+        left = len(axes) - number + 1
+        if len(methods) > 1 and (trials := stage(axis, methods, searched, confirming, left)):
+            best = choose(_longest(trials) if axis in BY_LENGTH else trials, kept)
+    last = [*dict.fromkeys((*references, best.method))]
+    confirmed = stage(CONFIRM, last, [*held] * PASSES, deadline)
+    return verdict(confirmed) if confirmed else safe, tuple(table), tuple(skipped)
+
+
+def verdict(trials: Sequence[Trial]) -> Trial:
+    """What to use, of the same runs of ``ar``, ``auto`` and perhaps another: the other only where
+    it beats ``auto``, and either only where it beats ``ar``."""
+    plain, best, *others = trials
+    for other in others:
+        best = other if _beats(other, best, 1 + TIE) else best
+    return best if _beats(best, plain, 1) else plain
+
+
+def _beats(trial: Trial, other: Trial, by: float) -> bool:
+    """Whether it decodes more than ``by`` times as fast run by run, and its whole answers, with all
+    that comes before the first token, are no slower."""
+    whole = _ratio(trial, other, _whole) >= 1 - TIE
+    return trial.fallback is None and whole and _ratio(trial, other, _decode) > by
+
+
+def _decode(row: Summary) -> float:
+    return row.speedup_decode or 0.0
+
+
+def _whole(row: Summary) -> float:
+    return row.speedup_end_to_end or 0.0
+
+
+def _ratio(trial: Trial, other: Trial, figure: Callable[[Summary], float]) -> float:
+    """The median ratio of two methods' figures over the runs they shared."""
+    pairs = zip(trial.readings, other.readings, strict=True)
+    return median(figure(mine) / max(figure(its), 1e-9) for mine, its in pairs)
+
+
+def _longest(trials: Sequence[Trial]) -> list[Trial]:
+    """Of the trials that set a lambda, those whose drafts are accepted longest; and the others.
+
+    What lambda changes is which tokens the draft sees, so the clock has little to say about it.
+    """
+    longest = max((trial.tau for trial in trials if _sets_lambda(trial)), default=0.0)
+    return [t for t in trials if not _sets_lambda(t) or t.tau >= (1 - TIE) * longest]
+
+
+def _sets_lambda(trial: Trial) -> bool:
+    return "/lambda=" in trial.method
+
+
+def _with(method: str, axis: str, value: str) -> str:
+    """The method's name with a value of its own on an axis."""
+    others = [part for part in method.split("/") if not part.startswith(f"{axis}=")]
+    return "/".join([*others, f"{axis}={value}"])
 
 
 def choose(trials: Sequence[Trial], kept: str) -> Trial:
@@ -287,95 +387,3 @@ def _methods(best: str, names: Sequence[str]) -> tuple[str, list[str]]:
 def _keep(name: str) -> float:
     keep = resolve(name).view.keep
     return 1.0 if keep is None else keep
-
-
-# -- the file -----------------------------------------------------------------------------------
-
-
-KEYS = ("method", "target", "draft", "threads", *AXES, "measured")
-NUMBER = ((int, float), "a number between 0 and 1")
-WANTED: Mapping[str, tuple[tuple[type, ...], str]] = {
-    "threads": ((int,), "a whole number from 1"),
-    "keep": NUMBER,
-    "lambda": NUMBER,
-    "shape": ((str, list), "a name, or a tree as paths like [[0], [1], [0, 0]]"),
-    "measured": ((dict,), "keys and values"),
-}
-NAME = ((str,), "a name")
-
-
-def write(path: Path, calibration: Calibration) -> None:
-    """A small file that ``read`` reads and a person can edit."""
-    found = calibration
-    says = "decodes fastest" if found.worth_it else "was best, yet SLOWER than plain decoding"
-    head = (
-        "# Made by `saccade calibrate`; read by --config. Holds for this pair and this machine.\n"
-        f"# Of what was tried the method below {says}: x {found.best.speedup:.2f} against ar,\n"
-        f"# the median over {len(found.best.readings)} video(s).\n"
-    )
-    plain = json.loads(json.dumps(found.json()))  # torch's version is not quite a str
-    said = {key: value for key, value in plain.items() if value is not None}
-    text = yaml.safe_dump(
-        said, sort_keys=False, allow_unicode=True, default_flow_style=None, width=200
-    )
-    try:
-        path.write_text(head + text, encoding="utf-8")
-    except OSError as error:
-        raise OptionError(f"cannot write {path}: {error.strerror}") from error
-
-
-def read(path: Path) -> dict[str, Any]:
-    """What a file says of method, target, draft, threads and measured, every key and value checked.
-    An axis may be a key: one more override of the method."""
-    said = {key: value for key, value in _mapping(path).items() if value is not None}
-    for key, value in said.items():
-        types, wanted = WANTED.get(key, NAME)
-        good = type(value) in types and value != "" and (key != "threads" or value >= 1)
-        if not good or (isinstance(value, list) and not all(map(_is_path, value))):
-            raise OptionError(f"{path}: {key} must be {wanted}, not {str(value)[:40]!r}")
-    overrides = [f"{key}={_text(value)}" for key, value in said.items() if key in AXES]
-    found = {key: value for key, value in said.items() if key not in AXES}
-    if "method" in said or overrides:
-        found["method"] = "/".join([said.get("method", "specvlm").strip(), *overrides])
-        try:
-            resolve(found["method"])
-        except MethodError as error:
-            raise OptionError(f"{path}: {error}") from error
-    return found
-
-
-def _mapping(path: Path) -> dict[str, Any]:
-    try:
-        with path.open("rb") as file:
-            raw = file.read(LARGEST_FILE + 1)
-    except OSError as error:
-        raise OptionError(f"cannot read {path}: {error.strerror}") from error
-    if len(raw) > LARGEST_FILE:
-        raise OptionError(f"{path} is too large for a config: {LARGEST_FILE} bytes at most")
-    try:
-        node, said = yaml.compose(raw, yaml.SafeLoader), yaml.safe_load(raw)
-    except Exception as error:  # besides YAMLError whatever its converters trip over
-        mark = getattr(error, "problem_mark", None)
-        where = "" if mark is None else f" (line {mark.line + 1})"
-        raise OptionError(f"{path} cannot be read as YAML{where}") from error
-    known = f"known keys: {', '.join(KEYS)}"
-    if not isinstance(said, dict | None):
-        raise OptionError(f"{path} holds no keys and values; {known}")
-    keys = [] if said is None else [key.value for key, _ in node.value]
-    for key in said or ():
-        if key not in KEYS:
-            raise OptionError(f"{path}: unknown key {key!r}; {known}")
-        if keys.count(key) > 1:
-            raise OptionError(f"{path}: key {key!r} is given twice")
-    return said or {}
-
-
-def _is_path(value: Any) -> bool:
-    return isinstance(value, list) and all(type(rank) is int for rank in value)
-
-
-def _text(value: Any) -> str:
-    """An override's value as a method's name spells it."""
-    if isinstance(value, list):
-        return "paths-" + ",".join(".".join(map(str, path)) for path in value)
-    return str(value)

@@ -45,7 +45,7 @@ class Known:
 def known(given: ModelOptions, how: LoadOptions, method: str | None = None) -> Known:
     found: dict[str, Any] = {}
     if given.config is not None:
-        from saccade.bench.calibrate import read
+        from saccade.cli.config import read
 
         found = read(given.config)
     # a file's draft goes with its target

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import time
 from collections.abc import Callable
@@ -20,7 +21,7 @@ from saccade.core.errors import OptionError
 if TYPE_CHECKING:
     from saccade.serve.service import Engine, Service
 
-NEEDED = ("fastapi", "uvicorn", "prometheus_client")
+NEEDED = ("fastapi", "uvicorn", "prometheus_client", "llguidance")
 MIB = 1 << 20
 
 
@@ -36,6 +37,10 @@ def serve(
     ] = None,
     api_key: Annotated[
         str | None, typer.Option(envvar="SACCADE_API_KEY", help="Asked of every /v1 request.")
+    ] = None,
+    cors: Annotated[
+        list[str] | None,
+        typer.Option(help="An origin whose pages may ask, or * for all (repeatable)."),
     ] = None,
     rows: Annotated[int, typer.Option(min=1, help="Requests worked on at once.")] = 8,
     queue: Annotated[int, typer.Option(min=0, help="Requests that may wait beside them.")] = 32,
@@ -76,6 +81,9 @@ def serve(
     max_frames: Annotated[int, typer.Option(min=1, help="Frames of one video.")] = 768,
     max_media_mb: Annotated[int, typer.Option(min=1, help="Size of one video.")] = 512,
     max_body_mb: Annotated[int, typer.Option(min=1, help="Size of one request.")] = 256,
+    prefix_cache: Annotated[
+        str, typer.Option(help="Media and prompts kept for later requests: a size, 0 for none.")
+    ] = "2GiB",
     exact: options.Exact = False,
     verbose: Verbose = False,
 ) -> None:
@@ -121,12 +129,14 @@ def serve(
         ),
         captioner=known.captioner,
         key=api_key,
+        cors=tuple(cors or ()),
         rows=rows,
         queue=queue,
         seconds=timeout,
         choices=max_choices,
         most_tokens=max_new_tokens,
         body=max_body_mb * MIB,
+        prefix_cache=_bytes(prefix_cache),
         exact=exact,
         threads=known.threads,
         load=tuple(known.load.items()),
@@ -201,6 +211,15 @@ def run(
         Server(config).run([line])
     if service.failure is not None:
         raise service.failure
+
+
+def _bytes(size: str) -> int:
+    """2GiB, 500MB or a number of bytes. Raises OptionError."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?) *(?:([kmgt])(i?)b?|b)?", size.strip().lower())
+    if found is None:
+        raise OptionError(f"--prefix-cache {size} is no size: write 2GiB, 500MB or 0")
+    number, unit, binary = found.groups()
+    return int(float(number) * (1024 if binary else 1000) ** (" kmgt".index(unit or " ")))
 
 
 def _address(line: socket.socket) -> str:

@@ -16,7 +16,7 @@ from transformers import GenerationConfig, LogitsProcessorList, MaxTimeCriteria
 
 from saccade.core.errors import OptionError, meant
 from saccade.core.result import FinishReason
-from saccade.core.sampling import Sampling
+from saccade.core.sampling import Grammar, Sampling
 
 MAX_NEW_TOKENS = 256
 
@@ -151,6 +151,7 @@ def rules(
     extra: LogitsProcessorList | None = None,
     allowed: Callable[..., list[int]] | None = None,
     seed: int | None = None,
+    grammar: Grammar | None = None,
 ) -> list[Sampling]:
     """Each request's sampling rules: Hugging Face's own, for answers up to ``length`` tokens."""
     found = []
@@ -171,7 +172,8 @@ def rules(
             )
         except ValueError as error:
             raise OptionError(_first_line(error)) from error
-        found.append(Sampling(bool(config.do_sample), tuple(processors), seed, ends(config)))
+        rule = Sampling(bool(config.do_sample), tuple(processors), seed, ends(config), grammar)
+        found.append(rule)
     return found
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 from transformers.generation import logits_process as hf
 
@@ -22,6 +22,9 @@ Law = int | Float[Tensor, " _vocab"]
 """A probability law over token ids: one id (all mass on it) or a vector of probabilities."""
 
 Processor = Callable[[Any, Any], Any]
+
+Grammar = Callable[[Sequence[int]], Bool[Tensor, " vocab"] | None]
+"""An answer's beginning -> the tokens it lets follow, on the CPU; None where it has no say."""
 
 ROLES = {"draft": 1, "accept": 2, "own": 3}
 
@@ -52,19 +55,39 @@ class Sampling:
     processors: tuple[Processor, ...] = ()
     seed: int = 0
     ends: tuple[int, ...] = ()
+    grammar: Grammar | None = None  # what answers have to obey, before any other rule
 
     @property
     def contextual(self) -> bool:
         return not all(isinstance(rule, CONTEXT_FREE) for rule in self.processors)
 
-    def law(self, logits: Float[Tensor, " vocab"], ids: Sequence[int]) -> Law:
+    def obeyed(
+        self, logits: Float[Tensor, " vocab"], answer: Sequence[int]
+    ) -> Float[Tensor, " vocab"]:
+        """The logits of what the grammar lets follow; all where it leaves none of these."""
+        allowed = None if self.grammar is None else self.grammar(answer)
+        if allowed is None:
+            return logits
+        missing = len(logits) - len(allowed)
+        if missing > 0:
+            allowed = torch.nn.functional.pad(allowed, (0, missing))
+        elif missing < 0:  # of a draft that knows fewer ids
+            allowed = allowed[:missing]
+            if not bool(allowed.any()):
+                return logits
+        return torch.where(allowed.to(logits.device), logits, float("-inf"))
+
+    def law(
+        self, logits: Float[Tensor, " vocab"], ids: Sequence[int], answer: Sequence[int] = ()
+    ) -> Law:
         """The law over the next token: a single id when greedy, else probabilities (fp32).
 
+        ``ids`` are those of prompt, text and path, ``answer`` what of them has been answered.
         Raises BrokenLaw on NaN: an arg-max of nothing must not pass for a token.
         """
-        scores = logits
+        scores = self.obeyed(logits, answer)
         if self.processors:
-            scores = logits.float().unsqueeze(0).clone()
+            scores = scores.float().unsqueeze(0).clone()
             history = torch.tensor([list(ids)], device=logits.device, dtype=torch.long)
             for rule in self.processors:
                 scores = rule(history, scores)
@@ -102,12 +125,22 @@ class Scores:
             return None
         ids: Sequence[int] = ()
         if self.rules.contextual:
-            ids = [*self.context, *(self.tree.tokens[n] for n in path(self.tree, node))]
-        return self.rules.law(self.rows[node + 1], ids)
+            ids = [*self.context, *self._below(node)]
+        return self.rules.law(self.rows[node + 1], ids, self._answer(node))
+
+    def _below(self, node: int) -> list[int]:
+        return [self.tree.tokens[n] for n in path(self.tree, node)]
+
+    def _answer(self, node: int) -> Sequence[int]:
+        """The answer up to ``node``, for a grammar."""
+        if self.rules.grammar is None:
+            return ()
+        return [*self.context[len(self.context) - self.offset :], *self._below(node)]
 
     def top(self, node: int, count: int) -> list[int]:
-        """The ``count`` likeliest tokens after ``node`` by the raw logits, likeliest first."""
-        row = self.rows[node + 1]
+        """The ``count`` likeliest tokens after ``node``, likeliest first: by the raw logits, of
+        those that a grammar lets follow."""
+        row = self.rules.obeyed(self.rows[node + 1], self._answer(node))
         return torch.topk(row, min(count, row.shape[0])).indices.tolist()
 
     def draw(self, node: int, law: Law | None = None) -> tuple[int, Float[Tensor, " vocab"] | None]:

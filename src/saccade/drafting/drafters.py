@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
+import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 from torch.utils.hooks import RemovableHandle
 
 from saccade.core.prompt import Inputs, Prefill, Prompt, Turn
@@ -72,13 +74,14 @@ class Lookup(Drafter):
             text[len(text) - turn.drop :] = turn.ids
 
 
-def lookup(text: Sequence[int], longest: int, count: int) -> list[int]:
+def lookup(text: Sequence[int] | np.ndarray, longest: int, count: int) -> list[int]:
     """Up to ``count`` tokens that followed the last earlier occurrence of the text's ending."""
-    for size in range(min(longest, len(text) - 1), 0, -1):
-        ending = text[-size:]
-        for at in range(len(text) - size - 1, -1, -1):
-            if text[at : at + size] == ending:
-                return list(text[at + size : at + size + count])
+    ids = np.asarray(text)
+    for size in range(min(longest, len(ids) - 1), 0, -1):
+        same = (sliding_window_view(ids[:-1], size) == ids[-size:]).all(1).nonzero()[0]
+        if len(same):
+            after = same[-1] + size
+            return ids[after : after + count].tolist()
     return []
 
 

@@ -116,6 +116,7 @@ class Call:
                     clock.lap()
                 else:
                     prefills.append(prefill)
+                    self.reused[place] = self.session.requests[number].reused
         phase("guide")
         clock.lap()
         spent["draft_prefill"] = drafter.ready(prefills)

@@ -14,7 +14,7 @@ from transformers import GenerationConfig, LogitsProcessorList
 from saccade.core import options
 from saccade.core.errors import ModelError, OptionError
 from saccade.core.prompt import CONTEXT, Inputs
-from saccade.core.sampling import Sampling
+from saccade.core.sampling import Grammar, Sampling
 from saccade.drafting.setup import Words
 from saccade.model import memory
 from saccade.model.backbone import Backbone
@@ -54,6 +54,7 @@ class Request:
         stopping_criteria: Sequence[Any] | None = None,
         prefix_allowed_tokens_fn: Callable[..., list[int]] | None = None,
         captioner: Captioner | None = None,
+        grammar: Grammar | None = None,
         **settings: Any,
     ) -> Request:
         """What is asked for, checked before any work.
@@ -66,6 +67,7 @@ class Request:
             tokenizer: a tokenizer or processor, for text in the result and for stop strings.
             seed: names the noise of sampling; a fresh one when None.
             captioner: inputs -> one caption a request, for views that read one.
+            grammar: an answer's ids -> the tokens that may follow, which drafts obey too.
             settings: ``GenerationConfig``'s names (max_new_tokens, do_sample, temperature, ...).
 
         Raises OptionError in one sentence.
@@ -92,6 +94,7 @@ class Request:
             extra=logits_processor,
             allowed=prefix_allowed_tokens_fn,
             seed=seed,
+            grammar=grammar,
         )
         words = Words(_encoder(tokenizer), captioner)
         return cls(inputs, rules, limits, draft_inputs, _decoder(tokenizer), words)

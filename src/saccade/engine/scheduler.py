@@ -72,10 +72,14 @@ class Scheduler:
         """Whether there is memory for one more beside the caches there are, and those that others
         have yet to fill."""
         unread = (e.call.request for e in self._entries.values() if not e.call.decoding)
-        return request.fits(self._target, sum(each.tokens() for each in unread))
+        others, kept = sum(each.tokens() for each in unread), self._target.kept
+        if not request.fits(self._target, others) and kept is not None:
+            kept.clear()  # what may be asked again gives way to what is asked
+        return request.fits(self._target, others)
 
     def join(self, request: Request) -> int:
         """Takes a request in; its number. Raises OptionError or ModelError before any work."""
+        self.fits(request)  # lets go of what is kept where it must
         number, target, draft, exact = self._next, self._target, self._draft, self._exact
         first = 0 if self._session is None else number
         call = Call(

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import count
@@ -46,6 +46,12 @@ class Standing:
     token: int
     ids: tuple[list[int], ...]
     documents: tuple[bool, ...]  # whether each is one
+
+
+def special_in(processor: Any, texts: Iterable[str]) -> str | None:
+    """A special token that one of these texts spells."""
+    special = _special(processor)
+    return next((token for text in texts for token in special if token in text), None)
 
 
 def hold(processor: Any, turns: Sequence[Mapping[str, Any]]) -> Held:

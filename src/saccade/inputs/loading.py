@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from huggingface_hub.constants import HF_HUB_CACHE
@@ -76,6 +76,7 @@ def load(
     quantize: str | None = None,
     trust_remote_code: bool = False,
     fused: bool | None = None,
+    positions: Literal["library", "trained"] = "library",
     tp: bool = False,
 ) -> Loaded:
     """Loads a checkpoint folder, a hub id, or one of the embedded models by ``checkpoints.NAMES``.
@@ -89,6 +90,7 @@ def load(
         device_map: "auto" spreads the layers over what devices there are (and main memory).
         quantize: of ``QUANTIZERS``, for a checkpoint that is not quantised itself.
         trust_remote_code: whether to run code that comes with the checkpoint.
+        positions: of text after a Qwen video; see ``Backbone``.
         tp: split the layers over the processes torchrun started; see ``model/tensor_parallel.py``.
     """
     if device is not None and device_map is not None:
@@ -130,7 +132,7 @@ def load(
             reason = footprint.advice(name, config, settings["dtype"], place, bits=packed)
             raise ModelError(reason) from error
         raise ModelError(_why(name, source, error)) from error
-    return Loaded(name, Backbone(model.eval(), fused=fused), processor)
+    return Loaded(name, Backbone(model.eval(), fused=fused, positions=positions), processor)
 
 
 def _complete(name: str, model: Any, found: Mapping[str, Any]) -> None:

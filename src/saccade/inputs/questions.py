@@ -130,12 +130,17 @@ def converse(
     turns: Sequence[Mapping[str, Any]],
     clips: Sequence[Clip] = (),
     images: Sequence[np.ndarray] = (),
+    *,
+    tools: Sequence[Mapping[str, Any]] = (),
+    continued: bool = False,
 ) -> Inputs:
     """What the processor makes of a conversation as chat templates take it.
 
     Each turn has a role and a content of parts: ``{"type": "text", "text": ...}``, the same of type
     "document" for text that views may prune, and
     ``{"type": "video"}`` or ``{"type": "image"}`` where the next of ``clips`` or ``images`` stands.
+    ``tools`` are told as the template tells of them; ``continued`` leaves the last turn, the
+    assistant's, unfinished.
     """
     if not getattr(processor, "chat_template", None):
         raise ModelError(f"{name} has no chat template, so questions cannot be put to it")
@@ -149,7 +154,13 @@ def converse(
     if text_only:
         for turn in written:
             turn["content"] = "".join(part["text"] for part in turn["content"])
-    text = processor.apply_chat_template(written, add_generation_prompt=True, tokenize=False)
+    text = processor.apply_chat_template(
+        written,
+        add_generation_prompt=not continued,
+        continue_final_message=continued,
+        tokenize=False,
+        **({"tools": [*tools]} if tools else {}),
+    )
     text, standing = literal.stand_in(name, processor, text, held)
     if text_only:
         inputs = processor(text, return_tensors="pt", add_special_tokens=False)

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import torch
 from jaxtyping import Float, Int
@@ -25,6 +25,7 @@ from saccade.model import families, tensor_parallel
 from saccade.model.attention import Step
 from saccade.model.cache import Cache
 from saccade.model.decoder import FusedDecoder
+from saccade.model.kept import Kept, looked_at
 from saccade.model.prompting import Reader
 
 ATTENTION = "saccade"
@@ -34,11 +35,19 @@ REMEMBERED = "_saccade_backbone"
 class Backbone:
     """A loaded model seen as: inputs -> prompts, ids -> embeddings, embeddings -> logits.
 
-    ``fused`` picks the decoder: ours beside the modules where the architecture is known (None or
-    True), or the modules themselves (False), which are the fallback and the oracle.
+    ``positions`` says where text stands after a video: where transformers puts it ("library", so
+    that answers are ``generate``'s), or as Qwen2.5-VL was trained ("trained"). ``fused`` picks the
+    decoder: ours beside the modules where the architecture is known (None or True), or the modules
+    themselves (False), which are the fallback and the oracle.
     """
 
-    def __init__(self, model: nn.Module, *, fused: bool | None = None) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        fused: bool | None = None,
+        positions: Literal["library", "trained"] = "library",
+    ) -> None:
         self.model = cast(Any, model)
         families.refuse(self.model.config, self.model.config.get_text_config(decoder=True))
         try:
@@ -68,13 +77,15 @@ class Backbone:
         self.device = _place(self._embed)
         self.devices = [_place(layer) for layer in layers]
         self.dtype: torch.dtype = head.weight.dtype
-        self._reader = Reader(self.model, self.text, self.axes, self.device)
+        trained = positions == "trained"
+        self._reader = Reader(self.model, self.text, self.axes, self.device, trained)
         self.placeholders = self._reader.placeholders
         known = self.shares.count == 1 and FusedDecoder.knows(self.text)
         if fused and not known:
             raise ModelError(
                 f"the fused decoder does not know {config.model_type}: leave it to choose by itself"
             )
+        self.kept: Kept | None = None  # what later prompts need not read again; a server's
         self.fused = (
             FusedDecoder(self.text, head, self.axes) if known and fused is not False else None
         )
@@ -95,8 +106,13 @@ class Backbone:
         Padding is dropped: prompts differ in length, and none pays for another. ``looked`` is what
         another model's equal vision tower gave for these inputs (:meth:`record_vision`).
         """
-        with self._shown(looked):
+        with looked_at(self.model, self.kept), self._shown(looked):
             return self._reader.read(inputs)
+
+    @torch.no_grad()
+    def assemble(self, inputs: Inputs, rows: Float[Tensor, "seen dim"]) -> Prompt:
+        """One request's prompt from the rows its visual tokens are, whoever computed them."""
+        return self._reader.assemble(inputs, rows)
 
     # -- decoding ------------------------------------------------------------------------------
 
@@ -157,6 +173,12 @@ class Backbone:
             dtype=self.dtype,
             devices=self.devices,
         )
+
+    def keeping(self, kept: Kept | None) -> Backbone:
+        """The same model, whose sessions keep what they read and begin with what is kept."""
+        found = copy(self)
+        found.kept = kept
+        return found
 
     def first(self, layers: int) -> Backbone:
         """The same model stopped after its first ``layers``, then its norm and head; no copies."""

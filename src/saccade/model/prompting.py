@@ -30,10 +30,13 @@ class _Captured(Exception):
 
 
 class Reader:
-    """A model up to the door of its language model."""
+    """A model up to the door of its language model. ``trained``: see ``Backbone``'s positions."""
 
-    def __init__(self, model: Any, text: Any, axes: int, device: torch.device) -> None:
+    def __init__(
+        self, model: Any, text: Any, axes: int, device: torch.device, trained: bool = False
+    ) -> None:
         self.model, self.text, self.axes, self.device = model, text, axes, device
+        self.trained = trained
         self.config = model.config.to_dict()
         self.placeholders = families.placeholders(self.config)
         square = families.SIDES.get(self.config["model_type"])
@@ -59,15 +62,18 @@ class Reader:
             mine, read = ids[row, rows], embeds[row, rows]
             visual, fixed, grid = layout.next(mine, read)
             seen = int(visual.sum())
+            places = positions[:, row, rows]
+            if self.trained and self.axes > 1:
+                places = after_all_axes(places, visual | fixed)
             prompt = Prompt(
                 context=mine,
                 embeds=read,
-                positions=positions[:, row, rows],
+                positions=places,
                 visual=visual,
                 fixed=fixed,
                 grid=grid,
                 index=torch.arange(len(mine), device=self.device),
-                next_position=int(positions[:, row, rows][:, -1].max()) + 1,  # as generate does
+                next_position=int(places[:, -1].max()) + 1,  # as generate does
                 deepstack=tuple(layer[taken : taken + seen] for layer in layers),
             )
             taken += seen
@@ -75,6 +81,20 @@ class Reader:
                 prompt = with_context(prompt, documents[row].to(self.device)[rows].bool())
             found.append(prompt)
         return found
+
+    def assemble(self, inputs: Inputs, rows: Float[Tensor, "seen dim"]) -> Prompt:
+        """One request whose visual rows are there already: no tower looks.
+
+        Positions count from 0; whoever has others puts them in.
+        """
+        ids: Tensor = inputs["input_ids"][0].to(self.device)
+        embeds = self.model.get_input_embeddings()(ids)
+        named = torch.isin(ids, torch.tensor([*self.placeholders], device=self.device))
+        embeds[named] = rows.to(embeds)
+        visual, fixed, grid = _Layout(self, inputs).next(ids, embeds)
+        index = torch.arange(len(ids), device=self.device)
+        positions = index.expand(self.axes, -1)
+        return Prompt(ids, embeds, positions, visual, fixed, grid, index, len(ids))
 
     def _capture(self, inputs: Inputs) -> dict[str, Any]:
         def stop(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -117,6 +137,21 @@ class Reader:
         if given.shape[0] == self.axes + 1:  # some models put plain text positions first
             given = given[1:]
         return given.expand(self.axes, *real.shape)
+
+
+def after_all_axes(
+    positions: Int[Tensor, "axes len"], visual: Bool[Tensor, " len"]
+) -> Int[Tensor, "axes len"]:
+    """Positions with text after a picture or video one past the largest position on any axis.
+
+    This is how Qwen2-VL and Qwen2.5-VL were trained; transformers 5.3 and later go on from the
+    larger of height and width, though a video's time may have come further
+    (docs/upstream-transformers-positions.md). Where both agree nothing changes.
+    """
+    moved = positions.clone()
+    for end in (visual[:-1] & ~visual[1:]).nonzero().squeeze(-1).tolist():
+        moved[:, end + 1 :] += moved[:, : end + 1].max() + 1 - moved[:, end + 1].max()
+    return moved
 
 
 class _Layout:

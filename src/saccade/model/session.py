@@ -19,11 +19,11 @@ from saccade.core.errors import ModelError
 from saccade.core.prompt import Prefill, Prompt, Turn
 from saccade.core.sampling import Sampling, Scores
 from saccade.core.tree import ROOT, Tree
-from saccade.model.attention import Asked, Record, Segment, Step
+from saccade.model.attention import Asked, JudgedRow, Recent, Record, Segment, Step
 from saccade.model.backbone import Backbone
 from saccade.model.cache import Cache
 from saccade.model.cuda_graphs import CudaGraphs, automatic
-from saccade.model.recent import JudgedRow, Recent
+from saccade.model.kept import Beginnings
 
 CHUNK = 2048  # prompt tokens a forward: what a prefill needs beside weights and keys
 Rules = Sequence[Sampling] | Mapping[int, Sampling]
@@ -50,6 +50,7 @@ class RequestState:
     copied: int = 0  # tokens of the text whose keys are the source's
     tree: Tree = Tree()  # last scored; its keys follow the committed ones in the cache
     rows: list[Tensor] = field(default_factory=list)  # its logits
+    reused: int = 0  # of the prompt's rows, read for an earlier request
     place: int = 0  # among those it was asked with: names its noise
     recent: Recent | None = None  # the rows judged last, where a view follows them
     asked: list[tuple[Asked, int]] = field(default_factory=list)  # queries of the tree's nodes
@@ -84,6 +85,7 @@ class Session:
         self._chunk = chunk
         fixed = automatic(backbone) if cuda_graphs is None else cuda_graphs
         self.cuda_graphs = CudaGraphs(backbone) if fixed else None
+        self._beginnings = None if backbone.kept is None else Beginnings(backbone.kept, backbone)
 
     # -- starting ------------------------------------------------------------------------------
 
@@ -121,7 +123,13 @@ class Session:
         mass = torch.zeros(model.layers, model.kv_heads, noted, device=model.device)
         relevance = torch.zeros_like(mass)
         hidden = prompt.embeds[:0]
-        for start in range(0, len(prompt), self._chunk):
+        reused, whose = 0, None
+        if self._beginnings is not None:
+            # the law after the prompt is computed anew, and with it what is written down
+            last = int(text[0]) if noted and len(text) else len(prompt)
+            most = max(0, min(last, len(prompt) - max(1, follow)))
+            reused, whose = self._beginnings.lend(prompt, cache, most)
+        for start in range(reused, len(prompt), self._chunk):
             stop = min(start + self._chunk, len(prompt))
             rows = text[(text >= start) & (text < stop)] - start
             note = None
@@ -140,12 +148,15 @@ class Session:
             if stop < len(prompt):
                 yield None
         logits = self._laws(hidden[-1:])[0]
+        if self._beginnings is not None:
+            self._beginnings.keep(prompt, cache, whose)
         request = self.requests[number] = RequestState(
             cache,
             prompt.context.tolist(),
             prompt.next_position,
             root=logits,
             prompt_rows=(cache.length, cache.length),
+            reused=reused,
             place=place,
             recent=Recent(follow) if follow else None,
         )

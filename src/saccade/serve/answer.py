@@ -93,13 +93,14 @@ def logprobs(likely: Sequence[Likely], decode: Callable[[Sequence[int]], str]) -
     }
 
 
-def usage(results: Sequence[Result]) -> dict[str, int]:
+def usage(results: Sequence[Result]) -> dict[str, Any]:
     """Tokens of a prompt that was read for each of its answers, counted once."""
     prompt, written = results[0].prompt_tokens, sum(len(result.ids) for result in results)
     return {
         "prompt_tokens": prompt,
         "completion_tokens": written,
         "total_tokens": prompt + written,
+        "prompt_tokens_details": {"cached_tokens": results[0].reused_tokens},
     }
 
 

@@ -6,7 +6,7 @@ import asyncio
 import hmac
 import logging
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -15,13 +15,15 @@ from fastapi.responses import JSONResponse
 from pydantic import ValidationError
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 
 from saccade.core.errors import SaccadeError
 from saccade.serve.bodies import Bodies, Body
 from saccade.serve.call import Call
 from saccade.serve.errors import HUNG_UP, ApiError, FailureBody, api_error, invalid
+from saccade.serve.formats.replies import Completion, TextCompletion
 from saccade.serve.service import Engine, Service
-from saccade.serve.wire import ChatRequest, Completion
+from saccade.serve.wire import Asked, ChatRequest, TextRequest
 
 log = logging.getLogger(__name__)
 
@@ -62,11 +64,19 @@ def app(service: Service, start: Callable[[], Engine] | None = None) -> FastAPI:
     )
     made.include_router(_about(service, __version__))
     made.include_router(_api(service))
-    # the request's own form, which FastAPI does not see: it is parsed here
-    form = ChatRequest.model_json_schema(ref_template=REFS)
-    form["properties"]["model"]["enum"] = list(service.settings.names)
+    if service.settings.cors:
+        made.add_middleware(
+            CORSMiddleware,
+            allow_origins=list(service.settings.cors),
+            allow_methods=["GET", "POST"],
+            allow_headers=["Authorization", "Content-Type"],
+        )
+    # the requests' own forms, which FastAPI does not see: they are parsed here
     schemas = made.openapi()["components"]["schemas"]
-    schemas |= form.pop("$defs") | {"Chat": form}
+    for kind in (ChatRequest, TextRequest):
+        form = kind.model_json_schema(ref_template=REFS)
+        form["properties"]["model"]["enum"] = list(service.settings.names)
+        schemas |= form.pop("$defs", {}) | {kind.__name__: form}
     return made
 
 
@@ -150,33 +160,38 @@ def _api(service: Service) -> APIRouter:
         check_name(name)
         return card(name)
 
-    @router.post(
-        "/chat/completions",
-        response_model=None,
-        responses={
-            200: {"model": Completion, "content": {"text/event-stream": {}}},
-            **_failures(400, 404, 408, 413, 415, 422, 429, 500, 503, 504),
-        },
-        openapi_extra={
-            "requestBody": {
-                "required": True,
-                "content": {"application/json": {"schema": {"$ref": REFS.format(model="Chat")}}},
-            }
-        },
-    )
-    async def chat(request: Request) -> Response:
-        came = time.monotonic()
-        _check_kind(request)
-        engine = service.ready()
-        with Body(bodies) as body:
-            asked = _parsed(await body.read(request, came + settings.seconds))
-            check_name(asked.model)
-            engine.reader.check(asked)
-            queue = engine.queue
-            most = min(settings.choices, queue.rows + queue.queue)
-            if (asked.n or 1) > most:
-                raise ApiError(400, f"n: this server gives at most {most} answers", "n")
-            return await Call(service, engine, request, asked, came, body.leave).answer()
+    def complete(kind: type[Asked]) -> Callable[[Request], Awaitable[Response]]:
+        async def completion(request: Request) -> Response:
+            came = time.monotonic()
+            _check_kind(request)
+            engine = service.ready()
+            with Body(bodies) as body:
+                asked = _parsed(kind, await body.read(request, came + settings.seconds))
+                check_name(asked.model)
+                engine.reader.check(asked)
+                queue = engine.queue
+                most = min(settings.choices, queue.rows + queue.queue)
+                if (asked.n or 1) > most:
+                    raise ApiError(400, f"n: this server gives at most {most} answers", "n")
+                return await Call(service, engine, request, asked, came, body.leave).answer()
+
+        return completion
+
+    for path, kind, answer in (
+        ("/chat/completions", ChatRequest, Completion),
+        ("/completions", TextRequest, TextCompletion),
+    ):
+        schema = {"$ref": REFS.format(model=kind.__name__)}
+        content = {"application/json": {"schema": schema}}
+        router.post(
+            path,
+            response_model=None,
+            responses={
+                200: {"model": answer, "content": {"text/event-stream": {}}},
+                **_failures(400, 404, 408, 413, 415, 422, 429, 500, 503, 504),
+            },
+            openapi_extra={"requestBody": {"required": True, "content": content}},
+        )(complete(kind))
 
     return router
 
@@ -188,9 +203,9 @@ def _check_kind(request: Request) -> None:
         raise ApiError(415, "the request must be JSON: send Content-Type: application/json")
 
 
-def _parsed(body: bytearray) -> ChatRequest:
+def _parsed(kind: type[Asked], body: bytearray) -> Asked:
     """The request. Raises ApiError that names the field."""
     try:
-        return ChatRequest.model_validate_json(body)
+        return kind.model_validate_json(body)
     except ValidationError as error:
         raise invalid(error) from None

@@ -19,9 +19,10 @@ from saccade.core.result import Result
 from saccade.inputs.media.guard import Stop
 from saccade.serve.answer import Likely, Writer, about, logprobs, speculation, usage
 from saccade.serve.errors import HUNG_UP, ApiError, api_error
+from saccade.serve.formats.replies import Form
 from saccade.serve.queue import Event, NewTokens, QueuedRequest
 from saccade.serve.service import Engine, Service
-from saccade.serve.wire import ChatRequest
+from saccade.serve.wire import Asked
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -39,10 +40,11 @@ class Call:
         service: Service,
         engine: Engine,
         http: Request,
-        asked: ChatRequest,
+        asked: Asked,
         came: float,
         read: Callable[[], None],
     ) -> None:
+        self._form: Form = engine.reader.form(asked)
         self._service, self._engine, self._http = service, engine, http
         self._asked, self._came, self._read = asked, came, read
         self.end = came + service.settings.seconds
@@ -53,7 +55,7 @@ class Call:
         self._warnings: list[str] = []
         self._results: dict[int, Result] = {}
         self._first: dict[int, float] = {}
-        self._id = f"chatcmpl-{secrets.token_hex(12)}"
+        self._id = f"{self._form.mark}-{secrets.token_hex(12)}"
         self._created = int(time.time())
 
     # -- its life ------------------------------------------------------------------------------
@@ -92,12 +94,11 @@ class Call:
             settled, self._warnings = await self._waited(reading)
         finally:
             stop()
-        top = (asked.top_logprobs or 0) if asked.logprobs else None
         self._queued = [
-            QueuedRequest(each, self.end, top, index, self._events)
+            QueuedRequest(each, self.end, asked.top, index, self._events)
             for index, each in enumerate(settled)
         ]
-        self._asked = asked.model_copy(update={"messages": []})  # media are large
+        self._asked = asked.emptied  # media are large
         self._read()
         self._engine.queue.submit(self._queued)
 
@@ -145,13 +146,12 @@ class Call:
         choices = [
             {
                 "index": index,
-                "message": {"role": "assistant", "content": result.text, "refusal": None},
                 "logprobs": self._logprobs(likely[index]),
-                "finish_reason": result.finish_reason,
+                **self._form.choice(result),
             }
             for index, result in sorted(self._results.items())
         ]
-        return self._frame("chat.completion", choices) | self._numbers()
+        return self._frame(self._form.whole, choices) | self._numbers()
 
     # -- streams -------------------------------------------------------------------------------
 
@@ -170,44 +170,48 @@ class Call:
     async def _chunks(self) -> AsyncIterator[dict[str, Any]]:
         """Every answer's chunks as they come: text as it becomes certain."""
         writers = [Writer(self._engine.decode, self._asked.stops) for _ in range(self._slots)]
+        pieces = [self._form.pieces() for _ in writers]
         held: list[list[Likely]] = [[] for _ in writers]
-        for index in range(self._slots):
-            yield self._chunk(index, {"role": "assistant", "content": ""})
+        for index, each in enumerate(pieces):
+            for body in each.begin():
+                yield self._chunk(index, body)
         async for index, event in self._news():
-            ended = isinstance(event, Result)
+            own = pieces[index]
             if isinstance(event, NewTokens):
-                text = writers[index].write(event.tokens)
+                bodies = own.write(writers[index].write(event.tokens))
                 held[index] += event.likely
             else:
-                text = writers[index].finish(event.text or "")
-            if text or (ended and held[index]):
-                yield self._chunk(index, {"content": text}, held[index])
+                bodies = own.write(writers[index].finish(event.text or ""))
+                rest, last, reason = own.end(event)
+                bodies += rest
+            for body in bodies:
+                yield self._chunk(index, body, held[index])
                 held[index] = []
             if isinstance(event, Result):
-                yield self._chunk(index, {}, finish=event.finish_reason)
+                yield self._chunk(index, last, held[index], reason)
         options = self._asked.stream_options
         if options is not None and options.include_usage:
-            yield self._frame("chat.completion.chunk", []) | self._numbers()
+            yield self._frame(self._form.piece, []) | self._numbers()
 
     # -- forms ---------------------------------------------------------------------------------
 
     def _chunk(
         self,
         index: int,
-        delta: dict[str, Any],
+        body: dict[str, Any],
         likely: Sequence[Likely] = (),
         finish: str | None = None,
     ) -> dict[str, Any]:
         choice = {
             "index": index,
-            "delta": delta,
+            **body,
             "logprobs": self._logprobs(likely) if likely else None,
             "finish_reason": finish,
         }
-        return self._frame("chat.completion.chunk", [choice])
+        return self._frame(self._form.piece, [choice])
 
     def _logprobs(self, likely: Sequence[Likely]) -> dict[str, Any] | None:
-        return logprobs(likely, self._engine.decode) if self._asked.logprobs else None
+        return logprobs(likely, self._engine.decode) if self._asked.top is not None else None
 
     def _frame(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
         return {

@@ -75,12 +75,15 @@ def api_error(error: Exception) -> ApiError:
 
 
 NOT_SUPPORTED = {
-    *("presence_penalty", "frequency_penalty", "logit_bias", "response_format"),
-    *("tools", "tool_choice", "name", "refusal", "detail"),
+    *("presence_penalty", "frequency_penalty", "logit_bias", "refusal"),
+    *("store", "echo", "suffix", "best_of"),
 }
 """Fields of which only values that change nothing are taken."""
 WRONG_KIND = {"string_type", "list_type"}
-ALTERNATIVES = {"str", "user", "system", "developer", "assistant"}
+ALTERNATIVES = {
+    *("str", "user", "system", "developer", "assistant", "tool"),
+    *("dict", "json_object"),
+}
 
 
 def invalid(error: ValidationError) -> ApiError:

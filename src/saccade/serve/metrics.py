@@ -34,12 +34,14 @@ class Metrics:
 
         self.running = gauge("num_requests_running", "Requests whose rows are worked on.")
         self.waiting = gauge("num_requests_waiting", "Requests let in that wait.")
+        self.kept = gauge("prefix_cache_bytes", "Media and prompts kept for later requests.")
         self._success = counter("request_success", "Answers, by how they ended.", "finished_reason")
         self.refused = counter(
             "request_refused", "Requests without an answer, by status.", "status"
         )
         self.cancelled = counter("request_cancelled", "Requests whose client hung up.")
         self._prompt = counter("prompt_tokens", "Tokens read.")
+        self._hits = counter("prefix_cache_hits", "Tokens of prompts kept from earlier requests.")
         self._written = counter("generation_tokens", "Tokens written.")
         self._fallbacks = counter("spec_decode_fallbacks", "Answers finished by plain decoding.")
         self._drafts = counter("spec_decode_num_drafts", "Rounds with drafted tokens.")
@@ -64,6 +66,7 @@ class Metrics:
         """``first`` and ``whole`` in seconds since the request came."""
         self._success.labels(result.finish_reason).inc()
         self._prompt.inc(result.prompt_tokens)
+        self._hits.inc(result.reused_tokens)
         self._written.inc(len(result.ids))
         self._fallbacks.inc(result.fallback_reason is not None)
         self._first.observe(first)

@@ -2,47 +2,95 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import numpy as np
 from jinja2 import TemplateError
+from PIL import Image
 
+from saccade.core import options
 from saccade.core.prompt import Inputs
 from saccade.engine.request import Request
-from saccade.inputs import Loaded, captions
+from saccade.inputs import Loaded, captions, literal
 from saccade.inputs.media import Clip, Sampling
+from saccade.inputs.media.fetch import Loaded as Source
 from saccade.inputs.media.guard import Guard, Stop
 from saccade.inputs.questions import converse, same_inputs
+from saccade.model.kept import Kept, digest
 from saccade.serve.errors import ApiError
+from saccade.serve.formats import grammar, tools
+from saccade.serve.formats.replies import ChatForm, Form, TextForm
 from saccade.serve.settings import Settings
-from saccade.serve.wire import ChatRequest, ImagePart, TextPart, VideoPart, parts
+from saccade.serve.wire import (
+    Asked,
+    ChatRequest,
+    ImagePart,
+    JsonObject,
+    JsonSchema,
+    Message,
+    TextPart,
+    TextRequest,
+    VideoPart,
+    called,
+    parts,
+)
 
 CHARACTERS = 16  # a token holds on average at most; more text is not even tokenized
 MODEL = "this model"  # a checkpoint's name may be a path of this machine
 ROLES = {"developer": "system"}  # the newer name of the same
+LOW = (512, 512)  # pixels a picture of low detail fits in
 
 
 class Reader:
     """Loads, decodes and words requests; any thread may call."""
 
     def __init__(
-        self, target: Loaded, draft: Loaded | None, settings: Settings, guard: Guard
+        self,
+        target: Loaded,
+        draft: Loaded | None,
+        settings: Settings,
+        guard: Guard,
+        kept: Kept,
     ) -> None:
-        self._target, self._media, self._guard = target, settings.media, guard
+        self._target, self._media, self._guard, self._kept = target, settings.media, guard, kept
         # whose inputs are not the target's
         self._own = None if draft is None or same_inputs(target, draft) else draft
         own = captions.SHAPES if settings.target == "shapes" else None
         self._captioner = settings.captioner or own
         self._most_tokens = settings.most_tokens
         self._context = target.backbone.context or sys.maxsize
+        ends = options.ends(target.backbone.model.generation_config)
+        self._vocabulary = grammar.Vocabulary(target.tokenizer, target.backbone.vocab, ends)
+        self._dialect = tools.dialect(getattr(target.processor, "chat_template", None) or "")
         # a tokenizer's settings are switched while it works
         self._processor = threading.Lock()
 
-    def check(self, asked: ChatRequest) -> None:
+    def form(self, asked: Asked) -> Form:
+        """How answers to this are written."""
+        if not isinstance(asked, ChatRequest):
+            return TextForm()
+        names = frozenset(tool.function.name for tool in asked.usable)
+        return ChatForm(self._dialect if names else None, names)
+
+    def check(self, asked: Asked) -> None:
         """Refuses, before any work, what this server does not allow. Raises ApiError."""
+        if asked.limit is not None and asked.limit > self._most_tokens:
+            newer = "max_completion_tokens"
+            name = newer if vars(asked).get(newer) is not None else "max_tokens"
+            most = self._most_tokens
+            raise ApiError(400, f"{name}: this server writes at most {most} tokens", name)
+        characters = sum(map(len, asked.texts))
+        if characters > CHARACTERS * self._context:
+            said = f"{characters} characters are more than this model reads: send less text"
+            raise ApiError(400, said, "messages" if isinstance(asked, ChatRequest) else "prompt")
+        if isinstance(asked, ChatRequest):
+            self._check_chat(asked)
+
+    def _check_chat(self, asked: ChatRequest) -> None:
         if asked.addresses > self._media.most:
             most = self._media.most
             raise ApiError(400, f"messages: at most {most} images and videos together", "messages")
@@ -52,28 +100,42 @@ class Reader:
                     raise ApiError(
                         400, f"{name} is not allowed here: the server chooses the frames", name
                     )
-        if asked.limit is not None and asked.limit > self._most_tokens:
-            name = "max_tokens" if asked.max_completion_tokens is None else "max_completion_tokens"
-            most = self._most_tokens
-            raise ApiError(400, f"{name}: this server writes at most {most} tokens", name)
-        if asked.characters > CHARACTERS * self._context:
-            said = f"{asked.characters} characters are more than this model reads: send less text"
-            raise ApiError(400, said, "messages")
         self._sampling(asked)
+        calls = [call.function for turn in asked.messages for call in called(turn)]
+        if (asked.usable or calls) and self._dialect is None:
+            said = "this model's chat template carries no tools in a way that is known here"
+            raise ApiError(400, f"tools: {said}", "tools")
+        told = [tool.model_dump_json() for tool in asked.usable]
+        told += [text for call in calls for text in (call.name, call.arguments)]
+        spelt = literal.special_in(self._target.processor, told)
+        if spelt is not None:
+            raise ApiError(400, f"tools: {spelt} means something else to this model", "tools")
+        if asked.due and _grammar(asked) is not None:
+            said = "a call that is due has a form of its own: leave the other one out"
+            raise ApiError(400, f"tool_choice: {said}", "tool_choice")
 
-    def read(self, asked: ChatRequest, stop: Stop) -> tuple[list[Request], list[str]]:
+    def read(self, asked: Asked, stop: Stop) -> tuple[list[Request], list[str]]:
         """What the engine takes, for each answer asked for, and what is to be said of the media.
 
         The answers differ in the noise they draw. Another thread may stop the decoding. Raises
         SaccadeError.
         """
+        if isinstance(asked, ChatRequest):
+            return self._chat(asked, stop)
+        assert isinstance(asked, TextRequest)
+        with self._processor:
+            inputs = self._target.tokenizer(asked.prompt, return_tensors="pt")
+        return self._settled(asked, inputs, None, None), []
+
+    def _chat(self, asked: ChatRequest, stop: Stop) -> tuple[list[Request], list[str]]:
         sampling = self._sampling(asked)
         clips: list[Clip] = []
         images: list[np.ndarray] = []
         for part in (part for turn in asked.messages for part in parts(turn)):
             stop.check()
             if isinstance(part, ImagePart):
-                images.append(self._image(part.image_url.url, stop))
+                picture = self._image(part.image_url.url, stop)
+                images.append(_lowered(picture) if part.image_url.detail == "low" else picture)
             elif isinstance(part, VideoPart):
                 clips.append(self._clip(part.video_url.url, sampling, stop))
         own = self._own
@@ -95,18 +157,19 @@ class Reader:
         clips: Sequence[Clip],
         images: Sequence[np.ndarray],
     ) -> Inputs:
-        turns = [
-            {"role": ROLES.get(turn.role, turn.role), "content": [_worded(p) for p in parts(turn)]}
-            for turn in asked.messages
-        ]
+        turns = [_turn(turn) for turn in asked.messages]
+        told = [tool.model_dump(exclude_none=True) for tool in asked.usable]
+        continued = asked.messages[-1].role == "assistant"
         try:
-            return converse(MODEL, loaded.processor, turns, clips, images)
+            return converse(
+                MODEL, loaded.processor, turns, clips, images, tools=told, continued=continued
+            )
         except TemplateError as error:
             said = " ".join(str(error).split())[:200]
             raise ApiError(400, f"the model's template refuses this: {said}", "messages") from None
 
     def _settled(
-        self, asked: ChatRequest, inputs: Inputs, draft_inputs: Inputs | None, captioner: Any
+        self, asked: Asked, inputs: Inputs, draft_inputs: Inputs | None, captioner: Any
     ) -> list[Request]:
         prompt = int(inputs["input_ids"].shape[1])
         room = self._context - prompt
@@ -118,6 +181,7 @@ class Reader:
                 "reads: send fewer frames or less text",
                 "messages",
             )
+        source = _grammar(asked) or self._due(asked)
         return [
             Request.of(
                 self._target.backbone,
@@ -128,16 +192,24 @@ class Reader:
                 captioner=captioner,
                 max_new_tokens=asked.limit or min(room, self._most_tokens),
                 stop_strings=asked.stops or None,
+                grammar=None if source is None else self._vocabulary.grammar(*source),
                 **asked.sampled,
             )
             for choice in range(asked.n or 1)
         ]
 
+    def _due(self, asked: Asked) -> tuple[str, str] | None:
+        """The grammar of a call that must be made."""
+        if not isinstance(asked, ChatRequest) or not asked.due or self._dialect is None:
+            return None
+        functions = [tool.function.model_dump(exclude_none=True) for tool in asked.due]
+        return tools.grammar(self._dialect, functions), "tools"
+
     def _sampling(self, asked: ChatRequest) -> Sampling:
         video = None if asked.media_io_kwargs is None else asked.media_io_kwargs.video
         given: dict[str, Any] = {}
-        for options in (video, asked.mm_processor_kwargs):
-            given |= {} if options is None else options.model_dump(exclude_none=True)
+        for chosen in (video, asked.mm_processor_kwargs):
+            given |= {} if chosen is None else chosen.model_dump(exclude_none=True)
         return Sampling(**given) if given else self._media.sampling
 
     def _image(self, url: str, stop: Stop) -> np.ndarray:
@@ -145,7 +217,11 @@ class Reader:
         if found.kind == "frames":
             raise ApiError(400, "an image_url holds a list of frames: use video_url", "messages")
         source = found.data if found.path is None else found.path
-        return self._guard.read_image(source, self._media.limits, stop)
+        return self._kept.made(
+            ("image", _content(found)),
+            lambda: self._guard.read_image(source, self._media.limits, stop),
+            lambda image: image.nbytes,
+        )
 
     def _clip(self, url: str, sampling: Sampling, stop: Stop) -> Clip:
         found, limits = self._media.sources.load(url), self._media.limits
@@ -153,9 +229,73 @@ class Reader:
             if sampling.num_frames is not None and sampling != self._media.sampling:
                 said = "num_frames: a list of frames is taken whole, so leave it out"
                 raise ApiError(400, said, "num_frames")
-            return self._guard.read_frames(found.frames, sampling.fps, limits, stop)
         source = found.data if found.path is None else found.path
-        return self._guard.read(source, sampling, limits, stop)
+
+        def decoded() -> Clip:
+            if found.kind == "frames":
+                return self._guard.read_frames(found.frames, sampling.fps, limits, stop)
+            return self._guard.read(source, sampling, limits, stop)
+
+        key = ("clip", _content(found), sampling)
+        return self._kept.made(key, decoded, lambda clip: clip.frames.nbytes)
+
+
+def _grammar(asked: Asked) -> tuple[str, str] | None:
+    """The form an answer must have, and the field that says so. Raises ApiError for two of them."""
+    found: list[tuple[str, str]] = []
+    outputs, wanted = asked.structured_outputs, vars(asked).get("response_format")
+    for field, pattern in (
+        ("guided_regex", asked.guided_regex),
+        ("structured_outputs.regex", None if outputs is None else outputs.regex),
+    ):
+        if pattern is not None:
+            found.append((grammar.regex(pattern), field))
+    for field, form in (
+        ("guided_json", asked.guided_json),
+        ("structured_outputs.json", None if outputs is None else outputs.form),
+        ("response_format", wanted.json_schema.form if isinstance(wanted, JsonSchema) else None),
+        ("response_format", {"type": "object"} if isinstance(wanted, JsonObject) else None),
+    ):
+        if form is not None:
+            found.append((grammar.json_schema(form), field))
+    if len(found) > 1:
+        said = f"{found[0][1]} and {found[1][1]} ask for two forms: leave one of them out"
+        raise ApiError(400, said, found[1][1])
+    return found[0] if found else None
+
+
+def _content(found: Source) -> Hashable:
+    """What tells media apart: their bytes, or the state of a file."""
+    if found.path is None:
+        return digest(found.kind, found.data, found.frames)
+    try:
+        state = found.path.stat()
+    except OSError as error:
+        raise ApiError(400, "the file cannot be read: send another", "messages") from error
+    return found.path, state.st_mtime_ns, state.st_size, state.st_ino
+
+
+def _lowered(picture: np.ndarray) -> np.ndarray:
+    """A picture that fits into ``LOW``."""
+    small = Image.fromarray(picture)
+    small.thumbnail(LOW)
+    return np.array(small)
+
+
+def _turn(turn: Message) -> dict[str, Any]:
+    """A message as chat templates take it."""
+    content = [_worded(part) for part in parts(turn)]
+    found: dict[str, Any] = {"role": ROLES.get(turn.role, turn.role), "content": content}
+    calls = [call.function for call in called(turn)]
+    if calls:
+        found["tool_calls"] = [
+            {
+                "type": "function",
+                "function": {"name": call.name, "arguments": json.loads(call.arguments)},
+            }
+            for call in calls
+        ]
+    return found
 
 
 def _worded(part: Any) -> dict[str, str]:

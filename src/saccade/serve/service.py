@@ -20,6 +20,7 @@ from saccade.engine.scheduler import Scheduler
 from saccade.inputs import Loaded, load_pair
 from saccade.inputs.media.guard import Guard
 from saccade.methods import resolve
+from saccade.model.kept import Kept
 from saccade.serve.errors import ApiError
 from saccade.serve.metrics import Metrics
 from saccade.serve.queue import RequestQueue
@@ -68,6 +69,7 @@ class Engine:
     reader: Reader
     decode: Callable[[Sequence[int]], str]
     close: Callable[[], None] = lambda: None
+    kept: Kept = field(default_factory=lambda: Kept(0))
 
     def stop(self) -> None:
         """Ends its processes and its thread; who still waits is told."""
@@ -108,6 +110,7 @@ class Service:
         if self.engine is not None:
             self.metrics.running.set(self.engine.queue.running)
             self.metrics.waiting.set(self.engine.queue.waiting)
+            self.metrics.kept.set(self.engine.kept.bytes)
         return self.metrics.text()
 
 
@@ -138,11 +141,16 @@ def chosen(settings: Settings) -> Recipe:
 def engine(settings: Settings, recipe: Recipe, target: Loaded, draft: Loaded | None) -> Engine:
     """What answers, with these models."""
     guard = Guard(children=2)
-    drafting = None if draft is None else draft.backbone
-    requests = Scheduler(target.backbone, recipe, drafting, exact=settings.exact)
+    kept = Kept(settings.prefix_cache)
+    # a prompt that is read in other pieces is rounded otherwise, which `exact` rules out
+    keys = kept if settings.prefix_cache and not settings.exact else None
+    models = [None if each is None else each.backbone.keeping(keys) for each in (target, draft)]
+    assert models[0] is not None
+    requests = Scheduler(models[0], recipe, models[1], exact=settings.exact)
     return Engine(
         RequestQueue(requests, rows=settings.rows, queue=settings.queue),
-        Reader(target, draft, settings, guard),
+        Reader(target, draft, settings, guard, kept),
         target.decode,
         guard.close,
+        kept,
     )

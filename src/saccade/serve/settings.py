@@ -31,12 +31,14 @@ class Settings:
     media: Media = Media()
     captioner: str | None = None  # for views that read a caption
     key: str | None = field(default=None, repr=False)  # in no log
+    cors: tuple[str, ...] = ()  # origins whose pages may ask
     rows: int = 8  # requests worked on at once
     queue: int = 32  # requests that may wait beside them
     seconds: float = 600.0  # an answer may take
     choices: int = 8
     most_tokens: int = 2048  # of one answer
     body: int = 256 << 20  # bytes of a request
+    prefix_cache: int = 2 << 30  # bytes of media and prompts kept for later requests; 0 keeps none
     exact: bool = False
     threads: int | None = None
     load: tuple[tuple[str, Any], ...] = ()  # settings of `load`: dtype, device, ...

@@ -1,9 +1,14 @@
-"""The wire format: OpenAI's chat completions, as far as they are honoured; no field is ignored."""
+"""The wire format: OpenAI's completions, of chats and of plain text, as far as they are honoured.
+
+What is not known is refused; what is taken and changes nothing is told in docs/serve.md.
+"""
 
 from __future__ import annotations
 
+import json
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
@@ -35,6 +40,15 @@ class Strict(BaseModel):
 
 class Address(Strict):
     url: Annotated[Words, Field(min_length=1)]
+
+
+class ImageAddress(Address):
+    """``low`` shrinks the picture first (`reading.LOW`); the others leave it as it is."""
+
+    detail: Literal["auto", "low", "high"] | None = None
+
+
+class VideoAddress(Address):
     detail: Literal["auto"] | None = None
 
 
@@ -45,37 +59,75 @@ class TextPart(Strict):
 
 class ImagePart(Strict):
     type: Literal["image_url"]
-    image_url: Address
+    image_url: ImageAddress
 
 
 class VideoPart(Strict):
     type: Literal["video_url"]
-    video_url: Address
+    video_url: VideoAddress
 
 
 Part = Annotated[TextPart | ImagePart | VideoPart, Field(discriminator="type")]
+Texts = Words | Annotated[list[TextPart], Field(min_length=1)]
 
 
 class SystemMessage(Strict):
     role: Literal["system", "developer"]
-    content: Words | Annotated[list[TextPart], Field(min_length=1)]
-    name: Literal[None] = None
+    content: Texts
+    name: Words | None = None
 
 
 class UserMessage(Strict):
     role: Literal["user"]
     content: Words | Annotated[list[Part], Field(min_length=1)]
-    name: Literal[None] = None
+    name: Words | None = None
+
+
+class Called(Strict):
+    name: Annotated[Words, Field(min_length=1)]
+    arguments: Words
+
+    @model_validator(mode="after")
+    def _object(self) -> Called:
+        try:
+            found = json.loads(self.arguments)
+        except (ValueError, RecursionError):
+            found = None
+        if not isinstance(found, dict):
+            raise ValueError("arguments must be a JSON object in a string")
+        return self
+
+
+class ToolCall(Strict):
+    id: Words
+    type: Literal["function"]
+    function: Called
 
 
 class AssistantMessage(Strict):
     role: Literal["assistant"]
-    content: Words | Annotated[list[TextPart], Field(min_length=1)]
-    name: Literal[None] = None
+    content: Texts | None = None
+    name: Words | None = None
     refusal: Literal[None] = None
+    tool_calls: Annotated[list[ToolCall], Field(min_length=1)] | None = None
+
+    @model_validator(mode="after")
+    def _says(self) -> AssistantMessage:
+        if self.content is None and self.tool_calls is None:
+            raise ValueError("content is needed where there are no tool_calls")
+        return self
 
 
-Message = Annotated[SystemMessage | UserMessage | AssistantMessage, Field(discriminator="role")]
+class ToolMessage(Strict):
+    role: Literal["tool"]
+    content: Texts
+    tool_call_id: Words
+    name: Words | None = None
+
+
+Message = Annotated[
+    SystemMessage | UserMessage | AssistantMessage | ToolMessage, Field(discriminator="role")
+]
 
 
 class StreamOptions(Strict):
@@ -84,6 +136,62 @@ class StreamOptions(Strict):
 
 class PlainText(Strict):
     type: Literal["text"]
+
+
+class JsonObject(Strict):
+    type: Literal["json_object"]
+
+
+class NamedSchema(Strict):
+    """A JSON schema as OpenAI wraps it; it is followed to the letter, ``strict`` or not."""
+
+    name: Words | None = None
+    description: Words | None = None
+    form: Annotated[dict[str, Any], Field(alias="schema")]
+    strict: bool | None = None
+
+
+class JsonSchema(Strict):
+    type: Literal["json_schema"]
+    json_schema: NamedSchema
+
+
+Format = Annotated[PlainText | JsonObject | JsonSchema, Field(discriminator="type")]
+Pattern = Annotated[Words, Field(min_length=1, max_length=10_000)]
+
+
+class StructuredOutputs(Strict):
+    """vLLM's extension: exactly one of them."""
+
+    regex: Pattern | None = None
+    form: Annotated[dict[str, Any] | None, Field(alias="json")] = None
+
+    @model_validator(mode="after")
+    def _one(self) -> StructuredOutputs:
+        if (self.regex is None) == (self.form is None):
+            raise ValueError("give regex or json, and not both")
+        return self
+
+
+class Function(Strict):
+    name: Annotated[Words, Field(min_length=1, max_length=128, pattern=r"^[\w.-]+$")]
+    description: Words | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(Strict):
+    type: Literal["function"]
+    function: Function
+
+
+class ChosenName(Strict):
+    name: Words
+
+
+class ChosenTool(Strict):
+    type: Literal["function"]
+    function: ChosenName
 
 
 class VideoOptions(Strict):
@@ -97,17 +205,16 @@ class MediaOptions(Strict):
     video: VideoOptions = VideoOptions()
 
 
-class ChatRequest(Strict):
-    """A chat completion. Penalties, tools and other formats than text are not supported: their
-    neutral values are taken, any other is refused."""
+class Asked(Strict, ABC):
+    """What every completion may say: how long, by which rules, in what form."""
 
     model: Words
-    messages: Annotated[list[Message], Field(min_length=1)]
     max_tokens: Annotated[int, Field(ge=1)] | None = None
-    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     top_k: Annotated[int, Field(ge=1)] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] | None = None
     seed: Annotated[int, Field(ge=-SEEDS, lt=SEEDS)] | None = None
     n: Annotated[int, Field(ge=1)] | None = None
     stop: (
@@ -117,33 +224,36 @@ class ChatRequest(Strict):
     ) = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    logprobs: bool | None = None
-    top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     presence_penalty: Neutral | None = None
     frequency_penalty: Neutral | None = None
     logit_bias: Annotated[dict[str, float], Field(max_length=0)] | None = None
-    response_format: PlainText | None = None
-    tools: Annotated[list[Any], Field(max_length=0)] | None = None
-    tool_choice: Literal["none"] | None = None
-    user: Words | None = None  # says who asks, and changes nothing
-    media_io_kwargs: MediaOptions | None = None
-    mm_processor_kwargs: VideoOptions | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_regex: Pattern | None = None
+    guided_json: dict[str, Any] | None = None
+    # these say who asks and what is to be kept of it, and change nothing
+    user: Words | None = None
+    metadata: dict[str, Words] | None = None
+    store: Literal[False] | None = None
+    service_tier: Words | None = None
 
     @model_validator(mode="after")
-    def _together(self) -> ChatRequest:
-        if self.messages[-1].role != "user":
-            raise ValueError("the last of messages must be the user's")
+    def _streams(self) -> Asked:
         if self.stream_options is not None and not self.stream:
             raise ValueError("stream_options needs stream")
-        if self.top_logprobs is not None and not self.logprobs:
-            raise ValueError("top_logprobs needs logprobs")
+        forms = (self.structured_outputs, self.guided_regex, self.guided_json)
+        if sum(form is not None for form in forms) > 1:
+            raise ValueError("structured_outputs, guided_regex, guided_json: give one of them")
         return self
 
     @property
     def limit(self) -> int | None:
-        """Tokens asked for at most; the newer name wins."""
-        newer = self.max_completion_tokens
-        return self.max_tokens if newer is None else newer
+        """Tokens asked for at most."""
+        return self.max_tokens
+
+    @property
+    def top(self) -> int | None:
+        """How many of the likeliest tokens to tell; None tells nothing of likelihoods."""
+        return None
 
     @property
     def stops(self) -> list[str]:
@@ -154,60 +264,123 @@ class ChatRequest(Strict):
     @property
     def sampled(self) -> dict[str, Any]:
         """`GenerationConfig`'s names for how tokens are drawn; None is the model's own choice."""
-        given = [each for each in (self.temperature, self.top_p, self.top_k) if each is not None]
+        ruled = {"repetition_penalty": self.repetition_penalty}
+        drawn = {"top_p": self.top_p, "top_k": self.top_k, "min_p": self.min_p}
+        if self.temperature is None and not any(value is not None for value in drawn.values()):
+            return ruled
         temperature = 1.0 if self.temperature is None else self.temperature
-        if not given or temperature < COLDEST:
-            return {"do_sample": False if given else None}
-        drawn = {"temperature": temperature, "top_p": self.top_p, "top_k": self.top_k}
-        return {"do_sample": True, **drawn}
+        if temperature < COLDEST:
+            return {**ruled, "do_sample": False}
+        return {**ruled, **drawn, "do_sample": True, "temperature": temperature}
 
     @property
-    def characters(self) -> int:
-        """Of all texts, addresses left out."""
-        words = (part for turn in self.messages for part in parts(turn))
-        return sum(len(part.text) for part in words if isinstance(part, TextPart))
+    @abstractmethod
+    def texts(self) -> list[str]:
+        """All that is to be tokenized."""
+
+    @property
+    def emptied(self) -> Self:
+        """The same without what is large once it has been read."""
+        return self
+
+
+class ChatRequest(Asked):
+    """A chat completion. Of penalties other than ``repetition_penalty`` the neutral values are
+    taken, any other is refused."""
+
+    messages: Annotated[list[Message], Field(min_length=1)]
+    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+    response_format: Format | None = None
+    tools: list[Tool] | None = None
+    tool_choice: Literal["none", "auto", "required"] | ChosenTool | None = None
+    parallel_tool_calls: bool | None = None  # as many as the model makes, whatever it says
+    media_io_kwargs: MediaOptions | None = None
+    mm_processor_kwargs: VideoOptions | None = None
+
+    @model_validator(mode="after")
+    def _together(self) -> ChatRequest:
+        last = self.messages[-1]
+        if last.role in ("system", "developer"):
+            raise ValueError("the last of messages must be the user's, a tool's or the assistant's")
+        if last.role == "assistant" and called(last):
+            raise ValueError("the last of messages calls tools: what they gave must follow")
+        if last.role == "assistant" and not "".join(p.text for p in parts(last)).strip():  # type: ignore[union-attr]
+            raise ValueError("the last of messages is the assistant's, to be continued, and empty")
+        if self.top_logprobs is not None and not self.logprobs:
+            raise ValueError("top_logprobs needs logprobs")
+        names = {tool.function.name for tool in self.tools or ()}
+        if isinstance(self.tool_choice, ChosenTool) and self.tool_choice.function.name not in names:
+            raise ValueError("tool_choice names a function that is not among tools")
+        if self.tool_choice == "required" and not names:
+            raise ValueError("tool_choice needs tools")
+        return self
+
+    @property
+    def limit(self) -> int | None:
+        """Tokens asked for at most; the newer name wins."""
+        newer = self.max_completion_tokens
+        return self.max_tokens if newer is None else newer
+
+    @property
+    def top(self) -> int | None:
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+    @property
+    def usable(self) -> list[Tool]:
+        """The tools that may be called."""
+        return [] if self.tool_choice == "none" or not self.tools else self.tools
+
+    @property
+    def due(self) -> list[Tool]:
+        """The tools of which one must be called; none where the model may choose to."""
+        chosen = self.tool_choice
+        if isinstance(chosen, ChosenTool):
+            return [tool for tool in self.usable if tool.function.name == chosen.function.name]
+        return self.usable if chosen == "required" else []
+
+    @property
+    def texts(self) -> list[str]:
+        """Of all messages and tools, addresses left out."""
+        words = [part for turn in self.messages for part in parts(turn)]
+        calls = [call for turn in self.messages for call in called(turn)]
+        return [
+            *(part.text for part in words if isinstance(part, TextPart)),
+            *(text for call in calls for text in (call.function.name, call.function.arguments)),
+            *(tool.model_dump_json() for tool in self.usable),
+        ]
+
+    @property
+    def emptied(self) -> Self:
+        return self.model_copy(update={"messages": []})
 
     @property
     def addresses(self) -> int:
         return sum(not isinstance(part, TextPart) for turn in self.messages for part in parts(turn))
 
 
+class TextRequest(Asked):
+    """A completion of plain text, without a chat template."""
+
+    prompt: Annotated[Words, Field(min_length=1)]
+    echo: Literal[False] | None = None
+    suffix: Literal[None] = None
+    best_of: Literal[1] | None = None
+
+    @property
+    def texts(self) -> list[str]:
+        return [self.prompt]
+
+
 def parts(turn: Message) -> Sequence[Part]:
     """A message's content as parts."""
     content = turn.content
+    if content is None:
+        return []
     return [TextPart(type="text", text=content)] if isinstance(content, str) else content
 
 
-# What answers look like, for those who read the schema; a test checks what is sent against it.
-
-
-class Usage(BaseModel):
-    prompt_tokens: int
-    completion_tokens: int
-    total_tokens: int
-
-
-class Answer(BaseModel):
-    role: Literal["assistant"]
-    content: str
-    refusal: None
-
-
-class Choice(BaseModel):
-    index: int
-    message: Answer
-    logprobs: dict[str, Any] | None
-    finish_reason: Literal["stop", "length"]
-
-
-class Completion(BaseModel):
-    """A whole answer; a stream's events hold the same in pieces."""
-
-    id: str
-    object: Literal["chat.completion"]
-    created: int
-    model: str
-    choices: list[Choice]
-    usage: Usage
-    metrics: dict[str, Any]
-    saccade: dict[str, Any]
+def called(turn: Message) -> Sequence[ToolCall]:
+    """The calls of an assistant's message."""
+    return (turn.tool_calls or ()) if isinstance(turn, AssistantMessage) else ()

@@ -252,7 +252,7 @@ def _light(prefill: Prefill, words: dict[str, tuple[int, ...]]) -> Prefill:
 
 
 def _portable(rule: Sampling) -> Sampling:
-    """The rule without what cannot be sent; a draft may follow any law."""
+    """The rule without what cannot be sent, a grammar's parser too; a draft may follow any law."""
     kept = []
     for processor in rule.processors:
         try:
@@ -264,4 +264,4 @@ def _portable(rule: Sampling) -> Sampling:
             kept.append(processor)
         else:
             log.info("%s stays with the target", type(processor).__name__)
-    return replace(rule, processors=tuple(kept))
+    return replace(rule, processors=tuple(kept), grammar=None)

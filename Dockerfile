@@ -1,0 +1,20 @@
+# A server on a CPU: docker build -t saccade . && docker run --rm -p 127.0.0.1:8000:8000 saccade
+# Not built where it was written: there was no daemon, and PyTorch's own index was out of reach. Its
+# other commands were run outside of a container: the install with PyTorch of PyPI, and the server.
+FROM python:3.12-slim AS build
+ENV UV_TORCH_BACKEND=cpu UV_LINK_MODE=copy
+RUN pip install --no-cache-dir uv && uv venv /opt/saccade
+WORKDIR /source
+COPY pyproject.toml README.md LICENSE ./
+COPY src src
+RUN uv pip install --no-cache --python /opt/saccade/bin/python ".[serve]"
+
+FROM python:3.12-slim
+RUN useradd --create-home saccade
+COPY --from=build /opt/saccade /opt/saccade
+ENV PATH=/opt/saccade/bin:$PATH PYTHONUNBUFFERED=1
+USER saccade
+WORKDIR /home/saccade
+EXPOSE 8000
+HEALTHCHECK --start-period=5m CMD ["python", "-c", "import urllib.request as u; u.urlopen('http://127.0.0.1:8000/health')"]
+ENTRYPOINT ["saccade", "serve", "--host", "0.0.0.0"]

@@ -1,0 +1,89 @@
+"""The chart on the first page: how much faster answers are, out of stored runs and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import matplotlib
+from matplotlib.figure import Figure
+
+from saccade.bench import measures, records
+from saccade.bench.compare import BASELINE
+from saccade.bench.figures import COLOURS, save
+from saccade.bench.measures import Interval
+from saccade.bench.records import Answer
+
+RUN = "bench-auto"
+PANELS = {"shapes-caption": "descriptions", "shapes-qa": "answers of a few words"}
+METHODS = {
+    "auto": "auto (default)",
+    "sd/shape=fit": "sd, fitted chain",
+    "specvlm/shape=fit": "specvlm, fitted",
+    "hf-assisted-seeing": "transformers,\nassisted",
+    "hf": "transformers",
+}
+LETTERS = 10
+
+Bars = Mapping[str, Mapping[str, tuple[Interval, Interval]]]
+"""panel -> method -> (decoding, whole answers): median times as fast as ``ar`` and its interval."""
+
+
+def bars(results: Path) -> Bars:
+    """The chart's numbers, of the run stored below ``results``."""
+    _, answers = records.stored(results / RUN)
+    return {suite: {name: _of(answers, suite, name) for name in METHODS} for suite in PANELS}
+
+
+def _of(answers: Sequence[Answer], suite: str, method: str) -> tuple[Interval, Interval]:
+    own, plain = (
+        [a for a in answers if a.suite == suite and a.method == name] for name in (method, BASELINE)
+    )
+    decoding, whole = (
+        measures.interval(measures.speedups(own, plain, whole=whole)) for whole in (False, True)
+    )
+    assert decoding is not None and whole is not None, f"no {method} in {suite} of {RUN}"
+    return decoding, whole
+
+
+def draw(found: Bars) -> Figure:
+    """A panel a suite, a pair of bars a method, each with its number and its 95 % interval."""
+    figure = Figure(figsize=(6, 5.6), layout="constrained")
+    axes = figure.subplots(len(found), 1, sharex=True)
+    for axis, (suite, methods) in zip(axes, found.items(), strict=True):
+        for place, both in enumerate(methods.values()):
+            for shift, (middle, low, high), colour, label in zip(
+                (-0.2, 0.2), both, COLOURS, ("decoding", "whole answer"), strict=False
+            ):
+                axis.barh(
+                    place + shift,
+                    middle,
+                    height=0.38,
+                    color=colour,
+                    hatch="" if shift < 0 else "///",
+                    edgecolor="white",
+                    xerr=[[middle - low], [high - middle]],
+                    error_kw={"lw": 1, "capsize": 2, "ecolor": "#444444"},
+                    label=None if place else label,
+                )
+                paper = {"facecolor": "white", "edgecolor": "none", "pad": 0.8}
+                axis.text(
+                    *(high + 0.07, place + shift, f"{middle:.2f}"),
+                    va="center",
+                    fontsize=LETTERS - 1,
+                    bbox=paper,
+                )
+        axis.axvline(1, color="black", lw=1, ls=":")
+        axis.set_yticks(range(len(methods)), [METHODS[name] for name in methods], fontsize=LETTERS)
+        axis.set_ylim(len(methods) - 0.5, -0.5)
+        axis.set_title(PANELS[suite], fontsize=LETTERS + 1, loc="left")
+        axis.spines[["top", "right"]].set_visible(False)
+    axes[-1].set_xlabel("times as fast as our own plain decoding", fontsize=LETTERS)
+    axes[0].legend(fontsize=LETTERS, loc="lower right", frameon=False)
+    return figure
+
+
+def write(results: Path, path: Path) -> None:
+    """The chart as an SVG whose words are words, so that a reader and a test can find them."""
+    with matplotlib.rc_context({"svg.fonttype": "none", "font.family": "sans-serif"}):
+        save(draw(bars(results)), path)

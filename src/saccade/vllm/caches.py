@@ -1,0 +1,182 @@
+"""Drafts for requests that come and go: a cache for each over what a view kept of its prompt.
+
+Knows no engine. ``Drafts`` is the one seam: a request is started, follows what was really emitted,
+is drafted for together with others, and is forgotten.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import defaultdict
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import count
+
+import numpy as np
+from jaxtyping import Int
+
+from saccade.core.prompt import Prefill
+from saccade.core.protocols import Growing, View
+from saccade.core.sampling import Sampling
+from saccade.core.tree import Tree, add
+from saccade.drafting.drafters import MATCH, drive, lookup
+from saccade.drafting.shapes.policies import confidence
+from saccade.drafting.views.basic import SCATTERED
+from saccade.model.backbone import Backbone
+from saccade.model.session import LONG, Session
+from saccade.vllm.pace import Plan
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A request that an engine asks a draft for; written by the engine's adapter."""
+
+    name: str
+    ids: Int[np.ndarray, " len"]  # of its prompt and all that was emitted after it
+    start: int  # where its answer begins
+    new: Sequence[int]  # what the last forward emitted, the last of ``ids``
+    read: Callable[[], Prefill | None] = field(compare=False)
+    """The draft's own whole prompt, and what the target attended to where a view asks for that;
+    None where the pixels are gone."""
+
+
+@dataclass(frozen=True)
+class Drafted:
+    """Tokens in a row, each chosen, and what the draft promised of each."""
+
+    tokens: tuple[int, ...] = ()
+    odds: tuple[float, ...] = ()
+
+
+class Drafts(ABC):
+    """Who drafts, for many requests at once."""
+
+    @abstractmethod
+    def __contains__(self, name: str) -> bool: ...
+
+    @abstractmethod
+    def start(self, asked: Asked) -> bool:
+        """Whether the request can be drafted for from now on; False for good if it cannot."""
+
+    @abstractmethod
+    def draft(self, asked: Sequence[Asked], plan: Plan) -> dict[str, Drafted]:
+        """A draft each, after what was emitted so far."""
+
+    @abstractmethod
+    def keep(self, names: Collection[str]) -> None:
+        """Forgets every other request."""
+
+
+class ModelDrafts(Drafts):
+    """A model with its own cache over the visual tokens its view keeps.
+
+    ``memory`` bounds the bytes of all caches: a request that does not fit is not drafted for.
+    """
+
+    def __init__(
+        self,
+        backbone: Backbone,
+        view: View,
+        *,
+        vocab: int,
+        banned: Sequence[int],
+        ends: tuple[int, ...],
+        memory: int,
+    ) -> None:
+        rules = Sampling(ends=ends)
+        self._backbone, self._view, self._memory = backbone, view, memory
+        self._session = Session(
+            backbone, defaultdict(lambda: rules), vocab=vocab, banned=banned, room=LONG // 4
+        )
+        self._numbers: dict[str, int] = {}
+        self._fresh = count()
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._numbers
+
+    @property
+    def bytes(self) -> int:
+        """What the caches take."""
+        return sum(request.cache.bytes for request in self._session.requests.values())
+
+    def start(self, asked: Asked) -> bool:
+        prefill = asked.read()
+        if prefill is None:
+            return False
+        view = self._view
+        if view.attention and prefill.mass is None:  # the target's attention was not to be seen
+            view = replace(SCATTERED, keep=view.keep or SCATTERED.keep)
+        prompt = self._backbone.written(view(prefill, prefill.prompt))
+        if self.bytes + (len(prompt) + LONG // 4) * self._backbone.token_bytes > self._memory:
+            return False
+        number = next(self._fresh)
+        for _ in self._session.reading(number, prompt, place=number):
+            pass
+        self._numbers[asked.name] = number
+        return True
+
+    def draft(self, asked: Sequence[Asked], plan: Plan) -> dict[str, Drafted]:
+        for each in asked:
+            number = self._numbers[each.name]
+            known = self._session.requests[number].length
+            if fresh := each.ids[each.start + known :].tolist():
+                self._session.commit({number: fresh})
+        names = {self._numbers[each.name]: each.name for each in asked if self._fits(each, plan)}
+        growing = {number: grow(plan) for number in names}
+        trees = drive(self._session, growing, {})
+        return {names[number]: Drafted(tree.tokens, tree.odds) for number, tree in trees.items()}
+
+    def _fits(self, asked: Asked, plan: Plan) -> bool:
+        """Whether the cache may hold what a draft adds; else the request is forgotten."""
+        request = self._session.requests[self._numbers[asked.name]]
+        cache = request.cache
+        needed = cache.length + len(request.pending) + plan.length + 1
+        # a cache that grows is copied into one half as large again
+        if needed <= cache.capacity or self.bytes + 3 * cache.bytes // 2 <= self._memory:
+            return True
+        self._session.end(self._numbers.pop(asked.name))
+        return False
+
+    def keep(self, names: Collection[str]) -> None:
+        for name in self._numbers.keys() - set(names):
+            self._session.end(self._numbers.pop(name))
+
+
+class LookupDrafts(Drafts):
+    """What followed the same words earlier in prompt or answer; no placeholder is proposed."""
+
+    def __init__(self, banned: Collection[int]) -> None:
+        self._banned = frozenset(banned)
+
+    def __contains__(self, name: str) -> bool:
+        return True
+
+    def start(self, asked: Asked) -> bool:
+        return True
+
+    def draft(self, asked: Sequence[Asked], plan: Plan) -> dict[str, Drafted]:
+        return {each.name: self._looked_up(each, plan.length) for each in asked}
+
+    def _looked_up(self, asked: Asked, length: int) -> Drafted:
+        found = lookup(asked.ids, MATCH, length)
+        stop = next((at for at, token in enumerate(found) if token in self._banned), len(found))
+        return Drafted(tuple(found[:stop]), (1.0,) * stop)
+
+    def keep(self, names: Collection[str]) -> None: ...
+
+
+def grow(plan: Plan) -> Growing:
+    """A chain of the draft's own choices that ends where one more token would not pay."""
+    tree, reach = Tree(), 1.0
+    while len(tree) < plan.length:
+        scores = yield tree
+        tip = len(tree) - 1
+        token, _ = scores.draw(tip)
+        odds = confidence(scores, tip, token)
+        reach *= plan.trust.chance(odds)
+        if len(tree) and reach <= plan.bar:  # the first is drafted always: else nothing is learnt
+            break
+        tree = add(tree, tip, token, None, odds)
+        if token in scores.rules.ends:
+            break
+    return tree

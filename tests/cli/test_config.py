@@ -1,0 +1,192 @@
+"""The file that `saccade calibrate` writes and `--config` reads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from saccade.bench.calibrate import CONFIRM, Calibration, Trial
+from saccade.bench.compare import Summary
+from saccade.cli.config import read, write
+from saccade.core.errors import OptionError
+from saccade.methods import resolve
+
+
+def calibration(method: str, *speedups: float, **more: Any) -> Calibration:
+    """What a search found, made up."""
+    rows = [Summary(speedup_decode=x, tau=3.5, identical_to_ar=True) for x in speedups]
+    best = Trial(CONFIRM, method, tuple(rows))
+    given: dict[str, Any] = {
+        "best": best,
+        "table": (Trial(CONFIRM, "auto", tuple(rows)), best),
+        "skipped": (),
+        "target": "shapes",
+        "draft": "shapes-draft",
+        "visual_tokens": (512, 2048),
+        "held_out": 1,
+        "max_new_tokens": 48,
+        "threads": 2,
+        "seconds": 12.34,
+        "environment": {"processor": "one", "gpu": None},
+    }
+    return Calibration(**{**given, **more})
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Callable[[str], Path]:
+    def make(text: str) -> Path:
+        path = tmp_path / "saccade.yaml"
+        path.write_text(text, encoding="utf-8")
+        return path
+
+    return make
+
+
+def test_what_is_written_is_read(tmp_path: Path) -> None:
+    """Claim: method, names and threads come back; what was measured stands below; the environment
+    may hold torch's own kind of string. Fails on anything YAML or JSON cannot hold."""
+    from saccade.engine.trace import environment
+
+    path = tmp_path / "saccade.yaml"
+    method = "specvlm/lambda=0.35/keep=0.2/shape=chain-9"
+    found = calibration(method, 1.25, 2.5, environment=environment())
+    write(path, found)
+    config = read(path)
+    measured = config.pop("measured")
+    assert config == {
+        "method": method,
+        "target": "shapes",
+        "draft": "shapes-draft",
+        "threads": 2,
+    }
+    assert measured["speedup"] == 1.875 and measured["worth_it"] is True
+    assert measured["trials"][1:] == [
+        {"stage": "confirm", "method": method, "runs": 2, "speedup": 1.875, "tau": 3.5}
+    ]
+    assert measured["environment"] == {
+        key: value if value is None else type(value).__mro__[-2](value)
+        for key, value in environment().items()
+    }
+
+
+def test_the_file_says_what_it_is_for_a_person(tmp_path: Path) -> None:
+    """Claim: it begins with comments that hold the advice, and leaves out what there is none of; a
+    line a trial."""
+    path = tmp_path / "saccade.yaml"
+    found = calibration("specvlm-self", 0.66, draft=None)
+    write(path, found)
+    text = path.read_text()
+    assert text.startswith("# Made by `saccade calibrate`") and f"# {found.advice}." in text
+    assert "draft:" not in text and "draft" not in read(path)
+    assert yaml.safe_load(text)["measured"]["worth_it"] is False
+    assert sum("method: specvlm-self" in line for line in text.splitlines()) == 2
+    write(path, calibration("auto", 2.0))
+    assert "keep auto" in path.read_text() and read(path)["method"] == "auto"
+
+
+@pytest.mark.parametrize(
+    ("text", "method"),
+    [
+        ("", None),
+        ("# nothing but a comment\n", None),
+        ("target: somewhere/else\n", None),
+        ("method:\n", None),
+        ("method: sd", "sd"),
+        ("keep: 0.2\nlambda: 0.3", "specvlm/keep=0.2/lambda=0.3"),
+        ("lambda: 0.3\nkeep: 0.2\nmethod: sage", "sage/lambda=0.3/keep=0.2"),
+        ("method: specvlm/keep=0.2\nshape: chain-9", "specvlm/keep=0.2/shape=chain-9"),
+        ("view: uniform\nkeep: .05\npositions: repacked",
+         "specvlm/view=uniform/keep=0.05/positions=repacked"),
+        ("method: sd\nview: none", "sd/view=none"),
+        ("shape: [[0], [1], [0, 0]]", "specvlm/shape=paths-0,1,0.0"),
+        ("method: sd\nshape:\n- [0]\n- [0, 2]\n", "sd/shape=paths-0,0.2"),
+        ("keep: 1", "specvlm/keep=1"),
+    ],
+)  # fmt: skip
+def test_axes_may_be_keys(file: Callable[[str], Path], text: str, method: str | None) -> None:
+    """Claim: a key named as an axis is an override, in the file's order; the method resolves, and
+    a list of paths is that tree."""
+    path = file(text)
+    assert read(path).get("method") == method
+    if method is not None and "paths" in method:
+        shape: Any = resolve(method).shape
+        asked = yaml.safe_load(text)["shape"]
+        assert sorted(shape.paths) == sorted(map(tuple, asked))
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("methd: sd", ["'methd'", "known keys", "method", "threads", "keep"]),
+        ("1: sd", ["unknown key 1"]),
+        ("method: [sd]", ["method must be a name", "sd"]),
+        ("method: 5", ["method must be a name"]),
+        ("method: ''", ["method must be a name"]),
+        ("target: 2026-01-01", ["target must be a name"]),
+        ("draft: {a: b}", ["draft must be a name"]),
+        ("threads: two", ["threads must be a whole number"]),
+        ("threads: true", ["threads must be a whole number", "True"]),
+        ("threads: 0", ["threads must be a whole number from 1"]),
+        ("threads: 1.5", ["threads must be a whole number"]),
+        ("keep: much", ["keep must be a number", "much"]),
+        ("lambda: yes", ["lambda must be a number"]),
+        ("keep: 1.5", ["1.5", "between 0 and 1"]),
+        ("keep: .nan", ["nan", "between 0 and 1"]),
+        ("keep: 0", ["keep"]),
+        ("measured: 3", ["measured must be"]),
+        ("shape: {a: 1}", ["shape must be", "[[0], [1], [0, 0]]"]),
+        ("shape: [0, 1]", ["shape must be"]),
+        ("shape: [[0.5]]", ["shape must be"]),
+        ("shape: [[true]]", ["shape must be"]),
+        ("shape: []", ["paths"]),
+        ("shape: [[]]", ["paths"]),
+        ("shape: [[0, 0]]", ["no parent [0]"]),
+        ("shape: [[-1]]", ["ranks from 0"]),
+        ("shape: blob", ["blob", "chain-N"]),
+        ("view: blob", ["blob", "uniform"]),
+        ("method: magic", ["magic", "specvlm"]),
+        ("method: sd\nlambda: 0.3", ["lambda", "specvlm"]),
+        ("method: ar\nkeep: 0.3", ["drafts nothing"]),
+        ("method: sd/shape=fit\nshape: tree", ["'shape' is given twice"]),
+        ("keep: 0.1\nkeep: 0.2", ["'keep' is given twice"]),
+        ("just a sentence", ["known keys"]),
+        ("- method: sd", ["known keys"]),
+        ("method: sd: fit", ["YAML", "line 1"]),
+        ("method: sd\n  keep: [", ["YAML", "line 2"]),
+        ("method: sd\n---\nmethod: sd", ["YAML"]),
+        ("method: !!python/name:os.system", ["YAML"]),
+        ("method: !!timestamp soon", ["YAML"]),
+        ("? [a]\n: b", ["YAML"]),
+        ("shape: " + "[" * 500, ["YAML"]),
+        ("# " + "x" * 200_000, ["too large"]),
+        ("\0\1\2", ["YAML"]),
+    ],
+)  # fmt: skip
+def test_a_bad_file_is_one_sentence(
+    file: Callable[[str], Path], text: str, words: list[str]
+) -> None:
+    """Claim: unknown keys, wrong types, impossible methods and no YAML are an OptionError of one
+    line that names the file and what is wrong."""
+    path = file(text)
+    with pytest.raises(OptionError) as refused:
+        read(path)
+    said = str(refused.value)
+    assert str(path) in said and len(said.splitlines()) == 1 and len(said) < 700
+    for word in words:
+        assert word in said
+
+
+def test_a_file_that_cannot_be_read_or_written(tmp_path: Path) -> None:
+    """Claim: no file, a folder, bytes that are no text, and a place that cannot be written are
+    one sentence."""
+    (tmp_path / "video.mp4").write_bytes(b"\xff\xd8\xfe\x00" * 8)
+    for name in ("nowhere.yaml", ".", "video.mp4"):
+        with pytest.raises(OptionError) as refused:
+            read(tmp_path / name)
+        assert str(tmp_path / name) in str(refused.value)
+    with pytest.raises(OptionError, match="cannot write"):
+        write(tmp_path / "no" / "such.yaml", calibration("sd", 2.0))

@@ -1,0 +1,202 @@
+"""Claims about what is kept for later requests: answers, drafts and laws are those without it."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from engine.test_conversation import (
+    COUNT,
+    FAMILY,
+    METHODS,
+    cut,
+    further,
+    ids_of,
+    pixels_read,
+    question,
+    script,
+)
+from helpers import AMOUNT, FAMILIES, WORDS, backbone, input_for, noisy, prompt_of
+
+import saccade
+from saccade.core.sampling import Sampling
+from saccade.model import kept as kept_
+from saccade.model.backbone import Backbone
+from saccade.model.kept import Beginnings, Kept, digest, shared
+from saccade.model.session import Session
+
+pytestmark = pytest.mark.usefixtures("unchecked")
+
+
+@pytest.fixture(autouse=True)
+def _few_rows_are_worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kept_, "WORTH", 1)
+
+
+def pair(family: str, kept: Kept | None) -> tuple[Backbone, Backbone]:
+    models = FAMILIES[family](0), noisy(FAMILIES[family], 0, AMOUNT)
+    target, draft = (backbone(model).keeping(kept) for model in models)
+    return target, draft
+
+
+def answered(models: tuple[Backbone, Backbone], method: str, inputs: Any, **settings: Any) -> Any:
+    settings = {"max_new_tokens": COUNT, "do_sample": False, **WORDS, **settings}
+    return saccade.run(models[0], inputs, draft=models[1], method=method, **settings)
+
+
+def drafted(result: Any) -> list[Any]:
+    return [(round.tokens, round.accepted, round.emitted) for round in result.rounds]
+
+
+@pytest.mark.parametrize(
+    ("method", "family"),
+    [
+        *((method, "qwen2_5_vl") for method in METHODS),
+        *((method, "llava_onevision") for method in ("sd", "specvlm", "tabed")),
+        *((method, "llama") for method in ("sd-tree", "layerskip")),
+    ],
+)
+def test_conversations_through_it_are_those_without(method, family):
+    """Claim: the three turns of a conversation, each a request of its own, get transformers'
+    answers, and with a seed the same drawn ones; drafts are the same token for token, so they too
+    see what they would have seen."""
+    kept = Kept(1 << 30)
+    models, alone = pair(family, kept), pair(family, None)
+    reused = []
+    for inputs, answer in script(family):
+        found = answered(models, method, inputs)
+        assert found.ids == answer
+        plain = answered(alone, method, inputs)
+        assert method == "auto" or drafted(found) == drafted(plain)
+        reused.append(found.reused_tokens)
+        drawn = dict(do_sample=True, temperature=1.5, seed=len(reused))
+        if method != "auto":  # whose shapes go by the clock
+            assert answered(models, method, inputs, **drawn).ids == (
+                answered(alone, method, inputs, **drawn).ids
+            )
+    # what views read of a question's attention is written down anew: up to the video, then
+    assert reused[0] == 0 and reused[1] > 0 and reused[2] >= reused[1]
+
+
+@pytest.mark.parametrize("family", FAMILY)
+def test_any_order_of_requests_gets_the_oracles_answers(family):
+    """Claim: other videos, other questions, prompts cut short and asked again, in any order and
+    with room for two or three of them: each answer is the one without."""
+    alone = pair(family, None)
+    script_ = [input_for(family, seed) for seed in (0, 1)]
+    script_ += [further(each, question(seed)) for each in script_ for seed in (0, 1)]
+    if family == "llama":
+        script_ += [cut(each, 9) for each in script_[:2]]
+    expected = [answered(alone, "sd", each).ids for each in script_]
+    one = Kept(1 << 30)
+    answered(pair(family, one), "sd", script_[0])
+    kept = Kept(3 * one.bytes)
+    models = pair(family, kept)
+    rng = random.Random(7)
+    reused = 0
+    for _ in range(24):
+        place = rng.randrange(len(script_))
+        found = answered(models, "sd", script_[place])
+        assert found.ids == expected[place]
+        assert kept.bytes <= kept.most
+        reused += found.reused_tokens
+    assert reused > 0
+
+
+@pytest.mark.parametrize("family", FAMILY)
+def test_laws_and_what_is_written_down_are_a_whole_readings(family):
+    """Claim: after another question about the same video, logits, keys and recorded attention are
+    those of a whole prefill, within rounding."""
+    model = FAMILIES[family](0)
+    first, second = (further(input_for(family), question(seed)) for seed in (0, 1))
+    kept = Kept(1 << 30)
+    with_, without = (Session(backbone(model).keeping(each), [Sampling()]) for each in (kept, None))
+    with_.prefill([prompt_of(model, first)], record=True)
+    prompt = prompt_of(model, second)
+    (found,), (whole,) = (each.prefill([prompt], record=True) for each in (with_, without))
+    assert with_.requests[0].reused > 0
+    torch.testing.assert_close(found.logits, whole.logits, atol=2e-4, rtol=1e-4)
+    assert found.mass is not None and whole.mass is not None
+    torch.testing.assert_close(found.mass, whole.mass, atol=1e-5, rtol=1e-3)
+    for layer in range(len(found.cache.keys)):
+        for one, other in zip(
+            found.cache.read(layer, len(prompt)), whole.cache.read(layer, len(prompt)), strict=True
+        ):
+            torch.testing.assert_close(one, other, atol=2e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "llava_onevision"])
+def test_no_vision_tower_looks_twice_at_the_same(family):
+    """Claim: a second question about a video runs no vision tower and gets the same rows, another
+    video is looked at."""
+    target = backbone(FAMILIES[family](0)).keeping(Kept(1 << 30))
+    with pixels_read(target.model) as looks:
+        (first,) = target.prompts(input_for(family))
+        assert looks
+        looks.clear()
+        (second,) = target.prompts(further(input_for(family), [3, 4]))
+        assert not looks and shared(first, second) == len(first)
+        target.prompts(input_for(family, 1))
+        assert looks
+    assert "get_video_features" not in vars(target.model.base_model)
+
+
+def test_a_prompt_is_known_by_its_rows():
+    """Claim: another pixel, another position or another id ends what two prompts share."""
+    prompt = prompt_of(FAMILIES["qwen2_5_vl"](0), input_for("qwen2_5_vl"))
+    assert shared(prompt, prompt) == len(prompt)
+    row = len(prompt) // 2
+    embeds, positions = prompt.embeds.clone(), prompt.positions.clone()
+    embeds[row, 0] += 1e-3
+    positions[0, row + 1] += 1
+    assert shared(prompt, replace(prompt, embeds=embeds)) == row
+    assert shared(prompt, replace(prompt, positions=positions)) == row + 1
+    assert shared(replace(prompt, embeds=embeds), replace(prompt, positions=positions)) == row
+
+
+def test_a_prompt_that_goes_on_takes_the_place_of_its_beginning():
+    """Claim: a conversation keeps its longest prompt alone, two questions about a video what is
+    worth it of both, and another model's keys are nobody else's."""
+    family = "qwen2_5_vl"
+    model, kept = FAMILIES[family](0), Kept(1 << 30)
+    inputs = input_for(family)
+    longer = further(inputs, question(0))
+    target = backbone(model).keeping(kept)
+    for each in (inputs, longer):
+        Session(target, [Sampling()]).prefill([prompt_of(model, each)])
+    found = [value for _, value in kept.items() if isinstance(value, kept_.Beginning)]
+    assert [len(each.prompt) for each in found] == [len(ids_of(longer))]
+    other = backbone(noisy(FAMILIES[family], 0, AMOUNT)).keeping(kept)
+    prompt = prompt_of(model, inputs)
+    assert Beginnings(kept, other).lend(prompt, other.cache(99), 99) == (0, None)
+    rows, _ = Beginnings(kept, target).lend(prompt, target.cache(99), len(prompt) - 1)
+    assert rows == len(prompt) - 1
+
+
+def test_what_was_used_least_recently_goes_first():
+    """Claim: bytes are bounded, a value used stays, one too large is not kept."""
+    kept = Kept(10)
+    for name in "abc":
+        kept.put(name, name, 4)
+    assert [key for key, _ in kept.items()] == ["b", "c"] and kept.bytes == 8
+    assert kept.get("b") == "b" and kept.get("a") is None
+    kept.put("d", "d", 4)
+    assert [key for key, _ in kept.items()] == ["b", "d"]
+    kept.put("e", "e", 11)
+    assert kept.get("e") is None and kept.bytes == 8
+    kept.put("b", "B", 1)
+    assert kept.bytes == 5 and kept.made("b", lambda: "new", len) == "B"
+    kept.clear()
+    assert kept.bytes == 0 and len(kept) == 0
+
+
+def test_digests_tell_contents_apart():
+    """Claim: of a random choice of contents no two have the same digest; equal ones do."""
+    tensors = [torch.zeros(2, 3), torch.zeros(3, 2), torch.zeros(2, 3).half(), torch.ones(2, 3)]
+    others: list[Any] = [b"ab", (b"a", b"b"), "ab", ("a", "b"), [["a"], "b"], {"a": 1}, 1, None]
+    found = {digest(each) for each in (*tensors, *others)}
+    assert len(found) == len(tensors) + len(others)
+    assert digest(torch.ones(2)) == digest(torch.ones(4)[:2])

@@ -1,0 +1,56 @@
+"""Claims about where text stands after a video: as transformers puts it, or as models learnt it."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from helpers import FAMILIES, VIDEO, backbone, input_for, qwen25, video_input
+
+from saccade.model.backbone import Backbone
+
+
+def _expected(inputs, second: float, rate: int) -> torch.Tensor:
+    """The rule as Qwen2.5-VL's authors wrote it, a token at a time: a video's cells count from
+    where text would go on, time by seconds; text goes on one past the largest of all."""
+    t, h, w = (n // m for n, m in zip(inputs["video_grid_thw"][0].tolist(), (1, 2, 2), strict=True))
+    found: list[tuple[int, int, int]] = []
+    cells = iter([(i, j, k) for i in range(t) for j in range(h) for k in range(w)])
+    start = following = 0
+    for token in inputs["input_ids"][0].tolist():
+        if token == VIDEO:
+            i, j, k = next(cells)
+            found.append((start + int(i * second * rate), start + j, start + k))
+            following = max(following, *(n + 1 for n in found[-1]))
+        else:
+            found.append((following,) * 3)
+            following += 1
+            start = following
+    return torch.tensor(found).T
+
+
+@pytest.mark.parametrize("seconds", [0.5, 1.0, 4.0])
+def test_trained_positions_are_the_authors_rule(seconds):
+    """Claim: with positions="trained" every row stands where the authors' rule, written out, puts
+    it, also where a video is longer than it is wide; the answer goes on one past the last."""
+    inputs = video_input(grid=(5, 4, 6), seconds=seconds)
+    prompt = Backbone(copy.deepcopy(qwen25()), positions="trained").prompts(inputs)[0]
+    expected = _expected(inputs, seconds, 2)
+    assert torch.equal(prompt.positions, expected)
+    assert prompt.next_position == int(expected[:, -1].max()) + 1
+
+
+def test_control_the_library_differs_where_time_runs_further():
+    """Control: without the option a long video's text stands elsewhere, which is what the option
+    is for. When this fails transformers has been mended, and the option can go."""
+    inputs = video_input(grid=(5, 4, 6), seconds=4.0)
+    assert not torch.equal(backbone(qwen25()).prompts(inputs)[0].positions, _expected(inputs, 4, 2))
+
+
+@pytest.mark.parametrize("family", ["qwen2_vl", "llama", "llava_onevision"])
+def test_other_families_stay(family):
+    """Claim: where time never runs past height and width, or there is one axis, nothing moves."""
+    model, inputs = FAMILIES[family](), input_for(family)
+    one, other = backbone(model), Backbone(copy.deepcopy(model), positions="trained")
+    assert torch.equal(one.prompts(inputs)[0].positions, other.prompts(inputs)[0].positions)

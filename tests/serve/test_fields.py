@@ -1,0 +1,151 @@
+"""Claims about the fields clients send beside the usual ones, and the table that tells of them."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+from serve.live import Live, image_part, inputs_of, made, request, serving, text_part
+
+import saccade
+from saccade.serve.errors import NOT_SUPPORTED
+from saccade.serve.wire import ChatRequest, TextRequest
+
+DOCS = Path(__file__).parents[2] / "docs/serve.md"
+
+
+def _text(answer: Any) -> str:
+    assert answer.status_code == 200, answer.text
+    return str(answer.json()["choices"][0]["message"]["content"])
+
+
+def _listed() -> dict[str, str]:
+    """Every field of the documented table, and what is said to happen to it."""
+    section = DOCS.read_text().split("## Supported, ignored, refused")[1].split("\n## ")[0]
+    rows = re.findall(r"^\| (.+?) \| (supported|ignored|refused)\b", section, re.M)
+    return {field: said for names, said in rows for field in re.findall(r"`(\w+)`", names)}
+
+
+def test_the_table_is_what_the_server_takes():
+    """Claim: every field of the two forms is in the table, as honoured, taken without effect, or
+    taken at its neutral value alone; nothing else is."""
+    listed = _listed()
+    known = {*ChatRequest.model_fields, *TextRequest.model_fields}
+    assert listed.keys() == known
+    assert {name for name, said in listed.items() if said == "refused"} == NOT_SUPPORTED & known
+    harmless = {"user", "metadata", "store", "service_tier", "parallel_tool_calls"}
+    assert {name for name, said in listed.items() if said == "ignored"} == harmless - NOT_SUPPORTED
+
+
+def test_harmless_fields_change_nothing(server):
+    """Claim: what is ignored leaves the answer as it is."""
+    more: dict[str, Any] = dict(metadata={"a": "b"}, store=False, service_tier="flex", user="me")
+    more["parallel_tool_calls"] = False
+    named = [{"role": "user", "content": "hi", "name": "me"}]
+    assert _text(server.ask("hi")) == _text(server.ask(messages=named, **more))
+
+
+def test_rules_are_transformers_own(server, models):
+    """Claim: repetition_penalty and min_p give the answers of `saccade.run` with the same names."""
+    for asked, given in (
+        (dict(repetition_penalty=1.8), dict(repetition_penalty=1.8, do_sample=False)),
+        (
+            dict(temperature=1.0, min_p=0.3, seed=3),
+            dict(temperature=1.0, min_p=0.3, seed=3, do_sample=True),
+        ),
+    ):
+        alone = saccade.run(
+            models.target.backbone,
+            inputs_of(models, "hi"),
+            draft=models.draft.backbone,
+            method="specvlm",
+            tokenizer=models.target.tokenizer,
+            **{"max_new_tokens": 16, **given},
+        )
+        assert _text(server.ask("hi", **asked)) == alone.text
+    assert _text(server.ask("hi", repetition_penalty=1.8)) != _text(server.ask("hi"))
+
+
+def test_pictures_of_low_detail_are_small(server, tmp_path):
+    """Claim: low shrinks a large picture to fewer tokens; high and auto leave it."""
+    path = tmp_path / "large.png"
+    Image.linear_gradient("L").resize((1400, 700)).convert("RGB").save(path)
+    tokens = {}
+    for detail in ("low", "high", "auto", None):
+        part = image_part(path)
+        part["image_url"] |= {} if detail is None else {"detail": detail}
+        answer = server.ask([part, text_part("hi")])
+        assert answer.status_code == 200, answer.text
+        tokens[detail] = answer.json()["usage"]["prompt_tokens"]
+    assert tokens["low"] < tokens["high"] == tokens["auto"] == tokens[None]
+
+
+def test_an_answer_that_was_begun_goes_on(server):
+    """Claim: the last message of the assistant is continued: its beginning is prompt, and what
+    follows it in the whole answer is the answer."""
+    whole = _text(server.ask("Describe the video.", max_tokens=24))
+    words = whole.split(" ")
+    begun = " ".join(words[: len(words) // 2])
+    messages = [
+        {"role": "user", "content": "Describe the video."},
+        {"role": "assistant", "content": begun},
+    ]
+    answer = server.ask(messages=messages, max_tokens=24)
+    assert whole.startswith(begun + _text(answer)[: len(whole) - len(begun)])
+    assert _text(answer)
+
+
+def test_plain_text_is_completed(server, models):
+    """Claim: /v1/completions goes on from a text without a template, streamed and not."""
+    body = {"model": "shapes", "prompt": "The video shows a", "max_tokens": 12, "temperature": 0}
+    answer = server.client.post("/v1/completions", json=body)
+    assert answer.status_code == 200, answer.text
+    found = answer.json()
+    assert found["object"] == "text_completion" and found["id"].startswith("cmpl-")
+    (choice,) = found["choices"]
+    alone = saccade.run(
+        models.target.backbone,
+        models.target.tokenizer("The video shows a", return_tensors="pt"),
+        draft=models.draft.backbone,
+        method="specvlm",
+        tokenizer=models.target.tokenizer,
+        max_new_tokens=12,
+        do_sample=False,
+    )
+    assert choice["text"] == alone.text and choice["finish_reason"] == alone.finish_reason
+    text = server.client.post("/v1/completions", json={**body, "stream": True}).text
+    pieces = re.findall(r'"text": "((?:[^"\\]|\\.)*)"', text)
+    assert "".join(pieces).encode().decode("unicode_escape") == alone.text
+    for wrong in ({"prompt": ""}, {"prompt": ["a"]}, {"echo": True}, {"messages": []}):
+        refused = server.client.post("/v1/completions", json={**body, **wrong})
+        assert refused.status_code == 400 and list(wrong)[0] in refused.text
+
+
+@pytest.mark.parametrize("origin", ["https://a.example", "*"])
+def test_pages_of_an_origin_may_ask(models, origin):
+    """Claim: with --cors a page's preflight and answer are allowed, of no other origin; without it
+    none is."""
+    headers = {
+        "Origin": "https://a.example",
+        "Access-Control-Request-Method": "POST",
+        "Access-Control-Request-Headers": "content-type, authorization",
+    }
+    with serving(lambda: made(models, "ar"), cors=(origin,)) as live:
+        asked = live.client.options("/v1/chat/completions", headers=headers)
+        assert asked.status_code == 200
+        assert asked.headers["access-control-allow-origin"] == origin
+        answer = live.post(request(max_tokens=1), headers={"Origin": "https://a.example"})
+        assert answer.headers["access-control-allow-origin"] == origin
+        other = live.client.options(
+            "/v1/chat/completions", headers={**headers, "Origin": "https://b.example"}
+        )
+        assert (other.status_code == 200) == (origin == "*")
+
+
+def test_no_page_may_ask_by_default(server: Live):
+    """Claim: without --cors there is no header that lets a page read an answer."""
+    answer = server.post(request(max_tokens=1), headers={"Origin": "https://a.example"})
+    assert "access-control-allow-origin" not in answer.headers

@@ -1,0 +1,365 @@
+"""Claims about structured output and tool calls: every answer has its form, and is plain
+decoding's."""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from serve.live import QUESTION, Live, made, request, serving, text_part, video_part
+
+from saccade.core.sampling import BrokenLaw, Sampling, Scores
+from saccade.core.tree import Tree, add
+from saccade.inputs import Pair
+from saccade.inputs.literal import special_in
+from saccade.serve.formats import grammar, tools
+
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "colour": {"enum": ["red", "blue", "green"]},
+        "count": {"type": "integer", "minimum": 0, "maximum": 99},
+    },
+    "required": ["colour", "count"],
+    "additionalProperties": False,
+}
+FORMAT = {"type": "json_schema", "json_schema": {"name": "shape", "schema": SCHEMA}}
+WORDS = ("Describe the video.", "hi", "What colour is it?", "How many objects?", "Spot it")
+
+
+@pytest.fixture(scope="module")
+def auto(models: Pair) -> Iterator[Live]:
+    with serving(lambda: made(models, "auto")) as live:
+        yield live
+
+
+@pytest.fixture(scope="module")
+def plain(models: Pair) -> Iterator[Live]:
+    with serving(lambda: made(models, "ar")) as live:
+        yield live
+
+
+def _texts(answer: Any) -> list[str]:
+    assert answer.status_code == 200, answer.text
+    assert {choice["finish_reason"] for choice in answer.json()["choices"]} == {"stop"}
+    return [choice["message"]["content"] for choice in answer.json()["choices"]]
+
+
+def _fits(text: str) -> None:
+    found = json.loads(text)
+    assert set(found) == {"colour", "count"} and found["colour"] in ("red", "blue", "green")
+    assert type(found["count"]) is int and 0 <= found["count"] <= 99
+
+
+def _nested(depth: int) -> dict[str, Any]:
+    return {"properties": {"a": _nested(depth - 1)}} if depth else {}
+
+
+def test_a_hundred_answers_have_their_schema(auto, plain, clips):
+    """Claim: of 100 answers under auto, greedy and sampled, with a video and without, each is JSON
+    of the schema; the greedy ones are plain decoding's."""
+    asked: list[Any] = [*WORDS, [video_part(clips[0]), text_part(QUESTION)]]
+    kept = {"response_format": FORMAT, "max_tokens": 200}
+    found = []
+    for content in asked:
+        (text,) = _texts(auto.ask(content, **kept))
+        assert [text] == _texts(plain.ask(content, **kept))
+        found.append(text)
+        drawn = dict(temperature=1.0, n=8, seed=len(found))
+        found += _texts(auto.ask(content, **kept, **drawn))
+        found += _texts(auto.ask(content, **kept, **drawn, top_p=0.9, repetition_penalty=1.1))
+    assert len(found) == 102 and len(set(found)) > 20
+    for text in found:
+        _fits(text)
+
+
+@pytest.mark.parametrize("method", ["specvlm", "sage", "lookup", "hippo"])
+def test_every_way_of_drafting_obeys(models, plain, method):
+    """Claim: trees, chains, text found again and a draft in a process of its own: the same JSON."""
+    kept = {"response_format": FORMAT, "max_tokens": 200}
+    with serving(lambda: made(models, method)) as live:
+        answer = live.ask("hi", **kept)
+    assert _texts(answer) == _texts(plain.ask("hi", **kept))
+    assert answer.json()["saccade"]["fallback_reason"] is None
+
+
+@pytest.mark.parametrize(
+    ("asked", "pattern"),
+    [
+        ({"guided_regex": r"(red|blue) [0-9]{2}"}, r"(red|blue) [0-9]{2}"),
+        ({"structured_outputs": {"regex": r"[a-c]{3,5}!"}}, r"[a-c]{3,5}!"),
+        ({"structured_outputs": {"json": {"const": "x"}}}, '"x"'),
+        ({"guided_json": {"enum": [1, 22]}}, "1|22"),
+    ],
+    ids=["guided_regex", "regex", "json", "guided_json"],
+)
+def test_extensions_are_followed(auto, plain, asked, pattern):
+    """Claim: vLLM's names hold answers to patterns and schemas too."""
+    (text,) = _texts(auto.ask("hi", max_tokens=64, **asked))
+    assert re.fullmatch(pattern, text.strip()), text
+    assert [text] == _texts(plain.ask("hi", max_tokens=64, **asked))
+
+
+def test_any_object_is_an_object(auto):
+    """Claim: json_object is held to an object; one that max_tokens cuts off says so."""
+    body = auto.ask("hi", response_format={"type": "json_object"}, max_tokens=200).json()
+    (choice,) = body["choices"]
+    assert choice["message"]["content"].lstrip().startswith("{")
+    if choice["finish_reason"] == "stop":
+        assert isinstance(json.loads(choice["message"]["content"]), dict)
+
+
+def test_a_stream_has_the_form_too(auto):
+    """Claim: the pieces together are the JSON of the whole answer."""
+    whole = _texts(auto.ask("hi", response_format=FORMAT, max_tokens=200))[0]
+    streamed = auto.ask("hi", response_format=FORMAT, max_tokens=200, stream=True).text
+    chunks = [json.loads(line[6:]) for line in streamed.splitlines() if line.startswith("data: {")]
+    deltas = [choice["delta"] for chunk in chunks for choice in chunk["choices"]]
+    assert "".join(delta.get("content", "") for delta in deltas) == whole
+
+
+@pytest.mark.parametrize(
+    ("asked", "field"),
+    [
+        (
+            {"response_format": {**FORMAT, "json_schema": {"schema": {"type": "x"}}}},
+            "response_format",
+        ),
+        ({"guided_json": {"not": {}}}, "guided_json"),
+        ({"guided_json": {"$ref": "http://127.0.0.1:1/x"}}, "guided_json"),
+        ({"guided_regex": "(?=a)b"}, "guided_regex"),
+        ({"guided_json": {"$ref": "#"}}, "guided_json"),
+        ({"guided_json": _nested(80)}, "JSON schema"),
+        ({"response_format": FORMAT, "guided_regex": "a"}, "guided_regex"),
+    ],
+)
+def test_a_form_that_cannot_be_followed_is_400(auto, asked, field):
+    """Claim: what the library cannot hold to the letter is refused in one sentence."""
+    answer = auto.ask("hi", **asked)
+    assert answer.status_code == 400, answer.text
+    message = answer.json()["error"]["message"]
+    assert field in message or "response_format" in message
+    assert "\n" not in message and ". " not in message
+
+
+# -- the grammar alone --------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def vocabulary(models: Pair) -> grammar.Vocabulary:
+    target = models.target
+    return grammar.Vocabulary(target.tokenizer, target.backbone.vocab, [1018, 1016])
+
+
+def test_a_grammar_is_a_function_of_the_answer(models, vocabulary):
+    """Claim: in whatever order it is asked, forwards, backwards and across branches, it says what a
+    fresh one says."""
+    encode = models.target.tokenizer.encode
+    source = grammar.json_schema(SCHEMA)
+    whole = [encode('{"colour": "red", "count": 7}'), encode('{"count": 55'), [5, 5, 5]]
+    prefixes = [tuple(ids[:end]) for ids in whole for end in range(len(ids) + 1)]
+    prefixes += [(*whole[0], 1018), (*whole[0], 1018, 7)]
+    used = vocabulary.grammar(source, "x")
+    order = torch.randperm(4 * len(prefixes), generator=torch.Generator().manual_seed(3))
+    for place in order.tolist():
+        prefix = prefixes[place % len(prefixes)]
+        said, fresh = used(prefix), vocabulary.grammar(source, "x")(prefix)
+        assert (said is None) == (fresh is None)
+        assert said is None or fresh is None or torch.equal(said, fresh)
+    ended = used(tuple(whole[0]))
+    assert ended is not None and ended.nonzero()[:, 0].tolist() == [1016, 1018]
+    assert used((5, 5)) is None and used((*whole[0], 1018)) is None
+
+
+def test_drafts_see_what_answers_may_hold(models, vocabulary):
+    """Claim: at every node of a tree laws and likeliest tokens are the grammar's; elsewhere raw."""
+    encode = models.target.tokenizer.encode
+    rules = Sampling(sample=True, grammar=vocabulary.grammar(grammar.regex("ab|cd"), "x"))
+    a, b, c, d = (encode(letter)[0] for letter in "abcd")
+    tree = add(add(Tree(), -1, a), -1, 7)
+    rows = list(torch.randn(3, 1024, generator=torch.Generator().manual_seed(0)))
+    scores = Scores(tree, rows, rules, [3, 3, 3], 0)
+    root, after, beside = (scores.law(node) for node in (-1, 0, 1))
+    assert isinstance(root, torch.Tensor) and isinstance(after, torch.Tensor)
+    assert {c, a} <= set(root.nonzero()[:, 0].tolist()) and not {b, d, 7} & set(
+        root.nonzero()[:, 0].tolist()
+    )
+    assert after.nonzero()[:, 0].tolist() == [b] and scores.top(0, 1) == [b]
+    assert isinstance(beside, torch.Tensor) and bool((beside > 0).all())
+    assert scores.top(-1, 2)[0] in root.nonzero()[:, 0].tolist()
+
+
+def test_a_draft_without_these_ids_goes_on(vocabulary):
+    """Claim: where a smaller vocabulary has none of the allowed ids, its law is its own."""
+    rules = Sampling(grammar=vocabulary.grammar(grammar.regex("zz"), "x"))
+    logits = torch.arange(8.0)
+    assert rules.law(logits, (), ()) == 7
+
+
+# -- tools --------------------------------------------------------------------------------------
+
+QWEN = """{% if tools %}<|im_start|>system
+tools:{% for tool in tools %}{{ tool | tojson }}{% endfor %} <tool_call></tool_call><|im_end|>
+{% endif %}{% for m in messages %}<|im_start|>{{ m.role }}
+{% for part in m.content %}{{ part.text }}{% endfor %}{% for call in m.tool_calls or [] -%}
+<tool_call>
+{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}
+</tool_call>{% endfor %}<|im_end|>
+{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
+LLAMA = QWEN.replace("<tool_call></tool_call>", '{"name": n, "parameters": p}')
+LLAMA = LLAMA.replace("<tool_call>\n", "").replace("\n</tool_call>", "")
+LLAMA = LLAMA.replace('"arguments"', '"parameters"')
+PAINT = {
+    "name": "paint",
+    "description": "Paints it.",
+    "parameters": {
+        "type": "object",
+        "properties": {"colour": {"enum": ["red", "blue"]}},
+        "required": ["colour"],
+        "additionalProperties": False,
+    },
+}
+TOOLS = [
+    {"type": "function", "function": PAINT},
+    {"type": "function", "function": {"name": "count", "parameters": PAINT["parameters"]}},
+]
+
+
+@pytest.fixture(scope="module", params=[QWEN, LLAMA], ids=["qwen", "llama"])
+def calling(request: Any, models: Pair) -> Iterator[Live]:
+    """A server whose chat template tells of tools."""
+    processor = copy.copy(models.target.processor)
+    processor.chat_template = request.param
+    target = replace(models.target, processor=processor)
+    with serving(lambda: made(Pair(target, models.draft), "auto")) as live:
+        yield live
+
+
+@pytest.mark.parametrize(
+    ("choice", "names"),
+    [
+        ("required", {"paint", "count"}),
+        ({"type": "function", "function": {"name": "count"}}, {"count"}),
+    ],
+    ids=["required", "named"],
+)
+def test_a_call_that_is_due_is_made(calling, choice, names):
+    """Claim: required calls are made and parsed, streamed and not, with arguments of the schema."""
+    asked = dict(tools=TOOLS, tool_choice=choice, max_tokens=200)
+    body = calling.ask("hi", **asked).json()
+    (found,) = body["choices"]
+    assert found["finish_reason"] == "tool_calls" and found["message"]["content"] is None
+    (call,) = found["message"]["tool_calls"]
+    assert call["type"] == "function" and call["function"]["name"] in names
+    assert json.loads(call["function"]["arguments"])["colour"] in ("red", "blue")
+    text = calling.ask("hi", stream=True, **asked).text
+    chunks = [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: {")]
+    choices = [each for chunk in chunks for each in chunk["choices"]]
+    (told,) = [each["delta"]["tool_calls"][0] for each in choices if "tool_calls" in each["delta"]]
+    assert told["function"] == call["function"] and told["index"] == 0
+    assert choices[-1]["finish_reason"] == "tool_calls"
+    assert not any(each["delta"].get("content") for each in choices)
+
+
+def test_what_a_call_gave_goes_on(calling):
+    """Claim: a call and its result are taken as turns; without a need to call, words are words."""
+    call = {"id": "1", "type": "function"}
+    call["function"] = {"name": "paint", "arguments": '{"colour": "red"}'}  # type: ignore[assignment]
+    messages = [
+        {"role": "user", "content": "hi"},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "1", "content": "done"},
+    ]
+    for choice in ("auto", "none", None):
+        answer = calling.ask(messages=messages, tools=TOOLS, tool_choice=choice)
+        assert answer.status_code == 200, answer.text
+        assert answer.json()["choices"][0]["finish_reason"] in ("stop", "length")
+    longer = calling.ask(messages=messages, tools=TOOLS).json()["usage"]["prompt_tokens"]
+    shorter = calling.ask(messages=messages, tools=TOOLS, tool_choice="none").json()["usage"]
+    assert shorter["prompt_tokens"] < longer
+
+
+def test_tools_that_would_speak_for_the_template_are_refused(calling, models):
+    """Claim: a description that spells a control token is 400."""
+    spoilt = [{"type": "function", "function": {"name": "f", "description": "<|im_end|>"}}]
+    answer = calling.ask("hi", tools=spoilt)
+    assert answer.status_code == 400 and "<|im_end|>" in answer.json()["error"]["message"]
+    assert special_in(models.target.processor, ["nothing"]) is None
+
+
+def test_a_template_without_tools_is_told(auto):
+    """Claim: a model whose template carries no tools refuses them by name."""
+    answer = auto.ask("hi", tools=TOOLS)
+    assert answer.status_code == 400 and answer.json()["error"]["param"] == "tools"
+
+
+PARTED = [
+    (tools.QWEN, "hi", "hi", []),
+    (tools.QWEN, "so\n<tool_call>\n{}\n</tool_call>", None, []),
+    (tools.QWEN, 'a <tool_call>{"name": "paint", "arguments": {}}</tool_call>', "a", ["paint"]),
+    (tools.QWEN, 'a <tool_call>{"name": "other", "arguments": {}}</tool_call>', None, []),
+    (tools.QWEN, 'a <tool_call>{"name": "paint", "argu', None, []),
+    (
+        tools.QWEN,
+        '<tool_call>{"name": "paint", "arguments": {"a": "é"}}</tool_call>\n'
+        '<tool_call>{"name": "count", "arguments": {}}</tool_call>',
+        "",
+        ["paint", "count"],
+    ),
+    (tools.LLAMA, "hi", "hi", []),
+    (tools.LLAMA, ' {"name": "paint", "parameters": {"a": 1}}', "", ["paint"]),
+    (tools.LLAMA, '{"name": "paint", "parameters": {}}; {"name": "count", "parameters": {}}',
+     "", ["paint", "count"]),
+    (tools.LLAMA, '{"name": "paint", "parameters": {}} and', None, []),
+    (tools.LLAMA, '{"a": 1}', None, []),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("dialect", "text", "words", "names"), PARTED)
+def test_words_and_calls_are_told_apart(dialect, text, words, names):
+    """Claim: calls of known functions are calls, all else is words; what is told while an answer is
+    under way is the beginning of what is told at its end."""
+    known = {"paint", "count"}
+    whole, calls = tools.split(dialect, text, known, done=True)
+    assert whole == (text if words is None else words)
+    assert [call.name for call in calls] == names
+    for end in range(len(text) + 1):
+        early, certain = tools.split(dialect, text[:end], known, done=False)
+        assert whole.startswith(early) and calls[: len(certain)] == certain
+
+
+def test_a_parser_that_gives_up_ends_that_answer(vocabulary, monkeypatch):
+    """Claim: a grammar too large to follow is a broken law, which ends one request alone."""
+    used = vocabulary.grammar(grammar.regex("a+"), "x")
+
+    class Broken:
+        def try_consume_tokens(self, tokens: list[int]) -> int:
+            return len(tokens)
+
+        def compute_logit_bias(self) -> bytes:
+            return bytes(1024)
+
+        def is_error(self) -> bool:
+            return True
+
+        def get_error(self) -> str:
+            return "too large"
+
+    monkeypatch.setattr(used, "_matcher", Broken())
+    with pytest.raises(BrokenLaw, match="too large"):
+        used((64,))
+
+
+def test_forms_do_not_mix(calling):
+    """Claim: a call that is due and another form cannot both be had."""
+    answer = calling.post(
+        request("hi", tools=TOOLS, tool_choice="required", response_format=FORMAT)
+    )
+    assert answer.status_code == 400 and answer.json()["error"]["param"] == "tool_choice"

@@ -1,0 +1,238 @@
+"""Claims about the draft as vLLM's runner drives it, with a stand-in for the runner."""
+
+from __future__ import annotations
+
+import logging
+from types import SimpleNamespace
+
+import pytest
+import torch
+from helpers import FAMILIES, VIDEO, backbone, llama, noisy, prompt_of, qwen25, text_input, truth
+from helpers import video_input as video
+from runners import Runner, config, loaded
+
+from saccade.core.errors import ModelError, OptionError
+from saccade.core.prompt import Prefill
+from saccade.core.sampling import Sampling
+from saccade.core.tree import Tree
+from saccade.model.session import Session
+from saccade.vllm import features
+from saccade.vllm.draft import Draft, alike, introduce
+
+
+@pytest.fixture
+def runner() -> Runner:
+    return Runner()
+
+
+def test_drafting_with_the_target_itself_accepts_everything(monkeypatch, runner):
+    """Claim: over the whole video at the target's positions, the target's own copy is never
+    refused, in a batch of two whose requests end at different times."""
+    draft = loaded(monkeypatch, qwen25(), runner, view="full")
+    answer = truth("qwen2_5_vl")
+    runner.add("a", qwen25(), video(), answer)
+    runner.add("b", qwen25(), video(), answer[:11])
+    while runner.requests:
+        runner.step(draft)
+    assert runner.written == {"a": list(answer), "b": list(answer[:11])}
+    assert runner.drafted == runner.accepted > 30
+
+
+def test_other_positions_would_be_refused(monkeypatch, runner):
+    """Control: with the answer's positions shifted, a copy of the target is refused."""
+    draft = loaded(monkeypatch, qwen25(), runner, view="full")
+    runner.add("a", qwen25(), video(), truth("qwen2_5_vl"))
+    runner.requests["a"].mrope_position_delta += 40
+    while runner.requests:
+        runner.step(draft)
+    assert runner.accepted < runner.drafted
+
+
+@pytest.mark.parametrize("view", ["scattered", "uniform", "frames", "none"])
+def test_a_pruned_view_drafts_what_a_session_over_it_drafts(monkeypatch, runner, view):
+    """Claim: drafts are the arg-max chain of the draft model over the view's rows and no others."""
+    model = noisy(qwen25)
+    draft = loaded(monkeypatch, model, runner, view=view)
+    runner.add("a", qwen25(), video(), truth("qwen2_5_vl"))
+    runner.step(draft)
+    whole = prompt_of(model, video())  # the towers of both are equal
+    prompt = draft._view(Prefill(whole, None, torch.empty(0)), whole)
+    assert prompt.seen < whole.seen
+    session = Session(backbone(model), [Sampling()], vocab=256, banned=[VIDEO])
+    session.prefill([prompt])
+    text = [truth("qwen2_5_vl")[0]]
+    session.commit({0: text})
+    expected = []
+    for _ in range(5):
+        token = int(session.score({0: Tree()})[0].rows[0].argmax())
+        session.commit({0: [token]})
+        expected.append(token)
+    assert runner.flying["a"] == expected
+
+
+def test_equal_rows_are_taken_from_the_engine(monkeypatch, runner):
+    """Claim: the first request compares the towers' rows; from then on no tower runs."""
+    draft = loaded(monkeypatch, qwen25(), runner, view="full")
+    for name in ("a", "b"):
+        runner.add(name, qwen25(), video(), truth("qwen2_5_vl"))
+    runner.step(draft)
+    assert draft._alike
+    runner.add("c", qwen25(), video(), truth("qwen2_5_vl"))
+    monkeypatch.setattr(
+        type(draft._loaded.backbone), "prompts", lambda *_: pytest.fail("the tower ran")
+    )
+    runner.step(draft)
+    assert draft._proposer is not None and "c" in draft._proposer.drafts
+
+
+def test_other_rows_are_not(monkeypatch, runner):
+    """Claim: where the engine's rows are another tower's, the draft looks for itself."""
+    draft = loaded(monkeypatch, qwen25(), runner, view="full")
+    runner.add("a", qwen25(), video(), truth("qwen2_5_vl"))
+    runner.encoder_cache["a"] = torch.randn_like(runner.encoder_cache["a"])
+    while runner.requests:
+        runner.step(draft)
+    assert draft._alike is False
+    assert runner.drafted == runner.accepted
+    assert not alike(torch.ones(2, 3), torch.ones(2, 4))
+
+
+def test_chunks_of_a_prompt_get_no_draft(monkeypatch, runner):
+    """Claim: a row that wrote nothing gets an empty list, and its neighbours their drafts."""
+    draft = loaded(monkeypatch, qwen25(), runner)
+    runner.add("a", qwen25(), video(), truth("qwen2_5_vl"))
+    runner.add("b", qwen25(), video(), truth("qwen2_5_vl"))
+    runner.step(draft, reading=["b"])
+    assert runner.flying["a"] and not runner.flying["b"]
+
+
+def test_requests_that_ended_or_wait_are_forgotten(monkeypatch, runner):
+    """Claim: nothing is kept of a request that left the batch; one that comes back is read anew,
+    with all it had written, and drafted for as before."""
+    draft = loaded(monkeypatch, qwen25(), runner, view="full")
+    answer = truth("qwen2_5_vl")
+    runner.add("a", qwen25(), video(), answer)
+    runner.add("b", qwen25(), video(), answer[:3])
+    runner.step(draft)
+    waiting = runner.requests.pop("a")
+    runner.flying.pop("a")
+    runner.step(draft)
+    drafts = draft._proposer.drafts
+    assert "a" not in drafts and "b" in drafts
+    runner.requests = {"a": waiting}
+    while runner.requests:
+        runner.step(draft)
+    assert runner.written["a"] == list(answer) and runner.drafted == runner.accepted
+    runner.step(draft)
+    assert "a" not in drafts and drafts.bytes == 0
+
+
+def test_pixels_that_are_gone_cost_a_draft_and_nothing_else(monkeypatch, runner):
+    """Claim: a request whose pixels are not there any more is answered without drafts."""
+    draft = loaded(monkeypatch, qwen25(), runner)
+    runner.add("a", qwen25(), video(), truth("qwen2_5_vl"))
+    runner.requests["a"].mm_features[0].data = None
+    runner.step(draft)
+    assert runner.flying == {"a": []} and draft._proposer is not None
+
+
+def test_memory_is_bounded(monkeypatch, runner):
+    """Claim: caches never take more than was allowed; those who do not fit go without a draft."""
+    rows = backbone(qwen25()).token_bytes
+    allowed = 700 * rows  # room for one request's 576 rows and its prompt, not for two
+    draft = loaded(monkeypatch, qwen25(), runner, memory=allowed / 2**30)
+    for name in ("a", "b"):
+        runner.add(name, qwen25(), video(), truth("qwen2_5_vl"))
+    runner.step(draft)
+    assert sorted(len(drafted) for drafted in runner.flying.values()) == [0, 5]
+    assert 0 < draft._proposer.drafts.bytes <= allowed
+
+
+def test_a_failure_is_told_once_and_ends_drafting(monkeypatch, runner, caplog):
+    """Claim: whatever drafting raises, rows of the right number come back, the reason is logged
+    once, and what the draft held is freed."""
+    draft = loaded(monkeypatch, qwen25(), runner)
+    runner.add("a", qwen25(), video(), truth("qwen2_5_vl"))
+    runner.step(draft)
+    monkeypatch.setattr(Session, "score", lambda *_: (_ for _ in ()).throw(RuntimeError("torn")))
+    with caplog.at_level(logging.WARNING):
+        while runner.requests:
+            runner.step(draft)
+    assert runner.written["a"] == list(truth("qwen2_5_vl"))
+    assert [entry.message.count("torn") for entry in caplog.records] == [1]
+    assert draft._proposer is None
+
+
+def test_near_the_longest_context_nothing_is_drafted(monkeypatch, runner):
+    """Claim: no draft reaches past the longest context vLLM was told."""
+    draft = loaded(monkeypatch, qwen25(), runner)
+    runner.add("a", qwen25(), video(), truth("qwen2_5_vl"))
+    draft._config.model_config.max_model_len = runner.requests["a"].num_prompt_tokens + 5
+    runner.step(draft)
+    assert runner.flying == {"a": []}
+
+
+def test_text_alone_is_drafted_for_too(monkeypatch, runner):
+    """Claim: a request without media is drafted for, beside one with a video."""
+    draft = loaded(monkeypatch, qwen25(), runner, view="full")
+    inputs = text_input() | {"mm_token_type_ids": torch.zeros(1, 12, dtype=torch.int)}
+    session = Session(backbone(qwen25()), [Sampling()])
+    session.prefill(backbone(qwen25()).prompts(inputs))
+    answer = []
+    for _ in range(12):
+        answer.append(int(session.score({0: Tree()})[0].rows[0].argmax()))
+        session.commit({0: answer[-1:]})
+    runner.add("text", qwen25(), inputs, answer)
+    runner.add("video", qwen25(), video(), truth("qwen2_5_vl"))
+    while runner.requests:
+        runner.step(draft)
+    assert runner.drafted == runner.accepted > 30
+
+
+def test_a_draft_of_another_family_is_refused(monkeypatch, runner):
+    """Claim: a draft that would need another processor's pixels is refused by name, while the
+    engine starts; one without eyes is not."""
+    with pytest.raises(ModelError, match="target's family, qwen2_5_vl"):
+        loaded(monkeypatch, FAMILIES["qwen2_vl"](), runner)
+    assert loaded(monkeypatch, llama(), runner)._proposer is not None
+
+
+def test_runners_show_themselves_once():
+    """Claim: a runner's class is wrapped once, and only those with our draft meet it."""
+    met = []
+
+    class Some:
+        def execute_model(self, number: int) -> int:
+            return number + 1
+
+    introduce(Some)
+    wrapped = Some.execute_model
+    introduce(Some)
+    assert Some.execute_model is wrapped
+    one, other = Some(), Some()
+    draft = object.__new__(Draft)
+    draft.meet = met.append  # type: ignore[method-assign]
+    one.drafter, other.drafter = draft, SimpleNamespace()  # type: ignore[attr-defined]
+    assert (one.execute_model(1), other.execute_model(2)) == (2, 3)
+    assert met == [one]
+
+
+def test_options_are_refused_while_the_engine_starts(runner):
+    """Claim: an option that means nothing ends in an error when the class is made."""
+    with pytest.raises(OptionError, match="unknown option 'vieww'"):
+        Draft(config(vieww="full"), runner)
+
+
+def test_bytes_are_scaled_as_the_processor_would():
+    """Claim: patches and pictures carried as bytes come out as (value x rescale - mean) / std, by
+    channel; floats are left alone."""
+    rule = SimpleNamespace(
+        image_mean=[0.1, 0.2, 0.3], image_std=[0.5, 0.6, 0.7], rescale_factor=1 / 255
+    )
+    pictures = torch.randint(0, 256, (2, 3, 4, 4), dtype=torch.uint8)
+    mean, std = torch.tensor(rule.image_mean), torch.tensor(rule.image_std)
+    real = (pictures.float() / 255 - mean.view(3, 1, 1)) / std.view(3, 1, 1)
+    torch.testing.assert_close(features.normal(pictures, rule), real)
+    patches = pictures.reshape(2, -1)
+    torch.testing.assert_close(features.normal(patches, rule), real.reshape(2, -1))
+    assert features.normal(real, None) is real
