@@ -219,7 +219,7 @@ STUDIES = {
     ),
     "tabed-drift": Study(
         "TABED, Sec. 6",
-        "Weights of MTCP* as printed over rounds by its window: with everything they drift to equal.",
+        "Weights of MTCP* as printed over rounds: with the whole history they drift to equal.",
         drift,
         clips=8,
     ),
