@@ -1,8 +1,9 @@
 """The papers' tables, as data: which rows, which figures, under which of our names.
 
 A run fills what it has: a table needs two of its rows or more. Columns are the run's suites, in the
-place of the paper's benchmarks. Block efficiency is tau, with the target's own token; SAGE counts
-accepted draft tokens alone, as its text does; HIPPO's MAT runs on over full acceptances.
+place of the paper's benchmarks. Block efficiency is tau, with the target's own token; SpecVLM (by
+its published code) and SAGE (by its text) count accepted draft tokens alone, and so does HIPPO for
+its baselines (it prints SpecVLM's own figures); HIPPO's own MAT runs on over full acceptances.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from statistics import mean
 from saccade.bench import measures
 from saccade.bench.compare import BASELINE
 from saccade.bench.records import Answer
+from saccade.drafting.schedule import parallel
+from saccade.methods import resolve
 
 Cell = Callable[[Sequence[Answer], Sequence[Answer]], str]
 """(a method's answers to a suite, plain decoding's) -> what the table says."""
@@ -38,13 +41,14 @@ def _tau(own: Sequence[Answer], plain: Sequence[Answer]) -> str:
 
 
 def _accepted(own: Sequence[Answer], plain: Sequence[Answer]) -> str:
-    rounds = sum(answer.rounds for answer in own)
-    taken = sum(sum(answer.accepted) for answer in own)
-    return _said(taken / rounds if rounds and _drafted(own) else None)
+    return _said(measures.accepted(own) if _drafted(own) else None)
 
 
 def _mat(own: Sequence[Answer], plain: Sequence[Answer]) -> str:
-    return _said(measures.mean_accepted(own) if _drafted(own) else None)
+    """Across rounds for a draft that goes on while it is judged, by the round for any other."""
+    ahead = bool(own) and resolve(own[0].method).schedule is parallel
+    count = measures.mean_accepted if ahead else measures.accepted
+    return _said(count(own) if _drafted(own) else None)
 
 
 def _share(own: Sequence[Answer], plain: Sequence[Answer]) -> str:
@@ -69,11 +73,12 @@ def _said(found: float | None, digits: int = 2) -> str:
     return "-" if found is None else f"{found:.{digits}f}"
 
 
-SPEED = {"tau": _tau, "tokens/s": _rate, "speedup": _speedup}
+ACCEPTED = "Tau counts accepted draft tokens alone: one less than tokens a target forward."
+SPEED = {"tau": _accepted, "tokens/s": _rate, "speedup": _speedup}
 LAYOUTS = (
     Layout(
         "SpecVLM, Tables 1-2",
-        "Std.-SD drafts with the smaller model, Self-SD with the target's own weights.",
+        f"Std.-SD drafts with the smaller model, Self-SD with the target's own weights. {ACCEPTED}",
         {
             "Vanilla": "ar",
             "Std.-SD: SD-Tree": "sd-tree",
@@ -87,14 +92,14 @@ LAYOUTS = (
     ),
     Layout(
         "SpecVLM, Table 4",
-        "Chains against trees.",
+        f"Chains against trees. {ACCEPTED}",
         {
             "SD-Chain": "sd",
             "SD-Tree": "sd-tree",
             "SpecVLM-Chain": "specvlm/shape=chain-5",
             "SpecVLM": "specvlm",
         },
-        {"tau": _tau},
+        {"tau": _accepted},
     ),
     Layout(
         "Sparse-to-Dense, Table 1",
@@ -122,7 +127,7 @@ LAYOUTS = (
     ),
     Layout(
         "SAGE, Tables 1-3",
-        "Here tau counts accepted draft tokens alone (one less than elsewhere on this page).",
+        ACCEPTED,
         {
             "Vanilla AR": "ar",
             "SD-Chain": "sd",
@@ -130,11 +135,11 @@ LAYOUTS = (
             "SpecVLM": "specvlm",
             "SAGE": "sage",
         },
-        {"tau": _accepted, "tokens/s": _rate, "speedup": _speedup},
+        SPEED,
     ),
     Layout(
         "HIPPO, Table 1",
-        "MAT counts accepted tokens from one refusal to the next, across rounds.",
+        "MAT counts accepted tokens: HIPPO's from one refusal to the next, others' by the round.",
         {"Vanilla SD": "sd", "SD-tree": "sd-tree", "SpecVLM": "specvlm", "HIPPO": "hippo"},
         {"MAT": _mat, "speedup": _speedup},
     ),
@@ -221,28 +226,22 @@ STEPS = 10
 
 
 def steps(by: By, method: str = "specvlm") -> Iterable[str]:
-    """SpecVLM's Table 3: tokens of the first ten rounds of an answer, and of all."""
+    """SpecVLM's Table 3: accepted tokens of the first ten rounds of an answer, and of all."""
     rows = {suite: found for suite, methods in by.items() if (found := methods.get(method))}
     if not rows:
         return
-    yield from ("", "### SpecVLM, Table 3", "", "Tokens by the number of the round.", "")
+    yield from ("", "### SpecVLM, Table 3", "", "Accepted tokens by the number of the round.", "")
     heads = [*map(str, range(STEPS)), "first ten", "all"]
     yield f"| {method} | " + " | ".join(heads) + " |"
     yield "|-|" + "-:|" * len(heads)
     for suite, own in rows.items():
-        emitted = [_emitted(answer) for answer in own]
-        at = [[run[step] for run in emitted if len(run) > step] for step in range(STEPS)]
+        taken = [answer.accepted for answer in own]
+        at = [[run[step] for run in taken if len(run) > step] for step in range(STEPS)]
         cells = [_said(mean(each) if each else None) for each in at]
-        early = [tokens for run in emitted for tokens in run[:STEPS]]
-        every = [tokens for run in emitted for tokens in run]
+        early = [tokens for run in taken for tokens in run[:STEPS]]
+        every = [tokens for run in taken for tokens in run]
         cells += [_said(mean(early)), _said(mean(every))]
         yield f"| {suite} | " + " | ".join(cells) + " |"
-
-
-def _emitted(answer: Answer) -> list[int]:
-    """Tokens of each round: what was accepted and, but for rounds cut at the end, one more."""
-    # rounds without one come last: an answer that was cut short
-    return [taken + (place < answer.own) for place, taken in enumerate(answer.accepted)]
 
 
 OPERATIONS: Mapping[str, Callable[[Answer], float]] = {

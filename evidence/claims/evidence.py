@@ -76,9 +76,10 @@ class Evidence:
         own, plain = self.answers(run, suite, method), self.answers(run, suite, BASELINE)
         return _known(measures.interval(measures.speedups(own, plain, whole=whole)))
 
-    def speeds(self, run: str, suite: str, methods: Sequence[str]) -> str:
+    def speeds(self, run: str, suite: str, methods: Sequence[str], *, whole: bool = False) -> str:
         """Each method's median speedup with its interval, in words."""
-        return ", ".join(f"{name} {said(self.speed(run, suite, name))}x" for name in methods)
+        found = {name: self.speed(run, suite, name, whole=whole) for name in methods}
+        return ", ".join(f"{name} {said(own)}x" for name, own in found.items())
 
     def tau(self, run: str, suite: str, method: str) -> Interval:
         return _known(measures.tau_interval(self.answers(run, suite, method)))
@@ -96,9 +97,19 @@ def tau_of(answer: Answer) -> float:
     return measures.tau([answer]) or 0.0
 
 
+def accepted(tau: float) -> float:
+    """Of tokens a target forward, the drafted ones: all but the target's own, one a forward."""
+    return tau - 1
+
+
 def speed_of(answer: Answer) -> float:
     """Tokens a second of decoding."""
     return 1 / measures.per_token(answer)
+
+
+def whole_speed_of(answer: Answer) -> float:
+    """Tokens a second from the inputs on, prefills and early drafting included."""
+    return len(answer.ids) / answer.total
 
 
 def between(values: Sequence[float]) -> Interval:

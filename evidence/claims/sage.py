@@ -10,6 +10,7 @@ from evidence.claims.evidence import (
     Claim,
     Evidence,
     Finding,
+    accepted,
     among,
     graded,
     less,
@@ -81,12 +82,15 @@ def correlated(e: Evidence) -> Finding:
 def longer(e: Evidence) -> Finding:
     data = e.figure("sage-length")
     taus = data["panels"][TAU]
-    gaps = [own[0] / other[0] - 1 for own, other in zip(taus["sage"], taus["specvlm"], strict=True)]
+    gaps = [
+        accepted(own[0]) / accepted(other[0]) - 1
+        for own, other in zip(taus["sage"], taus["specvlm"], strict=True)
+    ]
     rises = all(taus[name][-1][0] > taus[name][0][0] for name in ("sage", "specvlm"))
     widens = gaps[-1] > gaps[0]
     verdict = graded(rises and widens, rises or widens)
     words = ", ".join(f"{gap:+.0%} at {at}" for gap, at in zip(gaps, data["at"], strict=True))
-    return Finding(verdict, f"tau of SAGE over SpecVLM's: {words} tokens")
+    return Finding(verdict, f"accepted tokens of SAGE over SpecVLM's: {words} tokens")
 
 
 def pruned(e: Evidence) -> Finding:
@@ -125,8 +129,8 @@ def lemma(e: Evidence) -> Finding:
 def guarantee(e: Evidence) -> Finding:
     draft, target = (0.52, 0.48), (0.47, 0.53)
     alpha, needed = theory.confidence(draft, 10), theory.acceptance_threshold(10, 0.05)
-    accepted = max(draft) == draft[0] and max(target) == target[0]
-    verdict = graded(alpha <= needed or accepted)
+    agrees = max(draft) == draft[0] and max(target) == target[0]
+    verdict = graded(alpha <= needed or agrees)
     return Finding(
         verdict,
         f"draft {draft}, target {target}: total variation {abs(draft[0] - target[0]):.2f}, "

@@ -59,7 +59,7 @@ def gpu(
     for each, once, step, gain in predictions:
         lines.append(
             f"predicted {each.method}: T(1) {once * 1e3:.1f} ms, a draft's step {step * 1e3:.2f} "
-            f"ms, tau {each.tau}: {gain:.2f} x plain decoding"
+            f"ms, tau {each.tau:.2f}: {gain:.2f} x plain decoding"
         )
     if not predict:
         place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))

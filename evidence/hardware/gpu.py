@@ -35,10 +35,15 @@ class Reported:
     """How much a paper's draft was accepted: SpecVLM, Table 2, 32B with 7B, VideoDetailCaption."""
 
     method: str
-    tau: float  # tokens a round, the target's own included
+    accepted: float  # drafted tokens a round: the paper's tau, without the target's own
     levels: int
     nodes: int
     keep: float  # of the visual tokens the draft reads
+
+    @property
+    def tau(self) -> float:
+        """Tokens emitted a round."""
+        return self.accepted + 1
 
 
 REPORTED = (Reported("sd-tree", 3.27, 5, 25, 1.0), Reported("specvlm", 3.23, 5, 25, 0.1))
@@ -180,7 +185,7 @@ def answers(
     prompt = {**prompt, "pixel_values_videos": prompt["pixel_values_videos"].to(target.dtype)}
     recipes: dict[str, Any] = {"ar": "ar"}
     for each in REPORTED:
-        recipes[each.method] = imposed(resolve(each.method), ImposedAcceptance(each.tau - 1))
+        recipes[each.method] = imposed(resolve(each.method), ImposedAcceptance(each.accepted))
     speeds: dict[str, list[float]] = {name: [] for name in (*recipes, "hf")}
     settings: dict[str, Any] = {"max_new_tokens": tokens, "do_sample": False}
     for turn in range(repeat + 1):  # the first warms up

@@ -90,6 +90,7 @@ SPEED: dict[str, Callable[[list[Answer]], Interval | float | None]] = {
     "n": lambda own: float(len(own)),
     "same": lambda own: float(sum(each.identical is True for each in own)),
     "tau": measures.tau_interval,
+    "accepted": measures.accepted,
     "MAT": measures.mean_accepted,
     "accept": measures.acceptance,
     "decode x": lambda own: middle(own, False),
@@ -125,6 +126,7 @@ def test_a_few_cells_by_hand() -> None:
     # sage: accepted 5 + 0 + 0, 5 + 1 + 2, 5 + 2 + 4 and nine tokens of the target's own
     assert found["sage"]["tau"].startswith(f"{(24 + 9) / 9:.2f} [")
     assert found["sage"]["accept"] == f"{24 / 81:.2f}"
+    assert found["sage"]["accepted"] == f"{24 / 9:.2f}"
     # runs: 5 0 | 6 2 | 7 4
     assert found["sage"]["MAT"] == f"{24 / 6:.2f}"
     # per token (8/3)/(2/9), (9/3)/(3/9), (10/3)/(4/9): the middle one

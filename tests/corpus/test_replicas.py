@@ -304,5 +304,5 @@ def test_a_port_that_is_taken_is_refused() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(OptionError, match=str(port)):
-            several._free("127.0.0.1", port)
-    several._free("127.0.0.1", port)
+            several.listening("127.0.0.1", port).close()
+    several.listening("127.0.0.1", port).close()

@@ -176,13 +176,13 @@ def best(told: Told, *distances: Any) -> list[float]:
     return min(tried, key=lambda w: [sum(d(p, mixed(w, q)) for p, q in told) for d in distances])
 
 
-def inverse(told: Told, distance: Any) -> list[float]:
-    """MTCP*."""
+def inverse(told: Told, distance: Any, printed: bool = False) -> list[float]:
+    """MTCP*: in proportion to 1/e, or its softmax as printed."""
     if not told:
         return [0.25] * 4
-    errors = [sum(distance(p, q[i]) for p, q in told) for i in range(4)]
-    top = max(1 / e for e in errors)
-    parts = [math.exp(1 / e - top) for e in errors]
+    parts = [1 / sum(distance(p, q[i]) for p, q in told) for i in range(4)]
+    if printed:
+        parts = [math.exp(part - max(parts)) for part in parts]
     return [part / sum(parts) for part in parts]
 
 
@@ -192,6 +192,7 @@ RULES: dict[str, tuple[tuple[str, ...], Callable[[Told], list[float]]]] = {
     "MT*, matches": (("full", "text"), lambda told: best(told, misses, kl)),
     "MTCP*, KL": (("full", "text", "caption", "pooled"), lambda told: inverse(told, kl)),
     "MTCP*, TVD": (("full", "text", "caption", "pooled"), lambda told: inverse(told, tvd)),
+    "MTCP*, printed": (("full", "text", "caption", "pooled"), lambda told: inverse(told, kl, True)),
     "MT": (("full", "text"), lambda told: [0.5, 0.5]),
     "MTCP": (("full", "text", "caption", "pooled"), lambda told: [0.25] * 4),
     "M": (("full",), lambda told: [1.0]),

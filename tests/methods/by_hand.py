@@ -223,10 +223,12 @@ def ranked(scores: Sequence[float], count: int | None = None) -> list[int]:
 
 
 def two_stages(scores: Sequence[float], share: float, budget: int, literal: bool) -> list[int]:
-    """Eq. 6 and 7: the smallest top set with ``share`` of the mass, then the rest evenly."""
+    """Eq. 6 and 7: the smallest top set with ``share`` of the mass, then the rest evenly.
+
+    ``literal``: as printed, where neither equation knows of what the other keeps."""
     wanted, mass, first = share * sum(scores), 0.0, []
     for index in ranked(scores):
-        if mass >= wanted or len(first) == budget:
+        if mass >= wanted or (len(first) == budget and not literal):
             break
         first.append(index)
         mass += scores[index]

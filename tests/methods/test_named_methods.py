@@ -114,7 +114,9 @@ def _by_hand(attention: list[float], share: float, budget: int, literal: bool) -
     """Eq. 4-7 as a loop over tokens: no tensor, no sort of ours."""
     total, mass, attended = sum(attention), 0.0, []
     left = list(range(len(attention)))
-    while left and len(attended) < budget:
+    while left and (literal or len(attended) < budget):
+        if mass >= share * total:
+            break
         best = left[0]
         for token in left:
             if attention[token] > attention[best]:
@@ -122,8 +124,6 @@ def _by_hand(attention: list[float], share: float, budget: int, literal: bool) -
         attended.append(best)
         left.remove(best)
         mass += attention[best]
-        if mass >= share * total:
-            break
     wanted = min(budget if literal else budget - len(attended), len(left))
     even = []
     for i in range(wanted):  # the middle of each of `wanted` equal stretches
@@ -137,7 +137,7 @@ ATTENTION = st.lists(st.sampled_from([0.0, 0.125, 0.25, 0.5, 2.0]), min_size=1, 
 @settings(max_examples=120)
 @given(
     attention=ATTENTION,
-    share=st.sampled_from([0.25, 0.5, 1.0]),
+    share=st.sampled_from([0.0, 0.25, 0.5, 1.0]),
     budget=st.integers(1, 20),
     literal=st.booleans(),
 )

@@ -200,12 +200,28 @@ def test_early_is_the_views():
         ("inverse-tvd", Inverse("tvd")),
         ("inverse-tvd-12", Inverse("tvd", 12)),
         ("inverse-3", Inverse("kl", 3)),
+        ("softmax", Inverse("kl", literal=True)),
+        ("softmax-tvd-3", Inverse("tvd", 3, literal=True)),
+        ("inverse-3/tau=0.5", Inverse("kl", 3, 0.5)),
+        ("softmax/tau=2", Inverse("kl", None, 2.0, literal=True)),
     ],
 )
 def test_weights_are_what_they_say(value, rule):
-    """Claim: kind and window are read apart, also where the kind has a dash of its own."""
+    """Claim: kind and window are read apart, also where the kind has a dash of its own, and with
+    the temperature they are told back as they were given."""
     assert resolve(f"tabed/weights={value}").drafter == Ensemble(rule)
-    assert set(WEIGHTS) == {"equal", "kl", "tvd", "matches", "inverse", "inverse-tvd"}
+    told = choices(resolve(f"tabed/weights={value}"))
+    given, _, tau = value.partition("/tau=")
+    assert (told["weights"], told.get("tau", "")) == (given, tau)
+    grids = {"equal", "kl", "tvd", "matches"}
+    assert {*WEIGHTS} == grids | {"inverse", "inverse-tvd", "softmax", "softmax-tvd"}
+
+
+@pytest.mark.parametrize("name", ["tabed/tau=2", "sd/tau=2", "tabed-mtcp/tau=0", "tabed/tau=x"])
+def test_a_temperature_is_mtcps_and_above_zero(name):
+    """Claim: tau elsewhere, or of 0 or no number, is refused in a sentence that names it."""
+    with pytest.raises(MethodError, match="tau"):
+        resolve(name)
 
 
 def test_several_views_make_an_ensemble():

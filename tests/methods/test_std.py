@@ -42,12 +42,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evidence.reference import Oracle
+from saccade.core.errors import MethodError
 from saccade.core.prompt import Prefill, Prompt
 from saccade.core.result import Round
 from saccade.core.sampling import Sampling
 from saccade.drafting.drafters import SelfDrafter
 from saccade.drafting.shapes.policies import Chain
-from saccade.methods import resolve
+from saccade.methods import choices, resolve
 
 TOTAL, GAMMA, SINKS = 1024, 9, 4
 CASES = {
@@ -189,14 +190,24 @@ def test_ties_go_to_the_lower_index(mass, keep):
         assert found[0, head].tolist() == expected
 
 
-BUDGETS = [(100, 16000), (100, 7392), (100, 7400), (100, 400), (1000, 16000), (1500, 800), (3, 5)]
+BUDGETS = [
+    (100, 16000),
+    (100, 7392),
+    (100, 7400),
+    (100, 925),
+    (100, 924),
+    (100, 400),
+    (1000, 16000),
+    (3, 5),
+]
 
 
 @pytest.mark.parametrize(("text", "seen"), BUDGETS)
 @pytest.mark.parametrize("keep", [None, 0.05, 1.0])
 def test_the_budget_is_1024_in_all_or_an_eighth_or_what_was_asked(text, seen, keep):
-    """Claim: m_t + K = 1024 where the video is long, an eighth of a shorter one, never none; a keep
-    given by hand wins. Text is never counted out. Fails if the text's share of 1024 is forgotten.
+    """Claim: m_t + K = 1024 as in the paper, of a video that fits in it an eighth, never none; a
+    keep given by hand wins. Text is never counted out. Fails if the text's share of 1024 is
+    forgotten, or a video of 2,048 tokens keeps an eighth as it once did.
     """
     prompt = stub(text, seen)
     prefill = Prefill(prompt, None, torch.zeros(1), torch.rand(1, 1, seen))
@@ -206,12 +217,39 @@ def test_the_budget_is_1024_in_all_or_an_eighth_or_what_was_asked(text, seen, ke
     assert set(text_rows(prompt)) <= set(rows) and rows == sorted(set(rows))
     if keep is not None:
         expected = share_of(seen, keep)
-    elif text < TOTAL and seen >= 8 * (TOTAL - text):
+    elif seen > TOTAL - text:
         assert len(rows) == TOTAL
         expected = TOTAL - text
     else:
-        expected = max(1, min(seen // 8, TOTAL - text))
+        expected = max(1, seen // 8)
     assert pruned.seen == len(rows) - text == expected
+
+
+@pytest.mark.parametrize("method", ["std", "streaming"])
+def test_keys_are_text_and_video_together(method):
+    """Claim: ``keys=N`` keeps N of both together, a short video too, at most all; it is told back,
+    and not beside a share. Fails if it were K alone."""
+    recipe = resolve(f"{method}/keys=300")
+    assert choices(recipe)["keys"] == "300"
+    for text, seen, expected in ((100, 400, 300), (100, 150, 250)):
+        prompt = stub(text, seen)
+        pruned = recipe.view(Prefill(prompt, None, torch.zeros(1), torch.rand(1, 1, seen)), prompt)
+        rows = len(pruned) if pruned.heads is None else pruned.heads.shape[-1]
+        assert rows == expected
+    for wrong in (f"{method}/keep=0.5/keys=300", f"{method}/keys=0", "sd/keys=300"):
+        with pytest.raises(MethodError, match="keys"):
+            resolve(wrong)
+
+
+@pytest.mark.parametrize("method", ["std", "streaming"])
+def test_a_text_that_fills_the_keys_is_refused(method):
+    """Claim: where the text alone has the keys there are to be, the view says so and what would
+    work. Fails where one visual key stays, our old silent answer. Text without video has all."""
+    prompt = stub(1500, 800)
+    prefill = Prefill(prompt, None, torch.zeros(1), torch.rand(1, 1, 800))
+    with pytest.raises(MethodError, match=r"1500 tokens.* keys=2524, or keep=0\.1"):
+        resolve(method).view(prefill, prompt)
+    resolve(f"{method}/keys=2524").view(prefill, prompt)
 
 
 # -- the laws it drafts by ---------------------------------------------------------------------

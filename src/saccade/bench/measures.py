@@ -1,7 +1,12 @@
 """Figures of a run: acceptance, speed, their intervals, and what the papers' formulas predict.
 
 Pure functions over recorded answers. ``tau`` is tokens emitted per target forward, the target's own
-token included (SpecVLM's tau, TABED's block efficiency).
+token included; the papers count in three units:
+
+    emitted    accepted and the target's own, a forward: TABED's block efficiency
+    accepted   drafted tokens that stood, a forward: SpecVLM's and SAGE's tau, the MAT of HIPPO's
+               baselines
+    MAT        accepted from one refusal to the next: HIPPO's own, which drafts past a full round
 """
 
 from __future__ import annotations
@@ -27,9 +32,15 @@ def tau(answers: Sequence[Answer]) -> float | None:
     return sum(sum(answer.accepted) + answer.own for answer in answers) / rounds
 
 
+def accepted(answers: Sequence[Answer]) -> float | None:
+    """Drafted tokens accepted per target forward, over all rounds; the target's own left out."""
+    taken = [length for answer in answers for length in answer.accepted]
+    return mean(taken) if taken else None
+
+
 def mean_accepted(answers: Sequence[Answer]) -> float | None:
     """MAT as HIPPO counts it: accepted tokens from one refusal to the next, rounds that were
-    accepted in full running on into the following one. Never below the accepted tokens a round."""
+    accepted in full running on into the following one. Never below ``accepted``."""
     runs = [length for answer in answers for length in _between_refusals(answer)]
     return mean(runs) if runs else None
 

@@ -18,8 +18,9 @@ from saccade.bench.records import Answer
 REPORT = "report.md"
 LEGEND = """\
 `n` answers; *same* is how many of them are plain decoding's, token for token. **tau** is tokens
-emitted per target forward, the target's own included; *MAT* counts accepted tokens from one refusal
-to the next (HIPPO); *accept* is accepted over drafted tokens. Speed is against `ar` of the same
+emitted per target forward, the target's own included (TABED's block efficiency); *accepted* leaves
+that one out (the tau of SpecVLM and SAGE); *MAT* counts accepted tokens from one refusal to the
+next (HIPPO); *accept* is accepted over drafted tokens. Speed is against `ar` of the same
 question in the same run, the median over answers with its 95 % bootstrap interval over answers:
 *decode* from the second token on, *whole* from inputs to the last token.
 """
@@ -196,6 +197,7 @@ SPEED: tuple[Column, ...] = (
     ("n", lambda own, plain: str(len(own))),
     ("same", _same),
     ("tau", lambda own, plain: _between(measures.tau_interval(own))),
+    ("accepted", lambda own, plain: _number(measures.accepted(own))),
     ("MAT", lambda own, plain: _number(measures.mean_accepted(own))),
     ("accept", lambda own, plain: _number(measures.acceptance(own))),
     ("tok/s", lambda own, plain: _number(measures.rate(own), 0)),

@@ -152,7 +152,10 @@ class Result:
 
     @property
     def tau(self) -> float | None:
-        """Tokens emitted per target forward, the target's own token included (SpecVLM's tau)."""
+        """Tokens emitted a target forward, the target's own included: TABED's block efficiency.
+
+        The tau of SpecVLM and SAGE leaves that one out: ``bench.measures.accepted``.
+        """
         if not self.rounds:
             return None
         return sum(len(r.emitted) for r in self.rounds) / len(self.rounds)

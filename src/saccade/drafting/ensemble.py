@@ -35,6 +35,11 @@ class Weighting(ABC):
     views: ClassVar[int | None] = None  # how many views it can weigh; None for any number
     window: int | None = None  # over how many of the last positions it looks; None for all
 
+    @property
+    def usual(self) -> Weighting:
+        """The same rule without what another axis sets: the one that ``weights=`` names."""
+        return self
+
     @abstractmethod
     def start(self, views: int) -> State: ...
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -68,6 +69,17 @@ def _check(family: type[Shape]) -> None:
             raise MethodError(
                 f"{family.__name__} reads {family.family}-{example} and writes it as {written}"
             )
+
+
+def above_zero(axis: str, value: str) -> float:
+    """A finite number above 0. Raises MethodError."""
+    try:
+        found = float(value)
+    except ValueError:
+        found = 0.0
+    if not 0 < found < math.inf:
+        raise MethodError(f"{axis}={value} is not a number above 0")
+    return found
 
 
 def share(axis: str, value: str) -> float:

@@ -151,7 +151,7 @@ def _weights(choices: Choices, value: str) -> Choices:
 def _weights_of(recipe: Recipe) -> str | None:
     if not isinstance(recipe.drafter, Ensemble):
         return None
-    rule = recipe.drafter.weighting
+    rule = recipe.drafter.weighting.usual
     name = next(name for name, make in WEIGHTS.items() if make(rule.window) == rule)
     return name if rule.window is None else f"{name}-{rule.window}"
 

@@ -8,12 +8,17 @@ attends to (stage I), and an even sample of the rest (stage II). It drafts a sta
     V_U = tokens of V \\ V_R at a fixed interval I = |V \\ V_R| / budget left      (Eq. 7)
 
 Eq. 7 as printed spreads (1 - r)|V| tokens *beyond* V_R, while the text says that the cache shrinks
-to 1 - r of its size. We spread what V_R leaves of that budget; ``literal=True`` is the equation.
+to 1 - r of its size. We spread what V_R leaves of that budget, as the published code does;
+``literal=True`` is the equation, where Eq. 6 has no budget either. View ``specvlm-official`` is the
+published code's choice (``utils/utils.py``): lambda .4, the budget rounded down, stage II between
+the ends of what is left; the code also counts positions anew, ``positions=repacked``.
 """
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, replace
+from functools import cache
 
 import torch
 from jaxtyping import Int
@@ -28,6 +33,8 @@ from saccade.drafting.shapes.fit import Fit
 from saccade.drafting.shapes.policies import Paths, Static
 from saccade.drafting.views import saliency
 from saccade.drafting.views.basic import Guide, Pruned
+
+log = logging.getLogger(__name__)
 
 LAMBDA = 0.5  # the paper's for Qwen2.5-VL; 0.4 for LLaVA-OneVision
 KEEP = 0.1  # r = 90 %
@@ -50,16 +57,44 @@ class TwoStage:
 
     share: float = LAMBDA
     literal: bool = False
+    ends: bool = False  # stage II takes the first and the last of the rest, not middles
 
     def __call__(self, prompt: Prompt, guide: Guide, budget: int) -> Int[Tensor, " kept"]:
         assert guide is not None
-        attended = saliency.top_mass(guide, self.share, budget)
+        most = prompt.seen if self.literal else budget
+        attended = saliency.top_mass(guide, self.share, most)
         rest = saliency.rest(prompt.seen, attended)
-        even = saliency.spread(rest, budget if self.literal else budget - len(attended))
+        left = budget if self.literal else budget - len(attended)
+        if not left and len(rest) and self.share < 1:
+            _stage_two_is_idle(self.share, budget / prompt.seen)
+        even = (between_ends if self.ends else saliency.spread)(rest, left)
         return torch.cat([attended, even]).sort().values
 
 
+def between_ends(items: Int[Tensor, " item"], count: int) -> Int[Tensor, " kept"]:
+    """``count`` of the items from the first to the last, evenly spaced, places rounded down."""
+    at = torch.linspace(0, len(items) - 1, min(count, len(items)), dtype=torch.long)
+    return items[at.to(items.device)]
+
+
+@cache
+def _stage_two_is_idle(share: float, keep: float) -> None:
+    log.warning(
+        "SpecVLM's stage I takes the whole budget (%.2g of the video) at lambda %g: stage II never "
+        "acts, and the choice is attention's alone. Calibrate a smaller lambda for this pair, as "
+        "in specvlm/lambda=0.05",
+        keep,
+        share,
+    )
+
+
 VIEW = Pruned("specvlm", TwoStage(), keep=KEEP, attention=True)
+OFFICIAL = replace(
+    VIEW,
+    name="specvlm-official",
+    select=TwoStage(share=0.4, ends=True),
+    rounding="down",
+)
 
 SPECVLM = Recipe(
     name="specvlm",
@@ -93,7 +128,7 @@ def _told(recipe: Recipe) -> str | None:
 
 PROVIDES = Provides(
     recipes=(SPECVLM, SPECVLM_SELF),
-    views=(VIEW,),
+    views=(VIEW, OFFICIAL),
     shapes={"tree": Static(TREE), "fit": Fit((TREE,))},
     axes={"lambda": Axis(_choose, _told, lambda: ["SpecVLM's share of attention mass, 0 to 1"])},
 )

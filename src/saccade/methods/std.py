@@ -6,8 +6,9 @@ visual keys its text attends to most; all text keys stay. Chosen once, at prefil
     K_{l,h} = top-K_j  mean over text queries i, summed over the heads of a group, of A_{l,h}[i, j]
     m_t + K = 1024,  gamma = 9
 
-A prompt with less video than that budget was made for keeps an eighth of it. Baselines of Table 1:
-``streaming`` (attention sinks and a window, of the same size) and tuning-free ``layerskip``.
+A video that fits in that K keeps an eighth of itself, and ``keys=N`` is another sum. Baselines of
+Table 1: ``streaming`` (attention sinks and a window, of the same size) and tuning-free
+``layerskip``.
 """
 
 from __future__ import annotations
@@ -16,10 +17,11 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from saccade.core.errors import MethodError
 from saccade.core.prompt import Prefill, Prompt
 from saccade.core.protocols import Refresh, View
 from saccade.drafting.drafters import EarlyExit, SelfDrafter
-from saccade.drafting.provides import Provides
+from saccade.drafting.provides import Axis, Choices, Provides
 from saccade.drafting.recipe import Recipe
 from saccade.drafting.shapes.policies import Chain
 from saccade.drafting.views import saliency
@@ -30,12 +32,20 @@ SINKS = 4
 SHARE = 8  # short prompts keep one visual token in eight
 
 
-def visual_budget(prompt: Prompt, keep: float | None) -> int:
-    """K: the paper's 1024 - m_t, less where the video is short; or a share of it."""
-    if keep is not None:
-        return saliency.budget(prompt.seen, keep)
-    text = len(prompt) - prompt.seen
-    return min(prompt.seen, max(1, min(TOTAL - text, prompt.seen // SHARE)))
+def visual_budget(prompt: Prompt, keep: float | None, keys: int | None = None) -> int:
+    """K: the paper's 1024 - m_t (of a video that fits in it an eighth); or as asked, a share of
+    the video or as text and video keys together. Raises MethodError where the text fills those."""
+    if keep is not None or not prompt.seen:
+        return saliency.budget(prompt.seen, keep or 0)
+    text, total = len(prompt) - prompt.seen, keys or TOTAL
+    if text >= total:
+        raise MethodError(
+            f"the text has {text} tokens, and text and video keys together are to be {total}: use "
+            f"keys={text + TOTAL}, or keep=0.1 for a share of the video"
+        )
+    if keys is None and prompt.seen <= total - text:
+        return max(1, prompt.seen // SHARE)
+    return min(prompt.seen, total - text)
 
 
 @dataclass(frozen=True)
@@ -44,13 +54,14 @@ class PerHead(View):
 
     name: str = "per-head"
     keep: float | None = None
+    keys: int | None = None  # of text and video together
     attention: bool = True
     own_keys: bool = True
     refresh: Refresh | None = None
 
     def __call__(self, prefill: Prefill, prompt: Prompt) -> Prompt:
         assert prefill.mass is not None
-        count = visual_budget(prompt, self.keep)
+        count = visual_budget(prompt, self.keep, self.keys)
         order = torch.sort(prefill.mass, dim=-1, descending=True, stable=True).indices
         visual = prompt.index[prompt.visual][order[..., :count]]
         text = prompt.index[~prompt.visual].expand(*visual.shape[:2], -1)
@@ -63,9 +74,10 @@ class Streaming(View):
 
     name: str = "streaming"
     keep: float | None = None
+    keys: int | None = None
 
     def __call__(self, prefill: Prefill, prompt: Prompt) -> Prompt:
-        count = len(prompt) - prompt.seen + visual_budget(prompt, self.keep)
+        count = len(prompt) - prompt.seen + visual_budget(prompt, self.keep, self.keys)
         row = torch.arange(len(prompt), device=prompt.visual.device)
         return prompt.rows((row < SINKS) | (row >= len(prompt) - count + SINKS))
 
@@ -92,4 +104,27 @@ LAYERSKIP = Recipe(
     shape=Chain(GAMMA),
 )
 
-PROVIDES = Provides(recipes=(STD, STREAMING, LAYERSKIP), views=(PerHead(), Streaming()))
+
+def _choose(choices: Choices, value: str) -> Choices:
+    view = choices["view"]
+    if not isinstance(view, PerHead | Streaming):
+        raise MethodError("keys is Sparse-to-Dense's: it needs view=per-head or view=streaming")
+    if view.keep is not None:
+        raise MethodError("keys and keep both say how much is kept: give one of them")
+    if not value.isascii() or not value.isdigit() or value == "0":
+        raise MethodError(f"keys={value} is not a whole number above 0")
+    return {"view": replace(view, keys=int(value))}
+
+
+def _told(recipe: Recipe) -> str | None:
+    view = recipe.view
+    if not isinstance(view, PerHead | Streaming) or view.keys is None:
+        return None
+    return str(view.keys)
+
+
+PROVIDES = Provides(
+    recipes=(STD, STREAMING, LAYERSKIP),
+    views=(PerHead(), Streaming()),
+    axes={"keys": Axis(_choose, _told, lambda: ["text and video keys together, as in 1024"])},
+)

@@ -5,12 +5,16 @@ video one newline; P, pooled 2x2; C, a caption - and what it drafts follows thei
 
     q(. ; w) = sum_i w_i q_i,   w fixed for a block of gamma = 5, equal for the first    (Alg. 1)
     MT*      w* = argmin over w in {[1 - j/10, j/10]} of  sum_t D(p_t || q_t(. ; w))
-    MTCP*    w  = softmax([1/e_1, ..., 1/e_m]; temperature 1),   e_i = sum_t D(p_t || q_t,i)
+    MTCP*    w  = softmax([1/e_1, ..., 1/e_m]; tau),   e_i = sum_t D(p_t || q_t,i)     (App. B.2)
 
 t runs over the token positions verified so far, or the last h of them (the bonus token's is not
 among them: no view was asked there); D is KL, TVD, or a miss of the target's arg-max (with KL where
-these tie, as the published code does). Both p and q are the models' own laws, before any sampling
-rule. Sums are carried, never laws.
+these tie: what the published runs of MT* use). Both p and q are the models' own laws, before any
+sampling rule. Sums are carried, never laws.
+
+MTCP*'s published code takes softmax(log(1/e) / tau), w proportional to 1/e at tau = 1: only how the
+errors compare counts, so weights do not drift to equal ones as the sums grow. So do we;
+``weights=softmax`` is the equation as printed.
 """
 
 from __future__ import annotations
@@ -23,14 +27,16 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from saccade.core.errors import MethodError
 from saccade.drafting.ensemble import Ensemble, LogLaw, Weighting
-from saccade.drafting.provides import Provides
+from saccade.drafting.provides import Axis, Choices, Provides, above_zero
 from saccade.drafting.recipe import Recipe
 from saccade.drafting.shapes.policies import Chain
 from saccade.drafting.views.basic import CAPTION, FULL, TEXT, Several
 from saccade.drafting.views.pruning import POOLED
 
 GAMMA = 5
+FLOOR = 1e-11  # of an error: the published code counts none at all as this
 STEPS = 10
 
 Distance = Literal["kl", "tvd", "matches"]
@@ -119,17 +125,27 @@ class Grid(Weighting):
 
 @dataclass(frozen=True)
 class Inverse(Weighting):
-    """MTCP*: views that were closer to the target count more; for any number of views."""
+    """MTCP*: views that were closer to the target count more; for any number of views.
+
+    ``tau`` is the softmax's temperature; ``literal`` takes it of 1/e, not of log(1/e).
+    """
 
     distance: Distance = "kl"
     window: int | None = None
+    tau: float = 1.0
+    literal: bool = False
+
+    @property
+    def usual(self) -> Inverse:
+        return replace(self, tau=1.0)
 
     def start(self, views: int) -> History:
         return History(torch.zeros(views, len(DISTANCES[self.distance]), dtype=torch.double))
 
     def weights(self, state: History) -> tuple[float, ...]:
-        inverse = 1 / state.total[:, 0].clamp(min=1e-9)
-        return tuple(torch.softmax(inverse, 0).tolist())
+        inverse = 1 / state.total[:, 0].clamp(min=FLOOR)
+        closeness = inverse if self.literal else inverse.log()
+        return tuple(torch.softmax(closeness / self.tau, 0).tolist())
 
     def fold(self, state: History, p: LogLaw, q: LogLaw) -> History:
         return state.add(distances(p, q, self.distance).cpu(), self.window)
@@ -158,6 +174,21 @@ TABED_MTCP = replace(
     view=Several((FULL, TEXT, CAPTION, POOLED)),
 )
 
+
+def _choose(choices: Choices, value: str) -> Choices:
+    drafter = choices["drafter"]
+    if not isinstance(drafter, Ensemble) or not isinstance(drafter.weighting, Inverse):
+        raise MethodError("tau is MTCP*'s: it needs weights=inverse or weights=softmax")
+    return {"drafter": Ensemble(replace(drafter.weighting, tau=above_zero("tau", value)))}
+
+
+def _told(recipe: Recipe) -> str | None:
+    drafter = recipe.drafter
+    if not isinstance(drafter, Ensemble) or not isinstance(drafter.weighting, Inverse):
+        return None
+    return None if drafter.weighting.tau == 1 else f"{drafter.weighting.tau:g}"
+
+
 PROVIDES = Provides(
     recipes=(TABED, TABED_MT, TABED_MTCP),
     views=(TEXT, CAPTION, POOLED),
@@ -169,5 +200,8 @@ PROVIDES = Provides(
         "matches": lambda window: Grid("matches", window),
         "inverse": lambda window: Inverse("kl", window),
         "inverse-tvd": lambda window: Inverse("tvd", window),
+        "softmax": lambda window: Inverse("kl", window, literal=True),
+        "softmax-tvd": lambda window: Inverse("tvd", window, literal=True),
     },
+    axes={"tau": Axis(_choose, _told, lambda: ["temperature of MTCP*'s weights, above 0"])},
 )

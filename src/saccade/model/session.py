@@ -98,7 +98,6 @@ class Session:
             if prefill is not None
         ]
 
-    @torch.no_grad()
     def reading(
         self,
         number: int,
@@ -136,18 +135,12 @@ class Session:
             if record and len(rows) and len(columns):
                 note = Record(rows, columns, len(text), mass, relevance)
             asked = Asked(follow) if follow and stop == len(prompt) else None
-            step = self._step([Segment(cache, 0, stop - start, start, record=note, asked=asked)])
-            embeds, positions = prompt.embeds[start:stop], prompt.positions[:, start:stop]
-            hidden = model.forward(embeds, positions, step, _deepstack(prompt, start, stop))
-            if step.calls != model.layers:
-                raise ModelError(
-                    f"{type(model.model).__name__} computes its attention in a way of its own, "
-                    "which Saccade cannot follow"
-                )
-            cache.advance(stop - start)
+            segment = Segment(cache, 0, stop - start, start, record=note, asked=asked)
+            hidden = self._read(prompt, segment)
             if stop < len(prompt):
                 yield None
-        logits = self._laws(hidden[-1:])[0]
+        with torch.no_grad():
+            logits = self._laws(hidden[-1:])[0]
         if self._beginnings is not None:
             self._beginnings.keep(prompt, cache, whose)
         request = self.requests[number] = RequestState(
@@ -171,6 +164,21 @@ class Session:
                 request.recent.add(JudgedRow(asked, row, cache.length - kept + row + 1))
             found = replace(found, again=partial(self._again, number, found, columns))
         yield found
+
+    @torch.no_grad()  # there and not on the generator: between its pieces others compute
+    def _read(self, prompt: Prompt, segment: Segment) -> Float[Tensor, "rows dim"]:
+        """The last hidden states of a prompt's rows; their keys and values are written."""
+        model, step = self.backbone, self._step([segment])
+        start, stop = segment.at, segment.at + segment.stop
+        embeds, positions = prompt.embeds[start:stop], prompt.positions[:, start:stop]
+        hidden = model.forward(embeds, positions, step, _deepstack(prompt, start, stop))
+        if step.calls != model.layers:
+            raise ModelError(
+                f"{type(model.model).__name__} computes its attention in a way of its own, "
+                "which Saccade cannot follow"
+            )
+        segment.cache.advance(stop - start)
+        return hidden
 
     def _again(self, number: int, prefill: Prefill, columns: Int[Tensor, " seen"]) -> Prefill:
         """What a prefill revealed, with the attention of the rows judged last."""

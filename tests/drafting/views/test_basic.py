@@ -112,6 +112,22 @@ def test_random_reproduces_and_is_not_uniform(prefill):
     assert first != _kept(prefill, views.UNIFORM(prefill, prefill.prompt))
 
 
+def test_random_is_another_draw_for_another_video(prefill):
+    """Claim: two videos of one length are pruned by different draws, the same video always by the
+    same, also where its embeddings are off by rounding; each number of ``draw`` is another. Fails
+    for a seed of the length alone, our old one, by which an interval over clips has one draw."""
+    prompt = prefill.prompt
+
+    def drawn(factor: float, number: int = 0) -> list[int]:
+        embeds = prompt.embeds * factor + (factor - 1) * torch.arange(len(prompt))[:, None]
+        other = replace(prompt, embeds=embeds)
+        return views.Random(number)(other, None, 12).tolist()
+
+    assert drawn(1.0) == drawn(1 + 1e-7)
+    assert len({tuple(drawn(factor)) for factor in (1.0, 1.5, 2.0, 3.0)}) == 4
+    assert len({tuple(drawn(1.0, number)) for number in range(4)}) == 4
+
+
 def test_attention_keeps_the_most_attended(prefill):
     """Claim: no dropped token was attended more than a kept one. Fails on any other ranking."""
     mass = prefill.mass.mean((0, 1))

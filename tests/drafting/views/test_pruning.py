@@ -386,7 +386,7 @@ def slow_merge(prompt: Prompt, kept: list[int], rows: list[list[float]]) -> list
 
 def some(prompt: Prompt, guide: Any, budget: int) -> Tensor:
     """A selector with no plan in it, so that tokens are dropped before and after kept ones."""
-    return views.random(prompt, guide, budget)
+    return views.RANDOM.select(prompt, guide, budget)
 
 
 @settings(max_examples=60)

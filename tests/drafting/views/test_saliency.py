@@ -54,10 +54,10 @@ def test_top_mass_is_the_smallest_top_set_that_reaches_the_share(values, share, 
     ranked = sorted(range(len(values)), key=lambda i: (-values[i], i))
     kept, mass = [], 0.0
     for i in ranked:
-        kept.append(i)
-        mass += values[i]
         if mass >= share * sum(values):
             break
+        kept.append(i)
+        mass += values[i]
     found = saliency.top_mass(torch.tensor(values), share, most)
     assert found.tolist() == sorted(kept[:most])
 

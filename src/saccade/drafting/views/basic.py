@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from hashlib import sha256
 from typing import ClassVar, Literal, Protocol, runtime_checkable
 
 import torch
@@ -19,6 +20,7 @@ from saccade.core.protocols import Early, Positions, Refresh, View
 from saccade.drafting.views import saliency
 
 GOLDEN = (5**0.5 - 1) / 2
+LOOKED_AT, STEPS = 16, 32  # tokens that seed a draw; steps to the mean of what they are
 
 Guide = Float[Tensor, " seen"] | None
 """Attention per visual token of the draft's prompt, for the selectors that ask for it."""
@@ -57,6 +59,7 @@ class Pruned(View):
     guide: Measure = saliency.attended  # used where ``attention`` is asked for
     refresh: Refresh | None = None
     early: Early = "wait"
+    rounding: saliency.Rounding = "nearest"  # of the budget
 
     def __post_init__(self) -> None:
         if self.early == "superset" and not isinstance(self.select, Ranking):
@@ -79,7 +82,7 @@ class Pruned(View):
         if self.attention:
             assert prefill.mass is not None, f"view {self.name} needs recorded attention"
             guide = saliency.transfer(self.guide(prefill), prefill.prompt.grid, prompt.grid)
-        count = saliency.budget(prompt.seen, self.keep)
+        count = saliency.budget(prompt.seen, self.keep, self.rounding)
         if held is None or len(held) == prompt.seen:
             return self.select(prompt, guide, count)
         assert isinstance(self.select, Ranking)
@@ -191,11 +194,27 @@ def repacked(prompt: Prompt) -> Prompt:
     )
 
 
-def random(prompt: Prompt, guide: Guide, budget: int) -> Int[Tensor, " kept"]:
-    """SpecVLM's SD-Rand. The draw depends on the prompt's length alone, so it reproduces."""
-    generator = torch.Generator().manual_seed(prompt.seen)
-    order = torch.randperm(prompt.seen, generator=generator)
-    return order[:budget].sort().values.to(prompt.visual.device)
+@dataclass(frozen=True)
+class Random:
+    """SpecVLM's SD-Rand: another draw for every video and every number ``draw``, which reproduces.
+
+    The seed is what the video's first dimension is at a few tokens, in steps so coarse that the
+    rounding of another batch or device hardly ever counts.
+    """
+
+    draw: int = 0
+
+    def __call__(self, prompt: Prompt, guide: Guide, budget: int) -> Int[Tensor, " kept"]:
+        generator = torch.Generator().manual_seed(self.seed(prompt))
+        order = torch.randperm(prompt.seen, generator=generator)
+        return order[:budget].sort().values.to(prompt.visual.device)
+
+    def seed(self, prompt: Prompt) -> int:
+        some = saliency.spread(prompt.visual.nonzero().squeeze(-1), LOOKED_AT)
+        first = prompt.embeds[some, 0].double().cpu()
+        steps = (first / first.abs().mean().clamp(min=1e-9) * STEPS).round().long().tolist()
+        told = repr((self.draw, prompt.seen, steps)).encode()
+        return int.from_bytes(sha256(told).digest()[:7], "big")
 
 
 def uniform(prompt: Prompt, guide: Guide, budget: int) -> Int[Tensor, " kept"]:
@@ -218,7 +237,7 @@ def attended(prompt: Prompt, guide: Guide, budget: int) -> Int[Tensor, " kept"]:
 
 
 FULL = Pruned("full", uniform, keep=1.0)
-RANDOM = Pruned("random", random)
+RANDOM = Pruned("random", Random())
 UNIFORM = Pruned("uniform", uniform)
 SCATTERED = Pruned("scattered", scattered)
 AFFORDABLE = Affordable()

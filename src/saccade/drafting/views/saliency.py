@@ -5,6 +5,8 @@ A selector returns indices of visual tokens, increasing. Ties go to the lower in
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -14,11 +16,19 @@ from saccade.core.prompt import Prefill
 ROUNDING = 12  # decimals: what equals up to rounding must not be scaled up as if it differed
 
 
-def budget(seen: int, keep: float) -> int:
-    """How many of ``seen`` visual tokens a share ``keep`` leaves: max(1, round), 0 for none."""
+Rounding = Literal["nearest", "down"]
+
+
+def budget(seen: int, keep: float, rounding: Rounding = "nearest") -> int:
+    """How many of ``seen`` visual tokens a share ``keep`` leaves: max(1, round), 0 for none.
+
+    Rounded "down" it is the product SpecVLM's published code truncates, seen (1 - r) with r = .9 a
+    float: 195 of 1,960.
+    """
     if not 0 <= keep <= 1:
         raise ValueError(f"keep is a share between 0 and 1, not {keep}")
-    return min(seen, max(1, int(seen * keep + 0.5))) if keep > 0 else 0
+    whole = int(seen * (1 - (1 - keep)) if rounding == "down" else seen * keep + 0.5)
+    return min(seen, max(1, whole)) if keep > 0 else 0
 
 
 def top(saliency: Float[Tensor, " seen"], count: int) -> Int[Tensor, " kept"]:
@@ -28,10 +38,12 @@ def top(saliency: Float[Tensor, " seen"], count: int) -> Int[Tensor, " kept"]:
 
 
 def top_mass(saliency: Float[Tensor, " seen"], share: float, most: int) -> Int[Tensor, " kept"]:
-    """The smallest top set whose saliency sums to ``share`` of the total, at most ``most``."""
+    """The smallest top set whose saliency sums to ``share`` of the total, at most ``most``; none
+    reaches nothing."""
     ranked, order = torch.sort(saliency.double(), descending=True, stable=True)
-    reached = ranked.cumsum(0) >= share * saliency.double().sum()
-    count = int(reached.double().argmax()) + 1 if bool(reached.any()) else len(order)
+    wanted = share * saliency.double().sum()
+    before = torch.nn.functional.pad(ranked.cumsum(0), (1, 0))[:-1]  # by those ranked above it
+    count = int((before < wanted).sum())
     return order[: min(count, most)].sort().values
 
 
