@@ -126,7 +126,7 @@ CLAIMS = (
         fewer_keys,
         "holds",
         "An eighth of the video is drafted on, and well above a third of the drafted tokens stand. "
-        "(That it does not pay here is the next row's matter.)",
+        "That it does not pay here is the next row's matter.",
     ),
     Claim(
         "Sec. 3.3",

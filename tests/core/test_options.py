@@ -54,7 +54,9 @@ def test_every_refused_setting_is_tested():
 
 def test_an_unknown_name_is_refused_and_a_known_one_is_not():
     """Claim: a misspelt argument is an error; its right spelling is taken (control)."""
-    with pytest.raises(OptionError, match="unknown generation argument max_tokens, temprature"):
+    with pytest.raises(
+        OptionError, match="argument max_tokens .did you mean max_new_tokens.., temprature"
+    ):
         _settle(max_tokens=3, temprature=0.5)
     assert _settle(max_new_tokens=3, num_beams=1, temperature=0.5).max_new_tokens == 3
 

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from helpers import hf_greedy
 from matplotlib.container import BarContainer
 from matplotlib.figure import Figure
@@ -21,6 +20,7 @@ from evidence.studies.lab import Lab
 from saccade.bench.records import Answer
 from saccade.bench.suites import shapes
 from saccade.bench.suites.types import Item
+from saccade.drafting.views.basic import RANDOM
 from saccade.inputs import ask
 
 pytestmark = pytest.mark.usefixtures("pair", "unchecked")
@@ -83,11 +83,16 @@ def test_edges_are_of_what_the_views_keep(lab: Lab) -> None:
     keep; the dashed line is evenness. Control: the two differ, so one cannot stand for the other.
     """
     data = hippo.edges(lab)
-    draw_ = torch.randperm(64, generator=torch.Generator().manual_seed(64))[:KEPT].sort().values
-    grid = lab.shot(0).guide.prompt.grid
+
+    def drawn(number: int) -> list[list[int]]:
+        guide = lab.shot(number).guide
+        kept = RANDOM.choose(guide, guide.prompt)
+        assert len(set(kept.tolist())) == KEPT
+        return guide.prompt.grid[kept, 1:].tolist()
+
     for view, of in (
         ("attention", lambda number: by_attention(lab, number)),
-        ("random", lambda number: grid[draw_, 1:].tolist()),
+        ("random", drawn),
     ):
         shares = [slow_edges(of(number)) for number in range(lab.clips)]
         for place, own in zip(

@@ -256,7 +256,7 @@ def test_drift_is_the_weights_of_algorithm_1(lab, laws):
     data = tabed.drift(lab)
     heaviest, *own = data["panels"].values()
     runs = {
-        name: [[w for w, _ in rounds(clip, "MTCP*, KL", HISTORY[name])] for clip in laws]
+        name: [[w for w, _ in rounds(clip, "MTCP*, printed", HISTORY[name])] for clip in laws]
         for name in tabed.WINDOWS
     }
     for name, clips in runs.items():

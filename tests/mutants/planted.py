@@ -529,15 +529,15 @@ MUTANTS = (
     Mutant(
         "saliency: a budget is rounded down",
         "drafting/views/saliency.py",
-        "max(1, int(seen * keep + 0.5))",
-        "max(1, int(seen * keep))",
+        "else seen * keep + 0.5)",
+        "else seen * keep)",
         (f"{SALIENCY}::test_budget_rounds_and_leaves_at_least_one",),
     ),
     Mutant(
         "saliency: the mass reached leaves out the token that reaches it",
         "drafting/views/saliency.py",
-        "count = int(reached.double().argmax()) + 1 if",
-        "count = int(reached.double().argmax()) if",
+        "count = int((before < wanted).sum())",
+        "count = int((before < wanted).sum()) - 1",
         (f"{SALIENCY}::test_top_mass_is_the_smallest_top_set_that_reaches_the_share",),
     ),
     Mutant(

