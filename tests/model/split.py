@@ -22,7 +22,7 @@ from saccade.core.errors import ModelError
 from saccade.core.prompt import Inputs
 from saccade.core.sampling import Sampling
 from saccade.core.tree import Tree
-from saccade.drafting.drafters import Fallback
+from saccade.drafting.drafters import Fallback, SelfDrafter
 from saccade.drafting.recipe import split
 from saccade.inputs import Loaded
 from saccade.methods import resolve
@@ -66,6 +66,8 @@ def main(out: str, folder: str, drafter: str, *methods: str) -> None:
     if not alone:
         found["odd draft"] = odd_draft(target, draft, inputs)
         found["failed draft"] = failed_draft(target, draft, inputs)
+        found["failed view"] = failed_self(target, inputs, "ready")
+        found["failed commit"] = failed_self(target, inputs, "commit")
         found["odd verdict"] = odd_verdict(target, draft, inputs)
     Path(f"{out}.{tensor_parallel.rank()}.json").write_text(json.dumps(found))
     tensor_parallel.leave()
@@ -109,6 +111,24 @@ def failed_draft(
         return list(result.ids), str(result.fallback_reason)
     finally:
         Fallback.propose = propose  # type: ignore[method-assign]
+
+
+def failed_self(target: Loaded, inputs: Inputs, where: str) -> tuple[list[int], str]:
+    """The answer where the last process's self-draft alone raises between two forwards."""
+    whole = getattr(SelfDrafter, where)
+
+    def fails(self: SelfDrafter, given: Any) -> Any:
+        if tensor_parallel.rank() == 1:
+            raise OSError("out of order")
+        return whole(self, given)
+
+    setattr(SelfDrafter, where, fails)
+    try:
+        recipe = split(resolve("specvlm-self"))
+        result = saccade.run(target.backbone, inputs, max_new_tokens=COUNT, method=recipe)
+        return list(result.ids), str(result.fallback_reason)
+    finally:
+        setattr(SelfDrafter, where, whole)
 
 
 def stuck(folder: str, drafter: str) -> None:

@@ -17,6 +17,7 @@ from families import zoo
 from evidence import checkpoints
 from saccade import inputs
 from saccade.core.errors import MethodError, ModelError, OptionError
+from saccade.core.tree import Tree
 from saccade.drafting import recipe as recipes
 from saccade.methods import resolve
 from saccade.model import tensor_parallel
@@ -87,8 +88,10 @@ def test_two_processes_say_what_one_says(tmp_path: Path, monkeypatch: pytest.Mon
     check(alone, both, METHODS)
     assert both[0]["odd verdict"] is None
     for mine in both:
-        ids, reason = mine["failed draft"]
-        assert ids == alone["ar"]["ids"] and "out of order" in reason
+        # a draft of its own; the target's self-draft before its first proposal, and after it
+        for name in ("failed draft", "failed view", "failed commit"):
+            ids, reason = mine[name]
+            assert ids == alone["ar"]["ids"] and "out of order" in reason, name
     assert "rank 1 and rank 0 do not agree" in both[1]["odd verdict"]
 
 
@@ -107,13 +110,45 @@ def test_silent_9_a_process_whose_draft_fails_alone_does_not_hang_the_others(
 ) -> None:
     """Claim: where the others wait inside forwards that they share, a sentence ends all of them.
 
-    A draft of its own that fails in one process is given up in all, see ``check``'s caller above.
+    A draft that fails between its forwards, or has a model of its own, is given up in all: see
+    ``check``'s caller above.
     """
     target, draft = made("qwen2.5-vl", tmp_path)
     began = time.monotonic()
     done = launched(HERE / "split.py", "stuck", target, draft)
     assert done.returncode != 0 and time.monotonic() - began < 200
     assert "rank 1 waited for the other processes in vain (5 s)" in done.stderr
+
+
+class Counting:
+    """A draft that counts how often it is asked to propose."""
+
+    def __init__(self) -> None:
+        self.asked, self.reason = 0, None
+
+    def propose(self, states: Any) -> dict[int, Tree]:
+        self.asked += 1
+        return dict.fromkeys(states, Tree((7,), (-1,), (None,)))
+
+    def give_up(self, reason: str, error: Exception) -> None:
+        self.reason = reason
+
+
+def test_silent_9_what_failed_elsewhere_proposes_nothing_here(monkeypatch) -> None:
+    """Claim: a draft that failed in another process, be it before the first proposal, is not asked
+    for one here, where its forwards would wait for the other's. Control: without, it is asked."""
+    drafts = Counting(), Counting()
+    failed = {id(drafts[0]): "broken", id(drafts[1]): None}
+    for draft in drafts:
+
+        def everyones(mine: Any, elsewhere: str | None = failed[id(draft)]) -> list[Any]:
+            return [mine, (elsewhere, None) if isinstance(mine, tuple) else elsewhere]
+
+        monkeypatch.setattr(tensor_parallel, "everyones", everyones)
+        trees = tensor_parallel._Agreeing(draft).propose({0: None})
+        assert len(trees[0]) == draft.asked
+    assert [draft.asked for draft in drafts] == [0, 1]
+    assert drafts[0].reason == "rank 1: broken" and drafts[1].reason is None
 
 
 @pytest.mark.slow

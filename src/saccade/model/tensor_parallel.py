@@ -155,16 +155,24 @@ class _Agreeing:
         return getattr(self._draft, name)
 
     def propose(self, states: Mapping[int, State]) -> dict[int, Tree]:
+        plain = dict.fromkeys(states, Tree())
+        # asked first too: a self-draft's forwards are shared, and all must begin them or none
+        if self._failed(everyones(self._draft.reason)):
+            return plain
         mine = self._draft.propose(states)
-        reasons = everyones(self._draft.reason)
+        laws = [law for tree in mine.values() for law in tree.q if law is not None]
+        place = laws[0].device if laws else torch.device("cpu")
+        told = _moved(mine, torch.device("cpu")) if rank() == 0 else None
+        reasons, trees = zip(*everyones((self._draft.reason, told)), strict=True)
+        return plain if self._failed(reasons) else _moved(trees[0], place)
+
+    def _failed(self, reasons: Sequence[str | None]) -> bool:
+        """Whether a draft has failed somewhere, and so here."""
         failed = next((place for place, reason in enumerate(reasons) if reason), None)
         if failed is not None and self._draft.reason is None:
             said = f"rank {failed}: {reasons[failed]}"
             self._draft.give_up(said, RuntimeError(said))
-            mine = dict.fromkeys(states, Tree())
-        laws = [law for tree in mine.values() for law in tree.q if law is not None]
-        place = laws[0].device if laws else torch.device("cpu")
-        return _moved(agreed(_moved(mine, torch.device("cpu"))), place)
+        return failed is not None
 
 
 def _moved(trees: Mapping[int, Tree], place: torch.device) -> dict[int, Tree]:
