@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Any
 
 import pytest
 import typer
@@ -12,6 +14,8 @@ from typer.testing import CliRunner
 
 from saccade.cli.options import DrawOptions, LoadOptions, grouped
 from saccade.core.errors import OptionError
+from saccade.corpus import Work
+from saccade.model.backbone import Backbone
 
 
 @dataclass(frozen=True)
@@ -55,3 +59,41 @@ def test_options_become_settings() -> None:
     with pytest.raises(OptionError, match="--temperature above 0"):
         DrawOptions(top_p=0.5).settings()
     assert "threads" not in LoadOptions(threads=2).load
+
+
+@pytest.mark.parametrize("given", [(), ("--positions", "trained")])
+def test_positions_reach_both_models(
+    call: Callable[..., tuple[int, str, str]],
+    clip: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    given: tuple[str, ...],
+) -> None:
+    """Claim: ``--positions`` is what target and draft are loaded with, the library's without it."""
+    told: list[str] = []
+
+    def noted(*args: Any, positions: str, **more: Any) -> Backbone:
+        told.append(positions)
+        return Backbone(*args, **more)
+
+    monkeypatch.setattr("saccade.inputs.loading.Backbone", noted)
+    code, _, _ = call("describe", clip, "--method", "sd", "--max-new-tokens", 2, *given)
+    assert code == 0 and told == [given[-1] if given else "library"] * 2
+
+
+def test_positions_nobody_knows_are_refused(
+    call: Callable[..., tuple[int, str, str]], clip: Path
+) -> None:
+    """Claim: another word ends with code 2 and the two that would do."""
+    code, printed, said = call("describe", clip, "--positions", "authors")
+    assert code == 2 and not printed
+    assert "'library', 'trained'" in said
+
+
+def test_positions_are_part_of_what_decides_an_answer() -> None:
+    """Claim: rows of a corpus made at other positions are not taken for this run's; those made
+    before there was a choice are."""
+    plain, library, trained = (
+        Work(place=place).key
+        for place in ((), (("positions", "library"),), (("positions", "trained"),))
+    )
+    assert plain == library != trained

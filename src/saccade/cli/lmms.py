@@ -12,7 +12,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -57,7 +57,8 @@ class Saccade(Model):
     Args (``--model_args``; all but ``target`` may be left out):
         target, draft: a checkpoint folder, a hub id, or one of the embedded models.
         method: as in ``saccade methods``; in quotes if it has commas.
-        device, dtype, device_map, quantize, trust_remote_code: as :func:`saccade.inputs.load`.
+        device, dtype, device_map, quantize, trust_remote_code, positions: as
+            :func:`saccade.inputs.load`.
         threads: of the CPU.
         frames: to take of each video, evenly in time; else 2 a second, at least 4.
         max_new_tokens: for tasks that set no limit.
@@ -82,6 +83,7 @@ class Saccade(Model):
         device_map: str | None = None,
         quantize: str | None = None,
         trust_remote_code: bool = False,
+        positions: Literal["library", "trained"] = "library",
         threads: int | None = None,
         frames: int | None = None,
         max_new_tokens: int = MAX_NEW_TOKENS,
@@ -101,7 +103,9 @@ class Saccade(Model):
         self._sampling = Sampling(num_frames=frames)
         self._longest, self._until, self._seed = max_new_tokens, until, seed
         self._captioner, self._device = captioner, device
-        how = LoadOptions(threads, dtype, device, device_map, quantize, trust_remote_code)
+        how = LoadOptions(
+            threads, dtype, device, device_map, quantize, trust_remote_code, positions
+        )
         self._models = loading.models(target, draft, quiet=True, **how.load)
         self._warned: set[str] = set()
 

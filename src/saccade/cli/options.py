@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, fields, is_dataclass, replace
 from functools import wraps
 from inspect import Parameter
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 
 import typer
 
@@ -70,6 +70,10 @@ Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, ...")]
 Quantize = Annotated[
     str | None,
     typer.Option(help="Read the target in fewer bits: bnb-8bit, bnb-4bit or torchao-int8."),
+]
+Positions = Annotated[
+    Literal["library", "trained"],
+    typer.Option(help="Of text after a Qwen2.5-VL video: transformers' place or vLLM's."),
 ]
 Trust = Annotated[
     bool, typer.Option("--trust-remote-code", help="Run code that comes with a checkpoint.")
@@ -130,6 +134,7 @@ class LoadOptions(DeviceOptions):
     ] = None
     quantize: Quantize = None
     trust_remote_code: Trust = False
+    positions: Positions = "library"
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
         *("allow_media_options", "max_frames", "max_media_mb", "max_body_mb", "max_upload_mb"),
         *("max_prompt", "shard", "retry_errors"),
     ),
-    "Models": ("target", "draft", "captioner", "config", "trust_remote_code"),
+    "Models": ("target", "draft", "captioner", "config", "positions", "trust_remote_code"),
     "Decoding": (
         *("method", "methods", "max_new_tokens", "temperature", "top_p", "top_k", "stop", "seed"),
         *("exact", "keep", "max_choices"),

@@ -9,7 +9,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypedDict, Unpack, cast
+from typing import Any, Literal, TypedDict, Unpack, cast
 
 import torch
 
@@ -230,6 +230,7 @@ def load(
     device_map: str | None = None,
     quantize: str | None = None,
     trust_remote_code: bool = False,
+    positions: Literal["library", "trained"] = "library",
     threads: int | None = None,
 ) -> Model:
     """Loads a target, and a draft for it, to ask them about videos.
@@ -246,6 +247,8 @@ def load(
         device_map: "auto" spreads the target over the devices there are.
         quantize: "bnb-8bit", "bnb-4bit" or "torchao-int8", for the target.
         trust_remote_code: whether to run code that comes with a checkpoint.
+        positions: of text after a Qwen2.5-VL video; "library" is where ``generate`` puts it,
+            "trained" where the checkpoint learnt it and vLLM puts it.
         threads: of the CPU, for all of PyTorch.
 
     Raises:
@@ -256,7 +259,8 @@ def load(
     if threads is not None:
         torch.set_num_threads(threads)
     how = {"dtype": dtype, "device": device, "device_map": device_map, "quantize": quantize}
-    pair = Pair(*load_pair(target, draft, **how, trust_remote_code=trust_remote_code))
+    whose = {"trust_remote_code": trust_remote_code, "positions": positions}
+    pair = Pair(*load_pair(target, draft, **how, **whose))
     return Model(pair, recipe)
 
 

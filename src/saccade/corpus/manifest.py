@@ -14,6 +14,7 @@ from saccade.core.errors import OptionError
 from saccade.inputs.media import Sampling
 
 VIDEOS = (".mp4", ".m4v", ".mov", ".mkv", ".webm", ".avi", ".gif", ".webp")
+DECIDING = ("dtype", "quantize", "positions")  # of how models are loaded, what changes answers
 UNEXPECTED = "unexpected "  # how the error of a row begins that is no fault of the video
 
 
@@ -66,7 +67,7 @@ class Work:
     @property
     def key(self) -> str:
         """Names what decides the answers: neither draft nor method do."""
-        place = {k: v for k, v in self.place if k in ("dtype", "quantize") and v is not None}
+        place = {k: v for k, v in self.place if k in DECIDING and v not in (None, "library")}
         told = [self.target, self.max_new_tokens, asdict(self.sampling), place]
         return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:12]
 
