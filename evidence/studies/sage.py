@@ -32,8 +32,10 @@ LEAST = 2 * LAGS  # tokens of an answer, or it says too little of long lags
 LENGTHENED = ("sd", "specvlm", "sage")
 KEEPS = (1.0, 0.7, 0.4, 0.3, 0.2, 0.1, 0.05)
 PLANS = {
-    "SAGE, planned ahead": "sage",
-    "SAGE, grown live": "sage/shape=sage-live",
+    "SAGE, planned ahead": "sage/shape=sage-ahead/rule=formal",
+    "SAGE, depth and width ahead": "sage/rule=formal",
+    "SAGE, the same by the prose": "sage",
+    "SAGE, grown live": "sage/shape=sage-live/rule=formal",
     "static tree (SpecVLM's)": "specvlm",
     "chain of 5": "specvlm/shape=chain-5",
     "chain of 8": "specvlm/shape=chain-8",
@@ -82,7 +84,7 @@ def _shot(lab: Lab, task: str, number: int) -> Shot:
 def _entropies(lab: Lab, shot: Shot, draft: Loaded) -> list[float]:
     """SAGE's H (Eq. 8) along the target's answer, of the ten likeliest tokens' law."""
     laws = lab.along(shot, f"{sage.VIEW.name}/keep={sage.VIEW.keep}", draft).double().softmax(-1)
-    return [(1 - sage.confidence(law)) * math.log(sage.K) for law in laws]
+    return [(1 - sage.confidence(law)) * math.log(sage.Sage().top) for law in laws]
 
 
 def _correlations(trace: Sequence[float]) -> list[float]:

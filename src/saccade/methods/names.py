@@ -40,7 +40,7 @@ def resolve(name: str) -> Recipe:
     if chosen and not recipe.drafts and "drafter" not in chosen:
         raise MethodError(f"{base!r} drafts nothing, so {name!r} overrides nothing")
     choices: Choices = {field.name: getattr(recipe, field.name) for field in fields(recipe)}
-    for axis, kind in AXES.items():  # in this order: a view's settings after the view
+    for axis, kind in AXES.items():  # in this order: settings after what they are of
         if axis in chosen:
             choices |= kind.choose(choices, chosen[axis])
     return Recipe(**{**choices, "drafter": _fitting(choices), "name": name.strip()})
@@ -197,11 +197,11 @@ AXES: dict[str, Axis] = {
         lambda: [*VIEWS, "several joined by + for an ensemble"],
     ),
     "keep": _setting("keep", None, _share, "g", ["share of visual tokens, 0 to 1"]),
-    **SETTINGS,
     "positions": _word("positions", "original", get_args(Positions)),
     "early": _word("early", "wait", get_args(Early)),
     "shape": Axis(
         _shape, _shape_of, lambda: [*(each.usage for each in FAMILIES.values()), *SHAPES]
     ),
     "schedule": _of(SCHEDULES, "schedule", lambda recipe: _name(SCHEDULES, recipe.schedule)),
+    **SETTINGS,
 }

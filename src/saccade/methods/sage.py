@@ -8,10 +8,14 @@ Tong et al., 2026. A confident draft gets a deep, narrow tree, an uncertain one 
     W_l     = W / l * (0.5 + P_parent)                                             (Eq. 12)
     path in tree  iff  at every level l: rank < W_l and P(path up to l) > theta_l = 0.1 l / D
 
-Algorithm 1 plans the next tree from the round just finished: the draft's law at the root stands for
-every level. When the node cap binds, the likeliest paths stay. The mean accepted length moves the
-deepest depth (Sec. 3.3). Shape ``sage-live`` grows the tree from the laws just scored instead: the
-difference is what planning a round early costs.
+That is what Sec. 3.2 states "formally". Its prose takes the top W_l as children in any case and has
+theta decide which of them are expanded: ``rule=prose``.
+
+Algorithm 1 plans the next tree from the round just finished. ``sage`` takes D and W from its law at
+the root, and grows the tree by them over the laws it then scores; ``sage-ahead`` lets that one law
+stand for every level too; ``sage-live`` takes D and W from the laws just scored, which costs no
+more forwards: what planning early costs. Where the node cap binds, the likeliest paths stay. The
+mean accepted length moves the deepest depth (Sec. 3.3).
 """
 
 from __future__ import annotations
@@ -19,28 +23,28 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal, get_args
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from saccade.core.errors import MethodError
 from saccade.core.protocols import Growing, Shape
 from saccade.core.result import Round
 from saccade.core.tree import ROOT, Tree, add
 from saccade.drafting.drafters import ModelDrafter
-from saccade.drafting.provides import Provides
+from saccade.drafting.provides import Axis, Choices, Provides, share
 from saccade.drafting.recipe import Recipe
 from saccade.drafting.shapes.policies import Paths, grow_static
 from saccade.methods.specvlm import TREE, VIEW
 
-K, NODES, WINDOW = 10, 64, 10
-D_MIN, D_MAX = 3, 8
-W_MIN, W_MAX = 2, 10
-LOW, HIGH = 2.0, 3.0  # mean accepted draft tokens per round
 Ranks = Sequence[float]  # probabilities, likeliest first
+Range = tuple[int, int]  # least and most
+Rule = Literal["formal", "prose"]
 
 
-def confidence(law: Float[Tensor, " vocab"], k: int = K) -> float:
+def confidence(law: Float[Tensor, " vocab"], k: int = 10) -> float:
     """alpha (Eq. 7-9)."""
     top = torch.topk(law, min(k, law.shape[0])).values
     top = top / top.sum()
@@ -52,12 +56,14 @@ def confidence(law: Float[Tensor, " vocab"], k: int = K) -> float:
 class Reach:
     """How deep and wide a tree may be at a confidence."""
 
+    shape: Sage
     alpha: float
-    most: int
+    most: int  # levels, at a confidence of 1
 
     @property
     def deep(self) -> float:
-        return D_MIN + self.alpha * (self.most - D_MIN)  # Eq. 10
+        least = self.shape.depth[0]
+        return least + self.alpha * (self.most - least)  # Eq. 10
 
     @property
     def levels(self) -> range:
@@ -67,9 +73,16 @@ class Reach:
         self, level: int, path: float, parent: float, ranks: Ranks
     ) -> list[tuple[float, int]]:
         """The children a node may have: (P of the path down to it, rank)."""
-        wide = (W_MIN + (1 - self.alpha) * (W_MAX - W_MIN)) / level * (0.5 + parent)  # Eq. 11-12
+        least, most = self.shape.width
+        wide = (least + (1 - self.alpha) * (most - least)) / level * (0.5 + parent)  # Eq. 11-12
         likely = [(path * p, rank) for rank, p in enumerate(ranks) if rank < wide]
-        return [child for child in likely if child[0] > 0.1 * level / self.deep]
+        if self.shape.rule == "prose":
+            return likely
+        return [child for child in likely if self.expands(level, child[0])]
+
+    def expands(self, level: int, path: float) -> bool:
+        """Whether a node of that level may have children: its path is likelier than theta_l."""
+        return path > self.shape.theta * level / self.deep
 
 
 def plan(ranks: Ranks, reach: Reach) -> Paths:
@@ -77,60 +90,58 @@ def plan(ranks: Ranks, reach: Reach) -> Paths:
     found: list[tuple[float, tuple[int, ...]]] = []
     frontier: list[tuple[float, tuple[int, ...]]] = [(1.0, ())]
     for level in reach.levels:
-        frontier = [
+        grown = [
             (whole, (*path, rank))
             for chance, path in frontier
             for whole, rank in reach.admitted(
                 level, chance, ranks[path[-1]] if path else 1.0, ranks
             )
         ]
-        found += frontier
+        found += grown
+        frontier = [entry for entry in grown if reach.expands(level, entry[0])]
     found.sort(key=lambda entry: (-entry[0], len(entry[1]), entry[1]))
-    return tuple(path for _, path in found[:NODES])
+    return tuple(path for _, path in found[: reach.shape.nodes])
 
 
 @dataclass(frozen=True)
 class Adapted:
     """What SAGE carries from round to round."""
 
-    paths: Paths = TREE  # the next tree
-    most: int = D_MAX  # the deepest it may become
+    most: int  # the deepest the next tree may become
+    alpha: float = 0.5  # the last round's confidence (Algorithm 1, line 3)
     recent: tuple[int, ...] = ()  # accepted lengths
-
-
-def history(state: Adapted, round: Round) -> Adapted:
-    """The state with its history brought up to date: the window's mean moves the depth by one."""
-    recent = (*state.recent, len(round.verdict.accepted))[-WINDOW:]
-    mean = sum(recent) / len(recent)
-    most = min(D_MAX, max(D_MIN, state.most - (mean < LOW) + (mean > HIGH)))
-    return Adapted(state.paths, most, recent)
+    paths: Paths = TREE  # the next tree, where it is planned as a whole
 
 
 @dataclass(frozen=True)
 class Sage(Shape):
-    """The adaptive shape, planned a round ahead. Starts from SpecVLM's tree."""
+    """The adaptive shape: as deep and wide as the last round's law at the root says, over the laws
+    as they are scored; a level is one draft forward."""
+
+    named: ClassVar[str] = "sage"
+
+    depth: Range = (3, 8)  # D_min, D_max
+    width: Range = (2, 10)  # W_min, W_max
+    nodes: int = 64
+    top: int = 10  # k
+    theta: float = 0.1
+    window: int = 10
+    moves: Range = (2, 3)  # mean accepted draft tokens a round
+    rule: Rule = "prose"
+
+    @property
+    def written(self) -> str:
+        return self.named
 
     def start(self) -> Adapted:
-        return Adapted()
+        return Adapted(self.depth[1])
+
+    def at(self, state: Adapted, law: Float[Tensor, " vocab"]) -> Reach:
+        """The reach of a tree whose root's law is ``law``."""
+        return Reach(self, state.alpha, state.most)
 
     def grow(self, state: Adapted) -> Growing:
-        return grow_static(state.paths)
-
-    def fold(self, state: Adapted, round: Round) -> Adapted:
-        state = history(state, round)
-        if round.q is None:
-            return state
-        law = torch.softmax(round.q.logits(ROOT).double(), -1)
-        ranks = torch.topk(law, min(2 * W_MAX, len(law))).values.tolist()
-        return replace(state, paths=plan(ranks, Reach(confidence(law), state.most)))
-
-
-@dataclass(frozen=True)
-class SageLive(Sage):
-    """The adaptive shape, grown from the laws as they are scored; a level is one draft forward."""
-
-    def grow(self, state: Adapted) -> Growing:
-        tree, level, reach = Tree(), 1, Reach(1.0, state.most)
+        tree, level, reach = Tree(), 1, Reach(self, 1.0, state.most)
         frontier = [(ROOT, 1.0, 1.0)]  # (node, P of the path, P of the node)
         while frontier and level in reach.levels:
             scores = yield tree
@@ -138,21 +149,58 @@ class SageLive(Sage):
             for node, chance, parent in frontier:
                 law = torch.softmax(scores.logits(node).double(), -1)
                 if level == 1:
-                    reach = Reach(confidence(law), state.most)
-                best = torch.topk(law, min(2 * W_MAX, len(law)))
+                    reach = self.at(state, law)
+                best = torch.topk(law, min(2 * self.width[1], len(law)))
                 ranks, tokens = (found.tolist() for found in best)
                 for whole, rank in reach.admitted(level, chance, parent, ranks):
                     grown.append((whole, ranks[rank], node, tokens[rank]))
             grown.sort(key=lambda entry: -entry[0])
             frontier = []
-            for whole, p, node, token in grown[: NODES - len(tree)]:
+            for whole, p, node, token in grown[: self.nodes - len(tree)]:
                 tree = add(tree, node, token)
-                frontier.append((len(tree) - 1, whole, p))
+                if reach.expands(level, whole):
+                    frontier.append((len(tree) - 1, whole, p))
             level += 1
         return tree
 
     def fold(self, state: Adapted, round: Round) -> Adapted:
-        return history(state, round)
+        """The window's mean moves the depth by one (Sec. 3.3); the root's law is the next alpha."""
+        recent = (*state.recent, len(round.verdict.accepted))[-self.window :]
+        mean = sum(recent) / len(recent)
+        (least, deepest), (low, high) = self.depth, self.moves
+        most = min(deepest, max(least, state.most - (mean < low) + (mean > high)))
+        state = replace(state, most=most, recent=recent)
+        if round.q is None:
+            return state
+        return self.learn(state, torch.softmax(round.q.logits(ROOT).double(), -1))
+
+    def learn(self, state: Adapted, law: Float[Tensor, " vocab"]) -> Adapted:
+        return replace(state, alpha=confidence(law, self.top))
+
+
+@dataclass(frozen=True)
+class SageAhead(Sage):
+    """The next tree planned whole, by the last root's law at every level; first SpecVLM's."""
+
+    named: ClassVar[str] = "sage-ahead"
+
+    def grow(self, state: Adapted) -> Growing:
+        return grow_static(state.paths)
+
+    def learn(self, state: Adapted, law: Float[Tensor, " vocab"]) -> Adapted:
+        ranks = torch.topk(law, min(2 * self.width[1], len(law))).values.tolist()
+        reach = Reach(self, confidence(law, self.top), state.most)
+        return replace(state, paths=plan(ranks, reach))
+
+
+@dataclass(frozen=True)
+class SageLive(Sage):
+    """As deep and wide as the law now scored at the root says."""
+
+    named: ClassVar[str] = "sage-live"
+
+    def at(self, state: Adapted, law: Float[Tensor, " vocab"]) -> Reach:
+        return Reach(self, confidence(law, self.top), state.most)
 
 
 SAGE = Recipe(
@@ -163,4 +211,60 @@ SAGE = Recipe(
     shape=Sage(),
 )
 
-PROVIDES = Provides(recipes=(SAGE,), shapes={"sage": Sage(), "sage-live": SageLive()})
+
+SETTINGS = {
+    "depth": "least and most levels of SAGE's trees",
+    "width": "least and most width of SAGE's trees",
+    "nodes": "the most nodes of SAGE's trees",
+    "top": "tokens of a law that SAGE's entropy is taken of",
+    "theta": "share a path of SAGE's needs at full depth, 0 to 1",
+    "window": "rounds that SAGE's history goes back",
+    "moves": "accepted tokens a round below and above which SAGE's depth moves",
+    "rule": "what SAGE's theta decides: prose (who is expanded) or formal (who is included)",
+}
+MOST = 1000  # of anything counted
+
+
+def _read(axis: str, value: str) -> Any:
+    """A setting, written as its default is. Raises MethodError."""
+    if axis == "theta":
+        return share(axis, value)
+    if axis == "rule":
+        if value not in get_args(Rule):
+            raise MethodError(f"unknown rule {value!r}; known: {', '.join(get_args(Rule))}")
+        return value
+    usual = _written(getattr(Sage(), axis))
+    numbers = [int(part) if part.isascii() and part.isdigit() else 0 for part in value.split("-")]
+    ordered = len(numbers) == usual.count("-") + 1 and numbers == sorted(numbers)
+    if not (ordered and numbers[0] >= 1 and numbers[-1] <= MOST) or (axis, value) == ("top", "1"):
+        raise MethodError(f"{axis}={value} cannot be; it is in whole numbers, as in {axis}={usual}")
+    return tuple(numbers) if len(numbers) > 1 else numbers[0]
+
+
+def _written(value: object) -> str:
+    return "-".join(map(str, value)) if isinstance(value, tuple) else format(value)
+
+
+def _axis(name: str) -> Axis:
+    """An axis that is a field of SAGE's shapes."""
+
+    def choose(choices: Choices, value: str) -> Choices:
+        shape = choices["shape"]
+        if not isinstance(shape, Sage):
+            raise MethodError(f"{name} is SAGE's: it needs shape=sage, sage-live or sage-ahead")
+        return {"shape": replace(shape, **{name: _read(name, value)})}
+
+    def told(recipe: Recipe) -> str | None:
+        own = getattr(recipe.shape, name, None) if isinstance(recipe.shape, Sage) else None
+        return None if own in (None, getattr(Sage(), name)) else _written(own)
+
+    return Axis(
+        choose, told, lambda: [f"{SETTINGS[name]}, as in {_written(getattr(Sage(), name))}"]
+    )
+
+
+PROVIDES = Provides(
+    recipes=(SAGE,),
+    shapes={each.named: each() for each in (Sage, SageAhead, SageLive)},
+    axes={name: _axis(name) for name in SETTINGS},
+)
