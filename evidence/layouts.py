@@ -250,6 +250,8 @@ OPERATIONS: Mapping[str, Callable[[Answer], float]] = {
     "target decoding (verify)": lambda answer: answer.verify,
     "draft prefill": lambda answer: answer.draft_prefill,
     "draft decoding": lambda answer: answer.draft,
+    "draft prefill, overlapped": lambda answer: answer.beside_prefill,
+    "draft decoding, overlapped": lambda answer: answer.beside_draft,
     "token pruning": lambda answer: answer.guide,
     "others (committing, tree update, ...)": lambda answer: answer.rest,
     "in all": lambda answer: answer.total,
@@ -266,8 +268,9 @@ def breakdowns(by: By) -> Iterable[str]:
         place = "SpecVLM, Table 5 - SAGE, Table 6 - HIPPO, Table 2"
         yield from ("", f"### {place}: {suite}", "")
         yield (
-            "Seconds an answer (its share). What a parallel draft (hippo) does beside the target "
-            "holds nobody up and is not in these seconds."
+            "Seconds an answer (its share). What a parallel draft (hippo) does beside the target, "
+            "choosing included, is overlapped: it holds nobody up and is in no other row. Its "
+            "draft decoding is what the target waited."
         )
         yield ""
         yield "| operation | " + " | ".join(shown) + " |"

@@ -33,6 +33,15 @@ ANSWERED = {
 }
 TIMED = (256, 2048, 8192)
 VANILLA = {"all": "sd/shape=chain-5", "a tenth": "sd/view=holistic/keep=0.1/shape=chain-5"}
+EARLY = {
+    "HIPPO, waits": "hippo/early=wait",
+    "HIPPO, superset": "hippo/early=superset",
+    "HIPPO, all": "hippo/early=all",
+    "PEARL": "pearl",
+    "PEARL, syn-prefill": "pearl-syn",
+    "PEARL, SpecVLM's view": "pearl-specvlm",
+    "plain decoding": "ar",
+}
 CRITERIA = ("holistic", "attention", "random", "frames", "fastvid", "dycoke")
 WITHOUT = ("attn", "temp", "spa")
 
@@ -128,6 +137,26 @@ def times(lab: Lab) -> Data:
     return {"x": "per cent of the seconds of decoding", "rows": rows, "stacked": True}
 
 
+def early(lab: Lab) -> Data:
+    """Our own: seconds of whole answers by what the draft reads before the target's attention is
+    known; PEARL's beside it, which knows nothing of attention."""
+    rows: Data = {}
+    each: Data = {}
+    for size in [size for size in TIMED if size <= lab.size] or [lab.size]:
+        ran = lab.race(*EARLY.values(), size=size)
+        rows[f"{size} visual tokens"] = {
+            name: interval([own.total for own in ran[method]]) for name, method in EARLY.items()
+        }
+        each[str(size)] = {
+            method: [
+                {"total": round(own.total, 4), "first": round(own.first, 4), "tokens": len(own.ids)}
+                for own in answers
+            ]
+            for method, answers in ran.items()
+        }
+    return {"x": "seconds of a whole answer", "rows": rows, "answers": each}
+
+
 def ablation(lab: Lab) -> Data:
     """Fig. 6: what tau loses without one of the three scores, clip by clip.
 
@@ -174,6 +203,15 @@ STUDIES = {
         size=8192,
         timed=True,
         clips=2,
+    ),
+    "hippo-early": Study(
+        "HIPPO, Sec. 5.2 and Table 3",
+        "Seconds of whole answers by what the draft reads during the target's prefill.",
+        early,
+        draw.bars,
+        size=8192,
+        timed=True,
+        clips=4,
     ),
     "hippo-ablation": Study(
         "HIPPO, Fig. 6",

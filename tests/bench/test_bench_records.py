@@ -25,6 +25,8 @@ NUMBERS = dict(
         prefill=0.2,
         guide=0.3,
         draft_prefill=0.35,
+        beside_prefill=0.6,
+        beside_draft=0.7,
         draft=0.4,
         verify=0.5,
     ),
@@ -60,7 +62,9 @@ def test_fields_of_a_result() -> None:
     tree = RoundRecord((4, 5, 6), (-1, -1, 0), (4, 6), 9, "bonus", 0.25, 0.5)
     cut = RoundRecord((4,), (-1,), (4,), None, None, 0.5, 0.25)
     times = Timings(
-        vision=1, prefill=2, guide=3, draft_prefill=9, decode=4, first_token=5, total=11
+        **dict(vision=1, prefill=2, guide=3, draft_prefill=9, decode=4, first_token=5, total=11),
+        beside_prefill=6,
+        beside_draft=8,
     )
     result = Result(
         *((4, 6, 9, 4), "text", "sage", "length", (tree, cut), times, 30, 20, 2),
@@ -76,6 +80,8 @@ def test_fields_of_a_result() -> None:
             "guide": 3,
             "draft_prefill": 9,
             "decode": 4,
+            "beside_prefill": 6,
+            "beside_draft": 8,
             "draft": 0.75,
             "verify": 0.75,
             "counted": 3,

@@ -156,6 +156,18 @@ def test_the_draft_goes_on_until_the_target_is_ready(tmp_path):
     assert len(waits.rounds[0].tree) <= GAMMA
 
 
+def test_the_drafts_seconds_beside_the_target_are_told():
+    """Claim (Table 2): a result tells the seconds the draft read and drafted beside the target; no
+    fewer than its known delays. Control: a draft in turns has none. Fails if only the target's
+    waiting is told."""
+    slow = paced(copy.deepcopy(qwen25()), Pace(prefill=0.1, step=0.01))
+    beside = answer(draft=slow, target=unhurried()).timings
+    kept = drafted(answer(draft=slow, target=unhurried()))
+    assert beside.beside_prefill >= 0.1 and beside.beside_draft >= 0.01 * kept / 2 > 0
+    serial = answer(draft=slow, method="sd").timings
+    assert (serial.beside_prefill, serial.beside_draft) == (0, 0)
+
+
 PACES = {"target is longer": (0.3, 0.015), "draft is longer": (0.12, 0.06)}
 
 
@@ -457,12 +469,12 @@ def test_a_message_of_an_older_job_is_not_returned():
     one._job = 3
     try:
         for job, token in ((1, 10), (2, 20), (3, 30), (2, 21), (3, 31), (1, 11)):
-            other.send((job, "token", 0, 0, token, None))
+            other.send((job, "token", 0, 0, token, None, 0.0))
         heard = [one.receive(0.0) for _ in range(3)]
     finally:
         one.line.close()
         other.close()
-    assert heard == [("token", 0, 0, 30, None), ("token", 0, 0, 31, None), None]
+    assert heard == [("token", 0, 0, 30, None, 0.0), ("token", 0, 0, 31, None, 0.0), None]
 
 
 @pytest.mark.parametrize("method", ["pearl", "pearl-syn"])
@@ -788,7 +800,7 @@ def scripted(method: str = "pearl-syn") -> tuple[WorkerDrafter, Script]:
 
 
 def token(epoch: int, *ids: int) -> list[tuple[Any, ...]]:
-    return [("token", 0, epoch, each, None) for each in ids]
+    return [("token", 0, epoch, each, None, 0.0) for each in ids]
 
 
 def test_tokens_that_follow_a_refused_text_are_dropped():

@@ -154,7 +154,7 @@ def test_lambda_is_specvlms_share():
         ("sd-tree/schedule=parallel", "drafts a chain; use shape=chain-N"),
         ("specvlm/schedule=parallel", "drafts a chain; use shape=chain-N"),
         ("hippo/shape=tree", "drafts a chain; use shape=chain-N"),
-        ("hippo/shape=fit", "drafts a chain"),
+        ("hippo/shape=auto", "drafts a chain"),
         ("specvlm-self/schedule=parallel", "needs a draft model in a process of its own"),
         ("std/schedule=parallel", "needs a draft model in a process of its own"),
         ("layerskip/schedule=parallel", "needs a draft model in a process of its own"),

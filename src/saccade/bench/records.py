@@ -41,6 +41,8 @@ class Answer:
     prefill: float = 0.0
     guide: float = 0.0  # choosing what the draft sees
     draft_prefill: float = 0.0
+    beside_prefill: float = 0.0  # the draft's beside the target, which holds nobody up
+    beside_draft: float = 0.0
     draft: float = 0.0  # of the rounds
     verify: float = 0.0
     decode: float = 0.0  # from the end of what comes before the rounds
@@ -94,6 +96,8 @@ def of(result: Result) -> dict[str, Any]:
         prefill=timings.prefill,
         guide=timings.guide,
         draft_prefill=timings.draft_prefill,
+        beside_prefill=timings.beside_prefill,
+        beside_draft=timings.beside_draft,
         decode=timings.decode,
         counted=max(1, len(result.ids) - 1),
         draft=sum(round.draft_seconds for round in result.rounds),

@@ -114,6 +114,11 @@ class Shape(ABC):
         """Whether it is a ``Chain`` grown token by token, as a draft beside the target does."""
         return False
 
+    def beside(self) -> Shape:
+        """What it is where the draft works beside the target, once priced if it is timed; one that
+        is not ``stepwise`` cannot be there."""
+        return self
+
     @property
     def reads_laws(self) -> bool:
         """Whether how it grows depends on the draft's laws."""
@@ -197,6 +202,10 @@ class Drafter(ABC):
     def noted(self, request: int) -> tuple[float, ...]:
         """Numbers to keep with the round: what the draft decided by."""
         return ()
+
+    def beside(self) -> tuple[float, float]:
+        """Seconds of reading prompts and of drafting that ran beside the target so far."""
+        return 0.0, 0.0
 
     def visible(self, request: int) -> int | None:
         """How many visual tokens the draft reads."""

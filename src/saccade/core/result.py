@@ -125,6 +125,8 @@ class Timings:
     prefill: float = 0.0  # target
     guide: float = 0.0  # choosing what the draft sees
     draft_prefill: float = 0.0  # 0 where it ran beside the target
+    beside_prefill: float = 0.0  # the draft's, beside the target: of its prompt, choosing included,
+    beside_draft: float = 0.0  # and of its steps; who waits for it is in a round's draft_seconds
     decode: float = 0.0  # every round
     first_token: float = 0.0  # from inputs to the first emitted token
     total: float = 0.0

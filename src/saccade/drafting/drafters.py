@@ -286,6 +286,9 @@ class Fallback(Drafter):
     def noted(self, request: int) -> tuple[float, ...]:
         return () if self.reason else self._drafter.noted(request)
 
+    def beside(self) -> tuple[float, float]:
+        return self._drafter.beside()
+
     def visible(self, request: int) -> int | None:
         return self._drafter.visible(request)
 

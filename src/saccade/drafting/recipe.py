@@ -90,7 +90,7 @@ class Recipe:
         )
         yield (
             self.schedule is parallel and not self.shape.stepwise,
-            "the parallel schedule drafts a chain; use shape=chain-N, or schedule=serial",
+            "the parallel schedule drafts a chain; use shape=chain-N, shape=fit or schedule=serial",
         )
 
     @property
@@ -120,6 +120,8 @@ def plan(
             target, drafting, context=bucket, draft_context=cost.bucket(int(bucket * keep))
         )
         shape = shape.priced(replace(costs, multiple=ROWS) if exact else costs)
+    if recipe.schedule is parallel:
+        shape = shape.beside()
     settled = view is recipe.view and shape is recipe.shape
     return recipe if settled else replace(recipe, view=view, shape=shape)
 

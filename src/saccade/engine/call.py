@@ -193,7 +193,9 @@ class Call:
         if decode is None:
             decode = sum(r.draft_seconds + r.verify_seconds for own in self._records for r in own)
         total = self._clock.since()
-        timings = Timings(**self.spent, decode=decode, first_token=self._first_token, total=total)
+        beside = dict(zip(("beside_prefill", "beside_draft"), self.drafter.beside(), strict=True))
+        spent = {**self.spent, **beside}
+        timings = Timings(**spent, decode=decode, first_token=self._first_token, total=total)
         prompts = self.request.ids
         return [
             Result(

@@ -78,7 +78,7 @@ class Child:
         self._prompts: list[Prompt] = []
         self._held: list[Int[Tensor, " held"]] = []  # visual tokens read before the target was
         self._lines: dict[int, Line] = {}
-        self._reading = 0.0  # seconds it took to read the prompts
+        self._reading = self._drafting = 0.0  # seconds so far
 
     def prefill(self, prompts: Sequence[Prompt] | None, inputs: Inputs | None) -> None:
         """Reads the prompts, the target's or by its own eyes; starts to draft if the view may."""
@@ -99,6 +99,7 @@ class Child:
 
     def ready(self, prefills: Sequence[Prefill]) -> None:
         """Cuts what was read to the view's choice, or reads only now."""
+        began, before = time.perf_counter(), self._reading
         view, seen = self._job.view, {}
         if not self._held:
             pruned = [view(*shown) for shown in zip(prefills, self._prompts, strict=True)]
@@ -112,12 +113,13 @@ class Child:
                 self._session.narrow(i, _within(whole, held, kept))
         for i in seen:
             self._lines.setdefault(i, Line(self._job.shape.length))
+        self._reading = before + time.perf_counter() - began
         self._tell("ready", seen, self._reading)
 
     def _read(self, prompts: Sequence[Prompt]) -> None:
         began = time.perf_counter()
         self._session.prefill(prompts)
-        self._reading = time.perf_counter() - began
+        self._reading += time.perf_counter() - began
 
     def limit(self, limits: Mapping[int, int]) -> None:
         """How long each chain may get from here."""
@@ -162,8 +164,9 @@ class Child:
 
     def step(self) -> None:
         """One more token for every request that may have one, where the shape goes on."""
-        wanted = self._wanted()
+        wanted, began = self._wanted(), time.perf_counter()
         scored = self._session.score({r: line.chain for r, line in wanted.items()})
+        self._drafting += time.perf_counter() - began
         for request, line in wanted.items():
             scores = replace(scored[request], began=line.began)
             longer = self._job.shape.longer(line.chain, scores)
@@ -177,7 +180,7 @@ class Child:
                 self._job.laws[request, slot] = q
             line.chain = longer
             line.sent += 1
-            self._tell("token", request, line.epoch, longer.tokens[-1], slot)
+            self._tell("token", request, line.epoch, longer.tokens[-1], slot, self._drafting)
 
 
 def _within(whole: Prompt, held: Tensor, kept: Tensor) -> Int[Tensor, " row"]:

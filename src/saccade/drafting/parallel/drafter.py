@@ -64,6 +64,7 @@ class WorkerDrafter(Drafter):
         self._seen: dict[int, int] | None = None  # once the draft is ready
         self._worker: Worker | None = None
         self._threads = torch.get_num_threads()
+        self._reading = self._drafting = 0.0  # seconds in the draft's process
         self._patience, self._laws = PATIENCE, None
         self._follow(setup.rules)
 
@@ -182,6 +183,9 @@ class WorkerDrafter(Drafter):
         self._follow(rules)
         self._lent.send("turn", turns, [_portable(rule) for rule in rules], self._laws)
 
+    def beside(self) -> tuple[float, float]:
+        return self._reading, self._drafting
+
     def visible(self, request: int) -> int | None:
         return None if self._seen is None else self._seen.get(request)
 
@@ -217,11 +221,11 @@ class WorkerDrafter(Drafter):
             if name == "failed":
                 raise DraftError(content[0])
             if name == "ready":
-                self._seen, reading = content
+                self._seen, self._reading = content
                 # no step takes longer than a prefill
-                self._patience = max(self._patience, 2 * reading)
+                self._patience = max(self._patience, 2 * self._reading)
             if name == "token":
-                request, epoch, token, slot = content
+                request, epoch, token, slot, self._drafting = content
                 sight = self._sights[request]
                 if epoch >= sight.valid:
                     law = None if slot is None or self._laws is None else self._laws[request, slot]

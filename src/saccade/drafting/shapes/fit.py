@@ -73,6 +73,17 @@ class Fit(Shape):
     def branches(self) -> bool:
         return bool(self.trees)
 
+    @property
+    def stepwise(self) -> bool:
+        return True
+
+    def beside(self) -> Chain:
+        """The most tokens that the draft writes while the target judges as many (HIPPO's and
+        PEARL's gamma, T_target / T_draft)."""
+        assert self.costs is not None, "Fit needs measured costs: see recipe.plan"
+        draft, judge = self.costs.draft, self.costs.verify
+        return Chain(max((n for n in range(1, LONGEST + 1) if n * draft <= judge(n)), default=1))
+
     def chained(self) -> Fit:
         return replace(self, trees=())
 
