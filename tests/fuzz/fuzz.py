@@ -33,7 +33,9 @@ from saccade.inputs import footprint, read_config
 from saccade.inputs.media import Limits
 from saccade.inputs.media.guard import Guard
 from saccade.methods import resolve
-from saccade.serve.app import _parsed
+from saccade.serve.app import parsed
+from saccade.serve.bodies import cut
+from saccade.serve.wire import ChatRequest
 
 CORPUS = Path(__file__).parent / "corpus"
 SLOW = 20.0  # seconds after which a case is a finding too
@@ -86,6 +88,11 @@ def _config(folder: Path) -> Act:
     return read
 
 
+def _body(data: bytes) -> object:
+    text, apart = cut(bytearray(data))
+    return parsed(ChatRequest, text, apart)
+
+
 @contextmanager
 def targets(only: str | None) -> Iterator[dict[str, Act]]:
     """What is tried, by name."""
@@ -94,7 +101,7 @@ def targets(only: str | None) -> Iterator[dict[str, Act]]:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         acts: dict[str, Act] = {
             "media": _media(guard),
-            "bodies": lambda data: _parsed(bytearray(data)),
+            "bodies": _body,
             "names": lambda data: resolve(data[:200].decode(errors="replace")),
             "configs": _config(folder),
         }

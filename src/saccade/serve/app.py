@@ -6,7 +6,7 @@ import asyncio
 import hmac
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -166,14 +166,15 @@ def _api(service: Service) -> APIRouter:
             _check_kind(request)
             engine = service.ready()
             with Body(bodies) as body:
-                asked = _parsed(kind, await body.read(request, came + settings.seconds))
+                text = await body.read(request, came + settings.seconds)
+                asked = parsed(kind, text, body.apart)
                 check_name(asked.model)
                 engine.reader.check(asked)
                 queue = engine.queue
                 most = min(settings.choices, queue.rows + queue.queue)
                 if (asked.n or 1) > most:
                     raise ApiError(400, f"n: this server gives at most {most} answers", "n")
-                return await Call(service, engine, request, asked, came, body.leave).answer()
+                return await Call(service, engine, request, asked, came, body).answer()
 
         return completion
 
@@ -203,9 +204,14 @@ def _check_kind(request: Request) -> None:
         raise ApiError(415, "the request must be JSON: send Content-Type: application/json")
 
 
-def _parsed(kind: type[Asked], body: bytearray) -> Asked:
-    """The request. Raises ApiError that names the field."""
+def parsed(kind: type[Asked], text: bytes, apart: Mapping[str, object] | None = None) -> Asked:
+    """The request; ``apart`` are the media that were cut out of it. Raises ApiError that names the
+    field."""
     try:
-        return kind.model_validate_json(body)
+        asked = kind.model_validate_json(text)
     except ValidationError as error:
         raise invalid(error) from None
+    apart = apart or {}
+    if sorted(url for url in asked.addresses if url in apart) != sorted(apart):
+        raise ApiError(400, "a data: address stands where no media are read: leave it out")
+    return asked

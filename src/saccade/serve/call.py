@@ -7,7 +7,7 @@ import json
 import logging
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from typing import Any, TypeVar
 
 from fastapi import Request, Response
@@ -18,6 +18,7 @@ from saccade.core.errors import BROKEN
 from saccade.core.result import Result
 from saccade.inputs.media.guard import Stop
 from saccade.serve.answer import Likely, Writer, about, logprobs, speculation, usage
+from saccade.serve.bodies import Body
 from saccade.serve.errors import HUNG_UP, ApiError, api_error
 from saccade.serve.formats.replies import Form
 from saccade.serve.queue import Event, NewTokens, QueuedRequest
@@ -42,11 +43,11 @@ class Call:
         http: Request,
         asked: Asked,
         came: float,
-        read: Callable[[], None],
+        body: Body,
     ) -> None:
         self._form: Form = engine.reader.form(asked)
         self._service, self._engine, self._http = service, engine, http
-        self._asked, self._came, self._read = asked, came, read
+        self._asked, self._came, self._body = asked, came, body
         self.end = came + service.settings.seconds
         self._slots = asked.n or 1
         self._failed = False
@@ -90,7 +91,7 @@ class Call:
         """Reads the media and words, and queues a request for each answer."""
         reader, asked, stop = self._engine.reader, self._asked, Stop(self.end)
         try:
-            reading = self._service.threads.run(lambda: reader.read(asked, stop))
+            reading = self._service.threads.run(lambda: reader.read(asked, stop, self._body.apart))
             settled, self._warnings = await self._waited(reading)
         finally:
             stop()
@@ -98,8 +99,7 @@ class Call:
             QueuedRequest(each, self.end, asked.top, index, self._events)
             for index, each in enumerate(settled)
         ]
-        self._asked = asked.emptied  # media are large
-        self._read()
+        self._body.leave()
         self._engine.queue.submit(self._queued)
 
     async def _waited(self, work: Coroutine[Any, Any, T]) -> T:

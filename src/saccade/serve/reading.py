@@ -42,6 +42,7 @@ from saccade.serve.wire import (
 CHARACTERS = 16  # a token holds on average at most; more text is not even tokenized
 MODEL = "this model"  # a checkpoint's name may be a path of this machine
 ROLES = {"developer": "system"}  # the newer name of the same
+Apart = dict[str, memoryview]  # a body's long data: addresses, see `bodies`
 LOW = (512, 512)  # pixels a picture of low detail fits in
 
 
@@ -91,7 +92,7 @@ class Reader:
             self._check_chat(asked)
 
     def _check_chat(self, asked: ChatRequest) -> None:
-        if asked.addresses > self._media.most:
+        if len(asked.addresses) > self._media.most:
             most = self._media.most
             raise ApiError(400, f"messages: at most {most} images and videos together", "messages")
         if not self._media.options:
@@ -114,30 +115,33 @@ class Reader:
             said = "a call that is due has a form of its own: leave the other one out"
             raise ApiError(400, f"tool_choice: {said}", "tool_choice")
 
-    def read(self, asked: Asked, stop: Stop) -> tuple[list[Request], list[str]]:
+    def read(self, asked: Asked, stop: Stop, apart: Apart) -> tuple[list[Request], list[str]]:
         """What the engine takes, for each answer asked for, and what is to be said of the media.
 
-        The answers differ in the noise they draw. Another thread may stop the decoding. Raises
-        SaccadeError.
+        The answers differ in the noise they draw. Media that stand ``apart`` are taken out there as
+        they are read. Another thread may stop the decoding. Raises SaccadeError.
         """
         if isinstance(asked, ChatRequest):
-            return self._chat(asked, stop)
+            return self._chat(asked, stop, apart)
         assert isinstance(asked, TextRequest)
         with self._processor:
             inputs = self._target.tokenizer(asked.prompt, return_tensors="pt")
         return self._settled(asked, inputs, None, None), []
 
-    def _chat(self, asked: ChatRequest, stop: Stop) -> tuple[list[Request], list[str]]:
+    def _chat(
+        self, asked: ChatRequest, stop: Stop, apart: Apart
+    ) -> tuple[list[Request], list[str]]:
         sampling = self._sampling(asked)
         clips: list[Clip] = []
         images: list[np.ndarray] = []
         for part in (part for turn in asked.messages for part in parts(turn)):
             stop.check()
             if isinstance(part, ImagePart):
-                picture = self._image(part.image_url.url, stop)
+                picture = self._image(self._loaded(part.image_url.url, apart), stop)
                 images.append(_lowered(picture) if part.image_url.detail == "low" else picture)
             elif isinstance(part, VideoPart):
-                clips.append(self._clip(part.video_url.url, sampling, stop))
+                found = self._loaded(part.video_url.url, apart)
+                clips.append(self._clip(found, sampling, stop))
         own = self._own
         with self._processor:
             inputs = self._inputs(self._target, asked, clips, images)
@@ -212,8 +216,11 @@ class Reader:
             given |= {} if chosen is None else chosen.model_dump(exclude_none=True)
         return Sampling(**given) if given else self._media.sampling
 
-    def _image(self, url: str, stop: Stop) -> np.ndarray:
-        found = self._media.sources.load(url)
+    def _loaded(self, url: str, apart: Apart) -> Source:
+        sources, cut = self._media.sources, apart.pop(url, None)
+        return sources.load(url) if cut is None else sources.written(cut)
+
+    def _image(self, found: Source, stop: Stop) -> np.ndarray:
         if found.kind == "frames":
             raise ApiError(400, "an image_url holds a list of frames: use video_url", "messages")
         source = found.data if found.path is None else found.path
@@ -223,8 +230,8 @@ class Reader:
             lambda image: image.nbytes,
         )
 
-    def _clip(self, url: str, sampling: Sampling, stop: Stop) -> Clip:
-        found, limits = self._media.sources.load(url), self._media.limits
+    def _clip(self, found: Source, sampling: Sampling, stop: Stop) -> Clip:
+        limits = self._media.limits
         if found.kind == "frames":
             if sampling.num_frames is not None and sampling != self._media.sampling:
                 said = "num_frames: a list of frames is taken whole, so leave it out"

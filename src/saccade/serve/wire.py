@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
@@ -279,9 +279,9 @@ class Asked(Strict, ABC):
         """All that is to be tokenized."""
 
     @property
-    def emptied(self) -> Self:
-        """The same without what is large once it has been read."""
-        return self
+    def addresses(self) -> list[str]:
+        """Of media, wherever they stand."""
+        return []
 
 
 class ChatRequest(Asked):
@@ -352,12 +352,13 @@ class ChatRequest(Asked):
         ]
 
     @property
-    def emptied(self) -> Self:
-        return self.model_copy(update={"messages": []})
-
-    @property
-    def addresses(self) -> int:
-        return sum(not isinstance(part, TextPart) for turn in self.messages for part in parts(turn))
+    def addresses(self) -> list[str]:
+        every = [part for turn in self.messages for part in parts(turn)]
+        images = [part.image_url for part in every if isinstance(part, ImagePart)]
+        return [
+            *(image.url for image in images),
+            *(part.video_url.url for part in every if isinstance(part, VideoPart)),
+        ]
 
 
 class TextRequest(Asked):

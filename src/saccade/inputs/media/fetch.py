@@ -20,6 +20,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Literal
 from urllib.parse import SplitResult, unquote, urljoin, urlsplit
@@ -78,28 +79,33 @@ class Sources:
         """What the address stands for. Raises VideoInputError, in which it is not repeated."""
         scheme = url[:16].partition(":")[0].lower()
         if scheme == "data":
-            return self._data(url)
+            return self.written(memoryview(url.encode()))
         if scheme == "file":
             return self._file(url)
         if scheme in PORTS:
             return Loaded("bytes", self._fetch(url))
         raise _refused("is of a kind that is not opened: give a data: address")
 
-    def _data(self, url: str) -> Loaded:
-        comma = url.find(",")
-        kind, *options = [part.strip().lower() for part in url[5 : max(comma, 5)].split(";")]
-        if comma < 0 or options[-1:] != ["base64"]:
+    def written(self, url: memoryview) -> Loaded:
+        """:meth:`load` of the bytes of a data: address, which are read where they lie."""
+        head, found, _ = bytes(url[:MAX_ADDRESS]).partition(b",")
+        kind, *options = [
+            part.strip() for part in head[5:].decode(errors="replace").lower().split(";")
+        ]
+        if not found or options[-1:] != ["base64"]:
             raise _refused("has no data: write data:video/mp4;base64, and the bytes", "bad_option")
         if kind.partition("/")[0] not in ("video", "image"):
             raise _refused("must say video or image, as data:video/mp4 does", "unsupported")
-        if (len(url) - comma - 1) * 3 // 4 > self.max_bytes + 2:
+        body = url[len(head) + 1 :]
+        if len(body) * 3 // 4 > self.max_bytes + 2:
             raise self._too_large()
-        body = url[comma + 1 :]
         if kind != "video/jpeg":
             return Loaded("bytes", _decoded(body))
-        if body.count(",") >= MAX_FRAMES:
+        commas = [match.start() for match in islice(re.finditer(b",", body), MAX_FRAMES)]
+        if len(commas) == MAX_FRAMES:
             raise _refused(f"holds over {MAX_FRAMES} frames: send fewer", "too_long", MAX_FRAMES)
-        return Loaded("frames", frames=tuple(map(_decoded, body.split(","))))
+        pairs = zip([-1, *commas], [*commas, len(body)], strict=True)
+        return Loaded("frames", frames=tuple(_decoded(body[a + 1 : b]) for a, b in pairs))
 
     def _file(self, url: str) -> Loaded:
         if self.root is None:
@@ -198,9 +204,9 @@ def _refused(
     return refusal("the address", what, code, limit)
 
 
-def _decoded(text: str) -> bytes:
+def _decoded(text: memoryview) -> bytes:
     try:
-        data = binascii.a2b_base64(text, strict_mode=True)  # reads a text where it lies
+        data = binascii.a2b_base64(text, strict_mode=True)
     except (binascii.Error, ValueError):
         raise _refused("holds broken base64: encode the bytes again", "bad_option") from None
     if not data:
