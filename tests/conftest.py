@@ -13,7 +13,9 @@ import torch
 from hypothesis import settings
 from integrity import check_integrity, poison
 
+from saccade.model import kernels
 from saccade.model.cache import Cache
+from saccade.model.kernels import Choice, Threshold
 from saccade.model.session import Session
 
 # The same examples in every run: a failure is a change of the code, not of the luck.
@@ -23,10 +25,14 @@ settings.load_profile("fixed")
 
 @pytest.fixture(scope="session", autouse=True)
 def _quiet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """One thread, and measured costs remembered for the length of the run only."""
+    """One thread, measured costs remembered for the length of the run only, and every kernel in use
+    by the number of rows, whatever is quickest here."""
     torch.set_num_threads(1)
+    every = Choice((1, 5, 6), ("plain", "transposed", "packed"))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SACCADE_CACHE", str(tmp_path_factory.mktemp("costs")))
+        patch.setattr(kernels, "choices", lambda matrices: [every] * len(matrices))
+        patch.setattr(kernels, "threshold", lambda facts, calls: Threshold((1,), (1024,)))
         patch.setenv("HF_HUB_OFFLINE", "1")
         yield
 

@@ -14,7 +14,6 @@ from saccade.core.tree import ancestors
 from saccade.model import attention
 from saccade.model.attention import (
     FOLD_LIMIT,
-    SPELT_KEYS,
     Record,
     Segment,
     Step,
@@ -23,6 +22,7 @@ from saccade.model.attention import (
     plain_partial,
 )
 from saccade.model.cache import Cache
+from saccade.model.kernels import Threshold
 from saccade.model.session import Session
 
 HEADS, KV, WIDTH = 4, 2, 8
@@ -111,12 +111,14 @@ def test_few_rows_over_many_keys_equal_the_naive_softmax(shape, monkeypatch):
         "scaled_dot_product_attention",
         lambda *given, **named: fused.append(1) or called(*given, **named),
     )
-    for length in (SPELT_KEYS - 1, SPELT_KEYS, SPELT_KEYS + 77):
+    spelt = Threshold((1,), (1024,))
+    for length in (1023, 1024, 1101):
         cache = _cache(length, 5)
         q, k, v = _fresh(new, 6)
         fused.clear()
-        out = Step([Segment(cache, 0, new, length, block)], HEADS // KV, q.dtype)(0, q, k, v, SCALE)
-        assert bool(fused) is (length < SPELT_KEYS)
+        step = Step([Segment(cache, 0, new, length, block)], HEADS // KV, q.dtype, spelt)
+        out = step(0, q, k, v, SCALE)
+        assert bool(fused) is (length < 1024)
         keys, values = cache.read(0, length + new)
         visible = _causal(length, new)
         if block is not None:

@@ -17,7 +17,7 @@ from saccade.core.tree import ancestors
 from saccade.model.attention import Segment, Step
 from saccade.model.backbone import Backbone
 from saccade.model.cache import Cache
-from saccade.model.decoder import FEW, TABLE, FusedDecoder, Matrix
+from saccade.model.decoder import TABLE, FusedDecoder
 from saccade.model.session import Session
 
 
@@ -147,48 +147,3 @@ def test_modules_are_left_as_they_were():
     assert model.get_decoder().config._attn_implementation == before != "saccade"
     with torch.no_grad():
         assert torch.equal(model(**inputs).logits, expected)
-
-
-@pytest.mark.parametrize("rows", [1, FEW - 1, FEW, 17, 200])
-@pytest.mark.parametrize("bias", [False, True])
-def test_packed_weights_multiply_as_plain_ones(rows, bias):
-    """Claim: packing changes how a product is computed, not what: equal to rounding at every number
-    of rows, with bias and on top of a residual. Fails on a wrong layout or a bias left out."""
-    generator = torch.Generator().manual_seed(rows)
-    weight, x = (torch.randn(n, 96, generator=generator) for n in (160, rows))
-    added = torch.randn(160, generator=generator) if bias else None
-    plain, packed = Matrix(weight, added), Matrix(weight, added)
-    packed.pack()
-    exact = x.double() @ weight.double().t() + (0 if added is None else added)
-    for matrix in (plain, packed):
-        assert (matrix(x) - exact).abs().max() < 1e-5 * exact.abs().max()
-    if not bias:
-        below = torch.randn(rows, 160, generator=generator)
-        assert (packed.onto(below, x) - below - exact).abs().max() < 2e-5 * exact.abs().max()
-
-
-def test_weights_changed_behind_our_back_are_packed_anew():
-    """Claim: a change that no version counter sees (``.data``, as when adapters are merged) counts
-    from the next prompt on. Control: without a prompt between, packed weights are the old ones."""
-    model = copy.deepcopy(llama())
-    ours = Backbone.of(model)
-    (prompt,) = ours.prompts(text_input(1))
-    session = Session(ours, [Sampling()])
-    (before,) = session.prefill([prompt])
-    model.get_decoder().layers[0].mlp.down_proj.weight.data += 0.05
-    down = ours.fused.layers[0].down
-    x = torch.ones(2 * FEW, down.weight.shape[1])
-    assert (down(x) - x @ down.weight.t()).abs().max() > 1e-2, "not packed: nothing to test"
-    (after,) = session.prefill([prompt])
-    assert (down(x) - x @ down.weight.t()).abs().max() < 1e-3
-    with torch.no_grad():
-        exact = model(**text_input(1)).logits[0, -1]
-    assert (after.logits - exact).abs().max() < 1e-4 < (before.logits - exact).abs().max()
-
-
-def test_only_small_weights_in_fp32_are_packed(monkeypatch):
-    """Claim: low precision and large models are left alone. Control: the small one is packed."""
-    assert Backbone(copy.deepcopy(llama())).fused.head.packed is not None
-    assert Backbone(copy.deepcopy(llama()).bfloat16()).fused.head.packed is None
-    monkeypatch.setattr("saccade.model.decoder.PACKED_BYTES", 1000)
-    assert Backbone(copy.deepcopy(llama())).fused.head.packed is None

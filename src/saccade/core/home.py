@@ -2,11 +2,68 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+import logging
 import os
+import platform
 from pathlib import Path
+from typing import Any
+
+import torch
+
+log = logging.getLogger(__name__)
+CPUS = Path("/proc/cpuinfo")
 
 
 def home() -> Path:
     """``saccade`` below SACCADE_CACHE, or below the user's cache folder."""
     named = os.environ.get("SACCADE_CACHE") or os.environ.get("XDG_CACHE_HOME")
     return (Path(named) if named else Path.home() / ".cache") / "saccade"
+
+
+class Measured:
+    """Numbers measured on this machine, in a file of ``home``: each under a key of what it was
+    measured of, the machine, its processor and the threads in use."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def key(self, *facts: object) -> str:
+        machine = platform.node(), _processor(), os.cpu_count(), torch.get_num_threads()
+        return hashlib.sha256(repr((machine, torch.__version__, facts)).encode()).hexdigest()[:24]
+
+    def load(self, key: str) -> Any:
+        """What was saved under this key; None where nothing was."""
+        return self._all().get(key)
+
+    def save(self, key: str, value: Any) -> None:
+        """Remembering is a convenience: a read-only home only means measuring again."""
+        path = self._path
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            scratch = path.with_suffix(f".{os.getpid()}")
+            scratch.write_text(json.dumps({**self._all(), key: value}))
+            scratch.replace(path)
+        except OSError as error:
+            log.info("%s not remembered: %s", self._name, error)
+
+    @property
+    def _path(self) -> Path:
+        return home() / self._name
+
+    def _all(self) -> dict[str, Any]:
+        try:
+            return dict(json.loads(self._path.read_text()))
+        except (OSError, ValueError):
+            return {}
+
+
+def _processor() -> str:
+    """Its name as the system tells it."""
+    try:
+        lines = CPUS.read_text().splitlines()
+    except OSError:
+        lines = []
+    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(named, platform.processor() or platform.machine())

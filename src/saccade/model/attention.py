@@ -15,7 +15,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from saccade.model import kernels
 from saccade.model.cache import Cache
+from saccade.model.kernels import NEVER, Threshold
 
 Attend = Callable[[int, Tensor, Tensor, Tensor, float], Tensor]
 """What layers call: (layer, q, k, v, scale) -> heads side by side. A ``Step`` is one."""
@@ -30,9 +32,6 @@ Part = tuple[Queries, Float[Tensor, "head new"]]
 
 # Above this many queries a grouped call beats folding the group into the query axis.
 FOLD_LIMIT = 64
-# From this many keys three plain products beat the fused kernel on a CPU, where rows are few: it
-# adds a mask to every logit, and only the last ones need any.
-SPELT_KEYS = 1024
 RECORD_CHUNK = 32
 RECORD_NUMBERS = 2**22  # logits written down at once, at most: fewer rows over a longer cache
 # Where no kernel gives the log-sum-exps: queries at once, and logits of theirs, at most.
@@ -104,12 +103,21 @@ class Step:
     Made anew for every forward, and passed to the layers explicitly.
     """
 
-    def __init__(self, segments: list[Segment], groups: int, dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        segments: list[Segment],
+        groups: int,
+        dtype: torch.dtype,
+        spelt: Threshold = NEVER,
+    ) -> None:
         self.segments = segments
         self.groups = groups
         self.calls = 0  # one a layer, where the model's layers ask for their attention here
-        self._bias = [_bias(segment, groups, dtype) for segment in segments]
-        self._few = [_spell_out if _spelt(segment) else _attend for segment in segments]
+        out = [_folds(each) and spelt.passed(each.stop - each.start, each.at) for each in segments]
+        self._bias = [
+            _bias(segment, groups, dtype, last) for segment, last in zip(segments, out, strict=True)
+        ]
+        self._few = [_spell_out if each else _attend for each in out]
         for segment in segments:
             segment.cache.reserve(segment.at + segment.stop - segment.start)
 
@@ -200,21 +208,15 @@ def _folds(segment: Segment) -> bool:
     return segment.stop - segment.start <= FOLD_LIMIT
 
 
-def _spelt(segment: Segment) -> bool:
-    keys = segment.cache.keys[0]
-    here = keys.device.type == "cpu" and keys.dtype == torch.float32
-    return here and segment.at >= SPELT_KEYS
-
-
-def _bias(segment: Segment, groups: int, dtype: torch.dtype) -> Tensor | None:
-    """The additive mask of a segment of few rows, over its last keys where those are enough; None
-    where none is needed."""
+def _bias(segment: Segment, groups: int, dtype: torch.dtype, short: bool) -> Tensor | None:
+    """The additive mask of a segment of few rows, ``short`` over its last keys alone; None where
+    none is needed."""
     new = segment.stop - segment.start
     if not _folds(segment) or (segment.block is None and new == 1):
         return None
     device, mask = segment.cache.keys[0].device, segment.mask
     last = mask.shape[1]
-    seen = last if _spelt(segment) else segment.at + new
+    seen = last if short else segment.at + new
     bias = torch.zeros(new, seen, dtype=dtype, device=device)
     bias[:, seen - last :].masked_fill_(~mask.to(device), float("-inf"))
     return bias.repeat(groups, 1)
@@ -233,12 +235,34 @@ def _attend(
 def _spell_out(
     q: Queries, k: Keys, v: Keys, bias: Float[Tensor, "rows last"] | None, scale: float
 ) -> Queries:
-    """:func:`_attend` over many keys, whose mask is of the last of them only."""
+    """:func:`_attend` as plain products, with a mask of the last keys only: the fused kernel adds
+    one to every logit. Which is quicker depends on the machine (:func:`spelt_from`)."""
     grouped = (q * scale).reshape(k.shape[0], -1, q.shape[2])
     logits = torch.bmm(grouped, k.transpose(1, 2))
     if bias is not None:
         logits[..., -bias.shape[1] :] += bias
     return torch.bmm(torch.softmax(logits, -1, out=logits), v).view(q.shape)
+
+
+def spelt_from(
+    heads: int, kv_heads: int, width: int, device: torch.device, dtype: torch.dtype
+) -> Threshold:
+    """From how many keys on a few rows' attention is spelt out in a model of these heads."""
+    if device.type != "cpu" or dtype != torch.float32:
+        return NEVER
+
+    def calls(rows: int, keys: int) -> dict[str, Callable[[], object]]:
+        q = torch.randn(heads, rows, width)
+        k, v = torch.randn(2, kv_heads, keys, width)
+        groups, few = heads // kv_heads, min(rows, keys)
+        bias = None if rows == 1 else torch.zeros(rows * groups, keys)
+        last = None if bias is None else bias[:, :few]
+        return {
+            "fused": lambda: _attend(q, k, v, bias, 1.0),
+            "spelt": lambda: _spell_out(q, k, v, last, 1.0),
+        }
+
+    return kernels.threshold((heads, kv_heads, width), calls)
 
 
 def _attend_long(

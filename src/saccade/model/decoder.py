@@ -15,9 +15,11 @@ from typing import Any
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
-from torch.nn.functional import linear, rms_norm, silu
+from torch.nn.functional import rms_norm, silu
 
+from saccade.model import kernels
 from saccade.model.attention import Attend
+from saccade.model.kernels import Matrix
 
 # Text models known to be exactly this decoder.
 KNOWN = (
@@ -25,49 +27,7 @@ KNOWN = (
     "qwen2", "qwen3", "llama", "mistral",
 )  # fmt: skip
 TABLE = 4096  # rows of the rotary table to begin with
-FEW = 6  # rows from which oneDNN's product of repacked weights is the quicker one
-PACKED_BYTES = 2**28  # weights of a decoder that is repacked, at most: it takes two more copies
 SAMPLED = 16  # every so many rows of a weight tell whether it was changed
-
-
-class Matrix:
-    """x W^T + b, over the module's own weight.
-
-    On a CPU in fp32 a small model's weights may also be *packed*: laid out anew for oneDNN, whose
-    product of few rows takes a fraction of the time of MKL's (AVX-512 on every make of processor),
-    and transposed for the product of a single one.
-    """
-
-    def __init__(self, weight: Float[Tensor, "out into"], bias: Tensor | None = None) -> None:
-        self.weight, self.bias = weight, bias
-        self.packed: Tensor | None = None
-        self._turned: Tensor | None = None
-
-    def __getstate__(self) -> dict[str, Tensor | None]:
-        """Packed weights can be neither copied nor sent elsewhere: they are packed there."""
-        return {"weight": self.weight, "bias": self.bias, "packed": None, "_turned": None}
-
-    def pack(self) -> None:
-        self.packed = torch.ops.mkldnn._reorder_linear_weight(self.weight)
-        self._turned = self.weight.t().contiguous()
-
-    def __call__(self, x: Float[Tensor, "all into"]) -> Float[Tensor, "all out"]:
-        if self.packed is None or self._turned is None:
-            return linear(x, self.weight, self.bias)
-        if x.shape[0] < FEW:
-            turned = self._turned
-            return x @ turned if self.bias is None else torch.addmm(self.bias, x, turned)
-        return torch.ops.mkldnn._linear_pointwise(x, self.packed, self.bias, "none", [], "")
-
-    def onto(
-        self, hidden: Float[Tensor, "all out"], x: Float[Tensor, "all into"]
-    ) -> Float[Tensor, "all out"]:
-        """hidden + x W^T, of a matrix without bias."""
-        if self.packed is None or self._turned is None:
-            return torch.addmm(hidden, x, self.weight.t())
-        if x.shape[0] < FEW:
-            return torch.addmm(hidden, x, self._turned)
-        return torch.ops.mkldnn._linear_pointwise.binary(x, hidden, self.packed, None, "add")
 
 
 @dataclass(frozen=True)
@@ -107,7 +67,7 @@ class FusedDecoder:
     """Embeddings, their rotations and an attention step in, hidden states out.
 
     The modules' q, k, v, gate and up weights become views of the fused tensors, so weights changed
-    in place are changed here too (packed ones by :meth:`refresh`, which every prompt begins with).
+    in place are changed here too (their copies by :meth:`refresh`, with which every prompt begins).
     """
 
     def __init__(self, text: Any, head: nn.Module, axes: int) -> None:
@@ -129,7 +89,8 @@ class FusedDecoder:
         self.head = Matrix(head.weight.data, head.bias) if type(head) is nn.Linear else None
         self._sampled: list[Tensor] = []
         self._seen: Tensor | None = None
-        if _packs(self._matrices):
+        self._threads = 0
+        if kernels.may_copy(self._matrices):
             self._sampled = [matrix.weight[::SAMPLED] for matrix in self._matrices]
             self.refresh()
 
@@ -139,15 +100,16 @@ class FusedDecoder:
         return inner if self.head is None else [*inner, self.head]
 
     def refresh(self) -> None:
-        """Packs the weights anew if they were changed in place, by whatever means."""
+        """Lays the weights out anew if they were changed in place, by whatever means, or if other
+        kernels are the quickest with the threads there are now."""
         if not self._sampled:
             return
-        seen = torch.stack(torch._foreach_norm(self._sampled))
-        fresh = self._seen is not None and torch.equal(seen, self._seen)
-        if not fresh or self.layers[0].qkv.packed is None:
-            self._seen = seen
-            for matrix in self._matrices:
-                matrix.pack()
+        seen, threads = torch.stack(torch._foreach_norm(self._sampled)), torch.get_num_threads()
+        same = self._seen is not None and torch.equal(seen, self._seen)
+        if not same or self._threads != threads:
+            self._seen, self._threads = seen, threads
+            for matrix, choice in zip(self._matrices, kernels.choices(self._matrices), strict=True):
+                matrix.choose(choice)
 
     def first(self, layers: int) -> FusedDecoder:
         """The decoder stopped after its first ``layers``; the weights are shared."""
@@ -239,17 +201,6 @@ class FusedDecoder:
         sin = sin[0].clone()
         sin[:, : sin.shape[1] // 2].neg_()
         return cos[0], sin
-
-
-def _packs(matrices: Sequence[Matrix]) -> bool:
-    """Whether these weights may be packed: fp32 on a CPU with oneDNN, and not many."""
-    weights = [matrix.weight for matrix in matrices]
-    return (
-        torch.backends.mkldnn.is_available()
-        and all(weight.device.type == "cpu" for weight in weights)
-        and all(weight.dtype == torch.float32 for weight in weights)
-        and sum(weight.nbytes for weight in weights) <= PACKED_BYTES
-    )
 
 
 def _fuse(layer: Any) -> Layer:

@@ -373,7 +373,7 @@ class Session:
 
     def _step(self, segments: list[Segment]) -> Step:
         model = self.backbone
-        return Step(segments, model.heads // model.kv_heads, model.dtype)
+        return Step(segments, model.heads // model.kv_heads, model.dtype, model.spelt)
 
     def _laws(self, hidden: Float[Tensor, "rows dim"]) -> Float[Tensor, "rows clipped"]:
         return self._clip(self.backbone.logits(hidden))

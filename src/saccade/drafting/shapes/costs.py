@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import logging
 import math
-import os
-import platform
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-import torch
-
 from saccade.core.costs import Costs
-from saccade.core.home import home
+from saccade.core.home import Measured
 from saccade.core.sampling import Sampling
 from saccade.core.tree import Tree, chain
 from saccade.model.backbone import Backbone
@@ -29,6 +22,7 @@ REPEATS, WARM = 9, 2
 SHARES = (1.0, 0.5, 0.25, 0.1, 0.05)  # of a prompt a draft may be shown
 SLOWER, DEARER = 1.2, 0.1  # a draft's step against its cheapest; its prefill against the target's
 PROBE, BUSIER = 64, 1.25  # keys; how much slower a probe tells of a busy hour
+_MEASURED = Measured("costs.json")
 _TRUSTED: set[str] = set()  # costs this process measured, or found to hold
 
 
@@ -38,7 +32,7 @@ def measure(
     """Times bare forwards over ``context`` cached tokens; remembered per machine and pair, unless
     what is remembered is of a busier hour."""
     key = _key(target, draft, context, draft_context)
-    known = _load().get(key)
+    known = _MEASURED.load(key)
     if known is not None and (key in _TRUSTED or _holds(known, target, draft)):
         _TRUSTED.add(key)
         return Costs(tuple(known["rows"]), tuple(known["target"]), known["draft"])
@@ -50,7 +44,9 @@ def measure(
     costs = Costs(ROWS, tuple(times), level)
     _TRUSTED.add(key)
     probe = _probe(target, draft)
-    _save(key, {"rows": ROWS, "target": costs.target, "draft": costs.draft, "probe": probe})
+    _MEASURED.save(
+        key, {"rows": ROWS, "target": costs.target, "draft": costs.draft, "probe": probe}
+    )
     log.info("measured forwards of %s rows: %s s; draft %.6f s", ROWS, costs.target, costs.draft)
     return costs
 
@@ -72,11 +68,11 @@ def affordable(target: Backbone, draft: Backbone, context: int) -> float:
     target's. Its own keys, if it is the target, need no prefill."""
     bearable = 1.0 if draft is target else DEARER * _size(target) / _size(draft)
     key = _key(target, draft, context, 0)
-    times = _load().get(key, {}).get("steps")
+    times = (_MEASURED.load(key) or {}).get("steps")
     if times is None:
         asked = [(max(1, int(share * context)), 1) for share in SHARES]
         times = _times(draft, asked)
-        _save(key, {"steps": times})
+        _MEASURED.save(key, {"steps": times})
         log.info("a draft's step over %s of %d tokens: %s s", SHARES, context, times)
     quick = [share for share, own in zip(SHARES, times, strict=True) if own <= SLOWER * min(times)]
     return max((share for share in quick if share <= bearable), default=SHARES[-1])
@@ -127,38 +123,8 @@ def bucket(tokens: int) -> int:
 
 
 def _key(target: Backbone, draft: Backbone, context: int, draft_context: int) -> str:
-    facts = [
-        platform.node(),
-        platform.processor() or platform.machine(),
-        os.cpu_count(),
-        torch.get_num_threads(),
-        torch.__version__,
-        context,
-        draft_context,
-    ]
+    facts: list[object] = [context, draft_context]
     for model in (target, draft):
         facts += [str(model.config.to_dict()), str(model.dtype), str(model.device)]
         facts.append(model.fused is not None)
-    return hashlib.sha256(repr(facts).encode()).hexdigest()[:24]
-
-
-def _path() -> Path:
-    return home() / "costs.json"
-
-
-def _load() -> dict[str, dict]:
-    try:
-        return json.loads(_path().read_text())
-    except (OSError, ValueError):
-        return {}
-
-
-def _save(key: str, value: dict) -> None:
-    """Remembering is a convenience: a read-only home only means measuring again."""
-    try:
-        _path().parent.mkdir(parents=True, exist_ok=True)
-        scratch = _path().with_suffix(f".{os.getpid()}")
-        scratch.write_text(json.dumps({**_load(), key: value}))
-        scratch.replace(_path())
-    except OSError as error:
-        log.info("costs not remembered: %s", error)
+    return _MEASURED.key(*facts)

@@ -1,0 +1,181 @@
+"""Which kernel computes a product here: chosen by seconds, remembered, the same to rounding."""
+
+from __future__ import annotations
+
+import copy
+import json
+import pickle
+
+import pytest
+import torch
+from helpers import llama, text_input
+
+from saccade.core.home import home
+from saccade.core.sampling import Sampling
+from saccade.model import kernels
+from saccade.model.attention import spelt_from
+from saccade.model.backbone import Backbone
+from saccade.model.kernels import (
+    KEYS,
+    NEVER,
+    PRODUCTS,
+    Choice,
+    Matrix,
+    Threshold,
+    best,
+    choices,
+    passing,
+)
+from saccade.model.session import Session
+
+# Milliseconds of (plain, transposed, packed) by rows, as two makes of processor have them.
+AMD = {1: (194, 121, 59), 4: (290, 265, 78), 16: (325, 369, 119)}
+INTEL = {1: (9, 5, 18), 4: (11, 6, 19), 16: (30, 20, 30)}
+STEP = {1: (7, 4, 16), 4: (18, 20, 16), 16: (30, 30, 19)}
+
+
+def _table(rows):
+    return {n: dict(zip(PRODUCTS, times, strict=True)) for n, times in rows.items()}
+
+
+@pytest.mark.parametrize(
+    ("times", "names"),
+    [
+        (AMD, ("packed", "packed", "packed")),
+        (INTEL, ("transposed", "transposed", "transposed")),
+        (STEP, ("transposed", "packed", "packed")),
+    ],
+)
+def test_the_quickest_product_is_chosen_by_its_seconds(times, names):
+    """Claim: on each processor the kernel that its own seconds speak for is taken, and where two
+    change places both are kept. Fails if a constant decides: no one choice fits all three."""
+    assert best(_table(times)).names == names
+
+
+def test_a_copy_that_saves_little_is_not_kept():
+    """Claim: a copy of the weights that is a little quicker at one number of rows is not worth its
+    memory. Control: one that halves the time there is kept."""
+    little = {1: (10.0, 9.5, 30.0), 8: (20.0, 21.0, 30.0)}
+    much = {1: (10.0, 5.0, 30.0), 8: (20.0, 21.0, 30.0)}
+    assert best(_table(little)).names == ("plain", "plain")
+    assert best(_table(much)).names == ("transposed", "plain")
+
+
+def test_between_two_timed_numbers_of_rows_the_larger_holds():
+    """Claim: a choice answers for every number of rows, beyond the last one too."""
+    choice = Choice((1, 4, 16), ("plain", "transposed", "packed"))
+    told = [choice.at(rows) for rows in (1, 2, 4, 5, 16, 17, 4000)]
+    assert told == ["plain", *["transposed"] * 2, *["packed"] * 4]
+
+
+@pytest.mark.parametrize("rows", [1, 5, 6, 17, 200])
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("name", list(PRODUCTS))
+def test_every_kernel_computes_the_same_product(name, rows, bias):
+    """Claim: a choice changes how a product is computed, not what: equal to rounding at every
+    number of rows, with bias and on top of a residual. Fails on a wrong layout or a bias left out.
+    """
+    generator = torch.Generator().manual_seed(rows)
+    weight, x = (torch.randn(n, 96, generator=generator) for n in (160, rows))
+    added = torch.randn(160, generator=generator) if bias else None
+    matrix = Matrix(weight, added)
+    matrix.choose(Choice((1, 8), (name, name)))
+    exact = x.double() @ weight.double().t() + (0 if added is None else added)
+    assert (matrix(x) - exact).abs().max() < 1e-5 * exact.abs().max()
+    if not bias:
+        below = torch.randn(rows, 160, generator=generator)
+        assert (matrix.onto(below, x) - below - exact).abs().max() < 2e-5 * exact.abs().max()
+
+
+def test_a_matrix_sent_elsewhere_is_laid_out_there():
+    """Claim: packed weights, which nothing can copy, do not keep a matrix from being copied."""
+    matrix = Matrix(torch.randn(8, 8))
+    matrix.choose(Choice((1,), ("packed",)))
+    there, x = pickle.loads(pickle.dumps(matrix)), torch.randn(3, 8)
+    assert torch.equal(there(x), x @ matrix.weight.t())
+
+
+@pytest.fixture
+def timed(monkeypatch, tmp_path):
+    """A machine on which kernels take the seconds they are told to, and a home of its own."""
+    monkeypatch.setenv("SACCADE_CACHE", str(tmp_path))
+    asked = []
+
+    def told(calls):
+        asked.append(tuple(calls))
+        return {name: 1.0 + place for place, name in enumerate(reversed(list(calls)))}
+
+    monkeypatch.setattr(kernels, "quickest", told)
+    return asked
+
+
+def test_what_was_measured_is_remembered_for_these_threads(timed, monkeypatch):
+    """Claim: a second model of these shapes is ready without timing anything; with another number
+    of threads it is timed again. Fails if what is remembered names too little."""
+    matrices = [Matrix(torch.randn(8, 8)), Matrix(torch.randn(4, 8)), Matrix(torch.randn(8, 8))]
+    first = choices(matrices)
+    assert len(first) == 3 and first[0] == first[2] and timed
+    assert set(first[0].names) == {"packed"}
+    timed.clear()
+    assert choices(matrices) == first and not timed
+    assert json.loads((home() / "kernels.json").read_text())
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 77)
+    assert choices(matrices) == first and timed
+
+
+def test_a_machine_too_busy_to_tell_is_asked_again(timed, monkeypatch):
+    """Claim: where even the most important rows found no time, the choice holds for this process
+    alone. Fails if what a busy moment told is kept for good."""
+    monkeypatch.setattr(kernels, "PATIENCE", 0)
+    matrices = [Matrix(torch.randn(8, 8))]
+    choices(matrices)
+    assert not (home() / "kernels.json").exists()
+    timed.clear()
+    choices(matrices)
+    assert timed
+
+
+def test_attention_changes_over_where_the_seconds_cross():
+    """Claim: the threshold is the one that loses least, and one slow moment does not move it."""
+    assert passing([(1.0, 2.0), (2.0, 2.1), (4.0, 3.0), (8.0, 5.0)]) == KEYS[2]
+    assert passing([(1.0, 2.0)] * len(KEYS)) is None
+    assert passing([(2.0, 1.0)] * len(KEYS)) == KEYS[0]
+    assert passing([(1.0, 2.0), (2.0, 2.1), (4.0, 3.0), (5.0, 5.1)]) == KEYS[2]
+    there = Threshold((1, 4), (None, 512))
+    assert not there.passed(1, 10**6) and not there.passed(2, 511)
+    assert there.passed(2, 512) and there.passed(40, 512)
+
+
+def test_only_fp32_on_a_cpu_with_memory_is_chosen_for(monkeypatch):
+    """Claim: low precision, and models for whose copies there is no memory, are left alone.
+    Control: the same model in fp32 is not."""
+
+    def used(model):
+        return Backbone(model).fused.head.kernels
+
+    assert used(copy.deepcopy(llama())) - {"plain"}
+    assert used(copy.deepcopy(llama()).bfloat16()) == {"plain"}
+    monkeypatch.setattr(kernels.memory, "available", lambda device: 1000)
+    assert used(copy.deepcopy(llama())) == {"plain"}
+    place = torch.device("cpu")
+    assert spelt_from(4, 2, 16, place, torch.bfloat16) == NEVER
+    assert spelt_from(4, 2, 16, torch.device("meta"), torch.float32) == NEVER
+
+
+def test_weights_changed_behind_our_back_are_laid_out_anew():
+    """Claim: a change that no version counter sees (``.data``, as when adapters are merged) counts
+    from the next prompt on. Control: without a prompt between, copies are of the old ones."""
+    model = copy.deepcopy(llama())
+    ours = Backbone.of(model)
+    (prompt,) = ours.prompts(text_input(1))
+    session = Session(ours, [Sampling()])
+    (before,) = session.prefill([prompt])
+    model.get_decoder().layers[0].mlp.down_proj.weight.data += 0.05
+    down = ours.fused.layers[0].down
+    x = torch.ones(12, down.weight.shape[1])
+    assert (down(x) - x @ down.weight.t()).abs().max() > 1e-2, "no copy: nothing to test"
+    (after,) = session.prefill([prompt])
+    assert (down(x) - x @ down.weight.t()).abs().max() < 1e-3
+    with torch.no_grad():
+        exact = model(**text_input(1)).logits[0, -1]
+    assert (after.logits - exact).abs().max() < 1e-4 < (before.logits - exact).abs().max()
