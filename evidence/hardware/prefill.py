@@ -12,12 +12,12 @@ from saccade.bench.suites.shapes import LENGTHS, suites
 from saccade.core.errors import OptionError
 from saccade.core.prompt import Inputs
 from saccade.core.sampling import Sampling
+from saccade.core.timing import Clock
 from saccade.core.tree import chain
 from saccade.inputs import Loaded, ask
 from saccade.inputs.media import Clip
 from saccade.model.memory import Peak
 from saccade.model.session import Session
-from saccade.model.timing import Clock
 
 
 @dataclass(frozen=True)

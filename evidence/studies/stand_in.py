@@ -10,11 +10,11 @@ import torch
 from saccade.core.options import Options, Stops
 from saccade.core.prompt import Prefill, Prompt
 from saccade.core.sampling import Sampling
+from saccade.core.timing import Clock
 from saccade.drafting.recipe import Recipe
 from saccade.drafting.setup import Setup
 from saccade.model.backbone import Backbone
 from saccade.model.session import ROOM, RequestState, Session
-from saccade.model.timing import Clock
 
 SIDE = 8  # rows and columns of a stand-in's frames
 

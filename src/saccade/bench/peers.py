@@ -12,8 +12,8 @@ from torch import Tensor
 from transformers.generation.streamers import BaseStreamer
 
 from saccade.core.prompt import Inputs
+from saccade.core.timing import Clock
 from saccade.inputs import Loaded
-from saccade.model.timing import Clock
 
 
 @dataclass(frozen=True)

@@ -18,11 +18,11 @@ from saccade.core.prompt import Inputs, Prefill, Prompt, Turn
 from saccade.core.protocols import Drafter, Growing, Scoring, Shape, State
 from saccade.core.result import Round
 from saccade.core.sampling import Sampling, Scores
+from saccade.core.timing import Clock
 from saccade.core.tree import Tree, chain, check
 from saccade.drafting.setup import Setup
 from saccade.drafting.shapes.policies import Chain
 from saccade.model.session import Session
-from saccade.model.timing import Clock
 
 MATCH = 3  # tokens of the text's ending that are looked for, at most
 

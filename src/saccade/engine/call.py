@@ -13,6 +13,7 @@ from saccade.core.options import Stops
 from saccade.core.prompt import Prompt, Turn
 from saccade.core.protocols import Schedule
 from saccade.core.result import FinishReason, Result, Round, RoundRecord, Timings
+from saccade.core.timing import Clock
 from saccade.core.tree import Tree
 from saccade.drafting.drafters import Fallback, SelfDrafter
 from saccade.drafting.recipe import Recipe, chained, plan
@@ -23,7 +24,6 @@ from saccade.engine.request import Request
 from saccade.model import batch_invariant
 from saccade.model.backbone import Backbone
 from saccade.model.session import Session
-from saccade.model.timing import Clock
 
 Phase = Callable[[str], None]
 

@@ -20,13 +20,13 @@ from saccade.core.errors import OptionError
 from saccade.core.options import Asked, Settings
 from saccade.core.prompt import Inputs
 from saccade.core.result import Result, Round, spelt
+from saccade.core.timing import Clock
 from saccade.drafting.recipe import Recipe
 from saccade.engine.call import Call, Phase
 from saccade.engine.request import Captioner, Request, Spans, backbone, check_streamer
 from saccade.methods import resolve
 from saccade.model import memory
 from saccade.model.backbone import Backbone
-from saccade.model.timing import Clock
 
 DEFAULT_METHOD = "auto"
 

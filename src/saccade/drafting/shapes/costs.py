@@ -10,10 +10,10 @@ from typing import Any
 from saccade.core.costs import Costs
 from saccade.core.home import Measured
 from saccade.core.sampling import Sampling
+from saccade.core.timing import Clock
 from saccade.core.tree import Tree, chain
 from saccade.model.backbone import Backbone
 from saccade.model.session import RequestState, Session
-from saccade.model.timing import Clock
 
 log = logging.getLogger(__name__)
 
