@@ -28,6 +28,7 @@ from saccade.core.protocols import Refresh
 from saccade.core.sampling import Sampling
 from saccade.core.tree import ROOT, Tree
 from saccade.methods import resolve
+from saccade.methods.names import choices
 from saccade.methods.std import PerHead
 from saccade.model.batch_invariant import BatchInvariantSession
 from saccade.model.cache import Cache
@@ -226,6 +227,10 @@ def test_without_a_refresh_it_is_std():
     [
         ("fresh/refresh=often", "not a number of rounds"),
         ("fresh/refresh=-1", "not a number of rounds"),
+        ("fresh/refresh=1-0", "N-ROWS-HOLD"),
+        ("fresh/refresh=1-8-.2-3", "N-ROWS-HOLD"),
+        ("fresh/refresh=1-8-more", "N-ROWS-HOLD"),
+        ("fresh/refresh=1-8-nan", "N-ROWS-HOLD"),
         ("std/view=random/refresh=2", "needs a view by attention"),
         ("streaming/refresh=2", "needs a view by attention"),
         ("specvlm/refresh=2", "drafter=self"),
@@ -236,6 +241,21 @@ def test_what_cannot_be_refreshed_is_told(method, said):
     """Claim: in one sentence, before any work."""
     with pytest.raises(MethodError, match=said):
         resolve(method)
+
+
+@pytest.mark.parametrize(
+    "name, view",
+    [
+        ("fresh/refresh=2", Refresh(2)),
+        ("fresh/refresh=2-16", Refresh(2, 16)),
+        ("fresh/refresh=1-8-0.5", Refresh(1, 8, 0.5)),
+    ],
+)
+def test_rows_and_hold_have_names_too(name, view):
+    """Claim: a name says how often, over how many rows and how stubbornly, and is told back."""
+    recipe = resolve(name)
+    assert recipe.view.refresh == view
+    assert choices(recipe)["refresh"] == name.partition("=")[2]
 
 
 def test_text_alone_has_nothing_to_renew():

@@ -31,19 +31,43 @@ FRESH = replace(
 
 def _choose(choices: Choices, value: str) -> Choices:
     view: Any = choices["view"]
-    every = int(value) if value.isascii() and value.isdigit() else -1
-    if every < 0:
-        raise MethodError(f"refresh={value} is not a number of rounds; 0 never chooses anew")
+    refresh = _read(value)
     if not view.attention or "refresh" not in {field.name for field in fields(cast(Any, view))}:
         raise MethodError(f"refresh needs a view by attention, not {view.name}: as in std, fresh")
-    return {"view": replace(view, refresh=Refresh(every) if every else None)}
+    return {"view": replace(view, refresh=refresh if refresh.every else None)}
+
+
+def _read(value: str) -> Refresh:
+    """``N``, ``N-ROWS`` or ``N-ROWS-HOLD``. Raises MethodError."""
+    parts = value.split("-")
+    every, rows, hold, *more = [*parts, *_told_of(Refresh())[len(parts) :]]
+    if not every.isascii() or not every.isdigit():
+        raise MethodError(f"refresh={value} is not a number of rounds; 0 never chooses anew")
+    try:
+        found = Refresh(int(every), int(rows), float(hold))
+    except ValueError:
+        found = None
+    if more or found is None or found.rows < 1 or not 0 <= found.hold < float("inf"):
+        raise MethodError(
+            f"refresh={value}: N, N-ROWS or N-ROWS-HOLD, as in 1-8-0.25: every round, by the last "
+            "8 rows, what is held counting a quarter more"
+        )
+    return found
+
+
+def _told_of(refresh: Refresh) -> tuple[str, str, str]:
+    return str(refresh.every), str(refresh.rows), f"{refresh.hold:g}"
 
 
 def _told(recipe: Recipe) -> str | None:
-    return None if recipe.view.refresh is None else str(recipe.view.refresh.every)
+    if recipe.view.refresh is None:
+        return None
+    own, usual = _told_of(recipe.view.refresh), _told_of(Refresh())
+    said = max([1, *(place + 1 for place in (1, 2) if own[place] != usual[place])])
+    return "-".join(own[:said])
 
 
 PROVIDES = Provides(
     recipes=(FRESH,),
-    axes={"refresh": Axis(_choose, _told, lambda: ["rounds after which a view chooses anew"])},
+    axes={"refresh": Axis(_choose, _told, lambda: ["N, N-ROWS or N-ROWS-HOLD rounds"])},
 )
