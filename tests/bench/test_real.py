@@ -5,17 +5,20 @@ from __future__ import annotations
 
 import hashlib
 import subprocess
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from saccade.bench import real as measure
-from saccade.bench.real import page
+from saccade.bench.real import answers as measure
+from saccade.bench.real import looks
+from saccade.bench.real.page import Sizes, page
 from saccade.bench.suites import texts as documents
 from saccade.core.errors import ModelError, OptionError
 from saccade.inputs import real_weights as weights
+from saccade.model.kept import Kept
 
 needs_weights = pytest.mark.skipif(
     not (weights.checkpoint() / "config.json").is_file(),
@@ -91,7 +94,7 @@ def test_documents_are_long_texts_in_turn(tmp_path):
     for name, size in (("a.md", 6000), ("b.py", 9000), ("c.bin", 9000), ("d.txt", 100)):
         (tmp_path / name).write_text("x" * size)
     found = list(documents.documents([tmp_path]))
-    assert [(each.name, each.tokens) for each in found] == [("a.md", 2000), ("b.py", 3000)]
+    assert [(each.name, each.tokens) for each in found] == [("a.md", 1800), ("b.py", 2500)]
     assert found[0].task != found[1].task
     assert len(list(documents.documents([]))) >= 20  # the package's own code
     with pytest.raises(OptionError, match="neither"):
@@ -105,7 +108,7 @@ def test_an_oracle_holds_most_and_every_choice_its_count():
     first, before, now = (torch.rand(3, 2, 40, generator=generator).softmax(-1) for _ in range(3))
     for count in (4, 10, 20):
         held = {}
-        for name, choose in measure.CHOICES.items():
+        for name, choose in looks.CHOICES.items():
             kept = choose(first, before, now, count)
             assert kept.shape == now.shape and bool((kept.sum(-1) == count).all())
             held[name] = float((now * kept).sum(-1).mean())
@@ -115,21 +118,34 @@ def test_an_oracle_holds_most_and_every_choice_its_count():
 
 def test_a_page_says_what_was_measured():
     """Claim: tables hold each method's tau and each set's mass, and how many answers were equal."""
-    row = dict(task="?", prompt_tokens=2000, tokens=8, accepted=0.5, kept=200, decode_seconds=1.0)
+    row = dict(
+        digest="0",
+        task="?",
+        repeated=0.01,
+        drafted=9.0,
+        prompt_tokens=2000,
+        tokens=8,
+        accepted=0.5,
+        kept=200,
+        decode_seconds=1.0,
+    )
     measured = [
         {**row, "document": name, "method": method, "same": True, "tau": tau}
         for name in "ab"
         for method, tau in (("ar", 1.0), ("fresh", 4.0))
     ]
     looked = [
-        {"document": "a", "keep": keep, "chosen": "oracle", "mass": keep} for keep in measure.SHARES
+        {"document": "a", "keep": keep, "chosen": "oracle", "mass": keep, "agrees": 0.5}
+        for keep in looks.SHARES
     ]
     text = page(
         {
             "measured": measured,
             "looked": looked,
             "model": "M",
-            "max_new_tokens": 8,
+            "settings": {"max_new_tokens": 8},
+            "together": 1,
+            "sizes": {"weights": 1000, "token": 1},
             "machine": "P",
             "command": "saccade bench real",
         }
@@ -148,11 +164,14 @@ def test_real_weights_answer_as_generate_does():
 
     model = load(str(weights.made()))
     document = next(documents.documents([]))
-    answer, found = measure.answers(model, document, ("std", "fresh", "streaming"), 32)
-    assert all(each.same for each in found)
+    settings = {"max_new_tokens": 32, "do_sample": False, "repetition_penalty": measure.PENALTY}
+    truth, kept = measure.truth(model, document, settings), Kept(measure.KEPT_BYTES)
+    for method in ("std", "fresh", "streaming"):
+        (found,) = measure.answers(model, [document], method, settings, [truth], kept)
+        assert found.same
     held = {
         look.chosen: look.mass
-        for look in measure.looks(model, document, answer)
+        for look in looks.looks(model, document, truth, kept)
         if look.keep == 0.1
     }
     ago, prefill = (
@@ -160,3 +179,39 @@ def test_real_weights_answer_as_generate_does():
         for start in ("fresh", "std")
     )
     assert ago > prefill
+
+
+def test_a_run_goes_on_where_it_was_cut_short(tmp_path):
+    """Claim: rows of a document whose text is the same are there again and its truth is not asked
+    for again; of another text, or under other settings, there are none."""
+    facts = {"model": "M", "settings": {"max_new_tokens": 8}, "together": 1}
+    path, document = tmp_path / "real.json", documents.Document("a", "text", "?", 4)
+    other = documents.Document("a", "changed", "?", 4)
+    row = measure.Measured("a", document.digest, "?", 9, "fresh", True, 8, 0, 2, 1, 9, 3, 1)
+    first = measure.Results(path, facts)
+    assert first.truth(document, lambda: [1, 2]) == (1, 2)
+    first.add([row], "measured")
+    again = measure.Results(path, facts)
+    assert again.truth(document, lambda: [9]) == (1, 2)
+    assert again.missing(document, ["fresh", "std"]) == ["std"]
+    assert again.missing(other, ["fresh"]) == ["fresh"]
+    assert again.only([document], ["fresh"])["measured"] == [asdict(row)]
+    elsewhere = measure.Results(path, {**facts, "settings": {"max_new_tokens": 9}})
+    assert elsewhere.missing(document, ["fresh"]) == ["fresh"]
+
+
+def test_where_bytes_break_even():
+    """Claim: at the context where it begins to pay the speed by bytes is 1, below it less and above
+    it more; where each round loses more than it makes, it never pays."""
+    sizes = Sizes(1000, 1)
+    context = sizes.even(4, 9, 0.1)
+    assert sizes.speed(4, 9, 0.1, context) == pytest.approx(1)
+    assert sizes.speed(4, 9, 0.1, context / 2) < 1 < sizes.speed(4, 9, 0.1, context * 2)
+    assert sizes.even(1.5, 9, 0.1) is None
+
+
+def test_a_loop_is_told_from_a_text():
+    """Claim: of a text that says everything once nothing is repeated, of a loop nearly all."""
+    assert documents.repeated(range(40)) == 0
+    assert documents.repeated([1, 2, 3] * 20) > 0.9
+    assert documents.repeated([1, 2]) == 0

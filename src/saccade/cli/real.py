@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import sys
+from dataclasses import asdict
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Annotated
@@ -47,44 +48,70 @@ def bench_real(
     limit: Annotated[int | None, typer.Option(min=1, help="Documents.")] = None,
     methods: Annotated[str | None, typer.Option(help="Comma-separated.")] = None,
     max_new_tokens: options.Tokens = 64,
+    repetition_penalty: Annotated[
+        float | None, typer.Option(min=1, help="Of every answer; 1.2 unless told.")
+    ] = None,
+    together: Annotated[
+        int, typer.Option(min=1, help="Documents that share forwards; of several no speed is told.")
+    ] = 1,
     out_file: Annotated[
-        Path | None, typer.Option("--out", help="Write the page here, and F.json beside it.")
+        Path | None,
+        typer.Option("--out", help="Write the page here, and F.json beside it, to go on from."),
     ] = None,
     threads: Threads = None,
     verbose: Verbose = False,
 ) -> None:
     """Methods that draft with the target itself, over long texts on real weights."""
     prepare(threads, verbose)
-    from saccade.bench import real as measure
+    from saccade.bench.real import answers as measure
+    from saccade.bench.real.looks import looks
+    from saccade.bench.real.page import page, sizes
     from saccade.bench.suites.texts import documents
     from saccade.engine.trace import environment
     from saccade.inputs import load
     from saccade.inputs import real_weights as weights
     from saccade.methods import resolve
+    from saccade.model.kept import Kept
 
-    names = loading.method_names(methods) if methods else measure.METHODS
+    names = loading.method_names(methods) if methods else list(measure.METHODS)
     for name in names:
         resolve(name)
     texts = list(islice(documents(paths or []), limit))
     if not texts:
-        raise OptionError("none of these files is a text of 2,000 tokens or more")
+        raise OptionError("none of these files is a text of 1,800 tokens or more")
     model = load(str(weights.made()))
-    measured, looked = [], []
-    for number, document in enumerate(texts):
-        with status(f"{document.name}, {number + 1} of {len(texts)}", quiet=False):
-            answer, found = measure.answers(model, document, names, max_new_tokens)
-            measured += found
-            looked += measure.looks(model, document, answer)
-    facts = measure.recorded(
-        measured,
-        looked,
-        model=weights.NAME,
-        max_new_tokens=max_new_tokens,
-        machine="{processor}, {threads} threads, torch {torch}.".format(**environment()),
-        command=shlex.join(["saccade", *sys.argv[1:]]),
-    )
-    told = measure.page(facts)
+    settings = {
+        "max_new_tokens": max_new_tokens,
+        "do_sample": False,
+        "repetition_penalty": repetition_penalty or measure.PENALTY,
+    }
+    facts = {
+        "model": weights.NAME,
+        "settings": settings,
+        "together": together,
+        "sizes": asdict(sizes(model)),
+        "machine": "{processor}, {threads} threads, torch {torch}.".format(**environment()),
+        "command": shlex.join(["saccade", *sys.argv[1:]]),
+    }
+    results = measure.Results(None if out_file is None else out_file.with_suffix(".json"), facts)
+    kept = Kept(measure.KEPT_BYTES)
+    for start in range(0, len(texts), together):
+        group = texts[start : start + together]
+        missing = [name for name in names if any(results.missing(each, [name]) for each in group)]
+        unseen = [each for each in group if not results.looked(each)]
+        if not missing and not unseen:
+            continue
+        with status(f"{group[0].name}, {start + 1} of {len(texts)}", quiet=False):
+            truths = [
+                results.truth(each, partial(measure.truth, model, each, settings)) for each in group
+            ]
+            for name in missing:
+                results.add(measure.answers(model, group, name, settings, truths, kept), "measured")
+            for each, truth in zip(group, truths, strict=True):
+                if each in unseen:
+                    results.add(looks(model, each, truth, kept), "looked")
+        kept.clear()
+    told = page(results.only(texts, names))
     if out_file is not None:
         out_file.write_text(told)
-        out_file.with_suffix(".json").write_text(json.dumps(facts, indent=1) + "\n")
     out.print(told, markup=False, soft_wrap=True)

@@ -1,7 +1,9 @@
-"""Long texts that nobody trained a draft for: files of prose and of code, cut to a few lengths."""
+"""Long texts that nobody trained a draft for: files of prose and of code, cut to a few lengths, and
+whether what is answered about them goes round in circles."""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import cycle
@@ -11,8 +13,9 @@ import saccade
 from saccade.core.errors import OptionError
 
 KINDS = (".md", ".py", ".txt")
-LENGTHS = (2000, 3000, 4000, 6000)  # tokens, about
+LENGTHS = (1800, 2500, 3500, 5000, 7500)  # tokens, about
 LETTERS = 3  # a token, at least: a shorter text is passed over
+GRAM = 4
 TASKS = (
     "Summarise the text above.",
     "What is the most important thing that the text above says? Answer in a paragraph.",
@@ -28,6 +31,18 @@ class Document:
     text: str
     task: str
     tokens: int
+
+    @property
+    def digest(self) -> str:
+        """Names what is asked: a text that has changed since is another one."""
+        told = f"{self.tokens}\n{self.task}\n{self.text}"
+        return hashlib.sha256(told.encode()).hexdigest()[:16]
+
+
+def repeated(ids: Sequence[int]) -> float:
+    """The share of a text's runs of four tokens that stood in it before."""
+    runs = [tuple(ids[start : start + GRAM]) for start in range(len(ids) - GRAM + 1)]
+    return 1 - len(set(runs)) / len(runs) if runs else 0.0
 
 
 def documents(paths: Sequence[Path]) -> Iterator[Document]:

@@ -1,0 +1,162 @@
+"""Methods on real weights: answers beside ``generate()``'s, and what has been measured so far."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from saccade.bench.real.looks import Looked, question
+from saccade.bench.suites.texts import Document, repeated
+from saccade.core.prompt import CONTEXT
+from saccade.engine.generate import stream
+from saccade.inputs import Loaded
+from saccade.inputs.questions import joined
+from saccade.model.kept import Kept as Prompts
+
+KEPT_BYTES = 2**32  # of prompts: what is asked about a document is read once
+METHODS = (
+    "ar",
+    *("std/keep=0.1", "fresh/keep=0.1", "streaming/keep=0.1"),
+    *("std/view=random/keep=0.1", "std/view=attention/keep=0.1"),
+    *("std/keep=0.25", "fresh/keep=0.25", "streaming/keep=0.25"),
+    *("layerskip", "lookup"),
+)
+# The smallest of 1.1, 1.2 and 1.3 under which a greedy answer of this model hardly ever repeats
+# itself; without one most of it does, and any draft guesses a loop (docs/LOG.md).
+PENALTY = 1.2
+Settings = Mapping[str, Any]
+"""What ``generate()`` and every method are told alike."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One document by one method."""
+
+    document: str
+    digest: str
+    task: str
+    prompt_tokens: int
+    method: str
+    same: bool  # as generate()
+    tokens: int
+    repeated: float  # the share of the answer's four-grams that stood in it before
+    tau: float | None  # tokens a forward of the target, its own included
+    accepted: float | None
+    drafted: float  # tokens a round
+    kept: int | None
+    decode_seconds: float
+
+
+def truth(model: Loaded, document: Document, settings: Settings) -> tuple[int, ...]:
+    """What ``generate()`` says of the document."""
+    inputs = question(model, document)
+    own = {name: value for name, value in inputs.items() if name != CONTEXT}
+    length = inputs["input_ids"].shape[1]
+    return tuple(model.backbone.model.generate(**own, **settings)[0, length:].tolist())
+
+
+def answers(
+    model: Loaded,
+    documents: Sequence[Document],
+    method: str,
+    settings: Settings,
+    truths: Sequence[tuple[int, ...]],
+    kept: Prompts,
+) -> list[Measured]:
+    """How one method said it, of several documents in shared forwards; ``kept`` holds the prompts
+    that were read before."""
+    target = model.backbone.keeping(kept)
+    inputs = joined(model, [question(model, document) for document in documents])
+    rounds = stream(target, inputs, method=method, **settings)
+    for _ in rounds:
+        pass
+    return [
+        Measured(
+            document.name,
+            document.digest,
+            document.task,
+            result.prompt_tokens,
+            method,
+            result.ids == truth,
+            len(result.ids),
+            repeated(result.ids),
+            result.tau,
+            result.acceptance_rate,
+            sum(len(each.tokens) for each in result.rounds) / max(1, len(result.rounds)),
+            result.draft_visual_tokens,
+            result.timings.decode,
+        )
+        for document, result, truth in zip(documents, rounds.results, truths, strict=True)
+    ]
+
+
+class Results:
+    """What has been measured so far, in a file where one is named: a run that was cut short goes on
+    from there, as long as the settings and a document's text are the same."""
+
+    def __init__(self, path: Path | None, facts: Mapping[str, Any]) -> None:
+        self._path = path
+        self.facts: dict[str, Any] = {**facts, "truths": {}, "measured": [], "looked": []}
+        if path is None or not path.is_file():
+            return
+        found = json.loads(path.read_text())
+        same = all(found.get(name) == facts[name] for name in ("model", "settings"))
+        if same and found.get("together") == facts["together"]:
+            self.facts.update({name: found[name] for name in ("truths", "measured", "looked")})
+
+    def missing(self, document: Document, methods: Sequence[str]) -> list[str]:
+        """The methods that have not answered about a document."""
+        done = {row["method"] for row in self.facts["measured"] if _of(row, document)}
+        return [method for method in methods if method not in done]
+
+    def looked(self, document: Document) -> bool:
+        return any(_of(row, document) for row in self.facts["looked"])
+
+    def truth(self, document: Document, say: Callable[[], Sequence[int]]) -> tuple[int, ...]:
+        """What ``generate()`` said of a document, asked once."""
+        if document.digest not in self.facts["truths"]:
+            self.facts["truths"][document.digest] = list(say())
+            self._write()
+        return tuple(self.facts["truths"][document.digest])
+
+    def add(self, rows: Sequence[Measured] | Sequence[Looked], kind: str) -> None:
+        self.facts[kind] += [asdict(row) for row in rows]
+        self._write()
+
+    def _write(self) -> None:
+        if self._path is not None:
+            fresh = self._path.with_suffix(".part")
+            fresh.write_text(_lines(self.facts) + "\n")
+            fresh.replace(self._path)
+
+    def only(self, documents: Sequence[Document], methods: Sequence[str]) -> dict[str, Any]:
+        """The facts with the rows of these alone, in their order."""
+        measured, looked = self.facts["measured"], self.facts["looked"]
+        return {
+            **self.facts,
+            "measured": [
+                row
+                for document in documents
+                for method in methods
+                for row in measured
+                if _of(row, document) and row["method"] == method
+            ],
+            "looked": [row for each in documents for row in looked if _of(row, each)],
+        }
+
+
+def _lines(facts: Mapping[str, Any]) -> str:
+    """JSON with a row a line, so that a file of them can be read and compared."""
+    rows = {
+        name: "[\n  " + ",\n  ".join(json.dumps(row) for row in facts[name]) + "\n ]"
+        for name in ("measured", "looked")
+    }
+    told = {name: rows.get(name) or json.dumps(value) for name, value in facts.items()}
+    return "{\n " + ",\n ".join(f"{json.dumps(k)}: {v}" for k, v in told.items()) + "\n}"
+
+
+def _of(row: Mapping[str, Any], document: Document) -> bool:
+    return (row["document"], row["digest"]) == (document.name, document.digest)

@@ -1,0 +1,187 @@
+"""The page of what was measured on real weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from saccade.bench.measures import interval
+from saccade.bench.real.looks import AGREE, SHARES
+from saccade.inputs import Loaded
+
+Row = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What a forward has to read, in bytes: the weights, and a token's keys and values."""
+
+    weights: int
+    token: int
+
+    def speed(self, tau: float, drafted: float, keep: float, context: float) -> float:
+        """Tokens a second of a self-draft against plain decoding, where bytes are all that counts:
+        ``drafted`` forwards over a share of the context and one over all of it make tau tokens."""
+        plain = self.weights + context * self.token
+        draft = self.weights + keep * context * self.token
+        return tau * plain / (drafted * draft + plain)
+
+    def even(self, tau: float, drafted: float, keep: float) -> float | None:
+        """The context from which on that is faster than plain decoding; None where none is."""
+        lost, won = drafted + 1 - tau, tau - 1 - drafted * keep
+        if won <= 0:
+            return None
+        return max(0.0, self.weights * lost / (self.token * won))
+
+
+def sizes(model: Loaded) -> Sizes:
+    own = {weight.data_ptr(): weight for weight in model.backbone.model.parameters()}
+    held = sum(weight.numel() * weight.element_size() for weight in own.values())
+    return Sizes(held, model.backbone.token_bytes)
+
+
+def page(found: Mapping[str, Any]) -> str:
+    """Markdown from what :class:`Results` keeps."""
+    measured: Sequence[Row] = found["measured"]
+    documents = dict.fromkeys(row["document"] for row in measured)
+    same = sum(row["same"] for row in measured)
+    loops = _mean([row["repeated"] for row in measured if row["method"] == "ar"])
+    told = ", ".join(f"{name}={value}" for name, value in found["settings"].items())
+    lines = [
+        "# Real weights",
+        "",
+        f"{found['model']}: {len(documents)} documents of {_range(measured)} prompt tokens; "
+        f"{told}. {found['machine']}",
+        "",
+        f"Made by `{found['command']}`. Of {len(measured)} answers {same} are `generate()`'s, "
+        f"token for token. Of an answer's runs of four tokens {loops} stood in it before.",
+        "",
+        *_drafting(found),
+        *_beside(measured),
+        *_even(found),
+        *_sets(found["looked"]),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _drafting(found: Mapping[str, Any]) -> Iterator[str]:
+    measured: Sequence[Row] = found["measured"]
+    plain = {row["document"]: row for row in measured if row["method"] == "ar"}
+    yield from ("## Drafting", "")
+    told = "tau is tokens emitted a forward of the target, its own included: median and bootstrap "
+    told += "over documents. "
+    told += (
+        "Speed is of decoding, against `ar` in the same run."
+        if found["together"] == 1
+        else f"{found['together']} documents shared their forwards, so no speed is told."
+    )
+    yield from (told, "", "| method | tau | 95 % | accepted | document kept | speed |")
+    yield "|-|-|-|-|-|-|"
+    for method in dict.fromkeys(row["method"] for row in measured):
+        own = [row for row in measured if row["method"] == method]
+        middle, low, high = interval([row["tau"] for row in own]) or (0.0, 0.0, 0.0)
+        accepted = [row["accepted"] for row in own if row["accepted"] is not None]
+        speeds = [
+            plain[row["document"]]["decode_seconds"] / row["decode_seconds"]
+            for row in own
+            if row["document"] in plain and row["decode_seconds"] and found["together"] == 1
+        ]
+        speed = interval(speeds)
+        yield (
+            f"| `{method}` | {middle:.2f} | {low:.2f} to {high:.2f} | {_mean(accepted)} | "
+            f"{_kept(own)} | {'' if speed is None else f'{speed[0]:.2f}'} |"
+        )
+    yield ""
+
+
+def _beside(measured: Sequence[Row]) -> Iterator[str]:
+    """How much farther ``fresh`` gets than the others at the same share, document by document."""
+    tau = {(row["document"], row["method"]): row["tau"] for row in measured if row["tau"]}
+    methods = dict.fromkeys(row["method"] for row in measured)
+    pairs = [
+        (ours, other)
+        for ours in methods
+        for other in methods
+        if ours.startswith("fresh/") and other != ours
+        if ours.partition("/")[2] == other.rpartition("/")[2]
+    ]
+    if not pairs:
+        return
+    yield from ("## `fresh` beside the others", "")
+    yield "Its tau over theirs on the same document: median, and bootstrap over documents."
+    yield from ("", "| | over | ratio | 95 % |", "|-|-|-|-|")
+    for ours, other in pairs:
+        ratios = [
+            mine / tau[document, other]
+            for (document, method), mine in tau.items()
+            if method == ours and (document, other) in tau
+        ]
+        middle, low, high = interval(ratios) or (0.0, 0.0, 0.0)
+        yield f"| `{ours}` | `{other}` | {middle:.2f} | {low:.2f} to {high:.2f} |"
+    yield ""
+
+
+def _even(found: Mapping[str, Any]) -> Iterator[str]:
+    """From which context on a self-draft would pay, were reading bytes all that costs."""
+    measured: Sequence[Row] = found["measured"]
+    sizes = Sizes(**found["sizes"])
+    longest = max(row["prompt_tokens"] for row in measured)
+    plain = {row["document"]: row for row in measured if row["method"] == "ar"}
+    yield from ("## From which context on it pays", "")
+    yield (
+        f"By the bytes that a forward reads: {sizes.weights / 1e6:,.0f} MB of weights and "
+        f"{sizes.token / 1e3:.0f} KB a token of context. Speed is against plain decoding, by these "
+        f"bytes at {longest:,} tokens, and as measured where the prompt is that long."
+    )
+    yield from ("", "| method | pays from | speed by bytes | measured |", "|-|-|-|-|")
+    for method in dict.fromkeys(row["method"] for row in measured):
+        own = [row for row in measured if row["method"] == method and row["kept"]]
+        if not own:
+            continue
+        keep = sum(row["kept"] / row["prompt_tokens"] for row in own) / len(own)
+        tau, drafted = (sum(row[name] for row in own) / len(own) for name in ("tau", "drafted"))
+        from_here = sizes.even(tau, drafted, keep)
+        speeds = [
+            plain[row["document"]]["decode_seconds"] / row["decode_seconds"]
+            for row in own
+            if found["together"] == 1
+            and row["prompt_tokens"] == longest
+            and row["document"] in plain
+        ]
+        yield (
+            f"| `{method}` | {'never' if from_here is None else f'{from_here:,.0f} tokens'} | "
+            f"{sizes.speed(tau, drafted, keep, longest):.2f} | {_mean(speeds)} |"
+        )
+    yield ""
+
+
+def _sets(looked: Sequence[Row]) -> Iterator[str]:
+    yield from ("## Where the target looks while it answers", "")
+    yield (
+        "Of the attention that the document gets at a moment of the answer, the share on a set of "
+        "its tokens, by how the set is chosen and how much of the document it holds; mean over "
+        "heads, layers, moments and documents. Then how often the target's next token is the same "
+        "where it sees that set of the document alone."
+    )
+    head = [*(f"{share:g}" for share in SHARES), *(f"same at {share:g}" for share in AGREE)]
+    yield from ("", "| set | " + " | ".join(head) + " |", "|-|" + "-|" * len(head))
+    for chosen in dict.fromkeys(row["chosen"] for row in looked):
+        own = [row for row in looked if row["chosen"] == chosen]
+        cells = [_mean([row["mass"] for row in own if row["keep"] == share]) for share in SHARES]
+        cells += [_mean([row["agrees"] for row in own if row["keep"] == share]) for share in AGREE]
+        yield f"| {chosen} | " + " | ".join(cells) + " |"
+
+
+def _mean(values: Sequence[float]) -> str:
+    return f"{sum(values) / len(values):.2f}" if values else ""
+
+
+def _kept(rows: Sequence[Row]) -> str:
+    kept = [row["kept"] / row["prompt_tokens"] for row in rows if row["kept"] is not None]
+    return f"{sum(kept) / len(kept):.0%}" if kept else ""
+
+
+def _range(rows: Sequence[Row]) -> str:
+    lengths = [row["prompt_tokens"] for row in rows]
+    return f"{min(lengths):,} to {max(lengths):,}"
