@@ -62,8 +62,7 @@ class PerHead(View):
     def __call__(self, prefill: Prefill, prompt: Prompt) -> Prompt:
         assert prefill.mass is not None
         count = visual_budget(prompt, self.keep, self.keys)
-        order = torch.sort(prefill.mass, dim=-1, descending=True, stable=True).indices
-        visual = prompt.index[prompt.visual][order[..., :count]]
+        visual = prompt.index[prompt.visual][prefill.mass.topk(count).indices]
         text = prompt.index[~prompt.visual].expand(*visual.shape[:2], -1)
         return replace(prompt, heads=torch.cat([text, visual], -1).sort(-1).values)
 

@@ -341,8 +341,9 @@ class Recent:
         """``Prefill.mass`` and ``Prefill.relevance`` of these rows: the softmax mass on each of the
         columns, over all keys and over the columns alone, averaged over rows and a group's heads.
         """
-        end = max(row.seen for row in self._rows)
         sees = torch.tensor([row.seen for row in self._rows])
+        end, all_see = int(sees.max()), int(sees.min())
+        hidden = torch.arange(all_see, end) >= sees[:, None]
         every = columns.numel() and int(columns[-1] - columns[0]) + 1 == len(columns)
         mass, relevance = [], []
         for layer in range(len(cache.keys)):
@@ -351,11 +352,16 @@ class Recent:
             q = torch.stack([row.asked.row(layer, row.number) for row in self._rows], 1)
             q = q.view(kv_heads, -1, width).float()
             logits = (q @ keys.float().transpose(1, 2)).view(kv_heads, -1, len(sees), end)
-            hidden = torch.arange(end) >= sees[:, None]
-            logits.masked_fill_(hidden.to(logits.device), float("-inf"))
+            logits[..., all_see:].masked_fill_(hidden.to(logits.device), float("-inf"))
             here = (
                 slice(int(columns[0]), int(columns[-1]) + 1) if every else columns.to(keys.device)
             )
-            relevance.append(logits[..., here].softmax(-1).mean((1, 2)).to(columns.device))
-            mass.append(logits.softmax(-1)[..., here].mean((1, 2)).to(columns.device))
+            weights = torch.softmax(logits, -1, out=logits).flatten(1, 2)[..., here]
+            count = weights.shape[1]
+            # a row whose mass is all elsewhere has none to share out
+            among = weights.sum(-1).clamp_min(torch.finfo(weights.dtype).tiny)
+            shares = torch.stack([torch.ones_like(among), 1 / among], 1) / count
+            both = shares @ weights
+            mass.append(both[:, 0].to(columns.device))
+            relevance.append(both[:, 1].to(columns.device))
         return torch.stack(mass), torch.stack(relevance)
