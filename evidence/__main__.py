@@ -7,7 +7,7 @@ import typer
 from evidence.commands.checkpoint import make_checkpoint
 from evidence.commands.figure import figure
 from evidence.commands.gpu import gpu
-from evidence.commands.hardware import flips, pool, prefill
+from evidence.commands.hardware import flips, following, pool, prefill
 from evidence.commands.pages import chart, claims, listed, pairs, report, scaling
 from evidence.commands.rounds import cost, profile
 from evidence.commands.speed import speed
@@ -33,6 +33,7 @@ app.command()(cost)
 app.command()(prefill)
 app.command()(flips)
 app.command()(pool)
+app.command()(following)
 app.command()(gpu)
 app.command("make-checkpoint")(make_checkpoint)
 app.command()(train)

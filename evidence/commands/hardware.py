@@ -1,10 +1,11 @@
-"""``python -m evidence prefill | flips | pool``: what forwards cost and what they say."""
+"""``python -m evidence prefill | flips | pool | following``: what forwards cost, and say."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import asdict
 from itertools import islice
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -14,7 +15,8 @@ from saccade.cli import options
 from saccade.cli.bench import named_suites
 from saccade.cli.loading import split
 from saccade.cli.options import grouped
-from saccade.cli.terminal import Json, Verbose, out, prepare, status
+from saccade.cli.terminal import Json, Threads, Verbose, out, prepare, status
+from saccade.core.errors import OptionError
 
 MIB = 2**20
 
@@ -139,3 +141,29 @@ def pool(
             "yes" if each.same else "NO",
         )
     out.print(table)
+
+
+def following(
+    document: Annotated[Path, typer.Argument(help="A text of 1,800 tokens or more.")],
+    keep: Annotated[float, typer.Option(help="The share of it that is drafted on.")] = 0.1,
+    rounds: Annotated[int, typer.Option(min=2, help="Timed, after one another.")] = 24,
+    threads: Threads = None,
+    as_json: Json = False,
+    verbose: Verbose = False,
+) -> None:
+    """What it costs to choose a self-draft's keys again every round, on real weights."""
+    prepare(threads, verbose)
+    from evidence.hardware.following import follow
+    from saccade.bench.suites.texts import documents
+    from saccade.inputs import load, real_weights
+
+    text = next(documents([document]), None)
+    if text is None:
+        raise OptionError(f"{document} is shorter than 1,800 tokens")
+    found = follow(load(str(real_weights.made())), text, keep=keep, rounds=rounds)
+    if as_json:
+        typer.echo(json.dumps(asdict(found)))
+        return
+    out.print(f"{found.prompt_tokens} tokens, {found.rounds} rounds; a round {found.round:.3f} s")
+    for name, seconds in found.seconds.items():
+        out.print(f"{name:20} {seconds * 1e3:7.2f} ms  {seconds / found.round:6.2%} of a round")
