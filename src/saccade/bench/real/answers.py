@@ -22,7 +22,6 @@ METHODS = (
     *("std/keep=0.1", "fresh/keep=0.1", "streaming/keep=0.1"),
     *("std/view=random/keep=0.1", "std/view=attention/keep=0.1"),
     *("std/keep=0.25", "fresh/keep=0.25", "streaming/keep=0.25"),
-    *("layerskip", "lookup"),
 )
 # The smallest of 1.1, 1.2 and 1.3 under which a greedy answer of this model hardly ever repeats
 # itself; without one most of it does, and any draft guesses a loop (docs/LOG.md).

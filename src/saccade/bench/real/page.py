@@ -46,7 +46,8 @@ def page(found: Mapping[str, Any]) -> str:
     measured: Sequence[Row] = found["measured"]
     documents = dict.fromkeys(row["document"] for row in measured)
     same = sum(row["same"] for row in measured)
-    loops = _mean([row["repeated"] for row in measured if row["method"] == "ar"])
+    first = measured[0]["method"]
+    loops = _mean([row["repeated"] for row in measured if row["method"] == first])
     told = ", ".join(f"{name}={value}" for name, value in found["settings"].items())
     lines = [
         "# Real weights",
