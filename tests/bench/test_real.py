@@ -164,7 +164,7 @@ def test_real_weights_answer_as_generate_does():
 
     model = load(str(weights.made()))
     document = next(documents.documents([]))
-    settings = {"max_new_tokens": 32, "do_sample": False, "repetition_penalty": measure.PENALTY}
+    settings = measure.settings(model, 32, measure.PENALTY)
     truth, kept = measure.truth(model, document, settings), Kept(measure.KEPT_BYTES)
     for method in ("std", "fresh", "streaming"):
         (found,) = measure.answers(model, [document], method, settings, [truth], kept)
@@ -198,6 +198,17 @@ def test_a_run_goes_on_where_it_was_cut_short(tmp_path):
     assert again.only([document], ["fresh"])["measured"] == [asdict(row)]
     elsewhere = measure.Results(path, {**facts, "settings": {"max_new_tokens": 9}})
     assert elsewhere.missing(document, ["fresh"]) == ["fresh"]
+
+
+def test_a_penalty_spares_the_documents_words():
+    """Claim: what stands in the answer counts less, whatever its sign; words of the prompt, of
+    the header itself and of nowhere are left as they are. Fails if the prompt counts."""
+    rule = measure.AnswerPenalty(2.0, (7, 8))
+    scores = torch.tensor([[4.0, -4.0, 4.0, 1.0, 0, 0, 0, 3.0, 3.0]] * 2)
+    ids = torch.tensor([[7, 2, 3, 7, 8, 0, 1], [2, 3, 4, 5, 6, 7, 8]])
+    found = rule(ids, scores)
+    assert found[0].tolist() == [2.0, -8.0, 4.0, 1.0, 0, 0, 0, 3.0, 3.0]
+    assert found[1].tolist() == scores[1].tolist()
 
 
 def test_where_bytes_break_even():

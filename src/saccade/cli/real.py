@@ -48,8 +48,9 @@ def bench_real(
     limit: Annotated[int | None, typer.Option(min=1, help="Documents.")] = None,
     methods: Annotated[str | None, typer.Option(help="Comma-separated.")] = None,
     max_new_tokens: options.Tokens = 64,
-    repetition_penalty: Annotated[
-        float | None, typer.Option(min=1, help="Of every answer; 1.2 unless told.")
+    penalty: Annotated[
+        float | None,
+        typer.Option(min=1, help="On tokens that stand in the answer already; 1.2 unless told."),
     ] = None,
     together: Annotated[
         int, typer.Option(min=1, help="Documents that share forwards; of several no speed is told.")
@@ -80,14 +81,11 @@ def bench_real(
     if not texts:
         raise OptionError("none of these files is a text of 1,800 tokens or more")
     model = load(str(weights.made()))
-    settings = {
-        "max_new_tokens": max_new_tokens,
-        "do_sample": False,
-        "repetition_penalty": repetition_penalty or measure.PENALTY,
-    }
+    penalty = penalty or measure.PENALTY
+    settings = measure.settings(model, max_new_tokens, penalty)
     facts = {
         "model": weights.NAME,
-        "settings": settings,
+        "settings": {"max_new_tokens": max_new_tokens, "penalty": penalty},
         "together": together,
         "sizes": asdict(sizes(model)),
         "machine": "{processor}, {threads} threads, torch {torch}.".format(**environment()),

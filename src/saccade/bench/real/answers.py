@@ -8,6 +8,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from transformers import LogitsProcessor, LogitsProcessorList
+
 from saccade.bench.real.looks import Looked, question
 from saccade.bench.suites.texts import Document, repeated
 from saccade.core.prompt import CONTEXT
@@ -23,11 +28,47 @@ METHODS = (
     *("std/view=random/keep=0.1", "std/view=attention/keep=0.1"),
     *("std/keep=0.25", "fresh/keep=0.25", "streaming/keep=0.25"),
 )
+HEADER = "<|im_start|>assistant\n"  # what an answer follows in the model's template
 # The smallest of 1.1, 1.2 and 1.3 under which a greedy answer of this model hardly ever repeats
 # itself; without one most of it does, and any draft guesses a loop (docs/LOG.md).
 PENALTY = 1.2
 Settings = Mapping[str, Any]
 """What ``generate()`` and every method are told alike."""
+
+
+class AnswerPenalty(LogitsProcessor):
+    """Keskar et al.'s penalty (2019, CTRL) on tokens that stand in the answer already.
+
+    Hugging Face's counts the prompt's tokens too, so that an answer shuns its document's words.
+    """
+
+    def __init__(self, penalty: float, header: Sequence[int]) -> None:
+        """``header``: the ids that an answer follows; the first of them begins nothing else."""
+        self.penalty = penalty
+        self.header = tuple(header)
+
+    def __call__(
+        self, ids: Int[Tensor, "batch seen"], scores: Float[Tensor, "batch vocab"]
+    ) -> Float[Tensor, "batch vocab"]:
+        found = scores.clone()
+        for text, own in zip(ids, found, strict=True):
+            begun = (text == self.header[0]).nonzero()
+            said = text[int(begun[-1]) + len(self.header) :].unique() if len(begun) else text[:0]
+            said = said[said < len(own)]
+            own[said] = torch.where(
+                own[said] < 0, own[said] * self.penalty, own[said] / self.penalty
+            )
+        return found
+
+
+def settings(model: Loaded, count: int, penalty: float) -> dict[str, Any]:
+    """Greedy answers of so many tokens at most that are kept from going round in circles."""
+    rule = AnswerPenalty(penalty, model.tokenizer(HEADER)["input_ids"])
+    return {
+        "max_new_tokens": count,
+        "do_sample": False,
+        "logits_processor": LogitsProcessorList([rule]),
+    }
 
 
 @dataclass(frozen=True)
