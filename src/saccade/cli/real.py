@@ -50,7 +50,7 @@ def bench_real(
     max_new_tokens: options.Tokens = 64,
     penalty: Annotated[
         float | None,
-        typer.Option(min=1, help="On tokens that stand in the answer already; 1.2 unless told."),
+        typer.Option(min=1, help="On tokens that stand in the answer already; 1.1 unless told."),
     ] = None,
     together: Annotated[
         int, typer.Option(min=1, help="Documents that share forwards; of several no speed is told.")
