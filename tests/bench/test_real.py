@@ -4,6 +4,7 @@ tested; with it (``saccade real make``), answers about a text of our own."""
 from __future__ import annotations
 
 import hashlib
+import json
 import subprocess
 from dataclasses import asdict
 from pathlib import Path
@@ -226,3 +227,9 @@ def test_a_loop_is_told_from_a_text():
     assert documents.repeated(range(40)) == 0
     assert documents.repeated([1, 2, 3] * 20) > 0.9
     assert documents.repeated([1, 2]) == 0
+
+
+def test_a_stored_page_is_what_its_rows_say():
+    """Claim: the page in docs/results is, byte for byte, made from the rows beside it."""
+    stored = Path(__file__).parents[2] / "docs" / "results" / "real-8k.json"
+    assert stored.with_suffix(".md").read_text() == page(json.loads(stored.read_text()))
