@@ -75,5 +75,5 @@ vllm: $(VLLM)/made  ## the draft inside vLLM: installs it apart (6 GB), then its
 	$(VLLM)/bin/python -m pytest -o addopts="-q --strict-markers --import-mode=importlib" \
 		-p no:xdist -m vllm tests/vllm
 
-vllm-bench: $(VLLM)/made  ## the table of docs/vllm.md, on an idle machine
-	OMP_NUM_THREADS=2 VLLM_CPU_NUM_OF_RESERVED_CPU=0 $(VLLM)/bin/python tests/vllm/bench.py
+vllm-bench: $(VLLM)/made  ## the table of docs/vllm.md, on an idle machine of two cores
+	OMP_NUM_THREADS=2 VLLM_CPU_NUM_OF_RESERVED_CPU=0 $(VLLM)/bin/python -m evidence vllm

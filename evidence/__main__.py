@@ -12,6 +12,7 @@ from evidence.commands.pages import chart, claims, listed, pairs, report, scalin
 from evidence.commands.rounds import cost, profile
 from evidence.commands.speed import speed
 from evidence.commands.training import evaluate, train
+from evidence.commands.vllm import vllm
 from saccade.cli.app import called
 
 app = typer.Typer(
@@ -35,6 +36,7 @@ app.command()(flips)
 app.command()(pool)
 app.command()(following)
 app.command()(gpu)
+app.command()(vllm)
 app.command("make-checkpoint")(make_checkpoint)
 app.command()(train)
 app.command("eval")(evaluate)

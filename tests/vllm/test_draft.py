@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from types import SimpleNamespace
 
+import psutil
 import pytest
 import torch
 from helpers import FAMILIES, VIDEO, backbone, llama, noisy, prompt_of, qwen25, text_input, truth
@@ -16,7 +17,7 @@ from saccade.core.prompt import Prefill
 from saccade.core.sampling import Sampling
 from saccade.core.tree import Tree
 from saccade.model.session import Session
-from saccade.vllm import features
+from saccade.vllm import caches, features, mending
 from saccade.vllm.draft import Draft, alike, introduce
 
 
@@ -136,6 +137,25 @@ def test_pixels_that_are_gone_cost_a_draft_and_nothing_else(monkeypatch, runner)
     assert runner.flying == {"a": []} and draft._proposer is not None
 
 
+def test_pixels_that_were_let_go_are_not_needed_beside_rows(monkeypatch, runner):
+    """Claim: a medium that kept its grid alone is drafted for from the engine's rows where the
+    towers are equal, and not at all where they are not known to be or the rows are gone."""
+    draft = loaded(monkeypatch, qwen25(), runner, view="full")
+    for name in ("a", "b", "c"):
+        runner.add(name, qwen25(), video(), truth("qwen2_5_vl"))
+    for name in ("b", "c"):
+        carried = runner.requests[name].mm_features[0]
+        carried.data = {k: v for k, v in carried.data.items() if not k.startswith("pixel")}
+    del runner.encoder_cache["c"]
+    runner.step(draft)
+    assert [len(runner.flying[name]) for name in ("a", "b", "c")] == [5, 5, 0]
+    draft._alike = False
+    runner.add("d", qwen25(), video(), truth("qwen2_5_vl"))
+    runner.requests["d"].mm_features = runner.requests["b"].mm_features
+    runner.step(draft)
+    assert runner.flying["d"] == [] and draft._proposer is not None
+
+
 def test_memory_is_bounded(monkeypatch, runner):
     """Claim: caches never take more than was allowed; those who do not fit go without a draft."""
     rows = backbone(qwen25()).token_bytes
@@ -146,6 +166,42 @@ def test_memory_is_bounded(monkeypatch, runner):
     runner.step(draft)
     assert sorted(len(drafted) for drafted in runner.flying.values()) == [0, 5]
     assert 0 < draft._proposer.drafts.bytes <= allowed
+
+
+def test_memory_is_bounded_while_answers_grow(monkeypatch, runner):
+    """Claim: where two caches have to grow in the same round and there is room for one, the other
+    request goes on without drafts, and no round ends above what was allowed."""
+    monkeypatch.setattr(caches, "LONG", 0)  # caches begin with the prompt and 64 rows
+    allowed = 290 * backbone(qwen25()).token_bytes  # 2 x 95 rows, and not 2 x 142
+    draft = loaded(monkeypatch, qwen25(), runner, view="full", memory=allowed / 2**30)
+    for name in ("a", "b"):
+        runner.add(name, qwen25(), video(), [7] * 120)
+    drafts, most = draft._proposer.drafts, 0
+    while runner.requests:
+        runner.step(draft)
+        most = max(most, drafts.bytes)
+        drafted = [bool(runner.flying[name]) for name in ("a", "b")]
+        assert any(drafted) and all(drafted) == (len(runner.written["a"]) < 58)
+    assert allowed / 2 < most <= allowed
+
+
+@pytest.mark.parametrize(("view", "times"), [("scattered", 1), ("attention", 2)])
+def test_what_caches_may_take_is_held_until_the_engine_has_counted(
+    monkeypatch, runner, view, times
+):
+    """Claim: from loading to the first step the process holds, in pages it really has, the memory
+    of the caches, and as much again where keys of the target are kept; then it is free for them."""
+    before = _resident()
+    draft = loaded(monkeypatch, qwen25(), runner, view=view, memory=0.125)
+    assert _resident() - before > 0.95 * times * 2**27
+    runner.add("a", qwen25(), video(), truth("qwen2_5_vl"))
+    runner.step(draft)
+    assert _resident() - before < 0.5 * 2**27
+
+
+def _resident() -> int:
+    """Bytes of this process in memory."""
+    return int(psutil.Process().memory_info().rss)
 
 
 def test_a_failure_is_told_once_and_ends_drafting(monkeypatch, runner, caplog):
@@ -236,3 +292,26 @@ def test_bytes_are_scaled_as_the_processor_would():
     patches = pictures.reshape(2, -1)
     torch.testing.assert_close(features.normal(patches, rule), real.reshape(2, -1))
     assert features.normal(real, None) is real
+
+
+def test_a_request_s_value_goes_to_each_of_its_drafted_tokens():
+    """Claim: what mends vLLM's sampler on a CPU repeats a value once a drafted token, of any type,
+    leaves requests without drafts out, and exchanges the value that stands for greedy."""
+    ends = torch.tensor([2, 2, 5], dtype=torch.int32)
+    heat = mending.expanded(torch.tensor([0.5, 0.7, 0.0]), ends, 5, replace_from=0, replace_to=1)
+    assert heat.tolist() == [0.5, 0.5, 1, 1, 1]
+    ks = mending.expanded(torch.tensor([3, 5, 9], dtype=torch.int32), ends, 5)
+    assert ks.tolist() == [3, 3, 9, 9, 9] and ks.dtype == torch.int32
+
+
+def test_limits_meet_rows_or_nothing_happens():
+    """Claim: a limit that cannot take a maximum of nothing is not asked where there is no row."""
+
+    def limit(logits: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+        return logits.masked_fill(logits < logits.topk(int(k.max())).values[:, -1:], -torch.inf)
+
+    with pytest.raises(RuntimeError):
+        limit(torch.empty(0, 4), torch.empty(0, dtype=torch.int))
+    mended = mending.of_rows(limit)
+    assert mended(torch.empty(0, 4), torch.empty(0, dtype=torch.int)).shape == (0, 4)
+    assert mended(torch.tensor([[1.0, 2.0]]), torch.tensor([1])).tolist() == [[-torch.inf, 2.0]]

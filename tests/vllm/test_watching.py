@@ -71,6 +71,34 @@ def test_what_is_watched_is_what_we_record(cuts):
     torch.testing.assert_close(found[1], prefill.relevance)
 
 
+def test_keys_of_prompts_under_way_are_bounded():
+    """Claim: of two prompts whose keys would together take more than is allowed the second passes
+    by unseen; one that comes when the first has been read to its end is watched."""
+    _, seen = _recorded()
+    layers = _layers(len(seen))
+    ids = video()["input_ids"][0].tolist()
+    one = len(seen) * 31 * seen[0][1][0].numel() * 4  # bytes of a prompt's keys
+    watch = Watch(layers, {VIDEO: "video"}, 1.5 * one)
+    reading = SimpleNamespace(num_prompt_tokens=31, mm_features=[1], prompt_token_ids=ids)
+    batch = SimpleNamespace(req_ids=["a", "b"])
+    runner = SimpleNamespace(input_batch=batch, requests={"a": reading, "b": reading, "c": reading})
+
+    def step(starts: list[int], count: int) -> None:
+        batch.num_computed_tokens_cpu = np.array(starts)
+        watch.step(runner)
+        meta = SimpleNamespace(query_start_loc=torch.arange(3) * count)
+        for layer, (q, k) in zip(list(layers.values())[1:], seen, strict=True):
+            rows = [t[starts[0] : starts[0] + count].repeat(2, 1, 1) for t in (q, k)]
+            layer.impl.forward(layer, *rows, rows[1], None, meta)
+
+    step([0, 0], 16)
+    step([16, 16], 15)
+    assert watch.take("b") is None
+    batch.req_ids = ["c", "b"]
+    step([0, 31], 31)
+    assert watch.take("a") is not None and watch.take("c") is not None
+
+
 def test_what_came_from_a_prefix_cache_is_not_guessed():
     """Claim: a prompt whose beginning was not read gives nothing; so does one not read to its end;
     requests that ended are forgotten, and a closed watch leaves the layers as they were."""

@@ -23,7 +23,7 @@ from saccade.drafting.drafters import MATCH, drive, lookup
 from saccade.drafting.shapes.policies import confidence
 from saccade.drafting.views.basic import SCATTERED
 from saccade.model.backbone import Backbone
-from saccade.model.session import LONG, Session
+from saccade.model.session import LONG, ROOM, Session
 from saccade.vllm.pace import Plan
 
 
@@ -107,7 +107,8 @@ class ModelDrafts(Drafts):
         if view.attention and prefill.mass is None:  # the target's attention was not to be seen
             view = replace(SCATTERED, keep=view.keep or SCATTERED.keep)
         prompt = self._backbone.written(view(prefill, prefill.prompt))
-        if self.bytes + (len(prompt) + LONG // 4) * self._backbone.token_bytes > self._memory:
+        rows = len(prompt) + LONG // 4 + ROOM
+        if self.bytes + rows * self._backbone.token_bytes > self._memory:
             return False
         number = next(self._fresh)
         for _ in self._session.reading(number, prompt, place=number):
@@ -121,21 +122,28 @@ class ModelDrafts(Drafts):
             known = self._session.requests[number].length
             if fresh := each.ids[each.start + known :].tolist():
                 self._session.commit({number: fresh})
-        names = {self._numbers[each.name]: each.name for each in asked if self._fits(each, plan)}
+        spare, names = self._memory - self.bytes, {}
+        for each in asked:
+            number = self._numbers[each.name]
+            more, held = self._growth(number, plan)
+            if more > spare:  # it is drafted for no more, and the others have its room
+                self._session.end(self._numbers.pop(each.name))
+                spare += held
+            else:
+                names[number], spare = each.name, spare - more
         growing = {number: grow(plan) for number in names}
         trees = drive(self._session, growing, {})
         return {names[number]: Drafted(tree.tokens, tree.odds) for number, tree in trees.items()}
 
-    def _fits(self, asked: Asked, plan: Plan) -> bool:
-        """Whether the cache may hold what a draft adds; else the request is forgotten."""
-        request = self._session.requests[self._numbers[asked.name]]
+    def _growth(self, number: int, plan: Plan) -> tuple[int, int]:
+        """The bytes that a draft may add to a request's cache, and those it has."""
+        request = self._session.requests[number]
         cache = request.cache
         needed = cache.length + len(request.pending) + plan.length + 1
-        # a cache that grows is copied into one half as large again
-        if needed <= cache.capacity or self.bytes + 3 * cache.bytes // 2 <= self._memory:
-            return True
-        self._session.end(self._numbers.pop(asked.name))
-        return False
+        if needed <= cache.capacity:
+            return 0, cache.bytes
+        # a cache that grows is copied into one half as large again, or as large as it must be
+        return max(3 * cache.bytes // 2, needed * self._backbone.token_bytes), cache.bytes
 
     def keep(self, names: Collection[str]) -> None:
         for name in self._numbers.keys() - set(names):

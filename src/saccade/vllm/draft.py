@@ -23,7 +23,7 @@ from saccade.core.prompt import Inputs, Prefill, Prompt
 from saccade.inputs.loading import Loaded, check_tokenizers, load
 from saccade.model.families import placeholders
 from saccade.model.memory import GIB
-from saccade.vllm import features, options, watching
+from saccade.vllm import features, mending, options, watching
 from saccade.vllm.caches import Asked, LookupDrafts, ModelDrafts
 from saccade.vllm.proposing import Proposer
 
@@ -53,6 +53,8 @@ class Draft:
             from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
             introduce(GPUModelRunner)
+            if str(vllm_config.device_config.device) == "cpu":
+                mending.mend()
 
     # -- what vLLM calls -----------------------------------------------------------------------
 
@@ -69,11 +71,12 @@ class Draft:
         self._loaded = load(self._options.draft, dtype=kind, device=str(device))
         self._proposer = self._proposer_of(self._loaded, model)
         # held until the engine has divided what memory is left
-        bytes_ = int(self._options.memory * GIB)
-        self._reserve = torch.zeros(bytes_, dtype=torch.uint8, device=device)
+        memory = int(self._options.memory * GIB)
+        held = 2 * memory if self._view.attention else memory
+        self._reserve = torch.zeros(held, dtype=torch.uint8, device=device)
         if self._view.attention:
             layers = self._config.compilation_config.static_forward_context
-            self._watch = watching.Watch(layers, self._loaded.backbone.placeholders)
+            self._watch = watching.Watch(layers, self._loaded.backbone.placeholders, memory)
 
     def propose(
         self,
@@ -128,7 +131,9 @@ class Draft:
             return None
         cached = [self._runner.encoder_cache.get(each.identifier) for each in state.mm_features]
         rows = None if any(each is None for each in cached) or not cached else torch.cat(cached)
-        prompt = self._prompt(told, rows)
+        prompt = self._prompt(told, rows, whole=features.whole(state.mm_features))
+        if prompt is None:
+            return None
         if model.axes > 1 and state.mrope_positions is not None:
             at = state.mrope_positions[:, : len(prompt)].to(prompt.positions)
             following = len(prompt) + int(state.mrope_position_delta)
@@ -140,11 +145,14 @@ class Draft:
         mass, relevance = (each[..., cells] for each in seen)
         return Prefill(prompt, None, torch.empty(0), mass, relevance)
 
-    def _prompt(self, told: Inputs, rows: Tensor | None) -> Prompt:
-        """From the rows that the target's tower gave, where the draft's gives the same."""
+    def _prompt(self, told: Inputs, rows: Tensor | None, *, whole: bool) -> Prompt | None:
+        """From the rows that the target's tower gave, where the draft's gives the same; else from
+        all pixels, if they are there."""
         model = self._loaded.backbone
         if rows is not None and self._alike:
             return model.assemble(told, rows)
+        if not whole:
+            return None
         prompt = model.prompts(told)[0]
         if rows is not None and self._alike is None:
             own = prompt.embeds[prompt.visual | prompt.fixed]

@@ -20,13 +20,18 @@ def batches(features: Sequence[Any]) -> list[Mapping[str, Any]]:
     return [batch for _, _, batch in group_and_batch_mm_kwargs(items)]
 
 
+def whole(features: Sequence[Any]) -> bool:
+    """Whether the pixels of all are there: vLLM lets go of those it will not look at again."""
+    return all(any(key.startswith("pixel") for key in feature.data) for feature in features)
+
+
 def inputs(
     ids: Sequence[int],
     features: Sequence[Any],
     placeholders: Mapping[int, Kind],
     processor: Any,
 ) -> Inputs | None:
-    """A request as the draft's model takes it; None where its pixels are not there any more."""
+    """A request as the draft's model takes it; None where nothing is left of a medium."""
     if any(feature.data is None for feature in features):
         return None
     row = torch.tensor(ids, dtype=torch.long)[None]

@@ -1,12 +1,14 @@
 """How much a prompt's text attends to its visual tokens, watched in vLLM's own attention layers.
 
 A layer calls ``impl.forward`` outside of any compiled graph, with rotated queries and keys. Keys of
-a prompt read in chunks are kept until its end; those that came from the prefix cache pass by
-unseen, and such a request's view asks nothing of the target.
+a prompt read in chunks are kept until its end, up to ``memory`` bytes of all prompts under way;
+those that came from the prefix cache pass by unseen. Where not all was seen, a view asks nothing of
+the target.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -29,6 +31,7 @@ class _Reading:
     mass: Tensor  # [layer, kv_head, seen], as are the sums of queries so far
     relevance: Tensor
     keys: list[list[Tensor]]  # by layer, what came so far
+    bytes: int  # of the keys of all of it
     reached: int = 0
 
 
@@ -38,6 +41,7 @@ class Watch:
 
     layers: Mapping[str, Any]
     placeholders: Mapping[int, Any]
+    memory: float = math.inf
     _runner: Any = None
     _readings: dict[str, _Reading] = field(default_factory=dict)
 
@@ -75,7 +79,7 @@ class Watch:
             if at >= state.num_prompt_tokens or not state.mm_features:
                 continue
             if at == 0 and number == 0:
-                self._readings[name] = self._begin(state, impl, query.device)
+                self._begin(name, state, impl, key)
             reading = self._readings.get(name)
             if reading is None or reading.reached != at:
                 continue  # its first part came from the prefix cache
@@ -83,13 +87,22 @@ class Watch:
             if number == len(self._watched) - 1:
                 reading.reached = at + stop - start
 
-    def _begin(self, state: Any, impl: Any, device: torch.device) -> _Reading:
+    def _begin(self, name: str, state: Any, impl: Any, key: Tensor) -> None:
+        """Watches a prompt from its first row on, if its keys fit."""
+        device, length = key.device, len(state.prompt_token_ids)
+        bytes_ = len(self._watched) * length * key[0].numel() * key.element_size()
+        self._readings.pop(name, None)  # it was put off, and begins again
+        under_way = (each.bytes for each in self._readings.values() if each.reached < each.length)
+        if sum(under_way) + bytes_ > self.memory:
+            return
         ids = torch.tensor(state.prompt_token_ids)
         columns = torch.isin(ids, torch.tensor([*self.placeholders])).nonzero().squeeze(-1)
         mass = torch.zeros(len(self._watched), impl.num_kv_heads, len(columns), device=device)
         text = int(columns[-1]) + 1 if len(columns) else 0
         keys: list[list[Tensor]] = [[] for _ in self._watched]
-        return _Reading(columns.to(device), text, len(ids), mass, torch.zeros_like(mass), keys)
+        self._readings[name] = _Reading(
+            columns.to(device), text, length, mass, torch.zeros_like(mass), keys, bytes_
+        )
 
 
 def _add(reading: _Reading, number: int, impl: Any, query: Tensor, key: Tensor, at: int) -> None:

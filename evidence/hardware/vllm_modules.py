@@ -1,0 +1,14 @@
+"""What an engine of vLLM imports, imported once for all engines forked from here."""
+
+from importlib import import_module
+
+for name in (
+    "vllm.model_executor.models.llava_onevision",
+    "vllm.model_executor.models.qwen2_5_vl",
+    "vllm.model_executor.models.qwen3_vl",
+    "vllm.v1.engine.core",
+    "vllm.v1.worker.cpu_worker",
+    "saccade.vllm",
+    "saccade.world.drawing",
+):
+    import_module(name)
