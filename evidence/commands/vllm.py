@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -29,7 +29,7 @@ def vllm(
     """Write the table of docs/vllm.md: engines of vLLM and our drafts in it, taking turns."""
     from evidence.hardware import inside
 
-    given = {"at_once": tuple(at_once or ()), "rows": tuple(row or ())}
+    given: dict[str, Any] = {"at_once": tuple(at_once or ()), "rows": tuple(row or ())}
     chosen = {name: value for name, value in given.items() if value}
     plan = inside.Plan(repeat=repeat, tokens=tokens, **chosen)
     with status("starting", quiet=False) as tell:

@@ -26,7 +26,7 @@ COUNTED = {
     "vllm:spec_decode_num_accepted_tokens": "accepted",
     "vllm:num_preemptions": "preempted",
 }
-NGRAM = {"prompt_lookup_max": 3, "prompt_lookup_min": 1}
+NGRAM = {"method": "ngram", "prompt_lookup_max": 3, "prompt_lookup_min": 1}
 OURS = {"method": "custom_class", "model": "saccade.vllm.Draft"}
 
 
@@ -54,9 +54,10 @@ class Setup:
     breaks: bool = False  # whether the draft's third forward raises
 
     def speculative(self) -> dict[str, Any] | None:
-        method = {"method": "ngram", **NGRAM} if self.ngram else OURS
-        drafts = self.ngram or self.options is not None
-        return {**method, "num_speculative_tokens": self.most} if drafts else None
+        if not self.ngram and self.options is None:
+            return None
+        method: Mapping[str, Any] = NGRAM if self.ngram else OURS
+        return {**method, "num_speculative_tokens": self.most}
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,11 @@ class Engine:
         self._process = _server().Process(target=_serve, args=(setup, theirs, self._log))
         self._process.start()
         theirs.close()
-        self._answer()
+        try:
+            self._answer()
+        except RuntimeError:
+            self.close()
+            raise
 
     def ask(self, waves: Sequence[Wave], **sampling: Any) -> Ran:
         """Answers of every wave, whose questions are asked at once; greedy unless told."""

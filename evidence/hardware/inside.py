@@ -106,8 +106,8 @@ def run(plan: Plan, path: Path, tell: Callable[[str], None], *, more: bool) -> d
     """Measures and keeps what there is after every turn; ``more`` adds to what ``path`` holds."""
     earlier = json.loads(path.read_text())["runs"] if more else []
     kept = [one for one in earlier if one["at once"] not in plan.at_once]
-    threads = os.environ.get("OMP_NUM_THREADS", "1")
-    settings = {**asdict(plan), "at_once": None, "threads": threads}
+    settings = {name: value for name, value in asdict(plan).items() if name != "at_once"}
+    settings["threads"] = os.environ.get("OMP_NUM_THREADS", "1")
     found = {"environment": environment(), "settings": settings, "runs": kept}
     for one in measure(plan, tell):
         found["runs"].append(one)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from types import SimpleNamespace
 
 import psutil
@@ -175,13 +176,13 @@ def test_memory_is_bounded_while_answers_grow(monkeypatch, runner):
     allowed = 290 * backbone(qwen25()).token_bytes  # 2 x 95 rows, and not 2 x 142
     draft = loaded(monkeypatch, qwen25(), runner, view="full", memory=allowed / 2**30)
     for name in ("a", "b"):
-        runner.add(name, qwen25(), video(), [7] * 120)
-    drafts, most = draft._proposer.drafts, 0
+        runner.add(name, qwen25(), video(), [7] * 100)
+    drafts, most, rounds = draft._proposer.drafts, 0, Counter()
     while runner.requests:
         runner.step(draft)
         most = max(most, drafts.bytes)
-        drafted = [bool(runner.flying[name]) for name in ("a", "b")]
-        assert any(drafted) and all(drafted) == (len(runner.written["a"]) < 58)
+        rounds[sum(map(bool, runner.flying.values()))] += 1
+    assert rounds[2] > 40 and rounds[1] > 20 and not rounds[0]
     assert allowed / 2 < most <= allowed
 
 

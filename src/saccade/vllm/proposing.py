@@ -51,6 +51,8 @@ class Proposer:
             start = self._clock()
             if able:
                 found |= self.drafts.draft(able, plan)
+                # whoever outgrew the memory would be read anew every round
+                self._declined |= {each.name for each in able if each.name not in self.drafts}
             levels = max((len(draft.tokens) for draft in found.values()), default=0)
             pace = pace.drafted(levels, self._clock() - start)
         elif names:
