@@ -54,4 +54,4 @@ def test_the_page_has_the_stored_table() -> None:
     page = (ROOT / "docs/vllm.md").read_text()
     runs = json.loads((ROOT / "docs/results/vllm.json").read_text())["runs"]
     assert inside.written(page, runs) == page
-    assert {one["at once"] for one in runs} >= {1, 8} and all(one["equal"] for one in runs)
+    assert {one["at once"] for one in runs} == {1, 8, 32} and all(one["equal"] for one in runs)
