@@ -108,7 +108,7 @@ def run(plan: Plan, path: Path, tell: Callable[[str], None], *, more: bool) -> d
     kept = [one for one in earlier if one["at once"] not in plan.at_once]
     settings = {name: value for name, value in asdict(plan).items() if name != "at_once"}
     settings["threads"] = os.environ.get("OMP_NUM_THREADS", "1")
-    found = {"environment": environment(), "settings": settings, "runs": kept}
+    found: dict[str, Any] = {"environment": environment(), "settings": settings, "runs": kept}
     for one in measure(plan, tell):
         found["runs"].append(one)
         path.write_text(json.dumps(found, indent=1) + "\n")
