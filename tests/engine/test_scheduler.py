@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -92,9 +92,9 @@ def test_a_round_is_one_forward_of_the_target_for_all(monkeypatch):
     calls: list[int] = []
     forward = Session._forward
 
-    def counted(self: Session, segments: Sequence[Any], *rest: Any) -> Any:
-        calls.append(len(segments))
-        return forward(self, segments, *rest)  # type: ignore[arg-type]
+    def counted(self: Session, rows: Any, **told: Any) -> Any:
+        calls.append(len(rows.segments))
+        return forward(self, rows, **told)
 
     monkeypatch.setattr(Session, "_forward", counted)
     scheduler.step()
@@ -252,12 +252,12 @@ def test_memory_that_runs_out_over_a_tree_costs_the_draft_only(monkeypatch):
     """
     forward, refused = Session._forward, 0
 
-    def small(self: Session, segments: Any, ids: list[int], *rest: Any) -> Any:
+    def small(self: Session, rows: Any, **told: Any) -> Any:
         nonlocal refused
-        if self.backbone is TARGET and len(ids) > 1 + len(segments):
+        if self.backbone is TARGET and len(rows.ids) > 1 + len(rows.segments):
             refused += 1
             raise torch.OutOfMemoryError("CUDA out of memory")
-        return forward(self, segments, ids, *rest)
+        return forward(self, rows, **told)
 
     with monkeypatch.context() as patch:
         patch.setattr(Session, "_forward", small)

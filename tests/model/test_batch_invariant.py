@@ -227,12 +227,12 @@ class Unpadded(Session):
 class Unordered(BatchInvariantSession):
     """The right number of rows, and the ordinary attention."""
 
-    def _forward(self, *args: Any) -> Tensor:
+    def _forward(self, *args: Any, **told: Any) -> Tensor:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(
                 batch_invariant, "BatchInvariantStep", lambda segment, real: self._step([segment])
             )
-            return super()._forward(*args)
+            return super()._forward(*args, **told)
 
 
 def along(session: Session, text: list[int], chance: random.Random | None) -> Tensor:

@@ -133,7 +133,9 @@ def test_costs_are_measured_once_and_never_fall_with_rows(tmp_path, monkeypatch)
     assert list(first.target) == sorted(first.target) and first.draft > 0
     (file,) = tmp_path.rglob("costs.json")
     calls = []
-    monkeypatch.setattr(cost, "_times", lambda m, asked: calls.append(asked) or [1.0] * len(asked))
+    monkeypatch.setattr(
+        cost, "_times", lambda m, asked, requests=1: calls.append(asked) or [1.0] * len(asked)
+    )
     assert cost.measure(target, draft, context=64, draft_context=64) == first
     assert not calls
     assert cost.measure(target, draft, context=128, draft_context=64) != first and calls
@@ -151,7 +153,7 @@ def test_costs_of_a_busy_hour_are_measured_again(tmp_path, monkeypatch, then, ag
     target, draft = backbone(qwen25()), backbone(noisy(qwen25))
     asked = []
 
-    def times(model, wanted):
+    def times(model, wanted, requests=1):
         asked.append(wanted)
         return [1.0] * len(wanted)
 
