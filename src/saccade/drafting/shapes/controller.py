@@ -161,10 +161,10 @@ class Auto(Shape):
     def fold(self, state: State, round: Round) -> State:
         if not state.begun and not round.tree.tokens:
             return replace(state, begun=True)
-        if round.load is not None and not round.p.rules.sample:
-            state = replace(state, sharing=round.load.requests)
-        elif state.sharing > 1:
-            state = replace(state, sharing=1)
+        load = None if round.p.rules.sample else round.load
+        requests = 1 if load is None else load.requests
+        if state.sharing != requests:
+            state = replace(state, sharing=requests)
         stretch = self._stretched(state, round)
         if not round.tree.tokens:
             return replace(state, plain=state.plain + 1, stretch=stretch)
