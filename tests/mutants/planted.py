@@ -265,7 +265,8 @@ MUTANTS = (
         "the law of the wrong pending token",
         "model/session.py",
         "into.wanted.extend(range(start + max(waiting - 1, 0), len(into.ids)))",
-        "into.wanted.extend([*range(start, start + (waiting > 0)), *range(start + waiting, len(into.ids))])",
+        "into.wanted.extend((*range(start, start + (waiting > 0)), "
+        "*range(start + waiting, len(into.ids))))",
         (f"{SESSION}::test_tokens_from_outside_the_tree_are_caught_up_with",),
     ),
     Mutant(

@@ -61,6 +61,7 @@ def _nested(depth: int) -> dict[str, Any]:
     return {"properties": {"a": _nested(depth - 1)}} if depth else {}
 
 
+@pytest.mark.slow
 def test_a_hundred_answers_have_their_schema(auto, plain, clips):
     """Claim: of 100 answers under auto, greedy and sampled, with a video and without, each is JSON
     of the schema; the greedy ones are plain decoding's."""
