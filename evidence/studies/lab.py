@@ -101,7 +101,7 @@ class Lab:
             draft=(draft or self.draft).backbone,
             method=method,
             tokenizer=self.target.tokenizer,
-            captioner=captioner(SHAPES, list(clip.frames)),
+            captioner=captioner(SHAPES, [list(clip.frames)]),
             **{"max_new_tokens": self.tokens, "do_sample": False, **settings},
         )
         if found.fallback_reason is not None:
@@ -171,7 +171,7 @@ class Lab:
         """What the target makes of any question about a clip."""
         guide = agreement.guided(self.target.backbone, inputs)
         newline = self.target.tokenizer.encode("\n", add_special_tokens=False)
-        guide = replace(guide, words={"newline": tuple(newline)})  # for the view ``text``
+        guide = replace(guide, words={"newline": (tuple(newline),)})  # for the view ``text``
         return Shot(number, clip, inputs, guide, self.answer("ar", clip, inputs).ids)
 
     def along(self, shot: Shot, view: str, draft: Loaded) -> Float[Tensor, "answer vocab"]:
@@ -182,10 +182,13 @@ class Lab:
     def agrees(self, shot: Shot, view: str, draft: Loaded) -> list[bool]:
         return agreement.agrees(draft, self.target, shot.guide, view, shot.ids)
 
-    def by_view(self, views: Sequence[str], draft: Loaded) -> dict[str, list[float]]:
-        """Tau of a greedy chain of five under each view (``specvlm/keep=0.1``), clip by clip."""
+    def by_view(
+        self, views: Sequence[str], draft: Loaded, first: int = 0
+    ) -> dict[str, list[float]]:
+        """Tau of a greedy chain of five under each view (``specvlm/keep=0.1``), clip by clip, from
+        clip ``first`` on."""
         found: dict[str, list[float]] = {view: [] for view in views}
-        for number in range(self.clips):
+        for number in range(first, first + self.clips):
             shot = self.shot(number)
             for view in views:
                 found[view].append(agreement.tau(self.agrees(shot, view, draft), GAMMA))

@@ -57,14 +57,14 @@ def captioners(lab: Lab) -> Data:
     ratios: dict[str, dict[str, list[float]]] = {}
     seconds: dict[str, dict[str, list[float]]] = {}
     for number in range(lab.clips):
-        for row, (frames, inputs) in _shown(lab, number).items():
+        for row, (media, inputs) in _shown(lab, number).items():
             lab.tell(f"{row}, {number + 1} of {lab.clips}".replace("\n", " "))
-            small = captioner(SHAPES, frames)
+            small = captioner(SHAPES, media)
             found = _in_turns(
                 {
                     "target": partial(_first_token, lab, inputs),
                     "captioner": partial(small, {}),
-                    "blip": partial(replace(blip, frame=small.frame), {}),
+                    "blip": partial(replace(blip, frames=small.frames), {}),
                 }
             )
             for key, taken in found.items():
@@ -83,18 +83,18 @@ def captioners(lab: Lab) -> Data:
     }
 
 
-def _shown(lab: Lab, number: int) -> Mapping[str, tuple[list[np.ndarray], Inputs]]:
-    """What is shown, by its name: the frames a captioner has, and the target's inputs."""
-    found: dict[str, tuple[list[np.ndarray], Inputs]] = {}
+def _shown(lab: Lab, number: int) -> Mapping[str, tuple[list[list[np.ndarray]], Inputs]]:
+    """What is shown, by its name: the frames of each medium, and the target's inputs."""
+    found: dict[str, tuple[list[list[np.ndarray]], Inputs]] = {}
     pictures = [_picture(max(PICTURES) * number + i, lab.size // 4) for i in range(max(PICTURES))]
     for count in PICTURES:
         inputs = ask(lab.target, "Describe the images in detail.", images=pictures[:count])
         found[f"{count} picture{'s'[: count - 1]} of\n{lab.size // 4} tokens"] = (
-            pictures[:count],
+            [[picture] for picture in pictures[:count]],
             inputs,
         )
     clip, inputs = lab.inputs(number)
-    found[f"a video of\n{lab.size} tokens"] = list(clip.frames), inputs
+    found[f"a video of\n{lab.size} tokens"] = [list(clip.frames)], inputs
     return found
 
 
@@ -147,7 +147,7 @@ def small_blip() -> ImageToText:
         BlipImageProcessor(size={"height": 384, "width": 384}),
         BertTokenizer(vocab={word: i for i, word in enumerate(vocab)}, bos_token="[DEC]"),
     )
-    return ImageToText(model, processor, np.zeros((8, 8, 3), np.uint8), tokens=SENTENCE)
+    return ImageToText(model, processor, [], tokens=SENTENCE)
 
 
 def quality(lab: Lab) -> Data:

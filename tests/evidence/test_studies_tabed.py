@@ -133,10 +133,10 @@ def laws(lab: Lab) -> list[tuple[tuple[int, ...], Tensor, dict[str, Tensor]]]:
         session.prefill(backbone.prompts(shot.inputs))
         scores = session.score({0: chain(shot.ids[:-1])})[0]
         p = torch.stack([scores.logits(node) for node in range(ROOT, len(shot.ids) - 1)])
-        (caption,) = captioner(SHAPES, list(shot.clip.frames))(shot.inputs)
+        ((caption,),) = captioner(SHAPES, [list(shot.clip.frames)])(shot.inputs)
         words = {
-            "newline": tuple(lab.target.tokenizer.encode("\n")),
-            "caption": tuple(lab.target.tokenizer.encode(f"image: {caption}")),
+            "newline": (tuple(lab.target.tokenizer.encode("\n")),),
+            "caption": (tuple(lab.target.tokenizer.encode(f"image: {caption}")),),
         }
         told = replace(shot, guide=replace(shot.guide, words=words))
         q = {
@@ -248,7 +248,6 @@ def test_the_windows_table_is_algorithm_1(lab, laws):
     assert [bar.get_width() for bar in drawn.patches] == middles
 
 
-@pytest.mark.slow
 def test_drift_is_the_weights_of_algorithm_1(lab, laws):
     """Claim: by window, the heaviest view's weight is the mean over clips of that in Algorithm 1,
     as far as all clips go; the other panels are the first clip's own weights; the line to compare
@@ -342,7 +341,6 @@ def test_a_step_really_runs(lab, monkeypatch):
             assert first > 0
 
 
-@pytest.mark.slow
 def test_stages_are_those_of_runs_with_more_and_more_pictures(lab, monkeypatch):
     """Claim: a row a number of pictures, with the prompts' true visual tokens and the mean seconds
     of each stage over the clips, the warm-up left out; every answer has all its tokens. Fails if a

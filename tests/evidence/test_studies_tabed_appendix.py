@@ -150,7 +150,7 @@ def test_random_weights_cost_what_they_say(pair):
     blip = tabed_appendix.small_blip()
     frames = (np.zeros((56, 56, 3), np.uint8), np.full((448, 896, 3), 200, np.uint8))
     for frame in frames:
-        (said,) = dataclasses.replace(blip, frame=frame)({})
+        ((said,),) = dataclasses.replace(blip, frames=[frame])({})
         assert len(said.split()) in (tabed_appendix.SENTENCE - 1, tabed_appendix.SENTENCE)
     vision = blip.model.config.vision_config
     assert (vision.image_size // vision.patch_size) ** 2 == 576

@@ -11,7 +11,7 @@ import pytest
 import zoo
 
 from evidence.checkpoints import SIDE, TILES
-from saccade.core.prompt import Prefill, Prompt
+from saccade.core.prompt import Prefill, Prompt, Texts
 from saccade.core.sampling import Sampling
 from saccade.inputs import Loaded
 from saccade.methods import VIEWS
@@ -189,7 +189,7 @@ def test_sound_alone_leaves_nothing_to_drop() -> None:
 def prefilled(loaded: Loaded, kind: str) -> Prefill:
     prompt = zoo.prompt_of(loaded, zoo.asked(loaded, kind))
     session = Session(loaded.backbone, [Sampling()])
-    words: Mapping[str, tuple[int, ...]] = {"newline": (10,), "caption": (65, 66, 67)}
+    words: Mapping[str, Texts] = {"newline": ((10,),), "caption": ((65, 66, 67),)}
     return replace(session.prefill([prompt], record=True)[0], words=words)
 
 
@@ -235,7 +235,7 @@ def test_written_views_drop_newlines_and_keep_sound(family: str, kind: str, name
     assert old.tolist() == whole.index[wanted].tolist()
     written = len(seen) - len(old)
     media = len(set(whole.grid[:, 0].tolist()))
-    assert written == media * len(prefill.words["newline" if name == "text" else "caption"])
+    assert written == media * len(prefill.words["newline" if name == "text" else "caption"][0])
     assert loaded.backbone.written(seen).blank is None
 
 

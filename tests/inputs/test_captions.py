@@ -78,19 +78,19 @@ def test_a_blip_folder_captions_the_middle_frame(blip):
 
     Fails if specials are left in it, if another frame is read, or if the prompt is repeated.
     """
-    caption = captions.captioner(str(blip), FRAMES)
+    caption = captions.captioner(str(blip), [FRAMES])
     assert caption.question is None
-    (said,) = caption({})
+    ((said,),) = caption({})
     assert said and set(said.split()) <= set(SAYABLE)
-    assert caption({}) == [said]
+    assert caption({}) == [[said]]
     others = [FRAMES[0], FRAMES[1], FRAMES[2], FRAMES[0], FRAMES[1]]
-    assert captions.captioner(str(blip), others)({}) == [said]
-    assert caption.frame is FRAMES[2]
+    assert captions.captioner(str(blip), [others])({}) == [[said]]
+    assert caption.frames == [FRAMES[2]]
 
 
 def test_captions_have_an_end(blip):
     """Claim: a model that never ends by itself is cut at the stated number of tokens."""
-    (said,) = captions.captioner(str(blip), FRAMES)({})
+    ((said,),) = captions.captioner(str(blip), [FRAMES])({})
     assert captions.MAX_TOKENS - 2 <= len(said.split()) <= captions.MAX_TOKENS
 
 
@@ -98,12 +98,12 @@ def test_tabed_reads_the_caption_and_stays_lossless(blip):
     """Claim: tabed-mtcp puts the BLIP's very words in the place of the video, and its answer is the
     target's. Fails if the caption is never asked for, or drafting gave up on the way.
     """
-    captioner = captions.captioner(str(blip), FRAMES)
+    captioner = captions.captioner(str(blip), [FRAMES])
     asked: list[str] = []
     heard: list[str] = []
 
     def overheard(inputs: Any) -> list[str]:
-        asked.extend(captioner(inputs))
+        asked.extend(*captioner(inputs))
         return asked[-1:]
 
     class Heard(type(WORDS["tokenizer"])):  # type: ignore[misc]
@@ -128,7 +128,7 @@ def test_tabed_reads_the_caption_and_stays_lossless(blip):
 def test_control_the_caption_matters_to_the_draft(blip):
     """Control: another caption drafts otherwise under sd/view=caption, for the same answer."""
     drafted = []
-    for said in (captions.captioner(str(blip), FRAMES)({})[0], "nothing at all"):
+    for said in (captions.captioner(str(blip), [FRAMES])({})[0][0], "nothing at all"):
         result = saccade.run(
             backbone(qwen25()),
             input_for("qwen2_5_vl"),
@@ -172,7 +172,7 @@ def test_the_embedded_captioner_says_what_is_there():
     seeds = range(UNSEEN, UNSEEN + 10)
     texts = []
     for seed in seeds:
-        (said,) = captions.captioner(captions.SHAPES, frames_of(seed))({})
+        ((said,),) = captions.captioner(captions.SHAPES, [frames_of(seed)])({})
         assert isinstance(said, str) and named(said)
         texts.append(said)
     right = hits(texts, seeds)
@@ -185,21 +185,21 @@ def test_a_chat_model_is_asked_and_not_repeated(pair):
     """Claim: a model with a chat template, loaded from its folder, is asked in its own format, and
     its caption holds the answer alone: no question, no role, no special token.
     """
-    caption = captions.captioner(str(pair / "target"), frames_of(UNSEEN))
+    caption = captions.captioner(str(pair / "target"), [frames_of(UNSEEN)])
     assert caption.question == "Describe the image."
-    (said,) = caption({})
+    ((said,),) = caption({})
     assert said and said == said.strip()
     assert not re.search(r"<\||\buser\b|\bassistant\b|Describe the image", said)
-    assert caption({}) == [said]
+    assert caption({}) == [[said]]
 
 
 def test_the_embedded_captioner_is_loaded_once(pair):
     """Claim: a model is read from disk once, however many clips ask for it."""
-    one = captions.captioner(captions.SHAPES, frames_of(UNSEEN))
-    two = captions.captioner(captions.SHAPES, frames_of(UNSEEN + 1))
-    assert one.model is two.model and one.frame is not two.frame
+    one = captions.captioner(captions.SHAPES, [frames_of(UNSEEN)])
+    two = captions.captioner(captions.SHAPES, [frames_of(UNSEEN + 1)])
+    assert one.model is two.model and one.frames is not two.frames
     folder = str(pair / "target")
-    assert captions.captioner(folder, FRAMES).model is captions.captioner(folder, FRAMES).model
+    assert captions.captioner(folder, [FRAMES]).model is captions.captioner(folder, [FRAMES]).model
 
 
 # -- what cannot caption -----------------------------------------------------------------------
@@ -255,14 +255,14 @@ def test_a_folder_that_holds_no_captioner_is_refused_in_a_sentence(kind, tmp_pat
     """Claim: whatever is wrong with a folder is one sentence that names it."""
     folder = str(BROKEN[kind](tmp_path))
     with pytest.raises(ModelError) as caught:
-        captions.captioner(folder, FRAMES)
+        captions.captioner(folder, [FRAMES])
     assert_a_sentence(caught.value, folder)
 
 
 def test_a_text_only_model_is_refused_in_a_sentence(text_only):
     """Claim: a model that reads no images is no captioner, and that is said when it is loaded."""
     with pytest.raises(ModelError) as caught:
-        captions.captioner(str(text_only), FRAMES)
+        captions.captioner(str(text_only), [FRAMES])
     assert_a_sentence(caught.value, str(text_only))
 
 
@@ -271,5 +271,5 @@ def test_an_unknown_name_is_refused_in_a_sentence(monkeypatch):
     # the hub's client reads the environment when it is imported, before any test
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(ModelError) as caught:
-        captions.captioner("nobody/no-such-captioner", FRAMES)
+        captions.captioner("nobody/no-such-captioner", [FRAMES])
     assert_a_sentence(caught.value, "nobody/no-such-captioner")

@@ -853,7 +853,7 @@ class Dropped(Worded):
     """T with nothing in the videos' place."""
 
     def __call__(self, prefill: Prefill, prompt: Prompt) -> Prompt:
-        return worded(prompt, ())
+        return worded(prompt, ((),))
 
 
 @dataclass(frozen=True)
@@ -861,7 +861,7 @@ class Repeated(Worded):
     """T with a newline for each visual token."""
 
     def __call__(self, prefill: Prefill, prompt: Prompt) -> Prompt:
-        return worded(prompt, prefill.words["newline"] * prompt.seen)
+        return worded(prompt, (prefill.words["newline"][0] * prompt.seen,))
 
 
 @dataclass(frozen=True)

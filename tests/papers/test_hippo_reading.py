@@ -6,6 +6,7 @@ import pytest
 
 from saccade.core.costs import Costs
 from saccade.drafting import recipe as planning
+from saccade.drafting.parallel.drafter import bearable
 from saccade.drafting.shapes.fit import LONGEST, Fit
 from saccade.drafting.shapes.policies import Chain
 from saccade.methods import resolve
@@ -40,3 +41,10 @@ def test_the_serial_rule_is_another():
     shape = Fit(costs=Costs(*FLAT, draft=0.1))
     assert shape.beside() == Chain(10)
     assert isinstance(chosen := shape.choose(shape.start()), int) and chosen < 10
+
+
+@pytest.mark.parametrize(("tokens", "seconds"), [([0], 60), ([100_000], 160), ([50_000] * 4, 260)])
+def test_a_draft_of_a_long_prompt_is_waited_for_longer(tokens, seconds):
+    """Claim: a minute and a second for every thousand tokens of all prompts. Fails where an hour of
+    video, which a draft beside a 72B target reads for minutes, is given up after a minute."""
+    assert bearable(tokens) == seconds

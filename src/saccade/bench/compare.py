@@ -12,7 +12,8 @@ from saccade.core.errors import MethodError, OptionError, SaccadeError
 from saccade.core.prompt import Inputs
 from saccade.core.result import Result
 from saccade.drafting.recipe import Recipe
-from saccade.engine.generate import Captioner, run
+from saccade.drafting.setup import Captioner
+from saccade.engine.generate import run
 from saccade.inputs import Loaded
 from saccade.methods import resolve
 

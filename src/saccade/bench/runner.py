@@ -90,12 +90,13 @@ def run(
     draft: Loaded | None,
     folder: Path,
     *,
-    captioner: Callable[[Sequence[np.ndarray]], Any] | None = None,
+    captioner: Callable[[Sequence[Sequence[np.ndarray]]], Any] | None = None,
     tell: Tell = lambda what, done, whole: None,
 ) -> list[Answer]:
     """Every answer of the plan, those of an earlier, interrupted run in ``folder`` included.
 
-    ``captioner`` makes a captioner of frames, for views that read one. Raises OptionError where
+    ``captioner`` makes a captioner of the frames of each video and image, for views that read one.
+    Raises OptionError where
     ``folder`` holds another plan's run.
     """
     recipes = {
@@ -173,15 +174,15 @@ class _Bench:
     draft: Loaded | None
     item: Item
     shown: dict[str, Any]
-    captioner: Callable[[Sequence[np.ndarray]], Any] | None  # of frames
+    captioner: Callable[[Sequence[Sequence[np.ndarray]]], Any] | None  # of each medium's frames
     seed: int
     exact: bool
 
     @cached_property
     def caption(self) -> Any:
         clips, images = self.shown["clips"], self.shown["images"]
-        frames = list(clips[0].frames) if clips else images
-        return self.captioner(frames) if self.captioner is not None and frames else None
+        media = [*(list(clip.frames) for clip in clips), *([image] for image in images)]
+        return self.captioner(media) if self.captioner is not None and media else None
 
     def answer(self, name: str, recipe: Recipe | None, settings: dict[str, Any]) -> list[Answer]:
         """One answer per turn of the item; of the draft by itself, to the first question. What a

@@ -58,7 +58,7 @@ def chat(
         draft=pair.drafting,
         method=recipe,
         tokenizer=pair.target.tokenizer,
-        captioner=known.captions(list(clip.frames)),
+        captioner=known.captions([list(clip.frames)]),
         seed=seed,
         exact=exact,
         max_new_tokens=max_new_tokens,

@@ -72,7 +72,7 @@ def compare(
         repeat=repeat or (REPEAT if len(names) <= MANY else 1),
         max_new_tokens=max_new_tokens,
         seed=seed,
-        captioner=known.captions(list(clip.frames)),
+        captioner=known.captions([list(clip.frames)]),
         exact=exact,
     )
     if trace is not None:

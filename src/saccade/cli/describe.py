@@ -61,7 +61,6 @@ def describe(
 
     A target over several GPUs: torchrun --nproc-per-node 4 -m saccade describe ... --tp
     """
-    video, question = options.shown(video, question, bool(document))
     prompt = options.asked(question, prompt)
     if tp and method is None:  # auto times forwards, which processes would do apart
         method = "specvlm" if models.draft or models.target in (None, "shapes") else "std"
@@ -96,7 +95,7 @@ def describe(
         draft_inputs=own,
         method=recipe,
         tokenizer=pair.target.tokenizer,
-        captioner=known.captions([] if clip is None else list(clip.frames)),
+        captioner=known.captions([] if clip is None else [list(clip.frames)]),
         seed=seed,
         exact=exact,
         max_new_tokens=max_new_tokens,

@@ -152,8 +152,9 @@ class Saccade(Model):
         settings, unknown = generation(given, self._longest, until=self._until)
         for name in unknown:
             self._warn(f"generation_kwargs: {name} is no generation setting and is left out")
-        frames = [frame for clip in asked["clips"][:1] for frame in clip.frames] or asked["images"]
-        caption = loading.captioner_of(self._captioner, target.name, frames, self._device)
+        shown = [list(clip.frames) for clip in asked["clips"]]
+        shown += [[picture] for picture in asked["images"]]
+        caption = loading.captioner_of(self._captioner, target.name, shown, self._device)
         inputs, own = self._models.ask(**asked)
         return saccade.run(
             target.backbone,
@@ -162,7 +163,7 @@ class Saccade(Model):
             draft_inputs=own,
             method=self._recipe,
             tokenizer=target.tokenizer,
-            captioner=caption if frames else None,
+            captioner=caption if shown else None,
             seed=settings.pop("seed", self._seed) + number,
             **settings,
         )

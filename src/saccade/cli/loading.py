@@ -37,9 +37,9 @@ class Known:
     def models(self, *, quiet: bool, tp: bool = False) -> Pair:
         return models(self.target, self.draft, quiet=quiet, tp=tp, **self.load)
 
-    def captions(self, frames: Sequence[np.ndarray]) -> Any:
-        """:func:`captioner_of` these frames."""
-        return captioner_of(self.captioner, self.target, frames, self.load["device"])
+    def captions(self, media: Sequence[Sequence[np.ndarray]]) -> Any:
+        """:func:`captioner_of` these."""
+        return captioner_of(self.captioner, self.target, media, self.load["device"])
 
 
 def known(given: ModelOptions, how: LoadOptions, method: str | None = None) -> Known:
@@ -116,14 +116,15 @@ def recipes(methods: Sequence[str], exact: bool = False) -> list[Recipe]:
 
 
 def captioner_of(
-    name: str | None, target: str, frames: Sequence[np.ndarray], device: str | None
+    name: str | None, target: str, media: Sequence[Sequence[np.ndarray]], device: str | None
 ) -> Any:
-    """A function from inputs to captions, loaded only if it is called; None without a model."""
+    """A function from inputs to captions of the frames of each video and image, loaded only if it
+    is called; None without a model."""
     if name is None and target != "shapes":
         return None
     from saccade.inputs import captions
 
-    return captions.later(name or captions.SHAPES, frames, device)
+    return captions.later(name or captions.SHAPES, media, device)
 
 
 def read(

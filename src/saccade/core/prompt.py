@@ -63,21 +63,6 @@ class Prompt:
         rows[self.visual] = chosen
         return self.rows(rows)
 
-    def text_after(self) -> Int[Tensor, " text"]:
-        """Text rows after the last visual one (all text where nothing is visual)."""
-        rows = torch.arange(len(self), device=self.visual.device)
-        seen = rows[self.visual]
-        return rows[(rows > (seen[-1] if len(seen) else -1)) & ~self.fixed]
-
-    def deepstack_of(self, start: int, stop: int) -> tuple[Tensor, Tensor] | None:
-        """What a forward of these rows adds to the first layers: see ``Backbone.forward``."""
-        if not self.deepstack:
-            return None
-        before = int(self.visual[:start].sum())
-        mask = self.visual[start:stop]
-        rows = slice(before, before + int(mask.sum()))
-        return mask, torch.stack([layer[rows] for layer in self.deepstack])
-
     def rows(self, rows: Bool[Tensor, " len"]) -> Prompt:
         """The prompt with these rows only, text or visual, at their original positions."""
         chosen = rows[self.visual]
@@ -120,6 +105,10 @@ def with_context(prompt: Prompt, marked: Bool[Tensor, " len"]) -> Prompt:
     )
 
 
+Texts = tuple[tuple[int, ...], ...]
+"""Ids to write in the place of media: one text for all of them, or one each in prompt order."""
+
+
 @dataclass(frozen=True)
 class Prefill:
     """What the target's prefill revealed, for a view to choose by."""
@@ -134,8 +123,8 @@ class Prefill:
     """The same with the softmax over the visual keys alone (HIPPO, Eq. 2)."""
     again: Callable[[], Prefill] | None = None
     """The same with the attention of the rows judged last, where a view follows the answer."""
-    words: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    """Ids a view may write in the place of a video: "newline", "caption"."""
+    words: Mapping[str, Texts] = field(default_factory=dict)
+    """What a view may write in the place of videos and images: "newline", "caption"."""
 
 
 @dataclass(frozen=True)

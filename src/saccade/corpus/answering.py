@@ -190,7 +190,7 @@ class Model:
         """Who puts frames into words, for views that read a caption: the embedded pair alone."""
         if not (clips and knowing.embedded(self.pair.target.name)):
             return None
-        return captions.later(captions.SHAPES, list(clips[0].frames))
+        return captions.later(captions.SHAPES, [list(clip.frames) for clip in clips])
 
 
 class Chat:

@@ -99,15 +99,15 @@ class Worker:
             for each, result in zip(many, rounds.results, strict=True)
         ]
 
-    def _captioner(self, many: Sequence[Opened]) -> Callable[[Inputs], list[str]] | None:
+    def _captioner(self, many: Sequence[Opened]) -> Callable[[Inputs], list[list[str]]] | None:
         """Captions of the clips for views that read one, made only if one is asked for."""
         name = self.work.captioner or (captions.SHAPES if self.work.target == "shapes" else None)
         if name is None:
             return None
         device = dict(self.work.place).get("device")
 
-        def caption(inputs: Inputs) -> list[str]:
-            every = [captions.captioner(name, list(each.clip.frames), device) for each in many]
+        def caption(inputs: Inputs) -> list[list[str]]:
+            every = [captions.captioner(name, [list(each.clip.frames)], device) for each in many]
             return [text for captioner in every for text in captioner(inputs)]
 
         return caption

@@ -8,10 +8,13 @@ from dataclasses import dataclass
 import torch
 
 from saccade.core.errors import ModelError, OptionError
-from saccade.core.prompt import CONTEXT, Inputs
+from saccade.core.prompt import CONTEXT, Inputs, Texts
 from saccade.core.protocols import Drafter, Shape, View
 from saccade.core.sampling import Sampling
 from saccade.model.backbone import Backbone
+
+Captioner = Callable[[Inputs], Sequence[str | Sequence[str]]]
+"""Of each request one caption for all its videos and images, or one each in prompt order."""
 
 
 @dataclass(frozen=True)
@@ -19,7 +22,7 @@ class Words:
     """How text becomes ids, and who puts a video into words; either may be missing."""
 
     encode: Callable[[str], list[int]] | None = None
-    captioner: Callable[[Inputs], Sequence[str]] | None = None  # one caption a request
+    captioner: Captioner | None = None
 
     def check(self, view: View) -> None:
         """Raises OptionError unless what this view asks for is there."""
@@ -29,20 +32,21 @@ class Words:
         if "caption" in says and self.captioner is None:
             raise OptionError(
                 f"view {view.name} reads a caption: give captioner= (--captioner), "
-                "a function from inputs to one caption a request"
+                "a function from inputs to a caption a request, or one a video and image of it"
             )
 
-    def say(self, view: View, inputs: Inputs) -> list[dict[str, tuple[int, ...]]]:
+    def say(self, view: View, inputs: Inputs) -> list[dict[str, Texts]]:
         """``Prefill.words`` of each request, as far as the view asks for them."""
         says = _said(view)
         requests = int(inputs["input_ids"].shape[0])
-        found: list[dict[str, tuple[int, ...]]] = [{} for _ in range(requests)]
+        found: list[dict[str, Texts]] = [{} for _ in range(requests)]
         if "newline" in says and self.encode is not None:
             # one token: some tokenizers put a mark of a text's start before it
-            found = [{"newline": tuple(self.encode("\n")[-1:])} for _ in found]
+            found = [{"newline": (tuple(self.encode("\n")[-1:]),)} for _ in found]
         if "caption" in says and self.encode is not None and self.captioner is not None:
             for told, caption in zip(found, self.captioner(inputs), strict=True):
-                told["caption"] = tuple(self.encode(f"image: {caption}"))  # TABED's wording
+                each = [caption] if isinstance(caption, str) else caption
+                told["caption"] = tuple(tuple(self.encode(f"image: {text}")) for text in each)
         return found
 
 

@@ -22,8 +22,9 @@ from saccade.core.prompt import Inputs
 from saccade.core.result import Result, Round, spelt
 from saccade.core.timing import Clock
 from saccade.drafting.recipe import Recipe
+from saccade.drafting.setup import Captioner
 from saccade.engine.call import Call, Phase
-from saccade.engine.request import Captioner, Request, Spans, backbone, check_streamer
+from saccade.engine.request import Request, Spans, backbone, check_streamer
 from saccade.methods import resolve
 from saccade.model import memory
 from saccade.model.backbone import Backbone
@@ -129,7 +130,8 @@ def stream(
         method: a method's name with overrides, or a recipe; see ``saccade methods``.
         tokenizer: a tokenizer or processor: text in rounds and results, and stop strings.
         seed: names the noise of sampling; a fresh one when None.
-        captioner: inputs -> one caption a request, for views that read one.
+        captioner: inputs -> of each request one caption, or one a video and image in prompt order,
+            for views that read them.
         context: which text is a document that views may prune, as :meth:`Request.of` takes it.
         call: an earlier stream's ``call`` (made with ``keep``): ``inputs`` are its conversation
             gone on, and only what is new is read. Other videos or pixels start afresh.

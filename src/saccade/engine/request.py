@@ -15,7 +15,7 @@ from saccade.core import options
 from saccade.core.errors import ModelError, OptionError
 from saccade.core.prompt import CONTEXT, Inputs
 from saccade.core.sampling import Grammar, Sampling
-from saccade.drafting.setup import Words
+from saccade.drafting.setup import Captioner, Words
 from saccade.model import memory
 from saccade.model.backbone import Backbone
 from saccade.model.session import LONG
@@ -24,7 +24,6 @@ PREPARED = {"attention_mask", "position_ids", "mm_token_type_ids", "mm_encoder_o
 PIXELS = {"image": "pixel_values", "video": "pixel_values_videos"}  # and ..._grid_thw beside them
 IGNORABLE = ("past_key_values", "logits_to_keep", "use_cache", "synced_gpus")  # generate's own
 
-Captioner = Callable[[Inputs], Sequence[str]]
 Spans = tuple[int, int] | Sequence[tuple[int, int]]
 
 
@@ -66,7 +65,8 @@ class Request:
             draft_inputs: the draft's processor output, where it differs from the target's.
             tokenizer: a tokenizer or processor, for text in the result and for stop strings.
             seed: names the noise of sampling; a fresh one when None.
-            captioner: inputs -> one caption a request, for views that read one.
+            captioner: inputs -> of each request one caption, or one a video and image in prompt
+                order, for views that read them.
             grammar: an answer's ids -> the tokens that may follow, which drafts obey too.
             settings: ``GenerationConfig``'s names (max_new_tokens, do_sample, temperature, ...).
 

@@ -21,52 +21,66 @@ from saccade.inputs.questions import put
 
 MAX_TOKENS = 64
 SHAPES = "shapes"  # what --captioner calls the embedded one
+TASKS = {"florence2": ("<CAPTION>", 3)}  # what a kind of model is asked for, with how many beams
 SHAPES_QUESTION = "Describe the image in detail."
 
 
 @dataclass(frozen=True)
 class ImageToText:
-    """Captions one frame with a Hugging Face model: BLIP, BLIP-2, Florence-2, or one that chats.
+    """Captions frames with a Hugging Face model: BLIP, BLIP-2, Florence-2, or one that chats.
 
-    Called with a request's inputs (which it need not read: it has the frame), gives its caption.
+    Called with a request's inputs (which it need not read: it has a frame of each of its videos and
+    images), gives a caption a frame.
     """
 
     model: Any
     processor: Any
-    frame: np.ndarray
+    frames: Sequence[np.ndarray]
     question: str | None = None  # for models with a chat template
     tokens: int = MAX_TOKENS  # at most
 
     @torch.no_grad()
-    def __call__(self, inputs: Inputs) -> list[str]:
+    def __call__(self, inputs: Inputs) -> list[list[str]]:
+        return [[self._said(frame) for frame in self.frames]]
+
+    def _said(self, frame: np.ndarray) -> str:
+        task, beams = TASKS.get(self.model.config.model_type, (None, 1))
         asked: Any
         if self.question is None:
-            asked = self.processor(images=self.frame, return_tensors="pt")
+            spoken = {} if task is None else {"text": task}
+            asked = self.processor(images=frame, return_tensors="pt", **spoken)
         else:
-            asked = put("the captioner", self.processor, self.question, (), [self.frame], ())
+            asked = put("the captioner", self.processor, self.question, (), [frame], ())
         asked = asked.to(self.model.device)
-        out = self.model.generate(**asked, max_new_tokens=self.tokens, do_sample=False)
-        given = asked["input_ids"].shape[1] if "input_ids" in asked else 0
+        out = self.model.generate(
+            **asked, max_new_tokens=self.tokens, do_sample=False, num_beams=beams
+        )
+        # what an encoder read is not in the answer
+        again = "input_ids" in asked and not self.model.config.is_encoder_decoder
+        given = asked["input_ids"].shape[1] if again else 0
         new = out[0, given:] if out.shape[1] > given else out[0]
-        return [self.processor.decode(new, skip_special_tokens=True).strip()]
+        return str(self.processor.decode(new, skip_special_tokens=True)).strip()
 
 
-def captioner(name: str, frames: Sequence[np.ndarray], device: str | None = None) -> ImageToText:
-    """A captioner by folder or hub id, or the embedded one ("shapes"), for a video's middle frame.
+def captioner(
+    name: str, media: Sequence[Sequence[np.ndarray]], device: str | None = None
+) -> ImageToText:
+    """A captioner by folder or hub id, or the embedded one ("shapes"), of the middle frame of each
+    video, and of each image (one frame), in prompt order.
 
     Raises ModelError where the model makes no text of images.
     """
     model, processor = _load(name, None if name == SHAPES else device)
     question = "Describe the image." if getattr(processor, "chat_template", None) else None
-    frame = frames[len(frames) // 2]
-    return ImageToText(model, processor, frame, SHAPES_QUESTION if name == SHAPES else question)
+    middle = [frames[len(frames) // 2] for frames in media]
+    return ImageToText(model, processor, middle, SHAPES_QUESTION if name == SHAPES else question)
 
 
 def later(
-    name: str, frames: Sequence[np.ndarray], device: str | None = None
-) -> Callable[[Inputs], Sequence[str]]:
+    name: str, media: Sequence[Sequence[np.ndarray]], device: str | None = None
+) -> Callable[[Inputs], Sequence[Sequence[str]]]:
     """:func:`captioner`, loaded only if it is called."""
-    return lambda inputs: captioner(name, frames, device)(inputs)
+    return lambda inputs: captioner(name, media, device)(inputs)
 
 
 @cache

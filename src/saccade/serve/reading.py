@@ -20,7 +20,7 @@ from saccade.inputs.media import Clip, Sampling
 from saccade.inputs.media.fetch import Loaded as Source
 from saccade.inputs.media.guard import Guard, Stop
 from saccade.inputs.questions import converse, same_inputs
-from saccade.model.kept import Kept, digest, prepared
+from saccade.model.kept import Kept, digest
 from saccade.serve.errors import ApiError
 from saccade.serve.formats import grammar, tools
 from saccade.serve.formats.replies import ChatForm, Form, TextForm
@@ -28,19 +28,16 @@ from saccade.serve.settings import Settings
 from saccade.serve.wire import (
     Asked,
     ChatRequest,
-    DocumentPart,
     ImagePart,
     JsonObject,
     JsonSchema,
     Message,
-    Part,
     TextPart,
     TextRequest,
     VideoPart,
     called,
     parts,
 )
-from saccade.world import knowing
 
 CHARACTERS = 16  # a token holds on average at most; more text is not even tokenized
 MODEL = "this model"  # a checkpoint's name may be a path of this machine
@@ -65,7 +62,6 @@ class Reader:
         self._own = None if draft is None or same_inputs(target, draft) else draft
         own = captions.SHAPES if settings.target == "shapes" else None
         self._captioner = settings.captioner or own
-        self._embedded = knowing.embedded(settings.target)
         self._most_tokens = settings.most_tokens
         self._context = target.backbone.context or sys.maxsize
         ends = options.ends(target.backbone.model.generation_config)
@@ -138,29 +134,27 @@ class Reader:
         sampling = self._sampling(asked)
         clips: list[Clip] = []
         images: list[np.ndarray] = []
+        media: list[Sequence[np.ndarray]] = []
         for part in (part for turn in asked.messages for part in parts(turn)):
             stop.check()
             if isinstance(part, ImagePart):
                 picture = self._image(self._loaded(part.image_url.url, apart), stop)
                 images.append(_lowered(picture) if part.image_url.detail == "low" else picture)
+                media.append(images[-1:])
             elif isinstance(part, VideoPart):
                 found = self._loaded(part.video_url.url, apart)
                 clips.append(self._clip(found, sampling, stop))
+                media.append(list(clips[-1].frames))
         own = self._own
         with self._processor:
             inputs = self._inputs(self._target, asked, clips, images)
             draft_inputs = None if own is None else self._inputs(own, asked, clips, images)
         captioner = None
         if self._captioner is not None:
-            frames = [*images, *(frame for clip in clips for frame in clip.frames)]
             device = str(self._target.backbone.device)
-            captioner = captions.later(self._captioner, frames, device)
+            captioner = captions.later(self._captioner, media, device)
         answers = self._settled(asked, inputs, draft_inputs, captioner)
-        warnings = [warning for clip in clips for warning in clip.warnings]
-        shown = [*(image[None] for image in images), *(clip.frames for clip in clips)]
-        if self._embedded and not all(map(knowing.drawn, shown)):
-            warnings.append(knowing.FOREIGN)
-        return answers, warnings
+        return answers, [warning for clip in clips for warning in clip.warnings]
 
     def _inputs(
         self,
@@ -173,10 +167,9 @@ class Reader:
         told = [tool.model_dump(exclude_none=True) for tool in asked.usable]
         continued = asked.messages[-1].role == "assistant"
         try:
-            with prepared(loaded.processor, self._kept):
-                return converse(
-                    MODEL, loaded.processor, turns, clips, images, tools=told, continued=continued
-                )
+            return converse(
+                MODEL, loaded.processor, turns, clips, images, tools=told, continued=continued
+            )
         except TemplateError as error:
             said = " ".join(str(error).split())[:200]
             raise ApiError(400, f"the model's template refuses this: {said}", "messages") from None
@@ -314,13 +307,7 @@ def _turn(turn: Message) -> dict[str, Any]:
     return found
 
 
-def _worded(part: Part) -> dict[str, str]:
-    match part:
-        case TextPart():
-            return {"type": "text", "text": part.text}
-        case DocumentPart():
-            return literal.document(part.text)
-        case ImagePart():
-            return {"type": "image"}
-        case VideoPart():
-            return {"type": "video"}
+def _worded(part: Any) -> dict[str, str]:
+    if isinstance(part, TextPart):
+        return {"type": "text", "text": part.text}
+    return {"type": "image" if isinstance(part, ImagePart) else "video"}

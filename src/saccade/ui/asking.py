@@ -17,8 +17,8 @@ from saccade.core.errors import OptionError
 from saccade.core.result import RoundRecord
 from saccade.drafting.recipe import Recipe
 from saccade.drafting.schedule import parallel
-from saccade.drafting.setup import Words
-from saccade.engine.generate import Captioner, stream
+from saccade.drafting.setup import Captioner, Words
+from saccade.engine.generate import stream
 from saccade.inputs import Loaded, Pair, media, shown
 from saccade.inputs.media import Clip
 from saccade.methods import SYSTEMS, resolve
@@ -58,7 +58,7 @@ class PageModels:
 
     target: Loaded
     draft: Loaded | None
-    captioner: Callable[[Sequence[np.ndarray]], Captioner | None] = lambda frames: None
+    captioner: Callable[[Sequence[Sequence[np.ndarray]]], Captioner | None] = lambda media: None
 
     def word(self, token: int) -> str:
         return self.target.tokenizer.decode([token])
@@ -142,7 +142,7 @@ def answers(
             f"this clip and question are {length} tokens and the page takes {settings.max_prompt}: "
             "use a shorter or smaller clip, or start it with a larger --max-prompt"
         )
-    captioner = pair.captioner(list(clip.frames))
+    captioner = pair.captioner([list(clip.frames)])
     settled = [recipe]
 
     def begin(method: Recipe, tell: Tell, **others: Any) -> Any:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from saccade.core.prompt import Inputs, Prefill, Prompt, Turn
+from saccade.core.prompt import Inputs, Prefill, Prompt, Texts, Turn
 from saccade.core.protocols import Drafter, State
 from saccade.core.sampling import Sampling
 from saccade.core.tree import Tree, add, after, chain
@@ -23,6 +23,7 @@ log = logging.getLogger(__name__)
 
 PATIENCE = 2.0  # seconds the target waits for a token of a draft that is at work
 READY = 60.0  # seconds it waits for the draft's prefill; when sampling, for any token
+SLOWEST = 1000.0  # prompt tokens a second that a draft reads at least, beyond those seconds
 
 
 @dataclass
@@ -57,7 +58,7 @@ class WorkerDrafter(Drafter):
         self._vocab, self._banned = setup.common()
         self._shares = self._model.shares_rows_with(setup.target)
         self._early = setup.view.early != "wait"
-        self._words: list[dict[str, tuple[int, ...]]] = []
+        self._words: list[dict[str, Texts]] = []
         self._sights = {i: Sight() for i in range(len(setup.rules))}
         self._owed: dict[int, tuple[list[int], int | None]] = {}
         self._since = time.monotonic()
@@ -65,6 +66,7 @@ class WorkerDrafter(Drafter):
         self._worker: Worker | None = None
         self._threads = torch.get_num_threads()
         self._reading = self._drafting = 0.0  # seconds in the draft's process
+        self._bearable = READY
         self._patience, self._laws = PATIENCE, None
         self._follow(setup.rules)
 
@@ -103,6 +105,7 @@ class WorkerDrafter(Drafter):
 
     def ready(self, prefills: Sequence[Prefill]) -> float:
         self._share_threads()
+        self._bearable = bearable([len(prefill.prompt) for prefill in prefills])
         self._since = time.monotonic()
         self._lent.send("ready", [*map(_light, prefills, self._words)])
         return 0.0
@@ -111,7 +114,7 @@ class WorkerDrafter(Drafter):
         """What is judged next: the first time all there is, then each batch once it is complete."""
         self._hear()
         if self._samples:
-            self._wait(lambda: self._seen is not None, READY)
+            self._wait(lambda: self._seen is not None, self._bearable)
         if self._seen is not None:
             self._settle()
         sights = {request: self._sights[request] for request in states}
@@ -135,8 +138,8 @@ class WorkerDrafter(Drafter):
             self._sights[request].limit = len(tree) + self._length
         self._hear()
         if self._seen is None:
-            if time.monotonic() - self._since > READY:
-                self._give_up(READY)
+            if time.monotonic() - self._since > self._bearable:
+                self._give_up(self._bearable)
             return dict(in_flight)
         self._settle()
         wanted = {request: len(tree) + 1 for request, tree in in_flight.items()}
@@ -248,7 +251,12 @@ class WorkerDrafter(Drafter):
         raise DraftError(f"the draft process was silent for {patience:g} s")
 
 
-def _light(prefill: Prefill, words: dict[str, tuple[int, ...]]) -> Prefill:
+def bearable(lengths: Sequence[int]) -> float:
+    """Seconds that a draft may take to read prompts of so many tokens."""
+    return READY + sum(lengths) / SLOWEST
+
+
+def _light(prefill: Prefill, words: dict[str, Texts]) -> Prefill:
     """What views read of a prefill and of words for its video, without the big tensors."""
     prompt = prefill.prompt
     bare = replace(prompt, embeds=torch.empty(len(prompt), 0), deepstack=())
@@ -256,17 +264,16 @@ def _light(prefill: Prefill, words: dict[str, tuple[int, ...]]) -> Prefill:
 
 
 def _portable(rule: Sampling) -> Sampling:
-    """The rule without what cannot be sent; a draft may follow any law."""
-    grammar = rule.grammar if _sendable(rule.grammar) else None
-    return replace(rule, processors=tuple(filter(_sendable, rule.processors)), grammar=grammar)
-
-
-def _sendable(part: object) -> bool:
-    """Whether another process can read it; what a script defines itself, none can import."""
-    try:
-        sendable = b"__main__" not in pickle.dumps(part)
-    except Exception:
-        sendable = False
-    if not sendable:
-        log.info("%s stays with the target", type(part).__name__)
-    return sendable
+    """The rule without what cannot be sent, a grammar's parser too; a draft may follow any law."""
+    kept = []
+    for processor in rule.processors:
+        try:
+            # what a script defines itself, no other process can import
+            portable = b"__main__" not in pickle.dumps(processor)
+        except Exception:
+            portable = False
+        if portable:
+            kept.append(processor)
+        else:
+            log.info("%s stays with the target", type(processor).__name__)
+    return replace(rule, processors=tuple(kept), grammar=None)

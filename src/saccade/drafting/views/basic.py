@@ -5,7 +5,7 @@ Most views keep a budget of the visual tokens; each kind is one pure selector. T
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from typing import ClassVar, Literal, Protocol, runtime_checkable
@@ -15,7 +15,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from saccade.core.errors import MethodError
-from saccade.core.prompt import Prefill, Prompt
+from saccade.core.prompt import Prefill, Prompt, Texts
 from saccade.core.protocols import Early, Positions, Refresh, View
 from saccade.drafting.views import saliency
 
@@ -133,19 +133,29 @@ class Worded(View):
         return worded(prompt, prefill.words[self.says])
 
 
-def worded(prompt: Prompt, words: Sequence[int]) -> Prompt:
-    """The prompt with each medium's rows replaced by these ids, to be embedded by its model."""
+def worded(prompt: Prompt, texts: Texts) -> Prompt:
+    """The prompt with each medium's rows replaced by ids, to be embedded by its model.
+
+    Raises MethodError for several texts that are not one a medium.
+    """
     named = prompt.context[prompt.index]
     # newlines within a picture go with it; a document's words elsewhere do not
     pictures = prompt.visual | (prompt.fixed & torch.isin(named, named[prompt.visual]))
     visual = prompt.visual.nonzero().squeeze(-1).flip(0).tolist()
     first = torch.zeros_like(prompt.visual)  # the words stand where a medium's first row stood
     first[[*dict(zip(prompt.grid[:, 0].flip(0).tolist(), visual, strict=True)).values()]] = True
-    at = torch.where(first, len(words), (~pictures).long())
-    at = torch.arange(len(prompt), device=at.device).repeat_interleave(at)
+    media = int(first.sum())
+    each = texts * media if len(texts) == 1 else texts
+    if len(each) != media:
+        raise MethodError(
+            f"{len(each)} captions for {media} videos and images: give one for all, or one each"
+        )
+    rows = (~pictures).long()
+    rows[first] = rows.new_tensor([len(text) for text in each])
+    at = torch.arange(len(prompt), device=rows.device).repeat_interleave(rows)
     written = first[at]
     blank = torch.full_like(at, -1)
-    blank[written] = blank.new_tensor(words).repeat(int(first.sum()))
+    blank[written] = blank.new_tensor([token for text in each for token in text])
     text = replace(
         prompt,
         embeds=prompt.embeds[at],
