@@ -211,7 +211,7 @@ STUDIES = {
         draw.bars,
         size=8192,
         timed=True,
-        clips=4,
+        clips=3,
     ),
     "hippo-ablation": Study(
         "HIPPO, Fig. 6",

@@ -2,21 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import copy
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from evidence import draw
 from evidence.draw import Data
 from evidence.studies.lab import TAU, Lab, interval, rounded
-from evidence.studies.steps import milliseconds
+from evidence.studies.steps import REPEATS, WARM_UP, milliseconds
 from evidence.studies.study import Study
+from saccade.bench.measures import Interval
+from saccade.core.prompt import Prompt
+from saccade.drafting.shapes import costs
 from saccade.drafting.views import saliency
+from saccade.model.backbone import Backbone
 
 PRUNED = (0.0, 0.5, 0.7, 0.8, 0.9, 0.95, 0.98, 1.0)
 CONTEXTS = (256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
-CRITERIA = ("specvlm", "random", "uniform", "frames", "fastvid", "dycoke")
+LAMBDAS = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5)
+APART = 1000  # the first of the clips lambda is calibrated on: no figure has these
+LAMBDA = 0.01  # what ``calibration`` found
+CALIBRATED = f"specvlm/lambda={LAMBDA}"
+CRITERIA = (CALIBRATED, "random", "uniform", "frames", "fastvid", "dycoke")
 FRAMES, FLOOR = 4, 1e-3
+CELLS = 32  # a side of the map of rows by rows
 
 
 def latency(lab: Lab) -> Data:
@@ -40,6 +56,38 @@ def sensitivity(lab: Lab) -> Data:
         interval(lab.by_clip(f"sd/drafter=self/view={_random(pruned)}")) for pruned in PRUNED
     ]
     return _over_pruned(PRUNED, {TAU: panel})
+
+
+def calibration(lab: Lab) -> Data:
+    """App. A: tau by lambda on clips of their own, of which stage I takes so much of the budget."""
+    views = {share: f"specvlm/keep=0.1/lambda={share:g}" for share in LAMBDAS}
+    panel: Data = {}
+    each: Data = {}
+    for what, draft in lab.drafts.items():
+        taus = lab.by_view(list(views.values()), draft, APART)
+        panel[f"a draft that {what}"] = [interval(taus[view]) for view in views.values()]
+        each[what] = rounded(taus)
+    means = [
+        float(np.mean([own[view] for own in each.values()])) for view in views.values()
+    ]  # one lambda a target, whatever drafts for it
+    taken: list[list[float]] = [[] for _ in LAMBDAS]
+    for number in range(APART, APART + lab.clips):
+        mass = saliency.attended(lab.shot(number).guide)
+        budget = saliency.budget(len(mass), 0.1)
+        for own, share in zip(taken, LAMBDAS, strict=True):
+            own.append(len(saliency.top_mass(mass, share, budget)) / budget)
+    return {
+        "x": "lambda",
+        "at": list(LAMBDAS),
+        "linear": True,
+        "tall": True,
+        "panels": {
+            f"{TAU},\na tenth kept": panel,
+            "stage I's share\nof the budget": {"stage I": [interval(own) for own in taken]},
+        },
+        "clips_tau": each,
+        "best": LAMBDAS[1 + int(np.argmax(means[1:]))],  # without stage I it is not SpecVLM
+    }
 
 
 def _random(pruned: float) -> str:
@@ -70,6 +118,106 @@ def attention(lab: Lab) -> Data:
     labels = [f"frames {2 * t} and {2 * t + 1}" for t in shown]
     floor = max(FLOOR, *(min(map(min, frame)) for own in maps.values() for frame in own))
     return {"maps": maps, "labels": labels, "floor": floor, "z": "log10 of the share of the most"}
+
+
+def boundary(lab: Lab) -> Data:
+    """Fig. 4: what every row of a prompt attends to, the mean over layers and heads; and how much
+    of what goes to the video its most attended tenth gets."""
+    prompt = lab.shot(0).guide.prompt
+    mass = attended_by_row(lab.target.backbone, prompt)
+    seen = mass[:, prompt.visual]
+    last = int(prompt.visual.nonzero()[-1])
+    text = torch.arange(len(seen)) > last
+    whole = seen / seen.sum(-1, keepdim=True).clamp(min=1e-12)
+    tenth = whole.topk(max(1, prompt.seen // 10), -1).values.sum(-1)
+    # a visual query sees those before it alone, so only the second half is asked
+    late = prompt.visual & (torch.arange(len(seen)) > last - prompt.seen // 2)
+    rows = {"visual queries": whole[late], "text queries": whole[text]}
+    return {
+        "maps": {"all rows": [_shrunk(mass)]},
+        "labels": [f"queries down, keys across; the video ends at row {last + 1} of {len(mass)}"],
+        "floor": FLOOR,
+        "z": "log10 of the share of the most",
+        "tenth": {
+            "visual queries": interval(tenth[late].tolist()),
+            "text queries": interval(tenth[text].tolist()),
+        },
+        "alike": {
+            name: float(torch.corrcoef(own)[~torch.eye(len(own), dtype=torch.bool)].mean())
+            for name, own in rows.items()
+        },
+    }
+
+
+@torch.no_grad()
+def attended_by_row(target: Backbone, prompt: Prompt) -> Float[Tensor, "query key"]:
+    """By Hugging Face's own eager attention, the mean over layers and heads."""
+    decoder = copy.deepcopy(target.model).get_decoder()
+    decoder.config._attn_implementation = "eager"
+    out = decoder(
+        inputs_embeds=prompt.embeds[None],
+        position_ids=prompt.positions[:, None],
+        output_attentions=True,
+        use_cache=False,
+    )
+    return torch.stack([layer[0].mean(0) for layer in out.attentions]).mean(0).double()
+
+
+def _shrunk(mass: Float[Tensor, "query key"]) -> list[list[float]]:
+    """A map of at most CELLS x CELLS cells, over the largest of them."""
+    cells = torch.nn.functional.adaptive_max_pool2d(mass[None], CELLS)[0]
+    return np.round((cells / cells.max()).numpy(), 5).tolist()
+
+
+def layers(lab: Lab) -> Data:
+    """Fig. 2a, Table 6: milliseconds of a draft's step in attention, in FFNs and in all, and of one
+    layer, over caches of growing length; by the modules, which can be told apart."""
+    model = Backbone(lab.draft.backbone.model, fused=False)
+    parts = {"attention": "self_attn", "FFN": "mlp"}
+    found: dict[str, list[Interval]] = {name: [] for name in (*parts, "the step", "one layer")}
+    for context in CONTEXTS:
+        lab.tell(f"a step over {context} keys, part by part")
+        session = costs.filled(model, context, 1, 1)
+        with timed(model.text.layers, parts) as spent:
+            taken: dict[str, list[float]] = {name: [] for name in found}
+            for _ in range(WARM_UP + REPEATS):
+                before = {name: spent[name] for name in spent}
+                taken["the step"].append(1e3 * costs.step(session, context, 1))
+                for name in spent:
+                    taken[name].append(1e3 * (spent[name] - before[name]))
+        for name, own in taken.items():
+            found[name].append(interval(own[WARM_UP:], np.median))
+    return {
+        "x": "keys in the cache (log scale)",
+        "at": list(CONTEXTS),
+        "panels": {"ms of a draft's step": found},
+        "from zero": True,
+    }
+
+
+@contextmanager
+def timed(stack: Sequence[nn.Module], parts: Mapping[str, str]) -> Iterator[dict[str, float]]:
+    """Seconds spent so far in the named part of every layer, and in a layer on average."""
+    spent = {**dict.fromkeys(parts, 0.0), "one layer": 0.0}
+    began: dict[str, float] = {}
+
+    def watch(name: str, module: nn.Module, share: float) -> list[RemovableHandle]:
+        def enter(*given: object) -> None:
+            began[name] = time.perf_counter()
+
+        def leave(*given: object) -> None:
+            spent[name] += share * (time.perf_counter() - began[name])
+
+        return [module.register_forward_pre_hook(enter), module.register_forward_hook(leave)]
+
+    handles = [h for layer in stack for h in watch("one layer", layer, 1 / len(stack))]
+    for name, part in parts.items():
+        handles += [h for layer in stack for h in watch(name, getattr(layer, part), 1.0)]
+    try:
+        yield spent
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 def tail(lab: Lab) -> Data:
@@ -147,10 +295,10 @@ def stages(lab: Lab) -> Data:
     views = {
         "without stage II\n(attention alone)": "attention/keep=0.1",
         "without stage I\n(evenly spread)": "uniform/keep=0.1",
-        "lambda 0.2": "specvlm/keep=0.1/lambda=0.2",
+        "lambda 0.5\n(not calibrated)": "specvlm/keep=0.1/lambda=0.5",
     }
-    across = "tau less SpecVLM's (lambda 0.5) on the same clip"
-    return less(lab, "specvlm/keep=0.1", views, across)
+    across = f"tau less SpecVLM's (lambda {LAMBDA:g}, calibrated) on the same clip"
+    return less(lab, f"{CALIBRATED}/keep=0.1", views, across)
 
 
 def less(lab: Lab, whole: str, views: Mapping[str, str], across: str) -> Data:
@@ -172,6 +320,26 @@ STUDIES = {
         "Milliseconds of one step of draft and target over caches of growing length.",
         latency,
         timed=True,
+    ),
+    "specvlm-layers": Study(
+        "SpecVLM, Fig. 2a and Table 6",
+        "Milliseconds of a draft's step in attention, in FFNs and in all, and of one layer.",
+        layers,
+        timed=True,
+    ),
+    "specvlm-lambda": Study(
+        "SpecVLM, App. A",
+        "Tau of a chain of 5 by lambda, on clips that no other figure has.",
+        calibration,
+        clips=16,
+    ),
+    "specvlm-boundary": Study(
+        "SpecVLM, Fig. 4",
+        "What every row of a prompt attends to: visual rows first, then text.",
+        boundary,
+        draw.maps,
+        clips=1,
+        size=64,
     ),
     "specvlm-sensitivity": Study(
         "SpecVLM, Fig. 2b",
@@ -196,7 +364,7 @@ STUDIES = {
         "SpecVLM, Fig. 6",
         "Tau of a chain of 5 against the share pruned, for each way to choose.",
         criteria,
-        clips=24,
+        clips=12,
     ),
     "specvlm-windows": Study(
         "SpecVLM, Fig. 7a",
@@ -217,6 +385,6 @@ STUDIES = {
         "What tau loses without one of SpecVLM's stages.",
         stages,
         draw.bars,
-        clips=50,
+        clips=24,
     ),
 }
