@@ -66,7 +66,7 @@ def test_the_site_has_every_page():
     pages = {str(page.relative_to(ROOT / "docs")) for page in (ROOT / "docs").rglob("*.md")}
     missing = {page for page in pages if page not in told}
     assert all(
-        re.fullmatch(r"results/bench-[\w-]+/report\.md|upstream-[\w-]+\.md", page)
+        re.fullmatch(r"results/(bench|papers)-[\w-]+/report\.md|upstream-[\w-]+\.md", page)
         for page in missing
     )
 

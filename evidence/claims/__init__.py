@@ -26,7 +26,13 @@ but tiny, on a synthetic world, in fp32 on two cores of a CPU: a claim that *doe
 not refuted for a 72B model on video from the wild, and one that holds is not proven for it.
 Intervals are 95 % bootstraps over items; an ordering holds where the whole interval of the
 difference on the same item lies on the claimed side, for the draft that never saw pruned video
-(first) and for the one trained on it. *Partly*: for some of what is compared.
+(first) and for the one trained on it. *Partly*: for some of what is compared. *Printed* is the
+paper's number in its own unit; ours are in the same. Tau of SpecVLM and SAGE is accepted tokens,
+of TABED tokens a block, the target's own included; a difference of two taus is the same in both.
+`papers-2k` and `papers-256` (few items: wide intervals), the figures `specvlm-lambda`, `-criteria`
+and `-stages`, `hippo-early`, `sage-plan` and `tabed-window` are of November 22, 2026 and today's
+engine. The other runs and figures are of November 21, before weights were packed: their taus are
+today's, their seconds the older engine's.
 """
 
 
@@ -50,8 +56,8 @@ def page(evidence: Evidence) -> str:
         raise StaleClaim("write anew why: " + "; ".join(stale))
     lines = [INTRODUCTION, *_summary(judged)]
     for paper, own in judged.items():
-        lines += ["", f"## {paper}", "", "| where | claim | here | numbers | why | run |"]
-        lines.append("|-|-|-|-|-|-|")
+        lines += ["", f"## {paper}", "", "| where | claim | printed | here | numbers | why | run |"]
+        lines.append("|-|-|-|-|-|-|-|")
         lines += [_row(claim, finding) for claim, finding in own]
     return "\n".join(lines) + "\n"
 
@@ -69,6 +75,7 @@ def _row(claim: Claim, finding: Finding) -> str:
     cells = (
         claim.place,
         claim.text,
+        claim.printed,
         f"**{finding.verdict}**",
         finding.number,
         claim.why,

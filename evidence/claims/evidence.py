@@ -41,6 +41,7 @@ class Claim:
 
     place: str  # "Fig. 6"
     text: str  # what the paper says
+    printed: str  # its number, and in what unit
     source: str  # the run or figure that decides: "bench-2k", "figure specvlm-criteria"
     judge: Callable[[Evidence], Finding]
     expected: Verdict

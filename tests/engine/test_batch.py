@@ -71,11 +71,11 @@ class Forwards:
         self.backbones: list[Backbone] = []
         run, forward = Session._forward, Backbone.forward
 
-        def watched(session: Session, rows: Any, **told: Any) -> Tensor:
+        def watched(session: Session, segments: Any, *rest: Any) -> Tensor:
             before = len(self.backbones)
-            laws = run(session, rows, **told)
+            laws = run(session, segments, *rest)
             assert len(self.backbones) == before + 1, "one run is one forward of the model"
-            self.calls.append((session, len(rows.segments)))
+            self.calls.append((session, len(segments)))
             return laws
 
         def counted(backbone: Backbone, *args: Any) -> Tensor:

@@ -245,9 +245,9 @@ def forwards(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[Session, in
     working: list[Session] = []
     run, forward = Session._forward, Backbone.forward
 
-    def watched(self: Session, *args: Any, **told: Any) -> Tensor:
+    def watched(self: Session, *args: Any) -> Tensor:
         working.append(self)
-        laws = run(self, *args, **told)
+        laws = run(self, *args)
         working.pop()
         return laws
 
