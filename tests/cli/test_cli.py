@@ -205,6 +205,20 @@ def test_exact_in_low_precision(call: Call, clip: Path) -> None:
     assert told["token_ids"] == rows["ar"]["token_ids"]
 
 
+def test_a_question_about_a_document_alone(call: Call, tmp_path: Path) -> None:
+    """Claim: beside --document a question needs no -p. Fails if it is opened as a video."""
+    notes = tmp_path / "notes.txt"
+    notes.write_text("A red circle moves left. " * 20)
+    words = ["--document", notes, "--max-new-tokens", 4, "--json"]
+    code, printed, said = call("describe", *words, "What moves?")
+    assert code == 0, said
+    found, asked = (
+        json.loads(each) for each in (printed, call("describe", *words, "-p", "What moves?")[1])
+    )
+    assert found["token_ids"] == asked["token_ids"] and found["frames"] == 0
+    refused(call("describe", *words, "nope.mp4"), "nope.mp4")
+
+
 def test_exact_refuses_trees(call: Call, clip: Path) -> None:
     """`--exact` with a method of trees is refused in a sentence, before a video is read."""
     words = ("sd-tree", "shape=chain-N")

@@ -12,6 +12,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from saccade.cli import options
 from saccade.cli.options import DrawOptions, LoadOptions, grouped
 from saccade.core.errors import OptionError
 from saccade.corpus import Work
@@ -97,3 +98,24 @@ def test_positions_are_part_of_what_decides_an_answer() -> None:
         for place in ((), (("positions", "library"),), (("positions", "trained"),))
     )
     assert plain == library != trained
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("Sum it up.", None, True), (None, "Sum it up.")),
+        (("What is 1.5 in it?", None, True), (None, "What is 1.5 in it?")),
+        (("x" * 5000, None, True), (None, "x" * 5000)),
+        ((__file__, None, True), (__file__, None)),
+        (("missing.mp4", None, True), ("missing.mp4", None)),
+        (("https://example.com/a", None, True), ("https://example.com/a", None)),
+        (("-", None, True), ("-", None)),
+        (("Sum it up.", "why?", True), ("Sum it up.", "why?")),
+        (("Sum it up.", None, False), ("Sum it up.", None)),
+        ((None, None, True), (None, None)),
+    ],
+)
+def test_beside_a_document_a_single_argument_may_be_the_question(words, told):
+    """Claim: what names no file is asked about the document; files, addresses and names of files
+    that are missing are the video, and without a document everything is."""
+    assert options.shown(*words) == told

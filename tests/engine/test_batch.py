@@ -71,11 +71,11 @@ class Forwards:
         self.backbones: list[Backbone] = []
         run, forward = Session._forward, Backbone.forward
 
-        def watched(session: Session, segments: Any, *rest: Any) -> Tensor:
+        def watched(session: Session, rows: Any, **told: Any) -> Tensor:
             before = len(self.backbones)
-            laws = run(session, segments, *rest)
+            laws = run(session, rows, **told)
             assert len(self.backbones) == before + 1, "one run is one forward of the model"
-            self.calls.append((session, len(segments)))
+            self.calls.append((session, len(rows.segments)))
             return laws
 
         def counted(backbone: Backbone, *args: Any) -> Tensor:

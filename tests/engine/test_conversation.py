@@ -245,9 +245,9 @@ def forwards(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[Session, in
     working: list[Session] = []
     run, forward = Session._forward, Backbone.forward
 
-    def watched(self: Session, *args: Any) -> Tensor:
+    def watched(self: Session, *args: Any, **told: Any) -> Tensor:
         working.append(self)
-        laws = run(self, *args)
+        laws = run(self, *args, **told)
         working.pop()
         return laws
 

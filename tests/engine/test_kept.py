@@ -6,6 +6,7 @@ import random
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from engine.test_conversation import (
@@ -200,3 +201,21 @@ def test_digests_tell_contents_apart():
     found = {digest(each) for each in (*tensors, *others)}
     assert len(found) == len(tensors) + len(others)
     assert digest(torch.ones(2)) == digest(torch.ones(4)[:2])
+
+
+def test_a_tensor_that_changed_is_read_again():
+    """Claim: a digest that is remembered is the tensor's as it is, also after it was written to;
+    arrays count by all their bytes."""
+    kept, tensor = Kept(0), torch.zeros(3)
+    assert kept.digest(tensor) == digest(tensor) == kept.digest(tensor)
+    tensor[1] = 1
+    assert kept.digest(tensor) == digest(tensor) == digest(torch.tensor([0.0, 1, 0]))
+    with torch.inference_mode():
+        quiet = torch.zeros(3)
+        first = kept.digest(quiet)
+        quiet[1] = 1
+        assert kept.digest(quiet) == digest(tensor) != first
+    one = np.zeros((300, 300), np.uint8)
+    other = one.copy()
+    other[150, 150] = 1
+    assert len({digest(one), digest(other), digest(one.reshape(-1))}) == 3

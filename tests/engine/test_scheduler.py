@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -15,6 +15,8 @@ import saccade
 from saccade.core.errors import ModelError, OptionError
 from saccade.core.result import Result
 from saccade.core.tree import Tree, chain
+from saccade.drafting import growing
+from saccade.drafting.drafters import SessionDrafter
 from saccade.drafting.recipe import Recipe
 from saccade.drafting.schedule import serial
 from saccade.drafting.setup import Words
@@ -92,13 +94,80 @@ def test_a_round_is_one_forward_of_the_target_for_all(monkeypatch):
     calls: list[int] = []
     forward = Session._forward
 
-    def counted(self: Session, segments: Sequence[Any], *rest: Any) -> Any:
-        calls.append(len(segments))
-        return forward(self, segments, *rest)  # type: ignore[arg-type]
+    def counted(self: Session, rows: Any, **told: Any) -> Any:
+        calls.append(len(rows.segments))
+        return forward(self, rows, **told)
 
     monkeypatch.setattr(Session, "_forward", counted)
     scheduler.step()
     assert calls == [len(scheduler)]
+
+
+def _drafting(monkeypatch: pytest.MonkeyPatch, method: Any) -> list[int]:
+    """Five requests answer; how many requests each of the draft's forwards was for."""
+    scheduler = Scheduler(TARGET, method, DRAFT)
+    for number in range(len(MANY)):
+        scheduler.join(_asked(number))
+    calls: list[int] = []
+    forward = Session._forward
+
+    def counted(self: Session, rows: Any, **told: Any) -> Any:
+        if self.backbone is DRAFT:
+            calls.append(len(rows.segments))
+        return forward(self, rows, **told)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Session, "_forward", counted)
+        found = _steps(scheduler)
+    for number in range(len(MANY)):
+        alone = _alone(number, method)
+        assert found[number].ids == alone.ids and found[number].fallback_reason is None
+        assert len(found[number].rounds) == len(alone.rounds)
+    return calls
+
+
+def test_a_level_of_drafting_is_one_forward_for_all(monkeypatch):
+    """Claim: five requests, each with a drafter of its own, draft a level in one forward of the
+    draft model, and get the drafts they get alone. Control: where drafts do not grow together,
+    every forward is for one of them."""
+    together = _drafting(monkeypatch, resolve("sd"))
+    assert max(together) == len(MANY)
+    with monkeypatch.context() as patch:
+        patch.setattr(SessionDrafter, "growing", lambda self, states: None)
+        apart = _drafting(monkeypatch, resolve("sd"))
+    assert set(apart) == {1} and len(together) < len(apart) / 2
+
+
+def test_a_forward_of_drafts_that_fails_is_nobodys_end(monkeypatch):
+    """Claim: where the forward that drafters share fails, each drafts alone, as if there had been
+    nobody beside it. Fails if one request's trouble costs another its drafts."""
+
+    def broken(self: Any, trees: Any) -> Any:
+        raise RuntimeError("only together")
+
+    monkeypatch.setattr(growing._Shared, "score", broken)
+    assert set(_drafting(monkeypatch, resolve("sd"))) == {1}
+
+
+def test_prompts_are_read_a_piece_a_token():
+    """Claim: while others emit several tokens a round, as many pieces of a newcomer's prompt are
+    read a round: it waits no more rounds than beside plain decoding tokens. Fails if long drafts
+    hold up first tokens."""
+    waited: dict[str, int] = {}
+    for method, draft in (("ar", None), ("sd", TARGET)):  # the target drafts: all is accepted
+        scheduler = Scheduler(TARGET, resolve(method), draft)
+        assert scheduler._session is not None
+        scheduler._session._chunk = 4
+        scheduler.join(_asked(2))
+        while not scheduler._entries[0].call.decoding:
+            scheduler.step()
+        scheduler.step()
+        scheduler.join(_asked(0))
+        waited[method] = 0
+        while 1 in scheduler._entries and not scheduler._entries[1].call.decoding:
+            scheduler.step()
+            waited[method] += 1
+    assert 1 <= waited["sd"] <= waited["ar"] / 2
 
 
 @pytest.mark.parametrize("exact", [False, True], ids=["together", "in turns"])
@@ -252,12 +321,12 @@ def test_memory_that_runs_out_over_a_tree_costs_the_draft_only(monkeypatch):
     """
     forward, refused = Session._forward, 0
 
-    def small(self: Session, segments: Any, ids: list[int], *rest: Any) -> Any:
+    def small(self: Session, rows: Any, **told: Any) -> Any:
         nonlocal refused
-        if self.backbone is TARGET and len(ids) > 1 + len(segments):
+        if self.backbone is TARGET and len(rows.ids) > 1 + len(rows.segments):
             refused += 1
             raise torch.OutOfMemoryError("CUDA out of memory")
-        return forward(self, segments, ids, *rest)
+        return forward(self, rows, **told)
 
     with monkeypatch.context() as patch:
         patch.setattr(Session, "_forward", small)

@@ -17,6 +17,7 @@ Call = Callable[..., tuple[int, str, str]]
 pytestmark = pytest.mark.usefixtures("unchecked")
 
 
+@pytest.mark.slow
 def test_predictions_are_bytes_over_bandwidth() -> None:
     """Claim: T(1) of the 32B is (its decoder + head + keys) / bandwidth, counted here by hand, and
     the speedup tau T(1) / (levels T_q + T(1)): in bytes, 26 rows cost what one does."""
@@ -36,6 +37,7 @@ def test_predictions_are_bytes_over_bandwidth() -> None:
     assert pruned[2] < full[2] and pruned[3] > full[3]
 
 
+@pytest.mark.slow
 def test_a_tiny_pair_is_timed_and_answers(capsys: pytest.CaptureFixture[str]) -> None:
     """Claim: every part of `evidence gpu` runs on a CPU, and both kinds of step give the same laws.
 

@@ -34,6 +34,7 @@ def table(call: Call) -> list[str]:
     return printed.strip().splitlines()
 
 
+@pytest.mark.slow
 def test_the_table_of_pairs(call: Call) -> None:
     """Claim: it prints a Markdown table, a row a pair of the papers, every cell filled, and
     the smaller a draft beside the same target, the greater the gain.

@@ -175,6 +175,7 @@ def inputs(pair: Pair, number: int, suite: str = "shapes-caption") -> Any:
     return speed._inputs(pair, list(shapes.suites()[suite].items())[number])
 
 
+@pytest.mark.slow
 def test_answers_of_a_stated_length(both: Pair) -> None:
     """Claim: with min_new_tokens = max_new_tokens ours and transformers' answers go on past their
     end alike, and have exactly so many tokens. Control: left alone this one ends before."""

@@ -88,6 +88,7 @@ def test_a_race_is_what_was_recorded(ran: list[tuple[str, int, int]]) -> None:
     assert {(one.decode, one.counted, one.total) for one in found["hf"]} == {(6.0, 3, 8.0)}
 
 
+@pytest.mark.slow
 def test_answers_are_alike_and_do_not_end() -> None:
     """Claim: ignoring the end of text, ours and transformers' own answers are as long as asked for
     and the same. Control: the end of text is among what they wrote."""
@@ -152,6 +153,7 @@ def test_a_real_race_draws_growth(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [line.get_label() for line in drawn.axes[0].containers] == list(growth.METHODS)
 
 
+@pytest.mark.slow
 def test_growth_over_noise(monkeypatch: pytest.MonkeyPatch) -> None:
     """Claim: every method and size has its point, the first run of each is not counted, and every
     drafting method drafts: nine of ten tokens stand. Fails if a method reads keys that are not
@@ -173,6 +175,7 @@ def test_growth_over_noise(monkeypatch: pytest.MonkeyPatch) -> None:
     assert growth.SIZES[-1] == studies.STUDIES["growth-filled"].size == 32768
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["ar", "specvlm", "std", "hippo/schedule=serial"])
 def test_a_stand_in_takes_an_imposed_acceptance(method: str) -> None:
     """Claim: after a stand-in a draft's tokens stand as imposed: with all of them, rounds are as

@@ -78,6 +78,7 @@ def slow_edges(cells: list[list[int]]) -> tuple[float, float]:
     return mean(top for top, _ in shares), mean(bottom for _, bottom in shares)
 
 
+@pytest.mark.slow
 def test_edges_are_of_what_the_views_keep(lab: Lab) -> None:
     """Claim: the bars are means over the clips of the shares of what attention, and a random draw,
     keep; the dashed line is evenness. Control: the two differ, so one cannot stand for the other.
@@ -119,6 +120,7 @@ def test_kept_tokens_are_those_of_the_views(lab: Lab) -> None:
     assert data["kept"]["attention"] == by_attention(lab, 0) != by_attention(lab, 1)
 
 
+@pytest.mark.slow
 def test_strips_are_the_frames_alone() -> None:
     """Claim: a row of pictures a view, as in HIPPO's picture of docs/methods, and nothing else."""
     kept = {"one": [[0, 0, 0]], "two": [[1, 2, 3], [3, 3, 3]], "three": [[0, 1, 1]]}
@@ -134,6 +136,7 @@ def plain_words(text: str) -> str:
     return " ".join("".join(c if c.isalnum() else " " for c in text.lower()).split())
 
 
+@pytest.mark.slow
 def test_the_draft_alone_is_judged_by_its_own_words(
     lab: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -225,6 +228,7 @@ def run_tau(lab: Lab, view: str, number: int, draft: Any) -> float:
     return mean(len(round.emitted) for round in rounds)
 
 
+@pytest.mark.slow
 def test_an_ablation_is_the_difference_of_real_runs(lab: Lab) -> None:
     """Claim: each bar is the mean over clips of (tau without a part) - (tau of the whole score),
     both as runs of the method give them. Fails if the views or drafts are mixed up."""
@@ -242,6 +246,7 @@ def test_an_ablation_is_the_difference_of_real_runs(lab: Lab) -> None:
     assert len(set(differ)) > 1, "a control: parts that all lost alike would prove nothing"
 
 
+@pytest.mark.slow
 def test_pruning_is_tau_of_real_runs(lab: Lab) -> None:
     """Claim: a panel a draft, a line a way to choose, at each share pruned the tau a run gives.
     Fails if a line is another view's or the shares run the other way."""

@@ -187,6 +187,7 @@ def test_length_races_at_every_length(lab, ran, monkeypatch):
         ]
 
 
+@pytest.mark.slow
 def test_answers_really_go_on_past_their_end(lab):
     """Claim: with the end of text ignored an answer has as many tokens as asked for, begins as the
     one that ends by itself, and its own end is told. Control: without it, it is shorter."""
@@ -214,6 +215,7 @@ def test_pruning_races_each_draft_by_itself(lab, ran):
         assert [round(value[0], 9) for value in line] == [8.0] * 6 + [40.0]
 
 
+@pytest.mark.slow
 def test_real_shares_are_real_runs(lab, monkeypatch):
     """Claim: tau of a share is that of runs of SAGE with it, by the draft named. Fails if ``keep``
     is not passed on."""
@@ -240,6 +242,7 @@ def deepest(parents: Sequence[int]) -> int:
     return found
 
 
+@pytest.mark.slow
 def test_plan_is_of_real_runs(lab):
     """Claim: tau clip by clip, levels and nodes a round are those of runs of the methods named, by
     the draft in the title; chains have their lengths. Control: live and planned trees are not the

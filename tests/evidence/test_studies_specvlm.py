@@ -36,6 +36,7 @@ def ran(lab: Lab, view: str, draft: Any) -> list[float]:
 # -- tau ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_tau_by_view_is_that_of_real_runs(lab):
     """Claim: what one forward along the target's answer says of a chain of five is what runs of it
     give, for both drafts and views that keep all, a tenth or nothing. Control: the views do not
@@ -47,6 +48,7 @@ def test_tau_by_view_is_that_of_real_runs(lab):
         assert len({tuple(taus) for taus in found.values()}) > 1
 
 
+@pytest.mark.slow
 def test_sensitivity_is_by_the_share_pruned(lab, monkeypatch):
     """Claim: each draft's tau, and that of the target drafting for itself, where nothing, most and
     all of the video is pruned at random. Control: unpruned self-drafting accepts everything, so
@@ -71,6 +73,7 @@ def test_sensitivity_is_by_the_share_pruned(lab, monkeypatch):
     assert own[0] == mean(length / math.ceil(length / 6) for length in lengths)
 
 
+@pytest.mark.slow
 def test_criteria_name_their_views_and_shares(lab, monkeypatch):
     """Claim: a line a criterion, in each draft's panel, through the mean tau of real runs that keep
     what is not pruned, with every clip's own tau beside. Fails if a line is another criterion's."""
@@ -104,6 +107,7 @@ def test_choices_are_of_a_tenth(lab, name):
     )
 
 
+@pytest.mark.slow
 def test_stages_are_differences_on_the_same_clips(lab):
     """Claim: a bar is the mean over clips of tau without a stage less tau with both. Fails if it is
     a ratio, the other way round or of sorted clips."""

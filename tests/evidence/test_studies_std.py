@@ -83,6 +83,7 @@ def test_all_keys_guess_everything(lab: Lab) -> None:
     assert all(guesses) and len(guesses) == len(lab.run("ar", 0).ids) - 1
 
 
+@pytest.mark.slow
 def test_agreement_is_the_mean_over_clips(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     """Claim: a point is the mean over clips of an answer's share of right guesses, its method's at
     its K; the places are keys a head reads. Fails if methods or shares change places."""
@@ -161,6 +162,7 @@ def test_io_is_the_formula_beside_the_seconds(lab: Lab, monkeypatch: pytest.Monk
     assert set(plain) == {1.0}
 
 
+@pytest.mark.slow
 def test_a_real_race_draws_gamma(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     """Claim: on real clips the acceptance at each gamma is that of a run which drafts so many.
 

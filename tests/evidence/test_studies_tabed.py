@@ -248,6 +248,7 @@ def test_the_windows_table_is_algorithm_1(lab, laws):
     assert [bar.get_width() for bar in drawn.patches] == middles
 
 
+@pytest.mark.slow
 def test_drift_is_the_weights_of_algorithm_1(lab, laws):
     """Claim: by window, the heaviest view's weight is the mean over clips of that in Algorithm 1,
     as far as all clips go; the other panels are the first clip's own weights; the line to compare
@@ -341,6 +342,7 @@ def test_a_step_really_runs(lab, monkeypatch):
             assert first > 0
 
 
+@pytest.mark.slow
 def test_stages_are_those_of_runs_with_more_and_more_pictures(lab, monkeypatch):
     """Claim: a row a number of pictures, with the prompts' true visual tokens and the mean seconds
     of each stage over the clips, the warm-up left out; every answer has all its tokens. Fails if a

@@ -29,7 +29,7 @@ from saccade.core.sampling import Sampling
 from saccade.core.tree import ROOT, Tree, add, chain
 from saccade.drafting.recipe import Recipe, chained
 from saccade.drafting.shapes.controller import Auto
-from saccade.drafting.shapes.fit import Fit, Rate
+from saccade.drafting.shapes.fit import Fit, Learnt, Rate
 from saccade.drafting.shapes.policies import Chain
 from saccade.methods import SYSTEMS, resolve
 from saccade.model import batch_invariant
@@ -227,12 +227,12 @@ class Unpadded(Session):
 class Unordered(BatchInvariantSession):
     """The right number of rows, and the ordinary attention."""
 
-    def _forward(self, *args: Any) -> Tensor:
+    def _forward(self, *args: Any, **told: Any) -> Tensor:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(
                 batch_invariant, "BatchInvariantStep", lambda segment, real: self._step([segment])
             )
-            return super()._forward(*args)
+            return super()._forward(*args, **told)
 
 
 def along(session: Session, text: list[int], chance: random.Random | None) -> Tensor:
@@ -419,8 +419,10 @@ def test_costs_are_those_of_padded_forwards():
     """Claim: shape fit reckons that 1 to 16 rows cost the same, and 17 as much as 32."""
     costs = Costs((1, 16, 32), (1.0, 4.0, 8.0), 0.1, multiple=ROWS)
     assert [costs.verify(rows) for rows in (1, 8, 16, 17, 32)] == [4.0, 4.0, 4.0, 8.0, 8.0]
-    longer = Fit((), costs).choose(Rate(9.0, 10.0))
-    assert longer > Fit((), Costs(costs.rows, costs.target, costs.draft)).choose(Rate(9.0, 10.0))
+    longer = Fit((), costs).choose(Learnt(Rate(9.0, 10.0)))
+    assert longer > Fit((), Costs(costs.rows, costs.target, costs.draft)).choose(
+        Learnt(Rate(9.0, 10.0))
+    )
 
 
 # -- flips -------------------------------------------------------------------------------------

@@ -184,15 +184,15 @@ MUTANTS = (
     Mutant(
         "position off by one",
         "model/session.py",
-        "positions += [end - 1 + depth for depth",
-        "positions += [end + depth for depth",
+        "positions.extend(end - 1 + depth for depth",
+        "positions.extend(end + depth for depth",
         (f"{BUGS}::test_b14_verified_rows_stand_where_generate_puts_them",),
     ),
     Mutant(
         "positions of pending tokens start too late",
         "model/session.py",
-        "positions += range(end - waiting, end)",
-        "positions += range(end - waiting + 1, end + 1)",
+        "positions.extend(range(end - waiting, end))",
+        "positions.extend(range(end - waiting + 1, end + 1))",
         (f"{BUGS}::test_b14_verified_rows_stand_where_generate_puts_them",),
     ),
     Mutant(
@@ -264,8 +264,9 @@ MUTANTS = (
     Mutant(
         "the law of the wrong pending token",
         "model/session.py",
-        "wanted += range(start + max(waiting - 1, 0), len(ids))",
-        "wanted += [*range(start, start + (waiting > 0)), *range(start + waiting, len(ids))]",
+        "into.wanted.extend(range(start + max(waiting - 1, 0), len(into.ids)))",
+        "into.wanted.extend((*range(start, start + (waiting > 0)), "
+        "*range(start + waiting, len(into.ids))))",
         (f"{SESSION}::test_tokens_from_outside_the_tree_are_caught_up_with",),
     ),
     Mutant(
@@ -375,8 +376,8 @@ MUTANTS = (
     Mutant(
         "auto: when sampling, seconds count",
         "drafting/shapes/controller.py",
-        "        if not round.p.rules.sample:\n            return round.draft_seconds",
-        "        if True:\n            return round.draft_seconds",
+        "        if not round.p.rules.sample:\n            return sum(",
+        "        if True:\n            return sum(",
         (f"{CONTROL}::test_what_is_sampled_does_not_depend_on_how_fast_it_was",),
     ),
     Mutant(
@@ -474,9 +475,30 @@ MUTANTS = (
     Mutant(
         "costs: of several timings the slowest counts",
         "drafting/shapes/costs.py",
-        "return [min(times) for times in zip(*took[WARM:], strict=True)]",
-        "return [max(times) for times in zip(*took[WARM:], strict=True)]",
+        "return [min(times) for times in zip(*took, strict=True)]",
+        "return [max(times) for times in zip(*took, strict=True)]",
         (f"{COST}::test_bare_forwards_are_taken_in_turns_and_the_quickest_counts",),
+    ),
+    Mutant(
+        "costs: who shares a forward pays for all of it",
+        "core/costs.py",
+        "each = [self.together(requests, requests * rows) / requests for rows in self.rows]",
+        "each = [self.together(requests, requests * rows) for rows in self.rows]",
+        (f"{COST}::test_shared_costs_are_a_part_of_the_whole",),
+    ),
+    Mutant(
+        "costs: fit never doubts what it once believed dear",
+        "drafting/shapes/fit.py",
+        "more = [max(here, each - DOUBT * (each - here)) for each in seconds[rows + 1 :]]",
+        "more = [max(here, each) for each in seconds[rows + 1 :]]",
+        (f"{COST}::test_costs_of_a_busy_moment_fade_within_an_answer",),
+    ),
+    Mutant(
+        "kernels: every copy is kept",
+        "model/kernels.py",
+        "if fewer[least] > 1 + GAIN:",
+        "if fewer[least] > 1:",
+        ("model/test_kernels.py::test_a_copy_that_saves_little_is_not_kept",),
     ),
     # -- schedules ---------------------------------------------------------------------------------
     Mutant(

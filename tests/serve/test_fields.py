@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from PIL import Image
-from serve.live import Live, image_part, inputs_of, made, request, serving, text_part
+from serve.live import (
+    Live,
+    image_part,
+    inputs_of,
+    made,
+    request,
+    serving,
+    text_part,
+    video_part,
+)  # fmt: skip
 
 import saccade
 from saccade.serve.errors import NOT_SUPPORTED
 from saccade.serve.wire import ChatRequest, TextRequest
+from saccade.world.knowing import FOREIGN
 
 DOCS = Path(__file__).parents[2] / "docs/serve.md"
 
@@ -149,3 +161,58 @@ def test_no_page_may_ask_by_default(server: Live):
     """Claim: without --cors there is no header that lets a page read an answer."""
     answer = server.post(request(max_tokens=1), headers={"Origin": "https://a.example"})
     assert "access-control-allow-origin" not in answer.headers
+
+
+LONG = "A small red circle moves to the left of the large blue square. " * 12
+
+
+def _with_document(text: str = LONG, **more: Any) -> list[Any]:
+    return [{"type": "document", "text": text, **more}, text_part("What moves?")]
+
+
+@pytest.mark.parametrize("method", ["ar", "specvlm", "specvlm-self"])
+def test_a_document_is_what_describe_reads(models, method):
+    """Claim: a part of type document is a document: the prompt is `saccade.inputs.ask`'s, the
+    answer plain decoding's, and views prune it. Fails if it arrived as words of the question."""
+    draft = models.draft.backbone
+    inputs = inputs_of(models, "What moves?", documents=[LONG])
+    alone = saccade.run(
+        models.target.backbone, inputs, draft=draft, method=method,
+        tokenizer=models.target.tokenizer, max_new_tokens=16, do_sample=False,
+    )  # fmt: skip
+    with serving(lambda: made(models, method)) as live:
+        answer = live.ask(_with_document())
+        assert _text(answer) == alone.text
+        body = answer.json()
+        assert body["usage"]["prompt_tokens"] == alone.prompt_tokens
+        drafted = [len(round.tokens) for round in alone.rounds if round.tokens]
+        assert body["metrics"]["speculative_decoding"]["per_step_drafted"] == drafted
+        assert body["saccade"]["warnings"] == list(alone.warnings)
+        if method == "specvlm-self":  # as a part of the words there is nothing to prune
+            words = live.ask([text_part(LONG), text_part("What moves?")]).json()
+            assert words["saccade"]["warnings"] and not body["saccade"]["warnings"]
+
+
+@pytest.mark.parametrize(
+    ("part", "param"),
+    [({"text": " "}, "messages.0.content.0.text"), ({"title": "x"}, "messages.0.content.0.title")],
+)
+def test_a_document_that_is_none_is_told(server, part, param):
+    """Claim: an empty one and a field it does not have are named, without the form's own names."""
+    said = server.ask(_with_document(**part)).json()["error"]
+    assert said["code"] == 400 and said["param"] == param
+
+
+def test_what_the_embedded_pair_cannot_know_is_told(server, clips, tmp_path):
+    """Claim: asked about frames that are not of its drawn world, the embedded pair's answer says
+    so, for images and videos, streamed or not; about a drawn clip or words it does not."""
+    noise = np.random.default_rng(0).integers(0, 256, (112, 112, 3), dtype=np.uint8)
+    Image.fromarray(noise).save(tmp_path / "photo.png")
+    photo, clip = image_part(tmp_path / "photo.png"), video_part(clips[0])
+    for content, told in (([photo], True), ([clip, photo], True), ([clip], False), ([], False)):
+        body = server.ask([*content, text_part("What is this?")]).json()
+        assert (FOREIGN in body["saccade"]["warnings"]) == told
+    more = dict(stream=True, stream_options={"include_usage": True})
+    text = server.ask([photo, text_part("What is this?")], **more).text
+    last = [line for line in text.splitlines() if line.startswith("data: {")][-1]
+    assert FOREIGN in json.loads(last[6:])["saccade"]["warnings"]

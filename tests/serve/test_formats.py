@@ -10,14 +10,18 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+import openai
 import pytest
 import torch
 from serve.live import QUESTION, Live, made, request, serving, text_part, video_part
 
 from saccade.core.sampling import BrokenLaw, Sampling, Scores
 from saccade.core.tree import Tree, add
-from saccade.inputs import Pair
+from saccade.engine.call import Call
+from saccade.engine.request import Request
+from saccade.inputs import Pair, ask
 from saccade.inputs.literal import special_in
+from saccade.methods import resolve
 from saccade.serve.formats import grammar, tools
 
 SCHEMA: dict[str, Any] = {
@@ -61,6 +65,7 @@ def _nested(depth: int) -> dict[str, Any]:
     return {"properties": {"a": _nested(depth - 1)}} if depth else {}
 
 
+@pytest.mark.slow
 def test_a_hundred_answers_have_their_schema(auto, plain, clips):
     """Claim: of 100 answers under auto, greedy and sampled, with a video and without, each is JSON
     of the schema; the greedy ones are plain decoding's."""
@@ -87,6 +92,30 @@ def test_every_way_of_drafting_obeys(models, plain, method):
         answer = live.ask("hi", **kept)
     assert _texts(answer) == _texts(plain.ask("hi", **kept))
     assert answer.json()["saccade"]["fallback_reason"] is None
+
+
+@pytest.mark.parametrize("sampled", [False, True])
+def test_a_draft_in_its_own_process_obeys_too(models, vocabulary, sampled):
+    """Claim: all that hippo's draft proposes follows the grammar, greedy and drawn, and some of it
+    stands. Fails if its rules lose the grammar on their way."""
+    rules = vocabulary.grammar(grammar.json_schema(SCHEMA), "x")
+    target, draft = models.target, models.drafting
+    settings = dict(max_new_tokens=60, do_sample=sampled, seed=3)
+    inputs = ask(target, "hi")
+    request = Request.of(target.backbone, inputs, grammar=rules, **settings)
+    call = Call(target.backbone, resolve("hippo"), request, draft=draft)
+    for _ in call.reading():
+        pass
+    answer: list[int] = []
+    drafted = accepted = 0
+    for round in call.rounds():
+        for place, token in enumerate(round.tree.tokens):
+            mask = rules([*answer, *round.tree.tokens[:place]])
+            assert mask is None or mask[token], (answer, round.tree.tokens)
+        answer += round.tokens
+        drafted, accepted = drafted + len(round.tree), accepted + sum(round.verdict.accepted)
+    call.close()
+    assert drafted and accepted and call.drafter.reason is None
 
 
 @pytest.mark.parametrize(
@@ -266,6 +295,34 @@ def test_a_call_that_is_due_is_made(calling, choice, names):
     assert told["function"] == call["function"] and told["index"] == 0
     assert choices[-1]["finish_reason"] == "tool_calls"
     assert not any(each["delta"].get("content") for each in choices)
+
+
+@pytest.fixture
+def client(calling: Live) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{calling.url}/v1", api_key="none", max_retries=0) as found:
+        yield found
+
+
+def test_the_client_gets_calls(client):
+    """Claim: in the client's own types a required call is whole, and streamed as pieces that the
+    client puts together to the same call; what it gave goes on by the client's own message."""
+    asked: dict[str, Any] = dict(
+        model="shapes", tools=TOOLS, tool_choice="required", max_tokens=200, temperature=0
+    )
+    messages: list[Any] = [{"role": "user", "content": "hi"}]
+    whole = client.chat.completions.create(messages=messages, **asked).choices[0]
+    assert whole.finish_reason == "tool_calls" and whole.message.tool_calls
+    (call,) = whole.message.tool_calls
+    assert json.loads(call.function.arguments)["colour"] in ("red", "blue")
+    with client.chat.completions.stream(messages=messages, **asked) as stream:
+        final = stream.get_final_completion().choices[0]
+    assert final.finish_reason == "tool_calls" and final.message.tool_calls
+    (put_together,) = final.message.tool_calls
+    assert put_together.function.name == call.function.name
+    assert put_together.function.arguments == call.function.arguments
+    messages += [whole.message, {"role": "tool", "tool_call_id": call.id, "content": "done"}]
+    on = client.chat.completions.create(messages=messages, **asked | {"tool_choice": "none"})
+    assert on.choices[0].message.tool_calls is None and on.choices[0].message.content is not None
 
 
 def test_what_a_call_gave_goes_on(calling):

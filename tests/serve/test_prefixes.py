@@ -79,6 +79,35 @@ def test_no_decoder_runs_twice_for_the_same_bytes(keeping, clips, picture, monke
     assert decoded == ["read", "read_image", "read"]
 
 
+def test_no_processor_works_twice_on_the_same_frames(
+    keeping, forgetting, clips, picture, monkeypatch
+):
+    """Claim: pixels come from what is kept, told by the frames and how they are to be made; the
+    answer is that of a server that keeps nothing, whose processor works each time."""
+    processor = keeping.service.engine.reader._target.processor
+    worked: list[str] = []
+    for kind in ("video_processor", "image_processor"):
+        whole = type(getattr(processor, kind))._preprocess
+
+        def counted(
+            self: Any, *args: Any, kind: str = kind, whole: Any = whole, **more: Any
+        ) -> Any:
+            worked.append(kind)
+            return whole(self, *args, **more)
+
+        monkeypatch.setattr(type(getattr(processor, kind)), "_preprocess", counted)
+    for part, kind in (
+        (video_part(clips[3]), "video_processor"),
+        (image_part(picture), "image_processor"),
+    ):
+        for place, question in enumerate(QUESTIONS):
+            worked.clear()
+            found = keeping.ask([part, text_part(f"{question} Now?")])
+            assert (worked == []) or place == 0
+            plain = forgetting.ask([part, text_part(f"{question} Now?")])
+            assert worked[-1] == kind and _text(found) == _text(plain)
+
+
 def test_a_file_that_changed_is_read_again(models, clips, tmp_path):
     """Claim: another video under the same name is another video."""
     path = tmp_path / "clip.mp4"

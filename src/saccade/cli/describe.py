@@ -61,6 +61,7 @@ def describe(
 
     A target over several GPUs: torchrun --nproc-per-node 4 -m saccade describe ... --tp
     """
+    video, question = options.shown(video, question, bool(document))
     prompt = options.asked(question, prompt)
     if tp and method is None:  # auto times forwards, which processes would do apart
         method = "specvlm" if models.draft or models.target in (None, "shapes") else "std"

@@ -7,6 +7,8 @@ option of each of its fields.
 from __future__ import annotations
 
 import inspect
+import os
+import re
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields, is_dataclass, replace
 from functools import wraps
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
 
 QUESTION = "Describe the video in detail."
 DEFAULT_METHOD = "auto"
+NAMES = re.compile(r"://|\.[A-Za-z]\w{1,4}$")  # an address, or a file that may be missing
 
 Method = Annotated[
     str | None,
@@ -180,6 +183,15 @@ class DrawOptions:
             sampling = {}
         stops = {"stop_strings": self.stop} if self.stop else {}
         return {"do_sample": self.temperature > 0, **sampling, **stops}
+
+
+def shown(video: str | None, question: str | None, beside: bool) -> tuple[str | None, str | None]:
+    """What is the video and what the question: ``beside`` a document a single argument that names
+    no file is the question."""
+    if video is None or question is not None or not beside:
+        return video, question
+    named = video.strip() in ("", "-") or NAMES.search(video) or os.path.exists(video)
+    return (video, None) if named else (None, video)
 
 
 def asked(question: str | None, prompt: str) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
@@ -13,6 +13,9 @@ class Costs:
     target: tuple[float, ...]
     draft: float
     multiple: int = 1  # of rows: every forward is padded to one
+    apart: tuple[float, float] = (0.0, 0.0)
+    """What another request in a forward adds beside its rows to the target's, and what it adds with
+    its one row to the draft's."""
 
     def verify(self, rows: int) -> float:
         """T(rows), linear between the measured points and beyond them."""
@@ -27,3 +30,15 @@ class Costs:
     def speedup(self, emitted: float, levels: float, rows: int) -> float:
         """emitted T(1) / (levels T_q + T(rows)): what bare forwards allow."""
         return emitted * self.verify(1) / (levels * self.draft + self.verify(rows))
+
+    def together(self, requests: int, rows: int) -> float:
+        """The target's time for so many rows of so many requests."""
+        return self.verify(rows) + (requests - 1) * self.apart[0]
+
+    def shared(self, requests: int) -> Costs:
+        """One request's part of forwards that so many share, each with so many rows."""
+        if requests == 1:
+            return self
+        each = [self.together(requests, requests * rows) / requests for rows in self.rows]
+        level = (self.draft + (requests - 1) * self.apart[1]) / requests
+        return replace(self, target=tuple(each), draft=level, multiple=1)

@@ -30,7 +30,7 @@ class Measured:
         self._name = name
 
     def key(self, *facts: object) -> str:
-        machine = platform.node(), _processor(), os.cpu_count(), torch.get_num_threads()
+        machine = platform.node(), processor(), os.cpu_count(), torch.get_num_threads()
         return hashlib.sha256(repr((machine, torch.__version__, facts)).encode()).hexdigest()[:24]
 
     def load(self, key: str) -> Any:
@@ -59,7 +59,7 @@ class Measured:
             return {}
 
 
-def _processor() -> str:
+def processor() -> str:
     """Its name as the system tells it."""
     try:
         lines = CPUS.read_text().splitlines()

@@ -63,6 +63,21 @@ class Prompt:
         rows[self.visual] = chosen
         return self.rows(rows)
 
+    def text_after(self) -> Int[Tensor, " text"]:
+        """Text rows after the last visual one (all text where nothing is visual)."""
+        rows = torch.arange(len(self), device=self.visual.device)
+        seen = rows[self.visual]
+        return rows[(rows > (seen[-1] if len(seen) else -1)) & ~self.fixed]
+
+    def deepstack_of(self, start: int, stop: int) -> tuple[Tensor, Tensor] | None:
+        """What a forward of these rows adds to the first layers: see ``Backbone.forward``."""
+        if not self.deepstack:
+            return None
+        before = int(self.visual[:start].sum())
+        mask = self.visual[start:stop]
+        rows = slice(before, before + int(mask.sum()))
+        return mask, torch.stack([layer[rows] for layer in self.deepstack])
+
     def rows(self, rows: Bool[Tensor, " len"]) -> Prompt:
         """The prompt with these rows only, text or visual, at their original positions."""
         chosen = rows[self.visual]

@@ -150,6 +150,17 @@ class Shape(ABC):
         return state
 
 
+@dataclass(frozen=True)
+class Growth:
+    """A drafter's drafts under way, which may be scored with others' over the same model."""
+
+    session: Any  # a model's: ``model.session.Session``
+    drafts: Mapping[int, Growing]
+    seen: dict[int, Scores]  # takes the last scores of each request
+    take: Callable[[dict[int, Tree]], dict[int, Tree]] = lambda trees: trees
+    """What the drafter makes of the trees once they are grown."""
+
+
 class Drafter(ABC):
     """Who drafts. One object serves every request of a call; requests are counted from 0.
 
@@ -184,6 +195,10 @@ class Drafter(ABC):
     def propose(self, states: Mapping[int, State]) -> dict[int, Tree]:
         """A tree for each request whose state is given."""
         ...
+
+    def growing(self, states: Mapping[int, State]) -> Growth | None:
+        """What ``propose`` would grow, for growing it beside others'; None: it does not share."""
+        return None
 
     def extend(self, in_flight: Mapping[int, Tree]) -> dict[int, Tree]:
         """Each tree under judgement with the one token drafted after it, as soon as that is there.

@@ -49,6 +49,15 @@ def spelt(
     return (decode(ids[:end]) if over else shown(end))[len(shown(start)) :]
 
 
+@dataclass(frozen=True)
+class Load:
+    """What a round shared its forwards with."""
+
+    requests: int  # in the target's forward, itself included
+    rows: int  # of that forward
+    draft_seconds: float  # this request's part of drafting
+
+
 @dataclass(frozen=True, repr=False)
 class Round:
     """One propose-verify-commit of one request. ``p`` and ``q`` live until the fold has run."""
@@ -62,6 +71,7 @@ class Round:
     draft_seconds: float
     verify_seconds: float
     note: tuple[float, ...] = ()  # what the draft decided by: an ensemble's weights, odds
+    load: Load | None = None  # None: it was alone
     spell: Callable[[], str] | None = field(default=None, repr=False, compare=False)
 
     @property
@@ -90,6 +100,7 @@ class Round:
             draft_seconds=self.draft_seconds,
             verify_seconds=self.verify_seconds,
             note=self.note,
+            load=self.load,
         )
 
 
@@ -105,6 +116,7 @@ class RoundRecord:
     draft_seconds: float
     verify_seconds: float
     note: tuple[float, ...] = ()
+    load: Load | None = None
 
     @property
     def emitted(self) -> tuple[int, ...]:

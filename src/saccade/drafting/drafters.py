@@ -15,11 +15,12 @@ from numpy.lib.stride_tricks import sliding_window_view
 from torch.utils.hooks import RemovableHandle
 
 from saccade.core.prompt import Inputs, Prefill, Prompt, Texts, Turn
-from saccade.core.protocols import Drafter, Growing, Scoring, Shape, State
+from saccade.core.protocols import Drafter, Growth, Shape, State
 from saccade.core.result import Round
 from saccade.core.sampling import Sampling, Scores
 from saccade.core.timing import Clock
 from saccade.core.tree import Tree, chain, check
+from saccade.drafting.growing import drive
 from saccade.drafting.setup import Setup
 from saccade.drafting.shapes.policies import Chain
 from saccade.model.session import Session
@@ -102,6 +103,12 @@ class SessionDrafter(Drafter):
 
     def fold(self, state: State, round: Round) -> State:
         return self._shape.fold(state, round)
+
+    def growing(self, states: Mapping[int, State]) -> Growth | None:
+        if type(self).propose is not SessionDrafter.propose:
+            return None  # it proposes in a way of its own
+        drafts = {request: self._shape.grow(state) for request, state in states.items()}
+        return Growth(self.session, drafts, self._scores)
 
     def propose(self, states: Mapping[int, State]) -> dict[int, Tree]:
         growing = {request: self._shape.grow(state) for request, state in states.items()}
@@ -263,6 +270,11 @@ class Fallback(Drafter):
         plain = dict.fromkeys(states, Tree())
         return self._checked(plain, lambda: self._drafter.propose(states))
 
+    def growing(self, states: Mapping[int, State]) -> Growth | None:
+        plain = dict.fromkeys(states, Tree())
+        growth = self._try(lambda: self._drafter.growing(states))
+        return growth and replace(growth, take=lambda trees: self._checked(plain, lambda: trees))
+
     def extend(self, in_flight: Mapping[int, Tree]) -> dict[int, Tree]:
         return self._checked(in_flight, lambda: self._drafter.extend(in_flight))
 
@@ -315,31 +327,3 @@ class Fallback(Drafter):
         log.warning("drafting failed; going on by plain decoding", exc_info=error)
         self.reason = reason
         self.close()
-
-
-def drive(
-    session: Scoring, growing: Mapping[int, Growing], seen: dict[int, Scores]
-) -> dict[int, Tree]:
-    """Runs growing drafts in step, scoring what they all want in one forward a step.
-
-    ``seen`` takes the last scores of each request.
-    """
-    finished: dict[int, Tree] = {}
-    wanted: dict[int, Tree] = {}
-
-    def advance(request: int, scores: Scores | None) -> None:
-        try:
-            grower = growing[request]
-            wanted[request] = next(grower) if scores is None else grower.send(scores)
-        except StopIteration as stop:
-            wanted.pop(request, None)
-            finished[request] = stop.value
-
-    for request in growing:
-        advance(request, None)
-    while wanted:
-        scored = session.score(wanted)
-        seen.update(scored)
-        for request, scores in scored.items():
-            advance(request, scores)
-    return finished

@@ -13,10 +13,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from saccade.core.protocols import Cut, Drafter, Scoring, State
-from saccade.core.result import FinishReason, Round, Verdict
+from saccade.core.result import FinishReason, Load, Round, Verdict
 from saccade.core.sampling import BrokenLaw, Scores
 from saccade.core.tree import Tree
 from saccade.core.verify import verify
+from saccade.drafting.growing import proposals
 from saccade.model import memory
 
 Judgement = tuple[dict[int, Verdict], dict[int, FinishReason | None]]
@@ -52,31 +53,35 @@ def serial(target: Scoring, draft: Drafter, requests: Sequence[int], cut: Cut) -
 
 def advance(target: Scoring, groups: Sequence[Group]) -> Iterator[tuple[Group, Round]]:
     """One round of all requests of all groups, in one forward of the target."""
-    drafted: list[tuple[Group, dict[int, Tree], float]] = []
-    for group in groups:
-        began = time.perf_counter()
-        trees = group.drafter.propose(group.states)
-        drafted.append((group, trees, time.perf_counter() - began))
+    began = time.perf_counter()
+    drafted = proposals([(group.drafter, group.states) for group in groups])
+    drafting = time.perf_counter() - began
 
     began = time.perf_counter()
+    proposed = [(group, *each) for group, each in zip(groups, drafted, strict=True)]
     scored = target.score(
-        {g.first + r: tree for g, trees, _ in drafted for r, tree in trees.items()}
+        {g.first + r: tree for g, trees, _ in proposed for r, tree in trees.items()}
     )
     outcomes = []
     emitted: dict[int, Sequence[int]] = {}
-    for group, trees, drafting in drafted:
+    for group, trees, parts in proposed:
         laws = {request: scored[group.first + request] for request in trees}
         judgement = judged(trees, laws, group.cut)
-        outcomes.append((group, trees, laws, judgement, drafting))
+        outcomes.append((group, trees, parts, laws, judgement))
         emitted |= {group.first + r: verdict.tokens for r, verdict in judgement[0].items()}
     target.commit(emitted)
     verifying = time.perf_counter() - began
 
-    for group, trees, laws, judgement, drafting in outcomes:
+    rows = len(scored) + sum(len(tree) for _, trees, _ in proposed for tree in trees.values())
+    for group, trees, parts, laws, judgement in outcomes:
         began = time.perf_counter()
         group.drafter.commit({r: verdict.tokens for r, verdict in judgement[0].items()})
-        drafting += time.perf_counter() - began
-        for round in _rounds(group, trees, laws, judgement, (drafting, verifying)):
+        committing = time.perf_counter() - began
+        spent = drafting + committing, verifying
+        loads: dict[int, Load | None] = dict.fromkeys(trees)
+        if len(scored) > 1:
+            loads |= {r: Load(len(scored), rows, parts[r] + committing / len(trees)) for r in parts}
+        for round in _rounds(group, trees, laws, judgement, spent, loads):
             yield group, round
 
 
@@ -156,6 +161,7 @@ def _rounds(
     laws: Mapping[int, Scores],
     judgement: Judgement,
     spent: tuple[float, float],
+    loads: Mapping[int, Load | None] | None = None,
 ) -> Iterator[Round]:
     """Each request's round, folded into its state; ``spent`` in seconds of drafting, verifying.
     The state of one that ended is gone."""
@@ -171,6 +177,7 @@ def _rounds(
             draft_seconds=spent[0],
             verify_seconds=spent[1],
             note=draft.noted(request) or trees[request].odds,
+            load=(loads or {}).get(request),
         )
         group.states[request] = draft.fold(group.states[request], round)
         if round.finish is not None:

@@ -1,8 +1,9 @@
 """Requests that come and go over one target: what a server works with.
 
 Each is a call with a drafter of its own, so that one that fails is nobody else's affair; the
-target's forward is one for all of them a round. A newcomer's prompt is read a chunk a round. What
-shares no forward (a draft in a process of its own, ``exact``) takes turns.
+forwards of a round are for all of them. Of newcomers' prompts as many pieces are read a round as it
+gives tokens: so drafting makes nobody wait for a first token. What shares no forward (a draft in a
+process of its own, ``exact``) takes turns.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from statistics import fmean
 
 from saccade.core.result import Result, Round
 from saccade.core.sampling import Sampling
@@ -64,6 +66,7 @@ class Scheduler:
         self._session = Session(target, self._rules, room=ANSWER) if shared else None
         self._entries: dict[int, _Entry] = {}
         self._next = 0
+        self._pieces = 1  # of prompts to be read before the next round
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -107,12 +110,16 @@ class Scheduler:
         entry.call.close()
 
     def step(self) -> list[Event]:
-        """A piece of the prompt that has waited longest, and a round of all that are read."""
-        events = self._read_on()
+        """Pieces of the prompts that have waited longest, and a round of all that are read."""
+        events = [event for _ in range(self._pieces) for event in self._read_on()]
         live = {number: entry for number, entry in self._entries.items() if entry.call.decoding}
         if self._session is None:
-            return events + [event for number in live for event in self._turn(number, live[number])]
-        return events + (self._together(self._session, live) if live else [])
+            told = [event for number in live for event in self._turn(number, live[number])]
+        else:
+            told = self._together(self._session, live) if live else []
+        emitted = [len(event.round.tokens) for event in told if event.round is not None]
+        self._pieces = max(1, round(fmean(emitted))) if emitted else 1
+        return events + told
 
     def _read_on(self) -> list[Event]:
         waiting = [number for number, entry in self._entries.items() if not entry.call.decoding]

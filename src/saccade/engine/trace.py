@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import transformers
 
+from saccade.core.home import processor
 from saccade.core.result import Result
 
 
@@ -19,7 +20,7 @@ def environment() -> dict[str, Any]:
     gpu = torch.cuda.get_device_name(0) if torch.cuda.is_available() else None
     return {
         "machine": platform.machine(),
-        "processor": _processor(),
+        "processor": processor(),
         "gpu": gpu,
         "threads": torch.get_num_threads(),
         "python": platform.python_version(),
@@ -44,13 +45,3 @@ def write(path: Path, result: Result) -> None:
     }
     lines = [json.dumps(about), *(json.dumps(asdict(round)) for round in result.rounds)]
     path.write_text("\n".join(lines) + "\n")
-
-
-def _processor() -> str:
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    except OSError:
-        pass
-    return platform.processor()

@@ -29,6 +29,11 @@ DOCUMENT = "document"  # the type of a part of a message
 PER_TOKEN = ("input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids")
 
 
+def document(text: str) -> dict[str, str]:
+    """A document as a part of a message."""
+    return {"type": DOCUMENT, "text": f"{text.strip()}\n\n"}
+
+
 @dataclass(frozen=True)
 class Held:
     """Texts taken out of turns, and the turns with a mark in the place of each."""

@@ -114,7 +114,7 @@ def put(
 ) -> Inputs:
     """:func:`ask` without a loaded model."""
     media = [{"type": "video"} for _ in clips] + [{"type": "image"} for _ in images]
-    media += [{"type": literal.DOCUMENT, "text": f"{text.strip()}\n\n"} for text in documents]
+    media += [literal.document(text) for text in documents]
     turns: list[dict[str, Any]] = []
     for asked, answered in history:
         turns.append({"role": "user", "content": [{"type": "text", "text": asked}]})

@@ -21,7 +21,7 @@ from saccade.core.errors import MethodError, ModelError
 from saccade.model.attention import Keys, Mixed, NewKeys, Queries, Segment, Step
 from saccade.model.backbone import Backbone
 from saccade.model.cache import Cache
-from saccade.model.session import Session
+from saccade.model.session import Rows, Session
 
 ROWS = 16
 BLOCK = 256  # keys
@@ -33,10 +33,8 @@ _tried: WeakKeyDictionary[Backbone, dict[tuple[object, ...], bool]] = WeakKeyDic
 class BatchInvariantSession(Session):
     """A session whose rows depend on the text alone, where :func:`check` lets the model pass."""
 
-    def _forward(
-        self, segments: list[Segment], ids: list[int], positions: list[int], wanted: list[int]
-    ) -> Float[Tensor, "wanted clipped"]:
-        model = self.backbone
+    def _forward(self, rows: Rows, *, alone: bool) -> Float[Tensor, "wanted vocab"]:
+        model, (segments, ids, positions, wanted) = self.backbone, rows
         found = []
         for segment in segments:
             if segment.block is not None:
@@ -51,7 +49,7 @@ class BatchInvariantSession(Session):
                 step = BatchInvariantStep(
                     Segment(segment.cache, 0, ROWS, at, asked=segment.asked), real=stop - start
                 )
-                laws = self._laws(model.forward(model.embed(tokens), places, step))
+                laws = model.logits(model.forward(model.embed(tokens), places, step))
                 found += [laws[row - start] for row in wanted if start <= row < stop]
         return torch.stack(found)
 

@@ -1,7 +1,8 @@
 """What one request read and a later one need not read again, in so many bytes.
 
-Three kinds share the bytes: decoded media (a server's reader keeps those), what a vision tower gave
-for pixels, and the keys and values of prompts' beginnings. What was used least recently goes first.
+Four kinds share the bytes: decoded media and what processors made of them (a server's reader keeps
+these), what a vision tower gave for pixels, and the keys and values of prompts' beginnings. What
+was used least recently goes first.
 All is found by its content: pixels by a digest, a prompt's rows by the rows themselves (embeddings
 and positions), so that whatever a view, a template or another model changed is another prompt.
 """
@@ -11,13 +12,16 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable, Iterator, Mapping, MutableMapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from copy import copy
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from saccade.core.prompt import Prompt
 from saccade.model.cache import Cache
@@ -26,6 +30,7 @@ T = TypeVar("T")
 
 WORTH = 64  # rows; fewer that are new are read again sooner than kept
 LOOKS = ("get_image_features", "get_video_features")  # of Hugging Face's models
+PREPARES = ("image_processor", "video_processor")  # of its processors
 
 
 class Kept:
@@ -36,6 +41,7 @@ class Kept:
         self.bytes = 0
         self._held: OrderedDict[Hashable, tuple[Any, int]] = OrderedDict()
         self._lock = threading.Lock()
+        self._told: Any = WeakTensorKeyDictionary()  # tensors' versions and digests
 
     def __len__(self) -> int:
         return len(self._held)
@@ -81,6 +87,20 @@ class Kept:
             found = make()
             self.put(key, found, size(found))
         return found
+
+    def digest(self, *values: Any) -> bytes:
+        """:func:`digest`, which reads a tensor that is seen again only once."""
+
+        def told(tensor: Tensor) -> bytes:
+            if tensor.is_inference():  # it does not tell whether it was written to
+                return _of_tensor(tensor)
+            version, found = self._told.get(tensor, (None, b""))
+            if version != tensor._version:
+                found = _of_tensor(tensor)
+                self._told[tensor] = tensor._version, found
+            return found
+
+        return digest(*values, told=told)
 
 
 # -- prompts' beginnings ------------------------------------------------------------------------
@@ -169,50 +189,73 @@ def _first_other(one: Tensor, other: Tensor) -> int:
 # -- what was looked at -------------------------------------------------------------------------
 
 
-@contextmanager
-def looked_at(model: Any, kept: Kept | None) -> Iterator[None]:
+def looked_at(model: Any, kept: Kept | None) -> AbstractContextManager[None]:
     """What the model's vision tower gave for pixels before, it gives again without looking."""
     base = model.base_model
     names = [name for name in LOOKS if name in dir(type(base))]
-    if kept is None or not names:
+    return nullcontext() if kept is None else remembering(base, names, kept)
+
+
+@contextmanager
+def prepared(processor: Any, kept: Kept | None) -> Iterator[None]:
+    """What a processor made of pictures and videos before, it gives again without reckoning."""
+    with ExitStack() as stack:
+        for each in (vars(processor).get(name) for name in PREPARES):
+            if kept is not None and each is not None:
+                stack.enter_context(remembering(each, ["preprocess"], kept))
         yield
-        return
+
+
+@contextmanager
+def remembering(owner: Any, names: Sequence[str], kept: Kept) -> Iterator[None]:
+    """These methods give for equal arguments what they gave before."""
     inside = False  # one of them may call the other
 
-    def remembering(name: str, look: Callable[..., Any]) -> Callable[..., Any]:
+    def wrapped(name: str, look: Callable[..., Any]) -> Callable[..., Any]:
         def glance(*args: Any, **kwargs: Any) -> Any:
             nonlocal inside
             if inside:
                 return look(*args, **kwargs)
             inside = True
             try:
-                key = (id(model), name, digest(args, sorted(kwargs.items(), key=lambda kv: kv[0])))
-                return kept.made(key, lambda: look(*args, **kwargs), size)
+                told = kept.digest(args, sorted(kwargs.items(), key=lambda kv: kv[0]))
+                found = kept.made((id(owner), name, told), lambda: look(*args, **kwargs), size)
+                # who gets a mapping may take from it
+                return copy(found) if isinstance(found, MutableMapping) else found
             finally:
                 inside = False
 
         return glance
 
-    before = {name: vars(base)[name] for name in names if name in vars(base)}
-    vars(base).update({name: remembering(name, getattr(base, name)) for name in names})
+    before = {name: vars(owner)[name] for name in names if name in vars(owner)}
+    vars(owner).update({name: wrapped(name, getattr(owner, name)) for name in names})
     try:
         yield
     finally:
         for name in names:
-            del vars(base)[name]
-        vars(base).update(before)
+            del vars(owner)[name]
+        vars(owner).update(before)
 
 
-def digest(*values: Any) -> bytes:
-    """Of tensors by their bytes, of sequences and mappings by what they hold, else of the text."""
+def _of_tensor(value: Tensor) -> bytes:
+    flat = value.detach().cpu().contiguous()
+    found = hashlib.blake2b(f"{flat.dtype}{tuple(flat.shape)}".encode(), digest_size=20)
+    found.update(flat.view(-1).view(torch.uint8).numpy().data)
+    return found.digest()
+
+
+def digest(*values: Any, told: Callable[[Tensor], bytes] = _of_tensor) -> bytes:
+    """Of tensors and arrays by their bytes, of sequences and mappings by what they hold, else of
+    the text."""
     found = hashlib.blake2b(digest_size=20)
 
     def add(value: Any) -> None:
         match value:
             case Tensor():
-                flat = value.detach().cpu().contiguous()
-                found.update(f"{flat.dtype}{tuple(flat.shape)}".encode())
-                found.update(flat.view(-1).view(torch.uint8).numpy().data)
+                found.update(told(value))
+            case np.ndarray():
+                found.update(f"{value.dtype}{value.shape}".encode())
+                found.update(np.ascontiguousarray(value).data)
             case bytes() | bytearray():
                 found.update(f"{len(value)}:".encode())
                 found.update(value)
@@ -236,6 +279,6 @@ def size(value: Any) -> int:
             return value.numel() * value.element_size()
         case list() | tuple():
             return sum(map(size, value))
-        case dict():
+        case Mapping():
             return sum(map(size, value.values()))
     return 0

@@ -23,14 +23,15 @@ from saccade.core.home import Measured
 from saccade.model import memory
 
 ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 256)
-FIRST = (1, 8, 4, 16, 2, 64)  # what is timed first, should there be no time for all
+FIRST = (1, 256, 8, 4, 16, 2, 64)  # what is timed first, should there be no time for all
 FEW = (1, 4, 16)  # rows of attention
 KEYS = (512, 1024, 2048, 4096)
 SECONDS = 0.15  # of timing the products of a model; attention takes a third of it
 PATIENCE = 5
 REPEATS = 4
 LAID = 2**22  # bytes of matrices timed one after another: more than the nearest cache holds
-GAIN = 0.1  # of all the time measured: a copy that saves less is not worth its memory
+GAIN = 0.15  # of a product's time: a copy that never saves more is not worth its memory
+PROMPT = 64  # rows from which two matrices tell enough
 SHARE = 0.25  # of free memory that copies of weights may take
 _MEASURED = Measured("kernels.json")
 
@@ -195,7 +196,10 @@ def measured(alike: Mapping[str, Sequence[Matrix]], seconds: float = SECONDS) ->
         for shape, copies in laid.items():
             x = torch.randn(rows, alike[shape][0].weight.shape[1])
             times[shape][rows] = quickest(
-                {name: _all(PRODUCTS[name], x, copies[name]) for name in PRODUCTS}
+                {
+                    name: _all(PRODUCTS[name], x, each[:2] if rows >= PROMPT else each)
+                    for name, each in copies.items()
+                }
             )
     return {shape: best(times[shape]) for shape in times}
 
@@ -226,14 +230,14 @@ def best(times: dict[int, dict[str, float]]) -> Choice:
     rows = sorted(times)
     names = list(times[rows[0]])
 
-    def ratio(kept: Sequence[str]) -> float:
-        """Against the quickest of all, every number of rows counting alike."""
-        return sum(min(times[n][name] for name in kept) / min(times[n].values()) for n in rows)
+    def lost(kept: Sequence[str]) -> float:
+        """Against the quickest of all, at the number of rows where that is the most."""
+        return max(min(times[n][name] for name in kept) / min(times[n].values()) for n in rows)
 
     while len(names) > 1:
-        fewer = {name: ratio([other for other in names if other != name]) for name in names[1:]}
+        fewer = {name: lost([other for other in names if other != name]) for name in names[1:]}
         least = min(fewer, key=fewer.__getitem__)
-        if fewer[least] > ratio(names) + GAIN * len(rows):
+        if fewer[least] > 1 + GAIN:
             break
         names.remove(least)
     return Choice(tuple(rows), tuple(min(names, key=times[n].__getitem__) for n in rows))

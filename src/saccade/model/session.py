@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import pairwise
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -55,6 +57,15 @@ class RequestState:
     recent: Recent | None = None  # the rows judged last, where a view follows them
     asked: list[tuple[Asked, int]] = field(default_factory=list)  # queries of the tree's nodes
     held: Tensor | None = None  # [layer, kv_head, kept]: a fork's rows of its source, by place
+
+
+class Rows(NamedTuple):
+    """The tokens of one forward: those of one request after another's, a segment each."""
+
+    segments: list[Segment]
+    ids: list[int]
+    positions: list[int]
+    wanted: list[int]  # the rows whose laws are asked for
 
 
 class Session:
@@ -117,7 +128,7 @@ class Session:
             model.fused.refresh()
         cache = model.cache(len(prompt) + self._room)
         columns = prompt.visual.nonzero().squeeze(-1)
-        text = _after(prompt)
+        text = prompt.text_after()
         noted = len(columns) if record else 0
         mass = torch.zeros(model.layers, model.kv_heads, noted, device=model.device)
         relevance = torch.zeros_like(mass)
@@ -140,7 +151,7 @@ class Session:
             if stop < len(prompt):
                 yield None
         with torch.no_grad():
-            logits = self._laws(hidden[-1:])[0]
+            logits = self._clip(model.logits(hidden[-1:]))[0]
         if self._beginnings is not None:
             self._beginnings.keep(prompt, cache, whose)
         request = self.requests[number] = RequestState(
@@ -171,7 +182,7 @@ class Session:
         model, step = self.backbone, self._step([segment])
         start, stop = segment.at, segment.at + segment.stop
         embeds, positions = prompt.embeds[start:stop], prompt.positions[:, start:stop]
-        hidden = model.forward(embeds, positions, step, _deepstack(prompt, start, stop))
+        hidden = model.forward(embeds, positions, step, prompt.deepstack_of(start, stop))
         if step.calls != model.layers:
             raise ModelError(
                 f"{type(model.model).__name__} computes its attention in a way of its own, "
@@ -272,37 +283,42 @@ class Session:
 
     # -- the two verbs -------------------------------------------------------------------------
 
-    @torch.no_grad()
     def score(self, trees: Mapping[int, Tree]) -> dict[int, Scores]:
         """Raw logits at the end of the text and at every node, in one forward for all requests.
 
         Nodes that led the previous tree too are not computed again.
         """
-        segments: list[Segment] = []
-        ids: list[int] = []
-        positions: list[int] = []
-        wanted: list[int] = []
+        (found,) = score_together([(self, trees)])
+        return found
+
+    def _ask(self, trees: Mapping[int, Tree], into: Rows) -> None:
+        """The tokens that are not computed yet, as rows of a forward."""
         for number, tree in trees.items():
             request = self.requests[number]
             known = trees_.shared(request.tree, tree)
             del request.rows[known:]
             nodes = tree.tokens[known:]
-            start, waiting = len(ids), len(request.pending)
+            start, waiting = len(into.ids), len(request.pending)
             if not waiting and not nodes:
                 continue
-            ids += [*request.pending, *nodes]
+            into.ids.extend((*request.pending, *nodes))
             end = request.first_position + request.length
-            positions += range(end - waiting, end)
-            positions += [end - 1 + depth for depth in trees_.depths(tree.parents)[known:]]
+            into.positions.extend(range(end - waiting, end))
+            depths = trees_.depths(tree.parents)[known:]
+            into.positions.extend(end - 1 + depth for depth in depths)
             # of the pending tokens only the last one's law is asked for
-            wanted += range(start + max(waiting - 1, 0), len(ids))
+            into.wanted.extend(range(start + max(waiting - 1, 0), len(into.ids)))
             at = request.cache.length + known
             block = None if trees_.is_chain(tree) else _block(tree, known, waiting)
             asked = None if request.recent is None else Asked()
-            segments.append(Segment(request.cache, start, len(ids), at, block, asked=asked))
+            stop = len(into.ids)
+            into.segments.append(Segment(request.cache, start, stop, at, block, asked=asked))
             if asked is not None:
                 _note(request, asked, waiting, known, len(nodes))
-        rows = list(self._forward(segments, ids, positions, wanted)) if segments else []
+
+    def _told(self, trees: Mapping[int, Tree], laws: Tensor) -> dict[int, Scores]:
+        """Scores, given the laws of the rows that were wanted."""
+        rows = list(self._clip(laws))
         found = {}
         for number, tree in trees.items():
             request = self.requests[number]
@@ -354,11 +370,10 @@ class Session:
 
     # -- one forward ---------------------------------------------------------------------------
 
-    def _forward(
-        self, segments: list[Segment], ids: list[int], positions: list[int], wanted: list[int]
-    ) -> Float[Tensor, "wanted clipped"]:
-        """Logits of the wanted rows; keys and values of all are written."""
-        model = self.backbone
+    def _forward(self, rows: Rows, *, alone: bool) -> Float[Tensor, "wanted vocab"]:
+        """Logits of the wanted rows; keys and values of all are written. ``alone``: they are all
+        of one request of this session."""
+        model, (segments, ids, positions, wanted) = self.backbone, rows
 
         def ordinary() -> Float[Tensor, "wanted vocab"]:
             hidden = model.forward(model.embed(ids), positions, self._step(segments))
@@ -367,22 +382,36 @@ class Session:
             return model.logits(hidden)
 
         followed = any(segment.asked is not None for segment in segments)
-        if self.cuda_graphs is None or len(self.requests) > 1 or followed:
-            return self._clip(ordinary())
-        return self._clip(self.cuda_graphs.logits(segments[0], ids, positions, wanted, ordinary))
+        if self.cuda_graphs is None or not alone or followed:
+            return ordinary()
+        return self.cuda_graphs.logits(segments[0], ids, positions, wanted, ordinary)
 
     def _step(self, segments: list[Segment]) -> Step:
         model = self.backbone
         return Step(segments, model.heads // model.kv_heads, model.dtype, model.spelt)
-
-    def _laws(self, hidden: Float[Tensor, "rows dim"]) -> Float[Tensor, "rows clipped"]:
-        return self._clip(self.backbone.logits(hidden))
 
     def _clip(self, logits: Float[Tensor, "rows vocab"]) -> Float[Tensor, "rows clipped"]:
         logits = logits[:, : self._vocab]
         if len(self._banned):
             logits = logits.index_fill(1, self._banned, float("-inf"))
         return logits
+
+
+@torch.no_grad()
+def score_together(asked: Sequence[tuple[Session, Mapping[int, Tree]]]) -> list[dict[int, Scores]]:
+    """What :meth:`Session.score` gives, for several sessions over one model, in one forward."""
+    rows, ends = Rows([], [], [], []), [0]
+    for session, trees in asked:
+        session._ask(trees, rows)
+        ends.append(len(rows.wanted))
+    first = asked[0][0]
+    laws = torch.empty(0, first.backbone.vocab, device=first.backbone.device)
+    if rows.segments:
+        laws = first._forward(rows, alone=len(asked) == 1 and len(first.requests) == 1)
+    return [
+        session._told(trees, laws[start:stop])
+        for (session, trees), (start, stop) in zip(asked, pairwise(ends), strict=True)
+    ]
 
 
 def _note(request: RequestState, asked: Asked, waiting: int, known: int, nodes: int) -> None:
@@ -411,19 +440,3 @@ def _block(tree: Tree, known: int, waiting: int) -> Bool[Tensor, "new last"]:
     # the pending tokens are a chain, and what hangs from the text hangs from the last of them
     line = range(ROOT, ROOT + waiting)
     return trees_.ancestors((*line, *(parent + waiting for parent in tree.parents)))[known:]
-
-
-def _after(prompt: Prompt) -> Tensor:
-    """Text rows after the last visual one (all text where nothing is visual)."""
-    rows = torch.arange(len(prompt), device=prompt.visual.device)
-    seen = rows[prompt.visual]
-    return rows[(rows > (seen[-1] if len(seen) else -1)) & ~prompt.fixed]
-
-
-def _deepstack(prompt: Prompt, start: int, stop: int) -> tuple[Tensor, Tensor] | None:
-    if not prompt.deepstack:
-        return None
-    before = int(prompt.visual[:start].sum())
-    mask = prompt.visual[start:stop]
-    rows = slice(before, before + int(mask.sum()))
-    return mask, torch.stack([layer[rows] for layer in prompt.deepstack])

@@ -82,7 +82,7 @@ NOT_SUPPORTED = {
 WRONG_KIND = {"string_type", "list_type"}
 ALTERNATIVES = {
     *("str", "user", "system", "developer", "assistant", "tool"),
-    *("dict", "json_object"),
+    *("dict", "json_object", "document"),
 }
 
 

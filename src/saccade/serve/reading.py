@@ -20,7 +20,7 @@ from saccade.inputs.media import Clip, Sampling
 from saccade.inputs.media.fetch import Loaded as Source
 from saccade.inputs.media.guard import Guard, Stop
 from saccade.inputs.questions import converse, same_inputs
-from saccade.model.kept import Kept, digest
+from saccade.model.kept import Kept, digest, prepared
 from saccade.serve.errors import ApiError
 from saccade.serve.formats import grammar, tools
 from saccade.serve.formats.replies import ChatForm, Form, TextForm
@@ -28,16 +28,19 @@ from saccade.serve.settings import Settings
 from saccade.serve.wire import (
     Asked,
     ChatRequest,
+    DocumentPart,
     ImagePart,
     JsonObject,
     JsonSchema,
     Message,
+    Part,
     TextPart,
     TextRequest,
     VideoPart,
     called,
     parts,
 )
+from saccade.world import knowing
 
 CHARACTERS = 16  # a token holds on average at most; more text is not even tokenized
 MODEL = "this model"  # a checkpoint's name may be a path of this machine
@@ -62,6 +65,7 @@ class Reader:
         self._own = None if draft is None or same_inputs(target, draft) else draft
         own = captions.SHAPES if settings.target == "shapes" else None
         self._captioner = settings.captioner or own
+        self._embedded = knowing.embedded(settings.target)
         self._most_tokens = settings.most_tokens
         self._context = target.backbone.context or sys.maxsize
         ends = options.ends(target.backbone.model.generation_config)
@@ -154,7 +158,11 @@ class Reader:
             device = str(self._target.backbone.device)
             captioner = captions.later(self._captioner, media, device)
         answers = self._settled(asked, inputs, draft_inputs, captioner)
-        return answers, [warning for clip in clips for warning in clip.warnings]
+        warnings = [warning for clip in clips for warning in clip.warnings]
+        shown = [*(image[None] for image in images), *(clip.frames for clip in clips)]
+        if self._embedded and not all(map(knowing.drawn, shown)):
+            warnings.append(knowing.FOREIGN)
+        return answers, warnings
 
     def _inputs(
         self,
@@ -167,9 +175,10 @@ class Reader:
         told = [tool.model_dump(exclude_none=True) for tool in asked.usable]
         continued = asked.messages[-1].role == "assistant"
         try:
-            return converse(
-                MODEL, loaded.processor, turns, clips, images, tools=told, continued=continued
-            )
+            with prepared(loaded.processor, self._kept):
+                return converse(
+                    MODEL, loaded.processor, turns, clips, images, tools=told, continued=continued
+                )
         except TemplateError as error:
             said = " ".join(str(error).split())[:200]
             raise ApiError(400, f"the model's template refuses this: {said}", "messages") from None
@@ -307,7 +316,13 @@ def _turn(turn: Message) -> dict[str, Any]:
     return found
 
 
-def _worded(part: Any) -> dict[str, str]:
-    if isinstance(part, TextPart):
-        return {"type": "text", "text": part.text}
-    return {"type": "image" if isinstance(part, ImagePart) else "video"}
+def _worded(part: Part) -> dict[str, str]:
+    match part:
+        case TextPart():
+            return {"type": "text", "text": part.text}
+        case DocumentPart():
+            return literal.document(part.text)
+        case ImagePart():
+            return {"type": "image"}
+        case VideoPart():
+            return {"type": "video"}

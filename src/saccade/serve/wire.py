@@ -57,6 +57,13 @@ class TextPart(Strict):
     text: Words
 
 
+class DocumentPart(Strict):
+    """A long text that views may prune like a video."""
+
+    type: Literal["document"]
+    text: Annotated[Words, Field(pattern=r"\S")]
+
+
 class ImagePart(Strict):
     type: Literal["image_url"]
     image_url: ImageAddress
@@ -67,7 +74,7 @@ class VideoPart(Strict):
     video_url: VideoAddress
 
 
-Part = Annotated[TextPart | ImagePart | VideoPart, Field(discriminator="type")]
+Part = Annotated[TextPart | DocumentPart | ImagePart | VideoPart, Field(discriminator="type")]
 Texts = Words | Annotated[list[TextPart], Field(min_length=1)]
 
 
@@ -346,7 +353,7 @@ class ChatRequest(Asked):
         words = [part for turn in self.messages for part in parts(turn)]
         calls = [call for turn in self.messages for call in called(turn)]
         return [
-            *(part.text for part in words if isinstance(part, TextPart)),
+            *(part.text for part in words if isinstance(part, TextPart | DocumentPart)),
             *(text for call in calls for text in (call.function.name, call.function.arguments)),
             *(tool.model_dump_json() for tool in self.usable),
         ]

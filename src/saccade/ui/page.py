@@ -223,7 +223,10 @@ def build(
         seeing = partial(look, settings=settings)
         example.input(lambda: None, None, upload, **quiet)
         example.input(lambda chosen: (seeing(chosen, None), ""), example, [clip, error], **quiet)
-        upload.change(lambda *of: (seeing(*of), ""), [example, upload], [clip, error], **quiet)
+        upload.change(
+            lambda chosen, own: (seeing(chosen, own), "", None if own else chosen),
+            [example, upload], [clip, error, example], **quiet,
+        )  # fmt: skip
         asked = [example, upload, prompt, method, tokens, temperature, seed]
         drawn: Any = {error, result, left, right, note, saw_frames, slider, tree, over, last, halt}
         drawn |= {answered, details}

@@ -15,7 +15,7 @@ from helpers import backbone, few, qwen25, video_input
 import saccade
 from saccade.core.costs import Costs
 from saccade.core.protocols import Growing, Shape, State
-from saccade.core.result import Round, Verdict
+from saccade.core.result import Load, Round, Verdict
 from saccade.core.sampling import Sampling, Scores
 from saccade.core.tree import ROOT, Tree, depths, path
 from saccade.drafting.shapes.controller import LONGEST, MOST, RETRY, SELDOM, TRUST, Auto, Estimates
@@ -371,3 +371,28 @@ def test_without_a_draft_model_it_drafts_for_itself_or_not_at_all(monkeypatch, d
         assert alone.draft_visual_tokens == round(alone.visual_tokens / 2)
     else:
         assert not drafted and "no draft model" in alone.warnings[0]
+
+
+def test_the_more_share_a_forward_the_shorter_are_drafts():
+    """Claim: beside others, whose rows fill the forward, a row is dearer against the token it may
+    save, and drafts get shorter; with a draft that is no use they end. Alone again they are as
+    before, and when sampling the others change nothing. Fails if a crowd is not noticed."""
+    steep = Costs((1, 2, 16), (1.0, 1.05, 1.75), 0.02, apart=(0.02, 0.005))
+    shape = Auto(steep, runners=0)
+
+    def after(requests: int, sample: bool = False) -> Estimates:
+        state = replace(shape.start(), begun=True)
+        world = World(0.9, 1.0, costs=steep, sample=sample)
+        (round, *_) = simulate(shape, world, 30).rounds[1:]
+        rows = requests * (1 + len(round.tree))
+        shared = Load(requests, rows, steep.shared(requests).draft * len(round.tree))
+        seconds = steep.together(requests, rows)
+        return shape.fold(state, replace(round, load=shared, verify_seconds=seconds))
+
+    alone = after(1)
+    tokens = [shape._best(after(n), 0.8)[0] for n in (1, 4, 16, 64)]
+    assert tokens == sorted(tokens, reverse=True) and tokens[0] > 1.5 * tokens[-1]
+    assert after(16).stretch == pytest.approx(1.0) and after(16).sharing == 16
+    assert after(16, sample=True).sharing == 1
+    lonely = simulate(shape, World(0.9, 1.0, costs=steep), 30).rounds[1]
+    assert shape.fold(after(16), lonely).sharing == 1 == alone.sharing

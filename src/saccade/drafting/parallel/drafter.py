@@ -264,16 +264,17 @@ def _light(prefill: Prefill, words: dict[str, Texts]) -> Prefill:
 
 
 def _portable(rule: Sampling) -> Sampling:
-    """The rule without what cannot be sent, a grammar's parser too; a draft may follow any law."""
-    kept = []
-    for processor in rule.processors:
-        try:
-            # what a script defines itself, no other process can import
-            portable = b"__main__" not in pickle.dumps(processor)
-        except Exception:
-            portable = False
-        if portable:
-            kept.append(processor)
-        else:
-            log.info("%s stays with the target", type(processor).__name__)
-    return replace(rule, processors=tuple(kept), grammar=None)
+    """The rule without what cannot be sent; a draft may follow any law."""
+    grammar = rule.grammar if _sendable(rule.grammar) else None
+    return replace(rule, processors=tuple(filter(_sendable, rule.processors)), grammar=grammar)
+
+
+def _sendable(part: object) -> bool:
+    """Whether another process can read it; what a script defines itself, none can import."""
+    try:
+        sendable = b"__main__" not in pickle.dumps(part)
+    except Exception:
+        sendable = False
+    if not sendable:
+        log.info("%s stays with the target", type(part).__name__)
+    return sendable

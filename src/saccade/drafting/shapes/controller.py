@@ -63,6 +63,7 @@ class Estimates:
     begun: bool = False  # whether the token that the prompt itself told has been written
     plain: int = 0  # rounds since one that drafted
     patience: int = RETRY
+    sharing: int = 1  # requests in the forwards, as of the last round
 
     @property
     def usual(self) -> float:
@@ -115,7 +116,7 @@ class Auto(Shape):
         if not trying and expected[0] <= 1:
             return tree
         rate, level = self._rate(learnt, expected), self._level(learnt)
-        bar, price = EAGER * rate, [learnt.stretch * each for each in _bare(self._costs).prices]
+        bar, price = EAGER * rate, [learnt.stretch * each for each in self._bare(learnt).prices]
         last, reach = ROOT, 1.0
         others: list[tuple[float, int, int, float]] = []
         while len(tree) < LONGEST:
@@ -151,7 +152,7 @@ class Auto(Shape):
         rate: float,
     ) -> int:
         """How many of the runners-up, the likeliest first, earn the most beyond their rows."""
-        verify = _bare(self._costs).verify[1 + nodes :]
+        verify = self._bare(learnt).verify[1 + nodes :]
         gains = accumulate((worth for worth, *_ in others), initial=0.0)
         second = rate * learnt.stretch  # a second's worth in tokens
         nets = [gain - second * (t - verify[0]) for gain, t in zip(gains, verify, strict=False)]
@@ -160,6 +161,10 @@ class Auto(Shape):
     def fold(self, state: State, round: Round) -> State:
         if not state.begun and not round.tree.tokens:
             return replace(state, begun=True)
+        load = None if round.p.rules.sample else round.load
+        requests = 1 if load is None else load.requests
+        if state.sharing != requests:
+            state = replace(state, sharing=requests)
         stretch = self._stretched(state, round)
         if not round.tree.tokens:
             return replace(state, plain=state.plain + 1, stretch=stretch)
@@ -190,18 +195,22 @@ class Auto(Shape):
         assert self.costs is not None, "Auto needs measured costs: see recipe.plan"
         return self.costs
 
+    def _bare(self, learnt: Estimates) -> _Bare:
+        """Costs of bare forwards, of those that are shared this request's part."""
+        return _bare(self._costs, learnt.sharing)
+
     def _alone(self, learnt: Estimates) -> float:
         """Seconds of a token of plain decoding."""
-        return learnt.stretch * _bare(self._costs).verify[1]
+        return learnt.stretch * self._bare(learnt).verify[1]
 
     def _level(self, learnt: Estimates) -> float:
         """Seconds of a level of drafting."""
-        return learnt.stretch * self._costs.draft
+        return learnt.stretch * self._bare(learnt).level
 
     def _best(self, learnt: Estimates, rate: float) -> tuple[float, float]:
         """(tokens, seconds) of a round of the best chain, each token accepted at ``rate``; of plain
         decoding where that is faster."""
-        verify, level = _bare(self._costs).verify, self._level(learnt)
+        verify, level = self._bare(learnt).verify, self._level(learnt)
         best, chance, tokens = (1.0, self._alone(learnt)), 1.0, 1.0
         for length in range(1, LONGEST + 1):
             chance *= rate
@@ -214,10 +223,10 @@ class Auto(Shape):
     def _seconds(self, learnt: Estimates, round: Round) -> float:
         """What a round took; when sampling, what was judged or planned, by the model of costs."""
         if not round.p.rules.sample:
-            return round.draft_seconds + round.verify_seconds
+            return sum(_part(round))
         levels = len(round.verdict.accepted) + (round.verdict.kind == "recovered")
         judged = (
-            levels * self._level(learnt) + learnt.stretch * _bare(self._costs).verify[1 + levels]
+            levels * self._level(learnt) + learnt.stretch * self._bare(learnt).verify[1 + levels]
         )
         return max(judged, self._best(learnt, learnt.usual)[1])
 
@@ -225,14 +234,17 @@ class Auto(Shape):
         """``learnt.stretch`` with the seconds of this round taken in, but when sampling."""
         if round.p.rules.sample or round.verify_seconds <= 0:
             return learnt.stretch
-        took = round.verify_seconds / _bare(self._costs).verify[1 + len(round.tree)]
+        requests, rows = 1, 1 + len(round.tree)
+        if round.load is not None:
+            requests, rows = round.load.requests, round.load.rows
+        took = round.verify_seconds / self._costs.together(requests, rows)
         return FADE * learnt.stretch + (1 - FADE) * took
 
     def _started(self, learnt: Estimates, round: Round) -> float:
         """``learnt.start`` with this round's drafting taken in, but when sampling."""
         if round.p.rules.sample:
             return learnt.start
-        late = round.draft_seconds - height(round.tree.parents) * self._level(learnt)
+        late = _part(round)[0] - height(round.tree.parents) * self._level(learnt)
         # a pause of the machine is not what starting costs
         return FADE * learnt.start + (1 - FADE) * min(max(0.0, late), self._alone(learnt))
 
@@ -240,19 +252,30 @@ class Auto(Shape):
 class _Bare(NamedTuple):
     """Costs by number of rows, looked up."""
 
+    level: float
     verify: tuple[float, ...]  # [rows]
     prices: tuple[float, ...]  # [nodes so far]: of a further row
 
 
-@lru_cache(maxsize=64)
-def _bare(costs: Costs) -> _Bare:
+@lru_cache(maxsize=256)
+def _bare(costs: Costs, sharing: int) -> _Bare:
+    costs = costs.shared(sharing)
     verify = (0.0, *(costs.verify(rows) for rows in range(1, MOST + LONGEST + 3)))
     # time grows in steps: the first row of one is dear and opens the way to cheap ones
     prices = tuple(
         min((verify[n + 1 + m] - verify[n + 1]) / m for m in range(1, LONGEST + 1))
         for n in range(MOST)
     )
-    return _Bare(verify, prices)
+    return _Bare(costs.draft, verify, prices)
+
+
+def _part(round: Round) -> tuple[float, float]:
+    """The seconds of drafting and verifying that a request has to answer for: of a forward that
+    was shared, as much as its rows were of all."""
+    if round.load is None:
+        return round.draft_seconds, round.verify_seconds
+    mine = (1 + len(round.tree)) / round.load.rows
+    return round.load.draft_seconds, mine * round.verify_seconds
 
 
 def _judged(learnt: Estimates, round: Round) -> Estimates:

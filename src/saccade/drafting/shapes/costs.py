@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from saccade.core.costs import Costs
@@ -18,7 +19,9 @@ from saccade.model.session import RequestState, Session
 log = logging.getLogger(__name__)
 
 ROWS = (1, 2, 3, 4, 6, 8, 10, 12, 16, 20, 26)
-REPEATS, WARM = 9, 2
+REPEATS, WARM = 9, 1
+FEWEST, SECONDS = 2, 1.0  # of repeats; when they are enough
+MANY = 8  # requests in a forward, to tell what one more costs
 SHARES = (1.0, 0.5, 0.25, 0.1, 0.05)  # of a prompt a draft may be shown
 SLOWER, DEARER = 1.2, 0.1  # a draft's step against its cheapest; its prefill against the target's
 PROBE, BUSIER = 64, 1.25  # keys; how much slower a probe tells of a busy hour
@@ -35,20 +38,27 @@ def measure(
     known = _MEASURED.load(key)
     if known is not None and (key in _TRUSTED or _holds(known, target, draft)):
         _TRUSTED.add(key)
-        return Costs(tuple(known["rows"]), tuple(known["target"]), known["draft"])
+        rows, seconds, apart = tuple(known["rows"]), tuple(known["target"]), known["apart"]
+        return Costs(rows, seconds, known["draft"], apart=(apart[0], apart[1]))
     times = _times(target, [(context, rows) for rows in ROWS])
     # noise must not make more rows look cheaper than fewer
     for i in range(len(times) - 2, -1, -1):
         times[i] = min(times[i], times[i + 1])
     (level,) = _times(draft, [(draft_context, 1)])
-    costs = Costs(ROWS, tuple(times), level)
+    costs = Costs(ROWS, tuple(times), level, apart=_apart(target, draft))
     _TRUSTED.add(key)
-    probe = _probe(target, draft)
-    _MEASURED.save(
-        key, {"rows": ROWS, "target": costs.target, "draft": costs.draft, "probe": probe}
-    )
-    log.info("measured forwards of %s rows: %s s; draft %.6f s", ROWS, costs.target, costs.draft)
+    _MEASURED.save(key, asdict(costs) | {"probe": _probe(target, draft)})
+    log.info("measured forwards: %s", costs)
     return costs
+
+
+def _apart(target: Backbone, draft: Backbone) -> tuple[float, float]:
+    """``Costs.apart``, over few keys."""
+    (together,) = _times(target, [(PROBE, MANY)])
+    (requests,) = _times(target, [(PROBE, 1)], MANY)
+    (one,), (many,) = _times(draft, [(PROBE, 1)]), _times(draft, [(PROBE, 1)], MANY)
+    others = MANY - 1
+    return max(0.0, requests - together) / others, max(0.0, many - one) / others
 
 
 def _probe(target: Backbone, draft: Backbone) -> list[float]:
@@ -83,13 +93,20 @@ def _size(model: Backbone) -> int:
     return sum(weight.numel() for weight in model.text.layers.parameters())
 
 
-def _times(model: Backbone, asked: Sequence[tuple[int, int]]) -> list[float]:
+def _times(model: Backbone, asked: Sequence[tuple[int, int]], requests: int = 1) -> list[float]:
     """Seconds of forwards of (context, rows) each: the quickest of several, taken in turns, so that
-    a busy moment neither counts nor falls on one of them alone."""
+    a busy moment neither counts nor falls on one of them alone. Slow forwards are taken fewer
+    times: they vary less, and somebody waits."""
     longest, most = max(asked)[0], max(rows for _, rows in asked)
-    session = filled(model, longest, 1, most + 1)
-    took = [[step(session, *each) for each in asked] for _ in range(REPEATS + WARM)]
-    return [min(times) for times in zip(*took[WARM:], strict=True)]
+    session = filled(model, longest, requests, most + 1)
+    clock, took = Clock(model.device), []
+    for run in range(WARM + REPEATS):
+        times = [step(session, *each) for each in asked]
+        if run >= WARM:
+            took.append(times)
+        if len(took) >= FEWEST and clock.since() > SECONDS:
+            break
+    return [min(times) for times in zip(*took, strict=True)]
 
 
 def filled(

@@ -17,6 +17,7 @@ from saccade.drafting.shapes.policies import Chain, Paths, grow_static
 
 LONGEST = 12
 PRIOR_RATE, PRIOR_WEIGHT, MEMORY = 0.85, 8.0, 0.98
+DOUBT = 0.02  # a round: of what more rows than it had are believed to cost beyond it
 
 
 class Rate(NamedTuple):
@@ -56,12 +57,21 @@ def expected_tree(rate: float, paths: Paths) -> float:
     return total
 
 
+class Learnt(NamedTuple):
+    """State of ``Fit``: how often drafts are accepted, and how far forwards keep to their costs."""
+
+    accepted: Rate
+    ratios: tuple[float, ...] = ()  # [rows]: seconds believed over those measured; empty: 1
+    requests: int = 1  # in the forwards, as of the last round
+
+
 @dataclass(frozen=True)
 class Fit(Shape):
     """Before every round, the chain length or tree with the best expected rate.
 
-    Costs are measured once per machine and pair; the acceptance rate is folded from the rounds,
-    starting at a stated prior. State: that rate.
+    Costs are measured once per machine and pair, and corrected by what rounds take (but when
+    sampling, where what is drawn depends on no clock); the acceptance rate is folded from the
+    rounds, starting at a stated prior.
     """
 
     timed: ClassVar[bool] = True
@@ -91,25 +101,60 @@ class Fit(Shape):
         return replace(self, costs=costs)
 
     def start(self) -> State:
-        return Rate(PRIOR_RATE * PRIOR_WEIGHT, PRIOR_WEIGHT)
+        return Learnt(Rate(PRIOR_RATE * PRIOR_WEIGHT, PRIOR_WEIGHT))
 
     def choose(self, state: State) -> int | Paths:
         """A chain length or the paths of a tree."""
-        assert self.costs is not None, "Fit needs measured costs: see recipe.plan"
-        rate: float = state.share
+        learnt: Learnt = state
+        costs, ratios = self._costs.shared(learnt.requests), learnt.ratios or self._believed
+        rate, busy = learnt.accepted.share, min(ratios[1:])
         options: list[tuple[int | Paths, float, int, int]] = [
             *((n, expected_chain(rate, n), n, n + 1) for n in range(1, LONGEST + 1)),
             *((t, expected_tree(rate, t), max(map(len, t)), len(t) + 1) for t in self.trees),
         ]
-        costs = self.costs
-        best = max(options, key=lambda option: costs.speedup(*option[1:]))
-        return best[0]
+
+        def speed(option: tuple[int | Paths, float, int, int]) -> float:
+            _, tokens, levels, rows = option
+            return tokens / (busy * levels * costs.draft + ratios[rows] * costs.verify(rows))
+
+        return max(options, key=speed)[0]
+
+    @property
+    def _costs(self) -> Costs:
+        assert self.costs is not None, "Fit needs measured costs: see recipe.plan"
+        return self.costs
+
+    @property
+    def _believed(self) -> tuple[float, ...]:
+        return (1.0,) * (2 + max(LONGEST, *map(len, self.trees), 0))
 
     def grow(self, state: State) -> Growing:
         choice = self.choose(state)
         return Chain(choice).grow(None) if isinstance(choice, int) else grow_static(choice)
 
     def fold(self, state: State, round: Round) -> State:
+        learnt: Learnt = state
         accepted = len(round.verdict.accepted)
         refused = round.verdict.kind == "recovered"
-        return state.fold(accepted, accepted + refused, MEMORY)
+        rate = learnt.accepted.fold(accepted, accepted + refused, MEMORY)
+        if round.p.rules.sample:
+            return learnt._replace(accepted=rate)
+        if round.load is not None:
+            return learnt._replace(accepted=rate, requests=round.load.requests)
+        return Learnt(rate, self._corrected(learnt.ratios or self._believed, round))
+
+    def _corrected(self, ratios: tuple[float, ...], round: Round) -> tuple[float, ...]:
+        """What is believed after a round: a dearer one at once, a cheaper one by half; fewer rows
+        take no longer and more no less; and of more rows that nobody has tried for long their
+        price is doubted, until it is low enough for them to be tried."""
+        rows = 1 + len(round.tree)
+        if round.verify_seconds <= 0 or rows >= len(ratios):
+            return ratios
+        bare = [0.0, *(self._costs.verify(n) for n in range(1, len(ratios)))]
+        seconds = [ratio * cost for ratio, cost in zip(ratios, bare, strict=True)]
+        took = round.verify_seconds
+        here = max(took, (seconds[rows] + took) / 2)
+        fewer = [min(each, here) for each in seconds[1:rows]]
+        more = [max(here, each - DOUBT * (each - here)) for each in seconds[rows + 1 :]]
+        found = zip((*fewer, here, *more), bare[1:], strict=True)
+        return (1.0, *(each / cost for each, cost in found))

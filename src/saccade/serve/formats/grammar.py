@@ -12,13 +12,16 @@ import json
 import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from typing import Any
 
 import torch
 from jaxtyping import Bool
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from llguidance.hf import from_tokenizer
+from tokenizers import Tokenizer
 from torch import Tensor
+from transformers import PreTrainedTokenizerFast
 
 from saccade.core.errors import OptionError
 from saccade.core.sampling import BrokenLaw
@@ -53,16 +56,25 @@ class Vocabulary:
         self._made: LLTokenizer | None = None
         self._making = threading.Lock()
 
-    def grammar(self, source: str, field: str) -> Grammar:
-        """A grammar for one answer. Raises OptionError about ``field`` where it is none."""
+    def __reduce__(self) -> Any:
+        """As a draft's process takes it, which makes one of each tokenizer."""
+        written = self._tokenizer.backend_tokenizer.to_str()
+        return _received, (written, self._vocab, self.ends)
+
+    @property
+    def tokens(self) -> LLTokenizer:
         with self._making:
             self._made = self._made or self._make()
-        wrong = LLMatcher.validate_grammar(source, self._made)
+        return self._made
+
+    def grammar(self, source: str, field: str) -> Grammar:
+        """A grammar for one answer. Raises OptionError about ``field`` where it is none."""
+        wrong = LLMatcher.validate_grammar(source, self.tokens)
         if wrong:
             lines = [" ".join(line.split()) for line in wrong.splitlines() if line.strip(" ^\n")]
             said = (lines[0] if len(lines) == 1 else f"{lines[0]} {lines[-1]}").replace(". ", ", ")
             raise OptionError(f"{field} cannot be followed: {said[:300].rstrip('.')}")
-        found = Grammar(self._made, source, self.ends)
+        found = Grammar(self, source)
         try:
             found(())
         except BrokenLaw:
@@ -78,14 +90,25 @@ class Vocabulary:
             raise OptionError(said) from None
 
 
-class Grammar:
-    """Which tokens may follow an answer's beginning; one thread uses it."""
+@lru_cache(maxsize=4)
+def _received(tokenizer: str, vocab: int, ends: frozenset[int]) -> Vocabulary:
+    fast = PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(tokenizer))
+    return Vocabulary(fast, vocab, ends)
 
-    def __init__(self, tokenizer: LLTokenizer, source: str, ends: frozenset[int]) -> None:
-        self._matcher = LLMatcher(tokenizer, source, log_level=0, limits=LIMITS)
-        self._ends = ends
+
+class Grammar:
+    """Which tokens may follow an answer's beginning; one thread uses it. One that is sent to
+    another process begins there."""
+
+    def __init__(self, vocabulary: Vocabulary, source: str) -> None:
+        self._matcher = LLMatcher(vocabulary.tokens, source, log_level=0, limits=LIMITS)
+        self._made_of = vocabulary, source
+        self._ends = vocabulary.ends
         self._at: list[int] = []  # what the parser has read
         self._masks: OrderedDict[tuple[int, ...], Bool[Tensor, " vocab"] | None] = OrderedDict()
+
+    def __reduce__(self) -> Any:
+        return Grammar, self._made_of
 
     def __call__(self, answer: Sequence[int]) -> Bool[Tensor, " vocab"] | None:
         """The tokens allowed next; None after what is no beginning, or has ended.
