@@ -292,7 +292,7 @@ def test_a_later_turn_reads_only_new_tokens(method, monkeypatch):
     new = len(question(0))
     with talking("qwen2_5_vl", method) as conversation, forwards(monkeypatch) as seen:
         conversation.run(inputs)
-        assert max(rows for _, rows in seen) == len(ids_of(inputs))
+        assert len(ids_of(inputs)) in [rows for _, rows in seen]
         del seen[:]
         assert conversation.run(more).ids == second
         target = talk_of(conversation).session
@@ -307,7 +307,7 @@ def test_a_later_turn_reads_only_new_tokens(method, monkeypatch):
             # auto's also what was decoded without it
             lacked = 2 + (len(first) if method == "auto" else 0)
             assert by_draft[0] <= (new + lacked) * views
-            assert max(by_draft[1:], default=0) <= 25
+            assert max(by_draft[1:], default=0) <= 64  # the largest tree
 
 
 @pytest.mark.parametrize("method", ["ar", "sd", "specvlm", "tabed", "specvlm-self"])

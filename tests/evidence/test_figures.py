@@ -215,8 +215,9 @@ def test_what_cannot_be_drawn_is_refused_in_one_sentence(call, tmp_path, words, 
 
 def test_a_real_run_becomes_numbers_and_a_picture(call, pair, monkeypatch, unchecked):
     """Claim: on a real clip SAGE's figure holds, round by round, the trees a run of the method
-    itself drafts, starting with the 25-node tree, and SpecVLM's never change; the JSON beside the
-    picture says what was run. Fails if a panel holds another method's rounds or another number."""
+    itself drafts, starting with the first tree of the prose, and SpecVLM's never change; the JSON
+    beside the picture says what was run. Fails if a panel holds another method's rounds or
+    another number."""
     taus = studies.Lab.taus
     monkeypatch.setattr(studies.Lab, "taus", lambda bench, *methods: taus(bench, *methods[:1]))
     ran = call("sage", "--clips", 1, "--size", 64, "--max-new-tokens", 16, "--out", "made.png")
@@ -225,8 +226,8 @@ def test_a_real_run_becomes_numbers_and_a_picture(call, pair, monkeypatch, unche
     data = studies.read(Path("made.json"), "sage")
     assert (data["clips"], data["size"], data["tokens"]) == (1, 64, 16)
     nodes, depth, accepted = data["panels"].values()
-    assert nodes["sage"][0] == 25 and set(nodes["specvlm"]) == {25}
-    assert depth["sage"][0] == 5 and set(depth["specvlm"]) == {5}
+    assert nodes["sage"][0] == 51 and set(nodes["specvlm"]) == {25}
+    assert depth["sage"][0] == 6 and set(depth["specvlm"]) == {5}
     bench = studies.Lab(clips=1, size=64, tokens=16)
     for method in ("sage", "specvlm"):
         own = bench.rounds(method)
