@@ -283,7 +283,7 @@ def test_a_forward_that_fails_ends_those_in_it_and_no_more(monkeypatch):
     while not all(entry.call.decoding for entry in scheduler._entries.values()):
         scheduler.step()
 
-    def broken(*_: Any) -> Any:
+    def broken(*_: Any, **told: Any) -> Any:
         raise RuntimeError("kernel trouble")
 
     with monkeypatch.context() as patch:
