@@ -39,6 +39,7 @@ from saccade.bench.suites.types import Item
 from saccade.core.errors import OptionError
 from saccade.core.prompt import Inputs, Prefill, Prompt
 from saccade.core.protocols import View
+from saccade.core.result import emitted_each
 from saccade.drafting.recipe import Recipe, plan
 from saccade.engine.generate import run
 from saccade.engine.trace import environment
@@ -301,9 +302,9 @@ def summary(part: Part, raced: Raced) -> dict[str, Any]:
     methods = {}
     for name in raced.methods():
         every = [each.result for own in raced.runs for each in own[name] if each.result is not None]
-        rounds = sum(len(result.rounds) for result in every)
+        rounds = [round for result in every for round in result.rounds]
         methods[name] = {
-            "tau": sum(len(result.ids) for result in every) / rounds if rounds else None,
+            "tau": emitted_each(rounds),
             "tokens": [len(own[name][0].ids) for own in raced.runs],
             "ms a token": 1e3 * middle(name, decoding),
             "decode seconds": middle(name, lambda each: each.decode),

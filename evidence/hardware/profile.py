@@ -68,26 +68,21 @@ class Profile:
 
 
 def forwards(rounds: Sequence[RoundRecord]) -> Iterator[tuple[int, int]]:
-    """(levels, rows) computed in each round. What follows the prompt is known before the first
-    round, to the target and to the draft: that round saves a row and a level."""
-    for number, round in enumerate(rounds):
-        first = number == 0
-        levels = height(round.parents)
-        yield max(0, levels - first), 1 - first + len(round.tokens)
+    """(levels, rows) computed in each round; the opening computes none."""
+    for round in rounds:
+        if not round.opening:
+            yield height(round.parents), 1 + len(round.tokens)
 
 
 def bare_seconds(rounds: Sequence[RoundRecord], bare: Bare) -> float:
     """What the rounds would take were there nothing but their forwards."""
-    return sum(
-        levels * bare.draft + (bare.target[rows] if rows else 0.0)
-        for levels, rows in forwards(rounds)
-    )
+    return sum(levels * bare.draft + bare.target[rows] for levels, rows in forwards(rounds))
 
 
 def ideal(rounds: Sequence[RoundRecord], bare: Bare) -> float:
     """tau T(1) / (gamma c + T(n)) over all rounds; the first token comes of the prefill."""
-    emitted = sum(len(round.emitted) for round in rounds)
-    return (emitted - 1) * bare.target[1] / bare_seconds(rounds, bare)
+    emitted = sum(len(round.emitted) for round in rounds if not round.opening)
+    return emitted * bare.target[1] / bare_seconds(rounds, bare)
 
 
 Key = tuple[str, int]  # whose forward ("" is the target's at its own length), rows
@@ -162,7 +157,7 @@ def _bare(
     """Bare forwards of one clip, for every method."""
     results = {name: [_result(run) for run in own] for name, own in runs.items()}
     every = [result for own in results.values() for result in own]
-    counts = {rows for result in every for _, rows in forwards(result.rounds) if rows} | {1}
+    counts = {rows for result in every for _, rows in forwards(result.rounds)} | {1}
     half = max(len(result.ids) for result in every) // 2
     context = every[0].prompt_tokens + half
     sessions = {"": (costs.filled(target, context, 1, max(counts) + 1), context)}
@@ -196,10 +191,10 @@ def _profiled(name: str, clips: Sequence[tuple[Bare, Sequence[Run], Sequence[Run
         measured.append(median(own))
         shares.append(median(got / most for got, most in zip(own, best, strict=True)))
     results = [_result(run) for _, runs, _ in clips for run in runs]
-    rounds = [round for result in results for round in result.rounds]
+    rounds = [round for result in results for round in result.forwards]
     count = len(rounds)
     done = [
-        (levels * bare.draft, bare.target[rows] if rows else 0.0)
+        (levels * bare.draft, bare.target[rows])
         for bare, runs, _ in clips
         for run in runs
         for levels, rows in forwards(_result(run).rounds)

@@ -138,7 +138,7 @@ class Lab:
         return replace(blank, **records.of_peer(timed))
 
     def rounds(self, method: str, number: int = 0) -> Sequence[RoundRecord]:
-        return self.run(method, number).rounds
+        return self.run(method, number).forwards
 
     def by_clip(self, method: str, draft: Loaded | None = None) -> list[float]:
         """Tau of every clip's answer."""

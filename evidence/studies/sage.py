@@ -156,7 +156,7 @@ def plan(lab: Lab) -> Data:
         for name, method in PLANS.items():
             runs = [lab.run(method, number, draft=draft) for number in range(lab.clips)]
             taus[method] = [run.tau or 0.0 for run in runs]
-            trees = [round.parents for run in runs for round in run.rounds]
+            trees = [round.parents for run in runs for round in run.forwards]
             deep = mean(height(tree) for tree in trees)
             nodes = mean(map(len, trees))
             rows[f"{name}\n({deep:.1f} levels, {nodes:.1f} nodes)"] = {

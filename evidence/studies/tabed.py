@@ -80,7 +80,9 @@ def _panel(lab: Lab, shot: Shot, draft: Loaded) -> Data:
     accepted = torch.stack([(w * m + (1 - w) * t).argmax(-1) == right for w in tried], 1)
     used = lab.answer("tabed", shot.clip, shot.inputs, draft=draft)
     first = resolve("tabed").view.name.split("+").index("full")
-    adapted = [round.note[first] for round in used.rounds for _ in round.emitted]
+    # the prefill's token came of no weights: it shows those that follow it
+    adapted = [round.note[first] for round in used.forwards for _ in round.emitted]
+    adapted = [*adapted[:1], *adapted]
     fixed = {"M": 1.0, "T": 0.0, "MT": 0.5}
     lines = {name: [weight] * len(shot.ids) for name, weight in fixed.items()}
     return {"accepted": accepted.tolist(), "weights": {"MT*": adapted, **lines}}
@@ -102,7 +104,7 @@ def drift(lab: Lab) -> Data:
     panels: Data = {f"the heaviest view's\nweight, {lab.clips} clips": heaviest}
     for window, suffix in WINDOWS.items():
         notes = [
-            [round.note for round in lab.run(method + suffix, number, draft=draft).rounds]
+            [round.note for round in lab.run(method + suffix, number, draft=draft).forwards]
             for number in range(lab.clips)
         ]
         # as far as every clip's rounds go

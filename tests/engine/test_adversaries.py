@@ -147,7 +147,7 @@ def test_control_the_examples_hold_every_kind_and_are_accepted_and_refused():
     def propose(request: int, text: list[int], round: int) -> Tree:
         return planted(rows[0], text, False, False)
 
-    result = saccade.run(target(False), INPUTS, method=stubbed(propose), max_new_tokens=9)
-    assert [len(round.accepted) for round in result.rounds] == [2, 2, 2]
-    assert all(round.kind == "recovered" for round in result.rounds)
+    result = saccade.run(target(False), INPUTS, method=stubbed(propose), max_new_tokens=10)
+    assert [len(round.accepted) for round in result.forwards] == [2, 2, 2]
+    assert all(round.kind == "recovered" for round in result.forwards)
     assert len(set(answer(True))) > 5 and answer(True) != answer(False)

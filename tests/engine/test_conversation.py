@@ -199,12 +199,12 @@ def test_a_draft_that_is_the_target_is_never_refused_in_any_turn(method, family)
 
     The oracle cannot see a draft that reads nonsense; this can.
     """
-    count, inputs = 12, input_for(family)
+    count, inputs = 13, input_for(family)
     with talking(family, method, amount=0.0, max_new_tokens=count) as conversation:
         for turn in range(3):
             result = conversation.run(inputs)
-            assert [len(r.emitted) for r in result.rounds] == [6, 6]
-            assert [len(r.accepted) for r in result.rounds] == [5, 5]
+            assert [len(r.emitted) for r in result.rounds] == [1, 6, 6]
+            assert [len(r.accepted) for r in result.rounds] == [0, 5, 5]
             inputs = further(inputs, [*result.ids, *question(turn)])
 
 
@@ -718,11 +718,11 @@ def test_drafting_that_failed_stays_plain_until_another_video():
             result = conversation.run(asked)
             assert result.ids == answer
             assert result.fallback_reason == "drafting failed with RuntimeError: out of luck"
-            assert [len(r.tokens) for r in result.rounds[:3]] == drafted
+            assert [len(r.tokens) for r in result.forwards[:3]] == drafted
         other = video_input(5)
-        result = conversation.run(other, max_new_tokens=2)
-        assert result.ids == oracle("qwen2_5_vl", other, 2)
-        assert result.fallback_reason is None and len(result.rounds[0].tokens) == 1
+        result = conversation.run(other, max_new_tokens=3)
+        assert result.ids == oracle("qwen2_5_vl", other, 3)
+        assert result.fallback_reason is None and len(result.forwards[0].tokens) == 1
 
 
 def test_a_draft_that_cannot_go_on_costs_speed_only():

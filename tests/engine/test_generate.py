@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from helpers import (
+    StubDraft,
     answered,
     backbone,
     hf_greedy,
@@ -16,6 +18,7 @@ from helpers import (
     llama,
     noisy,
     qwen25,
+    stubbed,
     text_input,
     truth,
     video_input,
@@ -25,6 +28,7 @@ from transformers.generation.logits_process import SuppressTokensLogitsProcessor
 
 import saccade
 from saccade.core.errors import MethodError, ModelError, OptionError
+from saccade.core.tree import Tree
 
 # test_greedy.py runs the same code with shapes and types checked.
 pytestmark = pytest.mark.usefixtures("unchecked")
@@ -260,8 +264,10 @@ def test_rounds_are_streamed_as_they_happen():
         qwen25(), INPUTS, draft=_draft(), method="sd", max_new_tokens=20, on_phase=phases.append
     )
     first = next(stream)
+    assert first.opening and phases == ["vision", "prefill"], "the draft has yet to read"
+    second = next(stream)
     assert phases == ["vision", "prefill", "guide", "decode"] and not stream.results
-    rounds = [first, *stream]
+    rounds = [first, second, *stream]
     assert [t for r in rounds for t in r.tokens] == _answer()[:20]
     assert [r.finish for r in rounds] == [None] * (len(rounds) - 1) + ["length"]
     for record in (r.scalars() for r in rounds):
@@ -417,12 +423,49 @@ def test_measures_of_a_result_add_up():
     result = answered("qwen2_5_vl", "specvlm", count=30)
     assert result.method == "specvlm"
     assert (result.prompt_tokens, result.visual_tokens, result.draft_visual_tokens) == (31, 18, 2)
-    assert result.tau == 30 / len(result.rounds)
+    assert result.tau == 29 / len(result.forwards)
     accepted = sum(len(r.accepted) for r in result.rounds)
     assert result.acceptance_rate == accepted / sum(len(r.tokens) for r in result.rounds)
     t = result.timings
     assert 0 < t.first_token < t.total
     assert t.vision + t.prefill + t.guide + t.decode <= t.total + 1e-3
-    assert result.tokens_per_second == 30 / t.decode
+    assert result.tokens_per_second == 29 / t.decode
     plain = answered("qwen2_5_vl", "ar", count=6)
     assert (plain.tau, plain.acceptance_rate, plain.draft_visual_tokens) == (1.0, None, None)
+
+
+def test_the_first_token_does_not_wait_for_the_draft():
+    """Claim: the first token is the prefill's and comes before the draft has read; the draft goes
+    on from it. Fails if a slow, or broken, draft holds it up."""
+    done: list[str] = []
+
+    class Slow(StubDraft):
+        def ready(self, prefills: Any) -> float:
+            done.append("ready")
+            return super().ready(prefills)
+
+        def commit(self, tokens: Any) -> None:
+            done.append(f"commit {list(tokens[0])}")
+            super().commit(tokens)
+
+    method = replace(stubbed(lambda *_: Tree()), drafter=lambda setup: Slow(lambda *_: Tree()))
+    stream = saccade.stream(qwen25(), INPUTS, method=method, max_new_tokens=6)
+    first = next(stream)
+    assert first.opening and list(first.tokens) == _answer()[:1] and done == []
+    rounds = list(stream)
+    assert done[:2] == ["ready", f"commit {_answer()[:1]}"]
+    assert not any(round.opening for round in rounds) and len(stream.results[0].forwards) == 5
+
+
+def test_an_answer_of_one_token_needs_no_draft():
+    """Claim: where the first token ends every request (a limit of one, an end) the draft reads
+    nothing; in a conversation it reads, since a turn may follow. Fails if one-word answers pay."""
+    for settings in ({"max_new_tokens": 1}, {"eos_token_id": _answer()[0]}):
+        result = saccade.run(qwen25(), INPUTS, draft=_draft(), method="specvlm", **settings)
+        assert list(result.ids) == _answer()[:1] and result.draft_visual_tokens is None
+        assert result.timings.draft_prefill == 0 and result.fallback_reason is None
+    kept = saccade.stream(
+        qwen25(), INPUTS, draft=_draft(), method="specvlm", max_new_tokens=1, keep=True
+    )
+    list(kept)
+    assert kept.results[0].draft_visual_tokens is not None

@@ -151,8 +151,8 @@ def test_a_target_drafting_for_itself_accepts_everything(method, family):
     """
     result = answered(family, method, amount=0.0)
     assert result.ids == truth(family) and result.fallback_reason is None
-    deepest = 5 if method == "sd-tree" else len(result.rounds[0].tokens)
-    full = result.rounds[:-1]  # the limit cuts the last
+    deepest = 5 if method == "sd-tree" else len(result.forwards[0].tokens)
+    full = result.forwards[:-1]  # the limit cuts the last
     assert [len(r.accepted) for r in full] == [deepest] * len(full)
     if method != "sd-tree":
         assert result.acceptance_rate is not None
@@ -161,8 +161,8 @@ def test_a_target_drafting_for_itself_accepts_everything(method, family):
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_chain_that_fits_the_limit_has_an_acceptance_rate_of_one(family):
-    """Claim: with 42 = 7 x (5 + 1) tokens nothing is cut, and the rate is exactly 1."""
-    assert answered(family, "sd", amount=0.0, count=42).acceptance_rate == 1.0
+    """Claim: with 43 = 1 + 7 x (5 + 1) tokens nothing is cut, and the rate is exactly 1."""
+    assert answered(family, "sd", amount=0.0, count=43).acceptance_rate == 1.0
 
 
 @pytest.mark.parametrize("method", ["specvlm-self/keep=1", "sd/drafter=self", "std/view=full"])

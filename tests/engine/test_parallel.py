@@ -382,9 +382,9 @@ def test_a_slow_draft_is_waited_for_as_long_as_its_prefill_suggests(monkeypatch)
     monkeypatch.setattr(drafter, "PATIENCE", 0.15)
     target = paced(copy.deepcopy(qwen25()), Pace(prefill=0.7, step=0.02))
     draft = paced(copy.deepcopy(noisy(qwen25, 0, 0.05)), Pace(prefill=0.5, step=0.3))
-    saccade.run(target, INPUTS, draft=draft, method="pearl-syn", max_new_tokens=1)
-    result = saccade.run(target, INPUTS, draft=draft, method="pearl-syn", max_new_tokens=8)
-    assert result.ids == truth("qwen2_5_vl")[:8] and result.fallback_reason is None
+    saccade.run(target, INPUTS, draft=draft, method="pearl-syn", max_new_tokens=2)
+    result = saccade.run(target, INPUTS, draft=draft, method="pearl-syn", max_new_tokens=20)
+    assert result.ids == truth("qwen2_5_vl")[:20] and result.fallback_reason is None
     assert drafted(result) > 0
 
 
@@ -449,7 +449,7 @@ def test_tokens_of_an_older_job_are_ignored():
         first = saccade.stream(
             backbone(qwen25()), INPUTS, draft=backbone(qwen25(5)), method="pearl", max_new_tokens=40
         )
-        next(first)
+        next(first), next(first)  # the opening, and a round
         for _ in range(8):
             inside.turn()
         stale = len(inside._inbox)
@@ -755,8 +755,8 @@ def test_a_sampled_draft_that_is_the_target_is_never_refused():
     draft = backbone(qwen25())
     for gamma in (1, 2, 5, 9):
         result = answer(draft, f"pearl/shape=chain-{gamma}", **SAMPLED, max_new_tokens=40)
-        assert result.fallback_reason is None and drafted(result) >= 38
-        assert all(round.own is None for round in result.rounds)
+        assert result.fallback_reason is None and drafted(result) >= 37
+        assert all(round.own is None for round in result.forwards)
 
 
 def test_a_sampled_batch_by_the_target_itself_is_never_refused():

@@ -78,7 +78,7 @@ def test_b03_what_is_cut_counts_nowhere(method):
         assert spelled == result.ids == _answer(at + 1)
         assert all(len(r.accepted) <= len(r.tokens) for r in result.rounds)
         last = result.rounds[-1]
-        cut_inside = (at + 1) % 6 != 0
+        cut_inside = at % 6 != 0  # the first token is the prefill's
         assert (last.own is None) == cut_inside and (last.kind is None) == cut_inside
 
 
@@ -103,7 +103,7 @@ def test_b08_the_first_drafted_token_is_verified_too():
     assert refused.ids == _answer(24) and refused.acceptance_rate == 0.0
     accepted = _run(qwen25(), None, stubbed(right))
     assert accepted.ids == _answer(24) and accepted.acceptance_rate == 1.0
-    assert (len(refused.rounds), len(accepted.rounds)) == (24, 12)
+    assert (len(refused.forwards), len(accepted.forwards)) == (23, 12)
 
 
 class _Coarse(nn.Module):
@@ -193,12 +193,13 @@ def test_b14_verified_rows_stand_where_generate_puts_them(method, seconds, monke
     stream = saccade.stream(
         target, inputs, draft=noisy(qwen25, 0, 0.05), method=method, max_new_tokens=20
     )
-    generated = 0
+    assert next(stream).opening and len(seen) == 1, "the prefill gives the first token"
+    generated = 1
     for count, round in enumerate(stream):
         depths: list[int] = []
         for parent in round.tree.parents:
             depths.append(0 if parent == ROOT else depths[parent] + 1)
-        rows = [generated - 1] * (generated > 0) + [generated + depth for depth in depths]
+        rows = [generated - 1] + [generated + depth for depth in depths]
         assert seen[-1] == [expected[row] for row in rows]
         assert len(seen) == count + 2, "one prefill, then one forward a round"
         generated += len(round.tokens)

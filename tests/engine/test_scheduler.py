@@ -24,6 +24,7 @@ from saccade.drafting.shapes.policies import Chain
 from saccade.engine.request import Request
 from saccade.engine.scheduler import Scheduler
 from saccade.methods import resolve
+from saccade.model.backbone import Backbone
 from saccade.model.session import Session
 
 pytestmark = pytest.mark.usefixtures("unchecked")
@@ -90,7 +91,7 @@ def test_a_round_is_one_forward_of_the_target_for_all(monkeypatch):
     for number in range(len(MANY)):
         scheduler.join(_asked(number))
     while not all(entry.call.decoding for entry in scheduler._entries.values()):
-        scheduler.step()
+        list(scheduler.step())
     calls: list[int] = []
     forward = Session._forward
 
@@ -99,7 +100,7 @@ def test_a_round_is_one_forward_of_the_target_for_all(monkeypatch):
         return forward(self, rows, **told)
 
     monkeypatch.setattr(Session, "_forward", counted)
-    scheduler.step()
+    list(scheduler.step())
     assert calls == [len(scheduler)]
 
 
@@ -160,12 +161,12 @@ def test_prompts_are_read_a_piece_a_token():
         scheduler._session._chunk = 4
         scheduler.join(_asked(2))
         while not scheduler._entries[0].call.decoding:
-            scheduler.step()
-        scheduler.step()
+            list(scheduler.step())
+        list(scheduler.step())
         scheduler.join(_asked(0))
         waited[method] = 0
         while 1 in scheduler._entries and not scheduler._entries[1].call.decoding:
-            scheduler.step()
+            list(scheduler.step())
             waited[method] += 1
     assert 1 <= waited["sd"] <= waited["ar"] / 2
 
@@ -194,7 +195,7 @@ def test_one_who_leaves_frees_its_cache_and_changes_no_other(method, exact, afte
     for number in range(3):
         scheduler.join(_asked(number))
     for _ in range(after):
-        scheduler.step()
+        list(scheduler.step())
     scheduler.leave(1)
     scheduler.leave(1)  # twice is nothing
     assert len(scheduler) == 2
@@ -213,16 +214,38 @@ def test_a_long_prompt_holds_up_nobody(monkeypatch):
     scheduler._session._chunk = 4
     scheduler.join(_asked(2))
     while not scheduler._entries[0].call.decoding:
-        scheduler.step()
+        list(scheduler.step())
     scheduler.join(_asked(0))
     reading = 0
     while not scheduler._entries[1].call.decoding:
-        news = scheduler.step()
-        assert [each.number for each in news if each.round] in ([0], [0, 1])
+        news = list(scheduler.step())
+        assert 0 in [each.number for each in news if each.round]
         reading += 1
     assert reading > 5
     found = _steps(scheduler)
     assert found[0].ids == _alone(2, "ar").ids and found[1].ids == _alone(0, "ar").ids
+
+
+def test_a_first_token_is_told_before_others_round(monkeypatch):
+    """Claim: as soon as a newcomer's prompt is read its first token is told, before its draft reads
+    and before the round of the others. Fails if it waits for either."""
+    scheduler = Scheduler(TARGET, resolve("sd"), DRAFT)
+    scheduler.join(_asked(2))
+    while not scheduler._entries[0].call.decoding:
+        list(scheduler.step())
+    scheduler.join(_asked(0))
+    read: list[Any] = []
+    forward = Backbone.forward
+
+    def counted(self: Backbone, *given: Any) -> Any:
+        read.append(self)
+        return forward(self, *given)
+
+    monkeypatch.setattr(Backbone, "forward", counted)
+    news = next(event for event in scheduler.step() if event.number == 1)
+    assert news.round is not None and news.round.opening and set(read) == {TARGET}
+    monkeypatch.undo()
+    assert _steps(scheduler)[1].ids == _alone(0, "ar").ids
 
 
 def test_a_draft_that_fails_is_its_own_requests_affair():
@@ -281,14 +304,14 @@ def test_a_forward_that_fails_ends_those_in_it_and_no_more(monkeypatch):
     for number in range(2):
         scheduler.join(_asked(number))
     while not all(entry.call.decoding for entry in scheduler._entries.values()):
-        scheduler.step()
+        list(scheduler.step())
 
     def broken(*_: Any, **told: Any) -> Any:
         raise RuntimeError("kernel trouble")
 
     with monkeypatch.context() as patch:
         patch.setattr(Session, "_forward", broken)
-        news = scheduler.step()
+        news = list(scheduler.step())
     assert [str(each.error) for each in news] == ["kernel trouble"] * 2 and len(scheduler) == 0
     scheduler.join(_asked(0))
     assert _steps(scheduler)[2].ids == _alone(0, "ar").ids

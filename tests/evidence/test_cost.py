@@ -20,7 +20,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_cost_imposes_what_it_is_told(call: Call) -> None:
     """Claim: at two accepted tokens a round tau is 3, whatever the models say."""
     words = ("--methods", "sd/shape=chain-3", "--accepted", 2, "--suite", "shapes-qa")
-    words = ("cost", *words, "--repeat", 1, "--max-new-tokens", 12, "--json")
+    words = ("cost", *words, "--repeat", 1, "--max-new-tokens", 13, "--json")
     code, printed, said = call(*words)
     assert code == 0, said
     plain, own = json.loads(printed)["methods"]

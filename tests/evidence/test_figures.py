@@ -226,7 +226,7 @@ def test_a_real_run_becomes_numbers_and_a_picture(call, pair, monkeypatch, unche
     data = studies.read(Path("made.json"), "sage")
     assert (data["clips"], data["size"], data["tokens"]) == (1, 64, 16)
     nodes, depth, accepted = data["panels"].values()
-    assert nodes["sage"][0] == 51 and set(nodes["specvlm"]) == {25}
+    assert nodes["sage"][0] == 35 and set(nodes["specvlm"]) == {25}
     assert depth["sage"][0] == 6 and set(depth["specvlm"]) == {5}
     bench = studies.Lab(clips=1, size=64, tokens=16)
     for method in ("sage", "specvlm"):

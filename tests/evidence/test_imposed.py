@@ -27,7 +27,7 @@ def ran(method: str, acceptance: ImposedAcceptance, count: int = 240) -> Result:
 
 
 def accepted(result: Result) -> list[int]:
-    return [len(round.accepted) for round in result.rounds[:-1]]  # the last is cut
+    return [len(round.accepted) for round in result.forwards[:-1]]  # the last is cut
 
 
 @pytest.mark.slow
@@ -55,12 +55,13 @@ def test_imposed_rates_hold_place_by_place() -> None:
 
 
 def test_an_imposed_acceptance_runs_the_real_forwards() -> None:
-    """Claim: with acceptance 0 there are as many target forwards as tokens, and every round drafts.
+    """Claim: with acceptance 0 there are as many target forwards as tokens after the prefill's, and
+    every round drafts.
 
     Fails if an imposed verdict spares the draft or the target its work.
     """
     result = ran("sd/shape=chain-4", ImposedAcceptance(length=0), 30)
-    assert len(result.rounds) == 30 and all(len(round.tokens) == 4 for round in result.rounds)
+    assert len(result.forwards) == 29 and all(len(each.tokens) == 4 for each in result.forwards)
     assert result.fallback_reason is None
 
 

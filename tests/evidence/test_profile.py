@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -31,25 +32,29 @@ def round(drafted: int, accepted: int, parents: tuple[int, ...] | None = None) -
     return RoundRecord((1,) * drafted, shape, (1,) * accepted, 2, "recovered", 0.0, 0.0)
 
 
+OPENING = replace(round(0, 0), opening=True)
+
+
 def test_the_ideal_is_of_every_round_as_it_was() -> None:
-    """Claim: two chains of 3 with T(3) and T(4), a tree of 4 nodes on 2 levels with T(5), a round
-    that drafts nothing with T(1): levels c + T(rows) each. The first round's first level and root
-    row are the prefills'. Control: the cost of the mean round is another number."""
-    rounds = [round(3, 3), round(3, 1), round(4, 2, (ROOT, ROOT, 0, 0)), round(0, 0)]
-    bare = Bare({1: 10.0, 3: 13.0, 4: 14.0, 5: 30.0}, 0.5)
-    assert list(forwards(rounds)) == [(2, 3), (3, 4), (2, 5), (0, 1)]
-    spent = (2 * 0.5 + 13) + (3 * 0.5 + 14) + (2 * 0.5 + 30) + 10
+    """Claim: two chains of 3 with T(4), a tree of 4 nodes on 2 levels with T(5), a round that
+    drafts nothing with T(1): levels c + T(rows) each. The opening is paid for by the prefill.
+    Control: the cost of the mean round is another number."""
+    tree = round(4, 2, (ROOT, ROOT, 0, 0))
+    rounds = [OPENING, round(3, 3), round(3, 1), tree, round(0, 0)]
+    bare = Bare({1: 10.0, 4: 14.0, 5: 30.0}, 0.5)
+    assert list(forwards(rounds)) == [(3, 4), (3, 4), (2, 5), (0, 1)]
+    spent = (3 * 0.5 + 14) + (3 * 0.5 + 14) + (2 * 0.5 + 30) + 10
     assert bare_seconds(rounds, bare) == pytest.approx(spent)
     emitted = 4 + 2 + 3 + 1
-    assert ideal(rounds, bare) == pytest.approx((emitted - 1) * 10 / spent)
-    mean_round = 7 / 4 * 0.5 + 14 - 0.75  # 3.25 rows a round
+    assert ideal(rounds, bare) == pytest.approx(emitted * 10 / spent)
+    mean_round = 8 / 4 * 0.5 + 14 - 0.5  # 3.5 rows a round
     assert spent / 4 != pytest.approx(mean_round, rel=0.1)
 
 
 def test_plain_decoding_is_its_own_ideal() -> None:
     """Claim: of rounds that draft nothing the ideal is 1: as many forwards as tokens that came of
     decoding. Fails if the token that the prefill gave is paid for."""
-    assert ideal([round(0, 0)] * 9, Bare({1: 10.0}, 0.5)) == pytest.approx(1.0)
+    assert ideal([OPENING, *[round(0, 0)] * 9], Bare({1: 10.0}, 0.5)) == pytest.approx(1.0)
 
 
 def profiled(embedded: Embedded, recipes: Mapping[str, Recipe], count: int = 16) -> list[Profile]:
@@ -123,11 +128,11 @@ def test_bare_forwards_are_timed_for_all_rows_there_were(
     monkeypatch.setattr(profiling, "timed", timed)
     name = "sd/shape=chain-4"
     recipe = imposed(resolve(name), ImposedAcceptance(length=4))
-    found = profiled(embedded, {"ar": resolve("ar"), name: recipe}, 13)
-    assert asked == [[("", 1), ("", 4), ("", 5), (name, 1)]]
+    found = profiled(embedded, {"ar": resolve("ar"), name: recipe}, 14)
+    assert asked == [[("", 1), ("", 5), (name, 1)]]
     assert found[1].accepted == pytest.approx(
         11 / 3
-    )  # the last of three rounds is cut at 13 tokens
+    )  # the last of three rounds is cut at 14 tokens
     assert found[1].gamma == 4 and found[1].rows == 5
 
 

@@ -58,7 +58,7 @@ def fits(
     column: Callable[[RoundRecord], int],
 ) -> bool:
     """Whether what a run accepted is shaded at its weights, and what it refused is not."""
-    place = 0
+    place = 1  # the prefill's own token is judged by no weights
     for each in rounds:
         taken, at = len(each.accepted), column(each)
         if not all(accepted[place + i][at] for i in range(taken)):
@@ -81,13 +81,14 @@ def test_what_is_shaded_is_what_real_blocks_accept(lab, shaded, shots):
         for name, (method, column) in fixed.items():
             ran = lab.answer(method, shot.clip, shot.inputs, draft=naive(lab))
             assert ran.ids == shot.ids
-            assert fits(accepted, ran.rounds, lambda each, column=column: column)
+            assert fits(accepted, ran.forwards, lambda each, column=column: column)
             back = [row[::-1] for row in accepted]
-            exchanged.append(fits(back, ran.rounds, lambda each, column=column: column))
+            exchanged.append(fits(back, ran.forwards, lambda each, column=column: column))
             assert weights[name] == [column / 20] * len(shot.ids)
         ran = lab.answer("tabed", shot.clip, shot.inputs, draft=naive(lab))
-        assert fits(accepted, ran.rounds, lambda each: round(20 * each.note[0]))
-        assert weights["MT*"] == [each.note[0] for each in ran.rounds for _ in each.emitted]
+        assert fits(accepted, ran.forwards, lambda each: round(20 * each.note[0]))
+        own = [each.note[0] for each in ran.forwards for _ in each.emitted]
+        assert weights["MT*"] == [own[0], *own]
     assert not all(exchanged)
 
 

@@ -77,8 +77,8 @@ def recorded(model: Backbone) -> Iterator[list[tuple[list[int] | None, Tensor]]]
 def verified(result: Result, forwards: list[tuple[list[int] | None, Tensor]]) -> Tensor:
     """The positions at which each token of the answer was read, in its order."""
     columns: list[Tensor] = []
-    own: int | None = None
-    for round, (ids, positions) in zip(result.rounds, forwards, strict=True):
+    own: int | None = result.ids[0]
+    for round, (ids, positions) in zip(result.forwards, forwards, strict=True):
         waiting = [] if own is None else [own]
         assert ids == [*waiting, *round.tokens], "not the rows this round is made of"
         path = [len(waiting) + node for node in accepted_path(round)]

@@ -51,12 +51,12 @@ class Run:
     prefill: Prefill  # what the view was shown
     whole: Prompt  # the draft's prompt before its view
     pruned: Prompt  # and after
-    rounds: list[Round]
+    rounds: list[Round]  # after the opening
     result: Result
 
     def texts(self) -> Iterator[tuple[Round, list[int]]]:
         """Every round with the ids emitted before it."""
-        text: list[int] = []
+        text = [self.result.ids[0]]
         for round in self.rounds:
             yield round, list(text)
             text += round.tokens
@@ -73,7 +73,8 @@ def real(method: str | Recipe, target: Any, inputs: Any, draft: Any = None, coun
         method=replace(recipe, view=spy),
         max_new_tokens=count,
     )
-    found = list(rounds)
+    first, *found = rounds
+    assert first.opening and not any(round.opening for round in found)
     (result,) = rounds.results
     assert result.fallback_reason is None
     if not spy.seen:  # a drafter that sees nothing: no view was asked

@@ -172,7 +172,7 @@ def test_each_round_drafts_on_the_keys_looked_at_last(monkeypatch):
     monkeypatch.setattr(Session, "reselect", watched)
     recipe = replace(resolve("fresh/shape=chain-3"), view=view)
     rounds = saccade.stream(model, inputs, method=recipe, max_new_tokens=24)
-    text: list[int] = []
+    text = [*next(rounds).tokens]
     (prompt,) = backbone(model).prompts(inputs)
     (first,) = Session(backbone(model), [Sampling()]).prefill([prompt], record=True)
     before = view(first, prompt)

@@ -59,7 +59,7 @@ def test_plain_decoding_is_the_modules_greedy_answer(family):
     """Claim: ``ar`` is arg-max after arg-max by uncached forwards. Fails on any cache error."""
     run = run_of(family, "ar", "itself")
     assert list(run.result.ids) == plain(family)
-    assert len(run.rounds) == COUNT and len(set(plain(family))) > 8
+    assert len(run.rounds) == COUNT - 1 and len(set(plain(family))) > 8
 
 
 @pytest.mark.parametrize(("method", "draft"), CASES)

@@ -78,7 +78,7 @@ def test_it_answers_as_the_target_alone(override: str, settings: dict) -> None:
     result = found[0]
     assert result.fallback_reason is None
     assert result.ids == (found[1] if settings.get("do_sample") else plain).ids
-    drafted = [len(round.tokens) for round in result.rounds]
+    drafted = [len(round.tokens) for round in result.forwards]
     assert 0 < max(drafted) and min(drafted[1:]) < 12
 
 

@@ -59,7 +59,7 @@ PAIRS: dict[str, Any] = {
 EACH = pytest.mark.parametrize("pair", list(PAIRS))
 
 
-def run_of(pair: str, method: str = "specvlm", count: int = 1, **stages: Any) -> Run:
+def run_of(pair: str, method: str = "specvlm", count: int = 2, **stages: Any) -> Run:
     target, draft, inputs = PAIRS[pair]()
     recipe = resolve(method)
     if stages:

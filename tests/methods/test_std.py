@@ -441,11 +441,11 @@ def test_a_self_draft_that_keeps_everything_is_always_right(family, method, deep
     Fails if a copied key, a position or a mask is off anywhere: one refusal in any round.
     """
     model, inputs = case(family)
-    run = real(method, model, inputs, count=31)
+    run = real(method, model, inputs, count=32)
     for round in run.rounds[:-1]:
         assert len(round.verdict.accepted) == deep and round.verdict.kind == "bonus"
     assert len(run.rounds) == -(-31 // (deep + 1))
-    pruned = real(method.split("/")[0], model, inputs, count=31)
+    pruned = real(method.split("/")[0], model, inputs, count=32)
     assert len(pruned.rounds) > len(run.rounds), "a pruned draft must be wrong now and then"
 
 
@@ -454,7 +454,7 @@ def test_without_video_there_is_nothing_to_prune():
 
     Fails if a prompt without video breaks the view, or if text is ever dropped.
     """
-    run = real("std", llama(), text_input(2), count=30)
+    run = real("std", llama(), text_input(2), count=31)
     assert run.pruned.seen == 0
     assert [len(round.verdict.accepted) for round in run.rounds[:-1]] == [GAMMA] * 2
 

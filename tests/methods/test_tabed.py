@@ -286,9 +286,9 @@ class Answer:
     def blocks(self) -> list[Block]:
         banned = placeholders(self.target)
         whole = read(self.target, self.inputs)
-        text: list[int] = []
+        text = [self.result.ids[0]]
         found: list[Block] = []
-        for round, record in zip(self.rounds, self.result.rounds, strict=True):
+        for round, record in zip(self.rounds, self.result.forwards, strict=True):
             drafted, start = list(round.tree.tokens), len(text)
             tokens = [*text, *drafted]
             p = logits(self.target, whole, tokens, banned)[start:]
@@ -313,7 +313,7 @@ class Answer:
 
     @property
     def weights(self) -> list[tuple[float, ...]]:
-        return [record.note for record in self.result.rounds]
+        return [record.note for record in self.result.forwards]
 
 
 def ensembled(
@@ -343,7 +343,7 @@ def ensembled(
         max_new_tokens=count,
         **rules,
     )
-    found = list(rounds)
+    found = [round for round in rounds if not round.opening]
     views = tuple(view.name for view in recipe.view.views)
     answers = []
     for request, (one, result) in enumerate(zip(inputs, rounds.results, strict=True)):
@@ -1070,7 +1070,7 @@ def test_the_target_as_its_own_draft(family):
     Fails if mixing changes a law, or if the weights follow anything but the laws.
     """
     model, inputs, _ = FAMILIES[family]
-    (twins,) = ensembled("tabed/view=full+full", model(0), model(0), [inputs(0)], count=25)
+    (twins,) = ensembled("tabed/view=full+full", model(0), model(0), [inputs(0)], count=26)
     assert [block.accepted for block in twins.blocks[:-1]] == [GAMMA] * 4
     (found,) = ensembled("tabed", model(0), model(0), [inputs(0)], count=25)
     assert found.weights[0] == (0.5, 0.5) and len(found.weights) > 3

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from helpers import backbone, qwen25
 
 from saccade.core.costs import Costs
 from saccade.drafting import recipe as planning
@@ -30,7 +31,7 @@ def test_gamma_is_what_the_draft_writes_while_the_target_judges(costs, gamma, mo
     for the whole answer. Fails for the serial rule, which counts the draft's steps as waited for,
     and where ``fit`` is refused in the parallel schedule."""
     monkeypatch.setattr(planning.cost, "measure", lambda *models, **lengths: costs)
-    settled = planning.plan(resolve("hippo/shape=fit"), None, None, 300)  # type: ignore[arg-type]
+    settled = planning.plan(resolve("hippo/shape=fit"), backbone(qwen25()), None, 300)
     assert settled.shape == Chain(gamma)
     assert Fit(costs=costs).beside() == Chain(gamma)
 

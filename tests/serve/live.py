@@ -107,12 +107,11 @@ class Slow:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._pool, name)
 
-    def step(self) -> list[Event]:
+    def step(self) -> Iterator[Event]:
         time.sleep(self.seconds)
-        news = self._pool.step()
-        for each in news:
+        for each in self._pool.step():
             self.rounds[each.number] = self.rounds.get(each.number, 0) + (each.round is not None)
-        return news
+            yield each
 
 
 def slowed(engine: Engine, seconds: float = 0.1) -> Slow:

@@ -104,9 +104,7 @@ def test_a_draft_in_its_own_process_obeys_too(models, vocabulary, sampled):
     inputs = ask(target, "hi")
     request = Request.of(target.backbone, inputs, grammar=rules, **settings)
     call = Call(target.backbone, resolve("hippo"), request, draft=draft)
-    for _ in call.reading():
-        pass
-    answer: list[int] = []
+    answer = [token for opening in call.reading() if opening for token in opening.tokens]
     drafted = accepted = 0
     for round in call.rounds():
         for place, token in enumerate(round.tree.tokens):

@@ -123,8 +123,8 @@ def _status(name: str) -> int:
 
 def test_silent_3_a_large_body_takes_a_small_multiple_of_itself() -> None:
     """Claim: from its first byte to the loaded media, a body of 64 MB takes at most twice as
-    much memory in the server's process: itself, and the bytes it stands for. Fails if another copy
-    is kept on the way."""
+    much memory in the server's process: itself, and the bytes it stands for (1.75; what else the
+    process does has a half more). Fails if another copy is kept on the way: 2.75."""
 
     def read(asked: ChatRequest, stop: Stop, apart: dict[str, memoryview]) -> None:
         (url,) = asked.addresses
@@ -159,7 +159,7 @@ def test_silent_3_a_large_body_takes_a_small_multiple_of_itself() -> None:
     before = _status("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")  # the peak is that from here on
     asyncio.run(ask(64 << 20))
-    assert 1.5 < (_status("VmHWM") - before) / (64 << 20) < 2
+    assert 1.5 < (_status("VmHWM") - before) / (64 << 20) < 2.25
 
 
 LARGE = base64.b64encode(bytes(range(256)) * 400).decode()  # with every sign there is

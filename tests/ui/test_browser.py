@@ -30,6 +30,7 @@ ARGUMENTS = [
 ]
 SHORT = "Five shapes, short (256)"
 PATIENCE = 120_000  # milliseconds: the machine may be busy
+expect.set_options(timeout=PATIENCE / 4)
 
 
 @dataclass(frozen=True)

@@ -198,7 +198,7 @@ def _row(runs: Sequence[Run], baseline: Sequence[Run]) -> Summary:
         row,
         tau=last.result.tau,
         acceptance_rate=last.result.acceptance_rate,
-        rounds=len(last.result.rounds),
+        rounds=len(last.result.forwards),
         finish_reason=last.result.finish_reason,
         fallback_reason=last.result.fallback_reason,
     )

@@ -184,7 +184,7 @@ def described(result: Result, clip: Clip | None) -> dict[str, Any]:
         "tokens": len(result.ids),
         "tau": result.tau,
         "acceptance_rate": result.acceptance_rate,
-        "rounds": len(result.rounds),
+        "rounds": len(result.forwards),
         "decode_seconds": timings.decode,
         "prefill_seconds": timings.vision + timings.prefill + timings.guide + timings.draft_prefill,
         "total_seconds": timings.total,

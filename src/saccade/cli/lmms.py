@@ -268,7 +268,7 @@ def summary(results: Sequence[Result]) -> dict[str, Any]:
     tokens = sum(len(each.ids) for each in results)
     whole = sum(each.timings.total for each in results)
     decode = sum(each.timings.decode for each in results)
-    rounds = [round for each in results for round in each.rounds]
+    rounds = [round for each in results for round in each.forwards]
     return {
         "total_elapsed_time": whole,
         "total_gen_tokens": tokens,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from statistics import fmean
 from typing import Literal
 
 from saccade.core.sampling import Scores
@@ -72,6 +73,7 @@ class Round:
     verify_seconds: float
     note: tuple[float, ...] = ()  # what the draft decided by: an ensemble's weights, odds
     load: Load | None = None  # None: it was alone
+    opening: bool = False  # the prefill's own token: nothing was drafted, and no forward run
     spell: Callable[[], str] | None = field(default=None, repr=False, compare=False)
 
     @property
@@ -101,6 +103,7 @@ class Round:
             verify_seconds=self.verify_seconds,
             note=self.note,
             load=self.load,
+            opening=self.opening,
         )
 
 
@@ -117,6 +120,7 @@ class RoundRecord:
     verify_seconds: float
     note: tuple[float, ...] = ()
     load: Load | None = None
+    opening: bool = False
 
     @property
     def emitted(self) -> tuple[int, ...]:
@@ -127,6 +131,12 @@ class RoundRecord:
         """How each emitted token came, for colouring text as it appears."""
         kinds: list[Kind] = ["accepted"] * len(self.accepted)
         return tuple(kinds) if self.kind is None else (*kinds, self.kind)
+
+
+def emitted_each(rounds: Sequence[RoundRecord]) -> float | None:
+    """Tokens emitted a target forward; None where none ran."""
+    counts = [len(round.emitted) for round in rounds if not round.opening]
+    return fmean(counts) if counts else None
 
 
 @dataclass(frozen=True)
@@ -165,14 +175,18 @@ class Result:
     on GPUs, else the growth of this process's resident size (``memory.Peak``); None unknown."""
 
     @property
+    def forwards(self) -> tuple[RoundRecord, ...]:
+        """The rounds in which the target ran: all but the opening."""
+        return tuple(round for round in self.rounds if not round.opening)
+
+    @property
     def tau(self) -> float | None:
         """Tokens emitted a target forward, the target's own included: TABED's block efficiency.
+        The prefill's token is in neither count.
 
-        The tau of SpecVLM and SAGE leaves that one out: ``bench.measures.accepted``.
+        The tau of SpecVLM and SAGE leaves the target's own out: ``bench.measures.accepted``.
         """
-        if not self.rounds:
-            return None
-        return sum(len(r.emitted) for r in self.rounds) / len(self.rounds)
+        return emitted_each(self.rounds)
 
     @property
     def acceptance_rate(self) -> float | None:
@@ -182,4 +196,6 @@ class Result:
 
     @property
     def tokens_per_second(self) -> float | None:
-        return len(self.ids) / self.timings.decode if self.timings.decode > 0 else None
+        """Of those that came after the prefill's own."""
+        count = sum(len(round.emitted) for round in self.forwards)
+        return count / self.timings.decode if self.timings.decode > 0 else None

@@ -205,8 +205,8 @@ class SelfDrafter(SessionDrafter):
 
     def commit(self, tokens: Mapping[int, Sequence[int]]) -> None:
         super().commit(tokens)
-        for request in self._followed.keys() & tokens.keys():
-            self._look_again(request)
+        for request in self._followed.keys() & tokens.keys() & self._scores.keys():
+            self._look_again(request)  # it has drafted by what it held
 
     def _look_again(self, request: int) -> None:
         """Chooses anew where it is time to, by what the target's last judged rows looked at."""

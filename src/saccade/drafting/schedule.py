@@ -43,6 +43,17 @@ class Group:
         return cls(drafter, {request: drafter.start() for request in requests}, cut, first)
 
 
+def opening(target: Scoring, request: int, cut: Cut, first: int = 0) -> Round:
+    """A request's first token, by the law its prompt ended with: nobody waits for a draft to see
+    it, and a draft has no part in it."""
+    tree = {request: Tree()}
+    laws = {request: target.score({first + request: Tree()})[first + request]}
+    verdicts, endings = judged(tree, laws, cut)
+    verdict, finish = verdicts[request], endings[request]
+    target.commit({first + request: verdict.tokens})
+    return Round(request, Tree(), verdict, finish, laws[request], None, 0.0, 0.0, opening=True)
+
+
 def serial(target: Scoring, draft: Drafter, requests: Sequence[int], cut: Cut) -> Iterator[Round]:
     """Propose, score, verify, commit, until every request has ended; one target forward a round."""
     group = Group.begun(draft, requests, cut)

@@ -17,7 +17,7 @@ from saccade.core.timing import Clock
 from saccade.core.tree import Tree
 from saccade.drafting.drafters import Fallback, SelfDrafter
 from saccade.drafting.recipe import Recipe, chained, plan
-from saccade.drafting.schedule import NO_MEMORY, MemoryGuard
+from saccade.drafting.schedule import NO_MEMORY, MemoryGuard, opening
 from saccade.drafting.setup import Setup
 from saccade.drafting.views.basic import FULL
 from saccade.engine.request import Request
@@ -67,6 +67,7 @@ class Call:
         self.decoding = False  # everything is read
         self._media = request.media
         self._turns: Mapping[int, Turn] = {}
+        self._live: Sequence[int] = ()  # those whose openings did not end them
 
     def _ask(self, request: Request) -> None:
         """What belongs to one answer alone."""
@@ -84,12 +85,31 @@ class Call:
 
     # -- reading -------------------------------------------------------------------------------
 
-    def reading(self, phase: Phase = lambda name: None) -> Generator[None, None, None]:
-        """Both models' vision, prefill and what the draft is to see, a piece at a time; in a later
-        turn only what is new, and the draft keeps the view it had."""
-        if self._turns:
-            self._read_turns(phase)
-            return
+    def reading(
+        self, phase: Phase = lambda name: None, keep: bool = False
+    ) -> Generator[Round | None, None, None]:
+        """Both models' vision, prefill and what the draft is to see, a piece at a time: None after
+        a piece, and a request's opening as soon as the target has read it. Where that ends them all
+        the draft reads nothing, unless a turn may follow (``keep``)."""
+        opened: dict[int, Round] = {}
+        reading = self._reading_turns if self._turns else self._reading_prompts
+        yield from reading(phase, keep, opened)
+        self._live = [request for request, round in opened.items() if round.finish is None]
+        stay = opened if keep else self._live
+        if stay:
+            self.drafter.commit({request: opened[request].tokens for request in stay})
+            for request in opened.keys() - stay:
+                self.drafter.end(request)
+        self.decoding = True
+
+    def _opening(self, request: int, opened: dict[int, Round]) -> Round:
+        round = opened[request] = opening(self.session, request, self.stops.cut, self.first)
+        self.note(round)
+        return round
+
+    def _reading_prompts(
+        self, phase: Phase, keep: bool, opened: dict[int, Round]
+    ) -> Generator[Round | None, None, None]:
         target, drafter, request, spent = self.target, self.drafter, self.request, self.spent
         phase("vision")
         clock = Clock(target.device)
@@ -117,11 +137,14 @@ class Call:
                 else:
                     prefills.append(prefill)
                     self.reused[place] = self.session.requests[number].reused
+                    yield self._opening(place, opened)
+                    clock.lap()
+        if not keep and all(round.finish for round in opened.values()):
+            return
         phase("guide")
         clock.lap()
         spent["draft_prefill"] = drafter.ready(prefills)
         spent["guide"] = max(0.0, clock.lap() - spent["draft_prefill"])
-        self.decoding = True
 
     def goes_on(self, request: Request, recipe: Recipe, exact: bool) -> bool:
         """Takes the conversation's next request, to be read from where the cached one parts from
@@ -158,26 +181,33 @@ class Call:
             found[number] = Turn(len(old) - same, tuple(new[same:]))
         return found
 
-    def _read_turns(self, phase: Phase) -> None:
+    def _reading_turns(
+        self, phase: Phase, keep: bool, opened: dict[int, Round]
+    ) -> Generator[Round | None, None, None]:
+        """Only what is new; the draft keeps the view it had."""
         phase("prefill")
         clock = Clock(self.target.device)
         self.session.turn(self._turns, self.rules)
         self.session.score({number: Tree() for number in self._turns})
         self.spent["prefill"] = clock.lap()
+        for request in self._turns:
+            yield self._opening(request, opened)
         phase("guide")
+        clock.lap()
         self.drafter.turn(self._turns, self.rules)
         self.spent["draft_prefill"] = clock.lap()
-        self.decoding = True
 
     # -- decoding ------------------------------------------------------------------------------
 
     def rounds(self) -> Generator[Round, None, None]:
-        """Every round, by the recipe's own schedule, until all requests have ended."""
+        """Every round after the openings, by the recipe's own schedule, until all have ended."""
+        if not self._live:
+            return
         schedule: Schedule = self.recipe.schedule
         session = MemoryGuard(
             self.session, lambda trees, error: self.drafter.give_up(NO_MEMORY, error)
         )
-        for round in schedule(session, self.drafter, range(len(self.prompts)), self.stops.cut):
+        for round in schedule(session, self.drafter, self._live, self.stops.cut):
             self.note(round)
             yield round
 
@@ -226,7 +256,8 @@ class Call:
     def end(self, request: int) -> None:
         """Frees what is kept of a request that no turn will follow."""
         self.session.end(self.first + request)
-        self.drafter.end(request)
+        if self.decoding:  # else the draft has yet to read
+            self.drafter.end(request)
 
     def close(self) -> None:
         """Frees the drafter's caches, and its process where there is one."""

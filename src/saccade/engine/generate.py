@@ -83,15 +83,20 @@ class Stream(Iterator[Round]):
 
     def _work(self, call: Call, phase: Phase, keep: bool) -> Generator[Round, None, None]:
         peak = memory.Peak(call.target.devices)
+
+        def told(round: Round) -> Round:
+            if round.finish is not None and not keep:
+                call.end(round.request)
+            return self._spelling(round, call.request.decode)
+
         try:
-            for _ in call.reading(phase):
-                pass
+            for opening in call.reading(phase, keep):
+                if opening is not None:
+                    yield told(opening)
             phase("decode")
             clock = Clock(call.target.device)
             for round in call.rounds():
-                if round.finish is not None and not keep:
-                    call.end(round.request)
-                yield self._spelling(round, call.request.decode)
+                yield told(round)
             self.results = call.results(clock.since(), peak.bytes())
         except (RuntimeError, MemoryError) as error:
             if not memory.ran_out(error):

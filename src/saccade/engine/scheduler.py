@@ -2,8 +2,8 @@
 
 Each is a call with a drafter of its own, so that one that fails is nobody else's affair; the
 forwards of a round are for all of them. Of newcomers' prompts as many pieces are read a round as it
-gives tokens: so drafting makes nobody wait for a first token. What shares no forward (a draft in a
-process of its own, ``exact``) takes turns.
+gives tokens, and a first token is told before the draft reads: so drafting makes nobody wait for
+one. What shares no forward (a draft in a process of its own, ``exact``) takes turns.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class _Entry:
     """A call under way, which has one request."""
 
     call: Call
-    pieces: Iterator[None]  # of what is left to read
+    pieces: Iterator[Round | None]  # of what is left to read
     group: Group  # for decoding where the forward is shared
     rounds: Iterator[Round]  # and where it is not
 
@@ -109,9 +109,11 @@ class Scheduler:
         entry.call.session.end(entry.call.first)
         entry.call.close()
 
-    def step(self) -> list[Event]:
-        """Pieces of the prompts that have waited longest, and a round of all that are read."""
-        events = [event for _ in range(self._pieces) for event in self._read_on()]
+    def step(self) -> Iterator[Event]:
+        """Pieces of the prompts that have waited longest, then a round of all that are read; works
+        as far as it is iterated, so that nobody's first token waits for others' round."""
+        for _ in range(self._pieces):
+            yield from self._read_on()
         live = {number: entry for number, entry in self._entries.items() if entry.call.decoding}
         if self._session is None:
             told = [event for number in live for event in self._turn(number, live[number])]
@@ -119,16 +121,19 @@ class Scheduler:
             told = self._together(self._session, live) if live else []
         emitted = [len(event.round.tokens) for event in told if event.round is not None]
         self._pieces = max(1, round(fmean(emitted))) if emitted else 1
-        return events + told
+        yield from told
 
-    def _read_on(self) -> list[Event]:
+    def _read_on(self) -> Iterator[Event]:
+        """The next piece of a prompt; its opening is told before the draft reads."""
         waiting = [number for number, entry in self._entries.items() if not entry.call.decoding]
         for number in waiting[:1]:
             try:
-                next(self._entries[number].pieces, None)
+                for opening in self._entries[number].pieces:
+                    if opening is None:
+                        break
+                    yield from self._told(number, opening)
             except Exception as error:
-                return [self._failed(number, error)]
-        return []
+                yield self._failed(number, error)
 
     def _together(self, session: Session, live: Mapping[int, _Entry]) -> list[Event]:
         """One forward of the target for all."""
@@ -141,6 +146,7 @@ class Scheduler:
         try:
             groups = [entry.group for entry in live.values()]
             for group, round in advance(MemoryGuard(session, give_up), groups):
+                live[group.first].call.note(round)
                 events += self._told(group.first, round)
         except Exception as error:  # the forward was everybody's
             log.warning("a round failed", exc_info=error)
@@ -156,12 +162,9 @@ class Scheduler:
             return [self._failed(number, error)]
 
     def _told(self, number: int, round: Round) -> list[Event]:
-        call = self._entries[number].call
-        if self._session is not None:
-            call.note(round)
         events = [Event(number, round=round)]
         if round.finish is not None:
-            events.append(Event(number, result=call.results()[0]))
+            events.append(Event(number, result=self._entries[number].call.results()[0]))
             self.leave(number)
         return events
 

@@ -429,8 +429,10 @@ def _catch_up(request: RequestState) -> None:
     here, there = request.prompt_rows
     # the last one stays pending even so: the law after it has yet to be computed
     ready = max(0, min(request.source.length - there, request.length - 1))
-    request.cache.truncate(here + request.copied)
-    request.cache.extend(request.source, there + request.copied, there + ready)
+    # of a turn that adds nothing, the prompt's own last token may have waited
+    copied = min(request.copied, request.cache.length - here)
+    request.cache.truncate(here + copied)
+    request.cache.extend(request.source, there + copied, there + ready)
     request.copied = ready
     request.pending = request.context[len(request.context) - request.length + ready :]
 

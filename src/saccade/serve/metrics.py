@@ -71,7 +71,7 @@ class Metrics:
         self._fallbacks.inc(result.fallback_reason is not None)
         self._first.observe(first)
         self._whole.observe(whole)
-        for round in result.rounds:
+        for round in result.forwards:
             self._round(round)
 
     def _round(self, round: RoundRecord) -> None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol, runtime_checkable
 
 from saccade.bench.show import Typist
-from saccade.core.result import Kind, Result, Round, RoundRecord
+from saccade.core.result import Kind, Result, Round, RoundRecord, emitted_each
 
 EVERY = 0.15  # seconds between two snapshots
 READING = "reading the video"
@@ -82,7 +82,7 @@ class Side:
     @property
     def tau(self) -> float | None:
         """Tokens per target forward."""
-        return self.tokens / len(self.rounds) if self.rounds else None
+        return emitted_each(self.rounds)
 
     @property
     def rate(self) -> float | None:

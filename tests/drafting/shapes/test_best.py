@@ -184,8 +184,8 @@ def test_best_first_is_lossless(method, family):
     """Claim: end to end the greedy answer is the target's, and every tree has its size."""
     result = answered(family, method)
     assert result.ids == truth(family) and result.fallback_reason is None
-    assert {len(round.tokens) for round in result.rounds} == {int(method[-1])}
-    assert any(len(set(round.parents)) < len(round.parents) for round in result.rounds), "a chain"
+    assert {len(round.tokens) for round in result.forwards} == {int(method[-1])}
+    assert any(len(set(round.parents)) < len(round.parents) for round in result.forwards), "a chain"
 
 
 @pytest.mark.usefixtures("unchecked")
@@ -195,7 +195,7 @@ def test_a_users_own_tree_is_lossless_and_of_his_form():
     for method in ("sd/shape=paths-0,1,0.0,0.2,1.0", "sd/shape=paths-1.0,0.2,0,0.0,1"):
         result = answered("qwen2_5_vl", method)
         assert result.ids == truth("qwen2_5_vl") and result.fallback_reason is None
-        assert {round.parents for round in result.rounds} == {expected}
+        assert {round.parents for round in result.forwards} == {expected}
 
 
 def test_the_shape_learns_nothing_and_is_what_its_name_says():

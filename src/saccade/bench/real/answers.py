@@ -125,7 +125,7 @@ def answers(
             repeated(result.ids),
             result.tau,
             result.acceptance_rate,
-            sum(len(each.tokens) for each in result.rounds) / max(1, len(result.rounds)),
+            sum(len(each.tokens) for each in result.rounds) / max(1, len(result.forwards)),
             result.draft_visual_tokens,
             result.timings.decode,
         )

@@ -149,17 +149,22 @@ class WorkerDrafter(Drafter):
         return {request: self._chain(request, count) for request, count in wanted.items()}
 
     def commit(self, tokens: Mapping[int, Sequence[int]]) -> None:
+        if not self._samples:  # else what stands must not depend on how fast the draft was
+            self._hear()
         for request, new in tokens.items():
             sight, count = self._sights[request], len(new)
+            first = sight.batch is None  # the prefill's own token: nothing was in flight
             before, kept = self._owed.get(request, ([], 0))
             if sight.chain.tokens[:count] == tuple(new) and kept is not None:
                 sight.chain = after(sight.chain, count)
                 sight.paused = sight.paused and len(sight.chain) > 0  # as the child sees it
-                kept = sight.batch = max(0, sight.limit - count)
+                kept = 0 if first else max(0, sight.limit - count)
             else:
-                kept, sight.batch, sight.chain = None, 0, Tree()
+                kept, sight.chain = None, Tree()
                 sight.valid, sight.paused = sight.epoch + 1, False
-            sight.limit = sight.batch + self._length
+            if not first:
+                sight.batch = kept or 0
+                sight.limit = sight.batch + self._length
             self._owed[request] = [*before, *new], kept
         self._hear()
         if self._seen is not None:  # a worker that still reads would not read this
