@@ -118,8 +118,7 @@ def predicted(
         once = floor(big, tokens, bandwidth)
         step = floor(small, int(tokens * each.keep), bandwidth)
         costs = Costs((1, each.nodes + 1), (once, once), step)
-        speedup = costs.speedup(each.tau, each.levels, each.nodes + 1)
-        found.append((each, once, step, speedup))
+        found.append((each, once, step, allowed(costs, each)))
     return found
 
 
@@ -154,7 +153,13 @@ def projected(target: Sequence[Step], draft: Step, each: Reported) -> float:
     """The speedup measured forwards allow at a reported acceptance."""
     rows = tuple(step.rows for step in target)
     costs = Costs(rows, tuple(step.captured for step in target), draft.captured)
-    return costs.speedup(each.tau, each.levels, each.nodes + 1)
+    return allowed(costs, each)
+
+
+def allowed(costs: Costs, each: Reported) -> float:
+    """tau T(1) / (levels T_q + T(rows)): what bare forwards allow of a reported acceptance."""
+    spent = each.levels * costs.draft + costs.verify(each.nodes + 1)
+    return each.tau * costs.verify(1) / spent
 
 
 def inputs(made: Any, tokens: int, seed: int = 0) -> Inputs:

@@ -682,6 +682,11 @@ def test_the_head_start_is_as_long_as_the_targets_prefill():
         assert len(first.verdict.accepted) == min(len(first.tree), 39)
         assert wrongly_drafted(trace) == []
 
+        # where it has said meanwhile that it is ready, nobody waits for the rest of a head start
+        few = iter([1, 1])
+        heard = traced("pearl-syn", amount=0.0, peek=peek, turns=lambda few=few: next(few, 0))
+        assert expected <= len(heard.rounds[1].tree) <= min(expected + 6, HEAD_START)
+
 
 def _always_optimistic(
     target: Any, draft: Any, requests: Sequence[int], cut: Any, *_: Any

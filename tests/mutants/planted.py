@@ -417,11 +417,18 @@ MUTANTS = (
         (f"{CONTROL}::test_an_answer_cut_short_refuses_nothing",),
     ),
     Mutant(
-        "auto: a token for no forward is drafted before",
-        "drafting/shapes/controller.py",
-        "        if not learnt.begun:",
-        "        if False:",
-        (f"{CONTROL}::test_the_token_the_prompt_tells_is_written_first",),
+        "first token: the draft is not told it",
+        "engine/call.py",
+        "            self.drafter.commit({request: opened[request].tokens for request in stay})",
+        "            pass",
+        ("engine/test_greedy.py::test_a_target_drafting_for_itself_accepts_everything",),
+    ),
+    Mutant(
+        "first token: a draft that began early waits for a whole head start",
+        "drafting/parallel/drafter.py",
+        "            first = sight.batch is None",
+        "            first = False",
+        ("methods/test_hippo.py::test_the_head_start_is_as_long_as_the_targets_prefill",),
     ),
     Mutant(
         "auto: a draft without a clue is dropped no sooner",

@@ -27,10 +27,6 @@ class Costs:
         (a, low), (b, high) = points[-2:]
         return high + (high - low) * (rows - b) / (b - a)
 
-    def speedup(self, emitted: float, levels: float, rows: int) -> float:
-        """emitted T(1) / (levels T_q + T(rows)): what bare forwards allow."""
-        return emitted * self.verify(1) / (levels * self.draft + self.verify(rows))
-
     def together(self, requests: int, rows: int) -> float:
         """The target's time for so many rows of so many requests."""
         return self.verify(rows) + (requests - 1) * self.apart[0]

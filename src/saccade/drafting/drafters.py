@@ -15,7 +15,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 from torch.utils.hooks import RemovableHandle
 
 from saccade.core.prompt import Inputs, Prefill, Prompt, Texts, Turn
-from saccade.core.protocols import Drafter, Growth, Shape, State
+from saccade.core.protocols import Drafter, Growing, Growth, Shape, State
 from saccade.core.result import Round
 from saccade.core.sampling import Sampling, Scores
 from saccade.core.timing import Clock
@@ -107,12 +107,13 @@ class SessionDrafter(Drafter):
     def growing(self, states: Mapping[int, State]) -> Growth | None:
         if type(self).propose is not SessionDrafter.propose:
             return None  # it proposes in a way of its own
-        drafts = {request: self._shape.grow(state) for request, state in states.items()}
-        return Growth(self.session, drafts, self._scores)
+        return Growth(self.session, self._drafts(states), self._scores)
 
     def propose(self, states: Mapping[int, State]) -> dict[int, Tree]:
-        growing = {request: self._shape.grow(state) for request, state in states.items()}
-        return drive(self.session, growing, self._scores)
+        return drive(self.session, self._drafts(states), self._scores)
+
+    def _drafts(self, states: Mapping[int, State]) -> dict[int, Growing]:
+        return {request: self._shape.grow(state) for request, state in states.items()}
 
     def commit(self, tokens: Mapping[int, Sequence[int]]) -> None:
         self.session.commit(tokens)

@@ -9,8 +9,7 @@ from the draft's own confidence, scaled by how it has kept its word in this answ
 this answer reaches: the rule raises its own bar until it settles at the best rate it can get.
 The confidence in a chosen token is what the draft gives it; in one yet to be drawn, what it gives
 its draws on average, the sum of q(x)^2: what is drawn stands (see ``Tree``). Where drafting earns
-less than plain decoding it stops, and is tried again ever more seldom. The first token is the
-prefill's and costs no forward: nothing is drafted before it.
+less than plain decoding it stops, and is tried again ever more seldom.
 
 State is a fold over rounds, of floats alone: a recorded trace replays it. In sampling nothing
 measured enters it, so that what is drawn does not depend on how fast the machine was, and nothing
@@ -60,7 +59,6 @@ class Estimates:
     seconds: float = 0.0  # what they took
     stretch: float = 1.0  # seconds of verifying over those of a bare forward
     start: float = 0.0  # seconds of drafting beside its levels: caches gone cold, bookkeeping
-    begun: bool = False  # whether the token that the prompt itself told has been written
     plain: int = 0  # rounds since one that drafted
     patience: int = RETRY
     sharing: int = 1  # requests in the forwards, as of the last round
@@ -107,8 +105,6 @@ class Auto(Shape):
     def grow(self, state: State) -> Growing:
         learnt: Estimates = state
         tree = Tree()
-        if not learnt.begun:  # one token for no forward at all, and then a draft that knows it
-            return tree
         if 0 < learnt.plain < learnt.patience:  # nothing was learnt since it was given up
             return tree
         expected = self._best(learnt, learnt.usual)
@@ -159,8 +155,6 @@ class Auto(Shape):
         return nets.index(max(nets))
 
     def fold(self, state: State, round: Round) -> State:
-        if not state.begun and not round.tree.tokens:
-            return replace(state, begun=True)
         load = None if round.p.rules.sample else round.load
         requests = 1 if load is None else load.requests
         if state.sharing != requests:
