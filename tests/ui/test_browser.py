@@ -19,6 +19,8 @@ pytest.importorskip("playwright", reason="the browser's driver is a development 
 
 from playwright.sync_api import Browser, Page, expect, sync_playwright  # noqa: E402
 
+from saccade.ui import spelling  # noqa: E402
+
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 CHROMIUM = next(filter(None, map(shutil.which, NAMES)), None)
 pytestmark = pytest.mark.skipif(
@@ -100,8 +102,15 @@ def page(served: Served, browser: Browser) -> Iterator[Page]:
 def ask(page: Page, method: str, tokens: int) -> None:
     unfold(page)
     written = page.locator("#sac-method input")
-    written.fill(method)
-    written.press("Enter")
+    _, explained = spelling.explained(method)
+    for _ in range(20):  # a page that is still waking up hears no Enter
+        written.fill(method)
+        written.press("Enter")
+        try:
+            expect(page.locator("#sac-about")).to_have_text(explained, timeout=PATIENCE / 40)
+            break
+        except AssertionError:
+            continue
     page.get_by_label("Max new tokens", exact=True).fill(str(tokens))
     page.get_by_role("button", name="Answer", exact=True).click()
 

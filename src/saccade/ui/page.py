@@ -184,7 +184,7 @@ def build(
                         elem_id="sac-method",
                         allow_custom_value=True,
                     )
-                    about = gr.HTML(explain(settings.method), js_on_load=None)
+                    about = gr.HTML(explain(settings.method), elem_id="sac-about", js_on_load=None)
                     with gr.Row():
                         axes = [_control(axis) for axis in AXES]
                     with gr.Row():
