@@ -105,12 +105,16 @@ def pool(
     suite: Annotated[str, typer.Option(help="Where the requests come from.")] = "shapes-caption",
     limit: Annotated[int, typer.Option(min=1, help="How many requests.")] = 16,
     max_new_tokens: options.Tokens = 256,
+    path: Annotated[
+        Path | None, typer.Option("--out", help="Write the numbers here, and a figure beside.")
+    ] = None,
     as_json: Json = False,
     verbose: Verbose = False,
 ) -> None:
     """Serve the same requests with so many rows at once: tokens a second of all together."""
     prepare(how.threads, verbose)
-    from evidence.hardware.throughput import questions, race
+    from evidence.hardware.throughput import draw, questions, race
+    from saccade.bench.figures import save
     from saccade.bench.show import columns
 
     (chosen,) = named_suites(suite, None)
@@ -126,11 +130,15 @@ def pool(
             rows or [1, 2, 4, 8],
             how.repeat,
         )
+    rates = [asdict(each) | {"tokens_per_second": each.tokens_per_second} for each in found]
+    if path is not None:
+        path.write_text(json.dumps(rates, indent=1) + "\n")
+        save(draw(found), path.with_suffix(".png"))
     if as_json:
-        rates = [asdict(each) | {"tokens_per_second": each.tokens_per_second} for each in found]
         typer.echo(json.dumps(rates))
         return
-    table = columns(["method"], ["rows", "tok/s", "s in all", "first token s", "same ids"])
+    numbers = ["rows", "tok/s", "s in all", "first token s", "ms a token", "95 %", "same ids"]
+    table = columns(["method"], numbers)
     for each in found:
         table.add_row(
             each.method,
@@ -138,6 +146,7 @@ def pool(
             f"{each.tokens_per_second:.0f}",
             f"{each.seconds:.2f}",
             f"{each.first_token:.3f}",
+            *(f"{1e3 * seconds:.1f}" for seconds in each.between),
             "yes" if each.same else "NO",
         )
     out.print(table)

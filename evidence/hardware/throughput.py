@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
+import numpy as np
+from matplotlib.figure import Figure
+
+from saccade.bench.figures import COLOURS
 from saccade.bench.runner import shown
 from saccade.bench.suites.types import Item
 from saccade.engine.request import Request
@@ -25,6 +29,7 @@ class Throughput:
     seconds: float  # until the last answer
     tokens: int
     first_token: float  # of a request, from when it joined
+    between: tuple[float, float]  # seconds a token after the first: median, 95 % of requests
     same: bool = True  # whether every answer is the one given alone
 
     @property
@@ -66,6 +71,7 @@ def _run(
     numbers: dict[int, int] = {}
     joined: dict[int, float] = {}
     firsts: dict[int, float] = {}
+    later: list[float] = []  # seconds a token after the first
     ids: dict[int, tuple[int, ...]] = {}
     began = time.perf_counter()
     while waiting or len(scheduler):
@@ -79,10 +85,13 @@ def _run(
             if news.round is not None:
                 firsts.setdefault(news.number, time.perf_counter() - joined[news.number])
             if news.result is not None:
-                ids[numbers[news.number]] = news.result.ids
+                own = ids[numbers[news.number]] = news.result.ids
+                since = time.perf_counter() - joined[news.number] - firsts[news.number]
+                later.append(since / max(1, len(own) - 1))
     seconds = time.perf_counter() - began
-    tokens = sum(map(len, ids.values()))
-    return ids, Throughput(method, rows, seconds, tokens, median(firsts.values()))
+    tokens, first = sum(map(len, ids.values())), median(firsts.values())
+    between = median(later), float(np.quantile(later, 0.95))
+    return ids, Throughput(method, rows, seconds, tokens, first, between)
 
 
 def _median(runs: Sequence[Throughput]) -> Throughput:
@@ -90,5 +99,34 @@ def _median(runs: Sequence[Throughput]) -> Throughput:
         runs[0],
         seconds=median(run.seconds for run in runs),
         first_token=median(run.first_token for run in runs),
+        between=(median(run.between[0] for run in runs), median(run.between[1] for run in runs)),
         same=all(run.same for run in runs),
     )
+
+
+PANELS: Mapping[str, Callable[[Throughput], float]] = {
+    "tokens a second, all together": lambda each: each.tokens_per_second,
+    "seconds to the first token": lambda each: each.first_token,
+    "milliseconds a token, median request": lambda each: 1e3 * each.between[0],
+    "milliseconds a token, slowest of twenty": lambda each: 1e3 * each.between[1],
+}
+
+
+def draw(found: Sequence[Throughput]) -> Figure:
+    """A panel a figure over requests at once, a line a method."""
+    figure = Figure(figsize=(8, 5), layout="constrained")
+    rows = sorted({each.rows for each in found})
+    methods = list(dict.fromkeys(each.method for each in found))
+    for axis, (title, value) in zip(figure.subplots(2, 2).flat, PANELS.items(), strict=True):
+        for method, colour in zip(methods, COLOURS, strict=False):
+            own = [each for each in found if each.method == method]
+            at = [each.rows for each in own]
+            axis.plot(at, [value(each) for each in own], marker="o", color=colour, label=method)
+        axis.set_xscale("log", base=2)
+        axis.set_xticks(rows, [str(each) for each in rows])
+        axis.set_ylim(bottom=0)
+        axis.set_title(title, fontsize=10, loc="left")
+        axis.spines[["top", "right"]].set_visible(False)
+    figure.axes[0].legend(frameon=False)
+    figure.supxlabel("requests at once", fontsize=10)
+    return figure
