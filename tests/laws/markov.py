@@ -177,6 +177,7 @@ PROMPT = Prompt(
 READ = Prefill(PROMPT, None, torch.zeros(1))
 MODEL: Any = SimpleNamespace(
     shares_rows_with=lambda other: True,
+    coarsens=False,
     shares_vision_with=lambda other: False,
     adopt=lambda prompt: prompt,
     written=lambda prompt: prompt,

@@ -334,7 +334,7 @@ REFUSED = {
     ("per-head", "early-exit"): "picks among the target's own keys; use drafter=self",
     **{
         (view, drafter): "is not a choice among the target's keys; use drafter=model"
-        for view in ("dycoke", "pooled", "text", "caption")
+        for view in ("dycoke", "pooled", "pooled-after", "text", "caption")
         for drafter in ("self", "early-exit")
     },
 }

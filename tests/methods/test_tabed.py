@@ -169,8 +169,25 @@ def rewritten(model: Any, inputs: Mapping[str, Tensor], words: Sequence[int]) ->
     return read(model, {"input_ids": text, "attention_mask": torch.ones_like(text)})
 
 
+@torch.no_grad()
 def pooled(model: Any, inputs: Mapping[str, Tensor]) -> Read:
-    """P: in each frame, 2 x 2 cells become their mean, where their first one stood."""
+    """P: frames pooled before OneVision's projector, counted from 0; after Qwen's merger."""
+    whole = read(model, inputs)
+    if "pixel_values_videos" not in inputs or "video_grid_thw" in inputs:
+        return pooled_after(model, inputs)
+    base, (medium,) = model.base_model, media(model, inputs)
+    looked = base.vision_tower(inputs["pixel_values_videos"][0], output_hidden_states=True)
+    patches = looked.hidden_states[-1].unflatten(1, (4, 4))  # [frame, row, column, dim]
+    blocks = torch.stack([patches[:, i::2, j::2] for i in (0, 1) for j in (0, 1)]).mean(0)
+    projected = base.multi_modal_projector(blocks.flatten(1, 2))
+    frames = projected.mean(1)  # the model's own halving, 2 x 2 to one
+    last = whole.embeds[medium.stop - 1 :]  # the newline, the text
+    embeds = torch.cat([whole.embeds[: medium.start], frames, last])
+    return Read(embeds, torch.arange(len(embeds))[None], len(embeds))
+
+
+def pooled_after(model: Any, inputs: Mapping[str, Tensor]) -> Read:
+    """In each frame, 2 x 2 cells become their mean, where their first one stood."""
     whole = read(model, inputs)
     embeds, dropped = whole.embeds.clone(), set()
     for cells in (medium.cells for medium in media(model, inputs)):
@@ -205,8 +222,8 @@ def views_by_hand(
             words = encode("image: " + caption, add_special_tokens=False)
             found.append(rewritten(model, inputs, words))
         else:
-            assert name == "pooled"
-            found.append(pooled(model, inputs))
+            own = {"pooled": pooled, "pooled-after": pooled_after}[name]
+            found.append(own(model, inputs))
     return found
 
 
@@ -736,6 +753,28 @@ def test_the_prompts_of_the_views(case):
     if seen:
         assert len(text) < len(small) < len(whole) and len(text) < len(caption)
         assert found.result.draft_visual_tokens == whole.seen
+
+
+@pytest.mark.parametrize("case", ["frames and a newline", "several media"])
+def test_what_is_pooled_after_the_projector_is_another_view(case):
+    """Claim: ``pooled-after`` is the mean of the language model's rows where their first one stood.
+    Control: where the projector takes rows one by one, it fails what the paper's view passes, by
+    rows and by positions; where patches merge there, both views are one."""
+    make, inputs = PROMPTS[case]
+    method = "tabed-mtcp/view=full+text+caption+{}"
+    ours, papers = (
+        ensembled(method.format(view), make(0), noisy(make, 0, 0.1), [inputs()], count=3)[0]
+        for view in ("pooled-after", "pooled")
+    )
+    for found in (ours, papers):
+        check_prompts(found, METHODS["tabed-mtcp"])
+    one, other = ours.prompts[-1], papers.prompts[-1]
+    assert one.embeds.shape == other.embeds.shape and one.seen == other.seen
+    merges = case == "several media"
+    assert torch.equal(one.embeds, other.embeds) == merges
+    assert torch.equal(one.positions, other.positions) == merges
+    apart = (one.embeds - other.embeds).abs().amax(-1) > 1e-2
+    assert int(apart.sum()) == (0 if merges else one.seen)
 
 
 def test_media_that_touch_are_each_a_newline():

@@ -50,7 +50,8 @@ def answer(
     common, banned = setup.common()
     prompts = target.backbone.prompts(inputs)
     guide = Session(target.backbone, [Sampling()]).prefill(prompts, record=view.view.attention)
-    read = draft.backbone.prompts(setup.readable(inputs if own is None else own))
+    readable = setup.readable(inputs if own is None else own)
+    read = draft.backbone.prompts(readable, coarse=setup.coarse)
     session = Session(draft.backbone, [Sampling()], vocab=common, banned=banned, room=tokens)
     session.prefill([view.view(guide[0], read[0])])
     found: list[int] = []

@@ -35,6 +35,9 @@ class Prompt:
     blank: Int[Tensor, " len"] | None = None
     """Ids of rows whose embeddings the model has yet to look up (words put in the place of a
     video), -1 elsewhere; ``Backbone.written`` fills them in."""
+    coarse: Float[Tensor, "seen dim"] | None = None
+    """The visual rows as they are where what the vision tower gives is averaged in 2x2 blocks
+    before the projector: each block's row at all its cells. Only where a view asks for them."""
 
     def __len__(self) -> int:
         return self.embeds.shape[0]

@@ -132,7 +132,8 @@ class ModelDrafter(SessionDrafter):
     """A smaller model with its own cache over the tokens its view keeps.
 
     Where both models turn pixels into the same rows, it adopts the target's: no second vision run.
-    Where only their vision towers are equal, it projects what the target's gave.
+    Where only their vision towers are equal, or a view averages what they give before it is
+    projected, it projects what the target's gave.
     """
 
     def __init__(self, setup: Setup) -> None:
@@ -141,7 +142,7 @@ class ModelDrafter(SessionDrafter):
         session = Session(draft, setup.rules, vocab=common, banned=banned, room=setup.room)
         super().__init__(session, setup.shape)
         self._setup = setup
-        self._shares = draft.shares_rows_with(setup.target)
+        self._shares = not setup.coarse and draft.shares_rows_with(setup.target)
         self._reuses_vision = not self._shares and draft.shares_vision_with(setup.target)
         self._inputs: Inputs = {}
         self._seen_there: list[Any] = []  # by the target's vision tower
@@ -155,15 +156,19 @@ class ModelDrafter(SessionDrafter):
             self._inputs = inputs
             self._listening = self._setup.target.record_vision(self._seen_there)
         elif not self._shares:
-            self._prompts = self.session.backbone.prompts(self._setup.readable(inputs))
+            self._look(self._setup.readable(inputs))
 
     def prefill(self, prompts: Sequence[Prompt]) -> None:
         if self._listening is not None:
             self.close()
-            self._prompts = self.session.backbone.prompts(self._inputs, self._seen_there)
+            self._look(self._inputs, self._seen_there)
             self._inputs, self._seen_there = {}, []
         if self._shares:
             self._prompts = [self.session.backbone.adopt(prompt) for prompt in prompts]
+
+    def _look(self, inputs: Inputs, seen: Sequence[Any] | None = None) -> None:
+        coarse = self._setup.coarse
+        self._prompts = self.session.backbone.prompts(inputs, seen, coarse=coarse)
 
     def close(self) -> None:
         if self._listening is not None:

@@ -82,6 +82,11 @@ class Setup:
         placeholders = {*self.target.placeholders, *draft.placeholders}
         return common, sorted(i for i in placeholders if i < common)
 
+    @property
+    def coarse(self) -> bool:
+        """Whether a view asks for ``Prompt.coarse`` of a draft model that has it."""
+        return self.drafting().coarsens and any(view.coarse for view in self.view.parts)
+
     def readable(self, inputs: Inputs) -> Inputs:
         """What the draft model can read of the inputs: the text alone, if it has no eyes."""
         if self.drafting().placeholders or not self.target.placeholders:

@@ -33,7 +33,7 @@ from saccade.drafting.provides import Axis, Choices, Provides, above_zero
 from saccade.drafting.recipe import Recipe
 from saccade.drafting.shapes.policies import Chain
 from saccade.drafting.views.basic import CAPTION, FULL, TEXT, Several
-from saccade.drafting.views.pruning import POOLED
+from saccade.drafting.views.pruning import POOLED, POOLED_AFTER
 
 GAMMA = 5
 FLOOR = 1e-11  # of an error: the published code counts none at all as this
@@ -191,7 +191,7 @@ def _told(recipe: Recipe) -> str | None:
 
 PROVIDES = Provides(
     recipes=(TABED, TABED_MT, TABED_MTCP),
-    views=(TEXT, CAPTION, POOLED),
+    views=(TEXT, CAPTION, POOLED, POOLED_AFTER),
     drafters={"ensemble": Ensemble(Equal())},
     weights={
         "equal": lambda window: Equal(),

@@ -7,7 +7,7 @@ language model, token lists in, hidden states out.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from copy import copy
 from dataclasses import replace
 from typing import Any, Literal, cast
@@ -101,14 +101,31 @@ class Backbone:
         return found
 
     @torch.no_grad()
-    def prompts(self, inputs: Inputs, looked: Sequence[Any] | None = None) -> list[Prompt]:
+    def prompts(
+        self, inputs: Inputs, looked: Sequence[Any] | None = None, *, coarse: bool = False
+    ) -> list[Prompt]:
         """Every request of a processor's output, as the language model would read it.
 
         Padding is dropped: prompts differ in length, and none pays for another. ``looked`` is what
         another model's equal vision tower gave for these inputs (:meth:`record_vision`).
+        ``coarse`` asks for ``Prompt.coarse``, which only families that have it (:attr:`coarsens`)
+        give; the vision tower looks once all the same.
         """
+        coarse, seen = coarse and self.coarsens, [*(looked or ())]
         with looked_at(self.model, self.kept), self._shown(looked):
-            return self._reader.read(inputs)
+            with self.record_vision(seen) if coarse else nullcontext():
+                found = self._reader.read(inputs)
+        if not coarse:
+            return found
+        with self._shown(seen), self._reader.averaging():
+            again = self._reader.read(inputs)
+        rows = [prompt.embeds[prompt.visual] for prompt in again]
+        return [replace(prompt, coarse=each) for prompt, each in zip(found, rows, strict=True)]
+
+    @property
+    def coarsens(self) -> bool:
+        """Whether what the vision tower gives can be averaged before it is projected."""
+        return self.model.config.model_type in families.PROJECTS_ROWS
 
     @torch.no_grad()
     def assemble(self, inputs: Inputs, rows: Float[Tensor, "seen dim"]) -> Prompt:

@@ -67,6 +67,11 @@ SIDES: dict[str, Callable[[Described], Side]] = {
 }
 
 
+# Families whose ``multi_modal_projector`` takes every row of a square by itself, so that rows may
+# be averaged before it; others merge patches there themselves (Qwen's merger).
+PROJECTS_ROWS = {"llava", "llava_next", "llava_next_video", "llava_onevision", "internvl"}
+
+
 def placeholders(config: Described) -> dict[int, Kind]:
     """The ids that stand for pixels or sound in a prompt."""
     found: dict[int, Kind] = {}

@@ -7,12 +7,15 @@ language model. Here it does exactly that and is stopped there, so no family nee
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+from torch.nn.functional import avg_pool2d
+from torch.utils.hooks import RemovableHandle
 
 from saccade.core.errors import ModelError, OptionError
 from saccade.core.prompt import CONTEXT, Inputs, Prompt, with_context
@@ -96,6 +99,16 @@ class Reader:
         positions = index.expand(self.axes, -1)
         return Prompt(ids, embeds, positions, visual, fixed, grid, index, len(ids))
 
+    def averaging(self) -> RemovableHandle:
+        """From now on the projector reads pictures averaged in blocks, until removed; of a family
+        in ``families.PROJECTS_ROWS``."""
+        assert self.side is not None, "these families have square pictures"
+        sides = self.side.image, self.side.frame
+        projector = self.model.base_model.multi_modal_projector
+        return projector.register_forward_pre_hook(
+            lambda module, args: (averaged(args[0], sides), *args[1:])
+        )
+
     def _capture(self, inputs: Inputs) -> dict[str, Any]:
         def stop(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             raise _Captured(kwargs)
@@ -152,6 +165,23 @@ def after_all_axes(
     for end in (visual[:-1] & ~visual[1:]).nonzero().squeeze(-1).tolist():
         moved[:, end + 1 :] += moved[:, : end + 1].max() + 1 - moved[:, end + 1].max()
     return moved
+
+
+def averaged(
+    rows: Float[Tensor, "picture row dim"], sides: Sequence[int]
+) -> Float[Tensor, "picture row dim"]:
+    """Each row of a square picture as the mean of its 2x2 block; edges average what they have.
+
+    A class token before the square stays. Rows that are no square of one of these ``sides`` (a
+    tower that gives pictures of any size in one row) are left as they are.
+    """
+    side = math.isqrt(rows.shape[1])
+    lead = rows.shape[1] - side**2
+    if side not in sides or lead > 1:
+        return rows
+    square = rows[:, lead:].transpose(1, 2).unflatten(2, (side, side))
+    means = avg_pool2d(square, 2, ceil_mode=True).repeat_interleave(2, 2).repeat_interleave(2, 3)
+    return torch.cat([rows[:, :lead], means[..., :side, :side].flatten(2).transpose(1, 2)], 1)
 
 
 class _Layout:

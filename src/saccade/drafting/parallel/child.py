@@ -83,7 +83,7 @@ class Child:
     def prefill(self, prompts: Sequence[Prompt] | None, inputs: Inputs | None) -> None:
         """Reads the prompts, the target's or by its own eyes; starts to draft if the view may."""
         if inputs is not None:
-            self._prompts = self._backbone.prompts(inputs)
+            self._prompts = self._backbone.prompts(inputs, coarse=self._job.view.coarse)
         else:
             self._prompts = [self._backbone.adopt(prompt) for prompt in prompts or ()]
         view = self._job.view

@@ -56,7 +56,7 @@ class WorkerDrafter(Drafter):
         self._length = setup.shape.length
         self._model = setup.drafting()
         self._vocab, self._banned = setup.common()
-        self._shares = self._model.shares_rows_with(setup.target)
+        self._shares = not setup.coarse and self._model.shares_rows_with(setup.target)
         self._early = setup.view.early != "wait"
         self._words: list[dict[str, Texts]] = []
         self._sights = {i: Sight() for i in range(len(setup.rules))}

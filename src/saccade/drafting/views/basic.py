@@ -166,6 +166,7 @@ def worded(prompt: Prompt, texts: Texts) -> Prompt:
         index=prompt.index[at],
         deepstack=(),
         blank=blank,
+        coarse=None,
     )
     return repacked(text)
 

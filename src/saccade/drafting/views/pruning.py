@@ -19,7 +19,7 @@ from torch.nn.functional import cosine_similarity
 from saccade.core.prompt import Prefill, Prompt
 from saccade.core.protocols import View
 from saccade.drafting.views import saliency
-from saccade.drafting.views.basic import Guide, Pruned, Select, uniform
+from saccade.drafting.views.basic import Guide, Pruned, Select, repacked, uniform
 
 GROUP = 4  # frames DyCoke merges among each other
 
@@ -130,19 +130,25 @@ class Merged(View):
 class Pooled(View):
     """TABED's P: 2x2 average pooling of each frame; edges average the members they have.
 
-    A pooled row stands where its top-left member stood. The paper pools *before* the projector, we
-    pool the language model's rows, *after* it: families differ in what stands before it, and
-    Qwen's merger already joins 2x2 patches there. A row of tokens without a grid pools in pairs.
+    With ``coarse``, as in the paper: *before* the projector, the rows that are left counted from
+    0. Where a prompt has no such rows (Qwen's merger already joins 2x2 patches there) or nobody
+    asks for them, the language model's rows, *after* it, each standing where its top-left member
+    stood. A row of tokens without a grid pools in pairs.
     """
 
     keep: ClassVar[float] = 0.25  # nearly: ragged edges leave more
     subset: ClassVar[bool] = False
 
     name: str
+    coarse: bool = False
 
     def __call__(self, prefill: Prefill, prompt: Prompt) -> Prompt:
         if not prompt.seen:
             return prompt
+        if self.coarse and prompt.coarse is not None:  # rows of a block are equal there
+            embeds = prompt.embeds.clone()
+            embeds[prompt.visual] = prompt.coarse
+            return repacked(self(prefill, replace(prompt, embeds=embeds, coarse=None)))
         grid = prompt.grid
         block = torch.cat([grid[:, :2], grid[:, 2:] // 2], 1)
         group = torch.unique(block, dim=0, return_inverse=True)[1]
@@ -196,7 +202,8 @@ def _averaged(prompt: Prompt, leader: Int[Tensor, " seen"], turn: Int[Tensor, " 
 
 
 DYCOKE = Merged("dycoke", dycoke)
-POOLED = Pooled("pooled")
+POOLED = Pooled("pooled", coarse=True)
+POOLED_AFTER = Pooled("pooled-after")
 VIEWS = (
     Pruned("frames", frames),
     Pruned("window-front", Window(0)),
