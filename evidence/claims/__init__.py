@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import get_args
 
-from evidence.claims import hippo, sage, sparse_to_dense, specvlm, tabed
+from evidence.claims import hippo, real, sage, sparse_to_dense, specvlm, tabed
 from evidence.claims.evidence import Claim, Evidence, Finding, Verdict
 from saccade.core.errors import SaccadeError
 
@@ -33,6 +33,8 @@ of TABED tokens a block, the target's own included; a difference of two taus is 
 and `-stages`, `hippo-early`, `sage-plan` and `tabed-window` are of November 22, 2026 and today's
 engine. The other runs and figures are of November 21, before weights were packed: their taus are
 today's, their seconds the older engine's.
+The last column judges again what a language model alone can settle, on SmolLM2-135M-Instruct (Q4_1,
+dequantised) over [documents](real.md); the counts leave it out.
 """
 
 
@@ -56,9 +58,9 @@ def page(evidence: Evidence) -> str:
         raise StaleClaim("write anew why: " + "; ".join(stale))
     lines = [INTRODUCTION, *_summary(judged)]
     for paper, own in judged.items():
-        lines += ["", f"## {paper}", "", "| where | claim | printed | here | numbers | why | run |"]
-        lines.append("|-|-|-|-|-|-|-|")
-        lines += [_row(claim, finding) for claim, finding in own]
+        head = f"| where | claim | printed | here | numbers | why | run | {real.NAME} |"
+        lines += ["", f"## {paper}", "", head, "|-|-|-|-|-|-|-|-|"]
+        lines += [_row(claim, finding, real.cell(claim, evidence)) for claim, finding in own]
     return "\n".join(lines) + "\n"
 
 
@@ -71,7 +73,7 @@ def _summary(judged: Mapping[str, list[tuple[Claim, Finding]]]) -> Iterable[str]
         yield f"| {paper} | {len(own)} | {numbers} |"
 
 
-def _row(claim: Claim, finding: Finding) -> str:
+def _row(claim: Claim, finding: Finding, again: str) -> str:
     cells = (
         claim.place,
         claim.text,
@@ -80,5 +82,6 @@ def _row(claim: Claim, finding: Finding) -> str:
         finding.number,
         claim.why,
         f"`{claim.source}`" if claim.source else "",
+        again,
     )
     return "| " + " | ".join(cell.replace("|", "/").replace("\n", " ") for cell in cells) + " |"

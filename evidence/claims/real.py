@@ -1,0 +1,134 @@
+"""Claims that a language model alone can settle, judged again on weights that others trained: over
+the documents of ``real.json``, which ``saccade bench real`` makes.
+
+A verdict here stands beside the embedded pair's and is its own; what a claim needs a video, a draft
+model or a clock for is not in the table.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from statistics import fmean
+from typing import Any
+
+from evidence.claims import sparse_to_dense, specvlm
+from evidence.claims.evidence import Claim, Evidence, Finding, among, graded, less, ordered, said
+from saccade.core.errors import OptionError
+from saccade.methods.std import GAMMA
+
+NAME = "SmolLM2-135M"
+KEEPS = 0.1, 0.25
+SAME = 0.95
+Row = Mapping[str, Any]
+
+
+def _rows(e: Evidence, kind: str) -> Sequence[Row]:
+    path = e.folder / "real.json"
+    if not path.is_file():
+        raise OptionError(f"{path} is missing: saccade bench real --out makes it")
+    found: Sequence[Row] = json.loads(path.read_text())[kind]
+    return found
+
+
+def _by(e: Evidence, method: str, what: str) -> list[float]:
+    """A number of each document's answer, in their order."""
+    return [row[what] for row in _rows(e, "measured") if row["method"] == method]
+
+
+def _set(e: Evidence, chosen: str, what: str, keep: float) -> float:
+    """The mean over documents of what a set of the document holds."""
+    rows = _rows(e, "looked")
+    return fmean(row[what] for row in rows if (row["chosen"], row["keep"]) == (chosen, keep))
+
+
+def tail(e: Evidence) -> Finding:
+    share = _set(e, "oracle, shared by all heads", "mass", 0.1)
+    return Finding(
+        graded(share > 0.4, share > 0.2),
+        f"the most attended tenth of a document gets {share:.0%} of the attention",
+    )
+
+
+def over_random(e: Evidence) -> Finding:
+    return _more(e, _SHARED, "random", "a random one")
+
+
+def over_windows(e: Evidence) -> Finding:
+    return _more(e, _SHARED, "streaming: sinks and the last", "its end")
+
+
+def _more(e: Evidence, chosen: str, other: str, told: str) -> Finding:
+    """Whether over one set the target goes on alike more often than over another."""
+    gains = {keep: less(*(_agreeing(e, name, keep) for name in (chosen, other))) for keep in KEEPS}
+    words = ", ".join(f"{said(gain)} at {keep:g}" for keep, gain in gains.items())
+    return Finding(
+        ordered(list(gains.values())),
+        "share of tokens that stay the same over the part of the document that all heads together "
+        f"attend to most, less over {told}: {words}",
+    )
+
+
+def _agreeing(e: Evidence, chosen: str, keep: float) -> list[float]:
+    rows = _rows(e, "looked")
+    return [row["agrees"] for row in rows if (row["chosen"], row["keep"]) == (chosen, keep)]
+
+
+def agrees(e: Evidence) -> Finding:
+    words, right = [], []
+    for chosen, told in (("oracle: each head's top now", "now"), (_STATIC, "at prefill")):
+        shares = [_set(e, chosen, "agrees", keep) for keep in KEEPS]
+        right += [share >= SAME for share in shares]
+        words.append(
+            f"{told}: " + ", ".join(f"{s:.2f} at {k:g}" for k, s in zip(KEEPS, shares, strict=True))
+        )
+    return Finding(
+        among(right), "of the tokens, over each head's top keys chosen " + "; ".join(words)
+    )
+
+
+def accepts(e: Evidence) -> Finding:
+    gains = {
+        keep: less(
+            _by(e, f"std/keep={keep}", "accepted"), _by(e, f"streaming/keep={keep}", "accepted")
+        )
+        for keep in KEEPS
+    }
+    words = ", ".join(f"{said(gain)} at {keep:g}" for keep, gain in gains.items())
+    return Finding(
+        ordered(list(gains.values())), f"accepted of drafted, std less streaming: {words}"
+    )
+
+
+def fewer_keys(e: Evidence) -> Finding:
+    right, words = [], []
+    for keep in KEEPS:
+        rows = [r for r in _rows(e, "measured") if r["method"] == f"std/keep={keep}"]
+        alpha = fmean(row["accepted"] for row in rows)
+        needed = fmean(row["kept"] / row["prompt_tokens"] for row in rows) + 1 / GAMMA
+        right.append(alpha > needed)
+        words.append(f"alpha {alpha:.2f}, needed {needed:.2f} at {keep:g}")
+    return Finding(among(right), ", ".join(words))
+
+
+_SHARED = "shared by all heads, at prefill"
+_STATIC = "std: each head's top at prefill"
+
+# by the function that judges the claim on the embedded pair
+JUDGES: Mapping[Callable[[Evidence], Finding], Callable[[Evidence], Finding]] = {
+    specvlm.long_tail: tail,
+    specvlm.over_random: over_random,
+    specvlm.windows: over_windows,
+    sparse_to_dense.agrees: agrees,
+    sparse_to_dense.accepts: accepts,
+    sparse_to_dense.fewer_keys: fewer_keys,
+}
+
+
+def cell(claim: Claim, evidence: Evidence) -> str:
+    """What the page says of a claim in the column of real weights; empty where nothing."""
+    judge = JUDGES.get(claim.judge)
+    if judge is None:
+        return ""
+    found = judge(evidence)
+    return f"**{found.verdict}**: {found.number}"

@@ -1,0 +1,84 @@
+"""The second column of the claims page: verdicts on real weights, from rows written by hand."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from evidence import claims
+from evidence.claims import real, sparse_to_dense, specvlm
+from evidence.claims.evidence import Evidence
+from saccade.core.errors import OptionError
+
+
+def rows(tau: dict[str, float], accepted: dict[str, float]) -> list[dict]:
+    return [
+        {
+            "document": str(number),
+            "method": method,
+            "tau": value + number,  # documents differ, the difference of two methods does not
+            "accepted": accepted.get(method, 0.5),
+            "prompt_tokens": 1000,
+            "kept": 100,
+        }
+        for method, value in tau.items()
+        for number in range(6)
+    ]
+
+
+def written(folder: Path, **found: list) -> Evidence:
+    (folder / "real.json").write_text(json.dumps(found))
+    return Evidence(folder)
+
+
+def test_orderings_are_of_the_same_documents(tmp_path):
+    """Claim: attention above random holds where each document gains, and a loss does not hold."""
+    sets = {real._SHARED: 0.8, "random": 0.7, "streaming: sinks and the last": 0.9}
+    looked = [
+        {"chosen": name, "keep": keep, "agrees": share - number / 100}
+        for name, share in sets.items()
+        for keep in real.KEEPS
+        for number in range(6)  # documents differ, the difference of two sets does not
+    ]
+    evidence = written(tmp_path, measured=[], looked=looked)
+    assert real.over_random(evidence).verdict == "holds"
+    assert real.over_random(evidence).number.endswith("0.10 [0.10, 0.10] at 0.25")
+    assert real.over_windows(evidence).verdict == "does not hold"
+
+
+def test_acceptance_and_keys(tmp_path):
+    """Claim: std is accepted most where it is at both shares; fewer keys are read where alpha is
+    above the share kept and a ninth."""
+    accepted = {"std/keep=0.1": 0.6, "std/keep=0.25": 0.15, "streaming/keep=0.25": 0.2}
+    tau = dict.fromkeys([f"{m}/keep={k}" for m in ("std", "streaming") for k in real.KEEPS], 1.0)
+    evidence = written(tmp_path, measured=rows(tau, accepted), looked=[])
+    assert real.accepts(evidence).verdict == "partly"
+    assert real.fewer_keys(evidence).verdict == "partly"  # .6 and .15 against .1 + 1/9
+
+
+def test_looks(tmp_path):
+    """Claim: a tenth with nine tenths of the mass is a long tail, one with a tenth is none; the
+    next token is the same where it is 95 % of the time."""
+    names = ("oracle, shared by all heads", "oracle: each head's top now", real._STATIC)
+    for mass, verdict in ((0.9, "holds"), (0.1, "does not hold")):
+        looked = [
+            {"document": "a", "chosen": name, "keep": keep, "mass": mass, "agrees": 0.96}
+            for name in names
+            for keep in real.KEEPS
+        ]
+        evidence = written(tmp_path, measured=[], looked=looked)
+        assert real.tail(evidence).verdict == verdict
+        assert real.agrees(evidence).verdict == "holds"
+
+
+def test_what_it_judges_are_claims_of_the_page():
+    """Claim: every judge stands beside a claim of the page, and other claims have an empty cell."""
+    known = {claim.judge for own in claims.CLAIMS.values() for claim in own}
+    assert set(real.JUDGES) <= known
+    other = next(c for c in specvlm.CLAIMS if c.judge not in real.JUDGES)
+    assert real.cell(other, Evidence(Path("nowhere"))) == ""
+    judged = next(c for c in sparse_to_dense.CLAIMS if c.judge in real.JUDGES)
+    with pytest.raises(OptionError, match="saccade bench real"):
+        real.cell(judged, Evidence(Path("nowhere")))
