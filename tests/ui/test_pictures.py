@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -126,8 +127,12 @@ def test_a_chain_lies_in_one_line_and_says_its_odds() -> None:
 
 
 def test_an_empty_round_is_drawn_too() -> None:
-    """Claim: a round of plain decoding is the start and the target's token."""
+    """Claim: a round of plain decoding is the start and the target's token; the first token is
+    said to be the prompt's own. Fails if the opening reads like a round that drafted nothing."""
     assert len(parsed(pictures.tree(PLAIN, str)).findall("g")) == 2
+    assert "0 drafted" in pictures.tree(PLAIN, str)
+    assert "0 drafted" not in (first := pictures.tree(replace(PLAIN, opening=True), str))
+    assert "prompt&#39;s own token" in first
 
 
 def test_rounds_show_bars_trees_and_weights_where_there_are_any() -> None:

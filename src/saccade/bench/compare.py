@@ -25,9 +25,8 @@ BASELINE = "ar"
 class Summary:
     """One method's figures: medians over the runs; None where a method has no such figure.
 
-    ``decode_seconds`` is from the first token on, ``prefill_seconds`` all before it (vision,
-    prefill, guidance, the draft's prefill). Speedups are per token against ``ar``, run by run, then
-    medians. The first token comes of the prefill, so decoding is counted from the second on.
+    ``decode_seconds`` is of the tokens after the first, ``prefill_seconds`` all else (vision, both
+    prefills, guidance). Speedups are per token against ``ar``, run by run, then medians.
     """
 
     token_ids: tuple[int, ...] | None = None

@@ -170,6 +170,7 @@ def tree(round: RoundRecord, word: Word, before: str = "") -> str:
     across, down = lefts[-1] + columns[-1] + 4, ROW * (max(height) + 1) + 6
     own = "" if round.kind is None else f", then a token {MEANING[round.kind]}"
     said = f"{len(round.tokens)} drafted, {len(round.accepted)} accepted{own}"
+    said = "the prompt's own token: nothing was drafted for it" if round.opening else said
     return str(MARKS.tree(nodes, said, math.ceil(across), down))
 
 
