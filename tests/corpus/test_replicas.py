@@ -275,7 +275,7 @@ def test_without_ray_replicas_say_what_to_install(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(
         importlib.util, "find_spec", lambda name, *rest: None if name == "ray" else find(name)
     )
-    result = CliRunner().invoke(cli_app, ["serve", "--replicas", "2"])
+    result = CliRunner().invoke(cli_app, ["serve", "--replicas", "2", "--port", "0"])
     assert isinstance(result.exception, OptionError)
     assert "saccade[ray,serve]" in str(result.exception)
 
