@@ -275,7 +275,10 @@ def test_without_ray_replicas_say_what_to_install(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(
         importlib.util, "find_spec", lambda name, *rest: None if name == "ray" else find(name)
     )
-    result = CliRunner().invoke(cli_app, ["serve", "--replicas", "2", "--port", "0"])
+    with socket.socket() as free:  # the usual port may be taken by a server of somebody's
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    result = CliRunner().invoke(cli_app, ["serve", "--replicas", "2", "--port", port])
     assert isinstance(result.exception, OptionError)
     assert "saccade[ray,serve]" in str(result.exception)
 

@@ -152,7 +152,7 @@ def odd_verdict(target: Loaded, draft: Loaded, inputs: Inputs) -> str | None:
 
     recipe = replace(resolve("ar"), schedule=tensor_parallel.together(other))
     try:
-        saccade.run(target.backbone, inputs, method=recipe, max_new_tokens=1, do_sample=False)
+        saccade.run(target.backbone, inputs, method=recipe, max_new_tokens=2, do_sample=False)
     except ModelError as error:
         return str(error)
     return None

@@ -24,6 +24,7 @@ from saccade.engine.request import Request
 from saccade.model import batch_invariant
 from saccade.model.backbone import Backbone
 from saccade.model.session import Session
+from saccade.model.tensor_parallel import agreeing
 
 Phase = Callable[[str], None]
 
@@ -103,7 +104,9 @@ class Call:
         self.decoding = True
 
     def _opening(self, request: int, opened: dict[int, Round]) -> Round:
-        round = opened[request] = opening(self.session, request, self.stops.cut, self.first)
+        split = self.target.shares.count > 1  # then it is rank 0's in all, as in every round
+        cut = agreeing(self.stops.cut) if split else self.stops.cut
+        round = opened[request] = opening(self.session, request, cut, self.first)
         self.note(round)
         return round
 

@@ -120,25 +120,31 @@ def leave() -> None:
 
 
 def together(schedule: Schedule) -> Schedule:
-    """A serial schedule whose drafts and whose verdicts are rank 0's in every process.
+    """A serial schedule whose drafts and whose verdicts are rank 0's in every process."""
+
+    def run(target: Scoring, draft: Drafter, requests: Sequence[int], cut: Cut) -> Iterator[Round]:
+        yield from schedule(target, cast(Drafter, _Agreeing(draft)), requests, agreeing(cut))
+
+    return run
+
+
+def agreeing(cut: Cut) -> Cut:
+    """Where answers end, with rank 0's word in every process of a split target.
 
     Raises ModelError where a process would have let other tokens stand.
     """
 
-    def run(target: Scoring, draft: Drafter, requests: Sequence[int], cut: Cut) -> Iterator[Round]:
-        def judged(request: int, tokens: Sequence[int]) -> tuple[int, FinishReason | None]:
-            mine = cut(request, tokens)
-            first, standing = agreed((tuple(tokens), mine))
-            if first != tuple(tokens):
-                raise ModelError(
-                    f"rank {rank()} and rank 0 do not agree on the next tokens: all processes need "
-                    "the same files, versions and GPUs"
-                )
-            return standing
+    def judged(request: int, tokens: Sequence[int]) -> tuple[int, FinishReason | None]:
+        mine = cut(request, tokens)
+        first, standing = agreed((tuple(tokens), mine))
+        if first != tuple(tokens):
+            raise ModelError(
+                f"rank {rank()} and rank 0 do not agree on the next tokens: all processes need "
+                "the same files, versions and GPUs"
+            )
+        return standing
 
-        yield from schedule(target, cast(Drafter, _Agreeing(draft)), requests, judged)
-
-    return run
+    return judged
 
 
 class _Agreeing:
