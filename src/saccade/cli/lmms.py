@@ -25,7 +25,7 @@ from saccade.cli import loading
 from saccade.cli.options import LoadOptions
 from saccade.core.errors import OptionError, SaccadeError
 from saccade.core.options import MAX_NEW_TOKENS
-from saccade.core.result import Result
+from saccade.core.result import Result, emitted_each
 from saccade.engine.generate import DEFAULT_METHOD
 from saccade.inputs import media
 from saccade.inputs.media import Clip, Sampling
@@ -268,13 +268,13 @@ def summary(results: Sequence[Result]) -> dict[str, Any]:
     tokens = sum(len(each.ids) for each in results)
     whole = sum(each.timings.total for each in results)
     decode = sum(each.timings.decode for each in results)
-    rounds = [round for each in results for round in each.forwards]
+    rounds = [round for each in results for round in each.rounds]
     return {
         "total_elapsed_time": whole,
         "total_gen_tokens": tokens,
         "avg_speed": tokens / whole if whole else 0.0,
         "additional_metrics": {
-            "tau": sum(len(round.emitted) for round in rounds) / max(1, len(rounds)),
+            "tau": emitted_each(rounds) or 0.0,
             "decode_speed": tokens / decode if decode else 0.0,
             "fallbacks": sum(each.fallback_reason is not None for each in results),
         },
