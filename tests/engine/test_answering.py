@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import inspect
+import io
 import re
+from dataclasses import replace
 from pathlib import Path
-from typing import get_type_hints
+from typing import Any, get_type_hints
 
 import numpy as np
 import pytest
 from PIL import Image
 
 import saccade
+from saccade.core.errors import ModelError, OptionError, VideoInputError
 from saccade.core.options import Asked
 from saccade.core.result import spelt
+from saccade.inputs import media
 from saccade.world import drawing, knowing, scenes
 
 README = Path(__file__).parents[2] / "README.md"
@@ -134,3 +138,65 @@ def test_other_names_are_answered_with_ours(
     """Claim: what others call it is refused with what it is called here."""
     with pytest.raises(saccade.OptionError, match=meant):
         model.describe(clips[0], **given)  # type: ignore[typeddict-item]
+
+
+@pytest.mark.parametrize(
+    ("asked", "says"),
+    [
+        ({"media": 5}, "a path, bytes or an open file, not int"),
+        ({"media": [None]}, "a path, bytes or an open file, not NoneType"),
+        ({"media": np.zeros((4, 96, 96, 3))}, "a path, bytes or an open file, not ndarray"),
+        ({"media": ""}, "a file without a name does not exist"),
+        ({"media": io.StringIO("text")}, "open it with 'rb'"),
+        ({"question": 5}, "a question is text, not int"),
+        ({"question": None}, "a question is text, not NoneType"),
+        ({"documents": "one text"}, "documents are a list of texts"),
+        ({"documents": [5]}, "documents are a list of texts"),
+        ({"frames": 5}, "frames= are by name"),
+        ({"frames": {"nframes": 4}}, "no 'nframes' .did you mean num_frames.?"),
+        ({"frames": {"every": "no"}}, "every must be True or False"),
+    ],
+)
+def test_silent_7_a_question_that_is_none_is_refused(
+    model: saccade.Model, clips: list[Path], asked: dict[str, Any], says: str
+) -> None:
+    """Claim: media, words and frames of another kind end in a sentence; a text in the place of a
+    list of documents is not taken letter by letter, nor a nameless file for the current folder."""
+    with pytest.raises((OptionError, VideoInputError), match=says):
+        model.describe(**{"media": clips[0], "max_new_tokens": 2, **asked})
+
+
+def test_silent_7_frames_of_another_range_are_refused(clips: list[Path]) -> None:
+    """Claim: a clip of anything but bytes, or without its times, is none: processors would scale
+    its pixels by what bytes are scaled by, and the answer be about a black video."""
+    clip = media.read(clips[0])
+    for change in (
+        {"frames": clip.frames / 255},
+        {"frames": clip.frames[..., 0]},
+        {"frames": clip.frames[:0]},
+        {"frames": list(clip.frames)},
+        {"timestamps": clip.timestamps[:1]},
+        {"timestamps": clip.timestamps * np.nan},
+        {"sampled_fps": 0.0},
+    ):
+        with pytest.raises(VideoInputError, match="a clip"):
+            replace(clip, **change)
+
+
+@pytest.mark.parametrize(
+    ("asked", "says"),
+    [
+        ({"target": b"shapes"}, "a model is a checkpoint folder or a hub id, not b'shapes'"),
+        ({"target": ["shapes"]}, "a model is a checkpoint folder or a hub id"),
+        ({"target": ""}, "a model is a checkpoint folder or a hub id, not ''"),
+        ({"positions": "learnt"}, "unknown positions 'learnt'; known: library, trained"),
+        ({"device": "meta"}, "device 'meta' is not available"),
+        ({"threads": 0}, "threads 0 is too few"),
+        ({"threads": "2"}, "threads='2' is not a whole number"),
+        ({"threads": 10**6}, "threads 1000000 is more than this machine bears"),
+    ],
+)
+def test_silent_7_what_cannot_be_loaded_is_refused(asked: dict[str, Any], says: str) -> None:
+    """Claim: so do names, devices and numbers of threads that are none."""
+    with pytest.raises((ModelError, OptionError), match=says):
+        saccade.load(**asked)

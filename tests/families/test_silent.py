@@ -24,6 +24,7 @@ from saccade import inputs as models
 from saccade.core.errors import MethodError, ModelError, OptionError
 from saccade.core.sampling import Sampling
 from saccade.drafting.parallel.drafter import _portable
+from saccade.drafting.shapes import costs
 from saccade.inputs import footprint
 from saccade.methods import resolve
 from saccade.model.backbone import Backbone
@@ -100,6 +101,18 @@ def test_silent_4_a_prompt_that_is_too_long_is_refused_before_it_is_read() -> No
         saccade.run(target, inputs, max_new_tokens=1)
 
 
+def test_silent_4_nothing_is_timed_at_a_length_nobody_reads(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Claim: nor are costs measured for it, which at such a length takes minutes and gigabytes."""
+    monkeypatch.setattr(costs, "measure", lambda *_, **__: pytest.fail("costs were measured"))
+    target = qwen25()
+    longest = int(target.config.get_text_config().max_position_embeddings)
+    inputs = {"input_ids": torch.full((1, longest + 1), 5)}
+    with pytest.raises(ModelError, match="this model reads"):
+        saccade.run(target, inputs, draft=qwen25(1), method="auto", max_new_tokens=1)
+
+
 def _inputs(**changed: Any) -> dict[str, Any]:
     return {**video_input(0), **changed}
 
@@ -137,6 +150,12 @@ FEWER[0, (IDS[0] == VIDEO).nonzero()[0]] = 7  # one place less than there are ce
         ((qwen25(), _inputs(video_grid_thw=-GRID)), "whole numbers above 0"),
         ((qwen25(), _inputs(image_grid_thw=GRID)), "pixel_values is not"),
         ((qwen25(), _inputs(input_ids=FEWER)), "do not belong together"),
+        ((qwen25(), {"input_ids": TEXT.to("meta")}), "inputs are what a processor returns"),
+        ((qwen25(), {"input_ids": TEXT.cfloat()}), "inputs are what a processor returns"),
+        ((qwen25(), {"input_ids": TEXT, "attention_mask": [[1] * 5]}), "attention_mask is"),
+        ((qwen25(), _inputs(pixel_values_videos=PIXELS[:, :-1])), "do not belong together"),
+        ((qwen25(), _inputs(video_grid_thw=GRID[:, [1, 0, 2]])), "do not belong together"),
+        ((qwen25(), _inputs(mm_token_type_ids=IDS[:, :3] * 0)), "do not belong together"),
     ],
 )
 def test_silent_7_inputs_no_model_can_read_are_refused(
@@ -146,6 +165,13 @@ def test_silent_7_inputs_no_model_can_read_are_refused(
     for answer in (saccade.run, saccade.generate):
         with pytest.raises(OptionError, match=says):
             answer(arguments[0], arguments[1], max_new_tokens=2)
+
+
+def test_silent_7_what_has_no_layers_and_no_head_is_no_model() -> None:
+    """Claim: a module that is no language model, or one without its head, is refused as such."""
+    for model in (torch.nn.Linear(2, 2), qwen25().model):
+        with pytest.raises(ModelError, match=f"{type(model).__name__} has no decoder of layers"):
+            saccade.run(model, {"input_ids": TEXT}, max_new_tokens=2)
 
 
 @pytest.mark.parametrize(
@@ -158,6 +184,24 @@ def test_silent_7_inputs_no_model_can_read_are_refused(
         ({"do_sample": True, "temperature": float("nan")}, "temperature=nan must be a number"),
         ({"do_sample": True, "top_p": 1.5}, "top_p=1.5 must be a number above 0 and up to 1"),
         ({"repetition_penalty": "much"}, "repetition_penalty='much' must be a number"),
+        ({"do_sample": "no"}, "do_sample='no' is neither True nor False"),
+        ({"do_sample": True, "temperature": True}, "temperature=True must be a number"),
+        ({"do_sample": True, "typical_p": 2.0}, "typical_p=2.0 must be a number"),
+        ({"do_sample": True, "top_k": True}, "top_k=True is not a whole number"),
+        ({"do_sample": True, "min_p": "x"}, "these generation settings cannot be used"),
+        ({"no_repeat_ngram_size": -1}, "no_repeat_ngram_size=-1 must be at least 0"),
+        ({"max_time": "x"}, "max_time='x' must be a number above 0"),
+        ({"max_time": float("nan")}, "max_time=nan must be a number above 0"),
+        ({"seed": True}, "seed=True is not a whole number"),
+        ({"eos_token_id": "x"}, "eos_token_id='x' is not a whole number"),
+        ({"eos_token_id": [2, 1.5]}, "eos_token_id=1.5 is not a whole number"),
+        ({"pad_token_id": "x"}, "pad_token_id='x' is not a whole number"),
+        ({"bad_words_ids": [["x"]]}, "bad_words_ids='x' is not a whole number"),
+        ({"generation_config": {"max_length": 5}}, "GenerationConfig, not dict"),
+        ({"logits_processor": lambda ids, scores: scores}, "logits_processor= is a list of"),
+        ({"stopping_criteria": [5]}, "stopping_criteria= is a list of"),
+        ({"prefix_allowed_tokens_fn": 5}, "prefix_allowed_tokens_fn= is a function"),
+        ({"tokenizer": "gpt2"}, "a loaded tokenizer or processor, not str"),
     ],
 )
 def test_silent_7_settings_that_are_none_are_refused(settings: dict[str, Any], says: str) -> None:

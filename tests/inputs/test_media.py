@@ -336,7 +336,7 @@ def test_v15_tiny_and_thin():
     processor accepts is refused."""
     tiny = video("matroska", "ffv1", n=2, size=(16, 16), image=lambda i: picture(0)[:16, :16])
     assert read(tiny).frames.shape[1:] == (16, 16, 3)
-    assert read(still(size=(1, 1), color=(1, 2, 3))).frames.tolist() == [[[[1, 2, 3]] * 4] * 4]
+    assert read(still(size=(1, 1), color=(1, 2, 3))).frames.tolist() == [[[[1, 2, 3]] * 5] * 5]
     assert read_image(still(size=(3, 5))).shape == (10, 6, 3)
     one = video("matroska", "ffv1", n=2, size=(1, 1), image=lambda i: picture(0)[:1, :1])
     grid, _ = qwen2_5(read(one))

@@ -10,13 +10,16 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+import torch
 from PIL import Image as PILImage
 from reels import EVERY, animation, faststart, refused, sound, still, video
 
 from saccade.core.errors import VideoInputError
+from saccade.inputs import read_config, read_processor
 from saccade.inputs.media import Limits, guard, read, read_frames, read_image
 from saccade.inputs.media.guard import Guard, Stop
 
+FORMS = (None, "channels_last")  # of a picture's axes: to be guessed, and told
 SLOW_CHILD = (
     "import saccade.inputs.media.guard as g, time\ng.read = lambda *_: time.sleep(60)\ng.serve()"
 )
@@ -160,3 +163,18 @@ def test_silent_6_an_index_cut_short_is_damage(tmp_path) -> None:
         error = refused(data[:cut], "truncated")
         assert "cut short" in str(error)
     refused(sound("mp4"), "no_video_stream")
+
+
+@pytest.mark.parametrize("height", [1, 2, 3, 4, 5])
+def test_silent_11_no_side_is_taken_for_channels(height: int) -> None:
+    """Claim: what a processor makes of a flat picture or video is what it makes of one that it is
+    told is of height, width and channels. Fails where a side of 4 pixels is taken for channels."""
+    source = still(size=(8, height))
+    processor = read_processor("shapes", read_config("shapes"))
+    for reads, seen in (
+        (processor.image_processor, read_image(source)),
+        (processor.video_processor, read(source).frames.repeat(2, 0)),
+    ):
+        made = [reads([seen], return_tensors="pt", input_data_format=how) for how in FORMS]
+        for guessed, known in zip(*(each.values() for each in made), strict=True):
+            assert torch.equal(guessed, known)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,9 +13,6 @@ from rich.console import Console
 from rich.logging import RichHandler
 from rich.text import Text
 
-from saccade.core.errors import OptionError
-
-MANY = 16  # threads a processor
 EVERY = 30.0  # seconds between lines of progress where there is no terminal
 
 PIPED_WIDTH = 120
@@ -45,19 +41,14 @@ def prepare(threads: int | None, verbose: bool, *, quiet: bool = False) -> None:
         handlers=[RichHandler(console=err, show_path=False)],
     )
     with status("starting PyTorch and Transformers", quiet=quiet):
-        import torch
         from transformers.utils import logging as hf_logging
+
+        from saccade.inputs.loading import use_threads
 
     if not verbose:
         hf_logging.set_verbosity_error()
         hf_logging.disable_progress_bar()
-    if threads is not None:
-        most = MANY * (os.cpu_count() or 1)
-        if threads > most:
-            raise OptionError(
-                f"--threads {threads} is more than this machine bears: {most} at most"
-            )
-        torch.set_num_threads(threads)
+    use_threads(threads)
 
 
 def hush() -> None:

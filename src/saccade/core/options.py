@@ -68,11 +68,25 @@ OURS = {  # what others call it, and how it is written here
     "max_tokens": "max_new_tokens",
     "stop": "stop_strings",
 }
+WHOLE = {  # the least each may be
+    "max_new_tokens": 1,
+    "min_new_tokens": 0,
+    "max_length": 1,
+    "min_length": 0,
+    "top_k": -1,  # as some checkpoints say; refused where it is used
+    "no_repeat_ngram_size": 0,
+    "encoder_no_repeat_ngram_size": 0,
+}
 RANGES = {  # above the first, up to the second
     "temperature": (0.0, 1e6),
     "top_p": (0.0, 1.0),
+    "typical_p": (0.0, 1.0),
     "repetition_penalty": (0.0, 1e6),
+    "encoder_repetition_penalty": (0.0, 1e6),
+    "max_time": (0.0, 1e9),
 }
+SWITCHES = ("do_sample", "renormalize_logits", "remove_invalid_values")
+TOKENS = ("eos_token_id", "pad_token_id", "bad_words_ids", "suppress_tokens")
 
 # Generation settings that change what `generate` computes in ways this engine does not.
 REFUSED: dict[str, tuple[Any, ...]] = {
@@ -100,12 +114,15 @@ def settle(
     model: Any, generation_config: GenerationConfig | None, settings: Mapping[str, Any]
 ) -> GenerationConfig:
     """The model's generation config with the caller's over it. Raises OptionError by name."""
+    if not isinstance(generation_config, GenerationConfig | None):
+        said = type(generation_config).__name__
+        raise OptionError(f"generation_config= is transformers' GenerationConfig, not {said}")
     config = copy.deepcopy(generation_config or model.generation_config)
     wanted = {name: value for name, value in settings.items() if value is not None}
     _sound({**config.to_dict(), **wanted})
     try:
         unknown = config.update(**wanted)
-    except ValueError as error:
+    except (ValueError, TypeError) as error:
         raise OptionError(_first_line(error)) from error
     if unknown:
         told = [f"{name}{_meant(name, config)}" for name in sorted(unknown)]
@@ -124,22 +141,51 @@ def _meant(name: str, config: GenerationConfig) -> str:
 
 def _sound(given: Mapping[str, Any]) -> None:
     """Raises OptionError for a setting that is no number where it must be one, or out of range."""
-    for name, least in (("max_new_tokens", 1), ("min_new_tokens", 0), ("max_length", 1)):
+    for name, least in WHOLE.items():
         value = given.get(name)
-        if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
-            raise OptionError(f"{name}={value!r} is not a whole number")
+        check_whole(name, value)
         if value is not None and value < least:
             raise OptionError(f"{name}={value} must be at least {least}")
     for name, (low, high) in RANGES.items():
         value = given.get(name)
         if value is None:
             continue
-        if not isinstance(value, int | float) or not low < value <= high:
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not number or not low < value <= high:
             raise OptionError(f"{name}={value!r} must be a number above {low:g} and up to {high:g}")
+    for name in SWITCHES:
+        if not isinstance(given.get(name, False), bool | None):
+            raise OptionError(f"{name}={given[name]!r} is neither True nor False")
+    for name in TOKENS:
+        for token in _flat(given.get(name)):
+            check_whole(name, token)
     stop = given.get("stop_strings")
     if stop is not None and not isinstance(stop, str):
         if not isinstance(stop, list | tuple) or not all(isinstance(each, str) for each in stop):
             raise OptionError(f"stop_strings={stop!r} is neither a string nor a list of strings")
+
+
+def check_called(**given: Any) -> None:
+    """Raises OptionError unless each, where it is there, is a list of what can be called."""
+    for name, several in given.items():
+        if several is not None and not (
+            isinstance(several, list | tuple) and all(callable(each) for each in several)
+        ):
+            raise OptionError(f"{name}= is a list of functions or such objects, not {several!r}")
+
+
+def check_whole(name: str, value: Any) -> None:
+    """Raises OptionError for what is there and no whole number."""
+    if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
+        raise OptionError(f"{name}={value!r} is not a whole number")
+
+
+def _flat(tokens: Any) -> list[Any]:
+    """Ids, however deep they lie in lists."""
+    found = tokens.tolist() if isinstance(tokens, torch.Tensor) else tokens
+    if not isinstance(found, list | tuple):
+        return [found]
+    return [token for each in found for token in _flat(each)]
 
 
 def rules(
@@ -170,8 +216,9 @@ def rules(
                 device=str(context.device),
                 model_kwargs={},
             )
-        except ValueError as error:
-            raise OptionError(_first_line(error)) from error
+        except (ValueError, TypeError) as error:
+            said = _first_line(error)
+            raise OptionError(f"these generation settings cannot be used: {said}") from error
         rule = Sampling(bool(config.do_sample), tuple(processors), seed, ends(config), grammar)
         found.append(rule)
     return found

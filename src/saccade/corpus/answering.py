@@ -7,19 +7,18 @@ Everything here is put together from ``inputs`` (files to frames, names to model
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypedDict, Unpack, cast
 
-import torch
-
+from saccade.core.errors import OptionError, meant
 from saccade.core.options import Asked
 from saccade.core.result import Result
 from saccade.drafting.recipe import Recipe
 from saccade.engine.conversation import Conversation
 from saccade.engine.generate import DEFAULT_METHOD, Stream, stream
 from saccade.inputs import captions, media
-from saccade.inputs.loading import load_pair
+from saccade.inputs.loading import load_pair, use_threads
 from saccade.inputs.media import Clip, Sampling, Source
 from saccade.inputs.questions import Pair, joined, shown
 from saccade.methods import resolve
@@ -176,7 +175,7 @@ class Model:
 
     def _clips(self, several: Several, frames: Frames | None) -> list[Clip]:
         """Every video, decoded; what is worth knowing about one is a warning."""
-        sampling = Sampling(**(frames or {}))
+        sampling = _sampling({} if frames is None else frames)
         clips = [
             each if isinstance(each, Clip) else media.read(each, sampling)
             for each in _many(several)
@@ -256,8 +255,7 @@ def load(
         can be known.
     """
     recipe = method if isinstance(method, Recipe) else resolve(method)
-    if threads is not None:
-        torch.set_num_threads(threads)
+    use_threads(threads)
     how = {"dtype": dtype, "device": device, "device_map": device_map, "quantize": quantize}
     whose = {"trust_remote_code": trust_remote_code, "positions": positions}
     pair = Pair(*load_pair(target, draft, **how, **whose))
@@ -269,6 +267,18 @@ def _many(several: Several) -> Sequence[Media]:
     if isinstance(several, list | tuple):
         return several
     return () if several is None else [cast(Media, several)]
+
+
+def _sampling(frames: Any) -> Sampling:
+    """Frames as asked for. Raises OptionError for names that nobody knows."""
+    if not isinstance(frames, Mapping):
+        raise OptionError(f'frames= are by name, such as {{"fps": 2}}, not {frames!r}')
+    known = Frames.__annotations__
+    for name in frames:
+        if name not in known:
+            told = meant(str(name), known)
+            raise OptionError(f"frames= knows no {name!r}{told}; known: {', '.join(known)}")
+    return Sampling(**frames)
 
 
 def _seen(clips: Sequence[Clip]) -> dict[str, Any]:

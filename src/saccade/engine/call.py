@@ -53,8 +53,8 @@ class Call:
             recipe = chained(recipe)
             batch_invariant.check(target)
         length = int(request.inputs["input_ids"].shape[1])
+        request.check(target)  # first: costs would be timed at a length nobody reads
         self.recipe = plan(recipe, target, draft, length, exact)
-        request.check(target)
         self._ask(request)
         room = self.stops.options.max_new_tokens
         view, shape = self.recipe.view, self.recipe.shape

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from transformers import GenerationConfig, LogitsProcessorList
@@ -80,8 +81,10 @@ class Request:
                     f"{CONTEXT} into inputs and draft_inputs"
                 )
             inputs = _with_documents(inputs, context)
-        if seed is not None and not isinstance(seed, int):
-            raise OptionError(f"seed={seed!r} is not a whole number")
+        options.check_whole("seed", seed)
+        options.check_called(logits_processor=logits_processor, stopping_criteria=stopping_criteria)
+        if prefix_allowed_tokens_fn is not None and not callable(prefix_allowed_tokens_fn):
+            raise OptionError("prefix_allowed_tokens_fn= is a function of (request, ids)")
         config = options.settle(target.model, generation_config, settings)
         limits = options.limits(config, inputs["input_ids"].shape[1], stopping_criteria or ())
         if limits.stop and tokenizer is None:
@@ -203,7 +206,8 @@ class Request:
 def _readable(target: Backbone, inputs: Inputs) -> Inputs:
     """The inputs, ids as 64-bit integers. Raises OptionError for what no model can read."""
     ids = inputs.get("input_ids") if isinstance(inputs, Mapping) else None
-    if not isinstance(ids, Tensor) or ids.ndim != 2 or ids.is_floating_point():
+    whole = isinstance(ids, Tensor) and not (ids.is_floating_point() or ids.is_complex())
+    if not isinstance(ids, Tensor) or not whole or ids.ndim != 2 or ids.is_meta:
         raise OptionError(
             "inputs are what a processor returns: a mapping whose input_ids are a tensor of "
             "[requests, tokens]; use return_tensors='pt'"
@@ -217,10 +221,10 @@ def _readable(target: Backbone, inputs: Inputs) -> Inputs:
             "ids: they are another tokenizer's"
         )
     mask = inputs.get("attention_mask")
-    if mask is not None and (mask.shape != ids.shape or not bool(mask.bool().any(1).all())):
+    if mask is not None and not _keeps_some(mask, ids):
         raise OptionError(
-            f"attention_mask is {list(mask.shape)} for input_ids of {list(ids.shape)}, or hides "
-            "all of a request: it must be as large and keep some of each"
+            f"attention_mask is {list(np.shape(mask))} for input_ids of {list(ids.shape)}, or "
+            "hides all of a request: it must be a tensor as large and keep some of each"
         )
     found: Inputs = {**inputs, "input_ids": ids.long()}
     tensors = [each for each in inputs.values() if isinstance(each, Tensor)]
@@ -234,6 +238,12 @@ def _readable(target: Backbone, inputs: Inputs) -> Inputs:
     for kind, name in PIXELS.items():
         _check_grid(f"{kind}_grid_thw", inputs.get(f"{kind}_grid_thw"), name, inputs.get(name))
     return found
+
+
+def _keeps_some(mask: Any, ids: Tensor) -> bool:
+    """Whether a mask belongs to these ids and leaves something of every request."""
+    fits = isinstance(mask, Tensor) and mask.shape == ids.shape and not mask.is_meta
+    return fits and bool(mask.bool().any(1).all())
 
 
 def _with_documents(inputs: Inputs, context: Any) -> Inputs:
@@ -289,6 +299,13 @@ class Streamer(Protocol):
     def end(self) -> None: ...
 
 
+@runtime_checkable
+class Tokenizer(Protocol):
+    """What of a tokenizer or a processor is used: ids to words."""
+
+    def decode(self, token_ids: Any, **how: Any) -> Any: ...
+
+
 def check_streamer(streamer: Any, requests: int) -> None:
     """Raises OptionError for what cannot be streamed to."""
     if streamer is not None and not isinstance(streamer, Streamer):
@@ -312,5 +329,8 @@ def _decoder(tokenizer: Any) -> Callable[[Sequence[int]], str] | None:
 def _encoder(tokenizer: Any) -> Callable[[str], list[int]] | None:
     if tokenizer is None:
         return None
+    if not isinstance(tokenizer, Tokenizer):
+        said = type(tokenizer).__name__
+        raise OptionError(f"tokenizer= is a loaded tokenizer or processor, not {said}")
     inner = vars(tokenizer).get("tokenizer", tokenizer)  # of a processor
     return lambda text: inner.encode(text, add_special_tokens=False)

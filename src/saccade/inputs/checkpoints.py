@@ -23,7 +23,9 @@ NAMES = {  # what --target and --draft call the pair in the package
 
 
 def source_of(name: str) -> str:
-    """The folder or hub id that a name stands for."""
+    """The folder or hub id that a name stands for. Raises ModelError for what is no name."""
+    if not isinstance(name, str | Path) or not str(name):
+        raise ModelError(f"a model is a checkpoint folder or a hub id, not {name!r}")
     return str(NAMES.get(name, name))
 
 
@@ -62,7 +64,11 @@ def cached_only(name: str, source: str) -> bool:
     from huggingface_hub import try_to_load_from_cache
     from huggingface_hub.constants import HF_HUB_CACHE
 
-    if not isinstance(try_to_load_from_cache(source, "config.json"), str):
+    try:
+        found = try_to_load_from_cache(source, "config.json")
+    except ValueError as error:  # a name that no model can have
+        raise ModelError(f"no checkpoint folder at {name!r}, and no hub id: give one") from error
+    if not isinstance(found, str):
         raise ModelError(
             f"the hub ({endpoint()}) cannot be reached and {name!r} is not in the local cache "
             f"({HF_HUB_CACHE}): check the network, or give a checkpoint folder"

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from huggingface_hub.constants import HF_HUB_CACHE
@@ -21,13 +22,16 @@ from transformers import (
 )
 
 from saccade.core.errors import ModelError, OptionError, SaccadeError
+from saccade.core.options import check_whole
 from saccade.inputs import architectures, footprint
 from saccade.inputs.checkpoints import cached_only, check_folder, offline, source_of
 from saccade.model import families, memory
 from saccade.model.backbone import Backbone
 
+MANY = 16  # threads a processor
 MOST_PARTS = 10_000  # layers or experts of a model
 COUNTS = re.compile(r"layers$|depth$|num_\w*experts$")
+Places = Literal["library", "trained"]
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 PLAIN = (*DTYPES.values(), torch.float64)
 
@@ -76,7 +80,7 @@ def load(
     quantize: str | None = None,
     trust_remote_code: bool = False,
     fused: bool | None = None,
-    positions: Literal["library", "trained"] = "library",
+    positions: Places = "library",
     tp: bool = False,
 ) -> Loaded:
     """Loads a checkpoint folder, a hub id, or one of the embedded models by ``checkpoints.NAMES``.
@@ -95,6 +99,9 @@ def load(
     """
     if device is not None and device_map is not None:
         raise OptionError("give a device or a device map, not both")
+    if positions not in get_args(Places):
+        known = ", ".join(get_args(Places))
+        raise OptionError(f"unknown positions {positions!r}; known: {known}")
     if tp and (device_map is not None or quantize is not None):
         raise OptionError("a target split over processes takes no device map and no quantizer")
     place = pick_device(architectures.local_device(device) if tp else device)
@@ -223,9 +230,23 @@ def pick_device(device: str | None) -> torch.device:
     try:
         place = torch.device(device)
         torch.empty(0, device=place)
+        if place.type == "meta":
+            raise ValueError("a device without numbers")
     except (RuntimeError, AssertionError, ValueError) as error:
         raise OptionError(f"device {device!r} is not available here; try --device cpu") from error
     return place
+
+
+def use_threads(threads: int | None) -> None:
+    """Has PyTorch use so many of the CPU. Raises OptionError for more than a machine bears."""
+    check_whole("threads", threads)
+    if threads is None:
+        return
+    most = MANY * (os.cpu_count() or 1)
+    if not 1 <= threads <= most:
+        what = "more than this machine bears" if threads > most else "too few"
+        raise OptionError(f"--threads {threads} is {what}: 1 to {most}")
+    torch.set_num_threads(threads)
 
 
 def check_pair(target: Loaded, draft: Loaded) -> None:

@@ -112,7 +112,12 @@ def put(
     parts: Sequence[Mapping[str, str]] | None = None,
     documents: Sequence[str] = (),
 ) -> Inputs:
-    """:func:`ask` without a loaded model."""
+    """:func:`ask` without a loaded model. Raises OptionError for what are no words."""
+    several = isinstance(documents, list | tuple)
+    if not several or not all(isinstance(each, str) for each in documents):
+        raise OptionError("documents are a list of texts, such as [text]")
+    if not isinstance(question, str):
+        raise OptionError(f"a question is text, not {type(question).__name__}")
     media = [{"type": "video"} for _ in clips] + [{"type": "image"} for _ in images]
     media += [literal.document(text) for text in documents]
     turns: list[dict[str, Any]] = []

@@ -49,15 +49,18 @@ class Backbone:
         positions: Literal["library", "trained"] = "library",
     ) -> None:
         self.model = cast(Any, model)
-        families.refuse(self.model.config, self.model.config.get_text_config(decoder=True))
         try:
+            families.refuse(self.model.config, self.model.config.get_text_config(decoder=True))
             self.text = cast(Any, self.model.get_decoder())
             config, layers = cast(Any, self.text.config), self.text.layers
             self.heads: int = config.num_attention_heads
             self.kv_heads: int = config.num_key_value_heads or self.heads
+            head = self._head = cast(Any, self.model.get_output_embeddings())
+            self.vocab: int = head.weight.shape[0]
         except AttributeError as error:
             raise ModelError(
-                f"{type(model).__name__} has no decoder of layers that Saccade knows how to drive"
+                f"{type(model).__name__} has no decoder of layers, with a head over them, that "
+                "Saccade knows how to drive"
             ) from error
         self.shares = tensor_parallel.shares(layers[0])
         self.heads //= self.shares.count  # those of this process from here on
@@ -69,8 +72,6 @@ class Backbone:
         )
         rope = config.to_dict().get("rope_parameters") or {}
         self.axes = 3 if "mrope_section" in rope else 1
-        head = self._head = cast(Any, self.model.get_output_embeddings())
-        self.vocab: int = head.weight.shape[0]
         self.context: int | None = config.to_dict().get("max_position_embeddings")
         self._embed: Any = self.model.get_input_embeddings()
         self.embeddings: int = self._embed.weight.shape[0]  # ids it can read; heads may be wider

@@ -19,7 +19,7 @@ from torch.utils.hooks import RemovableHandle
 
 from saccade.core.errors import ModelError, OptionError
 from saccade.core.prompt import CONTEXT, Inputs, Prompt, with_context
-from saccade.model import families
+from saccade.model import families, memory
 from saccade.model.grid import Cells, arrange, lattice
 
 READ = (  # what language models are given and we understand
@@ -123,7 +123,9 @@ class Reader:
             self.model(**moved, use_cache=False)
         except _Captured as caught:
             return {"inputs_embeds": None, **self._understood(caught.args[0])}
-        except ValueError as error:  # the model's own checks
+        except Exception as error:  # models raise almost anything over others' inputs
+            if memory.ran_out(error):
+                raise
             said = str(error).strip().split("\n")[0][:200]
             raise OptionError(f"these inputs do not belong together: {said}") from error
         finally:

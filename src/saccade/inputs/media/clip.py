@@ -16,7 +16,7 @@ Frames = UInt8[np.ndarray, "frame height width 3"]
 Image = UInt8[np.ndarray, "height width 3"]
 Seconds = Float64[np.ndarray, "frame"]
 
-MIN_SIDE = 4  # image processors take a side of 1 or 3 pixels for channels
+MIN_SIDE = 5  # image processors take a side of 1, 3 or 4 pixels for channels
 
 
 @dataclass(frozen=True)
@@ -44,6 +44,8 @@ class Sampling:
         count = self.num_frames
         if count is not None and (type(count) is not int or count < 1):
             raise bad_option("num_frames must be a whole number, 1 or more")
+        if not isinstance(self.every, bool):
+            raise bad_option("every must be True or False")
         if self.end is not None and self.end <= (self.start or 0):
             raise bad_option("end must come after start")
         if (self.fps is not None) + (self.num_frames is not None) + self.every > 1:
@@ -61,6 +63,17 @@ class Clip:
     source_frames: int  # counted from packets
     sampled_fps: float  # the rate at which `frames` follow each other
     warnings: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Processors take pixels of another type or range as they come, and answers are wrong."""
+        frames, times = self.frames, self.timestamps
+        numbers = isinstance(frames, np.ndarray) and frames.dtype == np.uint8
+        if not numbers or frames.shape[3:] != (3,) or not frames.size:
+            raise bad_option("a clip's frames are bytes in an array of [frames, height, width, 3]")
+        if np.shape(times) != (len(frames),) or not np.isfinite(times).all():
+            raise bad_option("a clip needs a time for each of its frames, in seconds")
+        if not 0 < self.sampled_fps < math.inf:
+            raise bad_option("a clip's sampled_fps must be a number above 0 and finite")
 
     @property
     def metadata(self) -> dict[str, Any]:

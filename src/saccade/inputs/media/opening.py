@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from saccade.core.errors import VideoInputCode, VideoInputError
-from saccade.inputs.media.limits import Limits, Why, refusal
+from saccade.inputs.media.limits import Limits, Why, bad_option, refusal
 
 HEAD = 64  # bytes that tell what a file is
 READABLE = "MP4, MOV, MKV, WebM, AVI, GIF, WebP, PNG or JPEG"
@@ -64,6 +64,8 @@ def allowed(path: str | Path, limits: Limits) -> Path:
     """The resolved path, if there is something there that may be read."""
     if re.match("[A-Za-z][A-Za-z0-9+.-]+:/", str(path)):
         raise refusal("an address", "is not opened: download it and give the file", "not_allowed")
+    if path == "":  # to pathlib it is the current folder
+        raise refusal("a file without a name", "does not exist: check the path", "missing")
     label = printable(Path(path).name)
     try:
         resolved = Path(path).resolve()
@@ -96,7 +98,10 @@ def opened(source: Source, limits: Limits) -> Iterator[File]:
             if isinstance(source, bytes):
                 handle, size = BytesIO(source), len(source)
             else:
-                pipe: Readable = sys.stdin.buffer if isinstance(source, str | Path) else source
+                pipe: Any = sys.stdin.buffer if isinstance(source, str | Path) else source
+                if not isinstance(pipe, Readable):
+                    what = "a video is a path, bytes or an open file"
+                    raise bad_option(f"{what}, not {type(source).__name__}")
                 handle = stack.enter_context(tempfile.SpooledTemporaryFile(HELD))
                 size = _keep(pipe, handle, label, limits)
         limits.check(label, nbytes=size)
@@ -114,10 +119,14 @@ def _keep(pipe: Readable, file: Any, label: str, limits: Limits) -> int:
     much, is not read to its end."""
     try:
         while piece := pipe.read(PIECE):
+            if not isinstance(piece, bytes):
+                raise refusal(label, "is open as text: open it with 'rb'", "bad_option")
             if not file.tell() and len(piece) >= HEAD and (problem := _mistake(piece[:HEAD])):
                 raise refusal(label, *problem)
             file.write(piece)
             limits.check(label, nbytes=file.tell())
+    except ValueError:
+        raise refusal(label, "is closed: open it again", "unreadable") from None
     except OSError:
         what = "cannot be kept while it is read: make room for temporary files"
         raise refusal(label, what, "too_large") from None
