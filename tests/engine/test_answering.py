@@ -166,6 +166,13 @@ def test_silent_7_a_question_that_is_none_is_refused(
         model.describe(**{"media": clips[0], "max_new_tokens": 2, **asked})
 
 
+@pytest.mark.parametrize("questions", [5, "ab", [5], [("clip.mp4", "What?", "Why?")], {"a": 1}])
+def test_silent_7_a_batch_is_of_pairs(model: saccade.Model, questions: Any) -> None:
+    """Claim: what are no pairs of media and words is told as such, before a file is looked for."""
+    with pytest.raises(OptionError, match="questions are pairs"):
+        model.batch(questions)
+
+
 def test_silent_7_frames_of_another_range_are_refused(clips: list[Path]) -> None:
     """Claim: a clip of anything but bytes, or without its times, is none: processors would scale
     its pixels by what bytes are scaled by, and the answer be about a black video."""

@@ -155,6 +155,7 @@ FEWER[0, (IDS[0] == VIDEO).nonzero()[0]] = 7  # one place less than there are ce
         ((qwen25(), {"input_ids": TEXT, "attention_mask": [[1] * 5]}), "attention_mask is"),
         ((qwen25(), _inputs(pixel_values_videos=PIXELS[:, :-1])), "do not belong together"),
         ((qwen25(), _inputs(video_grid_thw=GRID[:, [1, 0, 2]])), "do not belong together"),
+        ((qwen25(), _inputs(position_ids=IDS[:, :3])), "do not belong to"),
         ((qwen25(), _inputs(mm_token_type_ids=IDS[:, :3] * 0)), "do not belong together"),
     ],
 )

@@ -129,11 +129,17 @@ class Model:
 
         Raises OptionError where they cannot stand in one batch: videos beside pictures.
         """
-        if not questions:
+        try:
+            pairs = [(media, question) for media, question in questions]
+        except (TypeError, ValueError) as error:
+            raise OptionError(
+                'questions are pairs of media and words: [("clip.mp4", "What happens?")]'
+            ) from error
+        if not pairs:
             return []
         asked = [
             self.pair.ask(question, **_seen(self._clips(media, frames)))
-            for media, question in questions
+            for media, question in pairs
         ]
         owns = [own for _, own in asked if own is not None]
         rounds = stream(

@@ -151,7 +151,13 @@ class Reader:
             given = given[None]
         if given.shape[0] == self.axes + 1:  # some models put plain text positions first
             given = given[1:]
-        return given.expand(self.axes, *real.shape)
+        try:
+            return given.expand(self.axes, *real.shape)
+        except RuntimeError as error:
+            raise OptionError(
+                f"positions of {list(given.shape)} do not belong to {list(real.shape)} tokens on "
+                f"{self.axes} axes: leave position_ids out, or see rope_parameters in config.json"
+            ) from error
 
 
 def after_all_axes(
