@@ -51,7 +51,7 @@ def evaluate(
     """Measure the pair: accuracy with and without the video, agreement under each view."""
     prepare(threads, verbose)
     from evidence.training import agreement, report
-    from saccade.inputs import EMBEDDED
+    from saccade.inputs.checkpoints import EMBEDDED
 
     sizes = tuple(tokens or agreement.SIZES)
     if unknown := [size for size in sizes if size not in agreement.FRAMES]:

@@ -24,22 +24,12 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
-    "Chat": "corpus.answering",
-    "Conversation": "engine.conversation",
-    "MethodError": "core.errors",
-    "Model": "corpus.answering",
-    "ModelError": "core.errors",
-    "OptionError": "core.errors",
-    "Recipe": "drafting.recipe",
-    "Result": "core.result",
-    "Round": "core.result",
-    "SaccadeError": "core.errors",
-    "Stream": "engine.generate",
-    "VideoInputError": "core.errors",
-    "generate": "engine.generate",
-    "load": "corpus.answering",
-    "run": "engine.generate",
-    "stream": "engine.generate",
+    "core.errors": ("MethodError", "ModelError", "OptionError", "SaccadeError", "VideoInputError"),
+    "core.result": ("Result", "Round"),
+    "corpus.answering": ("Chat", "Model", "load"),
+    "drafting.recipe": ("Recipe",),
+    "engine.conversation": ("Conversation",),
+    "engine.generate": ("Stream", "generate", "run", "stream"),
 }
 
 __all__ = [
@@ -63,6 +53,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'saccade' has no attribute {name!r}")
-    return getattr(import_module(f"saccade.{_HOMES[name]}"), name)
+    for home, names in _HOMES.items():
+        if name in names:
+            return getattr(import_module(f"saccade.{home}"), name)
+    raise AttributeError(f"module 'saccade' has no attribute {name!r}")

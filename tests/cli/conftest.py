@@ -10,7 +10,7 @@ import pytest
 from commands import Call, caller
 
 from saccade import cli
-from saccade.inputs import EMBEDDED
+from saccade.inputs.checkpoints import EMBEDDED
 
 
 @pytest.fixture

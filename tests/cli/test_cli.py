@@ -10,7 +10,7 @@ from pathlib import Path
 import av
 import numpy as np
 
-from saccade.inputs import EMBEDDED
+from saccade.inputs.checkpoints import EMBEDDED
 
 Call = Callable[..., tuple[int, str, str]]
 

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from saccade.cli import options
 from saccade.cli.options import DrawOptions, LoadOptions, grouped
 from saccade.core.errors import OptionError
-from saccade.corpus import Work
+from saccade.corpus.manifest import Work
 from saccade.model.backbone import Backbone
 
 

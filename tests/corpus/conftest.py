@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from saccade import corpus
+from saccade.corpus import manifest as manifests
 from saccade.inputs.media import Sampling
 
 COUNT, TOKENS = 6, 8
@@ -26,8 +26,8 @@ def videos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def work() -> corpus.Work:
-    return corpus.Work(
+def work() -> manifests.Work:
+    return manifests.Work(
         method="specvlm/shape=chain-3",
         max_new_tokens=TOKENS,
         sampling=Sampling(num_frames=4),
@@ -36,5 +36,5 @@ def work() -> corpus.Work:
 
 
 @pytest.fixture
-def jobs(videos: Path) -> list[corpus.Job]:
-    return corpus.jobs(videos, "Describe the video in detail.")
+def jobs(videos: Path) -> list[manifests.Job]:
+    return manifests.jobs(videos, "Describe the video in detail.")

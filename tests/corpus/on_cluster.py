@@ -19,9 +19,10 @@ from typing import Any
 import ray
 from ray.cluster_utils import Cluster
 
-from saccade import corpus
-from saccade.corpus import Job, Row, Work
 from saccade.corpus import cluster as spread
+from saccade.corpus import keeping
+from saccade.corpus import manifest as manifests
+from saccade.corpus.manifest import Job, Row, Work
 from saccade.inputs.media import Sampling
 
 
@@ -60,7 +61,7 @@ def standing(out: Path, cluster: Cluster, second: Any) -> None:
     names = [*"abcde", "once", *"fghij", "poison"]
     jobs = [Job(name, f"{name}.mp4", "?", f"/{name}.mp4") for name in names]
     told: list[int] = []
-    found = corpus.run(
+    found = keeping.run(
         jobs,
         out,
         Work(),
@@ -82,14 +83,14 @@ def losing(out: Path, cluster: Cluster, second: Any, videos: str) -> None:
     )
     gone = False
 
-    def tell(now: corpus.Standing) -> None:
+    def tell(now: keeping.Standing) -> None:
         nonlocal gone
         if now.done >= 2 and not gone:
             gone = True
             cluster.remove_node(second, allow_graceful=False)
 
-    jobs = corpus.jobs(Path(videos), "Describe the video in detail.")
-    found = corpus.run(jobs, out, work, lambda: spread.over(work, cluster.address, 2), tell=tell)
+    jobs = manifests.jobs(Path(videos), "Describe the video in detail.")
+    found = keeping.run(jobs, out, work, lambda: spread.over(work, cluster.address, 2), tell=tell)
     (out.parent / "told.json").write_text(json.dumps([found.done, found.errors, gone]))
 
 
@@ -102,7 +103,7 @@ def broken(out: Path, cluster: Cluster, second: Any) -> None:
 
     jobs = [Job(name, name, "?", name) for name in "ab"]
     try:
-        corpus.run(jobs, out, Work(), lambda: spread.over(Work(), cluster.address, 1, Never))
+        keeping.run(jobs, out, Work(), lambda: spread.over(Work(), cluster.address, 1, Never))
     except Exception as error:
         (out.parent / "told.json").write_text(json.dumps([type(error).__name__, str(error)]))
 

@@ -17,10 +17,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from saccade import corpus
 from saccade.core.errors import OptionError
-from saccade.corpus import Job, Row, Work, rows
+from saccade.corpus import keeping, rows
+from saccade.corpus import manifest as manifests
 from saccade.corpus import worker as workers
+from saccade.corpus.manifest import Job, Row, Work
 from saccade.corpus.worker import Worker, here
 from saccade.inputs.media import Sampling
 
@@ -67,7 +68,9 @@ def alone(tmp_path_factory: pytest.TempPathFactory, videos: Path) -> dict[str, d
         place=(("device", "cpu"),),
     )
     path = tmp_path_factory.mktemp("alone") / "captions.jsonl"
-    corpus.run(corpus.jobs(videos, "Describe the video in detail."), path, work, lambda: here(work))
+    keeping.run(
+        manifests.jobs(videos, "Describe the video in detail."), path, work, lambda: here(work)
+    )
     return {each["id"]: each for each in read(path)}
 
 
@@ -75,7 +78,7 @@ def test_a_bad_video_costs_one_row(alone: dict[str, dict[str, Any]]) -> None:
     """Claim: five videos are answered and measured, the broken sixth is a sentence in its row."""
     bad, alone = alone["bad.mp4"], {k: v for k, v in alone.items() if k != "bad.mp4"}
     assert bad["text"] is None and "bad.mp4" in bad["error"]
-    assert not bad["error"].startswith(corpus.UNEXPECTED)
+    assert not bad["error"].startswith(manifests.UNEXPECTED)
     assert len(alone) == 5 and len({each["text"] for each in alone.values()}) > 1
     for each in alone.values():
         assert each["error"] is None and each["tokens"] == 8 and each["frames"] == 4
@@ -90,7 +93,7 @@ def test_a_batch_answers_what_each_answers_alone(
     Fails if a request of a batch reads another's; the videos were together if ``together`` says 4.
     """
     path = tmp_path / "captions.jsonl"
-    found = corpus.run(jobs, path, work, lambda: here(work), batch=4)
+    found = keeping.run(jobs, path, work, lambda: here(work), batch=4)
     assert (found.done, found.errors) == (6, 1)
     assert texts(path) == {name: each["text"] for name, each in alone.items()}
     assert sorted(each["together"] for each in read(path)) == [1, 2, 2, 3, 3, 3]
@@ -157,16 +160,16 @@ def test_what_has_a_row_is_not_done_again(jobs: list[Job], work: Work, tmp_path:
     """Claim: a second run asks for no worker; errors are done again only on request, once."""
     path, log = tmp_path / "out.jsonl", list[str]()
     fail = {"bad.mp4": "too bad"}.get
-    found = corpus.run(jobs, path, work, saying(work, log, fail))
+    found = keeping.run(jobs, path, work, saying(work, log, fail))
     assert (found.done, found.errors, len(log)) == (6, 1, 6)
 
     def never() -> Any:
         raise AssertionError("models loaded for nothing")
 
-    assert corpus.run(jobs, path, work, never).done == 6
-    assert corpus.run(jobs, path, work, saying(work, log), retry=True).errors == 0
+    assert keeping.run(jobs, path, work, never).done == 6
+    assert keeping.run(jobs, path, work, saying(work, log), retry=True).errors == 0
     assert log[6:] == ["bad.mp4"] and len(texts(path)) == 6
-    assert corpus.run(jobs, path, work, never, retry=True).done == 6
+    assert keeping.run(jobs, path, work, never, retry=True).done == 6
 
 
 def test_retrying_one_shard_keeps_the_other_rows(
@@ -174,9 +177,9 @@ def test_retrying_one_shard_keeps_the_other_rows(
 ) -> None:
     """Claim: rows of jobs that are not asked for stay in the file, errors too."""
     path = tmp_path / "out.jsonl"
-    corpus.run(jobs, path, work, saying(work, [], lambda id: "bad"))
+    keeping.run(jobs, path, work, saying(work, [], lambda id: "bad"))
     log: list[str] = []
-    corpus.run(jobs[:2], path, work, saying(work, log), retry=True)
+    keeping.run(jobs[:2], path, work, saying(work, log), retry=True)
     assert log == [job.id for job in jobs[:2]]
     assert sum(each["error"] == "bad" for each in read(path)) == 4 and len(texts(path)) == 6
 
@@ -190,7 +193,7 @@ def test_an_interrupt_keeps_what_was_told(jobs: list[Job], work: Work, tmp_path:
 
     path = tmp_path / "out.jsonl"
     with pytest.raises(KeyboardInterrupt):
-        corpus.run(jobs, path, work, saying(work, [], fail))
+        keeping.run(jobs, path, work, saying(work, [], fail))
     assert [each["id"] for each in read(path)] == [job.id for job in jobs[:3]]
     assert os.listdir(tmp_path) == ["out.jsonl"]
 
@@ -200,8 +203,8 @@ def test_two_workers_do_not_write_one_file(jobs: list[Job], work: Work, tmp_path
     path = tmp_path / "out.jsonl"
     with rows.locked(path):
         with pytest.raises(OptionError, match=f"process {os.getpid()}.*--shard"):
-            corpus.run(jobs, path, work, saying(work, []))
-    assert corpus.run(jobs, path, work, saying(work, [])).done == 6
+            keeping.run(jobs, path, work, saying(work, []))
+    assert keeping.run(jobs, path, work, saying(work, [])).done == 6
 
 
 def test_another_runs_file_is_refused(jobs: list[Job], work: Work, tmp_path: Path) -> None:
@@ -210,29 +213,29 @@ def test_another_runs_file_is_refused(jobs: list[Job], work: Work, tmp_path: Pat
     Control: another method, which answers the same, goes on.
     """
     path = tmp_path / "out.jsonl"
-    corpus.run(jobs[:3], path, work, saying(work, []))
+    keeping.run(jobs[:3], path, work, saying(work, []))
     longer = replace(work, max_new_tokens=9)
     with pytest.raises(OptionError, match="another target, length"):
-        corpus.run(jobs, path, longer, saying(longer, []))
+        keeping.run(jobs, path, longer, saying(longer, []))
     other = [replace(job, prompt="Why?") for job in jobs]
     with pytest.raises(OptionError, match="not what the manifest asks"):
-        corpus.run(other, path, work, saying(work, []))
+        keeping.run(other, path, work, saying(work, []))
     path.with_name("not.jsonl").write_text('{"id": 3}\n')
     with pytest.raises(OptionError, match="no file of captions"):
-        corpus.run(jobs, path.with_name("not.jsonl"), work, saying(work, []))
+        keeping.run(jobs, path.with_name("not.jsonl"), work, saying(work, []))
     same = replace(work, method="ar", draft="some-draft")
-    assert corpus.run(jobs, path, same, saying(same, [])).done == 6
+    assert keeping.run(jobs, path, same, saying(same, [])).done == 6
 
 
 def test_a_broken_machine_stops_the_run(work: Work, tmp_path: Path) -> None:
     """Claim: ten unexpected failures in a row end a run; ten bad videos do not."""
     many = [Job(str(i), str(i), "?", str(i)) for i in range(30)]
     path, log = tmp_path / "out.jsonl", list[str]()
-    broken = saying(work, log, lambda id: f"{corpus.UNEXPECTED}RuntimeError: no GPU")
+    broken = saying(work, log, lambda id: f"{manifests.UNEXPECTED}RuntimeError: no GPU")
     with pytest.raises(OptionError, match="10 videos in a row.*no GPU"):
-        corpus.run(many, path, work, broken)
+        keeping.run(many, path, work, broken)
     assert len(log) == len(read(path)) == 10
-    found = corpus.run(many, path, work, saying(work, log, lambda id: "bad"), retry=True)
+    found = keeping.run(many, path, work, saying(work, log, lambda id: "bad"), retry=True)
     assert found.done == found.errors == 30
 
 
@@ -247,7 +250,7 @@ def test_the_unexpected_is_told_as_such(
 
     monkeypatch.setattr(workers, "stream", broken)
     (row,) = worker([jobs[1]])
-    assert row.error == f"{corpus.UNEXPECTED}RuntimeError: a kernel" and row.text is None
+    assert row.error == f"{manifests.UNEXPECTED}RuntimeError: a kernel" and row.text is None
 
 
 def test_a_full_disk_is_told(tmp_path: Path) -> None:
@@ -269,12 +272,12 @@ def test_a_file_cut_anywhere_is_gone_on_with(data: st.DataObject) -> None:
     many = [Job(f"é{i}", f"v{i}.mp4", "?", "v") for i in range(4)]
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "out.jsonl"
-        corpus.run(many, path, work, saying(work, []))
+        keeping.run(many, path, work, saying(work, []))
         whole = path.read_bytes()
         size = data.draw(st.integers(0, len(whole)))
         path.write_bytes(whole[:size])
         log: list[str] = []
-        corpus.run(many, path, work, saying(work, log))
+        keeping.run(many, path, work, saying(work, log))
         assert len(log) == 4 - whole[:size].count(b"\n")
         assert path.read_bytes() == whole
 
@@ -284,24 +287,24 @@ def test_the_merge_prefers_answers_and_tells_of_strangers(
 ) -> None:
     """Claim: an id two files have is one row, its answer before its error; others are left out."""
     one, two, out = (tmp_path / f"{name}.jsonl" for name in ("one", "two", "out"))
-    corpus.run(jobs, one, work, saying(work, [], lambda id: "bad"))
-    corpus.run(jobs[:2], two, work, saying(work, []))
-    found = corpus.merge(jobs[1:], [one, two], out)
+    keeping.run(jobs, one, work, saying(work, [], lambda id: "bad"))
+    keeping.run(jobs[:2], two, work, saying(work, []))
+    found = keeping.merge(jobs[1:], [one, two], out)
     assert found.doubled == tuple(job.id for job in jobs[:2]) and not found.missing
     assert found.unknown == (jobs[0].id,) and found.errors == tuple(j.id for j in jobs[2:])
     assert [each["error"] for each in read(out)] == [None, *["bad"] * 4]
     longer = replace(work, max_new_tokens=9)
-    corpus.run(jobs[:1], tmp_path / "three.jsonl", longer, saying(longer, []))
+    keeping.run(jobs[:1], tmp_path / "three.jsonl", longer, saying(longer, []))
     with pytest.raises(OptionError, match="different runs"):
-        corpus.merge(jobs, [one, tmp_path / "three.jsonl"], out)
+        keeping.merge(jobs, [one, tmp_path / "three.jsonl"], out)
 
 
 def test_a_shard_without_videos_leaves_a_file(jobs: list[Job], work: Work, tmp_path: Path) -> None:
     """Claim: where there are more shards than videos, all of them can be merged."""
     parts = [tmp_path / f"{i}.jsonl" for i in range(2)]
-    corpus.run(jobs, parts[0], work, saying(work, []))
-    corpus.run([], parts[1], work, saying(work, []))
-    assert corpus.merge(jobs, parts, tmp_path / "out.jsonl").rows == 6
+    keeping.run(jobs, parts[0], work, saying(work, []))
+    keeping.run([], parts[1], work, saying(work, []))
+    assert keeping.merge(jobs, parts, tmp_path / "out.jsonl").rows == 6
 
 
 # -- manifests ---------------------------------------------------------------------------------
@@ -320,12 +323,12 @@ def test_every_kind_of_manifest(videos: Path, tmp_path: Path) -> None:
     every = [tmp_path / name for name in ("list.txt", "list.jsonl", "list.csv")]
     every += [videos, videos.parent / "beside.txt"]
     for manifest in every:
-        assert [Path(job.path) for job in corpus.jobs(manifest, "?")] == [
+        assert [Path(job.path) for job in manifests.jobs(manifest, "?")] == [
             videos / name for name in names
         ]
-    assert [job.prompt for job in corpus.jobs(every[1], "?")] == ["Why?", *["?"] * 5]
-    assert [job.id for job in corpus.jobs(every[2], "?")] == list("012345")
-    assert [job.id for job in corpus.jobs(videos, "?")] == names
+    assert [job.prompt for job in manifests.jobs(every[1], "?")] == ["Why?", *["?"] * 5]
+    assert [job.id for job in manifests.jobs(every[2], "?")] == list("012345")
+    assert [job.id for job in manifests.jobs(videos, "?")] == names
 
 
 @pytest.mark.parametrize(
@@ -345,9 +348,9 @@ def test_a_manifest_that_is_wrong_is_refused(
     """Claim: what cannot be read is told with its line."""
     (tmp_path / name).write_text(text)
     with pytest.raises(OptionError, match=why):
-        corpus.jobs(tmp_path / name, "?")
+        manifests.jobs(tmp_path / name, "?")
     with pytest.raises(OptionError, match="no manifest"):
-        corpus.jobs(tmp_path / "none.txt", "?")
+        manifests.jobs(tmp_path / "none.txt", "?")
 
 
 @given(st.integers(1, 9), st.integers(0, 40))
@@ -360,6 +363,6 @@ def test_shards_share_out_the_items(count: int, items: int) -> None:
 
 def test_how_far_it_is_in_words() -> None:
     """Claim: the time left is what is to be done by the rate of this run, not of earlier ones."""
-    assert str(corpus.Standing(10, 4, 1, 0, 0.0)) == "4 of 10 done, 1 errors"
-    said = str(corpus.Standing(1000, 400, 2, 100, 50.0))
+    assert str(keeping.Standing(10, 4, 1, 0, 0.0)) == "4 of 10 done, 1 errors"
+    said = str(keeping.Standing(1000, 400, 2, 100, 50.0))
     assert said == "400 of 1000 done, 2 errors, 2.00 a second, 0:05:00 left"

@@ -25,10 +25,10 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from typer.testing import CliRunner
 
-from saccade import corpus
 from saccade.cli import replicas as several
 from saccade.cli.app import app as cli_app
 from saccade.core.errors import OptionError, SaccadeError
+from saccade.corpus import manifest as manifests
 from saccade.corpus.worker import Worker
 from saccade.inputs.media import Sampling
 
@@ -155,14 +155,14 @@ def test_two_replicas_answer_as_one_and_a_death_costs_none_but_its_own(
     full house says 429. After SIGTERM a stream is ended whole, and no process is left.
     """
     clips = sorted(videos.glob("clip*.mp4"))[:3]
-    work = corpus.Work(
+    work = manifests.Work(
         method="ar",
         max_new_tokens=TOKENS,
         sampling=Sampling(num_frames=4),
         place=(("device", "cpu"),),
         threads=1,
     )
-    jobs = [job for job in corpus.jobs(videos, QUESTION) if Path(job.path) in clips]
+    jobs = [job for job in manifests.jobs(videos, QUESTION) if Path(job.path) in clips]
     truth = {Path(row.video).name: row.text for row in Worker(work)(jobs)}
     words = (
         "--replicas 2 --threads 1 --rows 2 --queue 2 --num-frames 4 --device cpu --drain 60 "

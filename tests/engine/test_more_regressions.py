@@ -45,7 +45,8 @@ from saccade.core import verify as verify_module
 from saccade.core.errors import ModelError
 from saccade.core.result import RoundRecord
 from saccade.core.tree import Tree, chain
-from saccade.inputs import EMBEDDED, load
+from saccade.inputs import load
+from saccade.inputs.checkpoints import EMBEDDED
 from saccade.model import families
 
 pytestmark = pytest.mark.usefixtures("unchecked")

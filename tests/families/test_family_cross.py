@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerFast
 
 from saccade import inputs as models
 from saccade.core.errors import ModelError
-from saccade.inputs import Loaded
+from saccade.inputs import Loaded, loading
 
 COUNT = 24
 
@@ -34,7 +34,7 @@ def test_a_text_only_draft_for_a_target_that_sees(method: str) -> None:
     """Claim: a llama whose tokens are a prefix of LLaVA-1.5's drafts for it without the pictures,
     and the answer is plain decoding's. Fails if it stumbles over placeholders or pixels."""
     target, draft = zoo.member("llava-1.5"), zoo.member("llama", seed=1)
-    models.check_pair(target, draft)
+    loading.check_pair(target, draft)
     with forked():
         for seed, kind in enumerate(("image", "images", "image")):
             inputs = zoo.asked(target, kind, seed)
@@ -86,7 +86,7 @@ def test_special_tokens_beyond_the_others_end_are_accepted(swap: bool) -> None:
     Fails if <image> after a language model's own vocabulary parts a pair."""
     pair = [tokenizer("abc", ["<s>"]), tokenizer("abc", ["<s>", "<image>", "<video>"])]
     one, other = reversed(pair) if swap else pair
-    models.check_tokenizers("target", one, "draft", other)
+    loading.check_tokenizers("target", one, "draft", other)
 
 
 CHANGED: list[tuple[str, Any, Any, int]] = [
@@ -105,7 +105,7 @@ def test_a_difference_inside_is_refused(one: Any, other: Any, first: int, swap: 
     both models. Fails if a shifted vocabulary passes, or a later difference is named."""
     one, other = (other, one) if swap else (one, other)
     with pytest.raises(ModelError, match=rf"their tokenizers differ at id {first} \(") as caught:
-        models.check_tokenizers("big", one, "small", other)
+        loading.check_tokenizers("big", one, "small", other)
     said = str(caught.value)
     assert "small cannot draft for big" in said and "\n" not in said
     for each in (one, other):

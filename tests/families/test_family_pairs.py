@@ -22,7 +22,7 @@ from evidence import checkpoints
 from evidence.checkpoints import Size
 from saccade import inputs as models
 from saccade.core.errors import ModelError
-from saccade.inputs import Loaded
+from saccade.inputs import Loaded, loading
 from saccade.model.backbone import Backbone
 
 COUNT = 24
@@ -34,7 +34,7 @@ pytestmark = pytest.mark.usefixtures("unchecked")
 
 def lossless(target: Loaded, draft: Loaded, kinds: tuple[str, ...], methods: Any) -> Counter[str]:
     """Every answer is ``generate``'s, and drafts were judged; how many were accepted or not."""
-    models.check_pair(target, draft)
+    loading.check_pair(target, draft)
     counted: Counter[str] = Counter()
     for seed, kind in enumerate(kinds):
         inputs = zoo.asked(target, kind, seed)
@@ -125,7 +125,7 @@ def test_pairs_of_different_families(target: str, draft: str) -> None:
     target's inputs, or drafting ends with a reason; the answer is the target's.
     Fails if an input made for one family breaks the answer."""
     mine, theirs = zoo.member(target), zoo.member(draft, seed=1)
-    models.check_pair(mine, theirs)
+    loading.check_pair(mine, theirs)
     inputs = zoo.asked(mine, "image")
     expected = zoo.hf_greedy(mine, inputs, COUNT)
     for method in ("specvlm",):
@@ -159,7 +159,7 @@ def test_a_different_tokenizer_is_refused() -> None:
     mine = {i: t for t, i in target.tokenizer.get_vocab().items()}
     first = min(i for i in mine | theirs if mine.get(i) != theirs.get(i))
     with pytest.raises(ModelError) as caught:
-        models.check_pair(target, draft)
+        loading.check_pair(target, draft)
     said = str(caught.value)
     assert f"id {first}" in said and repr(theirs[first]) in said and repr(mine[first]) in said
     assert target.name in said and draft.name in said
@@ -178,12 +178,12 @@ def test_one_token_is_enough_to_refuse() -> None:
     """Claim: two tokenizers that agree but for one token are told apart, either way round; two
     copies of one are not. Fails if only sizes, or only letters, are compared."""
     one, other = zoo.member("llama"), zoo.member("llama", noise=zoo.NOISE)
-    models.check_pair(one, other)
+    loading.check_pair(one, other)
     number = one.tokenizer.get_vocab()["<|im_start|>"]
     changed = Loaded("changed", other.backbone, retold(one.tokenizer, "im_start", "im_begin"))
     for pair in ((one, changed), (changed, one)):
         with pytest.raises(ModelError, match=rf"id {number} .*im_"):
-            models.check_pair(*pair)
+            loading.check_pair(*pair)
 
 
 # -- 8: text only ------------------------------------------------------------------------------

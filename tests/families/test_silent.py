@@ -25,7 +25,7 @@ from saccade.core.errors import MethodError, ModelError, OptionError
 from saccade.core.sampling import Sampling
 from saccade.drafting.parallel.drafter import _portable
 from saccade.drafting.shapes import costs
-from saccade.inputs import footprint
+from saccade.inputs import footprint, loading
 from saccade.methods import resolve
 from saccade.model.backbone import Backbone
 
@@ -268,7 +268,7 @@ def test_silent_10_a_config_of_no_model_is_a_sentence(
     with pytest.raises(ModelError):
         models.load(str(folder))
     with pytest.raises(ModelError):
-        footprint.footprint(models.read_config(str(folder)))
+        footprint.footprint(loading.read_config(str(folder)))
 
 
 SCRIPT = """

@@ -29,7 +29,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from saccade.core.errors import SaccadeError
-from saccade.inputs import footprint, read_config
+from saccade.inputs import footprint
+from saccade.inputs.loading import read_config
 from saccade.inputs.media import Limits
 from saccade.inputs.media.guard import Guard
 from saccade.methods import resolve

@@ -17,7 +17,7 @@ from saccade import inputs as models
 from saccade.bench.hardware.published import CONFIGS
 from saccade.core.errors import ModelError
 from saccade.core.sampling import Sampling
-from saccade.inputs import Loaded
+from saccade.inputs import Loaded, loading
 from saccade.inputs import footprint as footprints
 from saccade.inputs.footprint import footprint
 from saccade.model import memory
@@ -65,7 +65,7 @@ def test_parameters_are_counted_exactly(loaded: Callable[[str], Loaded], family:
     its layers and head, of the experts the share a token passes through.
     Fails if a tower, a head or an expert is left out or counted twice."""
     model = loaded(family).backbone.model
-    config = models.read_config(loaded(family).name)
+    config = loading.read_config(loaded(family).name)
     found = footprint(config)
     assert found.parameters == sum(weight.numel() for weight in model.parameters())
     expected = model.get_output_embeddings().weight.numel()
@@ -114,7 +114,7 @@ def test_what_a_token_leaves_is_what_a_cache_takes(
     assert cache.bytes % 100 == 0
     row = cache.bytes // 100
     assert row == backbone.token_bytes
-    assert row == footprint(models.read_config(loaded(family).name)).kv * dtype.itemsize
+    assert row == footprint(loading.read_config(loaded(family).name)).kv * dtype.itemsize
 
 
 @pytest.mark.parametrize(
@@ -167,7 +167,7 @@ def test_a_model_that_cannot_fit_is_refused_unread(
     """Claim: with room for a share of its weights, a model is refused before one is read, naming
     the first way that would fit. Fails if it is loaded anyway, or the advice would not fit."""
     name = loaded("llama").name
-    room(share * footprint(models.read_config(name)).weights(4))
+    room(share * footprint(loading.read_config(name)).weights(4))
     with pytest.raises(ModelError, match=f"does not fit.*{way}") as caught:
         models.load(name, dtype="float32", device="cpu")
     sentence(caught.value)
@@ -179,7 +179,7 @@ def test_what_fits_is_loaded(
     """Claim: with just enough room nothing is said, and the advice, taken, is let through.
     Fails if more is asked for than is needed."""
     name = loaded("llama").name
-    config = models.read_config(name)
+    config = loading.read_config(name)
     needed = footprint(config).weights(4)
     room(needed / (1 - SPARE) + 2)
     assert models.load(name, dtype="float32", device="cpu").backbone.layers == 2

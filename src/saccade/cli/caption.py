@@ -15,7 +15,7 @@ from saccade.cli.terminal import Json, Verbose, out, pace, prepare
 from saccade.core.errors import OptionError
 
 if TYPE_CHECKING:
-    from saccade.corpus import Answer
+    from saccade.corpus.keeping import Answer
 
 NAMED = 5  # ids named in a message, at most
 
@@ -69,10 +69,11 @@ def caption(
     part = rows.shard(shard)
     loading.warn_of_embedded(known.target)
     prepare(known.threads, verbose)
-    from saccade import corpus
+    from saccade.corpus import keeping
+    from saccade.corpus import manifest as manifests
 
     loading.recipes([known.method], exact)  # refused now, in a sentence, and not by every video
-    work = corpus.Work(
+    work = manifests.Work(
         known.target,
         known.draft,
         known.method,
@@ -93,10 +94,10 @@ def caption(
 
         return here(work)
 
-    jobs = rows.part(corpus.jobs(manifest, prompt), part)
-    path = corpus.shard_path(out_path, part)
+    jobs = rows.part(manifests.jobs(manifest, prompt), part)
+    path = keeping.shard_path(out_path, part)
     with pace("loading the models") as say:
-        found = corpus.run(
+        found = keeping.run(
             jobs,
             path,
             work,
@@ -125,9 +126,10 @@ def caption_merge(
     as_json: Json = False,
 ) -> None:
     """Join shards in the manifest's order and say what is missing; exits with 1 if anything is."""
-    from saccade import corpus
+    from saccade.corpus import keeping
+    from saccade.corpus import manifest as manifests
 
-    found = corpus.merge(corpus.jobs(manifest, options.QUESTION), parts, out_path)
+    found = keeping.merge(manifests.jobs(manifest, options.QUESTION), parts, out_path)
     if as_json:
         typer.echo(json.dumps({"out": str(out_path), **asdict(found)}))
     else:

@@ -52,27 +52,28 @@ def doctor(
     reads; `saccade calibrate` measures it.
     """
     prepare(None, verbose)
-    from saccade import inputs
     from saccade.bench.hardware.doctor import examine
+    from saccade.inputs import loading as reading
+    from saccade.inputs import questions
     from saccade.model.memory import GIB, available
 
     if draft is None and target == "shapes":
         draft = "shapes-draft"
-    place = inputs.pick_device(device)
+    place = reading.pick_device(device)
     with status("reading the configs", quiet=as_json):
         mine = _config(target, trust_remote_code)
         theirs = None if draft is None else (draft, _config(draft, trust_remote_code))
         problems, notes = _together((target, mine), theirs, trust_remote_code)
     if video is not None:
         clip = loading.read(video, frames.sampling(), quiet=as_json)
-        reader = inputs.read_processor(target, mine, trust_remote_code=trust_remote_code)
-        shown = inputs.shown(clip)
-        asked = inputs.put(
+        reader = reading.read_processor(target, mine, trust_remote_code=trust_remote_code)
+        shown = questions.shown(clip)
+        asked = questions.put(
             target, reader, prompt, shown.get("clips", ()), shown.get("images", ()), ()
         )
         tokens = int(asked["input_ids"].shape[1])
-    precision = inputs.precision(dtype, place)
-    bits = None if quantize is None else inputs.bits(quantize)
+    precision = reading.precision(dtype, place)
+    bits = None if quantize is None else reading.bits(quantize)
     found = examine(
         (target, mine),
         theirs,
@@ -94,22 +95,22 @@ def doctor(
 
 
 def _config(name: str, trust: bool) -> Any:
-    from saccade import inputs
     from saccade.bench.hardware.published import CONFIGS
+    from saccade.inputs import loading as reading
 
     made = CONFIGS.get(name)
     if made is not None:
         return made()
-    return inputs.read_config(name, trust_remote_code=trust, weights=False)
+    return reading.read_config(name, trust_remote_code=trust, weights=False)
 
 
 def _together(
     target: tuple[str, Any], draft: tuple[str, Any] | None, trust: bool
 ) -> tuple[list[str], list[str]]:
     """Why they cannot work, and what is worth knowing."""
-    from saccade import inputs
     from saccade.bench.hardware.published import CONFIGS
     from saccade.inputs import architectures
+    from saccade.inputs import loading as reading
     from saccade.model import families
 
     problems: list[str] = []
@@ -127,11 +128,11 @@ def _together(
         notes.append("a published size has no tokenizer here, so tokens were not compared")
     else:
         readers = [
-            inputs.read_processor(name, config, trust_remote_code=trust) for name, config in both
+            reading.read_processor(name, config, trust_remote_code=trust) for name, config in both
         ]
         inner = [getattr(reader, "tokenizer", reader) for reader in readers]
         try:
-            inputs.check_tokenizers(target[0], inner[0], draft[0], inner[1])
+            reading.check_tokenizers(target[0], inner[0], draft[0], inner[1])
             notes.append("their tokenizers agree, token by token")
         except SaccadeError as error:
             problems.append(str(error))

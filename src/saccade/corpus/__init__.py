@@ -5,29 +5,3 @@ A manifest names the jobs (``manifest``), a worker holds the models and answers 
 there. Rows come in any order, one per id; what goes wrong with a video is its own row. Nothing here
 knows the command line, and only ``worker`` models, so that whoever hands out work starts fast.
 """
-
-from saccade.corpus.keeping import (
-    Answer,
-    Merged,
-    Standing,
-    Tell,
-    merge,
-    run,
-    shard_path,
-)
-from saccade.corpus.manifest import UNEXPECTED, Job, Row, Work, jobs
-
-__all__ = [
-    "UNEXPECTED",
-    "Answer",
-    "Job",
-    "Merged",
-    "Row",
-    "Standing",
-    "Tell",
-    "Work",
-    "jobs",
-    "merge",
-    "run",
-    "shard_path",
-]

@@ -18,7 +18,7 @@ from transformers import Qwen2_5_VLForConditionalGeneration
 from transformers.trainer_utils import get_last_checkpoint
 
 from saccade.core.errors import ModelError, OptionError
-from saccade.inputs import Loaded, check_pair, load
+from saccade.inputs.loading import Loaded, check_pair, load
 from saccade.model.backbone import Backbone
 from saccade.world.train_draft.recipes import DraftRecipe, Settings, parts, recipe, shared
 from saccade.world.train_draft.trainer import Tell, Work, trainer
