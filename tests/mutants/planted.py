@@ -286,10 +286,8 @@ MUTANTS = (
     Mutant(
         "a scored node is taken for another of the same token",
         "core/tree.py",
-        "zip(one.tokens, one.parents, strict=True),\n        zip(other.tokens, other.parents, "
-        "strict=True),",
-        "zip(one.tokens, one.tokens, strict=True),\n        zip(other.tokens, other.tokens, "
-        "strict=True),",
+        "zip(one.tokens, one.parents, strict=True), zip(other.tokens, other.parents, strict=True)",
+        "zip(one.tokens, one.tokens, strict=True), zip(other.tokens, other.tokens, strict=True)",
         ("core/test_tree.py::test_shared_counts_leading_nodes_with_equal_token_and_parent",),
     ),
     # -- drafts ----------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from statistics import median
 from typing import Any
 
 from saccade.bench.peers import PEERS
-from saccade.core.errors import MethodError, OptionError, SaccadeError
+from saccade.core.errors import MethodError, OptionError, SaccadeError, kind_and_line
 from saccade.core.prompt import Inputs
 from saccade.core.result import Result
 from saccade.drafting.recipe import Recipe
@@ -140,17 +140,11 @@ def race(
             except Exception as error:  # a peer's crash is a finding, not the end of the comparison
                 if recipe is not None:
                     raise
-                errors[name] = first_line(error)
+                errors[name] = kind_and_line(error)
                 continue
             if round:
                 runs[name].append(timed)
     return Raced(runs, errors)
-
-
-def first_line(error: Exception) -> str:
-    """What an error says, in a line."""
-    said = str(error).strip().splitlines() or [""]
-    return f"{type(error).__name__}: {said[0]}"
 
 
 def _resolve(name: str) -> Recipe:

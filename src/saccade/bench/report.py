@@ -14,6 +14,7 @@ from saccade.bench.compare import BASELINE
 from saccade.bench.draft_only import is_draft_only
 from saccade.bench.measures import Interval
 from saccade.bench.records import Answer
+from saccade.core.tree import common
 
 REPORT = "report.md"
 LEGEND = """\
@@ -181,10 +182,7 @@ def _agreement(own: Sequence[Answer], plain: Sequence[Answer]) -> str:
     shares = []
     for answer in own:
         theirs = said.get(answer.item, ())
-        same = 0
-        while same < min(len(theirs), len(answer.ids)) and theirs[same] == answer.ids[same]:
-            same += 1
-        shares.append(same / max(1, len(theirs)))
+        shares.append(common(theirs, answer.ids) / max(1, len(theirs)))
     return _between(measures.interval(shares, np.mean))
 
 

@@ -20,13 +20,13 @@ import numpy as np
 import torch
 
 from saccade.bench import draft_only, records
-from saccade.bench.compare import BASELINE, WARM_UP_TOKENS, first_line, named
+from saccade.bench.compare import BASELINE, WARM_UP_TOKENS, named
 from saccade.bench.draft_only import is_draft_only
 from saccade.bench.peers import PEERS
 from saccade.bench.records import Answer
 from saccade.bench.suites.datasets import message_parts
 from saccade.bench.suites.types import Item, Suite
-from saccade.core.errors import OptionError, SaccadeError
+from saccade.core.errors import OptionError, SaccadeError, kind_and_line
 from saccade.core.options import settle
 from saccade.core.prompt import Inputs
 from saccade.drafting.recipe import Recipe
@@ -200,7 +200,7 @@ class _Bench:
             ours = recipe is not None and not isinstance(error, SaccadeError)
             if ours or name == BASELINE:
                 raise
-            return [self._blank(name, 0, error=first_line(error))]
+            return [self._blank(name, 0, error=kind_and_line(error))]
         return found
 
     @contextmanager

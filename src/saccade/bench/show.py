@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from saccade.bench.compare import Summary
-from saccade.core.result import Kind, RoundRecord
+from saccade.core.result import UNFINISHED, Kind, RoundRecord
 
 STYLE: dict[Kind, str] = {"accepted": "green", "recovered": "bold yellow", "bonus": "bold cyan"}
 MEANING: dict[Kind, str] = {
@@ -19,7 +19,6 @@ MEANING: dict[Kind, str] = {
     "recovered": "corrected by the target",
     "bonus": "added by the target",
 }
-UNFINISHED = "\N{REPLACEMENT CHARACTER}"
 
 
 class Typist:

@@ -61,6 +61,16 @@ class OptionError(SaccadeError):
     """An option has a value that cannot be used."""
 
 
+def first_line(error: BaseException) -> str:
+    """The beginning of what a library says, for a sentence of ours; nothing where it says none."""
+    return (str(error).strip().splitlines() or [""])[0].rstrip(".")[:300]
+
+
+def kind_and_line(error: BaseException) -> str:
+    """An error that is no one's sentence, in a line."""
+    return f"{type(error).__name__}: {first_line(error)}"
+
+
 def meant(name: str, known: Iterable[str]) -> str:
     """What to add to an error about a name nobody knows: the known one that is nearest, if any."""
     others = [other for other in known if other != name]

@@ -14,7 +14,7 @@ from typing import Any, TypedDict
 import torch
 from transformers import GenerationConfig, LogitsProcessorList, MaxTimeCriteria
 
-from saccade.core.errors import OptionError, meant
+from saccade.core.errors import OptionError, first_line, meant
 from saccade.core.result import FinishReason
 from saccade.core.sampling import Grammar, Sampling
 
@@ -123,7 +123,7 @@ def settle(
     try:
         unknown = config.update(**wanted)
     except (ValueError, TypeError) as error:
-        raise OptionError(_first_line(error)) from error
+        raise OptionError(first_line(error)) from error
     if unknown:
         told = [f"{name}{_meant(name, config)}" for name in sorted(unknown)]
         raise OptionError(f"unknown generation argument {', '.join(told)}")
@@ -217,7 +217,7 @@ def rules(
                 model_kwargs={},
             )
         except (ValueError, TypeError) as error:
-            said = _first_line(error)
+            said = first_line(error)
             raise OptionError(f"these generation settings cannot be used: {said}") from error
         rule = Sampling(bool(config.do_sample), tuple(processors), seed, ends(config), grammar)
         found.append(rule)
@@ -227,10 +227,6 @@ def rules(
 def _numbered(allowed: Callable[..., list[int]], request: int) -> Callable[..., list[int]]:
     """Tells the caller's function which request asks: each is alone in its own batch here."""
     return lambda batch, ids: allowed(request, ids)
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().splitlines()[0]
 
 
 def ends(config: GenerationConfig) -> tuple[int, ...]:

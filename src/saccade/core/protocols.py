@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal, Protocol, cast, runtime_checkable
 
 from jaxtyping import Int
 from torch import Tensor
@@ -130,8 +130,16 @@ class Shape(ABC):
         return self
 
     def priced(self, costs: Costs) -> Shape:
-        """The shape, told what forwards cost."""
-        return self
+        """The shape, told what forwards cost, where it is timed."""
+        return replace(cast(Any, self), costs=costs) if self.timed else self
+
+    @property
+    def prices(self) -> Costs:
+        """What forwards cost here, once it has been told."""
+        assert self.costs is not None, (
+            f"{type(self).__name__} needs measured costs: see recipe.plan"
+        )
+        return self.costs
 
     def pays(self) -> bool:
         """Whether drafting is expected to pay, before anything is known of the draft."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -104,13 +104,16 @@ def ancestors(parents: tuple[int, ...]) -> Bool[Tensor, "node node"]:
 
 def shared(one: Tree, other: Tree) -> int:
     """How many leading nodes two trees have in common."""
+    return common(
+        zip(one.tokens, one.parents, strict=True), zip(other.tokens, other.parents, strict=True)
+    )
+
+
+def common(one: Iterable[object], other: Iterable[object]) -> int:
+    """How many leading items are equal."""
     count = 0
-    for a, b in zip(
-        zip(one.tokens, one.parents, strict=True),
-        zip(other.tokens, other.parents, strict=True),
-        strict=False,
-    ):
-        if a != b:
+    for mine, its in zip(one, other, strict=False):
+        if mine != its:
             break
         count += 1
     return count

@@ -15,7 +15,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from saccade.core.errors import OptionError
+from saccade.core.errors import OptionError, first_line
 from saccade.corpus.keeping import Answer
 from saccade.corpus.manifest import UNEXPECTED, Job, Row, Work
 
@@ -130,8 +130,8 @@ def join(address: str, missing: str, **local: Any) -> Any:
             **(local if address == LOCAL else {}),
         )
     except Exception as error:  # ConnectionError, ValueError, its own: whatever it says is why
-        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise OptionError(f"no Ray cluster at {address}: {first}") from error
+        said = first_line(error) or type(error).__name__
+        raise OptionError(f"no Ray cluster at {address}: {said}") from error
     return ray
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from saccade.core.errors import SaccadeError
+from saccade.core.errors import SaccadeError, kind_and_line
 from saccade.core.prompt import Inputs
 from saccade.core.result import Result
 from saccade.corpus.keeping import Answer
@@ -113,11 +113,8 @@ class Worker:
         return caption
 
     def _failed(self, job: Job, error: Exception) -> Row:
-        said = str(error)
-        if not isinstance(error, SaccadeError):
-            first = said.strip().splitlines() or [""]
-            said = f"{UNEXPECTED}{type(error).__name__}: {first[0]}"
-        return self.work.row(job, error=said)
+        ours = isinstance(error, SaccadeError)
+        return self.work.row(job, error=str(error) if ours else UNEXPECTED + kind_and_line(error))
 
 
 def _one(loaded: Any, asked: Sequence[Inputs]) -> Inputs:

@@ -14,7 +14,7 @@ from saccade.core.prompt import Prompt, Turn
 from saccade.core.protocols import Schedule
 from saccade.core.result import FinishReason, Result, Round, RoundRecord, Timings
 from saccade.core.timing import Clock
-from saccade.core.tree import Tree
+from saccade.core.tree import Tree, common
 from saccade.drafting.drafters import Fallback, SelfDrafter
 from saccade.drafting.recipe import Recipe, chained, plan
 from saccade.drafting.schedule import NO_MEMORY, MemoryGuard, opening
@@ -176,9 +176,7 @@ class Call:
         found: dict[int, Turn] = {}
         for number, new in enumerate(request.ids):
             old = self.session.requests[number].context
-            same = 0
-            while same < min(len(old), len(new)) and old[same] == new[same]:
-                same += 1
+            same = common(old, new)
             if {*old[same:], *new[same:]} & self.target.placeholders.keys():
                 return None
             found[number] = Turn(len(old) - same, tuple(new[same:]))

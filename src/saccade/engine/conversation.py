@@ -51,10 +51,7 @@ class Conversation:
 
     def run(self, inputs: Inputs, **settings: Any) -> Result:
         """The next answer. One request at a time."""
-        rounds = self.stream(inputs, **settings)
-        for _ in rounds:
-            pass
-        return rounds.results[0]
+        return self.stream(inputs, **settings).finish()[0]
 
     def close(self) -> None:
         """Frees the caches, and the draft's process where there is one."""

@@ -67,6 +67,12 @@ class Stream(Iterator[Round]):
     def __next__(self) -> Round:
         return next(self._rounds)
 
+    def finish(self) -> list[Result]:
+        """Decodes to the end; the results."""
+        for _ in self:
+            pass
+        return self.results
+
     def close(self) -> None:
         """Stops decoding; nothing more is emitted."""
         self.closed = True
@@ -202,9 +208,7 @@ def run(
     )
     if len(inputs["input_ids"]) != 1:
         raise OptionError("saccade.run answers one request; use saccade.generate for a batch")
-    for _ in rounds:
-        pass
-    return rounds.results[0]
+    return rounds.finish()[0]
 
 
 @torch.no_grad()

@@ -13,10 +13,10 @@ import numpy as np
 import torch
 from transformers import AutoModelForImageTextToText, AutoProcessor
 
-from saccade.core.errors import ModelError
+from saccade.core.errors import ModelError, first_line
 from saccade.core.prompt import Inputs
 from saccade.inputs.checkpoints import cached_only, check_folder
-from saccade.inputs.loading import first_line, load, pick_device
+from saccade.inputs.loading import load, pick_device
 from saccade.inputs.questions import put
 
 MAX_TOKENS = 64

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from saccade.core.errors import ModelError, SaccadeError
+from saccade.core.errors import ModelError, SaccadeError, kind_and_line
 from saccade.inputs import architectures
 from saccade.model import memory
 
@@ -70,8 +70,8 @@ def footprint(config: Any) -> Footprint:
     except SaccadeError:
         raise
     except Exception as error:  # numbers that no model can have
-        said = f"{type(error).__name__}: {error}".strip().split("\n")[0][:200]
-        raise ModelError(f"config.json describes no model that can be built ({said})") from error
+        said = f"config.json describes no model that can be built ({kind_and_line(error)})"
+        raise ModelError(said) from error
 
 
 def number_size(dtype: Any, config: Any) -> int:

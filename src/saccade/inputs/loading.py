@@ -21,7 +21,7 @@ from transformers import (
     TorchAoConfig,
 )
 
-from saccade.core.errors import ModelError, OptionError, SaccadeError
+from saccade.core.errors import ModelError, OptionError, SaccadeError, first_line
 from saccade.core.options import check_whole
 from saccade.inputs import architectures, footprint
 from saccade.inputs.checkpoints import cached_only, check_folder, offline, source_of
@@ -299,11 +299,6 @@ def _quantizer(name: str) -> Any:
 
 def _tokens(tokenizer: Any) -> dict[int, str]:
     return {number: token for token, number in tokenizer.get_vocab().items()}
-
-
-def first_line(error: Exception) -> str:
-    """The beginning of what a library says, for a sentence of ours."""
-    return str(error).strip().split("\n")[0].rstrip(".")[:300]
 
 
 def _broken(folder: Path) -> str | None:

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from saccade.core.errors import ModelError, OptionError
+from saccade.core.errors import ModelError, OptionError, first_line
 from saccade.core.prompt import CONTEXT, Inputs
 from saccade.inputs import literal
-from saccade.inputs.loading import Loaded, first_line
+from saccade.inputs.loading import Loaded
 from saccade.inputs.media import Clip
 from saccade.model.backbone import Backbone
 

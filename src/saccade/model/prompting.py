@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn.functional import avg_pool2d
 from torch.utils.hooks import RemovableHandle
 
-from saccade.core.errors import ModelError, OptionError
+from saccade.core.errors import ModelError, OptionError, first_line
 from saccade.core.prompt import CONTEXT, Inputs, Prompt, with_context
 from saccade.model import families, memory
 from saccade.model.grid import Cells, arrange, lattice
@@ -126,8 +126,9 @@ class Reader:
         except Exception as error:  # models raise almost anything over others' inputs
             if memory.ran_out(error):
                 raise
-            said = str(error).strip().split("\n")[0][:200]
-            raise OptionError(f"these inputs do not belong together: {said}") from error
+            raise OptionError(
+                f"these inputs do not belong together: {first_line(error)}"
+            ) from error
         finally:
             handle.remove()
         raise ModelError(f"{type(self.model).__name__} never reached its language model")

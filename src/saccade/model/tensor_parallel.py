@@ -28,7 +28,6 @@ from saccade.core.tree import Tree
 
 T = TypeVar("T")
 PATIENCE = 120.0  # seconds the processes wait for each other between forwards
-KEYS = "layers.*.self_attn.k_proj"  # what must be split by columns for heads to be
 
 
 @dataclass(frozen=True)

@@ -6,10 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from saccade.core.result import Result, Round, RoundRecord
+from saccade.core.result import UNFINISHED, Result, Round, RoundRecord
 from saccade.core.tree import ROOT
 
-UNFINISHED = "\N{REPLACEMENT CHARACTER}"
 WINDOW = 32  # tokens that are enough for a decoder to know how the next is written
 
 

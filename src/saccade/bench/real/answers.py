@@ -110,9 +110,7 @@ def answers(
     that were read before."""
     target = model.backbone.keeping(kept)
     inputs = joined(model, [question(model, document) for document in documents])
-    rounds = stream(target, inputs, method=method, **settings)
-    for _ in rounds:
-        pass
+    results = stream(target, inputs, method=method, **settings).finish()
     return [
         Measured(
             document.name,
@@ -129,7 +127,7 @@ def answers(
             result.draft_visual_tokens,
             result.timings.decode,
         )
-        for document, result, truth in zip(documents, rounds.results, truths, strict=True)
+        for document, result, truth in zip(documents, results, truths, strict=True)
     ]
 
 

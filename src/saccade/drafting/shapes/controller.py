@@ -96,9 +96,6 @@ class Auto(Shape):
     def chained(self) -> Auto:
         return replace(self, runners=0)
 
-    def priced(self, costs: Costs) -> Auto:
-        return replace(self, costs=costs)
-
     def start(self) -> State:
         return Estimates()
 
@@ -184,14 +181,9 @@ class Auto(Shape):
         """Whether drafting is expected to pay here, before anything is known of the draft."""
         return self._best(Estimates(), USUAL)[0] > 1
 
-    @property
-    def _costs(self) -> Costs:
-        assert self.costs is not None, "Auto needs measured costs: see recipe.plan"
-        return self.costs
-
     def _bare(self, learnt: Estimates) -> _Bare:
         """Costs of bare forwards, of those that are shared this request's part."""
-        return _bare(self._costs, learnt.sharing)
+        return _bare(self.prices, learnt.sharing)
 
     def _alone(self, learnt: Estimates) -> float:
         """Seconds of a token of plain decoding."""
@@ -231,7 +223,7 @@ class Auto(Shape):
         requests, rows = 1, 1 + len(round.tree)
         if round.load is not None:
             requests, rows = round.load.requests, round.load.rows
-        took = round.verify_seconds / self._costs.together(requests, rows)
+        took = round.verify_seconds / self.prices.together(requests, rows)
         return FADE * learnt.stretch + (1 - FADE) * took
 
     def _started(self, learnt: Estimates, round: Round) -> float:

@@ -90,15 +90,11 @@ class Fit(Shape):
     def beside(self) -> Chain:
         """The most tokens that the draft writes while the target judges as many (HIPPO's and
         PEARL's gamma, T_target / T_draft)."""
-        assert self.costs is not None, "Fit needs measured costs: see recipe.plan"
-        draft, judge = self.costs.draft, self.costs.verify
+        draft, judge = self.prices.draft, self.prices.verify
         return Chain(max((n for n in range(1, LONGEST + 1) if n * draft <= judge(n)), default=1))
 
     def chained(self) -> Fit:
         return replace(self, trees=())
-
-    def priced(self, costs: Costs) -> Fit:
-        return replace(self, costs=costs)
 
     def start(self) -> State:
         return Learnt(Rate(PRIOR_RATE * PRIOR_WEIGHT, PRIOR_WEIGHT))
@@ -106,7 +102,7 @@ class Fit(Shape):
     def choose(self, state: State) -> int | Paths:
         """A chain length or the paths of a tree."""
         learnt: Learnt = state
-        costs, ratios = self._costs.shared(learnt.requests), learnt.ratios or self._believed
+        costs, ratios = self.prices.shared(learnt.requests), learnt.ratios or self._believed
         rate, busy = learnt.accepted.share, min(ratios[1:])
         options: list[tuple[int | Paths, float, int, int]] = [
             *((n, expected_chain(rate, n), n, n + 1) for n in range(1, LONGEST + 1)),
@@ -118,11 +114,6 @@ class Fit(Shape):
             return tokens / (busy * levels * costs.draft + ratios[rows] * costs.verify(rows))
 
         return max(options, key=speed)[0]
-
-    @property
-    def _costs(self) -> Costs:
-        assert self.costs is not None, "Fit needs measured costs: see recipe.plan"
-        return self.costs
 
     @property
     def _believed(self) -> tuple[float, ...]:
@@ -150,7 +141,7 @@ class Fit(Shape):
         rows = 1 + len(round.tree)
         if round.verify_seconds <= 0 or rows >= len(ratios):
             return ratios
-        bare = [0.0, *(self._costs.verify(n) for n in range(1, len(ratios)))]
+        bare = [0.0, *(self.prices.verify(n) for n in range(1, len(ratios)))]
         seconds = [ratio * cost for ratio, cost in zip(ratios, bare, strict=True)]
         took = round.verify_seconds
         here = max(took, (seconds[rows] + took) / 2)
