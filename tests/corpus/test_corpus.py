@@ -248,7 +248,7 @@ def test_the_unexpected_is_told_as_such(
     def broken(*args: Any, **kwargs: Any) -> Any:
         raise RuntimeError("a kernel\nfailed")
 
-    monkeypatch.setattr(workers, "stream", broken)
+    monkeypatch.setattr(workers, "answered", broken)
     (row,) = worker([jobs[1]])
     assert row.error == f"{manifests.UNEXPECTED}RuntimeError: a kernel" and row.text is None
 

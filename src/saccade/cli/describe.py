@@ -76,8 +76,8 @@ def describe(
     elif not quiet:
         loading.warn_of_embedded(known.target)
     prepare(known.threads, verbose, quiet=show != "all")
+    from saccade.corpus.answering import answered
     from saccade.drafting.recipe import split
-    from saccade.engine.generate import stream
     from saccade.inputs import shown
     from saccade.model import tensor_parallel
 
@@ -87,15 +87,11 @@ def describe(
     if tp and seed is None:
         seed = tensor_parallel.agreed(secrets.randbits(63))
     media = {} if clip is None else shown(clip)
-    inputs, own = pair.ask(prompt, **media, documents=texts)
     begin = partial(
-        stream,
-        pair.target.backbone,
-        inputs,
-        draft=pair.drafting,
-        draft_inputs=own,
-        method=recipe,
-        tokenizer=pair.target.tokenizer,
+        answered,
+        pair,
+        pair.ask(prompt, **media, documents=texts),
+        recipe,
         captioner=known.captions([] if clip is None else [list(clip.frames)]),
         seed=seed,
         exact=exact,

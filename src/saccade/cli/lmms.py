@@ -12,7 +12,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,12 +20,12 @@ from PIL import Image
 from tqdm import tqdm
 from transformers import GenerationConfig
 
-import saccade
 from saccade.cli import loading
 from saccade.cli.options import LoadOptions
 from saccade.core.errors import OptionError, SaccadeError
 from saccade.core.options import MAX_NEW_TOKENS
 from saccade.core.result import Result, emitted_each
+from saccade.corpus.answering import answered
 from saccade.engine.generate import DEFAULT_METHOD
 from saccade.inputs import media
 from saccade.inputs.media import Clip, Sampling
@@ -78,12 +78,6 @@ class Saccade(Model):
         draft: str | None = None,
         method: str = DEFAULT_METHOD,
         *,
-        device: str | None = None,
-        dtype: str | None = None,
-        device_map: str | None = None,
-        quantize: str | None = None,
-        trust_remote_code: bool = False,
-        positions: Literal["library", "trained"] = "library",
         threads: int | None = None,
         frames: int | None = None,
         max_new_tokens: int = MAX_NEW_TOKENS,
@@ -91,6 +85,7 @@ class Saccade(Model):
         seed: int = 0,
         captioner: str | None = None,
         batch_size: int | str = 1,
+        **how: Any,
     ) -> None:
         super().__init__()
         if str(batch_size) != "1":
@@ -102,11 +97,8 @@ class Saccade(Model):
         (self._recipe,) = loading.recipes([method.strip("\"'")])
         self._sampling = Sampling(num_frames=frames)
         self._longest, self._until, self._seed = max_new_tokens, until, seed
-        self._captioner, self._device = captioner, device
-        how = LoadOptions(
-            threads, dtype, device, device_map, quantize, trust_remote_code, positions
-        )
-        self._models = loading.models(target, draft, quiet=True, **how.load)
+        self._captioner, self._device = captioner, how.get("device")
+        self._models = loading.models(target, draft, quiet=True, **LoadOptions(**how).load)
         self._warned: set[str] = set()
 
     def generate_until(self, requests: Sequence[Any]) -> list[Any]:
@@ -155,18 +147,15 @@ class Saccade(Model):
         shown = [list(clip.frames) for clip in asked["clips"]]
         shown += [[picture] for picture in asked["images"]]
         caption = loading.captioner_of(self._captioner, target.name, shown, self._device)
-        inputs, own = self._models.ask(**asked)
-        return saccade.run(
-            target.backbone,
-            inputs,
-            draft=self._models.drafting,
-            draft_inputs=own,
-            method=self._recipe,
-            tokenizer=target.tokenizer,
+        rounds = answered(
+            self._models,
+            self._models.ask(**asked),
+            self._recipe,
             captioner=caption if shown else None,
             seed=settings.pop("seed", self._seed) + number,
             **settings,
         )
+        return rounds.finish()[0]
 
     def _warn(self, what: str) -> None:
         """Once a run."""

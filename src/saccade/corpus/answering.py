@@ -13,6 +13,7 @@ from typing import Any, Literal, TypedDict, Unpack, cast
 
 from saccade.core.errors import OptionError, meant
 from saccade.core.options import Asked
+from saccade.core.prompt import Inputs
 from saccade.core.result import Result
 from saccade.drafting.recipe import Recipe
 from saccade.engine.conversation import Conversation
@@ -20,7 +21,7 @@ from saccade.engine.generate import DEFAULT_METHOD, Stream, stream
 from saccade.inputs import captions, media
 from saccade.inputs.loading import load_pair, use_threads
 from saccade.inputs.media import Clip, Sampling, Source
-from saccade.inputs.questions import Pair, joined, shown
+from saccade.inputs.questions import Pair, shown
 from saccade.methods import resolve
 from saccade.world import knowing
 
@@ -78,16 +79,9 @@ class Model:
         Raises:
             VideoInputError, OptionError, ModelError: in one sentence.
         """
-        rounds = self.stream(
-            media,
-            question,
-            documents=documents,
-            frames=frames,
-            exact=exact,
-            seed=seed,
-            **settings,
-        )
-        return _finished(rounds)[0]
+        how: dict[str, Any] = {"documents": documents, "frames": frames}
+        how |= {"exact": exact, "seed": seed}
+        return self.stream(media, question, **how, **settings).finish()[0]
 
     def stream(
         self,
@@ -103,19 +97,9 @@ class Model:
         """The rounds of an answer as they come, each with the ``text`` it adds; arguments as
         :meth:`describe`. The whole is in ``results`` afterwards."""
         clips = self._clips(media, frames)
-        inputs, own = self.pair.ask(question, **_seen(clips), documents=documents)
-        return stream(
-            self.pair.target.backbone,
-            inputs,
-            draft=self.pair.drafting,
-            draft_inputs=own,
-            method=self.method,
-            tokenizer=self.pair.target.tokenizer,
-            captioner=self._captioner(clips),
-            exact=exact,
-            seed=seed,
-            **settings,
-        )
+        asked = self.pair.ask(question, **_seen(clips), documents=documents)
+        how = {"captioner": self._captioner(clips), "exact": exact, "seed": seed}
+        return answered(self.pair, asked, self.method, **how, **settings)
 
     def batch(
         self,
@@ -141,18 +125,8 @@ class Model:
             self.pair.ask(question, **_seen(self._clips(media, frames)))
             for media, question in pairs
         ]
-        owns = [own for _, own in asked if own is not None]
-        rounds = stream(
-            self.pair.target.backbone,
-            joined(self.pair.target, [inputs for inputs, _ in asked]),
-            draft=self.pair.drafting,
-            draft_inputs=joined(self.pair.draft, owns) if self.pair.draft and owns else None,
-            method=self.method,
-            tokenizer=self.pair.target.tokenizer,
-            seed=seed,
-            **settings,
-        )
-        return _finished(rounds)
+        together = self.pair.together(asked)
+        return answered(self.pair, together, self.method, seed=seed, **settings).finish()
 
     def chat(
         self,
@@ -295,7 +269,18 @@ def _seen(clips: Sequence[Clip]) -> dict[str, Any]:
     }
 
 
-def _finished(rounds: Stream) -> list[Result]:
-    for _ in rounds:
-        pass
-    return rounds.results
+def answered(
+    pair: Pair, asked: tuple[Inputs, Inputs | None], method: str | Recipe, **settings: Any
+) -> Stream:
+    """The answer of both models to what :meth:`Pair.ask` made of a question; ``settings`` as
+    :func:`saccade.stream`'s."""
+    inputs, own = asked
+    return stream(
+        pair.target.backbone,
+        inputs,
+        draft=pair.drafting,
+        draft_inputs=own,
+        method=method,
+        tokenizer=pair.target.tokenizer,
+        **settings,
+    )

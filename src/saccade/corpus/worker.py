@@ -13,12 +13,11 @@ import torch
 from saccade.core.errors import SaccadeError, kind_and_line
 from saccade.core.prompt import Inputs
 from saccade.core.result import Result
+from saccade.corpus.answering import answered
 from saccade.corpus.keeping import Answer
 from saccade.corpus.manifest import UNEXPECTED, Job, Row, Work
-from saccade.engine.generate import stream
 from saccade.inputs import Pair, captions, load_pair, media, shown
 from saccade.inputs.media import Clip
-from saccade.inputs.questions import joined
 from saccade.methods import resolve
 
 
@@ -78,25 +77,19 @@ class Worker:
         began = time.perf_counter()
         pair = self._pair
         asked = [pair.ask(each.job.prompt, **shown(each.clip)) for each in many]
-        own = [read for _, read in asked if read is not None]
-        rounds = stream(
-            pair.target.backbone,
-            _one(pair.target, [inputs for inputs, _ in asked]),
-            draft=pair.drafting,
-            draft_inputs=_one(pair.draft, own) if own else None,
-            method=self._recipe,
-            tokenizer=pair.target.tokenizer,
+        results = answered(
+            pair,
+            pair.together(asked),
+            self._recipe,
             captioner=self._captioner(many),
             exact=self.work.exact,
             max_new_tokens=self.work.max_new_tokens,
             do_sample=False,
-        )
-        for _ in rounds:
-            pass
+        ).finish()
         seconds = time.perf_counter() - began
         return [
             self.work.row(each.job, **_told(each.clip, result), seconds=seconds, together=len(many))
-            for each, result in zip(many, rounds.results, strict=True)
+            for each, result in zip(many, results, strict=True)
         ]
 
     def _captioner(self, many: Sequence[Opened]) -> Callable[[Inputs], list[list[str]]] | None:
@@ -115,10 +108,6 @@ class Worker:
     def _failed(self, job: Job, error: Exception) -> Row:
         ours = isinstance(error, SaccadeError)
         return self.work.row(job, error=str(error) if ours else UNEXPECTED + kind_and_line(error))
-
-
-def _one(loaded: Any, asked: Sequence[Inputs]) -> Inputs:
-    return asked[0] if len(asked) == 1 else joined(loaded, asked)
 
 
 def _told(clip: Clip, result: Result) -> dict[str, Any]:

@@ -36,6 +36,14 @@ class Pair:
             return inputs, None
         return inputs, ask_draft(self.target, self.draft, question, **asked)
 
+    def together(
+        self, asked: Sequence[tuple[Inputs, Inputs | None]]
+    ) -> tuple[Inputs, Inputs | None]:
+        """Several of what :meth:`ask` gave as one batch; see :func:`joined`."""
+        owns = [own for _, own in asked if own is not None]
+        inputs = joined(self.target, [inputs for inputs, _ in asked])
+        return inputs, joined(self.draft, owns) if self.draft and owns else None
+
 
 def ask(
     loaded: Loaded,
@@ -81,6 +89,8 @@ def joined(loaded: Loaded, many: Sequence[Inputs]) -> Inputs:
 
     Raises OptionError where they cannot stand in one batch.
     """
+    if len(many) == 1:
+        return many[0]
     token = loaded.tokenizer.pad_token_id
     pads = {"input_ids": loaded.tokenizer.eos_token_id if token is None else token}
     masked = [{"attention_mask": torch.ones_like(one["input_ids"]), **one} for one in many]

@@ -15,11 +15,11 @@ import numpy as np
 
 from saccade.core.errors import OptionError
 from saccade.core.result import RoundRecord
+from saccade.corpus.answering import answered
 from saccade.drafting.recipe import Recipe
 from saccade.drafting.schedule import parallel
 from saccade.drafting.setup import Captioner, Words
-from saccade.engine.generate import stream
-from saccade.inputs import Loaded, Pair, media, shown
+from saccade.inputs import Pair, media, shown
 from saccade.inputs.media import Clip
 from saccade.methods import SYSTEMS, resolve
 from saccade.ui.duel import Duel, Tell, duel
@@ -53,11 +53,9 @@ EXAMPLES: dict[str, Example] = {
 
 
 @dataclass(frozen=True)
-class PageModels:
+class PageModels(Pair):
     """What answers: the models, and who puts frames into words (None: nobody)."""
 
-    target: Loaded
-    draft: Loaded | None
     captioner: Callable[[Sequence[Sequence[np.ndarray]]], Captioner | None] = lambda media: None
 
     def word(self, token: int) -> str:
@@ -134,8 +132,7 @@ def answers(
     """The whole of a run: both answers, then what the draft saw. Raises SaccadeError."""
     recipe = resolve(checked(asked, settings).method)
     clip = read(asked.example, asked.upload, settings)
-    models = Pair(pair.target, pair.draft)
-    inputs, own = models.ask(asked.prompt, **shown(clip))
+    inputs, own = pair.ask(asked.prompt, **shown(clip))
     length = int(inputs["input_ids"].shape[1])
     if length > settings.max_prompt:
         raise OptionError(
@@ -146,26 +143,15 @@ def answers(
     settled = [recipe]
 
     def begin(method: Recipe, tell: Tell, **others: Any) -> Any:
-        found = stream(
-            pair.target.backbone,
-            inputs,
-            draft=models.drafting,
-            draft_inputs=own,
-            method=method,
-            tokenizer=pair.target.tokenizer,
-            captioner=captioner,
-            seed=asked.seed,
-            on_phase=tell,
-            **{**_settings(asked), **others},
-        )
+        told = {"captioner": captioner, "seed": asked.seed, "on_phase": tell}
+        found = answered(pair, (inputs, own), method, **told, **{**_settings(asked), **others})
         settled[0] = found.recipe
         return found
 
     def ready(method: Recipe, tell: Tell) -> Any:
         """As ``begin``; a draft's process is started before anything is timed."""
         if method.schedule is parallel:
-            for _ in begin(method, tell, max_new_tokens=1):
-                pass
+            begin(method, tell, max_new_tokens=1).finish()
         return begin(method, tell)
 
     plain = "ar", partial(ready, SYSTEMS["ar"])
@@ -178,7 +164,7 @@ def answers(
         return
     words = Words(pair.encode, captioner)
     try:
-        seen = kept(pair.target.backbone, models.drafting, settled[0], inputs, own, words)
+        seen = kept(pair.target.backbone, pair.drafting, settled[0], inputs, own, words)
         yield replace(last, seen=seen)
     except Exception as error:  # the answers stand, whatever the picture of them does
         log.warning("the picture of what the draft saw failed", exc_info=error)
