@@ -5,13 +5,13 @@ Seeds start where neither training nor ``evidence eval`` nor ``calibrate`` ever 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
 from saccade.bench.suites.types import Item, Medium, Setting, Task
 from saccade.inputs.media import Clip
-from saccade.world import descriptions, drawing, scenes, text
+from saccade.world import drawing, scenes, text
 from saccade.world.scenes import Scene
 from saccade.world.text import Turn
 
@@ -44,110 +44,94 @@ PICTURES = {"256": (224, 448), "2k": (896, 896)}  # height, width; the processor
 SHORTEST = "256"  # of a name without a length: a run of every method takes minutes
 
 
-@dataclass(frozen=True)
-class Shapes:
-    """One of ``TASKS`` at one of ``LENGTHS``."""
-
-    name: str
-    make: Callable[[int, str], Item]  # (seed, length)
-    length: str
-    setting: Setting
-
-    def items(self) -> Iterator[Item]:
-        for number in range(self.setting.samples or SAMPLES):
-            yield self.make(FIRST_SEED + number, self.length)
-
-
-def _clip(scene: Scene, length: Length) -> Clip:
+def _frames(scene: Scene, length: Length) -> Clip:
     """The frames as drawn: no codec stands between the world and the model."""
     frames = drawing.render(scene, length.frames, length.height, length.width)
     return drawing.clip(frames, length.frames / FPS)
 
 
-def _video(scene: Scene, length: str) -> Medium:
-    return Medium("video", f"scene-{scene.seed}", partial(_clip, scene, LENGTHS[length]))
+def _clip(scene: Scene, length: str) -> tuple[Medium, ...]:
+    return (Medium("video", f"scene-{scene.seed}", partial(_frames, scene, LENGTHS[length])),)
 
 
-def _item(
-    name: str, scene: Scene, length: str, turns: tuple[Turn, ...], task: Task = "open"
-) -> Item:
-    return Item(
-        id=f"{name}-{length}-{scene.seed}",
-        task=task,
-        question=turns[0].question,
-        media=(_video(scene, length),),
-        answers=(turns[0].answer,),
-        then=tuple(turn.question for turn in turns[1:]),
-        meta={"seed": scene.seed},
-    )
-
-
-def _caption(seed: int, length: str) -> Item:
-    scene = scenes.scene(seed)
-    turns = text.conversation(scene, "describe", seed)
-    return _item("shapes-caption", scene, length, turns, "caption")
-
-
-def _events(seed: int, length: str) -> Item:
-    scene = scenes.scene(seed)
-    return _item("shapes-events", scene, length, text.conversation(scene, "events", seed))
-
-
-def _qa(seed: int, length: str) -> Item:
-    """One short question: a clip has several, and the seed picks."""
-    scene = scenes.scene(seed)
-    turns = text.conversation(scene, "qa", seed)
-    return _item("shapes-qa", scene, length, turns[seed % len(turns) :][:1], "short")
-
-
-def _chat(seed: int, length: str) -> Item:
-    scene = scenes.scene(seed)
-    turns = text.conversation(scene, "chat", seed)[:2]
-    return _item("shapes-chat", scene, length, turns)
-
-
-def _diff(seed: int, length: str) -> Item:
-    """Two pictures that differ in one or two things."""
-    scene = scenes.scene(seed)
-    pair = [scene, scenes.edit(scene, seed)]
-    draw = [partial(drawing.image_frame, each, *PICTURES[length]) for each in pair]
-    (turn,) = text.conversation(scene, "diff", seed)
-    item = _item("shapes-diff", scene, length, (turn,))
-    names = ("before", "after")
-    media = [Medium("image", name, read) for name, read in zip(names, draw, strict=True)]
-    return replace(item, media=tuple(media))
-
-
-def _ood(seed: int, length: str) -> Item:
-    """What training never showed: a question in other words, of frames that are not square."""
-    scene = scenes.scene(seed)
+def _wide_clip(scene: Scene, length: str) -> tuple[Medium, ...]:
     size = LENGTHS[length]
     wide = replace(size, height=size.height // 2, width=size.width * 2)
-    item = _item(
-        "shapes-ood", scene, length, (Turn(UNHEARD, descriptions.describe(scene)),), "caption"
+    return (Medium("video", f"scene-{scene.seed}", partial(_frames, scene, wide)),)
+
+
+def _pictures(scene: Scene, length: str) -> tuple[Medium, ...]:
+    """Two that differ in one or two things."""
+    both = {"before": scene, "after": scenes.edit(scene, scene.seed)}
+    return tuple(
+        Medium("image", name, partial(drawing.image_frame, each, *PICTURES[length]))
+        for name, each in both.items()
     )
-    return replace(item, media=(Medium("video", f"scene-{seed}", partial(_clip, scene, wide)),))
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What is asked about a scene: one of the world's tasks, all of its turns or some."""
+
+    asked: str
+    longest: int  # answer, in tokens
+    task: Task = "open"
+    turns: Callable[[Sequence[Turn], int], Sequence[Turn]] = lambda turns, seed: turns
+    media: Callable[[Scene, str], tuple[Medium, ...]] = _clip
+
+    def item(self, name: str, seed: int, length: str) -> Item:
+        scene = scenes.scene(seed)
+        first, *then = self.turns(text.conversation(scene, self.asked, seed), seed)
+        return Item(
+            id=f"{name}-{length}-{seed}",
+            task=self.task,
+            question=first.question,
+            media=self.media(scene, length),
+            answers=(first.answer,),
+            then=tuple(turn.question for turn in then),
+            meta={"seed": seed},
+        )
+
+
+def _in_other_words(turns: Sequence[Turn], seed: int) -> Sequence[Turn]:
+    return [replace(turns[0], question=UNHEARD)]
 
 
 UNHEARD = "Tell a friend who cannot see this clip everything that goes on in it."
-TASKS: Mapping[str, tuple[Callable[[int, str], Item], int]] = {  # maker, longest answer
-    "shapes-caption": (_caption, 256),
-    "shapes-events": (_events, 128),
-    "shapes-qa": (_qa, 32),
-    "shapes-chat": (_chat, 192),
-    "shapes-diff": (_diff, 128),
-    "shapes-ood": (_ood, 256),
+TASKS: Mapping[str, Kind] = {
+    "shapes-caption": Kind("describe", 256, "caption"),
+    "shapes-events": Kind("events", 128),
+    # a clip has several short questions, and the seed picks
+    "shapes-qa": Kind("qa", 32, "short", lambda turns, seed: turns[seed % len(turns) :][:1]),
+    "shapes-chat": Kind("chat", 192, turns=lambda turns, seed: turns[:2]),
+    "shapes-diff": Kind("diff", 128, media=_pictures),
+    # what training never showed: a question in other words, of frames that are not square
+    "shapes-ood": Kind("describe", 256, "caption", _in_other_words, _wide_clip),
 }
+
+
+@dataclass(frozen=True)
+class Shapes:
+    """One of ``TASKS`` at one of ``LENGTHS``."""
+
+    name: str
+    kind: str
+    length: str
+    setting: Setting
+
+    def items(self) -> Iterator[Item]:
+        for number in range(self.setting.samples or SAMPLES):
+            yield TASKS[self.kind].item(self.kind, FIRST_SEED + number, self.length)
 
 
 def suites() -> dict[str, Shapes]:
     """Every suite by name: ``shapes-caption`` (256 visual tokens), ``shapes-caption-2k``, ..."""
     found = {}
-    for task, (make, longest) in TASKS.items():
-        for length in PICTURES if task == "shapes-diff" else LENGTHS:
-            if length == LONG and make is not _caption:
+    for task, kind in TASKS.items():
+        for length in PICTURES if kind.media is _pictures else LENGTHS:
+            if length == LONG and task != "shapes-caption":
                 continue
             name = task if length == SHORTEST else f"{task}-{length}"
-            setting = Setting("the embedded world", samples=SAMPLES, max_new_tokens=longest)
-            found[name] = Shapes(name, make, length, setting)
+            setting = Setting("the embedded world", samples=SAMPLES, max_new_tokens=kind.longest)
+            found[name] = Shapes(name, task, length, setting)
     return found
