@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 import saccade
+from saccade.cli.app import OTHERS, SECTIONS
 from saccade.cli.chat import SAID
 from saccade.cli.options import QUESTION, asked
-from saccade.cli.sections import OTHERS, SECTIONS
 from saccade.cli.terminal import console, status
 from saccade.core.errors import OptionError
 

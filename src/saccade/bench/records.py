@@ -86,19 +86,12 @@ STAGES: Mapping[str, Callable[[Answer], float]] = {
 
 def of(result: Result) -> dict[str, Any]:
     """The fields of an answer that a result of ours knows."""
-    timings = result.timings
+    timings = asdict(result.timings)
     return dict(
         ids=result.ids,
         text=result.text or "",
-        total=timings.total,
-        first=timings.first_token,
-        vision=timings.vision,
-        prefill=timings.prefill,
-        guide=timings.guide,
-        draft_prefill=timings.draft_prefill,
-        beside_prefill=timings.beside_prefill,
-        beside_draft=timings.beside_draft,
-        decode=timings.decode,
+        first=timings.pop("first_token"),
+        **timings,
         counted=max(1, len(result.ids) - 1),
         draft=sum(round.draft_seconds for round in result.rounds),
         verify=sum(round.verify_seconds for round in result.rounds),

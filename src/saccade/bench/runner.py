@@ -27,12 +27,12 @@ from saccade.bench.records import Answer
 from saccade.bench.suites.datasets import message_parts
 from saccade.bench.suites.types import Item, Suite
 from saccade.core.errors import OptionError, SaccadeError, kind_and_line
-from saccade.core.options import settle
+from saccade.core.options import ends, settle
 from saccade.core.prompt import Inputs
 from saccade.drafting.recipe import Recipe
 from saccade.engine.conversation import Conversation
 from saccade.engine.trace import environment
-from saccade.inputs import Loaded, ask, ask_draft
+from saccade.inputs import Loaded, Pair
 from saccade.inputs.media import Clip
 from saccade.model.memory import Peak
 
@@ -96,14 +96,13 @@ def run(
     """Every answer of the plan, those of an earlier, interrupted run in ``folder`` included.
 
     ``captioner`` makes a captioner of the frames of each video and image, for views that read one.
-    Raises OptionError where
-    ``folder`` holds another plan's run.
+    Raises OptionError where ``folder`` holds another plan's run.
     """
     recipes = {
         **named([name for name in plan.methods if not is_draft_only(name)]),
         **{name: draft_only.recipe(name) for name in plan.methods if is_draft_only(name)},
     }
-    about = plan.about(target, draft)
+    about, pair = plan.about(target, draft), Pair(target, draft)
     folder.mkdir(parents=True, exist_ok=True)
     known: list[Answer] = []
     if (folder / records.RESULTS).exists():
@@ -121,7 +120,7 @@ def run(
     warmed: set[str] = set()
     for number, (suite, item) in enumerate(todo):
         longest = plan.max_new_tokens or suite.setting.max_new_tokens
-        bench = _Bench(target, draft, item, shown(item), captioner, plan.seed, plan.exact)
+        bench = _Bench(pair, item, shown(item), captioner, plan.seed, plan.exact)
         order = list(recipes)
         if suite.name not in warmed:
             for name in order:
@@ -170,8 +169,7 @@ def shown(item: Item) -> dict[str, Any]:
 class _Bench:
     """One item and the models that answer it."""
 
-    target: Loaded
-    draft: Loaded | None
+    pair: Pair
     item: Item
     shown: dict[str, Any]
     captioner: Callable[[Sequence[Sequence[np.ndarray]]], Any] | None  # of each medium's frames
@@ -214,10 +212,10 @@ class _Bench:
             yield partial(self._by_draft, name, recipe, settings)
         else:
             with Conversation(
-                self.target.backbone,
-                draft=None if self.draft is None else self.draft.backbone,
+                self.pair.target.backbone,
+                draft=self.pair.drafting,
                 method=recipe,
-                tokenizer=self.target.tokenizer,
+                tokenizer=self.pair.target.tokenizer,
                 captioner=self.caption,
                 seed=self.seed,
                 exact=self.exact,
@@ -234,20 +232,18 @@ class _Bench:
         own: Inputs | None,
     ) -> dict[str, Any]:
         """What the draft says by itself."""
-        if self.draft is None:
+        if self.pair.draft is None:
             raise OptionError(f"{name} needs a draft model: give --draft")
-        config = settle(self.target.backbone.model, None, settings)
-        end = config.eos_token_id
-        ends = [] if end is None else [end] if isinstance(end, int) else list(end)
+        config = settle(self.pair.target.backbone.model, None, settings)
         began = time.perf_counter()
         ids = draft_only.answer(
-            self.target,
-            self.draft,
+            self.pair.target,
+            self.pair.draft,
             inputs,
             own,
             recipe,
             tokens=settings["max_new_tokens"],
-            ends=ends,
+            ends=ends(config),
         )
         text = self._text(ids)
         return {"ids": tuple(ids), "text": text, "total": time.perf_counter() - began}
@@ -256,8 +252,8 @@ class _Bench:
         self, name: str, settings: dict[str, Any], inputs: Inputs, own: Inputs | None
     ) -> dict[str, Any]:
         torch.manual_seed(self.seed)  # a peer samples with torch's own noise
-        peak = Peak(self.target.backbone.devices)
-        timed = PEERS[name](self.target, self.draft, inputs, dict(settings))
+        peak = Peak(self.pair.target.backbone.devices)
+        timed = PEERS[name](self.pair.target, self.pair.draft, inputs, dict(settings))
         taken = peak.bytes()
         return {
             **records.of_peer(timed),
@@ -267,17 +263,13 @@ class _Bench:
         }
 
     def _text(self, ids: Sequence[int]) -> str:
-        return str(self.target.tokenizer.decode(list(ids), skip_special_tokens=True))
+        return str(self.pair.target.tokenizer.decode(list(ids), skip_special_tokens=True))
 
     def _inputs(self, turn: int, said: Sequence[str]) -> tuple[Inputs, Inputs | None]:
         """Of the target, and of the draft where it looks with its own eyes."""
         asked = (self.item.question, *self.item.then)
         history = list(zip(asked[:turn], said[:turn], strict=True))
-        shown = {**self.shown, "history": history}
-        inputs = ask(self.target, asked[turn], **shown)
-        if self.draft is None:
-            return inputs, None
-        return inputs, ask_draft(self.target, self.draft, asked[turn], **shown)
+        return self.pair.ask(asked[turn], **self.shown, history=history)
 
     def _blank(self, name: str, turn: int, error: str | None = None) -> Answer:
         item = self.item

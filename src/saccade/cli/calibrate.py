@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -137,14 +136,10 @@ def _read(video: str, sampling: Sampling, tell: Callable[[str], None]) -> Clip:
 
 def _own(tell: Callable[[str], None]) -> list[Clip]:
     """Clips of the synthetic world that nothing was trained on."""
-    from saccade.inputs import media
     from saccade.world import drawing, scenes
 
     clips = []
-    with tempfile.TemporaryDirectory() as folder:
-        for number in range(CLIPS):
-            tell(f"drawing clip {number + 1} of {CLIPS}")
-            path = Path(folder) / f"{number}.mp4"
-            drawing.write_clip(scenes.scene(FIRST_SEED + number), path, FRAMES, SIZE)
-            clips.append(media.read(path, media.Sampling(every=True)))
+    for number in range(CLIPS):
+        tell(f"drawing clip {number + 1} of {CLIPS}")
+        clips.append(drawing.filmed(scenes.scene(FIRST_SEED + number), FRAMES, SIZE))
     return clips

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import tempfile
 from pathlib import Path
 from typing import Annotated
 
@@ -28,14 +27,10 @@ def demo(
     """Describe a video twice with the embedded pair, plainly and drafted, and compare."""
     prepare(threads, verbose)
     from saccade.bench import show
-    from saccade.inputs import media
     from saccade.world import descriptions, drawing, scenes
 
     scene = scenes.scene(DEMO_SEED)
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "demo.mp4"
-        drawing.write_clip(scene, path, DEMO_FRAMES, DEMO_SIZE)
-        clip = media.read(path, media.Sampling(every=True))
+    clip = drawing.filmed(scene, DEMO_FRAMES, DEMO_SIZE)
     models = loading.models("shapes", None, quiet=as_json)
     methods = ["ar", DEFAULT_METHOD, "specvlm/shape=fit", "hf"]
     found = compared(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Literal, TypedDict, Unpack, cast
 
@@ -172,7 +173,7 @@ class Model:
         return captions.later(captions.SHAPES, [list(clip.frames) for clip in clips])
 
 
-class Chat:
+class Chat(AbstractContextManager["Chat"]):
     """A conversation about the same media. Close it, or use it in a ``with``, to free the caches.
 
     ``history`` is every earlier question with its answer.
@@ -191,9 +192,6 @@ class Chat:
 
     def close(self) -> None:
         self._talk.close()
-
-    def __enter__(self) -> Chat:
-        return self
 
     def __exit__(self, *exception: object) -> None:
         self.close()

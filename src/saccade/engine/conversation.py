@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from typing import Any
 
 from torch import nn
@@ -14,7 +15,7 @@ from saccade.engine.generate import Stream, stream
 from saccade.model.backbone import Backbone
 
 
-class Conversation:
+class Conversation(AbstractContextManager["Conversation"]):
     """Questions and answers over caches that stay, in the target and in the draft.
 
     Every turn takes the processor's output for the whole conversation so far (the same videos, the
@@ -58,9 +59,6 @@ class Conversation:
         if self._kept is not None:
             self._kept.close()
         self._last = None
-
-    def __enter__(self) -> Conversation:
-        return self
 
     def __exit__(self, *exception: object) -> None:
         self.close()

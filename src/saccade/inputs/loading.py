@@ -105,7 +105,6 @@ def load(
     if tp and (device_map is not None or quantize is not None):
         raise OptionError("a target split over processes takes no device map and no quantizer")
     place = pick_device(architectures.local_device(device) if tp else device)
-    source = source_of(name)
     settings: dict[str, Any] = {"use_safetensors": True, "dtype": precision(dtype, place)}
     if quantize is not None:
         settings["quantization_config"] = _quantizer(quantize)
@@ -118,13 +117,13 @@ def load(
         settings |= architectures.split(name, architectures.text_config(config))
     packed = None if quantize is None else bits(quantize)
     where = None if device_map or tp else place
-    footprint.check(name, config, settings["dtype"], where, bits=packed, folder=source)
+    footprint.check(name, config, settings["dtype"], where, bits=packed, folder=source_of(name))
     processor = read_processor(name, config, trust_remote_code=trust_remote_code)
     try:
-        model, found = kind.from_pretrained(
-            source,
-            trust_remote_code=trust_remote_code,
-            local_files_only=cached_only(name, source),
+        model, found = _read(
+            kind,
+            name,
+            trust_remote_code,
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # to be told of all, and to refuse them by name
             **settings,
@@ -138,7 +137,7 @@ def load(
         if memory.ran_out(error):
             reason = footprint.advice(name, config, settings["dtype"], place, bits=packed)
             raise ModelError(reason) from error
-        raise ModelError(_why(name, source, error)) from error
+        raise ModelError(_why(name, error)) from error
     return Loaded(name, Backbone(model.eval(), fused=fused, positions=positions), processor)
 
 
@@ -183,19 +182,14 @@ def load_pair(target: str, draft: str | None, **place: Any) -> tuple[Loaded, Loa
 
 def read_config(name: str, *, trust_remote_code: bool = False, weights: bool = True) -> Any:
     """A checkpoint's config, no weight touched; ``weights`` says whether there must be some."""
-    source = source_of(name)
-    check_folder(name, source, weights=weights)
-    how = {
-        "trust_remote_code": trust_remote_code,
-        "local_files_only": cached_only(name, source),
-    }
+    check_folder(name, source_of(name), weights=weights)
     try:
-        config = AutoConfig.from_pretrained(source, **how)
+        config = _read(AutoConfig, name, trust_remote_code)
         architectures.register(config)
     except SaccadeError:
         raise
     except Exception as error:
-        raise ModelError(_why(name, source, error)) from error
+        raise ModelError(_why(name, error)) from error
     _check_counts(name, config.to_dict())
     return config
 
@@ -209,18 +203,20 @@ def _check_counts(name: str, settings: Mapping[Any, Any]) -> None:
             raise ModelError(f"the config.json of {name} asks for {key}={value}: it is spoilt")
 
 
+def _read(kind: Any, name: str, trust: bool, **how: Any) -> Any:
+    """What a class of transformers makes of a checkpoint; from the local cache where it must."""
+    source = source_of(name)
+    local = cached_only(name, source)
+    return kind.from_pretrained(source, trust_remote_code=trust, local_files_only=local, **how)
+
+
 def read_processor(name: str, config: Any, *, trust_remote_code: bool = False) -> Any:
     """What turns text and pixels into a model's inputs: a tokenizer, for a text-only model."""
-    source = source_of(name)
     reader = AutoTokenizer if architectures.reads_text_only(config) else AutoProcessor
     try:
-        return reader.from_pretrained(
-            source,
-            trust_remote_code=trust_remote_code,
-            local_files_only=cached_only(name, source),
-        )
+        return _read(reader, name, trust_remote_code)
     except Exception as error:
-        raise ModelError(_why(name, source, error)) from error
+        raise ModelError(_why(name, error)) from error
 
 
 def pick_device(device: str | None) -> torch.device:
@@ -315,7 +311,8 @@ def _broken(folder: Path) -> str | None:
     return None
 
 
-def _why(name: str, source: str, error: Exception) -> str:
+def _why(name: str, error: Exception) -> str:
+    source = source_of(name)
     if "trust_remote_code" in str(error):
         return f"{name} comes with code of its own; --trust-remote-code runs it, if you trust it"
     if isinstance(error, ImportError) or Path(source).is_dir():

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 
 from fastapi import Request
@@ -37,7 +37,7 @@ class Bodies:
     held: int = 0
 
 
-class Body:
+class Body(AbstractContextManager["Body"]):
     """One request's body. Its bytes count until it is left: until what it held has been read.
 
     ``apart`` are its long data: addresses, by the names they have in its text.
@@ -46,9 +46,6 @@ class Body:
     def __init__(self, bodies: Bodies) -> None:
         self._bodies, self._size = bodies, 0
         self.apart: dict[str, memoryview] = {}
-
-    def __enter__(self) -> Body:
-        return self
 
     def __exit__(self, *exception: object) -> None:
         self.leave()

@@ -14,12 +14,13 @@ from fractions import Fraction
 from functools import lru_cache
 from itertools import groupby
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from saccade.inputs.media import Clip
+from saccade.inputs.media import Clip, Sampling, read
 from saccade.world.scenes import COLORS, SIZES, Scene, state_at
 
 # RGB of each of COLORS, near the corners of the colour cube.
@@ -198,6 +199,14 @@ def clip(frames: NDArray[np.uint8], seconds: float) -> Clip:
     """Frames [frames, height, width, 3] that follow each other evenly, as if read from a file."""
     times, rate = np.arange(len(frames)) * seconds / len(frames), len(frames) / seconds
     return Clip(frames, times, seconds, rate, len(frames), rate)
+
+
+def filmed(scene: Scene, frames: int, size: int) -> Clip:
+    """The clip as a file would give it: through an MP4, every frame."""
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "clip.mp4"
+        write_clip(scene, path, frames, size)
+        return read(path, Sampling(every=True))
 
 
 def write_clip(

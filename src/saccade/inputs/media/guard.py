@@ -20,7 +20,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, get_args
@@ -61,7 +61,7 @@ WAITED: Why = ("waited for a decoder, and all of them read other files: try agai
 DEATHS = {OUT_OF_MEMORY: TOO_LARGE, -signal.SIGKILL: TOO_LARGE, -signal.SIGXCPU: TOO_SLOW}
 
 
-class Guard:
+class Guard(AbstractContextManager["Guard"]):
     """Reads media in child processes, `children` at a time; any thread may call.
 
     Whatever happens to a child is a `VideoInputError`, and the next call gets a fresh one.
@@ -83,9 +83,6 @@ class Guard:
             self._idle.put(None)
         self._busy: set[_Child] = set()
         self._closed = False
-
-    def __enter__(self) -> "Guard":
-        return self
 
     def __exit__(self, *args: object) -> None:
         self.close()
