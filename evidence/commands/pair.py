@@ -9,7 +9,7 @@ from saccade.cli import loading, options
 from saccade.cli.options import DeviceOptions
 
 if TYPE_CHECKING:
-    from saccade.inputs import Loaded
+    from saccade.inputs import Loaded, Pair
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class PairOptions(TargetOptions):
     draft: options.Draft = None
     repeat: options.Repeat = 3
 
-    def models(self, *, quiet: bool) -> loading.Models:
+    def models(self, *, quiet: bool) -> Pair:
         return loading.models(
             self.target or "shapes", self.draft, quiet=quiet, dtype=self.dtype, device=self.device
         )

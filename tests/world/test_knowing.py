@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from saccade.inputs import media
+from saccade.inputs import checkpoints, media
 from saccade.world import drawing, knowing, scenes
 
 
@@ -69,6 +69,6 @@ def test_nothing_else_is(kind: str) -> None:
 
 def test_the_pair_is_known_by_name_and_folder() -> None:
     """Claim: the embedded models are known by both; no other is."""
-    assert knowing.embedded("shapes") and knowing.embedded("shapes-draft")
-    assert knowing.embedded(str(knowing.EMBEDDED / "target"))
-    assert not knowing.embedded("Qwen/Qwen2.5-VL-7B-Instruct")
+    assert checkpoints.embedded("shapes") and checkpoints.embedded("shapes-draft")
+    assert checkpoints.embedded(str(checkpoints.EMBEDDED / "target"))
+    assert not checkpoints.embedded("Qwen/Qwen2.5-VL-7B-Instruct")

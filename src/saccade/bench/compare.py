@@ -11,10 +11,10 @@ from saccade.bench.peers import PEERS
 from saccade.core.errors import MethodError, OptionError, SaccadeError, kind_and_line
 from saccade.core.prompt import Inputs
 from saccade.core.result import Result
+from saccade.corpus.answering import answered
 from saccade.drafting.recipe import Recipe
 from saccade.drafting.setup import Captioner
-from saccade.engine.generate import run
-from saccade.inputs import Loaded
+from saccade.inputs import Loaded, Pair
 from saccade.methods import resolve
 
 WARM_UP_TOKENS = 12
@@ -133,8 +133,9 @@ def race(
                     ids = PEERS[name](target, draft, inputs, own)
                     timed = Run(ids.ids, ids.decode[0], ids.total, ids.decode[1])
                 else:
-                    own |= {"seed": seed, "captioner": captioner, "draft_inputs": draft_inputs}
-                    timed = _run(target, draft, inputs, recipe, own | {"exact": exact})
+                    own |= {"seed": seed, "captioner": captioner, "exact": exact}
+                    rounds = answered(Pair(target, draft), (inputs, draft_inputs), recipe, **own)
+                    timed = _timed(rounds.finish()[0])
             except SaccadeError:
                 raise
             except Exception as error:  # a peer's crash is a finding, not the end of the comparison
@@ -155,17 +156,7 @@ def _resolve(name: str) -> Recipe:
         raise MethodError(f"{error} (and, for comparing: {peers})") from None
 
 
-def _run(
-    target: Loaded, draft: Loaded | None, inputs: Inputs, recipe: Recipe, settings: dict[str, Any]
-) -> Run:
-    result = run(
-        target.backbone,
-        inputs,
-        draft=None if draft is None else draft.backbone,
-        method=recipe,
-        tokenizer=target.tokenizer,
-        **settings,
-    )
+def _timed(result: Result) -> Run:
     counted = max(1, len(result.ids) - 1)
     return Run(result.ids, result.timings.decode, result.timings.total, counted, result)
 

@@ -17,6 +17,7 @@ from saccade.cli.terminal import Json, Verbose, err, out, prepare, status
 
 if TYPE_CHECKING:
     from saccade.core.result import Result
+    from saccade.inputs import Pair
     from saccade.inputs.media import Clip
 
 REPEAT, MANY = 3, 8
@@ -115,7 +116,7 @@ class Comparison:
 
 
 def compared(
-    models: loading.Models,
+    models: Pair,
     clip: Clip,
     video: str,
     prompt: str,

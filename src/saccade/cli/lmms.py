@@ -27,7 +27,7 @@ from saccade.core.options import MAX_NEW_TOKENS
 from saccade.core.result import Result, emitted_each
 from saccade.corpus.answering import answered
 from saccade.engine.generate import DEFAULT_METHOD
-from saccade.inputs import media
+from saccade.inputs import captions, media
 from saccade.inputs.media import Clip, Sampling
 from saccade.inputs.media.choose import DEFAULT_FPS
 from saccade.inputs.media.clip import enlarged
@@ -146,7 +146,7 @@ class Saccade(Model):
             self._warn(f"generation_kwargs: {name} is no generation setting and is left out")
         shown = [list(clip.frames) for clip in asked["clips"]]
         shown += [[picture] for picture in asked["images"]]
-        caption = loading.captioner_of(self._captioner, target.name, shown, self._device)
+        caption = captions.chosen(self._captioner, target.name, shown, self._device)
         rounds = answered(
             self._models,
             self._models.ask(**asked),

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from saccade.inputs.media import Clip, Sampling
     from saccade.methods.listing import Listing
 
-    Models = Pair  # what commands call it
-
 
 @dataclass(frozen=True)
 class Known:
@@ -38,8 +36,10 @@ class Known:
         return models(self.target, self.draft, quiet=quiet, tp=tp, **self.load)
 
     def captions(self, media: Sequence[Sequence[np.ndarray]]) -> Any:
-        """:func:`captioner_of` these."""
-        return captioner_of(self.captioner, self.target, media, self.load["device"])
+        """Who puts the frames of each video and image into words; None where nobody does."""
+        from saccade.inputs import captions
+
+        return captions.chosen(self.captioner, self.target, media, self.load["device"])
 
 
 def known(given: ModelOptions, how: LoadOptions, method: str | None = None) -> Known:
@@ -115,18 +115,6 @@ def recipes(methods: Sequence[str], exact: bool = False) -> list[Recipe]:
     return recipes
 
 
-def captioner_of(
-    name: str | None, target: str, media: Sequence[Sequence[np.ndarray]], device: str | None
-) -> Any:
-    """A function from inputs to captions of the frames of each video and image, loaded only if it
-    is called; None without a model."""
-    if name is None and target != "shapes":
-        return None
-    from saccade.inputs import captions
-
-    return captions.later(name or captions.SHAPES, media, device)
-
-
 def read(
     video: str,
     sampling: Sampling,
@@ -160,7 +148,7 @@ def warn_of_embedded(target: str) -> None:
     """Says what the embedded pair knows, before it answers about media nobody has seen yet."""
     from saccade.world import knowing
 
-    if knowing.embedded(target):
+    if checkpoints.embedded(target):
         err.print(knowing.FOREIGN, style="yellow", markup=False, soft_wrap=True)
 
 

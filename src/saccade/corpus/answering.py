@@ -168,9 +168,8 @@ class Model:
 
     def _captioner(self, clips: Sequence[Clip]) -> Any:
         """Who puts frames into words, for views that read a caption: the embedded pair alone."""
-        if not (clips and knowing.embedded(self.pair.target.name)):
-            return None
-        return captions.later(captions.SHAPES, [list(clip.frames) for clip in clips])
+        frames = [list(clip.frames) for clip in clips]
+        return captions.chosen(None, self.pair.target.name, frames) if frames else None
 
 
 class Chat(AbstractContextManager["Chat"]):

@@ -92,18 +92,13 @@ class Worker:
             for each, result in zip(many, results, strict=True)
         ]
 
-    def _captioner(self, many: Sequence[Opened]) -> Callable[[Inputs], list[list[str]]] | None:
+    def _captioner(self, many: Sequence[Opened]) -> Callable[[Inputs], list[Any]] | None:
         """Captions of the clips for views that read one, made only if one is asked for."""
-        name = self.work.captioner or (captions.SHAPES if self.work.target == "shapes" else None)
-        if name is None:
-            return None
-        device = dict(self.work.place).get("device")
-
-        def caption(inputs: Inputs) -> list[list[str]]:
-            every = [captions.captioner(name, [list(each.clip.frames)], device) for each in many]
-            return [text for captioner in every for text in captioner(inputs)]
-
-        return caption
+        name, target, device = self.work.captioner, self.work.target, dict(self.work.place)
+        shown = [[list(each.clip.frames)] for each in many]
+        each = [captions.chosen(name, target, one, device.get("device")) for one in shown]
+        every = [captioner for captioner in each if captioner is not None]
+        return (lambda inputs: [text for one in every for text in one(inputs)]) if every else None
 
     def _failed(self, job: Job, error: Exception) -> Row:
         ours = isinstance(error, SaccadeError)

@@ -15,7 +15,7 @@ from transformers import AutoModelForImageTextToText, AutoProcessor
 
 from saccade.core.errors import ModelError, first_line
 from saccade.core.prompt import Inputs
-from saccade.inputs.checkpoints import cached_only, check_folder
+from saccade.inputs.checkpoints import cached_only, check_folder, embedded
 from saccade.inputs.loading import load, pick_device
 from saccade.inputs.questions import put
 
@@ -76,11 +76,17 @@ def captioner(
     return ImageToText(model, processor, middle, SHAPES_QUESTION if name == SHAPES else question)
 
 
-def later(
-    name: str, media: Sequence[Sequence[np.ndarray]], device: str | None = None
-) -> Callable[[Inputs], Sequence[Sequence[str]]]:
-    """:func:`captioner`, loaded only if it is called."""
-    return lambda inputs: captioner(name, media, device)(inputs)
+def chosen(
+    name: str | None,
+    target: str,
+    media: Sequence[Sequence[np.ndarray]],
+    device: str | None = None,
+) -> Callable[[Inputs], Sequence[Sequence[str]]] | None:
+    """:func:`captioner`, loaded only if it is called: the one that is named, else for the embedded
+    pair its own; None for another target."""
+    if name is None and not embedded(target):
+        return None
+    return lambda inputs: captioner(name or SHAPES, media, device)(inputs)
 
 
 @cache

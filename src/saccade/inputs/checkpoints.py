@@ -29,6 +29,11 @@ def source_of(name: str) -> str:
     return str(NAMES.get(name, name))
 
 
+def embedded(name: str) -> bool:
+    """Whether a model's name or folder is the embedded pair's."""
+    return source_of(name).startswith(str(EMBEDDED))
+
+
 def looks_local(source: str) -> bool:
     """Whether this is a folder, here or not, and no hub id."""
     return source.startswith((".", "/", "~")) or Path(source).exists() or source.count("/") > 1

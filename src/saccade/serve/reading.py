@@ -16,6 +16,7 @@ from saccade.core import options
 from saccade.core.prompt import Inputs
 from saccade.engine.request import Request
 from saccade.inputs import Loaded, captions, literal
+from saccade.inputs.checkpoints import embedded
 from saccade.inputs.media import Clip, Sampling
 from saccade.inputs.media.fetch import Loaded as Source
 from saccade.inputs.media.guard import Guard, Stop
@@ -63,9 +64,7 @@ class Reader:
         self._target, self._media, self._guard, self._kept = target, settings.media, guard, kept
         # whose inputs are not the target's
         self._own = None if draft is None or same_inputs(target, draft) else draft
-        own = captions.SHAPES if settings.target == "shapes" else None
-        self._captioner = settings.captioner or own
-        self._embedded = knowing.embedded(settings.target)
+        self._captioner, self._name = settings.captioner, settings.target
         self._most_tokens = settings.most_tokens
         self._context = target.backbone.context or sys.maxsize
         ends = options.ends(target.backbone.model.generation_config)
@@ -153,14 +152,12 @@ class Reader:
         with self._processor:
             inputs = self._inputs(self._target, asked, clips, images)
             draft_inputs = None if own is None else self._inputs(own, asked, clips, images)
-        captioner = None
-        if self._captioner is not None:
-            device = str(self._target.backbone.device)
-            captioner = captions.later(self._captioner, media, device)
+        device = str(self._target.backbone.device)
+        captioner = captions.chosen(self._captioner, self._name, media, device)
         answers = self._settled(asked, inputs, draft_inputs, captioner)
         warnings = [warning for clip in clips for warning in clip.warnings]
         shown = [*(image[None] for image in images), *(clip.frames for clip in clips)]
-        if self._embedded and not all(map(knowing.drawn, shown)):
+        if embedded(self._name) and not all(map(knowing.drawn, shown)):
             warnings.append(knowing.FOREIGN)
         return answers, warnings
 

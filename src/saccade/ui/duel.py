@@ -11,10 +11,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 from saccade.bench.show import Typist
 from saccade.core.result import Kind, Result, Round, RoundRecord, emitted_each
+from saccade.engine.generate import Stream
 
 EVERY = 0.15  # seconds between two snapshots
 READING = "reading the video"
@@ -24,18 +25,7 @@ Clock = Callable[[], float]
 Decode = Callable[[Sequence[int]], str]
 
 
-@runtime_checkable
-class Rounds(Protocol):
-    """What the duel needs of a :class:`saccade.Stream`."""
-
-    results: list[Result]
-
-    def __next__(self) -> Round: ...
-
-    def close(self) -> None: ...
-
-
-Begin = Callable[[Tell], Rounds]
+Begin = Callable[[Tell], Stream]
 """Starts an answer whose phases are told to the function given; an exception from it ends it."""
 
 
@@ -139,7 +129,7 @@ class Entrant:
     typist: Typist
     halted: Callable[[], bool]
     clock: Clock
-    stream: Rounds | None = None
+    stream: Stream | None = None
     _began: float = 0.0
 
     def start(self) -> None:

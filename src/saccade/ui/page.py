@@ -15,10 +15,10 @@ import gradio as gr
 
 from saccade.core.errors import SaccadeError
 from saccade.drafting.schedule import parallel
+from saccade.inputs.checkpoints import embedded
 from saccade.methods import SYSTEMS
 from saccade.ui import pictures, spelling
 from saccade.ui.asking import EXAMPLES, PageModels, PageSettings, Question, Shown, answers, read
-from saccade.world import knowing
 
 log = logging.getLogger(__name__)
 
@@ -59,7 +59,7 @@ def look(example: str | None, upload: str | None, settings: PageSettings) -> str
 
 def answering(settings: PageSettings) -> str:
     """Who answers, by name."""
-    if knowing.embedded(settings.target):
+    if embedded(settings.target):
         return "the embedded pair, which knows drawn shapes only"
     return settings.target + (f", drafted by {settings.draft}" if settings.draft else "")
 
@@ -147,7 +147,7 @@ def build(
             left: pictures.column(shown.duel.plain, False),
             right: pictures.column(shown.duel.drafted, True),
             result: pictures.outcome(shown.duel, sampled),
-            note: pictures.how(beside=shown.recipe.schedule is parallel),
+            note: pictures.mark("how", shown.recipe.schedule is parallel),
         }
 
     def _complete(shown: Shown) -> dict[Any, Any]:
@@ -167,7 +167,8 @@ def build(
             halt.set()
 
     with gr.Blocks(title=TITLE, analytics_enabled=False, delete_cache=(600, 3600)) as page:
-        gr.HTML(pictures.head(TITLE, answering(settings)), elem_classes="sac-head", js_on_load=None)
+        head = pictures.mark("head", TITLE, answering(settings))
+        gr.HTML(head, elem_classes="sac-head", js_on_load=None)
         last = gr.State(None)
         with gr.Row():
             with gr.Column(min_width=320):
@@ -202,7 +203,7 @@ def build(
                     left = gr.HTML("", elem_id="sac-plain", js_on_load=None)
                 with gr.Column(min_width=320):
                     right = gr.HTML("", elem_id="sac-drafted", js_on_load=None)
-            gr.HTML(pictures.legend(), js_on_load=None)
+            gr.HTML(pictures.mark("legend", pictures.MEANING), js_on_load=None)
         with gr.Accordion("What the draft did", open=True, visible=False) as details:
             note = gr.HTML("", js_on_load=None)
             saw_frames = gr.HTML("", elem_id="sac-seen", js_on_load=None)

@@ -40,18 +40,10 @@ MARKS: Any = (
 # -- text --------------------------------------------------------------------------------------
 
 
-def head(title: str, answering: str) -> str:
-    """What the page is for, and who answers."""
-    return str(MARKS.head(title, answering))
-
-
-def how(beside: bool) -> str:
-    """How both answers share the machine; ``beside``: where one drafts in its own process."""
-    return str(MARKS.how(beside))
-
-
-def legend() -> str:
-    return str(MARKS.legend(MEANING))
+def mark(name: str, *what: Any) -> str:
+    """A mark that needs nothing but what it shows: ``head`` (the page's title and who answers),
+    ``how`` (both answers share the machine; whether one drafts in its own process), ``legend``."""
+    return str(vars(MARKS)[name](*what))
 
 
 def message(text: str, kind: str = "note") -> str:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 from jaxtyping import UInt8
 
-from saccade.inputs.checkpoints import EMBEDDED, source_of
+from saccade.inputs.checkpoints import embedded
 from saccade.inputs.media import Clip
 
 FOREIGN = (
@@ -19,11 +19,6 @@ PATTERN = (-28.0, 14.0)  # what textures add to it
 NEAR = 14.0  # how far compression moves a pixel
 ENOUGH = 0.5  # objects cover less than half of a picture
 LOOKED_AT = 4  # frames
-
-
-def embedded(target: str) -> bool:
-    """Whether a model's name or folder is the embedded pair's."""
-    return source_of(target).startswith(str(EMBEDDED))
 
 
 def drawn(frames: UInt8[np.ndarray, "frame height width 3"]) -> bool:
