@@ -33,65 +33,56 @@ class Recipe:
 
     def __post_init__(self) -> None:
         """Refuses what cannot be, in a sentence."""
-        for impossible, why in self._rules():
-            if impossible:
-                raise MethodError(f"{self.name}: {why}")
+        for why in self._refusals():
+            raise MethodError(f"{self.name}: {why}")
 
-    def _rules(self) -> Iterator[tuple[bool, str]]:
+    def _refusals(self) -> Iterator[str]:
         view, own = self.view, self.drafter in (SelfDrafter, EarlyExit)
-        yield (
-            # a cache holds keys already turned to their positions
-            own and view.positions == "repacked",
-            "the target's own keys cannot be re-packed; use positions=original, or drafter=model",
-        )
-        yield (
-            own and not view.subset,
-            f"view {view.name} is not a choice among the target's keys; use drafter=model",
-        )
-        yield (
-            view.own_keys and self.drafter is not SelfDrafter,
-            f"view {view.name} picks among the target's own keys; use drafter=self",
-        )
-        yield (
-            view.refresh is not None and not view.attention,
-            f"view {view.name} does not ask what the target looks at, so nothing can refresh it",
-        )
-        yield (
-            view.refresh is not None and self.drafter is not SelfDrafter,
-            "only the target drafting for itself has the keys of what comes anew; use drafter=self",
-        )
-        yield (
-            self.drafter is Lookup and self.shape.reads_laws,
-            "lookup drafts a chain; use shape=chain-N",
-        )
-        yield (
-            self.drafter is Lookup and view.name != "full",
-            f"lookup reads the text alone; view {view.name} means nothing to it",
-        )
-        yield (
-            view.early != "wait" and self.schedule is not parallel,
-            "an early start needs a draft that works beside the target; use schedule=parallel",
-        )
+        if own and view.positions == "repacked":  # a cache holds keys turned to their positions
+            yield (
+                "the target's own keys cannot be re-packed; use positions=original, or "
+                "drafter=model"
+            )
+        if own and not view.subset:
+            yield f"view {view.name} is not a choice among the target's keys; use drafter=model"
+        if view.own_keys and self.drafter is not SelfDrafter:
+            yield f"view {view.name} picks among the target's own keys; use drafter=self"
+        if view.refresh is not None and not view.attention:
+            yield (
+                f"view {view.name} does not ask what the target looks at, so nothing can refresh it"
+            )
+        if view.refresh is not None and self.drafter is not SelfDrafter:
+            yield (
+                "only the target drafting for itself has the keys of what comes anew; use "
+                "drafter=self"
+            )
+        if self.drafter is Lookup and self.shape.reads_laws:
+            yield "lookup drafts a chain; use shape=chain-N"
+        if self.drafter is Lookup and view.name != "full":
+            yield f"lookup reads the text alone; view {view.name} means nothing to it"
+        if view.early != "wait" and self.schedule is not parallel:
+            yield "an early start needs a draft that works beside the target; use schedule=parallel"
         weighting = self.drafter.weighting if isinstance(self.drafter, Ensemble) else None
-        yield (
-            (weighting is not None) != (len(view.parts) > 1),
-            f"view {view.name} and this drafter do not go together: an ensemble "
-            "(drafter=ensemble) reads several views (view=full+text), any other drafter one",
-        )
-        yield (
-            weighting is not None and weighting.views not in (None, len(view.parts)),
-            f"these weights are for {weighting and weighting.views} views, not {view.name}; "
-            "use weights=inverse",
-        )
-        yield (
-            (self.schedule is parallel) != (self.drafter is WorkerDrafter),
-            "the parallel schedule needs a draft model in a process of its own, since the target's "
-            "cache serves one at a time; use drafter=model, or schedule=serial",
-        )
-        yield (
-            self.schedule is parallel and not self.shape.stepwise,
-            "the parallel schedule drafts a chain; use shape=chain-N, shape=fit or schedule=serial",
-        )
+        if (weighting is not None) != (len(view.parts) > 1):
+            yield (
+                f"view {view.name} and this drafter do not go together: an ensemble "
+                "(drafter=ensemble) reads several views (view=full+text), any other drafter one"
+            )
+        if weighting is not None and weighting.views not in (None, len(view.parts)):
+            yield (
+                f"these weights are for {weighting.views} views, not {view.name}; "
+                "use weights=inverse"
+            )
+        if (self.schedule is parallel) != (self.drafter is WorkerDrafter):
+            yield (
+                "the parallel schedule needs a draft model in a process of its own, since the "
+                "target's cache serves one at a time; use drafter=model, or schedule=serial"
+            )
+        if self.schedule is parallel and not self.shape.stepwise:
+            yield (
+                "the parallel schedule drafts a chain; use shape=chain-N, shape=fit or "
+                "schedule=serial"
+            )
 
     @property
     def drafts(self) -> bool:

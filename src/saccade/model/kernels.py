@@ -8,7 +8,6 @@ nowhere is not kept.
 from __future__ import annotations
 
 import time
-from abc import ABC, abstractmethod
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -38,62 +37,38 @@ _MEASURED = Measured("kernels.json")
 T = TypeVar("T")
 
 
-class Product(ABC):
+@dataclass(frozen=True)
+class Product:
     """A way of computing x W^T, over W laid out as it likes."""
 
-    @abstractmethod
-    def lay(self, weight: Float[Tensor, "out into"]) -> Tensor: ...
-
-    @abstractmethod
-    def times(
-        self, x: Float[Tensor, "all into"], laid: Tensor, bias: Tensor | None
-    ) -> Float[Tensor, "all out"]: ...
-
-    @abstractmethod
-    def onto(
-        self, hidden: Float[Tensor, "all out"], x: Float[Tensor, "all into"], laid: Tensor
-    ) -> Float[Tensor, "all out"]:
-        """hidden + x W^T."""
+    lay: Callable[[Tensor], Tensor]
+    times: Callable[[Tensor, Tensor, Tensor | None], Tensor]  # (x, laid, bias) -> x W^T + bias
+    onto: Callable[[Tensor, Tensor, Tensor], Tensor]  # (hidden, x, laid) -> hidden + x W^T
 
 
-class Plain(Product):
-    """Over the module's own weight."""
-
-    def lay(self, weight: Tensor) -> Tensor:
-        return weight
-
-    def times(self, x: Tensor, laid: Tensor, bias: Tensor | None) -> Tensor:
-        return linear(x, laid, bias)
-
-    def onto(self, hidden: Tensor, x: Tensor, laid: Tensor) -> Tensor:
-        return torch.addmm(hidden, x, laid.t())
+def _times_transposed(x: Tensor, laid: Tensor, bias: Tensor | None) -> Tensor:
+    return x @ laid if bias is None else torch.addmm(bias, x, laid)
 
 
-class Transposed(Product):
-    def lay(self, weight: Tensor) -> Tensor:
-        return weight.t().contiguous()
-
-    def times(self, x: Tensor, laid: Tensor, bias: Tensor | None) -> Tensor:
-        return x @ laid if bias is None else torch.addmm(bias, x, laid)
-
-    def onto(self, hidden: Tensor, x: Tensor, laid: Tensor) -> Tensor:
-        return torch.addmm(hidden, x, laid)
-
-
-class Packed(Product):
-    """oneDNN's, over weights in blocks of its own."""
-
-    def lay(self, weight: Tensor) -> Tensor:
-        return torch.ops.mkldnn._reorder_linear_weight(weight)
-
-    def times(self, x: Tensor, laid: Tensor, bias: Tensor | None) -> Tensor:
-        return torch.ops.mkldnn._linear_pointwise(x, laid, bias, "none", [], "")
-
-    def onto(self, hidden: Tensor, x: Tensor, laid: Tensor) -> Tensor:
-        return torch.ops.mkldnn._linear_pointwise.binary(x, hidden, laid, None, "add")
-
-
-PRODUCTS: dict[str, Product] = {"plain": Plain(), "transposed": Transposed(), "packed": Packed()}
+PRODUCTS: dict[str, Product] = {
+    "plain": Product(  # over the module's own weight
+        lambda weight: weight,
+        linear,
+        lambda hidden, x, laid: torch.addmm(hidden, x, laid.t()),
+    ),
+    "transposed": Product(
+        lambda weight: weight.t().contiguous(),
+        _times_transposed,
+        torch.addmm,
+    ),
+    "packed": Product(  # oneDNN's, over weights in blocks of its own
+        lambda weight: torch.ops.mkldnn._reorder_linear_weight(weight),
+        lambda x, laid, bias: torch.ops.mkldnn._linear_pointwise(x, laid, bias, "none", [], ""),
+        lambda hidden, x, laid: torch.ops.mkldnn._linear_pointwise.binary(
+            x, hidden, laid, None, "add"
+        ),
+    ),
+}
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
+from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel
 
@@ -15,55 +15,29 @@ Body = dict[str, Any]
 """What a choice holds beside its index, its likelihoods and its end."""
 
 
-@runtime_checkable
-class Pieces(Protocol):
-    """One answer's stream."""
-
-    def begin(self) -> list[Body]: ...
-
-    def write(self, piece: str) -> list[Body]:
-        """What is certain once a piece of text has come."""
-        ...
-
-    def end(self, result: Result) -> tuple[list[Body], Body, str]:
-        """What was held back, the last body, and why it ended."""
-        ...
-
-
-@runtime_checkable
-class Form(Protocol):
-    """How the answers to one request are written."""
-
-    whole: ClassVar[str]
-    piece: ClassVar[str]
-    mark: ClassVar[str]  # of ids
-
-    def choice(self, result: Result) -> Body: ...
-
-    def pieces(self) -> Pieces: ...
-
-
 @dataclass(frozen=True)
 class TextForm:
-    """Plain text."""
+    """Plain text, which is written piece by piece as it comes."""
 
     whole: ClassVar[str] = "text_completion"
     piece: ClassVar[str] = "text_completion"
-    mark: ClassVar[str] = "cmpl"
+    mark: ClassVar[str] = "cmpl"  # of ids
 
     def choice(self, result: Result) -> Body:
         return {"text": result.text, "finish_reason": result.finish_reason}
 
-    def pieces(self) -> Pieces:
+    def pieces(self) -> TextForm:
         return self
 
     def begin(self) -> list[Body]:
         return []
 
     def write(self, piece: str) -> list[Body]:
+        """What is certain once a piece of text has come."""
         return [{"text": piece}] if piece else []
 
     def end(self, result: Result) -> tuple[list[Body], Body, str]:
+        """What was held back, the last body, and why it ended."""
         return [], {"text": ""}, result.finish_reason
 
 
@@ -87,7 +61,7 @@ class ChatForm:
             message["content"] = words
         return {"message": message, "finish_reason": self.reason(result, calls)}
 
-    def pieces(self) -> Pieces:
+    def pieces(self) -> ChatPieces:
         return ChatPieces(self)
 
     def split(self, text: str, *, done: bool) -> tuple[str, list[MadeCall]]:
@@ -128,6 +102,9 @@ class ChatPieces:
         self._calls = len(calls)
         return bodies
 
+
+Form = TextForm | ChatForm
+"""How the answers to one request are written."""
 
 # What answers look like, for those who read the schema; a test checks what is sent against it.
 
