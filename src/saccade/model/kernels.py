@@ -247,16 +247,11 @@ def threshold(
     key = _MEASURED.key("attention", *facts)
     known = _MEASURED.load(key)
     if known is None:
-        found = [_from(rows, calls) for rows in FEW]
-        known = [FEW, found]
+        ways = [[quickest(calls(rows, keys)) for keys in KEYS] for rows in FEW]
+        known = [FEW, [passing([tuple(both.values()) for both in each]) for each in ways]]
         _MEASURED.save(key, known)
     rows, keys = known
     return Threshold(tuple(rows), tuple(keys))
-
-
-def _from(rows: int, calls: Callable[[int, int], dict[str, Callable[[], object]]]) -> int | None:
-    timed = [tuple(quickest(calls(rows, keys)).values()) for keys in KEYS]
-    return passing(timed)
 
 
 def passing(timed: Sequence[Sequence[float]]) -> int | None:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 import torch
 
 from saccade.core.errors import SaccadeError
-from saccade.core.result import Result, Round
+from saccade.core.result import Result
 from saccade.engine.request import Request
 from saccade.engine.scheduler import Event as EngineEvent
 from saccade.engine.scheduler import Scheduler
@@ -188,7 +188,9 @@ class RequestQueue:
         if news.round is None:  # the last of it: its row is free when its client hears of it
             del self._working[news.number]
         else:
-            request.tell(_new_tokens(news.round, request.top))
+            top = request.top
+            likely = () if top is None else tuple(likelihoods(news.round, top))
+            request.tell(NewTokens(news.round.tokens, likely))
         if news.result is not None:
             request.tell(news.result)
         if news.error is not None:
@@ -221,8 +223,3 @@ class RequestQueue:
         except Exception:  # an engine that broke may not let go either
             log.debug("the engine did not let go", exc_info=True)
         self._working.clear()
-
-
-def _new_tokens(round: Round, top: int | None) -> NewTokens:
-    likely = () if top is None else tuple(likelihoods(round, top))
-    return NewTokens(round.tokens, likely)

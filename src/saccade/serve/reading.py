@@ -257,22 +257,18 @@ class Reader:
 
 def _grammar(asked: Asked) -> tuple[str, str] | None:
     """The form an answer must have, and the field that says so. Raises ApiError for two of them."""
-    found: list[tuple[str, str]] = []
     outputs, wanted = asked.structured_outputs, vars(asked).get("response_format")
-    for field, pattern in (
-        ("guided_regex", asked.guided_regex),
-        ("structured_outputs.regex", None if outputs is None else outputs.regex),
-    ):
-        if pattern is not None:
-            found.append((grammar.regex(pattern), field))
-    for field, form in (
-        ("guided_json", asked.guided_json),
-        ("structured_outputs.json", None if outputs is None else outputs.form),
-        ("response_format", wanted.json_schema.form if isinstance(wanted, JsonSchema) else None),
-        ("response_format", {"type": "object"} if isinstance(wanted, JsonObject) else None),
-    ):
-        if form is not None:
-            found.append((grammar.json_schema(form), field))
+    regexes = {"guided_regex": asked.guided_regex}
+    forms = {"guided_json": asked.guided_json}
+    if outputs is not None:
+        regexes["structured_outputs.regex"] = outputs.regex
+        forms["structured_outputs.json"] = outputs.form
+    if isinstance(wanted, JsonObject):
+        forms["response_format"] = {"type": "object"}
+    if isinstance(wanted, JsonSchema):
+        forms["response_format"] = wanted.json_schema.form
+    found = [(grammar.regex(told), name) for name, told in regexes.items() if told is not None]
+    found += [(grammar.json_schema(told), name) for name, told in forms.items() if told is not None]
     if len(found) > 1:
         said = f"{found[0][1]} and {found[1][1]} ask for two forms: leave one of them out"
         raise ApiError(400, said, found[1][1])

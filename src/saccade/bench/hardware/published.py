@@ -13,11 +13,8 @@ import yaml
 _FILE = yaml.safe_load(Path(__file__).with_name("published.yaml").read_text(encoding="utf-8"))
 
 
-def _maker(fields: Mapping[str, Any]) -> Callable[[], Any]:
-    return lambda: transformers.AutoConfig.for_model(**deepcopy(fields))
-
-
 CONFIGS: Mapping[str, Callable[[], Any]] = {
-    name: _maker(fields) for name, fields in _FILE["checkpoints"].items()
+    name: lambda fields=fields: transformers.AutoConfig.for_model(**deepcopy(fields))
+    for name, fields in _FILE["checkpoints"].items()
 }
 """A fresh config of each."""

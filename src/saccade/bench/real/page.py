@@ -45,6 +45,7 @@ def page(found: Mapping[str, Any]) -> str:
     """Markdown from what :class:`Results` keeps."""
     measured: Sequence[Row] = found["measured"]
     documents = dict.fromkeys(row["document"] for row in measured)
+    lengths = [row["prompt_tokens"] for row in measured]
     same = sum(row["same"] for row in measured)
     first = measured[0]["method"]
     loops = _mean([row["repeated"] for row in measured if row["method"] == first])
@@ -52,8 +53,8 @@ def page(found: Mapping[str, Any]) -> str:
     lines = [
         "# Real weights",
         "",
-        f"{found['model']}: {len(documents)} documents of {_range(measured)} prompt tokens; "
-        f"{told}. {found['machine']}",
+        f"{found['model']}: {len(documents)} documents of {min(lengths):,} to {max(lengths):,} "
+        f"prompt tokens; {told}. {found['machine']}",
         "",
         f"Made by `{found['command']}`. Of {len(measured)} answers {same} are `generate()`'s, "
         f"token for token. Of an answer's runs of four tokens {loops} stood in it before.",
@@ -181,8 +182,3 @@ def _mean(values: Sequence[float]) -> str:
 def _kept(rows: Sequence[Row]) -> str:
     kept = [row["kept"] / row["prompt_tokens"] for row in rows if row["kept"] is not None]
     return f"{sum(kept) / len(kept):.0%}" if kept else ""
-
-
-def _range(rows: Sequence[Row]) -> str:
-    lengths = [row["prompt_tokens"] for row in rows]
-    return f"{min(lengths):,} to {max(lengths):,}"

@@ -26,7 +26,6 @@ from string import ascii_lowercase
 from typing import Any
 
 from saccade.core.errors import VideoInputError
-from saccade.core.home import home
 
 _FAULTS = (
     OSError, EOFError, RuntimeError, NotImplementedError, zlib.error, zipfile.BadZipFile,
@@ -168,11 +167,6 @@ def archives(paths: Sequence[Path]) -> tuple[Archive, ...]:
         Archive(whole.name, tuple(path for *_, path in sorted(parts)))
         for whole, parts in sorted(found.items())
     )
-
-
-def unpack_folder() -> Path:
-    """Where members are unpacked."""
-    return home() / "media"
 
 
 def _part(name: str) -> tuple[str, str]:

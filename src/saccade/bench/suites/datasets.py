@@ -214,7 +214,7 @@ class Dataset:
             raise LayoutError(f"{file_name(path)} is not in its row and nothing is beside it")
         beside = self.benchmark.media
         place = self.index.find(path, _of_part(beside.folders, "") if beside else ("",))
-        return Medium("image", file_name(path), partial(_read_place, place))
+        return Medium("image", file_name(path), lambda: media.read_image(place.local()))
 
     def _joined_image(self, number: int, label: str) -> np.ndarray:
         assert self.pictures is not None and self.benchmark.join is not None
@@ -275,7 +275,3 @@ def _read_image(data: bytes, label: str) -> np.ndarray:
     except VideoInputError as fault:
         words = str(fault).replace("the input", label, 1)
         raise VideoInputError(words, fault.code, fault.limit) from None
-
-
-def _read_place(place: Place) -> np.ndarray:
-    return media.read_image(place.local())

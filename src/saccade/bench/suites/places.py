@@ -10,8 +10,9 @@ from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from saccade.bench.suites.archives import Archive, archives, file_name, harmless, unpack_folder
+from saccade.bench.suites.archives import Archive, archives, file_name, harmless
 from saccade.bench.suites.types import LayoutError
+from saccade.core.home import home
 
 VIDEO = (".mp4", ".mkv", ".webm", ".avi", ".mov")  # the order in which twins are preferred
 IMAGE = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp")
@@ -34,7 +35,7 @@ class Place:
         if self.path is not None or self.archive is None:
             return self.path or Path()
         name = hashlib.sha256("/".join(self.parts).encode()).hexdigest()[:16] + self.suffix.lower()
-        folder = self.archive.extract(self.members, unpack_folder() / self.archive.key / name)
+        folder = self.archive.extract(self.members, home() / "media" / self.archive.key / name)
         return folder / file_name(self.members[0]) if self.suffix else folder
 
 
