@@ -136,6 +136,11 @@ def tau_interval(answers: Sequence[Answer]) -> Interval | None:
     return bootstrap(len(pairs), lambda at: emitted[at].sum(-1) / rounds[at].sum(-1))
 
 
+def number(found: float | None, digits: int = 2) -> str:
+    """A figure as tables have it; nothing where there is none."""
+    return "" if found is None else f"{found:.{digits}f}"
+
+
 # -- what the papers' formulas say --------------------------------------------------------------
 
 

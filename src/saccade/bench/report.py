@@ -12,7 +12,7 @@ import numpy as np
 from saccade.bench import figures, measures, records, words
 from saccade.bench.compare import BASELINE
 from saccade.bench.draft_only import is_draft_only
-from saccade.bench.measures import Interval
+from saccade.bench.measures import Interval, number
 from saccade.bench.records import Answer
 from saccade.core.tree import common
 
@@ -146,10 +146,6 @@ def _between(found: Interval | None) -> str:
     return "" if found is None else f"{found[0]:.2f} [{found[1]:.2f}, {found[2]:.2f}]"
 
 
-def _number(found: float | None, digits: int = 2) -> str:
-    return "" if found is None else f"{found:.{digits}f}"
-
-
 def _same(own: Sequence[Answer], plain: Sequence[Answer]) -> str:
     if own and all(answer.identical is None for answer in own):
         return ""  # sampled
@@ -167,7 +163,7 @@ def _score(own: Sequence[Answer], plain: Sequence[Answer]) -> str:
 
 def _stage(seconds: Callable[[Answer], float]) -> Callable[..., str]:
     def cell(own: Sequence[Answer], plain: Sequence[Answer]) -> str:
-        return _number(mean(map(seconds, own)), 3) if own else ""
+        return number(mean(map(seconds, own)), 3) if own else ""
 
     return cell
 
@@ -195,10 +191,10 @@ SPEED: tuple[Column, ...] = (
     ("n", lambda own, plain: str(len(own))),
     ("same", _same),
     ("tau", lambda own, plain: _between(measures.tau_interval(own))),
-    ("accepted", lambda own, plain: _number(measures.accepted(own))),
-    ("MAT", lambda own, plain: _number(measures.mean_accepted(own))),
-    ("accept", lambda own, plain: _number(measures.acceptance(own))),
-    ("tok/s", lambda own, plain: _number(measures.rate(own), 0)),
+    ("accepted", lambda own, plain: number(measures.accepted(own))),
+    ("MAT", lambda own, plain: number(measures.mean_accepted(own))),
+    ("accept", lambda own, plain: number(measures.acceptance(own))),
+    ("tok/s", lambda own, plain: number(measures.rate(own), 0)),
     (
         "decode x",
         lambda own, plain: _between(measures.interval(measures.speedups(own, plain))),
@@ -219,8 +215,8 @@ FORMULA: tuple[Column, ...] = (
         "measured x",
         lambda own, plain: _between(measures.interval(measures.speedups(own, plain))),
     ),
-    ("Eq. 1", lambda own, plain: _number(measures.predicted_speedup(own, plain))),
-    ("I/O", lambda own, plain: _number(measures.predicted_io(own))),
+    ("Eq. 1", lambda own, plain: number(measures.predicted_speedup(own, plain))),
+    ("I/O", lambda own, plain: number(measures.predicted_io(own))),
     (
         "accepted at 1, 2, 3, ...",
         lambda own, plain: " ".join(f"{each:.2f}" for each in measures.by_position(own)[:8]),

@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from saccade.bench.compare import Summary
+from saccade.bench.measures import number
 from saccade.core.result import UNFINISHED, Kind, RoundRecord
 
 STYLE: dict[Kind, str] = {"accepted": "green", "recovered": "bold yellow", "bonus": "bold cyan"}
@@ -82,13 +83,13 @@ def table(rows: Mapping[str, Summary]) -> Table:
             name,
             same,
             str(row.tokens),
-            _number(row.tau, 2),
+            number(row.tau, 2),
             "" if row.acceptance_rate is None else f"{row.acceptance_rate:.0%}",
-            _number(row.prefill_seconds, 3),
-            _number(row.decode_seconds, 3),
-            _number(row.tokens_per_second, 0),
-            _number(row.speedup_decode, 2),
-            _number(row.speedup_end_to_end, 2),
+            number(row.prefill_seconds, 3),
+            number(row.decode_seconds, 3),
+            number(row.tokens_per_second, 0),
+            number(row.speedup_decode, 2),
+            number(row.speedup_end_to_end, 2),
         )
     return found
 
@@ -128,7 +129,3 @@ def offline_svg(svg: str) -> str:
 def _rgb(pixel: np.ndarray) -> str:
     red, green, blue = (int(value) for value in pixel)
     return f"rgb({red},{green},{blue})"
-
-
-def _number(value: float | None, digits: int) -> str:
-    return "" if value is None else f"{value:.{digits}f}"

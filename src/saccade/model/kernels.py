@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_left
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
 import torch
 from jaxtyping import Float
@@ -33,8 +33,6 @@ GAIN = 0.15  # of a product's time: a copy that never saves more is not worth it
 PROMPT = 64  # rows from which two matrices tell enough
 SHARE = 0.25  # of free memory that copies of weights may take
 _MEASURED = Measured("kernels.json")
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -137,19 +135,15 @@ def choices(matrices: Sequence[Matrix]) -> list[Choice]:
     key = _MEASURED.key("products", sorted(set(shapes)))
     known = _MEASURED.load(key)
     if known is None:
-        found = measured({str(each[0]): each[1] for each in _alike(shapes, matrices).items()})
+        alike = defaultdict(list)
+        for shape, matrix in zip(shapes, matrices, strict=True):
+            alike[str(shape)].append(matrix)
+        found = measured(alike)
         known = {shape: [choice.rows, choice.names] for shape, choice in found.items()}
         if all(len(choice.rows) >= len(FIRST) for choice in found.values()):
             _MEASURED.save(key, known)
     told = {shape: Choice(tuple(rows), tuple(names)) for shape, (rows, names) in known.items()}
     return [told[str(shape)] for shape in shapes]
-
-
-def _alike(shapes: Sequence[T], matrices: Sequence[Matrix]) -> dict[T, list[Matrix]]:
-    found: dict[T, list[Matrix]] = {}
-    for shape, matrix in zip(shapes, matrices, strict=True):
-        found.setdefault(shape, []).append(matrix)
-    return found
 
 
 @torch.no_grad()
