@@ -94,7 +94,7 @@ def test_positions_are_part_of_what_decides_an_answer() -> None:
     """Claim: rows of a corpus made at other positions are not taken for this run's; those made
     before there was a choice are."""
     plain, library, trained = (
-        Work(place=place).key
+        Work(load=place).key
         for place in ((), (("positions", "library"),), (("positions", "trained"),))
     )
     assert plain == library != trained

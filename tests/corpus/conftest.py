@@ -31,7 +31,7 @@ def work() -> manifests.Work:
         method="specvlm/shape=chain-3",
         max_new_tokens=TOKENS,
         sampling=Sampling(num_frames=4),
-        place=(("device", "cpu"),),
+        load=(("device", "cpu"),),
     )
 
 

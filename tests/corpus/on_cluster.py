@@ -78,7 +78,7 @@ def losing(out: Path, cluster: Cluster, second: Any, videos: str) -> None:
         method="specvlm/shape=chain-3",
         max_new_tokens=8,
         sampling=Sampling(num_frames=4),
-        place=(("device", "cpu"),),
+        load=(("device", "cpu"),),
         threads=1,
     )
     gone = False

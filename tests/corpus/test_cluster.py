@@ -77,7 +77,7 @@ def test_a_lost_node_costs_no_row(videos: Path, tmp_path: Path) -> None:
         method="ar",
         max_new_tokens=8,
         sampling=Sampling(num_frames=4),
-        place=(("device", "cpu"),),
+        load=(("device", "cpu"),),
     )
     truth = Worker(work)(manifests.jobs(videos, "Describe the video in detail."))
     assert {row["id"]: row["text"] for row in rows} == {row.id: row.text for row in truth}

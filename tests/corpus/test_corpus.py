@@ -65,7 +65,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory, videos: Path) -> dict[str, d
         method="ar",
         max_new_tokens=8,
         sampling=Sampling(num_frames=4),
-        place=(("device", "cpu"),),
+        load=(("device", "cpu"),),
     )
     path = tmp_path_factory.mktemp("alone") / "captions.jsonl"
     keeping.run(

@@ -159,7 +159,7 @@ def test_two_replicas_answer_as_one_and_a_death_costs_none_but_its_own(
         method="ar",
         max_new_tokens=TOKENS,
         sampling=Sampling(num_frames=4),
-        place=(("device", "cpu"),),
+        load=(("device", "cpu"),),
         threads=1,
     )
     jobs = [job for job in manifests.jobs(videos, QUESTION) if Path(job.path) in clips]

@@ -74,15 +74,10 @@ def caption(
 
     loading.recipes([known.method], exact)  # refused now, in a sentence, and not by every video
     work = manifests.Work(
-        known.target,
-        known.draft,
-        known.method,
-        max_new_tokens,
-        frames.sampling(),
-        exact,
-        known.captioner,
-        tuple(known.load.items()),
-        known.threads,
+        **vars(known),
+        max_new_tokens=max_new_tokens,
+        sampling=frames.sampling(),
+        exact=exact,
     )
 
     def answer() -> Answer:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,25 +21,17 @@ if TYPE_CHECKING:
     from saccade.methods.listing import Listing
 
 
-@dataclass(frozen=True)
-class Known:
+class Known(checkpoints.Answering):
     """What to run, from the command line, a configuration file, or our defaults, in that order."""
 
-    target: str
-    draft: str | None
-    method: str
-    threads: int | None
-    captioner: str | None
-    load: dict[str, Any]  # the settings to load the models with
-
     def models(self, *, quiet: bool, tp: bool = False) -> Pair:
-        return models(self.target, self.draft, quiet=quiet, tp=tp, **self.load)
+        return models(self.target, self.draft, quiet=quiet, tp=tp, **dict(self.load))
 
     def captions(self, media: Sequence[Sequence[np.ndarray]]) -> Any:
         """Who puts the frames of each video and image into words; None where nobody does."""
         from saccade.inputs import captions
 
-        return captions.chosen(self.captioner, self.target, media, self.load["device"])
+        return captions.chosen(self.captioner, self.target, media, dict(self.load)["device"])
 
 
 def known(given: ModelOptions, how: LoadOptions, method: str | None = None) -> Known:
@@ -54,9 +46,9 @@ def known(given: ModelOptions, how: LoadOptions, method: str | None = None) -> K
         given.target or found.get("target", "shapes"),
         given.draft or (found.get("draft") if same else None),
         method or found.get("method", DEFAULT_METHOD),
-        how.threads or found.get("threads"),
         given.captioner,
-        how.load,
+        how.threads or found.get("threads"),
+        tuple(how.load.items()),
     )
     check_methods([told.method])
     for name in filter(None, (told.target, told.draft)):

@@ -111,9 +111,7 @@ def serve(
     if api_key is not None and not api_key.strip():
         raise OptionError("the API key is empty: give one, or leave --api-key and its variable out")
     settings = Settings(
-        known.target,
-        known.draft,
-        known.method,
+        **vars(known),
         names=tuple(served_name or [Path(known.target).name]),
         media=Media(
             Sources(
@@ -127,7 +125,6 @@ def serve(
             Sampling(fps, num_frames),
             options=allow_media_options,
         ),
-        captioner=known.captioner,
         key=api_key,
         cors=tuple(cors or ()),
         rows=rows,
@@ -138,8 +135,6 @@ def serve(
         body=max_body_mb * MIB,
         prefix_cache=_bytes(prefix_cache),
         exact=exact,
-        threads=known.threads,
-        load=tuple(known.load.items()),
     )
     if replicas is not None:
         from saccade.cli.replicas import run as run_several

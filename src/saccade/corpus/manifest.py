@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from saccade.core.errors import OptionError
+from saccade.inputs.checkpoints import Answering
 from saccade.inputs.media import Sampling
 
 VIDEOS = (".mp4", ".m4v", ".mov", ".mkv", ".webm", ".avi", ".gif", ".webp")
@@ -51,24 +52,18 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Work:
-    """How every job is answered. Plain values, so that it can be sent to another machine."""
+class Work(Answering):
+    """How every job is answered."""
 
-    target: str = "shapes"
-    draft: str | None = None
-    method: str = "auto"
     max_new_tokens: int = 256
     sampling: Sampling = field(default_factory=Sampling)
     exact: bool = False
-    captioner: str | None = None
-    place: tuple[tuple[str, Any], ...] = ()  # of `load`: dtype, device, ...
-    threads: int | None = None
 
     @property
     def key(self) -> str:
         """Names what decides the answers: neither draft nor method do."""
-        place = {k: v for k, v in self.place if k in DECIDING and v not in (None, "library")}
-        told = [self.target, self.max_new_tokens, asdict(self.sampling), place]
+        load = {k: v for k, v in self.load if k in DECIDING and v not in (None, "library")}
+        told = [self.target, self.max_new_tokens, asdict(self.sampling), load]
         return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:12]
 
     def row(self, job: Job, **what: Any) -> Row:

@@ -40,7 +40,7 @@ class Worker:
         if work.threads is not None:
             torch.set_num_threads(work.threads)
         self._recipe = resolve(work.method)
-        self._pair = Pair(*load_pair(work.target, work.draft, **dict(work.place)))
+        self._pair = Pair(*load_pair(work.target, work.draft, **dict(work.load)))
 
     def __call__(self, jobs: Sequence[Job]) -> list[Row]:
         return self.answer(self.open(jobs))
@@ -94,7 +94,7 @@ class Worker:
 
     def _captioner(self, many: Sequence[Opened]) -> Callable[[Inputs], list[Any]] | None:
         """Captions of the clips for views that read one, made only if one is asked for."""
-        name, target, device = self.work.captioner, self.work.target, dict(self.work.place)
+        name, target, device = self.work.captioner, self.work.target, dict(self.work.load)
         shown = [[list(each.clip.frames)] for each in many]
         each = [captions.chosen(name, target, one, device.get("device")) for one in shown]
         every = [captioner for captioner in each if captioner is not None]

@@ -1,4 +1,5 @@
-"""What a checkpoint is called and where it lies, before any library of models is asked."""
+"""What a checkpoint is called and where it lies, before any library of models is asked; and which
+of them answer, as commands, a corpus and a server are told."""
 
 from __future__ import annotations
 
@@ -7,8 +8,10 @@ import os
 import threading
 import urllib.error
 import urllib.request
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from saccade.core.errors import ModelError
 
@@ -20,6 +23,18 @@ NAMES = {  # what --target and --draft call the pair in the package
     "shapes-draft": EMBEDDED / "draft",
     "shapes-draft-naive": EMBEDDED / "draft-naive",
 }
+
+
+@dataclass(frozen=True)
+class Answering:
+    """Who answers, and how. Plain values, so that they can be sent to another machine."""
+
+    target: str = "shapes"
+    draft: str | None = None
+    method: str = "auto"
+    captioner: str | None = None  # for views that read a caption
+    threads: int | None = None
+    load: tuple[tuple[str, Any], ...] = ()  # settings of `load`: dtype, device, ...
 
 
 def source_of(name: str) -> str:

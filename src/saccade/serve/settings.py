@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
+from saccade.inputs.checkpoints import Answering
 from saccade.inputs.media import Limits, Sampling
 from saccade.inputs.media.fetch import Sources
 
@@ -21,15 +21,11 @@ class Media:
 
 
 @dataclass(frozen=True)
-class Settings:
+class Settings(Answering):
     """Everything of a server but where it listens."""
 
-    target: str = "shapes"
-    draft: str | None = None
-    method: str = "auto"
     names: tuple[str, ...] = ("shapes",)  # of the model; the first is told
     media: Media = Media()
-    captioner: str | None = None  # for views that read a caption
     key: str | None = field(default=None, repr=False)  # in no log
     cors: tuple[str, ...] = ()  # origins whose pages may ask
     rows: int = 8  # requests worked on at once
@@ -40,5 +36,3 @@ class Settings:
     body: int = 256 << 20  # bytes of a request
     prefix_cache: int = 2 << 30  # bytes of media and prompts kept for later requests; 0 keeps none
     exact: bool = False
-    threads: int | None = None
-    load: tuple[tuple[str, Any], ...] = ()  # settings of `load`: dtype, device, ...
