@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 
 from saccade.bench import measures
-from saccade.bench.compare import BASELINE, Run
+from saccade.bench.compare import BASELINE
+from saccade.bench.peers import Run
 
 AUTO, PEER = "auto", "hf"
 ENOUGH = 3  # clips for an interval

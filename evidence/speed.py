@@ -32,7 +32,8 @@ from evidence.ratios import (
     versus,
     whole,
 )
-from saccade.bench.compare import BASELINE, Run, named, race
+from saccade.bench.compare import BASELINE, named, race
+from saccade.bench.peers import Run
 from saccade.bench.runner import shown
 from saccade.bench.suites import shapes
 from saccade.bench.suites.types import Item

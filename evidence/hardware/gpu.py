@@ -202,7 +202,7 @@ def answers(
                 speeds[name].append((len(result.ids) - 1) / result.timings.decode)
         peer = hf(Loaded("random", target, None), None, prompt, {**settings, "eos_token_id": None})
         if turn:
-            speeds["hf"].append(peer.decode[1] / peer.decode[0])
+            speeds["hf"].append(peer.counted / peer.decode)
     middle = {name: median(own) for name, own in speeds.items()}
     return [
         Ran(name, speed, speed / middle["ar"], speed / middle["hf"])

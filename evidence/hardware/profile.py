@@ -20,8 +20,9 @@ from statistics import mean, median
 from typing import Any
 
 from saccade.bench import measures
-from saccade.bench.compare import BASELINE, Run, race
+from saccade.bench.compare import BASELINE, race
 from saccade.bench.measures import Interval
+from saccade.bench.peers import Run
 from saccade.core.errors import OptionError
 from saccade.core.prompt import Inputs
 from saccade.core.result import Result, RoundRecord

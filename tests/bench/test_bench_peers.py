@@ -10,8 +10,8 @@ import pytest
 from torch import nn
 from written_out import Embedded
 
-from saccade.bench.compare import BASELINE, Run, named, race
-from saccade.bench.peers import PEERS, Timed
+from saccade.bench.compare import BASELINE, named, race
+from saccade.bench.peers import PEERS, Run, timed
 from saccade.bench.suites import shapes
 from saccade.core.prompt import Inputs
 from saccade.inputs import ask
@@ -48,7 +48,7 @@ def forwards(module: nn.Module) -> Iterator[list[int]]:
         handle.remove()
 
 
-def peer(name: str, embedded: Embedded, inputs: Inputs, **more: Any) -> tuple[Timed, int]:
+def peer(name: str, embedded: Embedded, inputs: Inputs, **more: Any) -> tuple[Run, int]:
     """A peer's answer and the target's decoder forwards it took."""
     settings = {"do_sample": False, "max_new_tokens": TOKENS, **more}
     with forwards(embedded.target.backbone.model.get_decoder()) as count:
@@ -71,7 +71,8 @@ def test_a_seeing_assistant_helps(embedded: Embedded, suite: str) -> None:
     assert calls == len(plain.ids) > TOKENS // 2
     assert seeing.ids == blind.ids == plain.ids
     assert 2 * with_seeing < with_blind <= calls
-    assert plain.early == 1 < seeing.early  # several tokens come first, and are no decoding
+    # several tokens come first, and are no decoding
+    assert len(plain.ids) - plain.counted == 1 < len(seeing.ids) - seeing.counted
 
 
 def test_the_hook_is_removed(embedded: Embedded) -> None:
@@ -97,17 +98,22 @@ def test_the_hook_is_removed(embedded: Embedded) -> None:
         PEERS["hf-assisted-seeing"](embedded.target, None, inputs, {})
 
 
+def decoding(ids: tuple[int, ...], first: float, total: float, early: int = 1) -> object:
+    run = timed(ids, first, total, early)
+    return run.decode, run.counted
+
+
 def test_what_counts_as_decoding() -> None:
     """Claim: a peer's decoding is what follows the tokens it handed over first, by hand.
 
     Fails if the first tokens' time is left out and they themselves are not.
     """
     ids = tuple(range(10))
-    assert Timed(ids, 2.0, 5.0).decode == (3.0, 9)
-    assert Timed(ids, 2.0, 5.0, early=4).decode == (3.0, 6)
-    assert Timed(ids, 5.0, 5.0, early=10).decode == (5.0, 10)  # all at once: everything counts
-    assert Timed(ids[:1], 2.0, 2.0).decode == (2.0, 1)
-    assert Timed((), 0.0, 2.0).decode == (2.0, 1)
+    assert decoding(ids, 2.0, 5.0) == (3.0, 9)
+    assert decoding(ids, 2.0, 5.0, early=4) == (3.0, 6)
+    assert decoding(ids, 5.0, 5.0, early=10) == (5.0, 10)  # all at once: everything counts
+    assert decoding(ids[:1], 2.0, 2.0) == (2.0, 1)
+    assert decoding((), 0.0, 2.0) == (2.0, 1)
 
 
 def test_compare_counts_decoding_from_the_second_token(
@@ -118,7 +124,7 @@ def test_compare_counts_decoding_from_the_second_token(
     Fails if a peer that hands over 4 of 10 tokens at first is credited with all 10, or ours with
     the token that came of the prefill.
     """
-    given = Timed(tuple(range(10)), 2.0, 5.0, early=4)
+    given = timed(tuple(range(10)), 2.0, 5.0, early=4)
     monkeypatch.setitem(PEERS, "hf-early", lambda *whatever: given)
     settings = {"do_sample": False, "max_new_tokens": 6}
     inputs = asked(embedded, "shapes-caption")
@@ -144,7 +150,7 @@ def test_a_peer_that_fails_without_a_word_is_a_row(
     Fails if the first line of nothing is asked for.
     """
 
-    def crash(*given: Any) -> Timed:
+    def crash(*given: Any) -> Run:
         raise AssertionError
 
     monkeypatch.setitem(PEERS, "hf-crash", crash)

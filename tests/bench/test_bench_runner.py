@@ -17,7 +17,7 @@ from written_out import Embedded, Ran, lines
 import saccade.drafting.schedule
 from saccade.bench import records, runner
 from saccade.bench.compare import WARM_UP_TOKENS
-from saccade.bench.peers import PEERS, Timed
+from saccade.bench.peers import PEERS, Run
 from saccade.bench.records import Answer
 from saccade.bench.suites import shapes
 from saccade.bench.suites.types import Item
@@ -275,7 +275,7 @@ def test_a_peers_crash_is_a_row(
     videos; if a release mends it, its row must hold ar's ids.
     """
 
-    def crash(*given: Any) -> Timed:
+    def crash(*given: Any) -> Run:
         raise AssertionError  # without a word
 
     monkeypatch.setitem(PEERS, "hf-crash", crash)

@@ -13,7 +13,8 @@ from written_out import Embedded
 from evidence import ratios, speed
 from evidence.ratios import Goal, Raced
 from evidence.speed import Elsewhere, Pair, Part
-from saccade.bench.compare import Run, named, race
+from saccade.bench.compare import named, race
+from saccade.bench.peers import Run
 from saccade.bench.suites import shapes
 from saccade.core.errors import OptionError
 from saccade.core.prompt import Prefill

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from statistics import median
 from typing import Any
 
-from saccade.bench.peers import PEERS
+from saccade.bench.peers import PEERS, Run
 from saccade.core.errors import MethodError, OptionError, SaccadeError, kind_and_line
 from saccade.core.prompt import Inputs
 from saccade.core.result import Result
@@ -51,17 +51,6 @@ class Summary:
         if self.error is None:
             del fields["error"]
         return fields
-
-
-@dataclass(frozen=True)
-class Run:
-    """One timed run of one method."""
-
-    ids: tuple[int, ...]
-    decode: float
-    total: float
-    counted: int  # tokens that came of decoding: the first comes of the prefill
-    result: Result | None = None  # None for a peer
 
 
 @dataclass(frozen=True)
@@ -130,8 +119,7 @@ def race(
             try:
                 own = {**(settings if round else warm)}
                 if recipe is None:
-                    ids = PEERS[name](target, draft, inputs, own)
-                    timed = Run(ids.ids, ids.decode[0], ids.total, ids.decode[1])
+                    timed = PEERS[name](target, draft, inputs, own)
                 else:
                     own |= {"seed": seed, "captioner": captioner, "exact": exact}
                     rounds = answered(Pair(target, draft), (inputs, draft_inputs), recipe, **own)

@@ -12,31 +12,32 @@ from torch import Tensor
 from transformers.generation.streamers import BaseStreamer
 
 from saccade.core.prompt import Inputs
+from saccade.core.result import Result
 from saccade.core.timing import Clock
 from saccade.inputs import Loaded
 
 
 @dataclass(frozen=True)
-class Timed:
-    """An answer of a peer's: its ids, seconds to the first of them, and seconds in all.
-
-    An assisted peer hands over several tokens at first; ``early`` is how many.
-    """
+class Run:
+    """One timed run of one method, or of a peer."""
 
     ids: tuple[int, ...]
-    first: float
+    decode: float  # seconds of it, and of all
     total: float
-    early: int = 1
-
-    @property
-    def decode(self) -> tuple[float, int]:
-        """Seconds of decoding and the tokens of it; of everything, if all came at once."""
-        if len(self.ids) <= self.early:
-            return self.total, max(1, len(self.ids))
-        return self.total - self.first, len(self.ids) - self.early
+    counted: int  # tokens that came of decoding: the first comes of the prefill
+    result: Result | None = None  # None for a peer
+    first: float = 0.0  # of a peer, seconds to the first of its tokens
 
 
-Peer = Callable[[Loaded, Loaded | None, Inputs, dict[str, Any]], Timed]
+def timed(ids: tuple[int, ...], first: float, total: float, early: int = 1) -> Run:
+    """A peer's run. An assisted one hands over several tokens at first, ``early``: decoding is what
+    follows them; everything, if all came at once."""
+    if len(ids) <= early:
+        return Run(ids, total, total, max(1, len(ids)), first=first)
+    return Run(ids, total - first, total, len(ids) - early, first=first)
+
+
+Peer = Callable[[Loaded, Loaded | None, Inputs, dict[str, Any]], Run]
 
 
 class _FirstToken(BaseStreamer):
@@ -55,7 +56,7 @@ class _FirstToken(BaseStreamer):
     def end(self) -> None: ...
 
 
-def hf(target: Loaded, draft: Loaded | None, inputs: Inputs, settings: dict[str, Any]) -> Timed:
+def hf(target: Loaded, draft: Loaded | None, inputs: Inputs, settings: dict[str, Any]) -> Run:
     """``model.generate``: plain decoding with Hugging Face's cache."""
     model = target.backbone.model
     place = target.backbone.device
@@ -66,12 +67,12 @@ def hf(target: Loaded, draft: Loaded | None, inputs: Inputs, settings: dict[str,
     out = model.generate(**moved, streamer=streamer, **settings)
     took = clock.since()
     ids = tuple(out[0, inputs["input_ids"].shape[1] :].tolist())
-    return Timed(ids, streamer.at - started, took, streamer.early)
+    return timed(ids, streamer.at - started, took, streamer.early)
 
 
 def hf_assisted(
     target: Loaded, draft: Loaded | None, inputs: Inputs, settings: dict[str, Any]
-) -> Timed:
+) -> Run:
     """Assisted generation as shipped: the assistant is never shown the video."""
     if draft is None:
         raise ValueError("hf-assisted needs a draft model")
@@ -80,7 +81,7 @@ def hf_assisted(
 
 def hf_assisted_seeing(
     target: Loaded, draft: Loaded | None, inputs: Inputs, settings: dict[str, Any]
-) -> Timed:
+) -> Run:
     """Assisted generation with its assistant's eyes opened: a hook hands it the pixels that
     transformers drops on the way, in the one call that reads the prompt."""
     if draft is None:
@@ -119,7 +120,7 @@ def _longer(value: Any, ids: Tensor) -> Any:
 
 def hf_lookup(
     target: Loaded, draft: Loaded | None, inputs: Inputs, settings: dict[str, Any]
-) -> Timed:
+) -> Run:
     """Prompt lookup as shipped: n-grams over all ids, placeholders included."""
     return hf(target, draft, inputs, {**settings, "prompt_lookup_num_tokens": 5})
 

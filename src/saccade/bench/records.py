@@ -14,7 +14,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from saccade.bench.peers import Timed
+from saccade.bench.peers import Run
 from saccade.core.errors import OptionError
 from saccade.core.result import Result
 from saccade.core.tree import height
@@ -108,12 +108,9 @@ def of(result: Result) -> dict[str, Any]:
     )
 
 
-def of_peer(timed: Timed) -> dict[str, Any]:
+def of_peer(run: Run) -> dict[str, Any]:
     """The fields of an answer that a peer's run knows."""
-    seconds, counted = timed.decode
-    return dict(
-        ids=timed.ids, total=timed.total, first=timed.first, decode=seconds, counted=counted
-    )
+    return {name: value for name, value in vars(run).items() if name != "result"}
 
 
 def write(folder: Path, about: dict[str, Any], fresh: Sequence[Answer]) -> None:
