@@ -1,5 +1,5 @@
 # What CI runs is what you run. `make check test` before a commit.
-.PHONY: check test quick slow scale oldest bench demo wheel results families mutants rounding fuzz vllm vllm-bench docs listed screens
+.PHONY: check test quick slow scale oldest bench demo wheel results families mutants rounding fuzz vllm vllm-bench peers docs listed screens
 
 check:  ## lint, format, types
 	uv run ruff check src tests evidence examples docs
@@ -80,3 +80,26 @@ vllm: $(VLLM)/made  ## the draft inside vLLM: installs it apart (6 GB), then its
 
 vllm-bench: $(VLLM)/made  ## the table of docs/vllm.md, on an idle machine of two cores
 	OMP_NUM_THREADS=2 VLLM_CPU_NUM_OF_RESERVED_CPU=0 $(VLLM)/bin/python -m evidence vllm
+
+# peers that pin other versions, each in an environment of its own; OpenVINO's holds the pair as it reads it
+OPENVINO = .cache/openvino
+FLASHSPEC = .cache/flashspec
+
+$(OPENVINO)/made:
+	uv venv --clear --quiet --python 3.11 $(OPENVINO)
+	uv pip install --quiet --python $(OPENVINO)/bin/python openvino==2026.4.1 openvino-genai==2026.4.1.0 \
+		openvino-tokenizers==2026.4.1.0 optimum-intel==2.2.0 transformers==5.0.0
+	for side in target draft; do $(OPENVINO)/bin/optimum-cli export openvino --task image-text-to-text \
+		--weight-format fp32 --model src/saccade/world/pair/$$side $(OPENVINO)/$$side || exit 1; done
+	for end in xml bin; do cp $(OPENVINO)/draft/openvino_language_model.$$end \
+		$(OPENVINO)/draft/openvino_model.$$end || exit 1; done  # a draft is read by a text model's name
+	touch $@
+
+$(FLASHSPEC)/made: pyproject.toml
+	uv venv --clear --quiet --python 3.11 $(FLASHSPEC)
+	uv pip install --quiet --python $(FLASHSPEC)/bin/python flashspec==0.3.1 -e .
+	touch $@
+
+peers:  ## docs/results/peers.md, on an idle machine: vLLM, OpenVINO, FlashSpec, each in its environment
+	-$(MAKE) --keep-going $(VLLM)/made $(OPENVINO)/made $(FLASHSPEC)/made
+	uv run python -m evidence peers

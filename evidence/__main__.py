@@ -9,6 +9,7 @@ from evidence.commands.figure import figure
 from evidence.commands.gpu import gpu
 from evidence.commands.hardware import flips, following, pool, prefill
 from evidence.commands.pages import chart, claims, listed, pairs, report, scaling
+from evidence.commands.peers import peers
 from evidence.commands.rounds import cost, profile
 from evidence.commands.speed import speed
 from evidence.commands.training import evaluate, train
@@ -37,6 +38,7 @@ app.command()(pool)
 app.command()(following)
 app.command()(gpu)
 app.command()(vllm)
+app.command()(peers)
 app.command("make-checkpoint")(make_checkpoint)
 app.command()(train)
 app.command("eval")(evaluate)

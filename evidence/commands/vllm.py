@@ -34,6 +34,7 @@ def vllm(
     plan = inside.Plan(repeat=repeat, tokens=tokens, **chosen)
     with status("starting", quiet=False) as tell:
         found = inside.run(plan, path, tell, more=more)
-    typer.echo(inside.table(found["runs"]))
+    told = inside.table(found["runs"])
+    typer.echo(told)
     if path == Path("docs/results/vllm.json"):
-        PAGE.write_text(inside.written(PAGE.read_text(), found["runs"]))
+        PAGE.write_text(inside.written(PAGE.read_text(), told))

@@ -11,7 +11,7 @@ import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -60,19 +60,23 @@ def long_answers(results: Path = Path("docs/results/bench-auto-2k/results.jsonl.
     return [int(row["item"].rpartition("-")[2]) for row in plain if len(row["ids"]) >= LEAST]
 
 
+def settled(row: str, most: int) -> Setup:
+    """A row's engine for at most so many requests at once, each of 2,048 visual tokens."""
+    # prompts of a wave are read in one step, so that decoding is decoding alone
+    room = {"max_num_batched_tokens": 2200 * most, "max_num_seqs": most}
+    own = ROWS[row]
+    return replace(own, engine={**ENGINE, **room, **own.engine})
+
+
 def measure(
     plan: Plan, tell: Callable[[str], None] = lambda text: None, timeout: float = 600
 ) -> Iterator[dict[str, Any]]:
     """A turn each: the row, how many at once, tokens a second, and whether answers are equal."""
-    most = max(plan.at_once)
-    # prompts of a wave are read in one step, so that decoding is decoding alone
-    room = {"max_num_batched_tokens": 2200 * most, "max_num_seqs": most}
     with ExitStack() as stack:
         engines = {}
         for name in plan.rows:
             tell(f"starting {name}")
-            own = ROWS[name]
-            setup = Setup(**{**vars(own), "engine": {**ENGINE, **room, **own.engine}})
+            setup = settled(name, max(plan.at_once))
             engines[name] = stack.enter_context(Engine(setup, timeout))
         for at_once in plan.at_once:
             for turn in range(plan.repeat + 1):  # the first warms up: shapes, caches, the pace
@@ -137,8 +141,8 @@ def table(runs: Sequence[Mapping[str, Any]]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def written(page: str, runs: Sequence[Mapping[str, Any]]) -> str:
-    """A page with the table of these runs in its place."""
-    before, _, rest = page.partition(BEGIN)
+def written(page: str, told: str, begin: str = BEGIN) -> str:
+    """A page with this table in its place."""
+    before, _, rest = page.partition(begin)
     _, _, after = rest.partition(END)
-    return f"{before}{BEGIN}\n\n{table(runs)}\n{END}{after}"
+    return f"{before}{begin}\n\n{told}\n{END}{after}"
