@@ -1,6 +1,6 @@
 # A server on a CPU: docker build -t saccade . && docker run --rm -p 127.0.0.1:8000:8000 saccade
-# Not built where it was written: there was no daemon, and PyTorch's own index was out of reach. Its
-# other commands were run outside of a container: the install with PyTorch of PyPI, and the server.
+# Built and asked with buildah, from Debian's Python and PyTorch of PyPI (TORCH_BACKEND empty): where
+# it was written the base image and PyTorch's own index were out of reach.
 FROM python:3.12-slim AS build
 ENV UV_TORCH_BACKEND=cpu UV_LINK_MODE=copy
 RUN pip install --no-cache-dir uv && uv venv /opt/saccade

@@ -32,7 +32,7 @@ def _quiet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SACCADE_CACHE", str(tmp_path_factory.mktemp("costs")))
         patch.setattr(kernels, "choices", lambda matrices: [every] * len(matrices))
-        patch.setattr(kernels, "threshold", lambda facts, calls: Threshold((1,), (1024,)))
+        patch.setattr(kernels, "threshold", lambda facts, calls, *of: Threshold((1,), (1024,)))
         patch.setenv("HF_HUB_OFFLINE", "1")
         yield
 

@@ -16,6 +16,7 @@ from saccade.model.attention import (
     FOLD_LIMIT,
     Record,
     Segment,
+    SpeltOut,
     Step,
     merge,
     partial,
@@ -111,7 +112,7 @@ def test_few_rows_over_many_keys_equal_the_naive_softmax(shape, monkeypatch):
         "scaled_dot_product_attention",
         lambda *given, **named: fused.append(1) or called(*given, **named),
     )
-    spelt = Threshold((1,), (1024,))
+    spelt = SpeltOut(few=Threshold((1,), (1024,)))
     for length in (1023, 1024, 1101):
         cache = _cache(length, 5)
         q, k, v = _fresh(new, 6)
@@ -124,6 +125,43 @@ def test_few_rows_over_many_keys_equal_the_naive_softmax(shape, monkeypatch):
         if block is not None:
             visible = torch.cat([torch.ones(new, length, dtype=torch.bool), block], 1)
         assert torch.allclose(out, _naive(q, keys, values, visible), atol=1e-5)
+
+
+@pytest.mark.parametrize("new", [FOLD_LIMIT + 1, 131])
+def test_a_prompts_rows_as_products_equal_the_naive_softmax(new, monkeypatch):
+    """Claim: spelt out block by block, whole blocks and a last one of fewer rows, behind nothing
+    and behind keys that are there, each row sees up to itself; the fused kernel is not called.
+    Control: over one key too few for it, it is called."""
+    fused = []
+    for name in ("scaled_dot_product_attention", "partial"):
+        called = getattr(attention, name)
+        monkeypatch.setattr(
+            attention, name, lambda *a, called=called, **b: fused.append(1) or called(*a, **b)
+        )
+    monkeypatch.setattr(attention, "SPELT_NUMBERS", 1)  # blocks of SPELT_ROWS
+    for length in (0, 1, 50):
+        cache = _cache(length, 7)
+        q, k, v = _fresh(new, 8)
+        for least in (length + new, length + new + 1):
+            fused.clear()
+            spelt = SpeltOut(many=Threshold((1,), (least,)))
+            step = Step([Segment(cache, 0, new, length)], HEADS // KV, q.dtype, spelt)
+            out = step(0, q, k, v, SCALE)
+            assert bool(fused) is (least > length + new)
+            keys, values = cache.read(0, length + new)
+            assert torch.allclose(out, _naive(q, keys, values, _causal(length, new)), atol=1e-5)
+
+
+def test_a_tree_of_many_nodes_is_never_taken_for_a_prompt():
+    """Claim: rows whose block hides some are not spelt out as if each saw up to itself."""
+    nodes, length = FOLD_LIMIT + 10, 6
+    cache, (q, k, v) = _cache(length, 1), _fresh(nodes, 1)
+    block = ancestors(random_tree(random.Random(1), nodes, lambda: 0).parents)
+    spelt = SpeltOut(many=Threshold((1,), (1,)))
+    step = Step([Segment(cache, 0, nodes, length, block)], HEADS // KV, q.dtype, spelt)
+    out = step(0, q, k, v, SCALE)
+    visible = torch.cat([torch.ones(nodes, length, dtype=torch.bool), block], 1)
+    assert torch.allclose(out, _naive(q, *cache.read(0, length + nodes), visible), atol=1e-5)
 
 
 def _masked(q, keys, values, visible):

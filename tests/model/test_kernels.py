@@ -13,11 +13,10 @@ from helpers import llama, text_input
 from saccade.core.home import home
 from saccade.core.sampling import Sampling
 from saccade.model import kernels
-from saccade.model.attention import spelt_from
+from saccade.model.attention import NOWHERE, spelt_from
 from saccade.model.backbone import Backbone
 from saccade.model.kernels import (
     KEYS,
-    NEVER,
     PRODUCTS,
     Choice,
     Matrix,
@@ -158,8 +157,8 @@ def test_only_fp32_on_a_cpu_with_memory_is_chosen_for(monkeypatch):
     monkeypatch.setattr(kernels.memory, "available", lambda device: 1000)
     assert used(copy.deepcopy(llama())) == {"plain"}
     place = torch.device("cpu")
-    assert spelt_from(4, 2, 16, place, torch.bfloat16) == NEVER
-    assert spelt_from(4, 2, 16, torch.device("meta"), torch.float32) == NEVER
+    assert spelt_from(4, 2, 16, place, torch.bfloat16) == NOWHERE
+    assert spelt_from(4, 2, 16, torch.device("meta"), torch.float32) == NOWHERE
 
 
 def test_weights_changed_behind_our_back_are_laid_out_anew():

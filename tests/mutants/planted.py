@@ -290,6 +290,22 @@ MUTANTS = (
         "zip(one.tokens, one.tokens, strict=True), zip(other.tokens, other.tokens, strict=True)",
         ("core/test_tree.py::test_shared_counts_leading_nodes_with_equal_token_and_parent",),
     ),
+    Mutant(
+        "attention: a prompt's row spelt out sees the next one",
+        "model/attention.py",
+        '"-inf")).triu_(1)\n    times',
+        '"-inf")).triu_(2)\n    times',
+        ("model/test_attention.py::test_a_prompts_rows_as_products_equal_the_naive_softmax",),
+    ),
+    Mutant(
+        "towers: copies of weights from before",
+        "model/kernels.py",
+        "same = self._seen is not None and torch.equal(seen, self._seen)",
+        "same = self._seen is not None",
+        (
+            "model/test_tower.py::test_a_towers_weights_changed_in_place_count_from_the_next_prompt_on",
+        ),
+    ),
     # -- drafts ----------------------------------------------------------------------------------
     Mutant(
         "a malformed tree is not checked",

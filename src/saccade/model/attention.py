@@ -17,7 +17,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from saccade.model import kernels
 from saccade.model.cache import Cache
-from saccade.model.kernels import NEVER, Threshold
+from saccade.model.kernels import NEVER, PRODUCTS, Threshold
 
 Attend = Callable[[int, Tensor, Tensor, Tensor, float], Tensor]
 """What layers call: (layer, q, k, v, scale) -> heads side by side. A ``Step`` is one."""
@@ -34,6 +34,9 @@ Part = tuple[Queries, Float[Tensor, "head new"]]
 FOLD_LIMIT = 64
 RECORD_CHUNK = 32
 RECORD_NUMBERS = 2**22  # logits written down at once, at most: fewer rows over a longer cache
+SPELT_NUMBERS = 2**20  # logits of one block of a prompt's rows: what a processor's caches hold
+SPELT_ROWS = 32  # rows of a head go by multiples of this: the first product of a shape costs more
+TIMED = 2**29  # products of a prompt's call that is timed, about: of as many heads as that allows
 # Where no kernel gives the log-sum-exps: queries at once, and logits of theirs, at most.
 PLAIN_ROWS, PLAIN_NUMBERS = 256, 2**25
 
@@ -74,6 +77,18 @@ class Segment:
         return self.block
 
 
+@dataclass(frozen=True)
+class SpeltOut:
+    """Where products and a softmax are quicker here than the fused kernel: of a few rows over a
+    long cache, and of the many rows of a prompt."""
+
+    few: Threshold = NEVER
+    many: Threshold = NEVER
+
+
+NOWHERE = SpeltOut()
+
+
 class Asked:
     """Takes the queries of a segment's last rows, layer by layer, with their scale in them: what
     those rows attend to can be told from them as long as the keys are there."""
@@ -108,16 +123,12 @@ class Step:
         segments: list[Segment],
         groups: int,
         dtype: torch.dtype,
-        spelt: Threshold = NEVER,
+        spelt: SpeltOut = NOWHERE,
     ) -> None:
         self.segments = segments
         self.groups = groups
         self.calls = 0  # one a layer, where the model's layers ask for their attention here
-        out = [_folds(each) and spelt.passed(each.stop - each.start, each.at) for each in segments]
-        self._bias = [
-            _bias(segment, groups, dtype, last) for segment, last in zip(segments, out, strict=True)
-        ]
-        self._few = [_spell_out if each else _attend for each in out]
+        self._ways = [_way(segment, groups, dtype, spelt) for segment in segments]
         for segment in segments:
             segment.cache.reserve(segment.at + segment.stop - segment.start)
 
@@ -125,19 +136,16 @@ class Step:
         """Attention of one layer; heads are laid side by side in the result."""
         self.calls += 1
         parts = []
-        for segment, bias, few in zip(self.segments, self._bias, self._few, strict=True):
+        for segment, (way, mask) in zip(self.segments, self._ways, strict=True):
             own = q, k, v
             if len(self.segments) > 1:
                 rows = slice(segment.start, segment.stop)
                 own = q[:, rows], k[:, rows], v[:, rows]
             segment.cache.write(layer, segment.at, own[1], own[2])
             keys, values = segment.cache.read(layer, segment.at + segment.stop - segment.start)
-            if bias is not None and bias.device != keys.device:  # a model over several devices
-                bias = bias.to(keys.device)
-            if _folds(segment):
-                out = few(own[0], keys, values, bias, scale)
-            else:
-                out = _attend_long(own[0], keys, values, segment.block, scale)
+            if mask is not None and mask.device != keys.device:  # a model over several devices
+                mask = mask.to(keys.device)
+            out = way(own[0], keys, values, mask, scale)
             parts.append(out.transpose(0, 1).reshape(out.shape[1], -1))
             if segment.asked is not None:
                 segment.asked.take(layer, own[0], scale)
@@ -204,15 +212,24 @@ def merge(first: Part, second: Part) -> Queries:
     return torch.lerp(first[0], second[0], share.to(first[0].dtype))
 
 
-def _folds(segment: Segment) -> bool:
-    return segment.stop - segment.start <= FOLD_LIMIT
+def _way(
+    segment: Segment, groups: int, dtype: torch.dtype, spelt: SpeltOut
+) -> tuple[Callable[..., Queries], Tensor | None]:
+    """How a segment attends, and the mask it does so with."""
+    new = segment.stop - segment.start
+    if new <= FOLD_LIMIT:
+        out = spelt.few.passed(new, segment.at)
+        return _spell_out if out else _attend, _bias(segment, groups, dtype, out)
+    if segment.block is None and spelt.many.passed(new, segment.at + new):
+        return _spell_long, None
+    return _attend_long, segment.block
 
 
 def _bias(segment: Segment, groups: int, dtype: torch.dtype, short: bool) -> Tensor | None:
     """The additive mask of a segment of few rows, ``short`` over its last keys alone; None where
     none is needed."""
     new = segment.stop - segment.start
-    if not _folds(segment) or (segment.block is None and new == 1):
+    if segment.block is None and new == 1:
         return None
     device, mask = segment.cache.keys[0].device, segment.mask
     last = mask.shape[1]
@@ -244,25 +261,62 @@ def _spell_out(
     return torch.bmm(torch.softmax(logits, -1, out=logits), v).view(q.shape)
 
 
+def _spell_long(q: Queries, k: Keys, v: Keys, block: None, scale: float) -> Queries:
+    """A prompt's rows, each of which sees up to itself, as products: a block of rows at a time over
+    the keys it sees, a group's heads as further rows."""
+    heads, new, width = q.shape
+    groups, before = heads // k.shape[0], k.shape[1] - q.shape[1]
+    count = max(1, SPELT_NUMBERS // (groups * k.shape[1] * SPELT_ROWS)) * SPELT_ROWS
+    later = torch.full((count, count), float("-inf")).triu_(1)
+    times = PRODUCTS["packed"].times  # which takes weights that are not packed too
+    asked, out = (q * scale).transpose(0, 1), torch.empty(new, heads, width)
+    for start in range(0, new, count):
+        stop = min(start + count, new)
+        rows, seen = stop - start, before + stop
+        for number, (keys, values) in enumerate(zip(k[:, :seen], v[:, :seen], strict=True)):
+            own = slice(number * groups, (number + 1) * groups)
+            logits = times(asked[start:stop, own].reshape(-1, width), keys, None)
+            logits.view(rows, groups, seen)[..., -rows:] += later[:rows, None, :rows]
+            mixed = times(torch.softmax(logits, -1, out=logits), values.t(), None)
+            out[start:stop, own] = mixed.view(rows, groups, width)
+    return out.transpose(0, 1)
+
+
 def spelt_from(
     heads: int, kv_heads: int, width: int, device: torch.device, dtype: torch.dtype
-) -> Threshold:
-    """From how many keys on a few rows' attention is spelt out in a model of these heads."""
+) -> SpeltOut:
+    """Where attention is quicker spelt out in a model of these heads."""
     if device.type != "cpu" or dtype != torch.float32:
-        return NEVER
+        return NOWHERE
+    groups = heads // kv_heads
 
-    def calls(rows: int, keys: int) -> dict[str, Callable[[], object]]:
+    def few(rows: int, keys: int) -> dict[str, Callable[[], object]]:
         q = torch.randn(heads, rows, width)
         k, v = torch.randn(2, kv_heads, keys, width)
-        groups, few = heads // kv_heads, min(rows, keys)
         bias = None if rows == 1 else torch.zeros(rows * groups, keys)
-        last = None if bias is None else bias[:, :few]
+        last = None if bias is None else bias[:, : min(rows, keys)]
         return {
             "fused": lambda: _attend(q, k, v, bias, 1.0),
             "spelt": lambda: _spell_out(q, k, v, last, 1.0),
         }
 
-    return kernels.threshold((heads, kv_heads, width), calls)
+    def many(rows: int, keys: int) -> dict[str, Callable[[], object]]:
+        some = max(1, min(heads, TIMED // (2 * rows * keys * width)))
+        group = min(groups, some)
+        q = torch.randn(some // group * group, rows, width)
+        k, v = torch.randn(2, some // group, keys, width)
+        return {
+            "fused": lambda: _attend_long(q, k, v, None, 1.0),
+            "spelt": lambda: _spell_long(q, k, v, None, 1.0),
+        }
+
+    facts = heads, kv_heads, width
+    if not torch.backends.mkldnn.is_available():
+        return SpeltOut(few=kernels.threshold(facts, few))
+    return SpeltOut(
+        few=kernels.threshold(facts, few),
+        many=kernels.threshold(("many", *facts), many, kernels.MANY, kernels.LONG),
+    )
 
 
 def _attend_long(
@@ -274,9 +328,8 @@ def _attend_long(
         return scaled_dot_product_attention(
             q[None], k[None], v[None], is_causal=True, scale=scale, enable_gqa=True
         )[0]
-    visible = None if block is None else block.to(q.device)
     mine = slice(k.shape[1] - last, None)
-    own = partial(q, k[:, mine], v[:, mine], scale, causal=block is None, visible=visible)
+    own = partial(q, k[:, mine], v[:, mine], scale, causal=block is None, visible=block)
     if last == k.shape[1]:
         return own[0]
     return merge(partial(q, k[:, :-last], v[:, :-last], scale), own)

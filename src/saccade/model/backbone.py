@@ -21,11 +21,12 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from saccade.core.errors import ModelError
 from saccade.core.prompt import Inputs, Prompt
-from saccade.model import families, tensor_parallel
+from saccade.model import families, memory, tensor_parallel
 from saccade.model.attention import Step, spelt_from
 from saccade.model.cache import Cache
 from saccade.model.decoder import FusedDecoder
 from saccade.model.kept import Kept, looked_at
+from saccade.model.kernels import Tower
 from saccade.model.prompting import Reader
 
 ATTENTION = "saccade"
@@ -87,6 +88,8 @@ class Backbone:
                 f"the fused decoder does not know {config.model_type}: leave it to choose by itself"
             )
         self.spelt = spelt_from(self.heads, self.kv_heads, self.head_dim, self.device, self.dtype)
+        memory.keep_freed()
+        self._tower = Tower(self.model, self.text, head)
         self.kept: Kept | None = None  # what later prompts need not read again; a server's
         self.fused = (
             FusedDecoder(self.text, head, self.axes) if known and fused is not False else None
@@ -113,12 +116,12 @@ class Backbone:
         give; the vision tower looks once all the same.
         """
         coarse, seen = coarse and self.coarsens, [*(looked or ())]
-        with looked_at(self.model, self.kept), self._shown(looked):
+        with looked_at(self.model, self.kept), self._shown(looked), self._tower.quick():
             with self.record_vision(seen) if coarse else nullcontext():
                 found = self._reader.read(inputs)
         if not coarse:
             return found
-        with self._shown(seen), self._reader.averaging():
+        with self._shown(seen), self._reader.averaging(), self._tower.quick():
             again = self._reader.read(inputs)
         rows = [prompt.embeds[prompt.visual] for prompt in again]
         return [replace(prompt, coarse=each) for prompt, each in zip(found, rows, strict=True)]

@@ -17,9 +17,8 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn.functional import rms_norm, silu
 
-from saccade.model import kernels
 from saccade.model.attention import Attend
-from saccade.model.kernels import Matrix
+from saccade.model.kernels import Matrix, Quickest
 
 # Text models known to be exactly this decoder.
 KNOWN = (
@@ -27,7 +26,6 @@ KNOWN = (
     "qwen2", "qwen3", "llama", "mistral",
 )  # fmt: skip
 TABLE = 4096  # rows of the rotary table to begin with
-SAMPLED = 16  # every so many rows of a weight tell whether it was changed
 
 
 @dataclass(frozen=True)
@@ -87,29 +85,13 @@ class FusedDecoder:
         self._first = first.q_proj
         # a head wrapped by something else is not ours to multiply with
         self.head = Matrix(head.weight.data, head.bias) if type(head) is nn.Linear else None
-        self._sampled: list[Tensor] = []
-        self._seen: Tensor | None = None
-        self._threads = 0
-        if kernels.may_copy(self._matrices):
-            self._sampled = [matrix.weight[::SAMPLED] for matrix in self._matrices]
-            self.refresh()
-
-    @property
-    def _matrices(self) -> list[Matrix]:
         inner = [matrix for layer in self.layers for matrix in layer.matrices]
-        return inner if self.head is None else [*inner, self.head]
+        self._quickest = Quickest(inner if self.head is None else [*inner, self.head])
+        self.refresh()
 
     def refresh(self) -> None:
-        """Lays the weights out anew if they were changed in place, by whatever means, or if other
-        kernels are the quickest with the threads there are now."""
-        if not self._sampled:
-            return
-        seen, threads = torch.stack(torch._foreach_norm(self._sampled)), torch.get_num_threads()
-        same = self._seen is not None and torch.equal(seen, self._seen)
-        if not same or self._threads != threads:
-            self._seen, self._threads = seen, threads
-            for matrix, choice in zip(self._matrices, kernels.choices(self._matrices), strict=True):
-                matrix.choose(choice)
+        """As :meth:`Quickest.refresh`."""
+        self._quickest.refresh()
 
     def first(self, layers: int) -> FusedDecoder:
         """The decoder stopped after its first ``layers``; the weights are shared."""

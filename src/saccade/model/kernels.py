@@ -10,12 +10,13 @@ from __future__ import annotations
 import time
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from saccade.core.home import Measured
@@ -23,8 +24,10 @@ from saccade.model import memory
 
 ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 256)
 FIRST = (1, 256, 8, 4, 16, 2, 64)  # what is timed first, should there be no time for all
+SAMPLED = 16  # every so many rows of a weight tell whether it was changed
 FEW = (1, 4, 16)  # rows of attention
 KEYS = (512, 1024, 2048, 4096)
+MANY, LONG = (768,), (1024, 2048)  # rows and keys of a prompt's
 SECONDS = 0.15  # of timing the products of a model; attention takes a third of it
 PATIENCE = 5
 REPEATS = 4
@@ -129,6 +132,32 @@ def may_copy(matrices: Sequence[Matrix]) -> bool:
     return copies <= SHARE * memory.available(torch.device("cpu"))
 
 
+class Quickest:
+    """Matrices that multiply by what is quickest here; by their own weights where there is nothing
+    to choose from, and then it is false."""
+
+    def __init__(self, matrices: Sequence[Matrix]) -> None:
+        self._matrices = matrices if matrices and may_copy(matrices) else ()
+        self._sampled = [matrix.weight[::SAMPLED] for matrix in self._matrices]
+        self._seen: Tensor | None = None
+        self._threads = 0
+
+    def __bool__(self) -> bool:
+        return bool(self._matrices)
+
+    def refresh(self) -> None:
+        """Lays the weights out anew if they were changed in place, by whatever means, or if other
+        kernels are the quickest with the threads there are now."""
+        if not self._matrices:
+            return
+        seen, threads = torch.stack(torch._foreach_norm(self._sampled)), torch.get_num_threads()
+        same = self._seen is not None and torch.equal(seen, self._seen)
+        if not same or self._threads != threads:
+            self._seen, self._threads = seen, threads
+            for matrix, choice in zip(self._matrices, choices(self._matrices), strict=True):
+                matrix.choose(choice)
+
+
 def choices(matrices: Sequence[Matrix]) -> list[Choice]:
     """The quickest products of each matrix; those of one shape are measured together."""
     shapes = [(tuple(matrix.weight.shape), matrix.bias is not None) for matrix in matrices]
@@ -212,6 +241,71 @@ def best(times: dict[int, dict[str, float]]) -> Choice:
     return Choice(tuple(rows), tuple(min(names, key=times[n].__getitem__) for n in rows))
 
 
+# -- modules outside of the decoder ----------------------------------------------------------------
+
+
+class Tower:
+    """The modules of a model that stand outside of its decoder: its vision tower.
+
+    What is computed stays Hugging Face's; linear modules, and those that project patches, multiply
+    with copies of their weights while a prompt is read, and with their own at any other time.
+    """
+
+    def __init__(self, model: nn.Module, decoder: nn.Module, head: nn.Module) -> None:
+        own = {*decoder.modules(), head}
+        forwards: list[tuple[nn.Module, Matrix, Callable[[Tensor], Tensor]]] = []
+        for module in model.modules():
+            if module in own or not _plain(module):
+                continue
+            if type(module) is nn.Linear:
+                matrix = Matrix(module.weight.data, module.bias)
+                forwards.append((module, matrix, _linear(matrix)))
+            elif type(module) is nn.Conv3d:
+                matrix = Matrix(module.weight.data.flatten(1), module.bias)
+                forwards.append((module, matrix, _patches(module, matrix)))
+        self._quickest = Quickest([matrix for _, matrix, _ in forwards])
+        self._forwards = forwards if self._quickest else []
+
+    @contextmanager
+    def quick(self) -> Iterator[None]:
+        """While this lasts the modules multiply by what was measured to be quickest."""
+        self._quickest.refresh()
+        for module, _, forward in self._forwards:
+            vars(module)["forward"] = forward
+        try:
+            yield
+        finally:
+            for module, _, _ in self._forwards:
+                vars(module).pop("forward", None)
+
+
+def _plain(module: nn.Module) -> bool:
+    """Whether a module's own weight is what it multiplies with, and nobody else stepped in."""
+    weight = module._parameters.get("weight")
+    return weight is not None and type(weight.data) is Tensor and "forward" not in vars(module)
+
+
+def _linear(matrix: Matrix) -> Callable[[Tensor], Tensor]:
+    def forward(x: Float[Tensor, "*rows into"]) -> Float[Tensor, "*rows out"]:
+        return matrix(x.reshape(-1, x.shape[-1])).view(*x.shape[:-1], -1)
+
+    return forward
+
+
+def _patches(convolution: nn.Conv3d, matrix: Matrix) -> Callable[[Tensor], Tensor]:
+    """A convolution over patches as large as its kernel is one product: Qwen's processors cut them
+    so. Of anything else it stays a convolution."""
+    own = convolution.forward
+
+    def forward(x: Tensor) -> Tensor:
+        plain = not any(convolution.padding) and convolution.groups == 1
+        if not plain or x.shape[2:] != convolution.kernel_size:
+            return own(x)
+        return matrix(x.flatten(1)).view(x.shape[0], -1, 1, 1, 1)
+
+    return forward
+
+
 # -- attention -------------------------------------------------------------------------------------
 
 
@@ -232,28 +326,30 @@ NEVER = Threshold()
 
 @torch.no_grad()
 def threshold(
-    facts: Sequence[object], calls: Callable[[int, int], dict[str, Callable[[], object]]]
+    facts: Sequence[object],
+    calls: Callable[[int, int], dict[str, Callable[[], object]]],
+    rows: Sequence[int] = FEW,
+    keys: Sequence[int] = KEYS,
 ) -> Threshold:
-    """From how many keys on the second of two ways is the quicker one.
+    """From how many keys on the second of two ways is the quicker one, by these numbers of rows.
 
     ``calls`` gives both for (rows, keys); ``facts`` is what they depend on.
     """
     key = _MEASURED.key("attention", *facts)
     known = _MEASURED.load(key)
     if known is None:
-        ways = [[quickest(calls(rows, keys)) for keys in KEYS] for rows in FEW]
-        known = [FEW, [passing([tuple(both.values()) for both in each]) for each in ways]]
+        timed = [[tuple(quickest(calls(few, each)).values()) for each in keys] for few in rows]
+        known = [rows, [passing(each, keys) for each in timed]]
         _MEASURED.save(key, known)
-    rows, keys = known
-    return Threshold(tuple(rows), tuple(keys))
+    return Threshold(*map(tuple, known))
 
 
-def passing(timed: Sequence[Sequence[float]]) -> int | None:
-    """Of ``KEYS`` the one from which on the second way is taken that loses least, given the seconds
+def passing(timed: Sequence[Sequence[float]], keys: Sequence[int] = KEYS) -> int | None:
+    """Of ``keys`` the one from which on the second way is taken that loses least, given the seconds
     of both ways over each; a single slow moment decides nothing."""
 
     def lost(least: int | None) -> float:
-        passed = [least is not None and keys >= least for keys in KEYS]
+        passed = [least is not None and each >= least for each in keys]
         return sum(pair[way] / min(pair) for way, pair in zip(passed, timed, strict=True))
 
-    return min((None, *KEYS), key=lost)
+    return min((None, *keys), key=lost)

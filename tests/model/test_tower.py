@@ -1,0 +1,106 @@
+"""Vision towers by quick kernels: what they give is Hugging Face's, their modules stay whole."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from helpers import FAMILIES, input_for, qwen25, video_input
+from torch import nn
+
+from saccade.model import kernels
+from saccade.model.backbone import Backbone
+from saccade.model.kernels import Choice, Matrix, Tower
+
+
+@pytest.fixture
+def packed(monkeypatch):
+    """oneDNN's products win everywhere, and tell that they were asked."""
+    asked = []
+    called = Matrix.__call__
+    monkeypatch.setattr(
+        kernels, "choices", lambda matrices: [Choice((1,), ("packed",))] * len(matrices)
+    )
+    monkeypatch.setattr(
+        Matrix, "__call__", lambda matrix, x: asked.append(matrix) or called(matrix, x)
+    )
+    return asked
+
+
+def _eyes(model):
+    decoder = {*model.get_decoder().modules(), model.get_output_embeddings()}
+    own = [module for module in model.modules() if module not in decoder]
+    return [module for module in own if type(module) in (nn.Linear, nn.Conv3d)]
+
+
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen2_vl", "llava_onevision"])
+def test_what_a_tower_sees_is_what_its_modules_see(family, packed):
+    """Claim: prompts read by other kernels are Hugging Face's to rounding, patches included, and
+    every module multiplies with its own weights afterwards. Control: the kernels were asked."""
+    model = copy.deepcopy(FAMILIES[family]())
+    inputs = input_for(family, 1)
+    with torch.no_grad():
+        exact = model(**inputs).logits[0, -1]
+    ours = Backbone(model)
+    (prompt,) = ours.prompts(inputs)
+    assert len({*packed}) >= len(_eyes(model)) - 1  # the head of a projector may stand idle
+    assert not any("forward" in vars(module) for module in model.modules())
+    seen = ours.model(**inputs).logits[0, -1]
+    assert torch.equal(seen, exact)
+    own = Backbone(model)
+    own._tower = Tower(nn.Module(), nn.Module(), nn.Module())
+    (plain,) = own.prompts(inputs)
+    assert (prompt.embeds - plain.embeds).abs().max() < 1e-4 * plain.embeds.abs().max()
+
+
+def test_a_prompt_that_fails_leaves_the_modules_as_they_were(packed):
+    """Claim: an error while a tower looks takes nothing with it."""
+    model = copy.deepcopy(qwen25())
+    ours, inputs = Backbone(model), video_input(1)
+    grid = next(name for name in inputs if name.endswith("grid_thw"))
+    with pytest.raises(RuntimeError, match="shape"):
+        ours.prompts({**inputs, grid: inputs[grid] + 1})
+    assert not any("forward" in vars(module) for module in model.modules())
+
+
+def test_a_towers_weights_changed_in_place_count_from_the_next_prompt_on(packed):
+    """Claim: copies follow their weights. Control: the change can be seen."""
+    model = copy.deepcopy(qwen25())
+    ours, inputs = Backbone(model), video_input(1)
+    (before,) = ours.prompts(inputs)
+    for module in _eyes(model):
+        module.weight.data *= 1.1
+    (after,) = ours.prompts(inputs)
+    (fresh,) = Backbone(model).prompts(inputs)
+    assert torch.equal(after.embeds, fresh.embeds)
+    assert (after.embeds - before.embeds).abs().max() > 1e-3
+
+
+def test_a_module_that_somebody_wrapped_is_left_alone(packed):
+    """Claim: a forward of someone else's is neither replaced nor lost."""
+    model = copy.deepcopy(qwen25())
+    module = next(each for each in _eyes(model) if type(each) is nn.Linear)
+    own = module.forward
+    module.forward = lambda x: own(x) * 2
+    mine = module.forward
+    ours = Backbone(model)
+    ours.prompts(video_input(1))
+    assert module.forward is mine
+    assert all(matrix.weight.data_ptr() != module.weight.data_ptr() for matrix in packed)
+
+
+def test_a_convolution_over_pictures_stays_one(packed):
+    """Claim: only patches as large as the kernel are a product. Control: those are."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv3d(3, 8, (2, 4, 4), stride=(2, 4, 4)))
+    tower = Tower(model, nn.Module(), nn.Module())
+    patches, picture = torch.randn(5, 3, 2, 4, 4), torch.randn(1, 3, 4, 8, 8)
+    with torch.no_grad():
+        for x, products in ((patches, 1), (picture, 0)):
+            packed.clear()
+            with tower.quick():
+                found = model(x)
+            assert len(packed) == products
+            assert found.shape == model(x).shape
+            assert torch.allclose(found, model(x), atol=1e-5)
