@@ -2,12 +2,15 @@
 # Built and asked with buildah, from Debian's Python and PyTorch of PyPI (TORCH_BACKEND empty): where
 # it was written the base image and PyTorch's own index were out of reach.
 FROM python:3.12-slim AS build
-ENV UV_TORCH_BACKEND=cpu UV_LINK_MODE=copy
+ENV UV_LINK_MODE=copy
 RUN pip install --no-cache-dir uv && uv venv /opt/saccade
 WORKDIR /source
 COPY pyproject.toml README.md LICENSE ./
 COPY src src
-RUN uv pip install --no-cache --python /opt/saccade/bin/python ".[serve]"
+# cpu, or what an accelerator needs (cu128); empty: PyTorch as PyPI has it
+ARG TORCH_BACKEND=cpu
+RUN uv pip install --no-cache --python /opt/saccade/bin/python \
+    ${TORCH_BACKEND:+--torch-backend=$TORCH_BACKEND} ".[serve]"
 
 FROM python:3.12-slim
 RUN useradd --create-home saccade
