@@ -1,5 +1,5 @@
 # What CI runs is what you run. `make check test` before a commit.
-.PHONY: check test quick slow scale oldest bench demo wheel results families mutants rounding fuzz vllm vllm-bench peers docs listed screens
+.PHONY: check test quick slow typed scale oldest bench demo wheel results families mutants rounding fuzz vllm vllm-bench peers docs listed screens
 
 check:  ## lint, format, types
 	uv run ruff check src tests evidence examples docs
@@ -16,6 +16,9 @@ quick:  ## the theorem, the law of every method registered, each method's answer
 
 slow:  ## whole processes, every variant, 100 clips, smoke training: an hour on two cores
 	uv run pytest -m slow
+
+typed:  ## the default tests with shapes and types checked in every call: half an hour on two cores
+	uv run pytest --jaxtyping-packages=saccade.core,saccade.model,saccade.drafting,saccade.methods,saccade.engine,typecheck.check
 
 scale:  ## several processes (gloo), a Ray cluster, shards: ten minutes on two cores
 	uv run --extra ray pytest -m "slow or not slow" tests/corpus tests/cli/test_caption_cli.py \

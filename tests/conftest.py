@@ -1,32 +1,47 @@
 """Every test runs over poisoned caches: a row that holds nothing is NaN, so that reading it shows,
-and every commit of every session is followed by ``check_integrity``."""
+and every commit of every session is followed by ``check_integrity``.
+
+Nothing slow to import stands at the top: the process that only hands out tests needs none of it.
+"""
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jaxtyping
 import pytest
-import torch
 from hypothesis import settings
-from integrity import check_integrity, poison
 
-from saccade.model import kernels
-from saccade.model.cache import Cache
-from saccade.model.kernels import Choice, Threshold
-from saccade.model.session import Session
+if TYPE_CHECKING:
+    from saccade.model.cache import Cache
+    from saccade.model.session import Session
 
 # The same examples in every run: a failure is a change of the code, not of the luck.
 settings.register_profile("fixed", derandomize=True, database=None, deadline=None)
 settings.load_profile("fixed")
+
+# Modules are compiled once, not in each process that a test starts (torch and transformers: five
+# seconds of a processor each), also where Python is told to leave nothing beside the sources.
+if sys.dont_write_bytecode and sys.pycache_prefix is None:
+    sys.dont_write_bytecode = False
+    sys.pycache_prefix = str(Path(__file__).parents[1] / ".cache" / "bytecode")
+    os.environ["PYTHONPYCACHEPREFIX"] = sys.pycache_prefix
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _quiet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """One thread, measured costs remembered for the length of the run only, and every kernel in use
     by the number of rows, whatever is quickest here."""
+    import torch
+
+    from saccade.model import kernels
+    from saccade.model.kernels import Choice, Threshold
+
     torch.set_num_threads(1)
     every = Choice((1, 5, 6), ("plain", "transposed", "packed"))
     with pytest.MonkeyPatch.context() as patch:
@@ -39,6 +54,11 @@ def _quiet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def _poison() -> Iterator[None]:
+    from integrity import check_integrity, poison
+
+    from saccade.model.cache import Cache
+    from saccade.model.session import Session
+
     create, reserve, commit = Cache.__init__, Cache.reserve, Session.commit
 
     def poisoned_create(self: Cache, *args: Any, **kwargs: Any) -> None:
@@ -67,7 +87,7 @@ def _poison() -> Iterator[None]:
 
 @pytest.fixture
 def unchecked() -> Iterator[None]:
-    """Shapes and types unchecked: for tests that run thousands of rounds others have checked."""
+    """Shapes and types unchecked also in ``make typed``: for tests that run thousands of rounds."""
     jaxtyping.config.update("jaxtyping_disable", True)
     yield
     jaxtyping.config.update("jaxtyping_disable", False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -92,42 +93,40 @@ def test_text_only_prompts_need_no_media():
     assert out[0, 12:].tolist() == hf_greedy(llama(), text_input(3), 12)
 
 
-def _processors() -> dict[str, dict[str, Any]]:
-    a = _answer()
-    return {
-        "repetition_penalty": dict(repetition_penalty=1.6),
-        "no_repeat_ngram_size": dict(no_repeat_ngram_size=1),
-        "bad_words_ids": dict(bad_words_ids=[[a[3]], [a[0], a[1]]]),
-        "min_new_tokens": dict(min_new_tokens=9, eos_token_id=a[4]),
-        "min_length": dict(min_length=LENGTH + 9, eos_token_id=a[4]),
-        "sequence_bias": dict(sequence_bias={(a[3],): -9.0, (a[0], a[1]): -9.0}),
-        "suppress_tokens": dict(suppress_tokens=[a[2]]),
-        "begin_suppress_tokens": dict(begin_suppress_tokens=[a[0]]),
-        "exponential_decay_length_penalty": dict(
-            exponential_decay_length_penalty=(4, 1.5), eos_token_id=5
-        ),
-        "encoder_repetition_penalty": dict(encoder_repetition_penalty=1.4),
-        "forced_eos_token_id": dict(forced_eos_token_id=5),
-    }
+PROCESSORS: dict[str, Callable[[list[int]], dict[str, Any]]] = {  # of what is answered without
+    "repetition_penalty": lambda a: dict(repetition_penalty=1.6),
+    "no_repeat_ngram_size": lambda a: dict(no_repeat_ngram_size=1),
+    "bad_words_ids": lambda a: dict(bad_words_ids=[[a[3]], [a[0], a[1]]]),
+    "min_new_tokens": lambda a: dict(min_new_tokens=9, eos_token_id=a[4]),
+    "min_length": lambda a: dict(min_length=LENGTH + 9, eos_token_id=a[4]),
+    "sequence_bias": lambda a: dict(sequence_bias={(a[3],): -9.0, (a[0], a[1]): -9.0}),
+    "suppress_tokens": lambda a: dict(suppress_tokens=[a[2]]),
+    "begin_suppress_tokens": lambda a: dict(begin_suppress_tokens=[a[0]]),
+    "exponential_decay_length_penalty": lambda a: dict(
+        exponential_decay_length_penalty=(4, 1.5), eos_token_id=5
+    ),
+    "encoder_repetition_penalty": lambda a: dict(encoder_repetition_penalty=1.4),
+    "forced_eos_token_id": lambda a: dict(forced_eos_token_id=5),
+}
 
 
 @pytest.mark.parametrize("method", ["sd/shape=chain-1", "sd/shape=chain-9", "sd-tree"])
-@pytest.mark.parametrize("name", _processors())
+@pytest.mark.parametrize("name", PROCESSORS)
 def test_b05_processors_act_at_every_node_as_in_generate(name, method):
     """Claim: each rule changes the answer, and changes it as transformers does, in any block.
 
     A rule that is ignored, applied once a round, or blind to the path gives another answer.
     """
-    settings = dict(max_new_tokens=30, **_processors()[name])
+    settings = dict(max_new_tokens=30, **PROCESSORS[name](_answer()))
     expected = _hf(**settings)
     assert expected[0][LENGTH:] != _answer()[:30], "no effect"
     assert _direct(method=method, **settings) == expected
 
 
-@pytest.mark.parametrize("name", _processors())
+@pytest.mark.parametrize("name", PROCESSORS)
 def test_b05_processors_arrive_through_custom_generate(name):
     """Claim: the processors transformers made ready are the ones that act."""
-    settings = dict(max_new_tokens=30, **_processors()[name])
+    settings = dict(max_new_tokens=30, **PROCESSORS[name](_answer()))
     assert _custom(method="sd-tree", **settings) == _hf(**settings)
 
 

@@ -106,6 +106,7 @@ def judge(folder: str, tests: Sequence[str], log: str, line: Any) -> None:
     os.chdir(ROOT)
     os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
     sys.path.insert(0, folder)
+    sys.pycache_prefix = folder  # what is compiled of the copy goes with it
     import pytest
 
     witness = Witness()

@@ -14,15 +14,21 @@ import numpy as np
 import pytest
 from PIL import Image
 
-pytest.importorskip("gradio", reason="the page is an extra: uv sync --extra ui")
-
-from saccade.core.errors import OptionError  # noqa: E402
-from saccade.inputs.media import Limits  # noqa: E402
-from saccade.ui import page  # noqa: E402
-from saccade.ui.asking import EXAMPLES, PageSettings  # noqa: E402
+from saccade.core.errors import OptionError
+from saccade.inputs.media import Limits
+from saccade.ui.asking import EXAMPLES, PageSettings
 
 Call = Callable[..., tuple[int, str, str]]
 TRAINED_BELOW = 10_000_000  # training draws its seeds there
+
+
+@pytest.fixture(scope="module")
+def page() -> Any:
+    """The page's module: gradio takes many seconds to import, so only who asks waits for it."""
+    pytest.importorskip("gradio", reason="the page is an extra: uv sync --extra ui")
+    from saccade.ui import page
+
+    return page
 
 
 BUILD = """
@@ -111,7 +117,7 @@ def test_examples_are_clips_no_training_drew() -> None:
     assert clip.frames.shape == (32, 112, 112, 3) and clip.duration == 8.0
 
 
-def test_looking_at_a_clip_shows_frames_or_the_sentence(tmp_path: Path) -> None:
+def test_looking_at_a_clip_shows_frames_or_the_sentence(page: Any, tmp_path: Path) -> None:
     """Claim: a picture is shown, a file that is none is refused in a sentence that names it."""
     picture, other = tmp_path / "one.png", tmp_path / "page.mp4"
     Image.fromarray(np.full((32, 32, 3), 200, np.uint8)).save(picture)
@@ -123,7 +129,7 @@ def test_looking_at_a_clip_shows_frames_or_the_sentence(tmp_path: Path) -> None:
     assert "pick an example clip" in page.look(None, None, PageSettings())
 
 
-def test_limits_of_the_house_hold_for_uploads(tmp_path: Path) -> None:
+def test_limits_of_the_house_hold_for_uploads(page: Any, tmp_path: Path) -> None:
     """Claim: a file over the house's limit is refused with the limit."""
     picture = tmp_path / "one.png"
     Image.fromarray(np.full((32, 32, 3), 200, np.uint8)).save(picture)
@@ -131,7 +137,7 @@ def test_limits_of_the_house_hold_for_uploads(tmp_path: Path) -> None:
     assert "larger than 10 bytes" in page.look(None, str(picture), small)
 
 
-def test_a_bug_is_a_sentence_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bug_is_a_sentence_too(page: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Claim: an error that is none of ours shows no traceback and nothing of its text."""
 
     def broken(*_: Any) -> Any:
