@@ -44,7 +44,7 @@ from saccade.core.result import emitted_each
 from saccade.drafting.recipe import Recipe, plan
 from saccade.engine.generate import run
 from saccade.engine.trace import environment
-from saccade.inputs import Loaded, ask
+from saccade.inputs import Loaded, ask, questions
 from saccade.model.backbone import Backbone
 
 FAST = (AUTO, "sd/shape=fit", "specvlm/shape=fit", "sd/view=uniform/keep=0.1/shape=fit")
@@ -61,10 +61,9 @@ Spoil = Callable[["Pair", Sequence[Inputs]], tuple[Loaded, Recipes]]
 
 
 @dataclass(frozen=True)
-class Pair:
-    """The two models."""
+class Pair(questions.Pair):
+    """The two models: there is a draft."""
 
-    target: Loaded
     draft: Loaded
 
 
@@ -228,14 +227,14 @@ def measure(part: Part, pair: Pair, *, clips: int, repeat: int, tell: Tell) -> R
     errors: dict[str, str] = {}
     for item, inputs, following in islice(_fitting(part, pair, settings, tell), count):
         tell(f"{part.title}: clip {len(ids) + 1} of {count}")
-        draft: Loaded = pair.draft
+        beside = pair
         recipes: Recipes = named(part.methods)
         if part.spoil is not None:
             draft, recipes = part.spoil(pair, (inputs, _inputs(pair, following)))
+            beside = Pair(pair.target, draft)
         raced = race(
-            pair.target,
-            draft,
-            inputs,
+            beside,
+            (inputs, None),
             recipes,
             repeat=repeat,
             settings=settings,

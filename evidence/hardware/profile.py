@@ -30,7 +30,7 @@ from saccade.core.tree import height
 from saccade.drafting.drafters import Lookup, ModelDrafter, NoDraft, SelfDrafter
 from saccade.drafting.recipe import Recipe
 from saccade.drafting.shapes import costs
-from saccade.inputs import Loaded
+from saccade.inputs import Loaded, Pair
 from saccade.model.backbone import Backbone
 from saccade.model.session import Session
 
@@ -121,9 +121,8 @@ def profile(
     for number, inputs in enumerate(clips):
         where = f"clip {number + 1} of {len(clips)}"
         raced = race(
-            target,
-            draft,
-            inputs,
+            Pair(target, draft),
+            (inputs, None),
             recipes,
             repeat=repeat,
             settings=dict(settings),

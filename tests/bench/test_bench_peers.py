@@ -14,7 +14,7 @@ from saccade.bench.compare import BASELINE, named, race
 from saccade.bench.peers import PEERS, Run, timed
 from saccade.bench.suites import shapes
 from saccade.core.prompt import Inputs
-from saccade.inputs import ask
+from saccade.inputs import Pair, ask
 from saccade.inputs.media import Clip
 
 pytestmark = pytest.mark.usefixtures("unchecked")
@@ -128,7 +128,7 @@ def test_compare_counts_decoding_from_the_second_token(
     monkeypatch.setitem(PEERS, "hf-early", lambda *whatever: given)
     settings = {"do_sample": False, "max_new_tokens": 6}
     inputs = asked(embedded, "shapes-caption")
-    raced = race(*embedded, inputs, named(["hf-early"]), repeat=1, settings=settings)
+    raced = race(Pair(*embedded), (inputs, None), named(["hf-early"]), repeat=1, settings=settings)
     rows, results = raced.rows(), raced.last()
     row, plain = rows["hf-early"], rows[BASELINE]
     assert (row.decode_seconds, row.prefill_seconds, row.total_seconds) == (3.0, 2.0, 5.0)
@@ -156,6 +156,8 @@ def test_a_peer_that_fails_without_a_word_is_a_row(
     monkeypatch.setitem(PEERS, "hf-crash", crash)
     settings = {"do_sample": False, "max_new_tokens": 3}
     inputs = asked(embedded, "shapes-qa")
-    rows = race(*embedded, inputs, named(["hf-crash"]), repeat=1, settings=settings).rows()
+    rows = race(
+        Pair(*embedded), (inputs, None), named(["hf-crash"]), repeat=1, settings=settings
+    ).rows()
     assert (rows["hf-crash"].error or "").startswith("AssertionError")
     assert rows[BASELINE].tokens == 3

@@ -28,7 +28,7 @@ from saccade.bench.calibrate import (
 )
 from saccade.bench.compare import Summary
 from saccade.core.errors import MethodError, OptionError
-from saccade.inputs import Loaded
+from saccade.inputs import Loaded, Pair
 from saccade.methods import resolve
 from saccade.model.backbone import Backbone
 
@@ -460,17 +460,17 @@ def stub(
     """`calibrate` over a `race` that runs nothing."""
 
     def race(*given: Any, repeat: int, settings: dict[str, Any], on_run: Any, **more: Any) -> Any:
-        methods = given[3]
+        _, (inputs, own), methods = given
         on_run("ar", 0)
         assert settings == {"max_new_tokens": 128, "do_sample": False} and repeat == 1
-        assert more == {"draft_inputs": None}
-        last = {"ar": SimpleNamespace(visual_tokens=given[2]["n"])}
+        assert not more and own is None
+        last = {"ar": SimpleNamespace(visual_tokens=inputs["n"])}
         return SimpleNamespace(rows=lambda: {m: rows(m) for m in methods}, last=lambda: last)
 
     monkeypatch.setattr(calibrating, "race", race)
     loaded = Loaded("big", Backbone(helpers.qwen25()), None)
     return lambda videos, **more: calibrating.calibrate(
-        loaded, None, [{"n": n} for n in videos], **more
+        Pair(loaded), [({"n": n}, None) for n in videos], **more
     )
 
 

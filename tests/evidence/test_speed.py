@@ -183,9 +183,8 @@ def test_answers_of_a_stated_length(both: Pair) -> None:
     settings = {"min_new_tokens": 40, "max_new_tokens": 40, "do_sample": False}
     asked = inputs(both, 0, "shapes-qa")
     found = race(
-        both.target,
-        both.draft,
-        asked,
+        both,
+        (asked, None),
         named(["auto", "sd/shape=chain-3", "hf"]),
         repeat=1,
         settings=settings,

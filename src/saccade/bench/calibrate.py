@@ -23,7 +23,7 @@ from saccade.core.prompt import Inputs
 from saccade.drafting.shapes.policies import Best, Chain, Static
 from saccade.engine.generate import DEFAULT_METHOD
 from saccade.engine.trace import environment
-from saccade.inputs import Loaded
+from saccade.inputs import Pair
 from saccade.methods import resolve
 
 Candidates = Mapping[str, Sequence[str]]
@@ -151,18 +151,16 @@ class Calibration:
 
 
 def calibrate(
-    target: Loaded,
-    draft: Loaded | None,
-    inputs: Sequence[Inputs],
+    pair: Pair,
+    asked: Sequence[tuple[Inputs, Inputs | None]],
     *,
-    draft_inputs: Sequence[Inputs | None] | None = None,
     method: str | None = None,
     candidates: Candidates | None = None,
     seconds: float = 600,
     max_new_tokens: int = 128,
     tell: Callable[[str], None] | None = None,
 ) -> Calibration:
-    """The fastest setting that ``method`` leads to over ``inputs``, in about ``seconds``, or
+    """The fastest setting that ``method`` leads to over ``asked``, in about ``seconds``, or
     ``auto`` or ``ar`` where that is not faster than they are.
 
     ``method`` is where the search begins: ``auto`` if none is named, and ``specvlm-self`` in its
@@ -170,39 +168,37 @@ def calibrate(
     where a candidate writes other tokens than plain decoding.
     """
     method = method or REFERENCE
-    method = ALONE if draft is None and method == REFERENCE else method
+    method = ALONE if pair.draft is None and method == REFERENCE else method
     check(method)
-    if not inputs or seconds <= 0:
+    if not asked or seconds <= 0:
         raise OptionError("calibrating needs a video or more and some seconds")
     seen: dict[int, int] = {}
 
     def measure(video: int, methods: Sequence[str]) -> dict[str, Summary]:
         def on_run(name: str, round: int) -> None:
             if tell is not None:
-                tell(f"video {video + 1} of {len(inputs)}: {'' if round else 'warming up '}{name}")
+                tell(f"video {video + 1} of {len(asked)}: {'' if round else 'warming up '}{name}")
 
         settings = {"max_new_tokens": max_new_tokens, "do_sample": False}
         raced = race(
-            target,
-            draft,
-            inputs[video],
+            pair,
+            asked[video],
             named(methods),
             repeat=1,
             settings=settings,
-            draft_inputs=None if draft_inputs is None else draft_inputs[video],
             on_run=on_run,
         )
         seen[video] = raced.last()[BASELINE].visual_tokens
         return raced.rows()
 
     started = time.monotonic()
-    found = search(method, len(inputs), measure, candidates=candidates, seconds=seconds)
+    found = search(method, len(asked), measure, candidates=candidates, seconds=seconds)
     return Calibration(
         *found,
-        target=target.name,
-        draft=None if draft is None else draft.name,
+        target=pair.target.name,
+        draft=None if pair.draft is None else pair.draft.name,
         visual_tokens=tuple(seen[video] for video in sorted(seen)),
-        held_out=len(inputs) // 2,
+        held_out=len(asked) // 2,
         max_new_tokens=max_new_tokens,
         threads=torch.get_num_threads(),
         seconds=time.monotonic() - started,

@@ -14,7 +14,7 @@ from saccade.core.result import Result
 from saccade.corpus.answering import answered
 from saccade.drafting.recipe import Recipe
 from saccade.drafting.setup import Captioner
-from saccade.inputs import Loaded, Pair
+from saccade.inputs import Pair
 from saccade.methods import resolve
 
 WARM_UP_TOKENS = 12
@@ -82,22 +82,20 @@ def named(methods: Sequence[str]) -> dict[str, Recipe | None]:
 
 
 def race(
-    target: Loaded,
-    draft: Loaded | None,
-    inputs: Inputs,
+    pair: Pair,
+    asked: tuple[Inputs, Inputs | None],
     recipes: Mapping[str, Recipe | None],
     *,
     repeat: int = 3,
     settings: dict[str, Any],
     seed: int | None = None,
     captioner: Captioner | None = None,
-    draft_inputs: Inputs | None = None,
     exact: bool = False,
     on_run: Callable[[str, int], None] | None = None,
 ) -> Raced:
     """Every method once, then again, after a short warm-up of each (of one per schedule, for a
-    single run). ``recipes`` as of ``named``: None stands for the peer of that name. ``exact`` is
-    :func:`saccade.stream`'s."""
+    single run). ``asked`` as of :meth:`Pair.ask`, ``recipes`` as of ``named``: None stands for the
+    peer of that name. ``exact`` is :func:`saccade.stream`'s."""
     if repeat < 1:
         raise OptionError(f"repeat={repeat} must be at least 1")
     runs: dict[str, list[Run]] = {name: [] for name in recipes}
@@ -119,10 +117,10 @@ def race(
             try:
                 own = {**(settings if round else warm)}
                 if recipe is None:
-                    timed = PEERS[name](target, draft, inputs, own)
+                    timed = PEERS[name](pair.target, pair.draft, asked[0], own)
                 else:
                     own |= {"seed": seed, "captioner": captioner, "exact": exact}
-                    rounds = answered(Pair(target, draft), (inputs, draft_inputs), recipe, **own)
+                    rounds = answered(pair, asked, recipe, **own)
                     timed = _timed(rounds.finish()[0])
             except SaccadeError:
                 raise

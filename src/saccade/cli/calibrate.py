@@ -76,10 +76,8 @@ def calibrate(
         models = loading.models(target, draft, quiet=True, **how.load)
         asked = [models.ask(prompt, **shown(clip)) for clip in clips]
         found = calibrating.calibrate(
-            models.target,
-            models.draft,
-            [inputs for inputs, _ in asked],
-            draft_inputs=[own for _, own in asked],
+            models,
+            asked,
             method=method,
             seconds=seconds,
             max_new_tokens=max_new_tokens,

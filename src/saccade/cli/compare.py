@@ -126,23 +126,21 @@ def compared(
     max_new_tokens: int,
     **others: Any,
 ) -> Comparison:
-    """Methods side by side on one question; ``others`` as :func:`saccade.bench.compare.compare`."""
+    """Methods side by side on one question; ``others`` as :func:`saccade.bench.compare.race`."""
     import torch
 
     from saccade.bench.compare import named, race
     from saccade.inputs import shown
 
-    target = models.target
-    inputs, draft_inputs = models.ask(prompt, **shown(clip))
+    backbone = models.target.backbone
+    asked = models.ask(prompt, **shown(clip))
     with status("comparing", quiet=not err.is_terminal) as tell:
         raced = race(
-            target,
-            models.draft,
-            inputs,
+            models,
+            asked,
             named(names),
             repeat=repeat,
             settings={"max_new_tokens": max_new_tokens, "do_sample": False},
-            draft_inputs=draft_inputs,
             on_run=lambda name, round: tell(f"run {round} of {repeat}: {name}"),
             **others,
         )
@@ -152,8 +150,8 @@ def compared(
         "video": video,
         "visual_tokens": base.visual_tokens,
         "max_new_tokens": max_new_tokens,
-        "device": str(target.backbone.device),
-        "dtype": str(target.backbone.dtype).removeprefix("torch."),
+        "device": str(backbone.device),
+        "dtype": str(backbone.dtype).removeprefix("torch."),
         "threads": torch.get_num_threads(),
         "repeat": repeat,
     }

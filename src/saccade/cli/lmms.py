@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from PIL import Image
 from tqdm import tqdm
 from transformers import GenerationConfig
@@ -28,6 +27,7 @@ from saccade.core.result import Result, emitted_each
 from saccade.corpus.answering import answered
 from saccade.engine.generate import DEFAULT_METHOD
 from saccade.inputs import captions, media
+from saccade.inputs.loading import use_threads
 from saccade.inputs.media import Clip, Sampling
 from saccade.inputs.media.choose import DEFAULT_FPS
 from saccade.inputs.media.clip import enlarged
@@ -92,8 +92,7 @@ class Saccade(Model):
             raise OptionError(f"batch_size={batch_size}: saccade answers one request at a time")
         if int(os.environ.get("WORLD_SIZE", "1")) > 1:
             raise OptionError("saccade runs in one process; share a task out by --offset, --limit")
-        if threads is not None:
-            torch.set_num_threads(threads)
+        use_threads(threads)
         (self._recipe,) = loading.recipes([method.strip("\"'")])
         self._sampling = Sampling(num_frames=frames)
         self._longest, self._until, self._seed = max_new_tokens, until, seed

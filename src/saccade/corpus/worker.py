@@ -8,8 +8,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 from saccade.core.errors import SaccadeError, kind_and_line
 from saccade.core.prompt import Inputs
 from saccade.core.result import Result
@@ -17,6 +15,7 @@ from saccade.corpus.answering import answered
 from saccade.corpus.keeping import Answer
 from saccade.corpus.manifest import UNEXPECTED, Job, Row, Work
 from saccade.inputs import Pair, captions, load_pair, media, shown
+from saccade.inputs.loading import use_threads
 from saccade.inputs.media import Clip
 from saccade.methods import resolve
 
@@ -37,8 +36,7 @@ class Worker:
 
     def __init__(self, work: Work) -> None:
         self.work = work
-        if work.threads is not None:
-            torch.set_num_threads(work.threads)
+        use_threads(work.threads)
         self._recipe = resolve(work.method)
         self._pair = Pair(*load_pair(work.target, work.draft, **dict(work.load)))
 

@@ -11,13 +11,12 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-import torch
-
 from saccade.drafting.parallel import process
 from saccade.drafting.recipe import Recipe, chained
 from saccade.drafting.schedule import parallel
 from saccade.engine.scheduler import Scheduler
 from saccade.inputs import Loaded, load_pair
+from saccade.inputs.loading import use_threads
 from saccade.inputs.media.guard import Guard
 from saccade.methods import resolve
 from saccade.model.kept import Kept
@@ -124,8 +123,7 @@ def build(settings: Settings) -> tuple[Service, Callable[[], Engine]]:
         process.prepare()  # the draft's process starts while the models load
 
     def start() -> Engine:
-        if settings.threads is not None:
-            torch.set_num_threads(settings.threads)  # the engine's thread takes over the number
+        use_threads(settings.threads)  # the engine's thread takes over the number
         loaded = load_pair(settings.target, settings.draft, **dict(settings.load))
         return engine(settings, recipe, *loaded)
 
