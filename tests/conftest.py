@@ -40,14 +40,15 @@ def _quiet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     import torch
 
     from saccade.model import kernels
-    from saccade.model.kernels import Choice, Threshold
+    from saccade.model.kernels import Choice, Ways
 
     torch.set_num_threads(1)
     every = Choice((1, 5, 6), ("plain", "transposed", "packed"))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SACCADE_CACHE", str(tmp_path_factory.mktemp("costs")))
         patch.setattr(kernels, "choices", lambda matrices: [every] * len(matrices))
-        patch.setattr(kernels, "threshold", lambda facts, calls, *of: Threshold((1,), (1024,)))
+        ways = Ways((1, 768), (("fused", "spelt"),) * 2, (1024, 1024))
+        patch.setattr(kernels, "ways", lambda facts, calls, *of: ways)
         patch.setenv("HF_HUB_OFFLINE", "1")
         yield
 

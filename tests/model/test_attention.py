@@ -16,14 +16,13 @@ from saccade.model.attention import (
     FOLD_LIMIT,
     Record,
     Segment,
-    SpeltOut,
     Step,
     merge,
     partial,
     plain_partial,
 )
 from saccade.model.cache import Cache
-from saccade.model.kernels import Threshold
+from saccade.model.kernels import Ways
 from saccade.model.session import Session
 
 HEADS, KV, WIDTH = 4, 2, 8
@@ -97,8 +96,9 @@ def test_a_tree_node_sees_the_text_and_its_ancestors_only(nodes, seed):
         assert not torch.allclose(out, seen_by_all, atol=1e-3), "the mask made no difference"
 
 
+@pytest.mark.parametrize("way", ["spelt", "by head"])
 @pytest.mark.parametrize("shape", ["one", "chain", "tree"])
-def test_few_rows_over_many_keys_equal_the_naive_softmax(shape, monkeypatch):
+def test_few_rows_over_many_keys_equal_the_naive_softmax(shape, way, monkeypatch):
     """Claim: with products spelt out and a mask of the last keys only, each row sees what it saw
     with the fused kernel, which is not called. The row before the threshold still calls it."""
     new = {"one": 1, "chain": 6, "tree": 9}[shape]
@@ -112,12 +112,12 @@ def test_few_rows_over_many_keys_equal_the_naive_softmax(shape, monkeypatch):
         "scaled_dot_product_attention",
         lambda *given, **named: fused.append(1) or called(*given, **named),
     )
-    spelt = SpeltOut(few=Threshold((1,), (1024,)))
+    ways = Ways((1,), (("fused", way),), (1024 + new,))
     for length in (1023, 1024, 1101):
         cache = _cache(length, 5)
         q, k, v = _fresh(new, 6)
         fused.clear()
-        step = Step([Segment(cache, 0, new, length, block)], HEADS // KV, q.dtype, spelt)
+        step = Step([Segment(cache, 0, new, length, block)], HEADS // KV, q.dtype, ways)
         out = step(0, q, k, v, SCALE)
         assert bool(fused) is (length < 1024)
         keys, values = cache.read(0, length + new)
@@ -144,8 +144,8 @@ def test_a_prompts_rows_as_products_equal_the_naive_softmax(new, monkeypatch):
         q, k, v = _fresh(new, 8)
         for least in (length + new, length + new + 1):
             fused.clear()
-            spelt = SpeltOut(many=Threshold((1,), (least,)))
-            step = Step([Segment(cache, 0, new, length)], HEADS // KV, q.dtype, spelt)
+            ways = Ways((1,), (("fused", "spelt"),), (least,))
+            step = Step([Segment(cache, 0, new, length)], HEADS // KV, q.dtype, ways)
             out = step(0, q, k, v, SCALE)
             assert bool(fused) is (least > length + new)
             keys, values = cache.read(0, length + new)
@@ -157,8 +157,8 @@ def test_a_tree_of_many_nodes_is_never_taken_for_a_prompt():
     nodes, length = FOLD_LIMIT + 10, 6
     cache, (q, k, v) = _cache(length, 1), _fresh(nodes, 1)
     block = ancestors(random_tree(random.Random(1), nodes, lambda: 0).parents)
-    spelt = SpeltOut(many=Threshold((1,), (1,)))
-    step = Step([Segment(cache, 0, nodes, length, block)], HEADS // KV, q.dtype, spelt)
+    ways = Ways((1,), (("fused", "spelt"),), (1,))
+    step = Step([Segment(cache, 0, nodes, length, block)], HEADS // KV, q.dtype, ways)
     out = step(0, q, k, v, SCALE)
     visible = torch.cat([torch.ones(nodes, length, dtype=torch.bool), block], 1)
     assert torch.allclose(out, _naive(q, *cache.read(0, length + nodes), visible), atol=1e-5)

@@ -13,17 +13,17 @@ from helpers import llama, text_input
 from saccade.core.home import home
 from saccade.core.sampling import Sampling
 from saccade.model import kernels
-from saccade.model.attention import NOWHERE, spelt_from
+from saccade.model.attention import FOLD_LIMIT, FUSED, ways_of
 from saccade.model.backbone import Backbone
 from saccade.model.kernels import (
     KEYS,
     PRODUCTS,
     Choice,
     Matrix,
-    Threshold,
+    Ways,
     best,
     choices,
-    passing,
+    turning,
 )
 from saccade.model.session import Session
 
@@ -134,15 +134,41 @@ def test_a_machine_too_busy_to_tell_is_asked_again(timed, monkeypatch):
     assert timed
 
 
+def _timed(**seconds):
+    return [dict(zip(seconds, each, strict=True)) for each in zip(*seconds.values(), strict=True)]
+
+
 def test_attention_changes_over_where_the_seconds_cross():
-    """Claim: the threshold is the one that loses least, and one slow moment does not move it."""
-    assert passing([(1.0, 2.0), (2.0, 2.1), (4.0, 3.0), (8.0, 5.0)]) == KEYS[2]
-    assert passing([(1.0, 2.0)] * len(KEYS)) is None
-    assert passing([(2.0, 1.0)] * len(KEYS)) == KEYS[0]
-    assert passing([(1.0, 2.0), (2.0, 2.1), (4.0, 3.0), (5.0, 5.1)]) == KEYS[2]
-    there = Threshold((1, 4), (None, 512))
-    assert not there.passed(1, 10**6) and not there.passed(2, 511)
-    assert there.passed(2, 512) and there.passed(40, 512)
+    """Claim: of two or three ways those two and that turn are taken that lose least, one alone
+    where no second is better, and one slow moment moves nothing."""
+    fused = (1.0, 2.0, 4.0, 8.0)
+    crossing = _timed(fused=fused, spelt=(2.0, 2.1, 3.0, 5.0))
+    assert turning(crossing) == (("fused", "spelt"), KEYS[2])
+    for slower, alone in ((2.0, "fused"), (0.5, "spelt")):
+        found = turning(_timed(fused=fused, spelt=[each * slower for each in fused]))
+        assert found == ((alone, alone), KEYS[0])
+    jolted = _timed(fused=(1.0, 2.0, 4.0, 5.0), spelt=(2.0, 2.1, 3.0, 5.1))
+    assert turning(jolted) == (("fused", "spelt"), KEYS[2])
+    three = _timed(fused=fused, spelt=(0.5, 1.5, 4.0, 9.0), heads=(3.0, 3.0, 3.0, 3.0))
+    assert turning(three) == (("spelt", "heads"), KEYS[2])
+
+
+def test_ways_are_found_by_rows_and_keys():
+    """Claim: the entry of the next larger number of rows holds, the last one beyond it too."""
+    there = Ways((1, 4), (("fused", "fused"), ("fused", "spelt")), (0, 512))
+    assert there.at(1, 10**6) == there.at(2, 511) == "fused"
+    assert there.at(2, 512) == there.at(40, 512) == "spelt"
+
+
+def test_what_few_rows_prefer_ends_where_they_end(monkeypatch):
+    """Claim: rows that are folded go by few rows' seconds, the others by a prompt's."""
+    few = Ways((1, 16), (("spelt", "spelt"),) * 2, (0, 0))
+    many = Ways((768,), (("fused", "fused"),), (0,))
+    told = iter((few, many))
+    monkeypatch.setattr(kernels, "ways", lambda *asked: next(told))
+    found = ways_of(4, 2, 8, torch.device("cpu"), torch.float32)
+    assert [found.at(rows, 9) for rows in (1, 16, FOLD_LIMIT)] == ["spelt"] * 3
+    assert found.at(FOLD_LIMIT + 1, 9) == "fused"
 
 
 def test_only_fp32_on_a_cpu_with_memory_is_chosen_for(monkeypatch):
@@ -157,8 +183,8 @@ def test_only_fp32_on_a_cpu_with_memory_is_chosen_for(monkeypatch):
     monkeypatch.setattr(kernels.memory, "available", lambda device: 1000)
     assert used(copy.deepcopy(llama())) == {"plain"}
     place = torch.device("cpu")
-    assert spelt_from(4, 2, 16, place, torch.bfloat16) == NOWHERE
-    assert spelt_from(4, 2, 16, torch.device("meta"), torch.float32) == NOWHERE
+    assert ways_of(4, 2, 16, place, torch.bfloat16) == FUSED
+    assert ways_of(4, 2, 16, torch.device("meta"), torch.float32) == FUSED
 
 
 def test_weights_changed_behind_our_back_are_laid_out_anew():

@@ -9,6 +9,7 @@ import torch
 from helpers import FAMILIES, input_for, qwen25, video_input
 from torch import nn
 
+from saccade.core.errors import OptionError
 from saccade.model import kernels
 from saccade.model.backbone import Backbone
 from saccade.model.kernels import Choice, Matrix, Tower
@@ -59,7 +60,7 @@ def test_a_prompt_that_fails_leaves_the_modules_as_they_were(packed):
     model = copy.deepcopy(qwen25())
     ours, inputs = Backbone(model), video_input(1)
     grid = next(name for name in inputs if name.endswith("grid_thw"))
-    with pytest.raises(RuntimeError, match="shape"):
+    with pytest.raises(OptionError, match="do not belong together"):
         ours.prompts({**inputs, grid: inputs[grid] + 1})
     assert not any("forward" in vars(module) for module in model.modules())
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial as bound
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -17,7 +18,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from saccade.model import kernels
 from saccade.model.cache import Cache
-from saccade.model.kernels import NEVER, PRODUCTS, Threshold
+from saccade.model.kernels import PRODUCTS, Ways
 
 Attend = Callable[[int, Tensor, Tensor, Tensor, float], Tensor]
 """What layers call: (layer, q, k, v, scale) -> heads side by side. A ``Step`` is one."""
@@ -37,6 +38,8 @@ RECORD_NUMBERS = 2**22  # logits written down at once, at most: fewer rows over 
 SPELT_NUMBERS = 2**20  # logits of one block of a prompt's rows: what a processor's caches hold
 SPELT_ROWS = 32  # rows of a head go by multiples of this: the first product of a shape costs more
 TIMED = 2**29  # products of a prompt's call that is timed, about: of as many heads as that allows
+TIMES = PRODUCTS["packed"].times  # oneDNN's, of matrices that are not packed
+FUSED = Ways((1,), (("fused", "fused"),), (0,))
 # Where no kernel gives the log-sum-exps: queries at once, and logits of theirs, at most.
 PLAIN_ROWS, PLAIN_NUMBERS = 256, 2**25
 
@@ -77,18 +80,6 @@ class Segment:
         return self.block
 
 
-@dataclass(frozen=True)
-class SpeltOut:
-    """Where products and a softmax are quicker here than the fused kernel: of a few rows over a
-    long cache, and of the many rows of a prompt."""
-
-    few: Threshold = NEVER
-    many: Threshold = NEVER
-
-
-NOWHERE = SpeltOut()
-
-
 class Asked:
     """Takes the queries of a segment's last rows, layer by layer, with their scale in them: what
     those rows attend to can be told from them as long as the keys are there."""
@@ -123,12 +114,12 @@ class Step:
         segments: list[Segment],
         groups: int,
         dtype: torch.dtype,
-        spelt: SpeltOut = NOWHERE,
+        ways: Ways = FUSED,
     ) -> None:
         self.segments = segments
         self.groups = groups
         self.calls = 0  # one a layer, where the model's layers ask for their attention here
-        self._ways = [_way(segment, groups, dtype, spelt) for segment in segments]
+        self._ways = [_way(segment, groups, dtype, ways) for segment in segments]
         for segment in segments:
             segment.cache.reserve(segment.at + segment.stop - segment.start)
 
@@ -213,15 +204,15 @@ def merge(first: Part, second: Part) -> Queries:
 
 
 def _way(
-    segment: Segment, groups: int, dtype: torch.dtype, spelt: SpeltOut
+    segment: Segment, groups: int, dtype: torch.dtype, ways: Ways
 ) -> tuple[Callable[..., Queries], Tensor | None]:
     """How a segment attends, and the mask it does so with."""
     new = segment.stop - segment.start
+    name = ways.at(new, segment.at + new)
     if new <= FOLD_LIMIT:
-        out = spelt.few.passed(new, segment.at)
-        return _spell_out if out else _attend, _bias(segment, groups, dtype, out)
-    if segment.block is None and spelt.many.passed(new, segment.at + new):
-        return _spell_long, None
+        return FEW_ROWS[name], _bias(segment, groups, dtype, name != "fused")
+    if segment.block is None:
+        return MANY_ROWS[name], None
     return _attend_long, segment.block
 
 
@@ -253,12 +244,26 @@ def _spell_out(
     q: Queries, k: Keys, v: Keys, bias: Float[Tensor, "rows last"] | None, scale: float
 ) -> Queries:
     """:func:`_attend` as plain products, with a mask of the last keys only: the fused kernel adds
-    one to every logit. Which is quicker depends on the machine (:func:`spelt_from`)."""
+    one to every logit. Which is quicker depends on the machine (:func:`ways_of`)."""
     grouped = (q * scale).reshape(k.shape[0], -1, q.shape[2])
     logits = torch.bmm(grouped, k.transpose(1, 2))
     if bias is not None:
         logits[..., -bias.shape[1] :] += bias
     return torch.bmm(torch.softmax(logits, -1, out=logits), v).view(q.shape)
+
+
+def _by_head(
+    q: Queries, k: Keys, v: Keys, bias: Float[Tensor, "rows last"] | None, scale: float
+) -> Queries:
+    """:func:`_spell_out` a group of heads at a time, by products that torch has no batch of."""
+    grouped = (q * scale).reshape(k.shape[0], -1, q.shape[2])
+    out = torch.empty_like(grouped)
+    for own, asked, keys, values in zip(out, grouped, k, v, strict=True):
+        logits = TIMES(asked, keys, None)
+        if bias is not None:
+            logits[:, -bias.shape[1] :] += bias
+        own.copy_(TIMES(torch.softmax(logits, -1, out=logits), values.t(), None))
+    return out.view(q.shape)
 
 
 def _spell_long(q: Queries, k: Keys, v: Keys, block: None, scale: float) -> Queries:
@@ -268,55 +273,17 @@ def _spell_long(q: Queries, k: Keys, v: Keys, block: None, scale: float) -> Quer
     groups, before = heads // k.shape[0], k.shape[1] - q.shape[1]
     count = max(1, SPELT_NUMBERS // (groups * k.shape[1] * SPELT_ROWS)) * SPELT_ROWS
     later = torch.full((count, count), float("-inf")).triu_(1)
-    times = PRODUCTS["packed"].times  # which takes weights that are not packed too
     asked, out = (q * scale).transpose(0, 1), torch.empty(new, heads, width)
     for start in range(0, new, count):
         stop = min(start + count, new)
         rows, seen = stop - start, before + stop
         for number, (keys, values) in enumerate(zip(k[:, :seen], v[:, :seen], strict=True)):
             own = slice(number * groups, (number + 1) * groups)
-            logits = times(asked[start:stop, own].reshape(-1, width), keys, None)
+            logits = TIMES(asked[start:stop, own].reshape(-1, width), keys, None)
             logits.view(rows, groups, seen)[..., -rows:] += later[:rows, None, :rows]
-            mixed = times(torch.softmax(logits, -1, out=logits), values.t(), None)
+            mixed = TIMES(torch.softmax(logits, -1, out=logits), values.t(), None)
             out[start:stop, own] = mixed.view(rows, groups, width)
     return out.transpose(0, 1)
-
-
-def spelt_from(
-    heads: int, kv_heads: int, width: int, device: torch.device, dtype: torch.dtype
-) -> SpeltOut:
-    """Where attention is quicker spelt out in a model of these heads."""
-    if device.type != "cpu" or dtype != torch.float32:
-        return NOWHERE
-    groups = heads // kv_heads
-
-    def few(rows: int, keys: int) -> dict[str, Callable[[], object]]:
-        q = torch.randn(heads, rows, width)
-        k, v = torch.randn(2, kv_heads, keys, width)
-        bias = None if rows == 1 else torch.zeros(rows * groups, keys)
-        last = None if bias is None else bias[:, : min(rows, keys)]
-        return {
-            "fused": lambda: _attend(q, k, v, bias, 1.0),
-            "spelt": lambda: _spell_out(q, k, v, last, 1.0),
-        }
-
-    def many(rows: int, keys: int) -> dict[str, Callable[[], object]]:
-        some = max(1, min(heads, TIMED // (2 * rows * keys * width)))
-        group = min(groups, some)
-        q = torch.randn(some // group * group, rows, width)
-        k, v = torch.randn(2, some // group, keys, width)
-        return {
-            "fused": lambda: _attend_long(q, k, v, None, 1.0),
-            "spelt": lambda: _spell_long(q, k, v, None, 1.0),
-        }
-
-    facts = heads, kv_heads, width
-    if not torch.backends.mkldnn.is_available():
-        return SpeltOut(few=kernels.threshold(facts, few))
-    return SpeltOut(
-        few=kernels.threshold(facts, few),
-        many=kernels.threshold(("many", *facts), many, kernels.MANY, kernels.LONG),
-    )
 
 
 def _attend_long(
@@ -333,6 +300,49 @@ def _attend_long(
     if last == k.shape[1]:
         return own[0]
     return merge(partial(q, k[:, :-last], v[:, :-last], scale), own)
+
+
+FEW_ROWS: dict[str, Callable[..., Queries]] = {
+    "fused": _attend,
+    "spelt": _spell_out,
+    "by head": _by_head,
+}
+MANY_ROWS: dict[str, Callable[..., Queries]] = {"fused": _attend_long, "spelt": _spell_long}
+
+
+def ways_of(
+    heads: int, kv_heads: int, width: int, device: torch.device, dtype: torch.dtype
+) -> Ways:
+    """How a model of these heads attends the quickest."""
+    products = torch.backends.mkldnn.is_available()
+    if device.type != "cpu" or dtype != torch.float32 or not products:
+        return FUSED
+    groups = heads // kv_heads
+
+    def few(rows: int, keys: int) -> dict[str, Callable[[], object]]:
+        some = min(kv_heads, torch.get_num_threads())
+        q = torch.randn(some * groups, rows, width)
+        k, v = torch.randn(2, some, keys, width)
+        whole = None if rows == 1 else torch.zeros(rows * groups, keys)
+        last = None if whole is None else whole[:, : min(rows, keys)]
+        masks = {name: whole if name == "fused" else last for name in FEW_ROWS}
+        return {name: bound(way, q, k, v, masks[name], 1.0) for name, way in FEW_ROWS.items()}
+
+    def many(rows: int, keys: int) -> dict[str, Callable[[], object]]:
+        some = max(1, min(heads, TIMED // (2 * rows * keys * width)))
+        group = min(groups, some)
+        q = torch.randn(some // group * group, rows, width)
+        k, v = torch.randn(2, some // group, keys, width)
+        return {name: bound(way, q, k, v, None, 1.0) for name, way in MANY_ROWS.items()}
+
+    facts = heads, kv_heads, width
+    first = kernels.ways(facts, few)
+    last = kernels.ways(("many", *facts), many, kernels.MANY, kernels.LONG)
+    return Ways(
+        (*first.rows[:-1], FOLD_LIMIT, *last.rows),
+        (*first.names, *last.names),
+        (*first.turns, *last.turns),
+    )
 
 
 def _record(record: Record, at: int, layer: int, q: Queries, keys: Keys, scale: float) -> None:

@@ -22,7 +22,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from saccade.core.errors import ModelError
 from saccade.core.prompt import Inputs, Prompt
 from saccade.model import families, memory, tensor_parallel
-from saccade.model.attention import Step, spelt_from
+from saccade.model.attention import Step, ways_of
 from saccade.model.cache import Cache
 from saccade.model.decoder import FusedDecoder
 from saccade.model.kept import Kept, looked_at
@@ -87,8 +87,8 @@ class Backbone:
             raise ModelError(
                 f"the fused decoder does not know {config.model_type}: leave it to choose by itself"
             )
-        self.spelt = spelt_from(self.heads, self.kv_heads, self.head_dim, self.device, self.dtype)
-        memory.keep_freed()
+        memory.keep_freed()  # before anything is timed
+        self.ways = ways_of(self.heads, self.kv_heads, self.head_dim, self.device, self.dtype)
         self._tower = Tower(self.model, self.text, head)
         self.kept: Kept | None = None  # what later prompts need not read again; a server's
         self.fused = (

@@ -27,7 +27,7 @@ FIRST = (1, 256, 8, 4, 16, 2, 64)  # what is timed first, should there be no tim
 SAMPLED = 16  # every so many rows of a weight tell whether it was changed
 FEW = (1, 4, 16)  # rows of attention
 KEYS = (512, 1024, 2048, 4096)
-MANY, LONG = (768,), (1024, 2048)  # rows and keys of a prompt's
+MANY, LONG = (768,), (1024, 2048)  # rows and keys of a prompt
 SECONDS = 0.15  # of timing the products of a model; attention takes a third of it
 PATIENCE = 5
 REPEATS = 4
@@ -310,46 +310,53 @@ def _patches(convolution: nn.Conv3d, matrix: Matrix) -> Callable[[Tensor], Tenso
 
 
 @dataclass(frozen=True)
-class Threshold:
-    """From how many keys on one way is quicker than another, by number of rows (None: never)."""
+class Ways:
+    """By number of rows (the last one beyond it too) two ways to attend: over fewer keys than
+    ``turns`` says the first, from there on the second."""
 
-    rows: tuple[int, ...] = (1,)
-    keys: tuple[int | None, ...] = (None,)
+    rows: tuple[int, ...]
+    names: tuple[tuple[str, str], ...]
+    turns: tuple[int, ...]
 
-    def passed(self, rows: int, keys: int) -> bool:
-        least = self.keys[min(bisect_left(self.rows, rows), len(self.rows) - 1)]
-        return least is not None and keys >= least
-
-
-NEVER = Threshold()
+    def at(self, rows: int, keys: int) -> str:
+        index = min(bisect_left(self.rows, rows), len(self.rows) - 1)
+        return self.names[index][keys >= self.turns[index]]
 
 
 @torch.no_grad()
-def threshold(
+def ways(
     facts: Sequence[object],
     calls: Callable[[int, int], dict[str, Callable[[], object]]],
     rows: Sequence[int] = FEW,
     keys: Sequence[int] = KEYS,
-) -> Threshold:
-    """From how many keys on the second of two ways is the quicker one, by these numbers of rows.
+) -> Ways:
+    """The quickest ways to attend by these numbers of rows and of keys.
 
-    ``calls`` gives both for (rows, keys); ``facts`` is what they depend on.
+    ``calls`` gives each way for (rows, keys); ``facts`` is what they depend on.
     """
     key = _MEASURED.key("attention", *facts)
     known = _MEASURED.load(key)
     if known is None:
-        timed = [[tuple(quickest(calls(few, each)).values()) for each in keys] for few in rows]
-        known = [rows, [passing(each, keys) for each in timed]]
+        seconds = [[quickest(calls(few, each)) for each in keys] for few in rows]
+        known = [rows, *zip(*(turning(each, keys) for each in seconds), strict=True)]
         _MEASURED.save(key, known)
-    return Threshold(*map(tuple, known))
+    sizes, names, turns = known
+    return Ways(tuple(sizes), tuple((first, second) for first, second in names), tuple(turns))
 
 
-def passing(timed: Sequence[Sequence[float]], keys: Sequence[int] = KEYS) -> int | None:
-    """Of ``keys`` the one from which on the second way is taken that loses least, given the seconds
-    of both ways over each; a single slow moment decides nothing."""
+def turning(
+    timed: Sequence[Mapping[str, float]], keys: Sequence[int] = KEYS
+) -> tuple[tuple[str, str], int]:
+    """The two ways, and the one of ``keys`` where the second takes over, that lose least by the
+    seconds of each way over each; a single slow moment decides nothing. Twice the same way where
+    no second is better."""
 
-    def lost(least: int | None) -> float:
-        passed = [least is not None and each >= least for each in keys]
-        return sum(pair[way] / min(pair) for way, pair in zip(passed, timed, strict=True))
+    def lost(plan: tuple[tuple[str, str], int]) -> float:
+        names, turn = plan
+        taken = [names[each >= turn] for each in keys]
+        return sum(each[name] / min(each.values()) for name, each in zip(taken, timed, strict=True))
 
-    return min((None, *keys), key=lost)
+    names = tuple(timed[0])
+    alone = [((name, name), keys[0]) for name in names]
+    pairs = [((one, two), key) for one in names for two in names if one != two for key in keys[1:]]
+    return min((*alone, *pairs), key=lost)

@@ -388,7 +388,7 @@ class Session:
 
     def _step(self, segments: list[Segment]) -> Step:
         model = self.backbone
-        return Step(segments, model.heads // model.kv_heads, model.dtype, model.spelt)
+        return Step(segments, model.heads // model.kv_heads, model.dtype, model.ways)
 
     def _clip(self, logits: Float[Tensor, "rows vocab"]) -> Float[Tensor, "rows clipped"]:
         logits = logits[:, : self._vocab]
