@@ -293,8 +293,8 @@ MUTANTS = (
     Mutant(
         "attention: a prompt's row spelt out sees the next one",
         "model/attention.py",
-        '"-inf")).triu_(1)\n    times',
-        '"-inf")).triu_(2)\n    times',
+        '"-inf")).triu_(1)\n    asked',
+        '"-inf")).triu_(2)\n    asked',
         ("model/test_attention.py::test_a_prompts_rows_as_products_equal_the_naive_softmax",),
     ),
     Mutant(
