@@ -5,11 +5,9 @@ as soon as it is in the table. How they are judged, and how finely: see ``markov
 
 from __future__ import annotations
 
-import multiprocessing
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -51,6 +49,8 @@ from saccade.methods import (
     WEIGHTS,
     resolve,
 )
+
+pytestmark = pytest.mark.usefixtures("unchecked")
 
 ALPHA, EXACT = 1e-4, 1e-6
 CASES = cases()
@@ -99,14 +99,6 @@ def judged(name: str, judge: Callable[..., Any], *how: Any) -> Any:
         return judge(recipe, *how)
 
 
-@pytest.fixture(scope="module")
-def say() -> Iterator[Callable[..., Any]]:
-    """``judged`` in a process whose calls are not checked for types, which is ten times faster."""
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(1, context, torch.set_num_threads, (1,)) as process:
-        yield lambda *asked: process.submit(judged, *asked).result()
-
-
 BY_DEFAULT = [
     # weights over a window mix like the others, and take long
     name
@@ -117,11 +109,11 @@ BY_DEFAULT = [
 
 
 @pytest.mark.parametrize("name", BY_DEFAULT)
-def test_the_next_three_tokens_have_exactly_the_targets_law_at_the_start(name, say):
+def test_the_next_three_tokens_have_exactly_the_targets_law_at_the_start(name):
     """Claim: over all that noise can decide, the joint law of the first three tokens is p's, to
     rounding. Fails for whatever keeps or drops a token by what was drawn.
     """
-    assert say(name, far, False) < EXACT
+    assert judged(name, far, False) < EXACT
 
 
 @pytest.mark.parametrize(
@@ -132,11 +124,11 @@ def test_the_next_three_tokens_have_exactly_the_targets_law_at_the_start(name, s
         if recipe.schedule is not parallel  # folds nothing, and cannot begin in the middle
     ],
 )
-def test_the_next_three_tokens_have_exactly_the_targets_law_late_in_an_answer(name, say):
+def test_the_next_three_tokens_have_exactly_the_targets_law_late_in_an_answer(name):
     """Claim: the same after twelve tokens, given everything that was drawn for them, judged or not.
     Fails where noise is used twice, or where what adapted reads a draw that nobody judged.
     """
-    assert say(name, far, True) < EXACT
+    assert judged(name, far, True) < EXACT
 
 
 @pytest.mark.slow
@@ -144,24 +136,24 @@ def test_the_next_three_tokens_have_exactly_the_targets_law_late_in_an_answer(na
 @pytest.mark.parametrize(
     "name", [name for name, recipe in CASES.items() if recipe.schedule is not parallel]
 )
-def test_the_next_three_tokens_have_exactly_the_targets_law_after_many_pasts(name, seed, say):
+def test_the_next_three_tokens_have_exactly_the_targets_law_after_many_pasts(name, seed):
     """The same over ten pasts and every regime."""
-    assert say(name, far, True, list(NUMBERS), seed) < EXACT
+    assert judged(name, far, True, list(NUMBERS), seed) < EXACT
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if any(each in name for each in ONCE)])
-def test_sampled_answers_follow_the_law(name, say):
+def test_sampled_answers_follow_the_law(name):
     """Claim: so they do by the noise there is: 4,000 answers at the start, as many triples late."""
-    assert say(name, at_the_start, FEW) > ALPHA
-    assert say(name, later, FEW) > ALPHA
+    assert judged(name, at_the_start, FEW) > ALPHA
+    assert judged(name, later, FEW) > ALPHA
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
-def test_many_sampled_answers_follow_the_law(name, say):
+def test_many_sampled_answers_follow_the_law(name):
     """The same for everything, with answers enough to find 0.02 in total variation."""
-    assert say(name, at_the_start, SAMPLED, 1) > ALPHA
-    assert say(name, later, SAMPLED, 1) > ALPHA
+    assert judged(name, at_the_start, SAMPLED, 1) > ALPHA
+    assert judged(name, later, SAMPLED, 1) > ALPHA
 
 
 def numbers_used_twice(recipe: Recipe) -> list[Any]:
@@ -178,10 +170,10 @@ def numbers_used_twice(recipe: Recipe) -> list[Any]:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_no_number_is_used_for_two_draws(name, say):
+def test_no_number_is_used_for_two_draws(name):
     """Claim: what was drawn and thrown away is never drawn again by the same number, whoever drafts
     and when. Fails if a draft's noise does not tell where the draft began."""
-    assert say(name, numbers_used_twice) == []
+    assert judged(name, numbers_used_twice) == []
 
 
 def at_any_speed(recipe: Recipe, seed: int) -> list[Any]:
@@ -199,12 +191,12 @@ def _count(rows: list[int], trees: Mapping[int, Tree]) -> None:
 
 
 @pytest.mark.parametrize("seed", [SAME, NEAR, FAR])
-def test_a_parallel_draft_of_any_speed_gives_the_same_rows_and_tokens(seed, say):
+def test_a_parallel_draft_of_any_speed_gives_the_same_rows_and_tokens(seed):
     """Claim: when sampling, neither the ids of a seed nor how many rows a forward has depend on who
     is faster. Fails if the first batch takes along what happens to be there.
     """
     (name,) = (name for name in CASES if "pearl" in name)
-    found = say(name, at_any_speed, seed)
+    found = judged(name, at_any_speed, seed)
     assert all(each == found[0] for each in found)
     assert len(set(found[0][1])) > 1, "batches of several sizes"
 
@@ -351,24 +343,24 @@ BUGS: dict[str, Callable[[pytest.MonkeyPatch], Recipe]] = {
 
 
 @pytest.mark.parametrize("bug", BUGS)
-def test_control_a_planted_bug_is_found_exactly(bug, say):
+def test_control_a_planted_bug_is_found_exactly(bug):
     """Control: each of these is far from the law in some regime, at the start or late."""
     late = (False,) if bug == "laws of another slot" else (False, True)
-    assert any(say(bug, far, each, list(NUMBERS)) > 0.01 for each in late)
+    assert any(judged(bug, far, each, list(NUMBERS)) > 0.01 for each in late)
 
 
 @pytest.mark.parametrize("bug", ["a draw taken back", "a law on chosen nodes", "no residual"])
-def test_control_a_planted_bug_is_found_by_samples(bug, say):
+def test_control_a_planted_bug_is_found_by_samples(bug):
     """Control: the largest are found by sampled answers too."""
-    assert say(bug, at_the_start, FEW) < ALPHA or say(bug, later, FEW) < ALPHA
+    assert judged(bug, at_the_start, FEW) < ALPHA or judged(bug, later, FEW) < ALPHA
 
 
-def test_control_reading_any_past_draw_is_harmless_where_noise_is_fresh(say):
+def test_control_reading_any_past_draw_is_harmless_where_noise_is_fresh():
     """Control of the control: with noise that is never used twice the same curious shape is exact,
     as the proof in docs/lossless.md says."""
-    assert max(say("curious", far, late) for late in (False, True)) < EXACT
+    assert max(judged("curious", far, late) for late in (False, True)) < EXACT
 
 
-def test_control_the_exact_law_is_not_met_by_another_target(say):
+def test_control_the_exact_law_is_not_met_by_another_target():
     """Control: answers of one target are far from the law of another, 0.02 away in each row."""
-    assert 0.01 < say("another target", far, False) < 0.1
+    assert 0.01 < judged("another target", far, False) < 0.1
