@@ -16,7 +16,7 @@ from PIL import Image as PILImage
 from reels import EVERY, animation, faststart, refused, sound, still, video
 
 from saccade.core.errors import VideoInputError
-from saccade.inputs import read_config, read_processor
+from saccade.inputs.loading import read_config, read_processor
 from saccade.inputs.media import Limits, guard, read, read_frames, read_image
 from saccade.inputs.media.guard import Guard, Stop
 
