@@ -15,7 +15,7 @@ import pytest
 import torch
 from helpers import VIDEO, qwen25, video_input
 from safetensors.torch import load_file, save_file
-from transformers import TemperatureLogitsWarper
+from transformers import AutoConfig, TemperatureLogitsWarper
 
 import saccade
 from evidence import checkpoints
@@ -25,7 +25,7 @@ from saccade.core.errors import MethodError, ModelError, OptionError
 from saccade.core.sampling import Sampling
 from saccade.drafting.parallel.drafter import _portable
 from saccade.drafting.shapes import costs
-from saccade.inputs import footprint, loading
+from saccade.inputs import architectures, footprint, loading
 from saccade.methods import resolve
 from saccade.model.backbone import Backbone
 
@@ -78,6 +78,21 @@ def test_silent_1_and_2_weights_that_are_not_whole_are_refused_by_name(
     spoil(weights)
     save_file(weights, file, {"format": "pt"})
     with pytest.raises(ModelError, match=says):
+        models.load(str(folder))
+
+
+def test_silent_1_a_config_of_a_far_larger_model_is_refused_before_it_is_built(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Claim: where config.json leaves the text model to transformers' defaults (280 GB) beside
+    files of a few kilobytes, a sentence comes before any of it is made. Control: as it was made."""
+    folder = checkpoints.make("qwen2.5-vl", tmp_path / "qwen")
+    models.load(str(folder))
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "text_config": None}))
+    kind = architectures.model_class(AutoConfig.from_pretrained(folder))
+    monkeypatch.setattr(kind, "from_pretrained", lambda *a, **b: pytest.fail("it was built"))
+    with pytest.raises(ModelError, match="does not fit: its weights take 2[0-9]{2}"):
         models.load(str(folder))
 
 

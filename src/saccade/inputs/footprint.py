@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -105,20 +104,15 @@ def check(
     device: torch.device | None,
     *,
     bits: int | None = None,
-    folder: str | None = None,
 ) -> None:
     """Raises ModelError, before any weight is read, if the weights cannot fit on ``device``.
 
-    None is any number of devices: nothing is known then. ``folder`` is where the checkpoint is, if
-    not in ``name``.
+    They are those of the config: what its files lack would be made. None is any number of devices:
+    nothing is known then.
     """
     if device is None:
         return
     there = memory.available(device)
-    place = Path(folder or name)
-    stored = sum(file.stat().st_size for file in place.glob("*.safetensors"))
-    if stored and 4 * stored < there:
-        return  # fits in any type: no need to count
     needed = footprint(config).weights(weight_size(dtype, config, bits))
     if needed > there * (1 - memory.SPARE):
         raise ModelError(advice(name, config, dtype, device, bits=bits))

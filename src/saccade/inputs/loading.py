@@ -117,7 +117,7 @@ def load(
         settings |= architectures.split(name, architectures.text_config(config))
     packed = None if quantize is None else bits(quantize)
     where = None if device_map or tp else place
-    footprint.check(name, config, settings["dtype"], where, bits=packed, folder=source_of(name))
+    footprint.check(name, config, settings["dtype"], where, bits=packed)
     processor = read_processor(name, config, trust_remote_code=trust_remote_code)
     try:
         model, found = _read(

@@ -334,7 +334,7 @@ def ways(
 
     ``calls`` gives each way for (rows, keys); ``facts`` is what they depend on.
     """
-    key = _MEASURED.key("attention", *facts)
+    key = _MEASURED.key("ways", *facts)
     known = _MEASURED.load(key)
     if known is None:
         seconds = [[quickest(calls(few, each)) for each in keys] for few in rows]
