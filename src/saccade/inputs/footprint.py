@@ -34,7 +34,7 @@ class Footprint:
         return self.decoder * size + self.kv * tokens * cache_size
 
 
-def footprint(config: Any) -> Footprint:
+def footprint(config: Any, *, trust_remote_code: bool = False) -> Footprint:
     """Counts the weights of a model that is built without any.
 
     Raises ModelError for a model without a decoder of layers.
@@ -45,7 +45,7 @@ def footprint(config: Any) -> Footprint:
             if config.model_type in architectures.THINKERS:
                 model = kind(config.thinker_config)
             else:
-                model = kind.from_config(config)
+                model = kind.from_config(config, trust_remote_code=trust_remote_code)
         known = text.to_dict()
         chosen = known.get("num_experts_per_tok") or 1
         share = chosen / (known.get("num_experts") or known.get("num_local_experts") or chosen)
@@ -104,6 +104,7 @@ def check(
     device: torch.device | None,
     *,
     bits: int | None = None,
+    trust_remote_code: bool = False,
 ) -> None:
     """Raises ModelError, before any weight is read, if the weights cannot fit on ``device``.
 
@@ -113,16 +114,22 @@ def check(
     if device is None:
         return
     there = memory.available(device)
-    needed = footprint(config).weights(weight_size(dtype, config, bits))
-    if needed > there * (1 - memory.SPARE):
-        raise ModelError(advice(name, config, dtype, device, bits=bits))
+    found = footprint(config, trust_remote_code=trust_remote_code)
+    if found.weights(weight_size(dtype, config, bits)) > there * (1 - memory.SPARE):
+        raise ModelError(advice(name, config, found, dtype, device, bits=bits))
 
 
 def advice(
-    name: str, config: Any, dtype: Any, device: torch.device, *, bits: int | None = None
+    name: str,
+    config: Any,
+    found: Footprint,
+    dtype: Any,
+    device: torch.device,
+    *,
+    bits: int | None = None,
 ) -> str:
     """One sentence: what was needed, what there is, and what would fit."""
-    found, there = footprint(config), memory.available(device)
+    there = memory.available(device)
     size = weight_size(dtype, config, bits)
     fit = [
         f"{way} ({memory.gib(found.weights(each))})"

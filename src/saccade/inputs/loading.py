@@ -117,7 +117,14 @@ def load(
         settings |= architectures.split(name, architectures.text_config(config))
     packed = None if quantize is None else bits(quantize)
     where = None if device_map or tp else place
-    footprint.check(name, config, settings["dtype"], where, bits=packed)
+    footprint.check(
+        name,
+        config,
+        settings["dtype"],
+        where,
+        bits=packed,
+        trust_remote_code=trust_remote_code,
+    )
     processor = read_processor(name, config, trust_remote_code=trust_remote_code)
     try:
         model, found = _read(
@@ -135,7 +142,8 @@ def load(
         raise
     except Exception as error:  # libraries raise almost anything over files that are spoilt
         if memory.ran_out(error):
-            reason = footprint.advice(name, config, settings["dtype"], place, bits=packed)
+            counted = footprint.footprint(config, trust_remote_code=trust_remote_code)
+            reason = footprint.advice(name, config, counted, settings["dtype"], place, bits=packed)
             raise ModelError(reason) from error
         raise ModelError(_why(name, error)) from error
     return Loaded(name, Backbone(model.eval(), fused=fused, positions=positions), processor)
