@@ -166,7 +166,7 @@ def test_what_few_rows_prefer_ends_where_they_end(monkeypatch):
     many = Ways((768,), (("fused", "fused"),), (0,))
     told = iter((few, many))
     monkeypatch.setattr(kernels, "ways", lambda *asked: next(told))
-    found = ways_of(4, 2, 8, torch.device("cpu"), torch.float32)
+    found = ways_of(4, 2, 8, [torch.device("cpu")], torch.float32)
     assert [found.at(rows, 9) for rows in (1, 16, FOLD_LIMIT)] == ["spelt"] * 3
     assert found.at(FOLD_LIMIT + 1, 9) == "fused"
 
@@ -183,8 +183,9 @@ def test_only_fp32_on_a_cpu_with_memory_is_chosen_for(monkeypatch):
     monkeypatch.setattr(kernels.memory, "available", lambda device: 1000)
     assert used(copy.deepcopy(llama())) == {"plain"}
     place = torch.device("cpu")
-    assert ways_of(4, 2, 16, place, torch.bfloat16) == FUSED
-    assert ways_of(4, 2, 16, torch.device("meta"), torch.float32) == FUSED
+    assert ways_of(4, 2, 16, [place], torch.bfloat16) == FUSED
+    assert ways_of(4, 2, 16, [place, torch.device("meta")], torch.float32) == FUSED
+    assert ways_of(4, 2, 16, [place], torch.float32) != FUSED
 
 
 def test_weights_changed_behind_our_back_are_laid_out_anew():

@@ -7,7 +7,7 @@ another, and none reads another's keys. Knows no model: layers call it with thei
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial as bound
 
@@ -311,11 +311,16 @@ MANY_ROWS: dict[str, Callable[..., Queries]] = {"fused": _attend_long, "spelt": 
 
 
 def ways_of(
-    heads: int, kv_heads: int, width: int, device: torch.device, dtype: torch.dtype
+    heads: int,
+    kv_heads: int,
+    width: int,
+    devices: Sequence[torch.device],
+    dtype: torch.dtype,
 ) -> Ways:
-    """How a model of these heads attends the quickest."""
-    products = torch.backends.mkldnn.is_available()
-    if device.type != "cpu" or dtype != torch.float32 or not products:
+    """How a model of these heads attends the quickest: fused unless all its layers are in fp32 on a
+    CPU."""
+    plain = dtype == torch.float32 and torch.backends.mkldnn.is_available()
+    if not plain or any(device.type != "cpu" for device in devices):
         return FUSED
     groups = heads // kv_heads
 

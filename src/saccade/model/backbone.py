@@ -88,7 +88,7 @@ class Backbone:
                 f"the fused decoder does not know {config.model_type}: leave it to choose by itself"
             )
         memory.keep_freed()  # before anything is timed
-        self.ways = ways_of(self.heads, self.kv_heads, self.head_dim, self.device, self.dtype)
+        self.ways = ways_of(self.heads, self.kv_heads, self.head_dim, self.devices, self.dtype)
         self._tower = Tower(self.model, self.text, head)
         self.kept: Kept | None = None  # what later prompts need not read again; a server's
         self.fused = (
