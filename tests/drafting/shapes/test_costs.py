@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import random
+import time
 from typing import Literal
 
 import pytest
@@ -190,8 +191,8 @@ def test_costs_are_measured_once_and_never_fall_with_rows(tmp_path, monkeypatch)
     Fails if the key misses the pair, the file is not written, or noise leaves T(n) falling.
     """
     monkeypatch.setenv("SACCADE_CACHE", str(tmp_path))
-    monkeypatch.setattr(cost, "REPEATS", 1)
-    monkeypatch.setattr(cost, "ROWS", (1, 3, 9))
+    monkeypatch.setattr(cost, "FEWEST", 1)
+    monkeypatch.setattr(cost, "POINTS", (1, 9, 3))
     target, draft = backbone(qwen25()), backbone(noisy(qwen25))
     first = cost.measure(target, draft, context=64, draft_context=64)
     assert list(first.target) == sorted(first.target) and first.draft > 0
@@ -206,6 +207,35 @@ def test_costs_are_measured_once_and_never_fall_with_rows(tmp_path, monkeypatch)
     assert len(json.loads(file.read_text())) == 2
     file.write_text("{")
     assert cost.measure(target, draft, context=64, draft_context=64).draft == 1.0
+
+
+@pytest.mark.parametrize(("one", "count"), [(0.005, 11), (0.04, 4), (2.0, 3)])
+def test_a_slow_model_is_timed_at_fewer_points(tmp_path, monkeypatch, one, count):
+    """Claim: where a forward takes long, fewer numbers of rows are timed, the smallest and a large
+    one among them, so that whoever waits for the first answer does so for seconds."""
+    monkeypatch.setenv("SACCADE_CACHE", str(tmp_path))
+    asked = []
+
+    def times(model, wanted, requests=1):
+        asked.append(len(wanted))
+        return [one * (1 + rows / 100) for _, rows in wanted]
+
+    monkeypatch.setattr(cost, "_times", times)
+    found = cost.measure(backbone(qwen25()), backbone(qwen25()), context=64)
+    assert max(asked) == len(found.rows) == count
+    assert found.rows[0] == 1 and found.rows[-1] == 26
+    assert found.verify(13) == pytest.approx(one * 1.13)
+
+
+def test_a_point_is_timed_for_so_long_and_twice_at_least(monkeypatch):
+    """Claim: quick forwards are repeated until their time is spent, slow ones twice."""
+    for seconds, count in ((0.0, cost.REPEATS), (0.05, cost.FEWEST)):
+        tries = []
+        monkeypatch.setattr(
+            cost, "step", lambda *_, s=seconds, t=tries: (t.append(1), time.sleep(s))[1] or 1.0
+        )
+        cost._times(backbone(qwen25()), [(64, 1)])
+        assert len(tries) == count
 
 
 @pytest.mark.parametrize(("then", "again"), [(1.0, False), (1.2, False), (1.4, True), (None, True)])

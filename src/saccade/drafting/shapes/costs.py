@@ -18,9 +18,10 @@ from saccade.model.session import RequestState, Session
 
 log = logging.getLogger(__name__)
 
-ROWS = (1, 2, 3, 4, 6, 8, 10, 12, 16, 20, 26)
-REPEATS, WARM = 9, 1
-FEWEST, SECONDS = 2, 1.0  # of repeats; when they are enough
+POINTS = (1, 8, 26, 4, 16, 2, 12, 6, 20, 3, 10)  # rows of a forward, what tells most first
+SECONDS = 0.6  # of timing all of them, and as much a point elsewhere: somebody waits
+FEWEST, REPEATS, LEAST = 2, 10, 3  # of repeats; of points
+MORE = 1.5  # how much dearer a forward of many rows is than of one, about
 MANY = 8  # requests in a forward, to tell what one more costs
 SHARES = (1.0, 0.5, 0.25, 0.1, 0.05)  # of a prompt a draft may be shown
 SLOWER, DEARER = 1.2, 0.1  # a draft's step against its cheapest; its prefill against the target's
@@ -40,12 +41,15 @@ def measure(
         _TRUSTED.add(key)
         rows, seconds, apart = tuple(known["rows"]), tuple(known["target"]), known["apart"]
         return Costs(rows, seconds, known["draft"], apart=(apart[0], apart[1]))
-    times = _times(target, [(context, rows) for rows in ROWS])
+    (one,) = _times(target, [(context, 1)])
+    count = max(LEAST, int(SECONDS / (FEWEST * MORE * one)))  # a slow model would take minutes
+    told = tuple(sorted(POINTS[:count]))
+    times = _times(target, [(context, rows) for rows in told])
     # noise must not make more rows look cheaper than fewer
     for i in range(len(times) - 2, -1, -1):
         times[i] = min(times[i], times[i + 1])
     (level,) = _times(draft, [(draft_context, 1)])
-    costs = Costs(ROWS, tuple(times), level, apart=_apart(target, draft))
+    costs = Costs(told, tuple(times), level, apart=_apart(target, draft))
     _TRUSTED.add(key)
     _MEASURED.save(key, asdict(costs) | {"probe": _probe(target, draft)})
     log.info("measured forwards: %s", costs)
@@ -96,16 +100,14 @@ def _size(model: Backbone) -> int:
 def _times(model: Backbone, asked: Sequence[tuple[int, int]], requests: int = 1) -> list[float]:
     """Seconds of forwards of (context, rows) each: the quickest of several, taken in turns, so that
     a busy moment neither counts nor falls on one of them alone. Slow forwards are taken fewer
-    times: they vary less, and somebody waits."""
+    times: they vary less."""
     longest, most = max(asked)[0], max(rows for _, rows in asked)
     session = filled(model, longest, requests, most + 1)
-    clock, took = Clock(model.device), []
-    for run in range(WARM + REPEATS):
-        times = [step(session, *each) for each in asked]
-        if run >= WARM:
-            took.append(times)
-        if len(took) >= FEWEST and clock.since() > SECONDS:
-            break
+    clock = Clock(model.device)
+    took: list[list[float]] = []
+    allowed = SECONDS * len(asked) / len(POINTS)
+    while len(took) < FEWEST or (len(took) < REPEATS and clock.since() < allowed):
+        took.append([step(session, *each) for each in asked])
     return [min(times) for times in zip(*took, strict=True)]
 
 
