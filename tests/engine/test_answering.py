@@ -155,6 +155,8 @@ def test_other_names_are_answered_with_ours(
         ({"frames": 5}, "frames= are by name"),
         ({"frames": {"nframes": 4}}, "no 'nframes' .did you mean num_frames.?"),
         ({"frames": {"every": "no"}}, "every must be True or False"),
+        ({"method": "sd"}, "method= belongs where the models are loaded: saccade.load"),
+        ({"media": "What happens?", "question": "clip.mp4"}, "media come first, then the question"),
     ],
 )
 def test_silent_7_a_question_that_is_none_is_refused(
@@ -201,6 +203,8 @@ def test_silent_7_frames_of_another_range_are_refused(clips: list[Path]) -> None
         ({"threads": 0}, "threads 0 is too few"),
         ({"threads": "2"}, "threads='2' is not a whole number"),
         ({"threads": 10**6}, "threads 1000000 is more than this machine bears"),
+        ({"assistant_model": "x"}, "load does not take assistant_model .did you mean draft.?"),
+        ({"treads": 2}, "load does not take treads .did you mean threads.?"),
     ],
 )
 def test_silent_7_what_cannot_be_loaded_is_refused(asked: dict[str, Any], says: str) -> None:

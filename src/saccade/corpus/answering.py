@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypedDict, Unpack, cast
 
 from saccade.core.errors import OptionError, meant
-from saccade.core.options import Asked
+from saccade.core.options import OURS, Asked
 from saccade.core.prompt import Inputs
 from saccade.core.result import Result
 from saccade.drafting.recipe import Recipe
@@ -42,6 +42,10 @@ class Frames(TypedDict, total=False):
     start: float | None
     end: float | None
     every: bool
+
+
+class Nothing(TypedDict):
+    """No other arguments: what is not known is refused by name."""
 
 
 @dataclass(frozen=True)
@@ -208,6 +212,7 @@ def load(
     trust_remote_code: bool = False,
     positions: Literal["library", "trained"] = "library",
     threads: int | None = None,
+    **others: Unpack[Nothing],
 ) -> Model:
     """Loads a target, and a draft for it, to ask them about videos.
 
@@ -231,6 +236,10 @@ def load(
         ModelError, OptionError, MethodError: in one sentence, before any weight is read where that
         can be known.
     """
+    for name in others:
+        ours = OURS.get(name)
+        told = f" (did you mean {ours}?)" if ours else meant(name, load.__annotations__)
+        raise OptionError(f"saccade.load does not take {name}{told}")
     recipe = method if isinstance(method, Recipe) else resolve(method)
     use_threads(threads)
     how = {"dtype": dtype, "device": device, "device_map": device_map, "quantize": quantize}
@@ -267,11 +276,13 @@ def _seen(clips: Sequence[Clip]) -> dict[str, Any]:
 
 
 def answered(
-    pair: Pair, asked: tuple[Inputs, Inputs | None], method: str | Recipe, **settings: Any
+    pair: Pair, asked: tuple[Inputs, Inputs | None], method: str | Recipe, /, **settings: Any
 ) -> Stream:
     """The answer of both models to what :meth:`Pair.ask` made of a question; ``settings`` as
     :func:`saccade.stream`'s."""
     inputs, own = asked
+    if said := sorted({"draft", "method"} & settings.keys()):
+        raise OptionError(f"{said[0]}= belongs where the models are loaded: saccade.load")
     return stream(
         pair.target.backbone,
         inputs,

@@ -75,7 +75,8 @@ def allowed(path: str | Path, limits: Limits) -> Path:
     except PermissionError:
         raise refusal(label, "may not be read: change its permissions", "unreadable") from None
     except (OSError, ValueError, RuntimeError):  # ValueError: a zero byte; RuntimeError: a loop
-        raise refusal(label, "does not exist: check the path", "missing") from None
+        first = "" if Path(label).suffix else "; media come first, then the question"
+        raise refusal(label, f"does not exist: check the path{first}", "missing") from None
     if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):  # a pipe would block, a device never end
         raise refusal(label, "is not a file; give a video file or '-'", "not_a_video")
     return resolved
