@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypedDict
 
@@ -125,7 +125,7 @@ def settle(
     except (ValueError, TypeError) as error:
         raise OptionError(first_line(error)) from error
     if unknown:
-        told = [f"{name}{_meant(name, config)}" for name in sorted(unknown)]
+        told = [f"{name}{ours(name, config.to_dict())}" for name in sorted(unknown)]
         raise OptionError(f"unknown generation argument {', '.join(told)}")
     given = config.to_dict()
     for name, allowed in REFUSED.items():
@@ -134,9 +134,10 @@ def settle(
     return config
 
 
-def _meant(name: str, config: GenerationConfig) -> str:
-    ours = OURS.get(name)
-    return meant(name, config.to_dict()) if ours is None else f" (did you mean {ours}?)"
+def ours(name: str, known: Iterable[str]) -> str:
+    """:func:`meant`, which knows what others call our arguments."""
+    own = OURS.get(name)
+    return meant(name, known) if own is None else f" (did you mean {own}?)"
 
 
 def _sound(given: Mapping[str, Any]) -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypedDict, Unpack, cast
 
 from saccade.core.errors import OptionError, meant
-from saccade.core.options import OURS, Asked
+from saccade.core.options import Asked, ours
 from saccade.core.prompt import Inputs
 from saccade.core.result import Result
 from saccade.drafting.recipe import Recipe
@@ -237,9 +237,7 @@ def load(
         can be known.
     """
     for name in others:
-        ours = OURS.get(name)
-        told = f" (did you mean {ours}?)" if ours else meant(name, load.__annotations__)
-        raise OptionError(f"saccade.load does not take {name}{told}")
+        raise OptionError(f"saccade.load does not take {name}{ours(name, load.__annotations__)}")
     recipe = method if isinstance(method, Recipe) else resolve(method)
     use_threads(threads)
     how = {"dtype": dtype, "device": device, "device_map": device_map, "quantize": quantize}
