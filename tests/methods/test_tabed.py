@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
 
@@ -441,6 +441,8 @@ METHODS = {
         for distance in ("kl", "tvd", "matches")
         for window in (1, 4, 16, None)
     },
+    "tabed/view=full+text+pooled": Rule("grid"),
+    "tabed-mtcp/weights=matches-4": Rule("grid", "matches", 4),
     "tabed-mtcp": Rule("inverse"),
     "tabed-mtcp/weights=inverse-1": Rule("inverse", "kl", 1),
     "tabed-mtcp/weights=inverse-4": Rule("inverse", "kl", 4),
@@ -475,13 +477,18 @@ def distance(name: str, p: Sequence[float], q: Sequence[float]) -> tuple[float, 
     return float(p.index(max(p)) != q.index(max(q))), divergence
 
 
+def tenths(views: int) -> list[tuple[float, ...]]:
+    """All weights in steps of a tenth that sum to 1."""
+    some = [each for each in product(range(STEPS + 1), repeat=views) if sum(each) == STEPS]
+    return [tuple(n / STEPS for n in each) for each in some]
+
+
 def candidates(rule: Rule, laws: Sequence[Sequence[float]]) -> list[list[float]]:
-    """The laws an error is summed for: eleven mixtures of two views, or each view by itself."""
+    """The laws an error is summed for: mixtures of the views in tenths, or each view by itself."""
     if rule.kind != "grid":
         return [list(law) for law in laws]
-    one, other = laws
-    shares = [j / STEPS for j in range(STEPS + 1)]
-    return [[(1 - s) * a + s * b for a, b in zip(one, other, strict=True)] for s in shares]
+    mixed = torch.tensor(tenths(len(laws)), dtype=torch.double) @ torch.tensor(laws).double()
+    return mixed.tolist()
 
 
 def judged(rule: Rule, block: Block) -> list[int]:
@@ -517,8 +524,8 @@ def weights_by_hand(rule: Rule, blocks: Sequence[Block]) -> list[list[float]]:
                 for j in range(len(seen[0]))
             ]
             if rule.kind == "grid":
-                j = min(range(STEPS + 1), key=lambda j: sums[j])
-                found.append([1 - j / STEPS, j / STEPS])
+                j = min(range(len(sums)), key=lambda j: sums[j])
+                found.append([*tenths(views)[j]])
             else:
                 law = {"softmax": softmax, "inverse": proportional}[rule.kind]
                 found.append(law([1 / max(e[0], 1e-11) for e in sums]))
@@ -1156,9 +1163,6 @@ def test_the_trained_pair(pair: Path):
 IMPOSSIBLE = {
     "one view": "tabed/view=full",
     "no view but one": "tabed/view=text",
-    "a grid over four views": "tabed-mtcp/weights=kl",
-    "a grid over four views, by tvd": "tabed-mtcp/weights=tvd-4",
-    "three views under MT*": "tabed/view=full+text+pooled",
     "weights without an ensemble": "sd/weights=kl",
     "an empty window": "tabed/weights=kl-0",
     "unknown weights": "tabed/weights=hope",

@@ -324,8 +324,8 @@ MUTANTS = (
     Mutant(
         "the ensemble's weights are not normalised",
         "methods/tabed.py",
-        "return 1 - best / STEPS, best / STEPS",
-        "return 1.0, best / STEPS",
+        "return grid(state.views)[best]",
+        "return (1.0, *grid(state.views)[best][1:])",
         ("methods/test_tabed.py::test_every_round_is_algorithm_1",),
     ),
     Mutant(

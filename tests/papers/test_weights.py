@@ -10,12 +10,13 @@ the least KL among those that tie.
 from __future__ import annotations
 
 import math
+from functools import partial
+from itertools import product
 
 import pytest
 import torch
 
-from saccade.core.errors import MethodError
-from saccade.methods import resolve
+from saccade.methods import resolve, tabed
 from saccade.methods.tabed import Grid, History, Inverse
 
 ERRORS = (0.5, 1.0, 2.0, 4.0)
@@ -84,9 +85,45 @@ def test_matches_are_counted_first_and_ties_go_by_kl(seed):
     )
 
 
-@pytest.mark.parametrize("rule", ["kl", "matches"])
-def test_the_grid_is_of_two_views(rule):
-    """Claim: for more than two views the grid is refused with what would work. (The published grid
-    takes any number, in steps of a tenth: 286 candidates for four.)"""
-    with pytest.raises(MethodError, match="weights=inverse"):
-        resolve(f"tabed/view=full+text+pooled/weights={rule}")
+@pytest.mark.parametrize(("views", "several"), [(2, 11), (3, 66), (4, 286)])
+@pytest.mark.parametrize("rule", ["kl", "tvd", "matches"])
+def test_the_grid_is_of_any_number_of_views(views, several, rule):
+    """Claim: as in the published grid (every product of tenths from 0 to 1 whose sum is 1) three
+    views have 66 candidates and four 286, and the one that is nearest to the target over all
+    positions is chosen. Fails for a grid of two views, or one that leaves out a mixture."""
+    noise = torch.Generator().manual_seed(views)
+    law = partial(torch.randn, generator=noise, dtype=torch.double)
+    q = law(views, 6, 12).log_softmax(-1)
+    # the truth is a mixture off the grid, so that the nearest on it has a share of every view
+    truth = torch.full((views,), 0.95 / views, dtype=torch.double)
+    truth[0] += 0.05
+    p = (torch.tensordot(truth, q.exp(), 1).log() + 0.02 * law(6, 12)).log_softmax(-1)
+    tenths = [c for c in product(range(11), repeat=views) if sum(c) == 10]
+    assert len(tenths) == several
+    scored = []
+    for candidate in tenths:
+        mixed = sum(n / 10 * view.exp() for n, view in zip(candidate, q, strict=True))
+        hits = int((mixed.argmax(-1) == p.argmax(-1)).sum())
+        away = float((p.exp() * (p - mixed.log())).sum())
+        apart = float((p.exp() - mixed).abs().sum())
+        score = {"kl": (away,), "tvd": (apart,), "matches": (-hits, away)}[rule]
+        scored.append((*score, candidate))
+    best = [n / 10 for n in min(scored)[-1]]
+    weighting = resolve(f"tabed/weights={rule}").drafter.weighting
+    state = weighting.start(views)
+    assert weighting.weights(state) == pytest.approx([1 / views] * views)
+    for half in (slice(0, 2), slice(2, 6)):
+        state = weighting.fold(state, p[half], q[:, half])
+    assert weighting.weights(state) == pytest.approx(best)
+    assert min(best) > 0 and len(state.total) == several
+
+
+def test_a_grid_over_many_views_is_searched_in_parts(monkeypatch):
+    """Claim: how many candidates are mixed at once changes nothing but memory."""
+    noise = torch.Generator().manual_seed(0)
+    p = torch.randn(3, 9, generator=noise).log_softmax(-1)
+    q = torch.randn(4, 3, 9, generator=noise).log_softmax(-1)
+    rule = Grid()
+    whole = rule.fold(rule.start(4), p, q).total
+    monkeypatch.setattr(tabed, "TOGETHER", 7)
+    assert torch.equal(rule.fold(rule.start(4), p, q).total, whole)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar, TypeVar
+from typing import TypeVar
 
 import torch
 from jaxtyping import Float
@@ -33,7 +33,6 @@ LogLaw = Float[Tensor, "... vocab"]
 class Weighting(ABC):
     """How much each view counts in the next block, given what the target said so far. Frozen."""
 
-    views: ClassVar[int | None] = None  # how many views it can weigh; None for any number
     window: int | None = None  # over how many of the last positions it looks; None for all
 
     @property

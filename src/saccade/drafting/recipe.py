@@ -62,16 +62,10 @@ class Recipe:
             yield f"lookup reads the text alone; view {view.name} means nothing to it"
         if view.early != "wait" and self.schedule is not parallel:
             yield "an early start needs a draft that works beside the target; use schedule=parallel"
-        weighting = self.drafter.weighting if isinstance(self.drafter, Ensemble) else None
-        if (weighting is not None) != (len(view.parts) > 1):
+        if isinstance(self.drafter, Ensemble) != (len(view.parts) > 1):
             yield (
                 f"view {view.name} and this drafter do not go together: an ensemble "
                 "(drafter=ensemble) reads several views (view=full+text), any other drafter one"
-            )
-        if weighting is not None and weighting.views not in (None, len(view.parts)):
-            yield (
-                f"these weights are for {weighting.views} views, not {view.name}; "
-                "use weights=inverse"
             )
         if (self.schedule is parallel) != (self.drafter is WorkerDrafter):
             yield (

@@ -4,7 +4,7 @@ Lee et al., 2025. One draft model reads the prompt in several ways at once - M, 
 video one newline; P, pooled 2x2; C, a caption - and what it drafts follows their weighted average:
 
     q(. ; w) = sum_i w_i q_i,   w fixed for a block of gamma = 5, equal for the first    (Alg. 1)
-    MT*      w* = argmin over w in {[1 - j/10, j/10]} of  sum_t D(p_t || q_t(. ; w))
+    MT*      w* = argmin over w of tenths that sum to 1 of  sum_t D(p_t || q_t(. ; w))
     MTCP*    w  = softmax([1/e_1, ..., 1/e_m]; tau),   e_i = sum_t D(p_t || q_t,i)     (App. B.2)
 
 t runs over the token positions verified so far, or the last h of them (the bonus token's is not
@@ -21,7 +21,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from functools import cache
+from itertools import combinations, pairwise
+from typing import Literal
 
 import torch
 from jaxtyping import Float
@@ -38,6 +40,7 @@ from saccade.drafting.views.pruning import POOLED, POOLED_AFTER
 GAMMA = 5
 FLOOR = 1e-11  # of an error: the published code counts none at all as this
 STEPS = 10
+TOGETHER = 16  # candidates whose mixtures are in memory at once
 
 Distance = Literal["kl", "tvd", "matches"]
 
@@ -71,12 +74,12 @@ class History:
     total: Float[Tensor, "candidate column"]
     recent: tuple[Float[Tensor, "candidate column"], ...] = ()  # per position, if a window wants it
     positions: int = 0
+    views: int = 0  # of which a grid's candidates are mixtures
 
     def add(self, new: Float[Tensor, "position candidate column"], window: int | None) -> History:
-        if window is None:
-            return History(self.total + new.sum(0), (), self.positions + len(new))
-        recent = (*self.recent, *new)[-window:]
-        return History(torch.stack(recent).sum(0), recent, self.positions + len(new))
+        recent = () if window is None else (*self.recent, *new)[-window:]
+        total = self.total + new.sum(0) if window is None else torch.stack(recent).sum(0)
+        return History(total, recent, self.positions + len(new), self.views)
 
 
 def distances(p: LogLaw, q: Float[Tensor, "candidate position vocab"], name: Distance) -> Tensor:
@@ -99,28 +102,39 @@ class Equal(Weighting):
         return state
 
 
+@cache
+def grid(views: int) -> tuple[tuple[float, ...], ...]:
+    """Every way to share ten tenths among views, the first view's share falling: eleven for two
+    views, 66 for three, 286 for four."""
+    last = STEPS + views - 1
+    found = []
+    for bars in combinations(range(last), views - 1):  # among them the tenths, one a place
+        found.append(tuple((b - a - 1) / STEPS for a, b in pairwise((-1, *bars, last))))
+    return tuple(reversed(found))
+
+
 @dataclass(frozen=True)
 class Grid(Weighting):
-    """MT*: the best of eleven weights for two views in hindsight."""
-
-    views: ClassVar[int | None] = 2
+    """MT*: the best weights of a grid in hindsight, for any number of views."""
 
     distance: Distance = "kl"
     window: int | None = None
 
     def start(self, views: int) -> History:
-        return History(torch.zeros(STEPS + 1, len(DISTANCES[self.distance]), dtype=torch.double))
+        columns = len(DISTANCES[self.distance])
+        return History(torch.zeros(len(grid(views)), columns, dtype=torch.double), views=views)
 
     def weights(self, state: History) -> tuple[float, ...]:
         if not state.positions:
-            return 0.5, 0.5
-        best = min(range(STEPS + 1), key=lambda j: state.total[j].tolist())
-        return 1 - best / STEPS, best / STEPS
+            return (1 / state.views,) * state.views
+        best = min(range(len(state.total)), key=lambda place: state.total[place].tolist())
+        return grid(state.views)[best]
 
     def fold(self, state: History, p: LogLaw, q: LogLaw) -> History:
-        share = torch.arange(STEPS + 1, device=q.device, dtype=q.dtype)[:, None, None] / STEPS
-        mixed = torch.logaddexp((1 - share).log() + q[0], share.log() + q[1])
-        return state.add(distances(p, mixed, self.distance).cpu(), self.window)
+        shares = torch.tensor(grid(state.views), device=q.device, dtype=q.dtype)
+        mixed = (torch.tensordot(some, q.exp(), 1).log() for some in shares.split(TOGETHER))
+        new = torch.cat([distances(p, each, self.distance).cpu() for each in mixed], 1)
+        return state.add(new, self.window)
 
 
 @dataclass(frozen=True)
