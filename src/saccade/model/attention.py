@@ -33,7 +33,6 @@ Part = tuple[Queries, Float[Tensor, "head new"]]
 
 # Above this many queries a grouped call beats folding the group into the query axis.
 FOLD_LIMIT = 64
-RECORD_CHUNK = 32
 RECORD_NUMBERS = 2**22  # logits written down at once, at most: fewer rows over a longer cache
 SPELT_NUMBERS = 2**20  # logits of one block of a prompt's rows: what a processor's caches hold
 SPELT_ROWS = 32  # rows of a head go by multiples of this: the first product of a shape costs more
@@ -49,7 +48,7 @@ class Record:
     """Which attention to write down: these rows of a segment over these columns of its cache."""
 
     rows: Int[Tensor, " text"]  # within the segment
-    columns: Int[Tensor, " seen"]
+    columns: slice | Int[Tensor, " seen"]
     queries: int  # how many text rows there are in all, over every chunk of the prompt
     mass: Float[Tensor, "layer kv_head seen"]  # added to, fp32: the softmax over all keys
     relevance: Float[Tensor, "layer kv_head seen"]  # likewise: the softmax over the columns alone
@@ -352,21 +351,36 @@ def ways_of(
 
 def _record(record: Record, at: int, layer: int, q: Queries, keys: Keys, scale: float) -> None:
     """Adds the softmax mass of the chosen rows on the chosen columns, a few rows at a time."""
-    kv_heads, seen, width = keys.shape
-    groups = q.shape[0] // kv_heads
-    column = torch.arange(seen, device=keys.device)
-    columns = record.columns.to(keys.device)
-    count = max(1, min(RECORD_CHUNK, RECORD_NUMBERS // (q.shape[0] * seen)))
-    for rows in record.rows.to(keys.device).split(count):
-        chosen = q[:, rows].reshape(kv_heads, groups, len(rows), width).float()
-        logits = torch.einsum("hgrd,hsd->hgrs", chosen, keys.float()) * scale
-        future = column[None, :] > (at + rows)[:, None]
-        among = logits[..., columns].softmax(-1)  # every chosen row follows the columns
-        weights = logits.masked_fill_(future, float("-inf")).softmax(-1)
-        share = 1 / (groups * record.queries)
-        mass, relevance = weights[..., columns].sum((1, 2)), among.sum((1, 2))
-        record.mass[layer] += (mass * share).to(record.mass.device)
-        record.relevance[layer] += (relevance * share).to(record.mass.device)
+    groups, seen = q.shape[0] // keys.shape[0], keys.shape[1]
+    for rows in record.rows.split(max(1, RECORD_NUMBERS // (q.shape[0] * seen))):
+        both = _attended(q[:, rows] * scale, keys, at + rows + 1, record.columns)
+        both = (both / (groups * record.queries)).to(record.mass.device)
+        record.mass[layer] += both[:, 0]
+        record.relevance[layer] += both[:, 1]
+
+
+def _attended(
+    q: Queries, keys: Keys, sees: Int[Tensor, " new"], columns: slice | Int[Tensor, " chosen"]
+) -> Float[Tensor, "kv_head 2 chosen"]:
+    """The softmax mass of rows on some columns, over all keys and over the columns alone, summed
+    over rows and a group's heads. ``q`` have their scale in them; each row ``sees`` so many keys.
+    """
+    (kv_heads, seen, width), all_see = keys.shape, int(sees.min())
+    hidden = (torch.arange(all_see, seen) >= sees[:, None]).to(keys.device)
+    logits = q.reshape(kv_heads, -1, width).float() @ keys.float().transpose(1, 2)
+    by_row = logits.view(kv_heads, -1, len(sees), seen)
+    by_row[..., all_see:].masked_fill_(hidden, float("-inf"))
+    weights = torch.softmax(logits, -1, out=logits)[..., columns]
+    # a row whose mass is all elsewhere has none to share out
+    among = weights.sum(-1).clamp_min(torch.finfo(weights.dtype).tiny)
+    return torch.stack([torch.ones_like(among), 1 / among], 1) @ weights
+
+
+def together(columns: Int[Tensor, " seen"]) -> slice | Int[Tensor, " seen"]:
+    """Increasing columns as a slice where nothing lies between them: read without a copy."""
+    if len(columns) and int(columns[-1] - columns[0]) + 1 == len(columns):
+        return slice(int(columns[0]), int(columns[-1]) + 1)
+    return columns
 
 
 # -- what was attended to lately -------------------------------------------------------------------
@@ -410,26 +424,11 @@ class Recent:
         columns, over all keys and over the columns alone, averaged over rows and a group's heads.
         """
         sees = torch.tensor([row.seen for row in self._rows])
-        end, all_see = int(sees.max()), int(sees.min())
-        hidden = torch.arange(all_see, end) >= sees[:, None]
-        every = columns.numel() and int(columns[-1] - columns[0]) + 1 == len(columns)
-        mass, relevance = [], []
+        end, chosen = int(sees.max()), together(columns.cpu())
+        found = []
         for layer in range(len(cache.keys)):
             keys, _ = cache.read(layer, end)
-            kv_heads, _, width = keys.shape
             q = torch.stack([row.asked.row(layer, row.number) for row in self._rows], 1)
-            q = q.view(kv_heads, -1, width).float()
-            logits = (q @ keys.float().transpose(1, 2)).view(kv_heads, -1, len(sees), end)
-            logits[..., all_see:].masked_fill_(hidden.to(logits.device), float("-inf"))
-            here = (
-                slice(int(columns[0]), int(columns[-1]) + 1) if every else columns.to(keys.device)
-            )
-            weights = torch.softmax(logits, -1, out=logits).flatten(1, 2)[..., here]
-            count = weights.shape[1]
-            # a row whose mass is all elsewhere has none to share out
-            among = weights.sum(-1).clamp_min(torch.finfo(weights.dtype).tiny)
-            shares = torch.stack([torch.ones_like(among), 1 / among], 1) / count
-            both = shares @ weights
-            mass.append(both[:, 0].to(columns.device))
-            relevance.append(both[:, 1].to(columns.device))
-        return torch.stack(mass), torch.stack(relevance)
+            found.append(_attended(q, keys, sees, chosen).to(columns.device))
+        both = torch.stack(found) / (len(sees) * len(q) / len(keys))
+        return both[:, :, 0], both[:, :, 1]

@@ -21,7 +21,7 @@ from saccade.core.errors import ModelError
 from saccade.core.prompt import Prefill, Prompt, Turn
 from saccade.core.sampling import Sampling, Scores
 from saccade.core.tree import ROOT, Tree
-from saccade.model.attention import Asked, JudgedRow, Recent, Record, Segment, Step
+from saccade.model.attention import Asked, JudgedRow, Recent, Record, Segment, Step, together
 from saccade.model.backbone import Backbone
 from saccade.model.cache import Cache
 from saccade.model.cuda_graphs import CudaGraphs, automatic
@@ -129,7 +129,7 @@ class Session:
         cache = model.cache(len(prompt) + self._room)
         columns = prompt.visual.nonzero().squeeze(-1)
         text = prompt.text_after()
-        noted = len(columns) if record else 0
+        noted, chosen = len(columns) if record else 0, together(columns.cpu())
         mass = torch.zeros(model.layers, model.kv_heads, noted, device=model.device)
         relevance = torch.zeros_like(mass)
         hidden = prompt.embeds[:0]
@@ -144,7 +144,7 @@ class Session:
             rows = text[(text >= start) & (text < stop)] - start
             note = None
             if record and len(rows) and len(columns):
-                note = Record(rows, columns, len(text), mass, relevance)
+                note = Record(rows.cpu(), chosen, len(text), mass, relevance)
             asked = Asked(follow) if follow and stop == len(prompt) else None
             segment = Segment(cache, 0, stop - start, start, record=note, asked=asked)
             hidden = self._read(prompt, segment)
