@@ -29,14 +29,25 @@ def prefill(
     record: Annotated[
         bool, typer.Option("--record", help="Write down what the text attends to, too.")
     ] = False,
+    turns: Annotated[
+        int, typer.Option(min=0, help="With and without --record, in turns: what that costs.")
+    ] = 0,
     as_json: Json = False,
     verbose: Verbose = False,
 ) -> None:
     """Read one long clip and verify one draft: seconds, and how much memory it took at most."""
     prepare(how.threads, verbose)
-    from evidence.hardware.prefill import read
+    from evidence.hardware.prefill import read, recording
 
-    found = read(how.loaded(), visual_tokens, rows=rows, record=record)
+    target = how.loaded()
+    if turns:
+        plain, recorded = recording(target, visual_tokens, turns)
+        typer.echo(
+            f"prefill {plain * 1e3:.1f} ms, {recorded * 1e3:.1f} ms with attention written down: "
+            f"{recorded / plain - 1:.1%} more"
+        )
+        return
+    found = read(target, visual_tokens, rows=rows, record=record)
     if as_json:
         typer.echo(json.dumps(asdict(found)))
         return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from statistics import median
 from typing import Any
 
 import torch
@@ -68,6 +69,18 @@ def read(target: Loaded, tokens: int, *, rows: int = 8, record: bool = False) ->
         vision_peak=seen,
         prefill_peak=peak.bytes(),
     )
+
+
+def recording(target: Loaded, tokens: int, turns: int) -> tuple[float, float]:
+    """Median seconds of a prefill, and of one that writes attention down, in turns; the first two
+    turns warm up."""
+    plain, recorded = [], []
+    for turn in range(turns + 2):
+        found = [read(target, tokens, record=record).prefill_seconds for record in (False, True)]
+        if turn > 1:
+            plain.append(found[0])
+            recorded.append(found[1])
+    return median(plain), median(recorded)
 
 
 def stretched(inputs: Inputs, tokens: int) -> Inputs:

@@ -305,22 +305,24 @@ def test_recorded_mass_is_the_mean_weight_on_each_column():
     cache = Cache(1, KV, WIDTH, 16)
     q, k, v = _fresh(new, 7)
     columns, rows = torch.tensor([1, 2, 4]), torch.tensor([5, 6, 7, 8])
-    mass, relevance = torch.zeros(1, KV, 3), torch.zeros(1, KV, 3)
+    both = torch.zeros(1, KV, 2, 3)
     for start, stop in ((0, 7), (7, 9)):
         inside = rows[(rows >= start) & (rows < stop)] - start
-        record = Record(inside, columns, len(rows), mass, relevance)
+        record = Record(inside, columns, both)
         segment = Segment(cache, 0, stop - start, start, record=record)
         part = slice(start, stop)
         Step([segment], HEADS // KV, torch.float32)(0, q[:, part], k[:, part], v[:, part], SCALE)
         cache.advance(stop - start)
+    mass, relevance = both[0].unbind(1)
+    mass, relevance = (each / (len(rows) * HEADS // KV) for each in (mass, relevance))
     weights = torch.einsum("hqd,hkd->hqk", q, k.repeat_interleave(HEADS // KV, 0)) * SCALE
     weights = weights.masked_fill(~_causal(length, new), float("-inf")).softmax(-1)
     expected = weights[:, 5:][..., columns].mean(1).view(KV, HEADS // KV, 3).mean(1)
-    assert torch.allclose(mass[0], expected, atol=1e-6)
+    assert torch.allclose(mass, expected, atol=1e-6)
     among = torch.einsum("hqd,hkd->hqk", q, k.repeat_interleave(HEADS // KV, 0)) * SCALE
     among = among[:, 5:][..., columns].softmax(-1)
     expected = among.mean(1).view(KV, HEADS // KV, 3).mean(1)
-    assert torch.allclose(relevance[0], expected, atol=1e-6)
+    assert torch.allclose(relevance, expected, atol=1e-6)
 
 
 @pytest.mark.parametrize("family", [name for name in FAMILIES if name != "llama"])

@@ -49,9 +49,8 @@ class Record:
 
     rows: Int[Tensor, " text"]  # within the segment
     columns: slice | Int[Tensor, " seen"]
-    queries: int  # how many text rows there are in all, over every chunk of the prompt
-    mass: Float[Tensor, "layer kv_head seen"]  # added to, fp32: the softmax over all keys
-    relevance: Float[Tensor, "layer kv_head seen"]  # likewise: the softmax over the columns alone
+    both: Float[Tensor, "layer kv_head 2 seen"]
+    """Added to: what :func:`_attended` tells of each layer."""
 
 
 @dataclass(frozen=True)
@@ -351,12 +350,10 @@ def ways_of(
 
 def _record(record: Record, at: int, layer: int, q: Queries, keys: Keys, scale: float) -> None:
     """Adds the softmax mass of the chosen rows on the chosen columns, a few rows at a time."""
-    groups, seen = q.shape[0] // keys.shape[0], keys.shape[1]
-    for rows in record.rows.split(max(1, RECORD_NUMBERS // (q.shape[0] * seen))):
-        both = _attended(q[:, rows] * scale, keys, at + rows + 1, record.columns)
-        both = (both / (groups * record.queries)).to(record.mass.device)
-        record.mass[layer] += both[:, 0]
-        record.relevance[layer] += both[:, 1]
+    count = max(1, RECORD_NUMBERS // (q.shape[0] * keys.shape[1]))
+    for rows in record.rows.split(count):
+        both = _attended(q[:, together(rows)] * scale, keys, at + rows + 1, record.columns)
+        record.both[layer] += both.to(record.both.device)
 
 
 def _attended(

@@ -130,8 +130,7 @@ class Session:
         columns = prompt.visual.nonzero().squeeze(-1)
         text = prompt.text_after()
         noted, chosen = len(columns) if record else 0, together(columns.cpu())
-        mass = torch.zeros(model.layers, model.kv_heads, noted, device=model.device)
-        relevance = torch.zeros_like(mass)
+        both = torch.zeros(model.layers, model.kv_heads, 2, noted, device=model.device)
         hidden = prompt.embeds[:0]
         reused, whose = 0, None
         if self._beginnings is not None:
@@ -144,7 +143,7 @@ class Session:
             rows = text[(text >= start) & (text < stop)] - start
             note = None
             if record and len(rows) and len(columns):
-                note = Record(rows.cpu(), chosen, len(text), mass, relevance)
+                note = Record(rows.cpu(), chosen, both)
             asked = Asked(follow) if follow and stop == len(prompt) else None
             segment = Segment(cache, 0, stop - start, start, record=note, asked=asked)
             hidden = self._read(prompt, segment)
@@ -168,7 +167,8 @@ class Session:
         if not record:
             yield Prefill(prompt, cache, logits)
             return
-        found = Prefill(prompt, cache, logits, every(mass), every(relevance))
+        both /= max(1, len(text)) * (model.heads // model.kv_heads)
+        found = Prefill(prompt, cache, logits, every(both[:, :, 0]), every(both[:, :, 1]))
         if request.recent is not None and asked is not None:
             kept = min(follow, stop - start)
             for row in range(kept):
