@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 Shown = Literal["all", "text", "nothing"]
 PHASES = {
+    "costs": "timing forwards on this machine, once",
     "vision": "looking at the frames",
     "prefill": "reading the prompt",
     "guide": "choosing what the draft sees",

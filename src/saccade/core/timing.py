@@ -3,8 +3,16 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 import torch
+
+Phase = Callable[[str], None]
+"""Told the name of what begins and may take a while."""
+
+
+def untold(phase: str) -> None:
+    """To nobody."""
 
 
 class Clock:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from saccade.core.errors import MethodError
 from saccade.core.protocols import Schedule, Shape, View
+from saccade.core.timing import Phase, untold
 from saccade.drafting.drafters import EarlyExit, Lookup, ModelDrafter, NoDraft, SelfDrafter
 from saccade.drafting.ensemble import Ensemble
 from saccade.drafting.parallel.drafter import WorkerDrafter
@@ -84,26 +85,31 @@ class Recipe:
 
 
 def plan(
-    recipe: Recipe, target: Backbone, draft: Backbone | None, context: int, exact: bool = False
+    recipe: Recipe,
+    target: Backbone,
+    draft: Backbone | None,
+    context: int,
+    exact: bool = False,
+    phase: Phase = untold,
 ) -> Recipe:
     """The recipe with what it leaves open settled by what forwards cost here: how much the draft
     sees, its shape, and for ``auto`` without a draft model whether to draft at all.
 
-    ``context`` is the prompt's length in tokens. Costs are measured where none are remembered.
+    ``context`` is the prompt's length in tokens. Costs are measured where none are remembered, as
+    the phase "costs".
     """
     view, shape = recipe.view, recipe.shape
     if draft is None and shape.optional and recipe.drafter is ModelDrafter:
-        alone = plan(replace(recipe, drafter=SelfDrafter), target, None, context, exact)
+        alone = plan(replace(recipe, drafter=SelfDrafter), target, None, context, exact, phase)
         return alone if alone.shape.pays() else replace(alone, drafter=NoDraft, view=FULL)
     drafting = target if recipe.drafter is SelfDrafter or draft is None else draft
     bucket = cost.bucket(context)
     if view.timed:
-        view = view.settled(view.keep or cost.affordable(target, drafting, bucket))
+        view = view.settled(view.keep or cost.affordable(target, drafting, bucket, phase))
     if shape.timed and shape.costs is None:
         keep = 1.0 if view.keep is None else view.keep
-        costs = cost.measure(
-            target, drafting, context=bucket, draft_context=cost.bucket(int(bucket * keep))
-        )
+        seen = cost.bucket(int(bucket * keep))
+        costs = cost.measure(target, drafting, context=bucket, draft_context=seen, phase=phase)
         shape = shape.priced(replace(costs, multiple=ROWS) if exact else costs)
     if recipe.schedule is parallel:
         shape = shape.beside()

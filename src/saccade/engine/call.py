@@ -5,7 +5,7 @@ What both models keep of it is in its session and its drafter.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 
 import torch
 
@@ -13,7 +13,7 @@ from saccade.core.options import Stops
 from saccade.core.prompt import Prompt, Turn
 from saccade.core.protocols import Schedule
 from saccade.core.result import FinishReason, Result, Round, RoundRecord, Timings
-from saccade.core.timing import Clock
+from saccade.core.timing import Clock, Phase, untold
 from saccade.core.tree import Tree, common
 from saccade.drafting.drafters import Fallback, SelfDrafter
 from saccade.drafting.recipe import Recipe, chained, plan
@@ -25,8 +25,6 @@ from saccade.model import batch_invariant
 from saccade.model.backbone import Backbone
 from saccade.model.session import Session
 from saccade.model.tensor_parallel import agreeing
-
-Phase = Callable[[str], None]
 
 
 class Call:
@@ -47,6 +45,7 @@ class Call:
         exact: bool = False,
         session: Session | None = None,
         first: int = 0,
+        phase: Phase = untold,
     ) -> None:
         self.target, self.wanted, self.exact = target, recipe, exact
         if exact:
@@ -54,7 +53,7 @@ class Call:
             batch_invariant.check(target)
         length = int(request.inputs["input_ids"].shape[1])
         request.check(target)  # first: costs would be timed at a length nobody reads
-        self.recipe = plan(recipe, target, draft, length, exact)
+        self.recipe = plan(recipe, target, draft, length, exact, phase)
         self._ask(request)
         room = self.stops.options.max_new_tokens
         view, shape = self.recipe.view, self.recipe.shape
@@ -87,7 +86,7 @@ class Call:
     # -- reading -------------------------------------------------------------------------------
 
     def reading(
-        self, phase: Phase = lambda name: None, keep: bool = False
+        self, phase: Phase = untold, keep: bool = False
     ) -> Generator[Round | None, None, None]:
         """Both models' vision, prefill and what the draft is to see, a piece at a time: None after
         a piece, and a request's opening as soon as the target has read it. Where that ends them all

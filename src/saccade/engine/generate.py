@@ -20,10 +20,10 @@ from saccade.core.errors import OptionError
 from saccade.core.options import Asked, Settings
 from saccade.core.prompt import Inputs
 from saccade.core.result import Result, Round, spelt
-from saccade.core.timing import Clock
+from saccade.core.timing import Clock, Phase, untold
 from saccade.drafting.recipe import Recipe
 from saccade.drafting.setup import Captioner
-from saccade.engine.call import Call, Phase
+from saccade.engine.call import Call
 from saccade.engine.request import Request, Spans, backbone, check_streamer
 from saccade.methods import resolve
 from saccade.model import memory
@@ -37,8 +37,9 @@ Decode = Callable[[Sequence[int]], str]
 class Stream(Iterator[Round]):
     """Rounds as they happen. ``results`` are complete once it is exhausted, one per request.
 
-    ``on_phase`` is told when "vision", "prefill", "guide" and "decode" begin. With ``keep`` the
-    caches stay afterwards, as ``call``, for a later turn to go on from.
+    ``on_phase`` is told when "costs" (timing forwards, where that was not done before), "vision",
+    "prefill", "guide" and "decode" begin. With ``keep`` the caches stay afterwards, as ``call``,
+    for a later turn to go on from.
     """
 
     def __init__(
@@ -53,8 +54,10 @@ class Stream(Iterator[Round]):
         keep: bool = False,
         exact: bool = False,
     ) -> None:
+        phase = on_phase or untold
         if call is None or not call.goes_on(request, recipe, exact):
-            before, call = call, Call(target, recipe, request, draft=draft, exact=exact)
+            before = call
+            call = Call(target, recipe, request, draft=draft, exact=exact, phase=phase)
             if before is not None:
                 before.close()  # another method or video: nothing to go on from
         self.recipe = call.recipe  # as it is used here
@@ -62,7 +65,7 @@ class Stream(Iterator[Round]):
         self.closed = False
         self.results: list[Result] = []
         self._ids: dict[int, list[int]] = {}  # emitted so far, by request
-        self._rounds = self._work(call, on_phase or (lambda name: None), keep)
+        self._rounds = self._work(call, phase, keep)
 
     def __next__(self) -> Round:
         return next(self._rounds)

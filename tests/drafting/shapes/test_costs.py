@@ -12,6 +12,7 @@ import pytest
 import torch
 from helpers import TableSession, backbone, noisy, qwen25
 
+import saccade
 from saccade.core.costs import Costs
 from saccade.core.result import Round, Verdict
 from saccade.core.sampling import Sampling
@@ -21,6 +22,7 @@ from saccade.drafting.shapes import fit as fitting
 from saccade.drafting.shapes.fit import Fit, Learnt, Rate, expected_chain, expected_tree
 from saccade.methods.specvlm import TREE
 
+TEXT = {"input_ids": torch.arange(1, 9)[None], "attention_mask": torch.ones(1, 8, dtype=torch.long)}
 COSTS = Costs((1, 2, 4, 8), (10.0, 11.0, 13.0, 21.0), draft=0.5)
 
 
@@ -225,6 +227,22 @@ def test_a_slow_model_is_timed_at_fewer_points(tmp_path, monkeypatch, one, count
     assert max(asked) == len(found.rows) == count
     assert found.rows[0] == 1 and found.rows[-1] == 26
     assert found.verify(13) == pytest.approx(one * 1.13)
+
+
+def test_whoever_waits_for_a_timing_is_told(tmp_path, monkeypatch):
+    """Claim: a first answer by ``auto`` tells that forwards are timed, before anything else it
+    tells; a second one, for which that is remembered, does not, nor does a method without prices.
+    """
+    monkeypatch.setenv("SACCADE_CACHE", str(tmp_path))
+    monkeypatch.setattr(cost, "_times", lambda model, asked, requests=1: [1.0] * len(asked))
+    target, draft, told = qwen25(), noisy(qwen25), []
+    for method in ("sd", "auto", "auto"):
+        phases: list[str] = []
+        settings: dict = dict(method=method, max_new_tokens=3, do_sample=False)
+        saccade.run(target, TEXT, draft=draft, on_phase=phases.append, **settings)
+        told.append(phases)
+    assert told[0] == told[2] and "costs" not in told[0] and told[0][0] == "vision"
+    assert [phase for phase in told[1] if phase != "costs"] == told[0] and told[1][0] == "costs"
 
 
 def test_a_point_is_timed_for_so_long_and_twice_at_least(monkeypatch):

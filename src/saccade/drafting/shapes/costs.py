@@ -11,7 +11,7 @@ from typing import Any
 from saccade.core.costs import Costs
 from saccade.core.home import Measured
 from saccade.core.sampling import Sampling
-from saccade.core.timing import Clock
+from saccade.core.timing import Clock, Phase, untold
 from saccade.core.tree import Tree, chain
 from saccade.model.backbone import Backbone
 from saccade.model.session import RequestState, Session
@@ -31,16 +31,22 @@ _TRUSTED: set[str] = set()  # costs this process measured, or found to hold
 
 
 def measure(
-    target: Backbone, draft: Backbone, *, context: int = 2048, draft_context: int = 256
+    target: Backbone,
+    draft: Backbone,
+    *,
+    context: int = 2048,
+    draft_context: int = 256,
+    phase: Phase = untold,
 ) -> Costs:
-    """Times bare forwards over ``context`` cached tokens; remembered per machine and pair, unless
-    what is remembered is of a busier hour."""
+    """Times bare forwards over ``context`` cached tokens, and tells so; remembered per machine and
+    pair, unless what is remembered is of a busier hour."""
     key = _key(target, draft, context, draft_context)
     known = _MEASURED.load(key)
     if known is not None and (key in _TRUSTED or _holds(known, target, draft)):
         _TRUSTED.add(key)
         rows, seconds, apart = tuple(known["rows"]), tuple(known["target"]), known["apart"]
         return Costs(rows, seconds, known["draft"], apart=(apart[0], apart[1]))
+    phase("costs")
     (one,) = _times(target, [(context, 1)])
     count = max(LEAST, int(SECONDS / (FEWEST * MORE * one)))  # a slow model would take minutes
     told = tuple(sorted(POINTS[:count]))
@@ -76,7 +82,7 @@ def _holds(known: Mapping[str, Any], target: Backbone, draft: Backbone) -> bool:
     return all(BUSIER * mine >= old for mine, old in zip(now, then, strict=True))
 
 
-def affordable(target: Backbone, draft: Backbone, context: int) -> float:
+def affordable(target: Backbone, draft: Backbone, context: int, phase: Phase = untold) -> float:
     """The largest share of a prompt of ``context`` tokens that a draft reads without much ado: with
     steps at most a fifth slower than its quickest, and a prefill of at most a tenth of the
     target's. Its own keys, if it is the target, need no prefill."""
@@ -84,6 +90,7 @@ def affordable(target: Backbone, draft: Backbone, context: int) -> float:
     key = _key(target, draft, context, 0)
     times = (_MEASURED.load(key) or {}).get("steps")
     if times is None:
+        phase("costs")
         asked = [(max(1, int(share * context)), 1) for share in SHARES]
         times = _times(draft, asked)
         _MEASURED.save(key, {"steps": times})
