@@ -8,6 +8,7 @@ import json
 import re
 from collections.abc import Iterator
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import openai
@@ -15,6 +16,7 @@ import pytest
 import torch
 from serve.live import QUESTION, Live, made, request, serving, text_part, video_part
 
+from saccade.core.errors import OptionError
 from saccade.core.sampling import BrokenLaw, Sampling, Scores
 from saccade.core.tree import Tree, add
 from saccade.engine.call import Call
@@ -131,6 +133,27 @@ def test_extensions_are_followed(auto, plain, asked, pattern):
     (text,) = _texts(auto.ask("hi", max_tokens=64, **asked))
     assert re.fullmatch(pattern, text.strip()), text
     assert [text] == _texts(plain.ask("hi", max_tokens=64, **asked))
+
+
+SHORT = {"type": "json_schema", "json_schema": {"name": "word", "schema": {"enum": ["a", "bc"]}}}
+ENDING: list[Any] = [{"response_format": SHORT}, {"guided_regex": r"(red|blue) [0-9]{2}"}]
+
+
+@pytest.mark.parametrize("method", ["auto", "ar"])
+def test_a_form_ends_where_the_config_names_no_end(models, plain, method, monkeypatch):
+    """Claim: of a checkpoint whose ``eos_token_id`` is null an answer with a form ends with it,
+    drafted and plain, and is the answer of one that names its end; one whose tokenizer names none
+    either is refused in a sentence. Fails if it runs on to max_tokens."""
+    named = [_texts(plain.ask("hi", max_tokens=40, **asked)) for asked in ENDING]
+    for loaded in (models.target, models.draft):
+        monkeypatch.setattr(loaded.backbone.model.generation_config, "eos_token_id", None)
+    with serving(lambda: made(models, method)) as live:
+        assert [_texts(live.ask("hi", max_tokens=40, **asked)) for asked in ENDING] == named
+        drawn = _texts(live.ask("hi", max_tokens=40, temperature=1, n=3, seed=5, **ENDING[1]))
+        assert all(re.fullmatch(ENDING[1]["guided_regex"], text) for text in drawn)
+    endless = grammar.Vocabulary(SimpleNamespace(eos_token_id=None), 1024, [])
+    with pytest.raises(OptionError, match="names no token that ends an answer"):
+        endless.grammar(grammar.regex("a"), "x")
 
 
 def test_any_object_is_an_object(auto):

@@ -194,6 +194,8 @@ class Reader:
                 "messages",
             )
         source = _grammar(asked) or self._due(asked)
+        # what ends a form ends the answer, also where the checkpoint's config names no end
+        ends = {} if source is None else {"eos_token_id": sorted(self._vocabulary.ends)}
         return [
             Request.of(
                 self._target.backbone,
@@ -205,6 +207,7 @@ class Reader:
                 max_new_tokens=asked.limit or min(room, self._most_tokens),
                 stop_strings=asked.stops or None,
                 grammar=None if source is None else self._vocabulary.grammar(*source),
+                **ends,
                 **asked.sampled,
             )
             for choice in range(asked.n or 1)

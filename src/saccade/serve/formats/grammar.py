@@ -53,7 +53,8 @@ class Vocabulary:
 
     def __init__(self, tokenizer: Any, vocab: int, ends: Iterable[int]) -> None:
         self._tokenizer, self._vocab = tokenizer, vocab
-        self.ends = frozenset(ends) or frozenset((tokenizer.eos_token_id,))
+        # a checkpoint's config may name none; of a tokenizer without one nothing is left
+        self.ends = frozenset(ends) or frozenset({tokenizer.eos_token_id} - {None})
         self._made: LLTokenizer | None = None
         self._making = threading.Lock()
 
@@ -84,6 +85,9 @@ class Vocabulary:
         return found
 
     def _make(self) -> LLTokenizer:
+        if not self.ends:
+            said = "this model names no token that ends an answer, so no format can end"
+            raise OptionError(f"{said}: ask for plain text")
         try:
             return from_tokenizer(self._tokenizer, n_vocab=self._vocab, eos_token=[*self.ends])
         except ValueError:
