@@ -63,7 +63,12 @@ class Trial:
 
     @property
     def speedup(self) -> float:
-        return median(row.speedup_decode or 0.0 for row in self.readings)
+        return median(_decode(row) for row in self.readings)
+
+    @property
+    def whole(self) -> float:
+        """As ``speedup``, with all that comes before the first token."""
+        return median(_whole(row) for row in self.readings)
 
     @property
     def taus(self) -> list[float]:
@@ -79,7 +84,8 @@ class Trial:
 
     def json(self) -> dict[str, Any]:
         found = {"stage": self.stage, "method": self.method, "runs": len(self.readings)}
-        found |= {"speedup": round(self.speedup, 3), "tau": round(self.tau, 3)}
+        found |= {"speedup": round(self.speedup, 3), "whole": round(self.whole, 3)}
+        found |= {"tau": round(self.tau, 3)}
         return found if self.fallback is None else {**found, "fallback": self.fallback}
 
 
@@ -110,25 +116,29 @@ class Calibration:
 
     @property
     def against_auto(self) -> float | None:
+        """What was chosen beside ``auto``, see ``beside``."""
+        return self.beside(self.best)
+
+    def beside(self, trial: Trial) -> float | None:
         """How many times as fast as ``auto`` it decoded in the same runs; None: never side by
         side."""
-        beside = [t for t in self.table if (t.stage, t.method) == (self.best.stage, REFERENCE)]
-        return _ratio(self.best, beside[0], _decode) if beside else None
+        auto = [t for t in self.table if (t.stage, t.method) == (trial.stage, REFERENCE)]
+        return _ratio(trial, auto[0], _decode) if auto else None
 
     @property
     def advice(self) -> str:
         """What to do, and on what grounds, in a line."""
         where = f"on {self.held_out} video(s) held out" if self.held_out else "on the one video"
+        if self.method not in (BASELINE, REFERENCE):
+            gains = f"x {self.best.speedup:.2f} against ar, x {self.against_auto:.2f} against auto"
+            return f"use {self.method}: {gains}, {where}"
+        keep = "keep plain decoding (ar)" if self.method == BASELINE else "keep auto"
         if self.best.stage != CONFIRM:
-            reason = "there was no time to confirm anything else"
-        else:
-            reason = f"nothing tried was faster {where}"
-        if self.method == BASELINE:
-            return f"keep plain decoding (ar): {reason}"
-        if self.method == REFERENCE:
-            return f"keep auto: {reason}"
-        gains = f"x {self.best.speedup:.2f} against ar, x {self.against_auto:.2f} against auto"
-        return f"use {self.method}: {gains}, {where}"
+            return f"{keep}: there was no time to confirm anything else"
+        plain, *met = [trial for trial in self.table if trial.stage == CONFIRM]
+        lost = [_lost(trial, [met[0], plain]) for trial in met if trial is not self.best]
+        grounds = f"{'; '.join(lost)}, {where}" if lost else "the search found nothing faster"
+        return f"{keep}: {grounds}"
 
     def json(self) -> dict[str, Any]:
         """What the file holds."""
@@ -288,10 +298,11 @@ def search(
 def verdict(trials: Sequence[Trial]) -> Trial:
     """What to use, of the same runs of ``ar``, ``auto`` and perhaps another: the other only where
     it beats ``auto``, and either only where it beats ``ar``."""
-    plain, best, *others = trials
+    plain, auto, *others = trials
     for other in others:
-        best = other if _beats(other, best, 1 + TIE) else best
-    return best if _beats(best, plain, 1) else plain
+        if _beats(other, auto, 1 + TIE) and _beats(other, plain, 1):
+            return other
+    return auto if _beats(auto, plain, 1) else plain
 
 
 def _beats(trial: Trial, other: Trial, by: float) -> bool:
@@ -299,6 +310,22 @@ def _beats(trial: Trial, other: Trial, by: float) -> bool:
     that comes before the first token, are no slower."""
     whole = _ratio(trial, other, _whole) >= 1 - TIE
     return trial.fallback is None and whole and _ratio(trial, other, _decode) > by
+
+
+def _lost(trial: Trial, references: Sequence[Trial]) -> str:
+    """Which of the references it did not beat, and in what."""
+    if trial.fallback is not None:
+        return f"{trial.method} gave up drafting"
+    for other in references:
+        by = 1 if other.method == BASELINE else 1 + TIE
+        if other is trial or _beats(trial, other, by):
+            continue
+        decode = _ratio(trial, other, _decode)
+        said = f"{trial.method} decoded x {decode:.2f} against {other.method}"
+        if decode > by:
+            return f"{said}, but x {_ratio(trial, other, _whole):.2f} for whole answers"
+        return f"{said}, no more than runs differ by" if decode > 1 - TIE else said
+    raise ValueError(f"{trial.method} beat all of them")
 
 
 def _decode(row: Summary) -> float:

@@ -88,24 +88,32 @@ def calibrate(
         typer.echo(json.dumps(found.json()))
         return
     _show(found)
-    out.print(f"Use it: saccade describe VIDEO --config {out_file}", soft_wrap=True)
+    out.print(f"Written to {out_file}: saccade describe VIDEO --config {out_file}", soft_wrap=True)
 
 
 def _show(found: Calibration) -> None:
     """What was tried, and what came out of it."""
     from saccade.bench.show import columns
 
-    tried = columns(["stage", "method"], ["runs", "tau", "decode x"])
+    tried = columns(["stage", "method"], ["runs", "tau", "decode x", "whole x", "auto x"])
     for trial in found.table:
+        beside = found.beside(trial)
         tried.add_row(
             trial.stage,
             trial.method,
             str(len(trial.readings)),
             f"{trial.tau:.2f}",
             f"{trial.speedup:.2f}" + ("" if trial.fallback is None else " (gave up)"),
+            f"{trial.whole:.2f}",
+            "" if beside is None else f"{beside:.2f}",
             style="bold" if trial is found.best else None,
         )
     out.print(tried)
+    out.print(
+        "[dim]x: against ar run by run, medians; whole: with all before the first token; "
+        "auto x: decoding, against auto run by run[/dim]",
+        soft_wrap=True,
+    )
     out.print(
         f"\n{found.advice} (tau {found.best.tau:.2f}; {found.seconds:.0f} s in all)",
         soft_wrap=True,
