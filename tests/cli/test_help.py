@@ -9,9 +9,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import typer
 
 import saccade
-from saccade.cli.app import OTHERS, SECTIONS
+from saccade.cli.app import OTHERS, SECTIONS, app
 from saccade.cli.chat import SAID
 from saccade.cli.options import QUESTION, asked
 from saccade.cli.terminal import console, status
@@ -37,6 +38,24 @@ def test_nothing_common_is_left_to_the_others(call: Call) -> None:
     """Claim: of `describe`, only --help is in no section."""
     printed = call("describe", "--help")[1]
     assert printed.split(f"{OTHERS}:")[1].count("--") == 1
+
+
+def test_short_names_are_the_same_everywhere() -> None:
+    """Claim: a common option has its letter in every command, and no other option has it. Fails
+    where `-t` works in one command and not in the next."""
+    short = {"--target": "-t", "--draft": "-d", "--method": "-m", "--methods": "-m"}
+    short |= {"--max-new-tokens": "-n", "--prompt": "-p", "--quiet": "-q", "--verbose": "-v"}
+    found = [
+        (command.name, parameter.opts)
+        for command in typer.main.get_command(app).commands.values()  # type: ignore[attr-defined]
+        for parameter in command.params
+        if command.name != "train-draft"  # whose draft is what comes of it
+    ]
+    assert len(found) > 50
+    for name, written in found:
+        assert all(short[each] in written for each in written if each in short), (name, written)
+        letters = [each for each in written if len(each) == 2]
+        assert not letters or written[0] in short, (name, written)
 
 
 def test_the_question_may_stand_after_the_video(call: Call, clip: Path) -> None:

@@ -94,6 +94,12 @@ def test_families_and_peers_are_named_as_they_are() -> None:
         (("saccade", "describe", "x.mp4", "--method", "sd/shap=tree"), 2, "did you mean shape?"),
         (("saccade", "describe", "x.mp4", "--target", "./nowhere"), 2, "no checkpoint folder"),
         (("saccade", "serve", "--method", "hipo"), 2, "did you mean hippo?"),
+        (("saccade", "calibrate", "nope.mp4"), 2, "nope.mp4 does not exist"),
+        (
+            ("saccade", "doctor", "nope.mp4", "--target", "Qwen2.5-VL-7B"),
+            2,
+            "nope.mp4 does not exist",
+        ),
     ],
     ids=lambda each: " ".join(each[1:]) if isinstance(each, tuple) else "",
 )
@@ -110,11 +116,12 @@ def test_nothing_heavy_is_imported(words: tuple[str, ...], code: int, says: str)
     assert code == 0 or len(said) == 1
 
 
-def test_a_hub_out_of_reach_is_one_sentence() -> None:
+@pytest.mark.parametrize("command", [("describe", "x.mp4"), ("doctor",)], ids=" ".join)
+def test_a_hub_out_of_reach_is_one_sentence(command: tuple[str, ...]) -> None:
     """Claim: where nothing answers at the hub's address, and the model is not in the cache, that
     is said once, without torch and without another attempt."""
     code, printed, said, heavy = child(
-        *("saccade", "describe", "x.mp4", "--target", "someone/something"),
+        *("saccade", *command, "--target", "someone/something"),
         HF_ENDPOINT="http://127.0.0.1:9",
         HF_HUB_OFFLINE="0",
     )

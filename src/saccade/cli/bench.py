@@ -37,7 +37,11 @@ def bench(
     ] = DEFAULT_SUITE,
     methods: Annotated[
         str,
-        typer.Option(help="Comma-separated, or all; peers (hf, ...) and draft/view=NAME too."),
+        typer.Option(
+            "--methods",
+            "-m",
+            help="Comma-separated, or all; peers (hf, ...) and draft/view=NAME too.",
+        ),
     ] = DEFAULT_METHODS,
     out_dir: Annotated[
         Path, typer.Option("--out", help="A folder; an interrupted run in it is gone on with.")
@@ -48,7 +52,10 @@ def bench(
     limit: Annotated[int | None, typer.Option(min=1, help="Items of each suite.")] = None,
     shard: Annotated[str, typer.Option(help="i/n: every n-th item, from the i-th.")] = "1/1",
     max_new_tokens: Annotated[
-        int | None, typer.Option(min=1, help="The longest answer; else each suite's own.")
+        int | None,
+        typer.Option(
+            "--max-new-tokens", "-n", min=1, help="The longest answer; else each suite's own."
+        ),
     ] = None,
     temperature: Annotated[float, typer.Option(min=0, help="Sample at it; 0: greedy.")] = 0.0,
     seed: Annotated[int, typer.Option(help="Names the noise of sampling.")] = 0,

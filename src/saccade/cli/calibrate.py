@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from saccade.cli import loading
+from saccade.cli import loading, options
 from saccade.cli.options import DeviceOptions, FrameOptions, grouped
 from saccade.cli.terminal import Json, Verbose, err, out, prepare, status
 from saccade.core.errors import OptionError
 
 if TYPE_CHECKING:
     from saccade.bench.calibrate import Calibration
-    from saccade.inputs.media import Clip, Sampling
+    from saccade.inputs.media import Clip
 
 FIRST_SEED = 30_000_000  # neither trained on nor what `evidence eval` measures
 CLIPS, FRAMES, SIZE = 4, 64, 224  # of the clips, half are held out
@@ -31,19 +31,21 @@ def calibrate(
         list[str] | None,
         typer.Argument(help="Videos, GIFs, images or folders; the target shapes makes its own."),
     ] = None,
-    prompt: Annotated[str, typer.Option(help="What to ask about each.")] = (
-        "Describe the video in detail."
-    ),
-    target: Annotated[str, typer.Option(help="A checkpoint folder or hub id.")] = "shapes",
-    draft: Annotated[str | None, typer.Option(help="A checkpoint folder or hub id.")] = None,
+    prompt: options.Prompt = options.QUESTION,
+    target: Annotated[
+        str, typer.Option("--target", "-t", help="A checkpoint folder or hub id.")
+    ] = "shapes",
+    draft: options.Draft = None,
     method: Annotated[
         str | None,
         typer.Option(
+            "--method",
+            "-m",
             help="Where to start; an axis set here (NAME/keep=0.2) stays. "
-            "Without it: auto, or specvlm-self where there is no draft."
+            "Without it: auto, or specvlm-self where there is no draft.",
         ),
     ] = None,
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="Of each answer.")] = 128,
+    max_new_tokens: options.Tokens = 128,
     seconds: Annotated[float, typer.Option(min=1, help="About how long it may take.")] = 600,
     out_file: Annotated[
         Path, typer.Option("--out", help="The file to write, for --config.")
@@ -57,22 +59,25 @@ def calibrate(
     plain decoding on those. It holds for this pair, videos like these, and this machine, when
     nothing else keeps it busy.
     """
-    prepare(how.threads, verbose)
-    from saccade.bench import calibrate as calibrating
-    from saccade.cli.config import write
-    from saccade.inputs import shown
-
     _check_writable(out_file)
     if method is not None:
-        calibrating.check(method)
+        loading.check_methods([method])
     if not videos and target != "shapes":
         raise OptionError(
             f"give a video or more: only the target shapes makes its own, not {target}"
         )
+    loading.look_for(target, draft)
     sampling = frames.sampling()
-    with status("reading the videos", quiet=as_json) as tell:
-        clips = [_read(video, sampling, tell) for video in videos] if videos else _own(tell)
-        tell("loading the models")
+    clips = [loading.read(video, sampling, quiet=as_json) for video in videos or ()]
+    prepare(how.threads, verbose, quiet=as_json)
+    from saccade.bench import calibrate as calibrating
+    from saccade.cli.config import write
+    from saccade.inputs import shown
+
+    if method is not None:
+        calibrating.check(method)
+    with status("loading the models", quiet=as_json) as tell:
+        clips = clips or _own(tell)
         models = loading.models(target, draft, quiet=True, **how.load)
         asked = [models.ask(prompt, **shown(clip)) for clip in clips]
         found = calibrating.calibrate(
@@ -133,11 +138,6 @@ def _check_writable(path: Path) -> None:
     place = path if path.exists() else path.parent
     if path.is_dir() or not os.access(place, os.W_OK):
         raise OptionError(f"cannot write {path}; give --out a file in a folder that can be written")
-
-
-def _read(video: str, sampling: Sampling, tell: Callable[[str], None]) -> Clip:
-    tell(f"reading {video}")
-    return loading.read(video, sampling, quiet=True)
 
 
 def _own(tell: Callable[[str], None]) -> list[Clip]:

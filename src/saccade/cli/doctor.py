@@ -26,9 +26,12 @@ def doctor(
         str | None, typer.Argument(help="A video to count the tokens of; else --tokens.")
     ] = None,
     target: Annotated[
-        str, typer.Option(help="A folder, a hub id, or a published size (Qwen2.5-VL-32B).")
+        str,
+        typer.Option(
+            "--target", "-t", help="A folder, a hub id, or a published size (Qwen2.5-VL-32B)."
+        ),
     ] = "shapes",
-    draft: Annotated[str | None, typer.Option(help="Likewise.")] = None,
+    draft: Annotated[str | None, typer.Option("--draft", "-d", help="Likewise.")] = None,
     tokens: Annotated[
         int | None, typer.Option(min=1, help=f"Of the prompt, without a video; else {TOKENS}.")
     ] = None,
@@ -51,21 +54,24 @@ def doctor(
     Exits with 1 where it cannot work. The speedup is an expectation from the bytes each model
     reads; `saccade calibrate` measures it.
     """
+    from saccade.bench.hardware.published import CONFIGS
+
+    if draft is None and target == "shapes":
+        draft = "shapes-draft"
+    loading.look_for(*(name for name in (target, draft) if name not in CONFIGS), weights=False)
+    clip = None if video is None else loading.read(video, frames.sampling(), quiet=as_json)
     prepare(None, verbose)
     from saccade.bench.hardware.doctor import examine
     from saccade.inputs import loading as reading
     from saccade.inputs import questions
     from saccade.model.memory import GIB, available
 
-    if draft is None and target == "shapes":
-        draft = "shapes-draft"
     place = reading.pick_device(device)
     with status("reading the configs", quiet=as_json):
         mine = _config(target, trust_remote_code)
         theirs = None if draft is None else (draft, _config(draft, trust_remote_code))
         problems, notes = _together((target, mine), theirs, trust_remote_code)
-    if video is not None:
-        clip = loading.read(video, frames.sampling(), quiet=as_json)
+    if clip is not None:
         reader = reading.read_processor(target, mine, trust_remote_code=trust_remote_code)
         shown = questions.shown(clip)
         asked = questions.put(

@@ -51,10 +51,15 @@ def known(given: ModelOptions, how: LoadOptions, method: str | None = None) -> K
         tuple(how.load.items()),
     )
     check_methods([told.method])
-    for name in filter(None, (told.target, told.draft)):
-        with status(f"looking for {name}", quiet=False):
-            checkpoints.check(name)
+    look_for(told.target, told.draft)
     return told
+
+
+def look_for(*names: str | None, weights: bool = True) -> None:
+    """Raises ModelError for a checkpoint that is not there, before PyTorch is started."""
+    for name in filter(None, names):
+        with status(f"looking for {name}", quiet=False):
+            checkpoints.check(name, weights=weights)
 
 
 def listing() -> Listing:

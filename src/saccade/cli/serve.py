@@ -46,7 +46,7 @@ def serve(
     queue: Annotated[int, typer.Option(min=0, help="Requests that may wait beside them.")] = 32,
     timeout: Annotated[float, typer.Option(min=0.1, help="Seconds an answer may take.")] = 600,
     drain: Annotated[float, typer.Option(min=0, help="Seconds SIGTERM waits for answers.")] = 30,
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="The longest answer.")] = 2048,
+    max_new_tokens: options.Tokens = 2048,
     max_choices: Annotated[int, typer.Option(min=1, help="The largest n.")] = 8,
     replicas: Annotated[
         int | None, typer.Option(min=1, help="So many servers on a Ray cluster, behind one port.")

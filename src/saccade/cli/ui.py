@@ -28,9 +28,7 @@ def ui(
     port: Annotated[
         int, typer.Option(min=0, max=65535, help="Port to listen at; 0 takes a free one.")
     ] = PORT,
-    max_new_tokens: Annotated[
-        int, typer.Option(min=1, help="The longest answer anyone may ask for.")
-    ] = 1024,
+    max_new_tokens: options.Tokens = 1024,
     max_upload_mb: Annotated[int, typer.Option(min=1, help="The largest file to read.")] = 200,
     max_frames: Annotated[int, typer.Option(min=1, help="Frames taken of a video at most.")] = 64,
     max_prompt: Annotated[

@@ -67,10 +67,10 @@ def check_folder(name: str, source: str, *, weights: bool = True) -> None:
         raise ModelError(f"{name} holds no *.safetensors weights; save the model there first")
 
 
-def check(name: str) -> None:
+def check(name: str, *, weights: bool = True) -> None:
     """Raises ModelError for a checkpoint that cannot be had, before anything heavy is imported."""
     source = source_of(name)
-    check_folder(name, source)
+    check_folder(name, source, weights=weights)
     cached_only(name, source)
 
 
