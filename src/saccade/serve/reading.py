@@ -195,7 +195,7 @@ class Reader:
             )
         source = _grammar(asked) or self._due(asked)
         # what ends a form ends the answer, also where the checkpoint's config names no end
-        ends = {} if source is None else {"eos_token_id": sorted(self._vocabulary.ends)}
+        ends = None if source is None else sorted(self._vocabulary.ends)
         return [
             Request.of(
                 self._target.backbone,
@@ -207,7 +207,7 @@ class Reader:
                 max_new_tokens=asked.limit or min(room, self._most_tokens),
                 stop_strings=asked.stops or None,
                 grammar=None if source is None else self._vocabulary.grammar(*source),
-                **ends,
+                eos_token_id=ends,
                 **asked.sampled,
             )
             for choice in range(asked.n or 1)
