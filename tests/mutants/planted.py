@@ -749,8 +749,8 @@ MUTANTS = (
     Mutant(
         "calibrate: what beats plain decoding replaces auto",
         "bench/calibrate.py",
-        "best = other if _beats(other, best, 1 + TIE) else best",
-        "best = other if _beats(other, plain, 1 + TIE) else best",
+        "if _beats(other, auto, 1 + TIE) and _beats(other, plain, 1):",
+        "if _beats(other, plain, 1):",
         (f"{CALIBRATE}::test_what_the_verdict_is",),
     ),
     Mutant(
