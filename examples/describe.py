@@ -14,7 +14,7 @@ from saccade.world import drawing, scenes
 with tempfile.TemporaryDirectory() as folder:
     path = Path(folder) / "clip.mp4"
     drawing.write_clip(scenes.scene(7), path, frames=32, height=112)
-    clip = media.read(path, media.Sampling(every=True))
+    clip = media.read(path, media.FrameSampling(every=True))
 
 target, draft = models.load("shapes"), models.load("shapes-draft")
 inputs = models.ask(target, "Describe the video in detail.", clips=[clip])

@@ -15,10 +15,10 @@ import pytest
 from PIL import Image as PILImage
 
 from saccade.core.errors import SaccadeError, VideoInputError
-from saccade.inputs.media import Sampling, read
+from saccade.inputs.media import FrameSampling, read
 from saccade.world.drawing import PALETTE
 
-EVERY = Sampling(every=True)
+EVERY = FrameSampling(every=True)
 WIDTH, HEIGHT = 64, 48
 
 

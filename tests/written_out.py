@@ -23,7 +23,7 @@ class Embedded(NamedTuple):
 class Ran(NamedTuple):
     """A run that was not interrupted."""
 
-    plan: runner.Plan
+    plan: runner.Benchmark
     folder: Path
     answers: list[Answer]
 

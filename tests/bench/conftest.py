@@ -23,7 +23,7 @@ def ran(embedded: Embedded, tmp_path_factory: pytest.TempPathFactory) -> Ran:
     """Two captions and two conversations by every method of METHODS, uninterrupted."""
     known = shapes.suites()
     suites = (known["shapes-caption"], known["shapes-chat"])
-    plan = runner.Plan(suites, METHODS, limit=2, max_new_tokens=10)
+    plan = runner.Benchmark(suites, METHODS, limit=2, max_new_tokens=10)
     folder = tmp_path_factory.mktemp("whole")
     jaxtyping.config.update("jaxtyping_disable", True)
     try:

@@ -39,8 +39,8 @@ def keys(answers: Sequence[Answer]) -> list[Key]:
     return [(each.suite, each.item, each.method, each.turn) for each in answers]
 
 
-def short(*methods: str, suite: shapes.Shapes = CAPTION) -> runner.Plan:
-    return runner.Plan((suite,), methods, limit=1, max_new_tokens=12)
+def short(*methods: str, suite: shapes.Shapes = CAPTION) -> runner.Benchmark:
+    return runner.Benchmark((suite,), methods, limit=1, max_new_tokens=12)
 
 
 def by_method(answers: Sequence[Answer]) -> dict[str, Answer]:
@@ -121,7 +121,7 @@ def test_a_sampled_run_claims_no_equality(embedded: Embedded, tmp_path: Path) ->
     """Claim: with a temperature answers are drawn, ours by the plan's seed and a peer's by torch's,
     nothing is said of equality, and another temperature is another plan. Control: at 0 all are
     plain decoding's."""
-    greedy = runner.Plan((CAPTION,), ("sd", "hf"), limit=1, max_new_tokens=24)
+    greedy = runner.Benchmark((CAPTION,), ("sd", "hf"), limit=1, max_new_tokens=24)
     drawn = replace(greedy, temperature=4.0)
     first = {each.method: each for each in runner.run(drawn, *embedded, tmp_path / "a")}
     again = {each.method: each for each in runner.run(drawn, *embedded, tmp_path / "b")}
@@ -142,7 +142,7 @@ def test_order_rotates(embedded: Embedded, asked: list[tuple[str, str]], tmp_pat
     Fails if one method is always first, or methods run one after the other over all items. The
     rotation goes on where an interrupted run left off.
     """
-    plan = runner.Plan((CAPTION,), ("sd", "hf"), limit=2, max_new_tokens=5)
+    plan = runner.Benchmark((CAPTION,), ("sd", "hf"), limit=2, max_new_tokens=5)
     runner.run(plan, *embedded, tmp_path)
     runner.run(replace(plan, limit=5), *embedded, tmp_path)
     items = [item.id for _, item in replace(plan, limit=5).items()]
@@ -158,7 +158,7 @@ def test_shards_partition_the_items(count: int, limit: int) -> None:
 
     Fails if the limit is taken per shard, or a shard drops its remainder.
     """
-    plan = runner.Plan((CAPTION, CHAT), ("ar",), limit=limit)
+    plan = runner.Benchmark((CAPTION, CHAT), ("ar",), limit=limit)
     whole = [(suite.name, item.id) for suite, item in plan.items()]
     assert whole == [
         (suite.name, item.id) for suite in (CAPTION, CHAT) for item in list(suite.items())[:limit]
@@ -173,7 +173,7 @@ def test_shards_partition_the_items(count: int, limit: int) -> None:
 
 def test_shards_run_apart(embedded: Embedded, asked: list[tuple[str, str]], tmp_path: Path) -> None:
     """Claim: shards run into folders of their own, and a folder takes one shard only."""
-    plan = runner.Plan((CAPTION,), ("ar",), limit=3, shard=(0, 2), max_new_tokens=5)
+    plan = runner.Benchmark((CAPTION,), ("ar",), limit=3, shard=(0, 2), max_new_tokens=5)
     first = runner.run(plan, *embedded, tmp_path / "1")
     second = runner.run(replace(plan, shard=(1, 2)), *embedded, tmp_path / "2")
     assert len(first) == 2 and len(second) == 1
@@ -187,7 +187,7 @@ def test_fingerprint(embedded: Embedded) -> None:
     """
     plan = short("ar", "sd")
 
-    def key(plan: runner.Plan, draft: Any = embedded.draft) -> str:
+    def key(plan: runner.Benchmark, draft: Any = embedded.draft) -> str:
         return str(plan.about(embedded.target, draft)["fingerprint"])
 
     others = [
@@ -243,7 +243,7 @@ def test_killed_and_gone_on_with(embedded: Embedded, tmp_path: Path) -> None:
 
     Fails if the file holds half an item, or an item is run twice or answered otherwise.
     """
-    plan = runner.Plan((CHAT,), ("ar", "sd"), max_new_tokens=8)
+    plan = runner.Benchmark((CHAT,), ("ar", "sd"), max_new_tokens=8)
     file = tmp_path / "killed" / records.RESULTS
     work = (plan, *embedded, tmp_path / "killed")
     process = get_context("fork").Process(target=runner.run, args=work, daemon=True)
@@ -372,7 +372,7 @@ def test_media_are_read_once_an_item(
         read.append(medium.name)
         return medium.read()
 
-    plan = runner.Plan((Counting(),), ("ar", "sd", "hf"), limit=2, max_new_tokens=5)
+    plan = runner.Benchmark((Counting(),), ("ar", "sd", "hf"), limit=2, max_new_tokens=5)
     runner.run(plan, *embedded, tmp_path)
     runner.run(plan, *embedded, tmp_path)
     first: list[Item] = list(CAPTION.items())[:2]

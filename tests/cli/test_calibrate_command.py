@@ -74,7 +74,7 @@ def test_a_small_run_leaves_a_file_that_runs(
     from saccade.engine import generate
     from saccade.inputs import media
 
-    clip = media.read(clips[0], media.Sampling(every=True))
+    clip = media.read(clips[0], media.FrameSampling(every=True))
     inputs = ask(target, "Describe the video in detail.", clips=[clip])
 
     def ids(method: str) -> tuple[int, ...]:

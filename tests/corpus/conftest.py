@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from saccade.corpus import manifest as manifests
-from saccade.inputs.media import Sampling
+from saccade.inputs.media import FrameSampling
 
 COUNT, TOKENS = 6, 8
 
@@ -30,7 +30,7 @@ def work() -> manifests.Work:
     return manifests.Work(
         method="specvlm/shape=chain-3",
         max_new_tokens=TOKENS,
-        sampling=Sampling(num_frames=4),
+        sampling=FrameSampling(num_frames=4),
         load=(("device", "cpu"),),
     )
 

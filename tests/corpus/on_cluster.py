@@ -23,7 +23,7 @@ from saccade.corpus import cluster as spread
 from saccade.corpus import keeping
 from saccade.corpus import manifest as manifests
 from saccade.corpus.manifest import Job, Row, Work
-from saccade.inputs.media import Sampling
+from saccade.inputs.media import FrameSampling
 
 
 def main(out: str, kind: str, *rest: str) -> None:
@@ -77,7 +77,7 @@ def losing(out: Path, cluster: Cluster, second: Any, videos: str) -> None:
     work = Work(
         method="specvlm/shape=chain-3",
         max_new_tokens=8,
-        sampling=Sampling(num_frames=4),
+        sampling=FrameSampling(num_frames=4),
         load=(("device", "cpu"),),
         threads=1,
     )

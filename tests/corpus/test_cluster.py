@@ -16,7 +16,7 @@ from saccade.core.errors import OptionError
 from saccade.corpus import cluster as spread
 from saccade.corpus import manifest as manifests
 from saccade.corpus.worker import Worker
-from saccade.inputs.media import Sampling
+from saccade.inputs.media import FrameSampling
 
 pytestmark = pytest.mark.usefixtures("unchecked")
 
@@ -76,7 +76,7 @@ def test_a_lost_node_costs_no_row(videos: Path, tmp_path: Path) -> None:
     work = manifests.Work(
         method="ar",
         max_new_tokens=8,
-        sampling=Sampling(num_frames=4),
+        sampling=FrameSampling(num_frames=4),
         load=(("device", "cpu"),),
     )
     truth = Worker(work)(manifests.jobs(videos, "Describe the video in detail."))

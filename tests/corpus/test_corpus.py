@@ -23,7 +23,7 @@ from saccade.corpus import manifest as manifests
 from saccade.corpus import worker as workers
 from saccade.corpus.manifest import Job, Row, Work
 from saccade.corpus.worker import Worker, here
-from saccade.inputs.media import Sampling
+from saccade.inputs.media import FrameSampling
 
 pytestmark = pytest.mark.usefixtures("unchecked")
 
@@ -64,7 +64,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory, videos: Path) -> dict[str, d
     work = Work(
         method="ar",
         max_new_tokens=8,
-        sampling=Sampling(num_frames=4),
+        sampling=FrameSampling(num_frames=4),
         load=(("device", "cpu"),),
     )
     path = tmp_path_factory.mktemp("alone") / "captions.jsonl"

@@ -30,7 +30,7 @@ from saccade.cli.app import app as cli_app
 from saccade.core.errors import OptionError, SaccadeError
 from saccade.corpus import manifest as manifests
 from saccade.corpus.worker import Worker
-from saccade.inputs.media import Sampling
+from saccade.inputs.media import FrameSampling
 
 rays_own_warnings = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # at its import
 
@@ -158,7 +158,7 @@ def test_two_replicas_answer_as_one_and_a_death_costs_none_but_its_own(
     work = manifests.Work(
         method="ar",
         max_new_tokens=TOKENS,
-        sampling=Sampling(num_frames=4),
+        sampling=FrameSampling(num_frames=4),
         load=(("device", "cpu"),),
         threads=1,
     )

@@ -26,7 +26,7 @@ from reels import (
 )
 
 from saccade.core.errors import VideoInputError
-from saccade.inputs.media import Limits, Sampling, read, read_image
+from saccade.inputs.media import FrameSampling, Limits, read, read_image
 from saccade.inputs.media.opening import opened
 from saccade.inputs.media.video import Video
 
@@ -54,7 +54,7 @@ def test_every_container(name):
     with av.open(io.BytesIO(data)) as container:
         plain = [frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)]
     assert np.array_equal(whole.frames, plain)
-    part = read(data, Sampling(fps=5, start=0.5))
+    part = read(data, FrameSampling(fps=5, start=0.5))
     assert numbers(part) == [15, 21, 27]
     assert np.array_equal(part.frames, whole.frames[[15, 21, 27]])
     assert part.timestamps == pytest.approx([0.5, 0.7, 0.9], abs=1e-3)
@@ -85,39 +85,39 @@ def test_default_sampling():
     assert numbers(read(video(n=8, rate=8))) == [0, 2, 4, 6]
     assert numbers(read(video(n=3, rate=30))) == [0, 1, 2]
     ntsc = video(n=30, rate=Fraction(30000, 1001))
-    assert numbers(read(ntsc, Sampling(fps=2))) == [0, 14]
+    assert numbers(read(ntsc, FrameSampling(fps=2))) == [0, 14]
 
 
 def test_millisecond_containers():
     """MKV rounds times to milliseconds: the frame meant is taken, and the rate is the true one."""
-    assert numbers(read(video("matroska"), Sampling(fps=15))) == list(range(0, 30, 2))
+    assert numbers(read(video("matroska"), FrameSampling(fps=15))) == list(range(0, 30, 2))
     clip = read(video("matroska", n=20, rate=Fraction(30000, 1001)), EVERY)
     assert clip.fps == clip.sampled_fps == 30000 / 1001
 
 
 def test_num_frames_spread(mp4):
     """`num_frames` are evenly spaced from the start, and more than there are gives each once."""
-    clip = read(mp4, Sampling(num_frames=5))
+    clip = read(mp4, FrameSampling(num_frames=5))
     assert numbers(clip) == [0, 6, 12, 18, 24] and clip.sampled_fps == 5
-    clip = read(mp4, Sampling(num_frames=500))
+    clip = read(mp4, FrameSampling(num_frames=500))
     assert numbers(clip) == list(range(30)) and "all 30" in clip.warnings[0]
 
 
 def test_fps_above_source(mp4):
     """A rate above the source's gives each frame once, at the source's rate."""
-    clip = read(mp4, Sampling(fps=1000))
+    clip = read(mp4, FrameSampling(fps=1000))
     assert numbers(clip) == list(range(30)) and clip.sampled_fps == 30
 
 
 def test_start_end(mp4):
     """A window takes the frames shown inside it, with times of the source; beyond the end fails."""
-    clip = read(mp4, Sampling(every=True, start=0.2, end=0.3))
+    clip = read(mp4, FrameSampling(every=True, start=0.2, end=0.3))
     assert numbers(clip) == [6, 7, 8]
     assert clip.timestamps == pytest.approx([6 / 30, 7 / 30, 8 / 30])
-    clip = read(mp4, Sampling(num_frames=2, start=0.51, end=0.6))
+    clip = read(mp4, FrameSampling(num_frames=2, start=0.51, end=0.6))
     assert numbers(clip) == [15, 16] and clip.timestamps[0] == 0.51
-    assert numbers(read(mp4, Sampling(fps=2, start=0.9, end=99))) == [27]
-    refused(mp4, "bad_option", Sampling(start=1.0))
+    assert numbers(read(mp4, FrameSampling(fps=2, start=0.9, end=99))) == [27]
+    refused(mp4, "bad_option", FrameSampling(start=1.0))
 
 
 def test_animations_and_stills():
@@ -126,7 +126,7 @@ def test_animations_and_stills():
         clip = read(animation(form, [100, 200, 300, 400]), EVERY)
         assert numbers(clip) == [0, 1, 2, 3], form
         assert clip.timestamps == pytest.approx([0, 0.1, 0.3, 0.6]) and clip.duration == 1.0
-        assert numbers(read(animation(form, [100] * 8), Sampling(fps=5))) == [0, 2, 4, 6]
+        assert numbers(read(animation(form, [100] * 8), FrameSampling(fps=5))) == [0, 2, 4, 6]
     for form in ("PNG", "JPEG", "WEBP", "BMP", "GIF"):
         clip = read(still(form))
         assert clip.frames.shape == (1, HEIGHT, WIDTH, 3) and clip.duration == 1.0
@@ -140,9 +140,9 @@ def test_folder(tmp_path):
     (tmp_path / "notes.txt").write_text("not an image")
     clip = read(tmp_path)
     assert numbers(clip) == list(range(12)) and clip.timestamps.tolist() == list(range(12))
-    assert read(str(tmp_path), Sampling(fps=4)).duration == 3.0
-    assert numbers(read(tmp_path, Sampling(num_frames=3))) == [0, 4, 8]
-    assert numbers(read(tmp_path, Sampling(start=2, end=4))) == [2, 3]
+    assert read(str(tmp_path), FrameSampling(fps=4)).duration == 3.0
+    assert numbers(read(tmp_path, FrameSampling(num_frames=3))) == [0, 4, 8]
+    assert numbers(read(tmp_path, FrameSampling(start=2, end=4))) == [2, 3]
     clip = read(tmp_path, limits=Limits(max_frames=6))
     assert numbers(clip) == [0, 2, 4, 6, 8, 10] and "6 frames" in clip.warnings[0]
     PILImage.fromarray(picture(3, 128, 96)).save(tmp_path / "frame3.png")
@@ -234,14 +234,14 @@ def qwen3_times(clip):
 @pytest.mark.parametrize(
     ("rate", "sampling", "step"),
     [
-        (10, Sampling(), 1.0),
+        (10, FrameSampling(), 1.0),
         (10, EVERY, 0.2),
-        (10, Sampling(fps=5), 0.4),
-        (10, Sampling(num_frames=8), 1.0),
-        (10, Sampling(num_frames=5), 1.6),
-        (10, Sampling(fps=2, start=1.0, end=3.0), 1.0),
-        (Fraction(30000, 1001), Sampling(fps=2), 1.0),
-        (Fraction(30000, 1001), Sampling(fps=3), 2 / 3),
+        (10, FrameSampling(fps=5), 0.4),
+        (10, FrameSampling(num_frames=8), 1.0),
+        (10, FrameSampling(num_frames=5), 1.6),
+        (10, FrameSampling(fps=2, start=1.0, end=3.0), 1.0),
+        (Fraction(30000, 1001), FrameSampling(fps=2), 1.0),
+        (Fraction(30000, 1001), FrameSampling(fps=3), 2 / 3),
     ],
 )
 def test_metadata_gives_right_times(rate, sampling, step):
@@ -308,11 +308,11 @@ def test_v12_variable_frame_rate():
     clip = read(data, EVERY)
     assert numbers(clip) == list(range(10))
     assert clip.timestamps == pytest.approx(np.array(ticks) / 1000)
-    clip = read(data, Sampling(fps=4))
+    clip = read(data, FrameSampling(fps=4))
     assert numbers(clip) == [0, 4, 4, 5, 5, 7, 7]
     assert clip.timestamps == pytest.approx([0, 0.106, 0.5, 0.606, 1.0, 1.126, 1.5])
     assert clip.sampled_fps == 4 and (np.diff(clip.timestamps) > 0).all()
-    clip = read(data, Sampling(num_frames=1, start=0.9))
+    clip = read(data, FrameSampling(num_frames=1, start=0.9))
     assert numbers(clip) == [5] and clip.timestamps.tolist() == [0.9]
 
 

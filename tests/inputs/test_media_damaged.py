@@ -32,7 +32,7 @@ from reels import (
 )
 
 from saccade.core.errors import VideoInputError
-from saccade.inputs.media import Clip, Limits, Sampling, images, opening, read, read_image
+from saccade.inputs.media import Clip, FrameSampling, Limits, images, opening, read, read_image
 from saccade.inputs.media.opening import Handle, opened
 from saccade.inputs.media.video import Video
 
@@ -116,7 +116,7 @@ def test_v5_cut_in_half(form, codec):
     """MKV, WebM and AVI cut in half: the first part, sampled over what is there, with a warning."""
     pix = "yuvj420p" if codec == "mjpeg" else "yuv420p"
     data = video(form, codec, n=60, b_frames=0, pix=pix)
-    clip = read(data[: len(data) // 2], Sampling(num_frames=4))
+    clip = read(data[: len(data) // 2], FrameSampling(num_frames=4))
     assert 8 <= clip.source_frames < 50
     assert numbers(clip) == [i * clip.source_frames // 4 for i in range(4)]
     assert "cut short" in clip.warnings[0]
@@ -214,9 +214,9 @@ def test_v16_memory_budget(form, codec):
     """What is kept fits the budget: fewer frames with a warning where the count was ours, a
     refusal with the number that fits where it was asked for."""
     mp4, room = video(form, codec), Limits(max_memory=10 * WIDTH * HEIGHT * 3)
-    clip = read(mp4, Sampling(fps=15), room)
+    clip = read(mp4, FrameSampling(fps=15), room)
     assert numbers(clip) == list(range(0, 30, 3)) and "10 frames" in clip.warnings[0]
-    for sampling in (EVERY, Sampling(num_frames=11)):
+    for sampling in (EVERY, FrameSampling(num_frames=11)):
         assert refused(mp4, "too_long", sampling, room).limit == 10
     refused(mp4, "too_many_pixels", limits=Limits(max_memory=100))
 
@@ -230,7 +230,7 @@ def test_v17_four_hours():
     assert clip.frames.shape == (768, 16, 64, 3) and clip.source_frames == 14_400
     assert clip.duration == 14_400 and "768 frames" in clip.warnings[0]
     assert numbers(clip) == [int(t) // 60 % 256 for t in clip.timestamps]
-    clip = read(data, Sampling(start=14_000, end=14_060))
+    clip = read(data, FrameSampling(start=14_000, end=14_060))
     assert len(clip.frames) == 60 and clip.timestamps[0] == 14_000
 
 
@@ -340,11 +340,11 @@ def test_v29_bad_numbers(bad):
     """Zero, negative, endless and not-a-number rates, counts and times are refused by name."""
     for name in ("fps", "end", *(["num_frames"] if isinstance(bad, int) else [])):
         with pytest.raises(VideoInputError, match=name) as caught:
-            Sampling(**{name: bad})
+            FrameSampling(**{name: bad})
         assert caught.value.code == "bad_option" and caught.value.status == 422
     if bad != 0:
         with pytest.raises(VideoInputError, match="start"):
-            Sampling(start=bad)
+            FrameSampling(start=bad)
 
 
 @pytest.mark.parametrize("bad", ["2", True, [2], 2j])
@@ -354,7 +354,7 @@ def test_v29_wrong_types(bad):
     for name in ("fps", "num_frames", "start", "end"):
         values = dict.fromkeys(("fps", "num_frames", "start", "end", "every")) | {name: bad}
         with pytest.raises(VideoInputError, match=name):
-            Sampling.__post_init__(types.SimpleNamespace(**values))
+            FrameSampling.__post_init__(types.SimpleNamespace(**values))
 
 
 def test_v29_combinations_and_ceilings(mp4):
@@ -367,10 +367,10 @@ def test_v29_combinations_and_ceilings(mp4):
         {"start": 2, "end": 2},
     ):
         with pytest.raises(VideoInputError):
-            Sampling(**options)
-    assert refused(mp4, "bad_option", Sampling(num_frames=10**12)).limit == 768
+            FrameSampling(**options)
+    assert refused(mp4, "bad_option", FrameSampling(num_frames=10**12)).limit == 768
     assert refused(mp4, "too_long", EVERY, Limits(max_frames=29)).limit == 29
-    assert len(read(mp4, Sampling(fps=30), Limits(max_frames=29)).frames) == 29
+    assert len(read(mp4, FrameSampling(fps=30), Limits(max_frames=29)).frames) == 29
     assert len(read(mp4, EVERY, Limits(0, 0, 0, 0, 0)).frames) == 30
 
 

@@ -23,7 +23,7 @@ from PIL import Image as PILImage
 from reels import EVERY, animation, faststart, numbers, picture, sound, still, video
 
 from saccade.core.errors import OptionError, VideoInputError
-from saccade.inputs.media import Limits, Sampling, guard, read, read_frames, read_image
+from saccade.inputs.media import FrameSampling, Limits, guard, read, read_frames, read_image
 from saccade.inputs.media.guard import Guard
 
 SMALL = Limits(max_pixels=1 << 20, max_memory=1 << 26)
@@ -79,7 +79,7 @@ def test_clips_are_those_of_read(shared, tmp_path):
     cut = faststart(tmp_path)
     sources = [video(), tmp_path / "clip.mp4", folder, animation("WEBP", [100] * 5)]
     for source in (*sources, cut[: len(cut) * 6 // 10]):
-        for sampling in (EVERY, Sampling(), Sampling(num_frames=3, start=0.1)):
+        for sampling in (EVERY, FrameSampling(), FrameSampling(num_frames=3, start=0.1)):
             assert same(shared.read(source, sampling), read(source, sampling))
     assert shared.read(cut[: len(cut) * 6 // 10]).warnings
 

@@ -31,7 +31,7 @@ from reels import (
 )
 
 from saccade.core.errors import VideoInputError
-from saccade.inputs.media import Limits, Sampling, read, read_frames, read_image
+from saccade.inputs.media import FrameSampling, Limits, read, read_frames, read_image
 from saccade.inputs.media.fetch import Sources
 
 
@@ -188,7 +188,7 @@ def test_eight_k_under_a_memory_cap():
     room = Limits(max_memory=2 * black.nbytes)
     clip = read(data, limits=room)
     assert clip.frames.shape == (2, 4320, 7680, 3) and "2 frames" in clip.warnings[0]
-    assert refused(data, "too_long", Sampling(num_frames=3), room).limit == 2
+    assert refused(data, "too_long", FrameSampling(num_frames=3), room).limit == 2
 
 
 # Times
@@ -200,7 +200,7 @@ def test_negative_times():
     clip = read(data, EVERY)
     assert numbers(clip) == list(range(10))
     assert clip.timestamps == pytest.approx(np.arange(10) / 10)
-    clip = read(data, Sampling(fps=5))
+    clip = read(data, FrameSampling(fps=5))
     assert numbers(clip) == [0, 2, 4, 6, 8] and clip.timestamps[0] == 0
 
 
@@ -273,7 +273,13 @@ STARTS = [
     *(b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff\xe0", b"GIF89a", b"RIFF\x10\0\0\0WEBPVP8 ", b"BM"),
     *(b"\0\0\0\x20ftypisom", b"\x1aE\xdf\xa3", b"RIFF\x10\0\0\0AVI ", b"OggS", b"%PDF", b""),
 ]
-SAMPLINGS = [Sampling(), EVERY, Sampling(num_frames=9), Sampling(fps=900), Sampling(start=1e6)]
+SAMPLINGS = [
+    FrameSampling(),
+    EVERY,
+    FrameSampling(num_frames=9),
+    FrameSampling(fps=900),
+    FrameSampling(start=1e6),
+]
 GOOD = [video(n=4), video("avi", "mjpeg", n=3, pix="yuvj420p"), still(), animation("GIF", [10] * 3)]
 LIMITS = st.builds(
     Limits,

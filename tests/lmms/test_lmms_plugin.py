@@ -25,7 +25,7 @@ from saccade import inputs as models
 from saccade.cli import lmms
 from saccade.core.errors import ModelError, OptionError, VideoInputError
 from saccade.inputs import media
-from saccade.inputs.media import Sampling
+from saccade.inputs.media import FrameSampling
 from saccade.world import drawing, scenes
 
 ROOT = Path(__file__).parents[2]
@@ -129,7 +129,7 @@ def test_text_alone_is_a_question_with_its_history():
         {"role": "assistant", "content": "Two."},
         {"role": "user", "content": "Why?"},
     ]
-    found = lmms.question(turns, Sampling())
+    found = lmms.question(turns, FrameSampling())
     assert found["question"] == "Why?"
     assert found["history"] == [("Be brief.\n\nOne? Or two?", "Two.")]
     assert "parts" not in found and not found["clips"] and not found["images"]
@@ -145,7 +145,7 @@ def test_pictures_stay_between_their_words():
         text("and after"),
         {"type": "image", "url": pixels},
     )
-    found = lmms.question(turn, Sampling())
+    found = lmms.question(turn, FrameSampling())
     kinds = ["text", "image", "text", "image"]
     assert [part["type"] for part in found["parts"]] == kinds
     assert all(set(part) <= {"type", "text"} for part in found["parts"])
@@ -167,19 +167,24 @@ def test_a_video_is_a_file_a_part_of_one_or_its_frames(tmp_path: Path):
     """Claim: files are read as asked, cuts and counts included; frames count as two a second."""
     path = tmp_path / "a.mp4"
     drawing.write_clip(scenes.scene(1), path, 16, 56, fps=8)
-    whole = lmms.clip({"url": str(path)}, Sampling(num_frames=8))
+    whole = lmms.clip({"url": str(path)}, FrameSampling(num_frames=8))
     assert len(whole.frames) == 8 and whole.duration == 2.0
     for part in (
         {"url": path, "start_time": 1.0},
         {"url": {"type": "video", "url": str(path), "video_start": 1.0, "video_end": 2.0}},
     ):
-        assert lmms.clip(part, Sampling(num_frames=4)).timestamps.tolist() == [1.0, 1.25, 1.5, 1.75]
+        assert lmms.clip(part, FrameSampling(num_frames=4)).timestamps.tolist() == [
+            1.0,
+            1.25,
+            1.5,
+            1.75,
+        ]
     for frames in (whole.frames, [Image.fromarray(frame) for frame in whole.frames]):
-        found = lmms.clip({"url": frames}, Sampling(num_frames=4))
+        found = lmms.clip({"url": frames}, FrameSampling(num_frames=4))
         assert np.array_equal(found.frames, whole.frames[::2])
         assert found.timestamps.tolist() == [0.0, 1.0, 2.0, 3.0] and found.duration == 4.0
     with pytest.raises(OptionError, match="no such part"):
-        lmms.clip({"url": whole.frames, "start_time": 1.0}, Sampling())
+        lmms.clip({"url": whole.frames, "start_time": 1.0}, FrameSampling())
 
 
 @pytest.mark.parametrize(
@@ -201,7 +206,7 @@ def test_a_video_is_a_file_a_part_of_one_or_its_frames(tmp_path: Path):
 def test_what_cannot_be_shown_is_refused(messages: list, why: str):
     """Claim: sound, late media and broken turns are each refused in a sentence."""
     with pytest.raises(OptionError, match=why):
-        lmms.question(messages, Sampling())
+        lmms.question(messages, FrameSampling())
 
 
 # -- answers -----------------------------------------------------------------------------------
@@ -237,7 +242,7 @@ def test_answers_are_plain_decodings_in_the_order_asked(
         asked(user(text()), {"max_new_tokens": 8}),
         asked(user(show, text(say)), {"max_new_tokens": 48, "until": ["."]}),
     )
-    clip = media.read(path, Sampling(num_frames=8))
+    clip = media.read(path, FrameSampling(num_frames=8))
     expected = [
         plain(say, {"max_new_tokens": 48}, clips=[clip]),
         plain(TEXT, {"max_new_tokens": 12}, images=[np.array(image())]),
@@ -335,7 +340,7 @@ def test_lmms_eval_gets_the_answers_of_plain_decoding(
 
 
 def clips(doc: dict[str, Any]) -> dict[str, Any]:
-    return {"clips": [media.read(doc["clip"], Sampling(num_frames=8))]}
+    return {"clips": [media.read(doc["clip"], FrameSampling(num_frames=8))]}
 
 
 def pictures(doc: dict[str, Any]) -> dict[str, Any]:

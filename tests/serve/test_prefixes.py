@@ -14,11 +14,11 @@ from serve.live import METHOD, Live, image_part, made, serving, text_part, video
 from saccade.cli.serve import _bytes
 from saccade.core.errors import OptionError
 from saccade.inputs import Pair
-from saccade.inputs.media import Limits, Sampling
+from saccade.inputs.media import FrameSampling, Limits
 from saccade.inputs.media.fetch import Sources
 from saccade.serve.settings import Media
 
-MEDIA = Media(sampling=Sampling(num_frames=16))
+MEDIA = Media(sampling=FrameSampling(num_frames=16))
 
 QUESTIONS = ("Describe the video.", "What colour is it?", "How many objects are there?")
 

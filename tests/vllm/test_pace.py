@@ -10,7 +10,7 @@ import pytest
 from saccade.core.errors import MethodError, OptionError
 from saccade.vllm.caches import Asked, Drafted, Drafts, LookupDrafts
 from saccade.vllm.options import Options, read
-from saccade.vllm.pace import KNOWN, SELDOM, Line, Pace, Plan, Trust, bucket
+from saccade.vllm.pace import KNOWN, SELDOM, DraftPlan, Line, Pace, Trust, bucket
 from saccade.vllm.proposing import Proposer
 
 
@@ -144,7 +144,7 @@ def test_prompts_are_read_when_a_draft_is_first_wanted():
     started is asked once."""
     world = World(0, 0, 1)
     proposer = Proposer(world, 8, clock=lambda: 0.0)
-    proposer._plan = lambda pace, requests: Plan(0)  # type: ignore[method-assign]
+    proposer._plan = lambda pace, requests: DraftPlan(0)  # type: ignore[method-assign]
     asked = Asked("a", np.array([0, 1]), 1, [1], lambda: None)
     proposer.propose([asked], alone=True)
     assert not world.started
@@ -162,10 +162,10 @@ def test_lookup_never_proposes_a_placeholder():
     """Claim: what followed the same words is proposed up to the first placeholder."""
     drafts = LookupDrafts([99])
     asked = Asked("a", np.array([5, 6, 7, 99, 8, 5, 6]), 5, [6], lambda: None)
-    assert drafts.draft([asked], Plan(4))["a"].tokens == (7,)
-    assert drafts.draft([asked], Plan(1))["a"].tokens == (7,)
+    assert drafts.draft([asked], DraftPlan(4))["a"].tokens == (7,)
+    assert drafts.draft([asked], DraftPlan(1))["a"].tokens == (7,)
     free = LookupDrafts([])
-    assert free.draft([asked], Plan(4))["a"].tokens == (7, 99, 8, 5)
+    assert free.draft([asked], DraftPlan(4))["a"].tokens == (7, 99, 8, 5)
     assert "a" in drafts and drafts.start(asked)
 
 

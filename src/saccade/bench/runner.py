@@ -41,7 +41,7 @@ Tell = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True)
-class Plan:
+class Benchmark:
     """What to run. Its fingerprint decides whether an interrupted run may be gone on with."""
 
     suites: tuple[Suite, ...]
@@ -85,7 +85,7 @@ class Plan:
 
 
 def run(
-    plan: Plan,
+    plan: Benchmark,
     target: Loaded,
     draft: Loaded | None,
     folder: Path,

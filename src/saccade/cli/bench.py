@@ -88,7 +88,7 @@ def bench(
     suites = named_suites(suite, data)
     names = _methods(methods, exact)
     pair = known.models(quiet=False)
-    plan = runner.Plan(suites, names, limit, part, seed, max_new_tokens, exact, temperature)
+    plan = runner.Benchmark(suites, names, limit, part, seed, max_new_tokens, exact, temperature)
 
     with Progress(
         TextColumn("{task.description}", markup=False),

@@ -28,7 +28,7 @@ from saccade.corpus.answering import answered
 from saccade.engine.generate import DEFAULT_METHOD
 from saccade.inputs import captions, media
 from saccade.inputs.loading import use_threads
-from saccade.inputs.media import Clip, Sampling
+from saccade.inputs.media import Clip, FrameSampling
 from saccade.inputs.media.choose import DEFAULT_FPS
 from saccade.inputs.media.clip import enlarged
 from saccade.world import drawing
@@ -94,7 +94,7 @@ class Saccade(Model):
             raise OptionError("saccade runs in one process; share a task out by --offset, --limit")
         use_threads(threads)
         (self._recipe,) = loading.recipes([method.strip("\"'")])
-        self._sampling = Sampling(num_frames=frames)
+        self._sampling = FrameSampling(num_frames=frames)
         self._longest, self._until, self._seed = max_new_tokens, until, seed
         self._captioner, self._device = captioner, how.get("device")
         self._models = loading.models(target, draft, quiet=True, **LoadOptions(**how).load)
@@ -187,7 +187,7 @@ def generation(
     return found, unknown
 
 
-def question(messages: Sequence[Mapping[str, Any]], sampling: Sampling) -> dict[str, Any]:
+def question(messages: Sequence[Mapping[str, Any]], sampling: FrameSampling) -> dict[str, Any]:
     """Chat messages as what `ask` takes, their media read: ``sampling`` says what of a video.
 
     System messages go in front of the first question. Raises OptionError for sound, for media
@@ -234,7 +234,7 @@ def picture(shown: Any) -> np.ndarray:
     return media.read_image(shown)
 
 
-def clip(part: Mapping[str, Any], sampling: Sampling) -> Clip:
+def clip(part: Mapping[str, Any], sampling: FrameSampling) -> Clip:
     """A video in a file, whole or from start to end, or its pictures, taken to be 2 a second."""
     shown, start, end = part["url"], part.get("start_time"), part.get("end_time")
     if isinstance(shown, Mapping):

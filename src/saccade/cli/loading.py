@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from saccade.drafting.recipe import Recipe
     from saccade.inputs import Pair
-    from saccade.inputs.media import Clip, Sampling
+    from saccade.inputs.media import Clip, FrameSampling
     from saccade.methods.listing import Listing
 
 
@@ -114,7 +114,7 @@ def recipes(methods: Sequence[str], exact: bool = False) -> list[Recipe]:
 
 def read(
     video: str,
-    sampling: Sampling,
+    sampling: FrameSampling,
     *,
     quiet: bool,
     warn: bool = True,

@@ -22,7 +22,7 @@ from saccade.cli.terminal import Threads
 from saccade.core.errors import OptionError
 
 if TYPE_CHECKING:
-    from saccade.inputs.media import Sampling
+    from saccade.inputs.media import FrameSampling
 
 QUESTION = "Describe the video in detail."
 DEFAULT_METHOD = "auto"
@@ -148,10 +148,10 @@ class FrameOptions:
     num_frames: NumFrames = None
     every_frame: Annotated[bool, typer.Option("--every-frame", help="Take every frame.")] = False
 
-    def sampling(self) -> Sampling:
-        from saccade.inputs.media import Sampling
+    def sampling(self) -> FrameSampling:
+        from saccade.inputs.media import FrameSampling
 
-        return Sampling(self.fps, self.num_frames, every=self.every_frame)
+        return FrameSampling(self.fps, self.num_frames, every=self.every_frame)
 
 
 @dataclass(frozen=True)
@@ -161,7 +161,7 @@ class ClipOptions(FrameOptions):
     start: Annotated[float | None, typer.Option(help="Start at this second.")] = None
     end: Annotated[float | None, typer.Option(help="End at this second.")] = None
 
-    def sampling(self) -> Sampling:
+    def sampling(self) -> FrameSampling:
         return replace(super().sampling(), start=self.start, end=self.end)
 
 

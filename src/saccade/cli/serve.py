@@ -99,7 +99,7 @@ def serve(
     known = loading.known(models, how, method)
     loading.warn_of_embedded(known.target)
     prepare(known.threads, verbose)
-    from saccade.inputs.media import Limits, Sampling
+    from saccade.inputs.media import FrameSampling, Limits
     from saccade.inputs.media.fetch import Sources
     from saccade.serve.service import build, chosen
     from saccade.serve.settings import Media, Settings
@@ -122,7 +122,7 @@ def serve(
                 max_bytes=max_media_mb * MIB,
             ),
             Limits(max_bytes=max_media_mb * MIB, max_frames=max_frames, root=media_root),
-            Sampling(fps, num_frames),
+            FrameSampling(fps, num_frames),
             options=allow_media_options,
         ),
         key=api_key,

@@ -21,7 +21,7 @@ from saccade.engine.conversation import Conversation
 from saccade.engine.generate import DEFAULT_METHOD, Stream, stream
 from saccade.inputs import captions, media
 from saccade.inputs.loading import load_pair, use_threads
-from saccade.inputs.media import Clip, Sampling, Source
+from saccade.inputs.media import Clip, FrameSampling, Source
 from saccade.inputs.questions import Pair, shown
 from saccade.methods import resolve
 from saccade.world import knowing
@@ -35,7 +35,7 @@ Several = Media | Sequence[Media] | None
 
 
 class Frames(TypedDict, total=False):
-    """Which frames are taken of each video, as :class:`saccade.inputs.media.Sampling` says."""
+    """Which frames are taken of each video, as :class:`saccade.inputs.media.FrameSampling` says."""
 
     fps: float | None
     num_frames: int | None
@@ -253,7 +253,7 @@ def _many(several: Several) -> Sequence[Media]:
     return () if several is None else [cast(Media, several)]
 
 
-def _sampling(frames: Any) -> Sampling:
+def _sampling(frames: Any) -> FrameSampling:
     """Frames as asked for. Raises OptionError for names that nobody knows."""
     if not isinstance(frames, Mapping):
         raise OptionError(f'frames= are by name, such as {{"fps": 2}}, not {frames!r}')
@@ -262,7 +262,7 @@ def _sampling(frames: Any) -> Sampling:
         if name not in known:
             told = meant(str(name), known)
             raise OptionError(f"frames= knows no {name!r}{told}; known: {', '.join(known)}")
-    return Sampling(**frames)
+    return FrameSampling(**frames)
 
 
 def _seen(clips: Sequence[Clip]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from typing import Any
 
 from saccade.core.errors import OptionError
 from saccade.inputs.checkpoints import Answering
-from saccade.inputs.media import Sampling
+from saccade.inputs.media import FrameSampling
 
 VIDEOS = (".mp4", ".m4v", ".mov", ".mkv", ".webm", ".avi", ".gif", ".webp")
 DECIDING = ("dtype", "quantize", "positions")  # of how models are loaded, what changes answers
@@ -56,7 +56,7 @@ class Work(Answering):
     """How every job is answered."""
 
     max_new_tokens: int = 256
-    sampling: Sampling = field(default_factory=Sampling)
+    sampling: FrameSampling = field(default_factory=FrameSampling)
     exact: bool = False
 
     @property

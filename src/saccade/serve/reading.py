@@ -17,7 +17,7 @@ from saccade.core.prompt import Inputs
 from saccade.engine.request import Request
 from saccade.inputs import Loaded, captions, literal
 from saccade.inputs.checkpoints import embedded
-from saccade.inputs.media import Clip, Sampling
+from saccade.inputs.media import Clip, FrameSampling
 from saccade.inputs.media.fetch import Loaded as Source
 from saccade.inputs.media.guard import Guard, Stop
 from saccade.inputs.questions import converse, same_inputs
@@ -220,12 +220,12 @@ class Reader:
         functions = [tool.function.model_dump(exclude_none=True) for tool in asked.due]
         return tools.grammar(self._dialect, functions), "tools"
 
-    def _sampling(self, asked: ChatRequest) -> Sampling:
+    def _sampling(self, asked: ChatRequest) -> FrameSampling:
         video = None if asked.media_io_kwargs is None else asked.media_io_kwargs.video
         given: dict[str, Any] = {}
         for chosen in (video, asked.mm_processor_kwargs):
             given |= {} if chosen is None else chosen.model_dump(exclude_none=True)
-        return Sampling(**given) if given else self._media.sampling
+        return FrameSampling(**given) if given else self._media.sampling
 
     def _loaded(self, url: str, apart: Apart) -> Source:
         sources, cut = self._media.sources, apart.pop(url, None)
@@ -241,7 +241,7 @@ class Reader:
             lambda image: image.nbytes,
         )
 
-    def _clip(self, found: Source, sampling: Sampling, stop: Stop) -> Clip:
+    def _clip(self, found: Source, sampling: FrameSampling, stop: Stop) -> Clip:
         limits = self._media.limits
         if found.kind == "frames":
             if sampling.num_frames is not None and sampling != self._media.sampling:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from saccade.inputs.checkpoints import Answering
-from saccade.inputs.media import Limits, Sampling
+from saccade.inputs.media import FrameSampling, Limits
 from saccade.inputs.media.fetch import Sources
 
 
@@ -15,7 +15,7 @@ class Media:
 
     sources: Sources = Sources()
     limits: Limits = Limits()
-    sampling: Sampling = Sampling()
+    sampling: FrameSampling = FrameSampling()
     most: int = 16  # of one request
     options: bool = False  # whether a request may choose its frames
 

@@ -25,7 +25,7 @@ from saccade.drafting.shapes.policies import confidence
 from saccade.drafting.views.basic import SCATTERED
 from saccade.model.backbone import Backbone
 from saccade.model.session import LONG, ROOM, Session
-from saccade.vllm.pace import Plan
+from saccade.vllm.pace import DraftPlan
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Drafts(ABC):
         """Whether the request can be drafted for from now on; False for good if it cannot."""
 
     @abstractmethod
-    def draft(self, asked: Sequence[Asked], plan: Plan) -> dict[str, Drafted]:
+    def draft(self, asked: Sequence[Asked], plan: DraftPlan) -> dict[str, Drafted]:
         """A draft each, after what was emitted so far."""
 
     @abstractmethod
@@ -117,7 +117,7 @@ class ModelDrafts(Drafts):
         self._numbers[asked.name] = number
         return True
 
-    def draft(self, asked: Sequence[Asked], plan: Plan) -> dict[str, Drafted]:
+    def draft(self, asked: Sequence[Asked], plan: DraftPlan) -> dict[str, Drafted]:
         for each in asked:
             number = self._numbers[each.name]
             known = self._session.requests[number].length
@@ -136,7 +136,7 @@ class ModelDrafts(Drafts):
         trees = drive(self._session, growing, {})
         return {names[number]: Drafted(tree.tokens, tree.odds) for number, tree in trees.items()}
 
-    def _growth(self, number: int, plan: Plan) -> tuple[int, int]:
+    def _growth(self, number: int, plan: DraftPlan) -> tuple[int, int]:
         """The bytes that a draft may add to a request's cache, and those it has."""
         request = self._session.requests[number]
         cache = request.cache
@@ -163,7 +163,7 @@ class LookupDrafts(Drafts):
     def start(self, asked: Asked) -> bool:
         return True
 
-    def draft(self, asked: Sequence[Asked], plan: Plan) -> dict[str, Drafted]:
+    def draft(self, asked: Sequence[Asked], plan: DraftPlan) -> dict[str, Drafted]:
         return {each.name: self._looked_up(each, plan.length) for each in asked}
 
     def _looked_up(self, asked: Asked, length: int) -> Drafted:
@@ -174,7 +174,7 @@ class LookupDrafts(Drafts):
     def keep(self, names: Collection[str]) -> None: ...
 
 
-def grow(plan: Plan) -> Growing:
+def grow(plan: DraftPlan) -> Growing:
     """A chain of the draft's own choices that ends where one more token would not pay."""
     tree, reach = Tree(), 1.0
     while len(tree) < plan.length:

@@ -91,7 +91,7 @@ class Trust:
 
 
 @dataclass(frozen=True)
-class Plan:
+class DraftPlan:
     """Of one round: how long drafts may get, and what a token must promise to be drafted."""
 
     length: int
@@ -110,18 +110,18 @@ class Pace:
     plain: int = 0  # rounds since drafting was last tried
     patience: int = RETRY
 
-    def plan(self, requests: int, trust: Trust) -> Plan:
+    def plan(self, requests: int, trust: Trust) -> DraftPlan:
         """For a round of this many requests."""
         if self.target.weight < KNOWN or self.draft.weight < KNOWN:
             # long, half as long, and not at all, until it is known what each costs
             lengths = (self.most, max(1, self.most // 2), 0)
-            return Plan(lengths[self.tried % 3], 0.0, trust)
+            return DraftPlan(lengths[self.tried % 3], 0.0, trust)
         rates = [self._rate(requests, trust.usual, length) for length in range(self.most + 1)]
         best = max(range(len(rates)), key=rates.__getitem__)
         if best == 0 or rates[best] < GAIN * rates[0]:
-            return Plan(self.most if self.plain >= self.patience else 0, 0.0, trust)
+            return DraftPlan(self.most if self.plain >= self.patience else 0, 0.0, trust)
         bar = rates[best] * (self.draft.slope / requests + self.target.slope)
-        return Plan(self.most, bar, trust)
+        return DraftPlan(self.most, bar, trust)
 
     def _rate(self, requests: int, usual: float, length: int) -> float:
         tokens = requests * sum(usual**n for n in range(length + 1))

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Collection, Sequence
 
 from saccade.vllm.caches import Asked, Drafted, Drafts
-from saccade.vllm.pace import Pace, Plan, Trust, bucket
+from saccade.vllm.pace import DraftPlan, Pace, Trust, bucket
 
 
 class Proposer:
@@ -68,10 +68,10 @@ class Proposer:
         self.drafts.keep(names)
         self._declined &= set(names)
 
-    def _plan(self, pace: Pace, requests: int) -> Plan:
+    def _plan(self, pace: Pace, requests: int) -> DraftPlan:
         if self._length is not None:
-            return Plan(self._length)
-        return pace.plan(requests, self._trust) if requests else Plan(0)
+            return DraftPlan(self._length)
+        return pace.plan(requests, self._trust) if requests else DraftPlan(0)
 
     def _able(self, asked: Asked) -> bool:
         """Whether the request can be drafted for; its prompt is read when that is first asked."""

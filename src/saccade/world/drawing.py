@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from saccade.inputs.media import Clip, Sampling, read
+from saccade.inputs.media import Clip, FrameSampling, read
 from saccade.world.scenes import COLORS, SIZES, Scene, state_at
 
 # RGB of each of COLORS, near the corners of the colour cube.
@@ -206,7 +206,7 @@ def filmed(scene: Scene, frames: int, size: int) -> Clip:
     with TemporaryDirectory() as folder:
         path = Path(folder) / "clip.mp4"
         write_clip(scene, path, frames, size)
-        return read(path, Sampling(every=True))
+        return read(path, FrameSampling(every=True))
 
 
 def write_clip(

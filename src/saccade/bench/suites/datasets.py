@@ -23,7 +23,7 @@ from saccade.bench.suites.rows import Row, Rows
 from saccade.bench.suites.types import MARK, Item, LayoutError, Medium, Setting
 from saccade.core.errors import OptionError, VideoInputError
 from saccade.inputs import media
-from saccade.inputs.media import Clip, Sampling
+from saccade.inputs.media import Clip, FrameSampling
 
 SEED = 42  # of the samples; SpecVLM's published code draws with it, and in this way
 
@@ -257,7 +257,7 @@ def _read_video(place: Place, frames: int | None, start: Any, end: Any, frame_ra
         float(t) * scale if isinstance(t, int | float) and not isinstance(t, bool) else None
         for t in (start, end)
     )
-    clip = media.read(path, Sampling(num_frames=frames, start=first, end=last))
+    clip = media.read(path, FrameSampling(num_frames=frames, start=first, end=last))
     if not folder:
         return clip
     return replace(

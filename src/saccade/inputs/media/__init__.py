@@ -14,21 +14,21 @@ from dataclasses import replace
 from pathlib import Path
 
 from saccade.inputs.media.choose import Progress, sample
-from saccade.inputs.media.clip import Clip, Image, Sampling
+from saccade.inputs.media.clip import Clip, FrameSampling, Image
 from saccade.inputs.media.images import Animation, Pictures, folder, listed, read_image
 from saccade.inputs.media.limits import Limits, bad_option
 from saccade.inputs.media.opening import Source, allowed, opened
 from saccade.inputs.media.video import Video
 
 __all__ = [
-    "Clip", "Image", "Limits", "Progress", "Sampling", "Source",
+    "Clip", "Image", "Limits", "Progress", "FrameSampling", "Source",
     "read", "read_frames", "read_image",
 ]  # fmt: skip
 
 
 def read(
     source: Source,
-    sampling: Sampling | None = None,
+    sampling: FrameSampling | None = None,
     limits: Limits | None = None,
     progress: Progress | None = None,
 ) -> Clip:
@@ -37,7 +37,7 @@ def read(
     `progress(done, total)` is called as frames are kept, and may raise to stop. Whatever is wrong
     with the input is a `VideoInputError`.
     """
-    sampling, limits = sampling or Sampling(), limits or Limits()
+    sampling, limits = sampling or FrameSampling(), limits or Limits()
     if limits.max_frames and (sampling.num_frames or 0) > limits.max_frames:
         raise bad_option(f"num_frames may be at most {limits.max_frames}", limits.max_frames)
     if isinstance(source, str | Path) and source != "-":
@@ -56,12 +56,12 @@ def read_frames(
     progress: Progress | None = None,
 ) -> Clip:
     """Encoded images as one clip, `fps` being the rate they were taken at (default 1)."""
-    limits, sampling = limits or Limits(), Sampling(fps=fps)
+    limits, sampling = limits or Limits(), FrameSampling(fps=fps)
     return _pictures(listed(pictures, fps, limits), sampling, limits, progress)
 
 
 def _pictures(
-    reel: Pictures, sampling: Sampling, limits: Limits, progress: Progress | None
+    reel: Pictures, sampling: FrameSampling, limits: Limits, progress: Progress | None
 ) -> Clip:
     """All of them unless a number is asked for."""
     if not (sampling.num_frames or sampling.every):

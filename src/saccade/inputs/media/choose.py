@@ -12,7 +12,7 @@ import numpy as np
 from PIL import Image as PILImage
 
 from saccade.core.errors import VideoInputCode
-from saccade.inputs.media.clip import Clip, Frames, Image, Sampling, Seconds, enlarged, near
+from saccade.inputs.media.clip import Clip, Frames, FrameSampling, Image, Seconds, enlarged, near
 from saccade.inputs.media.limits import Limits, bad_option, refusal
 
 DEFAULT_FPS, DEFAULT_MIN_FRAMES = 2.0, 4
@@ -35,7 +35,7 @@ class Reel(Protocol):
     def fetch(self, wanted: Sequence[int]) -> Iterator[tuple[int, Image]]: ...
 
 
-def sample(reel: Reel, sampling: Sampling, limits: Limits, progress: Progress | None) -> Clip:
+def sample(reel: Reel, sampling: FrameSampling, limits: Limits, progress: Progress | None) -> Clip:
     """The frames that `sampling` asks for, as far as `limits` allow and they can be decoded."""
     limits.check(reel.label, size=reel.size, seconds=reel.duration)
     moments, rate = _moments(reel, sampling, limits)
@@ -52,7 +52,7 @@ def sample(reel: Reel, sampling: Sampling, limits: Limits, progress: Progress | 
     return Clip(frames, timestamps, reel.duration, reel.rate, count, rate, notes)
 
 
-def _moments(reel: Reel, sampling: Sampling, limits: Limits) -> tuple[Seconds, float]:
+def _moments(reel: Reel, sampling: FrameSampling, limits: Limits) -> tuple[Seconds, float]:
     """The times to look at, and the rate at which they follow each other."""
     start, end = sampling.start or 0.0, min(sampling.end or math.inf, reel.duration)
     if start >= reel.duration:

@@ -1,4 +1,4 @@
-"""What is asked for, a `Sampling`, and what comes of it, a `Clip`.
+"""What is asked for, a `FrameSampling`, and what comes of it, a `Clip`.
 
 Knows what image and video processors make of frames and times; not where either comes from.
 """
@@ -20,7 +20,7 @@ MIN_SIDE = 5  # image processors take a side of 1, 3 or 4 pixels for channels
 
 
 @dataclass(frozen=True)
-class Sampling:
+class FrameSampling:
     """The moments to take: by `fps`, by `num_frames` or `every`, from `start` to `end` seconds.
 
     With none of the three: 2 frames a second, at least 4. No source frame is taken twice to reach

@@ -131,7 +131,7 @@ class Sources:
         raise _refused("leads from one address to the next too often", "unreachable")
 
     @contextmanager
-    def _answer(self, place: Place, end: float) -> Iterator[http.client.HTTPResponse]:
+    def _answer(self, place: WebAddress, end: float) -> Iterator[http.client.HTTPResponse]:
         """The head of the answer to a GET, from an address that was judged."""
         addresses = self._judged(place, end)
         with _connected(place, addresses, end) as connection:
@@ -143,7 +143,7 @@ class Sources:
             with connection.getresponse() as answer:
                 yield answer
 
-    def _judged(self, place: Place, end: float) -> list[IPAddress]:
+    def _judged(self, place: WebAddress, end: float) -> list[IPAddress]:
         """Every address of a host that may be asked, found once."""
         listed = any(_names(entry, place) for entry in self.hosts)
         if not listed and not (self.any_host and place.port == PORTS[place.scheme]):
@@ -178,7 +178,7 @@ class Sources:
 
 
 @dataclass(frozen=True)
-class Place:
+class WebAddress:
     """A web address taken apart: what to connect to, and what to ask for there."""
 
     scheme: str
@@ -214,7 +214,7 @@ def _decoded(text: memoryview) -> bytes:
     return data
 
 
-def _place(url: str) -> Place:
+def _place(url: str) -> WebAddress:
     """A web address in the one spelling that has one meaning; everything else is refused."""
     if len(url) > MAX_ADDRESS or not re.fullmatch(r"[!-~]+", url) or "\\" in url:
         raise _refused("holds characters that must be escaped: write it in plain ASCII")
@@ -227,7 +227,7 @@ def _place(url: str) -> Place:
     if scheme not in PORTS:
         raise _refused("leads to an address that is not opened: give a data: address")
     target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-    return Place(scheme, host, PORTS[scheme] if port is None else port, target)
+    return WebAddress(scheme, host, PORTS[scheme] if port is None else port, target)
 
 
 def _host(parts: SplitResult) -> str:
@@ -246,7 +246,7 @@ def _host(parts: SplitResult) -> str:
     raise _refused("names no host that can be read: check it")
 
 
-def _next(place: Place, url: str, location: str) -> str:
+def _next(place: WebAddress, url: str, location: str) -> str:
     """Where a redirect leads; not from a protected connection to an open one."""
     url = urljoin(url, location)
     if not location or (place.scheme == "https" and not url.lower().startswith("https:")):
@@ -254,7 +254,7 @@ def _next(place: Place, url: str, location: str) -> str:
     return url
 
 
-def _names(entry: str, place: Place) -> bool:
+def _names(entry: str, place: WebAddress) -> bool:
     """Whether an entry of the operator's list stands for a place."""
     host, _, port = entry.lower().rpartition(":")
     if not port.isdecimal() or (host.count(":") and not host.endswith("]")):
@@ -283,7 +283,7 @@ def _resolved(host: str, port: int, seconds: float) -> list[IPAddress]:
 
 @contextmanager
 def _connected(
-    place: Place, addresses: list[IPAddress], end: float
+    place: WebAddress, addresses: list[IPAddress], end: float
 ) -> Iterator[http.client.HTTPConnection]:
     """A connection to the first of these addresses that answers, cut at the deadline.
 

@@ -29,7 +29,7 @@ import numpy as np
 
 from saccade.core.errors import OptionError, VideoInputCode, VideoInputError
 from saccade.inputs.media import read, read_frames, read_image
-from saccade.inputs.media.clip import MIN_SIDE, Clip, Image, Sampling
+from saccade.inputs.media.clip import MIN_SIDE, Clip, FrameSampling, Image
 from saccade.inputs.media.limits import TOO_SLOW, Limits, Why, left, refusal
 from saccade.inputs.media.opening import printable
 
@@ -104,12 +104,12 @@ class Guard(AbstractContextManager["Guard"]):
     def read(
         self,
         source: bytes | Path,
-        sampling: Sampling | None = None,
+        sampling: FrameSampling | None = None,
         limits: Limits | None = None,
         stop: "Stop | None" = None,
     ) -> Clip:
         """As :func:`saccade.inputs.media.read`."""
-        more = {"sampling": asdict(sampling or Sampling())}
+        more = {"sampling": asdict(sampling or FrameSampling())}
         return self._clip("read", [source], limits, more, stop)
 
     def read_frames(
@@ -430,7 +430,7 @@ def _clip(asked: Mapping[str, Any], payloads: Sequence[bytes]) -> Clip:
     if asked["task"] == "read_image":
         image = read_image(sources[0], limits)
         return Clip(image[None], np.zeros(1), 1.0, 1.0, 1, 1.0)
-    return read(sources[0], Sampling(**asked["sampling"]), limits)
+    return read(sources[0], FrameSampling(**asked["sampling"]), limits)
 
 
 def _allow_seconds(seconds: float) -> None:
