@@ -27,6 +27,8 @@ NUMBERS = dict(
         draft_prefill=0.35,
         beside_prefill=0.6,
         beside_draft=0.7,
+        caption=0.8,
+        caption_hidden=0.6,
         draft=0.4,
         verify=0.5,
     ),
@@ -65,6 +67,8 @@ def test_fields_of_a_result() -> None:
         **dict(vision=1, prefill=2, guide=3, draft_prefill=9, decode=4, first_token=5, total=11),
         beside_prefill=6,
         beside_draft=8,
+        caption=7,
+        caption_hidden=5,
     )
     result = Result(
         *((4, 6, 9, 4), "text", "sage", "length", (tree, cut), times, 30, 20, 2),
@@ -82,6 +86,8 @@ def test_fields_of_a_result() -> None:
             "decode": 4,
             "beside_prefill": 6,
             "beside_draft": 8,
+            "caption": 7,
+            "caption_hidden": 5,
             "draft": 0.75,
             "verify": 0.75,
             "counted": 3,

@@ -163,6 +163,24 @@ def test_the_stages() -> None:
     assert found["sage"]["peak MiB"] == "5" and found["ar"]["peak MiB"] == ""
 
 
+def test_captions_are_told_apart() -> None:
+    """Claim: of a method that reads captions a line says what they took and how much of it nobody
+    waited for, and the rest is in its *guide*; of one without, nothing."""
+    with_captions = [
+        replace(each, caption=0.5, caption_hidden=0.125) if each.method == "sage" else each
+        for each in ANSWERS
+    ]
+    text = report.markdown(ABOUT, with_captions)
+    (line,) = (line for line in text.splitlines() if line.startswith("Captions of"))
+    assert line.startswith("Captions of `sage`: 0.500 s, of which 0.125 beside")
+    assert "Captions of" not in report.markdown(ABOUT, ANSWERS)
+    own = [each for each in with_captions if each.method == "sage"]
+    guide = records.STAGES["guide"]
+    assert [guide(a) - guide(b) for a, b in zip(own, of("sage"), strict=True)] == pytest.approx(
+        [0.375] * 3
+    )
+
+
 def test_the_formulas() -> None:
     """Claim: what the papers' formulas expect is the measures', beside what was measured."""
     row, own, plain = table("Eq. 1")["sage"], of("sage"), of("ar")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -92,6 +94,25 @@ def test_captions_have_an_end(blip):
     """Claim: a model that never ends by itself is cut at the stated number of tokens."""
     ((said,),) = captions.captioner(str(blip), [FRAMES])({})
     assert captions.MAX_TOKENS - 2 <= len(said.split()) <= captions.MAX_TOKENS
+
+
+def test_captions_are_made_one_call_at_a_time(monkeypatch):
+    """Claim: calls from several threads caption one after the other, since a model may keep what it
+    read last on itself. Fails where two are under way at once."""
+    inside, most = [], []
+
+    def said(self: Any, frame: Any) -> str:
+        inside.append(frame)
+        most.append(len(inside))
+        time.sleep(0.01)
+        inside.pop()
+        return "a box"
+
+    monkeypatch.setattr(captions.ImageToText, "_said", said)
+    with ThreadPoolExecutor(4) as pool:
+        calls = [pool.submit(captions.ImageToText(None, None, FRAMES[:2]), {}) for _ in range(4)]
+    assert [call.result() for call in calls] == [[["a box", "a box"]]] * 4
+    assert max(most) == 1 and len(most) == 8
 
 
 def test_tabed_reads_the_caption_and_stays_lossless(blip):

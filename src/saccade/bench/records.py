@@ -40,6 +40,8 @@ class Answer:
     vision: float = 0.0
     prefill: float = 0.0
     guide: float = 0.0  # choosing what the draft sees
+    caption: float = 0.0  # the captioner's seconds, and
+    caption_hidden: float = 0.0  # those of them that nobody waited for
     draft_prefill: float = 0.0
     beside_prefill: float = 0.0  # the draft's beside the target, which holds nobody up
     beside_draft: float = 0.0
@@ -75,7 +77,7 @@ class Answer:
 STAGES: Mapping[str, Callable[[Answer], float]] = {
     "vision": lambda answer: answer.vision,
     "prefill": lambda answer: answer.prefill,
-    "guide": lambda answer: answer.guide,
+    "guide": lambda answer: answer.guide + answer.caption - answer.caption_hidden,
     "draft prefill": lambda answer: answer.draft_prefill,
     "draft": lambda answer: answer.draft,
     "verify": lambda answer: answer.verify,

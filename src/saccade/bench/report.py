@@ -111,6 +111,7 @@ def _suite(answers: Sequence[Answer]) -> Iterable[str]:
         yield from ("", *sorted(failed))
     yield from ("", "### Where the time goes", "", STAGES)
     yield from _table(both, TIME, ours=True)
+    yield from _captions(both)
     yield from ("", "### What the formulas expect", "", FORMULAS)
     yield from _table(both, FORMULA, ours=True, drafting=True)
     if len(both) < len(answers):
@@ -140,6 +141,19 @@ def _table(
         if drafting and not any(sum(answer.drafted) for answer in own):
             continue
         yield f"| `{name}` | " + " | ".join(cell(own, by[BASELINE]) for _, cell in columns) + " |"
+
+
+def _captions(answers: Sequence[Answer]) -> Iterable[str]:
+    """What captions took, of the methods that read any."""
+    for name in dict.fromkeys(answer.method for answer in answers if answer.caption):
+        own = [answer for answer in answers if answer.method == name and answer.caption]
+        taken = mean(answer.caption for answer in own)
+        hidden = mean(answer.caption_hidden for answer in own)
+        yield ""
+        yield (
+            f"Captions of `{name}`: {taken:.3f} s, of which {hidden:.3f} beside the target's "
+            "prefill; what was waited for is in *guide*."
+        )
 
 
 def _between(found: Interval | None) -> str:

@@ -172,6 +172,7 @@ def described(result: Result, clip: Clip | None) -> dict[str, Any]:
     import torch
 
     timings = result.timings
+    before = timings.vision + timings.prefill + timings.guide + timings.draft_prefill
     return {
         "text": result.text,
         "token_ids": result.ids,
@@ -183,7 +184,7 @@ def described(result: Result, clip: Clip | None) -> dict[str, Any]:
         "acceptance_rate": result.acceptance_rate,
         "rounds": len(result.forwards),
         "decode_seconds": timings.decode,
-        "prefill_seconds": timings.vision + timings.prefill + timings.guide + timings.draft_prefill,
+        "prefill_seconds": before + timings.caption - timings.caption_hidden,
         "total_seconds": timings.total,
         "tokens_per_second": result.tokens_per_second,
         "visual_tokens": result.visual_tokens,

@@ -231,6 +231,10 @@ class Drafter(ABC):
         """Seconds of reading prompts and of drafting that ran beside the target so far."""
         return 0.0, 0.0
 
+    def captioning(self) -> tuple[float, float]:
+        """Seconds that captions of this call's media took, and those of them nobody waited for."""
+        return 0.0, 0.0
+
     def visible(self, request: int) -> int | None:
         """How many visual tokens the draft reads."""
         return None

@@ -14,12 +14,13 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from torch.utils.hooks import RemovableHandle
 
-from saccade.core.prompt import Inputs, Prefill, Prompt, Texts, Turn
+from saccade.core.prompt import Inputs, Prefill, Prompt, Turn
 from saccade.core.protocols import Drafter, Growing, Growth, Shape, State
 from saccade.core.result import Round
 from saccade.core.sampling import Sampling, Scores
 from saccade.core.timing import Clock
 from saccade.core.tree import Tree, chain, check
+from saccade.drafting.captioning import Telling
 from saccade.drafting.growing import drive
 from saccade.drafting.setup import Setup
 from saccade.drafting.shapes.policies import Chain
@@ -148,12 +149,11 @@ class ModelDrafter(SessionDrafter):
         self._seen_there: list[Any] = []  # by the target's vision tower
         self._listening: RemovableHandle | None = None
         self._prompts: list[Prompt] = []
-        self._words: list[dict[str, Texts]] = []
+        self._telling: Telling | None = None
 
     def encode(self, inputs: Inputs) -> None:
-        self._words = self._setup.words.say(self._setup.view, inputs)
+        self._inputs = inputs
         if self._reuses_vision:
-            self._inputs = inputs
             self._listening = self._setup.target.record_vision(self._seen_there)
         elif not self._shares:
             self._look(self._setup.readable(inputs))
@@ -162,9 +162,11 @@ class ModelDrafter(SessionDrafter):
         if self._listening is not None:
             self.close()
             self._look(self._inputs, self._seen_there)
-            self._inputs, self._seen_there = {}, []
+            self._seen_there = []
         if self._shares:
             self._prompts = [self.session.backbone.adopt(prompt) for prompt in prompts]
+        self._telling = Telling(self._setup, self._inputs)
+        self._inputs = {}
 
     def _look(self, inputs: Inputs, seen: Sequence[Any] | None = None) -> None:
         coarse = self._setup.coarse
@@ -177,15 +179,19 @@ class ModelDrafter(SessionDrafter):
 
     def ready(self, prefills: Sequence[Prefill]) -> float:
         views, model = self._setup.view.parts, self.session.backbone
-        read = []
+        assert self._telling is not None, "prefill comes first"
+        words, read = self._telling.told(), []
         for i, prompt in enumerate(self._prompts):
-            told = replace(prefills[i], words=self._words[i])
+            told = replace(prefills[i], words=words[i])
             pruned = [view(told, prompt) for view in views]  # each is a row of the batch
             self._seen[i] = max(each.seen for each in pruned)
             read += pruned
         clock = Clock(model.device)
         self.session.prefill([model.written(prompt) for prompt in read])
         return clock.since()
+
+    def captioning(self) -> tuple[float, float]:
+        return (0.0, 0.0) if self._telling is None else self._telling.spent
 
 
 class SelfDrafter(SessionDrafter):
@@ -306,6 +312,9 @@ class Fallback(Drafter):
 
     def beside(self) -> tuple[float, float]:
         return self._drafter.beside()
+
+    def captioning(self) -> tuple[float, float]:
+        return self._drafter.captioning()
 
     def visible(self, request: int) -> int | None:
         return self._drafter.visible(request)

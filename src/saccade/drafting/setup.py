@@ -13,8 +13,11 @@ from saccade.core.protocols import Drafter, Shape, View
 from saccade.core.sampling import Sampling
 from saccade.model.backbone import Backbone
 
-Captioner = Callable[[Inputs], Sequence[str | Sequence[str]]]
+Captions = Sequence[str | Sequence[str]]
 """Of each request one caption for all its videos and images, or one each in prompt order."""
+
+Captioner = Callable[[Inputs], Captions]
+"""Called in a thread of its own while the target reads, where a core is free for it."""
 
 
 @dataclass(frozen=True)
@@ -35,16 +38,25 @@ class Words:
                 "a function from inputs to a caption a request, or one a video and image of it"
             )
 
-    def say(self, view: View, inputs: Inputs) -> list[dict[str, Texts]]:
-        """``Prefill.words`` of each request, as far as the view asks for them."""
+    def captioning(self, view: View) -> Captioner | None:
+        """Who makes the captions that this view reads; None for a view without."""
+        return self.captioner if "caption" in _said(view) else None
+
+    def say(
+        self, view: View, inputs: Inputs, captions: Captions | None = None
+    ) -> list[dict[str, Texts]]:
+        """``Prefill.words`` of each request, as far as the view asks for them; ``captions`` where
+        they have been made."""
         says = _said(view)
         requests = int(inputs["input_ids"].shape[0])
         found: list[dict[str, Texts]] = [{} for _ in range(requests)]
         if "newline" in says and self.encode is not None:
             # one token: some tokenizers put a mark of a text's start before it
             found = [{"newline": (tuple(self.encode("\n")[-1:]),)} for _ in found]
-        if "caption" in says and self.encode is not None and self.captioner is not None:
-            for told, caption in zip(found, self.captioner(inputs), strict=True):
+        captioner = self.captioning(view)
+        if self.encode is not None and captioner is not None:
+            captions = captioner(inputs) if captions is None else captions
+            for told, caption in zip(found, captions, strict=True):
                 each = [caption] if isinstance(caption, str) else caption
                 told["caption"] = tuple(tuple(self.encode(f"image: {text}")) for text in each)
         return found

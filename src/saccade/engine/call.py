@@ -146,7 +146,8 @@ class Call:
         phase("guide")
         clock.lap()
         spent["draft_prefill"] = drafter.ready(prefills)
-        spent["guide"] = max(0.0, clock.lap() - spent["draft_prefill"])
+        caption, hidden = spent["caption"], spent["caption_hidden"] = drafter.captioning()
+        spent["guide"] = max(0.0, clock.lap() - spent["draft_prefill"] - (caption - hidden))
 
     def goes_on(self, request: Request, recipe: Recipe, exact: bool) -> bool:
         """Takes the conversation's next request, to be read from where the cached one parts from

@@ -145,7 +145,7 @@ def stream(
         tokenizer: a tokenizer or processor: text in rounds and results, and stop strings.
         seed: names the noise of sampling; a fresh one when None.
         captioner: inputs -> of each request one caption, or one a video and image in prompt order,
-            for views that read them.
+            for views that read them; called in a thread of its own where a core is free.
         context: which text is a document that views may prune, as :meth:`Request.of` takes it.
         call: an earlier stream's ``call`` (made with ``keep``): ``inputs`` are its conversation
             gone on, and only what is new is read. Other videos or pixels start afresh.

@@ -67,7 +67,7 @@ class Request:
             tokenizer: a tokenizer or processor, for text in the result and for stop strings.
             seed: names the noise of sampling; a fresh one when None.
             captioner: inputs -> of each request one caption, or one a video and image in prompt
-                order, for views that read them.
+                order, for views that read them; called in a thread of its own where a core is free.
             grammar: an answer's ids -> the tokens that may follow, which drafts obey too.
             settings: ``GenerationConfig``'s names (max_new_tokens, do_sample, temperature, ...).
 

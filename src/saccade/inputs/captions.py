@@ -4,6 +4,7 @@ do; here are a Hugging Face image-to-text model and the embedded pair's own.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -21,6 +22,7 @@ from saccade.inputs.questions import put
 
 MAX_TOKENS = 64
 SHAPES = "shapes"  # what --captioner calls the embedded one
+ONE = threading.Lock()  # a model may keep what it read last on itself (Qwen's rope_deltas)
 TASKS = {"florence2": ("<CAPTION>", 3)}  # what a kind of model is asked for, with how many beams
 SHAPES_QUESTION = "Describe the image in detail."
 
@@ -41,7 +43,8 @@ class ImageToText:
 
     @torch.no_grad()
     def __call__(self, inputs: Inputs) -> list[list[str]]:
-        return [[self._said(frame) for frame in self.frames]]
+        with ONE:  # another call's captions may still be under way
+            return [[self._said(frame) for frame in self.frames]]
 
     def _said(self, frame: np.ndarray) -> str:
         task, beams = TASKS.get(self.model.config.model_type, (None, 1))

@@ -14,6 +14,7 @@ from saccade.core.prompt import Inputs, Prefill, Prompt, Texts, Turn
 from saccade.core.protocols import Drafter, State
 from saccade.core.sampling import Sampling
 from saccade.core.tree import Tree, add, after, chain
+from saccade.drafting.captioning import Telling
 from saccade.drafting.parallel.child import HEAD_START, Job
 from saccade.drafting.parallel.process import DraftError, Worker, acquire, release
 from saccade.drafting.setup import Setup
@@ -58,7 +59,8 @@ class WorkerDrafter(Drafter):
         self._vocab, self._banned = setup.common()
         self._shares = not setup.coarse and self._model.shares_rows_with(setup.target)
         self._early = setup.view.early != "wait"
-        self._words: list[dict[str, Texts]] = []
+        self._inputs: Inputs = {}
+        self._telling: Telling | None = None
         self._sights = {i: Sight() for i in range(len(setup.rules))}
         self._owed: dict[int, tuple[list[int], int | None]] = {}
         self._since = time.monotonic()
@@ -82,7 +84,7 @@ class WorkerDrafter(Drafter):
 
     def encode(self, inputs: Inputs) -> None:
         self._worker = acquire(self._model)
-        self._words = self._setup.words.say(self._setup.view, inputs)
+        self._inputs = inputs
         job = Job(
             view=self._setup.view,
             rules=[_portable(rule) for rule in self._setup.rules],
@@ -102,12 +104,16 @@ class WorkerDrafter(Drafter):
             if self._early:
                 self._share_threads()
             self._lent.send("prefill", list(prompts), None)
+        self._telling = Telling(self._setup, self._inputs)
+        self._inputs = {}
 
     def ready(self, prefills: Sequence[Prefill]) -> float:
+        assert self._telling is not None, "prefill comes first"
+        words = self._telling.told()
         self._share_threads()
         self._bearable = bearable([len(prefill.prompt) for prefill in prefills])
         self._since = time.monotonic()
-        self._lent.send("ready", [*map(_light, prefills, self._words)])
+        self._lent.send("ready", [*map(_light, prefills, words)])
         return 0.0
 
     def propose(self, states: Mapping[int, State]) -> dict[int, Tree]:
@@ -193,6 +199,9 @@ class WorkerDrafter(Drafter):
 
     def beside(self) -> tuple[float, float]:
         return self._reading, self._drafting
+
+    def captioning(self) -> tuple[float, float]:
+        return (0.0, 0.0) if self._telling is None else self._telling.spent
 
     def visible(self, request: int) -> int | None:
         return None if self._seen is None else self._seen.get(request)
