@@ -52,6 +52,7 @@ class Setup:
     engine: Mapping[str, Any] = field(default_factory=dict)
     ngram: bool = False  # vLLM's own drafts
     breaks: bool = False  # whether the draft's third forward raises
+    environment: Mapping[str, str] = field(default_factory=dict)  # beside this process's
 
     def speculative(self) -> dict[str, Any] | None:
         if not self.ngram and self.options is None:
@@ -154,6 +155,7 @@ def _serve(setup: Setup, pipe: Connection, log: Path) -> None:
     os.dup2(file, 1)
     os.dup2(file, 2)
     try:
+        os.environ.update(setup.environment)
         made = _Made(setup)
         pipe.send({})
         while True:

@@ -8,7 +8,7 @@ for name in (
     "vllm.model_executor.models.qwen3_vl",
     "vllm.v1.engine.core",
     "vllm.v1.worker.cpu_worker",
-    "saccade.vllm",
+    "saccade.vllm.draft",
     "saccade.world.drawing",
 ):
     import_module(name)

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
-from types import SimpleNamespace
 
-import numpy as np
 import pytest
 
 from evidence import scaling
@@ -87,26 +84,3 @@ def test_videos_together_are_cheaper(pair: tuple[scaling.Shape, scaling.Shape]) 
     keys = 7 * 12_288 * pair[0].counted.kv * 2 / 4 / H200.bandwidth
     sums = 160 * 2 * 3 / 4 * 7 * 8192 * 2 / H200.link
     assert eight.once - one.once == pytest.approx(keys + sums)
-
-
-def test_the_lookup_for_vllm_drafts_as_ours(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Claim: by vLLM's documented interface, each request's draft is what prompt lookup proposes,
-    within the longest context, and no placeholder. Nothing for who has not sampled."""
-    monkeypatch.syspath_prepend(ROOT / "examples")
-    from vllm_lookup import Lookup
-
-    video = 151656
-    hf_config = SimpleNamespace(to_dict=lambda: {"video_token_id": video})
-    config = SimpleNamespace(
-        speculative_config=SimpleNamespace(num_speculative_tokens=4),
-        model_config=SimpleNamespace(max_model_len=11, hf_config=hf_config),
-    )
-    rows = np.zeros((4, 16), dtype=np.int64)
-    texts = [[5, 6, 7, 8, 9, 1, 5, 6], [5, 6, 7, video, 9, 5, 6], [1, 2, 3], [1, 2, 1, 3, 1, 2] * 2]
-    for row, text in enumerate(texts):
-        rows[row, : len(text)] = text
-    lengths = np.array([len(text) for text in texts])
-    proposer = Lookup(config)
-    found = proposer.propose([[6], [6], [], [2]], lengths, rows)
-    assert found == [[7, 8, 9], [7], [], []]  # 3 places are left of 11, none in the last
-    sys.modules.pop("vllm_lookup")

@@ -71,7 +71,6 @@ class Runner:
             rows[row, : len(ids)], ends[row] = ids, len(ids)
         self.input_batch.req_ids = names
         self.input_batch.num_tokens_no_spec, self.input_batch.token_ids_cpu = ends, rows
-        draft.meet(self)
         proposed = draft.propose(sampled, ends, rows, None)
         assert len(proposed) == len(names)
         self.flying = dict(zip(names, proposed, strict=True))

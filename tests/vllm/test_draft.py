@@ -19,7 +19,7 @@ from saccade.core.sampling import Sampling
 from saccade.core.tree import Tree
 from saccade.model.session import Session
 from saccade.vllm import caches, features, mending
-from saccade.vllm.draft import Draft, alike, introduce
+from saccade.vllm.draft import Draft, alike
 
 
 @pytest.fixture
@@ -252,26 +252,6 @@ def test_a_draft_of_another_family_is_refused(monkeypatch, runner):
     with pytest.raises(ModelError, match="target's family, qwen2_5_vl"):
         loaded(monkeypatch, FAMILIES["qwen2_vl"](), runner)
     assert loaded(monkeypatch, llama(), runner)._proposer is not None
-
-
-def test_runners_show_themselves_once():
-    """Claim: a runner's class is wrapped once, and only those with our draft meet it."""
-    met = []
-
-    class Some:
-        def execute_model(self, number: int) -> int:
-            return number + 1
-
-    introduce(Some)
-    wrapped = Some.execute_model
-    introduce(Some)
-    assert Some.execute_model is wrapped
-    one, other = Some(), Some()
-    draft = object.__new__(Draft)
-    draft.meet = met.append  # type: ignore[method-assign]
-    one.drafter, other.drafter = draft, SimpleNamespace()  # type: ignore[attr-defined]
-    assert (one.execute_model(1), other.execute_model(2)) == (2, 3)
-    assert met == [one]
 
 
 def test_options_are_refused_while_the_engine_starts(runner):

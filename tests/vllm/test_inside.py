@@ -111,6 +111,13 @@ def test_an_option_that_means_nothing_stops_the_start():
         Engine(Setup(TARGET, {"draft": DRAFT, "veiw": "full"}))
 
 
+def test_without_its_plug_in_the_engine_does_not_start():
+    """Claim: where VLLM_PLUGINS leaves the plug-in out, an engine with the draft does not start,
+    and says how it would."""
+    with pytest.raises(RuntimeError, match="VLLM_PLUGINS=other leaves out .* add saccade to it"):
+        Engine(Setup(TARGET, {"draft": DRAFT}, environment={"VLLM_PLUGINS": "other"}))
+
+
 @pytest.mark.parametrize("family", ["qwen2.5-vl", "qwen2-vl", "qwen3-vl", "llava-onevision"])
 def test_a_family_drafting_for_itself_accepts_everything(family, tmp_path):
     """Claim: over the whole prompt the target's own copy is never refused: pixels, positions and

@@ -50,16 +50,15 @@ def test_what_is_watched_is_what_we_record(cuts):
     request, are those of our own prefill up to rounding."""
     prefill, seen = _recorded()
     layers = _layers(len(seen))
-    watch = Watch(layers, {VIDEO: "video"})
     ids = video()["input_ids"][0].tolist()
     batch = SimpleNamespace(req_ids=["old", "new"], num_computed_tokens_cpu=np.zeros(2, int))
     decoding = SimpleNamespace(num_prompt_tokens=3, mm_features=[1], prompt_token_ids=[1, 2, VIDEO])
     reading = SimpleNamespace(num_prompt_tokens=31, mm_features=[1], prompt_token_ids=ids)
     runner = SimpleNamespace(input_batch=batch, requests={"old": decoding, "new": reading})
+    watch = Watch(runner, layers, {VIDEO: "video"})
     start = 0
     for stop in cuts:
         batch.num_computed_tokens_cpu = np.array([3, start])
-        watch.step(runner)
         meta = SimpleNamespace(query_start_loc=torch.tensor([0, 1, 1 + stop - start]))
         for layer, (q, k) in zip(list(layers.values())[1:], seen, strict=True):
             query, key = (torch.cat([t[:1], t[start:stop]]) for t in (q, k))
@@ -78,14 +77,13 @@ def test_keys_of_prompts_under_way_are_bounded():
     layers = _layers(len(seen))
     ids = video()["input_ids"][0].tolist()
     one = len(seen) * 31 * seen[0][1][0].numel() * 4  # bytes of a prompt's keys
-    watch = Watch(layers, {VIDEO: "video"}, 1.5 * one)
     reading = SimpleNamespace(num_prompt_tokens=31, mm_features=[1], prompt_token_ids=ids)
     batch = SimpleNamespace(req_ids=["a", "b"])
     runner = SimpleNamespace(input_batch=batch, requests={"a": reading, "b": reading, "c": reading})
+    watch = Watch(runner, layers, {VIDEO: "video"}, 1.5 * one)
 
     def step(starts: list[int], count: int) -> None:
         batch.num_computed_tokens_cpu = np.array(starts)
-        watch.step(runner)
         meta = SimpleNamespace(query_start_loc=torch.arange(3) * count)
         for layer, (q, k) in zip(list(layers.values())[1:], seen, strict=True):
             rows = [t[starts[0] : starts[0] + count].repeat(2, 1, 1) for t in (q, k)]
@@ -104,22 +102,36 @@ def test_what_came_from_a_prefix_cache_is_not_guessed():
     requests that ended are forgotten, and a closed watch leaves the layers as they were."""
     _, seen = _recorded()
     layers = _layers(len(seen))
-    watch = Watch(layers, {VIDEO: "video"})
     ids = video()["input_ids"][0].tolist()
     reading = SimpleNamespace(num_prompt_tokens=31, mm_features=[1], prompt_token_ids=ids)
     batch = SimpleNamespace(req_ids=["a"], num_computed_tokens_cpu=np.array([16]))
     runner = SimpleNamespace(input_batch=batch, requests={"a": reading})
+    watch = Watch(runner, layers, {VIDEO: "video"})
     for start, stop in ((16, 31), (0, 16)):
         batch.num_computed_tokens_cpu = np.array([start])
-        watch.step(runner)
         meta = SimpleNamespace(query_start_loc=torch.tensor([0, stop - start]))
         for layer, (q, k) in zip(list(layers.values())[1:], seen, strict=True):
             layer.impl.forward(layer, q[start:stop], k[start:stop], k[start:stop], None, meta)
         if start:
             assert watch.take("a") is None
+    assert watch._readings
     runner.requests = {}
-    watch.step(runner)
+    watch.forget_ended()
     assert not watch._readings
     watch.close()
     assert all("forward" not in vars(layer.impl) for layer in layers.values())
     assert "forward" not in vars(layers["0"].impl)
+
+
+def test_what_fails_in_watching_costs_the_target_nothing(caplog):
+    """Claim: an error while looking is told once, every layer attends as before, and nothing is
+    looked at from then on."""
+    layers = _layers(2)
+    watch = Watch(SimpleNamespace(requests={}), layers, {VIDEO: "video"})  # without a batch
+    row, meta = torch.zeros(1, 4, 32), SimpleNamespace(query_start_loc=torch.tensor([0, 1]))
+    for layer in list(layers.values())[1:]:
+        assert layer.impl.forward(layer, row, row, row, None, meta, output=None) == "attended"
+        assert "forward" not in vars(layer.impl)
+    assert [entry.message.count("input_batch") for entry in caplog.records] == [1]
+    assert watch.take("a") is None
+    watch.close()

@@ -1,8 +1,8 @@
 """The class vLLM makes: what its runner holds, turned into what ``proposing`` is asked.
 
-vLLM hands a custom class its config alone, and ``propose`` rows without names. The runner that asks
-is made to show itself before each step (``introduce``); what is read of it: the batch's names,
-``requests`` and ``encoder_cache``. Whatever fails in here, the engine goes on without a draft.
+vLLM hands a custom class its config alone, and ``propose`` rows without names. The runner that made
+it shows itself (``plugin``); what is read of it: the batch's names, ``requests`` and
+``encoder_cache``. Whatever fails in here, the engine goes on without a draft.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from saccade.core.prompt import Inputs, Prefill, Prompt
 from saccade.inputs.loading import Loaded, check_tokenizers, load
 from saccade.model.families import placeholders
 from saccade.model.memory import GIB
-from saccade.vllm import features, mending, options, watching
+from saccade.vllm import features, mending, options, plugin, watching
 from saccade.vllm.caches import Asked, LookupDrafts, ModelDrafts
 from saccade.vllm.proposing import Proposer
 
@@ -32,7 +32,7 @@ log = logging.getLogger("vllm.saccade")  # below vLLM's own, so that it is shown
 ALIKE = 1e-2  # of a row's length: how far two engines' roundings of the same tower may be apart
 
 
-class Draft:
+class Draft(plugin.Meeting):
     """``--speculative-config '{"method": "custom_class", "model": "saccade.vllm.Draft", ...}'``.
 
     Options: see ``options``. Raises OptionError, MethodError or ModelError, in one sentence, while
@@ -50,9 +50,7 @@ class Draft:
         self._reserve: Tensor | None = None
         self._watch: watching.Watch | None = None
         if runner is None:
-            from vllm.v1.worker.gpu_model_runner import GPUModelRunner
-
-            introduce(GPUModelRunner)
+            plugin.check()
             if str(vllm_config.device_config.device) == "cpu":
                 mending.mend()
 
@@ -76,7 +74,8 @@ class Draft:
         self._reserve = torch.zeros(held, dtype=torch.uint8, device=device)
         if self._view.attention:
             layers = self._config.compilation_config.static_forward_context
-            self._watch = watching.Watch(layers, self._loaded.backbone.placeholders, memory)
+            asked = self._loaded.backbone.placeholders
+            self._watch = watching.Watch(self._runner, layers, asked, memory)
 
     def propose(
         self,
@@ -99,6 +98,8 @@ class Draft:
                 and int(end) + self._most < self._config.model_config.max_model_len
             }
             self._proposer.keep(rows.values())
+            if self._watch is not None:
+                self._watch.forget_ended()
             alone = len(asked) == len(rows)
             drafts = self._proposer.propose(list(asked.values()), alone=alone)
             for row, each in asked.items():
@@ -111,10 +112,7 @@ class Draft:
     # -- reading the runner --------------------------------------------------------------------
 
     def meet(self, runner: Any) -> None:
-        """The runner that is about to take a step."""
         self._runner = runner
-        if self._watch is not None:
-            self._watch.step(runner)
 
     def _asked(self, name: str, new: Sequence[int], row: Any, end: int) -> Asked:
         state = self._runner.requests[name]
@@ -199,26 +197,6 @@ class Draft:
         if self._watch is not None:
             self._watch.close()
             self._watch = None
-
-
-def introduce(runner: type) -> None:
-    """Makes runners of this class show themselves to their draft before each step.
-
-    vLLM gives a custom class no runner (docs/upstream-vllm.md asks for that).
-    """
-    step = runner.execute_model  # type: ignore[attr-defined]
-    if vars(step).get("introduces"):
-        return
-
-    @functools.wraps(step)
-    def execute_model(self: Any, *args: Any, **kwargs: Any) -> Any:
-        draft = vars(self).get("drafter")
-        if isinstance(draft, Draft):
-            draft.meet(self)
-        return step(self, *args, **kwargs)
-
-    vars(execute_model)["introduces"] = True
-    runner.execute_model = execute_model  # type: ignore[attr-defined]
 
 
 def alike(mine: Tensor, theirs: Tensor) -> bool:

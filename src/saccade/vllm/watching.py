@@ -8,6 +8,7 @@ the target.
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -16,6 +17,8 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from torch import Tensor
+
+log = logging.getLogger("vllm.saccade")
 
 Scored = tuple[Float[Tensor, "layer kv_head seen"], Float[Tensor, "layer kv_head seen"]]
 """Attention mass on each visual key among all keys, and among the visual keys alone."""
@@ -37,12 +40,12 @@ class _Reading:
 
 @dataclass
 class Watch:
-    """The decoder layers of a target, watched while prompts are read."""
+    """The decoder layers of a runner's target, watched while prompts are read."""
 
+    runner: Any
     layers: Mapping[str, Any]
     placeholders: Mapping[int, Any]
     memory: float = math.inf
-    _runner: Any = None
     _readings: dict[str, _Reading] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -55,12 +58,12 @@ class Watch:
         """Looks no longer."""
         for layer in self._watched:
             del layer.impl.forward
+        self._watched = []
         self._readings.clear()
 
-    def step(self, runner: Any) -> None:
-        """A step of this runner begins: requests that ended are forgotten."""
-        self._runner = runner
-        for name in self._readings.keys() - runner.requests.keys():
+    def forget_ended(self) -> None:
+        """Keeps nothing of requests that the runner does not know any more."""
+        for name in self._readings.keys() - self.runner.requests.keys():
             del self._readings[name]
 
     def take(self, name: str) -> Scored | None:
@@ -72,9 +75,11 @@ class Watch:
 
     def note(self, number: int, impl: Any, query: Tensor, key: Tensor, meta: Any) -> None:
         """One layer's queries and keys of a step, [token, head, head_dim], request by request."""
-        batch, starts = self._runner.input_batch, meta.query_start_loc.tolist()
+        batch, starts = self.runner.input_batch, meta.query_start_loc.tolist()
+        if number == 0:  # a step begins
+            self.forget_ended()
         for row, name in enumerate(batch.req_ids):
-            state, (start, stop) = self._runner.requests[name], starts[row : row + 2]
+            state, (start, stop) = self.runner.requests[name], starts[row : row + 2]
             at = int(batch.num_computed_tokens_cpu[row])
             if at >= state.num_prompt_tokens or not state.mm_features:
                 continue
@@ -135,9 +140,18 @@ def _decodes(layer: Any) -> bool:
 
 def _forward(watch: Watch, number: int, forward: Any) -> Any:
     def watched(at: Any, query: Tensor, key: Tensor, *rest: Any, **more: Any) -> Any:
-        meta = rest[2]  # after values and the cache; None while the engine warms up
-        if meta is not None:
-            watch.note(number, at.impl, query, key, meta)
+        try:
+            meta = rest[2]  # after values and the cache; None while the engine warms up
+            if meta is not None:
+                watch.note(number, at.impl, query, key, meta)
+        except Exception as error:  # whatever goes wrong with looking, the target can go on
+            watch.close()
+            log.warning(
+                "watching the target failed with %s: %s; drafts go on over a scattered part",
+                type(error).__name__,
+                error,
+                exc_info=error,
+            )
         return forward(at, query, key, *rest, **more)
 
     return watched
