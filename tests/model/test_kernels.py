@@ -5,14 +5,18 @@ from __future__ import annotations
 import copy
 import json
 import pickle
+import resource
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 import torch
 from helpers import llama, text_input
 
+import saccade
 from saccade.core.home import home
 from saccade.core.sampling import Sampling
-from saccade.model import kernels
+from saccade.model import kernels, memory
 from saccade.model.attention import FOLD_LIMIT, FUSED, ways_of
 from saccade.model.backbone import Backbone
 from saccade.model.kernels import (
@@ -205,3 +209,42 @@ def test_weights_changed_behind_our_back_are_laid_out_anew():
     with torch.no_grad():
         exact = model(**text_input(1)).logits[0, -1]
     assert (after.logits - exact).abs().max() < 1e-4 < (before.logits - exact).abs().max()
+
+
+TASKS = Path("/proc/self/task")
+
+
+@pytest.mark.skipif(not TASKS.exists(), reason="only Linux tells a process's threads")
+@pytest.mark.parametrize("released", [True, False])
+def test_an_answer_keeps_no_threads_of_its_thread(monkeypatch, released):
+    """Claim: whoever answers gives back the threads that shared the products, so that another one
+    who answers after it has all processors. Control: it is by :func:`release_threads` alone."""
+    if not released:
+        monkeypatch.setattr(kernels, "release_threads", lambda: None)
+
+    def answer():
+        torch.set_num_threads(2)
+        wide = torch.ones(512, 512)
+        wide @ wide
+        saccade.run(llama(), text_input(1), method="ar", max_new_tokens=2)
+        return len(list(TASKS.iterdir()))
+
+    with ThreadPoolExecutor(1) as one:
+        one.submit(int).result()  # it has a thread from here on
+        before = len(list(TASKS.iterdir()))
+        try:
+            assert one.submit(answer).result() == before + (not released)
+        finally:
+            torch.set_num_threads(1)
+
+
+def test_freed_memory_stays():
+    """Claim: a tensor of 64 MiB that takes another's place is there without its 16,384 pages from
+    the system."""
+    memory.keep_freed()
+    faults = []
+    for _ in range(2):
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        torch.ones(2**24)
+        faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+    assert faults[1] < 100, faults

@@ -26,7 +26,7 @@ from saccade.drafting.setup import Captioner
 from saccade.engine.call import Call
 from saccade.engine.request import Request, Spans, backbone, check_streamer
 from saccade.methods import resolve
-from saccade.model import memory
+from saccade.model import kernels, memory
 from saccade.model.backbone import Backbone
 
 DEFAULT_METHOD = "auto"
@@ -112,6 +112,7 @@ class Stream(Iterator[Round]):
                 raise
             raise call.request.too_long(call.target) from error
         finally:
+            kernels.release_threads()
             if not (keep and call.decoding):  # half read, there is nothing to go on from
                 call.close()
                 self.call, self.closed = None, True

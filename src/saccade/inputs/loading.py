@@ -25,7 +25,7 @@ from saccade.core.errors import ModelError, OptionError, SaccadeError, first_lin
 from saccade.core.options import check_whole
 from saccade.inputs import architectures, footprint
 from saccade.inputs.checkpoints import cached_only, check_folder, offline, source_of
-from saccade.model import families, memory
+from saccade.model import families, kernels, memory
 from saccade.model.backbone import Backbone
 
 MANY = 16  # threads a processor
@@ -146,7 +146,9 @@ def load(
             reason = footprint.advice(name, config, counted, settings["dtype"], place, bits=packed)
             raise ModelError(reason) from error
         raise ModelError(_why(name, error)) from error
-    return Loaded(name, Backbone(model.eval(), fused=fused, positions=positions), processor)
+    loaded = Loaded(name, Backbone(model.eval(), fused=fused, positions=positions), processor)
+    kernels.release_threads()  # whoever answers may be another one
+    return loaded
 
 
 def _complete(name: str, model: Any, found: Mapping[str, Any]) -> None:

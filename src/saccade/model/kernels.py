@@ -7,11 +7,12 @@ nowhere is not kept.
 
 from __future__ import annotations
 
+import ctypes
 import time
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 import torch
@@ -45,6 +46,16 @@ class Product:
     lay: Callable[[Tensor], Tensor]
     times: Callable[[Tensor, Tensor, Tensor | None], Tensor]  # (x, laid, bias) -> x W^T + bias
     onto: Callable[[Tensor, Tensor, Tensor], Tensor]  # (hidden, x, laid) -> hidden + x W^T
+
+
+def release_threads() -> None:
+    """Ends the threads that shared this one's products; the next product is given new ones.
+
+    Those of GNU's OpenMP spin while they wait, unless a process has more of them than there are
+    processors: who multiplies in a second thread is half as fast while those of the first live.
+    """
+    with suppress(AttributeError, OSError, TypeError):  # another OpenMP
+        ctypes.CDLL(None).omp_pause_resource_all(1)  # softly
 
 
 def _times_transposed(x: Tensor, laid: Tensor, bias: Tensor | None) -> Tensor:
