@@ -26,6 +26,7 @@ from saccade.core.result import Verdict
 from saccade.core.tree import ROOT, Tree
 from saccade.core.verify import verify
 from saccade.drafting.drafters import ModelDrafter
+from saccade.inputs import Pair
 
 pytestmark = pytest.mark.usefixtures("unchecked")
 
@@ -115,6 +116,45 @@ def test_second_turns_reuse_the_first(ran: Ran) -> None:
     for each in later:
         assert 256 < each.reused_tokens < each.prompt_tokens
         assert each.answers == ()  # only the first question's is known
+
+
+def test_a_second_turn_may_show_a_picture_of_its_own(embedded: Embedded, tmp_path: Path) -> None:
+    """Claim: where the second turn is the next item its picture stands in its own message, after
+    the first answer, and a captioner gives each picture its caption.
+    Fails where both pictures stand in the first message, or the second is not shown."""
+    suite = KNOWN["shapes-second-qa"]
+    (item,) = list(suite.items())[:1]
+    assert item.next is not None
+    seen: list[int] = []
+
+    def captioner(media: Sequence[Any]) -> Any:
+        return lambda inputs: (seen.append(len(media)), [["a picture"] * len(media)])[1]
+
+    plan = replace(short("ar", "sd/view=caption", suite=suite), max_new_tokens=6)
+    found = runner.run(plan, *embedded, tmp_path, captioner=captioner)
+    assert [(each.method, each.turn) for each in found] == [
+        (method, turn) for method in plan.methods for turn in (0, 1)
+    ]
+    assert all(each.identical and not each.error and not each.fallback for each in found)
+    assert {each.visual_tokens for each in found if each.rounds} == {256, 512}
+    assert seen[-2:] == [1, 2]
+
+    images = [each.media[0].read() for each in (item, item.next)]
+    said = found[0].text
+    pair = Pair(*embedded)
+    (both, _) = pair.ask(
+        item.next.question,
+        images=images,
+        history=[(item.question, said)],
+        parts=[{"type": "image"}, {"type": "text", "text": item.question}],
+        last=[{"type": "image"}, {"type": "text", "text": item.next.question}],
+    )
+    ids = both["input_ids"][0].tolist()
+    assert len(ids) == found[1].prompt_tokens
+    own = embedded.target.tokenizer(said, add_special_tokens=False).input_ids
+    answer_at = next(i for i in range(len(ids)) if ids[i : i + len(own)] == own)
+    places = [i for i, token in enumerate(ids) if token in embedded.target.backbone.placeholders]
+    assert sum(place < answer_at for place in places) == 256 and len(places) == 512
 
 
 def test_a_sampled_run_claims_no_equality(embedded: Embedded, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from written_out import Embedded
 
 import saccade
 from saccade.bench.suites import shapes
+from saccade.bench.suites.benchmarks import TURNS
 from saccade.bench.suites.types import Item, Suite
 from saccade.inputs import ask
 from saccade.inputs.media import Clip
@@ -27,15 +28,17 @@ def items(name: str) -> list[Item]:
 
 def plain(item: Item) -> dict[str, Any]:
     """An item without its media, which are functions."""
-    fields = {name: getattr(item, name) for name in vars(item) if name != "media"}
-    return {**fields, "media": [(medium.kind, medium.name) for medium in item.media]}
+    fields = {name: getattr(item, name) for name in vars(item) if name not in ("media", "next")}
+    after = item.next and plain(item.next)
+    return {**fields, "media": [(each.kind, each.name) for each in item.media], "next": after}
 
 
 def test_there_are_six_tasks_at_up_to_three_lengths() -> None:
     """Claim: six tasks, videos at 256, 2k and 8k, the pair of pictures at 256 and 2k, captions at
-    10k too, 50 each."""
+    10k too, and four second turns over a picture, 50 each."""
     videos = [f"shapes-{task}" for task in ("caption", "events", "qa", "chat", "ood")]
     expected = {f"{task}{length}" for task in videos for length in ("", "-2k", "-8k")}
+    expected |= {f"shapes-second-{turn}" for turn in ("qa", "captioning", "summary", "story")}
     assert set(SUITES) == expected | {"shapes-diff", "shapes-diff-2k", "shapes-caption-10k"}
     for name, suite in SUITES.items():
         assert isinstance(suite, Suite) and suite.name == name
@@ -48,7 +51,7 @@ def test_the_same_items_each_time() -> None:
     Fails if anything is drawn from a stream that goes on. Control: items of one suite differ.
     """
     again = shapes.suites()
-    for name in shapes.TASKS:  # other lengths are of the same makers
+    for name in (*shapes.TASKS, *shapes.SECOND):  # other lengths are of the same makers
         listed = items(name)
         assert [plain(item) for item in listed] == [plain(item) for item in again[name].items()]
         assert len({item.answers + item.then for item in listed}) > 10
@@ -75,7 +78,8 @@ def test_visual_tokens(name: str, embedded: Embedded) -> None:
     media = [medium.read() for medium in item.media]
     clips = [each for each in media if isinstance(each, Clip)]
     images = [each for each in media if not isinstance(each, Clip)]
-    assert (len(clips), len(images)) == ((0, 2) if "diff" in name else (1, 0))
+    pictures = 2 if "diff" in name else 1 if "second" in name else 0
+    assert (len(clips), len(images)) == ((0, pictures) if pictures else (1, 0))
     inputs = ask(embedded.target, item.question, clips=clips, images=images)
     length = name[name.rindex("-") :] if name.endswith("k") else ""
     places = embedded.target.backbone.placeholders
@@ -108,6 +112,27 @@ def test_answers_are_the_worlds() -> None:
         turns = text.conversation(scene, "chat", seed)
         assert chat.answers == (turns[0].answer,) and chat.question == turns[0].question
         assert chat.then == (turns[1].question,)
+
+
+def test_second_turns_are_the_published_ones() -> None:
+    """Claim: after a description of a picture the second turn asks for a caption, a summary or a
+    story in the words of TABED's code, and for qa it is the next item, picture and all; the last
+    one's is the first."""
+    listed = {name: items(f"shapes-second-{name}") for name in TURNS}
+    assert {name for name, question in TURNS.items() if question is None} == {"qa"}
+    for name, question in TURNS.items():
+        for item, after in zip(listed[name], [*listed[name][1:], listed[name][0]], strict=True):
+            scene = scenes.scene(item.meta["seed"])
+            assert item.answers == (descriptions.describe_image(scene),)
+            if question is not None:
+                assert item.asked == (item.question, question) and item.next is None
+                continue
+            assert item.next is not None and item.then == ()
+            assert plain(item.next) == {**plain(after), "next": None}
+            assert item.asked == (item.question, after.question)
+    picture = listed["qa"][0].media[0].read()
+    scene = scenes.scene(shapes.FIRST_SEED)
+    assert np.array_equal(picture, drawing.image_frame(scene, 448, 448))  # type: ignore[arg-type]
 
 
 def test_pixels_are_of_the_scene() -> None:

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -120,7 +120,7 @@ def run(
     warmed: set[str] = set()
     for number, (suite, item) in enumerate(todo):
         longest = plan.max_new_tokens or suite.setting.max_new_tokens
-        bench = _Bench(pair, item, shown(item), captioner, plan.seed, plan.exact)
+        bench = _Bench(pair, item, turns(item), captioner, plan.seed, plan.exact)
         order = list(recipes)
         if suite.name not in warmed:
             for name in order:
@@ -150,6 +150,17 @@ def _judged(answers: Sequence[Answer], baseline: Sequence[Answer]) -> Iterator[A
         yield replace(answer, identical=same)
 
 
+def turns(item: Item) -> list[dict[str, Any]]:
+    """What `ask` takes of media at each turn, read now."""
+    first = shown(item)
+    found = [first] * (1 + len(item.then))
+    if item.next is not None:
+        more = shown(item.next)
+        both = {kind: [*first[kind], *more[kind]] for kind in ("clips", "images")}
+        found.append({**first, **both, "last": more.get("parts")})
+    return found
+
+
 def shown(item: Item) -> dict[str, Any]:
     """An item's media as what `ask` takes, read now."""
     media = [medium.read() for medium in item.media]
@@ -171,27 +182,26 @@ class _Bench:
 
     pair: Pair
     item: Item
-    shown: dict[str, Any]
+    shown: list[dict[str, Any]]  # at each turn
     captioner: Callable[[Sequence[Sequence[np.ndarray]]], Any] | None  # of each medium's frames
     seed: int
     exact: bool
 
-    @cached_property
-    def caption(self) -> Any:
-        clips, images = self.shown["clips"], self.shown["images"]
+    def caption(self, turn: int) -> Any:
+        clips, images = self.shown[turn]["clips"], self.shown[turn]["images"]
         media = [*(list(clip.frames) for clip in clips), *([image] for image in images)]
         return self.captioner(media) if self.captioner is not None and media else None
 
     def answer(self, name: str, recipe: Recipe | None, settings: dict[str, Any]) -> list[Answer]:
         """One answer per turn of the item; of the draft by itself, to the first question. What a
         peer gets wrong, or a method that cannot serve this item, is a finding and not an end."""
-        turns = 1 if is_draft_only(name) else 1 + len(self.item.then)
+        count = 1 if is_draft_only(name) else len(self.item.asked)
         found: list[Answer] = []
         said: list[str] = []
         try:
             with self._answering(name, recipe, settings) as answer:
-                for turn in range(turns):
-                    fields = answer(*self._inputs(turn, said))
+                for turn in range(count):
+                    fields = answer(turn, *self._inputs(turn, said))
                     said.append(fields["text"])
                     found.append(replace(self._blank(name, turn), **fields))
         except Exception as error:
@@ -204,7 +214,7 @@ class _Bench:
     @contextmanager
     def _answering(
         self, name: str, recipe: Recipe | None, settings: dict[str, Any]
-    ) -> Iterator[Callable[[Inputs, Inputs | None], dict[str, Any]]]:
+    ) -> Iterator[Callable[[int, Inputs, Inputs | None], dict[str, Any]]]:
         """What answers one turn after the other, with the fields of an answer."""
         if recipe is None:
             yield partial(self._by_peer, name, settings)
@@ -216,18 +226,20 @@ class _Bench:
                 draft=self.pair.drafting,
                 method=recipe,
                 tokenizer=self.pair.target.tokenizer,
-                captioner=self.caption,
                 seed=self.seed,
                 exact=self.exact,
                 **settings,
             ) as talk:
-                yield lambda inputs, own: records.of(talk.run(inputs, draft_inputs=own))
+                yield lambda turn, inputs, own: records.of(
+                    talk.run(inputs, draft_inputs=own, captioner=self.caption(turn))
+                )
 
     def _by_draft(
         self,
         name: str,
         recipe: Recipe,
         settings: dict[str, Any],
+        turn: int,
         inputs: Inputs,
         own: Inputs | None,
     ) -> dict[str, Any]:
@@ -249,7 +261,7 @@ class _Bench:
         return {"ids": tuple(ids), "text": text, "total": time.perf_counter() - began}
 
     def _by_peer(
-        self, name: str, settings: dict[str, Any], inputs: Inputs, own: Inputs | None
+        self, name: str, settings: dict[str, Any], turn: int, inputs: Inputs, own: Inputs | None
     ) -> dict[str, Any]:
         torch.manual_seed(self.seed)  # a peer samples with torch's own noise
         peak = Peak(self.pair.target.backbone.devices)
@@ -267,9 +279,9 @@ class _Bench:
 
     def _inputs(self, turn: int, said: Sequence[str]) -> tuple[Inputs, Inputs | None]:
         """Of the target, and of the draft where it looks with its own eyes."""
-        asked = (self.item.question, *self.item.then)
+        asked = self.item.asked
         history = list(zip(asked[:turn], said[:turn], strict=True))
-        return self.pair.ask(asked[turn], **self.shown, history=history)
+        return self.pair.ask(asked[turn], **self.shown[turn], history=history)
 
     def _blank(self, name: str, turn: int, error: str | None = None) -> Answer:
         item = self.item

@@ -53,15 +53,17 @@ def ask(
     images: Sequence[np.ndarray] = (),
     history: Sequence[tuple[str, str]] = (),
     parts: Sequence[Mapping[str, str]] | None = None,
+    last: Sequence[Mapping[str, str]] | None = None,
     documents: Sequence[str] = (),
 ) -> Inputs:
     """What the processor makes of videos, images and a question (after earlier turns, if any).
 
     ``documents`` are long texts that views may prune; they stand after the pictures.
-    ``parts`` is the first message as a chat template takes it, where pictures stand between words.
+    ``parts`` is the first message as a chat template takes it, where pictures stand between words;
+    ``last`` the last one, where a further question shows pictures of its own.
     """
     processor = loaded.processor
-    return put(loaded.name, processor, question, clips, images, history, parts, documents)
+    return put(loaded.name, processor, question, clips, images, history, parts, documents, last)
 
 
 def ask_draft(target: Loaded, draft: Loaded, question: str, **asked: Any) -> Inputs | None:
@@ -121,6 +123,7 @@ def put(
     history: Sequence[tuple[str, str]],
     parts: Sequence[Mapping[str, str]] | None = None,
     documents: Sequence[str] = (),
+    last: Sequence[Mapping[str, str]] | None = None,
 ) -> Inputs:
     """:func:`ask` without a loaded model. Raises OptionError for what are no words."""
     several = isinstance(documents, list | tuple)
@@ -136,6 +139,8 @@ def put(
         turns.append({"role": "assistant", "content": [{"type": "text", "text": answered}]})
     turns.append({"role": "user", "content": [{"type": "text", "text": question}]})
     turns[0]["content"] = [*media, *turns[0]["content"]] if parts is None else [*parts]
+    if last is not None:
+        turns[-1]["content"] = [*last]
     return converse(name, processor, turns, clips, images)
 
 

@@ -64,6 +64,29 @@ def test_a_benchmark_is_read_from_its_own_layout(case: Case, art: Art, tmp_path:
             assert isinstance(read, np.ndarray) and read.shape == (24, 36, 3)
 
 
+SECOND = [case for case in CASES if f"{case.paper or 'tabed'}-qa" in BENCHMARKS[case.name].papers]
+
+
+@pytest.mark.parametrize("case", SECOND, ids=[f"{c.name}-{c.layout.__name__}" for c in SECOND])
+def test_second_turns_follow_the_same_first_ones(case: Case, art: Art, tmp_path: Path):
+    """Claim: `NAME@tabed-story` has the items of `NAME@tabed`, each asked for a story afterwards;
+    of `NAME@tabed-qa` each goes on with the item after it, pictures and all, the last with the
+    first. Fails if other samples are drawn, or an item goes on with itself."""
+    root = case.fresh(art).write(tmp_path / "data")
+    first, story, more = (
+        list(open_dataset(case.name, root, paper=f"tabed{turn}").items())
+        for turn in ("", "-story", "-qa")
+    )
+    question = BENCHMARKS[case.name].papers["tabed-story"].then
+    assert [item.id for item in first] == [item.id for item in story] == [i.id for i in more]
+    for item, told in zip(first, story, strict=True):
+        assert told.asked == (*item.asked, question)
+    for item, after in zip(more, [*more[1:], more[0]], strict=True):
+        assert item.next is not None and item.next.id == after.id
+        assert item.asked == (item.question, after.question)
+        assert len(item.next.media) == len(after.media) > 0
+
+
 @every
 @pytest.mark.parametrize("how", ["name", "owner", "hub", "snapshot"])
 def test_both_generations_of_ids_are_found(case: Case, how: str, art: Art, tmp_path: Path):

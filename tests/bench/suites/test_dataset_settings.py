@@ -111,6 +111,21 @@ STATED = {
     ("nq", "tabed"): (None, 128, None, "validation", ASK),
 }  # fmt: skip
 
+# TABED, Sec. 4.1: second turns over its image sets; what they ask is its published code's.
+SECOND = {
+    "qa": (None, True),  # the sample after it, with its images
+    "captioning": ("Provide a detailed caption for the provided image.", False),
+    "summary": ("Summarize the previous answer.", False),
+    "story": (
+        "Can you use the previous responses to write a long story for children?", False,
+    ),
+}  # fmt: skip
+OVER = {
+    "llava-bench-wild", "docvqa", "pope", "mm-vet", "iedit", "magicbrush", "spot-the-diff",
+    "pororosv", "vist",
+}  # fmt: skip
+STATED |= {(name, f"tabed-{kind}"): STATED[name, "tabed"] for name in OVER for kind in SECOND}
+
 NAMES = {
     "specvlm": "SpecVLM, Sec. 4.1 and App. A",
     "sage": "SAGE, Sec. 5.",
@@ -146,6 +161,8 @@ def test_a_setting_is_the_papers(name: str, paper: str):
     )  # fmt: skip
     assert stored == STATED[name, paper]
     assert setting.paper.startswith(NAMES[paper.split("-")[0]])
+    turn = SECOND.get(paper.removeprefix("tabed-"), (None, False))
+    assert (setting.then, setting.next) == turn
 
 
 def test_what_a_paper_leaves_open_is_said():

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +68,11 @@ def _benchmark(said: Mapping[str, Any]) -> Benchmark:
     """A benchmark of the file. Media in a folder for each part name the parts."""
     given: dict[str, Any] = {name: _tuples(value) for name, value in said.items()}
     given["sources"] = tuple(Source(**source) for source in given["sources"])
-    given["papers"] = {name: Setting(**setting) for name, setting in given["papers"].items()}
+    given["papers"] = {
+        name: setting
+        for paper, stated in given["papers"].items()
+        for name, setting in _settings(paper, **stated)
+    }
     if "media" in given:
         given["media"] = Media(**given["media"])
         given.setdefault("parts", tuple(filter(None, given["media"].folders)))
@@ -79,6 +83,15 @@ def _benchmark(said: Mapping[str, Any]) -> Benchmark:
     return Benchmark(**given)
 
 
+def _settings(name: str, turns: bool = False, **stated: Any) -> Iterator[tuple[str, Setting]]:
+    """A paper's setting by its name, and one for each of its second turns."""
+    setting = Setting(**stated)
+    yield name, setting
+    for kind, question in TURNS.items() if turns else ():
+        worded = f"{setting.paper}; second turn as its published code words it"
+        yield f"{name}-{kind}", replace(setting, paper=worded, then=question, next=not question)
+
+
 def _tuples(value: Any) -> Any:
     """The same without lists."""
     if isinstance(value, dict):
@@ -87,6 +100,8 @@ def _tuples(value: Any) -> Any:
 
 
 _FILE = yaml.safe_load(Path(__file__).with_name("benchmarks.yaml").read_text(encoding="utf-8"))
+TURNS: Mapping[str, str | None] = _FILE["turns"]
+"""Kinds of second turns, and what they ask; None: what the next sample does."""
 BENCHMARKS: Mapping[str, Benchmark] = {
     name: _benchmark(said) for name, said in _FILE["benchmarks"].items()
 }

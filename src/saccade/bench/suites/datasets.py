@@ -20,7 +20,7 @@ from saccade.bench.suites.archives import file_name
 from saccade.bench.suites.benchmarks import Benchmark
 from saccade.bench.suites.places import Index, Place
 from saccade.bench.suites.rows import Row, Rows
-from saccade.bench.suites.types import MARK, Item, LayoutError, Medium, Setting
+from saccade.bench.suites.types import MARK, Item, LayoutError, Medium, Setting, in_a_row
 from saccade.core.errors import OptionError, VideoInputError
 from saccade.inputs import media
 from saccade.inputs.media import Clip, FrameSampling
@@ -62,7 +62,8 @@ class Dataset:
 
     def items(self) -> Iterator[Item]:
         """Every usable item. Raises `OptionError` where the rows turn out to be damaged."""
-        return (entry for entry in self.entries() if isinstance(entry, Item))
+        found = (entry for entry in self.entries() if isinstance(entry, Item))
+        return in_a_row(found) if self.setting.next else found
 
     def unusable(self) -> tuple[Unusable, ...]:
         """What was drawn and cannot be used: a medium that is missing, a row that is not whole."""
@@ -163,7 +164,9 @@ class Dataset:
             if key not in used and isinstance(value, str | int | float | bool)
         }
         then = wording.texts(row, columns.get("then", ()))
-        return Item(name, task, asked, shown, answers, options, then, {**meta, "part": part})
+        then += (self.setting.then,) if self.setting.then else ()
+        told = {**meta, "part": part}
+        return Item(name, task, asked, shown, answers, options, then, meta=told)
 
     def _media(self, name: str, part: str, row: Row) -> tuple[Medium, ...]:
         known, columns = self.benchmark, self.benchmark.columns

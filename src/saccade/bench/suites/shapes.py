@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from saccade.bench.suites.types import Item, Medium, Setting, Task
+from saccade.bench.suites.benchmarks import TURNS
+from saccade.bench.suites.types import Item, Medium, Setting, Task, in_a_row
 from saccade.inputs.media import Clip
 from saccade.world import drawing, scenes, text
 from saccade.world.scenes import Scene
@@ -40,6 +41,7 @@ LENGTHS = {
     "10k": Length(320, 224, 224),
 }
 LONG = "10k"  # captions alone: a long context to compare plain decoders in
+PICTURE = 448, 448
 PICTURES = {"256": (224, 448), "2k": (896, 896)}  # height, width; the processor takes no more
 SHORTEST = "256"  # of a name without a length: a run of every method takes minutes
 
@@ -69,6 +71,11 @@ def _pictures(scene: Scene, length: str) -> tuple[Medium, ...]:
     )
 
 
+def _picture(scene: Scene, length: str) -> tuple[Medium, ...]:
+    read = partial(drawing.image_frame, scene, *PICTURE)
+    return (Medium("image", f"scene-{scene.seed}", read),)
+
+
 @dataclass(frozen=True)
 class Kind:
     """What is asked about a scene: one of the world's tasks, all of its turns or some."""
@@ -78,6 +85,8 @@ class Kind:
     task: Task = "open"
     turns: Callable[[Sequence[Turn], int], Sequence[Turn]] = lambda turns, seed: turns
     media: Callable[[Scene, str], tuple[Medium, ...]] = _clip
+    then: str | None = None  # a second turn's question, beside the world's
+    next: bool = False  # whether the second turn is the next item, with its picture
 
     def item(self, name: str, seed: int, length: str) -> Item:
         scene = scenes.scene(seed)
@@ -88,7 +97,7 @@ class Kind:
             question=first.question,
             media=self.media(scene, length),
             answers=(first.answer,),
-            then=tuple(turn.question for turn in then),
+            then=(*(turn.question for turn in then), *([self.then] if self.then else [])),
             meta={"seed": seed},
         )
 
@@ -108,11 +117,19 @@ TASKS: Mapping[str, Kind] = {
     # what training never showed: a question in other words, of frames that are not square
     "shapes-ood": Kind("describe", 256, "caption", _in_other_words, _wide_clip),
 }
+# TABED's second turns: over a picture, or over two of which the second comes with its question.
+# The world's models were never asked for a summary or a story: what they say then is nothing known.
+SECOND: Mapping[str, Kind] = {
+    f"shapes-second-{name}": Kind(
+        "image", 128, media=_picture, then=question, next=question is None
+    )
+    for name, question in TURNS.items()
+}
 
 
 @dataclass(frozen=True)
 class Shapes:
-    """One of ``TASKS`` at one of ``LENGTHS``."""
+    """One of ``TASKS`` at one of ``LENGTHS``, or one of ``SECOND``."""
 
     name: str
     kind: str
@@ -120,15 +137,18 @@ class Shapes:
     setting: Setting
 
     def items(self) -> Iterator[Item]:
-        for number in range(self.setting.samples or SAMPLES):
-            yield TASKS[self.kind].item(self.kind, FIRST_SEED + number, self.length)
+        kind = {**TASKS, **SECOND}[self.kind]
+        seeds = range(FIRST_SEED, FIRST_SEED + (self.setting.samples or SAMPLES))
+        found = (kind.item(self.kind, seed, self.length) for seed in seeds)
+        return in_a_row(found) if kind.next else found
 
 
 def suites() -> dict[str, Shapes]:
     """Every suite by name: ``shapes-caption`` (256 visual tokens), ``shapes-caption-2k``, ..."""
     found = {}
-    for task, kind in TASKS.items():
-        for length in PICTURES if kind.media is _pictures else LENGTHS:
+    for task, kind in {**TASKS, **SECOND}.items():
+        lengths = [SHORTEST] if task in SECOND else PICTURES if kind.media is _pictures else LENGTHS
+        for length in lengths:
             if length == LONG and task != "shapes-caption":
                 continue
             name = task if length == SHORTEST else f"{task}-{length}"

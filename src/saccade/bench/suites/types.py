@@ -5,8 +5,8 @@ Media are read when they are asked for, so a suite of thousands costs nothing to
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
@@ -45,7 +45,26 @@ class Item:
     answers: tuple[str, ...] = ()  # any of them is right; empty where there is none to compare with
     options: tuple[str, ...] = ()  # of a choice, in order: A, B, ...
     then: tuple[str, ...] = ()  # further questions of a conversation
+    next: Item | None = None  # asked after all of them, and shows something of its own
     meta: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def asked(self) -> tuple[str, ...]:
+        """The question of every turn."""
+        last = () if self.next is None else (self.next.question,)
+        return (self.question, *self.then, *last)
+
+
+def in_a_row(items: Iterable[Item]) -> Iterator[Item]:
+    """Each with the one after it as what is asked next; the last with the first."""
+    first = before = None
+    for item in items:
+        first = first or item
+        if before is not None:
+            yield replace(before, next=item)
+        before = item
+    if before is not None:
+        yield replace(before, next=first)
 
 
 @dataclass(frozen=True)
@@ -58,6 +77,8 @@ class Setting:
     frames: int | None = None
     split: str = "test"
     prompt: str = "{question}"  # {question} and, of a choice, {options}
+    then: str | None = None  # the second turn's question
+    next: bool = False  # whether the second turn is the next sample, with its images
 
 
 @runtime_checkable
