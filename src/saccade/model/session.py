@@ -138,8 +138,7 @@ class Session:
             last = int(text[0]) if noted and len(text) else len(prompt)
             most = max(0, min(last, len(prompt) - max(1, follow)))
             reused, whose = self._beginnings.lend(prompt, cache, most)
-        for start in range(reused, len(prompt), self._chunk):
-            stop = min(start + self._chunk, len(prompt))
+        for start, stop in pairwise(_ends(reused, len(prompt), self._chunk)):
             rows = text[(text >= start) & (text < stop)] - start
             note = None
             if record and len(rows) and len(columns):
@@ -412,6 +411,12 @@ def score_together(asked: Sequence[tuple[Session, Mapping[int, Tree]]]) -> list[
         session._told(trees, laws[start:stop])
         for (session, trees), (start, stop) in zip(asked, pairwise(ends), strict=True)
     ]
+
+
+def _ends(start: int, stop: int, chunk: int) -> list[int]:
+    """Where pieces of a prompt end; a last one of few rows, which would cost a forward's fixed
+    share, is read with the one before."""
+    return [*range(start, max(start + 1, stop - chunk // 4), chunk), stop]
 
 
 def _note(request: RequestState, asked: Asked, waiting: int, known: int, nodes: int) -> None:
