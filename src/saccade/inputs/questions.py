@@ -169,19 +169,7 @@ def converse(
         raise ModelError(f"{name} reads text only; give a vision-language --target")
     if clips and getattr(processor, "video_processor", None) is None:
         raise ModelError(f"{name} reads images and no videos; give it a picture")
-    held = literal.hold(processor, turns)
-    written = held.turns
-    if text_only:
-        for turn in written:
-            turn["content"] = "".join(part["text"] for part in turn["content"])
-    text = processor.apply_chat_template(
-        written,
-        add_generation_prompt=not continued,
-        continue_final_message=continued,
-        tokenize=False,
-        **({"tools": [*tools]} if tools else {}),
-    )
-    text, standing = literal.stand_in(name, processor, text, held)
+    text, standing = _written(name, processor, turns, tools, continued)
     if text_only:
         inputs = processor(text, return_tensors="pt", add_special_tokens=False)
         return literal.spell(name, inputs, standing)
@@ -205,6 +193,39 @@ def converse(
         group = int(processor.video_processor.temporal_patch_size)
         inputs["video_second_per_grid"] = torch.tensor([group / c.sampled_fps for c in clips])
     return literal.spell(name, inputs, standing)
+
+
+def words(
+    name: str, processor: Any, turns: Sequence[Mapping[str, Any]], *, continued: bool = False
+) -> list[int]:
+    """The ids of a conversation's template alone, as :func:`converse` takes it: each picture is
+    still the mark that stands for it."""
+    text, standing = _written(name, processor, turns, (), continued)
+    tokenizer = getattr(processor, "tokenizer", processor)
+    found = literal.spell(name, tokenizer(text, return_tensors="pt"), standing)
+    return list(found["input_ids"][0].tolist())
+
+
+def _written(
+    name: str,
+    processor: Any,
+    turns: Sequence[Mapping[str, Any]],
+    tools: Sequence[Mapping[str, Any]],
+    continued: bool,
+) -> tuple[str, literal.Standing | None]:
+    """A conversation as its template has it, and what stands in it for words."""
+    held = literal.hold(processor, turns)
+    if getattr(processor, "tokenizer", None) is None:
+        for turn in held.turns:
+            turn["content"] = "".join(part["text"] for part in turn["content"])
+    text = processor.apply_chat_template(
+        held.turns,
+        add_generation_prompt=not continued,
+        continue_final_message=continued,
+        tokenize=False,
+        **({"tools": [*tools]} if tools else {}),
+    )
+    return literal.stand_in(name, processor, text, held)
 
 
 def _described(processor: Any) -> str:

@@ -60,9 +60,24 @@ class Settings:
     draft: Annotated[
         str | None, typer.Option(help="A checkpoint to start from; a fresh one when left out.")
     ] = None
+    language: Annotated[
+        str | None,
+        typer.Option(help="The language model of a fresh draft; the recipe's when left out."),
+    ] = None
+    tower: Annotated[
+        str | None, typer.Option(help="Its vision tower; the target's own when left out.")
+    ] = None
     target: Annotated[
         str, typer.Option(help="The model to draft for: its processor, and the teacher.")
     ] = "shapes"
+    data: Annotated[
+        str | None,
+        typer.Option(help="Conversations in LLaVA's format (JSON); else the synthetic world's."),
+    ] = None
+    images: Annotated[
+        str | None,
+        typer.Option(help="The folder of its pictures and videos; the file's own when left out."),
+    ] = None
     steps: Annotated[
         int, typer.Option(min=1, help="Optimizer steps, shared by the phases as in the paper.")
     ] = 100
@@ -82,8 +97,9 @@ class Settings:
 
 @dataclass(frozen=True)
 class DraftRecipe:
-    """Phases, and the decoder layers of a draft made from nothing."""
+    """Phases, the language model that TABED starts from, and its decoder layers."""
 
+    language: str
     layers: int
     phases: tuple[Phase, ...]
 
@@ -107,11 +123,12 @@ _ONEVISION = (
     _everything("single-image", 3_200_000, ("image",)),
     _everything("onevision", 1_600_000, EVERYTHING),
 )
-# The language models TABED starts from, LLaMA-68M and LLaMA-160M, have 2 and 12 layers.
+# LLaMA-68M and LLaMA-160M (Miao et al., 2023). A fresh draft of the world has their layers.
+_SMALL, _LARGE = "JackFram/llama-68m", "JackFram/llama-160m"
 RECIPES = {
-    "llava-1.5-68m": DraftRecipe(2, _LLAVA),
-    "llava-1.5-160m": DraftRecipe(12, _LLAVA),
-    "llava-onevision-68m": DraftRecipe(2, _ONEVISION),
+    "llava-1.5-68m": DraftRecipe(_SMALL, 2, _LLAVA),
+    "llava-1.5-160m": DraftRecipe(_LARGE, 12, _LLAVA),
+    "llava-onevision-68m": DraftRecipe(_SMALL, 2, _ONEVISION),
 }
 
 

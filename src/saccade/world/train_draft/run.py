@@ -20,6 +20,8 @@ from transformers.trainer_utils import get_last_checkpoint
 from saccade.core.errors import ModelError, OptionError
 from saccade.inputs.loading import Loaded, check_pair, load
 from saccade.model.backbone import Backbone
+from saccade.world.train_draft import conversations
+from saccade.world.train_draft.assembling import assembled
 from saccade.world.train_draft.recipes import DraftRecipe, Settings, parts, recipe, shared
 from saccade.world.train_draft.trainer import Tell, Work, trainer
 
@@ -42,17 +44,25 @@ def untrained(config: Any, seed: int) -> Any:
     return model
 
 
+def started(target: Loaded, chosen: DraftRecipe, settings: Settings) -> Loaded:
+    """The draft before any training: the one that is named, or a fresh one."""
+    vision = target.backbone.model.config.to_dict().get("vision_config", {})
+    sizes = (target.backbone.config.hidden_size, target.backbone.vocab, vision.get("hidden_size"))
+    if settings.draft is not None:
+        draft = load(settings.draft, dtype="float32", fused=False)
+        check_pair(target, draft)
+        return draft
+    if sizes == EMBEDDED_SIZES and settings.language is settings.tower is None:
+        return fresh(target, chosen.layers, settings.seed)
+    return assembled(target, settings.language or chosen.language, settings.tower, settings.seed)
+
+
 def fresh(target: Loaded, layers: int, seed: int) -> Loaded:
     """An untrained draft for a member of the embedded family, behind that one's vision tower.
 
     The recipes never start from an untrained tower; LLaVA-1.5's would leave it as it is.
     """
     config = deepcopy(target.backbone.model.config)
-    vision = config.to_dict().get("vision_config", {})
-    sizes = (target.backbone.config.hidden_size, target.backbone.vocab, vision.get("hidden_size"))
-    if sizes != EMBEDDED_SIZES:
-        raise ModelError(f"a fresh draft is made for the embedded target only: {target.name} needs "
-                         "--draft, a checkpoint of the same family to start from")  # fmt: skip
     config.text_config.num_hidden_layers = layers
     config.text_config.layer_types = config.text_config.layer_types[:layers]
     model = untrained(config, seed)
@@ -80,12 +90,9 @@ def train_draft(
     stored = _stored(out, settings, resume)
     if stored.get("phases"):
         return stored
+    told = conversations.read(settings.data, settings.images) if settings.data else ()
     target = load(settings.target, dtype="float32", fused=False)
-    if settings.draft is None:
-        draft = fresh(target, chosen.layers, settings.seed)
-    else:
-        draft = load(settings.draft, dtype="float32", fused=False)
-        check_pair(target, draft)
+    draft = started(target, chosen, settings)
     model: Any = draft.backbone.model
     parts(model)  # refuses before anything is written
     if settings.distill and type(model) is not type(target.backbone.model):
@@ -103,7 +110,7 @@ def train_draft(
         zip(chosen.phases, shared(settings.steps, chosen.phases), strict=True)
     ):
         place = out / CHECKPOINTS / f"{number + 1}-{phase.name}"
-        work = Work(phase, steps, settings, number, place, save_every_s)
+        work = Work(phase, steps, settings, number, place, save_every_s, told)
         found.append(_run(work, draft, target, tell))
     model.save_pretrained(out)
     draft.processor.save_pretrained(out)
@@ -148,6 +155,10 @@ def _checked(settings: Settings) -> DraftRecipe:
         raise OptionError(f"--drop-visual {settings.drop_visual} is not a share between 0 and 1")
     if settings.batch_size is not None and settings.batch_size < 1:
         raise OptionError(f"--batch-size {settings.batch_size} must be at least 1")
+    if settings.draft is not None and (settings.language or settings.tower):
+        raise OptionError("--language and --tower are a fresh draft's: leave --draft out")
+    if settings.images and not settings.data:
+        raise OptionError("--images is where the pictures of --data lie: give that too")
     if settings.lr_scale <= 0:
         raise OptionError(f"--lr-scale {settings.lr_scale} must be above 0")
     return chosen

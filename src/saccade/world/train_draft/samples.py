@@ -50,6 +50,12 @@ CANVASES: dict[Kind, list[Canvas]] = {
 }
 
 
+def readable(loaded: Loaded, kinds: Sequence[Kind]) -> Sequence[Kind]:
+    """Those of these kinds that a model's processor takes: some know no videos."""
+    videos = getattr(loaded.processor, "video_processor", None) is not None
+    return [kind for kind in kinds if kind != "video" or videos]
+
+
 @dataclass(frozen=True)
 class Talk:
     """A conversation to be had: about which scene, which of the world's tasks, drawn by `seed`."""
@@ -120,12 +126,20 @@ class Samples(Dataset):
         history = [(turn.question, turn.answer) for turn in turns[:last]]
         inputs = ask(loaded, turns[last].question, history=history, **media)
         said = loaded.tokenizer(turns[last].answer, add_special_tokens=False).input_ids
-        visual = torch.isin(inputs["input_ids"], torch.tensor(sorted(loaded.backbone.placeholders)))
-        stay = ~visual
-        seen = int(visual.sum())
-        lost = round(rng.uniform(0, self._drop) * seen)
-        stay[visual] = torch.from_numpy(rng.permutation(seen) >= lost)
+        stay = kept(loaded, inputs, rng, self._drop)
         return answered(inputs, [*said, loaded.tokenizer.eos_token_id], stay)
+
+
+def kept(
+    loaded: Loaded, inputs: Mapping[str, Any], rng: np.random.Generator, drop: float
+) -> Bool[Tensor, "1 len"]:
+    """Which of a prompt's tokens a draft gets: all but up to a share ``drop`` of the visual."""
+    visual = torch.isin(inputs["input_ids"], torch.tensor(sorted(loaded.backbone.placeholders)))
+    stay = ~visual
+    seen = int(visual.sum())
+    lost = round(rng.uniform(0, drop) * seen)
+    stay[visual] = torch.from_numpy(rng.permutation(seen) >= lost)
+    return stay
 
 
 def answered(
@@ -150,12 +164,17 @@ def answered(
 
 
 def together(samples: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """Samples as one batch, padded on the right."""
+    """Samples as one batch, padded on the right; one may show nothing, or more tiles."""
     found = {}
-    for name in samples[0]:
-        rows = [sample[name] for sample in samples]
+    for name in dict.fromkeys(name for sample in samples for name in sample):
+        rows = [sample[name] for sample in samples if name in sample]
         if name in FILLER:
-            found[name] = pad_sequence([row[0] for row in rows], True, FILLER[name])
+            none = [torch.zeros_like(sample["input_ids"]) for sample in samples]
+            whole = [sample.get(name, zeros) for sample, zeros in zip(samples, none, strict=True)]
+            found[name] = pad_sequence([row[0] for row in whole], True, FILLER[name])
+        elif rows[0].ndim > 4:  # pictures in tiles: those that are not there are never looked at
+            tiles = [row for each in rows for row in each]
+            found[name] = pad_sequence(tiles, True)
         else:
             found[name] = torch.cat(rows)
     return found

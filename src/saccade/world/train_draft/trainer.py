@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -13,12 +13,14 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.data import Dataset
 from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 
 from saccade.core.errors import OptionError
 from saccade.inputs import Loaded
+from saccade.world.train_draft.conversations import Conversations, Told
 from saccade.world.train_draft.recipes import Part, Phase, Settings, trained
-from saccade.world.train_draft.samples import Samples
+from saccade.world.train_draft.samples import Samples, readable
 
 TOGETHER = 4  # samples in one forward, at most
 
@@ -35,6 +37,7 @@ class Work:
     number: int  # of the phase
     place: Path  # of its checkpoints
     save_every_s: float
+    told: Sequence[Told] = ()  # conversations to learn from; none: the world's
 
     @property
     def batch_size(self) -> int:
@@ -228,20 +231,22 @@ def trainer(work: Work, draft: Loaded, target: Loaded, tell: Tell) -> DraftTrain
         teacher,
         model=model.to(args.device),
         args=args,
-        train_dataset=Samples(
-            draft,
-            phase.media,
-            (settings.seed, work.number),
-            count=work.steps * work.batch_size // work.together,
-            batch=work.together,
-            drop=settings.drop_visual,
-        ),
+        train_dataset=_dataset(work, draft),
         data_collator=lambda items: items[0],
         callbacks=[_Watch(work, tell)],
         optimizers=(_optimizer(model, trains, phase, args), None),
     )
     made.remove_callback(PrinterCallback)
     return made
+
+
+def _dataset(work: Work, draft: Loaded) -> Dataset[Any]:
+    seed, drop = (work.settings.seed, work.number), work.settings.drop_visual
+    count = work.steps * work.batch_size // work.together
+    if work.told:
+        return Conversations(draft, work.told, seed, count=count, batch=work.together, drop=drop)
+    media = readable(draft, work.phase.media)
+    return Samples(draft, media, seed, count=count, batch=work.together, drop=drop)
 
 
 def _optimizer(model: nn.Module, trains: Mapping[str, Part], phase: Phase, args: Any) -> Any:
