@@ -18,6 +18,9 @@ def train(
     run_dir: Annotated[Path, typer.Option(help="Where stages, logs and weights go.")] = RUN_DIR,
     stages: Annotated[str | None, typer.Option(help="Comma-separated; all when left out.")] = None,
     export: Annotated[Path | None, typer.Option(help="Write the trained folders here.")] = None,
+    pair: Annotated[
+        Path | None, typer.Option("--from", help="A pair's folder: train it on, from `medium`.")
+    ] = None,
     smoke: Annotated[bool, typer.Option(help="Two minutes on one-object clips.")] = False,
     threads: Threads = None,
     verbose: Verbose = True,
@@ -30,7 +33,7 @@ def train(
     chosen = known if stages is None else [name.strip() for name in stages.split(",")]
     if unknown := [name for name in chosen if name not in known]:
         raise OptionError(f"unknown stage {unknown[0]!r}; stages: {', '.join(known)}")
-    train.train(run_dir, chosen, smoke=smoke)
+    train.train(run_dir, chosen, pair=pair, smoke=smoke)
     if export is not None:
         train.export(run_dir, export)
 

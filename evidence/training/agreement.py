@@ -14,6 +14,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from evidence.training.wholeness import whole
 from saccade.core.prompt import Inputs, Prefill
 from saccade.core.protocols import View
 from saccade.core.sampling import Sampling
@@ -41,12 +42,13 @@ SHOWN = ("full", "specvlm", "attention", "uniform", "random", "none")
 KEEP = 0.1
 LENGTH = 5  # of the chain tau is computed for
 ANSWER = 192
+LONGEST = 300  # true descriptions have up to 256 tokens
 
 
-def held_out(number: int, size: int) -> tuple[scenes.Scene, Clip, str]:
+def held_out(number: int, size: int, *, max_objects: int = 6) -> tuple[scenes.Scene, Clip, str]:
     """A scene no training stage drew, its frames and a question; ``size`` visual tokens."""
     frames, side = FRAMES[size]
-    scene = scenes.scene(FIRST_SEED + number)
+    scene = scenes.scene(FIRST_SEED + number, max_objects=max_objects)
     pictures = drawing.render(scene, frames, side)
     seconds = 8.0
     times = (np.arange(frames) * seconds / frames).astype(np.float64)
@@ -82,6 +84,26 @@ def evaluate(
             name: {view: _summary(lists) for view, lists in views.items()}
             for name, views in rows.items()
         }
+    return found
+
+
+def broken(
+    target: Loaded, *, clips: int, size: int, tell: Callable[[str], None] = lambda s: None
+) -> list[str]:
+    """The target's greedy descriptions of unseen clips of up to five shapes that end within
+    something, go on for good, or are put together as no true description is."""
+    found = []
+    for number in range(clips):
+        tell(f"{size} visual tokens, whole answers: clip {number + 1} of {clips}")
+        _, clip, question = held_out(number, size, max_objects=5)
+        inputs = ask(target, question, clips=[clip])
+        told = run(
+            target.backbone, inputs, tokenizer=target.processor, method="ar",
+            max_new_tokens=LONGEST, do_sample=False,
+        )  # fmt: skip
+        said = told.text or ""
+        if told.finish_reason != "stop" or not whole(said):
+            found.append(said)
     return found
 
 

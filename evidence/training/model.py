@@ -105,16 +105,14 @@ def _vision_block(x: Tensor, cos: Tensor, sin: Tensor, p: Sequence[Tensor]) -> T
 def _text_block(x: Tensor, cos: Tensor, sin: Tensor, p: Sequence[Tensor]) -> Tensor:
     n1, q_w, q_b, k_w, k_b, v_w, v_b, o_w, n2, g_w, u_w, d_w = p
     batch, n, width = x.shape
-    y = _norm(x, n1)
-    q = F.linear(y, q_w, q_b).view(batch, n, HEADS, -1).transpose(1, 2)
-    k = F.linear(y, k_w, k_b).view(batch, n, KV_HEADS, -1).transpose(1, 2)
-    v = F.linear(y, v_w, v_b).view(batch, n, KV_HEADS, -1).transpose(1, 2)
-    k = _rotate(k, cos, sin).repeat_interleave(HEADS // KV_HEADS, 1)
-    v = v.repeat_interleave(HEADS // KV_HEADS, 1)
-    mixed = F.scaled_dot_product_attention(_rotate(q, cos, sin), k, v, is_causal=True)
+    qkv = F.linear(_norm(x, n1), torch.cat([q_w, k_w, v_w]), torch.cat([q_b, k_b, v_b]))
+    heads = qkv.view(batch, n, HEADS + 2 * KV_HEADS, -1).transpose(1, 2)
+    q, k, v = heads.split([HEADS, KV_HEADS, KV_HEADS], 1)
+    q, k = _rotate(q, cos, sin), _rotate(k, cos, sin)
+    mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
     x = x + F.linear(mixed.transpose(1, 2).reshape(batch, n, width), o_w)
-    y = _norm(x, n2)
-    return x + F.linear(F.silu(F.linear(y, g_w)) * F.linear(y, u_w), d_w)
+    gate, up = F.linear(_norm(x, n2), torch.cat([g_w, u_w])).chunk(2, -1)
+    return x + F.linear(F.silu(gate) * up, d_w)
 
 
 def patches(frames: Tensor) -> Tensor:
@@ -151,7 +149,7 @@ def see(model: Any, frames: Tensor) -> Tensor:
     """Visual tokens [groups * cells, hidden] of uint8 frame pairs [groups, 2, H, W, 3]."""
     v = model.model.visual
     weight = v.patch_embed.proj.weight
-    x = F.linear(patches(frames), weight.view(weight.shape[0], -1))
+    x = F.linear(patches(frames), weight.view(weight.shape[0], -1)).float()
     cos, sin = vision_rope(frames.shape[2], frames.shape[3])
     for b in v.blocks:
         a, m = b.attn, b.mlp
@@ -210,3 +208,22 @@ def grow(
         new[name] = value
     grown.load_state_dict(new)
     return grown
+
+
+def shrink(
+    model: Qwen2_5_VLForConditionalGeneration, layers: int
+) -> Qwen2_5_VLForConditionalGeneration:
+    """The layers that `grow` began from, without those that it added and what they learnt since."""
+    grown = model.config.text_config.num_hidden_layers
+    first = {-(-i * grown // layers): i for i in range(layers)}  # where grown: where it came from
+    state, shrunk = model.state_dict(), create(layers)
+    new = {}
+    for name, value in state.items():
+        head, dot, rest = name.partition(".layers.")
+        index, _, tail = rest.partition(".")
+        if not dot:
+            new[name] = value
+        elif int(index) in first:
+            new[f"{head}.layers.{first[int(index)]}.{tail}"] = value
+    shrunk.load_state_dict(new)
+    return shrunk

@@ -12,6 +12,7 @@ from typing import Any
 
 from evidence.training import agreement, evaluate
 from saccade.engine.trace import environment
+from saccade.inputs import load
 from saccade.world.train_draft.samples import Canvas
 
 FOLDERS = ("target", "draft-naive", "draft")
@@ -47,6 +48,10 @@ def measure(
         "environment": environment(),
         "curves": curves(run_dir) or before.get("curves", {}),
         "accuracy": accuracy,
+        "broken": {
+            str(size): agreement.broken(load("shapes"), clips=clips, size=size, tell=tell)
+            for size in sizes
+        },
         "agreement": agreement.evaluate(clips=clips, sizes=sizes, tell=tell),
     }
 
@@ -96,6 +101,14 @@ def page(found: dict[str, Any], figure_name: str | None, command: str) -> str:
             for view, row in views.items():
                 numbers = [f"{row[kind]:.3f}" if kind in row else "" for kind in KINDS]
                 lines.append(_row(name, view, *numbers))
+    for size, answers in found.get("broken", {}).items():
+        shown = "".join(f" *{answer}*" for answer in answers)
+        lines += [
+            "",
+            f"Of the target's greedy descriptions of {found['clips']} unseen clips of up to five "
+            f"shapes at {size} visual tokens, {len(answers) or 'none'} broke off or were put "
+            f"together as no true one is{':' if answers else '.'}{shown}",
+        ]
     lines += [
         "",
         "## How far draft and target agree",

@@ -29,8 +29,8 @@ MIDDLE = _clips(
 )
 BIG = _clips((4, 336, 336, 0.5), (4, 448, 448, 0.3), (8, 336, 280, 0.2))
 LONG = _clips(
-    *((64, 112, 112, 0.2), (16, 224, 224, 0.15), (32, 168, 168, 0.15), (64, 168, 168, 0.1)),
-    *((32, 224, 224, 0.1), (16, 336, 336, 0.05), (8, 448, 448, 0.05), (64, 224, 224, 0.15)),
+    *((64, 112, 112, 0.15), (16, 224, 224, 0.15), (32, 168, 168, 0.1), (64, 168, 168, 0.1)),
+    *((32, 224, 224, 0.1), (16, 336, 336, 0.05), (8, 448, 448, 0.05), (64, 224, 224, 0.25)),
     (128, 112, 112, 0.05),
 )
 HUGE = _clips((128, 224, 224, 0.6), (32, 448, 448, 0.2), (256, 224, 224, 0.2))
@@ -67,23 +67,22 @@ STAGES = (
         objects=lambda progress: 3 if progress < 0.15 else 4 if progress < 0.3 else 6,
     ),
     Stage(
-        *("medium", MEDIUM_LAYERS, 1250, 1e-3),
-        _scaled(SHORT, 0.45)
-        + _scaled(MIDDLE, 0.3)
-        + _scaled(BIG, 0.13)
-        + _stills(112, 168, 224, 336, 448, share=0.12),
+        *("medium", MEDIUM_LAYERS, 9000, 5e-4),
+        _scaled(SHORT, 0.15)
+        + _scaled(MIDDLE, 0.4)
+        + _scaled(LONG, 0.27)
+        + _scaled(BIG, 0.08)
+        + _stills(112, 168, 224, 336, 448, share=0.1),
         tokens=3500,
     ),
     Stage(
-        *("large", TARGET_LAYERS, 1150, 6e-4),
-        _scaled(SHORT, 0.4)
-        + _scaled(MIDDLE, 0.35)
-        + _scaled(LONG, 0.12)
+        *("large", TARGET_LAYERS, 5400, 3e-4),
+        _scaled(SHORT, 0.1)
+        + _scaled(MIDDLE, 0.4)
+        + _scaled(LONG, 0.35)
         + _scaled(HUGE, 0.012)
-        + _stills(112, 224, 336, 448, share=0.12),
-        tokens=4000,
-        vision=False,
-        probe=0.0,
+        + _scaled(BIG, 0.05)
+        + _stills(112, 224, 336, 448, share=0.1),
     ),
     Stage(
         *("early", DRAFT_LAYERS, 225, 2e-3),
@@ -92,7 +91,7 @@ STAGES = (
         probe=0.0,
     ),
     Stage(
-        *("naive", DRAFT_LAYERS, 320, 1.2e-3),
+        *("naive", DRAFT_LAYERS, 1500, 1.2e-3),
         _scaled(SHORT, 0.4)
         + _scaled(MIDDLE, 0.4)
         + _scaled(LONG, 0.1)
@@ -101,7 +100,7 @@ STAGES = (
         probe=0.0,
     ),
     Stage(
-        *("draft", DRAFT_LAYERS, 460, 1.2e-3),
+        *("draft", DRAFT_LAYERS, 1800, 1.2e-3),
         _scaled(SHORT, 0.2)
         + _scaled(MIDDLE, 0.5)
         + _scaled(LONG, 0.2)

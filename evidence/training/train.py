@@ -2,16 +2,17 @@
 
 probe    the vision tower alone learns what each visual token shows (heads that are thrown away)
 small    two decoder layers learn to speak, vision still training: where the drafts begin
-medium   grown to six layers, longer clips, vision still training
-large    grown to the target's depth, vision frozen, clips up to thousands of visual tokens
+medium   grown to six layers, clips up to thousands of visual tokens, vision still training
+large    grown to the target's depth, vision still training, as many visual tokens
 early    the small decoder behind that tower learns the law of the medium model; needs only the
          medium stage, so it may run beside the large one
 naive    it learns the target's law from all tokens
 draft    the same from views with tokens dropped: at random, around objects, by whole frames
 
 Budgets are seconds of CPU time and also set the learning rate schedule. A stage that was cut
-resumes from its last checkpoint. Knows nothing of the command line; progress goes to `logging` and
-to one JSONL file per stage.
+goes on from its last checkpoint with clips that it has not seen, and what it leaves at any time is
+the mean of its last steps' weights. A run may start at `medium` from a pair that is there. Knows
+nothing of the command line; progress goes to `logging` and to one JSONL file per stage.
 """
 
 import json
@@ -25,12 +26,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from transformers import Qwen2_5_VLProcessor
 
 from evidence.training import build
 from evidence.training.batch import Batch, Source, drop, visual_tokens
 from evidence.training.labels import PROBES
-from evidence.training.model import HIDDEN, create, embed, grow, read, see
+from evidence.training.model import HIDDEN, create, embed, grow, read, see, shrink
 from evidence.training.stages import (
     DRAFT_LAYERS,
     MEDIUM_LAYERS,
@@ -43,6 +45,14 @@ from evidence.training.stages import (
 log = logging.getLogger(__name__)
 
 PROBE_CLASSES = 16
+NO_MUON = ("model.language_model.embed_tokens.weight", "head")  # looked up, or told apart by
+WARM_UP = 0.03  # of a stage's seconds
+SAVE_EVERY_S = 60.0
+KEPT_OF_MEAN = 0.995  # a step: the mean reaches some 200 steps back
+DRAFTS = {"naive": "draft-naive", "draft": "draft"}
+UNPAIRED = ("probe", "small", "early")  # not run where a pair is there to start from
+# Half the seconds where the processor has units for it, and fifty times as many where not.
+BF16 = torch.cpu._is_avx512_bf16_supported()
 
 
 class Optimizer:
@@ -50,7 +60,7 @@ class Optimizer:
 
     def __init__(self, params: Sequence[tuple[str, nn.Parameter]], lr: float) -> None:
         self.lr = lr
-        matrices = [p for n, p in params if "embed_tokens" not in n and p.ndim > 1]
+        matrices = [p for n, p in params if n not in NO_MUON and p.ndim > 1]
         chosen = {id(p) for p in matrices}
         self._groups: dict[tuple[int, ...], list[nn.Parameter]] = {}
         for p in matrices:
@@ -92,8 +102,8 @@ def _orthogonal(x: Tensor) -> Tensor:
 
 
 def _schedule(progress: float) -> float:
-    """Warm-up 3 %, flat to 35 %, linear to 3 %."""
-    return min(1.0, 0.02 + progress / 0.03, 1.0 - 0.97 * max(0.0, progress - 0.35) / 0.65)
+    """Warm-up 3 %, flat to 50 %, linear to 3 %."""
+    return min(1.0, 0.02 + progress / WARM_UP, 1.0 - 0.97 * max(0.0, progress - 0.5) / 0.5)
 
 
 def _probe_loss(head: nn.Linear, visual: Tensor, want: Tensor) -> tuple[Tensor, list[float]]:
@@ -141,8 +151,9 @@ def _ratio() -> float:
 
 def _answers(model: Any, batch: Batch, visual: Tensor | None) -> Tensor:
     """Logits [answer tokens, vocabulary]."""
-    hidden = read(model, embed(model, batch.ids, visual), batch.positions)
-    return F.linear(hidden[batch.labels >= 0], model.lm_head.weight)
+    with torch.autocast("cpu", torch.bfloat16, BF16):
+        hidden = read(model, embed(model, batch.ids, visual), batch.positions)
+    return F.linear(hidden[batch.labels >= 0].float(), model.lm_head.weight)
 
 
 @torch.no_grad()
@@ -164,12 +175,15 @@ class _Run:
         if stage.probe:
             params += [("head", self.head.weight), ("head.bias", self.head.bias)]
         self.optimizer = Optimizer(params, stage.lr)
+        self.mean = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(KEPT_OF_MEAN))
         self.steps, self.cpu_s, self.samples, self.seen = 0, 0.0, 0, 0
         self.tok = tok
+        self.head_first = False  # a fresh head learns from a trained tower before it teaches it
 
     def state(self) -> dict[str, Any]:
         return {
             "model": self.model.state_dict(),
+            "mean": self.mean.state_dict(),
             "head": self.head.state_dict(),
             "momentum": self.optimizer.momentum,
             "adam": self.optimizer.adam.state_dict(),
@@ -178,6 +192,7 @@ class _Run:
 
     def resume(self, state: Mapping[str, Any]) -> None:
         self.model.load_state_dict(state["model"])
+        self.mean.load_state_dict(state["mean"])
         self.head.load_state_dict(state["head"])
         self.optimizer.momentum = state["momentum"]
         self.optimizer.adam.load_state_dict(state["adam"])
@@ -186,11 +201,13 @@ class _Run:
     def loss(self, batch: Batch) -> tuple[Tensor, dict[str, Any]]:
         """The stage's loss of a batch, and what to log."""
         stage, scores = self.stage, {}
-        with torch.set_grad_enabled(stage.vision):
-            visual = see(self.model, batch.frames)
+        with torch.set_grad_enabled(stage.vision), torch.autocast("cpu", torch.bfloat16, BF16):
+            visual = see(self.model, batch.frames).float()
         total = torch.zeros(())
         if stage.probe:
-            probe, right = _probe_loss(self.head, visual, batch.probes)
+            alone = self.head_first and self.cpu_s < WARM_UP * stage.cpu_s
+            shown = visual.detach() if alone else visual
+            probe, right = _probe_loss(self.head, shown, batch.probes)
             total = stage.probe * probe
             scores = {"probe": float(probe.detach()), "right": [round(r, 3) for r in right]}
         if stage.name == "probe":
@@ -215,7 +232,7 @@ class _Run:
         return total + 0.8 * kl + 0.2 * ce, scores
 
 
-def _train(run: _Run, run_dir: Path, every_s: float = 60.0) -> None:
+def _train(run: _Run, run_dir: Path) -> None:
     stage = run.stage
     part = run_dir / f"{stage.name}.part.pt"
     if part.exists():
@@ -238,6 +255,7 @@ def _train(run: _Run, run_dir: Path, every_s: float = 60.0) -> None:
                     f"{stage.name}: the loss is {float(loss.detach())} at step {run.steps}"
                 )
             run.optimizer.step(_schedule(progress))
+            run.mean.update_parameters(run.model)
             run.steps += 1
             run.samples += len(batch.ids)
             run.seen += batch.ids.numel()
@@ -252,7 +270,7 @@ def _train(run: _Run, run_dir: Path, every_s: float = 60.0) -> None:
             }
             line |= {k: round(v, 4) if isinstance(v, float) else v for k, v in scores.items()}
             curve.write(json.dumps(line) + "\n")
-            if time.monotonic() - saved > every_s:
+            if time.monotonic() - saved > SAVE_EVERY_S:
                 curve.flush()
                 log.info("%s", line)
                 _write(run.state(), part)
@@ -275,9 +293,9 @@ def _state(run_dir: Path, name: str) -> dict[str, Any]:
 
 
 def _weights(run_dir: Path, name: str, layers: int) -> Any:
-    model = create(layers)
-    model.load_state_dict(_state(run_dir, name)["model"])
-    return model
+    mean = AveragedModel(create(layers))
+    mean.load_state_dict(_state(run_dir, name)["mean"])
+    return mean.module
 
 
 def _behind(tower: Any, decoder: Any) -> Any:
@@ -286,13 +304,16 @@ def _behind(tower: Any, decoder: Any) -> Any:
     return decoder
 
 
-def _begin(stage: Stage, run_dir: Path) -> tuple[Any, Any | None]:
-    """The model a stage starts from, and its teacher."""
+def _begin(stage: Stage, run_dir: Path, pair: Path | None) -> tuple[Any, Any | None]:
+    """The model a stage starts from, and its teacher. With a `pair`, its members stand for the
+    stages before `medium` and before each draft's own."""
     if stage.name == "probe":
         return create(stage.layers), None
     if stage.name == "small":
         return _weights(run_dir, "probe", DRAFT_LAYERS), None
     if stage.name == "medium":
+        if pair is not None:
+            return shrink(build.load(pair / "target"), stage.layers), None
         return grow(_weights(run_dir, "small", DRAFT_LAYERS), stage.layers), None
     if stage.name == "large":
         return grow(_weights(run_dir, "medium", MEDIUM_LAYERS), stage.layers), None
@@ -301,6 +322,8 @@ def _begin(stage: Stage, run_dir: Path) -> tuple[Any, Any | None]:
     if stage.name == "early":
         name, layers = ("medium", MEDIUM_LAYERS)
     target = _weights(run_dir, name, layers).bfloat16().float().requires_grad_(False)
+    if pair is not None:
+        return _behind(target, build.load(pair / DRAFTS[stage.name])), target
     return _behind(target, _weights(run_dir, before, DRAFT_LAYERS)), target
 
 
@@ -309,33 +332,41 @@ def train(
     stages: Sequence[str] = tuple(s.name for s in STAGES),
     budget: Mapping[str, float] | None = None,
     *,
+    pair: Path | None = None,
     smoke: bool = False,
 ) -> None:
     """Train the stages named, in order; `budget` overrides their CPU seconds.
 
-    With `smoke`, two minutes on one-object clips show that the machinery learns. Each stage leaves
-    `<stage>.pt` and `<stage>.jsonl` in `run_dir`; a finished stage is not repeated.
+    With the folder of a `pair`, `medium` and the drafts' stages start from its members, and the
+    stages that lead there are left out. With `smoke`, two minutes on one-object clips show that
+    the machinery learns. Each stage leaves `<stage>.pt` and `<stage>.jsonl` in `run_dir`; a
+    finished stage is not repeated.
     """
     run_dir.mkdir(parents=True, exist_ok=True)
-    proc = prepared(run_dir)
+    proc = prepared(run_dir, pair)
     for stage in STAGES:
         if stage.name not in stages or (run_dir / f"{stage.name}.pt").exists():
+            continue
+        if pair is not None and stage.name in UNPAIRED:
             continue
         stage = brief(stage) if smoke else stage
         stage = replace(stage, cpu_s=(budget or {}).get(stage.name, stage.cpu_s))
         log.info("%s: %.0f CPU seconds", stage.name, stage.cpu_s)
-        model, teacher = _begin(stage, run_dir)
+        model, teacher = _begin(stage, run_dir, pair)
         run = _Run(stage, model, teacher, proc.tokenizer)
-        if before := {"small": "probe", "medium": "small"}.get(stage.name):
+        before = {"small": "probe", "medium": "small", "large": "medium"}.get(stage.name)
+        run.head_first = stage.name == "medium" and pair is not None
+        if before is not None and not run.head_first:
             run.head.load_state_dict(_state(run_dir, before)["head"])
         _train(run, run_dir)
 
 
-def prepared(run_dir: Path) -> Qwen2_5_VLProcessor:
-    """The run's processor, built at its first use."""
+def prepared(run_dir: Path, pair: Path | None = None) -> Qwen2_5_VLProcessor:
+    """The run's processor, built at its first use, or that of the pair it starts from."""
     folder = run_dir / "processor"
     if not folder.exists():
-        build.processor().save_pretrained(folder)
+        first = build.processor() if pair is None else build.saved_processor(pair / "target")
+        first.save_pretrained(folder)
     return build.saved_processor(folder)
 
 
