@@ -5,7 +5,6 @@ from __future__ import annotations
 import shlex
 import sys
 from dataclasses import asdict
-from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Annotated
@@ -65,18 +64,15 @@ def bench_real(
     """Methods that draft with the target itself, over long texts on real weights."""
     prepare(threads, verbose)
     from saccade.bench.real import answers as measure
-    from saccade.bench.real.looks import looks
     from saccade.bench.real.page import page, sizes
     from saccade.bench.suites.texts import documents
     from saccade.engine.trace import environment
     from saccade.inputs import load
     from saccade.inputs import real_weights as weights
     from saccade.methods import resolve
-    from saccade.model.kept import Kept
 
     names = loading.method_names(methods) if methods else list(measure.METHODS)
-    for name in names:
-        resolve(name)
+    recipes = [resolve(name) for name in names]
     texts = list(islice(documents(paths or []), limit))
     if not texts:
         raise OptionError("none of these files is a text of 1,800 tokens or more")
@@ -92,23 +88,12 @@ def bench_real(
         "command": shlex.join(["saccade", *sys.argv[1:]]),
     }
     results = measure.Results(None if out_file is None else out_file.with_suffix(".json"), facts)
-    kept = Kept(measure.KEPT_BYTES)
-    for start in range(0, len(texts), together):
-        group = texts[start : start + together]
-        missing = [name for name in names if any(results.missing(each, [name]) for each in group)]
-        unseen = [each for each in group if not results.looked(each)]
-        if not missing and not unseen:
-            continue
-        with status(f"{group[0].name}, {start + 1} of {len(texts)}", quiet=False):
-            truths = [
-                results.truth(each, partial(measure.truth, model, each, settings)) for each in group
-            ]
-            for name in missing:
-                results.add(measure.answers(model, group, name, settings, truths, kept), "measured")
-            for each, truth in zip(group, truths, strict=True):
-                if each in unseen:
-                    results.add(looks(model, each, truth, kept), "looked")
-        kept.clear()
+    with status("asking", quiet=False) as tell:
+        if together == 1:
+            results.facts["costs"] = measure.costs(model, max(each.tokens for each in texts))
+        measure.over(
+            model, texts, recipes, settings, results, together=together, looking=True, tell=tell
+        )
     told = page(results.only(texts, names))
     if out_file is not None:
         out_file.write_text(told)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,17 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from transformers import LogitsProcessor, LogitsProcessorList
 
-from saccade.bench.real.looks import Looked, question
+from saccade.bench.real.looks import looks, question
 from saccade.bench.suites.texts import Document, repeated
+from saccade.core.errors import MethodError
 from saccade.core.prompt import CONTEXT
+from saccade.core.result import Result
+from saccade.drafting.recipe import Recipe
+from saccade.drafting.shapes.costs import bucket, measure
 from saccade.engine.generate import stream
 from saccade.inputs import Loaded
 from saccade.inputs.questions import joined
+from saccade.model.backbone import Backbone
 from saccade.model.kept import Kept as Prompts
 
 KEPT_BYTES = 2**32  # of prompts: what is asked about a document is read once
@@ -88,6 +94,26 @@ class Measured:
     drafted: float  # tokens a round
     kept: int | None
     decode_seconds: float
+    taken: Sequence[int] = ()  # accepted tokens, forward by forward
+
+    @classmethod
+    def of(cls, document: Document, method: str, result: Result, truth: Sequence[int]) -> Measured:
+        return cls(
+            document.name,
+            document.digest,
+            document.task,
+            result.prompt_tokens,
+            method,
+            result.ids == tuple(truth),
+            len(result.ids),
+            repeated(result.ids),
+            result.tau,
+            result.acceptance_rate,
+            sum(len(each.tokens) for each in result.rounds) / max(1, len(result.forwards)),
+            result.draft_visual_tokens,
+            result.timings.decode,
+            tuple(len(each.accepted) for each in result.forwards),
+        )
 
 
 def truth(model: Loaded, document: Document, settings: Settings) -> tuple[int, ...]:
@@ -101,32 +127,21 @@ def truth(model: Loaded, document: Document, settings: Settings) -> tuple[int, .
 def answers(
     model: Loaded,
     documents: Sequence[Document],
-    method: str,
+    recipe: Recipe,
     settings: Settings,
     truths: Sequence[tuple[int, ...]],
     kept: Prompts,
+    draft: Backbone | None = None,
 ) -> list[Measured]:
     """How one method said it, of several documents in shared forwards; ``kept`` holds the prompts
-    that were read before."""
+    that were read before. Raises MethodError where a draft gave up: a wrong number."""
     target = model.backbone.keeping(kept)
     inputs = joined(model, [question(model, document) for document in documents])
-    results = stream(target, inputs, method=method, **settings).finish()
+    results = stream(target, inputs, method=recipe, draft=draft, **settings).finish()
+    if why := next((each.fallback_reason for each in results if each.fallback_reason), None):
+        raise MethodError(f"{recipe.name}: {why}")
     return [
-        Measured(
-            document.name,
-            document.digest,
-            document.task,
-            result.prompt_tokens,
-            method,
-            result.ids == truth,
-            len(result.ids),
-            repeated(result.ids),
-            result.tau,
-            result.acceptance_rate,
-            sum(len(each.tokens) for each in result.rounds) / max(1, len(result.forwards)),
-            result.draft_visual_tokens,
-            result.timings.decode,
-        )
+        Measured.of(document, recipe.name, result, truth)
         for document, result, truth in zip(documents, results, truths, strict=True)
     ]
 
@@ -160,7 +175,7 @@ class Results:
             self._write()
         return tuple(self.facts["truths"][document.digest])
 
-    def add(self, rows: Sequence[Measured] | Sequence[Looked], kind: str) -> None:
+    def add(self, rows: Sequence[Any], kind: str) -> None:
         self.facts[kind] += [asdict(row) for row in rows]
         self._write()
 
@@ -184,6 +199,46 @@ class Results:
             ],
             "looked": [row for each in documents for row in looked if _of(row, each)],
         }
+
+
+def costs(model: Loaded, tokens: int) -> dict[str, Any]:
+    """Seconds of the target's forwards by rows, over about so many keys."""
+    target, context = model.backbone, bucket(tokens)
+    found = measure(target, target, context=context, draft_context=context)
+    return {"context": context, "rows": found.rows, "seconds": found.target}
+
+
+def over(
+    model: Loaded,
+    documents: Sequence[Document],
+    recipes: Sequence[Recipe],
+    settings: Settings,
+    results: Results,
+    *,
+    together: int,
+    looking: bool = False,
+    draft: Backbone | None = None,
+    tell: Callable[[str], None] = lambda text: None,
+) -> None:
+    """What ``results`` lack of these documents by these methods, and where the target looks."""
+    kept = Prompts(KEPT_BYTES)
+    for start in range(0, len(documents), together):
+        group = documents[start : start + together]
+        wanted = [r for r in recipes if any(results.missing(each, [r.name]) for each in group)]
+        unseen = [each for each in group if looking and not results.looked(each)]
+        if not wanted and not unseen:
+            continue
+        where = f"{group[0].name}, {start + 1} of {len(documents)}"
+        tell(where)
+        truths = [results.truth(each, partial(truth, model, each, settings)) for each in group]
+        for recipe in wanted:
+            tell(f"{where}, {recipe.name}")
+            results.add(answers(model, group, recipe, settings, truths, kept, draft), "measured")
+        for each, said in zip(group, truths, strict=True):
+            if each in unseen:
+                tell(f"{each.name}: where the target looks")
+                results.add(looks(model, each, said, kept), "looked")
+        kept.clear()
 
 
 def _lines(facts: Mapping[str, Any]) -> str:

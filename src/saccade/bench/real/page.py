@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from saccade.bench.measures import interval
-from saccade.bench.real.looks import AGREE, SHARES
+from saccade.bench.real.looks import SHARES
 from saccade.inputs import Loaded
 
 Row = Mapping[str, Any]
@@ -20,12 +20,17 @@ class Sizes:
     weights: int
     token: int
 
+    def round(self, drafted: float, keep: float, context: float) -> float:
+        """What a round reads that drafts so many tokens over a share of the context."""
+        return drafted * (self.weights + keep * context * self.token) + self.plain(context)
+
+    def plain(self, context: float) -> float:
+        return self.weights + context * self.token
+
     def speed(self, tau: float, drafted: float, keep: float, context: float) -> float:
         """Tokens a second of a self-draft against plain decoding, where bytes are all that counts:
         ``drafted`` forwards over a share of the context and one over all of it make tau tokens."""
-        plain = self.weights + context * self.token
-        draft = self.weights + keep * context * self.token
-        return tau * plain / (drafted * draft + plain)
+        return tau * self.plain(context) / self.round(drafted, keep, context)
 
     def even(self, tau: float, drafted: float, keep: float) -> float | None:
         """The context from which on that is faster than plain decoding; None where none is."""
@@ -133,10 +138,16 @@ def _even(found: Mapping[str, Any]) -> Iterator[str]:
     yield from ("## From which context on it pays", "")
     yield (
         f"By the bytes that a forward reads: {sizes.weights / 1e6:,.0f} MB of weights and "
-        f"{sizes.token / 1e3:.0f} KB a token of context. Speed is against plain decoding, by these "
-        f"bytes at {longest:,} tokens, and as measured where the prompt is that long."
+        f"{sizes.token / 1e3:.0f} KB a token of context. A round, and its speed against plain "
+        f"decoding, are of {longest:,} tokens: by these bytes, and as measured there."
     )
-    yield from ("", "| method | pays from | speed by bytes | measured |", "|-|-|-|-|")
+    if costs := found.get("costs"):
+        one = costs["seconds"][0]
+        each = zip(costs["rows"], costs["seconds"], strict=True)
+        times = ", ".join(f"{took / one:.2f} ({rows})" for rows, took in each)
+        yield f"T(n)/T(1) of the target over {costs['context']:,} keys, by n: {times}."
+    head = "| method | pays from | GB a round | ms a round | speed by bytes | measured |"
+    yield from ("", head, "|-|-|-|-|-|-|")
     for method in dict.fromkeys(row["method"] for row in measured):
         own = [row for row in measured if row["method"] == method and row["kept"]]
         if not own:
@@ -144,15 +155,16 @@ def _even(found: Mapping[str, Any]) -> Iterator[str]:
         keep = sum(row["kept"] / row["prompt_tokens"] for row in own) / len(own)
         tau, drafted = (sum(row[name] for row in own) / len(own) for name in ("tau", "drafted"))
         from_here = sizes.even(tau, drafted, keep)
+        there = [r for r in own if r["prompt_tokens"] == longest and found["together"] == 1]
         speeds = [
             plain[row["document"]]["decode_seconds"] / row["decode_seconds"]
-            for row in own
-            if found["together"] == 1
-            and row["prompt_tokens"] == longest
-            and row["document"] in plain
+            for row in there
+            if row["document"] in plain
         ]
+        rounds = [1e3 * r["decode_seconds"] * r["tau"] / (r["tokens"] - 1) for r in there]
         yield (
             f"| `{method}` | {'never' if from_here is None else f'{from_here:,.0f} tokens'} | "
+            f"{sizes.round(drafted, keep, longest) / 1e9:.1f} | {_mean(rounds, 0)} | "
             f"{sizes.speed(tau, drafted, keep, longest):.2f} | {_mean(speeds)} |"
         )
     yield ""
@@ -166,17 +178,21 @@ def _sets(looked: Sequence[Row]) -> Iterator[str]:
         "heads, layers, moments and documents. Then how often the target's next token is the same "
         "where it sees that set of the document alone."
     )
-    head = [*(f"{share:g}" for share in SHARES), *(f"same at {share:g}" for share in AGREE)]
+    asked = sorted({row["keep"] for row in looked if row["agrees"] is not None})
+    head = [*(f"{share:g}" for share in SHARES), *(f"same at {share:g}" for share in asked)]
     yield from ("", "| set | " + " | ".join(head) + " |", "|-|" + "-|" * len(head))
     for chosen in dict.fromkeys(row["chosen"] for row in looked):
         own = [row for row in looked if row["chosen"] == chosen]
-        cells = [_mean([row["mass"] for row in own if row["keep"] == share]) for share in SHARES]
-        cells += [_mean([row["agrees"] for row in own if row["keep"] == share]) for share in AGREE]
+        cells = [
+            _mean([row[what] for row in own if row["keep"] == share and row[what] is not None])
+            for what, shares in (("mass", SHARES), ("agrees", asked))
+            for share in shares
+        ]
         yield f"| {chosen} | " + " | ".join(cells) + " |"
 
 
-def _mean(values: Sequence[float]) -> str:
-    return f"{sum(values) / len(values):.2f}" if values else ""
+def _mean(values: Sequence[float], digits: int = 2) -> str:
+    return f"{sum(values) / len(values):.{digits}f}" if values else ""
 
 
 def _kept(rows: Sequence[Row]) -> str:
