@@ -61,8 +61,12 @@ def _both(family: str = "qwen2_5_vl", **options: Any) -> tuple[Session, Session,
     return ordinary, fixed, counted
 
 
-def _same(ordinary: Session, fixed: Session, tree: Tree) -> float:
-    a, b = (torch.stack(list(s.score({0: tree})[0].rows)) for s in (ordinary, fixed))
+def _same(ordinary: Session, fixed: Session, tree: Tree, views: int = 1) -> float:
+    a, b = (
+        torch.stack([row for each in s.score(dict.fromkeys(range(views), tree)).values()
+                     for row in each.rows])
+        for s in (ordinary, fixed)
+    )  # fmt: skip
     assert a.shape == b.shape and bool(torch.isfinite(b).all())
     return float((a - b).abs().max())
 
@@ -92,6 +96,62 @@ def test_every_step_gives_the_laws_of_an_ordinary_forward(family):
     assert fixed.requests[0].cache.capacity > 70 + len(fixed.requests[0].context) - 60
 
 
+@pytest.mark.parametrize("count", [2, 4])
+def test_views_of_one_request_are_one_step(count):
+    """Claim: several prompts of unlike lengths that score the same trees are one captured step a
+    size, with the laws of ordinary forwards to 1e-4: chains, trees, refusals, a turn that takes
+    text back, caches that grow each in its own time. Where one asks for other rows than another the
+    forward is an ordinary one. Fails where a view reads another's cache or another's numbers."""
+    model = backbone(FAMILIES["qwen2_5_vl"]())
+    cuda_graphs._trusted.add(model)
+    prompts = [model.prompts(video_input(n, (2, 4, 4 + 4 * n)))[0] for n in range(count)]
+    counted, rules = Counted(), [Sampling()] * count
+    ordinary = Session(model, rules, cuda_graphs=False, room=40, views=count)
+    fixed = Session(model, rules, cuda_graphs=True, room=40, views=count)
+    fixed.cuda_graphs = CudaGraphs(model, counted)
+    for session in (ordinary, fixed):
+        session.prefill(prompts)
+    lengths = {request.cache.length for request in fixed.requests.values()}
+    assert len(lengths) == count
+    rng = random.Random(count)
+    for round in range(40):
+        tree = chain([rng.randrange(200) for _ in range(1 + round % 6)])
+        if round % 4 == 2:
+            tree = random_tree(rng, 2 + round % 15, lambda: rng.randrange(200))
+        assert _same(ordinary, fixed, tree, count) < 1e-4
+        longer = add(tree, rng.randrange(len(tree)), rng.randrange(200))
+        assert _same(ordinary, fixed, longer, count) < 1e-4
+        for session in (ordinary, fixed):
+            session.commit(dict.fromkeys(range(count), [3, 5, 7][: 1 + round % 3]))
+        if round == 20:
+            turn = dict.fromkeys(range(count), Turn(drop=4, ids=(4, 8, 9)))
+            for session in (ordinary, fixed):
+                session.turn(turn, rules)
+    assert counted.replays == 80 and counted.captures < 30
+    one = {view: chain([5] * (1 + (view == 1))) for view in range(count)}
+    laws = [session.score(one)[1].logits(1) for session in (ordinary, fixed)]
+    assert torch.allclose(*laws, atol=1e-4) and counted.replays == 80
+
+
+def test_an_ensembles_draft_runs_in_fixed_shapes(monkeypatch):
+    """Claim: where sessions use fixed shapes every step of a draft of several views is one, however
+    many tokens are pending, and the answer is the target's."""
+    monkeypatch.setattr(cuda_graphs, "DEVICES", ("cpu",))
+    steps: list[tuple[int, bool]] = []
+    plain = CudaGraphs._run
+
+    def noted(self: CudaGraphs, segments: Any, *rest: Any) -> Any:
+        found = plain(self, segments, *rest)
+        steps.append((len(segments), found is not None))
+        return found
+
+    monkeypatch.setattr(CudaGraphs, "_run", noted)
+    result = answered("qwen2_5_vl", "tabed-mtcp")
+    assert result.ids == truth("qwen2_5_vl") and result.fallback_reason is None
+    drafted = [fixed for views, fixed in steps if views == 4]
+    assert all(drafted) and len(drafted) >= sum(len(round.tokens) for round in result.rounds)
+
+
 def test_the_tail_settles_anew_when_it_is_long(monkeypatch):
     """Claim: a text longer than the longest tail moves the border, and the laws stay."""
     monkeypatch.setattr(cuda_graphs, "LONGEST", 16)
@@ -104,7 +164,7 @@ def test_the_tail_settles_anew_when_it_is_long(monkeypatch):
         for session in (ordinary, fixed):
             session.commit({0: new})
     memory = fixed.cuda_graphs._memory
-    assert memory is not None and memory.settled > fixed.requests[0].prompt_rows[0]
+    assert memory is not None and memory.settled[0] > fixed.requests[0].prompt_rows[0]
 
 
 def test_a_conversation_that_takes_text_back_goes_on():
@@ -130,7 +190,7 @@ def test_a_size_is_captured_once_and_its_memory_stays():
         assert _same(ordinary, fixed, chain([5, 6, 7])) < 1e-4
         for session in (ordinary, fixed):
             session.commit({0: [5, 9]})
-    places = {k: (s.numbers.data_ptr(), s.visible.data_ptr()) for k, s in steps._slots.items()}
+    places = {k: (s.numbers.data_ptr(), s.visible[0].data_ptr()) for k, s in steps._slots.items()}
     before, replays = counted.captures, counted.replays
     assert before == len(steps._runs) == 1  # a round's 3 rows, then 4 with the token before: 4 both
     for _ in range(4):
@@ -139,7 +199,7 @@ def test_a_size_is_captured_once_and_its_memory_stays():
             session.commit({0: [8, 2]})
     assert counted.captures == before and counted.replays == replays + 4
     for size, slots in steps._slots.items():
-        assert places[size] == (slots.numbers.data_ptr(), slots.visible.data_ptr())
+        assert places[size] == (slots.numbers.data_ptr(), slots.visible[0].data_ptr())
 
 
 @pytest.mark.parametrize("shift", [-1, 1])
@@ -149,7 +209,8 @@ def test_control_a_mask_off_by_one_is_seen(shift, monkeypatch):
 
     def shifted(staged: Any, *rest: Any) -> None:
         stage(staged, *rest)
-        staged.visible.copy_(staged.visible.roll(shift, 1))
+        for visible in staged.visible:
+            visible.copy_(visible.roll(shift, 1))
 
     monkeypatch.setattr(cuda_graphs, "_stage", shifted)
     ordinary, fixed, _ = _both()

@@ -322,6 +322,13 @@ MUTANTS = (
         (f"{BUGS}::test_b16_placeholders_of_media_are_never_drafted",),
     ),
     Mutant(
+        "a view of a captured step attends to another's cache",
+        "model/cuda_graphs.py",
+        "parts = (each.chunk(len(views), 1) for each in (q, k, v))",
+        "parts = (each.chunk(len(views), 1)[::-1] for each in (q, k, v))",
+        ("model/test_cuda_graphs.py::test_views_of_one_request_are_one_step",),
+    ),
+    Mutant(
         "the ensemble's weights are not normalised",
         "methods/tabed.py",
         "return grid(state.views)[best]",

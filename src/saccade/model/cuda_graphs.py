@@ -2,6 +2,8 @@
 
 A step of n rows is padded to one of a few sizes and reads its numbers (ids, positions, where keys
 go, who sees whom) from memory that stays where it is. One CUDA graph a size is then all it takes.
+Several views of one request (TABED) ask for as many rows each: theirs are one step, and each view
+attends to its own cache.
 
 The keys before ``settled`` are seen by all rows: flash attention, without a mask. Those after it,
 text and drafted nodes, are the *tail*: few, with a mask. One softmax takes both together.
@@ -24,7 +26,7 @@ from saccade.model.backbone import Backbone
 
 log = logging.getLogger(__name__)
 
-ROWS = (1, 2, 4, 8, 16, 32, 64)  # sizes of a step; a longer one is an ordinary forward
+ROWS = (1, 2, 4, 8, 16, 32, 64)  # sizes of a view's step; a longer one is an ordinary forward
 SHORTEST, LONGEST = 64, 1024  # tails: powers of two between them
 DEVICES = ("cuda",)  # where sessions use this by themselves
 
@@ -72,18 +74,18 @@ def captured(device: torch.device) -> Capture:
 class Slots:
     """The numbers a step of one size reads; filled in place before each run."""
 
-    numbers: Int[Tensor, "3 rows"]  # ids, positions, where each key goes in the cache
-    visible: Bool[Tensor, "rows tail"]
+    numbers: Int[Tensor, "3 view rows"]  # ids, positions, where each key goes in its cache
+    visible: tuple[Bool[Tensor, "rows tail"], ...]  # of each view
 
 
 @dataclass(frozen=True)
 class Memory:
     """What captured steps point to. Held, so that none of it is freed while they exist."""
 
-    keys: tuple[Tensor, ...]
-    values: tuple[Tensor, ...]
+    keys: tuple[tuple[Tensor, ...], ...]  # of each view, by layer
+    values: tuple[tuple[Tensor, ...], ...]
     table: tuple[Tensor, Tensor]  # cos and sin of every text position
-    settled: int
+    settled: tuple[int, ...]
 
 
 class CudaGraphs:
@@ -99,29 +101,32 @@ class CudaGraphs:
             gpu = backbone.device.type == "cuda"
             capture = captured(backbone.device) if gpu else lambda work: work
         self._capture: Capture | None = capture
-        self._slots: dict[tuple[int, int], Slots] = {}
-        self._runs: dict[tuple[int, int], Work] = {}
+        self._slots: dict[tuple[int, ...], Slots] = {}  # by rows and every view's tail
+        self._runs: dict[tuple[int, ...], Work] = {}
         self._memory: Memory | None = None
 
     def logits(
         self,
-        segment: Segment,
+        segments: Sequence[Segment],
         ids: Sequence[int],
         positions: Sequence[int],
         wanted: Sequence[int],
         ordinary: Work,
     ) -> Float[Tensor, "wanted vocab"]:
-        """Logits of the ``wanted`` rows (a run of them), their keys written; those of the
-        ``ordinary`` forward where this is no such step, or the GPU would not have it captured.
+        """Logits of the ``wanted`` rows (the same run of every segment's), their keys written;
+        those of the ``ordinary`` forward where this is no such step, or the GPU would not have it
+        captured.
 
         A model's first step is held against an ordinary one: what captures and kernels do on a
         machine nobody tried this on is not taken on trust.
         """
-        run = self._run(segment, ids, positions)
+        run = self._run(segments, ids, positions)
         if run is None:
             return ordinary()
+        each = len(wanted) // len(segments)
         # a copy: the next step writes its own logits to the same place
-        fixed = run()[wanted[0] : wanted[-1] + 1].clone()
+        fixed = run().unflatten(0, (len(segments), -1))[:, wanted[0] : wanted[0] + each]
+        fixed = fixed.flatten(0, 1).clone()
         if self._backbone in _trusted:
             return fixed
         truth = ordinary()
@@ -142,19 +147,24 @@ class CudaGraphs:
         self._capture = None
         self.forget()
 
-    def _run(self, segment: Segment, ids: Sequence[int], positions: Sequence[int]) -> Work | None:
+    def _run(
+        self, segments: Sequence[Segment], ids: Sequence[int], positions: Sequence[int]
+    ) -> Work | None:
         """The step over these tokens, whose numbers are where it reads them."""
-        if self._capture is None or len(ids) > ROWS[-1] or not segment.cache.length:
+        new, *others = {segment.stop - segment.start for segment in segments}
+        empty = not all(segment.cache.length for segment in segments)
+        if self._capture is None or others or new > ROWS[-1] or empty:
             return None
-        rows = next(size for size in ROWS if size >= len(ids))
-        memory, tail = self._place(segment, rows, max(positions))
-        size = rows, tail
+        rows = next(size for size in ROWS if size >= new)
+        memory, tails = self._place(segments, rows, max(positions))
+        size = rows, *tails
         if size not in self._slots:
-            numbers = torch.zeros(3, rows, dtype=torch.long, device=self._backbone.device)
-            visible = torch.zeros(size, dtype=torch.bool, device=self._backbone.device)
-            self._slots[size] = Slots(numbers, visible)
+            device = self._backbone.device
+            numbers = torch.zeros(3, len(tails), rows, dtype=torch.long, device=device)
+            visible = (torch.zeros(rows, tail, dtype=torch.bool, device=device) for tail in tails)
+            self._slots[size] = Slots(numbers, tuple(visible))
         slots = self._slots[size]
-        _stage(slots, segment, ids, positions, memory.settled)
+        _stage(slots, segments, ids, positions, memory.settled)
         if size not in self._runs:
             try:
                 self._runs[size] = self._capture(self._work(memory, slots))
@@ -164,71 +174,122 @@ class CudaGraphs:
                 return None
         return self._runs[size]
 
-    def _place(self, segment: Segment, rows: int, last: int) -> tuple[Memory, int]:
-        """Where the tail begins and its length; what was captured is forgotten if memory moved."""
-        cache, end = segment.cache, segment.at + rows
-        cache.reserve(end)
-        table = self._fused.table(last, cache.keys[0])
+    def _place(
+        self, segments: Sequence[Segment], rows: int, last: int
+    ) -> tuple[Memory, tuple[int, ...]]:
+        """Where each tail begins and its length; what was captured is forgotten if memory moved."""
+        for segment in segments:
+            segment.cache.reserve(segment.at + rows)
+        caches = [segment.cache for segment in segments]
+        table = self._fused.table(last, caches[0].keys[0])
         known = self._memory
         if (
             known is None
-            or known.keys[0] is not cache.keys[0]
             or known.table[0] is not table[0]
-            or known.settled > cache.length  # a conversation took text back
-            or end - known.settled > LONGEST
+            or len(known.settled) != len(segments)
+            or not all(map(_stands, segments, known.keys, known.settled))
+            or any(
+                s.at + rows - at > LONGEST for s, at in zip(segments, known.settled, strict=True)
+            )
         ):
             self._runs.clear()
-            keys, values = tuple(cache.keys), tuple(cache.values)
-            known = self._memory = Memory(keys, values, table, cache.length)
-        tail = SHORTEST
-        while tail < end - known.settled:
-            tail *= 2
-        return known, min(tail, cache.capacity - known.settled)
+            keys = tuple(tuple(cache.keys) for cache in caches)
+            values = tuple(tuple(cache.values) for cache in caches)
+            settled = tuple(cache.length for cache in caches)
+            known = self._memory = Memory(keys, values, table, settled)
+        tails = []
+        for segment, settled_at in zip(segments, known.settled, strict=True):
+            tail = SHORTEST
+            while tail < segment.at + rows - settled_at:
+                tail *= 2
+            tails.append(min(tail, segment.cache.capacity - settled_at))
+        return known, tuple(tails)
 
     def _work(self, memory: Memory, slots: Slots) -> Work:
         def work() -> Tensor:
-            ids, positions, where = slots.numbers
+            ids, positions = slots.numbers[:2].flatten(1)
             cos, sin = (part.index_select(0, positions) for part in memory.table)
             groups = self._backbone.heads // self._backbone.kv_heads
-            attention = _attention(memory, slots.visible, where, groups)
+            attention = _attention(memory, slots, groups)
             hidden = self._fused.decode(self._backbone.embed(ids), (cos, sin), attention)
             return self._backbone.logits(hidden)
 
         return work
 
 
+def _stands(segment: Segment, keys: Sequence[Tensor], settled: int) -> bool:
+    """Whether a view's cache is where it was, and no conversation took back what is settled."""
+    return keys[0] is segment.cache.keys[0] and settled <= segment.cache.length
+
+
 def _stage(
-    slots: Slots, segment: Segment, ids: Sequence[int], positions: Sequence[int], settled: int
+    slots: Slots,
+    segments: Sequence[Segment],
+    ids: Sequence[int],
+    positions: Sequence[int],
+    settled: Sequence[int],
 ) -> None:
     """Writes a step's numbers; rows beyond it repeat the last one, at cache rows nobody reads."""
-    rows, new = slots.numbers.shape[1], len(ids)
-    spare = rows - new
-    ahead = range(segment.at, segment.at + rows)
-    numbers = [[*ids, *[ids[-1]] * spare], [*positions, *[positions[-1]] * spare], [*ahead]]
+    rows = slots.numbers.shape[2]
+    told: list[list[list[int]]] = [[], [], []]
+    for segment in segments:
+        own = slice(segment.start, segment.stop)
+        spare = rows - (segment.stop - segment.start)
+        told[0].append([*ids[own], *[ids[own][-1]] * spare])
+        told[1].append([*positions[own], *[positions[own][-1]] * spare])
+        told[2].append([*range(segment.at, segment.at + rows)])
     # copies that wait: the last step is done, since its logits have been read
-    slots.numbers.copy_(torch.tensor(numbers))
-    visible, end = torch.zeros(slots.visible.shape, dtype=torch.bool), segment.at + new - settled
-    mask = segment.mask
-    visible[:new, : end - mask.shape[1]] = True
-    visible[:new, end - mask.shape[1] : end] = mask
-    visible[new:] = visible[new - 1]
-    slots.visible.copy_(visible)
+    slots.numbers.copy_(torch.tensor(told))
+    for segment, before, place in zip(segments, settled, slots.visible, strict=True):
+        mask, new = segment.mask, segment.stop - segment.start
+        visible, end = torch.zeros(place.shape, dtype=torch.bool), segment.at + new - before
+        visible[:new, : end - mask.shape[1]] = True
+        visible[:new, end - mask.shape[1] : end] = mask
+        visible[new:] = visible[new - 1]
+        place.copy_(visible)
 
 
-def _attention(
-    memory: Memory, visible: Bool[Tensor, "rows tail"], where: Int[Tensor, " rows"], groups: int
+def _attention(memory: Memory, slots: Slots, groups: int) -> Attend:
+    """What the layers call: each view by itself, over its own cache."""
+    views = [
+        _view(*each, groups)
+        for each in zip(
+            memory.keys,
+            memory.values,
+            memory.settled,
+            slots.visible,
+            slots.numbers[2],
+            strict=True,
+        )
+    ]
+
+    def attend(layer: int, q: Queries, k: NewKeys, v: NewKeys, scale: float) -> Mixed:
+        parts = (each.chunk(len(views), 1) for each in (q, k, v))
+        mixed = [view(layer, *part, scale) for view, *part in zip(views, *parts, strict=True)]
+        return mixed[0] if len(mixed) == 1 else torch.cat(mixed)
+
+    return attend
+
+
+def _view(
+    all_keys: Sequence[Tensor],
+    all_values: Sequence[Tensor],
+    settled: int,
+    visible: Bool[Tensor, "rows tail"],
+    where: Int[Tensor, " rows"],
+    groups: int,
 ) -> Attend:
-    """What the layers call: writes the new keys at ``where``, then attends to prefix and tail.
+    """Writes the new keys at ``where``, then attends to prefix and tail.
 
     The prefix takes part in the tail's softmax as one more key: its logit is the log of its own
     softmax's sum, its value what it gave. That is the softmax over both, in few kernels.
     """
-    settled, tail = memory.settled, slice(memory.settled, memory.settled + visible.shape[1])
+    tail = slice(settled, settled + visible.shape[1])
     used = visible.any(0)[:, None]
     hidden = ~visible.repeat(groups, 1)  # a group's heads are further queries of the same keys
 
     def attend(layer: int, q: Queries, k: NewKeys, v: NewKeys, scale: float) -> Mixed:
-        keys, values = memory.keys[layer], memory.values[layer]
+        keys, values = all_keys[layer], all_values[layer]
         keys.index_copy_(1, where, k)
         values.index_copy_(1, where, v)
         grouped = q.reshape(k.shape[0], -1, q.shape[2])

@@ -73,7 +73,7 @@ class Session:
 
     ``vocab`` clips the laws to the ids draft and target share; ``banned`` ids are never proposed
     (placeholders of images and videos). ``cuda_graphs`` runs single requests in steps of fixed
-    shape: None where they pay (on GPUs).
+    shape: None where they pay (on GPUs). So many prompts are ``views`` of one request.
     """
 
     def __init__(
@@ -86,14 +86,14 @@ class Session:
         room: int = 512,
         chunk: int = CHUNK,
         cuda_graphs: bool | None = None,
+        views: int = 1,
     ) -> None:
         self.backbone = backbone
         self.rules = rules
         self.requests: dict[int, RequestState] = {}
-        self._vocab = vocab
+        self._vocab, self._views = vocab, views
         self._banned = torch.tensor(list(banned), dtype=torch.long, device=backbone.device)
-        self._room = min(room, LONG) + ROOM
-        self._chunk = chunk
+        self._room, self._chunk = min(room, LONG) + ROOM, chunk
         fixed = automatic(backbone) if cuda_graphs is None else cuda_graphs
         self.cuda_graphs = CudaGraphs(backbone) if fixed else None
         self._beginnings = None if backbone.kept is None else Beginnings(backbone.kept, backbone)
@@ -383,7 +383,7 @@ class Session:
         followed = any(segment.asked is not None for segment in segments)
         if self.cuda_graphs is None or not alone or followed:
             return ordinary()
-        return self.cuda_graphs.logits(segments[0], ids, positions, wanted, ordinary)
+        return self.cuda_graphs.logits(segments, ids, positions, wanted, ordinary)
 
     def _step(self, segments: list[Segment]) -> Step:
         model = self.backbone
@@ -406,7 +406,8 @@ def score_together(asked: Sequence[tuple[Session, Mapping[int, Tree]]]) -> list[
     first = asked[0][0]
     laws = torch.empty(0, first.backbone.vocab, device=first.backbone.device)
     if rows.segments:
-        laws = first._forward(rows, alone=len(asked) == 1 and len(first.requests) == 1)
+        one = len(rows.segments) == len(first.requests) <= first._views
+        laws = first._forward(rows, alone=len(asked) == 1 and one)
     return [
         session._told(trees, laws[start:stop])
         for (session, trees), (start, stop) in zip(asked, pairwise(ends), strict=True)
