@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import copy
+import json
 
+import numpy as np
 import pytest
 import torch
 from helpers import FAMILIES, VIDEO, backbone, input_for, qwen25, video_input
+from transformers import AutoConfig
 
+import saccade
+from evidence import checkpoints
+from saccade.inputs import ask, load
+from saccade.inputs.media import Clip
+from saccade.model import families
 from saccade.model.backbone import Backbone
 
 
@@ -54,3 +62,28 @@ def test_other_families_stay(family):
     model, inputs = FAMILIES[family](), input_for(family)
     one, other = backbone(model), Backbone(copy.deepcopy(model), positions="trained")
     assert torch.equal(one.prompts(inputs)[0].positions, other.prompts(inputs)[0].positions)
+
+
+@pytest.mark.parametrize(
+    ("version", "place"),
+    [("4.41.2", "trained"), ("5.2.0", "trained"), ("5.3.0", "library"), (None, "library")],
+)
+def test_a_checkpoints_age_says_where_it_was_trained_to_read(tmp_path, version, place):
+    """Claim: a checkpoint saved by a transformers that put text after a video as the authors did is
+    read so, a newer one as the library does, each answer telling where they part; whoever names
+    positions has those. Control: a family that was never moved stays."""
+    folder = checkpoints.make("qwen2.5-vl", tmp_path / "qwen")
+    told = json.loads((folder / "config.json").read_text()) | {"transformers_version": version}
+    (folder / "config.json").write_text(json.dumps(told))
+    clip = Clip(np.zeros((8, 56, 56, 3), np.uint8), np.arange(8) * 5.0, 40.0, 0.2, 8, 0.2)
+    prompts = {}
+    for asked in ("auto", "library", "trained"):
+        model = load(str(folder), device="cpu", positions=asked)
+        inputs = ask(model, "What?", clips=[clip])
+        prompts[asked] = model.backbone.prompts(inputs)[0]
+        found = saccade.run(model.backbone, inputs, method="ar", max_new_tokens=1)
+        assert any("trained to see" in text for text in found.warnings) == prompts[asked].moved
+    assert torch.equal(prompts["auto"].positions, prompts[place].positions)
+    assert prompts["trained"].moved and not prompts["library"].moved
+    config = AutoConfig.for_model("llava_onevision", transformers_version=version)
+    assert families.positions(config) == "library"

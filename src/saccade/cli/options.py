@@ -75,8 +75,8 @@ Quantize = Annotated[
     typer.Option(help="Read the target in fewer bits: bnb-8bit, bnb-4bit or torchao-int8."),
 ]
 Positions = Annotated[
-    Literal["library", "trained"],
-    typer.Option(help="Of text after a Qwen2.5-VL video: transformers' place or vLLM's."),
+    Literal["auto", "library", "trained"],
+    typer.Option(help="Of text after a Qwen2.5-VL video: transformers' place, or vLLM's."),
 ]
 Trust = Annotated[
     bool, typer.Option("--trust-remote-code", help="Run code that comes with a checkpoint.")
@@ -137,7 +137,7 @@ class LoadOptions(DeviceOptions):
     ] = None
     quantize: Quantize = None
     trust_remote_code: Trust = False
-    positions: Positions = "library"
+    positions: Positions = "auto"
 
 
 @dataclass(frozen=True)

@@ -210,7 +210,7 @@ def load(
     device_map: str | None = None,
     quantize: str | None = None,
     trust_remote_code: bool = False,
-    positions: Literal["library", "trained"] = "library",
+    positions: Literal["auto", "library", "trained"] = "auto",
     threads: int | None = None,
     **others: Unpack[Nothing],
 ) -> Model:
@@ -229,7 +229,8 @@ def load(
         quantize: "bnb-8bit", "bnb-4bit" or "torchao-int8", for the target.
         trust_remote_code: whether to run code that comes with a checkpoint.
         positions: of text after a Qwen2.5-VL video; "library" is where ``generate`` puts it,
-            "trained" where the checkpoint learnt it and vLLM puts it.
+            "trained" where the published checkpoints learnt it and vLLM puts it; "auto" goes by the
+            checkpoint, and a result's ``warnings`` say where the two differ.
         threads: of the CPU, for all of PyTorch.
 
     Raises:

@@ -62,7 +62,7 @@ class Work(Answering):
     @property
     def key(self) -> str:
         """Names what decides the answers: neither draft nor method do."""
-        load = {k: v for k, v in self.load if k in DECIDING and v not in (None, "library")}
+        load = {k: v for k, v in self.load if k in DECIDING and v not in (None, "auto")}
         told = [self.target, self.max_new_tokens, asdict(self.sampling), load]
         return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:12]
 

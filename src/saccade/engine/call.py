@@ -248,11 +248,14 @@ class Call:
         ]
 
     def _warnings(self, number: int) -> tuple[str, ...]:
-        """What was not as the method's name has it."""
-        if not self.recipe.drafts:
-            return (PLAIN,) if self.wanted.drafts else ()
+        """What was not as the method's name has it, or as in ``generate``."""
         own = self.recipe.drafter is SelfDrafter and self.recipe.view != FULL
-        return (NOTHING_TO_PRUNE,) if own and not self.prompts[number].seen else ()
+        said = {
+            PLAIN: self.wanted.drafts and not self.recipe.drafts,
+            NOTHING_TO_PRUNE: self.recipe.drafts and own and not self.prompts[number].seen,
+            MOVED: self.prompts[number].moved,
+        }
+        return tuple(text for text, holds in said.items() if holds)
 
     def end(self, request: int) -> None:
         """Frees what is kept of a request that no turn will follow."""
@@ -268,5 +271,9 @@ class Call:
 NOTHING_TO_PRUNE = (
     "the prompt has no video and no document (context=) to prune, so the target drafted with all "
     "it reads, which is no faster than plain decoding"
+)
+MOVED = (
+    "text after the video stands where this model was trained to see it; transformers' generate "
+    "puts it elsewhere and may answer otherwise (positions library is as there)"
 )
 PLAIN = "no draft model was given and the target's own drafts do not pay here: plain"

@@ -31,7 +31,7 @@ from saccade.model.backbone import Backbone
 MANY = 16  # threads a processor
 MOST_PARTS = 10_000  # layers or experts of a model
 COUNTS = re.compile(r"layers$|depth$|num_\w*experts$")
-Places = Literal["library", "trained"]
+Places = Literal["auto", "library", "trained"]
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 PLAIN = (*DTYPES.values(), torch.float64)
 
@@ -80,7 +80,7 @@ def load(
     quantize: str | None = None,
     trust_remote_code: bool = False,
     fused: bool | None = None,
-    positions: Places = "library",
+    positions: Places = "auto",
     tp: bool = False,
 ) -> Loaded:
     """Loads a checkpoint folder, a hub id, or one of the embedded models by ``checkpoints.NAMES``.
@@ -94,7 +94,8 @@ def load(
         device_map: "auto" spreads the layers over what devices there are (and main memory).
         quantize: of ``QUANTIZERS``, for a checkpoint that is not quantised itself.
         trust_remote_code: whether to run code that comes with the checkpoint.
-        positions: of text after a Qwen video; see ``Backbone``.
+        positions: of text after a Qwen video; see ``Backbone``. "auto": "trained" for checkpoints
+            whose config is older than the library's rule.
         tp: split the layers over the processes torchrun started; see ``model/tensor_parallel.py``.
     """
     if device is not None and device_map is not None:
@@ -146,7 +147,8 @@ def load(
             reason = footprint.advice(name, config, counted, settings["dtype"], place, bits=packed)
             raise ModelError(reason) from error
         raise ModelError(_why(name, error)) from error
-    loaded = Loaded(name, Backbone(model.eval(), fused=fused, positions=positions), processor)
+    places = families.positions(config) if positions == "auto" else positions
+    loaded = Loaded(name, Backbone(model.eval(), fused=fused, positions=places), processor)
     kernels.release_threads()  # whoever answers may be another one
     return loaded
 

@@ -7,6 +7,7 @@ square pictures needs one line in ``SIDES``.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
@@ -19,6 +20,10 @@ Kind = Literal["image", "video", "audio"]
 KINDS: tuple[Kind, ...] = ("image", "video", "audio")
 Described = Mapping[str, Any]
 """A config as a plain dict."""
+
+# Saved by a transformers before this one, they were trained with text after a video where their
+# authors put it (docs/upstream-transformers-positions.md).
+AUTHORS, MOVED = ("qwen2_vl", "qwen2_5_vl"), (5, 3)
 
 RECURRENT = ("linear_attention", "mamba", "recurrent", "conv")
 
@@ -80,6 +85,13 @@ def placeholders(config: Described) -> dict[int, Kind]:
             if isinstance(config.get(name), int):
                 found[config[name]] = kind
     return found
+
+
+def positions(config: Any) -> Literal["library", "trained"]:
+    """Where a checkpoint saw text after a video while it was trained; see ``Backbone``."""
+    saved = re.match(r"(\d+)\.(\d+)", str(config.transformers_version))
+    older = saved is not None and (int(saved[1]), int(saved[2])) < MOVED
+    return "trained" if older and config.model_type in AUTHORS else "library"
 
 
 def refuse(whole: Any, text: Any) -> None:

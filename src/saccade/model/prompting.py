@@ -65,9 +65,9 @@ class Reader:
             mine, read = ids[row, rows], embeds[row, rows]
             visual, fixed, grid = layout.next(mine, read)
             seen = int(visual.sum())
-            places = positions[:, row, rows]
+            places = theirs = positions[:, row, rows]
             if self.trained and self.axes > 1:
-                places = after_all_axes(places, visual | fixed)
+                places = after_all_axes(theirs, visual | fixed)
             prompt = Prompt(
                 context=mine,
                 embeds=read,
@@ -78,6 +78,7 @@ class Reader:
                 index=torch.arange(len(mine), device=self.device),
                 next_position=int(places[:, -1].max()) + 1,  # as generate does
                 deepstack=tuple(layer[taken : taken + seen] for layer in layers),
+                moved=not torch.equal(places, theirs),
             )
             taken += seen
             if documents is not None:
