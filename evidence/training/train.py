@@ -234,16 +234,18 @@ class _Run:
 
 def _train(run: _Run, run_dir: Path) -> None:
     stage = run.stage
-    part = run_dir / f"{stage.name}.part.pt"
+    part, told = run_dir / f"{stage.name}.part.pt", run_dir / f"{stage.name}.jsonl"
     if part.exists():
         run.resume(torch.load(part, weights_only=True))
+        kept = told.read_text().splitlines(keepends=True)[: run.steps]
+        told.write_text("".join(kept))  # steps after the checkpoint are done again
     torch.manual_seed(run.steps)
     source = Source(
         *(run.tok, stage.canvases, stage.tokens, 1000 + run.steps, stage.objects),
         probes=bool(stage.probe) or stage.drops,
     )
     saved = time.monotonic()
-    with (run_dir / f"{stage.name}.jsonl").open("a") as curve:
+    with told.open("a") as curve:
         while run.cpu_s < stage.cpu_s:
             began = time.process_time()
             progress = run.cpu_s / stage.cpu_s
