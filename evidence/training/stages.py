@@ -76,7 +76,7 @@ STAGES = (
         tokens=3500,
     ),
     Stage(
-        *("large", TARGET_LAYERS, 5400, 3e-4),
+        *("large", TARGET_LAYERS, 3600, 3e-4),
         _scaled(SHORT, 0.1)
         + _scaled(MIDDLE, 0.4)
         + _scaled(LONG, 0.35)
