@@ -9,7 +9,9 @@ from pathlib import Path
 
 import av
 import numpy as np
+import pytest
 
+from saccade.bench.hardware.others import Watch
 from saccade.inputs.checkpoints import EMBEDDED
 
 Call = Callable[..., tuple[int, str, str]]
@@ -54,8 +56,12 @@ def test_make_writes_a_clip_and_its_truth(call: Call, tmp_path: Path) -> None:
     assert all(thing["color"] in truth["answer"] for thing in truth["objects"])
 
 
-def test_compare_prints_the_contract(call: Call, clip: Path) -> None:
-    """One object with the fields promised; every method of ours says the same ids as `ar`."""
+def test_compare_prints_the_contract(
+    call: Call, clip: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One object with the fields promised; every method of ours says the same ids as `ar`. What
+    the watch says of the times of plain decoding stands in it."""
+    monkeypatch.setattr(Watch, "said", lambda watch, plain: f"{len(plain)} of plain decoding")
     names = "sd,sd-tree,specvlm,specvlm/shape=fit,specvlm-self,specvlm/view=none,hf"
     code, printed, _ = call(
         "compare", clip, "--methods", names, "--max-new-tokens", 24, "--repeat", 1, "--json"
@@ -63,7 +69,7 @@ def test_compare_prints_the_contract(call: Call, clip: Path) -> None:
     found = json.loads(printed)
     rows = found["methods"]
     assert code == 0
-    assert found.keys() >= TOP_FIELDS
+    assert found.keys() >= TOP_FIELDS and found["warning"] == "1 of plain decoding"
     assert list(rows) == ["ar", *names.split(",")]
     for name, row in rows.items():
         assert row.keys() == METHOD_FIELDS, name

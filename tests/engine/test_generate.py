@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -28,6 +29,11 @@ from transformers import GenerationConfig, LogitsProcessorList, MaxLengthCriteri
 from transformers.generation.logits_process import SuppressTokensLogitsProcessor
 
 import saccade
+from saccade.cli.caption import caption
+from saccade.cli.chat import chat
+from saccade.cli.compare import compare
+from saccade.cli.describe import describe
+from saccade.core import options
 from saccade.core.errors import MethodError, ModelError, OptionError
 from saccade.core.tree import Tree
 
@@ -356,6 +362,17 @@ def test_the_default_length_is_transformers_through_custom_generate():
     with pytest.warns(UserWarning, match="model-agnostic default"):
         ours, theirs = _custom(), _hf()
     assert ours == theirs
+
+
+def test_the_default_length_of_our_own_calls():
+    """Claim: an answer whose length nobody says gets 256 tokens at most, in Python and from the
+    command line, as `generate` says; a model's own config goes before that."""
+    assert options.limits(GenerationConfig(), LENGTH).max_new_tokens == 256
+    assert options.limits(GenerationConfig(max_new_tokens=9), LENGTH).max_new_tokens == 9
+    assert options.limits(GenerationConfig(max_length=LENGTH + 9), LENGTH).max_new_tokens == 9
+    for command in (describe, chat, compare, caption):
+        assert inspect.signature(command).parameters["max_new_tokens"].default == 256
+    assert "256 tokens at most" in " ".join((inspect.getdoc(saccade.generate) or "").split())
 
 
 def test_a_generation_config_is_used_and_not_written_to():

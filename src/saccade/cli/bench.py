@@ -82,12 +82,14 @@ def bench(
     )
 
     from saccade.bench import report, runner
+    from saccade.bench.hardware.others import Watch
     from saccade.corpus import rows
 
     part = rows.shard(shard)
     suites = named_suites(suite, data)
     names = _methods(methods, exact)
     pair = known.models(quiet=False)
+    watch = Watch()
     plan = runner.Benchmark(suites, names, limit, part, seed, max_new_tokens, exact, temperature)
 
     with Progress(
@@ -109,6 +111,8 @@ def bench(
                 task, description=what, completed=done, total=whole
             ),
         )
+    if (warning := watch.said()) is not None:
+        err.print(warning, style="yellow", markup=False, soft_wrap=True)
     path = report.write(out_dir)
     out.print(f"{path} has the report", markup=False, soft_wrap=True)
 

@@ -71,6 +71,7 @@ def calibrate(
     clips = [loading.read(video, sampling, quiet=as_json) for video in videos or ()]
     prepare(how.threads, verbose, quiet=as_json)
     from saccade.bench import calibrate as calibrating
+    from saccade.bench.hardware.others import Watch
     from saccade.cli.config import write
     from saccade.inputs import shown
 
@@ -80,6 +81,7 @@ def calibrate(
         clips = clips or _own(tell)
         models = loading.models(target, draft, quiet=True, **how.load)
         asked = [models.ask(prompt, **shown(clip)) for clip in clips]
+        watch = Watch()
         found = calibrating.calibrate(
             models,
             asked,
@@ -88,6 +90,8 @@ def calibrate(
             max_new_tokens=max_new_tokens,
             tell=tell,
         )
+    if (warning := watch.said()) is not None:
+        err.print(warning, style="yellow", markup=False, soft_wrap=True)
     write(out_file, found)
     if as_json:
         typer.echo(json.dumps(found.json()))

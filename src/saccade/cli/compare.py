@@ -98,21 +98,27 @@ class Comparison:
     rows: dict[str, Any]
     results: dict[str, Result]
     answer: str
+    warning: str | None = None  # why not to trust the times
 
     def json(self) -> dict[str, Any]:
-        return {**self.about, "methods": {name: row.json() for name, row in self.rows.items()}}
+        warned = {} if self.warning is None else {"warning": self.warning}
+        rows = {name: row.json() for name, row in self.rows.items()}
+        return {**self.about, **warned, "methods": rows}
 
     def show(self, page: Console) -> None:
         from saccade.bench import show
 
-        about = self.about
+        about, times = self.about, self.about["repeat"]
+        runs = "one run each" if times == 1 else f"medians of {times} interleaved runs"
         page.print(show.table(self.rows))
         page.print(
             f"[dim]{about['visual_tokens']} visual tokens, {about['dtype']} on {about['device']}, "
-            f"{about['threads']} threads; medians of {about['repeat']} interleaved runs; "
+            f"{about['threads']} threads; {runs}; "
             "x against ar in the same run; before: vision, prefill, guidance[/dim]"
         )
         show.notes(page, self.rows)
+        if self.warning is not None:
+            err.print(self.warning, style="yellow", markup=False, soft_wrap=True)
 
 
 def compared(
@@ -129,11 +135,13 @@ def compared(
     """Methods side by side on one question; ``others`` as :func:`saccade.bench.compare.race`."""
     import torch
 
-    from saccade.bench.compare import named, race
+    from saccade.bench.compare import BASELINE, named, race
+    from saccade.bench.hardware.others import Watch
     from saccade.inputs import shown
 
     backbone = models.target.backbone
     asked = models.ask(prompt, **shown(clip))
+    watch = Watch()
     with status("comparing", quiet=not err.is_terminal) as tell:
         raced = race(
             models,
@@ -144,8 +152,9 @@ def compared(
             on_run=lambda name, round: tell(f"run {round} of {repeat}: {name}"),
             **others,
         )
+    warning = watch.said([run.decode for run in raced.runs[BASELINE]])
     results = raced.last()
-    base = results["ar"]
+    base = results[BASELINE]
     about = {
         "video": video,
         "visual_tokens": base.visual_tokens,
@@ -155,4 +164,4 @@ def compared(
         "threads": torch.get_num_threads(),
         "repeat": repeat,
     }
-    return Comparison(about, raced.rows(), results, base.text or "")
+    return Comparison(about, raced.rows(), results, base.text or "", warning)

@@ -79,7 +79,8 @@ class Model:
             frames: which frames to take, such as ``{"fps": 2}``; by default 2 a second.
             exact: bit for bit plain decoding's answer in bf16 and fp16 too.
             seed: names the noise of sampling.
-            settings: ``GenerationConfig``'s names: max_new_tokens, do_sample, temperature, ...
+            settings: ``GenerationConfig``'s names: max_new_tokens (else the model's own, or 256),
+                do_sample, temperature, ...
 
         Raises:
             VideoInputError, OptionError, ModelError: in one sentence.

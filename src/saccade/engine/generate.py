@@ -153,7 +153,8 @@ def stream(
         keep: leaves the caches for a later turn; see :class:`saccade.Conversation`.
         exact: bit for bit the answer of ``method="ar", exact=True``, in bf16 and fp16 too; drafts
             are chains, and a forward costs as much as one of 16 rows. See ``docs/lossless.md``.
-        settings: ``GenerationConfig``'s names, of which :class:`Asked` has those in use.
+        settings: ``GenerationConfig``'s names, of which :class:`Asked` has those in use;
+            ``max_new_tokens`` is 256 where neither they nor the model's own config say.
 
     Raises:
         OptionError, MethodError, ModelError: before any work, in one sentence.
@@ -241,7 +242,9 @@ def generate(
     ``model.generate(**inputs, custom_generate=saccade.generate, draft=..., method=...)``. There the
     pixels are already used up, so a draft with a vision tower of its own needs ``draft_inputs=``.
     Arguments as :func:`stream`, written out since transformers looks for their names here;
-    ``streamer`` is a transformers streamer.
+    ``streamer`` is a transformers streamer. Without a length (``max_new_tokens``, ``max_length``,
+    or the model's generation config) an answer gets 256 tokens at most, as everywhere here;
+    transformers gives 20, and does so where it calls this.
     """
     target, drafting = backbone(model), None if draft is None else backbone(draft)
     recipe = method if isinstance(method, Recipe) else resolve(method)

@@ -1,0 +1,89 @@
+"""Claims about telling when timings were disturbed."""
+
+from __future__ import annotations
+
+import time
+from typing import Any, NamedTuple
+
+import pytest
+
+from saccade.bench.hardware import others
+from saccade.bench.hardware.others import Watch, disturbed
+from saccade.cli.compare import Comparison
+from saccade.cli.terminal import err, out
+
+
+@pytest.mark.parametrize(
+    ("busy", "own", "there", "plain", "said"),
+    [
+        (0.0, 2, 2, [], None),
+        (0.15, 2, 2, [], None),
+        (0.25, 2, 2, [], "other programs kept 0.2 of 2 cores busy"),
+        (1.6, 2, 2, [], "other programs kept 1.6 of 2 cores busy"),
+        (6.0, 8, 16, [], None),  # on cores that were free
+        (10.0, 8, 16, [], "other programs kept 10.0 of 16 cores busy"),
+        (1.0, 24, 16, [], None),
+        (2.0, 24, 16, [], "other programs kept 2.0 of 16 cores busy"),
+        (0.0, 2, 2, [1.0, 1.2, 1.1], None),
+        (0.0, 2, 2, [1.0, 5.25, 1.1], "plain decoding took 1 to 5.2 s"),
+        (1.6, 2, 2, [1.0, 2.0], "cores busy and plain decoding took 1 to 2 s"),
+    ],
+)
+def test_what_disturbs_is_said(
+    busy: float, own: int, there: int, plain: list[float], said: str | None
+) -> None:
+    """Claim: others' work counts as far as it takes cores from our threads, and so does plain
+    decoding that took unequally long; one sentence says which, and nothing is said in peace."""
+    found = disturbed(busy, own, there, plain)
+    assert (found is None) == (said is None)
+    if found is not None and said is not None:
+        assert said in found and found.endswith("ask a quiet machine again") and "\n" not in found
+
+
+class Times(NamedTuple):
+    user: float
+    system: float
+    idle: float
+    iowait: float = 0.0
+
+
+def test_what_is_ours_is_not_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Claim: of two cores over ten seconds, of which 8 s were idle or waiting, ours took 5 s with
+    those we started: others kept .7 of a core busy. Fails if idle time, or our own, is counted."""
+
+    class Us:
+        def __init__(self, *busy: float) -> None:
+            self.busy = busy
+
+        def cpu_times(self) -> tuple[float, ...]:
+            return (*self.busy, 0.0, 0.0, 99.0)
+
+        def children(self, recursive: bool) -> list[Us]:
+            return [Us(1.0, 0.0)] if recursive and self.busy[0] else []
+
+    clock: Any = iter([100.0, 110.0])
+    monkeypatch.setattr(others.time, "monotonic", lambda: next(clock))
+    machine = iter([Times(50.0, 5.0, 500.0, 9.0), Times(60.0, 7.0, 506.0, 11.0)])
+    monkeypatch.setattr(others.psutil, "cpu_times", lambda: next(machine))
+    us = iter([Us(0.0, 0.0), Us(3.0, 1.0)])
+    monkeypatch.setattr(others.psutil, "Process", lambda: next(us))
+    assert Watch().cores() == pytest.approx(0.7)
+
+
+def test_a_comparison_says_so() -> None:
+    """Claim: why not to trust the times stands in a comparison's JSON and in a line under its
+    table; in peace neither is there. Fails if a ratio is shown without it."""
+    about = {"visual_tokens": 4, "dtype": "float32", "device": "cpu", "threads": 2, "repeat": 1}
+    for warning in (None, "other programs kept 2 of 2 cores busy"):
+        found = Comparison(about, {}, {}, "", warning)
+        with err.capture() as said, out.capture() as shown:
+            found.show(out)
+        assert said.get() == ("" if warning is None else f"{warning}\n")
+        assert found.json().get("warning") == warning and "one run each" in shown.get()
+
+
+def test_a_machine_can_be_watched() -> None:
+    """Claim: on this one others keep at least no and at most all cores busy."""
+    watch = Watch()
+    time.sleep(0.05)
+    assert 0 <= watch.cores() <= 2 * (others.psutil.cpu_count() or 1)
