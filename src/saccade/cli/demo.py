@@ -11,8 +11,9 @@ import typer
 from saccade.cli import loading, options
 from saccade.cli.compare import compared
 from saccade.cli.options import DEFAULT_METHOD
-from saccade.cli.terminal import PIPED_WIDTH, Json, Threads, Verbose, console, out, prepare
+from saccade.cli.terminal import Json, Threads, Verbose, console, out, prepare
 
+PICTURE = 80  # characters across, to be read at half a page's width
 DEMO_SEED, DEMO_FRAMES, DEMO_SIZE = 20_000_002, 64, 224  # never trained on
 
 
@@ -20,7 +21,9 @@ def demo(
     max_new_tokens: options.Tokens = 256,
     repeat: options.Repeat = 3,
     threads: Threads = None,
-    picture: Annotated[Path | None, typer.Option(help="Save what is shown as an SVG.")] = None,
+    picture: Annotated[
+        Path | None, typer.Option(help="Save the answer in its colours as an SVG.")
+    ] = None,
     as_json: Json = False,
     verbose: Verbose = False,
 ) -> None:
@@ -45,22 +48,19 @@ def demo(
     if as_json:
         typer.echo(json.dumps(found.json()))
         return
-    page = console(
-        record=True,
-        width=out.width if out.is_terminal and not picture else PIPED_WIDTH,
-    )
     result = found.results[DEFAULT_METHOD]
     typist = show.Typist(models.target.decode)
-    page.print(show.frames(clip.frames))
+    page = out if picture is None else console(record=True, width=PICTURE)
+    page.print(show.frames(clip.frames, width=PICTURE // 4 - 2))
     page.print(
         "[bold]The target's answer, drafted by the small model:[/bold] ",
         *[*(typist.type(round) for round in result.rounds), typist.rest()],
         sep="",
     )
     page.print(show.legend())
-    page.print(
+    if picture is not None:  # of the answer: times are another machine's soon
+        picture.write_text(show.offline_svg(page.export_svg(title="saccade demo")))
+    out.print(
         f"\n[bold]What the generator drew:[/bold] [dim]{descriptions.describe(scene)}[/dim]\n"
     )
-    found.show(page)
-    if picture is not None:
-        picture.write_text(show.offline_svg(page.export_svg(title="saccade demo")))
+    found.show(out)
