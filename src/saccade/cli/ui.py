@@ -13,7 +13,6 @@ from saccade.cli import loading, options
 from saccade.cli.options import LoadOptions, ModelOptions, grouped
 from saccade.cli.terminal import Verbose, out, prepare
 from saccade.core.errors import OptionError
-from saccade.serve.listening import listening
 
 HOST, PORT = "127.0.0.1", 7860
 PATIENCE = 2  # seconds open pages get when it ends
@@ -43,6 +42,8 @@ def ui(
         )
     known = loading.known(models, how, method)
     loading.recipes([known.method])
+    from saccade.serve.listening import listening
+
     with listening(host, port) as door, tempfile.TemporaryDirectory() as uploads:
         os.environ |= {"GRADIO_ANALYTICS_ENABLED": "False", "GRADIO_TEMP_DIR": uploads}
         prepare(known.threads, verbose)
