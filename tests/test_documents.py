@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from saccade.core.errors import extra
+
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 FENCED = re.compile(r"^(`{3,}).*?^\1$", re.DOTALL | re.MULTILINE)
@@ -81,3 +83,13 @@ def test_the_first_page_begins_with_the_two_commands():
         "pip install uv && uv run saccade demo",
         "pip install uv && uv run pytest",
     ]
+
+
+def test_nothing_is_installed_from_an_index_that_lacks_it():
+    """Claim: no document and no message tells anyone to install `saccade[...]`, which is published
+    nowhere: what is installed is a clone or a wheel. Fails on a command that finds nothing."""
+    sources = [*(ROOT / "src").rglob("*.py"), *(page for page in PAGES if page.name != "LOG.md")]
+    index = re.compile(r"(install|add|--with) [\"'`]*saccade\b")
+    assert [path for path in sources if index.search(path.read_text())] == []
+    assert index.search("`pip install 'saccade[ray]'`") and index.search('install "saccade[serve]"')
+    assert "'PATH/TO/CLONE[ray,serve]'" in extra("ray", "serve")

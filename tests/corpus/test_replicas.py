@@ -280,7 +280,7 @@ def test_without_ray_replicas_say_what_to_install(monkeypatch: pytest.MonkeyPatc
         port = str(free.getsockname()[1])
     result = CliRunner().invoke(cli_app, ["serve", "--replicas", "2", "--port", port])
     assert isinstance(result.exception, OptionError)
-    assert "saccade[ray,serve]" in str(result.exception)
+    assert "PATH/TO/CLONE[ray,serve]" in str(result.exception)
 
 
 @pytest.mark.parametrize(

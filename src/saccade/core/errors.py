@@ -76,3 +76,9 @@ def meant(name: str, known: Iterable[str]) -> str:
     others = [other for other in known if other != name]
     found = difflib.get_close_matches(name, others, n=1, cutoff=0.7)
     return f" (did you mean {found[0]}?)" if found else ""
+
+
+def extra(*names: str) -> str:
+    """How to get what an extra brings; no index has the package, so both ways are from a clone."""
+    run, wanted = " ".join(f"--extra {name}" for name in names), ",".join(names)
+    return f"`uv run {run} ...` in a clone, elsewhere `pip install 'PATH/TO/CLONE[{wanted}]'`"

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from saccade.bench.suites.types import LayoutError
-from saccade.core.errors import OptionError
+from saccade.core.errors import OptionError, extra
 
 Row = Mapping[str, Any]
 
@@ -128,10 +128,8 @@ def _library(name: str) -> Any:
     try:
         return import_module(name)
     except ImportError:
-        raise OptionError(
-            f"reading benchmarks needs {name.partition('.')[0]}: install it with "
-            "`pip install 'saccade[datasets]'`"
-        ) from None
+        said = f"reading benchmarks needs {name.partition('.')[0]}: {extra('datasets')}"
+        raise OptionError(said) from None
 
 
 @contextmanager
