@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from saccade.bench.records import Answer
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "docs" / "results"
+stored = cache(records.stored)
 RUNS = sorted(path.parent for path in RESULTS.glob("*/results.jsonl.gz"))
 COLUMNS = {
     "descriptions, 256": ("bench-auto", "shapes-caption"),
@@ -34,7 +36,7 @@ def test_there_are_runs():
 def test_a_stored_report_is_its_runs(run):
     """Claim: report.md is made of the results beside it, and its pictures are there. Fails if a run
     is replaced and its report is not."""
-    about, answers = records.stored(run)
+    about, answers = stored(run)
     drawn: dict[str, list[str]] = {}
     for suite, name in re.findall(r"!\[((\S+)-\w+\.png)\]", (run / "report.md").read_text()):
         drawn.setdefault(name, []).append(suite)
@@ -50,7 +52,7 @@ def test_every_stored_answer_is_plain_decodings(run):
     sampled nobody claims that), and none gave up. Fifty items a suite, fewer
     in the runs made for the claims alone. Fails on a single
     difference."""
-    about, answers = records.stored(run)
+    about, answers = stored(run)
     ours = [a for a in answers if not a.method.startswith(("hf", "draft"))]
     same = None if "temperature" in about["plan"] else True
     assert all(a.identical is same and a.error is None and a.fallback is None for a in ours)
@@ -63,8 +65,8 @@ def test_the_table_of_one_clip_is_the_stored_run():
     """Claim: each row of docs/numbers.md's first table is what the stored comparison says. Fails on
     any number typed by hand."""
     page = (ROOT / "docs" / "numbers.md").read_text()
-    stored = json.loads((RESULTS / "compare-2048.json").read_text())["methods"]
-    for name, row in stored.items():
+    methods = json.loads((RESULTS / "compare-2048.json").read_text())["methods"]
+    for name, row in methods.items():
         line = next(each for each in page.splitlines() if each.startswith(f"| `{name}` |"))
         cells = [cell.strip(" *") for cell in line.split("|")[2:-1]]
         if row.get("error"):
@@ -103,13 +105,13 @@ def test_the_table_over_suites_is_the_stored_runs():
     text = (ROOT / "docs" / "numbers.md").read_text()
     head, rows = text.split("| decode × (whole ×) | ")[1].split(" |\n", 1)
     assert head.split(" | ") == list(COLUMNS)
-    stored = {name: records.stored(RESULTS / name)[1] for name, _ in COLUMNS.values()}
+    answers = {name: stored(RESULTS / name)[1] for name, _ in COLUMNS.values()}
     table = [line for line in rows.split("\n\n")[0].splitlines() if line.startswith("| `")]
     assert len(table) > 5
     for line in table:
         method, *cells = (cell.strip() for cell in line.strip("|").split(" | "))
         for cell, (run, suite) in zip(cells, COLUMNS.values(), strict=True):
-            assert cell.rstrip("|").strip() == _cell(stored[run], suite, method.strip("`"))
+            assert cell.rstrip("|").strip() == _cell(answers[run], suite, method.strip("`"))
 
 
 def test_the_speed_pages_table_over_suites_is_the_stored_runs():
@@ -118,11 +120,11 @@ def test_the_speed_pages_table_over_suites_is_the_stored_runs():
     page = (RESULTS / "speed.md").read_text()
     lines = [line for line in page.splitlines() if line.startswith("| `shapes-")]
     assert lines == [
-        _suite_line(records.stored(RESULTS / run)[1], suite)
+        _suite_line(stored(RESULTS / run)[1], suite)
         for run, suites in AUTO.items()
         for suite in suites
     ]
-    answers = records.stored(RESULTS / "bench-auto-2k")[1]
+    answers = stored(RESULTS / "bench-auto-2k")[1]
     long = {a.item for a in answers if a.method == "ar" and len(a.ids) >= 128}
     kept = {
         m: [a for a in answers if a.method == m and a.item in long] for m in ("auto", "ar", "hf")
@@ -138,7 +140,7 @@ def test_the_speed_pages_table_of_sampled_answers_is_the_stored_run():
     """Claim: what drafting gives where answers are sampled is what the stored run says. Fails on
     any number typed by hand."""
     page = (RESULTS / "speed.md").read_text()
-    _, answers = records.stored(RESULTS / "bench-sampled")
+    _, answers = stored(RESULTS / "bench-sampled")
     by = {name: [a for a in answers if a.method == name] for name in SAMPLED}
     for name, own in by.items():
         cells = (
