@@ -8,14 +8,13 @@ slow tests' 3,200 one 0.1 away. ``auto`` and ``fit`` are given costs at which th
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from typing import Any
 
 import pytest
 import torch
-from beside import forked
 from helpers import WORDS, backbone, chi_square, few, left_padded, noisy, qwen25, video_input
 from torch import Tensor
 from transformers.generation import logits_process as hf
@@ -49,14 +48,14 @@ SETTINGS: dict[str, Any] = dict(
     **WORDS,
 )
 COSTS = Costs((1, 64), (1.0, 1.1), 0.02)  # at which drafting pays
-METHODS = (
+METHODS = (  # the first four by default: a chain, a tree, a mixture and a process beside
     "auto",
-    "sd/shape=fit",
     "sage",
-    "sd/shape=sage-live",
-    "sd/shape=best-8",
     "tabed",
     "hippo",
+    "sd/shape=fit",
+    "sd/shape=sage-live",
+    "sd/shape=best-8",
     "sd/shape=chain-2",
     "layerskip/shape=chain-2",
     "sd/shape=paths-0,1,1.0,1.1",
@@ -73,13 +72,6 @@ REST = (
     "tabed-mtcp",
     "streaming",
 )
-
-
-@pytest.fixture(scope="module", autouse=True)
-def processes() -> Iterator[None]:
-    """Drafts in a process of their own start at once."""
-    with forked():
-        yield
 
 
 def method(name: str) -> Recipe:
@@ -133,7 +125,7 @@ def test_the_exact_law_has_answers_enough():
         assert law(RULES[:left_out] + RULES[left_out + 1 :]) != law(), left_out
 
 
-@pytest.mark.parametrize("name", few(METHODS, 7))
+@pytest.mark.parametrize("name", few(METHODS, 4))
 def test_four_sampled_tokens_follow_the_exact_law(name):
     """Claim: drafted in whatever shape, by whomever and when, an answer is drawn from the target's
     own law. An answer outside these fails at once; a bent law with the power stated above.
@@ -172,7 +164,7 @@ def test_control_a_law_0_3_away_is_found():
 def test_control_a_forgotten_residual_is_seen(monkeypatch):
     """Control: without the residual the same test must fail, end to end."""
     monkeypatch.setattr(verify_module, "residual", lambda p, q: p)
-    assert p_value("sd/shape=chain-2", 12) < ALPHA
+    assert p_value("sd/shape=chain-2") < ALPHA
 
 
 def test_control_a_misjudged_ensemble_is_seen_end_to_end(monkeypatch):
@@ -190,4 +182,4 @@ def test_control_a_misjudged_ensemble_is_seen_end_to_end(monkeypatch):
         return OneViewsLaw(**vars(mixed))
 
     monkeypatch.setattr(Mixture, "_mix", wrong)
-    assert p_value("tabed-mt/shape=chain-2", 12) < 0.01
+    assert p_value("tabed-mt/shape=chain-2", CALLS // 2) < ALPHA
