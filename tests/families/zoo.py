@@ -33,11 +33,13 @@ from saccade.model.session import Session
 NOISE = 0.05  # of a draft's decoder: it is right about two times in three
 FPS = 2.0
 NEW = tuple(map(int, transformers.__version__.split(".")[:2])) >= (5, 18)  # names of its options
+LONGEST = 32  # tokens of the answers that several tests compare with
 RATE = 16000  # samples a second of sound
 SMALL = Size(1, 128, 320)  # another depth than the target's
 
 QWEN = ("qwen2-vl", "qwen2.5-vl", "qwen3-vl", "qwen3-vl-moe", "qwen2.5-omni")
 LLAVA = ("llava-1.5", "llava-next", "llava-next-video", "llava-onevision")
+DEEP = ("qwen3-vl", "qwen3-vl-moe")  # have rows for early layers too
 STILL = ("llava-1.5", "llava-next")  # have no videos
 FAMILIES = (*QWEN, *LLAVA, "llama")  # tested here; the sweep takes all of ``checkpoints.FAMILIES``
 SEEING = tuple(name for name in FAMILIES if name != "llama")
@@ -183,6 +185,15 @@ def hf_greedy(loaded: Loaded, inputs: Inputs, count: int) -> list[int]:
     model = loaded.backbone.model
     out = model.generate(**inputs, max_new_tokens=count, do_sample=False)
     return out[0, inputs["input_ids"].shape[1] :].tolist()
+
+
+@cache
+def case(
+    loaded: Loaded, kind: str, seed: int = 0, count: int = LONGEST
+) -> tuple[Inputs, list[int]]:
+    """A prompt and the answer of ``generate``, asked once whoever compares with it."""
+    inputs = asked(loaded, kind, seed)
+    return inputs, hf_greedy(loaded, inputs, count)
 
 
 def run(
