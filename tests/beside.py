@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import os
+import subprocess
+import sys
 import time
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,7 +25,7 @@ from typing import Any
 import pytest
 from torch import nn
 
-from saccade.drafting.parallel import child, drafter, process
+from saccade.drafting.parallel import drafter, process
 from saccade.drafting.parallel.child import Child, Job
 from saccade.drafting.parallel.process import DraftError
 from saccade.model.backbone import Backbone
@@ -208,18 +211,24 @@ def hired(inside: Inside) -> Iterator[Inside]:
 # -- processes that start at once --------------------------------------------------------------
 
 
+def fork(target: Callable[..., None], *args: Any, daemon: bool = True) -> Any:
+    """A process that goes on from here, with all that is imported, in ``target``."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of forking beside a thread
+        context = multiprocessing.get_context("fork")
+        process = context.Process(target=target, args=args, daemon=daemon)
+        process.start()
+    return process
+
+
 class Forked:
-    """A worker's process as a fork of this one: the real loop over a real line, without the many
-    seconds that importing everything anew takes. Stands in for ``subprocess.Popen``.
+    """``python -c`` as a fork of this process, without the seconds that importing everything anew
+    takes. Stands in for ``subprocess.Popen``.
     """
 
     def __init__(self, command: Sequence[str], *, pass_fds: Sequence[int], **rest: Any) -> None:
-        (handle,) = pass_fds
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # of forking beside a thread
-            context = multiprocessing.get_context("fork")
-            self._process = context.Process(target=child.main, args=(handle,), daemon=True)
-            self._process.start()
+        at = command.index("-c")
+        self._process = fork(_run, command[at + 1], command[at + 2 :], pass_fds)
         self.pid = self._process.pid
 
     def poll(self) -> int | None:
@@ -228,8 +237,21 @@ class Forked:
     def kill(self) -> None:
         self._process.kill()
 
-    def wait(self) -> None:
-        self._process.join()
+    def wait(self, timeout: float | None = None) -> int:
+        self._process.join(timeout)
+        if self._process.exitcode is None:
+            raise subprocess.TimeoutExpired("a fork", timeout or 0.0)
+        return self._process.exitcode
+
+
+def _run(code: str, arguments: Sequence[str], kept: Sequence[int]) -> None:
+    """What the code would do in a new process that has these open files and no others."""
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for handle in {int(name) for name in os.listdir("/dev/fd")} - {0, 1, 2, *kept}:
+        with suppress(OSError):  # the folder's own
+            os.dup2(nothing, handle)
+    sys.argv = ["-c", *arguments]
+    exec(code, {})
 
 
 @contextmanager

@@ -6,6 +6,8 @@ Nothing slow to import stands at the top: the process that only hands out tests 
 
 from __future__ import annotations
 
+import atexit
+import gc
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -31,6 +33,15 @@ if sys.dont_write_bytecode and sys.pycache_prefix is None:
     sys.pycache_prefix = str(Path(__file__).parents[1] / ".cache" / "bytecode")
     os.environ["PYTHONPYCACHEPREFIX"] = sys.pycache_prefix
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
+
+gc.disable()  # what is imported stays: nobody looks through it for garbage, now or later
+atexit.register(gc.unfreeze)
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -83,6 +94,15 @@ def _poison() -> Iterator[None]:
         patch.setattr(Cache, "__init__", poisoned_create)
         patch.setattr(Cache, "reserve", poisoned_reserve)
         patch.setattr(Session, "commit", checked_commit)
+        yield
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _forks() -> Iterator[None]:
+    """Drafts in processes of their own start at once; none outlives a module."""
+    from beside import forked
+
+    with forked():
         yield
 
 

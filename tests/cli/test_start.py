@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -22,31 +23,44 @@ ROOT = Path(__file__).parents[2]
 EXTRAS = ("uvicorn", "fastapi", "gradio", "ray", "llguidance", "httpx")  # not always installed
 HEAVY = ("torch", "transformers", "matplotlib", "huggingface_hub", *EXTRAS)
 CHILD = f"""
-import sys
-command, *sys.argv[1:] = sys.argv[1:]
-try:
-    if command == "saccade":
-        from saccade.cli import main
-    else:
-        from evidence.__main__ import main
-    main()
-finally:
-    print("heavy:", *(name for name in {HEAVY} if name in sys.modules), file=sys.stderr)
+import json, os, sys, tempfile
+import av, numpy, pydantic, typer._adapters  # light, and the same for all
+from evidence.__main__ import main as evidence
+from saccade.cli import main as saccade
+for command, *words in json.loads(sys.argv[1]):
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        if not os.fork():
+            os.dup2(out.fileno(), 1)
+            os.dup2(err.fileno(), 2)
+            sys.argv[1:] = words
+            try:
+                {{"saccade": saccade, "evidence": evidence}}[command]()
+            finally:
+                print("heavy:", *(name for name in {HEAVY} if name in sys.modules), file=sys.stderr)
+        code = os.waitstatus_to_exitcode(os.wait()[1])
+        said = (file.seek(0) or file.read().decode() for file in (out, err))
+        print(json.dumps([code, *said]))
 """
+Said = tuple[int, str, list[str], str]
+"""Exit code, standard output, the lines of standard error, and what heavy was imported."""
+Told = dict[tuple[str, ...], Said]
 
 
-def child(*words: str, **more: str) -> tuple[int, str, list[str], str]:
-    """Exit code, standard output, the lines of standard error, and what heavy was imported."""
+def said_to(*commands: Sequence[str], **more: str) -> list[Said]:
+    """What each of these says, a fork each of a process that has imported the commands alone."""
     kept = {key: value for key, value in os.environ.items() if key != listing.FILES}
     done = subprocess.run(
-        [sys.executable, "-c", CHILD, *words],
-        capture_output=True,
+        [sys.executable, "-c", CHILD, json.dumps(commands)],
+        stdout=subprocess.PIPE,
         text=True,
         cwd=ROOT,
         env={**kept, "HF_HUB_OFFLINE": "1", **more},
     )
-    *said, heavy = done.stderr.splitlines()
-    return done.returncode, done.stdout, said, heavy.removeprefix("heavy:").strip()
+    found = []
+    for code, out, err in map(json.loads, done.stdout.splitlines()):
+        *lines, heavy = err.splitlines()
+        found.append((code, out, lines, heavy.removeprefix("heavy:").strip()))
+    return found
 
 
 def test_the_listing_is_the_registrys() -> None:
@@ -77,40 +91,41 @@ def test_families_and_peers_are_named_as_they_are() -> None:
     assert list(PEERS) == list(peers.PEERS)
 
 
-@pytest.mark.parametrize(
-    ("words", "code", "says"),
-    [
-        (("saccade", "--help"), 0, "describe"),
-        (("saccade", "describe", "--help"), 0, "--num-frames"),
-        (("saccade", "methods"), 0, "specvlm-self"),
-        (("saccade", "methods", "--json"), 0, "pearl-syn"),
-        (("evidence", "make-checkpoint", "list"), 0, "qwen2.5-vl"),
-        (("evidence", "make-checkpoint", "qwen2.5vl", "x"), 2, "did you mean qwen2.5-vl?"),
-        (("saccade", "describe", "nope.mp4"), 2, "nope.mp4 does not exist"),
-        (("saccade", "describe", "README.md"), 2, "README.md is not a video"),
-        (("saccade", "chat", "nope.mp4"), 2, "nope.mp4 does not exist"),
-        (("saccade", "compare", "nope.mp4"), 2, "nope.mp4 does not exist"),
-        (("saccade", "describe", "x.mp4", "--method", "specvml"), 2, "did you mean specvlm?"),
-        (("saccade", "compare", "x.mp4", "--methods", "sd,saeg"), 2, "did you mean sage?"),
-        (("saccade", "describe", "x.mp4", "--method", "sd/shap=tree"), 2, "did you mean shape?"),
-        (("saccade", "describe", "x.mp4", "--target", "./nowhere"), 2, "no checkpoint folder"),
-        (("saccade", "serve", "--method", "hipo"), 2, "did you mean hippo?"),
-        (("saccade", "calibrate", "nope.mp4"), 2, "nope.mp4 does not exist"),
-        (
-            ("saccade", "doctor", "nope.mp4", "--target", "Qwen2.5-VL-7B"),
-            2,
-            "nope.mp4 does not exist",
-        ),
-    ],
-    ids=lambda each: " ".join(each[1:]) if isinstance(each, tuple) else "",
-)
-def test_nothing_heavy_is_imported(words: tuple[str, ...], code: int, says: str) -> None:
+CASES: dict[tuple[str, ...], tuple[int, str]] = {
+    ("saccade", "--help"): (0, "describe"),
+    ("saccade", "describe", "--help"): (0, "--num-frames"),
+    ("saccade", "methods"): (0, "specvlm-self"),
+    ("saccade", "methods", "--json"): (0, "pearl-syn"),
+    ("evidence", "make-checkpoint", "list"): (0, "qwen2.5-vl"),
+    ("evidence", "make-checkpoint", "qwen2.5vl", "x"): (2, "did you mean qwen2.5-vl?"),
+    ("saccade", "describe", "nope.mp4"): (2, "nope.mp4 does not exist"),
+    ("saccade", "describe", "README.md"): (2, "README.md is not a video"),
+    ("saccade", "chat", "nope.mp4"): (2, "nope.mp4 does not exist"),
+    ("saccade", "compare", "nope.mp4"): (2, "nope.mp4 does not exist"),
+    ("saccade", "describe", "x.mp4", "--method", "specvml"): (2, "did you mean specvlm?"),
+    ("saccade", "compare", "x.mp4", "--methods", "sd,saeg"): (2, "did you mean sage?"),
+    ("saccade", "describe", "x.mp4", "--method", "sd/shap=tree"): (2, "did you mean shape?"),
+    ("saccade", "describe", "x.mp4", "--target", "./nowhere"): (2, "no checkpoint folder"),
+    ("saccade", "serve", "--method", "hipo"): (2, "did you mean hippo?"),
+    ("saccade", "calibrate", "nope.mp4"): (2, "nope.mp4 does not exist"),
+    ("saccade", "doctor", "nope.mp4", "--target", "Qwen2.5-VL-7B"): (2, "nope.mp4 does not exist"),
+}
+
+
+@pytest.fixture(scope="module")
+def told() -> Told:
+    return dict(zip(CASES, said_to(*CASES), strict=True))
+
+
+@pytest.mark.parametrize("words", CASES, ids=" ".join)
+def test_nothing_heavy_is_imported(told: Told, words: tuple[str, ...]) -> None:
     """Claim: a listing, help, and a refusal of what can be known by name are said without torch,
     Transformers, the hub's library, or what only an extra brings; a refusal is one line.
 
     Fails as soon as anything on the way imports one of them.
     """
-    found, printed, said, heavy = child(*words)
+    code, says = CASES[words]
+    found, printed, said, heavy = told[words]
     assert heavy == ""
     assert found == code, said
     assert says in (printed if code == 0 else said[-1])
@@ -121,11 +136,9 @@ def test_nothing_heavy_is_imported(words: tuple[str, ...], code: int, says: str)
 def test_a_hub_out_of_reach_is_one_sentence(command: tuple[str, ...]) -> None:
     """Claim: where nothing answers at the hub's address, and the model is not in the cache, that
     is said once, without torch and without another attempt."""
-    code, printed, said, heavy = child(
-        *("saccade", *command, "--target", "someone/something"),
-        HF_ENDPOINT="http://127.0.0.1:9",
-        HF_HUB_OFFLINE="0",
-    )
+    words = ("saccade", *command, "--target", "someone/something")
+    (told,) = said_to(words, HF_ENDPOINT="http://127.0.0.1:9", HF_HUB_OFFLINE="0")
+    code, printed, said, heavy = told
     assert (code, printed, len(said)) == (2, "", 1), said
     assert "cannot be reached" in said[0] and "someone/something" in said[0]
     assert "torch" not in heavy and "transformers" not in heavy

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from beside import forked
 from helpers import (
     AMOUNT,
     FAMILIES,
@@ -177,7 +176,7 @@ def test_hippo_goes_on_in_its_own_process(monkeypatch):
     """Claim: the draft's process keeps its cache too: three turns, each the oracle's answer."""
     monkeypatch.setattr(beside, "PATIENCE", 60.0)
     read = 0
-    with forked(), talking("qwen2_5_vl", "hippo") as conversation:
+    with talking("qwen2_5_vl", "hippo") as conversation:
         for inputs, answer in script("qwen2_5_vl"):
             result = conversation.run(inputs)
             assert result.ids == answer and result.fallback_reason is None

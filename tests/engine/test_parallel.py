@@ -1,8 +1,9 @@
 """Claims about the draft in a process of its own: it works beside the target, stops when refused,
 and whatever becomes of it, the answer is the target's.
 
-Workers are forks of this process, since importing everything anew takes many seconds each; one test
-starts one as users do. Races that a clock cannot be trusted with are played out by ``Inside``.
+Workers are forks of this process (``conftest.py``), since importing everything anew takes many
+seconds each; one test starts one as users do. Races that a clock cannot be trusted with are played
+out by ``Inside``.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from typing import Any
 
 import pytest
 import torch
-from beside import Deafening, Inside, Pace, fire, forked, hired, paced, ran
+from beside import Deafening, Inside, Pace, fire, hired, paced, ran
 from helpers import (
     FAMILIES,
     backbone,
@@ -54,13 +55,6 @@ pytestmark = pytest.mark.usefixtures("unchecked")
 PARALLEL = ["hippo", "pearl", "pearl-syn", "pearl-specvlm"]
 GAMMA, COUNT = 5, 24
 INPUTS = input_for("qwen2_5_vl")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _forks() -> Iterator[None]:
-    """Workers that start at once; none outlives the module."""
-    with forked():
-        yield
 
 
 def answer(draft: Any = None, method: str = "pearl", **settings: Any) -> Result:
@@ -561,7 +555,6 @@ def only_genuine(genuine: Worker) -> Iterator[Worker]:
     process._idle[:] = idle
 
 
-@pytest.mark.slow
 def test_a_worker_starts_as_it_does_for_users(only_genuine):
     """Claim: the command that starts a worker works: a new interpreter that imports the package by
     the caller's path, reads the model and drafts.

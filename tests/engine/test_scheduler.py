@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
-from beside import forked
 from helpers import StubDraft, backbone, noisy, qwen25, text_input, video_input
 
 import saccade
@@ -55,13 +53,6 @@ def _steps(scheduler: Scheduler, times: int = 1000) -> dict[int, Result]:
             if news.result is not None:
                 found[news.number] = news.result
     return found
-
-
-@pytest.fixture(autouse=True)
-def _forked() -> Iterator[None]:
-    """Drafts in processes of their own start at once."""
-    with forked():
-        yield
 
 
 @pytest.mark.parametrize("method", [*METHODS, "hippo"])

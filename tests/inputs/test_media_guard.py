@@ -14,9 +14,12 @@ import socket
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from beside import Forked
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image as PILImage
@@ -34,6 +37,14 @@ def shared():
     """One guard for the tests that do not harm it."""
     with Guard() as found:
         yield found
+
+
+@pytest.fixture
+def at_once(monkeypatch):
+    """Children are forks of this process: for what the parent does with what they say."""
+    monkeypatch.setattr(
+        guard, "subprocess", SimpleNamespace(**vars(subprocess) | {"Popen": Forked})
+    )
 
 
 @pytest.fixture
@@ -169,7 +180,7 @@ def test_a_death_is_one_sentence(played, name):
 
 def test_a_hanging_child_meets_its_deadline(played):
     """Claim: a child that neither answers nor ends is ended, and the next call gets a clip."""
-    made = played(answering("while True: pass"), seconds=1.0)
+    made = played(answering("while True: g.time.sleep(1)"), seconds=1.0)
     (child,) = made._idle.queue
     with pytest.raises(VideoInputError, match="took too long") as caught:
         made.read(video())
@@ -219,6 +230,9 @@ ANSWERS = {
 }
 
 
+ROOMY = 1 << 42  # bytes of address space, of which a fork of this process has many already
+
+
 def saying(said: bytes | dict, pixels: bytes = bytes(8 + 192)) -> str:
     """A child that takes a request and sends this header, then these bytes."""
     header = said if isinstance(said, bytes) else json.dumps(said).encode()
@@ -232,19 +246,20 @@ g._serve_one = one"""
 
 
 @pytest.mark.parametrize("name", ANSWERS)
-def test_nonsense_is_not_believed(played, name):
+def test_nonsense_is_not_believed(at_once, played, name):
     """Claim: an answer that is none is a refusal in our own words, whatever it says, and the child
     that gave it gives no other. Fails if the parent believes, echoes or trips over it."""
-    made = played(saying(ANSWERS[name]))
+    made = played(saying(ANSWERS[name]), memory=ROOMY)
     with pytest.raises(VideoInputError) as caught:
         made.read(still())
     assert str(caught.value) == "the input is damaged: the decoder broke off; convert it again"
     assert made.read_image(still()).shape == (48, 64, 3)
 
 
-def test_control_an_answer_in_form_is_believed(played):
+def test_control_an_answer_in_form_is_believed(at_once, played):
     """Control: the same made-up child with a good answer is taken at its word, so the refusals
     above are for what was wrong in each."""
+    played = partial(played, memory=ROOMY)
     assert played(saying(GOOD)).read(still()).frames.shape == (1, 8, 8, 3)
     with pytest.raises(VideoInputError, match="^is bad$"):
         played(saying(REFUSAL)).read(still())

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 import sixth_method
-from beside import forked
 from helpers import noisy, qwen25, video_input
 
 import saccade
@@ -62,18 +61,17 @@ def test_it_answers_as_the_target_alone(override: str, settings: dict) -> None:
     """Claim: greedy and exact it writes plain decoding's tokens, serially and beside the target;
     sampled, a seed gives one answer. Some of its drafts are cut short by the threshold."""
     target, draft, inputs = qwen25(), noisy(qwen25, 0, 0.02), video_input(0)
-    with forked():
-        found = [
-            saccade.run(
-                target,
-                inputs,
-                draft=draft,
-                method="motion-sure" + override,
-                max_new_tokens=24,
-                **settings,
-            )
-            for _ in range(2 if settings.get("do_sample") else 1)
-        ]
+    found = [
+        saccade.run(
+            target,
+            inputs,
+            draft=draft,
+            method="motion-sure" + override,
+            max_new_tokens=24,
+            **settings,
+        )
+        for _ in range(2 if settings.get("do_sample") else 1)
+    ]
     plain = saccade.run(target, inputs, method="ar", max_new_tokens=24, **settings)
     result = found[0]
     assert result.fallback_reason is None
