@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import jaxtyping
 import pytest
 from written_out import Embedded, Ran
@@ -16,6 +18,14 @@ METHODS = ("hf", "specvlm", "ar")  # ar not first on purpose
 @pytest.fixture(scope="session")
 def embedded() -> Embedded:
     return Embedded(load("shapes"), load("shapes-draft"))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _barely_warm() -> Iterator[None]:
+    """Warm-ups are of one token: here nothing is timed."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(runner, "WARM_UP_TOKENS", 1)
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -16,7 +16,6 @@ from written_out import Embedded, Ran, lines
 
 import saccade.drafting.schedule
 from saccade.bench import records, runner
-from saccade.bench.compare import WARM_UP_TOKENS
 from saccade.bench.peers import PEERS, Run
 from saccade.bench.records import Answer
 from saccade.bench.suites import shapes
@@ -54,7 +53,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
     found: list[tuple[str, str]] = []
 
     def note(self: Any, name: str, recipe: Any, settings: dict[str, Any]) -> list[Answer]:
-        if settings["max_new_tokens"] != WARM_UP_TOKENS:
+        if settings["max_new_tokens"] != runner.WARM_UP_TOKENS:
             found.append((self.item.id, name))
         return [self._blank(name, 0)]
 

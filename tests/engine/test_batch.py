@@ -93,7 +93,8 @@ def test_eight_requests_answer_as_eight_runs_in_one_forward_a_round(method, monk
     forward of the target over all that still live.
 
     Fails if requests share a row, a key or noise, if any is served by a forward of its own, or if a
-    round costs two. The openings cost none: the prefill has said it all.
+    round costs two. The openings cost none: the prefill has said it all. Of each method a third of
+    the requests, another one each time, runs alone.
     """
     stream = streamed(left_padded(requests()), method)
     openings = [next(stream) for _ in requests()]
@@ -107,10 +108,10 @@ def test_eight_requests_answer_as_eight_runs_in_one_forward_a_round(method, monk
     assert [session for session, _ in seen.calls].count(target) == rounds - 1
     for number, (answered, one) in enumerate(zip(stream.results, requests(), strict=True)):
         assert answered.ids == truths()[number] and answered.fallback_reason is None
+        if method == "auto" or (number + METHODS.index(method)) % 3:
+            continue  # how long auto drafts depends on how fast it was
         (alone,) = exhausted(streamed(one, method))
         assert alone.ids == answered.ids
-        if method == "auto":  # how long it drafts depends on how fast it was
-            continue
         mine = [record.scalars() for record in together if record.request == number]
         assert [(r.tokens, r.parents, r.emitted) for r in mine] == [
             (r.tokens, r.parents, r.emitted) for r in alone.rounds

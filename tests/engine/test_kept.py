@@ -62,8 +62,8 @@ def drafted(result: Any) -> list[Any]:
 )
 def test_conversations_through_it_are_those_without(method, family):
     """Claim: the three turns of a conversation, each a request of its own, get transformers'
-    answers, and with a seed the same drawn ones; drafts are the same token for token, so they too
-    see what they would have seen."""
+    answers, and the last with a seed the same drawn one; drafts are the same token for token, so
+    they too see what they would have seen."""
     kept = Kept(1 << 30)
     models, alone = pair(family, kept), pair(family, None)
     reused = []
@@ -73,11 +73,11 @@ def test_conversations_through_it_are_those_without(method, family):
         plain = answered(alone, method, inputs)
         assert method == "auto" or drafted(found) == drafted(plain)
         reused.append(found.reused_tokens)
-        drawn = dict(do_sample=True, temperature=1.5, seed=len(reused))
-        if method != "auto":  # whose shapes go by the clock
-            assert answered(models, method, inputs, **drawn).ids == (
-                answered(alone, method, inputs, **drawn).ids
-            )
+    if method != "auto":  # whose shapes go by the clock
+        drawn = dict(do_sample=True, temperature=1.5, seed=3)
+        assert answered(models, method, inputs, **drawn).ids == (
+            answered(alone, method, inputs, **drawn).ids
+        )
     # what views read of a question's attention is written down anew: up to the video, then
     assert reused[0] == 0 and reused[1] > 0 and reused[2] >= reused[1]
 

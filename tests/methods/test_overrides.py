@@ -350,9 +350,9 @@ def test_a_view_under_a_drafter_is_lossless_or_refused(view, drafter):
     if (view, drafter) in REFUSED:
         assert REFUSED[view, drafter] in refused(name)
         return
-    for family in ("qwen2_5_vl", "llava_onevision", "llama"):
-        result = answered(family, name, count=24)
-        assert result.ids == truth(family)[:24]
+    for family, count in (("qwen2_5_vl", 24), ("llava_onevision", 24), ("llama", 8)):
+        result = answered(family, name, count=count)
+        assert result.ids == truth(family)[:count]
         assert result.fallback_reason is None and result.method == name
         assert sum(len(round.tokens) for round in result.rounds) > 0
         assert result.draft_visual_tokens is not None

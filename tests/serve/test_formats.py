@@ -72,27 +72,34 @@ def test_a_hundred_answers_have_their_schema(auto, plain, clips):
     """Claim: of 100 answers under auto, greedy and sampled, with a video and without, each is JSON
     of the schema; the greedy ones are plain decoding's."""
     asked: list[Any] = [*WORDS, [video_part(clips[0]), text_part(QUESTION)]]
-    kept = {"response_format": FORMAT, "max_tokens": 200}
     found = []
     for content in asked:
-        (text,) = _texts(auto.ask(content, **kept))
-        assert [text] == _texts(plain.ask(content, **kept))
+        (text,) = _texts(auto.ask(content, **KEPT))
+        assert [text] == _texts(plain.ask(content, **KEPT))
         found.append(text)
         drawn = dict(temperature=1.0, n=8, seed=len(found))
-        found += _texts(auto.ask(content, **kept, **drawn))
-        found += _texts(auto.ask(content, **kept, **drawn, top_p=0.9, repetition_penalty=1.1))
+        found += _texts(auto.ask(content, **KEPT, **drawn))
+        found += _texts(auto.ask(content, **KEPT, **drawn, top_p=0.9, repetition_penalty=1.1))
     assert len(found) == 102 and len(set(found)) > 20
     for text in found:
         _fits(text)
 
 
+KEPT = {"response_format": FORMAT, "max_tokens": 200}
+
+
+@pytest.fixture(scope="module")
+def plainly(plain) -> list[str]:
+    """Plain decoding's answer of this form."""
+    return _texts(plain.ask("hi", **KEPT))
+
+
 @pytest.mark.parametrize("method", ["specvlm", "sage", "lookup", "hippo"])
-def test_every_way_of_drafting_obeys(models, plain, method):
+def test_every_way_of_drafting_obeys(models, plainly, method):
     """Claim: trees, chains, text found again and a draft in a process of its own: the same JSON."""
-    kept = {"response_format": FORMAT, "max_tokens": 200}
     with serving(lambda: made(models, method)) as live:
-        answer = live.ask("hi", **kept)
-    assert _texts(answer) == _texts(plain.ask("hi", **kept))
+        answer = live.ask("hi", **KEPT)
+    assert _texts(answer) == plainly
     assert answer.json()["saccade"]["fallback_reason"] is None
 
 
@@ -165,13 +172,12 @@ def test_any_object_is_an_object(auto):
         assert isinstance(json.loads(choice["message"]["content"]), dict)
 
 
-def test_a_stream_has_the_form_too(auto):
+def test_a_stream_has_the_form_too(auto, plainly):
     """Claim: the pieces together are the JSON of the whole answer."""
-    whole = _texts(auto.ask("hi", response_format=FORMAT, max_tokens=200))[0]
-    streamed = auto.ask("hi", response_format=FORMAT, max_tokens=200, stream=True).text
+    streamed = auto.ask("hi", **KEPT, stream=True).text
     chunks = [json.loads(line[6:]) for line in streamed.splitlines() if line.startswith("data: {")]
     deltas = [choice["delta"] for chunk in chunks for choice in chunk["choices"]]
-    assert "".join(delta.get("content", "") for delta in deltas) == whole
+    assert ["".join(delta.get("content", "") for delta in deltas)] == plainly
 
 
 @pytest.mark.parametrize(
