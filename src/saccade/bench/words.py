@@ -48,16 +48,14 @@ def _rouge(own: Sequence[str], other: Sequence[str]) -> float:
 
 
 def _longest_common(own: Sequence[str], other: Sequence[str]) -> int:
-    """A row of the table at a time, a bit a column: 0 where it is one more than to the left (Hyyro
-    2004)."""
     places = dict.fromkeys(other, 0)
     for place, word in enumerate(other):
         places[word] |= 1 << place
-    row = whole = (1 << len(other)) - 1
+    row = -1  # of the table, a bit a column: 0 where it is one more than to the left (Hyyro 2004)
     for word in own:
         alike = row & places.get(word, 0)
         row = (row + alike) | (row - alike)
-    return len(other) - (row & whole).bit_count()
+    return len(other) - (row & ((1 << len(other)) - 1)).bit_count()
 
 
 def meteor(answer: str, right: Sequence[str]) -> float:
