@@ -31,8 +31,8 @@ paper's number in its own unit; ours are in the same. Tau of SpecVLM and SAGE is
 of TABED tokens a block, the target's own included; a difference of two taus is the same in both.
 `papers-2k` and `papers-256` (few items: wide intervals), the figures `specvlm-lambda`, `-criteria`
 and `-stages`, `hippo-early`, `sage-plan` and `tabed-window` are of November 22, 2026 and today's
-engine. The other runs and figures are of November 21, before weights were packed: their taus are
-today's, their seconds the older engine's.
+engine, `specvlm-cases` is of November 23. The other runs and figures are of November 21, before
+weights were packed: their taus are today's, their seconds the older engine's.
 The last column judges again what a language model alone can settle, on SmolLM2-135M-Instruct (Q4_1,
 dequantised) over [documents](real.md); the counts leave it out.
 """

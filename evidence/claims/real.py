@@ -12,28 +12,30 @@ from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-from evidence.claims import sparse_to_dense, specvlm
+from evidence.claims import sage, sparse_to_dense, specvlm
 from evidence.claims.evidence import Claim, Evidence, Finding, among, graded, less, ordered, said
 from saccade.core.errors import OptionError
 from saccade.methods.std import GAMMA
 
 NAME = "SmolLM2-135M"
 KEEPS = 0.1, 0.25
+SAGE = "real-sage.json"
+TREES = "chain-5", "tree", "sage", "sage/rule=formal"
 SAME = 0.95
 Row = Mapping[str, Any]
 
 
-def _rows(e: Evidence, kind: str) -> Sequence[Row]:
-    path = e.folder / "real.json"
+def _rows(e: Evidence, kind: str, file: str = "real.json") -> Sequence[Row]:
+    path = e.folder / file
     if not path.is_file():
         raise OptionError(f"{path} is missing: saccade bench real --out makes it")
     found: Sequence[Row] = json.loads(path.read_text())[kind]
     return found
 
 
-def _by(e: Evidence, method: str, what: str) -> list[float]:
+def _by(e: Evidence, method: str, what: str, file: str = "real.json") -> list[float]:
     """A number of each document's answer, in their order."""
-    return [row[what] for row in _rows(e, "measured") if row["method"] == method]
+    return [row[what] for row in _rows(e, "measured", file) if row["method"] == method]
 
 
 def _set(e: Evidence, chosen: str, what: str, keep: float) -> float:
@@ -111,6 +113,14 @@ def fewer_keys(e: Evidence) -> Finding:
     return Finding(among(right), ", ".join(words))
 
 
+def text_alone(e: Evidence) -> Finding:
+    """SAGE's trees against a chain of the same draft: the target over a quarter of its document."""
+    taus = {shape: _by(e, f"std/keep=0.25/shape={shape}", "tau", SAGE) for shape in TREES}
+    gain = less(taus["sage"], taus["chain-5"])
+    told = ", ".join(f"{name} {fmean(own) - 1:.2f}" for name, own in taus.items())
+    return Finding(ordered([gain]), f"accepted tokens: {told}; SAGE less the chain {said(gain)}")
+
+
 _SHARED = "shared by all heads, at prefill"
 _STATIC = "std: each head's top at prefill"
 
@@ -119,6 +129,7 @@ JUDGES: Mapping[Callable[[Evidence], Finding], Callable[[Evidence], Finding]] = 
     specvlm.long_tail: tail,
     specvlm.over_random: over_random,
     specvlm.windows: over_windows,
+    sage.text_alone: text_alone,
     sparse_to_dense.agrees: agrees,
     sparse_to_dense.accepts: accepts,
     sparse_to_dense.fewer_keys: fewer_keys,

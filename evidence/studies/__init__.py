@@ -11,6 +11,7 @@ from pathlib import Path
 
 from evidence.draw import Data
 from evidence.studies import (
+    cases,
     growth,
     hippo,
     methods,
@@ -33,6 +34,7 @@ STUDIES: dict[str, Study] = {
     "sage": Study("SAGE", "The tree of every round.", methods.sage),
     "hippo": Study("HIPPO", "What is kept, and every round.", methods.hippo, methods.frames),
     **specvlm.STUDIES,
+    **cases.STUDIES,
     **hippo.STUDIES,
     **std.STUDIES,
     **growth.STUDIES,

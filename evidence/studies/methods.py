@@ -105,7 +105,7 @@ def frames(data: Data) -> Figure:
     """The clip's frames, veiled where a view drops a token; below, each round's tokens."""
     figure = Figure(figsize=(1.25 * STRIP, 4.5), layout="constrained")
     above, below = figure.subfigures(2, 1, height_ratios=(2, 1.2))
-    _veiled(above, data)
+    veiled(above, data)
     _rounds(
         below.subplots(), np.array(data["judged"][:ROUNDS]), np.array(data["accepted"][:ROUNDS])
     )
@@ -115,13 +115,13 @@ def frames(data: Data) -> Figure:
 def strips(data: Data) -> Figure:
     """The clip's frames alone, veiled where a view drops a token."""
     figure = Figure(figsize=(1.25 * STRIP, 1.45 * len(data["kept"])), layout="constrained")
-    _veiled(figure, data)
+    veiled(figure, data)
     return figure
 
 
-def _veiled(figure: FigureBase, data: Data) -> None:
-    """A row of the first clip's frames a view."""
-    pictures = agreement.held_out(0, data["size"])[1].frames
+def veiled(figure: FigureBase, data: Data, number: int = 0) -> None:
+    """A row of a clip's frames a view."""
+    pictures = agreement.held_out(number, data["size"])[1].frames
     times, high, wide = data["grid"]
     rows = figure.subplots(len(data["kept"]), STRIP, squeeze=False)
     for row, (view, cells) in zip(rows, data["kept"].items(), strict=True):

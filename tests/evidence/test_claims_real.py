@@ -73,6 +73,18 @@ def test_looks(tmp_path):
         assert real.agrees(evidence).verdict == "holds"
 
 
+@pytest.mark.parametrize(("chain", "verdict"), [(3.0, "holds"), (6.0, "does not hold")])
+def test_sages_trees_on_text_alone(tmp_path, chain, verdict):
+    """Claim: SAGE's Table 4 is judged by accepted tokens on the same documents, its trees against a
+    chain of the same draft, out of a run of its own."""
+    tau = dict.fromkeys([f"std/keep=0.25/shape={shape}" for shape in real.TREES], 5.0)
+    tau["std/keep=0.25/shape=chain-5"] = chain
+    (tmp_path / real.SAGE).write_text(json.dumps({"measured": rows(tau, {}), "looked": []}))
+    found = real.text_alone(Evidence(tmp_path))
+    assert found.verdict == verdict
+    assert f"chain-5 {chain + 1.5:.2f}" in found.number  # five documents' steps, less one
+
+
 def test_what_it_judges_are_claims_of_the_page():
     """Claim: every judge stands beside a claim of the page, and other claims have an empty cell."""
     known = {claim.judge for own in claims.CLAIMS.values() for claim in own}

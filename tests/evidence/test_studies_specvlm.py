@@ -17,7 +17,7 @@ import torch
 from remembering import Remembering
 
 from evidence import draw
-from evidence.studies import Lab, specvlm
+from evidence.studies import Lab, cases, specvlm
 
 pytestmark = pytest.mark.usefixtures("unchecked")
 
@@ -261,3 +261,32 @@ def test_parts_of_a_step_are_the_modules_own(lab, monkeypatch):
         pytest.approx({"attention": 1e3 * layers, "FFN": 1e3 * layers, "one layer": 5e3})
     )
     assert not lab.draft.backbone.text.layers[0].mlp._forward_hooks
+
+
+# -- Fig. 10, 11 -------------------------------------------------------------------------------
+
+
+def test_cases_are_the_answers_token_by_token(lab):
+    """Claim: a case holds the tokens that a tenth's view keeps, the answer's own words with the
+    draft's told from the target's as the rounds have them, and is drawn so: what the draft wrote on
+    a ground. Fails if a round's last token, the target's own, passes for the draft's."""
+    data = cases.cases(lab)
+    assert len(data["cases"]) == lab.clips
+    for number, case in enumerate(data["cases"]):
+        answer = lab.run(specvlm.CALIBRATED, number)
+        (kept,) = case["kept"].values()
+        assert len(kept) == 6 == round(lab.size / 10)
+        assert "".join(text for text, _ in case["words"]) == answer.text
+        drafted = [False]  # the prefill's
+        for one in answer.forwards:
+            drafted += [True] * len(one.accepted) + [False] * (one.own is not None)
+        assert [own for _, own in case["words"]] == drafted
+        taken = sum(drafted) / len(answer.forwards)
+        assert case["accepted"]["a tenth of the video"] == pytest.approx(taken)
+    figure = cases.draw(json.loads(json.dumps(data | {"size": lab.size})))
+    texts = [text for axis in figure.axes for text in axis.texts]
+    words = [word for case in data["cases"] for word in case["words"]]
+    assert [text.get_text() for text in texts] == [text for text, _ in words]
+    grounds = [text.get_bbox_patch().get_facecolor()[3] > 0 for text in texts]
+    assert grounds == [drafted for _, drafted in words]
+    assert sum(bool(axis.images) for axis in figure.axes) == lab.clips * 6
