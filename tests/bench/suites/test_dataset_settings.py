@@ -120,10 +120,10 @@ SECOND = {
         "Can you use the previous responses to write a long story for children?", False,
     ),
 }  # fmt: skip
-OVER = {
+OVER = (
     "llava-bench-wild", "docvqa", "pope", "mm-vet", "iedit", "magicbrush", "spot-the-diff",
     "pororosv", "vist",
-}  # fmt: skip
+)  # fmt: skip
 STATED |= {(name, f"tabed-{kind}"): STATED[name, "tabed"] for name in OVER for kind in SECOND}
 
 NAMES = {
@@ -149,7 +149,7 @@ def test_the_splits_of_a_benchmark_are_those_a_paper_ran(name: str):
     assert splits == {setting.split for setting in BENCHMARKS[name].papers.values()}
 
 
-@pytest.mark.parametrize(("name", "paper"), STATED, ids="/".join)
+@pytest.mark.parametrize(("name", "paper"), STATED, ids=str)
 def test_a_setting_is_the_papers(name: str, paper: str):
     """Claim: samples, token limit, frames, split and prompt are those of the paper.
 
