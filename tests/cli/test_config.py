@@ -65,7 +65,14 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     }
     assert measured["speedup"] == 1.875 and measured["worth_it"] is True
     assert measured["trials"][1:] == [
-        {"stage": "confirm", "method": method, "runs": 2, "speedup": 1.875, "tau": 3.5}
+        {
+            "stage": "confirm",
+            "method": method,
+            "runs": 2,
+            "speedup": 1.875,
+            "whole": 0.0,
+            "tau": 3.5,
+        }
     ]
     assert measured["environment"] == {
         key: value if value is None else type(value).__mro__[-2](value)

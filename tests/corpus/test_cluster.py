@@ -94,5 +94,5 @@ def test_workers_that_cannot_be_made_end_the_run(tmp_path: Path) -> None:
 def test_without_ray_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     """Claim: without the extra, --ray is refused by its name."""
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(OptionError, match=r"saccade\[ray\]"):
+    with pytest.raises(OptionError, match=r"uv run --extra ray.*CLONE\[ray\]"):
         spread.over(manifests.Work(), "auto")

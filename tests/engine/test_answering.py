@@ -205,7 +205,7 @@ def test_silent_7_frames_of_another_range_are_refused(clips: list[Path]) -> None
         ({"target": b"shapes"}, "a model is a checkpoint folder or a hub id, not b'shapes'"),
         ({"target": ["shapes"]}, "a model is a checkpoint folder or a hub id"),
         ({"target": ""}, "a model is a checkpoint folder or a hub id, not ''"),
-        ({"positions": "learnt"}, "unknown positions 'learnt'; known: library, trained"),
+        ({"positions": "learnt"}, "unknown positions 'learnt'; known: auto, library, trained"),
         ({"device": "meta"}, "device 'meta' is not available"),
         ({"threads": 0}, "threads 0 is too few"),
         ({"threads": "2"}, "threads='2' is not a whole number"),

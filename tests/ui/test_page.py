@@ -163,7 +163,7 @@ def test_without_the_extra_it_says_how_to_get_it() -> None:
     """Claim: one sentence with both ways to install it, before anything heavy is imported."""
     from saccade.cli.ui import ui
 
-    with pytest.raises(OptionError, match=r"uv run --extra ui saccade ui.*'saccade\[ui\]'"):
+    with pytest.raises(OptionError, match=r"uv run --extra ui.*CLONE\[ui\]"):
         ui()
 
 

@@ -444,7 +444,7 @@ def test_without_pyarrow_one_sentence_says_so(
         monkeypatch.setitem(sys.modules, name, None)
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(
-        OptionError, match=r"needs pyarrow: install it with `pip install 'saccade\["
+        OptionError, match=r"needs pyarrow: `uv run --extra datasets.*pip install 'PATH/TO/CLONE\["
     ):
         open_dataset("gsm8k", gsm8k)
     assert len(list(open_dataset("mvbench", mvbench).items())) == 20
