@@ -26,7 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+from torch.optim.swa_utils import AveragedModel
 from transformers import Qwen2_5_VLProcessor
 
 from evidence.training import build
@@ -48,7 +48,6 @@ PROBE_CLASSES = 16
 NO_MUON = ("model.language_model.embed_tokens.weight", "head")  # looked up, or told apart by
 WARM_UP = 0.03  # of a stage's seconds
 SAVE_EVERY_S = 60.0
-KEPT_OF_MEAN = 0.995  # a step: the mean reaches some 200 steps back
 DRAFTS = {"naive": "draft-naive", "draft": "draft"}
 UNPAIRED = ("probe", "small", "early")  # not run where a pair is there to start from
 # Half the seconds where the processor has units for it, and fifty times as many where not.
@@ -164,6 +163,11 @@ def _scores(logits: Tensor, batch: Batch) -> dict[str, float]:
     return {"all": float(right.mean()), "content": float(right[content].mean())}
 
 
+def _nearer(means: Any, weights: Any, steps: Any) -> None:
+    """Moves a running mean that reaches a quarter of the steps back, and 200 at most."""
+    torch._foreach_lerp_(means, weights, max(0.005, 4 / (4 + int(steps))))
+
+
 class _Run:
     """The state of one stage; written to and read from `<run_dir>/<stage>.part.pt`."""
 
@@ -175,7 +179,7 @@ class _Run:
         if stage.probe:
             params += [("head", self.head.weight), ("head.bias", self.head.bias)]
         self.optimizer = Optimizer(params, stage.lr)
-        self.mean = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(KEPT_OF_MEAN))
+        self.mean = AveragedModel(model, multi_avg_fn=_nearer)
         self.steps, self.cpu_s, self.samples, self.seen = 0, 0.0, 0, 0
         self.tok = tok
         self.head_first = False  # a fresh head learns from a trained tower before it teaches it
