@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -13,7 +12,6 @@ import torch
 from saccade.core.errors import ModelError
 
 GIB = 2**30
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # as malloc.h numbers them
 CGROUP = Path("/sys/fs/cgroup/memory.max")
 STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 SPARE = 0.05  # of what there is, for what is not counted: activations, the allocator's gaps
@@ -69,18 +67,12 @@ def available(device: torch.device) -> int:
 
 
 def keep_freed() -> None:
-    """From now on freed tensors of up to 256 MiB stay with this process for the next ones, 512 MiB
-    of them in all.
+    """From now on freed tensors of up to 31 MiB stay with this process for the next ones.
 
-    The C library, where it is glibc, hands large blocks back to the system, which takes them anew
-    page by page for every product and every clip that is cut into patches.
+    The C library (glibc) hands large blocks back to the system, which takes them anew page by page
+    for every product, until it has seen blocks of such a size freed.
     """
-    try:
-        mallopt = ctypes.CDLL(None).mallopt
-    except (AttributeError, OSError, TypeError):  # another C library
-        return
-    mallopt(M_MMAP_THRESHOLD, 2**28)
-    mallopt(M_TRIM_THRESHOLD, 2**29)
+    torch.empty(31 * 2**20, dtype=torch.uint8)
 
 
 def has_room(tokens: int, each: int, device: torch.device) -> bool:
