@@ -200,3 +200,29 @@ def test_a_captioners_error_is_told_wherever_it_ran(where: str, method: str) -> 
     found = answer(broken, method)
     assert found.ids == plain()
     assert found.fallback_reason == "drafting failed with RuntimeError: no caption today"
+
+
+@pytest.mark.parametrize("method", ["specvlm", "tabed-mtcp"])
+def test_a_captioner_that_is_loaded_meanwhile_changes_nothing(
+    method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Claim: loading a model in bf16 makes that torch's default type for all threads meanwhile; the
+    target's prompt, what it attends to, and an ensemble's weights stay in their own. Fails where a
+    tensor of theirs is made without a type, as an answer's first did beside its captioner."""
+    usual, seen = Session.reading, []
+
+    def reading(self: Session, *asked: Any, **how: Any) -> Iterator[Any]:
+        for found in usual(self, *asked, **how):
+            yield found
+            seen.extend([] if found is None or found.mass is None else [found.mass.dtype])
+
+    expected = answer(method=method)
+    monkeypatch.setattr(Session, "reading", reading)
+    try:
+        torch.set_default_dtype(torch.bfloat16)
+        found = answer(method=method)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert found.fallback_reason is None and found.ids == expected.ids
+    assert [round.accepted for round in found.rounds] == [r.accepted for r in expected.rounds]
+    assert set(seen) <= {torch.float32} and bool(seen) is (method == "specvlm")

@@ -35,6 +35,7 @@ class Spy(View):
     def __post_init__(self) -> None:
         self.name, self.keep = self.view.name, self.view.keep
         self.attention, self.own_keys = self.view.attention, self.view.own_keys
+        self.sinks = self.view.sinks
 
     def __call__(self, prefill: Prefill, prompt: Prompt) -> Prompt:
         self.seen.append((prefill, prompt))

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -21,6 +22,7 @@ from helpers import (
     IMAGE,
     VIDEO,
     StubDraft,
+    backbone,
     frames_input,
     llama,
     noisy,
@@ -33,6 +35,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+import saccade
 from evidence.reference import Oracle
 from saccade.core.errors import MethodError
 from saccade.core.protocols import Shape
@@ -545,6 +548,31 @@ def test_one_law_plans_the_next_tree_ties_included(logits, accepted):
 
 
 SETTINGS = "depth=2-4/width=1-5/nodes=9/top=4/theta=0.3/window=3/moves=1-2/rule=formal"
+
+
+def test_a_fifth_of_an_image_and_a_tenth_of_a_video():
+    """Claim (Sec. 5): of images a fifth is kept, in tiles too, of a video a tenth, together where
+    both are shown; ``keep=`` is the share of all of them, ``images=`` that of images. Fails where
+    images are cut like videos, which was our reading."""
+    for still, moving, kept, at_half in ((40, 0, 8, 20), (0, 100, 10, 50), (40, 100, 18, 70)):
+        prompt = SimpleNamespace(stills=still, seen=still + moving)
+        assert resolve("sage").view.budget(prompt) == kept
+        assert resolve("sage/keep=0.5").view.budget(prompt) == at_half
+        assert resolve("specvlm").view.budget(prompt) == (still + moving) // 10
+        assert resolve("specvlm/images=0.5").view.budget(prompt) == (5 * still + moving) // 10
+    shown = video_input(grid=(1, 8, 12))
+    ids = shown["input_ids"].where(shown["input_ids"] != VIDEO, torch.tensor(IMAGE))
+    picture = {
+        "input_ids": ids,
+        "mm_token_type_ids": (ids == IMAGE).int(),
+        "pixel_values": shown["pixel_values_videos"],
+        "image_grid_thw": shown["video_grid_thw"],
+    }
+    models = {"draft": backbone(noisy(qwen25, 0, 0.1)), "max_new_tokens": 4}
+    for name, kept in (("sage", 5), ("sage/keep=0.1", 2), ("specvlm", 2)):
+        found = saccade.run(backbone(qwen25()), picture, method=name, **models)
+        assert (found.visual_tokens, found.draft_visual_tokens) == (24, kept)
+    assert backbone(qwen25()).prompts(shown)[0].stills == 0
 
 
 def test_every_number_of_the_paper_is_a_setting():

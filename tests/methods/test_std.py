@@ -30,6 +30,8 @@ from helpers import (
     backbone,
     drafter_of,
     frames_input,
+    hf_greedy,
+    left_padded,
     llama,
     no_seconds,
     onevision,
@@ -41,14 +43,18 @@ from helpers import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import saccade
 from evidence.reference import Oracle
 from saccade.core.errors import MethodError
-from saccade.core.prompt import Prefill, Prompt
+from saccade.core.prompt import Prefill, Prompt, Turn
 from saccade.core.result import Round
 from saccade.core.sampling import Sampling
+from saccade.core.tree import Tree, chain
+from saccade.drafting import drafters
 from saccade.drafting.drafters import SelfDrafter
 from saccade.drafting.shapes.policies import Chain
 from saccade.methods import choices, resolve
+from saccade.model.session import Session
 
 TOTAL, GAMMA, SINKS = 1024, 9, 4
 CASES = {
@@ -391,12 +397,118 @@ def test_streaming_keeps_sinks_and_a_window(family, keep):
 @FAMILIES
 def test_streamings_laws_are_the_targets_over_sinks_and_window(family):
     """Claim: every head reads sinks, window and text, nothing else. Fails on any other row."""
-    run = real("streaming", *case(family), count=12)
+    run = real("streaming/view=streaming-still", *case(family), count=12)
     rows = run.pruned.index.tolist()
     rounds = list(run.texts())
     assert furthest(run, everywhere(run.target, rows), rounds) < 1e-4
     shifted = [*range(SINKS), *(row - 1 for row in rows[SINKS:])]
     assert furthest(run, everywhere(run.target, shifted), rounds[:STARTS]) > 1e-2
+
+
+def slid(rows: list[int], held: int, written: int, step: int) -> list[int]:
+    """A window's rows of the prompt once so many tokens have been written, ``held`` of them left
+    before: sinks, and of the rest the last ones that there is room for."""
+    over = held + written - len(rows)
+    gone = len(rows) - held + (over if over >= step else 0)
+    return [*rows[:SINKS], *rows[SINKS + gone :]]
+
+
+@pytest.mark.parametrize(("family", "step"), [*zip(CASES, (1, 4, 1), strict=True)])
+def test_streamings_window_slides_over_the_answer(family, step, monkeypatch):
+    """Claim: what has been written takes the place of the window's oldest rows, ``step`` at a time,
+    and never of the sinks: the laws are those of the modules over these rows. Fails where the
+    window stands still, slides too far, or takes a sink."""
+    monkeypatch.setattr(drafters, "SLIDE", step)
+    run = real("streaming", *case(family), count=16)
+    rows = run.pruned.index.tolist()
+    held = rows
+    for round, text in run.texts():
+        held = slid(rows, len(held), len(text) - 1, step)
+        kept = everywhere(run.target, held)
+        assert furthest(run, kept, [(round, text)]) < 1e-4
+    assert held[:SINKS] == rows[:SINKS] and len(held) < len(rows)
+    assert furthest(run, everywhere(run.target, rows), [(round, text)]) > 1e-2
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    chunks=st.lists(st.integers(1, 7), min_size=1, max_size=12),
+    step=st.integers(1, 9),
+    dropped=st.integers(0, 6),
+)
+def test_what_a_sliding_window_keeps(chunks, step, dropped):
+    """Claim: whatever is written in whatever pieces, over several requests and turns, a window
+    holds the sinks, everything written (the target's own keys of it), and of the prompt the last
+    rows; of all together its size and less than a step more, while the prompt has rows to give.
+    Fails where a key is of another row, a request slides by another's text, or a turn forgets."""
+    model, inputs = case("qwen2_vl")
+    target = Session(backbone(model), [Sampling()] * 2, room=128)
+    prefills = target.prefill(target.backbone.prompts(left_padded([inputs] * 2)))
+    drafter = drafter_of(resolve("streaming/keep=0.2"), target.backbone, None, target.rules, 128)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(drafters, "SLIDE", step)
+        drafter.ready(prefills)
+        size = drafter.session.requests[0].cache.length
+        written = 0
+        for at, count in enumerate(chunks):
+            tokens = {0: [5 + at] * count}
+            target.score({0: chain(tokens[0])})
+            target.commit(tokens)
+            drafter.commit(tokens)
+            written += count
+            own, source = drafter.session.requests[0].cache, prefills[0].cache
+            length, whole = own.length, len(prefills[0].prompt)
+            text = written - 1  # the last one waits
+            window = length - SINKS - text
+            rows = [*range(SINKS), *range(whole - window, whole), *range(whole, whole + text)]
+            assert torch.equal(own.keys[1][:, :length], source.keys[1][:, rows])
+            assert torch.equal(own.values[0][:, :length], source.values[0][:, rows])
+            assert length >= size - dropped and (length < size + step or not window)
+            if at == len(chunks) // 2:
+                turn = {0: Turn(min(dropped, written), [7, 8])}
+                for talking in (target, drafter):
+                    talking.turn(turn, target.rules)
+                target.score({0: Tree()})
+                written += 2 - turn[0].drop
+        assert drafter.session.requests[1].cache.length == size
+
+
+LONG = 20  # tokens: more than the window has rows of the prompt
+
+
+@pytest.mark.parametrize("how", ["alone", "batch", "conversation"])
+def test_an_answer_over_a_sliding_window_is_generates(how, monkeypatch):
+    """Claim: with a window that slides at every token, and runs out of prompt, the ids are
+    generate()'s, of each in a batch and of a later turn. Fails where a slide moves a key that a
+    later round reads as another's."""
+    monkeypatch.setattr(drafters, "SLIDE", 1)
+    model, inputs = case("qwen2_vl")
+    asked = {"method": "streaming/keep=0.1", "max_new_tokens": LONG, "do_sample": False}
+    plain = hf_greedy(model, inputs, LONG)
+    if how == "alone":
+        found = saccade.run(backbone(model), inputs, **asked)
+        assert found.fallback_reason is None and list(found.ids) == plain
+    elif how == "batch":
+        out = saccade.generate(backbone(model), left_padded([inputs] * 2), **asked)
+        assert [row[-LONG:] for row in out.tolist()] == [plain] * 2
+    else:
+        more = torch.tensor([[*plain, 11, 12, 13]])
+        filling = {"input_ids": more, "attention_mask": 0 * more + 1, "mm_token_type_ids": 0 * more}
+        longer = inputs | {name: torch.cat([inputs[name], own], 1) for name, own in filling.items()}
+        with saccade.Conversation(backbone(model), **asked) as talk:
+            assert list(talk.run(inputs).ids) == plain
+            again = talk.run(longer)
+        assert again.fallback_reason is None and again.reused_tokens
+        assert list(again.ids) == hf_greedy(model, longer, LONG)
+
+
+def test_a_window_that_holds_all_of_the_prompt_stands_still(monkeypatch):
+    """Claim: where nothing is left out, nothing is later: text without video, or ``keep=1``."""
+    monkeypatch.setattr(drafters, "SLIDE", 1)
+    everything = {"streaming": (llama(), text_input(2)), "streaming/keep=1.0": case("qwen2_vl")}
+    for method, asked in everything.items():
+        run = real(method, *asked, count=31)
+        assert [len(round.verdict.accepted) for round in run.rounds[:-1]] == [GAMMA] * 2
 
 
 @FAMILIES

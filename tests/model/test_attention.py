@@ -130,8 +130,8 @@ def test_few_rows_over_many_keys_equal_the_naive_softmax(shape, way, monkeypatch
 @pytest.mark.parametrize("new", [FOLD_LIMIT + 1, 131])
 def test_a_prompts_rows_as_products_equal_the_naive_softmax(new, monkeypatch):
     """Claim: spelt out block by block, whole blocks and a last one of fewer rows, behind nothing
-    and behind keys that are there, each row sees up to itself; the fused kernel is not called.
-    Control: over one key too few for it, it is called."""
+    and behind keys that are there, each row sees up to itself; the fused kernel is not called, and
+    torch's default type says nothing. Control: over one key too few for it, it is called."""
     fused = []
     for name in ("scaled_dot_product_attention", "partial"):
         called = getattr(attention, name)
@@ -146,7 +146,11 @@ def test_a_prompts_rows_as_products_equal_the_naive_softmax(new, monkeypatch):
             fused.clear()
             ways = Ways((1,), (("fused", "spelt"),), (least,))
             step = Step([Segment(cache, 0, new, length)], HEADS // KV, q.dtype, ways)
-            out = step(0, q, k, v, SCALE)
+            torch.set_default_dtype(torch.bfloat16)
+            try:
+                out = step(0, q, k, v, SCALE)
+            finally:
+                torch.set_default_dtype(torch.float32)
             assert bool(fused) is (least > length + new)
             keys, values = cache.read(0, length + new)
             assert torch.allclose(out, _naive(q, keys, values, _causal(length, new)), atol=1e-5)

@@ -38,6 +38,7 @@ class Prompt:
     coarse: Float[Tensor, "seen dim"] | None = None
     """The visual rows as they are where what the vision tower gives is averaged in 2x2 blocks
     before the projector: each block's row at all its cells. Only where a view asks for them."""
+    stills: int = 0  # how many of a whole prompt's visual rows are of images
     moved: bool = False  # text stands as the model was trained to see it, and not as in `generate`
 
     def __len__(self) -> int:

@@ -53,6 +53,7 @@ class View(ABC):
     positions: Positions = "original"  # "repacked": counted anew from 0
     early: Early = "wait"  # what a draft beside the target reads before attention is known
     refresh: Refresh | None = None  # how often it chooses anew, by what the target looks at then
+    sinks: int | None = None  # where the rest slides along with the answer: rows that stay
     coarse: bool = False  # whether it reads ``Prompt.coarse``, where the draft's family has it
     says: str | None = None  # which of ``Prefill.words`` it writes in the place of a video
     subset: ClassVar[bool] = True  # whether its rows are some of the prompt's own

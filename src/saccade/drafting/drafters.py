@@ -26,6 +26,7 @@ from saccade.drafting.setup import Setup
 from saccade.drafting.shapes.policies import Chain
 from saccade.model.session import Session
 
+SLIDE = 32  # tokens that a window slides at a time: every time moves the draft's keys
 MATCH = 3  # tokens of the text's ending that are looked for, at most
 
 T = TypeVar("T")
@@ -210,6 +211,7 @@ class SelfDrafter(SessionDrafter):
         session = Session(model, setup.rules, banned=banned, room=setup.room)
         super().__init__(session, setup.shape)
         self._view = setup.view
+        self._windows: dict[int, int] = {}  # rows of those that slide
         self._followed: dict[int, tuple[Prefill, Prompt]] = {}  # what is kept now of which
         self._rounds: dict[int, int] = {}
 
@@ -217,6 +219,9 @@ class SelfDrafter(SessionDrafter):
         pruned = [self._view(prefill, prefill.prompt) for prefill in prefills]
         self._seen = {i: prompt.seen for i, prompt in enumerate(pruned)}
         clock = Clock(self.session.backbone.device)
+        if self._view.sinks is not None:
+            every = enumerate(zip(prefills, pruned, strict=True))
+            self._windows = {i: len(own) for i, (all_, own) in every if len(own) < len(all_.prompt)}
         if self._view.refresh is not None:
             self._followed = dict(enumerate(zip(prefills, pruned, strict=True)))
         self.session.fork(prefills, pruned, renewed=bool(self._followed))
@@ -226,6 +231,17 @@ class SelfDrafter(SessionDrafter):
         super().commit(tokens)
         for request in self._followed.keys() & tokens.keys() & self._scores.keys():
             self._look_again(request)  # it has drafted by what it held
+        for request in self._windows.keys() & tokens.keys():
+            self._slide(request)
+
+    def _slide(self, request: int) -> None:
+        """The prompt's oldest rows but its sinks make room for what has been written."""
+        state, sinks = self.session.requests[request], self._view.sinks or 0
+        (here, there), over = state.prompt_rows, state.cache.length - self._windows[request]
+        if over >= SLIDE and here > sinks:
+            gone = min(over, here - sinks)
+            state.cache.forget(sinks, gone)
+            state.prompt_rows = here - gone, there
 
     def _look_again(self, request: int) -> None:
         """Chooses anew where it is time to, by what the target's last judged rows looked at."""

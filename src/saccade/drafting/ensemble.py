@@ -112,7 +112,7 @@ class Mixture:
         tree, last = parts[0].tree, self._last.get(request)
         # the weights hold for a block, so what was mixed of this tree before still stands
         rows = [] if last is None else list(last.rows[: shared(last.tree, tree) + 1])
-        weights = torch.tensor(self.weights[request]).log()
+        weights = torch.tensor(self.weights[request], dtype=torch.float32).log()
         for row in range(len(rows), len(parts[0].rows)):
             laws = torch.stack([part.rows[row] for part in parts]).float().log_softmax(-1)
             rows.append((laws + weights.to(laws.device)[:, None]).logsumexp(0))

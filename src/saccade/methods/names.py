@@ -103,11 +103,12 @@ def _setting(
         if not _has(view, axis):
             able = ", ".join(name for name, known in VIEWS.items() if _has(known, axis))
             raise MethodError(f"{axis} needs another view than {view.name}: one of {able}")
-        return {"view": replace(view, **{axis: wanted})}
+        whole = {"images": None} if axis == "keep" and _has(view, "images") else {}
+        return {"view": replace(cast(Any, view), **whole, **{axis: wanted})}
 
     def told(recipe: Recipe) -> str | None:
-        value = getattr(recipe.view, axis)
-        return None if value == usual or not _has(recipe.view, axis) else format(value, write)
+        value = getattr(recipe.view, axis) if _has(recipe.view, axis) else usual
+        return None if value == usual else format(value, write)
 
     return Axis(choose, told, lambda: [*options])
 
@@ -124,11 +125,16 @@ def _has(view: View, setting: str) -> bool:
     return found and (view.name not in ("full", "none") or setting == "early")
 
 
-def _share(value: str) -> float:
-    keep = share("keep", value)
-    if keep == 0:
-        raise MethodError(f"keep={value} is not a share of visual tokens above 0 and up to 1")
-    return keep
+def _share(axis: str, of: str) -> Axis:
+    """A view's setting that is a share."""
+
+    def read(value: str) -> float:
+        kept = share(axis, value)
+        if kept == 0:
+            raise MethodError(f"{axis}={value} is not a share of {of} above 0 and up to 1")
+        return kept
+
+    return _setting(axis, None, read, "g", [f"share of {of}, 0 to 1"])
 
 
 # -- everything else ---------------------------------------------------------------------------
@@ -196,7 +202,8 @@ AXES: dict[str, Axis] = {
         lambda recipe: recipe.view.name,
         lambda: [*VIEWS, "several joined by + for an ensemble"],
     ),
-    "keep": _setting("keep", None, _share, "g", ["share of visual tokens, 0 to 1"]),
+    "keep": _share("keep", "visual tokens"),
+    "images": _share("images", "images' tokens"),
     "positions": _word("positions", "original", get_args(Positions)),
     "early": _word("early", "wait", get_args(Early)),
     "shape": Axis(

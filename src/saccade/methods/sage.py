@@ -39,6 +39,8 @@ from saccade.drafting.recipe import Recipe
 from saccade.drafting.shapes.policies import Paths, grow_static
 from saccade.methods.specvlm import TREE, VIEW
 
+IMAGES = 0.2  # the share of an image that the draft sees; of a video SpecVLM's tenth (Sec. 5)
+
 Ranks = Sequence[float]  # probabilities, likeliest first
 Range = tuple[int, int]  # least and most
 Rule = Literal["formal", "prose"]
@@ -207,7 +209,7 @@ SAGE = Recipe(
     name="sage",
     about="SAGE: a tree as deep or wide as the draft's entropy suggests, over SpecVLM's view",
     drafter=ModelDrafter,
-    view=VIEW,
+    view=replace(VIEW, images=IMAGES),
     shape=Sage(),
 )
 

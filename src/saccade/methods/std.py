@@ -81,11 +81,13 @@ class PerHead(View):
 
 @dataclass(frozen=True)
 class Streaming(View):
-    """The first few tokens of the prompt and the last ones, as many in all as ``PerHead`` keeps."""
+    """The first few tokens of the prompt and the last ones, as many in all as ``PerHead`` keeps.
+    The window slides: what has been written takes the place of the prompt's oldest tokens."""
 
     name: str = "streaming"
     keep: float | None = None
     keys: int | None = None
+    sinks: int | None = SINKS
 
     def __call__(self, prefill: Prefill, prompt: Prompt) -> Prompt:
         count = len(prompt) - prompt.seen + visual_budget(prompt, self.keep, self.keys)
@@ -136,6 +138,6 @@ def _told(recipe: Recipe) -> str | None:
 
 PROVIDES = Provides(
     recipes=(STD, STREAMING, LAYERSKIP),
-    views=(PerHead(), Streaming()),
+    views=(PerHead(), Streaming(), Streaming("streaming-still", sinks=None)),
     axes={"keys": Axis(_choose, _told, lambda: ["text and video keys together, as in 1024"])},
 )

@@ -270,8 +270,8 @@ def _spell_long(q: Queries, k: Keys, v: Keys, block: None, scale: float) -> Quer
     heads, new, width = q.shape
     groups, before = heads // k.shape[0], k.shape[1] - q.shape[1]
     count = max(1, SPELT_NUMBERS // (groups * k.shape[1] * SPELT_ROWS)) * SPELT_ROWS
-    later = torch.full((count, count), float("-inf")).triu_(1)
-    asked, out = (q * scale).transpose(0, 1), torch.empty(new, heads, width)
+    later = q.new_full((count, count), float("-inf")).triu_(1)
+    asked, out = (q * scale).transpose(0, 1), q.new_empty(new, heads, width)
     for start in range(0, new, count):
         stop = min(start + count, new)
         rows, seen = stop - start, before + stop

@@ -93,6 +93,12 @@ class Cache:
             raise ValueError(f"cannot truncate {self.length} tokens to {length}")
         self.length = length
 
+    def forget(self, start: int, count: int) -> None:
+        """Takes these rows out; those after them move up, in the same memory."""
+        for layer in (*self.keys, *self.values):
+            layer[:, start : self.length - count] = layer[:, start + count : self.length].clone()
+        self.length -= count
+
     def select(
         self,
         rows: Int[Tensor, " kept"] | Int[Tensor, "layer kv_head kept"],

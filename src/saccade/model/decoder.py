@@ -51,7 +51,7 @@ class RmsNorm:
     def __init__(self, dim: int, eps: float, like: Tensor) -> None:
         self._dim, self._eps = dim, float(eps)
         self._slim = like.device.type == "cpu" and like.dtype == torch.float32
-        self._eps_tensor = torch.tensor(self._eps, device=like.device)
+        self._eps_tensor = like.new_tensor(self._eps)
 
     def __call__(self, x: Float[Tensor, "all dim"], weight: Tensor) -> Float[Tensor, "all dim"]:
         if not self._slim:

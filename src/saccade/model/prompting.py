@@ -78,6 +78,7 @@ class Reader:
                 index=torch.arange(len(mine), device=self.device),
                 next_position=int(places[:, -1].max()) + 1,  # as generate does
                 deepstack=tuple(layer[taken : taken + seen] for layer in layers),
+                stills=sum(self.placeholders[id_] == "image" for id_ in mine[visual].tolist()),
                 moved=not torch.equal(places, theirs),
             )
             taken += seen

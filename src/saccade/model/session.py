@@ -130,7 +130,7 @@ class Session:
         columns = prompt.visual.nonzero().squeeze(-1)
         text = prompt.text_after()
         noted, chosen = len(columns) if record else 0, together(columns.cpu())
-        both = torch.zeros(model.layers, model.kv_heads, 2, noted, device=model.device)
+        both = torch.zeros(model.layers, model.kv_heads, 2, noted, device=model.device).float()
         hidden = prompt.embeds[:0]
         reused, whose = 0, None
         if self._beginnings is not None:
@@ -247,7 +247,7 @@ class Session:
             shorter = max(0, turn.drop - request.length)  # of the prompt's own last tokens
             if shorter:
                 here, there = request.prompt_rows
-                request.prompt_rows = here - shorter, there - shorter
+                request.prompt_rows = max(0, here - shorter), there - shorter
                 request.first_position -= shorter
             request.context[len(request.context) - turn.drop :] = turn.ids
             stays = max(0, request.length - turn.drop)

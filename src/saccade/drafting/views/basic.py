@@ -60,6 +60,7 @@ class Pruned(View):
     refresh: Refresh | None = None
     early: Early = "wait"
     rounding: saliency.Rounding = "nearest"  # of the budget
+    images: float | None = None  # the share of images that is kept, where it is not ``keep``
 
     def __post_init__(self) -> None:
         if self.early == "superset" and not isinstance(self.select, Ranking):
@@ -82,11 +83,17 @@ class Pruned(View):
         if self.attention:
             assert prefill.mass is not None, f"view {self.name} needs recorded attention"
             guide = saliency.transfer(self.guide(prefill), prefill.prompt.grid, prompt.grid)
-        count = saliency.budget(prompt.seen, self.keep, self.rounding)
+        count = self.budget(prompt)
         if held is None or len(held) == prompt.seen:
             return self.select(prompt, guide, count)
         assert isinstance(self.select, Ranking)
         return held[saliency.top(self.select.saliency(prompt, guide)[held], count)]
+
+    def budget(self, prompt: Prompt) -> int:
+        """How many visual tokens of a prompt are kept."""
+        still = 0 if self.images is None else prompt.stills
+        moving = saliency.budget(prompt.seen - still, self.keep, self.rounding)
+        return moving + saliency.budget(still, self.images or 0, self.rounding)
 
     def start(self, prompt: Prompt) -> Int[Tensor, " held"] | None:
         """What a draft may read at once; None where it has to wait for the target."""
@@ -95,7 +102,7 @@ class Pruned(View):
         if self.early == "all":
             return torch.arange(prompt.seen, device=prompt.visual.device)
         assert isinstance(self.select, Ranking)
-        twice = 2 * saliency.budget(prompt.seen, self.keep)
+        twice = 2 * self.budget(prompt)
         return saliency.top(self.select.saliency(prompt, None), twice)
 
 
