@@ -7,6 +7,7 @@ from statistics import mean
 
 import numpy as np
 
+from evidence import draw
 from evidence.draw import Data
 from evidence.studies.lab import Lab, interval
 from evidence.studies.methods import KEYS
@@ -14,14 +15,18 @@ from evidence.studies.study import Study
 from saccade.bench import measures
 from saccade.bench.measures import Interval
 from saccade.bench.records import Answer
+from saccade.core.prompt import Inputs
 from saccade.core.sampling import Sampling
 from saccade.core.tree import ROOT, Tree, chain
 from saccade.drafting.views import saliency
+from saccade.engine.generate import stream
+from saccade.inputs.questions import joined
 from saccade.methods import resolve
 from saccade.model.session import Session
 
 GAMMAS = (1, 3, 5, 7, 9, 11, 13, 15)
 SPARSE = ("std", "streaming")
+BATCHED, TURNS = ("std", "streaming", "layerskip"), 3
 CLAIMED, PAPERS = 0.95, "the paper's 95 %"  # of tokens agree, Sec. 2
 LOOKS = {"tall": True, "guides": ["ar", PAPERS]}
 
@@ -118,12 +123,58 @@ def io(lab: Lab) -> Data:
     return _over_keys(lab, {"cost of a token over ar's": lines}) | {"from zero": True}
 
 
+def batch(lab: Lab) -> Data:
+    """Table 1's setting: all clips in one batch, by every method in turn, three times over. Times
+    as fast as ``ar`` in the same turn, in tokens by the second of decoding."""
+    inputs = joined(lab.target, [lab.inputs(number)[1] for number in range(lab.clips)])
+    gains: dict[str, list[float]] = {method: [] for method in BATCHED}
+    for turn in range(TURNS):
+        rates = {}
+        for method in ("ar", *BATCHED):
+            lab.tell(f"{method}, a batch of {lab.clips}, turn {turn + 1} of {TURNS}")
+            rates[method] = _rate(lab, method, inputs)
+        for method, own in gains.items():
+            own.append(rates[method] / rates["ar"])
+    return {
+        "x": f"times as fast as ar (decoding), {lab.clips} clips in one batch",
+        "rows": {method: {"speed": interval(own, np.median)} for method, own in gains.items()},
+        "marks": {"ar": 1.0},
+        "turns": gains,
+    }
+
+
+def _rate(lab: Lab, method: str, inputs: Inputs) -> float:
+    """Tokens a second of decoding a batch, each answer of the lab's length."""
+    results = stream(
+        lab.target.backbone,
+        inputs,
+        method=method,
+        max_new_tokens=lab.tokens,
+        do_sample=False,
+        eos_token_id=lab.target.backbone.vocab,  # no token ends a text
+    ).finish()
+    for result in results:
+        if result.fallback_reason is not None:
+            raise RuntimeError(f"{method}: {result.fallback_reason}")
+    # the first tokens are the prefill's; the seconds are of all requests together
+    return sum(len(result.ids) - 1 for result in results) / results[0].timings.decode
+
+
 STUDIES = {
     "std-gamma": Study(
         "Sparse-to-Dense, Fig. 1a",
         "Acceptance and speed over plain decoding by the tokens drafted a round.",
         gamma,
         clips=4,
+        timed=True,
+    ),
+    "std-batch": Study(
+        "Sparse-to-Dense, Table 1",
+        "Speed over plain decoding of eight clips in one batch, of 64 tokens each; three turns.",
+        batch,
+        draw.bars,
+        clips=8,
+        tokens=64,
         timed=True,
     ),
     "std-k": Study(

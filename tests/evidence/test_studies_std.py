@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 from statistics import mean, median
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from evidence import studies
+from evidence import draw, studies
 from evidence.studies import std
 from evidence.studies.lab import Lab
 from saccade.bench.records import Answer
@@ -183,7 +184,38 @@ def test_a_real_race_draws_gamma(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_every_study_of_sparse_to_dense_is_registered() -> None:
-    """Claim: the four are in the command's list; those with seconds say so."""
+    """Claim: the five are in the command's list; those with seconds say so."""
     assert [name for name in studies.STUDIES if name.startswith("std-")] == list(std.STUDIES)
     timed = [name for name, own in std.STUDIES.items() if own.timed]
-    assert timed == ["std-gamma", "std-k", "std-io"]
+    assert timed == ["std-gamma", "std-batch", "std-k", "std-io"]
+
+
+# -- Table 1: batches --------------------------------------------------------------------------
+
+
+def test_a_batch_is_one_call_and_turns_are_ratios_of_the_same_turn(monkeypatch: Any) -> None:
+    """Claim: the clips are asked in one call, by every method in each of three turns, and a turn's
+    number is tokens by the second of decoding over plain decoding's of that turn. Fails if a
+    batch's seconds are counted once a clip, or the prefill's token counts."""
+    small = Lab(clips=2, size=64, tokens=6)
+    asked: list[tuple[str, int]] = []
+    seconds = {"ar": 8.0, "std": 4.0, "streaming": 16.0, "layerskip": 8.0}
+
+    def told(target: Any, inputs: Any, **how: Any) -> Any:
+        asked.append((how["method"], len(inputs["input_ids"])))
+        assert how["eos_token_id"] == small.target.backbone.vocab
+        timings = SimpleNamespace(decode=seconds[how["method"]] * (1 + len(asked)))
+        one = SimpleNamespace(ids=(1,) * how["max_new_tokens"], timings=timings)
+        one.fallback_reason = None
+        return SimpleNamespace(finish=lambda: [one, SimpleNamespace(**vars(one) | {"ids": (1,)})])
+
+    monkeypatch.setattr(std, "stream", told)
+    data = std.batch(small)
+    assert asked == [(method, 2) for method in seconds] * 3
+    for method, own in data["turns"].items():
+        place = list(seconds).index(method)
+        starts = [2 + 4 * turn for turn in range(3)]
+        by_hand = [8.0 * at / (seconds[method] * (at + place)) for at in starts]
+        assert own == pytest.approx(by_hand)
+        assert data["rows"][method]["speed"][0] == pytest.approx(sorted(by_hand)[1])
+    assert len(draw.bars(data).axes) == 1
