@@ -10,9 +10,14 @@ OTHERS = ("streaming", "layerskip")
 
 
 def speedup(e: Evidence) -> Finding:
-    found = e.speed(*CAPTIONS, "std")
-    verdict = graded(found[1] >= 1.59, found[1] > 1)
-    return Finding(verdict, f"{said(found)}x")
+    found, data = e.speed(*CAPTIONS, "std"), e.figure("std-batch")
+    together = data["rows"]["std"]["speed"]
+    least = min(found[1], together[1])
+    verdict = graded(least >= 1.59, max(found[1], together[1]) > 1)
+    return Finding(
+        verdict,
+        f"{said(found)}x alone, {said(together)}x in one batch of {data['clips']} (three turns)",
+    )
 
 
 def fastest(e: Evidence) -> Finding:
@@ -119,8 +124,7 @@ CLAIMS = (
         "figure std-k",
         peak_keys,
         "does not hold",
-        "Speed is the same at every K: the keys of 2,048 tokens are not what a step here "
-        "waits for.",
+        "Speed hardly follows K: the keys of 2,048 tokens are not what a step here waits for.",
     ),
     Claim(
         "Sec. 3.3",
@@ -129,7 +133,7 @@ CLAIMS = (
         "papers-2k",
         fewer_keys,
         "holds",
-        "Half the video is drafted on (1,024 keys in all), and three quarters of the drafted "
+        "Half the video is drafted on (1,024 keys in all), and two thirds of the drafted "
         "tokens stand. That it does not pay here is the next row's matter.",
     ),
     Claim(
@@ -145,8 +149,8 @@ CLAIMS = (
     Claim(
         "Table 1",
         "STD decodes 1.59x to 1.94x as fast.",
-        "1.59x to 1.94x plain decoding",
-        "papers-2k",
+        "1.59x to 1.94x plain decoding, in batches of 8, the mean of three runs",
+        "papers-2k, figure std-batch",
         speedup,
         "does not hold",
         "The saving is of keys read, and these are little of the time beside a target's "
@@ -169,10 +173,10 @@ CLAIMS = (
         "share of drafted tokens accepted",
         "papers-2k",
         accepts,
-        "holds",
-        "By the paper's 1,024 keys in all. At an eighth of the video, which was our K before, "
-        "Streaming was accepted more (59 against 47 %, bench-2k): with attention as flat as this "
-        "pair's the top keys of a head hold little of it.",
+        "does not hold",
+        "As much as Streaming, whose window slides, by the paper's 1,024 keys in all: with "
+        "attention as flat as this pair's the top keys of a head hold little of it. Where few keys "
+        "stay it is ahead (61 of the video: tau 5.40 against 4.78, docs/methods).",
     ),
     Claim(
         "Table 1",
