@@ -18,7 +18,8 @@ n = 37,000 for d = .02, and 590,000 for d = .005.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from types import SimpleNamespace
@@ -45,7 +46,7 @@ from saccade.drafting.parallel.drafter import WorkerDrafter
 from saccade.drafting.recipe import Recipe
 from saccade.drafting.schedule import parallel
 from saccade.drafting.shapes.policies import Chain
-from saccade.drafting.views.basic import FULL, Several
+from saccade.drafting.views.basic import Pruned, Several, uniform
 from saccade.methods import (
     DRAFTERS,
     FAMILIES,
@@ -242,10 +243,21 @@ class Remembered:
 # -- what is registered ------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class Whole(Pruned):
+    """The full view, at once: there is nothing to look for in a prompt without pixels."""
+
+    def __call__(self, prefill: Prefill, prompt: Prompt) -> Prompt:
+        return prompt
+
+
+WHOLE = Whole("full", uniform, keep=1.0)
+
+
 def plain(recipe: Recipe, costs: Costs | None) -> Recipe:
     """The recipe over prompts without pixels, its costs settled."""
     view = recipe.view
-    full = Several((FULL,) * len(view.parts)) if len(view.parts) > 1 else FULL
+    full = Several((WHOLE,) * len(view.parts)) if len(view.parts) > 1 else WHOLE
     shape = recipe.shape
     if isinstance(recipe.drafter, Ensemble):  # mixing takes long; longer chains are met elsewhere
         shape = Chain(2)
@@ -323,20 +335,40 @@ class Play:
     ) -> list[list[int]]:
         """The answers; ``random`` and ``draw`` stand in for the package's own. ``watch`` is told
         the trees of each of the target's forwards."""
-        recipe, count = self.recipe, len(self.regimes)
-        rules = [Sampling(True, (), seed)] * count
-        self.found: list[list[int]] = [[] for _ in rules]
-        views = len(recipe.view.parts)
+        with self.staged():
+            return self.again(seed, random, draw or self.tables.draw, watch)
+
+    @contextmanager
+    def staged(self) -> Iterator[None]:
+        """The package's functions and sessions are those of tables in this block."""
+        views = len(self.recipe.view.parts)
 
         def tables(backbone: Any, rules: Sequence[Sampling], **rest: Any) -> Tables:
             of = [DRAFTS[self.regimes[n // views]][n % views] for n in range(len(rules))]
             return Tables(rules, of, self.before)
 
-        with pytest.MonkeyPatch.context() as patch, hired(Inside(self.turns)):
+        with pytest.MonkeyPatch.context() as patch:
             patch.setattr(draft_module, "Session", tables)
             patch.setattr(child, "Session", tables)
-            patch.setattr(sampling, "uniform", random)
-            self.tables.patched(patch, draw or self.tables.draw)
+            patch.setattr(sampling, "uniform", lambda *key: self._random(*key))
+            self.tables.patched(patch, lambda law, u: self._draw(law, u))
+            yield
+
+    def again(
+        self,
+        seed: int,
+        random: Callable[..., Any],
+        draw: Callable[[Any, Any], int],
+        watch: Callable[[Mapping[int, Tree]], None] = lambda trees: None,
+    ) -> list[list[int]]:
+        """The answers once more, in a block that is ``staged``."""
+        self._random, self._draw = random, draw
+        recipe, count = self.recipe, len(self.regimes)
+        rules = [Sampling(True, (), seed)] * count
+        self.found: list[list[int]] = [[] for _ in rules]
+        with ExitStack() as stack:
+            if recipe.drafter is WorkerDrafter:
+                stack.enter_context(hired(Inside(self.turns)))
             drafting = drafter_of(recipe, MODEL, MODEL, rules, self.length)
             drafting.encode({"input_ids": torch.zeros(count, 1)})
             drafting.prefill([PROMPT] * count)
@@ -421,7 +453,8 @@ class Fate:
         if not isinstance(u, Luck):
             return self._tables.draw(law, u)
         sums = self._tables.sums(law)
-        return u.among([each / sums[-1] for each in sums])
+        assert sums[V - 1] == sums[-1], "ids beyond the chain's have no probability"
+        return u.among([each / sums[-1] for each in sums[:V]])
 
 
 @dataclass
@@ -448,13 +481,14 @@ def distance(play: Play) -> float:
     how many ways it can go."""
     waiting: list[list[int]] = [[]]
     law = torch.zeros((V,) * play.length, dtype=torch.double)
-    while waiting:
-        script = waiting.pop()
-        fate = Fate(script, play)
-        (answer,) = play(0, fate.noise, fate.draw)
-        law[tuple(answer)] += fate.weight
-        for at in range(len(script), len(fate.taken)):
-            waiting += [[*fate.taken[:at], way] for way in range(1, fate.ways[at])]
+    with play.staged():
+        while waiting:
+            script = waiting.pop()
+            fate = Fate(script, play)
+            (answer,) = play.again(0, fate.noise, fate.draw)
+            law[tuple(answer)] += fate.weight
+            for at in range(len(script), len(fate.taken)):
+                waiting += [[*fate.taken[:at], way] for way in range(1, fate.ways[at])]
     assert abs(float(law.sum()) - 1) < 1e-6
     return float((law - joint(play.before[-1], play.length)).abs().sum()) / 2
 
@@ -494,7 +528,7 @@ def later(recipe: Recipe, count: int, seed: int = 0) -> float:
 
 
 def _sampled(recipe: Recipe, length: int, count: int, seed: int) -> Tensor:
-    """That many answers, a hundred at a time, the regimes in turn."""
-    batch = Play(recipe, length, [request % len(DRAFTS) for request in range(100)])
-    found = [batch(1000 * seed + part) for part in range(-(-count // 100))]
+    """That many answers, twenty at a time, the regimes in turn."""
+    batch = Play(recipe, length, [request % len(DRAFTS) for request in range(20)])
+    found = [batch(10_000 * seed + part) for part in range(-(-count // 20))]
     return torch.tensor([answer for part in found for answer in part][:count])

@@ -64,6 +64,11 @@ class Line:
     began: int = 0  # when it last began anew: names the noise of what is drawn
     paused: bool = False  # the shape stops here, until the target has judged
 
+    @property
+    def open(self) -> bool:
+        """Whether its draft may grow."""
+        return len(self.chain) < self.limit and not self.paused
+
 
 class Child:
     """The worker's side of the conversation: one method per message."""
@@ -152,19 +157,13 @@ class Child:
             old = self._lines[request]
             self._lines[request] = Line(self._job.shape.length, epoch=old.epoch + 1, sent=old.sent)
 
-    def _wanted(self) -> dict[int, Line]:
-        return {
-            request: line
-            for request, line in self._lines.items()
-            if len(line.chain) < line.limit and not line.paused
-        }
-
     def busy(self) -> bool:
-        return bool(self._wanted())
+        return any(line.open for line in self._lines.values())
 
     def step(self) -> None:
         """One more token for every request that may have one, where the shape goes on."""
-        wanted, began = self._wanted(), time.perf_counter()
+        wanted = {request: line for request, line in self._lines.items() if line.open}
+        began = time.perf_counter()
         scored = self._session.score({r: line.chain for r, line in wanted.items()})
         self._drafting += time.perf_counter() - began
         for request, line in wanted.items():
