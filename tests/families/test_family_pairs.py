@@ -25,7 +25,7 @@ from saccade.core.errors import ModelError
 from saccade.inputs import Loaded, loading
 from saccade.model.backbone import Backbone
 
-COUNT = 24
+COUNT = 12
 METHODS = ("sd", "sd-tree", "specvlm", "sage")
 FEW = ("sd", "specvlm")
 

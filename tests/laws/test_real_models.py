@@ -182,4 +182,4 @@ def test_control_a_misjudged_ensemble_is_seen_end_to_end(monkeypatch):
         return OneViewsLaw(**vars(mixed))
 
     monkeypatch.setattr(Mixture, "_mix", wrong)
-    assert p_value("tabed-mt/shape=chain-2", CALLS // 2) < ALPHA
+    assert p_value("tabed-mt/shape=chain-2", CALLS // 4) < ALPHA
