@@ -10,6 +10,7 @@ from evidence.commands.gpu import gpu
 from evidence.commands.hardware import flips, following, pool, prefill
 from evidence.commands.pages import chart, claims, listed, pairs, report, scaling
 from evidence.commands.peers import peers
+from evidence.commands.real import ablations, text
 from evidence.commands.rounds import cost, profile
 from evidence.commands.speed import speed
 from evidence.commands.training import evaluate, train
@@ -36,6 +37,8 @@ app.command()(prefill)
 app.command()(flips)
 app.command()(pool)
 app.command()(following)
+app.command()(text)
+app.command()(ablations)
 app.command()(gpu)
 app.command()(vllm)
 app.command()(peers)

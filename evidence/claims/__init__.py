@@ -34,7 +34,8 @@ own, but `bench-256` (November 21), `papers-256` and `hippo-early` (November 22,
 are from before prompts were read a third faster. `papers-2k` has 12 items, `papers-256` 10 a suite
 (wide intervals). Figures of acceptance alone are of November 21 to 23.
 The last column judges again what a language model alone can settle, on SmolLM2-135M-Instruct (Q4_1,
-dequantised) over [documents](real.md); the counts leave it out.
+dequantised): over [documents](real.md), where the target drafts for itself, and with [a draft model
+of ours](real-drafts.md) where a claim is about one; the counts leave it out.
 """
 
 

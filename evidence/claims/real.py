@@ -1,8 +1,8 @@
 """Claims that a language model alone can settle, judged again on weights that others trained: over
-the documents of ``real.json``, which ``saccade bench real`` makes.
+the documents of ``real.json`` and ``real-8k.json``, which ``saccade bench real`` makes.
 
-A verdict here stands beside the embedded pair's and is its own; what a claim needs a video, a draft
-model or a clock for is not in the table.
+A verdict here stands beside the embedded pair's and is its own. ``drafted`` judges what a claim
+needs a draft model for; what it needs a video for is not in the table.
 """
 
 from __future__ import annotations
@@ -12,15 +12,13 @@ from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-from evidence.claims import sage, sparse_to_dense, specvlm
+from evidence.claims import drafted, sparse_to_dense, specvlm
 from evidence.claims.evidence import Claim, Evidence, Finding, among, graded, less, ordered, said
 from saccade.core.errors import OptionError
 from saccade.methods.std import GAMMA
 
 NAME = "SmolLM2-135M"
 KEEPS = 0.1, 0.25
-SAGE = "real-sage.json"
-TREES = "chain-5", "tree", "sage", "sage/rule=formal"
 SAME = 0.95
 Row = Mapping[str, Any]
 
@@ -33,9 +31,9 @@ def _rows(e: Evidence, kind: str, file: str = "real.json") -> Sequence[Row]:
     return found
 
 
-def _by(e: Evidence, method: str, what: str, file: str = "real.json") -> list[float]:
+def _by(e: Evidence, method: str, what: str) -> list[float]:
     """A number of each document's answer, in their order."""
-    return [row[what] for row in _rows(e, "measured", file) if row["method"] == method]
+    return [row[what] for row in _rows(e, "measured") if row["method"] == method]
 
 
 def _set(e: Evidence, chosen: str, what: str, keep: float) -> float:
@@ -52,22 +50,14 @@ def tail(e: Evidence) -> Finding:
     )
 
 
-def over_random(e: Evidence) -> Finding:
-    return _more(e, _SHARED, "random", "a random one")
-
-
 def over_windows(e: Evidence) -> Finding:
-    return _more(e, _SHARED, "streaming: sinks and the last", "its end")
-
-
-def _more(e: Evidence, chosen: str, other: str, told: str) -> Finding:
-    """Whether over one set the target goes on alike more often than over another."""
-    gains = {keep: less(*(_agreeing(e, name, keep) for name in (chosen, other))) for keep in KEEPS}
+    sets = _SHARED, "streaming: sinks and the last"
+    gains = {keep: less(*(_agreeing(e, name, keep) for name in sets)) for keep in KEEPS}
     words = ", ".join(f"{said(gain)} at {keep:g}" for keep, gain in gains.items())
     return Finding(
         ordered(list(gains.values())),
         "share of tokens that stay the same over the part of the document that all heads together "
-        f"attend to most, less over {told}: {words}",
+        f"attend to most, less over its end: {words}",
     )
 
 
@@ -113,12 +103,17 @@ def fewer_keys(e: Evidence) -> Finding:
     return Finding(among(right), ", ".join(words))
 
 
-def text_alone(e: Evidence) -> Finding:
-    """SAGE's trees against a chain of the same draft: the target over a quarter of its document."""
-    taus = {shape: _by(e, f"std/keep=0.25/shape={shape}", "tau", SAGE) for shape in TREES}
-    gain = less(taus["sage"], taus["chain-5"])
-    told = ", ".join(f"{name} {fmean(own) - 1:.2f}" for name, own in taus.items())
-    return Finding(ordered([gain]), f"accepted tokens: {told}; SAGE less the chain {said(gain)}")
+def speedup(e: Evidence) -> Finding:
+    rows = {row["method"]: row for row in _rows(e, "measured", "real-8k.json")}
+    speeds = {
+        keep: rows["ar"]["decode_seconds"] / rows[f"std/keep={keep}"]["decode_seconds"]
+        for keep in KEEPS
+    }
+    words = ", ".join(f"{speed:.2f}x at {keep:g}" for keep, speed in speeds.items())
+    return Finding(
+        graded(min(speeds.values()) >= 1.59, max(speeds.values()) > 1),
+        f"{words}, one document of {rows['ar']['prompt_tokens']:,} tokens",
+    )
 
 
 _SHARED = "shared by all heads, at prefill"
@@ -127,12 +122,12 @@ _STATIC = "std: each head's top at prefill"
 # by the function that judges the claim on the embedded pair
 JUDGES: Mapping[Callable[[Evidence], Finding], Callable[[Evidence], Finding]] = {
     specvlm.long_tail: tail,
-    specvlm.over_random: over_random,
+    **drafted.JUDGES,
     specvlm.windows: over_windows,
-    sage.text_alone: text_alone,
     sparse_to_dense.agrees: agrees,
     sparse_to_dense.accepts: accepts,
     sparse_to_dense.fewer_keys: fewer_keys,
+    sparse_to_dense.speedup: speedup,
 }
 
 

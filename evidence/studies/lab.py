@@ -24,6 +24,7 @@ from saccade.bench.peers import PEERS
 from saccade.bench.records import Answer
 from saccade.core.prompt import Inputs, Prefill
 from saccade.core.result import Result, RoundRecord
+from saccade.drafting.recipe import Recipe
 from saccade.engine.generate import run
 from saccade.inputs import Loaded, ask, load
 from saccade.inputs.captions import SHAPES, captioner
@@ -87,7 +88,7 @@ class Lab:
 
     def answer(
         self,
-        method: str,
+        method: str | Recipe,
         clip: Clip,
         inputs: Inputs,
         *,

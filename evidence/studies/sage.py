@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from statistics import mean
 
 import numpy as np
+from jaxtyping import Float
+from torch import Tensor
 
 from evidence import draw
 from evidence.draw import Data
@@ -55,11 +57,11 @@ def entropy(lab: Lab) -> Data:
                     traces[name].append(_entropies(lab, shot, draft))
         lines: Data = {}
         for name, own in traces.items():
-            by_clip = [_correlations(trace) for trace in own]
+            by_clip = [correlations(trace) for trace in own]
             lines[f"a draft that {name}"] = [interval(at) for at in zip(*by_clip, strict=True)]
         if not own:
             raise OptionError(f"no answer has {LEAST} tokens: give more --clips or longer answers")
-        band = _band([len(trace) for trace in own])
+        band = white_noise([len(trace) for trace in own])
         lines |= {"white noise, 97.5 %": band, "white noise, 2.5 %": [-most for most in band]}
         panels[f"autocorrelation,\n{what} ({len(own)})"] = lines
     return {
@@ -82,17 +84,22 @@ def _shot(lab: Lab, task: str, number: int) -> Shot:
 
 
 def _entropies(lab: Lab, shot: Shot, draft: Loaded) -> list[float]:
-    """SAGE's H (Eq. 8) along the target's answer, of the ten likeliest tokens' law."""
-    laws = lab.along(shot, f"{sage.VIEW.name}/keep={sage.VIEW.keep}", draft).double().softmax(-1)
-    return [(1 - sage.confidence(law)) * math.log(sage.Sage().top) for law in laws]
+    """H along the target's answer."""
+    return entropies(lab.along(shot, f"{sage.VIEW.name}/keep={sage.VIEW.keep}", draft))
 
 
-def _correlations(trace: Sequence[float]) -> list[float]:
+def entropies(logits: Float[Tensor, "answer vocab"]) -> list[float]:
+    """SAGE's H (Eq. 8) at each place, of the ten likeliest tokens' law."""
+    most = math.log(sage.Sage().top)
+    return [(1 - sage.confidence(law)) * most for law in logits.double().softmax(-1)]
+
+
+def correlations(trace: Sequence[float]) -> list[float]:
     """Pearson's, at each lag."""
     return [float(np.corrcoef(trace[:-lag], trace[lag:])[0, 1]) for lag in range(1, LAGS + 1)]
 
 
-def _band(lengths: Sequence[int]) -> list[float]:
+def white_noise(lengths: Sequence[int]) -> list[float]:
     """Where 97.5 % of the mean over clips would lie below, were no token like any other."""
     variances = [[1 / (n - lag) for n in lengths] for lag in range(1, LAGS + 1)]
     return [1.96 * math.sqrt(sum(own)) / len(lengths) for own in variances]

@@ -253,7 +253,7 @@ def test_a_loop_is_told_from_a_text():
     assert documents.repeated([1, 2]) == 0
 
 
-@pytest.mark.parametrize("name", ["real", "real-8k", "real-sage"])
+@pytest.mark.parametrize("name", ["real", "real-8k"])
 def test_a_stored_page_is_what_its_rows_say(name):
     """Claim: the page in docs/results is, byte for byte, made from the rows beside it."""
     stored = Path(__file__).parents[2] / "docs" / "results" / f"{name}.json"

@@ -94,7 +94,7 @@ def test_the_band_holds_white_noise_and_nothing_that_hangs_together():
     (all lie within) or of all clips' tokens counted twice (83 %)."""
     lengths = (80, 120, 200, 60)
     generator = np.random.default_rng(0)
-    limit = sage._band(lengths)[0]
+    limit = sage.white_noise(lengths)[0]
 
     def means(hold: float) -> np.ndarray:
         found = np.empty(600)
