@@ -341,7 +341,7 @@ CLAIMS = (
         temporal,
         "does not hold",
         "Shapes stay through a clip, so dropping frames loses little: everything lies within "
-        ".1 of everything else.",
+        ".15 of everything else.",
     ),
     Claim(
         "Fig. 8",
