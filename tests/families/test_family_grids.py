@@ -22,6 +22,7 @@ BELOW = 10  # the line where a picture cut into tiles goes on, at time 1, after 
 
 CELL = 28  # pixels a side of what becomes one token in a Qwen model
 PATCHES = 4  # along a side of a LLaVA picture of 56 pixels
+STREAMING = ("streaming", "streaming-still")  # views that keep what is first and last
 WRITTEN = ("text", "caption")  # views that put words in the place of a picture
 LEAST = 128 * CELL * CELL  # pixels Qwen2.5-Omni's processor blows a smaller frame up to
 
@@ -201,11 +202,11 @@ def kept_rows(view: Any, prefill: Prefill) -> list[set[int]]:
     return [set(rows) for rows in seen.heads.flatten(0, 1).tolist()]
 
 
-@pytest.mark.parametrize("name", [name for name in VIEWS if name not in ("streaming", *WRITTEN)])
+@pytest.mark.parametrize("name", [name for name in VIEWS if name not in (*STREAMING, *WRITTEN)])
 @pytest.mark.parametrize(("family", "kind"), FIXED)
 def test_fixed_rows_and_text_survive_every_view(family: str, kind: str, name: str) -> None:
     """Claim: with a tenth of the visual tokens (or none) a view keeps all text, newlines and sound.
-    Fails if a view drops one. ("streaming" drops text by design, and says so.)"""
+    Fails if a view drops one. (Streaming views drop text by design, and say so.)"""
     prefill = prefilled(zoo.member(family), kind)
     view: Any = VIEWS[name]
     if name not in ("full", "none") and "keep" in {field.name for field in fields(view)}:
@@ -239,11 +240,12 @@ def test_written_views_drop_newlines_and_keep_sound(family: str, kind: str, name
     assert loaded.backbone.written(seen).blank is None
 
 
-def test_control_a_view_that_drops_newlines_is_noticed() -> None:
-    """Claim: "streaming", which drops what is neither first nor last, fails the test above.
+@pytest.mark.parametrize("name", STREAMING)
+def test_control_a_view_that_drops_newlines_is_noticed(name: str) -> None:
+    """Claim: a streaming view, which drops what is neither first nor last, fails the test above.
     Fails if that test would pass a view that loses rows."""
     prefill = prefilled(zoo.member("llava-next"), "images")
-    view: Any = replace(VIEWS["streaming"], keep=0.1)  # type: ignore[type-var]
+    view: Any = replace(VIEWS[name], keep=0.1)  # type: ignore[type-var]
     whole = prefill.prompt
     must = set(whole.index[~whole.visual].tolist())
     assert not all(must <= rows for rows in kept_rows(view, prefill))
