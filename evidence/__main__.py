@@ -13,7 +13,7 @@ from evidence.commands.peers import peers
 from evidence.commands.real import ablations, text
 from evidence.commands.rounds import cost, profile
 from evidence.commands.speed import speed
-from evidence.commands.training import evaluate, train
+from evidence.commands.training import evaluate, seeing, train
 from evidence.commands.vllm import vllm
 from saccade.cli.app import called
 
@@ -45,6 +45,7 @@ app.command()(peers)
 app.command("make-checkpoint")(make_checkpoint)
 app.command()(train)
 app.command("eval")(evaluate)
+app.command()(seeing)
 
 
 def main() -> None:

@@ -12,10 +12,11 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from transformers import Qwen2_5_VLModel
 
 from evidence.training.labels import PROBES, content_words, labels
-from evidence.training.model import CELL, PATCH, SPECIAL_ID, config
+from evidence.training.model import CELL, PATCH, config
 from saccade.world import scenes as world
 from saccade.world import text
 from saccade.world.train_draft import samples
@@ -33,13 +34,15 @@ def visual_tokens(canvas: Canvas) -> int:
 
 
 class Example(NamedTuple):
-    """One sample's text: ids, the labels (-100 outside answers), the kind of each token.
+    """One sample's text: ids, what they stand for, the labels (-100 outside answers), their kinds.
 
-    `kinds` is 0, or 1 + the index in KINDS for tokens of content words.
+    `media` is 1 for tokens of a picture and 2 for a video's; `kinds` is 0, or 1 + the index in
+    KINDS for tokens of content words.
     """
 
     talk: Talk
     ids: list[int]
+    media: list[int]
     labels: list[int]
     kinds: list[int]
 
@@ -50,6 +53,7 @@ class Batch(NamedTuple):
     canvas: Canvas
     frames: Tensor  # uint8 [g, 2, H, W, 3]
     ids: Tensor  # [b, n]
+    media: Tensor  # [b, n]: 1 where a picture stands, 2 where a video
     positions: Tensor  # [3, b, n]
     labels: Tensor  # [b, n]: the token each position has to predict, or -100
     kinds: Tensor  # [b, n]: of the token to predict
@@ -73,10 +77,11 @@ def _answer(tok: Any, s: str) -> tuple[list[int], list[int]]:
 
 def row(tok: Any, talk: Talk, canvas: Canvas) -> Example:
     """The conversation as the chat template and the processor spell it."""
-    pad = SPECIAL_ID["<|video_pad|>" if canvas.kind == "video" else "<|image_pad|>"]
+    name, medium = ("<|video_pad|>", 2) if canvas.kind == "video" else ("<|image_pad|>", 1)
+    names = ["<|vision_start|>", name, "<|vision_end|>"]
+    start, pad, end_of = tok.convert_tokens_to_ids(names)
     visuals = 2 if canvas.kind == "diff" else 1
-    shown = [SPECIAL_ID["<|vision_start|>"], *[pad] * (visual_tokens(canvas) // visuals)]
-    shown = [*shown, SPECIAL_ID["<|vision_end|>"]] * visuals
+    shown = [start, *[pad] * (visual_tokens(canvas) // visuals), end_of] * visuals
     ids: list[int] = []
     wanted: list[int] = []
     kinds: list[int] = []
@@ -89,7 +94,8 @@ def row(tok: Any, talk: Talk, canvas: Canvas) -> Example:
         wanted += [*[-100] * len(ask), *said, end[0], *[-100] * (len(end) - 1)]
         kinds += [*[0] * len(ask), *said_kinds, *[0] * len(end)]
     # The token at position i predicts the one at i + 1.
-    return Example(talk, ids, [*wanted[1:], -100], [*kinds[1:], 0])
+    media = [medium * (token == pad) for token in ids]
+    return Example(talk, ids, media, [*wanted[1:], -100], [*kinds[1:], 0])
 
 
 def draw(
@@ -116,6 +122,10 @@ def pixels(talk: Talk, canvas: Canvas, *, probes: bool = True) -> tuple[np.ndarr
     return pairs, np.concatenate(stacked)
 
 
+def _padded(lists: Sequence[list[int]], value: int) -> Tensor:
+    return pad_sequence([torch.tensor(each) for each in lists], True, value)
+
+
 _ROPE = cast(Any, SimpleNamespace(config=config(1)))
 _ROPE.get_vision_position_ids = lambda *a, **k: Qwen2_5_VLModel.get_vision_position_ids(
     _ROPE, *a, **k
@@ -124,21 +134,19 @@ _ROPE.get_vision_position_ids = lambda *a, **k: Qwen2_5_VLModel.get_vision_posit
 
 def collate(rows: Sequence[Example], canvas: Canvas, *, probes: bool = True) -> Batch:
     """Render and pad; the M-RoPE ids are computed by Hugging Face's own function."""
-    length = max(len(r.ids) for r in rows)
-    pad = SPECIAL_ID["<|endoftext|>"]
-    ids = torch.tensor([r.ids + [pad] * (length - len(r.ids)) for r in rows])
-    wanted = torch.tensor([r.labels + [-100] * (length - len(r.ids)) for r in rows])
-    kinds = torch.tensor([r.kinds + [0] * (length - len(r.ids)) for r in rows])
+    ids, media, kinds = (
+        _padded(lists, 0) for lists in zip(*[(r.ids, r.media, r.kinds) for r in rows], strict=True)
+    )
+    wanted = _padded([r.labels for r in rows], -100)
     drawn = [pixels(r.talk, canvas, probes=probes) for r in rows]
     video = canvas.kind == "video"
     visuals = 2 if canvas.kind == "diff" else 1
     grid = [canvas.frames // 2 if video else 1, canvas.height // PATCH, canvas.width // PATCH]
     grids = torch.tensor([grid] * (visuals * len(rows)))
-    types = (ids == SPECIAL_ID["<|image_pad|>"]).int() + 2 * (ids == SPECIAL_ID["<|video_pad|>"])
     positions, _ = Qwen2_5_VLModel.get_rope_index(
         _ROPE,
         ids,
-        mm_token_type_ids=types,
+        mm_token_type_ids=media.int(),
         image_grid_thw=None if video else grids,
         video_grid_thw=grids if video else None,
         # The processor's temporal_patch_size / fps.
@@ -148,7 +156,7 @@ def collate(rows: Sequence[Example], canvas: Canvas, *, probes: bool = True) -> 
     )
     frames = torch.from_numpy(np.concatenate([d[0] for d in drawn]))
     shown = torch.from_numpy(np.concatenate([d[1] for d in drawn]))
-    return Batch(canvas, frames, ids, positions, wanted, kinds, shown)
+    return Batch(canvas, frames, ids, media, positions, wanted, kinds, shown)
 
 
 class Source:
@@ -161,10 +169,11 @@ class Source:
         tokens: int,
         seed: int,
         max_objects: Callable[[float], int] = lambda progress: 6,
+        tasks: Sequence[str | None] = (None,),
         *,
         probes: bool = True,
     ) -> None:
-        self._probes = probes
+        self._probes, self._tasks = probes, tasks
         self._tok, self._tokens, self._max_objects = tok, tokens, max_objects
         self._canvases = [p for p, _ in canvases]
         weights = np.array([w for _, w in canvases])
@@ -181,7 +190,10 @@ class Source:
             most = self._max_objects(progress)
             count = size * 4 if size > 1 else 2
             seeds = self._rng.integers(0, EVAL_SEED, count)
-            rows = [draw(self._tok, canvas, int(s), max_objects=most) for s in seeds]
+            rows = [
+                draw(self._tok, canvas, int(s), self._tasks[int(s) % len(self._tasks)], most)
+                for s in seeds
+            ]
             rows.sort(key=lambda r: len(r.ids))
             queue += [rows[i : i + size] for i in range(0, count, size)]
             self._rng.shuffle(cast(Any, queue))
@@ -193,11 +205,12 @@ def drop(batch: Batch, kept: Tensor) -> Batch:
 
     Positions stay what they were: only the reader's text tensors shrink, not `frames`.
     """
-    stay = (batch.ids != SPECIAL_ID["<|video_pad|>"]) & (batch.ids != SPECIAL_ID["<|image_pad|>"])
+    stay = batch.media == 0
     stay = stay.masked_scatter(~stay, kept)
     index = stay.nonzero()[:, 1].view(len(stay), -1)
     return batch._replace(
         ids=batch.ids.gather(1, index),
+        media=batch.media.gather(1, index),
         positions=batch.positions.gather(2, index.expand(3, -1, -1)),
         labels=batch.labels.gather(1, index),
         kinds=batch.kinds.gather(1, index),

@@ -44,7 +44,9 @@ def _scaled(shares: Shares, by: float) -> Shares:
 class Stage:
     """What one stage trains and on what. `cpu_s` is its budget of CPU time."""
 
-    name: Literal["probe", "small", "medium", "large", "early", "naive", "draft"]
+    name: Literal[
+        "probe", "small", "medium", "large", "early", "naive", "draft", "words", "sees", "longer"
+    ]
     layers: int
     cpu_s: float
     lr: float
@@ -54,6 +56,7 @@ class Stage:
     probe: float = 0.3
     objects: Callable[[float], int] = lambda progress: 6
     drops: bool = False
+    tasks: tuple[str | None, ...] = (None,)  # None: the world's own shares of them
 
 
 STAGES = (
@@ -108,6 +111,19 @@ STAGES = (
         vision=False,
         probe=0.0,
         drops=True,
+    ),
+)
+
+
+FEW = _clips((8, 112, 112, 0.7), (4, 168, 168, 0.15), (12, 112, 112, 0.15))
+SEEING = (  # of a language model that learns to see: `seeing.py`
+    Stage("words", 30, 80, 3e-3, SHORT, tokens=4000, probe=1.0),
+    Stage(
+        *("sees", 30, 7200, 1e-3, FEW),
+        tokens=1100,
+        probe=0.0,
+        objects=lambda progress: 2 if progress < 0.05 else 3 if progress < 0.15 else 6,
+        tasks=("qa", None),
     ),
 )
 

@@ -87,6 +87,13 @@ class Optimizer:
         self.adam.step()
         self.adam.zero_grad()
 
+    def state_dict(self) -> dict[str, Any]:
+        return {"momentum": self.momentum, "adam": self.adam.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.momentum = state["momentum"]
+        self.adam.load_state_dict(state["adam"])
+
 
 def _orthogonal(x: Tensor) -> Tensor:
     """Five Newton-Schulz steps towards U V^T of each matrix of a batch."""
@@ -156,54 +163,69 @@ def _answers(model: Any, batch: Batch, visual: Tensor | None) -> Tensor:
 
 
 @torch.no_grad()
-def _scores(logits: Tensor, batch: Batch) -> dict[str, float]:
+def scores_of(logits: Tensor, batch: Batch) -> dict[str, float]:
     labels = batch.labels[batch.labels >= 0]
     content = batch.kinds[batch.labels >= 0] > 0
     right = (logits.argmax(-1) == labels).float()
     return {"all": float(right.mean()), "content": float(right[content].mean())}
 
 
-def _nearer(means: Any, weights: Any, steps: Any) -> None:
+def nearer(means: Any, weights: Any, steps: Any) -> None:
     """Moves a running mean that reaches a quarter of the steps back, and 200 at most."""
     torch._foreach_lerp_(means, weights, max(0.005, 4 / (4 + int(steps))))
 
 
-class _Run:
+class Run:
     """The state of one stage; written to and read from `<run_dir>/<stage>.part.pt`."""
 
-    def __init__(self, stage: Stage, model: Any, teacher: Any | None, tok: Any) -> None:
-        self.stage, self.model, self.teacher = stage, model, teacher
-        self.head = nn.Linear(HIDDEN, len(PROBES) * PROBE_CLASSES)
-        model.model.visual.requires_grad_(stage.vision)
-        params = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
-        if stage.probe:
-            params += [("head", self.head.weight), ("head.bias", self.head.bias)]
-        self.optimizer = Optimizer(params, stage.lr)
-        self.mean = AveragedModel(model, multi_avg_fn=_nearer)
+    def __init__(
+        self, stage: Stage, model: nn.Module, tok: Any, optimizer: Any, mean: AveragedModel
+    ) -> None:
+        self.stage, self.model, self.tok = stage, model, tok
+        self.optimizer, self.mean = optimizer, mean
         self.steps, self.cpu_s, self.samples, self.seen = 0, 0.0, 0, 0
-        self.tok = tok
-        self.head_first = False  # a fresh head learns from a trained tower before it teaches it
 
     def state(self) -> dict[str, Any]:
         return {
             "model": self.model.state_dict(),
             "mean": self.mean.state_dict(),
-            "head": self.head.state_dict(),
-            "momentum": self.optimizer.momentum,
-            "adam": self.optimizer.adam.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
             "counts": (self.steps, self.cpu_s, self.samples, self.seen),
         }
 
     def resume(self, state: Mapping[str, Any]) -> None:
         self.model.load_state_dict(state["model"])
         self.mean.load_state_dict(state["mean"])
-        self.head.load_state_dict(state["head"])
-        self.optimizer.momentum = state["momentum"]
-        self.optimizer.adam.load_state_dict(state["adam"])
+        self.optimizer.load_state_dict(state["optimizer"])
         self.steps, self.cpu_s, self.samples, self.seen = state["counts"]
 
     def loss(self, batch: Batch) -> tuple[Tensor, dict[str, Any]]:
         """The stage's loss of a batch, and what to log."""
+        raise NotImplementedError
+
+
+class _Pair(Run):
+    """A stage of the pair's training."""
+
+    def __init__(self, stage: Stage, model: Any, teacher: Any | None, tok: Any) -> None:
+        self.teacher = teacher
+        self.head = nn.Linear(HIDDEN, len(PROBES) * PROBE_CLASSES)
+        model.model.visual.requires_grad_(stage.vision)
+        params = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
+        if stage.probe:
+            params += [("head", self.head.weight), ("head.bias", self.head.bias)]
+        mean = AveragedModel(model, multi_avg_fn=nearer)
+        super().__init__(stage, model, tok, Optimizer(params, stage.lr), mean)
+        self.head_first = False  # a fresh head learns from a trained tower before it teaches it
+
+    def state(self) -> dict[str, Any]:
+        return {**super().state(), "head": self.head.state_dict()}
+
+    def resume(self, state: Mapping[str, Any]) -> None:
+        super().resume(state)
+        self.head.load_state_dict(state["head"])
+
+    def loss(self, batch: Batch) -> tuple[Tensor, dict[str, Any]]:
         stage, scores = self.stage, {}
         with torch.set_grad_enabled(stage.vision), torch.autocast("cpu", torch.bfloat16, BF16):
             visual = see(self.model, batch.frames).float()
@@ -225,7 +247,7 @@ class _Run:
             some = visual
         logits = _answers(self.model, batch, some)
         ce = F.cross_entropy(logits, batch.labels[batch.labels >= 0])
-        scores |= {"ce": float(ce.detach()), **_scores(logits, batch)}
+        scores |= {"ce": float(ce.detach()), **scores_of(logits, batch)}
         if self.teacher is None:
             return total + ce, scores
         with torch.no_grad():
@@ -236,7 +258,7 @@ class _Run:
         return total + 0.8 * kl + 0.2 * ce, scores
 
 
-def _train(run: _Run, run_dir: Path) -> None:
+def steps(run: Run, run_dir: Path) -> None:
     stage = run.stage
     part, told = run_dir / f"{stage.name}.part.pt", run_dir / f"{stage.name}.jsonl"
     if part.exists():
@@ -245,7 +267,7 @@ def _train(run: _Run, run_dir: Path) -> None:
         told.write_text("".join(kept))  # steps after the checkpoint are done again
     torch.manual_seed(run.steps)
     source = Source(
-        *(run.tok, stage.canvases, stage.tokens, 1000 + run.steps, stage.objects),
+        *(run.tok, stage.canvases, stage.tokens, 1000 + run.steps, stage.objects, stage.tasks),
         probes=bool(stage.probe) or stage.drops,
     )
     saved = time.monotonic()
@@ -291,7 +313,7 @@ def _write(state: Mapping[str, Any], path: Path) -> None:
     temporary.rename(path)
 
 
-def _state(run_dir: Path, name: str) -> dict[str, Any]:
+def state_of(run_dir: Path, name: str) -> dict[str, Any]:
     """What a stage left, finished or not."""
     whole, part = run_dir / f"{name}.pt", run_dir / f"{name}.part.pt"
     state: dict[str, Any] = torch.load(whole if whole.exists() else part, weights_only=True)
@@ -300,7 +322,7 @@ def _state(run_dir: Path, name: str) -> dict[str, Any]:
 
 def _weights(run_dir: Path, name: str, layers: int) -> Any:
     mean = AveragedModel(create(layers))
-    mean.load_state_dict(_state(run_dir, name)["mean"])
+    mean.load_state_dict(state_of(run_dir, name)["mean"])
     return mean.module
 
 
@@ -359,12 +381,12 @@ def train(
         stage = replace(stage, cpu_s=(budget or {}).get(stage.name, stage.cpu_s))
         log.info("%s: %.0f CPU seconds", stage.name, stage.cpu_s)
         model, teacher = _begin(stage, run_dir, pair)
-        run = _Run(stage, model, teacher, proc.tokenizer)
+        run = _Pair(stage, model, teacher, proc.tokenizer)
         before = {"small": "probe", "medium": "small", "large": "medium"}.get(stage.name)
         run.head_first = stage.name == "medium" and pair is not None
         if before is not None and not run.head_first:
-            run.head.load_state_dict(_state(run_dir, before)["head"])
-        _train(run, run_dir)
+            run.head.load_state_dict(state_of(run_dir, before)["head"])
+        steps(run, run_dir)
 
 
 def prepared(run_dir: Path, pair: Path | None = None) -> Qwen2_5_VLProcessor:
