@@ -6,6 +6,7 @@ import copy
 import gc
 import random
 import weakref
+from functools import partial
 
 import pytest
 import torch
@@ -48,6 +49,38 @@ def test_lean_logits_equal_the_modules(family, count):
     positions = torch.randint(0, 50, (ours.axes, count), generator=generator)
     mine, exact = _forward(ours, positions), _forward(theirs, positions)
     assert (mine - exact).abs().max() < 1e-5 * exact.abs().max()
+
+
+def _counted(counts, onto, to, x):
+    counts.append(len(x))
+    return onto(to, x)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("follow", [0, 5, 70])
+def test_a_prompts_last_layer_computes_what_is_wanted_alone(family, follow, monkeypatch):
+    """Claim: the law after a prompt, all keys, the attention written down and the rows followed are
+    the modules', though our last layer goes on with few rows. Fails if it takes others, or all."""
+    inputs, counts = input_for(family), []
+    found = []
+    for fused in (True, False):
+        model = backbone(FAMILIES[family](), fused)
+        if model.fused is not None:
+            down = model.fused.layers[-1].down
+            monkeypatch.setattr(down, "onto", partial(_counted, counts, down.onto))
+        session, (prompt,) = Session(model, [Sampling()]), model.prompts(inputs)
+        (prefill,) = session.reading(0, prompt, record=True, follow=follow)
+        cache = prefill.cache
+        found.append([prefill.logits, prefill.mass, prefill.relevance])
+        found[-1] += [r for i in range(model.layers) for r in cache.read(i, len(prompt))]
+        if follow:
+            seen = prompt.visual.nonzero()[:, 0]
+            found[-1] += session.requests[0].recent.attended(cache, seen)
+    noted = len(prompt) - int(prompt.text_after()[0]) if prompt.visual.any() else 1
+    assert counts == [max(noted, min(follow, len(prompt)))]
+    for mine, exact in zip(*found, strict=True):
+        assert mine.shape == exact.shape
+        assert not mine.numel() or (mine - exact).abs().max() < 2e-5 * exact.abs().max()
 
 
 @pytest.mark.parametrize("family", FAMILIES)

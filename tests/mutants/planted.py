@@ -522,6 +522,13 @@ MUTANTS = (
         (f"{COST}::test_costs_of_a_busy_moment_fade_within_an_answer",),
     ),
     Mutant(
+        "attention: rows the last layer left out count among those written down",
+        "model/attention.py",
+        "q[:, together(rows - skipped)]",
+        "q[:, together(rows - rows[0])]",
+        ("model/test_decoder.py::test_a_prompts_last_layer_computes_what_is_wanted_alone",),
+    ),
+    Mutant(
         "kernels: every copy is kept",
         "model/kernels.py",
         "if fewer[least] > 1 + GAIN:",

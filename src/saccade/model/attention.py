@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial as bound
 
 import torch
@@ -77,6 +77,15 @@ class Segment:
             return torch.ones(new, new, dtype=torch.bool).tril_()
         return self.block
 
+    @property
+    def wanted(self) -> int:
+        """Of how many of a prompt's last rows anything but the keys is: the law after the last
+        one, and what somebody writes down."""
+        new = self.stop - self.start
+        noted = 0 if self.record is None else new - int(self.record.rows[0])
+        followed = 0 if self.asked is None else self.asked.last
+        return min(new, max(1, noted, followed))
+
 
 class Asked:
     """Takes the queries of a segment's last rows, layer by layer, with their scale in them: what
@@ -84,13 +93,13 @@ class Asked:
 
     def __init__(self, last: int | None = None) -> None:
         """``last``: of how many rows; of all when None."""
-        self._last = 0 if last is None else last
+        self.last = 0 if last is None else last
         self._layers: list[list[Queries]] = []
 
     def take(self, layer: int, q: Queries, scale: float) -> None:
         if layer == len(self._layers):
             self._layers.append([])
-        self._layers[layer].append(q[:, -self._last :] * scale)
+        self._layers[layer].append(q[:, -self.last :] * scale)
 
     def row(self, layer: int, number: int) -> Float[Tensor, "head head_dim"]:
         """A row's queries; rows are counted from the first one taken."""
@@ -117,13 +126,16 @@ class Step:
         self.segments = segments
         self.groups = groups
         self.calls = 0  # one a layer, where the model's layers ask for their attention here
-        self._ways = [_way(segment, groups, dtype, ways) for segment in segments]
+        self._choose = bound(_way, groups=groups, dtype=dtype, ways=ways)
+        self._ways = [self._choose(segment) for segment in segments]
         for segment in segments:
             segment.cache.reserve(segment.at + segment.stop - segment.start)
 
     def __call__(self, layer: int, q: Queries, k: NewKeys, v: NewKeys, scale: float) -> Mixed:
-        """Attention of one layer; heads are laid side by side in the result."""
+        """Attention of one layer; heads are laid side by side in the result. Of a single segment
+        ``q`` may be of its last rows alone."""
         self.calls += 1
+        skipped = k.shape[1] - q.shape[1]
         parts = []
         for segment, (way, mask) in zip(self.segments, self._ways, strict=True):
             own = q, k, v
@@ -134,12 +146,15 @@ class Step:
             keys, values = segment.cache.read(layer, segment.at + segment.stop - segment.start)
             if mask is not None and mask.device != keys.device:  # a model over several devices
                 mask = mask.to(keys.device)
+            if skipped:
+                at, start = segment.at + skipped, segment.start + skipped
+                way, mask = self._choose(replace(segment, at=at, start=start))
             out = way(own[0], keys, values, mask, scale)
             parts.append(out.transpose(0, 1).reshape(out.shape[1], -1))
             if segment.asked is not None:
                 segment.asked.take(layer, own[0], scale)
             if segment.record is not None:
-                _record(segment.record, segment.at, layer, own[0], keys, scale)
+                _record(segment.record, segment.at, layer, own[0], keys, scale, skipped)
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
@@ -348,11 +363,15 @@ def ways_of(
     )
 
 
-def _record(record: Record, at: int, layer: int, q: Queries, keys: Keys, scale: float) -> None:
-    """Adds the softmax mass of the chosen rows on the chosen columns, a few rows at a time."""
+def _record(
+    record: Record, at: int, layer: int, q: Queries, keys: Keys, scale: float, skipped: int
+) -> None:
+    """Adds the softmax mass of the chosen rows on the chosen columns, a few rows at a time. ``q``
+    are of the rows after the first ``skipped``."""
     count = max(1, RECORD_NUMBERS // (q.shape[0] * keys.shape[1]))
     for rows in record.rows.split(count):
-        both = _attended(q[:, together(rows)] * scale, keys, at + rows + 1, record.columns)
+        own = q[:, together(rows - skipped)] * scale
+        both = _attended(own, keys, at + rows + 1, record.columns)
         record.both[layer] += both.to(record.both.device)
 
 

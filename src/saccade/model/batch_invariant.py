@@ -78,7 +78,8 @@ class BatchInvariantStep(Step):
         if segment.asked is not None:
             segment.asked.take(layer, q[:, : self._real], scale)
         keys, values = segment.cache.read(layer, segment.at + segment.stop - segment.start)
-        return ordered(q, keys, values, self._last.to(q.device), scale).to(q.dtype)
+        last = self._last[-q.shape[1] :].to(q.device)
+        return ordered(q, keys, values, last, scale).to(q.dtype)
 
 
 def ordered(q: Queries, k: Keys, v: Keys, last: Int[Tensor, " new"], scale: float) -> Mixed:

@@ -129,8 +129,10 @@ class FusedDecoder:
         rotation: tuple[Tensor, Tensor],
         step: Attend,
         deepstack: tuple[Tensor, Tensor] | None = None,
-    ) -> Float[Tensor, "all dim"]:
-        """The layers, given each token's (cos, sin)."""
+        last: int | None = None,
+    ) -> Float[Tensor, "rows dim"]:
+        """The layers, given each token's (cos, sin). ``last``: of how many tokens at the end the
+        hidden state is wanted; the last layer computes keys and values alone of the others."""
         count = embeds.shape[0]
         heads, kv_heads, width, norm = self.heads, self.kv_heads, self.head_dim, self.norm_of
         cos, sin = rotation
@@ -145,7 +147,10 @@ class FusedDecoder:
                 qk = torch.cat([rms_norm(part, (width,), each, self.eps) for part, each in parts])
             turned = torch.cat((qk[..., half:], qk[..., :half]), -1)
             qk = torch.addcmul(qk * cos, turned, sin)
-            mixed = step(index, qk[:heads], qk[heads:], v, self.scale)
+            q = qk[:heads]
+            if last is not None and index == len(self.layers) - 1:
+                q, hidden = q[:, -last:], hidden[-last:]
+            mixed = step(index, q, qk[heads:], v, self.scale)
             hidden = layer.out.onto(hidden, mixed)
             normed = norm(hidden, layer.norm_mlp)
             gate, up = layer.gate_up(normed).chunk(2, -1)

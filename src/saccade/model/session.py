@@ -180,8 +180,8 @@ class Session:
         """The last hidden states of a prompt's rows; their keys and values are written."""
         model, step = self.backbone, self._step([segment])
         start, stop = segment.at, segment.at + segment.stop
-        embeds, positions = prompt.embeds[start:stop], prompt.positions[:, start:stop]
-        hidden = model.forward(embeds, positions, step, prompt.deepstack_of(start, stop))
+        rows = prompt.embeds[start:stop], prompt.positions[:, start:stop]
+        hidden = model.forward(*rows, step, prompt.deepstack_of(start, stop), segment.wanted)
         if step.calls != model.layers:
             raise ModelError(
                 f"{type(model.model).__name__} computes its attention in a way of its own, "
