@@ -52,6 +52,8 @@ class Reader:
         embeds = captured["inputs_embeds"]
         if embeds is None:
             embeds = self.model.get_input_embeddings()(ids)
+        kinds = self.placeholders.items()
+        images = ids.new_tensor([id_ for id_, kind in kinds if kind == "image"])
         batch, length = ids.shape
         mask, documents = inputs.get("attention_mask"), inputs.get(CONTEXT)
         real = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask.bool()
@@ -78,7 +80,7 @@ class Reader:
                 index=torch.arange(len(mine), device=self.device),
                 next_position=int(places[:, -1].max()) + 1,  # as generate does
                 deepstack=tuple(layer[taken : taken + seen] for layer in layers),
-                stills=sum(self.placeholders[id_] == "image" for id_ in mine[visual].tolist()),
+                stills=int((visual & torch.isin(mine, images)).sum()),
                 moved=not torch.equal(places, theirs),
             )
             taken += seen
