@@ -23,7 +23,7 @@ from saccade.model.kernels import PRODUCTS, Ways
 Attend = Callable[[int, Tensor, Tensor, Tensor, float], Tensor]
 """What layers call: (layer, q, k, v, scale) -> heads side by side. A ``Step`` is one."""
 Queries = Float[Tensor, "head new head_dim"]
-NewKeys = Float[Tensor, "kv_head new head_dim"]
+NewKeys = Float[Tensor, "kv_head written head_dim"]
 Keys = Float[Tensor, "kv_head seen head_dim"]
 Mask = Bool[Tensor, "new seen"]
 Mixed = Float[Tensor, "new out"]

@@ -157,7 +157,7 @@ class Backbone:
         """
         if self.fused is not None:
             rotation = self.fused.rotation(embeds, positions)
-            if deepstack is not None and len(deepstack[1]) == self.layers:
+            if deepstack is not None and len(deepstack[1]) >= self.layers:
                 last = None  # the last layer, too, has rows added
             return self.fused.decode(embeds, rotation, step, deepstack, last)
         if not isinstance(positions, Tensor):
