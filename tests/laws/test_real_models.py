@@ -24,9 +24,11 @@ from evidence.reference import Oracle
 from saccade.core import verify as verify_module
 from saccade.core.costs import Costs
 from saccade.core.sampling import Sampling
+from saccade.drafting import drafters
 from saccade.drafting.ensemble import Mixture
 from saccade.drafting.recipe import Recipe
 from saccade.methods import resolve
+from saccade.model.cache import Cache
 
 pytestmark = pytest.mark.usefixtures("unchecked")
 
@@ -131,6 +133,17 @@ def test_four_sampled_tokens_follow_the_exact_law(name):
     own law. An answer outside these fails at once; a bent law with the power stated above.
     """
     assert p_value(name) > ALPHA
+
+
+def test_a_window_that_slides_bends_no_law(monkeypatch):
+    """Claim: what is sampled while a self-draft's window slides, here at every token, is drawn from
+    the target's own law. A draft that reads other keys is judged by the law it drew from."""
+    slides = []
+    forget = Cache.forget
+    monkeypatch.setattr(drafters, "SLIDE", 1)
+    monkeypatch.setattr(Cache, "forget", lambda *all: (slides.append(all), forget(*all))[1])
+    assert p_value("streaming/keep=0.5/shape=chain-2") > ALPHA
+    assert len(slides) > BATCH * CALLS
 
 
 @pytest.mark.slow

@@ -14,9 +14,10 @@ from saccade.core.tree import ancestors
 from saccade.model import attention
 from saccade.model.attention import (
     FOLD_LIMIT,
-    Record,
+    Asked,
     Segment,
     Step,
+    attended,
     merge,
     partial,
     plain_partial,
@@ -138,7 +139,7 @@ def test_a_prompts_rows_as_products_equal_the_naive_softmax(new, monkeypatch):
         monkeypatch.setattr(
             attention, name, lambda *a, called=called, **b: fused.append(1) or called(*a, **b)
         )
-    monkeypatch.setattr(attention, "SPELT_NUMBERS", 1)  # blocks of SPELT_ROWS
+    monkeypatch.setattr(attention, "CACHED", 1)  # blocks of SPELT_ROWS
     for length in (0, 1, 50):
         cache = _cache(length, 7)
         q, k, v = _fresh(new, 8)
@@ -300,33 +301,32 @@ def test_requests_of_one_forward_do_not_see_each_other():
         assert torch.allclose(out[rows], alone, atol=1e-5)
 
 
-def test_recorded_mass_is_the_mean_weight_on_each_column():
-    """Claim: mass = mean over rows and group heads of the softmax, with rows fed in two chunks.
-
-    Fails if a chunk is forgotten, weighted wrongly, or sees the future.
-    """
-    length, new = 0, 9
-    cache = Cache(1, KV, WIDTH, 16)
-    q, k, v = _fresh(new, 7)
-    columns, rows = torch.tensor([1, 2, 4]), torch.tensor([5, 6, 7, 8])
-    both = torch.zeros(1, KV, 2, 3)
+@pytest.mark.parametrize("numbers", [1, 100, 2**20])
+@pytest.mark.parametrize("columns", [[1, 2, 4], [2, 3, 4]])
+def test_attended_is_the_weight_on_each_column(numbers, columns, monkeypatch):
+    """Claim: what rows attended to is the sum over them and a group's heads of the softmax, over
+    all keys and over the columns alone, with rows fed in two chunks; however many layers and rows
+    go together. Fails if a chunk is forgotten, weighted wrongly, or sees the future."""
+    monkeypatch.setattr(attention, "CACHED", numbers)
+    layers, new = 3, 9
+    cache = Cache(layers, KV, WIDTH, 16)
+    fresh = [_fresh(new, seed) for seed in range(layers)]
+    rows, chosen = torch.tensor([5, 7, 8]), torch.tensor(columns)
+    both = torch.zeros(layers, KV, 2, 3)
     for start, stop in ((0, 7), (7, 9)):
-        inside = rows[(rows >= start) & (rows < stop)] - start
-        record = Record(inside, columns, both)
-        segment = Segment(cache, 0, stop - start, start, record=record)
-        part = slice(start, stop)
-        Step([segment], HEADS // KV, torch.float32)(0, q[:, part], k[:, part], v[:, part], SCALE)
+        inside = rows[(rows >= start) & (rows < stop)]
+        noted = Asked(stop - int(inside[0]))
+        step = Step([Segment(cache, 0, stop - start, start, noted=noted)], 2, torch.float32)
+        for layer, own in enumerate(fresh):
+            step(layer, *(each[:, start:stop] for each in own), SCALE)
         cache.advance(stop - start)
-    mass, relevance = both[0].unbind(1)
-    mass, relevance = (each / (len(rows) * HEADS // KV) for each in (mass, relevance))
-    weights = torch.einsum("hqd,hkd->hqk", q, k.repeat_interleave(HEADS // KV, 0)) * SCALE
-    weights = weights.masked_fill(~_causal(length, new), float("-inf")).softmax(-1)
-    expected = weights[:, 5:][..., columns].mean(1).view(KV, HEADS // KV, 3).mean(1)
-    assert torch.allclose(mass, expected, atol=1e-6)
-    among = torch.einsum("hqd,hkd->hqk", q, k.repeat_interleave(HEADS // KV, 0)) * SCALE
-    among = among[:, 5:][..., columns].softmax(-1)
-    expected = among.mean(1).view(KV, HEADS // KV, 3).mean(1)
-    assert torch.allclose(relevance, expected, atol=1e-6)
+        both += attended(cache, noted.of(inside - inside[0]), inside + 1, chosen)
+    for (q, k, _), told in zip(fresh, both, strict=True):
+        logits = torch.einsum("hqd,hkd->hqk", q, k.repeat_interleave(2, 0)) * SCALE
+        logits = logits.masked_fill(~_causal(0, new), float("-inf"))[:, rows]
+        weights = logits.softmax(-1)[..., chosen], logits[..., chosen].softmax(-1)
+        for mine, each in zip(told.unbind(1), weights, strict=True):
+            assert torch.allclose(mine, each.sum(1).view(KV, 2, 3).sum(1), atol=1e-6)
 
 
 @pytest.mark.parametrize("family", [name for name in FAMILIES if name != "llama"])

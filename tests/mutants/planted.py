@@ -522,10 +522,10 @@ MUTANTS = (
         (f"{COST}::test_costs_of_a_busy_moment_fade_within_an_answer",),
     ),
     Mutant(
-        "attention: rows the last layer left out count among those written down",
+        "attention: a forward's first rows are written down for its last",
         "model/attention.py",
-        "q[:, together(rows - skipped)]",
-        "q[:, together(rows - rows[0])]",
+        "q[:, -self.last :]",
+        "q[:, : self.last or None]",
         ("model/test_decoder.py::test_a_prompts_last_layer_computes_what_is_wanted_alone",),
     ),
     Mutant(

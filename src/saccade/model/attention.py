@@ -33,24 +33,13 @@ Part = tuple[Queries, Float[Tensor, "head new"]]
 
 # Above this many queries a grouped call beats folding the group into the query axis.
 FOLD_LIMIT = 64
-RECORD_NUMBERS = 2**22  # logits written down at once, at most: fewer rows over a longer cache
-SPELT_NUMBERS = 2**20  # logits of one block of a prompt's rows: what a processor's caches hold
+CACHED = 2**20  # logits worked on at once: what a processor's caches hold
 SPELT_ROWS = 32  # rows of a head go by multiples of this: the first product of a shape costs more
 TIMED = 2**29  # products of a prompt's call that is timed, about: of as many heads as that allows
 TIMES = PRODUCTS["packed"].times  # oneDNN's, of matrices that are not packed
 FUSED = Ways((1,), (("fused", "fused"),), (0,))
 # Where no kernel gives the log-sum-exps: queries at once, and logits of theirs, at most.
 PLAIN_ROWS, PLAIN_NUMBERS = 256, 2**25
-
-
-@dataclass(frozen=True)
-class Record:
-    """Which attention to write down: these rows of a segment over these columns of its cache."""
-
-    rows: Int[Tensor, " text"]  # within the segment
-    columns: slice | Int[Tensor, " seen"]
-    both: Float[Tensor, "layer kv_head 2 seen"]
-    """Added to: what :func:`_attended` tells of each layer."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +55,7 @@ class Segment:
     stop: int
     at: int
     block: Bool[Tensor, "new last"] | None = None
-    record: Record | None = None
+    noted: Asked | None = None
     asked: Asked | None = None
 
     @property
@@ -82,9 +71,7 @@ class Segment:
         """Of how many of a prompt's last rows anything but the keys is: the law after the last
         one, and what somebody writes down."""
         new = self.stop - self.start
-        noted = 0 if self.record is None else new - int(self.record.rows[0])
-        followed = 0 if self.asked is None else self.asked.last
-        return min(new, max(1, noted, followed))
+        return min(new, max([1, *(each.last for each in (self.noted, self.asked) if each)]))
 
 
 class Asked:
@@ -100,6 +87,11 @@ class Asked:
         if layer == len(self._layers):
             self._layers.append([])
         self._layers[layer].append(q[:, -self.last :] * scale)
+
+    def of(self, rows: Int[Tensor, " asked"]) -> list[Float[Tensor, "head asked head_dim"]]:
+        """Each layer's queries of these rows, of those that were taken of one forward."""
+        chosen = together(rows)
+        return [part[:, chosen] for (part,) in self._layers]
 
     def row(self, layer: int, number: int) -> Float[Tensor, "head head_dim"]:
         """A row's queries; rows are counted from the first one taken."""
@@ -151,10 +143,9 @@ class Step:
                 way, mask = self._choose(replace(segment, at=at, start=start))
             out = way(own[0], keys, values, mask, scale)
             parts.append(out.transpose(0, 1).reshape(out.shape[1], -1))
-            if segment.asked is not None:
-                segment.asked.take(layer, own[0], scale)
-            if segment.record is not None:
-                _record(segment.record, segment.at, layer, own[0], keys, scale, skipped)
+            for each in (segment.noted, segment.asked):
+                if each is not None:
+                    each.take(layer, own[0], scale)
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
@@ -284,7 +275,7 @@ def _spell_long(q: Queries, k: Keys, v: Keys, block: None, scale: float) -> Quer
     the keys it sees, a group's heads as further rows."""
     heads, new, width = q.shape
     groups, before = heads // k.shape[0], k.shape[1] - q.shape[1]
-    count = max(1, SPELT_NUMBERS // (groups * k.shape[1] * SPELT_ROWS)) * SPELT_ROWS
+    count = max(1, CACHED // (groups * k.shape[1] * SPELT_ROWS)) * SPELT_ROWS
     later = q.new_full((count, count), float("-inf")).triu_(1)
     asked, out = (q * scale).transpose(0, 1), q.new_empty(new, heads, width)
     for start in range(0, new, count):
@@ -363,33 +354,46 @@ def ways_of(
     )
 
 
-def _record(
-    record: Record, at: int, layer: int, q: Queries, keys: Keys, scale: float, skipped: int
-) -> None:
-    """Adds the softmax mass of the chosen rows on the chosen columns, a few rows at a time. ``q``
-    are of the rows after the first ``skipped``."""
-    count = max(1, RECORD_NUMBERS // (q.shape[0] * keys.shape[1]))
-    for rows in record.rows.split(count):
-        own = q[:, together(rows - skipped)] * scale
-        both = _attended(own, keys, at + rows + 1, record.columns)
-        record.both[layer] += both.to(record.both.device)
+@torch.no_grad()
+def attended(
+    cache: Cache,
+    asked: list[Float[Tensor, "head new head_dim"]],
+    sees: Int[Tensor, " new"],
+    columns: Int[Tensor, " chosen"],
+) -> Float[Tensor, "layer kv_head 2 chosen"]:
+    """The softmax mass of rows on some columns, over all keys and over the columns alone, summed
+    over rows and a group's heads. ``asked``: each layer's queries, scaled; each row ``sees`` so
+    many keys. Small layers go together, and of a large one a few rows at a time."""
+    layers, end, chosen = len(asked), int(sees.max()), together(columns.cpu())
+    rows = max(1, CACHED // (len(asked[0]) * end))
+    alike = len({keys.device for keys in cache.keys}) == 1
+    few = max(1, rows // len(sees)) if alike else 1
+    found = []
+    for start in range(0, layers, few):
+        some = slice(start, start + few)
+        keys = torch.stack([each[:, :end] for each in cache.keys[some]])
+        parts = zip(torch.stack(asked[some]).split(rows, 2), sees.split(rows), strict=True)
+        both = [_attended(q, keys, part, chosen) for q, part in parts]
+        found.append(sum(both[1:], both[0]).to(columns.device))
+    return torch.cat(found)
 
 
 def _attended(
-    q: Queries, keys: Keys, sees: Int[Tensor, " new"], columns: slice | Int[Tensor, " chosen"]
-) -> Float[Tensor, "kv_head 2 chosen"]:
-    """The softmax mass of rows on some columns, over all keys and over the columns alone, summed
-    over rows and a group's heads. ``q`` have their scale in them; each row ``sees`` so many keys.
-    """
-    (kv_heads, seen, width), all_see = keys.shape, int(sees.min())
+    q: Float[Tensor, "layer head new head_dim"],
+    keys: Float[Tensor, "layer kv_head seen head_dim"],
+    sees: Int[Tensor, " new"],
+    columns: slice | Int[Tensor, " chosen"],
+) -> Float[Tensor, "layer kv_head 2 chosen"]:
+    """:func:`attended` of a few rows and layers, summed."""
+    (layers, kv_heads, seen, width), all_see = keys.shape, int(sees.min())
     hidden = (torch.arange(all_see, seen) >= sees[:, None]).to(keys.device)
-    logits = q.reshape(kv_heads, -1, width).float() @ keys.float().transpose(1, 2)
-    by_row = logits.view(kv_heads, -1, len(sees), seen)
+    logits = q.reshape(layers, kv_heads, -1, width).float() @ keys.float().transpose(2, 3)
+    by_row = logits.view(layers, kv_heads, -1, len(sees), seen)
     by_row[..., all_see:].masked_fill_(hidden, float("-inf"))
     weights = torch.softmax(logits, -1, out=logits)[..., columns]
     # a row whose mass is all elsewhere has none to share out
     among = weights.sum(-1).clamp_min(torch.finfo(weights.dtype).tiny)
-    return torch.stack([torch.ones_like(among), 1 / among], 1) @ weights
+    return torch.stack([torch.ones_like(among), 1 / among], 2) @ weights
 
 
 def together(columns: Int[Tensor, " seen"]) -> slice | Int[Tensor, " seen"]:
@@ -400,8 +404,6 @@ def together(columns: Int[Tensor, " seen"]) -> slice | Int[Tensor, " seen"]:
 
 
 # -- what was attended to lately -------------------------------------------------------------------
-
-Mass = Float[Tensor, "layer kv_head seen"]
 
 
 @dataclass(frozen=True)
@@ -414,8 +416,8 @@ class JudgedRow:
 
 
 class Recent:
-    """The last ``rows`` rows of a request that were committed: what they attended to is told from
-    their queries, when somebody asks.
+    """The last ``rows`` rows of a request that were committed, for when somebody asks what they
+    attended to.
 
     A verification computes attention anyway, and forgets it. Kept are the queries, a few numbers a
     row; their products with the keys are taken again only for a draft that is to choose anew.
@@ -434,17 +436,14 @@ class Recent:
     def __len__(self) -> int:
         return len(self._rows)
 
-    @torch.no_grad()
-    def attended(self, cache: Cache, columns: Int[Tensor, " seen"]) -> tuple[Mass, Mass]:
-        """``Prefill.mass`` and ``Prefill.relevance`` of these rows: the softmax mass on each of the
-        columns, over all keys and over the columns alone, averaged over rows and a group's heads.
-        """
+    def attended(
+        self, cache: Cache, columns: Int[Tensor, " seen"]
+    ) -> Float[Tensor, "layer kv_head 2 seen"]:
+        """:func:`attended` of these rows: ``Prefill.mass`` and ``Prefill.relevance``."""
         sees = torch.tensor([row.seen for row in self._rows])
-        end, chosen = int(sees.max()), together(columns.cpu())
-        found = []
-        for layer in range(len(cache.keys)):
-            keys, _ = cache.read(layer, end)
-            q = torch.stack([row.asked.row(layer, row.number) for row in self._rows], 1)
-            found.append(_attended(q, keys, sees, chosen).to(columns.device))
-        both = torch.stack(found) / (len(sees) * len(q) / len(keys))
-        return both[:, :, 0], both[:, :, 1]
+        asked = [
+            torch.stack([row.asked.row(layer, row.number) for row in self._rows], 1)
+            for layer in range(len(cache.keys))
+        ]
+        groups = len(asked[0]) // len(cache.keys[0])
+        return attended(cache, asked, sees, columns) / (len(sees) * groups)

@@ -21,7 +21,7 @@ from saccade.core.errors import ModelError
 from saccade.core.prompt import Prefill, Prompt, Turn
 from saccade.core.sampling import Sampling, Scores
 from saccade.core.tree import ROOT, Tree
-from saccade.model.attention import Asked, JudgedRow, Recent, Record, Segment, Step, together
+from saccade.model.attention import Asked, JudgedRow, Recent, Segment, Step, attended
 from saccade.model.backbone import Backbone
 from saccade.model.cache import Cache
 from saccade.model.cuda_graphs import CudaGraphs, automatic
@@ -129,7 +129,7 @@ class Session:
         cache = model.cache(len(prompt) + self._room)
         columns = prompt.visual.nonzero().squeeze(-1)
         text = prompt.text_after()
-        noted, chosen = len(columns) if record else 0, together(columns.cpu())
+        noted = len(columns) if record else 0
         both = torch.zeros(model.layers, model.kv_heads, 2, noted, device=model.device).float()
         hidden = prompt.embeds[:0]
         reused, whose = 0, None
@@ -139,13 +139,13 @@ class Session:
             most = max(0, min(last, len(prompt) - max(1, follow)))
             reused, whose = self._beginnings.lend(prompt, cache, most)
         for start, stop in pairwise(_ends(reused, len(prompt), self._chunk)):
-            rows = text[(text >= start) & (text < stop)] - start
-            note = None
-            if record and len(rows) and len(columns):
-                note = Record(rows.cpu(), chosen, both)
+            rows = text[(text >= start) & (text < stop)].cpu()
+            note = Asked(stop - int(rows[0])) if noted and len(rows) else None
             asked = Asked(follow) if follow and stop == len(prompt) else None
-            segment = Segment(cache, 0, stop - start, start, record=note, asked=asked)
+            segment = Segment(cache, 0, stop - start, start, noted=note, asked=asked)
             hidden = self._read(prompt, segment)
+            if note is not None:
+                both += attended(cache, note.of(rows - rows[0]), rows + 1, columns)
             if stop < len(prompt):
                 yield None
         with torch.no_grad():
@@ -195,9 +195,9 @@ class Session:
         request = self.requests[number]
         if not request.recent:
             return prefill
-        mass, relevance = request.recent.attended(request.cache, columns)
+        both = request.recent.attended(request.cache, columns)
         every = self.backbone.shares.every_head
-        return replace(prefill, mass=every(mass), relevance=every(relevance))
+        return replace(prefill, mass=every(both[:, :, 0]), relevance=every(both[:, :, 1]))
 
     def fork(
         self, prefills: Sequence[Prefill], prompts: Sequence[Prompt], *, renewed: bool = False
