@@ -29,11 +29,9 @@ difference on the same item lies on the claimed side, for the draft that never s
 (first) and for the one trained on it. *Partly*: for some of what is compared. *Printed* is the
 paper's number in its own unit; ours are in the same. Tau of SpecVLM and SAGE is accepted tokens,
 of TABED tokens a block, the target's own included; a difference of two taus is the same in both.
-Where a verdict rests on seconds they are of November 23, 2026 and today's engine, by one thread on
-a core of its own, but those of `bench-256` (November 21), `papers-256` and `hippo-early` (November
-22), by two threads and from before prompts were read a third faster. `papers-2k` has 12 items,
-`papers-256` 10 a suite (wide intervals). Figures and runs of acceptance alone are of November 21 to
-23, some on a core that others used too.
+Where a verdict rests on seconds they are of November 23, 2026, today's engine, and two threads of a
+machine with nothing else to do. `papers-2k` has 12 items, `papers-256` 10 a suite (wide intervals).
+Figures and runs of acceptance alone are of November 21 to 23, some on a core that others used too.
 The last column judges again what a language model alone can settle, on SmolLM2-135M-Instruct (Q4_1,
 dequantised): over [documents](real.md), where the target drafts for itself, and with [a draft model
 of ours](real-drafts.md) where a claim is about one; the counts leave it out.

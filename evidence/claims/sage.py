@@ -251,7 +251,7 @@ CLAIMS = (
         RUN,
         faster,
         "partly",
-        "Faster than the static trees. A plain chain of 5 verifies fewer rows and is as fast; and "
+        "Faster than the static trees. A plain chain of 5 verifies fewer rows and is faster; and "
         "by the formal rule, with fewer nodes, SAGE is faster than by the prose.",
     ),
     Claim(

@@ -65,12 +65,13 @@ def peak_keys(e: Evidence) -> Finding:
 
 
 def _peak(e: Evidence, figure: str, name: str) -> Finding:
-    """Whether the speed rises and then falls within what was tried."""
+    """Whether the speed rises and then falls within what was tried, beyond the ends' intervals."""
     data = e.figure(figure)
-    speeds = [value[0] for value in data["panels"]["times as fast as ar (decoding)"]["std"]]
-    top = speeds.index(max(speeds))
-    verdict = graded(0 < top < len(speeds) - 1)
-    each = ", ".join(f"{at}: {s:.2f}x" for at, s in zip(data["at"], speeds, strict=True))
+    found = data["panels"]["times as fast as ar (decoding)"]["std"]
+    top = max(found)
+    inside = top not in (found[0], found[-1])
+    verdict = graded(inside and top[0] > max(found[0][2], found[-1][2]), inside)
+    each = ", ".join(f"{at}: {s[0]:.2f}x" for at, s in zip(data["at"], found, strict=True))
     return Finding(verdict, f"{name} {each}")
 
 
@@ -123,8 +124,9 @@ CLAIMS = (
         "times plain decoding, in a plot",
         "figure std-k",
         peak_keys,
-        "does not hold",
-        "Speed hardly follows K: the keys of 2,048 tokens are not what a step here waits for.",
+        "partly",
+        "The best K lies between, by less than the intervals of the ends: the keys of 2,048 tokens "
+        "are not what a step here waits for.",
     ),
     Claim(
         "Sec. 3.3",
