@@ -12,8 +12,9 @@ from evidence.commands.pages import chart, claims, listed, pairs, report, scalin
 from evidence.commands.peers import peers
 from evidence.commands.real import ablations, text
 from evidence.commands.rounds import cost, profile
+from evidence.commands.seeing import app as seeing
 from evidence.commands.speed import speed
-from evidence.commands.training import evaluate, seeing, train
+from evidence.commands.training import evaluate, train
 from evidence.commands.vllm import vllm
 from saccade.cli.app import called
 
@@ -45,7 +46,7 @@ app.command()(peers)
 app.command("make-checkpoint")(make_checkpoint)
 app.command()(train)
 app.command("eval")(evaluate)
-app.command()(seeing)
+app.add_typer(seeing, name="seeing")
 
 
 def main() -> None:

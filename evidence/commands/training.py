@@ -1,5 +1,4 @@
-"""``python -m evidence train | eval | seeing``: the embedded pair, trained and measured, and a
-language model that learns to see."""
+"""``python -m evidence train | eval``: the embedded pair, trained and measured."""
 
 from __future__ import annotations
 
@@ -77,23 +76,3 @@ def evaluate(
         name = None if figure is None else figure.name
         out_file.write_text(report.page(found, name, f"{shown} --out {out_file}"))
     typer.echo(json.dumps(found) if as_json else report.page(found, None, shown))
-
-
-def seeing(
-    run_dir: Annotated[Path, typer.Option(help="State, log and adapter.")] = Path("runs/seeing"),
-    seconds: Annotated[
-        float | None, typer.Option(help="CPU seconds of its last stage, in all.")
-    ] = None,
-    out: Annotated[
-        Path | None, typer.Option(help="Write a checkpoint folder of the adapter here.")
-    ] = None,
-    threads: Threads = None,
-    verbose: Verbose = True,
-) -> None:
-    """Teach the language model of `saccade real make` to see drawn clips; goes on where cut."""
-    prepare(threads, verbose)
-    from evidence.training import seeing, shell
-
-    seeing.train(run_dir, seconds)
-    if out is not None:
-        shell.make(run_dir / "adapter.safetensors", out)

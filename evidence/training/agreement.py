@@ -36,6 +36,7 @@ FRAMES = {
     4096: (128, 224),
     8192: (256, 224),
 }
+MIDDLE = {512: (16, 224)}  # not among the sizes that figures go through
 FIRST_SEED = 20_000_000  # far from every training and checking seed
 DRAFTS = ("shapes-draft-naive", "shapes-draft")  # the one that never saw pruning comes first
 SHOWN = ("full", "specvlm", "attention", "uniform", "random", "none")
@@ -47,7 +48,7 @@ LONGEST = 300  # true descriptions have up to 256 tokens
 
 def held_out(number: int, size: int, *, max_objects: int = 6) -> tuple[scenes.Scene, Clip, str]:
     """A scene no training stage drew, its frames and a question; ``size`` visual tokens."""
-    frames, side = FRAMES[size]
+    frames, side = (FRAMES | MIDDLE)[size]
     scene = scenes.scene(FIRST_SEED + number, max_objects=max_objects)
     pictures = drawing.render(scene, frames, side)
     seconds = 8.0

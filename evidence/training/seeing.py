@@ -2,6 +2,7 @@
 
 words   the merger alone learns to say, in the language model's own words, what a visual token shows
 sees    it and the low-rank terms learn to answer: questions of a few words, and descriptions
+longer  the same over clips of up to 512 visual tokens, short ones among them
 
 The tower and the language model stay as they are. A stage goes on where it was cut, and what it
 leaves is the mean of its last steps' weights, like the pair's (`train.py`).
@@ -28,6 +29,7 @@ from saccade.world.scenes import COLORS, MOTIONS, SHAPES, SIZES
 
 log = logging.getLogger(__name__)
 
+DTYPE = torch.bfloat16 if BF16 else torch.float32
 PLAIN = 0.25  # the weight of a word that does not depend on the pixels
 # What the classes of a visual token's label are called, of each of PROBES.
 CALLED: Sequence[Sequence[str]] = (
@@ -39,6 +41,13 @@ CALLED: Sequence[Sequence[str]] = (
     ("left", "centre", "right"),
     ("start", "early", "late", "end"),
 )
+
+
+def round_once(whole: Any) -> None:
+    """The frozen matrices as a step multiplies by them, so that none is rounded again each step."""
+    for part in whole.model.language_model.modules():
+        if isinstance(part, nn.Linear):
+            part.to(DTYPE)
 
 
 def meant(model: Any, tok: Any) -> list[Tensor]:
@@ -79,12 +88,9 @@ class Seeing(Run):
 
     def __init__(self, stage: Stage, whole: Any, tok: Any) -> None:
         self.whole, self._meant = whole, meant(whole, tok)
-        dtype = torch.bfloat16 if BF16 else torch.float32
         adapter = shell.Adapter(whole).requires_grad_(True)
-        for part in whole.model.language_model.modules():
-            if isinstance(part, nn.Linear):
-                part.to(dtype)  # frozen, so that nothing rounds them again each step
-        self._head = whole.lm_head.weight.to(dtype)
+        round_once(whole)
+        self._head = whole.lm_head.weight.to(DTYPE)
         mean = AveragedModel(adapter, multi_avg_fn=nearer)
         super().__init__(stage, adapter, tok, Optimizer(adapter, stage.lr), mean)
 
@@ -116,7 +122,7 @@ class Seeing(Run):
 
 def train(run_dir: Path, seconds: float | None = None, text: Path | None = None) -> None:
     """Train what has not been, `seconds` of CPU time for the last stage where told, and write
-    `adapter.safetensors`. `text` is the language model's folder, unless it is the usual one."""
+    the adapter. `text` is the language model's folder, unless it is the usual one."""
     run_dir.mkdir(parents=True, exist_ok=True)
     before = ""
     for stage in SEEING:
@@ -127,18 +133,19 @@ def train(run_dir: Path, seconds: float | None = None, text: Path | None = None)
             torch.manual_seed(0)
             run = Seeing(stage, *shell.begin(text))
             if before:
-                run.model.load_state_dict(state_of(run_dir, before)["model"])
-                run.mean.module.load_state_dict(run.model.state_dict())
+                run.mean.load_state_dict(state_of(run_dir, before)["mean"])
+                run.model.load_state_dict(run.mean.module.state_dict())
+                run.mean.n_averaged.zero_()
             steps(run, run_dir)
         before = stage.name
     export(run_dir)
 
 
 def export(run_dir: Path) -> Path:
-    """`adapter.safetensors` from the furthest stage the run has reached."""
+    """The adapter from the furthest stage the run has reached."""
     reached = [s.name for s in SEEING if any(run_dir.glob(f"{s.name}.*pt"))]
     mean = state_of(run_dir, reached[-1])["mean"]
     prefix = "module."
-    file = run_dir / "adapter.safetensors"
+    file = run_dir / shell.FILE
     shell.write({n.removeprefix(prefix): v for n, v in mean.items() if n.startswith(prefix)}, file)
     return file

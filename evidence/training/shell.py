@@ -39,6 +39,7 @@ TEXT = "model.language_model."
 RENAMED = {"<repo_name>": "<|vision_start|>", "<reponame>": "<|vision_end|>"}
 RENAMED |= {"<file_sep>": "<|vision_pad|>", "<filename>": "<|image_pad|>"}
 RENAMED |= {"<gh_stars>": "<|video_pad|>"}
+FILE = "adapter.safetensors"
 KEPT = (  # of a Llama's configuration
     *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "rms_norm_eps"),
     *("num_attention_heads", "num_key_value_heads", "max_position_embeddings"),
@@ -175,9 +176,8 @@ def seeing(file: Path, text: Path | None = None) -> tuple[Qwen2_5_VLForCondition
     return model, tok
 
 
-def make(file: Path, out: Path, text: Path | None = None) -> None:
-    """Write an ordinary checkpoint folder of it, in float32."""
-    model, tok = seeing(file, text)
+def save(model: Any, tok: Any, out: Path) -> None:
+    """Write an ordinary checkpoint folder, in float32, with the pair's way of reading pictures."""
     pair = build.saved_processor(EMBEDDED / "target")
     model.save_pretrained(out)
     Qwen2_5_VLProcessor(

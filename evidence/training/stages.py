@@ -116,15 +116,24 @@ STAGES = (
 
 
 FEW = _clips((8, 112, 112, 0.7), (4, 168, 168, 0.15), (12, 112, 112, 0.15))
+MORE = _clips(
+    *((16, 224, 224, 0.4), (32, 112, 112, 0.1), (8, 224, 224, 0.15), (16, 168, 168, 0.1)),
+    *((16, 140, 140, 0.1), (8, 112, 112, 0.15)),
+)
 SEEING = (  # of a language model that learns to see: `seeing.py`
     Stage("words", 30, 80, 3e-3, SHORT, tokens=4000, probe=1.0),
     Stage(
-        *("sees", 30, 7200, 1e-3, FEW),
+        *("sees", 30, 4800, 1e-3, FEW),
         tokens=1100,
         probe=0.0,
         objects=lambda progress: 2 if progress < 0.05 else 3 if progress < 0.15 else 6,
         tasks=("qa", None),
     ),
+    Stage(*("longer", 30, 600, 5e-4, MORE), tokens=900, probe=0.0, tasks=("qa", None, None)),
+)
+SEEING_DRAFT = (  # of a draft for it: `seeing_draft.py`
+    Stage(*("early", 4, 120, 1.2e-3, MORE), tokens=3000, vision=False, probe=0.0),
+    Stage(*("draft", 4, 240, 1.2e-3, MORE), tokens=1500, vision=False, probe=0.0, drops=True),
 )
 
 

@@ -15,10 +15,12 @@ the mean of its last steps' weights. A run may start at `medium` from a pair tha
 nothing of the command line; progress goes to `logging` and to one JSONL file per stage.
 """
 
+import ctypes
 import json
 import logging
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -48,6 +50,7 @@ PROBE_CLASSES = 16
 NO_MUON = ("model.language_model.embed_tokens.weight", "head")  # looked up, or told apart by
 WARM_UP = 0.03  # of a stage's seconds
 SAVE_EVERY_S = 60.0
+TRIM_EVERY = 8  # steps: what batches of many shapes leave with the allocator, else 8 GB in an hour
 DRAFTS = {"naive": "draft-naive", "draft": "draft"}
 UNPAIRED = ("probe", "small", "early")  # not run where a pair is there to start from
 # Half the seconds where the processor has units for it, and fifty times as many where not.
@@ -155,7 +158,7 @@ def _ratio() -> float:
     return 0.0 if u < 0.25 else float(0.05 * 20 ** (torch.rand(()) ** 1.5))
 
 
-def _answers(model: Any, batch: Batch, visual: Tensor | None) -> Tensor:
+def answers(model: Any, batch: Batch, visual: Tensor | None) -> Tensor:
     """Logits [answer tokens, vocabulary]."""
     with torch.autocast("cpu", torch.bfloat16, BF16):
         hidden = read(model, embed(model, batch.ids, visual), batch.positions)
@@ -204,7 +207,7 @@ class Run:
         raise NotImplementedError
 
 
-class _Pair(Run):
+class Pair(Run):
     """A stage of the pair's training."""
 
     def __init__(self, stage: Stage, model: Any, teacher: Any | None, tok: Any) -> None:
@@ -224,6 +227,10 @@ class _Pair(Run):
     def resume(self, state: Mapping[str, Any]) -> None:
         super().resume(state)
         self.head.load_state_dict(state["head"])
+
+    def law(self, batch: Batch, visual: Tensor) -> Tensor:
+        """The teacher's logits [answer tokens, vocabulary], which sees what the model sees."""
+        return answers(self.teacher, batch, visual)
 
     def loss(self, batch: Batch) -> tuple[Tensor, dict[str, Any]]:
         stage, scores = self.stage, {}
@@ -245,13 +252,13 @@ class _Pair(Run):
             some = visual.view(len(view), -1, HIDDEN)[view]
         else:
             some = visual
-        logits = _answers(self.model, batch, some)
+        logits = answers(self.model, batch, some)
         ce = F.cross_entropy(logits, batch.labels[batch.labels >= 0])
         scores |= {"ce": float(ce.detach()), **scores_of(logits, batch)}
         if self.teacher is None:
             return total + ce, scores
         with torch.no_grad():
-            law = _answers(self.teacher, whole, visual)
+            law = self.law(whole, visual)
         kl = F.kl_div(logits.log_softmax(-1), law.softmax(-1), reduction="none").sum(-1).mean()
         agree = (law.argmax(-1) == logits.argmax(-1)).float().mean()
         scores |= {"kl": float(kl.detach()), "agree": float(agree)}
@@ -287,6 +294,8 @@ def steps(run: Run, run_dir: Path) -> None:
             run.steps += 1
             run.samples += len(batch.ids)
             run.seen += batch.ids.numel()
+            if run.steps % TRIM_EVERY == 0:
+                trim()
             run.cpu_s += time.process_time() - began
             line = {
                 "step": run.steps,
@@ -305,6 +314,12 @@ def steps(run: Run, run_dir: Path) -> None:
                 saved = time.monotonic()
     _write(run.state(), run_dir / f"{stage.name}.pt")
     part.unlink(missing_ok=True)
+
+
+def trim() -> None:
+    """Give freed memory back to the system, where the C library can."""
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL("libc.so.6").malloc_trim(0)
 
 
 def _write(state: Mapping[str, Any], path: Path) -> None:
@@ -381,7 +396,7 @@ def train(
         stage = replace(stage, cpu_s=(budget or {}).get(stage.name, stage.cpu_s))
         log.info("%s: %.0f CPU seconds", stage.name, stage.cpu_s)
         model, teacher = _begin(stage, run_dir, pair)
-        run = _Pair(stage, model, teacher, proc.tokenizer)
+        run = Pair(stage, model, teacher, proc.tokenizer)
         before = {"small": "probe", "medium": "small", "large": "medium"}.get(stage.name)
         run.head_first = stage.name == "medium" and pair is not None
         if before is not None and not run.head_first:

@@ -64,6 +64,7 @@ def bench_real(
     """Methods that draft with the target itself, over long texts on real weights."""
     prepare(threads, verbose)
     from saccade.bench.real import answers as measure
+    from saccade.bench.real.looks import looks
     from saccade.bench.real.page import page, sizes
     from saccade.bench.suites.texts import documents
     from saccade.engine.trace import environment
@@ -92,7 +93,7 @@ def bench_real(
         if together == 1:
             results.facts["costs"] = measure.costs(model, max(each.tokens for each in texts))
         measure.over(
-            model, texts, recipes, settings, results, together=together, looking=True, tell=tell
+            model, texts, recipes, settings, results, together=together, look=looks, tell=tell
         )
     told = page(results.only(texts, names))
     if out_file is not None:

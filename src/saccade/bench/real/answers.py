@@ -14,7 +14,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from transformers import LogitsProcessor, LogitsProcessorList
 
-from saccade.bench.real.looks import looks, question
+from saccade.bench.real.looks import Asking, Looked, question
 from saccade.bench.suites.texts import Document, repeated
 from saccade.core.errors import MethodError
 from saccade.core.prompt import CONTEXT
@@ -27,6 +27,7 @@ from saccade.inputs.questions import joined
 from saccade.model.backbone import Backbone
 from saccade.model.kept import Kept as Prompts
 
+KINDS = "measured", "looked"
 KEPT_BYTES = 2**32  # of prompts: what is asked about a document is read once
 METHODS = (
     "ar",
@@ -40,6 +41,7 @@ HEADER = "<|im_start|>assistant\n"  # what an answer follows in the model's temp
 PENALTY = 1.1
 Settings = Mapping[str, Any]
 """What ``generate()`` and every method are told alike."""
+Look = Callable[[Loaded, Document, Sequence[int], Prompts], list[Looked]]
 
 
 class AnswerPenalty(LogitsProcessor):
@@ -116,9 +118,11 @@ class Measured:
         )
 
 
-def truth(model: Loaded, document: Document, settings: Settings) -> tuple[int, ...]:
+def truth(
+    model: Loaded, document: Document, settings: Settings, ask: Asking = question
+) -> tuple[int, ...]:
     """What ``generate()`` says of the document."""
-    inputs = question(model, document)
+    inputs = ask(model, document)
     own = {name: value for name, value in inputs.items() if name != CONTEXT}
     length = inputs["input_ids"].shape[1]
     return tuple(model.backbone.model.generate(**own, **settings)[0, length:].tolist())
@@ -132,11 +136,12 @@ def answers(
     truths: Sequence[tuple[int, ...]],
     kept: Prompts,
     draft: Backbone | None = None,
+    ask: Asking = question,
 ) -> list[Measured]:
     """How one method said it, of several documents in shared forwards; ``kept`` holds the prompts
     that were read before. Raises MethodError where a draft gave up: a wrong number."""
     target = model.backbone.keeping(kept)
-    inputs = joined(model, [question(model, document) for document in documents])
+    inputs = joined(model, [ask(model, document) for document in documents])
     results = stream(target, inputs, method=recipe, draft=draft, **settings).finish()
     if why := next((each.fallback_reason for each in results if each.fallback_reason), None):
         raise MethodError(f"{recipe.name}: {why}")
@@ -150,15 +155,18 @@ class Results:
     """What has been measured so far, in a file where one is named: a run that was cut short goes on
     from there, as long as the settings and a document's text are the same."""
 
-    def __init__(self, path: Path | None, facts: Mapping[str, Any]) -> None:
+    def __init__(
+        self, path: Path | None, facts: Mapping[str, Any], kinds: Sequence[str] = KINDS
+    ) -> None:
+        """``kinds``: of rows."""
         self._path = path
-        self.facts: dict[str, Any] = {**facts, "truths": {}, "measured": [], "looked": []}
+        self.facts: dict[str, Any] = {**facts, "truths": {}, **{kind: [] for kind in kinds}}
         if path is None or not path.is_file():
             return
         found = json.loads(path.read_text())
         same = all(found.get(name) == facts[name] for name in ("model", "settings"))
         if same and found.get("together") == facts["together"]:
-            self.facts.update({name: found[name] for name in ("truths", "measured", "looked")})
+            self.facts.update({name: found[name] for name in ("truths", *kinds)})
 
     def missing(self, document: Document, methods: Sequence[str]) -> list[str]:
         """The methods that have not answered about a document."""
@@ -216,8 +224,9 @@ def over(
     results: Results,
     *,
     together: int,
-    looking: bool = False,
+    look: Look | None = None,
     draft: Backbone | None = None,
+    ask: Asking = question,
     tell: Callable[[str], None] = lambda text: None,
 ) -> None:
     """What ``results`` lack of these documents by these methods, and where the target looks."""
@@ -225,29 +234,32 @@ def over(
     for start in range(0, len(documents), together):
         group = documents[start : start + together]
         wanted = [r for r in recipes if any(results.missing(each, [r.name]) for each in group)]
-        unseen = [each for each in group if looking and not results.looked(each)]
+        unseen = [each for each in group if look and not results.looked(each)]
         if not wanted and not unseen:
             continue
         where = f"{group[0].name}, {start + 1} of {len(documents)}"
         tell(where)
-        truths = [results.truth(each, partial(truth, model, each, settings)) for each in group]
+        truths = [results.truth(each, partial(truth, model, each, settings, ask)) for each in group]
         for recipe in wanted:
             tell(f"{where}, {recipe.name}")
-            results.add(answers(model, group, recipe, settings, truths, kept, draft), "measured")
+            results.add(
+                answers(model, group, recipe, settings, truths, kept, draft, ask), "measured"
+            )
         for each, said in zip(group, truths, strict=True):
-            if each in unseen:
+            if look and each in unseen:
                 tell(f"{each.name}: where the target looks")
-                results.add(looks(model, each, said, kept), "looked")
+                results.add(look(model, each, said, kept), "looked")
         kept.clear()
 
 
 def _lines(facts: Mapping[str, Any]) -> str:
     """JSON with a row a line, so that a file of them can be read and compared."""
-    rows = {
-        name: "[\n  " + ",\n  ".join(json.dumps(row) for row in facts[name]) + "\n ]"
-        for name in ("measured", "looked")
+    told = {
+        name: "[\n  " + ",\n  ".join(json.dumps(row) for row in value) + "\n ]"
+        if isinstance(value, list) and value
+        else json.dumps(value)
+        for name, value in facts.items()
     }
-    told = {name: rows.get(name) or json.dumps(value) for name, value in facts.items()}
     return "{\n " + ",\n ".join(f"{json.dumps(k)}: {v}" for k, v in told.items()) + "\n}"
 
 

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Bool, Float
 
 from saccade.bench.suites.texts import Document
-from saccade.core.prompt import Prefill, Prompt
+from saccade.core.prompt import Inputs, Prefill, Prompt
 from saccade.core.sampling import Sampling
 from saccade.core.tree import chain
 from saccade.drafting.views import saliency
@@ -31,6 +31,9 @@ Kept = Bool[torch.Tensor, "layer kv_head seen"]
 Mass = Float[torch.Tensor, "layer kv_head seen"]
 Choose = Callable[[Mass, Mass, Mass, int], Kept]
 """(mass at prefill, at the look before, now; how many) -> which."""
+Choices = Callable[[Prefill], Mapping[str, Sequence[Choose]]]
+Asking = Callable[[Loaded, Document], Inputs]
+"""What a model reads of a document and of what is asked about it."""
 
 
 @dataclass(frozen=True)
@@ -62,12 +65,20 @@ def question(model: Loaded, document: Document) -> Any:
     return ask(model, document.task, documents=[text] if text else [])
 
 
-def looks(model: Loaded, document: Document, said: Sequence[int], kept: Prompts) -> list[Looked]:
+def looks(
+    model: Loaded,
+    document: Document,
+    said: Sequence[int],
+    kept: Prompts,
+    ask: Asking = question,
+    shares: Sequence[float] = SHARES,
+    chosen: Choices = lambda first: CHOICES,
+) -> list[Looked]:
     """How much of the mass of the moment each way of choosing holds, and how often the target goes
     on with the same token where it sees that alone: averaged over an answer that is read again
     ``STEP`` tokens at a time."""
     target = model.backbone.keeping(kept)
-    (prompt,) = target.prompts(question(model, document))
+    (prompt,) = target.prompts(ask(model, document))
     session = Session(target, [Sampling()], room=len(said))
     *_, first = session.reading(0, prompt, record=True, follow=STEP)
     assert isinstance(first, Prefill)
@@ -83,18 +94,19 @@ def looks(model: Loaded, document: Document, said: Sequence[int], kept: Prompts)
         before = now
     if not found:
         return []
-    told = []
-    for keep in SHARES:
+    told, choices = [], chosen(first)
+    every = [(name, choose) for name, own in choices.items() for choose in own]
+    for keep in shares:
         same: dict[str, list[float]] = defaultdict(list)
-        for place in range(0, len(WAYS), TOGETHER):
-            some = WAYS[place : place + TOGETHER]
+        for place in range(0, len(every), TOGETHER):
+            some = every[place : place + TOGETHER]
             for name, agrees in _agreeing(target, first, some, keep, found):
                 same[name] += agrees
-        for name, ways in CHOICES.items():
+        for name, ways in choices.items():
             mass = fmean(_share(way, first.mass, look, keep) for look in found for way in ways)
             told.append(Looked(document.name, document.digest, keep, name, mass, fmean(same[name])))
         bare = [replace(look, now=look.now[..., SINKS:]) for look in found]
-        (way,) = CHOICES[TAIL]
+        (way,) = choices[TAIL]
         mass = fmean(_share(way, first.mass, look, keep) for look in bare)
         told.append(Looked(document.name, document.digest, keep, BARE, mass, None))
     return told
@@ -156,7 +168,7 @@ def _shared(mass: Mass, count: int) -> Kept:
     return _top(mass.mean((0, 1)).expand_as(mass).contiguous(), count)
 
 
-def _some(mass: Mass, rows: torch.Tensor) -> Kept:
+def these(mass: Mass, rows: torch.Tensor) -> Kept:
     kept = torch.zeros_like(mass, dtype=torch.bool)
     kept[..., rows] = True
     return kept
@@ -164,17 +176,17 @@ def _some(mass: Mass, rows: torch.Tensor) -> Kept:
 
 def _streaming(mass: Mass, count: int) -> Kept:
     row = torch.arange(mass.shape[-1])
-    return _some(mass, row[(row < SINKS) | (row >= len(row) - max(0, count - SINKS))])
+    return these(mass, row[(row < SINKS) | (row >= len(row) - max(0, count - SINKS))])
 
 
 def _uniform(mass: Mass, count: int) -> Kept:
-    return _some(mass, saliency.spread(torch.arange(mass.shape[-1]), count))
+    return these(mass, saliency.spread(torch.arange(mass.shape[-1]), count))
 
 
 def _random(draw: int) -> Choose:
     def choose(first: Mass, before: Mass, now: Mass, count: int) -> Kept:
         generator = torch.Generator().manual_seed(DRAWS * count + draw)
-        return _some(now, torch.randperm(now.shape[-1], generator=generator)[:count])
+        return these(now, torch.randperm(now.shape[-1], generator=generator)[:count])
 
     return choose
 
@@ -192,4 +204,3 @@ CHOICES: Mapping[str, Sequence[Choose]] = {
     "uniform": [lambda first, before, now, count: _uniform(now, count)],
     "random": [_random(draw) for draw in range(DRAWS)],
 }
-WAYS = [(name, choose) for name, own in CHOICES.items() for choose in own]
