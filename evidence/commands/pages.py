@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from saccade.cli.terminal import out
+
+METHODS = Path("docs/methods/README.md")
+BEGIN = "<!-- `make listed` writes from here -->"
 
 
 def report(
@@ -67,9 +71,26 @@ def chart(
     out.print(f"{path} has the chart", markup=False, soft_wrap=True)
 
 
-def listed() -> None:
-    """Write the listing of the package's own methods, which `saccade methods` reads."""
+def listed(
+    page: Annotated[Path, typer.Option(help="The page with their table.")] = METHODS,
+) -> None:
+    """Write the listing of the package's own methods, which `saccade methods` reads, and their
+    table in the documents."""
+    from evidence.hardware.inside import written
     from saccade.methods import listing, names
 
-    listing.keep(names.listing())
-    out.print(f"{listing.LISTED} has the methods", markup=False, soft_wrap=True)
+    found = names.listing()
+    listing.keep(found)
+    page.write_text(written(page.read_text(), table(found.methods), BEGIN))
+    out.print(f"{listing.LISTED} and {page} have the methods", markup=False, soft_wrap=True)
+
+
+def table(methods: Mapping[str, Mapping[str, str]]) -> str:
+    """Every method with what it is about and its main choices."""
+    columns = ("drafter", "view", "shape", "schedule")
+    rows = (
+        "| " + " | ".join([f"`{name}`", told["about"], *(told.get(each, "") for each in columns)])
+        for name, told in methods.items()
+    )
+    head = f"| method | what it does | {' | '.join(columns)} |\n|{'-|' * 6}\n"
+    return head + "".join(f"{row} |\n" for row in rows)

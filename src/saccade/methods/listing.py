@@ -2,7 +2,8 @@
 
 ``listed.json`` holds what the registry would say, and is written anew by ``make listed``. It is
 believed only where its methods are all there are (no installed package and no file of the user's
-own bring more) and where the files beside it are those it was written from.
+own bring more) and where the files beside it are those it was written from: with a new one there,
+everything is read from the files, and only starts later.
 """
 
 from __future__ import annotations
@@ -40,14 +41,14 @@ def kept() -> Listing | None:
         return None
     try:
         found = json.loads(LISTED.read_text("utf-8"))
-        return Listing(found["methods"], found["axes"]) if found["of"] == _digest() else None
+        return Listing(found["methods"], found["axes"]) if found["of"] == _digests() else None
     except (OSError, ValueError, KeyError):
         return None
 
 
 def keep(listing: Listing) -> None:
     """Writes the listing of this package's own methods."""
-    written = json.dumps({"of": _digest(), **asdict(listing)}, indent=1, ensure_ascii=False)
+    written = json.dumps({"of": _digests(), **asdict(listing)}, indent=1, ensure_ascii=False)
     LISTED.write_text(written + "\n", "utf-8")
 
 
@@ -74,9 +75,9 @@ def taken_apart(
     return base, chosen
 
 
-def _digest() -> str:
-    """Of the files of methods, whatever their line ends."""
-    whole = hashlib.sha256()
-    for path in sorted(FOLDER.glob("*.py")):
-        whole.update(path.name.encode() + b"".join(path.read_bytes().splitlines()))
-    return whole.hexdigest()[:16]
+def _digests() -> dict[str, str]:
+    """Of each file of methods, whatever its line ends."""
+    return {
+        path.name: hashlib.sha256(b"".join(path.read_bytes().splitlines())).hexdigest()[:16]
+        for path in sorted(FOLDER.glob("*.py"))
+    }
