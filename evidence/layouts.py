@@ -1,17 +1,21 @@
 """The papers' tables, as data: which rows, which figures, under which of our names.
 
-A run fills what it has: a table needs two of its rows or more. Columns are the run's suites, in the
-place of the paper's benchmarks. Block efficiency is tau, with the target's own token; SpecVLM (by
-its published code) and SAGE (by its text) count accepted draft tokens alone, and so does HIPPO for
-its baselines (it prints SpecVLM's own figures); HIPPO's own MAT runs on over full acceptances.
+A run fills what it has: a table needs two of its rows or more. Where a run has a method both bare
+and at the setting found for this pair (``SETTLED``), its row is of the second, and says so. Columns
+are the run's suites, in the place of the paper's benchmarks. Block efficiency is tau, with the
+target's own token; SpecVLM (by its published code) and SAGE (by its text) count accepted draft
+tokens alone, and so does HIPPO for its baselines (it prints SpecVLM's own figures); HIPPO's own MAT
+runs on over full acceptances. HIPPO's speedups are of whole answers, as its Table 2's totals are.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from statistics import mean
 
+from evidence.studies.specvlm import LAMBDA
 from saccade.bench import measures
 from saccade.bench.compare import BASELINE
 from saccade.bench.records import Answer
@@ -60,8 +64,9 @@ def _rate(own: Sequence[Answer], plain: Sequence[Answer]) -> str:
     return _said(measures.rate(own), 0)
 
 
-def _speedup(own: Sequence[Answer], plain: Sequence[Answer]) -> str:
-    found = measures.interval(measures.speedups(own, plain)) if own is not plain else None
+def _speedup(own: Sequence[Answer], plain: Sequence[Answer], whole: bool = False) -> str:
+    ratios = measures.speedups(own, plain, whole=whole) if own is not plain else []
+    found = measures.interval(ratios)
     return "-" if found is None else f"{found[0]:.2f}x [{found[1]:.2f}, {found[2]:.2f}]"
 
 
@@ -75,18 +80,30 @@ def _said(found: float | None, digits: int = 2) -> str:
 
 ACCEPTED = "Tau counts accepted draft tokens alone: one less than tokens a target forward."
 SPEED = {"tau": _accepted, "tokens/s": _rate, "speedup": _speedup}
+WHOLE = {"speedup": partial(_speedup, whole=True)}
+SETTLED = {
+    "specvlm": f"lambda={LAMBDA}",
+    "specvlm-self": f"lambda={LAMBDA}",
+    "sage": f"lambda={LAMBDA}",
+    "hippo": "early=wait",
+}
+OFFICIAL = "view=specvlm-official"
 LAYOUTS = (
     Layout(
         "SpecVLM, Tables 1-2",
-        f"Std.-SD drafts with the smaller model, Self-SD with the target's own weights. {ACCEPTED}",
+        "Std.-SD drafts with the run's draft model (in `papers-self` that is the target's own "
+        f"checkpoint: self-SD as the published code does it), Self-SD over the target's own keys. "
+        f"*Its code*: the choices of the published code. {ACCEPTED}",
         {
             "Vanilla": "ar",
             "Std.-SD: SD-Tree": "sd-tree",
             "Std.-SD: SD-Rand": "sd-tree/view=random/keep=0.1",
             "Std.-SD: SpecVLM": "specvlm",
+            "Std.-SD: SpecVLM, its code": f"specvlm/{OFFICIAL}/positions=repacked",
             "Self-SD: SD-Tree": "sd-tree/drafter=self",
             "Self-SD: SD-Rand": "specvlm-self/view=random/keep=0.1",
             "Self-SD: SpecVLM": "specvlm-self",
+            "Self-SD: SpecVLM, its code": f"specvlm-self/{OFFICIAL}",
         },
         SPEED,
     ),
@@ -139,13 +156,14 @@ LAYOUTS = (
     ),
     Layout(
         "HIPPO, Table 1",
-        "MAT counts accepted tokens: HIPPO's from one refusal to the next, others' by the round.",
+        "MAT counts accepted tokens: HIPPO's from one refusal to the next, others' by the round. "
+        "Speedups are of whole answers.",
         {"Vanilla SD": "sd", "SD-tree": "sd-tree", "SpecVLM": "specvlm", "HIPPO": "hippo"},
-        {"MAT": _mat, "speedup": _speedup},
+        {"MAT": _mat, **WHOLE},
     ),
     Layout(
         "HIPPO, Table 3",
-        "Drafts in a process of their own, beside the target.",
+        "Drafts in a process of their own, beside the target. Speedups are of whole answers.",
         {
             "PEARL-video": "pearl",
             "PEARL w/ Syn-Prefill": "pearl-syn",
@@ -153,14 +171,15 @@ LAYOUTS = (
             "HIPPO": "hippo",
             "HIPPO w/o vpsd": "hippo/schedule=serial",
         },
-        {"speedup": _speedup},
+        WHOLE,
     ),
 )
 
 
 ABOUT = """\
 The same figures in each paper's own tables, suites in the place of its benchmarks; speedups are of
-decoding, medians with intervals.
+decoding, in HIPPO's tables of whole answers, medians with intervals. A row of ours in brackets is
+the setting that this run has: lambda calibrated for the pair, HIPPO's draft waiting for attention.
 """
 
 
@@ -176,7 +195,7 @@ def tables(answers: Sequence[Answer]) -> Iterable[str]:
         if not answer.error:
             by.setdefault(answer.suite, {}).setdefault(answer.method, []).append(answer)
     for layout in LAYOUTS:
-        rows = {name: own for name, own in layout.rows.items() if _has(by, own)}
+        rows = dict(run for label, own in layout.rows.items() if (run := _row(label, own, by)))
         if len(rows) > 1:
             yield from ("", f"### {layout.place}", "", layout.about, "")
             yield from _table(layout, rows, by)
@@ -184,8 +203,18 @@ def tables(answers: Sequence[Answer]) -> Iterable[str]:
     yield from breakdowns(by)
 
 
-def _has(by: By, method: str) -> bool:
-    return any(method in methods for methods in by.values())
+def settled(method: str) -> str:
+    """A method at the setting found for this pair; itself where none was looked for."""
+    name, *axes = method.split("/")
+    return "/".join([name, SETTLED[name], *axes]) if name in SETTLED else method
+
+
+def _row(label: str, method: str, by: By) -> tuple[str, str] | None:
+    """A row's label and the method of this run that fills it."""
+    for own in (settled(method), method):
+        if any(own in methods for methods in by.values()):
+            return (label if own == method else f"{label} (`{own}`)"), own
+    return None
 
 
 def _columns(layout: Layout, by: By) -> dict[str, Mapping[str, Sequence[Answer]]]:
@@ -225,11 +254,12 @@ def _table(layout: Layout, rows: Mapping[str, str], by: By) -> Iterable[str]:
 STEPS = 10
 
 
-def steps(by: By, method: str = "specvlm") -> Iterable[str]:
+def steps(by: By) -> Iterable[str]:
     """SpecVLM's Table 3: accepted tokens of the first ten rounds of an answer, and of all."""
-    rows = {suite: found for suite, methods in by.items() if (found := methods.get(method))}
-    if not rows:
+    if (run := _row("", "specvlm", by)) is None:
         return
+    _, method = run
+    rows = {suite: methods[method] for suite, methods in by.items() if method in methods}
     yield from ("", "### SpecVLM, Table 3", "", "Accepted tokens by the number of the round.", "")
     heads = [*map(str, range(STEPS)), "first ten", "all"]
     yield f"| {method} | " + " | ".join(heads) + " |"
@@ -262,7 +292,8 @@ BROKEN_DOWN = ("ar", "specvlm", "sage", "hippo")
 def breakdowns(by: By) -> Iterable[str]:
     """SpecVLM's Table 5, SAGE's Table 6 and HIPPO's Table 2: seconds an answer by operation."""
     for suite, methods in by.items():
-        shown = [name for name in BROKEN_DOWN if name in methods]
+        runs = [_row("", name, {suite: methods}) for name in BROKEN_DOWN]
+        shown = [run[1] for run in runs if run is not None]
         if len(shown) < 2:
             continue
         place = "SpecVLM, Table 5 - SAGE, Table 6 - HIPPO, Table 2"

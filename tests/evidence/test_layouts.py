@@ -61,9 +61,49 @@ def read(answers: list[Answer]) -> dict[str, dict[str, dict[str, str]]]:
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.place)
 def test_every_row_is_a_method(layout):
-    """Claim: each row of a paper's table names a method of ours that resolves."""
+    """Claim: each row of a paper's table names a method of ours that resolves, and so does its
+    setting for this pair. SD-Rand and the published code's choices have none."""
     for method in layout.rows.values():
         assert resolve(method).name == method
+        if "view=" not in method:
+            resolve(layouts.settled(method))
+
+
+def test_a_row_is_the_settled_method_where_it_was_run():
+    """Claim: lambda calibrated and HIPPO's draft that waits fill the papers' rows wherever a run
+    has them, in every table, and the row says so; else the bare name fills it. Fails where names
+    are matched exactly, by which `papers-256` had no row of HIPPO, SAGE and SpecVLM."""
+    bare = ("specvlm", "specvlm/shape=chain-5", "sage", "hippo", "hippo/schedule=serial")
+    chosen = [layouts.settled(name) for name in bare]
+    assert chosen == [
+        "specvlm/lambda=0.01",
+        "specvlm/lambda=0.01/shape=chain-5",
+        "sage/lambda=0.01",
+        "hippo/early=wait",
+        "hippo/early=wait/schedule=serial",
+    ]
+    alone, both = read(run_of("ar", *chosen)), read(run_of("ar", *chosen, *bare))
+    assert list(alone) == list(both)
+    for place, rows in alone.items():
+        assert both[place] == rows, place
+    assert alone["SpecVLM, Tables 1-2"].keys() >= {"Std.-SD: SpecVLM (`specvlm/lambda=0.01`)"}
+    table = alone["HIPPO, Table 3"]
+    assert list(table) == ["HIPPO (`hippo/early=wait`)", f"HIPPO w/o vpsd (`{chosen[-1]}`)"]
+    (broken,) = (rows for place, rows in alone.items() if "HIPPO, Table 2" in place)
+    assert list(broken["draft decoding, overlapped"])[1:] == ["ar", *chosen[:1], *chosen[2:4]]
+    assert list(read(run_of("ar", *bare))["HIPPO, Table 3"]) == ["HIPPO", "HIPPO w/o vpsd"]
+
+
+def test_hippos_speedups_are_of_whole_answers():
+    """Claim: HIPPO's Tables 1 and 3 print the speedup of whole answers, prefill and all, every
+    other table that of decoding. Fails where one speedup serves all."""
+    found = read(run_of("ar", "sd", "specvlm", "hippo", "pearl"))
+    whole = {place for place, rows in found.items() if place.startswith("HIPPO, Table")}
+    assert whole == {"HIPPO, Table 1", "HIPPO, Table 3"}
+    for place, rows in found.items():
+        cells = {row["s: speedup"] for name, row in rows.items() if "s: speedup" in row}
+        # every answer takes as long in all, and decoding takes less
+        assert cells == {"1.00x [1.00, 1.00]"} if place in whole else "1.00x" not in str(cells)
 
 
 def test_cells_are_the_measures():

@@ -38,7 +38,7 @@ RUN_ON = mean((7, 10, 3))  # 5 2 | 5 5 0 | 3
 
 def cells(place: str, *methods: str) -> list[dict[str, str]]:
     """The rows of a paper's table over one run in which every method had the same rounds."""
-    run = [answer("a", name, ROUNDS, (5,) * 6, suite="s") for name in methods]
+    run = [answer("a", name, ROUNDS, (5,) * 6, suite="s", total=1.0) for name in methods]
     text = "\n".join(layouts.tables(run)).split(f"### {place}")[1].split("###")[0]
     (table,) = tables(text)
     return [*table.values()]
@@ -69,12 +69,15 @@ def test_our_tables_count_as_the_papers_do() -> None:
         ("SpecVLM, Tables 1-2", ("sd-tree", "specvlm")),
         ("SpecVLM, Table 4", ("sd", "specvlm/shape=chain-5")),
         ("SAGE, Tables 1-3", ("sd", "sage")),
+        ("SpecVLM, Tables 1-2", ("specvlm/lambda=0.01", "specvlm-self/lambda=0.01")),
+        ("SAGE, Tables 1-3", ("specvlm/lambda=0.01", "sage/lambda=0.01")),
     ):
         assert {row["s: tau"] for row in cells(place, *methods)} == {f"{ACCEPTED:.2f}"}
     blocks = {row["s: tau"] for row in cells("TABED, Tables 1-2", "sd", "tabed")}
     assert blocks == {f"{ACCEPTED + 1:.2f}"}
-    found = [row["s: MAT"] for row in cells("HIPPO, Table 1", "sd", "sd-tree", "hippo")]
-    assert found == [f"{ACCEPTED:.2f}"] * 2 + [f"{RUN_ON:.2f}"]
+    for baseline, own in (("sd-tree", "hippo"), ("specvlm/lambda=0.01", "hippo/early=wait")):
+        found = [row["s: MAT"] for row in cells("HIPPO, Table 1", "sd", baseline, own)]
+        assert found == [f"{ACCEPTED:.2f}"] * 2 + [f"{RUN_ON:.2f}"]
     assert len({f"{ACCEPTED:.2f}", f"{ACCEPTED + 1:.2f}", f"{RUN_ON:.2f}"}) == 3
 
 
