@@ -28,7 +28,6 @@ from saccade.core.errors import OptionError
 from saccade.engine.trace import environment
 
 STUDIES: dict[str, Study] = {
-    "specvlm": Study("SpecVLM", "Tau of a chain of 7 by what the draft sees.", methods.specvlm),
     "sparse-to-dense": Study("Sparse-to-Dense", "Tau by K.", methods.sparse_to_dense),
     "tabed": Study("TABED", "The weights of every round.", methods.tabed),
     "sage": Study("SAGE", "The tree of every round.", methods.sage),
@@ -44,7 +43,7 @@ STUDIES: dict[str, Study] = {
 }
 
 
-METHODS = ("specvlm", "sparse-to-dense", "tabed", "sage", "hippo")  # of docs/methods
+METHODS = ("sparse-to-dense", "tabed", "sage", "hippo")  # of docs/methods
 OWN = tuple(name for name in STUDIES if name not in METHODS)
 
 

@@ -21,8 +21,6 @@ from saccade.core.result import RoundRecord
 from saccade.core.tree import height
 from saccade.methods import resolve
 
-VIEWS = ("specvlm", "attention", "uniform", "random", "window-front")
-SHARES = (0.02, 0.05, 0.1, 0.2, 0.5)
 KEYS = (0.01, 0.03, 0.0625, 0.125, 0.25, 0.5)
 HIPPO_VIEWS = "specvlm", "holistic"
 STRIP, ROUNDS = 6, 36  # frames and rounds shown of HIPPO
@@ -30,14 +28,6 @@ TAU = "tokens per target forward"
 
 
 # -- what is measured --------------------------------------------------------------------------
-
-
-def specvlm(lab: Lab) -> Data:
-    """Tau of each view by the share it keeps."""
-    name = "sd/view={}/keep={}/shape=chain-7"
-    panel = {view: [lab.tau(name.format(view, keep)) for keep in SHARES] for view in VIEWS}
-    panel["all of them"] = [lab.tau("sd/shape=chain-7")] * len(SHARES)
-    return _shares("visual tokens the draft reads", lab.size, SHARES, panel)
 
 
 def sparse_to_dense(lab: Lab) -> Data:

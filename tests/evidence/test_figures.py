@@ -17,13 +17,14 @@ from evidence import draw, studies
 from evidence.commands.figure import figure as command
 from evidence.studies import lab as labs
 from evidence.studies import methods
+from evidence.studies.specvlm import CRITERIA
 from evidence.training import agreement
 from saccade.bench import figures
 from saccade.core.errors import OptionError
 from saccade.core.result import RoundRecord
 
 Call = Callable[..., Result]
-METHODS = ("specvlm", "sparse-to-dense", "tabed", "sage", "hippo")  # of docs/methods
+METHODS = ("sparse-to-dense", "tabed", "sage", "hippo")  # of docs/methods
 
 OVER_ROUNDS = {
     "x": "round",
@@ -45,7 +46,6 @@ HIPPO: dict[str, Any] = {
     "accepted": [0, 1, 5, 2, 0],
 }
 DATA = {name: OVER_ROUNDS for name in METHODS} | {
-    "specvlm": OVER_SHARES,
     "sparse-to-dense": OVER_SHARES,
     "hippo": HIPPO,
 }
@@ -97,7 +97,7 @@ def test_the_legend_names_every_line_of_the_fullest_panel():
 def test_lines_differ_without_colour():
     """Claim: no two lines of a panel share both mark and dashes, nor a colour, up to as many lines
     as any figure has. Fails if a list of styles is too short or repeats."""
-    many = {str(i): [1.0, 2.0] for i in range(len(methods.VIEWS) + 1)}
+    many = {str(i): [1.0, 2.0] for i in range(len(CRITERIA))}
     drawn = draw.lines({"x": "round", "panels": {"tau": many}}).axes[0].lines
     assert len({(str(line.get_marker()), str(line.get_linestyle())) for line in drawn}) == len(many)
     assert len({line.get_color() for line in drawn}) == len(many)
@@ -186,7 +186,7 @@ def test_an_svg_holds_no_date(tmp_path):
 @pytest.mark.parametrize(
     "words, says",
     [
-        (("specvlmm",), "unknown figure 'specvlmm'; known: specvlm, sparse-to-dense, tabed"),
+        (("sagee",), "unknown figure 'sagee'; known: sparse-to-dense, tabed, sage"),
         (("sage", "--out", "x.bmp"), "cannot write x.bmp; give --out an .svg or .png"),
         (("sage", "--out", "no/x.svg"), "cannot write no/x.svg"),
         (("sage", "--size", "100"), "no clips of 100 visual tokens; known: [64, 256"),

@@ -11,6 +11,9 @@ import pytest
 from matplotlib.figure import Figure
 
 from evidence import chart, layouts, studies
+from evidence.claims import evidence as claims
+from evidence.claims.specvlm import CAPTIONS, OFFICIAL, OWN
+from evidence.studies.specvlm import CALIBRATED
 from saccade.bench import measures, records, report
 from saccade.bench.records import Answer
 
@@ -149,6 +152,84 @@ def test_the_speed_pages_table_of_sampled_answers_is_the_stored_run():
             _interval(own, by["hf"]),
         )
         assert f"| `{name}` | {' | '.join(cells)} |" in page
+
+
+def test_hippos_page_says_what_early_starts_cost_as_stored():
+    """Claim: the seconds of docs/methods/hippo.md are those of the stored figure, and at 256 tokens
+    alone the intervals of waiting and of an early start reach each other. Fails on numbers of
+    another run, or a sentence that the figure does not bear."""
+    rows = studies.read(RESULTS / "figures" / "hippo-early.json", "hippo-early")["rows"]
+    kinds = "waits", "superset", "all"
+    found = {
+        size: [rows[f"{size} visual tokens"][f"HIPPO, {kind}"] for kind in kinds]
+        for size in (256, 2048, 8192)
+    }
+    short, middle, long = ([f"{each[0]:.2f}" for each in found[size]] for size in found)
+    said = [claims.said(each) for each in found[256]]
+    page = " ".join((ROOT / "docs" / "methods" / "hippo.md").read_text().split())
+    assert "{} s against {} (`superset`) and {} (`all`) at 2,048".format(*middle) in page
+    assert "{} against {} and {} at 8,192".format(*long) in page
+    assert "{} against {} and {}, intervals that touch and overlap".format(*said) in page
+    assert short[0] < short[2] < short[1]
+    for size, (waits, *early) in found.items():
+        apart = [round(waits[2], 2) < round(each[1], 2) for each in early]
+        assert apart == [size != 256] * 2
+
+
+def test_specvlms_page_says_what_is_stored():
+    """Claim: every number under "What we found" of docs/methods/specvlm.md is of the stored figures
+    and of papers-2k. Fails on numbers of another run, or of another lambda."""
+    e = claims.Evidence(RESULTS)
+    page = (ROOT / "docs" / "methods" / "specvlm.md").read_text()
+    page = " ".join(page.split("## What we found")[1].split("## Run it")[0].split())
+
+    def at(figure: str, place: float) -> list[str]:
+        """Tau of each line of a figure's first panel there."""
+        data = e.figure(figure)
+        panel = next(iter(data["panels"].values()))
+        return [f"{line[data['at'].index(place)][0]:.2f}" for line in panel.values()]
+
+    def more(figure: str, one: str, other: str) -> list[str]:
+        """Tau of one way less another's, a draft after the other."""
+        each = e.figure(figure)["clips_tau"].values()
+        return [claims.said(claims.less(taus[one], taus[other])) for taus in each]
+
+    def speed(method: str) -> str:
+        return claims.said(e.speed(*CAPTIONS, method))
+
+    own, chosen = f"{CALIBRATED}/keep=0.1", f"{CALIBRATED}/keep=0.10"
+    seen = [at("specvlm-sensitivity", pruned)[0] for pruned in (0.0, 0.9, 0.98, 1.0)]
+    windows = e.figure("specvlm-windows")["rows"]
+    ways = {name: next(iter(each.values()))[0] for name, each in windows.items()}
+    official, ours = (measures.accepted(e.answers(*CAPTIONS, m)) for m in (OFFICIAL, CALIBRATED))
+    random = more("specvlm-criteria", "random/keep=0.10", chosen)
+    even = more("specvlm-criteria", "uniform/keep=0.10", chosen)
+    lost = more("specvlm-stages", own, "attention/keep=0.1")
+    best = e.figure("specvlm-lambda")["best"]
+    for taus in e.figure("specvlm-stages")["clips_tau"].values():  # nothing beyond the interval
+        _, low, high = claims.less(taus[own], taus["uniform/keep=0.1"])
+        assert low < 0 < high
+    assert min(ways, key=lambda name: ways[name]) == "window-end"
+    for sentence in (
+        f"lambda comes out at {best}",
+        "tau {} and {} of its two drafts".format(*at("specvlm-lambda", best)),
+        "{} and {} at .5".format(*at("specvlm-lambda", 0.5)),
+        f"{random[0]} fewer tokens a forward at a tenth",
+        f"{random[1]} by one trained on pruned video",
+        "than an even sample {} and {} fewer".format(*even),
+        "tau falls by {} and {}, without stage I".format(*lost),
+        "{} with everything, {} with a tenth, {} with two tokens in a hundred, {} with".format(
+            *seen
+        ),
+        f"worst ({ways['window-end']:.2f}, its middle {ways['window-middle']:.2f}; "
+        f"attention {ways['attention']:.2f}",
+        f"{official:.2f} tokens a round against {ours:.2f} of ours",
+        f"{speed(OFFICIAL)} times as fast as plain decoding against {speed(CALIBRATED)}",
+        f"{speed(f'{CALIBRATED}/shape=chain-5')} times as fast in a chain of 5",
+        f"{speed(f'{CALIBRATED}/shape=fit')} with `shape=fit`",
+        f"not pay here**: {speed(OWN)}.",
+    ):
+        assert sentence in page, sentence
 
 
 SAMPLED = ("ar", "sd", "sd/shape=fit", "auto", "hf")

@@ -96,6 +96,50 @@ def test_captions_have_an_end(blip):
     assert captions.MAX_TOKENS - 2 <= len(said.split()) <= captions.MAX_TOKENS
 
 
+class Asked(dict[str, Any]):
+    """What a processor made of a frame, on whatever device."""
+
+    def to(self, device: Any) -> Asked:
+        return self
+
+
+class Kind:
+    """A stand-in for a captioner of a kind: writes down what it is asked for, and answers."""
+
+    device = "cpu"
+
+    def __init__(self, kind: str) -> None:
+        self.config = transformers.BartConfig()  # an encoder and a decoder, as Florence-2
+        self.config.model_type = kind
+        self.texts: list[str | None] = []
+        self.beams: list[int] = []
+
+    def __call__(self, *, images: Any, return_tensors: str, text: str | None = None) -> Asked:
+        self.texts.append(text)
+        return Asked(input_ids=torch.tensor([[7, 8, 9]]))
+
+    def generate(self, *, input_ids: Any, num_beams: int, do_sample: bool, **more: Any) -> Any:
+        self.beams.append(num_beams)
+        assert not do_sample and more == {"max_new_tokens": captions.MAX_TOKENS}
+        return torch.tensor([[0, 1, 2, 3]])
+
+    def decode(self, ids: Any, skip_special_tokens: bool) -> str:
+        assert skip_special_tokens
+        return " ".join(map(str, ids.tolist()))
+
+
+@pytest.mark.parametrize(
+    ("kind", "task", "beams"), [("florence2", "<CAPTION>", 3), ("blip", None, 1)]
+)
+def test_florence_2_is_asked_for_its_task_with_its_beams(kind, task, beams):
+    """Claim: a Florence-2 is asked for each frame by the task prompt ``<CAPTION>`` with 3 beams, as
+    TABED's published code asks it, and all that its decoder wrote is the caption: the prompt is its
+    encoder's. The control: another kind is asked for nothing, with one beam."""
+    asked = Kind(kind)
+    assert captions.ImageToText(asked, asked, FRAMES[:2])({}) == [["0 1 2 3"] * 2]
+    assert asked.texts == [task] * 2 and asked.beams == [beams] * 2
+
+
 def test_captions_are_made_one_call_at_a_time(monkeypatch):
     """Claim: calls from several threads caption one after the other, since a model may keep what it
     read last on itself. Fails where two are under way at once."""

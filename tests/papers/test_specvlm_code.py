@@ -98,10 +98,13 @@ def test_lambda_zero_keeps_no_token_for_its_attention():
 
 def test_eq_6_knows_no_budget_read_literally():
     """Claim: read literally stage I takes as many as lambda asks for, and stage II the whole budget
-    again (Eq. 6 and 7). Fails where the budget caps V_R."""
+    again (Eq. 6 and 7), by the name ``view=specvlm-literal``, at any lambda and share. Fails where
+    the budget caps V_R, or the reading is in reach of Python alone."""
     guide = torch.ones(100)
-    kept = TwoStage(0.5, literal=True)(prompt_of(100), guide, 10)
-    assert len(kept) == 50 + 10
+    for name, count in (("", 50 + 10), ("/lambda=0.2", 20 + 10), ("/lambda=0.2/keep=0.3", 20 + 30)):
+        view = resolve(f"specvlm/view=specvlm-literal{name}").view
+        kept = view.select(prompt_of(100), guide, view.budget(prompt_of(100)))
+        assert len(kept) == count
 
 
 def test_a_stage_one_that_fills_the_budget_is_told_once(caplog):

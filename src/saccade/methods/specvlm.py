@@ -8,8 +8,8 @@ attends to (stage I), and an even sample of the rest (stage II). It drafts a sta
     V_U = tokens of V \\ V_R at a fixed interval I = |V \\ V_R| / budget left      (Eq. 7)
 
 Eq. 7 as printed spreads (1 - r)|V| tokens *beyond* V_R, while the text says that the cache shrinks
-to 1 - r of its size. We spread what V_R leaves of that budget, as the published code does;
-``literal=True`` is the equation, where Eq. 6 has no budget either. View ``specvlm-official`` is the
+to 1 - r of its size. We spread what V_R leaves of that budget, as the published code does; view
+``specvlm-literal`` is the equation, where Eq. 6 has no budget either. ``specvlm-official`` is the
 published code's choice (``utils/utils.py``): lambda .4, the budget rounded down, stage II between
 the ends of what is left; the code also counts positions anew, ``positions=repacked``.
 """
@@ -95,6 +95,7 @@ OFFICIAL = replace(
     select=TwoStage(share=0.4, ends=True),
     rounding="down",
 )
+LITERAL = replace(VIEW, name="specvlm-literal", select=TwoStage(literal=True))
 
 SPECVLM = Recipe(
     name="specvlm",
@@ -128,7 +129,7 @@ def _told(recipe: Recipe) -> str | None:
 
 PROVIDES = Provides(
     recipes=(SPECVLM, SPECVLM_SELF),
-    views=(VIEW, OFFICIAL),
+    views=(VIEW, OFFICIAL, LITERAL),
     shapes={"tree": Static(TREE), "fit": Fit((TREE,))},
     axes={"lambda": Axis(_choose, _told, lambda: ["SpecVLM's share of attention mass, 0 to 1"])},
 )
