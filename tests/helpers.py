@@ -25,7 +25,7 @@ from saccade.core.protocols import Drafter, Shape, State
 from saccade.core.result import Result, Round
 from saccade.core.sampling import Sampling, Scores
 from saccade.core.tree import ROOT, Tree, add, path
-from saccade.drafting.growing import drive
+from saccade.drafting.drafters import drive
 from saccade.drafting.recipe import Recipe
 from saccade.drafting.schedule import serial
 from saccade.drafting.setup import Setup

@@ -42,7 +42,7 @@ from saccade.core.protocols import Shape
 from saccade.core.result import Round, Verdict
 from saccade.core.sampling import Sampling, Scores
 from saccade.core.tree import ROOT, Tree, path
-from saccade.drafting.growing import drive
+from saccade.drafting.drafters import drive
 from saccade.drafting.schedule import serial
 from saccade.methods import choices, resolve, sage
 

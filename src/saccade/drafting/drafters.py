@@ -15,13 +15,12 @@ from numpy.lib.stride_tricks import sliding_window_view
 from torch.utils.hooks import RemovableHandle
 
 from saccade.core.prompt import Inputs, Prefill, Prompt, Turn
-from saccade.core.protocols import Drafter, Growing, Growth, Shape, State
+from saccade.core.protocols import Drafter, Growing, Growth, Scoring, Shape, State
 from saccade.core.result import Round
 from saccade.core.sampling import Sampling, Scores
 from saccade.core.timing import Clock
 from saccade.core.tree import Tree, chain, check
 from saccade.drafting.captioning import Telling
-from saccade.drafting.growing import drive
 from saccade.drafting.setup import Setup
 from saccade.drafting.shapes.policies import Chain
 from saccade.model.session import Session
@@ -86,6 +85,34 @@ def lookup(text: Sequence[int] | np.ndarray, longest: int, count: int) -> list[i
             after = same[-1] + size
             return ids[after : after + count].tolist()
     return []
+
+
+def drive(
+    session: Scoring, growing: Mapping[int, Growing], seen: dict[int, Scores]
+) -> dict[int, Tree]:
+    """Runs growing drafts in step, scoring what they all want in one forward a step.
+
+    ``seen`` takes the last scores of each request.
+    """
+    finished: dict[int, Tree] = {}
+    wanted: dict[int, Tree] = {}
+
+    def advance(request: int, scores: Scores | None) -> None:
+        try:
+            grower = growing[request]
+            wanted[request] = next(grower) if scores is None else grower.send(scores)
+        except StopIteration as stop:
+            wanted.pop(request, None)
+            finished[request] = stop.value
+
+    for request in growing:
+        advance(request, None)
+    while wanted:
+        scored = session.score(wanted)
+        seen.update(scored)
+        for request, scores in scored.items():
+            advance(request, scores)
+    return finished
 
 
 class SessionDrafter(Drafter):

@@ -20,8 +20,7 @@ from saccade.core.protocols import Drafter, State
 from saccade.core.result import Round
 from saccade.core.sampling import Sampling, Scores
 from saccade.core.tree import ROOT, Tree, shared
-from saccade.drafting.drafters import ModelDrafter
-from saccade.drafting.growing import drive
+from saccade.drafting.drafters import ModelDrafter, drive
 from saccade.drafting.setup import Setup
 from saccade.model.session import Session
 

@@ -1,4 +1,4 @@
-"""Growing drafts: many requests' in step, and those of drafters over one model in one forward."""
+"""What drafters propose: those that let their drafts grow over one model share its forwards."""
 
 from __future__ import annotations
 
@@ -6,41 +6,14 @@ import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
-from saccade.core.protocols import Drafter, Growing, Growth, Scoring, State
+from saccade.core.protocols import Drafter, Growth, State
 from saccade.core.sampling import Scores
 from saccade.core.tree import Tree
+from saccade.drafting.drafters import drive
 from saccade.model.session import Session, score_together
 
 Proposal = tuple[dict[int, Tree], dict[int, float]]
 """A drafter's trees, and of each request its part of the seconds they took."""
-
-
-def drive(
-    session: Scoring, growing: Mapping[int, Growing], seen: dict[int, Scores]
-) -> dict[int, Tree]:
-    """Runs growing drafts in step, scoring what they all want in one forward a step.
-
-    ``seen`` takes the last scores of each request.
-    """
-    finished: dict[int, Tree] = {}
-    wanted: dict[int, Tree] = {}
-
-    def advance(request: int, scores: Scores | None) -> None:
-        try:
-            grower = growing[request]
-            wanted[request] = next(grower) if scores is None else grower.send(scores)
-        except StopIteration as stop:
-            wanted.pop(request, None)
-            finished[request] = stop.value
-
-    for request in growing:
-        advance(request, None)
-    while wanted:
-        scored = session.score(wanted)
-        seen.update(scored)
-        for request, scores in scored.items():
-            advance(request, scores)
-    return finished
 
 
 def proposals(drafters: Sequence[tuple[Drafter, Mapping[int, State]]]) -> list[Proposal]:

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
+
+from saccade.core.prompt import Inputs
 
 Cells = Int[Tensor, "row 4"]
 BLOCK = 10  # pooling by 2 and crops of 5 cut rows from a multiple of this as from 0
@@ -33,6 +36,22 @@ def lattice(medium: int, size: Sequence[int], start: int = 0) -> Cells:
     cells = torch.cartesian_prod(*(torch.arange(n) for n in size)).view(-1, 3)
     cells[:, 0] += start
     return torch.cat([torch.full((len(cells), 1), medium), cells], 1)
+
+
+def counted(kind: str, inputs: Inputs, config: Mapping[str, Any]) -> Iterator[Cells]:
+    """The cells of one medium after the other, from the patches its processor counts."""
+    sizes = inputs[f"{kind}_grid_thw"].tolist()
+    merged = inputs.get(f"{kind}_merge_sizes")
+    same = int(config["vision_config"].get("spatial_merge_size", 1))
+    merges = [same] * len(sizes) if merged is None else merged.tolist()
+    mask = inputs.get(f"{kind}_compression_mask")  # VideoLLaMA 3 drops what hardly changes
+    start = 0
+    for (t, h, w), merge in zip(sizes, merges, strict=True):
+        cells = lattice(0, (t, h // merge, w // merge))
+        if mask is not None:
+            start, kept = start + len(cells), mask[start : start + len(cells)]
+            cells = cells[kept.cpu()]
+        yield cells
 
 
 def arrange(
@@ -79,9 +98,9 @@ def arrange(
             pieces += zip(run.split([len(part) for part in parts]), parts, strict=True)
     medium = 0
     for rows, cells in sorted(pieces, key=lambda piece: int(piece[0][0])):
-        counted = cells.clone()
-        counted[cells[:, 0] >= 0, 0] += medium
-        found[rows] = counted
+        numbered = cells.clone()
+        numbered[cells[:, 0] >= 0, 0] += medium
+        found[rows] = numbered
         medium += 1
     return found
 

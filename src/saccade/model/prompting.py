@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -20,7 +20,7 @@ from torch.utils.hooks import RemovableHandle
 from saccade.core.errors import ModelError, OptionError, first_line
 from saccade.core.prompt import CONTEXT, Inputs, Prompt, with_context
 from saccade.model import families, memory
-from saccade.model.grid import Cells, arrange, lattice
+from saccade.model.grid import Cells, arrange, counted
 
 READ = (  # what language models are given and we understand
     "attention_mask", "position_ids", "past_key_values", "inputs_embeds", "input_ids",
@@ -204,7 +204,7 @@ class _Layout:
         self._kinds, self._side, self._device = reader.placeholders, reader.side, reader.device
         self._newline = vars(reader.model.base_model)["_parameters"].get("image_newline")
         self._grids: dict[str, Iterator[Cells]] = {
-            kind: _cells(kind, inputs, reader.config)
+            kind: counted(kind, inputs, reader.config)
             for kind in set(self._kinds.values())
             if inputs.get(f"{kind}_grid_thw") is not None
         }
@@ -230,19 +230,3 @@ class _Layout:
         fixed = torch.zeros_like(visual)
         fixed[rows[~real]] = True
         return visual, fixed, cells[real]
-
-
-def _cells(kind: str, inputs: Inputs, config: Mapping[str, Any]) -> Iterator[Cells]:
-    """The cells of one medium after the other, from the patches its processor counts."""
-    sizes = inputs[f"{kind}_grid_thw"].tolist()
-    merged = inputs.get(f"{kind}_merge_sizes")
-    same = int(config["vision_config"].get("spatial_merge_size", 1))
-    merges = [same] * len(sizes) if merged is None else merged.tolist()
-    mask = inputs.get(f"{kind}_compression_mask")  # VideoLLaMA 3 drops what hardly changes
-    start = 0
-    for (t, h, w), merge in zip(sizes, merges, strict=True):
-        cells = lattice(0, (t, h // merge, w // merge))
-        if mask is not None:
-            start, kept = start + len(cells), mask[start : start + len(cells)]
-            cells = cells[kept.cpu()]
-        yield cells

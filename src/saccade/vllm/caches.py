@@ -19,8 +19,7 @@ from saccade.core.prompt import Prefill
 from saccade.core.protocols import Growing, View
 from saccade.core.sampling import Sampling
 from saccade.core.tree import Tree, add
-from saccade.drafting.drafters import MATCH, lookup
-from saccade.drafting.growing import drive
+from saccade.drafting.drafters import MATCH, drive, lookup
 from saccade.drafting.shapes.policies import confidence
 from saccade.drafting.views.basic import SCATTERED
 from saccade.model.backbone import Backbone

@@ -14,7 +14,7 @@ from torch import Tensor
 from saccade.core.protocols import Growing, Shape
 from saccade.core.sampling import Sampling, Scores
 from saccade.core.tree import ROOT, Tree, chain, children, path
-from saccade.drafting.growing import drive
+from saccade.drafting.drafters import drive
 from saccade.drafting.shapes.policies import Best, Chain, Static, grow_static
 from saccade.methods import resolve
 

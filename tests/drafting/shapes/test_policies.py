@@ -8,7 +8,7 @@ from helpers import TableSession, random_table
 
 from saccade.core.sampling import Sampling, uniform
 from saccade.core.tree import Tree, chain, depths, path
-from saccade.drafting.growing import drive
+from saccade.drafting.drafters import drive
 from saccade.drafting.shapes.policies import Chain, Static, check_paths, grow_static
 
 V, DEPTH = 4, 4
