@@ -20,7 +20,7 @@ from evidence.training.model import CELL, PATCH, config
 from saccade.world import scenes as world
 from saccade.world import text
 from saccade.world.train_draft import samples
-from saccade.world.train_draft.samples import EVAL_SEED, Canvas, Talk, pictures
+from saccade.world.train_draft.samples import EVAL_SEED, Canvas, Dialogue, pictures
 
 KINDS = (
     *("colour", "shape", "size", "where", "count", "motion", "time", "event", "texture", "truth"),
@@ -40,7 +40,7 @@ class Example(NamedTuple):
     KINDS for tokens of content words.
     """
 
-    talk: Talk
+    talk: Dialogue
     ids: list[int]
     media: list[int]
     labels: list[int]
@@ -75,7 +75,7 @@ def _answer(tok: Any, s: str) -> tuple[list[int], list[int]]:
     return coded.input_ids, kinds
 
 
-def row(tok: Any, talk: Talk, canvas: Canvas) -> Example:
+def row(tok: Any, talk: Dialogue, canvas: Canvas) -> Example:
     """The conversation as the chat template and the processor spell it."""
     name, medium = ("<|video_pad|>", 2) if canvas.kind == "video" else ("<|image_pad|>", 1)
     names = ["<|vision_start|>", name, "<|vision_end|>"]
@@ -105,7 +105,7 @@ def draw(
     return row(tok, samples.draw(canvas, seed, task, max_objects), canvas)
 
 
-def pixels(talk: Talk, canvas: Canvas, *, probes: bool = True) -> tuple[np.ndarray, np.ndarray]:
+def pixels(talk: Dialogue, canvas: Canvas, *, probes: bool = True) -> tuple[np.ndarray, np.ndarray]:
     """Frame pairs uint8 [g, 2, H, W, 3] and probe labels [visual tokens, 7] (or [0, 7])."""
     frames = pictures(talk, canvas)
     if canvas.kind == "video":

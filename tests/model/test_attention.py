@@ -14,7 +14,7 @@ from saccade.core.tree import ancestors
 from saccade.model import attention
 from saccade.model.attention import (
     FOLD_LIMIT,
-    Asked,
+    RowQueries,
     Segment,
     Step,
     attended,
@@ -315,7 +315,7 @@ def test_attended_is_the_weight_on_each_column(numbers, columns, monkeypatch):
     both = torch.zeros(layers, KV, 2, 3)
     for start, stop in ((0, 7), (7, 9)):
         inside = rows[(rows >= start) & (rows < stop)]
-        noted = Asked(stop - int(inside[0]))
+        noted = RowQueries(stop - int(inside[0]))
         step = Step([Segment(cache, 0, stop - start, start, noted=noted)], 2, torch.float32)
         for layer, own in enumerate(fresh):
             step(layer, *(each[:, start:stop] for each in own), SCALE)

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from saccade.core.errors import MethodError, OptionError
-from saccade.vllm.caches import Asked, Drafted, Drafts, LookupDrafts
+from saccade.vllm.caches import Drafted, DraftRequest, Drafts, LookupDrafts
 from saccade.vllm.options import Options, read
-from saccade.vllm.pace import KNOWN, SELDOM, DraftPlan, Line, Pace, Trust, bucket
+from saccade.vllm.pace import KNOWN, SELDOM, DraftPlan, Line, RoundCosts, Trust, bucket
 from saccade.vllm.proposing import Proposer
 
 
@@ -27,7 +27,7 @@ class World(Drafts):
     def __contains__(self, name: str) -> bool:
         return name in self.kept
 
-    def start(self, asked: Asked) -> bool:
+    def start(self, asked: DraftRequest) -> bool:
         self.started.append(asked.name)
         self.kept.add(asked.name)
         return True
@@ -57,7 +57,7 @@ class World(Drafts):
                 wrong = self.luck.random(drafted) > self.right
                 right = int(wrong.argmax()) if wrong.any() else drafted
                 new = [1] * right + ([2] if right < drafted else [3])
-                asked.append(Asked(name, np.array([0, *new]), 1, new, lambda: None))
+                asked.append(DraftRequest(name, np.array([0, *new]), 1, new, lambda: None))
                 tokens += len(new) if number >= rounds // 2 else 0
             if number == rounds // 2:
                 began = self.now
@@ -134,8 +134,8 @@ def test_a_verdict_counts_up_to_the_first_refusal():
 def test_rounds_of_different_sizes_are_learnt_apart():
     """Claim: what 32 requests cost says nothing of one alone."""
     assert [bucket(n) for n in (1, 2, 3, 8, 9, 32)] == [1, 2, 4, 8, 16, 32]
-    assert Pace(8).plan(1, Trust()).length == 8
-    known = replace(Pace(8), target=Line(9.0, 9.0, 9.0, 10.0, 9.0))
+    assert RoundCosts(8).plan(1, Trust()).length == 8
+    known = replace(RoundCosts(8), target=Line(9.0, 9.0, 9.0, 10.0, 9.0))
     assert known.plan(1, Trust()).length == 8  # the draft's seconds are not known yet
 
 
@@ -145,7 +145,7 @@ def test_prompts_are_read_when_a_draft_is_first_wanted():
     world = World(0, 0, 1)
     proposer = Proposer(world, 8, clock=lambda: 0.0)
     proposer._plan = lambda pace, requests: DraftPlan(0)  # type: ignore[method-assign]
-    asked = Asked("a", np.array([0, 1]), 1, [1], lambda: None)
+    asked = DraftRequest("a", np.array([0, 1]), 1, [1], lambda: None)
     proposer.propose([asked], alone=True)
     assert not world.started
     del proposer._plan
@@ -161,7 +161,7 @@ def test_prompts_are_read_when_a_draft_is_first_wanted():
 def test_lookup_never_proposes_a_placeholder():
     """Claim: what followed the same words is proposed up to the first placeholder."""
     drafts = LookupDrafts([99])
-    asked = Asked("a", np.array([5, 6, 7, 99, 8, 5, 6]), 5, [6], lambda: None)
+    asked = DraftRequest("a", np.array([5, 6, 7, 99, 8, 5, 6]), 5, [6], lambda: None)
     assert drafts.draft([asked], DraftPlan(4))["a"].tokens == (7,)
     assert drafts.draft([asked], DraftPlan(1))["a"].tokens == (7,)
     free = LookupDrafts([])

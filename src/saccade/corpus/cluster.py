@@ -70,13 +70,13 @@ def over(
         busy: dict[Any, tuple[Any, list[Job]]] = {}
         idle: list[Any] = []
 
-        def hire() -> None:
+        def start_worker() -> None:
             actor = worker.remote(work, make)
             loading[actor.ready.remote()] = actor
 
         try:
             for _ in range(min(count, len(waiting))):
-                hire()
+                start_worker()
             while waiting or busy:
                 while waiting and idle:
                     actor, group = idle.pop(), waiting.popleft()
@@ -93,7 +93,7 @@ def over(
                             f"{_why(error)}: what is done is kept"
                         ) from error
                     ray.kill(actor)
-                    hire()
+                    start_worker()
                     again, lost = _shared_out(work, group, deaths, error)
                     waiting.extendleft(again)
                     if lost:

@@ -55,8 +55,8 @@ class Segment:
     stop: int
     at: int
     block: Bool[Tensor, "new last"] | None = None
-    noted: Asked | None = None
-    asked: Asked | None = None
+    noted: RowQueries | None = None
+    asked: RowQueries | None = None
 
     @property
     def mask(self) -> Bool[Tensor, "new last"]:
@@ -74,7 +74,7 @@ class Segment:
         return min(new, max([1, *(each.last for each in (self.noted, self.asked) if each)]))
 
 
-class Asked:
+class RowQueries:
     """Takes the queries of a segment's last rows, layer by layer, with their scale in them: what
     those rows attend to can be told from them as long as the keys are there."""
 
@@ -410,7 +410,7 @@ def together(columns: Int[Tensor, " seen"]) -> slice | Int[Tensor, " seen"]:
 class JudgedRow:
     """A row of a forward, and how many keys of its request's cache it sees."""
 
-    asked: Asked
+    asked: RowQueries
     number: int
     seen: int
 

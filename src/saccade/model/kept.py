@@ -212,7 +212,7 @@ def remembering(owner: Any, names: Sequence[str], kept: Kept) -> Iterator[None]:
     inside = False  # one of them may call the other
 
     def wrapped(name: str, look: Callable[..., Any]) -> Callable[..., Any]:
-        def glance(*args: Any, **kwargs: Any) -> Any:
+        def remembered(*args: Any, **kwargs: Any) -> Any:
             nonlocal inside
             if inside:
                 return look(*args, **kwargs)
@@ -225,7 +225,7 @@ def remembering(owner: Any, names: Sequence[str], kept: Kept) -> Iterator[None]:
             finally:
                 inside = False
 
-        return glance
+        return remembered
 
     before = {name: vars(owner)[name] for name in names if name in vars(owner)}
     vars(owner).update({name: wrapped(name, getattr(owner, name)) for name in names})

@@ -21,7 +21,7 @@ from saccade.core.errors import ModelError
 from saccade.core.prompt import Prefill, Prompt, Turn
 from saccade.core.sampling import Sampling, Scores
 from saccade.core.tree import ROOT, Tree
-from saccade.model.attention import Asked, JudgedRow, Recent, Segment, Step, attended
+from saccade.model.attention import JudgedRow, Recent, RowQueries, Segment, Step, attended
 from saccade.model.backbone import Backbone
 from saccade.model.cache import Cache
 from saccade.model.cuda_graphs import CudaGraphs, automatic
@@ -55,7 +55,7 @@ class RequestState:
     reused: int = 0  # of the prompt's rows, read for an earlier request
     place: int = 0  # among those it was asked with: names its noise
     recent: Recent | None = None  # the rows judged last, where a view follows them
-    asked: list[tuple[Asked, int]] = field(default_factory=list)  # queries of the tree's nodes
+    asked: list[tuple[RowQueries, int]] = field(default_factory=list)  # queries of the tree's nodes
     held: Tensor | None = None  # [layer, kv_head, kept]: a fork's rows of its source, by place
 
 
@@ -140,8 +140,8 @@ class Session:
             reused, whose = self._beginnings.lend(prompt, cache, most)
         for start, stop in pairwise(_ends(reused, len(prompt), self._chunk)):
             rows = text[(text >= start) & (text < stop)].cpu()
-            note = Asked(stop - int(rows[0])) if noted and len(rows) else None
-            asked = Asked(follow) if follow and stop == len(prompt) else None
+            note = RowQueries(stop - int(rows[0])) if noted and len(rows) else None
+            asked = RowQueries(follow) if follow and stop == len(prompt) else None
             segment = Segment(cache, 0, stop - start, start, noted=note, asked=asked)
             hidden = self._read(prompt, segment)
             if note is not None:
@@ -309,7 +309,7 @@ class Session:
             into.wanted.extend(range(start + max(waiting - 1, 0), len(into.ids)))
             at = request.cache.length + known
             block = None if trees_.is_chain(tree) else _block(tree, known, waiting)
-            asked = None if request.recent is None else Asked()
+            asked = None if request.recent is None else RowQueries()
             stop = len(into.ids)
             into.segments.append(Segment(request.cache, start, stop, at, block, asked=asked))
             if asked is not None:
@@ -420,7 +420,7 @@ def _ends(start: int, stop: int, chunk: int) -> list[int]:
     return [*range(start, max(start + 1, stop - chunk // 4), chunk), stop]
 
 
-def _note(request: RequestState, asked: Asked, waiting: int, known: int, nodes: int) -> None:
+def _note(request: RequestState, asked: RowQueries, waiting: int, known: int, nodes: int) -> None:
     """Pending tokens are committed already; which of the nodes will be is told by ``commit``."""
     assert request.recent is not None
     committed = request.prompt_rows[0] + request.length

@@ -23,7 +23,7 @@ from saccade.serve.call import Call
 from saccade.serve.errors import HUNG_UP, ApiError, FailureBody, api_error, invalid
 from saccade.serve.formats.replies import Completion, TextCompletion
 from saccade.serve.service import Engine, Service
-from saccade.serve.wire import Asked, ChatRequest, TextRequest
+from saccade.serve.wire import ChatRequest, CompletionRequest, TextRequest
 
 log = logging.getLogger(__name__)
 
@@ -160,7 +160,7 @@ def _api(service: Service) -> APIRouter:
         check_name(name)
         return card(name)
 
-    def complete(kind: type[Asked]) -> Callable[[Request], Awaitable[Response]]:
+    def complete(kind: type[CompletionRequest]) -> Callable[[Request], Awaitable[Response]]:
         async def completion(request: Request) -> Response:
             came = time.monotonic()
             _check_kind(request)
@@ -204,7 +204,9 @@ def _check_kind(request: Request) -> None:
         raise ApiError(415, "the request must be JSON: send Content-Type: application/json")
 
 
-def parsed(kind: type[Asked], text: bytes, apart: Mapping[str, object] | None = None) -> Asked:
+def parsed(
+    kind: type[CompletionRequest], text: bytes, apart: Mapping[str, object] | None = None
+) -> CompletionRequest:
     """The request; ``apart`` are the media that were cut out of it. Raises ApiError that names the
     field."""
     try:

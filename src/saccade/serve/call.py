@@ -23,7 +23,7 @@ from saccade.serve.errors import HUNG_UP, ApiError, api_error
 from saccade.serve.formats.replies import Form
 from saccade.serve.queue import Event, NewTokens, QueuedRequest
 from saccade.serve.service import Engine, Service
-from saccade.serve.wire import Asked
+from saccade.serve.wire import CompletionRequest
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -41,7 +41,7 @@ class Call:
         service: Service,
         engine: Engine,
         http: Request,
-        asked: Asked,
+        asked: CompletionRequest,
         came: float,
         body: Body,
     ) -> None:

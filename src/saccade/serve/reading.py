@@ -27,8 +27,8 @@ from saccade.serve.formats import grammar, tools
 from saccade.serve.formats.replies import ChatForm, Form, TextForm
 from saccade.serve.settings import Settings
 from saccade.serve.wire import (
-    Asked,
     ChatRequest,
+    CompletionRequest,
     DocumentPart,
     ImagePart,
     JsonObject,
@@ -73,14 +73,14 @@ class Reader:
         # a tokenizer's settings are switched while it works
         self._processor = threading.Lock()
 
-    def form(self, asked: Asked) -> Form:
+    def form(self, asked: CompletionRequest) -> Form:
         """How answers to this are written."""
         if not isinstance(asked, ChatRequest):
             return TextForm()
         names = frozenset(tool.function.name for tool in asked.usable)
         return ChatForm(self._dialect if names else None, names)
 
-    def check(self, asked: Asked) -> None:
+    def check(self, asked: CompletionRequest) -> None:
         """Refuses, before any work, what this server does not allow. Raises ApiError."""
         if asked.limit is not None and asked.limit > self._most_tokens:
             newer = "max_completion_tokens"
@@ -118,7 +118,9 @@ class Reader:
             said = "a call that is due has a form of its own: leave the other one out"
             raise ApiError(400, f"tool_choice: {said}", "tool_choice")
 
-    def read(self, asked: Asked, stop: Stop, apart: Apart) -> tuple[list[Request], list[str]]:
+    def read(
+        self, asked: CompletionRequest, stop: Stop, apart: Apart
+    ) -> tuple[list[Request], list[str]]:
         """What the engine takes, for each answer asked for, and what is to be said of the media.
 
         The answers differ in the noise they draw. Media that stand ``apart`` are taken out there as
@@ -181,7 +183,7 @@ class Reader:
             raise ApiError(400, f"the model's template refuses this: {said}", "messages") from None
 
     def _settled(
-        self, asked: Asked, inputs: Inputs, draft_inputs: Inputs | None, captioner: Any
+        self, asked: CompletionRequest, inputs: Inputs, draft_inputs: Inputs | None, captioner: Any
     ) -> list[Request]:
         prompt = int(inputs["input_ids"].shape[1])
         room = self._context - prompt
@@ -213,7 +215,7 @@ class Reader:
             for choice in range(asked.n or 1)
         ]
 
-    def _due(self, asked: Asked) -> tuple[str, str] | None:
+    def _due(self, asked: CompletionRequest) -> tuple[str, str] | None:
         """The grammar of a call that must be made."""
         if not isinstance(asked, ChatRequest) or not asked.due or self._dialect is None:
             return None
@@ -258,7 +260,7 @@ class Reader:
         return self._kept.made(key, decoded, lambda clip: clip.frames.nbytes)
 
 
-def _grammar(asked: Asked) -> tuple[str, str] | None:
+def _grammar(asked: CompletionRequest) -> tuple[str, str] | None:
     """The form an answer must have, and the field that says so. Raises ApiError for two of them."""
     outputs, wanted = asked.structured_outputs, vars(asked).get("response_format")
     regexes = {"guided_regex": asked.guided_regex}

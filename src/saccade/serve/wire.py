@@ -212,7 +212,7 @@ class MediaOptions(Strict):
     video: VideoOptions = VideoOptions()
 
 
-class Asked(Strict, ABC):
+class CompletionRequest(Strict, ABC):
     """What every completion may say: how long, by which rules, in what form."""
 
     model: Words
@@ -244,7 +244,7 @@ class Asked(Strict, ABC):
     service_tier: Words | None = None
 
     @model_validator(mode="after")
-    def _streams(self) -> Asked:
+    def _streams(self) -> CompletionRequest:
         if self.stream_options is not None and not self.stream:
             raise ValueError("stream_options needs stream")
         forms = (self.structured_outputs, self.guided_regex, self.guided_json)
@@ -291,7 +291,7 @@ class Asked(Strict, ABC):
         return []
 
 
-class ChatRequest(Asked):
+class ChatRequest(CompletionRequest):
     """A chat completion. Of penalties other than ``repetition_penalty`` the neutral values are
     taken, any other is refused."""
 
@@ -368,7 +368,7 @@ class ChatRequest(Asked):
         ]
 
 
-class TextRequest(Asked):
+class TextRequest(CompletionRequest):
     """A completion of plain text, without a chat template."""
 
     prompt: Annotated[Words, Field(min_length=1)]

@@ -28,7 +28,7 @@ from saccade.vllm.pace import DraftPlan
 
 
 @dataclass(frozen=True)
-class Asked:
+class DraftRequest:
     """A request that an engine asks a draft for; written by the engine's adapter."""
 
     name: str
@@ -55,11 +55,11 @@ class Drafts(ABC):
     def __contains__(self, name: str) -> bool: ...
 
     @abstractmethod
-    def start(self, asked: Asked) -> bool:
+    def start(self, asked: DraftRequest) -> bool:
         """Whether the request can be drafted for from now on; False for good if it cannot."""
 
     @abstractmethod
-    def draft(self, asked: Sequence[Asked], plan: DraftPlan) -> dict[str, Drafted]:
+    def draft(self, asked: Sequence[DraftRequest], plan: DraftPlan) -> dict[str, Drafted]:
         """A draft each, after what was emitted so far."""
 
     @abstractmethod
@@ -99,7 +99,7 @@ class ModelDrafts(Drafts):
         """What the caches take."""
         return sum(request.cache.bytes for request in self._session.requests.values())
 
-    def start(self, asked: Asked) -> bool:
+    def start(self, asked: DraftRequest) -> bool:
         prefill = asked.read()
         if prefill is None:
             return False
@@ -116,7 +116,7 @@ class ModelDrafts(Drafts):
         self._numbers[asked.name] = number
         return True
 
-    def draft(self, asked: Sequence[Asked], plan: DraftPlan) -> dict[str, Drafted]:
+    def draft(self, asked: Sequence[DraftRequest], plan: DraftPlan) -> dict[str, Drafted]:
         for each in asked:
             number = self._numbers[each.name]
             known = self._session.requests[number].length
@@ -159,13 +159,13 @@ class LookupDrafts(Drafts):
     def __contains__(self, name: str) -> bool:
         return True
 
-    def start(self, asked: Asked) -> bool:
+    def start(self, asked: DraftRequest) -> bool:
         return True
 
-    def draft(self, asked: Sequence[Asked], plan: DraftPlan) -> dict[str, Drafted]:
+    def draft(self, asked: Sequence[DraftRequest], plan: DraftPlan) -> dict[str, Drafted]:
         return {each.name: self._looked_up(each, plan.length) for each in asked}
 
-    def _looked_up(self, asked: Asked, length: int) -> Drafted:
+    def _looked_up(self, asked: DraftRequest, length: int) -> Drafted:
         found = lookup(asked.ids, MATCH, length)
         stop = next((at for at, token in enumerate(found) if token in self._banned), len(found))
         return Drafted(tuple(found[:stop]), (1.0,) * stop)
@@ -178,13 +178,13 @@ def grow(plan: DraftPlan) -> Growing:
     tree, reach = Tree(), 1.0
     while len(tree) < plan.length:
         scores = yield tree
-        tip = len(tree) - 1
-        token, _ = scores.draw(tip)
-        odds = confidence(scores, tip, token)
+        last = len(tree) - 1
+        token, _ = scores.draw(last)
+        odds = confidence(scores, last, token)
         reach *= plan.trust.chance(odds)
         if len(tree) and reach <= plan.bar:  # the first is drafted always: else nothing is learnt
             break
-        tree = add(tree, tip, token, None, odds)
+        tree = add(tree, last, token, None, odds)
         if token in scores.rules.ends:
             break
     return tree

@@ -24,7 +24,7 @@ from saccade.inputs.loading import Loaded, check_tokenizers, load
 from saccade.model.families import placeholders
 from saccade.model.memory import GIB
 from saccade.vllm import features, mending, options, plugin, watching
-from saccade.vllm.caches import Asked, LookupDrafts, ModelDrafts
+from saccade.vllm.caches import DraftRequest, LookupDrafts, ModelDrafts
 from saccade.vllm.proposing import Proposer
 
 log = logging.getLogger("vllm.saccade")  # below vLLM's own, so that it is shown like its own
@@ -114,10 +114,10 @@ class Draft(plugin.Meeting):
     def meet(self, runner: Any) -> None:
         self._runner = runner
 
-    def _asked(self, name: str, new: Sequence[int], row: Any, end: int) -> Asked:
+    def _asked(self, name: str, new: Sequence[int], row: Any, end: int) -> DraftRequest:
         state = self._runner.requests[name]
         read = functools.partial(self._read, name, state)
-        return Asked(name, row[:end], state.num_prompt_tokens, new, read)
+        return DraftRequest(name, row[:end], state.num_prompt_tokens, new, read)
 
     def _read(self, name: str, state: Any) -> Prefill | None:
         """What a draft of this request may see: its own whole prompt, at the target's positions."""

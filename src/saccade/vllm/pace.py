@@ -100,7 +100,7 @@ class DraftPlan:
 
 
 @dataclass(frozen=True)
-class Pace:
+class RoundCosts:
     """What rounds of about this many requests have cost."""
 
     most: int
@@ -128,7 +128,7 @@ class Pace:
         drafting = self.draft.at(length) if length else 0.0
         return tokens / max(1e-9, self.target.at(requests * (1 + length)) + drafting)
 
-    def drafted(self, levels: int, seconds: float) -> Pace:
+    def drafted(self, levels: int, seconds: float) -> RoundCosts:
         """After a draft of ``levels`` forwards, or of none."""
         if not levels:
             return replace(self, tried=self.tried + 1, plain=self.plain + 1)
@@ -141,7 +141,7 @@ class Pace:
             patience=min(SELDOM, 2 * self.patience) if waited else self.patience,
         )
 
-    def stepped(self, rows: int, seconds: float) -> Pace:
+    def stepped(self, rows: int, seconds: float) -> RoundCosts:
         """After a forward of the target over ``rows``, and all that goes with it."""
         return replace(self, target=self.target.fold(rows, seconds))
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Sequence
 
-from saccade.vllm.caches import Asked, Drafted, Drafts
-from saccade.vllm.pace import DraftPlan, Pace, Trust, bucket
+from saccade.vllm.caches import Drafted, DraftRequest, Drafts
+from saccade.vllm.pace import DraftPlan, RoundCosts, Trust, bucket
 
 
 class Proposer:
@@ -23,13 +23,13 @@ class Proposer:
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.drafts, self._most, self._length, self._clock = drafts, most, length, clock
-        self._paces: dict[int, Pace] = {}
+        self._paces: dict[int, RoundCosts] = {}
         self._trust = Trust()
         self._last: dict[str, Drafted] = {}  # of the round before, one for each it was asked for
         self._left = clock()
         self._declined: set[str] = set()
 
-    def propose(self, asked: Sequence[Asked], *, alone: bool) -> dict[str, Drafted]:
+    def propose(self, asked: Sequence[DraftRequest], *, alone: bool) -> dict[str, Drafted]:
         """A draft for each; an empty one where drafting does not pay or cannot be.
 
         ``alone``: whether the forward before held no one's prompt, so that its seconds are those of
@@ -37,7 +37,7 @@ class Proposer:
         """
         began = self._clock()
         names = [each.name for each in asked]
-        pace = self._paces.get(bucket(len(names)), Pace(self._most))
+        pace = self._paces.get(bucket(len(names)), RoundCosts(self._most))
         if alone and names and self._last.keys() == set(names):
             rows = sum(1 + len(draft.tokens) for draft in self._last.values())
             pace = pace.stepped(rows, began - self._left)
@@ -68,12 +68,12 @@ class Proposer:
         self.drafts.keep(names)
         self._declined &= set(names)
 
-    def _plan(self, pace: Pace, requests: int) -> DraftPlan:
+    def _plan(self, pace: RoundCosts, requests: int) -> DraftPlan:
         if self._length is not None:
             return DraftPlan(self._length)
         return pace.plan(requests, self._trust) if requests else DraftPlan(0)
 
-    def _able(self, asked: Asked) -> bool:
+    def _able(self, asked: DraftRequest) -> bool:
         """Whether the request can be drafted for; its prompt is read when that is first asked."""
         if asked.name in self._declined:
             return False

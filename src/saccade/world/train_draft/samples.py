@@ -57,7 +57,7 @@ def readable(loaded: Loaded, kinds: Sequence[Kind]) -> Sequence[Kind]:
 
 
 @dataclass(frozen=True)
-class Talk:
+class Dialogue:
     """A conversation to be had: about which scene, which of the world's tasks, drawn by `seed`."""
 
     scene: scenes.Scene
@@ -66,7 +66,7 @@ class Talk:
     seconds: float  # of the clip
 
 
-def draw(canvas: Canvas, seed: int, task: str | None = None, max_objects: int = 6) -> Talk:
+def draw(canvas: Canvas, seed: int, task: str | None = None, max_objects: int = 6) -> Dialogue:
     """A random talk of the canvas; its scene, task, questions and length all follow from `seed`."""
     rng = np.random.default_rng([7, seed])
     if task is None:
@@ -75,10 +75,10 @@ def draw(canvas: Canvas, seed: int, task: str | None = None, max_objects: int = 
             shares = np.array(list(TASKS.values()))
             task = str(rng.choice(list(TASKS), p=shares / shares.sum()))
     seconds = float(np.exp(rng.uniform(np.log(2), np.log(60))))
-    return Talk(scenes.scene(seed, max_objects=max_objects), task, seed, seconds)
+    return Dialogue(scenes.scene(seed, max_objects=max_objects), task, seed, seconds)
 
 
-def pictures(talk: Talk, canvas: Canvas) -> NDArray[np.uint8]:
+def pictures(talk: Dialogue, canvas: Canvas) -> NDArray[np.uint8]:
     """The frames of the clip, or the pictures, [g, H, W, 3]."""
     if canvas.kind == "video":
         return drawing.render(talk.scene, canvas.frames, canvas.height, canvas.width)
