@@ -4,7 +4,7 @@
 falling score whose sum reaches lambda of all, at most the budget; stage II takes places
 ``linspace(0, left - 1, rest)``, truncated, of what is left in prompt order. ``inference.py`` sets
 lambda .4 for both families and drops .9. The draft's prompt is cut and its positions count anew.
-``tree_choices/choices.py`` has 25 nodes.
+``tree_choices/choices.py`` has 25 nodes; each one's children are the likeliest tokens there.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import torch
 
 from saccade.core.errors import MethodError
 from saccade.core.prompt import Prompt
+from saccade.drafting.shapes.policies import Paths
 from saccade.drafting.views import saliency
 from saccade.methods import resolve, specvlm
 from saccade.methods.specvlm import OFFICIAL, TREE, TwoStage
@@ -25,6 +26,11 @@ from saccade.methods.specvlm import OFFICIAL, TREE, TwoStage
 # visual tokens -> kept at a drop rate of .9, by the published product: its float is just below .1
 BUDGETS = {1960: 195, 12544: 1254, 1000: 99, 105: 10, 10: 0}
 BY_DEPTH = {1: 4, 2: 8, 3: 8, 4: 3, 5: 2}
+CHILDREN = {"": 4, "0": 3, "1": 2, "2": 2, "3": 1, "00": 3, "01": 2, "02": 2, "10": 1} | {
+    "000": 3,
+    "0000": 2,
+}
+"""Of each node of the published tree that has any: ranks from the root down -> how many."""
 
 
 def prompt_of(seen: int) -> Prompt:
@@ -85,6 +91,23 @@ def test_the_official_switches():
     assert recipe.view.select.share == 0.4
     assert resolve("specvlm/view=specvlm-official/keep=0.2").view == replace(OFFICIAL, keep=0.2)
     assert Counter(map(len, TREE)) == BY_DEPTH and len(TREE) == 25
+
+
+def grown(paths: Paths) -> dict[str, list[int]]:
+    """The ranks of each node's children, by the ranks that lead to it."""
+    found: dict[str, list[int]] = {}
+    for *above, rank in sorted(paths):
+        found.setdefault("".join(map(str, above)), []).append(rank)
+    return found
+
+
+def test_the_tree_is_the_published_one():
+    """Claim: the 25 paths are those of the published code, node by node. Control: a tree that has
+    as many nodes at every depth, with one leaf below another parent, is not."""
+    published = {node: list(range(count)) for node, count in CHILDREN.items()}
+    assert grown(TREE) == published
+    moved = tuple((3, 0, 0) if path == (1, 0, 0) else path for path in TREE)
+    assert Counter(map(len, moved)) == BY_DEPTH and grown(moved) != published
 
 
 def test_lambda_zero_keeps_no_token_for_its_attention():
