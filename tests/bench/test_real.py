@@ -5,13 +5,19 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 import subprocess
-from dataclasses import asdict
+import sys
+from contextlib import suppress
+from dataclasses import asdict, replace
+from itertools import islice
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
+import transformers
 
 from evidence import checkpoints
 from saccade.bench.real import answers as measure
@@ -24,8 +30,12 @@ from saccade.inputs import real_weights as weights
 from saccade.methods import resolve
 from saccade.model.kept import Kept
 
+# The user's, looked up before the tests have a cache folder of their own.
+CHECKPOINT = weights.checkpoint()
+LENGTH = 256  # tokens of the documents that they are asked about
+SLACK = 24  # rows that a window may hold beside its share until it slides
 needs_weights = pytest.mark.skipif(
-    not (weights.checkpoint() / "config.json").is_file(),
+    not (CHECKPOINT / "config.json").is_file(),
     reason=f"{weights.NAME} is not here: run `saccade real make`",
 )
 
@@ -88,6 +98,31 @@ def test_weights_that_are_not_here_name_the_command(home):
     """Claim: whoever asks for them first is told how to get them."""
     with pytest.raises(ModelError, match="saccade real make"):
         weights.made()
+
+
+def test_a_checkpoint_is_there_whole_or_not_at_all(home, monkeypatch):
+    """Claim: who kills it as soon as a config stands in its place finds the whole checkpoint there,
+    over what an earlier one may have left. Fails where files are written or copied into place."""
+    tiny, left = checkpoints.make("llama", home / "tiny"), weights.checkpoint() / "left"
+    left.mkdir(parents=True)
+    monkeypatch.setitem(sys.modules, "gguf", ModuleType("gguf"))
+    monkeypatch.setattr(weights, "fetch", lambda: left.parents[1] / "weights.gguf")
+    for auto in (transformers.AutoModelForCausalLM, transformers.AutoTokenizer):
+        read = auto.from_pretrained(tiny)
+        monkeypatch.setattr(auto, "from_pretrained", lambda *of, read=read, **more: read)
+    for owner, step in ((shutil, shutil.copyfile), (type(read), type(read).save_pretrained)):
+
+        def killed(*of: Any, step: Any = step, **more: Any) -> None:
+            step(*of, **more)
+            if (weights.checkpoint() / "config.json").is_file():
+                raise KeyboardInterrupt
+
+        monkeypatch.setattr(owner, step.__name__, killed)
+    with suppress(KeyboardInterrupt):
+        weights.make()
+    found = {file.name for file in weights.made().iterdir()}
+    assert {"config.json", "model.safetensors", "tokenizer.json"} <= found
+    assert not left.exists()
 
 
 # -- documents and looks -----------------------------------------------------------------------
@@ -182,28 +217,47 @@ def test_a_page_says_what_was_measured():
     assert "Of 4 answers 4 are" in text
 
 
+@pytest.fixture(scope="module")
+def asked() -> tuple[Any, Any, Any, Any, Any]:
+    """The real model, two texts of the package, the settings, what ``generate()`` says of them, and
+    their prompts, read once."""
+    model = load(str(CHECKPOINT), device="cpu")
+    own = islice(documents.documents([]), 2)
+    short = [replace(document, tokens=LENGTH) for document in own]
+    settings = measure.settings(model, 26, measure.PENALTY)
+    truths = [measure.truth(model, document, settings) for document in short]
+    return model, short, settings, truths, Kept(measure.KEPT_BYTES)
+
+
 @needs_weights
 @pytest.mark.slow
-def test_real_weights_answer_as_generate_does():
-    """Claim: on real weights and a document of our own, std, fresh and streaming answer as
-    ``generate()``, and a set a look ago holds more than the set at prefill."""
-    model = load(str(weights.made()))
-    document = next(documents.documents([]))
-    settings = measure.settings(model, 32, measure.PENALTY)
-    truth, kept = measure.truth(model, document, settings), Kept(measure.KEPT_BYTES)
-    for method in ("std", "fresh", "streaming"):
-        (found,) = measure.answers(model, [document], resolve(method), settings, [truth], kept)
-        assert found.same
+@pytest.mark.parametrize("keep", [0.1, 0.25])
+@pytest.mark.parametrize("name", ["std", "fresh", "streaming", "std/view=random"])
+def test_real_weights_answer_as_generate_does(asked, name, keep):
+    """Claim: on real weights and documents of our own a self-draft over a part of the document
+    answers as ``generate()``; it drafts, and over no more than that part and the text around."""
+    model, short, settings, truths, kept = asked
+    recipe = resolve(f"{name}/keep={keep}")
+    for found in measure.answers(model, short, recipe, settings, truths, kept):
+        assert found.same and found.drafted > 1
+        assert 0 < found.kept <= keep * LENGTH + SLACK
+
+
+@needs_weights
+@pytest.mark.slow
+def test_on_real_weights_a_look_ago_holds_more_than_at_prefill(asked):
+    """Claim: of what each head attends to in a document while it is answered about, the tenth of
+    one look ago holds more than the tenth at prefill."""
+    model, short, _, truths, kept = asked
+    names = looks.TAIL, "fresh: each head's top a look ago", "std: each head's top at prefill"
+    ways = {name: looks.CHOICES[name] for name in names}
     held = {
         look.chosen: look.mass
-        for look in looks.looks(model, document, truth, kept)
-        if look.keep == 0.1
+        for look in looks.looks(
+            model, short[0], truths[0], kept, shares=[0.1], chosen=lambda first: ways
+        )
     }
-    ago, prefill = (
-        next(mass for name, mass in held.items() if name.startswith(start))
-        for start in ("fresh", "std")
-    )
-    assert ago > prefill
+    assert held[names[1]] > held[names[2]]
 
 
 def test_a_run_goes_on_where_it_was_cut_short(tmp_path):

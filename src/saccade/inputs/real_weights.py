@@ -76,9 +76,11 @@ def make() -> Path:
     model.load_state_dict(packed.state_dict())
     model.generation_config = packed.generation_config
     with TemporaryDirectory(dir=file.parent) as scratch:
-        model.save_pretrained(scratch)
-        tokenizer.save_pretrained(scratch)
-        shutil.copytree(scratch, folder, dirs_exist_ok=True)
+        whole = Path(scratch, folder.name)  # beside its place: what is there is all of it
+        model.save_pretrained(whole)
+        tokenizer.save_pretrained(whole)
+        shutil.rmtree(folder, ignore_errors=True)
+        whole.replace(folder)
     return folder
 
 
