@@ -34,7 +34,8 @@ machine with nothing else to do. `papers-2k` has 12 items, `papers-256` 10 a sui
 Figures and runs of acceptance alone are of November 21 to 23, some on a core that others used too.
 The last column judges again what a language model alone can settle, on SmolLM2-135M-Instruct (Q4_1,
 dequantised): over [documents](real.md), where the target drafts for itself, and with [a draft model
-of ours](real-drafts.md) where a claim is about one; the counts leave it out.
+of ours](real-drafts.md) where a claim is about one, or says what it would take; the counts leave it
+out.
 """
 
 

@@ -64,7 +64,7 @@ def insensitive(e: Evidence) -> Finding:
     left[1.0] = _mean(e, f"{WHOLE}/view=none") / whole
     words = ", ".join(f"{share:.0%} with {pruned:.0%} pruned" for pruned, share in left.items())
     return Finding(
-        among([left[0.5] > 0.9, left[0.9] < 0.9]),
+        specvlm.pruned_at_random([left[0.5]], [left[0.9]]),
         f"of the accepted tokens of the whole document remain {words}",
     )
 
@@ -109,8 +109,17 @@ def skipping(e: Evidence) -> Finding:
     rate = fmean(row["accepted"] for row in rows)
     bound = fmean(row["tau"] / (1 + HALF * row["drafted"]) for row in rows)
     return Finding(
-        graded(rate < 0.1 and bound < 1, bound < 1),
+        sparse_to_dense.skips(rate, bound),
         f"accepts {rate:.1%}; by the weights read {bound:.2f}x plain decoding",
+    )
+
+
+def writes(e: Evidence) -> Finding:
+    rows = [row for row in _rows(e, "measured", DOCUMENTS) if row["method"] == SPECVLM]
+    found = between([sum(n := row["taken"]) / (sum(n) + len(n)) for row in rows])
+    return Finding(
+        graded(found[1] > 0.5, found[2] > 0.5),
+        f"{said(found)} of the tokens are the draft's, over a tenth of the document",
     )
 
 
@@ -183,6 +192,7 @@ JUDGES: Mapping[Callable[[Evidence], Finding], Callable[[Evidence], Finding]] = 
     specvlm.both_stages: both_stages,
     specvlm.steady: steady,
     specvlm.trees: trees,
+    specvlm.examples: writes,
     sparse_to_dense.skipping: skipping,
     sage.correlated: hangs_together,
     sage.longer: longer,

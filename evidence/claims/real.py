@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-from evidence.claims import drafted, sparse_to_dense, specvlm
+from evidence.claims import drafted, sage, sparse_to_dense, specvlm
 from evidence.claims.evidence import Claim, Evidence, Finding, among, graded, less, ordered, said
 from saccade.core.errors import OptionError
 from saccade.methods.std import GAMMA
@@ -21,6 +21,7 @@ NAME = "SmolLM2-135M"
 KEEPS = 0.1, 0.25
 SAME = 0.95
 Row = Mapping[str, Any]
+Judge = Callable[[Evidence], Finding]
 
 
 def _rows(e: Evidence, kind: str, file: str = "real.json") -> Sequence[Row]:
@@ -116,11 +117,60 @@ def speedup(e: Evidence) -> Finding:
     )
 
 
+def _timed(e: Evidence) -> bool:
+    """Whether documents were answered about one by one, plain decoding beside the methods."""
+    path = e.folder / "real.json"
+    alone = path.is_file() and json.loads(path.read_text()).get("together") == 1
+    return alone and bool(_by(e, "ar", "decode_seconds"))
+
+
+def _speeds(e: Evidence, method: str) -> list[float]:
+    """Tokens a second of decoding, document by document."""
+    rows = [row for row in _rows(e, "measured") if row["method"] == method]
+    return [(row["tokens"] - 1) / row["decode_seconds"] for row in rows]
+
+
+def fastest(e: Evidence) -> Finding | None:
+    """Half the claim, so it holds in part at most: LayerSkip is not in the run."""
+    if not _timed(e):
+        return None
+    gains = {
+        keep: less(*(_speeds(e, f"{name}/keep={keep}") for name in ("std", "streaming")))
+        for keep in KEEPS
+    }
+    words = ", ".join(f"{said(gain)} at {keep:g}" for keep, gain in gains.items())
+    return Finding(
+        graded(False, any(low > 0 for _, low, _ in gains.values())),
+        f"tokens/s of std less streaming (LayerSkip was not timed): {words}",
+    )
+
+
+def inputs(e: Evidence) -> Finding | None:
+    if not _timed(e):
+        return None
+    plain, ratios = sum(_by(e, "ar", "decode_seconds")), {}
+    for keep in KEEPS:
+        rows = [row for row in _rows(e, "measured") if row["method"] == f"std/keep={keep}"]
+        read, every = 0.0, 0.0
+        for row in rows:
+            whole, count = row["prompt_tokens"], row["tokens"] - 1
+            step = whole - row["kept"] * (1 / keep - 1)  # the text, and what is kept
+            read += count / row["tau"] * (row["drafted"] * step + whole)
+            every += count * whole
+        seconds = sum(row["decode_seconds"] for row in rows) / plain
+        ratios[keep] = seconds / (read / every)
+    words = ", ".join(f"{ratio:.1f} at {keep:g}" for keep, ratio in ratios.items())
+    return Finding(
+        among([max(ratio, 1 / ratio) < 1.15 for ratio in ratios.values()]),
+        f"seconds a token beside plain decoding's are, times the share of keys read: {words}",
+    )
+
+
 _SHARED = "shared by all heads, at prefill"
 _STATIC = "std: each head's top at prefill"
 
 # by the function that judges the claim on the embedded pair
-JUDGES: Mapping[Callable[[Evidence], Finding], Callable[[Evidence], Finding]] = {
+JUDGES: Mapping[Judge, Callable[[Evidence], Finding | None]] = {
     specvlm.long_tail: tail,
     **drafted.JUDGES,
     specvlm.windows: over_windows,
@@ -128,13 +178,38 @@ JUDGES: Mapping[Callable[[Evidence], Finding], Callable[[Evidence], Finding]] = 
     sparse_to_dense.accepts: accepts,
     sparse_to_dense.fewer_keys: fewer_keys,
     sparse_to_dense.speedup: speedup,
+    sparse_to_dense.fastest: fastest,
+    sparse_to_dense.inputs: inputs,
+}
+_PROOF = "a proof: no model is asked"
+_SAME_COST = "needs seconds of a small draft: the one here costs what its target does"
+_ONE_BY_ONE = "needs a run that times documents one by one"
+# why a claim has no judge, or why its judge may find nothing
+UNJUDGED: Mapping[Judge, str] = {
+    specvlm.concentrated: "needs a video: all rows here are text",
+    specvlm.standard: _SAME_COST,
+    specvlm.by_itself: "needs seconds: its run here counts tokens",
+    specvlm.pruning_pays: _SAME_COST,
+    specvlm.temporal: "needs the frames of a video",
+    specvlm.cheap: _SAME_COST,
+    specvlm.grows: "needs a draft's steps timed by context",
+    sparse_to_dense.peak_gamma: "needs a run by gamma",
+    sparse_to_dense.peak_keys: "needs a timed run by K",
+    sparse_to_dense.fastest: _ONE_BY_ONE,
+    sparse_to_dense.inputs: _ONE_BY_ONE,
+    sage.faster: _SAME_COST,
+    sage.fixed_shapes: _SAME_COST,
+    sage.overhead: "needs seconds: its run here counts tokens",
+    sage.mixtures: "needs a mixture of experts",
+    **dict.fromkeys((sage.lemma, sage.guarantee, sage.expectation, sage.depth, sage.width), _PROOF),
 }
 
 
 def cell(claim: Claim, evidence: Evidence) -> str:
-    """What the page says of a claim in the column of real weights; empty where nothing."""
+    """What the page says of a claim in the column of real weights: a verdict, or why there is none;
+    empty where nothing."""
     judge = JUDGES.get(claim.judge)
-    if judge is None:
-        return ""
-    found = judge(evidence)
+    found = None if judge is None else judge(evidence)
+    if found is None:
+        return UNJUDGED.get(claim.judge, "")
     return f"**{found.verdict}**: {found.number}"

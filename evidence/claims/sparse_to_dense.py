@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-from evidence.claims.evidence import Claim, Evidence, Finding, graded, ordered, said, speed_of
+from evidence.claims.evidence import (
+    Claim,
+    Evidence,
+    Finding,
+    Verdict,
+    graded,
+    ordered,
+    said,
+    speed_of,
+)
 from saccade.bench import measures
 
 CAPTIONS = "papers-2k", "shapes-caption-2k"
@@ -38,8 +47,12 @@ def accepts(e: Evidence) -> Finding:
 def skipping(e: Evidence) -> Finding:
     rate = measures.acceptance(e.answers(*CAPTIONS, "layerskip")) or 0.0
     found = e.speed(*CAPTIONS, "layerskip")
-    verdict = graded(rate < 0.1 and found[2] < 1, found[2] < 1)
-    return Finding(verdict, f"accepts {rate:.1%}, {said(found)}x")
+    return Finding(skips(rate, found[2]), f"accepts {rate:.1%}, {said(found)}x")
+
+
+def skips(rate: float, speed: float) -> Verdict:
+    """What is said of skipping layers, by the share accepted and how much faster it is at most."""
+    return graded(0.05 <= rate <= 0.1 and speed < 1, speed < 1)
 
 
 def agrees(e: Evidence) -> Finding:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from evidence import claims
-from evidence.claims import drafted, real, sage
+from evidence.claims import drafted, real, sage, sparse_to_dense
 from evidence.claims.evidence import Evidence
 from evidence.studies.text import CODE, DRAFTED, SHARES, SUMS
 from saccade.core.errors import OptionError
@@ -50,10 +50,10 @@ def test_gains_are_of_the_same_document(tmp_path):
 
 
 def test_pruning_at_random(tmp_path):
-    """Claim: little lost at a half and much at a tenth is what was claimed; as much lost at a half
-    is half of it."""
+    """Claim: little lost at a half and much at a tenth is what was claimed; more lost at a half,
+    and still more beyond, is half of it; where most is lost at a half, nothing of it holds."""
     whole, none = {"sd-tree": 4.0}, {"sd-tree/view=none": 0.5}
-    for half, verdict in ((4.0, "holds"), (1.0, "partly")):
+    for half, verdict in ((4.0, "holds"), (3.2, "partly"), (1.6, "does not hold")):
         taken = {0.5: half, 0.25: 1.0, 0.1: 0.5, 0.05: 0.5}
         random = {f"sd-tree/view=random/keep={keep:g}": taken[keep] for keep in SHARES}
         assert drafted.insensitive(written(tmp_path, whole | random | none)).verdict == verdict
@@ -87,6 +87,15 @@ def test_half_the_layers_by_the_weights_they_read(tmp_path):
         "accepts 5.0%; by the weights read 0.36x plain decoding"
     )
     assert drafted.skipping(evidence).verdict == "holds"
+    assert sparse_to_dense.skips(0.009, 0.2) == "partly"  # slower, but by accepting less than said
+    assert sparse_to_dense.skips(0.07, 1.2) == "does not hold"
+
+
+def test_what_the_draft_writes(tmp_path):
+    """Claim: where every answer's forwards accept over one token the draft writes most, where some
+    accept none it is not told apart."""
+    assert drafted.writes(written(tmp_path, {drafted.SPECVLM: 1.5})).verdict == "holds"
+    assert drafted.writes(written(tmp_path, {drafted.SPECVLM: 0.0})).verdict == "partly"
 
 
 def test_entropy_that_goes_to_and_fro_does_not_hang_together(tmp_path):

@@ -75,12 +75,11 @@ def make() -> Path:
     model = LlamaForCausalLM(LlamaConfig(**config)).float()
     model.load_state_dict(packed.state_dict())
     model.generation_config = packed.generation_config
-    with TemporaryDirectory(dir=file.parent) as scratch:
-        whole = Path(scratch, folder.name)  # beside its place: what is there is all of it
-        model.save_pretrained(whole)
-        tokenizer.save_pretrained(whole)
-        shutil.rmtree(folder, ignore_errors=True)
-        whole.replace(folder)
+    part = folder.with_suffix(".part")  # what stands in its place is all of it
+    model.save_pretrained(part)
+    tokenizer.save_pretrained(part)
+    shutil.rmtree(folder, ignore_errors=True)
+    part.replace(folder)
     return folder
 
 
