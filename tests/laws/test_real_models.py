@@ -146,6 +146,22 @@ def test_a_window_that_slides_bends_no_law(monkeypatch):
     assert len(slides) > BATCH * CALLS
 
 
+def test_a_view_that_follows_the_answer_bends_no_law(monkeypatch):
+    """Claim: what is sampled while a self-draft's keys are chosen anew every round, by what judged
+    rows attended to, is drawn from the target's own law; its keys do change, in most answers."""
+    moved = []
+    exchange = Cache.exchange
+
+    def watched(cache: Cache, other: Cache, held: Tensor, rows: Tensor) -> Tensor:
+        found = exchange(cache, other, held, rows)
+        moved.append(not torch.equal(found, held))
+        return found
+
+    monkeypatch.setattr(Cache, "exchange", watched)
+    assert p_value("fresh/keep=0.5/shape=chain-2") > ALPHA
+    assert sum(moved) > BATCH * CALLS / 2
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [*METHODS, *REST])
 def test_four_sampled_tokens_follow_the_exact_law_closely(name):
