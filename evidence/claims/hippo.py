@@ -19,6 +19,7 @@ from evidence.claims.evidence import (
 from evidence.claims.specvlm import KEPT, TREE
 from evidence.claims.specvlm import RUN as LONGER
 from evidence.studies.lab import DRAFTS
+from evidence.studies.specvlm import LAMBDA
 from saccade.bench import measures
 from saccade.bench.measures import Interval
 
@@ -26,7 +27,8 @@ RUN = "papers-256"
 BASELINES = ("sd", "sd-tree", TREE)
 WAITS, EARLY = "hippo/early=wait", ("hippo/early=superset", "hippo/early=all")
 OWN, SERIAL = WAITS, f"{WAITS}/schedule=serial"  # waiting is the default
-LIKE = ((WAITS, "pearl"), (WAITS, "pearl-specvlm"), *((own, "pearl-syn") for own in EARLY))
+GUIDED = f"pearl-specvlm/lambda={LAMBDA}"
+LIKE = ((WAITS, "pearl"), (WAITS, GUIDED), *((own, "pearl-syn") for own in EARLY))
 """Drafts that begin at the same moment, ours first."""
 EDGES, EVEN = ("top tenth", "bottom tenth"), 0.2
 LONG = ("shapes-caption", "shapes-events", "shapes-ood")
@@ -221,7 +223,7 @@ CLAIMS = (
     Claim(
         "Fig. 6",
         "Each of the three scores helps.",
-        "speed of whole answers, in a plot",
+        "speed of whole answers, in a plot; ours tau of a chain of 5",
         "figure hippo-ablation",
         components,
         "partly",
@@ -231,7 +233,7 @@ CLAIMS = (
     Claim(
         "Fig. 7",
         "Choices that do not ask the target are worse at every ratio.",
-        "MAT, in a plot",
+        "MAT, in a plot; ours tau of a chain of 5",
         "figure hippo-pruning",
         criteria,
         "does not hold",

@@ -21,12 +21,11 @@ from evidence.claims.evidence import (
 )
 from evidence.claims.specvlm import RUN, TREE
 from evidence.studies.lab import DRAFTS, TAU
+from evidence.studies.sage import OWN as SAGE
 from evidence.studies.sage import SPEED
-from evidence.studies.specvlm import LAMBDA
 
 CAPTIONS = RUN, "shapes-caption-2k"
 SHORT = "papers-256"
-SAGE = f"sage/lambda={LAMBDA}"  # over the view that SpecVLM is judged with
 FORMAL = f"{SAGE}/rule=formal"
 
 
@@ -100,7 +99,7 @@ def longer(e: Evidence) -> Finding:
 def pruned(e: Evidence) -> Finding:
     data = e.figure("sage-pruning")
     name = f"a draft that {next(iter(DRAFTS))}"
-    taus = [value[0] for value in data["panels"][TAU][name]]
+    taus = [accepted(value[0]) for value in data["panels"][TAU][name]]
     speeds = [value[0] for value in data["panels"][SPEED][name]]
     kept = data["at"]
     flat = taus[kept.index(0.1)] > 0.97 * taus[kept.index(1.0)]
@@ -110,22 +109,30 @@ def pruned(e: Evidence) -> Finding:
     words = ", ".join(
         f"{k:g}: {t:.2f}, {s:.2f}x" for k, t, s in zip(kept, taus, speeds, strict=True)
     )
-    return Finding(verdict, f"tau and speed by the share kept ({name}): {words}")
+    return Finding(verdict, f"accepted tokens and speed by the share kept ({name}): {words}")
 
 
 def ahead(e: Evidence) -> Finding:
     taus = e.figure("sage-plan")["clips_tau"]
-    live = "sage/shape=sage-live/rule=formal"
+    shapes = {"depth and width of the last round": "", "all of it": "/shape=sage-ahead"}
     gains = {
-        name: [less(taus[what][name], taus[what][live]) for what in DRAFTS]
-        for name in ("sage/rule=formal", "sage/shape=sage-ahead/rule=formal")
+        (rule, words): [
+            less(
+                taus[what][f"{SAGE}{shape}/rule={rule}"],
+                taus[what][f"{SAGE}/shape=sage-live/rule={rule}"],
+            )
+            for what in DRAFTS
+        ]
+        for rule in ("prose", "formal")
+        for words, shape in shapes.items()
     }
-    planned, whole = (", ".join(map(said, own)) for own in gains.values())
-    verdict = graded(all(g[2] > 0 for g in gains["sage/rule=formal"]))
+    planned = [own for (_, words), own in gains.items() if words in tuple(shapes)[:1]]
+    told = "; ".join(
+        f"{words}, {rule} {', '.join(map(said, own))}" for (rule, words), own in gains.items()
+    )
     return Finding(
-        verdict,
-        "tau less the all-live tree's, a draft that never saw pruning and one that did: depth and "
-        f"width of the last round {planned}; its root's law at every level too {whole}",
+        graded(all(each[2] > 0 for own in planned for each in own)),
+        f"tau less the all-live tree's, a draft that never saw pruning and one that did: {told}",
     )
 
 

@@ -33,6 +33,7 @@ from saccade.methods import resolve
 
 DRAFTS = {"never saw pruning": "shapes-draft-naive", "trained on pruned video": "shapes-draft"}
 GAMMA = 5  # of the chain a tau is computed for
+DRAWS = 5  # at random, a clip
 TAU = "tau (tokens per target forward)"
 
 
@@ -187,13 +188,20 @@ class Lab:
         self, views: Sequence[str], draft: Loaded, first: int = 0
     ) -> dict[str, list[float]]:
         """Tau of a greedy chain of five under each view (``specvlm/keep=0.1``), clip by clip, from
-        clip ``first`` on."""
+        clip ``first`` on; at random the mean of ``DRAWS``."""
         found: dict[str, list[float]] = {view: [] for view in views}
         for number in range(first, first + self.clips):
             shot = self.shot(number)
             for view in views:
-                found[view].append(agreement.tau(self.agrees(shot, view, draft), GAMMA))
+                agrees = (self.agrees(shot, way, draft) for way in _draws(view))
+                found[view].append(mean(agreement.tau(own, GAMMA) for own in agrees))
         return found
+
+
+def _draws(view: str) -> list[str]:
+    if not view.startswith("random/"):
+        return [view]
+    return [f"{view}/draw={number}" for number in range(DRAWS)]
 
 
 def interval(values: Sequence[float], figure: Callable[..., np.ndarray] = np.mean) -> Interval:

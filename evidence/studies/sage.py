@@ -14,6 +14,7 @@ from torch import Tensor
 from evidence import draw
 from evidence.draw import Data
 from evidence.studies.lab import TAU, Lab, Shot, interval, rounded
+from evidence.studies.specvlm import CALIBRATED, LAMBDA
 from evidence.studies.study import Study
 from evidence.training import agreement
 from saccade.bench import measures
@@ -31,17 +32,21 @@ TASKS = {"describing a clip": "describe", "listing its events": "events"}
 LOOKS = {"tall": True, "guides": ["ar"]}
 LAGS = 20
 LEAST = 2 * LAGS  # tokens of an answer, or it says too little of long lags
-LENGTHENED = ("sd", "specvlm", "sage")
+OWN = f"sage/lambda={LAMBDA}"  # over the view that SpecVLM is judged with
+LENGTHENED = {"sd": "sd", "specvlm": CALIBRATED, "sage": OWN}
 KEEPS = (1.0, 0.7, 0.4, 0.3, 0.2, 0.1, 0.05)
 PLANS = {
-    "SAGE, planned ahead": "sage/shape=sage-ahead/rule=formal",
-    "SAGE, depth and width ahead": "sage/rule=formal",
-    "SAGE, the same by the prose": "sage",
-    "SAGE, grown live": "sage/shape=sage-live/rule=formal",
-    "static tree (SpecVLM's)": "specvlm",
-    "chain of 5": "specvlm/shape=chain-5",
-    "chain of 8": "specvlm/shape=chain-8",
-    "chain of 12": "specvlm/shape=chain-12",
+    **{
+        f"SAGE ({rule}), {name}": f"{OWN}{shape}/rule={rule}"
+        for rule in ("formal", "prose")
+        for name, shape in {
+            "planned ahead": "/shape=sage-ahead",
+            "depth and width ahead": "",
+            "grown live": "/shape=sage-live",
+        }.items()
+    },
+    "static tree (SpecVLM's)": CALIBRATED,
+    **{f"chain of {depth}": f"{CALIBRATED}/shape=chain-{depth}" for depth in (5, 8, 12)},
 }
 
 
@@ -111,10 +116,11 @@ def length(lab: Lab) -> Data:
     lengths = [lab.tokens >> halved for halved in (4, 3, 2, 1, 0)]
     panels: Data = {panel: {name: [] for name in LENGTHENED} for panel in (TAU, SPEED)}
     for tokens in lengths:
-        ran = lab.race("ar", *LENGTHENED, max_new_tokens=tokens, eos_token_id=endless)
-        for name in LENGTHENED:
-            panels[TAU][name].append(_tau(ran[name]))
-            panels[SPEED][name].append(_speed(ran[name], ran["ar"]))
+        methods = LENGTHENED.values()
+        ran = lab.race("ar", *methods, max_new_tokens=tokens, eos_token_id=endless)
+        for name, method in LENGTHENED.items():
+            panels[TAU][name].append(_tau(ran[method]))
+            panels[SPEED][name].append(_speed(ran[method], ran["ar"]))
     ends = limits(settle(lab.target.backbone.model, None, {}), 0).eos
     ended = [end for own in ran["ar"] if (end := until(own.ids, ends)) is not None]
     across = "tokens written (log scale)"
@@ -130,7 +136,7 @@ def until(ids: Sequence[int], ends: Sequence[int]) -> int | None:
 
 def pruning(lab: Lab) -> Data:
     """Table 5: tau and speed by the share of the video that the draft reads."""
-    names = [f"sage/keep={keep:g}" for keep in KEEPS]
+    names = [f"{OWN}/keep={keep:g}" for keep in KEEPS]
     panels: Data = {TAU: {}, SPEED: {}}
     for what, draft in lab.drafts.items():
         ran = lab.race("ar", *names, draft=draft)

@@ -139,7 +139,7 @@ def test_entropy_is_drawn_between_thin_lines():
 # -- races --------------------------------------------------------------------------------------
 
 
-SLOW = {"ar": 8.0, "sd": 4.0, "specvlm": 2.0, "sage": 1.0, "sage/keep=0.05": 0.2}
+SLOW = {"ar": 8.0, "sd": 4.0, "specvlm": 2.0, "sage": 1.0, f"{sage.OWN}/keep=0.05": 0.2}
 
 
 @pytest.fixture
@@ -205,7 +205,8 @@ def test_pruning_races_each_draft_by_itself(lab, ran):
     Fails if shares are exchanged or a race is the other draft's."""
     data = sage.pruning(lab)
     assert data["at"] == [1.0, 0.7, 0.4, 0.3, 0.2, 0.1, 0.05]
-    names = ["ar", *(f"sage/keep={k}" for k in ("1", "0.7", "0.4", "0.3", "0.2", "0.1", "0.05"))]
+    shares = ("1", "0.7", "0.4", "0.3", "0.2", "0.1", "0.05")
+    names = ["ar", *(f"sage/lambda=0.01/keep={share}" for share in shares)]
     assert [name for name, *_ in ran[:8]] == names
     assert [draft for _, draft, _ in ran] == [
         draft for draft in lab.drafts.values() for _ in range(8 * (1 + lab.clips))
