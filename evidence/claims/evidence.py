@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from statistics import fmean
 from typing import Any, Literal
 
 import numpy as np
@@ -56,7 +55,7 @@ class Evidence:
     folder: Path
 
     def answers(self, run: str, suite: str, method: str) -> list[Answer]:
-        """A method's answers to a suite, by all its draws; those that failed left out."""
+        """A method's answers to a suite, those that failed left out."""
         found = _by_method(self.folder / run).get((suite, method))
         if not found:
             raise OptionError(f"{self.folder / run} has no answers of {method} to {suite}")
@@ -90,9 +89,8 @@ class Evidence:
         self, run: str, suite: str, method: str, other: str, figure: Callable[[Answer], float]
     ) -> Interval:
         """The mean of ``figure`` of one method less that of another, on the same questions."""
-        own, theirs = (
-            _by_question(self.answers(run, suite, name), figure) for name in (method, other)
-        )
+        theirs = {(a.item, a.turn): figure(a) for a in self.answers(run, suite, other)}
+        own = {(a.item, a.turn): figure(a) for a in self.answers(run, suite, method)}
         return between([own[key] - theirs[key] for key in own if key in theirs])
 
 
@@ -157,16 +155,5 @@ def _by_method(folder: Path) -> dict[tuple[str, str], list[Answer]]:
     found: dict[tuple[str, str], list[Answer]] = {}
     for answer in records.stored(folder)[1]:
         if not answer.error:
-            method = answer.method.partition("/draw=")[0]  # draws of one method are its answers
-            found.setdefault((answer.suite, method), []).append(answer)
+            found.setdefault((answer.suite, answer.method), []).append(answer)
     return found
-
-
-def _by_question(
-    answers: Sequence[Answer], figure: Callable[[Answer], float]
-) -> dict[tuple[str, int], float]:
-    """A question's mean over draws."""
-    found: dict[tuple[str, int], list[float]] = {}
-    for each in answers:
-        found.setdefault((each.item, each.turn), []).append(figure(each))
-    return {key: fmean(own) for key, own in found.items()}

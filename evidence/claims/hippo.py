@@ -27,7 +27,7 @@ RUN = "papers-256"
 BASELINES = ("sd", "sd-tree", TREE)
 WAITS, EARLY = "hippo/early=wait", ("hippo/early=superset", "hippo/early=all")
 OWN, SERIAL = WAITS, f"{WAITS}/schedule=serial"  # waiting is the default
-GUIDED = f"pearl-specvlm/lambda={LAMBDA}"
+GUIDED = "pearl-specvlm"  # at the lambda of .5, where stage II never acts
 LIKE = ((WAITS, "pearl"), (WAITS, GUIDED), *((own, "pearl-syn") for own in EARLY))
 """Drafts that begin at the same moment, ours first."""
 EDGES, EVEN = ("top tenth", "bottom tenth"), 0.2

@@ -131,7 +131,7 @@ def ahead(e: Evidence) -> Finding:
         f"{words}, {rule} {', '.join(map(said, own))}" for (rule, words), own in gains.items()
     )
     return Finding(
-        graded(all(each[2] > 0 for own in planned for each in own)),
+        graded(all(each[2] >= 0 for own in planned for each in own)),
         f"tau less the all-live tree's, a draft that never saw pruning and one that did: {told}",
     )
 
@@ -213,10 +213,10 @@ CLAIMS = (
         "accepted tokens, in a plot",
         "figure sage-length",
         longer,
-        "partly",
-        "SAGE's acceptance rises up to 64 tokens and its lead to a half, SpecVLM's hardly moves; "
-        "past the end of the text (after 142 tokens, ignored here) drafts and target agree less "
-        "and much of the lead goes.",
+        "does not hold",
+        "Over the calibrated view SAGE is ahead by a half from the shortest answers on: its "
+        "acceptance and its lead are highest at 32 tokens. Past the end of the text (after 142 "
+        "tokens, ignored here) drafts and target agree less.",
     ),
     Claim(
         "Table 5",
@@ -237,7 +237,7 @@ CLAIMS = (
         ahead,
         "holds",
         "Depth and width of the last round lose nothing beyond the interval. What does is our old "
-        "reading, by which its root's law also stood for every level of the next tree: 0.4 to 1.4 "
+        "reading, by which its root's law also stood for every level of the next tree: .5 to .7 "
         "tokens.",
     ),
     Claim(
