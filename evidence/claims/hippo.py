@@ -19,7 +19,6 @@ from evidence.claims.evidence import (
 from evidence.claims.specvlm import KEPT, TREE
 from evidence.claims.specvlm import RUN as LONGER
 from evidence.studies.lab import DRAFTS
-from evidence.studies.specvlm import LAMBDA
 from saccade.bench import measures
 from saccade.bench.measures import Interval
 

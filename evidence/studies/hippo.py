@@ -12,7 +12,7 @@ from evidence import draw
 from evidence.draw import Data
 from evidence.studies import methods
 from evidence.studies.lab import TAU, Lab, interval
-from evidence.studies.specvlm import LAMBDA, less, over_shares
+from evidence.studies.specvlm import less, over_shares
 from evidence.studies.study import Study
 from saccade.bench import draft_only, words
 from saccade.bench.runner import shown
@@ -39,7 +39,7 @@ EARLY = {
     "HIPPO, all": "hippo/early=all",
     "PEARL": "pearl",
     "PEARL, syn-prefill": "pearl-syn",
-    "PEARL, SpecVLM's view": f"pearl-specvlm/lambda={LAMBDA}",
+    "PEARL, SpecVLM's view": "pearl-specvlm",
     "plain decoding": "ar",
 }
 CRITERIA = ("holistic", "attention", "random", "frames", "fastvid", "dycoke")
