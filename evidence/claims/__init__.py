@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import get_args
 
-from evidence.claims import hippo, real, sage, sparse_to_dense, specvlm, tabed
+from evidence.claims import hippo, real, sage, seeing, sparse_to_dense, specvlm, tabed
 from evidence.claims.evidence import Claim, Evidence, Finding, Verdict
 from saccade.core.errors import SaccadeError
 
@@ -34,8 +34,9 @@ machine with nothing else to do. `papers-2k` has 12 items, `papers-256` 10 a sui
 Figures and runs of acceptance alone are of November 21 to 23, some on a core that others used too.
 The last column judges again what a language model alone can settle, on SmolLM2-135M-Instruct (Q4_1,
 dequantised): over [documents](real.md), where the target drafts for itself, and with [a draft model
-of ours](real-drafts.md) where a claim is about one, or says what it would take; the counts leave it
-out.
+of ours](real-drafts.md) where a claim is about one, or says what it would take; and *on clips* of
+512 visual tokens (four: wide intervals), by the same model once it has [learnt to see](seeing.md)
+the drawn world. The counts leave it out.
 """
 
 
@@ -61,7 +62,7 @@ def page(evidence: Evidence) -> str:
     for paper, own in judged.items():
         head = f"| where | claim | printed | here | numbers | why | run | {real.NAME} |"
         lines += ["", f"## {paper}", "", head, "|-|-|-|-|-|-|-|-|"]
-        lines += [_row(claim, finding, real.cell(claim, evidence)) for claim, finding in own]
+        lines += [_row(claim, finding, _again(claim, evidence)) for claim, finding in own]
     return "\n".join(lines) + "\n"
 
 
@@ -72,6 +73,11 @@ def _summary(judged: Mapping[str, list[tuple[Claim, Finding]]]) -> Iterable[str]
         count = Counter(finding.verdict for _, finding in own)
         numbers = " | ".join(str(count[verdict]) for verdict in get_args(Verdict))
         yield f"| {paper} | {len(own)} | {numbers} |"
+
+
+def _again(claim: Claim, evidence: Evidence) -> str:
+    """What real weights say of it: over documents, and over clips."""
+    return " ".join(filter(None, (each.cell(claim, evidence) for each in (real, seeing))))
 
 
 def _row(claim: Claim, finding: Finding, again: str) -> str:

@@ -27,7 +27,7 @@ HALF = 0.5  # of the layers that layerskip drafts with
 
 
 def _rows(e: Evidence, kind: str, where: str) -> Sequence[Row]:
-    path = e.folder / "real-drafts.json"
+    path = e.folder / e.drafted
     if not path.is_file():
         raise OptionError(f"{path} is missing: python -m evidence text makes it")
     return sets(json.loads(path.read_text())[kind])[where]

@@ -53,6 +53,8 @@ class Evidence:
     """The stored results. Raises OptionError for what is not there."""
 
     folder: Path
+    alone: str = "real.json"  # where a language model drafts for itself
+    drafted: str = "real-drafts.json"  # and where another does
 
     def answers(self, run: str, suite: str, method: str) -> list[Answer]:
         """A method's answers to a suite, those that failed left out."""

@@ -24,8 +24,8 @@ Row = Mapping[str, Any]
 Judge = Callable[[Evidence], Finding]
 
 
-def _rows(e: Evidence, kind: str, file: str = "real.json") -> Sequence[Row]:
-    path = e.folder / file
+def _rows(e: Evidence, kind: str, file: str | None = None) -> Sequence[Row]:
+    path = e.folder / (file or e.alone)
     if not path.is_file():
         raise OptionError(f"{path} is missing: saccade bench real --out makes it")
     found: Sequence[Row] = json.loads(path.read_text())[kind]

@@ -40,20 +40,20 @@ Row = Mapping[str, Any]
 SIZE, TOKENS, LEAST = 512, 128, 64
 KEEPS = 0.1, 0.25
 KINDS = "measured", "looked", "told", "forced", "raced", "costs"
-SELF = tuple(
-    f"{name}/keep={keep:g}"
-    for keep in KEEPS
-    for name in ("std", "fresh", "streaming", "std/view=attention", "specvlm-self")
+SELF = (
+    *("std/keep=0.1", "fresh/keep=0.1", "streaming/keep=0.1", "std/view=attention/keep=0.1"),
+    *("std/keep=0.25", "fresh/keep=0.25", "streaming/keep=0.25", "std/view=attention/keep=0.25"),
+    "specvlm-self/keep=0.1",
 )
 DRAFTED = (
     *("sd", "sd-tree", "sd-tree/view=none", "specvlm/keep=0.1", "specvlm/keep=0.5"),
-    *(f"sd-tree/view=random/keep={keep:g}" for keep in (0.1, 0.5)),
-    *(f"specvlm/keep=0.1/view={view}" for view in ("attention", "uniform", "holistic", "frames")),
-    *("specvlm/keep=0.1/lambda=0.05", "specvlm/keep=0.1/shape=chain-5", "sage", "sage/keep=1"),
+    *("sd-tree/view=random/keep=0.1", "sd-tree/view=random/keep=0.5"),
+    *("specvlm/keep=0.1/view=uniform", "specvlm/keep=0.1/view=holistic"),
+    *("specvlm/keep=0.1/shape=chain-5", "sage"),
 )
 RACED = "ar", "sd", "specvlm", "sage", "auto"
 CANVASES = {64: (8, 112), SIZE: agreement.MIDDLE[SIZE]}
-FORCED = 24  # clips
+FORCED = 8  # clips
 RANDOM = "random, draw {}"
 POINTS = 6  # of a stage's curve
 
@@ -268,7 +268,7 @@ def training(run_dir: Path) -> list[dict[str, Any]]:
     for whose, stages in (("the model", SEEING), ("its draft", SEEING_DRAFT)):
         for stage in stages:
             log = run_dir / f"{stage.name}.jsonl"
-            if not log.exists():
+            if not log.exists() or not log.stat().st_size:
                 continue
             lines = [json.loads(line) for line in log.read_text().splitlines()]
             parts = np.array_split(np.arange(len(lines)), POINTS)

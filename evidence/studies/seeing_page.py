@@ -41,8 +41,8 @@ def page(found: Mapping[str, Any]) -> str:
         "",
         "Made by `python -m evidence seeing train`, `... draft` and "
         f"`{found['command']}`. Of {len(measured)} answers {_same(measured)} are `generate()`'s of "
-        f"transformers, token for token; of {len(raced)} timed ones {_same(raced)} are plain "
-        "decoding's. Intervals are 95 % bootstraps over clips.",
+        f"transformers, token for token; {_timed(raced)}. Intervals are 95 % bootstraps over "
+        "clips.",
         "",
         *_training(found["training"]),
         *_said(found["told"], found["forced"]),
@@ -52,6 +52,12 @@ def page(found: Mapping[str, Any]) -> str:
         *_raced(raced, found["costs"]),
     ]
     return "\n".join(lines).rstrip() + "\n"
+
+
+def _timed(raced: Sequence[Row]) -> str:
+    if not raced:
+        return "none was timed"
+    return f"of {len(raced)} timed ones {_same(raced)} are plain decoding's"
 
 
 def _same(rows: Sequence[Row]) -> int:
@@ -85,11 +91,14 @@ def _training(stages: Sequence[Row]) -> Iterator[str]:
 def _said(told: Sequence[Row], forced: Sequence[Row]) -> Iterator[str]:
     yield from ("## What it says", "")
     yield (
-        "Greedy descriptions, F1 of their content words and the truth's: "
+        f"{len(told)} greedy descriptions, F1 of their content words and the truth's: "
         f"{_told([row['own'] for row in told])} with the clip, "
-        f"{_told([row['other'] for row in told])} with another. Content words right where the "
-        f"truth before them is read, over {FORCED} clips each:"
+        f"{_told([row['other'] for row in told])} with another."
     )
+    yield ""
+    if not forced:
+        return
+    yield f"Content words right where the truth before them is read, over {FORCED} clips each:"
     yield from ("", "| visual tokens | | with the clip | with another | with none |", "|-|-|-|-|-|")
     shares = {(row["size"], row["task"], row["view"]): row["content"] for row in forced}
     for size, task in dict.fromkeys((row["size"], row["task"]) for row in forced):
@@ -101,7 +110,8 @@ def _said(told: Sequence[Row], forced: Sequence[Row]) -> Iterator[str]:
 def _sets(looked: Sequence[Row]) -> Iterator[str]:
     yield from ("## Where it looks while it answers", "")
     yield (
-        "Of the attention that the clip gets at a moment of the answer, the share on a set of its "
+        f"{len({row['document'] for row in looked})} clips. Of the attention that a clip gets at "
+        "a moment of the answer, the share on a set of its "
         "tokens; how often the next token is the same where the model sees that set alone; and "
         f"that less the same at random, where the interval is over clips and {DRAWS} draws."
     )
@@ -147,6 +157,11 @@ def _by(measured: Sequence[Row], method: str, what: str) -> dict[str, float]:
     return {row["document"]: row[what] for row in measured if row["method"] == method}
 
 
+def _count(measured: Sequence[Row], methods: Sequence[str]) -> int:
+    """How many clips all of these answered."""
+    return min(len(_by(measured, method, "tau")) for method in methods)
+
+
 def _over(own: Mapping[str, float], than: Mapping[str, float]) -> list[float]:
     return [own[clip] / than[clip] for clip in own if clip in than]
 
@@ -154,7 +169,8 @@ def _over(own: Mapping[str, float], than: Mapping[str, float]) -> list[float]:
 def _alone(measured: Sequence[Row]) -> Iterator[str]:
     yield from ("## Drafting for itself", "")
     yield (
-        "Tau is tokens a forward of the target, its own included, of a chain of 9 (`specvlm-self`: "
+        f"{_count(measured, SELF)} clips. Tau is tokens a forward of the target, its own "
+        "included, of a chain of 9 (`specvlm-self`: "
         "its tree); *over* is of the same clip and share kept, `std`'s and `streaming`'s."
     )
     yield from ("", "| method | tau | over `std` | over `streaming` | accepted |", "|-|-|-|-|-|")
@@ -175,7 +191,8 @@ def _alone(measured: Sequence[Row]) -> Iterator[str]:
 def _drafted(measured: Sequence[Row]) -> Iterator[str]:
     yield from ("## With a draft of 11.5 million weights", "")
     yield (
-        "Four layers of 192, the pair's draft in the language model's words. Tau as above; "
+        f"{_count(measured, DRAFTED)} clips. Four layers of 192, the pair's draft in the language "
+        "model's words. Tau as above; "
         "*less* is of the same clip, `specvlm/keep=0.1`'s; nodes are of a round."
     )
     base = "specvlm/keep=0.1"
