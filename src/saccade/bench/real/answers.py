@@ -34,6 +34,7 @@ METHODS = (
     *("std/keep=0.1", "fresh/keep=0.1", "streaming/keep=0.1"),
     "std/view=random/keep=0.1",
     *("std/keep=0.25", "fresh/keep=0.25", "streaming/keep=0.25"),
+    "std/view=random/keep=0.25",
 )
 HEADER = "<|im_start|>assistant\n"  # what an answer follows in the model's template
 # Under it a greedy answer of this model hardly ever repeats itself; without it two fifths of the
