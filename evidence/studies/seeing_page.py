@@ -34,7 +34,7 @@ def page(found: Mapping[str, Any]) -> str:
         "# A language model that sees",
         "",
         f"{found['model']} behind the embedded pair's vision tower, with a merger and terms of low "
-        "rank that learnt the drawn world ([how](../../evidence/training/seeing.py)); adapter "
+        "rank that learnt the drawn world (`evidence/training/seeing.py`); adapter "
         f"`{found['settings']['adapter']}`. {clips} clips of {SIZE} visual tokens that no training "
         f"drew, descriptions of {LEAST} tokens or more in truth, {TOKENS} at most; greedy. "
         f"{found['machine']}.",

@@ -147,7 +147,7 @@ def test_an_oracle_holds_most_and_every_choice_its_count():
     first, before, now = (torch.rand(3, 2, 40, generator=generator).softmax(-1) for _ in range(3))
     for count in (4, 10, 20):
         held = {}
-        for name, choose in looks.WAYS:
+        for name, choose in ((n, way) for n, own in looks.CHOICES.items() for way in own):
             kept = choose(first, before, now, count)
             assert kept.shape == now.shape and bool((kept.sum(-1) == count).all())
             held[name] = float((now * kept).sum(-1).mean())
@@ -157,7 +157,7 @@ def test_an_oracle_holds_most_and_every_choice_its_count():
         assert all(held[best] >= other for other in held.values())
 
 
-def test_over_the_whole_document_the_target_goes_on_as_it_does(tmp_path, monkeypatch):
+def test_over_the_whole_document_the_target_goes_on_as_it_does(tmp_path):
     """Claim: over sets that hold all of a document every token stays the same, each set holds all
     of the mass, and without the document's first tokens it is still all; over a few of its tokens
     an answer of random weights goes elsewhere. Fails where a set's cache begins at another place
@@ -166,8 +166,7 @@ def test_over_the_whole_document_the_target_goes_on_as_it_does(tmp_path, monkeyp
     model = load(str(folder), device="cpu")
     document = documents.Document("a", "some words of a text, " * 30, "Go on.", 100)
     said = [11 * number % 250 for number in range(30)]
-    monkeypatch.setattr(looks, "SHARES", (0.02, 1.0))
-    found = looks.looks(model, document, said, Kept(measure.KEPT_BYTES))
+    found = looks.looks(model, document, said, Kept(measure.KEPT_BYTES), shares=(0.02, 1.0))
     assert len(found) == 2 * (len(looks.CHOICES) + 1)
     for look in found:
         if look.keep == 1.0:
