@@ -30,7 +30,9 @@ difference on the same item lies on the claimed side, for the draft that never s
 paper's number in its own unit; ours are in the same. Tau of SpecVLM and SAGE is accepted tokens,
 of TABED tokens a block, the target's own included; a difference of two taus is the same in both.
 Where a verdict rests on seconds they are of November 23, 2026, today's engine, and two threads of a
-machine with nothing else to do. `papers-2k` has 12 items, `papers-256` 10 a suite (wide intervals).
+machine with nothing else to do; captions' are processor seconds of one thread beside other work,
+and the growth that one reason quotes is of November 22. `papers-2k` has 12 items and one random
+draw each, `papers-256` 10 a suite (wide intervals); figures have five draws.
 Figures and runs of acceptance alone are of November 21 to 23, some on a core that others used too.
 The last column judges again what a language model alone can settle, on SmolLM2-135M-Instruct (Q4_1,
 dequantised): over [documents](real.md), where the target drafts for itself, and with [a draft model
