@@ -71,10 +71,10 @@ def test_the_question_may_stand_after_the_video(call: Call, clip: Path) -> None:
 
 
 def test_chat_knows_its_words(call: Call, clip: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Claim: /help and /reset are answered and not asked of the model; after /reset the first
-    question gets its first answer again, and exit ends it before the end of input."""
+    """Claim: /help, /document alone and /reset are answered, not asked of the model; after /reset
+    the first question gets its first answer again, and exit ends it before the end of input."""
     colours = "Name only the colours, in order."
-    said = ["/help", colours, QUESTION, "/reset", colours, "exit", "never read"]
+    said = ["/help", "/document", colours, QUESTION, "/reset", colours, "exit", "never read"]
     monkeypatch.setattr("sys.stdin", io.StringIO("\n".join(said) + "\n"))
     code, printed, told = call("chat", clip, "-n", 12, "-m", "sd", "--json")
     answers = [json.loads(line) for line in printed.splitlines()]

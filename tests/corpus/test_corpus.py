@@ -55,6 +55,43 @@ def saying(work: Work, log: list[str], fail: Callable[[str], Any] = lambda id: N
     return lambda: answers
 
 
+def test_a_manifest_names_documents(tmp_path: Path, videos: Path) -> None:
+    """Claim: rows with a document, with and without a video beside it, are answered about it, one
+    that is missing is a row's error, and a row whose document changed is not taken for its answer;
+    files of rows that say nothing of documents go on being read."""
+    (tmp_path / "notes.txt").write_text("A red circle moves left. " * 20)
+    rows = [
+        {"document": "notes.txt"},
+        {"id": "both", "video": str(videos / "clip0.mp4"), "document": "notes.txt"},
+        {"document": "missing.txt"},
+    ]
+    listed, out = tmp_path / "jobs.jsonl", tmp_path / "captions.jsonl"
+    listed.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    work = Work(
+        method="std",
+        max_new_tokens=4,
+        sampling=FrameSampling(num_frames=4),
+        load=(("device", "cpu"),),
+    )
+    jobs = manifests.jobs(listed, "What moves?")
+    keeping.run(jobs, out, work, lambda: here(work), batch=2)
+    alone, both, missing = read(out)
+    assert alone["error"] is None is both["error"] and alone["text"] and both["frames"] == 4
+    assert (alone["id"], alone["frames"]) == ("notes.txt", 0)
+    assert 0 < alone["visual_tokens"] < both["visual_tokens"]
+    assert "missing.txt does not exist" in missing["error"]
+    changed = [replace(jobs[1], document="other.txt")]
+    with pytest.raises(OptionError, match=r"notes\.txt, which is not"):
+        keeping.run(changed, out, work, lambda: here(work))
+    before = {k: v for k, v in both.items() if k != "document"}
+    out.write_text(json.dumps(before) + "\n")
+    with pytest.raises(OptionError, match="not what the manifest asks"):
+        keeping.run(jobs[1:2], out, work, lambda: here(work))
+    out.write_text(json.dumps({**before, "id": "a.mp4", "video": "a.mp4"}) + "\n")
+    old = [Job("a.mp4", "a.mp4", "What moves?", "a.mp4")]
+    assert keeping.run(old, out, work, lambda: here(work)).done == 1
+
+
 # -- real answers ------------------------------------------------------------------------------
 
 

@@ -111,6 +111,31 @@ def test_a_document_alone_and_beside_a_video(method):
         assert result.fallback_reason is None and any(round.tokens for round in result.rounds)
 
 
+def test_a_conversation_goes_on_about_a_document():
+    """Claim: with a span told once each turn is answered as generate() answers, the second over
+    what the first has read, and the draft sees of the document what it saw."""
+    model, first = llama(), document()
+    with saccade.Conversation(model, method="std", context=SPAN, max_new_tokens=12) as talk:
+        one = talk.run(first)
+        ids = [*first["input_ids"][0].tolist(), *one.ids, 5, 6, 7]
+        longer = {"input_ids": torch.tensor([ids]), "attention_mask": torch.ones(1, len(ids))}
+        two = talk.run(longer)
+    assert list(two.ids) == hf_greedy(model, longer, 12) and two.reused_tokens >= LONG
+    for result in (one, two):
+        assert result.visual_tokens == SPAN[1] - SPAN[0] > (result.draft_visual_tokens or 0)
+
+
+def test_transformers_hands_the_span_on():
+    """Claim: ``generate(custom_generate=..., context=...)`` prunes the document: a span that is
+    none is refused there too. Fails if the argument is dropped on the way."""
+    model, inputs = llama(), document()
+    own: dict[str, Any] = dict(custom_generate=saccade.generate, method="std", max_new_tokens=12)
+    ids = model.generate(**inputs, **own, context=SPAN)
+    assert ids[0, LONG:].tolist() == hf_greedy(model, inputs, 12)
+    with pytest.raises(OptionError, match="not within"):
+        model.generate(**inputs, **own, context=(10, 999))
+
+
 class Letters:
     """As much of a tokenizer as a view of words asks for."""
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from saccade.bench.peers import PEERS, Run
 from saccade.core.errors import MethodError, OptionError, SaccadeError, kind_and_line
-from saccade.core.prompt import Inputs
+from saccade.core.prompt import CONTEXT, Inputs
 from saccade.core.result import Result
 from saccade.corpus.answering import answered
 from saccade.drafting.recipe import Recipe
@@ -100,6 +100,7 @@ def race(
         raise OptionError(f"repeat={repeat} must be at least 1")
     runs: dict[str, list[Run]] = {name: [] for name in recipes}
     errors: dict[str, str] = {}
+    theirs = {name: value for name, value in asked[0].items() if name != CONTEXT}
     warm = {**settings, "max_new_tokens": min(WARM_UP_TOKENS, settings["max_new_tokens"])}
     warm.pop("min_new_tokens", None)
     started: set[object] = set()
@@ -117,7 +118,7 @@ def race(
             try:
                 own = {**(settings if round else warm)}
                 if recipe is None:
-                    timed = PEERS[name](pair.target, pair.draft, asked[0], own)
+                    timed = PEERS[name](pair.target, pair.draft, theirs, own)
                 else:
                     own |= {"seed": seed, "captioner": captioner, "exact": exact}
                     rounds = answered(pair, asked, recipe, **own)

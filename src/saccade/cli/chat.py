@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from functools import partial
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -13,21 +15,32 @@ from saccade.cli import loading, options
 from saccade.cli.describe import answer, described, showing
 from saccade.cli.options import ClipOptions, LoadOptions, ModelOptions, grouped
 from saccade.cli.terminal import Json, Quiet, Verbose, err, prepare
+from saccade.core.errors import SaccadeError
+from saccade.inputs import texts
 
-RESET = "/reset"
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from saccade.inputs import Pair
+
+RESET, DOCUMENT = "/reset", "/document"
 ENDS = ("", "exit", "quit", "/exit", "/quit")
 SAID = {
-    RESET: "what was said is forgotten; the video stays",
-    "/help": "a question a line; /reset forgets what was said; exit, or an empty line, ends this",
+    RESET: "what was said is forgotten; the video and the documents stay",
+    DOCUMENT: "name a file of text: /document notes.txt",
+    "/help": "a question a line; /document FILE puts a long text before all that was said; "
+    "/reset forgets what was said; exit, or an empty line, ends this",
 }
+READ = "read with the next question, and the rest again; what was said stays"
 
 
 @grouped
 def chat(
-    video: Annotated[str, typer.Argument(help="A video, GIF, image or folder of frames.")],
     models: ModelOptions,
     frames: ClipOptions,
     how: LoadOptions,
+    video: options.Video = None,
+    document: options.Documents = None,
     method: options.Method = None,
     max_new_tokens: options.Tokens = 256,
     seed: options.Seed = None,
@@ -36,18 +49,20 @@ def chat(
     quiet: Quiet = False,
     verbose: Verbose = False,
 ) -> None:
-    """Ask one question after another about a video; only what is new is read.
+    """Ask one question after another about a video or document; only what is new is read.
 
-    A question a line on standard input. /reset forgets what was said, /help says so; exit, an
-    empty line or the end of input ends it.
+    A question a line on standard input. /document FILE adds a text, /reset forgets what was said,
+    /help says so; exit, an empty line or the end of input ends it.
     """
     known, show = loading.known(models, how, method), showing(as_json, quiet)
-    clip = loading.read(
-        video, frames.sampling(), quiet=show != "all", warn=not quiet, target=known.target
+    seen = loading.about(
+        *(video, document, frames.sampling()),
+        quiet=show != "all",
+        warn=not quiet,
+        target=known.target,
     )
     prepare(known.threads, verbose, quiet=show != "all")
     from saccade.engine.conversation import Conversation
-    from saccade.inputs import shown
 
     (recipe,) = loading.recipes([known.method], exact)
     pair = known.models(quiet=show != "all")
@@ -58,7 +73,7 @@ def chat(
         draft=pair.drafting,
         method=recipe,
         tokenizer=pair.target.tokenizer,
-        captioner=known.captions([list(clip.frames)]),
+        captioner=known.captions(seen.frames),
         seed=seed,
         exact=exact,
         max_new_tokens=max_new_tokens,
@@ -71,12 +86,36 @@ def chat(
             if question in SAID:
                 err.print(SAID[question], markup=False)
                 continue
-            inputs, own = pair.ask(question, **shown(clip), history=history)
+            command, _, named = question.partition(" ")
+            if command == DOCUMENT:
+                try:
+                    seen = _with(seen, named.strip(), pair, history)
+                except SaccadeError as error:
+                    err.print(str(error), style="yellow", markup=False, soft_wrap=True)
+                else:
+                    talk.close()  # what the draft sees is chosen anew
+                    err.print(READ, markup=False)
+                continue
+            inputs, own = pair.ask(question, **seen.asked, history=history)
             begin = partial(talk.stream, inputs, draft_inputs=own)
             result = answer(pair.target, begin, show)
             if as_json:
-                typer.echo(json.dumps({"question": question, **described(result, clip)}))
+                typer.echo(json.dumps({"question": question, **described(result, seen)}))
             history.append((question, result.text or ""))
+
+
+def _with(
+    seen: texts.About, named: str, pair: Pair, history: Sequence[tuple[str, str]]
+) -> texts.About:
+    """With one more document. Raises SaccadeError where it is none, or too long for the target."""
+    from saccade.engine.request import Request
+
+    text = texts.document(Path(named).expanduser())
+    found = replace(seen, documents=(*seen.documents, text))
+    inputs, _ = pair.ask(options.QUESTION, **found.asked, history=history)
+    target = pair.target.backbone
+    Request.of(target, inputs).check_length(target)
+    return found
 
 
 def _question(asking: bool) -> str:

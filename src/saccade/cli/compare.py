@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -18,7 +18,7 @@ from saccade.cli.terminal import Json, Verbose, err, out, prepare, status
 if TYPE_CHECKING:
     from saccade.core.result import Result
     from saccade.inputs import Pair
-    from saccade.inputs.media import Clip
+    from saccade.inputs.texts import About
 
 REPEAT, MANY = 3, 8
 PEERS = ("hf", "hf-assisted", "hf-assisted-seeing", "hf-lookup")  # others' implementations
@@ -26,11 +26,12 @@ PEERS = ("hf", "hf-assisted", "hf-assisted-seeing", "hf-lookup")  # others' impl
 
 @grouped
 def compare(
-    video: Annotated[str, typer.Argument(help="A video, GIF, image or folder of frames.")],
     models: ModelOptions,
     frames: ClipOptions,
     how: LoadOptions,
+    video: options.Video = None,
     question: options.Question = None,
+    document: options.Documents = None,
     methods: Annotated[
         str | None,
         typer.Option(
@@ -52,12 +53,13 @@ def compare(
     as_json: Json = False,
     verbose: Verbose = False,
 ) -> None:
-    """Run several methods on one video, interleaved, and show what each one costs."""
+    """Run several methods on one video or document, interleaved, and show what each one costs."""
+    video, question = options.shown(video, question, bool(document))
     prompt = options.asked(question, prompt)
     known = loading.known(models, how)
     names = loading.method_names(methods or f"ar,{known.method},hf")
     loading.check_methods(names, beside=PEERS)
-    clip = loading.read(video, frames.sampling(), quiet=as_json, target=known.target)
+    seen = loading.about(video, document, frames.sampling(), quiet=as_json, target=known.target)
     prepare(known.threads, verbose, quiet=as_json)
     from saccade.bench.compare import named
 
@@ -66,14 +68,17 @@ def compare(
     pair = known.models(quiet=as_json)
     found = compared(
         pair,
-        clip,
-        Path(video).name,
+        seen,
+        {
+            "video": None if video is None else Path(video).name,
+            **({"documents": [file.name for file in document]} if document else {}),
+        },
         prompt,
         names,
         repeat=repeat or (REPEAT if len(names) <= MANY else 1),
         max_new_tokens=max_new_tokens,
         seed=seed,
-        captioner=known.captions([list(clip.frames)]),
+        captioner=known.captions(seen.frames),
         exact=exact,
     )
     if trace is not None:
@@ -123,8 +128,8 @@ class Comparison:
 
 def compared(
     models: Pair,
-    clip: Clip,
-    video: str,
+    seen: About,
+    called: Mapping[str, Any],
     prompt: str,
     names: Sequence[str],
     *,
@@ -132,15 +137,15 @@ def compared(
     max_new_tokens: int,
     **others: Any,
 ) -> Comparison:
-    """Methods side by side on one question; ``others`` as :func:`saccade.bench.compare.race`."""
+    """Methods side by side on one question about what is ``seen``, ``called`` so in the JSON;
+    ``others`` as :func:`saccade.bench.compare.race`."""
     import torch
 
     from saccade.bench.compare import BASELINE, named, race
     from saccade.bench.hardware.others import Watch
-    from saccade.inputs import shown
 
     backbone = models.target.backbone
-    asked = models.ask(prompt, **shown(clip))
+    asked = models.ask(prompt, **seen.asked)
     watch = Watch()
     with status("comparing", quiet=not err.is_terminal) as tell:
         raced = race(
@@ -156,7 +161,7 @@ def compared(
     results = raced.last()
     base = results[BASELINE]
     about = {
-        "video": video,
+        **called,
         "visual_tokens": base.visual_tokens,
         "max_new_tokens": max_new_tokens,
         "device": str(backbone.device),

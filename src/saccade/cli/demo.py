@@ -30,6 +30,7 @@ def demo(
     """Describe a video twice with the embedded pair, plainly and drafted, and compare."""
     prepare(threads, verbose)
     from saccade.bench import show
+    from saccade.inputs.texts import About
     from saccade.world import descriptions, drawing, scenes
 
     scene = scenes.scene(DEMO_SEED)
@@ -38,8 +39,8 @@ def demo(
     methods = ["ar", DEFAULT_METHOD, "specvlm/shape=fit", "hf"]
     found = compared(
         models,
-        clip,
-        "demo.mp4",
+        About(clip),
+        {"video": "demo.mp4"},
         options.QUESTION,
         methods,
         repeat=repeat,

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from saccade.core.result import Result
     from saccade.engine.generate import Stream
     from saccade.inputs import Loaded
-    from saccade.inputs.media import Clip
+    from saccade.inputs.texts import About
 
 
 Shown = Literal["all", "text", "nothing"]
@@ -69,17 +69,15 @@ def describe(
     known, show = loading.known(models, how, method), showing(as_json, quiet)
     if tp:
         _in_several_processes(video or "", exact)
-    texts, clip = loading.documents(document), None
-    if video is not None or not texts:
-        clip = loading.read(
-            video or "", frames.sampling(), quiet=show != "all", warn=not quiet, target=known.target
-        )
-    elif not quiet:
-        loading.warn_of_embedded(known.target)
+    seen = loading.about(
+        *(video, document, frames.sampling()),
+        quiet=show != "all",
+        warn=not quiet,
+        target=known.target,
+    )
     prepare(known.threads, verbose, quiet=show != "all")
     from saccade.corpus.answering import answered
     from saccade.drafting.recipe import split
-    from saccade.inputs import shown
     from saccade.model import tensor_parallel
 
     (recipe,) = loading.recipes([known.method], exact)
@@ -87,13 +85,12 @@ def describe(
     pair = known.models(quiet=show != "all", tp=tp)
     if tp and seed is None:
         seed = tensor_parallel.agreed(secrets.randbits(63))
-    media = {} if clip is None else shown(clip)
     begin = partial(
         answered,
         pair,
-        pair.ask(prompt, **media, documents=texts),
+        pair.ask(prompt, **seen.asked),
         recipe,
-        captioner=known.captions([] if clip is None else [list(clip.frames)]),
+        captioner=known.captions(seen.frames),
         seed=seed,
         exact=exact,
         max_new_tokens=max_new_tokens,
@@ -109,7 +106,7 @@ def describe(
 
         traces.write(trace, result)
     if as_json:
-        typer.echo(json.dumps(described(result, clip)))
+        typer.echo(json.dumps(described(result, seen)))
 
 
 def _in_several_processes(video: str, exact: bool) -> None:
@@ -168,7 +165,7 @@ def answer(target: Loaded, begin: Callable[..., Stream], shown: Shown) -> Result
     return result
 
 
-def described(result: Result, clip: Clip | None) -> dict[str, Any]:
+def described(result: Result, seen: About) -> dict[str, Any]:
     import torch
 
     timings = result.timings
@@ -191,8 +188,8 @@ def described(result: Result, clip: Clip | None) -> dict[str, Any]:
         "draft_visual_tokens": result.draft_visual_tokens,
         "reused_tokens": result.reused_tokens,
         "peak_bytes": result.peak_bytes,
-        "frames": 0 if clip is None else len(clip.frames),
+        "frames": seen.told["frames"],
         "threads": torch.get_num_threads(),
         "timings": asdict(timings),
-        "warnings": [*(() if clip is None else clip.warnings), *result.warnings],
+        "warnings": [*seen.told["warnings"], *result.warnings],
     }

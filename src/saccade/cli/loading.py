@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from saccade.cli.options import DEFAULT_METHOD, LoadOptions, ModelOptions
 from saccade.cli.terminal import err, status, steps
-from saccade.inputs import checkpoints
+from saccade.inputs import checkpoints, texts
 
 if TYPE_CHECKING:
     import numpy as np
@@ -127,7 +127,8 @@ def read(
 
     if not video.strip():
         raise OptionError(
-            "name a video: a file, a folder of frames, a URL, or - for standard input"
+            "name a video: a file, a folder of frames, a URL, or - for standard input; "
+            "a text is named by --document, where a command takes one"
         )
     with steps(quiet=quiet) as tell:
         tell("opening the video")
@@ -157,16 +158,20 @@ def models(target: str, draft: str | None, *, quiet: bool, **how: Any) -> Pair:
         return Pair(*load_pair(target, draft, **how))
 
 
-def documents(files: Sequence[Path] | None) -> list[str]:
-    """Long texts that views may prune. Raises OptionError for a file that is none."""
-    from saccade.core.errors import OptionError
-
-    found = []
-    for file in files or ():
-        try:
-            found.append(file.read_text("utf-8"))
-        except (OSError, UnicodeDecodeError) as error:
-            raise OptionError(f"--document {file} is no text that can be read") from error
-        if not found[-1].strip():
-            raise OptionError(f"--document {file} is empty")
-    return found
+def about(
+    video: str | None,
+    documents: Sequence[Path] | None,
+    sampling: FrameSampling,
+    *,
+    quiet: bool,
+    warn: bool = True,
+    target: str,
+) -> texts.About:
+    """What a command was given: texts are read first, a video only where one is named."""
+    found = tuple(texts.document(file) for file in documents or ())
+    if video is not None or not found:
+        clip = read(video or "", sampling, quiet=quiet, warn=warn, target=target)
+        return texts.About(clip, found)
+    if warn:
+        warn_of_embedded(target)
+    return texts.About(None, found)

@@ -45,9 +45,14 @@ Target = Annotated[
 Draft = Annotated[
     str | None, typer.Option("--draft", "-d", help="Draft: a checkpoint folder or hub id.")
 ]
+Video = Annotated[
+    str | None, typer.Argument(help="A video, GIF, image or folder of frames.", show_default=False)
+]
 Documents = Annotated[
     list[Path] | None,
-    typer.Option("--document", help="A long text beside the video, or instead (repeatable)."),
+    typer.Option(
+        "--document", help="A file of long text beside the video, or instead (repeatable)."
+    ),
 ]
 Prompt = Annotated[
     str, typer.Option("--prompt", "-p", help="What to ask about the video: as the question.")

@@ -109,9 +109,11 @@ def _checked(path: Path, jobs: Sequence[Job], work: Work) -> list[dict[str, Any]
                 "another --out, or delete it"
             )
         job = asked.get(each["id"])
-        if job is not None and (job.video, job.prompt) != (each["video"], each["prompt"]):
+        about = each["video"], each.get("document", "")
+        if job is not None and (job.video, job.document, job.prompt) != (*about, each["prompt"]):
+            told = " and ".join(filter(None, about))
             raise OptionError(
-                f"{path} has {job.id} answer {each['prompt']!r} about {each['video']}, which is "
+                f"{path} has {job.id} answer {each['prompt']!r} about {told}, which is "
                 "not what the manifest asks: give another --out"
             )
     return found
@@ -125,7 +127,7 @@ def _rows(path: Path) -> list[dict[str, Any]]:
     return found
 
 
-_FIELDS = {field.name for field in fields(Row)}
+_FIELDS = {field.name for field in fields(Row)} - {"document"}  # files of before have none
 
 
 def shard_path(path: Path, shard: tuple[int, int]) -> Path:

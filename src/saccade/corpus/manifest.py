@@ -21,12 +21,14 @@ UNEXPECTED = "unexpected "  # how the error of a row begins that is no fault of 
 
 @dataclass(frozen=True)
 class Job:
-    """One video to be put into words."""
+    """One video, document, or both to be put into words; empty where there is none."""
 
     id: str
     video: str  # as the manifest has it
     prompt: str
     path: str  # where it is
+    document: str = ""  # as the manifest has it
+    text: str = ""  # where that is
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,7 @@ class Row:
     visual_tokens: int = 0
     fallback: str | None = None
     warnings: tuple[str, ...] = ()
+    document: str = ""
 
 
 @dataclass(frozen=True)
@@ -68,15 +71,16 @@ class Work(Answering):
 
     def row(self, job: Job, **what: Any) -> Row:
         """What came of a job."""
-        return Row(job.id, job.video, job.prompt, self.key, **what)
+        return Row(job.id, job.video, job.prompt, self.key, document=job.document, **what)
 
 
 def jobs(manifest: Path, question: str) -> list[Job]:
     """What a manifest asks for, in its order.
 
-    A folder (every video below it), a ``.jsonl`` or ``.csv`` with ``video`` and perhaps ``id`` and
-    ``prompt``, or a text file with a path a line. A relative path is looked for beside the
-    manifest first. Raises OptionError, with the line, where it cannot be read or an id comes twice.
+    A folder (every video below it), a ``.jsonl`` or ``.csv`` with ``video``, ``document`` (a file
+    of long text) or both and perhaps ``id`` and ``prompt``, or a text file with a path a line. A
+    relative path is looked for beside the manifest first. Raises OptionError, with the line, where
+    it cannot be read or an id comes twice.
     """
     if manifest.is_dir():
         found = sorted(path for path in manifest.rglob("*") if path.suffix.lower() in VIDEOS)
@@ -90,18 +94,24 @@ def jobs(manifest: Path, question: str) -> list[Job]:
         raise OptionError(f"{manifest} names no video")
     seen: dict[str, str] = {}
     jobs = []
+
+    def placed(name: str) -> str:
+        beside = (manifest if manifest.is_dir() else manifest.parent) / name
+        return str((beside if beside.exists() else Path(name)).absolute()) if name else ""
+
     for where, given in entries:
-        video = given.get("video")
-        if not isinstance(video, str) or not video:
-            raise OptionError(f"{where} of {manifest} has no video: id, video, prompt are read")
+        video, text = (given.get(name) or "" for name in ("video", "document"))
+        if not isinstance(video, str) or not isinstance(text, str) or not (video or text):
+            raise OptionError(
+                f"{where} of {manifest} has no video: id, video, document, prompt are read"
+            )
         own = given.get("id")
-        name = str(video if own in (None, "") else own)
+        name = str((video or text) if own in (None, "") else own)
         if name in seen:
             raise OptionError(f"{where} of {manifest} has the id of {seen[name]}: {name}")
         seen[name] = where
-        beside = (manifest if manifest.is_dir() else manifest.parent) / video
-        path = beside if beside.exists() else Path(video)
-        jobs.append(Job(name, video, str(given.get("prompt") or question), str(path.absolute())))
+        prompt = str(given.get("prompt") or question)
+        jobs.append(Job(name, video, prompt, placed(video), text, placed(text)))
     return jobs
 
 

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from saccade.core.errors import SaccadeError, kind_and_line
@@ -14,18 +15,17 @@ from saccade.core.result import Result
 from saccade.corpus.answering import answered
 from saccade.corpus.keeping import Answer
 from saccade.corpus.manifest import UNEXPECTED, Job, Row, Work
-from saccade.inputs import Pair, captions, load_pair, media, shown
+from saccade.inputs import Pair, captions, load_pair, media, texts
 from saccade.inputs.loading import use_threads
-from saccade.inputs.media import Clip
 from saccade.methods import resolve
 
 
 @dataclass(frozen=True)
 class Opened:
-    """A job with its frames."""
+    """A job with its frames and texts."""
 
     job: Job
-    clip: Clip
+    seen: texts.About
 
 
 class Worker:
@@ -60,7 +60,9 @@ class Worker:
 
     def _open(self, job: Job) -> Opened | Row:
         try:
-            return Opened(job, media.read(job.path, self.work.sampling))
+            own = (texts.document(Path(job.text)),) if job.text else ()
+            clip = media.read(job.path, self.work.sampling) if job.path else None
+            return Opened(job, texts.About(clip, own))
         except Exception as error:
             return self._failed(job, error)
 
@@ -74,7 +76,7 @@ class Worker:
     def _together(self, many: Sequence[Opened]) -> list[Row]:
         began = time.perf_counter()
         pair = self._pair
-        asked = [pair.ask(each.job.prompt, **shown(each.clip)) for each in many]
+        asked = [pair.ask(each.job.prompt, **each.seen.asked) for each in many]
         results = answered(
             pair,
             pair.together(asked),
@@ -86,15 +88,16 @@ class Worker:
         ).finish()
         seconds = time.perf_counter() - began
         return [
-            self.work.row(each.job, **_told(each.clip, result), seconds=seconds, together=len(many))
+            self.work.row(each.job, **_told(each.seen, result), seconds=seconds, together=len(many))
             for each, result in zip(many, results, strict=True)
         ]
 
     def _captioner(self, many: Sequence[Opened]) -> Callable[[Inputs], list[Any]] | None:
         """Captions of the clips for views that read one, made only if one is asked for."""
         name, target, device = self.work.captioner, self.work.target, dict(self.work.load)
-        shown = [[list(each.clip.frames)] for each in many]
-        each = [captions.chosen(name, target, one, device.get("device")) for one in shown]
+        each = [
+            captions.chosen(name, target, one.seen.frames, device.get("device")) for one in many
+        ]
         every = [captioner for captioner in each if captioner is not None]
         return (lambda inputs: [text for one in every for text in one(inputs)]) if every else None
 
@@ -103,7 +106,7 @@ class Worker:
         return self.work.row(job, error=str(error) if ours else UNEXPECTED + kind_and_line(error))
 
 
-def _told(clip: Clip, result: Result) -> dict[str, Any]:
+def _told(seen: texts.About, result: Result) -> dict[str, Any]:
     """What a row says of an answer."""
     return {
         "text": result.text,
@@ -112,10 +115,10 @@ def _told(clip: Clip, result: Result) -> dict[str, Any]:
         "finish_reason": result.finish_reason,
         "method": result.method,
         "tau": result.tau,
-        "frames": len(clip.frames),
+        "frames": seen.told["frames"],
         "visual_tokens": result.visual_tokens,
         "fallback": result.fallback_reason,
-        "warnings": (*clip.warnings, *result.warnings),
+        "warnings": (*seen.told["warnings"], *result.warnings),
     }
 
 

@@ -256,6 +256,7 @@ def generate(
         "logits_processor": logits_processor,
         "stopping_criteria": stopping_criteria,
         "captioner": captioner,
+        "context": context,
     }
     direct = not isinstance(inputs, Tensor)
     if isinstance(inputs, Tensor):
@@ -268,7 +269,7 @@ def generate(
                 "its own: give draft_inputs= with the processor's output"
             )
     else:
-        own |= {"prefix_allowed_tokens_fn": prefix_allowed_tokens_fn, "context": context}
+        own["prefix_allowed_tokens_fn"] = prefix_allowed_tokens_fn
         request = Request.of(target, inputs, **own, **settings)
         ids = inputs["input_ids"]
     check_streamer(streamer, len(ids))

@@ -73,14 +73,7 @@ class Request:
 
         Raises OptionError in one sentence.
         """
-        inputs = _readable(target, inputs)
-        if context is not None:
-            if draft_inputs is not None:
-                raise OptionError(
-                    f"context= counts the target's tokens, and the draft's own are others: put "
-                    f"{CONTEXT} into inputs and draft_inputs"
-                )
-            inputs = _with_documents(inputs, context)
+        inputs = _with_documents(_readable(target, inputs), context, draft_inputs)
         options.check_whole("seed", seed)
         options.check_called(logits_processor=logits_processor, stopping_criteria=stopping_criteria)
         if prefix_allowed_tokens_fn is not None and not callable(prefix_allowed_tokens_fn):
@@ -109,6 +102,7 @@ class Request:
         ids: Tensor,
         given: Mapping[str, Any],
         *,
+        context: Any,
         draft_inputs: Inputs | None,
         tokenizer: Any,
         seed: int | None,
@@ -141,7 +135,7 @@ class Request:
             )
         limits = options.limits(checked, ids.shape[1], stopping_criteria or ())
         return cls(
-            {"input_ids": ids, **features},
+            _with_documents({"input_ids": ids, **features}, context, draft_inputs),
             lambda contexts: [sampling] * len(contexts),
             replace(limits, stop=()),  # stop strings are among the criteria already
             draft_inputs,
@@ -176,7 +170,7 @@ class Request:
         if most is not None and longest > most:
             raise ModelError(
                 f"the prompt has {longest} tokens, and this model reads {most} at most: "
-                "take fewer frames (--num-frames), smaller ones (--size) or a shorter question"
+                "take fewer frames (--num-frames), or a shorter document or question"
             )
 
     def check(self, target: Backbone) -> None:
@@ -246,9 +240,16 @@ def _keeps_some(mask: Any, ids: Tensor) -> bool:
     return fits and bool(mask.bool().any(1).all())
 
 
-def _with_documents(inputs: Inputs, context: Any) -> Inputs:
-    """The inputs with these spans of each request marked. Raises OptionError for such as are not
-    within the prompt."""
+def _with_documents(inputs: Inputs, context: Any, draft_inputs: Inputs | None) -> Inputs:
+    """The inputs with these spans of each request marked, if any. Raises OptionError for such as
+    are not within the prompt."""
+    if context is None:
+        return inputs
+    if draft_inputs is not None:
+        raise OptionError(
+            f"context= counts the target's tokens, and the draft's own are others: put "
+            f"{CONTEXT} into inputs and draft_inputs"
+        )
     ids = inputs["input_ids"]
     several: Any = [context] if len(ids) == 1 else context
     real = inputs.get("attention_mask", torch.ones_like(ids)).bool()
