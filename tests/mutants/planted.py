@@ -501,6 +501,13 @@ MUTANTS = (
         (f"{COST}::test_fit_chooses_what_a_search_over_everything_chooses",),
     ),
     Mutant(
+        "costs: few points are kept for good",
+        "drafting/shapes/costs.py",
+        'known["used"] >= OFTEN and',
+        'known["used"] > OFTEN and',
+        (f"{COST}::test_what_is_used_often_is_timed_at_every_point",),
+    ),
+    Mutant(
         "costs: of several timings the slowest counts",
         "drafting/shapes/costs.py",
         "return [min(times) for times in zip(*took, strict=True)]",

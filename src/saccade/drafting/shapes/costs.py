@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from typing import Any
 
 from saccade.core.costs import Costs
@@ -23,6 +22,7 @@ SECONDS = 0.6  # of timing all of them, and as much a point elsewhere: somebody 
 FEWEST, REPEATS, LEAST = 2, 10, 3  # of repeats; of points
 MORE = 1.5  # how much dearer a forward of many rows is than of one, about
 MANY = 8  # requests in a forward, to tell what one more costs
+OFTEN = 8  # answers, after which all points are worth their time
 SHARES = (1.0, 0.5, 0.25, 0.1, 0.05)  # of a prompt a draft may be shown
 SLOWER, DEARER = 1.2, 0.1  # a draft's step against its cheapest; its prefill against the target's
 PROBE, BUSIER = 64, 1.25  # keys; how much slower a probe tells of a busy hour
@@ -39,47 +39,80 @@ def measure(
     phase: Phase = untold,
 ) -> Costs:
     """Times bare forwards over ``context`` cached tokens, and tells so; remembered per machine and
-    pair, unless what is remembered is of a busier hour."""
-    key = _key(target, draft, context, draft_context)
+    pair, unless what is remembered is of a busier hour. A slow model is timed at few numbers of
+    rows, and at the others by the first process after ``OFTEN`` answers: within one nothing
+    changes, so that what is drawn by a seed does not."""
+    known = _known(target, draft, context, phase)
+    _used(target, draft, context, known)
+    rows, seconds, apart = tuple(known["rows"]), tuple(known["target"]), known["apart"]
+    return Costs(rows, seconds, _step(known, context, draft_context), apart=(apart[0], apart[1]))
+
+
+def _known(target: Backbone, draft: Backbone, context: int, phase: Phase) -> dict[str, Any]:
+    """What is remembered of these two over so many keys, measured where it is not, or no more."""
+    key = _key(target, draft, context)
     known = _MEASURED.load(key)
-    if known is not None and (key in _TRUSTED or _holds(known, target, draft)):
+    if known is not None and (key in _TRUSTED or _stands(known, target, draft)):
         _TRUSTED.add(key)
-        rows, seconds, apart = tuple(known["rows"]), tuple(known["target"]), known["apart"]
-        return Costs(rows, seconds, known["draft"], apart=(apart[0], apart[1]))
+        return dict(known)
     phase("costs")
-    (one,) = _times(target, [(context, 1)])
-    count = max(LEAST, int(SECONDS / (FEWEST * MORE * one)))  # a slow model would take minutes
-    told = tuple(sorted(POINTS[:count]))
-    times = _times(target, [(context, rows) for rows in told])
-    # noise must not make more rows look cheaper than fewer
-    for i in range(len(times) - 2, -1, -1):
-        times[i] = min(times[i], times[i + 1])
-    (level,) = _times(draft, [(draft_context, 1)])
-    costs = Costs(told, tuple(times), level, apart=_apart(target, draft))
+    used = 0 if known is None else known.get("used", 0)
+    found = {**_timed(target, draft, context, often=used >= OFTEN), "used": used}
     _TRUSTED.add(key)
-    _MEASURED.save(key, asdict(costs) | {"probe": _probe(target, draft)})
-    log.info("measured forwards: %s", costs)
-    return costs
+    _MEASURED.save(key, found)
+    log.info("measured forwards: %s", found)
+    return found
 
 
-def _apart(target: Backbone, draft: Backbone) -> tuple[float, float]:
-    """``Costs.apart``, over few keys."""
-    (together,) = _times(target, [(PROBE, MANY)])
+def _used(target: Backbone, draft: Backbone, context: int, known: Mapping[str, Any]) -> None:
+    """Counts an answer, as far as it matters how many there were."""
+    if (used := known.get("used", 0)) < OFTEN:
+        _MEASURED.save(_key(target, draft, context), {**known, "used": used + 1})
+
+
+def _timed(target: Backbone, draft: Backbone, context: int, *, often: bool) -> dict[str, Any]:
+    """Seconds of forwards: the target's by rows, a row of the draft's over few keys and over all,
+    and what another request adds to either, over few keys."""
+    few = POINTS[:LEAST]
+    asked = [(PROBE, 1), (PROBE, MANY), *((context, rows) for rows in few)]
+    alone, together, *times = _times(target, asked)
+    steps = [alone, times[0]]
+    count = int(SECONDS / (FEWEST * MORE * times[0]))  # a slow model would take minutes
+    rows = sorted(POINTS if often else POINTS[: max(LEAST, count)])
+    told = dict(zip(few, times, strict=True))
+    if len(rows) > LEAST:
+        told = dict(zip(rows, _times(target, [(context, each) for each in rows]), strict=True))
+    # noise must not make more rows look cheaper than fewer
+    seconds = [min(told[each] for each in rows[place:]) for place in range(len(rows))]
     (requests,) = _times(target, [(PROBE, 1)], MANY)
-    (one,), (many,) = _times(draft, [(PROBE, 1)]), _times(draft, [(PROBE, 1)], MANY)
+    own, many = steps, requests
+    if draft is not target:
+        own = _times(draft, [(PROBE, 1), (context, 1)])
+        (many,) = _times(draft, [(PROBE, 1)], MANY)
     others = MANY - 1
-    return max(0.0, requests - together) / others, max(0.0, many - one) / others
+    return {
+        "rows": rows,
+        "target": seconds,
+        "steps": own,
+        "apart": [max(0.0, requests - together) / others, max(0.0, many - own[0]) / others],
+        "probe": [alone, own[0]],
+    }
 
 
-def _probe(target: Backbone, draft: Backbone) -> list[float]:
-    """What tells a busy hour from a quiet one for little: seconds of a row over few keys."""
-    return [_times(model, [(PROBE, 1)])[0] for model in (target, draft)]
+def _step(known: Mapping[str, Any], context: int, keys: int) -> float:
+    """Seconds of a step of the draft over so many keys: it reads all of them once, so they lie on a
+    line between those over few and over all."""
+    few, every = known["steps"]
+    return float(few + max(0.0, every - few) * max(0, keys - PROBE) / max(1, context - PROBE))
 
 
-def _holds(known: Mapping[str, Any], target: Backbone, draft: Backbone) -> bool:
-    """Whether this machine is no quicker now than when these costs were measured."""
-    now, then = _probe(target, draft), known.get("probe") or [math.inf, math.inf]
-    return all(BUSIER * mine >= old for mine, old in zip(now, then, strict=True))
+def _stands(known: Mapping[str, Any], target: Backbone, draft: Backbone) -> bool:
+    """Whether what is known is all that is wanted, and this machine no quicker now than then. A row
+    over few keys tells a busy hour from a quiet one for little."""
+    if "steps" not in known or (known["used"] >= OFTEN and len(known["rows"]) < len(POINTS)):
+        return False
+    now = [_times(model, [(PROBE, 1)])[0] for model in (target, draft)]
+    return all(BUSIER * mine >= old for mine, old in zip(now, known["probe"], strict=True))
 
 
 def affordable(target: Backbone, draft: Backbone, context: int, phase: Phase = untold) -> float:
@@ -87,14 +120,8 @@ def affordable(target: Backbone, draft: Backbone, context: int, phase: Phase = u
     steps at most a fifth slower than its quickest, and a prefill of at most a tenth of the
     target's. Its own keys, if it is the target, need no prefill."""
     bearable = 1.0 if draft is target else DEARER * _size(target) / _size(draft)
-    key = _key(target, draft, context, 0)
-    times = (_MEASURED.load(key) or {}).get("steps")
-    if times is None:
-        phase("costs")
-        asked = [(max(1, int(share * context)), 1) for share in SHARES]
-        times = _times(draft, asked)
-        _MEASURED.save(key, {"steps": times})
-        log.info("a draft's step over %s of %d tokens: %s s", SHARES, context, times)
+    known = _known(target, draft, context, phase)
+    times = [_step(known, context, int(share * context)) for share in SHARES]
     quick = [share for share, own in zip(SHARES, times, strict=True) if own <= SLOWER * min(times)]
     return max((share for share in quick if share <= bearable), default=SHARES[-1])
 
@@ -148,8 +175,8 @@ def bucket(tokens: int) -> int:
     return 1 << max(6, round(math.log2(max(tokens, 1))))
 
 
-def _key(target: Backbone, draft: Backbone, context: int, draft_context: int) -> str:
-    facts: list[object] = [context, draft_context]
+def _key(target: Backbone, draft: Backbone, context: int) -> str:
+    facts: list[object] = [context]
     for model in (target, draft):
         facts += [str(model.config.to_dict()), str(model.dtype), str(model.device)]
         facts.append(model.fused is not None)
