@@ -19,6 +19,7 @@ import pytest
 import torch
 import transformers
 
+import saccade
 from evidence import checkpoints
 from saccade.bench.real import answers as measure
 from saccade.bench.real import looks
@@ -32,6 +33,8 @@ from saccade.model.kept import Kept
 
 # The user's, looked up before the tests have a cache folder of their own.
 CHECKPOINT = weights.checkpoint()
+PACKAGE = Path(saccade.__file__).parent
+RESULTS = PACKAGE.parents[1] / "docs" / "results"
 LENGTH = 256  # tokens of the documents that they are asked about
 SLACK = 24  # rows that a window may hold beside its share until it slides
 needs_weights = pytest.mark.skipif(
@@ -135,9 +138,22 @@ def test_documents_are_long_texts_in_turn(tmp_path):
     found = list(documents.documents([tmp_path]))
     assert [(each.name, each.tokens) for each in found] == [("a.md", 1800), ("b.py", 2500)]
     assert found[0].task != found[1].task
-    assert len(list(documents.documents([]))) >= 20  # the package's own code
     with pytest.raises(OptionError, match="neither"):
         list(documents.documents([tmp_path / "nowhere"]))
+
+
+def test_without_paths_the_pages_texts_are_asked_about(tmp_path, monkeypatch):
+    """Claim: in a clone who names no text asks about those of docs/results/real.md, the same
+    questions in the same order; where the package stands alone, about its own code. Fails when a
+    text of the page is moved, or falls below the shortest length."""
+    stored = json.loads((RESULTS / "real.json").read_text())["measured"]
+    asked = dict.fromkeys((row["document"], row["digest"], row["task"]) for row in stored)
+    found = [(each.name, each.task) for each in documents.documents([])]
+    assert found == [(name, task) for name, _, task in asked] and len(found) == 23
+    alone = shutil.copytree(PACKAGE / "bench", tmp_path / "a" / "saccade")
+    monkeypatch.setattr(saccade, "__file__", str(alone / "__init__.py"))
+    own = {each.name for each in documents.documents([])}
+    assert "compare.py" in own and "README.md" not in own
 
 
 def test_an_oracle_holds_most_and_every_choice_its_count():
@@ -221,7 +237,7 @@ def asked() -> tuple[Any, Any, Any, Any, Any]:
     """The real model, two texts of the package, the settings, what ``generate()`` says of them, and
     their prompts, read once."""
     model = load(str(CHECKPOINT), device="cpu")
-    own = islice(documents.documents([]), 2)
+    own = islice(documents.documents([PACKAGE]), 2)
     short = [replace(document, tokens=LENGTH) for document in own]
     settings = measure.settings(model, 26, measure.PENALTY)
     truths = [measure.truth(model, document, settings) for document in short]
@@ -311,7 +327,7 @@ def test_a_stored_page_is_what_its_rows_say(name):
     """Claim: the page in docs/results is, byte for byte, made from the rows beside it; every answer
     of them is ``generate()``'s, and of real.md every method answered about each
     of twenty documents or more."""
-    stored = Path(__file__).parents[2] / "docs" / "results" / f"{name}.json"
+    stored = RESULTS / f"{name}.json"
     found = json.loads(stored.read_text())
     assert stored.with_suffix(".md").read_text() == page(found)
     assert all(row["same"] for row in found["measured"])

@@ -42,7 +42,7 @@ def real_make() -> None:
 def bench_real(
     paths: Annotated[
         list[Path] | None,
-        typer.Argument(help="Texts, or folders of them; else the package's own code."),
+        typer.Argument(help="Texts, or folders; else, in a clone, those of the page, or our code."),
     ] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Documents.")] = None,
     methods: Annotated[str | None, typer.Option(help="Comma-separated.")] = None,

@@ -21,6 +21,16 @@ TASKS = (
     "What is the most important thing that the text above says? Answer in a paragraph.",
     "Continue the text above.",
 )
+# What docs/results/real.md was made of, in its order: in a clone, what is asked about by default.
+PAGE = (
+    *("README.md", "CHANGELOG.md"),
+    *(f"docs/{name}.md" for name in ("LOG", "bench", "families", "lossless", "numbers")),
+    *(f"docs/{name}.md" for name in ("reliability", "scaling", "serve", "structure", "vllm")),
+    *(f"docs/methods/{name}.md" for name in ("a-sixth-method", "fresh", "hippo", "sage")),
+    *(f"docs/methods/{name}.md" for name in ("sparse-to-dense", "specvlm", "tabed")),
+    *("src/saccade/world/scenes.py", "src/saccade/drafting/drafters.py"),
+    *("src/saccade/model/session.py", "src/saccade/inputs/media/guard.py"),
+)
 
 
 @dataclass(frozen=True)
@@ -46,12 +56,13 @@ def repeated(ids: Sequence[int]) -> float:
 
 
 def documents(paths: Sequence[Path]) -> Iterator[Document]:
-    """One a file, as long as it fills; of the package's own code without paths.
+    """One a file, as long as it fills; without paths those of ``PAGE`` where all of them are there,
+    in a clone, and else the package's own code.
 
     Raises OptionError where a path is neither a file nor a folder.
     """
     tasks = cycle(TASKS)
-    for root in paths or [Path(saccade.__file__).parent]:
+    for root in paths or _own(Path(saccade.__file__).parent):
         if not root.exists():
             raise OptionError(f"{root} is neither a file nor a folder")
         files = sorted(root.rglob("*")) if root.is_dir() else [root]
@@ -62,3 +73,8 @@ def documents(paths: Sequence[Path]) -> Iterator[Document]:
             if fits := [length for length in LENGTHS if len(text) >= LETTERS * length]:
                 name = file.name if root.is_file() else str(file.relative_to(root))
                 yield Document(name, text, next(tasks), fits[-1])
+
+
+def _own(package: Path) -> list[Path]:
+    page = [package.parents[1] / name for name in PAGE]
+    return page if all(file.is_file() for file in page) else [package]
