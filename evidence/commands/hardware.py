@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shlex
+import sys
 from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
@@ -167,23 +169,36 @@ def following(
     document: Annotated[Path, typer.Argument(help="A text of 1,800 tokens or more.")],
     keep: Annotated[float, typer.Option(help="The share of it that is drafted on.")] = 0.1,
     rounds: Annotated[int, typer.Option(min=2, help="Timed, after one another.")] = 24,
+    path: Annotated[
+        Path | None,
+        typer.Option("--out", help="Keep the numbers here, as docs/results/following.json."),
+    ] = None,
+    page: Annotated[
+        Path | None, typer.Option(help="Write them anew in this page: docs/methods/fresh.md.")
+    ] = None,
     threads: Threads = None,
-    as_json: Json = False,
     verbose: Verbose = False,
 ) -> None:
     """What it costs to choose a self-draft's keys again every round, on real weights."""
     prepare(threads, verbose)
-    from evidence.hardware.following import follow
+    from evidence.hardware.following import MARKS, follow, told
+    from evidence.studies.ablations import put
     from saccade.bench.suites.texts import documents
+    from saccade.engine.trace import environment
     from saccade.inputs import load, real_weights
 
     text = next(documents([document]), None)
     if text is None:
         raise OptionError(f"{document} is shorter than 1,800 tokens")
     found = follow(load(str(real_weights.made())), text, keep=keep, rounds=rounds)
-    if as_json:
-        typer.echo(json.dumps(asdict(found)))
-        return
-    out.print(f"{found.prompt_tokens} tokens, {found.rounds} rounds; a round {found.round:.3f} s")
-    for name, seconds in found.seconds.items():
-        out.print(f"{name:20} {seconds * 1e3:7.2f} ms  {seconds / found.round:6.2%} of a round")
+    facts = {
+        "command": shlex.join(["python", "-m", "evidence", *sys.argv[1:]]),
+        "model": real_weights.NAME,
+        "machine": "{processor}, {threads} threads, torch {torch}.".format(**environment()),
+        **asdict(found),
+    }
+    if path is not None:
+        path.write_text(json.dumps(facts, indent=1) + "\n")
+    if page is not None:
+        page.write_text(put(page.read_text(), told(facts), MARKS))
+    out.print(told(facts), markup=False, soft_wrap=True)

@@ -13,7 +13,9 @@ import typer
 from saccade.cli.terminal import Threads, Verbose, out, prepare, status
 from saccade.core.errors import OptionError
 
-Paths = Annotated[list[Path] | None, typer.Argument(help="Documents; else the package's code.")]
+Paths = Annotated[
+    list[Path] | None, typer.Argument(help="Documents; else those of docs/results/real.md.")
+]
 Limit = Annotated[int | None, typer.Option(min=1, help="Documents, and questions of each kind.")]
 Together = Annotated[int, typer.Option(min=1, help="Documents that share forwards.")]
 
