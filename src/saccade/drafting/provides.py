@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from saccade.core.errors import MethodError
@@ -24,6 +24,37 @@ class Axis:
     choose: Callable[[Choices, str], Choices]  # the fields it changes; raises MethodError
     told: Callable[[Recipe], str | None]  # the value a recipe has there; None: not worth saying
     options: Callable[[], list[str]]  # in words
+
+
+def setting(
+    axis: str,
+    at: str,
+    kind: type,
+    read: Callable[[str], object],
+    options: str,
+    needs: str,
+    usual: object = None,
+    write: Callable[[Any], str] = str,
+) -> Axis:
+    """An axis that is a field of what has this ``kind``: ``at`` is its path from a recipe, as in
+    ``view.keep`` or ``view.select.draw``. It is told where it is not ``usual``."""
+    part, *between, name = at.split(".")
+
+    def owner(chosen: Any) -> Any:
+        found = getattr(chosen, between[0], None) if between else chosen
+        return found if isinstance(found, kind) else None
+
+    def choose(choices: Choices, value: str) -> Choices:
+        if (own := owner(choices[part])) is None:
+            raise MethodError(f"{axis} is {needs}")
+        own = replace(own, **{name: read(value)})
+        return {part: replace(choices[part], **{between[0]: own}) if between else own}
+
+    def told(recipe: Recipe) -> str | None:
+        value = getattr(owner(getattr(recipe, part)), name, usual)
+        return None if value == usual else write(value)
+
+    return Axis(choose, told, lambda: [options])
 
 
 @dataclass(frozen=True)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from saccade.core.errors import MethodError
 from saccade.drafting.drafters import EarlyExit, Lookup, ModelDrafter, NoDraft, SelfDrafter
-from saccade.drafting.provides import Axis, Choices, Provides
+from saccade.drafting.provides import Provides, setting
 from saccade.drafting.recipe import Recipe
 from saccade.drafting.shapes.policies import Best, Chain, Static
 from saccade.drafting.views import basic, pruning
@@ -41,21 +39,18 @@ SD_TREE = Recipe(
 )
 
 
-def _choose(choices: Choices, value: str) -> Choices:
-    view = choices["view"]
-    if not isinstance(view, basic.Pruned) or not isinstance(view.select, basic.Random):
-        raise MethodError("draw is the random view's: it needs view=random")
+def _draw(value: str) -> int:
     if not value.isascii() or not value.isdigit():
         raise MethodError(f"draw={value} is not a whole number from 0")
-    return {"view": replace(view, select=basic.Random(int(value)))}
+    return int(value)
 
 
-def _told(recipe: Recipe) -> str | None:
-    view = recipe.view
-    if not isinstance(view, basic.Pruned) or not isinstance(view.select, basic.Random):
-        return None
-    return str(view.select.draw) if view.select.draw else None
-
+DRAW = setting(
+    *("draw", "view.select.draw", basic.Random, _draw),
+    "which of view=random's draws, from 0",
+    "the random view's: it needs view=random",
+    usual=0,
+)
 
 PROVIDES = Provides(
     recipes=(AR, SD, SD_TREE, LOOKUP),
@@ -68,5 +63,5 @@ PROVIDES = Provides(
         "lookup": Lookup,
         "none": NoDraft,
     },
-    axes={"draw": Axis(_choose, _told, lambda: ["which of view=random's draws, from 0"])},
+    axes={"draw": DRAW},
 )

@@ -23,6 +23,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, ClassVar, Literal, get_args
 
 import torch
@@ -34,7 +35,7 @@ from saccade.core.protocols import Growing, Shape
 from saccade.core.result import Round
 from saccade.core.tree import ROOT, Tree, add
 from saccade.drafting.drafters import ModelDrafter
-from saccade.drafting.provides import Axis, Choices, Provides, share
+from saccade.drafting.provides import Axis, Provides, setting, share
 from saccade.drafting.recipe import Recipe
 from saccade.drafting.shapes.policies import Paths, grow_static
 from saccade.methods.specvlm import TREE, VIEW
@@ -249,19 +250,13 @@ def _written(value: object) -> str:
 
 def _axis(name: str) -> Axis:
     """An axis that is a field of SAGE's shapes."""
-
-    def choose(choices: Choices, value: str) -> Choices:
-        shape = choices["shape"]
-        if not isinstance(shape, Sage):
-            raise MethodError(f"{name} is SAGE's: it needs shape=sage, sage-live or sage-ahead")
-        return {"shape": replace(shape, **{name: _read(name, value)})}
-
-    def told(recipe: Recipe) -> str | None:
-        own = getattr(recipe.shape, name, None) if isinstance(recipe.shape, Sage) else None
-        return None if own in (None, getattr(Sage(), name)) else _written(own)
-
-    return Axis(
-        choose, told, lambda: [f"{SETTINGS[name]}, as in {_written(getattr(Sage(), name))}"]
+    usual = getattr(Sage(), name)
+    return setting(
+        *(name, f"shape.{name}", Sage, partial(_read, name)),
+        f"{SETTINGS[name]}, as in {_written(usual)}",
+        "SAGE's: it needs shape=sage, sage-live or sage-ahead",
+        usual=usual,
+        write=_written,
     )
 
 

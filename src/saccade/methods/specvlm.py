@@ -18,16 +18,15 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 
 import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from saccade.core.errors import MethodError
 from saccade.core.prompt import Prompt
 from saccade.drafting.drafters import ModelDrafter, SelfDrafter
-from saccade.drafting.provides import Axis, Choices, Provides, share
+from saccade.drafting.provides import Provides, setting, share
 from saccade.drafting.recipe import Recipe
 from saccade.drafting.shapes.fit import Fit
 from saccade.drafting.shapes.policies import Paths, Static
@@ -113,23 +112,16 @@ SPECVLM_SELF = replace(
 )
 
 
-def _choose(choices: Choices, value: str) -> Choices:
-    view = choices["view"]
-    if not isinstance(view, Pruned) or not isinstance(view.select, TwoStage):
-        raise MethodError("lambda is SpecVLM's: it needs view=specvlm")
-    return {"view": replace(view, select=replace(view.select, share=share("lambda", value)))}
-
-
-def _told(recipe: Recipe) -> str | None:
-    view = recipe.view
-    if not isinstance(view, Pruned) or not isinstance(view.select, TwoStage):
-        return None
-    return f"{view.select.share:g}"
-
+SHARE = setting(
+    *("lambda", "view.select.share", TwoStage, partial(share, "lambda")),
+    "SpecVLM's share of attention mass, 0 to 1",
+    "SpecVLM's: it needs view=specvlm",
+    write="{:g}".format,
+)
 
 PROVIDES = Provides(
     recipes=(SPECVLM, SPECVLM_SELF),
     views=(VIEW, OFFICIAL, LITERAL),
     shapes={"tree": Static(TREE), "fit": Fit((TREE,))},
-    axes={"lambda": Axis(_choose, _told, lambda: ["SpecVLM's share of attention mass, 0 to 1"])},
+    axes={"lambda": SHARE},
 )

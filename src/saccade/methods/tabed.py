@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from itertools import combinations, pairwise
 from typing import Literal
 
@@ -29,9 +29,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from saccade.core.errors import MethodError
 from saccade.drafting.ensemble import Ensemble, LogLaw, Weighting
-from saccade.drafting.provides import Axis, Choices, Provides, above_zero
+from saccade.drafting.provides import Provides, above_zero, setting
 from saccade.drafting.recipe import Recipe
 from saccade.drafting.shapes.policies import Chain
 from saccade.drafting.views.basic import CAPTION, FULL, TEXT, Several
@@ -189,19 +188,13 @@ TABED_MTCP = replace(
 )
 
 
-def _choose(choices: Choices, value: str) -> Choices:
-    drafter = choices["drafter"]
-    if not isinstance(drafter, Ensemble) or not isinstance(drafter.weighting, Inverse):
-        raise MethodError("tau is MTCP*'s: it needs weights=inverse or weights=softmax")
-    return {"drafter": Ensemble(replace(drafter.weighting, tau=above_zero("tau", value)))}
-
-
-def _told(recipe: Recipe) -> str | None:
-    drafter = recipe.drafter
-    if not isinstance(drafter, Ensemble) or not isinstance(drafter.weighting, Inverse):
-        return None
-    return None if drafter.weighting.tau == 1 else f"{drafter.weighting.tau:g}"
-
+TAU = setting(
+    *("tau", "drafter.weighting.tau", Inverse, partial(above_zero, "tau")),
+    "temperature of MTCP*'s weights, above 0",
+    "MTCP*'s: it needs weights=inverse or weights=softmax",
+    usual=1.0,
+    write="{:g}".format,
+)
 
 PROVIDES = Provides(
     recipes=(TABED, TABED_MT, TABED_MTCP),
@@ -217,5 +210,5 @@ PROVIDES = Provides(
         "softmax": lambda window: Inverse("kl", window, literal=True),
         "softmax-tvd": lambda window: Inverse("tvd", window, literal=True),
     },
-    axes={"tau": Axis(_choose, _told, lambda: ["temperature of MTCP*'s weights, above 0"])},
+    axes={"tau": TAU},
 )
