@@ -324,6 +324,16 @@ def few(values: Iterable[Any], count: int) -> list[Any]:
     ]
 
 
+def dealt(rows: Iterable[Any], columns: Iterable[Any]) -> list[Any]:
+    """Every row with one column by default, each in turn; with the others in the slow run."""
+    there = list(columns)
+    return [
+        pytest.param(row, column, marks=() if at == place % len(there) else pytest.mark.slow)
+        for place, row in enumerate(rows)
+        for at, column in enumerate(there)
+    ]
+
+
 # -- words -------------------------------------------------------------------------------------
 
 

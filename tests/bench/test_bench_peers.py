@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
+from helpers import few
 from torch import nn
 from written_out import Embedded
 
@@ -56,7 +57,7 @@ def peer(name: str, embedded: Embedded, inputs: Inputs, **more: Any) -> tuple[Ru
     return timed, count[0]
 
 
-@pytest.mark.parametrize("suite", ["shapes-caption", "shapes-diff"])
+@pytest.mark.parametrize("suite", few(["shapes-caption", "shapes-diff"], 1))
 def test_a_seeing_assistant_helps(embedded: Embedded, suite: str) -> None:
     """Claim: hf-assisted-seeing gives plain generate's ids in far fewer target calls than
     hf-assisted, whose assistant never sees the video or the pictures.

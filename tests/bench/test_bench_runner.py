@@ -160,7 +160,7 @@ def test_a_sampled_run_claims_no_equality(embedded: Embedded, tmp_path: Path) ->
     """Claim: with a temperature answers are drawn, ours by the plan's seed and a peer's by torch's,
     nothing is said of equality, and another temperature is another plan. Control: at 0 all are
     plain decoding's."""
-    greedy = runner.Benchmark((CAPTION,), ("sd", "hf"), limit=1, max_new_tokens=24)
+    greedy = runner.Benchmark((CAPTION,), ("sd", "hf"), limit=1, max_new_tokens=10)
     drawn = replace(greedy, temperature=4.0)
     first = {each.method: each for each in runner.run(drawn, *embedded, tmp_path / "a")}
     again = {each.method: each for each in runner.run(drawn, *embedded, tmp_path / "b")}

@@ -201,7 +201,7 @@ def test_impossible_options(call: Call, clip: Path) -> None:
 
 def test_exact_in_low_precision(call: Call, clip: Path) -> None:
     """`--exact` in bf16: every method of chains says the ids of `ar`, `describe` says them too."""
-    words = ["--dtype", "bfloat16", "--exact", "--max-new-tokens", 12, "--json"]
+    words = ["--dtype", "bfloat16", "--exact", "--max-new-tokens", 8, "--json"]
     names = "sd/shape=chain-7,specvlm/shape=fit,lookup"
     code, printed, said = call("compare", clip, "--methods", names, "--repeat", 1, *words)
     assert code == 0, said

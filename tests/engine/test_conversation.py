@@ -17,6 +17,7 @@ from helpers import (
     WORDS,
     StubDraft,
     backbone,
+    dealt,
     hf_greedy,
     input_for,
     left_padded,
@@ -172,10 +173,12 @@ def test_hippo_goes_on_in_its_own_process(monkeypatch):
     torch.set_num_threads(1)
 
 
-@pytest.mark.parametrize("family", FAMILY)
 @pytest.mark.parametrize(
-    "method",
-    ["sd", "sd-tree", "specvlm-self/keep=1/shape=chain-5", "std/view=full/shape=chain-5"],
+    ("method", "family"),
+    dealt(
+        ["sd", "sd-tree", "specvlm-self/keep=1/shape=chain-5", "std/view=full/shape=chain-5"],
+        FAMILY,
+    ),
 )
 def test_a_draft_that_is_the_target_is_never_refused_in_any_turn(method, family):
     """Claim: the *draft's* cache too holds what the conversation says: a copy of the target, or
@@ -357,8 +360,9 @@ def assert_held(request: RequestState, expected: list[Tensor], rows: Tensor | No
         torch.testing.assert_close(one, other[:, : one.shape[1]], atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("family", FAMILY)
-@pytest.mark.parametrize("method", ["sd", "layerskip", "specvlm-self/view=uniform"])
+@pytest.mark.parametrize(
+    ("method", "family"), dealt(["sd", "layerskip", "specvlm-self/view=uniform"], FAMILY)
+)
 def test_caches_hold_what_a_fresh_prefill_holds(method, family):
     """Claim: after every turn, and after a question that replaces another, the keys and values of
     target and draft are those of a prefill of the whole text, row for row, to 1e-4.
@@ -404,8 +408,7 @@ def _text_begins(family: str, inputs: Inputs) -> int:
     return last + 1
 
 
-@pytest.mark.parametrize("family", FAMILY)
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(("method", "family"), dealt(METHODS, FAMILY))
 def test_any_walk_through_a_conversation_answers_as_a_fresh_start(method, family):
     """Claim: wherever the new text parts from the old one - inside an answer, a later question, the
     first question, at its very beginning, or nowhere at all - and however little follows, the

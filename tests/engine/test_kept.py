@@ -20,7 +20,7 @@ from engine.test_conversation import (
     question,
     script,
 )
-from helpers import AMOUNT, FAMILIES, WORDS, backbone, input_for, noisy, prompt_of
+from helpers import AMOUNT, FAMILIES, WORDS, backbone, dealt, input_for, noisy, prompt_of
 
 import saccade
 from saccade.core.sampling import Sampling
@@ -52,14 +52,7 @@ def drafted(result: Any) -> list[Any]:
     return [(round.tokens, round.accepted, round.emitted) for round in result.rounds]
 
 
-@pytest.mark.parametrize(
-    ("method", "family"),
-    [
-        *((method, "qwen2_5_vl") for method in METHODS),
-        *((method, "llava_onevision") for method in ("sd", "specvlm", "tabed")),
-        *((method, "llama") for method in ("sd-tree", "layerskip")),
-    ],
-)
+@pytest.mark.parametrize(("method", "family"), dealt(METHODS, FAMILY))
 def test_conversations_through_it_are_those_without(method, family):
     """Claim: the three turns of a conversation, each a request of its own, get transformers'
     answers, and the last with a seed the same drawn one; drafts are the same token for token, so

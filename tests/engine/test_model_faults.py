@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import torch
 from beside import Inside, hired
-from helpers import backbone, input_for, left_padded, noisy, qwen25, truth, video_input
+from helpers import backbone, dealt, input_for, left_padded, noisy, qwen25, truth, video_input
 from torch import Tensor
 
 import saccade
@@ -29,7 +29,8 @@ pytestmark = pytest.mark.usefixtures("unchecked")
 
 INPUTS = input_for("qwen2_5_vl")
 COUNT = 24
-ROUNDS = pytest.mark.parametrize("round", [0, 1, 5])
+STARTS = (0, 1, 5)
+ROUNDS = pytest.mark.parametrize("round", STARTS)
 
 
 @cache
@@ -87,8 +88,7 @@ NAMED = {  # what an arg-max can be taken of is only refused, token by token
 }
 
 
-@ROUNDS
-@pytest.mark.parametrize("name", FAULTS)
+@pytest.mark.parametrize(("name", "round"), dealt(FAULTS, STARTS))
 def test_a_draft_model_that_breaks_leaves_the_answer(name, round, monkeypatch):
     """Claim: whatever a draft model gives from some round on, the greedy answer is the target's,
     what raised is named as the reason, and the next answer drafts as before.
@@ -103,16 +103,14 @@ def test_a_draft_model_that_breaks_leaves_the_answer(name, round, monkeypatch):
     assert any(step.accepted for step in again.rounds)
 
 
-@ROUNDS
-@pytest.mark.parametrize("name", FAULTS)
+@pytest.mark.parametrize(("name", "round"), dealt(FAULTS, STARTS))
 def test_a_draft_model_that_breaks_leaves_a_tree_too(name, round, monkeypatch):
     """Claim: the same for trees of top-k ids, which are chosen from rows without any law."""
     (result,) = tampered(fresh(True), FAULTS[name], round, monkeypatch, method="sd-tree")
     assert result.ids == truth("qwen2_5_vl")[:COUNT] and result.finish_reason == "length"
 
 
-@ROUNDS
-@pytest.mark.parametrize("name", FAULTS)
+@pytest.mark.parametrize(("name", "round"), dealt(FAULTS, STARTS))
 def test_a_draft_model_that_breaks_leaves_a_sampled_answer(name, round, monkeypatch):
     """Claim: the same under sampling, at a temperature near zero where the answer is known."""
     settings = dict(do_sample=True, temperature=1e-3, seed=2)

@@ -27,6 +27,7 @@ from beside import Deafening, Inside, Pace, fire, hired, paced, ran
 from helpers import (
     FAMILIES,
     backbone,
+    dealt,
     drafter_of,
     hf_greedy,
     input_for,
@@ -570,8 +571,7 @@ def test_a_worker_starts_as_it_does_for_users(only_genuine):
 # -- the same tokens ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("gamma", [1, 2, 5, 9])
-@pytest.mark.parametrize("method", PARALLEL)
+@pytest.mark.parametrize(("method", "gamma"), dealt(PARALLEL, [1, 2, 5, 9]))
 def test_an_answer_in_parallel_is_the_targets(method, gamma):
     """Claim: lossless: 40 tokens equal transformers' generate and the cache-free reference, by a
     real worker, at whatever speed it had.
@@ -595,8 +595,7 @@ def in_family(family: str, draft: Any, method: str) -> None:
 OTHERS = [name for name in FAMILIES if name != "qwen2_5_vl"]
 
 
-@pytest.mark.parametrize("method", PARALLEL)
-@pytest.mark.parametrize("family", OTHERS)
+@pytest.mark.parametrize(("method", "family"), dealt(PARALLEL, OTHERS))
 def test_an_answer_in_parallel_is_the_targets_in_every_family(family, method):
     """Claim: the same for other families, text without any video included."""
     in_family(family, noisy(FAMILIES[family], 0, 0.05), method)
@@ -619,8 +618,7 @@ DRAFTS: dict[str, Callable[[], Any]] = {
 }
 
 
-@pytest.mark.parametrize("draft", list(DRAFTS))
-@pytest.mark.parametrize("method", PARALLEL)
+@pytest.mark.parametrize(("draft", "method"), dealt(DRAFTS, PARALLEL))
 def test_no_draft_and_no_timing_changes_a_token(method, draft):
     """Claim: the same for drafts from always right to never, over interleavings of the two sides
     that a seed names. Fails if a token of a refused chain is ever taken for one of the next.

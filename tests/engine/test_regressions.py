@@ -12,6 +12,7 @@ from helpers import (
     TEXT,
     VIDEO,
     answered,
+    few,
     hf_greedy,
     input_for,
     llama,
@@ -43,7 +44,7 @@ def _run(model: Any, draft: Any, method: Any = "sd", inputs: Any = INPUTS, **set
     return saccade.run(model, inputs, draft=draft, method=method, **settings)
 
 
-@pytest.mark.parametrize("method", ["sd", "sd-tree", "specvlm", "sd/shape=chain-12"])
+@pytest.mark.parametrize("method", few(["sd", "sd-tree", "specvlm", "sd/shape=chain-12"], 2))
 def test_b01_an_end_inside_an_accepted_run_ends_the_answer(method):
     """Claim: declare each emitted token in turn the end: the answer stops right there.
 
@@ -55,7 +56,7 @@ def test_b01_an_end_inside_an_accepted_run_ends_the_answer(method):
         assert result.finish_reason == "stop"
 
 
-@pytest.mark.parametrize("amount", [0.0, 0.05])
+@pytest.mark.parametrize("amount", few([0.05, 0.0], 1))
 def test_b02_limit_and_end_are_told_apart(amount):
     """Claim: over every limit x every place of the end, up to two rounds, ids and finish reason
     are those of looking at one token after the other.

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import StubDraft, backbone, noisy, qwen25, text_input, video_input
+from helpers import StubDraft, backbone, dealt, noisy, qwen25, text_input, video_input
 
 import saccade
 from saccade.core.errors import ModelError, OptionError
@@ -177,11 +177,12 @@ def test_a_seed_means_the_same_beside_others(method, exact):
 
 
 @pytest.mark.parametrize(
-    ("method", "exact"), [("sd", False), ("specvlm-self", False), ("sd", True)]
+    ("after", "drafting"),
+    dealt([0, 1, 2, 4], [("sd", False), ("specvlm-self", False), ("sd", True)]),
 )
-@pytest.mark.parametrize("after", [0, 1, 2, 4])
-def test_one_who_leaves_frees_its_cache_and_changes_no_other(method, exact, after):
+def test_one_who_leaves_frees_its_cache_and_changes_no_other(after, drafting):
     """Claim: leaving while waiting, reading or decoding leaves the others' answers."""
+    method, exact = drafting
     scheduler = Scheduler(TARGET, resolve(method), DRAFT, exact=exact)
     for number in range(3):
         scheduler.join(_asked(number))

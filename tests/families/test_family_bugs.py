@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import zoo
+from helpers import dealt
 from test_family_grids import cells
 
 import saccade
@@ -16,8 +17,7 @@ pytestmark = pytest.mark.usefixtures("unchecked")
 METHODS = ("ar", "sd", "sd-tree", "specvlm", "specvlm-self", "std", "sage", "lookup")
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("family", zoo.DEEP)
+@pytest.mark.parametrize(("method", "family"), dealt(METHODS, zoo.DEEP))
 def test_b15_a_family_with_deepstack_answers_like_generate(family, method):
     """Claim: where visual features enter early layers too, every method's answers about pictures,
     videos and both are generate's, 32 tokens long."""

@@ -8,7 +8,7 @@ import pytest
 import zoo
 
 METHODS = ("sd", "sd-tree", "specvlm", "std", "sage")
-FEW, SHORT = 3, 24  # prompts and tokens of the default run
+FEW, SHORT = 2, 24  # prompts and tokens of the default run
 MANY, LONG = 20, 64  # of the slow one
 
 pytestmark = pytest.mark.usefixtures("unchecked")

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 import zoo
+from helpers import dealt
 from torch import Tensor
 
 import saccade
@@ -106,8 +107,9 @@ def accepted_path(round: RoundRecord) -> list[int]:
     return found
 
 
-@pytest.mark.parametrize("method", ["sd", "specvlm"])  # a chain, and a tree on a pruned prompt
-@pytest.mark.parametrize("family", zoo.FAMILIES)
+@pytest.mark.parametrize(  # a chain, and a tree on a pruned prompt
+    ("family", "method"), dealt(zoo.FAMILIES, ["sd", "specvlm"])
+)
 def test_tokens_are_verified_where_generate_reads_them(family: str, method: str) -> None:
     """Claim: prompt rows and every token of the answer stand, on all axes, where ``generate`` puts
     them. Fails if the offset after a video, or a node's depth in a tree, is off by one."""

@@ -50,11 +50,11 @@ SETTINGS: dict[str, Any] = dict(
     **WORDS,
 )
 COSTS = Costs((1, 64), (1.0, 1.1), 0.02)  # at which drafting pays
-METHODS = (  # the first four by default: a chain, a tree, a mixture and a process beside
-    "auto",
+METHODS = (  # the first two by default: a tree and a process beside
     "sage",
-    "tabed",
     "hippo",
+    "auto",
+    "tabed",
     "sd/shape=fit",
     "sd/shape=sage-live",
     "sd/shape=best-8",
@@ -127,7 +127,7 @@ def test_the_exact_law_has_answers_enough():
         assert law(RULES[:left_out] + RULES[left_out + 1 :]) != law(), left_out
 
 
-@pytest.mark.parametrize("name", few(METHODS, 4))
+@pytest.mark.parametrize("name", few(METHODS, 2))
 def test_four_sampled_tokens_follow_the_exact_law(name):
     """Claim: drafted in whatever shape, by whomever and when, an answer is drawn from the target's
     own law. An answer outside these fails at once; a bent law with the power stated above.

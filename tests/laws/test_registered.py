@@ -82,9 +82,12 @@ def _names() -> list[str]:
 def far(recipe: Recipe, late: bool, kinds: Sequence[int] | None = None, seed: int = 5) -> float:
     """The largest distance from the target's law over the regimes, at the start or late.
 
-    An ensemble takes many ways: it is tried where its views and the target differ.
+    An ensemble takes many ways: it is tried where its views and the target differ. So is, late, a
+    shape that learns nothing of the rounds before.
     """
-    some = (FAR,) if isinstance(recipe.drafter, Ensemble) else (NEAR, FAR) if late else (SAME, FAR)
+    learns = type(recipe.shape).fold is not Shape.fold
+    alone = isinstance(recipe.drafter, Ensemble) or (late and not learns)
+    some = (FAR,) if alone else (NEAR, FAR) if late else (SAME, FAR)
     found = []
     for regime in some if kinds is None else kinds:
         play = Play(recipe, 3, [regime])

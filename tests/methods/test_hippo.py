@@ -22,6 +22,7 @@ from helpers import (
     IMAGE,
     VIDEO,
     backbone,
+    dealt,
     frames_input,
     no_seconds,
     noisy,
@@ -643,8 +644,7 @@ PARALLEL = ["hippo", "pearl", "pearl-syn", "pearl-specvlm"]
 
 
 @pytest.mark.usefixtures("unchecked")
-@pytest.mark.parametrize("speed", list(SPEEDS))
-@pytest.mark.parametrize("method", PARALLEL)
+@pytest.mark.parametrize(("method", "speed"), dealt(PARALLEL, SPEEDS))
 def test_every_round_judges_by_the_papers_rule(method, speed):
     """Claim: whoever is faster, each round judges those in flight and one more; x1 alone after a
     refusal, gamma tokens after full acceptance. Every token is what the draft says there.

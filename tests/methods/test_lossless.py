@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from by_hand import Run, real
 from helpers import (
+    dealt,
     frames_input,
     llama,
     no_seconds,
@@ -62,16 +63,15 @@ def test_plain_decoding_is_the_modules_greedy_answer(family):
     assert len(run.rounds) == COUNT - 1 and len(set(plain(family))) > 8
 
 
-@pytest.mark.parametrize(("method", "draft"), CASES)
-@pytest.mark.parametrize("family", list(MAKE))
-def test_the_answer_is_the_targets_own(family, method, draft):
+@pytest.mark.parametrize(("case", "family"), dealt(CASES, MAKE))
+def test_the_answer_is_the_targets_own(case, family):
     """Claim: ids equal the cache-free reference's (and so ``ar``'s), for drafts good and bad, with
     video and on text alone.
 
     Not by drafting nothing: something is drafted, and every round ends in a token of the target's
     own. Fails on one token kept wrongly in any round.
     """
-    run = run_of(family, method, draft)
+    run = run_of(family, *case)
     assert list(run.result.ids) == plain(family)
     assert sum(len(round.tree) for round in run.rounds)
     assert all(round.verdict.own is not None for round in run.rounds[:-1])

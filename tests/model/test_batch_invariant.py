@@ -106,9 +106,9 @@ def told(
     ("fused", "dtype"),
     [
         (None, torch.bfloat16),
-        (None, torch.float16),
-        (False, torch.bfloat16),
-        pytest.param(False, torch.float16, marks=pytest.mark.slow),
+        (False, torch.float16),
+        pytest.param(None, torch.float16, marks=pytest.mark.slow),
+        pytest.param(False, torch.bfloat16, marks=pytest.mark.slow),
     ],
     ids=str,
 )

@@ -14,6 +14,7 @@ from typing import Any
 import openai
 import pytest
 import torch
+from helpers import few
 from serve.live import QUESTION, Live, made, request, serving, text_part, video_part
 
 from saccade.core.errors import OptionError
@@ -94,7 +95,7 @@ def plainly(plain) -> list[str]:
     return _texts(plain.ask("hi", **KEPT))
 
 
-@pytest.mark.parametrize("method", ["specvlm", "sage", "lookup", "hippo"])
+@pytest.mark.parametrize("method", few(["sage", "hippo", "specvlm", "lookup"], 2))
 def test_every_way_of_drafting_obeys(models, plainly, method):
     """Claim: trees, chains, text found again and a draft in a process of its own: the same JSON."""
     with serving(lambda: made(models, method)) as live:
@@ -301,7 +302,7 @@ def calling(request: Any, models: Pair) -> Iterator[Live]:
 @pytest.mark.parametrize(
     ("choice", "names"),
     [
-        ("required", {"paint", "count"}),
+        pytest.param("required", {"paint", "count"}, marks=pytest.mark.slow),  # as the client asks
         ({"type": "function", "function": {"name": "count"}}, {"count"}),
     ],
     ids=["required", "named"],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
+from itertools import product
 from typing import Any
 
 import pytest
@@ -38,13 +39,11 @@ def _forced(models: Pair, inputs: Any, answer: Sequence[int]) -> torch.Tensor:
 @pytest.mark.parametrize(
     ("method", "kind"),
     [
-        *(("sage", kind) for kind in SETTINGS),
-        ("ar", "several"),
+        *product(["sage"], ["greedy", "several"]),
         *(
             pytest.param(method, kind, marks=pytest.mark.slow)
-            for method in ("ar", "specvlm", "sd-tree")
-            for kind in SETTINGS
-            if (method, kind) != ("ar", "several")
+            for method, kind in product(["ar", "specvlm", "sd-tree", "sage"], SETTINGS)
+            if method != "sage" or kind == "sampled"
         ),
     ],
 )

@@ -31,8 +31,18 @@ def _host(address: Any) -> Any:
     return address[0] if isinstance(address, tuple) else None  # a path is a local socket
 
 
-if __name__ == "__main__":
-    watch(Path(sys.argv.pop(1)))
-    from saccade.cli import main
+def main() -> None:
+    """``-c OUT ERRORS ASKED COMMAND...``: the command, its output to an open file and a new one."""
+    import os
+    import warnings
 
-    main()
+    out, errors, asked = sys.argv[1:4]
+    os.dup2(int(out), 1)
+    os.dup2(os.open(errors, os.O_WRONLY | os.O_CREAT), 2)
+    sys.stdout, sys.stderr = os.fdopen(1, "w", 1), os.fdopen(2, "w", 1)
+    warnings.resetwarnings()
+    sys.argv = ["saccade", *sys.argv[4:]]
+    watch(Path(asked))
+    from saccade.cli import main as command
+
+    command()

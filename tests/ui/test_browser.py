@@ -6,14 +6,13 @@ import os
 import re
 import shutil
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlparse
 
 import pytest
+from beside import Forked
 
 pytest.importorskip("playwright", reason="the browser's driver is a development package")
 
@@ -43,29 +42,29 @@ class Served:
     asked: Path
 
 
+SERVE = "from ui import served; served.main()"  # in a fork of this process: torch is there
+
+
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     folder = tmp_path_factory.mktemp("ui")
-    asked, script = folder / "asked.txt", Path(__file__).with_name("served.py")
-    command = [sys.executable, str(script), str(asked), "ui", "--port", "0", "--threads", "1"]
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
-    with (folder / "errors.txt").open("w+") as errors:
-        running = subprocess.Popen(
-            [*command, "--max-upload-mb", "1"],
-            stdout=subprocess.PIPE, stderr=errors, text=True, env=environment,
-        )  # fmt: skip
-        assert running.stdout is not None
-        try:
-            line = running.stdout.readline()
+    asked, errors = folder / "asked.txt", folder / "errors.txt"
+    ours, theirs = os.pipe()
+    command = ("ui", "--port", "0", "--threads", "1", "--max-upload-mb", "1")
+    words = ("-c", SERVE, str(theirs), str(errors), str(asked), *command)
+    running = Forked(words, pass_fds=[theirs])
+    os.close(theirs)
+    try:
+        with os.fdopen(ours) as said:
+            line = said.readline()
             found = re.search(r"http://\S+", line)
-            assert found, line + (folder / "errors.txt").read_text()
+            assert found, line + errors.read_text()
             yield Served(found.group(0), asked)
-            running.send_signal(signal.SIGINT)
+            os.kill(running.pid, signal.SIGINT)
             assert running.wait(60) in (0, 130), "Ctrl-C did not end it"
-        finally:
-            running.kill()
-            running.wait()
-            running.stdout.close()
+    finally:
+        running.kill()
+        running.wait()
 
 
 @pytest.fixture(scope="module")
