@@ -22,7 +22,7 @@ from ray.cluster_utils import Cluster
 from saccade.corpus import cluster as spread
 from saccade.corpus import keeping
 from saccade.corpus import manifest as manifests
-from saccade.corpus.manifest import Job, Row, Work
+from saccade.corpus.manifest import ClipJob, Row, Work
 from saccade.inputs.media import FrameSampling
 
 
@@ -48,7 +48,7 @@ def standing(out: Path, cluster: Cluster, second: Any) -> None:
         def __init__(self, work: Work) -> None:
             self._node = ray.get_runtime_context().get_node_id()
 
-        def __call__(self, jobs: Sequence[Job]) -> list[Row]:
+        def __call__(self, jobs: Sequence[ClipJob]) -> list[Row]:
             for job in jobs:
                 tried = folder / f"{job.id}.{os.getpid()}.{time.monotonic_ns()}.tried"
                 tried.touch()
@@ -59,7 +59,7 @@ def standing(out: Path, cluster: Cluster, second: Any) -> None:
             return [Row(job.id, job.video, job.prompt, Work().key, text=self._node) for job in jobs]
 
     names = [*"abcde", "once", *"fghij", "poison"]
-    jobs = [Job(name, f"{name}.mp4", "?", f"/{name}.mp4") for name in names]
+    jobs = [ClipJob(name, f"{name}.mp4", "?", f"/{name}.mp4") for name in names]
     told: list[int] = []
     found = keeping.run(
         jobs,
@@ -101,7 +101,7 @@ def broken(out: Path, cluster: Cluster, second: Any) -> None:
         def __init__(self, work: Work) -> None:
             raise ModuleNotFoundError("no such thing here")
 
-    jobs = [Job(name, name, "?", name) for name in "ab"]
+    jobs = [ClipJob(name, name, "?", name) for name in "ab"]
     try:
         keeping.run(jobs, out, Work(), lambda: spread.over(Work(), cluster.address, 1, Never))
     except Exception as error:

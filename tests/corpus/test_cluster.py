@@ -15,7 +15,7 @@ import pytest
 from saccade.core.errors import OptionError
 from saccade.corpus import cluster as spread
 from saccade.corpus import manifest as manifests
-from saccade.corpus.worker import Worker
+from saccade.corpus.worker import CorpusWorker
 from saccade.inputs.media import FrameSampling
 
 pytestmark = pytest.mark.usefixtures("unchecked")
@@ -79,7 +79,7 @@ def test_a_lost_node_costs_no_row(videos: Path, tmp_path: Path) -> None:
         sampling=FrameSampling(num_frames=4),
         load=(("device", "cpu"),),
     )
-    truth = Worker(work)(manifests.jobs(videos, "Describe the video in detail."))
+    truth = CorpusWorker(work)(manifests.jobs(videos, "Describe the video in detail."))
     assert {row["id"]: row["text"] for row in rows} == {row.id: row.text for row in truth}
 
 

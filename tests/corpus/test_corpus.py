@@ -21,8 +21,8 @@ from saccade.core.errors import OptionError
 from saccade.corpus import keeping, rows
 from saccade.corpus import manifest as manifests
 from saccade.corpus import worker as workers
-from saccade.corpus.manifest import Job, Row, Work
-from saccade.corpus.worker import Worker, here
+from saccade.corpus.manifest import ClipJob, Row, Work
+from saccade.corpus.worker import CorpusWorker, here
 from saccade.inputs.media import FrameSampling
 
 pytestmark = pytest.mark.usefixtures("unchecked")
@@ -39,14 +39,14 @@ def texts(path: Path) -> dict[str, Any]:
     return {each["id"]: each["text"] for each in found}
 
 
-def told(work: Work, job: Job, **more: Any) -> Row:
+def told(work: Work, job: ClipJob, **more: Any) -> Row:
     return Row(job.id, job.video, job.prompt, work.key, **{"text": "said", **more})
 
 
 def saying(work: Work, log: list[str], fail: Callable[[str], Any] = lambda id: None) -> Any:
     """Work without a model: says the same of every video, or what `fail` makes of its id."""
 
-    def answers(groups: Iterable[Sequence[Job]]) -> Iterator[list[Row]]:
+    def answers(groups: Iterable[Sequence[ClipJob]]) -> Iterator[list[Row]]:
         for group in groups:
             log.extend(job.id for job in group)
             errors = [fail(job.id) for job in group]
@@ -88,7 +88,7 @@ def test_a_manifest_names_documents(tmp_path: Path, videos: Path) -> None:
     with pytest.raises(OptionError, match="not what the manifest asks"):
         keeping.run(jobs[1:2], out, work, lambda: here(work))
     out.write_text(json.dumps({**before, "id": "a.mp4", "video": "a.mp4"}) + "\n")
-    old = [Job("a.mp4", "a.mp4", "What moves?", "a.mp4")]
+    old = [ClipJob("a.mp4", "a.mp4", "What moves?", "a.mp4")]
     assert keeping.run(old, out, work, lambda: here(work)).done == 1
 
 
@@ -123,7 +123,7 @@ def test_a_bad_video_costs_one_row(alone: dict[str, dict[str, Any]]) -> None:
 
 
 def test_a_batch_answers_what_each_answers_alone(
-    alone: dict[str, dict[str, Any]], jobs: list[Job], work: Work, tmp_path: Path
+    alone: dict[str, dict[str, Any]], jobs: list[ClipJob], work: Work, tmp_path: Path
 ) -> None:
     """Claim: drafted in batches of 4, in fp32, the rows say what plain decoding says one by one.
 
@@ -137,9 +137,9 @@ def test_a_batch_answers_what_each_answers_alone(
     assert max(each["tau"] or 0 for each in read(path)) > 1.0
 
 
-def test_prompts_of_several_lengths_are_one_batch(jobs: list[Job], work: Work) -> None:
+def test_prompts_of_several_lengths_are_one_batch(jobs: list[ClipJob], work: Work) -> None:
     """Claim: padding to the longest prompt changes no answer. Control: the prompts do."""
-    worker = Worker(work)
+    worker = CorpusWorker(work)
     asked = [replace(jobs[1], id="a"), replace(jobs[1], id="b", prompt="What is there? " * 4)]
     together = worker(asked)
     assert [each.together for each in together] == [2, 2]
@@ -149,14 +149,14 @@ def test_prompts_of_several_lengths_are_one_batch(jobs: list[Job], work: Work) -
 
 
 def test_what_cannot_be_one_batch_is_answered_one_by_one(
-    jobs: list[Job], work: Work, tmp_path: Path
+    jobs: list[ClipJob], work: Work, tmp_path: Path
 ) -> None:
     """Claim: a picture beside a video is no batch, and both are answered all the same."""
     from PIL import Image
 
     Image.new("RGB", (56, 56), "red").save(tmp_path / "red.png")
     picture = replace(jobs[1], id="red", video="red.png", path=str(tmp_path / "red.png"))
-    found = Worker(work)([jobs[1], picture])
+    found = CorpusWorker(work)([jobs[1], picture])
     assert [(each.error, each.together) for each in found] == [(None, 1), (None, 1)]
 
 
@@ -193,7 +193,7 @@ def test_a_kill_loses_nothing_that_was_told(
 # -- the bookkeeping, without a model ----------------------------------------------------------
 
 
-def test_what_has_a_row_is_not_done_again(jobs: list[Job], work: Work, tmp_path: Path) -> None:
+def test_what_has_a_row_is_not_done_again(jobs: list[ClipJob], work: Work, tmp_path: Path) -> None:
     """Claim: a second run asks for no worker; errors are done again only on request, once."""
     path, log = tmp_path / "out.jsonl", list[str]()
     fail = {"bad.mp4": "too bad"}.get
@@ -210,7 +210,7 @@ def test_what_has_a_row_is_not_done_again(jobs: list[Job], work: Work, tmp_path:
 
 
 def test_retrying_one_shard_keeps_the_other_rows(
-    jobs: list[Job], work: Work, tmp_path: Path
+    jobs: list[ClipJob], work: Work, tmp_path: Path
 ) -> None:
     """Claim: rows of jobs that are not asked for stay in the file, errors too."""
     path = tmp_path / "out.jsonl"
@@ -221,7 +221,7 @@ def test_retrying_one_shard_keeps_the_other_rows(
     assert sum(each["error"] == "bad" for each in read(path)) == 4 and len(texts(path)) == 6
 
 
-def test_an_interrupt_keeps_what_was_told(jobs: list[Job], work: Work, tmp_path: Path) -> None:
+def test_an_interrupt_keeps_what_was_told(jobs: list[ClipJob], work: Work, tmp_path: Path) -> None:
     """Claim: Ctrl-C in the fourth video leaves three rows and no lock."""
 
     def fail(id: str) -> None:
@@ -235,7 +235,7 @@ def test_an_interrupt_keeps_what_was_told(jobs: list[Job], work: Work, tmp_path:
     assert os.listdir(tmp_path) == ["out.jsonl"]
 
 
-def test_two_workers_do_not_write_one_file(jobs: list[Job], work: Work, tmp_path: Path) -> None:
+def test_two_workers_do_not_write_one_file(jobs: list[ClipJob], work: Work, tmp_path: Path) -> None:
     """Claim: while one process writes, another is refused, by name; afterwards it is not."""
     path = tmp_path / "out.jsonl"
     with rows.locked(path):
@@ -244,7 +244,7 @@ def test_two_workers_do_not_write_one_file(jobs: list[Job], work: Work, tmp_path
     assert keeping.run(jobs, path, work, saying(work, [])).done == 6
 
 
-def test_another_runs_file_is_refused(jobs: list[Job], work: Work, tmp_path: Path) -> None:
+def test_another_runs_file_is_refused(jobs: list[ClipJob], work: Work, tmp_path: Path) -> None:
     """Claim: answers of another length or to another question are not mixed with these.
 
     Control: another method, which answers the same, goes on.
@@ -266,7 +266,7 @@ def test_another_runs_file_is_refused(jobs: list[Job], work: Work, tmp_path: Pat
 
 def test_a_broken_machine_stops_the_run(work: Work, tmp_path: Path) -> None:
     """Claim: ten unexpected failures in a row end a run; ten bad videos do not."""
-    many = [Job(str(i), str(i), "?", str(i)) for i in range(30)]
+    many = [ClipJob(str(i), str(i), "?", str(i)) for i in range(30)]
     path, log = tmp_path / "out.jsonl", list[str]()
     broken = saying(work, log, lambda id: f"{manifests.UNEXPECTED}RuntimeError: no GPU")
     with pytest.raises(OptionError, match="10 videos in a row.*no GPU"):
@@ -277,10 +277,10 @@ def test_a_broken_machine_stops_the_run(work: Work, tmp_path: Path) -> None:
 
 
 def test_the_unexpected_is_told_as_such(
-    jobs: list[Job], work: Work, monkeypatch: pytest.MonkeyPatch
+    jobs: list[ClipJob], work: Work, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Claim: what is no fault of a video fails its row, by type and message, and not the run."""
-    worker = Worker(work)
+    worker = CorpusWorker(work)
 
     def broken(*args: Any, **kwargs: Any) -> Any:
         raise RuntimeError("a kernel\nfailed")
@@ -306,7 +306,7 @@ def test_a_file_cut_anywhere_is_gone_on_with(data: st.DataObject) -> None:
     import tempfile
 
     work = Work()
-    many = [Job(f"é{i}", f"v{i}.mp4", "?", "v") for i in range(4)]
+    many = [ClipJob(f"é{i}", f"v{i}.mp4", "?", "v") for i in range(4)]
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "out.jsonl"
         keeping.run(many, path, work, saying(work, []))
@@ -320,7 +320,7 @@ def test_a_file_cut_anywhere_is_gone_on_with(data: st.DataObject) -> None:
 
 
 def test_the_merge_prefers_answers_and_tells_of_strangers(
-    jobs: list[Job], work: Work, tmp_path: Path
+    jobs: list[ClipJob], work: Work, tmp_path: Path
 ) -> None:
     """Claim: an id two files have is one row, its answer before its error; others are left out."""
     one, two, out = (tmp_path / f"{name}.jsonl" for name in ("one", "two", "out"))
@@ -336,7 +336,9 @@ def test_the_merge_prefers_answers_and_tells_of_strangers(
         keeping.merge(jobs, [one, tmp_path / "three.jsonl"], out)
 
 
-def test_a_shard_without_videos_leaves_a_file(jobs: list[Job], work: Work, tmp_path: Path) -> None:
+def test_a_shard_without_videos_leaves_a_file(
+    jobs: list[ClipJob], work: Work, tmp_path: Path
+) -> None:
     """Claim: where there are more shards than videos, all of them can be merged."""
     parts = [tmp_path / f"{i}.jsonl" for i in range(2)]
     keeping.run(jobs, parts[0], work, saying(work, []))

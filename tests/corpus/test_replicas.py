@@ -29,7 +29,7 @@ from saccade.cli import replicas as several
 from saccade.cli.app import app as cli_app
 from saccade.core.errors import OptionError, SaccadeError
 from saccade.corpus import manifest as manifests
-from saccade.corpus.worker import Worker
+from saccade.corpus.worker import CorpusWorker
 from saccade.inputs.media import FrameSampling
 
 rays_own_warnings = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # at its import
@@ -163,7 +163,7 @@ def test_two_replicas_answer_as_one_and_a_death_costs_none_but_its_own(
         threads=1,
     )
     jobs = [job for job in manifests.jobs(videos, QUESTION) if Path(job.path) in clips]
-    truth = {Path(row.video).name: row.text for row in Worker(work)(jobs)}
+    truth = {Path(row.video).name: row.text for row in CorpusWorker(work)(jobs)}
     words = (
         "--replicas 2 --threads 1 --rows 2 --queue 2 --num-frames 4 --device cpu --drain 60 "
         "--method specvlm/shape=chain-3"

@@ -25,7 +25,7 @@ from reels import still, video
 
 from saccade.core.errors import VideoInputError
 from saccade.inputs.media import fetch
-from saccade.inputs.media.fetch import Loaded, Sources
+from saccade.inputs.media.fetch import Fetched, Sources
 
 BYTES = b"\x89PNG" + bytes(range(256)) * 40
 
@@ -159,13 +159,13 @@ def test_data_addresses():
     """Claim: a data: address gives its bytes, whatever the case of its head; `video/jpeg` a list
     of frames in order."""
     clip, image = video(n=2), still("JPEG")
-    assert Sources().load(data_url(clip)) == Loaded("bytes", clip)
+    assert Sources().load(data_url(clip)) == Fetched("bytes", clip)
     assert Sources().load(data_url(image, "image/png")).data == image
     assert Sources().load("DATA:Image/PNG;x=y;Base64," + data_url(b"abc")[22:]).data == b"abc"
     frames = [b"one", b"two", b"three"]
     listed = ",".join(base64.b64encode(frame).decode() for frame in frames)
     assert Sources().load(f"data:video/jpeg;base64,{listed}").frames == tuple(frames)
-    assert Sources().load(data_url(b"one", "video/jpeg")) == Loaded("frames", frames=(b"one",))
+    assert Sources().load(data_url(b"one", "video/jpeg")) == Fetched("frames", frames=(b"one",))
 
 
 @pytest.mark.parametrize(
@@ -222,7 +222,7 @@ def test_v27_files_inside_the_folder(tmp_path):
     sources = Sources(root=root)
     good = root / "a clip.mp4"
     for head in ("file://", "file:", "FILE://localhost"):
-        assert sources.load(f"{head}{root}/a%20clip.mp4") == Loaded("path", path=good.resolve())
+        assert sources.load(f"{head}{root}/a%20clip.mp4") == Fetched("path", path=good.resolve())
     with pytest.raises(VideoInputError, match="must be inside the allowed folder") as caught:
         sources.load(f"file://{tmp_path}/secret.mp4")
     assert caught.value.code == "not_allowed" and str(tmp_path) not in str(caught.value)
@@ -400,7 +400,7 @@ def test_hops_are_followed_and_counted(server, names):
         "/loop": leading("/loop"),
     }
     sources = here(server, "start.example", "next.example")
-    assert sources.load(server.at("/a", "start.example")) == Loaded("bytes", BYTES)
+    assert sources.load(server.at("/a", "start.example")) == Fetched("bytes", BYTES)
     port = server.port
     assert server.asked == [
         ("/a", f"start.example:{port}"),

@@ -27,7 +27,7 @@ from serve.live import Live, jpeg, made, request, serving
 from saccade.core.result import Result, Timings
 from saccade.engine.request import Request
 from saccade.engine.scheduler import Event
-from saccade.serve.reading import Reader
+from saccade.serve.reading import RequestReader
 from saccade.serve.wire import ChatRequest
 
 CHECKS = [
@@ -134,11 +134,11 @@ def test_control_a_fault_is_found(schema, stubbed, monkeypatch):
     """Control: with a bug behind whatever is optional such examples do find a 500. (Of 150 some 30
     get past the form to this check, and a third of those ask for something optional.)"""
 
-    def check(self: Reader, asked: ChatRequest) -> None:
+    def check(self: RequestReader, asked: ChatRequest) -> None:
         if asked.model_fields_set - {"model", "messages"}:
             raise KeyError("optional")
 
-    monkeypatch.setattr(Reader, "check", check)
+    monkeypatch.setattr(RequestReader, "check", check)
     with pytest.raises(FailureGroup, match="1 distinct failure"):
         test_what_the_schema_describes_is_what_happens(
             schema, *OPERATIONS[0], 150, GenerationMode.POSITIVE

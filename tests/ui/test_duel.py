@@ -14,7 +14,7 @@ from saccade.core.tree import Tree, chain
 from saccade.engine.generate import run
 from saccade.inputs import ask
 from saccade.inputs.media import Limits
-from saccade.ui.asking import PageModels, PageSettings, Question, Shown, answers
+from saccade.ui.asking import PageModels, PageQuestion, PageSettings, Shown, answers
 from saccade.ui.duel import Duel, Tell, duel
 
 SHORT = "Five shapes, short (256)"
@@ -81,13 +81,13 @@ def raced(
     return list(duel(*sides, spelt, every=0.0, clock=clock, **others)), streams
 
 
-def asked(method: str, **others: Any) -> Question:
+def asked(method: str, **others: Any) -> PageQuestion:
     plain: dict[str, Any] = {"example": SHORT, "upload": None, "prompt": "Describe the video."}
     plain |= {"method": method, "tokens": TOKENS, "temperature": 0.0, "seed": 0}
-    return Question(**{**plain, **others})
+    return PageQuestion(**{**plain, **others})
 
 
-def last(pair: PageModels, question: Question) -> list[Shown]:
+def last(pair: PageModels, question: PageQuestion) -> list[Shown]:
     return list(answers(pair, PageSettings(), question, lambda: False))
 
 

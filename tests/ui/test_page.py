@@ -74,9 +74,9 @@ def endless(*asked):
 
 from saccade.methods import SYSTEMS
 from saccade.ui.asking import EXAMPLES, Shown
-from saccade.ui.duel import Duel, Side
+from saccade.ui.duel import Column, Duel
 
-shown = Shown(Duel(Side("ar"), Side("x")), SYSTEMS["sd"], next(iter(EXAMPLES.values())).clip())
+shown = Shown(Duel(Column("ar"), Column("x")), SYSTEMS["sd"], next(iter(EXAMPLES.values())).clip())
 page.answers = endless
 door = socket.create_server(("127.0.0.1", 0))
 config = uvicorn.Config(page.app(page.build(lambda: None)), log_level="error")

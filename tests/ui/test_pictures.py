@@ -14,8 +14,8 @@ import torch
 from saccade.bench.show import MEANING
 from saccade.core.result import Result, RoundRecord, Timings
 from saccade.ui import pictures, spelling
-from saccade.ui.duel import Duel, Piece, Side
-from saccade.ui.kept import Kept
+from saccade.ui.duel import Column, Duel, Piece
+from saccade.ui.kept import KeptClips
 
 CSS = Path(pictures.__file__).with_name("page.css")
 EVIL = "<script>alert(1)</script>\"'&"
@@ -32,9 +32,9 @@ def parsed(svg: str) -> ElementTree.Element:
     return ElementTree.fromstring(found.group(0))
 
 
-def complete(ids: tuple[int, ...], **others: object) -> Side:
+def complete(ids: tuple[int, ...], **others: object) -> Column:
     result = Result(ids, "x", "x", "stop", (), Timings(), 1, 0, None, **others)  # type: ignore[arg-type]
-    return Side("x", "done", (), (PLAIN,) * len(ids), 4.0, 1.0, result)
+    return Column("x", "done", (), (PLAIN,) * len(ids), 4.0, 1.0, result)
 
 
 def test_each_kind_has_a_look_beyond_its_hue() -> None:
@@ -71,7 +71,7 @@ def test_colours_can_be_read(theme: str) -> None:
 def test_text_is_in_spans_of_its_kind_and_escaped() -> None:
     """Claim: runs of a kind share a span, nothing of the text is lost, and none of it is markup."""
     pieces = [Piece("a ", "accepted"), Piece(EVIL, "accepted"), Piece("b", "bonus")]
-    drawn = pictures.column(Side("x", "stopped", tuple(pieces)), True)
+    drawn = pictures.column(Column("x", "stopped", tuple(pieces)), True)
     (text,) = re.findall(r'<div class="sac-text">(.*)</div>', drawn)
     assert text.count("<span") == 2 and "<script" not in text
     assert text.startswith('<span class="sac-accepted">a &lt;script')
@@ -82,11 +82,11 @@ def test_no_picture_passes_markup_on() -> None:
     """Claim: a token, a view or a method that looks like markup is shown as it is written."""
     share = torch.ones(1, 2, 2)
     frames = np.zeros((1, 8, 8, 3), np.uint8)
-    side = Side(EVIL, EVIL, (Piece(EVIL, "bonus"),))
+    side = Column(EVIL, EVIL, (Piece(EVIL, "bonus"),))
     drawn = [
         pictures.tree(BRANCHED, lambda token: EVIL, EVIL),
         pictures.over_rounds([RoundRecord((1,), (-1,), (1,), 2, "bonus", 0, 0, (1.0,))], [EVIL]),
-        pictures.seen(frames, [0.0], Kept(EVIL, share, 4, 4)),
+        pictures.seen(frames, [0.0], KeptClips(EVIL, share, 4, 4)),
         pictures.column(side, True),
         pictures.column(side, False),
         pictures.message(EVIL),
@@ -194,8 +194,8 @@ def test_the_outcome_says_whether_tokens_are_the_same() -> None:
     assert '<b class="sac-same">yes</b>' in pictures.outcome(Duel(one, one), False)
     assert '<b class="sac-same">NO</b>' in pictures.outcome(Duel(one, other), False)
     assert "drawn apart" in pictures.outcome(Duel(one, other), True)
-    assert pictures.outcome(Duel(one, Side("x")), False) == ""
-    assert "Stopped" in pictures.outcome(Duel(one, Side("x"), halted=True), False)
+    assert pictures.outcome(Duel(one, Column("x")), False) == ""
+    assert "Stopped" in pictures.outcome(Duel(one, Column("x"), halted=True), False)
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@ import pytest
 
 from saccade.core.errors import MethodError, OptionError
 from saccade.vllm.caches import Drafted, DraftRequest, Drafts, LookupDrafts
-from saccade.vllm.options import Options, read
-from saccade.vllm.pace import KNOWN, SELDOM, DraftPlan, Line, RoundCosts, Trust, bucket
+from saccade.vllm.options import DraftOptions, read
+from saccade.vllm.pace import KNOWN, SELDOM, CostLine, DraftPlan, RoundCosts, Trust, bucket
 from saccade.vllm.proposing import Proposer
 
 
@@ -113,13 +113,13 @@ def test_the_middle_is_found(right):
 def test_a_line_finds_its_slope_and_forgives_a_pause():
     """Claim: seconds over counts are fitted exactly where they lie on a line; one pause of 1000
     times as long moves the line by less than one ordinary value."""
-    line = Line()
+    line = CostLine()
     for x in (1, 9, 5, 1, 9, 5):
         line = line.fold(x, 2 + 0.5 * x)
     assert line.weight > KNOWN
     assert line.slope == pytest.approx(0.5) and line.at(3) == pytest.approx(3.5)
     assert line.fold(5, 4500.0).at(5) < 9
-    assert Line().at(4) == 0.0 and Line().fold(3, 1.0).slope == 0.0
+    assert CostLine().at(4) == 0.0 and CostLine().fold(3, 1.0).slope == 0.0
 
 
 def test_a_verdict_counts_up_to_the_first_refusal():
@@ -135,7 +135,7 @@ def test_rounds_of_different_sizes_are_learnt_apart():
     """Claim: what 32 requests cost says nothing of one alone."""
     assert [bucket(n) for n in (1, 2, 3, 8, 9, 32)] == [1, 2, 4, 8, 16, 32]
     assert RoundCosts(8).plan(1, Trust()).length == 8
-    known = replace(RoundCosts(8), target=Line(9.0, 9.0, 9.0, 10.0, 9.0))
+    known = replace(RoundCosts(8), target=CostLine(9.0, 9.0, 9.0, 10.0, 9.0))
     assert known.plan(1, Trust()).length == 8  # the draft's seconds are not known yet
 
 
@@ -174,7 +174,7 @@ def test_options_are_read_from_config_and_environment():
     value that means nothing is refused by its name."""
     environment = {"SACCADE_VLLM_DRAFT": "a", "SACCADE_VLLM_KEEP": "0.3", "SACCADE_CACHE": "/x"}
     found = read({"draft": "b", "length": 4}, environment, 8)
-    assert found == Options("b", keep=0.3, length=4)
+    assert found == DraftOptions("b", keep=0.3, length=4)
     assert read({"draft": "b", "length": "auto"}, {}, 8).length is None
     for told, why in (
         ({}, "no draft is named"),
@@ -187,8 +187,8 @@ def test_options_are_read_from_config_and_environment():
         with pytest.raises(OptionError, match=why):
             read(told, {}, 8)
     with pytest.raises(MethodError, match="unknown view 'nowhere'"):
-        Options("b", view="nowhere").views()
+        DraftOptions("b", view="nowhere").views()
     for view in ("affordable", "text"):
         with pytest.raises(OptionError, match=f"view={view} does not work inside vLLM"):
-            Options("b", view=view).views()
-    assert Options("b", keep=0.25).views().keep == 0.25
+            DraftOptions("b", view=view).views()
+    assert DraftOptions("b", keep=0.25).views().keep == 0.25

@@ -26,7 +26,7 @@ from saccade.model.backbone import Backbone
 from saccade.world.train_draft import run as training
 from saccade.world.train_draft.recipes import RECIPES, Settings, parts, shared, trained
 from saccade.world.train_draft.samples import Samples, answered, together
-from saccade.world.train_draft.trainer import Work, answers, loss_of, trainer
+from saccade.world.train_draft.trainer import Training, answers, loss_of, trainer
 
 SEEING = ("qwen2_5_vl", "qwen2_vl", "llava_onevision")
 # Where the parts are in these families, written down by hand.
@@ -138,7 +138,7 @@ def test_the_vision_tower_learns_at_a_fifth_of_the_rate(pair: Path, tmp_path: Pa
     """Claim: the optimizer holds each trained parameter once, the tower's at rate / 5."""
     draft = load("shapes-draft-naive", fused=False)
     phase = RECIPES["llava-onevision-68m"].phases[1]
-    work = Work(phase, 1, Settings(), 0, tmp_path, 60.0)
+    work = Training(phase, 1, Settings(), 0, tmp_path, 60.0)
     made = trainer(work, draft, draft, lambda *args: None)
     assert made.args.gradient_accumulation_steps * work.together == 512
     groups = made.create_optimizer().param_groups

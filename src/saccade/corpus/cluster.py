@@ -17,17 +17,17 @@ from typing import Any
 
 from saccade.core.errors import OptionError, extra, first_line
 from saccade.corpus.keeping import Answer
-from saccade.corpus.manifest import UNEXPECTED, Job, Row, Work
+from saccade.corpus.manifest import UNEXPECTED, ClipJob, Row, Work
 
 TRIES = 3  # times a video may take its worker down with it
 LOCAL = "local"  # the address of a cluster of this machine alone, made for the run
 
 
-def models(work: Work) -> Callable[[Sequence[Job]], list[Row]]:
+def models(work: Work) -> Callable[[Sequence[ClipJob]], list[Row]]:
     """The worker that answers; whoever hands out work need not load what it needs."""
-    from saccade.corpus.worker import Worker
+    from saccade.corpus.worker import CorpusWorker
 
-    return Worker(work)
+    return CorpusWorker(work)
 
 
 class Held:
@@ -38,7 +38,7 @@ class Held:
 
     def ready(self) -> None: ...
 
-    def answer(self, jobs: Sequence[Job]) -> list[Row]:
+    def answer(self, jobs: Sequence[ClipJob]) -> list[Row]:
         rows: list[Row] = self._worker(jobs)
         return rows
 
@@ -62,12 +62,12 @@ def over(
     # a worker is not restarted by Ray: one that died comes back as another, and is counted
     worker = ray.remote(Held).options(max_restarts=0, max_task_retries=0, **needs)
 
-    def answers(groups: Iterable[Sequence[Job]]) -> Iterator[Sequence[Row]]:
+    def answers(groups: Iterable[Sequence[ClipJob]]) -> Iterator[Sequence[Row]]:
         waiting = deque(list(group) for group in groups)
         deaths: Counter[str] = Counter()  # of workers, by the video they died with
         vain = 0  # deaths since a worker last did anything
         loading: dict[Any, Any] = {}  # only who has the models is given videos
-        busy: dict[Any, tuple[Any, list[Job]]] = {}
+        busy: dict[Any, tuple[Any, list[ClipJob]]] = {}
         idle: list[Any] = []
 
         def start_worker() -> None:
@@ -136,8 +136,8 @@ def join(address: str, missing: str, **local: Any) -> Any:
 
 
 def _shared_out(
-    work: Work, group: Sequence[Job], deaths: Counter[str], error: Exception
-) -> tuple[list[list[Job]], list[Row]]:
+    work: Work, group: Sequence[ClipJob], deaths: Counter[str], error: Exception
+) -> tuple[list[list[ClipJob]], list[Row]]:
     """What died with its worker: alone from now on, or an error after so many times."""
     deaths.update(job.id for job in group)
     died = f"{UNEXPECTED}death of {TRIES} workers, the last of {_why(error)}"

@@ -11,7 +11,7 @@ from typing import Any
 
 from saccade.core.errors import OptionError
 from saccade.corpus import rows
-from saccade.corpus.manifest import UNEXPECTED, Job, Row, Work
+from saccade.corpus.manifest import UNEXPECTED, ClipJob, Row, Work
 
 TOO_MANY = 10  # unexpected errors in a row: it is the machine, and the next will fare no better
 
@@ -36,12 +36,12 @@ class Standing:
 
 
 Tell = Callable[[Standing], None]
-Answer = Callable[[Iterable[Sequence[Job]]], Iterator[Sequence[Row]]]
+Answer = Callable[[Iterable[Sequence[ClipJob]]], Iterator[Sequence[Row]]]
 """Groups of jobs to groups of rows, in any order. Whatever does the work is one."""
 
 
 def run(
-    jobs: Sequence[Job],
+    jobs: Sequence[ClipJob],
     path: Path,
     work: Work,
     answer: Callable[[], Answer],
@@ -98,7 +98,7 @@ def run(
     return standing
 
 
-def _checked(path: Path, jobs: Sequence[Job], work: Work) -> list[dict[str, Any]]:
+def _checked(path: Path, jobs: Sequence[ClipJob], work: Work) -> list[dict[str, Any]]:
     """The rows there are. Raises OptionError where they answer something else."""
     asked = {job.id: job for job in jobs}
     found = _rows(path)
@@ -139,7 +139,7 @@ def shard_path(path: Path, shard: tuple[int, int]) -> Path:
 
 
 @dataclass(frozen=True)
-class Merged:
+class MergedRows:
     """What came of joining shards."""
 
     rows: int
@@ -149,7 +149,7 @@ class Merged:
     doubled: tuple[str, ...]  # ids that several files had; an answer goes before an error
 
 
-def merge(jobs: Sequence[Job], paths: Sequence[Path], out: Path) -> Merged:
+def merge(jobs: Sequence[ClipJob], paths: Sequence[Path], out: Path) -> MergedRows:
     """One file of all shards' rows, in the manifest's order, and what is missing in it.
 
     Raises OptionError where a file is not there, is being written, or is of another run.
@@ -178,7 +178,7 @@ def merge(jobs: Sequence[Job], paths: Sequence[Path], out: Path) -> Merged:
     kept = [found[name] for name in order if name in found]
     with rows.locked(out):
         rows.replace(out, kept)
-    return Merged(
+    return MergedRows(
         len(kept),
         tuple(each["id"] for each in kept if each["error"]),
         tuple(name for name in order if name not in found),

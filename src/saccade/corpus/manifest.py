@@ -20,7 +20,7 @@ UNEXPECTED = "unexpected "  # how the error of a row begins that is no fault of 
 
 
 @dataclass(frozen=True)
-class Job:
+class ClipJob:
     """One video, document, or both to be put into words; empty where there is none."""
 
     id: str
@@ -69,12 +69,12 @@ class Work(Answering):
         told = [self.target, self.max_new_tokens, asdict(self.sampling), load]
         return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:12]
 
-    def row(self, job: Job, **what: Any) -> Row:
+    def row(self, job: ClipJob, **what: Any) -> Row:
         """What came of a job."""
         return Row(job.id, job.video, job.prompt, self.key, document=job.document, **what)
 
 
-def jobs(manifest: Path, question: str) -> list[Job]:
+def jobs(manifest: Path, question: str) -> list[ClipJob]:
     """What a manifest asks for, in its order.
 
     A folder (every video below it), a ``.jsonl`` or ``.csv`` with ``video``, ``document`` (a file
@@ -111,7 +111,7 @@ def jobs(manifest: Path, question: str) -> list[Job]:
             raise OptionError(f"{where} of {manifest} has the id of {seen[name]}: {name}")
         seen[name] = where
         prompt = str(given.get("prompt") or question)
-        jobs.append(Job(name, video, prompt, placed(video), text, placed(text)))
+        jobs.append(ClipJob(name, video, prompt, placed(video), text, placed(text)))
     return jobs
 
 

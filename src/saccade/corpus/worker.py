@@ -14,7 +14,7 @@ from saccade.core.prompt import Inputs
 from saccade.core.result import Result
 from saccade.corpus.answering import answered
 from saccade.corpus.keeping import Answer
-from saccade.corpus.manifest import UNEXPECTED, Job, Row, Work
+from saccade.corpus.manifest import UNEXPECTED, ClipJob, Row, Work
 from saccade.inputs import Pair, captions, load_pair, media, texts
 from saccade.inputs.loading import use_threads
 from saccade.methods import resolve
@@ -24,11 +24,11 @@ from saccade.methods import resolve
 class Opened:
     """A job with its frames and texts."""
 
-    job: Job
+    job: ClipJob
     seen: texts.About
 
 
-class Worker:
+class CorpusWorker:
     """The models, held; called with jobs, gives their rows. Several jobs are one batch if they can.
 
     In fp32 a request answers in a batch what it answers alone.
@@ -40,10 +40,10 @@ class Worker:
         self._recipe = resolve(work.method)
         self._pair = Pair(*load_pair(work.target, work.draft, **dict(work.load)))
 
-    def __call__(self, jobs: Sequence[Job]) -> list[Row]:
+    def __call__(self, jobs: Sequence[ClipJob]) -> list[Row]:
         return self.answer(self.open(jobs))
 
-    def open(self, jobs: Sequence[Job]) -> list[Opened | Row]:
+    def open(self, jobs: Sequence[ClipJob]) -> list[Opened | Row]:
         """Reads the videos, which needs no model: another thread may do it meanwhile."""
         return [self._open(job) for job in jobs]
 
@@ -58,7 +58,7 @@ class Worker:
                 pass
         return rows + [self._alone(each) for each in opened]
 
-    def _open(self, job: Job) -> Opened | Row:
+    def _open(self, job: ClipJob) -> Opened | Row:
         try:
             own = (texts.document(Path(job.text)),) if job.text else ()
             clip = media.read(job.path, self.work.sampling) if job.path else None
@@ -101,7 +101,7 @@ class Worker:
         every = [captioner for captioner in each if captioner is not None]
         return (lambda inputs: [text for one in every for text in one(inputs)]) if every else None
 
-    def _failed(self, job: Job, error: Exception) -> Row:
+    def _failed(self, job: ClipJob, error: Exception) -> Row:
         ours = isinstance(error, SaccadeError)
         return self.work.row(job, error=str(error) if ours else UNEXPECTED + kind_and_line(error))
 
@@ -124,9 +124,9 @@ def _told(seen: texts.About, result: Result) -> dict[str, Any]:
 
 def here(work: Work) -> Answer:
     """Answers in this process: the next videos are read while the models are busy."""
-    worker = Worker(work)
+    worker = CorpusWorker(work)
 
-    def answers(groups: Iterable[Sequence[Job]]) -> Iterator[Sequence[Row]]:
+    def answers(groups: Iterable[Sequence[ClipJob]]) -> Iterator[Sequence[Row]]:
         with ThreadPoolExecutor(1) as reader:
             coming = None
             for group in groups:

@@ -19,7 +19,7 @@ from starlette.middleware.cors import CORSMiddleware
 
 from saccade.core.errors import SaccadeError
 from saccade.serve.bodies import Bodies, Body
-from saccade.serve.call import Call
+from saccade.serve.call import ClientCall
 from saccade.serve.errors import HUNG_UP, ApiError, FailureBody, api_error, invalid
 from saccade.serve.formats.replies import Completion, TextCompletion
 from saccade.serve.service import Engine, Service
@@ -174,7 +174,7 @@ def _api(service: Service) -> APIRouter:
                 most = min(settings.choices, queue.rows + queue.queue)
                 if (asked.n or 1) > most:
                     raise ApiError(400, f"n: this server gives at most {most} answers", "n")
-                return await Call(service, engine, request, asked, came, body).answer()
+                return await ClientCall(service, engine, request, asked, came, body).answer()
 
         return completion
 

@@ -33,7 +33,7 @@ OTHERS = "its media, or others before them, were not read in time; try again lat
 GRACE = 1.0  # seconds in which the queue itself says that time is up
 
 
-class Call:
+class ClientCall:
     """One request over HTTP: its slots in the queue, what it queues there, its texts."""
 
     def __init__(
@@ -236,7 +236,7 @@ class EventStream(StreamingResponse):
     """Server-sent events of a call, which ends with them: also when they were never begun, and
     when the client does not read them in the call's time."""
 
-    def __init__(self, call: Call) -> None:
+    def __init__(self, call: ClientCall) -> None:
         headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
         super().__init__(call.events(), media_type="text/event-stream", headers=headers)
         self._call = call

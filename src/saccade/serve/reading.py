@@ -18,7 +18,7 @@ from saccade.engine.request import Request
 from saccade.inputs import Loaded, captions, literal
 from saccade.inputs.checkpoints import embedded
 from saccade.inputs.media import Clip, FrameSampling
-from saccade.inputs.media.fetch import Loaded as Source
+from saccade.inputs.media.fetch import Fetched
 from saccade.inputs.media.guard import Guard, Stop
 from saccade.inputs.questions import converse, same_inputs
 from saccade.model.kept import Kept, digest, prepared
@@ -50,7 +50,7 @@ Apart = dict[str, memoryview]  # a body's long data: addresses, see `bodies`
 LOW = (512, 512)  # pixels a picture of low detail fits in
 
 
-class Reader:
+class RequestReader:
     """Loads, decodes and words requests; any thread may call."""
 
     def __init__(
@@ -229,11 +229,11 @@ class Reader:
             given |= {} if chosen is None else chosen.model_dump(exclude_none=True)
         return FrameSampling(**given) if given else self._media.sampling
 
-    def _loaded(self, url: str, apart: Apart) -> Source:
+    def _loaded(self, url: str, apart: Apart) -> Fetched:
         sources, cut = self._media.sources, apart.pop(url, None)
         return sources.load(url) if cut is None else sources.written(cut)
 
-    def _image(self, found: Source, stop: Stop) -> np.ndarray:
+    def _image(self, found: Fetched, stop: Stop) -> np.ndarray:
         if found.kind == "frames":
             raise ApiError(400, "an image_url holds a list of frames: use video_url", "messages")
         source = found.data if found.path is None else found.path
@@ -243,7 +243,7 @@ class Reader:
             lambda image: image.nbytes,
         )
 
-    def _clip(self, found: Source, sampling: FrameSampling, stop: Stop) -> Clip:
+    def _clip(self, found: Fetched, sampling: FrameSampling, stop: Stop) -> Clip:
         limits = self._media.limits
         if found.kind == "frames":
             if sampling.num_frames is not None and sampling != self._media.sampling:
@@ -280,7 +280,7 @@ def _grammar(asked: CompletionRequest) -> tuple[str, str] | None:
     return found[0] if found else None
 
 
-def _content(found: Source) -> Hashable:
+def _content(found: Fetched) -> Hashable:
     """What tells media apart: their bytes, or the state of a file."""
     if found.path is None:
         return digest(found.kind, found.data, found.frames)

@@ -23,7 +23,7 @@ from saccade.model.kept import Kept
 from saccade.serve.errors import ApiError
 from saccade.serve.metrics import Metrics
 from saccade.serve.queue import RequestQueue
-from saccade.serve.reading import Reader
+from saccade.serve.reading import RequestReader
 from saccade.serve.settings import Settings
 
 T = TypeVar("T")
@@ -65,7 +65,7 @@ class Engine:
     """What answers, once it has been loaded."""
 
     queue: RequestQueue
-    reader: Reader
+    reader: RequestReader
     decode: Callable[[Sequence[int]], str]
     close: Callable[[], None] = lambda: None
     kept: Kept = field(default_factory=lambda: Kept(0))
@@ -147,7 +147,7 @@ def engine(settings: Settings, recipe: Recipe, target: Loaded, draft: Loaded | N
     requests = Scheduler(models[0], recipe, models[1], exact=settings.exact)
     return Engine(
         RequestQueue(requests, rows=settings.rows, queue=settings.queue),
-        Reader(target, draft, settings, guard, kept),
+        RequestReader(target, draft, settings, guard, kept),
         target.decode,
         guard.close,
         kept,

@@ -23,7 +23,7 @@ from saccade.inputs import Pair, media, shown
 from saccade.inputs.media import Clip
 from saccade.methods import SYSTEMS, resolve
 from saccade.ui.duel import Duel, Tell, duel
-from saccade.ui.kept import Kept, kept
+from saccade.ui.kept import KeptClips, kept
 from saccade.world import drawing, scenes
 from saccade.world.knowing import remarked
 
@@ -78,7 +78,7 @@ class PageSettings:
 
 
 @dataclass(frozen=True)
-class Question:
+class PageQuestion:
     """What a person asked for."""
 
     example: str | None
@@ -97,7 +97,7 @@ class Shown:
     duel: Duel
     recipe: Recipe
     clip: Clip
-    seen: tuple[Kept, ...] | None = None  # None: not known yet
+    seen: tuple[KeptClips, ...] | None = None  # None: not known yet
     why: str = ""  # it never will be
 
     @property
@@ -115,7 +115,7 @@ def read(example: str | None, upload: str | None, settings: PageSettings) -> Cli
     raise OptionError("pick an example clip, or drop a video")
 
 
-def checked(asked: Question, settings: PageSettings) -> Question:
+def checked(asked: PageQuestion, settings: PageSettings) -> PageQuestion:
     """What was asked for, if the page allows it. Raises OptionError."""
     if not 1 <= asked.tokens <= settings.max_new_tokens:
         raise OptionError(f"an answer may have 1 to {settings.max_new_tokens} tokens")
@@ -127,7 +127,7 @@ def checked(asked: Question, settings: PageSettings) -> Question:
 
 
 def answers(
-    pair: PageModels, settings: PageSettings, asked: Question, halted: Callable[[], bool]
+    pair: PageModels, settings: PageSettings, asked: PageQuestion, halted: Callable[[], bool]
 ) -> Generator[Shown, None, None]:
     """The whole of a run: both answers, then what the draft saw. Raises SaccadeError."""
     recipe = resolve(checked(asked, settings).method)
@@ -171,6 +171,6 @@ def answers(
         yield replace(last, why=f"What the draft saw cannot be shown: {error}")
 
 
-def _settings(asked: Question) -> dict[str, Any]:
+def _settings(asked: PageQuestion) -> dict[str, Any]:
     settings: dict[str, Any] = {"max_new_tokens": asked.tokens, "do_sample": asked.temperature > 0}
     return settings | ({"temperature": asked.temperature} if asked.temperature > 0 else {})

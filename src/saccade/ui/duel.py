@@ -42,7 +42,7 @@ class Piece:
 
 
 @dataclass(frozen=True)
-class Side:
+class Column:
     """One answer so far."""
 
     method: str
@@ -90,8 +90,8 @@ class Side:
 class Duel:
     """Both answers at one moment."""
 
-    plain: Side
-    drafted: Side
+    plain: Column
+    drafted: Column
     halted: bool = False
 
     @property
@@ -124,7 +124,7 @@ class Duel:
 class Entrant:
     """One side at work: a stream, and what has come of it."""
 
-    side: Side
+    side: Column
     begin: Begin
     typist: Typist
     halted: Callable[[], bool]
@@ -191,7 +191,7 @@ def duel(
     and phase. Closing the iterator ends both answers; what they raise comes through.
     """
     both = [
-        Entrant(Side(name), begin, Typist(decode), halted, clock)
+        Entrant(Column(name), begin, Typist(decode), halted, clock)
         for name, begin in (plain, drafted)
     ]
 

@@ -23,7 +23,7 @@ from saccade.model.session import Session
 
 
 @dataclass(frozen=True, eq=False)
-class Kept:
+class KeptClips:
     """One view of the clip. ``share`` is of each token, in the order of time, row, column."""
 
     view: str
@@ -40,7 +40,7 @@ def kept(
     inputs: Inputs,
     draft_inputs: Inputs | None,
     words: Words,
-) -> tuple[Kept, ...]:
+) -> tuple[KeptClips, ...]:
     """Each view of the draft's, several for an ensemble; none where the draft does not look.
 
     ``recipe`` as a stream has settled it. Costs a prefill of the target, and of the draft's vision.
@@ -68,7 +68,7 @@ def _read(setup: Setup, prefill: Prefill, inputs: Inputs) -> Prompt:
     return draft.prompts(setup.readable(inputs))[0]
 
 
-def _seen(view: View, prefill: Prefill, prompt: Prompt) -> Kept:
+def _seen(view: View, prefill: Prefill, prompt: Prompt) -> KeptClips:
     held = view.start(prompt)  # as a draft that started early chose it
     if held is None:
         pruned = view(prefill, prompt)
@@ -76,7 +76,7 @@ def _seen(view: View, prefill: Prefill, prompt: Prompt) -> Kept:
         pruned = prompt.select(view.choose(prefill, prompt, held))
     cells = on_grid(prompt, share(prompt, pruned))
     means = isinstance(view, Pooled | Merged)
-    return Kept(view.name, cells, pruned.seen, prompt.seen, means)
+    return KeptClips(view.name, cells, pruned.seen, prompt.seen, means)
 
 
 def share(prompt: Prompt, pruned: Prompt) -> Float[Tensor, " seen"]:

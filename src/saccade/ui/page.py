@@ -18,7 +18,7 @@ from saccade.drafting.schedule import parallel
 from saccade.inputs.checkpoints import embedded
 from saccade.methods import SYSTEMS
 from saccade.ui import pictures, spelling
-from saccade.ui.asking import EXAMPLES, PageModels, PageSettings, Question, Shown, answers, read
+from saccade.ui.asking import EXAMPLES, PageModels, PageQuestion, PageSettings, Shown, answers, read
 
 log = logging.getLogger(__name__)
 
@@ -120,7 +120,7 @@ def build(
         request: gr.Request,
     ) -> Iterator[dict[Any, Any]]:
         numbers = int(tokens or 0), float(temperature or 0.0), None if seed is None else int(seed)
-        asked = Question(example, upload, prompt, method, *numbers)
+        asked = PageQuestion(example, upload, prompt, method, *numbers)
         blank = {error: "", result: "", saw_frames: "", tree: "", over: "", last: None}
         hidden = {slider: gr.Slider(visible=False), details: gr.Accordion(visible=False)}
         yield {**blank, **hidden, left: "", right: "", note: "", halt: gr.Button(visible=True)}

@@ -22,8 +22,8 @@ from PIL import Image, ImageDraw
 from saccade.bench.show import MEANING
 from saccade.core.result import RoundRecord
 from saccade.core.tree import ROOT, Tree, add, children, depths, follow
-from saccade.ui.duel import Duel, Side
-from saccade.ui.kept import Kept
+from saccade.ui.duel import Column, Duel
+from saccade.ui.kept import KeptClips
 
 Word = Callable[[int], str]
 """A token's id -> how it is spelt."""
@@ -51,7 +51,7 @@ def message(text: str, kind: str = "note") -> str:
     return str(MARKS.message(text, kind))
 
 
-def column(side: Side, coloured: bool) -> str:
+def column(side: Column, coloured: bool) -> str:
     """One answer: its measures so far above its text, each run of one kind in one span."""
     runs = groupby(side.pieces, key=lambda piece: piece.kind)
     spans = [(kind, "".join(piece.text for piece in run)) for kind, run in runs]
@@ -75,7 +75,7 @@ def strip(frames: np.ndarray, times: Sequence[float]) -> str:
     return str(MARKS.strip(pictures))
 
 
-def seen(frames: np.ndarray, times: Sequence[float], one: Kept) -> str:
+def seen(frames: np.ndarray, times: Sequence[float], one: KeptClips) -> str:
     """The frames as one view has them: what it dropped is dimmed, what it kept is framed."""
     steps, pictures = one.share.shape[0], []
     for step in _spread(steps) if one.count else []:

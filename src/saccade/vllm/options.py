@@ -17,7 +17,7 @@ AUTO = "auto"
 
 
 @dataclass(frozen=True)
-class Options:
+class DraftOptions:
     """``--additional-config '{"saccade": {...}}'``, or ``SACCADE_VLLM_NAME`` for each."""
 
     draft: str  # a checkpoint, or "lookup": what followed the same words earlier in the text
@@ -38,7 +38,7 @@ class Options:
         return view
 
 
-def read(config: Mapping[str, Any], environment: Mapping[str, str], most: int) -> Options:
+def read(config: Mapping[str, Any], environment: Mapping[str, str], most: int) -> DraftOptions:
     """The options given; the config's win over the environment's.
 
     ``most`` is ``num_speculative_tokens``. Raises OptionError for a name or value that is unknown.
@@ -49,7 +49,7 @@ def read(config: Mapping[str, Any], environment: Mapping[str, str], most: int) -
         if name.startswith(PREFIX)
     }
     told |= config
-    known = [field.name for field in fields(Options)]
+    known = [field.name for field in fields(DraftOptions)]
     for name in told:
         if name not in known:
             raise OptionError(f"unknown option {name!r} for the draft; known: {', '.join(known)}")
@@ -58,12 +58,12 @@ def read(config: Mapping[str, Any], environment: Mapping[str, str], most: int) -
             "no draft is named: set SACCADE_VLLM_DRAFT to a checkpoint, or to lookup for none"
         )
     length = told.get("length", AUTO)
-    return Options(
+    return DraftOptions(
         draft=str(told["draft"]),
-        view=str(told.get("view", Options.view)),
+        view=str(told.get("view", DraftOptions.view)),
         keep=_number("keep", told["keep"], 1.0) if "keep" in told else None,
         length=None if length == AUTO else _whole("length", length, most),
-        memory=_number("memory", told.get("memory", Options.memory), math.inf),
+        memory=_number("memory", told.get("memory", DraftOptions.memory), math.inf),
     )
 
 

@@ -25,7 +25,7 @@ GAIN = 1.03  # by which drafting has to beat plain decoding
 
 
 @dataclass(frozen=True)
-class Line:
+class CostLine:
     """Seconds as a straight line over a count: least squares over rounds that fade."""
 
     weight: float = 0.0
@@ -34,10 +34,10 @@ class Line:
     xx: float = 0.0
     xy: float = 0.0
 
-    def fold(self, x: float, y: float) -> Line:
+    def fold(self, x: float, y: float) -> CostLine:
         if self.weight >= KNOWN:
             y = min(y, OUTLIER * self.at(x))
-        return Line(
+        return CostLine(
             FADE * self.weight + 1,
             FADE * self.x + x,
             FADE * self.y + y,
@@ -104,8 +104,8 @@ class RoundCosts:
     """What rounds of about this many requests have cost."""
 
     most: int
-    target: Line = field(default=Line())  # seconds between drafts, over rows of the forward
-    draft: Line = field(default=Line())  # seconds of drafting, over levels
+    target: CostLine = field(default=CostLine())  # seconds between drafts, over rows of the forward
+    draft: CostLine = field(default=CostLine())  # seconds of drafting, over levels
     tried: int = 0
     plain: int = 0  # rounds since drafting was last tried
     patience: int = RETRY

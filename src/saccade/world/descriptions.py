@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from saccade.world.scenes import Cell, Event, Object, Scene, State, changes, place, seen
+from saccade.world.scenes import Cell, Happening, Object, Scene, State, changes, place, seen
 
 NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight")
 
@@ -89,7 +89,7 @@ def motion(scene: Scene, thing: Object) -> str:
     return f"{voice.move} {thing.motion} to the {place(thing.end)}"
 
 
-def change(scene: Scene, event: Event) -> str:
+def change(scene: Scene, event: Happening) -> str:
     """An event as a clause without its time: 'the large red circle turns green'."""
     voice, thing = voice_of(scene), scene.objects[event.index]
     where = f" {within(thing.start)}" if thing.start == thing.end else ""

@@ -54,7 +54,7 @@ class Object:
 
 
 @dataclass(frozen=True)
-class Event:
+class Happening:
     """A change of `objects[index]`: at `time` (a fraction of the clip near one of TIMES).
 
     `color` is the new colour of a recolouring, None for the other kinds.
@@ -81,7 +81,7 @@ class Scene:
 
     seed: int
     objects: tuple[Object, ...]
-    events: tuple[Event, ...]
+    events: tuple[Happening, ...]
     texture: str
     voice: int
 
@@ -154,7 +154,7 @@ def scene(seed: int, *, max_objects: int = 6) -> Scene:
     chosen = [int(i) for i in rng.permutation(count)[:changes]]
     quarters = sorted(int(i) for i in rng.permutation(len(TIMES))[:changes])
     used = {(COLORS[c], SHAPES[s]) for c, s in looks}
-    events: list[Event] = []
+    events: list[Happening] = []
     appearing = 0
     for index, quarter in zip(chosen, quarters, strict=True):
         kind = KINDS[_weighted(rng, (0.4, 0.3, 0.3))]
@@ -168,7 +168,7 @@ def scene(seed: int, *, max_objects: int = 6) -> Scene:
             color = free[int(rng.integers(len(free)))]
             used.add((color, shape))
         time = TIMES[quarter] + JITTER * (2 * rng.random() - 1)
-        events.append(Event(kind, index, round(float(time), 4), color))
+        events.append(Happening(kind, index, round(float(time), 4), color))
 
     settled = {e.index for e in events if e.kind != "recolour"}
     taken = set(cells)

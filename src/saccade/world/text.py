@@ -36,7 +36,7 @@ TASKS = ("describe", "events", "qa", "chat", "image", "diff")
 
 
 @dataclass(frozen=True)
-class Turn:
+class Exchange:
     """One prompt and its answer."""
 
     question: str
@@ -57,12 +57,12 @@ class Question:
     asked: Sequence[str]
     answer: str
 
-    def __call__(self, scene: Scene, rng: np.random.Generator) -> Turn | None:
+    def __call__(self, scene: Scene, rng: np.random.Generator) -> Exchange | None:
         words = self.words(scene, rng)
         if words is None:
             return None
         question = _pick(rng, self.asked).format(**words)
-        return Turn(question, cap(self.answer.format(**words)))
+        return Exchange(question, cap(self.answer.format(**words)))
 
 
 def _pick(rng: np.random.Generator, options: Sequence[T]) -> T:
@@ -208,9 +208,9 @@ def _read(kind: str) -> tuple[Question, ...]:
 QUESTIONS, FOLLOW = _read("questions"), _read("follow")  # a follow-up is about a description
 
 
-def _questions(scene: Scene, rng: np.random.Generator, number: int) -> list[Turn]:
+def _questions(scene: Scene, rng: np.random.Generator, number: int) -> list[Exchange]:
     """Up to `number` questions of different kinds."""
-    turns: list[Turn] = []
+    turns: list[Exchange] = []
     for index in rng.permutation(len(QUESTIONS)):
         if len(turns) == number:
             break
@@ -220,7 +220,7 @@ def _questions(scene: Scene, rng: np.random.Generator, number: int) -> list[Turn
     return turns
 
 
-def conversation(scene: Scene, task: str, seed: int) -> tuple[Turn, ...]:
+def conversation(scene: Scene, task: str, seed: int) -> tuple[Exchange, ...]:
     """The turns of one of TASKS about a scene; `seed` draws the prompts and questions.
 
     describe, events, image, diff: one turn. qa: 3 to 6 short ones. chat: a description and 1 to
@@ -234,7 +234,7 @@ def conversation(scene: Scene, task: str, seed: int) -> tuple[Turn, ...]:
     if task == "qa":
         return tuple(_questions(scene, rng, int(rng.integers(3, 7))))
     if task == "chat":
-        turn = Turn(_pick(rng, WORDS["prompts"]["describe"]), describe(scene))
+        turn = Exchange(_pick(rng, WORDS["prompts"]["describe"]), describe(scene))
         number = int(rng.integers(1, 4))
         about = rng.permutation(len(FOLLOW))[: int(rng.integers(1, number + 1))]
         more = [found for i in about if (found := FOLLOW[int(i)](scene, rng)) is not None]
@@ -242,6 +242,6 @@ def conversation(scene: Scene, task: str, seed: int) -> tuple[Turn, ...]:
         return (turn, *(more[int(i)] for i in rng.permutation(len(more))))
     prompt = _pick(rng, WORDS["prompts"][task])
     if task == "diff":
-        return (Turn(prompt, describe_diff(scene, seed)),)
+        return (Exchange(prompt, describe_diff(scene, seed)),)
     texts = {"describe": describe, "events": events, "image": describe_image}
-    return (Turn(prompt, texts[task](scene)),)
+    return (Exchange(prompt, texts[task](scene)),)

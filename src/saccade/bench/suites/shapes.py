@@ -14,7 +14,7 @@ from saccade.bench.suites.types import Item, Medium, Setting, Task, in_a_row
 from saccade.inputs.media import Clip
 from saccade.world import drawing, scenes, text
 from saccade.world.scenes import Scene
-from saccade.world.text import Turn
+from saccade.world.text import Exchange
 
 FIRST_SEED = 60_000_000
 SAMPLES = 50
@@ -83,7 +83,7 @@ class Kind:
     asked: str
     longest: int  # answer, in tokens
     task: Task = "open"
-    turns: Callable[[Sequence[Turn], int], Sequence[Turn]] = lambda turns, seed: turns
+    turns: Callable[[Sequence[Exchange], int], Sequence[Exchange]] = lambda turns, seed: turns
     media: Callable[[Scene, str], tuple[Medium, ...]] = _clip
     then: str | None = None  # a second turn's question, beside the world's
     next: bool = False  # whether the second turn is the next item, with its picture
@@ -102,7 +102,7 @@ class Kind:
         )
 
 
-def _in_other_words(turns: Sequence[Turn], seed: int) -> Sequence[Turn]:
+def _in_other_words(turns: Sequence[Exchange], seed: int) -> Sequence[Exchange]:
     return [replace(turns[0], question=UNHEARD)]
 
 

@@ -47,7 +47,7 @@ IPAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
 @dataclass(frozen=True)
-class Loaded:
+class Fetched:
     """What an address stands for: bytes of a video or an image, encoded frames, or a file."""
 
     kind: Literal["bytes", "frames", "path"]
@@ -75,7 +75,7 @@ class Sources:
     seconds: float = 30.0
     redirects: int = 3
 
-    def load(self, url: str) -> Loaded:
+    def load(self, url: str) -> Fetched:
         """What the address stands for. Raises VideoInputError, in which it is not repeated."""
         scheme = url[:16].partition(":")[0].lower()
         if scheme == "data":
@@ -83,10 +83,10 @@ class Sources:
         if scheme == "file":
             return self._file(url)
         if scheme in PORTS:
-            return Loaded("bytes", self._fetch(url))
+            return Fetched("bytes", self._fetch(url))
         raise _refused("is of a kind that is not opened: give a data: address")
 
-    def written(self, url: memoryview) -> Loaded:
+    def written(self, url: memoryview) -> Fetched:
         """:meth:`load` of the bytes of a data: address, which are read where they lie."""
         head, found, _ = bytes(url[:MAX_ADDRESS]).partition(b",")
         kind, *options = [
@@ -100,20 +100,20 @@ class Sources:
         if len(body) * 3 // 4 > self.max_bytes + 2:
             raise self._too_large()
         if kind != "video/jpeg":
-            return Loaded("bytes", _decoded(body))
+            return Fetched("bytes", _decoded(body))
         commas = [match.start() for match in islice(re.finditer(b",", body), MAX_FRAMES)]
         if len(commas) == MAX_FRAMES:
             raise _refused(f"holds over {MAX_FRAMES} frames: send fewer", "too_long", MAX_FRAMES)
         pairs = zip([-1, *commas], [*commas, len(body)], strict=True)
-        return Loaded("frames", frames=tuple(_decoded(body[a + 1 : b]) for a, b in pairs))
+        return Fetched("frames", frames=tuple(_decoded(body[a + 1 : b]) for a, b in pairs))
 
-    def _file(self, url: str) -> Loaded:
+    def _file(self, url: str) -> Fetched:
         if self.root is None:
             raise _refused("names a file, which this server does not open: send its bytes")
         match = re.fullmatch(r"file:(?://(?:localhost)?)?(/[^?#]*)", url, re.IGNORECASE)
         if match is None:
             raise _refused("is no address of a file: write file: and its whole path")
-        return Loaded("path", path=allowed(unquote(match[1]), Limits(root=self.root)))
+        return Fetched("path", path=allowed(unquote(match[1]), Limits(root=self.root)))
 
     def _fetch(self, url: str) -> bytes:
         end = time.monotonic() + self.seconds

@@ -23,7 +23,7 @@ from saccade.model.backbone import Backbone
 from saccade.world.train_draft import conversations
 from saccade.world.train_draft.assembling import assembled
 from saccade.world.train_draft.recipes import DraftRecipe, Settings, parts, recipe, shared
-from saccade.world.train_draft.trainer import Tell, Work, trainer
+from saccade.world.train_draft.trainer import Tell, Training, trainer
 
 STATE, CHECKPOINTS = "train-draft.json", "checkpoints"
 EMBEDDED_SIZES = (192, 1024, 96)  # of hidden states, the vocabulary and what the tower computes in
@@ -110,7 +110,7 @@ def train_draft(
         zip(chosen.phases, shared(settings.steps, chosen.phases), strict=True)
     ):
         place = out / CHECKPOINTS / f"{number + 1}-{phase.name}"
-        work = Work(phase, steps, settings, number, place, save_every_s, told)
+        work = Training(phase, steps, settings, number, place, save_every_s, told)
         found.append(_run(work, draft, target, tell))
     model.save_pretrained(out)
     draft.processor.save_pretrained(out)
@@ -120,7 +120,7 @@ def train_draft(
     return result
 
 
-def _run(work: Work, draft: Loaded, target: Loaded, tell: Tell) -> dict[str, Any]:
+def _run(work: Training, draft: Loaded, target: Loaded, tell: Tell) -> dict[str, Any]:
     """One phase, from its last checkpoint if it left one."""
     run: Any = trainer(work, draft, target, tell)
     run.train(resume_from_checkpoint=_last(work.place))

@@ -28,7 +28,7 @@ Tell = Callable[[str, int, int, float | None], None]
 
 
 @dataclass(frozen=True)
-class Work:
+class Training:
     """A phase as it is run."""
 
     phase: Phase
@@ -134,7 +134,7 @@ def loss_of(
 class DraftTrainer(Trainer):
     """The Trainer with our loss."""
 
-    def __init__(self, work: Work, teacher: Any | None, **kwargs: Any) -> None:
+    def __init__(self, work: Training, teacher: Any | None, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.work, self.teacher = work, teacher
         self.model_accepts_loss_kwargs = False  # ours is a mean: to be divided when accumulating
@@ -170,7 +170,7 @@ class DraftTrainer(Trainer):
 class _Watch(TrainerCallback):
     """Tells how far a phase is, and asks for checkpoints by the clock."""
 
-    def __init__(self, work: Work, tell: Tell) -> None:
+    def __init__(self, work: Training, tell: Tell) -> None:
         self._work, self._tell = work, tell
         self._saved, self._part = time.monotonic(), 0
 
@@ -196,7 +196,7 @@ class _Watch(TrainerCallback):
         self._tell(self._work.phase.name, done, total, losses[-1] if losses else None)
 
 
-def trainer(work: Work, draft: Loaded, target: Loaded, tell: Tell) -> DraftTrainer:
+def trainer(work: Training, draft: Loaded, target: Loaded, tell: Tell) -> DraftTrainer:
     """A Trainer for one phase; freezes everything of the draft that does not train in it."""
     model: Any = draft.backbone.model
     phase, settings = work.phase, work.settings
@@ -240,7 +240,7 @@ def trainer(work: Work, draft: Loaded, target: Loaded, tell: Tell) -> DraftTrain
     return made
 
 
-def _dataset(work: Work, draft: Loaded) -> Dataset[Any]:
+def _dataset(work: Training, draft: Loaded) -> Dataset[Any]:
     seed, drop = (work.settings.seed, work.number), work.settings.drop_visual
     count = work.steps * work.batch_size // work.together
     if work.told:
