@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -28,7 +29,7 @@ from saccade.drafting import drafters
 from saccade.drafting.ensemble import Mixture
 from saccade.drafting.recipe import Recipe
 from saccade.methods import resolve
-from saccade.model.cache import Cache
+from saccade.model.cache import Cache, Pages
 
 pytestmark = pytest.mark.usefixtures("unchecked")
 
@@ -69,6 +70,7 @@ REST = (
     "specvlm",
     "specvlm-self",
     "fresh",
+    "pages",
     "std",
     "lookup",
     "tabed-mtcp",
@@ -160,6 +162,23 @@ def test_a_view_that_follows_the_answer_bends_no_law(monkeypatch):
     monkeypatch.setattr(Cache, "exchange", watched)
     assert p_value("fresh/keep=0.5/shape=chain-2") > ALPHA
     assert sum(moved) > BATCH * CALLS / 2
+
+
+def test_keys_asked_for_at_every_step_bend_no_law(monkeypatch):
+    """Claim: what is sampled from drafts whose every step reads other keys, by its own queries, is
+    drawn from the target's own law; steps of a draft do read other pages than the one before."""
+    steps: dict[tuple[int, int], list[Tensor]] = {}
+    chosen = Pages.chosen
+
+    def watched(pages: Pages, layer: int, q: Tensor) -> Tensor:
+        found = chosen(pages, layer, q)
+        steps.setdefault((id(pages), layer), []).append(found)
+        return found
+
+    monkeypatch.setattr(Pages, "chosen", watched)
+    assert p_value("pages/keep=0.4/page=2/shape=chain-2") > ALPHA
+    each = [pair for found in steps.values() for pair in pairwise(found)]
+    assert sum(not torch.equal(*pair) for pair in each) > len(each) / 4 > BATCH * CALLS / 4
 
 
 @pytest.mark.slow

@@ -334,6 +334,8 @@ DRAFTERS: dict[str, Any] = {"model": ModelDrafter, "self": SelfDrafter, "early-e
 REFUSED = {
     ("per-head", "model"): "picks among the target's own keys; use drafter=self",
     ("per-head", "early-exit"): "picks among the target's own keys; use drafter=self",
+    ("pages", "model"): "picks among the target's own keys; use drafter=self",
+    ("pages", "early-exit"): "picks among the target's own keys; use drafter=self",
     **{
         (view, drafter): "is not a choice among the target's keys; use drafter=model"
         for view in ("dycoke", "pooled", "pooled-after", "text", "caption")

@@ -41,6 +41,7 @@ EARLY_AUTO = (
     "[auto dear, shape=auto dear]"
 )
 LATE_AUTO = EARLY_AUTO.replace("at_the_start", "late_in_an_answer")
+PAGES_STEP = "methods/test_pages.py::test_a_step_reads_the_pages_it_asks_for"
 FRESH_LOOKS = "methods/test_fresh.py::test_it_tells_what_the_last_judged_rows_attended_to"
 HISTORY_ENDS = "engine/test_generate.py"
 HISTORIES = f"{SESSION}::test_b10_any_history_of_trees_and_commits_equals_the_oracle"
@@ -278,7 +279,7 @@ MUTANTS = (
     ),
     Mutant(
         "the pending tokens are hidden from the tree",
-        "model/session.py",
+        "core/tree.py",
         "*(parent + waiting for parent in tree.parents)",
         "*(parent + waiting if parent >= 0 else ROOT for parent in tree.parents)",
         (HISTORIES,),
@@ -755,6 +756,27 @@ MUTANTS = (
         "newer, held = prefill.again(), pruned.held(prefill.prompt)",
         "newer, held = prefill, pruned.held(prefill.prompt)",
         ("methods/test_fresh.py::test_each_round_drafts_on_the_keys_looked_at_last",),
+    ),
+    Mutant(
+        "pages: those that are asked for the least",
+        "model/cache.py",
+        ".topk(self._read).indices",
+        ".topk(self._read, largest=False).indices",
+        (PAGES_STEP,),
+    ),
+    Mutant(
+        "pages: rows of a forward share what the first asks for",
+        "model/cache.py",
+        "            self.open(into, layer, own * scale)",
+        "            self.open(into, layer, q[:, :1] * scale)",
+        ("methods/test_pages.py::test_a_law_is_of_its_path",),
+    ),
+    Mutant(
+        "pages: a page goes by its first key",
+        "model/cache.py",
+        "keys[:, rows].mean(2)",
+        "keys[:, rows[:, 0]]",
+        (PAGES_STEP,),
     ),
     Mutant(
         "documents: a batch's padding is counted",

@@ -15,6 +15,20 @@ PARAGRAPH = 64  # tokens of a document that count as a frame
 
 
 @dataclass(frozen=True)
+class Paged:
+    """Rows of a whole prompt in pages, a few of which a head reads at each step of a draft: those
+    that the step's own queries point at."""
+
+    rows: Int[Tensor, "page size"]
+    read: int  # pages a step
+
+    @property
+    def slots(self) -> int:
+        """How many rows a head reads of them at a step."""
+        return self.read * self.rows.shape[1]
+
+
+@dataclass(frozen=True)
 class Prompt:
     """One request as a language model reads it: embedded, with its true positions.
 
@@ -32,6 +46,8 @@ class Prompt:
     deepstack: tuple[Float[Tensor, "seen dim"], ...] = ()  # rows some models add to early layers
     heads: Int[Tensor, "layer kv_head kept"] | None = None
     """Rows of the whole prompt each head keeps, where heads differ (Sparse-to-Dense)."""
+    paged: Paged | None = None
+    """Rows of the whole prompt, none of them here, that are read page by page."""
     blank: Int[Tensor, " len"] | None = None
     """Ids of rows whose embeddings the model has yet to look up (words put in the place of a
     video), -1 elsewhere; ``Backbone.written`` fills them in."""
@@ -49,7 +65,7 @@ class Prompt:
         """How many visual rows a head sees."""
         if self.heads is not None:
             return self.heads.shape[-1] - int((~self.visual).sum())
-        return self.grid.shape[0]
+        return self.grid.shape[0] + (self.paged.slots if self.paged else 0)
 
     def held(self, whole: Prompt) -> Bool[Tensor, "layer kv_head seen"]:
         """Which visual rows of the whole prompt this one kept, as far as heads differ in it."""

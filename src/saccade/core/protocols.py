@@ -52,6 +52,7 @@ class View(ABC):
     own_keys: bool = False  # whether it picks among the target's keys: only the target can draft
     positions: Positions = "original"  # "repacked": counted anew from 0
     early: Early = "wait"  # what a draft beside the target reads before attention is known
+    page: int | None = None  # where each step reads the keys it asks for: so many at once
     refresh: Refresh | None = None  # how often it chooses anew, by what the target looks at then
     sinks: int | None = None  # where the rest slides along with the answer: rows that stay
     coarse: bool = False  # whether it reads ``Prompt.coarse``, where the draft's family has it

@@ -102,6 +102,14 @@ def ancestors(parents: tuple[int, ...]) -> Bool[Tensor, "node node"]:
     return seen
 
 
+def block(tree: Tree, known: int, waiting: int) -> Bool[Tensor, "new last"]:
+    """Who sees whom among ``waiting`` tokens before a tree and its nodes, for the rows of those
+    and of the nodes that are not ``known``."""
+    # the tokens before it are a chain, and what hangs from the text hangs from the last of them
+    line = range(ROOT, ROOT + waiting)
+    return ancestors((*line, *(parent + waiting for parent in tree.parents)))[known:]
+
+
 def shared(one: Tree, other: Tree) -> int:
     """How many leading nodes two trees have in common."""
     return common(

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from saccade.model import kernels
-from saccade.model.cache import Cache
+from saccade.model.cache import Cache, Pages, together
 from saccade.model.kernels import PRODUCTS, Ways
 
 Attend = Callable[[int, Tensor, Tensor, Tensor, float], Tensor]
@@ -57,6 +57,7 @@ class Segment:
     block: Bool[Tensor, "new last"] | None = None
     noted: RowQueries | None = None
     asked: RowQueries | None = None
+    pages: Pages | None = None  # read into the cache's first rows, for each row by its queries
 
     @property
     def mask(self) -> Bool[Tensor, "new last"]:
@@ -141,6 +142,8 @@ class Step:
             if skipped:
                 at, start = segment.at + skipped, segment.start + skipped
                 way, mask = self._choose(replace(segment, at=at, start=start))
+            if segment.pages is not None:
+                way = bound(segment.pages.attend, segment.cache, layer, way)
             out = way(own[0], keys, values, mask, scale)
             parts.append(out.transpose(0, 1).reshape(out.shape[1], -1))
             for each in (segment.noted, segment.asked):
@@ -213,7 +216,7 @@ def _way(
     """How a segment attends, and the mask it does so with."""
     new = segment.stop - segment.start
     name = ways.at(new, segment.at + new)
-    if new <= FOLD_LIMIT:
+    if new <= FOLD_LIMIT or segment.pages is not None:
         return FEW_ROWS[name], _bias(segment, groups, dtype, name != "fused")
     if segment.block is None:
         return MANY_ROWS[name], None
@@ -394,13 +397,6 @@ def _attended(
     # a row whose mass is all elsewhere has none to share out
     among = weights.sum(-1).clamp_min(torch.finfo(weights.dtype).tiny)
     return torch.stack([torch.ones_like(among), 1 / among], 2) @ weights
-
-
-def together(columns: Int[Tensor, " seen"]) -> slice | Int[Tensor, " seen"]:
-    """Increasing columns as a slice where nothing lies between them: read without a copy."""
-    if len(columns) and int(columns[-1] - columns[0]) + 1 == len(columns):
-        return slice(int(columns[0]), int(columns[-1]) + 1)
-    return columns
 
 
 # -- what was attended to lately -------------------------------------------------------------------

@@ -6,11 +6,13 @@ and keeping a path moves only the accepted nodes. Rows at ``length`` and beyond 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+
+from saccade.core.prompt import Paged
 
 
 class Cache:
@@ -162,3 +164,60 @@ class Cache:
             keys, values = other.read(layer, stop)
             self.write(layer, self.length, keys[:, start:], values[:, start:])
         self.advance(stop - start)
+
+
+def together(columns: Int[Tensor, " seen"]) -> slice | Int[Tensor, " seen"]:
+    """Increasing columns as a slice where nothing lies between them: read without a copy."""
+    if len(columns) and int(columns[-1] - columns[0]) + 1 == len(columns):
+        return slice(int(columns[0]), int(columns[-1]) + 1)
+    return columns
+
+
+class Pages:
+    """Rows of a cache in pages of a few, of which each step reads those that its queries point at:
+    those whose mean keys they attend to the most."""
+
+    def __init__(self, source: Cache, paged: Paged, layers: int) -> None:
+        """``layers``: the first so many of the source's are read."""
+        self._source, self._read = source, paged.read
+        self._rows = [paged.rows.to(keys.device) for keys in source.keys[:layers]]
+        self._means = [
+            keys[:, rows].mean(2).transpose(1, 2).contiguous()
+            for keys, rows in zip(source.keys, self._rows, strict=False)
+        ]
+
+    def attend(
+        self,
+        into: Cache,
+        layer: int,
+        way: Callable[..., Tensor],
+        q: Float[Tensor, "head new head_dim"],
+        keys: Float[Tensor, "kv_head seen head_dim"],
+        values: Float[Tensor, "kv_head seen head_dim"],
+        bias: Float[Tensor, "rows last"] | None,
+        scale: float,
+    ) -> Float[Tensor, "head new head_dim"]:
+        """A way to attend of few rows, each on its own over the pages that it asks for."""
+        new, found = q.shape[1], []
+        for row in range(new):
+            own = q[:, row : row + 1]
+            self.open(into, layer, own * scale)
+            found.append(way(own, keys, values, None if bias is None else bias[row::new], scale))
+        return torch.cat(found, 1)
+
+    def chosen(
+        self, layer: int, q: Float[Tensor, "head one head_dim"]
+    ) -> Int[Tensor, "kv_head read"]:
+        """The pages for these scaled queries: of a group's heads together."""
+        means = self._means[layer]
+        logits = torch.bmm(q.reshape(len(means), -1, q.shape[-1]), means)
+        return logits.float().softmax(-1).sum(1).topk(self._read).indices
+
+    def open(self, into: Cache, layer: int, q: Float[Tensor, "head one head_dim"]) -> None:
+        """Writes the keys and values of the chosen pages over the first rows of a cache."""
+        kv_heads, capacity, width = self._source.keys[layer].shape
+        rows = self._rows[layer][self.chosen(layer, q)].flatten(1)
+        flat = (rows + torch.arange(kv_heads, device=rows.device)[:, None] * capacity).flatten()
+        for theirs, own in ((self._source.keys, into.keys), (self._source.values, into.values)):
+            picked = theirs[layer].view(-1, width).index_select(0, flat)
+            own[layer][:, : rows.shape[1]] = picked.view(kv_heads, -1, width)

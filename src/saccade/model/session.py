@@ -13,17 +13,17 @@ from itertools import pairwise
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from saccade.core import tree as trees_
 from saccade.core.errors import ModelError
 from saccade.core.prompt import Prefill, Prompt, Turn
 from saccade.core.sampling import Sampling, Scores
-from saccade.core.tree import ROOT, Tree
+from saccade.core.tree import Tree
 from saccade.model.attention import JudgedRow, Recent, RowQueries, Segment, Step, attended
 from saccade.model.backbone import Backbone
-from saccade.model.cache import Cache
+from saccade.model.cache import Cache, Pages
 from saccade.model.cuda_graphs import CudaGraphs, automatic
 from saccade.model.kept import Beginnings
 
@@ -57,6 +57,7 @@ class RequestState:
     recent: Recent | None = None  # the rows judged last, where a view follows them
     asked: list[tuple[RowQueries, int]] = field(default_factory=list)  # queries of the tree's nodes
     held: Tensor | None = None  # [layer, kv_head, kept]: a fork's rows of its source, by place
+    pages: Pages | None = None  # of its source, read into the cache's first rows
 
 
 class Rows(NamedTuple):
@@ -211,6 +212,8 @@ class Session:
             source = prefill.cache
             assert source is not None
             rows = self._kept(prompt) if renewed or prompt.heads is not None else prompt.index
+            if (paged := prompt.paged) is not None:
+                rows = torch.cat([paged.rows.flatten()[: paged.slots], rows])
             cache = source.select(rows, self._room, self.backbone.layers)
             self.requests[number] = RequestState(
                 cache,
@@ -221,6 +224,7 @@ class Session:
                 prompt_rows=(cache.length, source.length),
                 place=number,
                 held=rows if renewed else None,
+                pages=None if paged is None else Pages(source, paged, self.backbone.layers),
             )
 
     def reselect(self, number: int, prompt: Prompt) -> None:
@@ -308,10 +312,12 @@ class Session:
             # of the pending tokens only the last one's law is asked for
             into.wanted.extend(range(start + max(waiting - 1, 0), len(into.ids)))
             at = request.cache.length + known
-            block = None if trees_.is_chain(tree) else _block(tree, known, waiting)
+            block = None if trees_.is_chain(tree) else trees_.block(tree, known, waiting)
             asked = None if request.recent is None else RowQueries()
             stop = len(into.ids)
-            into.segments.append(Segment(request.cache, start, stop, at, block, asked=asked))
+            into.segments.append(
+                Segment(request.cache, start, stop, at, block, None, asked, request.pages)
+            )
             if asked is not None:
                 _note(request, asked, waiting, known, len(nodes))
 
@@ -380,8 +386,8 @@ class Session:
                 hidden = hidden[torch.tensor(wanted, device=hidden.device)]
             return model.logits(hidden)
 
-        followed = any(segment.asked is not None for segment in segments)
-        if self.cuda_graphs is None or not alone or followed:
+        ever_new = any(segment.asked or segment.pages for segment in segments)
+        if self.cuda_graphs is None or not alone or ever_new:
             return ordinary()
         return self.cuda_graphs.logits(segments, ids, positions, wanted, ordinary)
 
@@ -441,10 +447,3 @@ def _catch_up(request: RequestState) -> None:
     request.cache.extend(request.source, there + copied, there + ready)
     request.copied = ready
     request.pending = request.context[len(request.context) - request.length + ready :]
-
-
-def _block(tree: Tree, known: int, waiting: int) -> Bool[Tensor, "new last"]:
-    """Who sees whom among the pending tokens and the tree's nodes, for the rows not yet scored."""
-    # the pending tokens are a chain, and what hangs from the text hangs from the last of them
-    line = range(ROOT, ROOT + waiting)
-    return trees_.ancestors((*line, *(parent + waiting for parent in tree.parents)))[known:]

@@ -31,10 +31,10 @@ KINDS = "measured", "looked"
 KEPT_BYTES = 2**32  # of prompts: what is asked about a document is read once
 METHODS = (
     "ar",
-    *("std/keep=0.1", "fresh/keep=0.1", "streaming/keep=0.1"),
-    "std/view=random/keep=0.1",
-    *("std/keep=0.25", "fresh/keep=0.25", "streaming/keep=0.25"),
-    "std/view=random/keep=0.25",
+    *("std/keep=0.1", "fresh/keep=0.1", "pages/keep=0.1"),
+    *("streaming/keep=0.1", "std/view=random/keep=0.1"),
+    *("std/keep=0.25", "fresh/keep=0.25", "pages/keep=0.25"),
+    *("streaming/keep=0.25", "std/view=random/keep=0.25"),
 )
 HEADER = "<|im_start|>assistant\n"  # what an answer follows in the model's template
 # Under it a greedy answer of this model hardly ever repeats itself; without it two fifths of the

@@ -9,8 +9,10 @@ from typing import Any
 from saccade.bench.measures import interval
 from saccade.bench.real.looks import SHARES
 from saccade.inputs import Loaded
+from saccade.methods import resolve
 
 Row = Mapping[str, Any]
+OURS = "fresh/", "pages/"
 
 
 @dataclass(frozen=True)
@@ -103,19 +105,19 @@ def _drafting(found: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _beside(measured: Sequence[Row]) -> Iterator[str]:
-    """How much farther ``fresh`` gets than the others at the same share, document by document."""
+    """How much farther our own get than the others at the same share, document by document."""
     tau = {(row["document"], row["method"]): row["tau"] for row in measured if row["tau"]}
     methods = dict.fromkeys(row["method"] for row in measured)
     pairs = [
         (ours, other)
         for ours in methods
         for other in methods
-        if ours.startswith("fresh/") and other != ours
-        if ours.partition("/")[2] == other.rpartition("/")[2]
+        if ours.startswith(OURS) and ours.partition("/")[2] == other.rpartition("/")[2]
+        if ours != other and not (ours.startswith(OURS[0]) and other.startswith(OURS[1]))
     ]
     if not pairs:
         return
-    yield from ("## `fresh` beside the others", "")
+    yield from ("## `fresh` and `pages` beside the others", "")
     yield "Its tau over theirs on the same document: median, and bootstrap over documents."
     yield from ("", "| | over | ratio | 95 % |", "|-|-|-|-|")
     for ours, other in pairs:
@@ -153,6 +155,8 @@ def _even(found: Mapping[str, Any]) -> Iterator[str]:
         if not own:
             continue
         keep = sum(row["kept"] / row["prompt_tokens"] for row in own) / len(own)
+        if size := resolve(method).view.page:
+            keep += 1 / (2 * size)  # of every page the mean key
         tau, drafted = (sum(row[name] for row in own) / len(own) for name in ("tau", "drafted"))
         from_here = sizes.even(tau, drafted, keep)
         there = [r for r in own if r["prompt_tokens"] == longest and found["together"] == 1]

@@ -1,0 +1,77 @@
+"""Pages: a draft whose every step reads the keys it asks for. Saccade's own.
+
+What is chosen at prefill, or a round ago, is old by the time a draft reads it. Quest (Tang et al.,
+2024) and MoBA (Lu et al., 2025) decode over the few pages of a long text that each query points at,
+and lose a little; here the target drafts so and verifies over all keys, and nothing is lost. With
+m_P the mean of the consecutive visual keys in page P, a step's queries q of a KV head's group open
+
+    pages_{l,h} = top-n_P  sum over q of softmax_P(q . m_P / sqrt(d)),    n = K / page
+
+What fills no page is always read, and so is the text. Nothing is recorded, at prefill or later.
+K and the chain are Sparse-to-Dense's (``methods/std.py``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from saccade.core.errors import MethodError
+from saccade.core.prompt import Paged, Prefill, Prompt
+from saccade.core.protocols import View
+from saccade.drafting.provides import Axis, Choices, Provides
+from saccade.drafting.recipe import Recipe
+from saccade.methods.std import STD, visual_budget
+
+PAGE = 4
+
+
+@dataclass(frozen=True)
+class ByPage(View):
+    """At each step and for each KV head, the pages of visual keys that its queries point at."""
+
+    name: str = "pages"
+    keep: float | None = None
+    keys: int | None = None  # of text and video together
+    page: int | None = PAGE
+    own_keys: bool = True
+
+    def __call__(self, prefill: Prefill, prompt: Prompt) -> Prompt:
+        count = visual_budget(prompt, self.keep, self.keys)
+        size = max(1, min(self.page or PAGE, count))
+        rows = prompt.index[prompt.visual]
+        pages, rest = len(rows) // size, len(rows) % size
+        read = max(1, round((count - rest) / size))
+        if read >= pages:
+            return prompt  # all of it
+        own = ~prompt.visual
+        own[rows[pages * size :]] = True
+        return replace(prompt.rows(own), paged=Paged(rows[: pages * size].view(pages, size), read))
+
+
+PAGES = replace(
+    STD,
+    name="pages",
+    about="std with each head's keys chosen at every step, by what the draft itself asks for then",
+    view=ByPage(),
+)
+
+
+def _choose(choices: Choices, value: str) -> Choices:
+    view = choices["view"]
+    if not isinstance(view, ByPage):
+        raise MethodError(f"page says how many keys view=pages opens at once, not view={view.name}")
+    if not value.isascii() or not value.isdigit() or value == "0":
+        raise MethodError(f"page={value} is not a whole number above 0")
+    return {"view": replace(view, page=int(value))}
+
+
+def _told(recipe: Recipe) -> str | None:
+    view = recipe.view
+    return str(view.page) if isinstance(view, ByPage) and view.page != PAGE else None
+
+
+PROVIDES = Provides(
+    recipes=(PAGES,),
+    views=(ByPage(),),
+    axes={"page": Axis(_choose, _told, lambda: ["keys a page, as in 4"])},
+)
