@@ -21,11 +21,12 @@ from saccade.core.protocols import Refresh, View
 from saccade.drafting.recipe import Recipe
 from saccade.methods import resolve
 from saccade.methods.fresh import FRESH
+from saccade.methods.pages import PAGE
 from saccade.methods.std import PerHead, visual_budget
 
 KEEP, SINKS, WINDOW = 0.1, 4, 0.25
 LEAST = 16  # tokens of an answer: a shorter one has too few rounds to tell anything
-OURS, CLIP = f"fresh/keep={KEEP}", "clip"
+OURS, PAGED, CLIP = f"fresh/keep={KEEP}", f"pages/keep={KEEP}", "clip"
 MEDIA = "documents", "clips"
 MARKS = "<!-- ablations -->", "<!-- end of ablations -->"
 Row = Mapping[str, Any]
@@ -66,6 +67,13 @@ GROUPS: Mapping[str, Mapping[str, Recipe]] = {
         **{f"{every}": resolve(f"{OURS}/refresh={every}") for every in (2, 4, 8)},
         "never again (`std`)": resolve(f"std/keep={KEEP}"),
     },
+    "instead at every step, by pages": {
+        "every round": resolve(OURS),
+        **{
+            f"pages of {page}": resolve(PAGED if page == PAGE else f"{PAGED}/page={page}")
+            for page in (1, 2, 4, 8, 16)
+        },
+    },
     "what is held counts more by eta": {
         "0": resolve(f"{OURS}/refresh=1-8-0"),
         "0.25": resolve(OURS),
@@ -84,14 +92,15 @@ GROUPS: Mapping[str, Mapping[str, Recipe]] = {
         f"{SINKS} first tokens, a quarter of K the last": _anchored("sinks and a window", WINDOW),
     },
 }
-BESIDE = [  # at a share, over what follows nothing: on clips
-    (f"fresh/keep={keep:g}", f"{other}/keep={keep:g}")
+BESIDE = [  # at a share, over what follows less: on clips
+    (f"{own}/keep={keep:g}", f"{other}/keep={keep:g}")
+    for own, others in (("fresh", ("std", "streaming")), ("pages", ("std", "streaming", "fresh")))
     for keep in (KEEP, 0.25)
-    for other in ("std", "streaming")
+    for other in others
 ]
 _ALL = [recipe for own in GROUPS.values() for recipe in own.values()]
 CHOICES = {recipe.name: recipe for recipe in _ALL}
-OVER_CLIPS = CHOICES | {other: resolve(other) for _, other in BESIDE}
+OVER_CLIPS = CHOICES | {name: resolve(name) for pair in BESIDE for name in pair}
 
 
 def shown(number: int) -> Document:
@@ -160,8 +169,8 @@ def _medium(row: Row) -> str:
     return MEDIA[row["document"].startswith(f"{CLIP} ")]
 
 
-def put(page: str, text: str, marks: tuple[str, str] = MARKS) -> str:
+def put(page: str, text: str) -> str:
     """The page with the table between its marks."""
-    before, rest = page.split(marks[0])
-    after = rest.split(marks[1])[1]
-    return f"{before}{marks[0]}\n\n{text}\n\n{marks[1]}{after}"
+    before, rest = page.split(MARKS[0])
+    after = rest.split(MARKS[1])[1]
+    return f"{before}{MARKS[0]}\n\n{text}\n\n{MARKS[1]}{after}"
