@@ -169,8 +169,8 @@ def _medium(row: Row) -> str:
     return MEDIA[row["document"].startswith(f"{CLIP} ")]
 
 
-def put(page: str, text: str) -> str:
+def put(page: str, text: str, marks: tuple[str, str] = MARKS) -> str:
     """The page with the table between its marks."""
-    before, rest = page.split(MARKS[0])
-    after = rest.split(MARKS[1])[1]
-    return f"{before}{MARKS[0]}\n\n{text}\n\n{MARKS[1]}{after}"
+    before, rest = page.split(marks[0])
+    after = rest.split(marks[1])[1]
+    return f"{before}{marks[0]}\n\n{text}\n\n{marks[1]}{after}"

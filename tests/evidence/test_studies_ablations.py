@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from evidence import checkpoints
+from evidence.hardware import following
 from evidence.studies import ablations
 from evidence.studies.ablations import OURS, Anchored
 from evidence.studies.lab import Lab
 from saccade.bench.real.answers import Results
+from saccade.bench.suites.texts import Document
 from saccade.core.prompt import Prefill, Prompt
+from saccade.inputs import load
 from saccade.methods.std import PerHead
 
 ROOT = Path(__file__).parents[2]
@@ -112,6 +117,20 @@ def test_clips_are_asked_once(tmp_path, pair):
     assert all(row["same"] for row in results.facts["measured"])
     ablations.over_clips(lab, Results(tmp_path / "fresh.json", facts), told.append)
     assert len(told) == len(ablations.OVER_CLIPS)
+
+
+def test_what_following_costs_is_the_stored_run(tmp_path):
+    """Claim: the costs in docs/methods/fresh.md are, byte for byte, made of the stored run; a run
+    tells each part that the page has, whatever follows. Fails on a number typed by hand."""
+    page = (ROOT / "docs" / "methods" / "fresh.md").read_text()
+    stored = json.loads((ROOT / "docs" / "results" / "following.json").read_text())
+    assert ablations.put(page, following.told(stored), following.MARKS) == page
+    model = load(str(checkpoints.make("llama", tmp_path / "target")), device="cpu")
+    text = Document("a", "some words of a text, " * 30, "Go on.", 100)
+    found = following.follow(model, text, keep=0.5, rounds=2)
+    assert list(found.seconds) == list(stored["seconds"]) and found.renewing > 0
+    again = following.told({**stored, **asdict(found)})
+    assert f"{found.prompt_tokens:,} tokens of prompt, 50% of the document" in again
 
 
 def test_the_pages_table_is_the_stored_runs():

@@ -187,6 +187,7 @@ def test_a_batch_reads_each_its_own() -> None:
         ("std/page=4", "view=pages"),
         ("pages/refresh=1", "needs a view by attention"),
         ("specvlm/view=pages", "drafter=self"),
+        ("pages/keep=0.1/keys=300", "give one of them"),
     ],
 )
 def test_what_cannot_be_is_told(method: str, said: str) -> None:
@@ -198,6 +199,7 @@ def test_a_page_is_named_where_it_is_not_the_usual() -> None:
     """Claim: the axis is read and told back."""
     assert choices(resolve("pages/page=8"))["page"] == "8"
     assert "page" not in choices(resolve("pages/page=4"))
+    assert resolve("pages/keys=300").view == ByPage(keys=300)
 
 
 def test_text_alone_has_no_pages() -> None:

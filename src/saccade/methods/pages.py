@@ -17,26 +17,22 @@ from dataclasses import dataclass, replace
 
 from saccade.core.errors import MethodError
 from saccade.core.prompt import Paged, Prefill, Prompt
-from saccade.core.protocols import View
-from saccade.drafting.provides import Axis, Choices, Provides
-from saccade.drafting.recipe import Recipe
-from saccade.methods.std import STD, visual_budget
+from saccade.drafting.provides import Provides, setting
+from saccade.methods.std import STD, Budgeted
 
 PAGE = 4
 
 
 @dataclass(frozen=True)
-class ByPage(View):
+class ByPage(Budgeted):
     """At each step and for each KV head, the pages of visual keys that its queries point at."""
 
     name: str = "pages"
-    keep: float | None = None
-    keys: int | None = None  # of text and video together
     page: int | None = PAGE
     own_keys: bool = True
 
     def __call__(self, prefill: Prefill, prompt: Prompt) -> Prompt:
-        count = visual_budget(prompt, self.keep, self.keys)
+        count = self.budget(prompt)
         size = max(1, min(self.page or PAGE, count))
         rows = prompt.index[prompt.visual]
         pages, rest = len(rows) // size, len(rows) % size
@@ -56,22 +52,20 @@ PAGES = replace(
 )
 
 
-def _choose(choices: Choices, value: str) -> Choices:
-    view = choices["view"]
-    if not isinstance(view, ByPage):
-        raise MethodError(f"page says how many keys view=pages opens at once, not view={view.name}")
+def _read(value: str) -> int:
     if not value.isascii() or not value.isdigit() or value == "0":
         raise MethodError(f"page={value} is not a whole number above 0")
-    return {"view": replace(view, page=int(value))}
-
-
-def _told(recipe: Recipe) -> str | None:
-    view = recipe.view
-    return str(view.page) if isinstance(view, ByPage) and view.page != PAGE else None
+    return int(value)
 
 
 PROVIDES = Provides(
     recipes=(PAGES,),
     views=(ByPage(),),
-    axes={"page": Axis(_choose, _told, lambda: ["keys a page, as in 4"])},
+    axes={
+        "page": setting(
+            *("page", "view.page", ByPage, _read, "keys a page, as in 4"),
+            "of view=pages: how many keys are asked for at once",
+            PAGE,
+        )
+    },
 )

@@ -61,36 +61,43 @@ def top(mass: Float[Tensor, "*heads seen"], count: int) -> Int[Tensor, "*heads c
 
 
 @dataclass(frozen=True)
-class PerHead(View):
+class Budgeted(View):
+    """A view of K visual keys: see ``visual_budget``."""
+
+    name: str = ""
+    keep: float | None = None
+    keys: int | None = None  # of text and video together
+
+    def budget(self, prompt: Prompt) -> int:
+        return visual_budget(prompt, self.keep, self.keys)
+
+
+@dataclass(frozen=True)
+class PerHead(Budgeted):
     """Per layer and KV head, the most attended visual keys; text always."""
 
     name: str = "per-head"
-    keep: float | None = None
-    keys: int | None = None  # of text and video together
     attention: bool = True
     own_keys: bool = True
     refresh: Refresh | None = None
 
     def __call__(self, prefill: Prefill, prompt: Prompt) -> Prompt:
         assert prefill.mass is not None
-        count = visual_budget(prompt, self.keep, self.keys)
-        visual = prompt.index[prompt.visual][top(prefill.mass, count)]
+        visual = prompt.index[prompt.visual][top(prefill.mass, self.budget(prompt))]
         text = prompt.index[~prompt.visual].expand(*visual.shape[:2], -1)
         return replace(prompt, heads=torch.cat([text, visual], -1).sort(-1).values)
 
 
 @dataclass(frozen=True)
-class Streaming(View):
+class Streaming(Budgeted):
     """The first few tokens of the prompt and the last ones, as many in all as ``PerHead`` keeps.
     The window slides: what has been written takes the place of the prompt's oldest tokens."""
 
     name: str = "streaming"
-    keep: float | None = None
-    keys: int | None = None
     sinks: int | None = SINKS
 
     def __call__(self, prefill: Prefill, prompt: Prompt) -> Prompt:
-        count = len(prompt) - prompt.seen + visual_budget(prompt, self.keep, self.keys)
+        count = len(prompt) - prompt.seen + self.budget(prompt)
         row = torch.arange(len(prompt), device=prompt.visual.device)
         return prompt.rows((row < SINKS) | (row >= len(prompt) - count + SINKS))
 
@@ -120,8 +127,8 @@ LAYERSKIP = Recipe(
 
 def _choose(choices: Choices, value: str) -> Choices:
     view = choices["view"]
-    if not isinstance(view, PerHead | Streaming):
-        raise MethodError("keys is Sparse-to-Dense's: it needs view=per-head or view=streaming")
+    if not isinstance(view, Budgeted):
+        raise MethodError("keys is Sparse-to-Dense's: it needs view=per-head, streaming or pages")
     if view.keep is not None:
         raise MethodError("keys and keep both say how much is kept: give one of them")
     if not value.isascii() or not value.isdigit() or value == "0":
@@ -131,9 +138,7 @@ def _choose(choices: Choices, value: str) -> Choices:
 
 def _told(recipe: Recipe) -> str | None:
     view = recipe.view
-    if not isinstance(view, PerHead | Streaming) or view.keys is None:
-        return None
-    return str(view.keys)
+    return None if not isinstance(view, Budgeted) or view.keys is None else str(view.keys)
 
 
 PROVIDES = Provides(
