@@ -1,4 +1,4 @@
-"""``python -m evidence prefill | flips | pool | following``: what forwards cost, and say."""
+"""``python -m evidence methods | prefill | flips | pool | following``: forwards, methods, costs."""
 
 from __future__ import annotations
 
@@ -201,4 +201,36 @@ def following(
         path.write_text(json.dumps(facts, indent=1) + "\n")
     if page is not None:
         page.write_text(put(page.read_text(), told(facts), MARKS))
-    out.print(told(facts), markup=False, soft_wrap=True)
+
+
+@grouped
+def methods(
+    how: PairOptions,
+    max_new_tokens: options.Tokens = 256,
+    path: Annotated[Path, typer.Option("--out", help="Keep the run here.")] = Path(
+        "docs/results/methods.json"
+    ),
+    page: Annotated[Path, typer.Option(help="Write its table anew in this page.")] = Path(
+        "docs/numbers.md"
+    ),
+    verbose: Verbose = False,
+) -> None:
+    """Every method on three clips: the same ids, tokens a forward, ratios to plain decoding."""
+    prepare(how.threads, verbose)
+    from evidence.hardware.methods import MARKS, SEEDS, compared, told
+    from evidence.studies.ablations import put
+    from saccade.engine.trace import environment
+    from saccade.methods import SYSTEMS
+
+    pair, clips = how.models(quiet=False), []
+    for seed in SEEDS:
+        with status(f"clip {seed}", quiet=False):
+            clips.append(compared(pair, seed, [*SYSTEMS], repeat=how.repeat, tokens=max_new_tokens))
+    facts = {
+        "command": shlex.join(["python", "-m", "evidence", *sys.argv[1:]]),
+        "machine": "{processor}, {threads} threads, torch {torch}".format(**environment()),
+        "repeat": how.repeat,
+        "clips": clips,
+    }
+    path.write_text(json.dumps(facts, indent=1) + "\n")
+    page.write_text(put(page.read_text(), told(facts), MARKS))

@@ -13,9 +13,12 @@ from matplotlib.figure import Figure
 from evidence import chart, layouts, studies
 from evidence.claims import evidence as claims
 from evidence.claims.specvlm import CAPTIONS, OFFICIAL, OWN
+from evidence.hardware import methods as all_methods
 from evidence.studies.specvlm import CALIBRATED
 from saccade.bench import measures, records, report
 from saccade.bench.records import Answer
+from saccade.drafting.schedule import parallel
+from saccade.methods import SYSTEMS
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "docs" / "results"
@@ -83,6 +86,30 @@ def test_the_table_of_one_clip_is_the_stored_run():
         wanted = ["" if value is None else f"{value:.2f}" for value in figures]
         wanted.insert(3, f"{row['tokens_per_second']:.0f}")
         assert cells == ["yes" if row["identical_to_ar"] else "no", *wanted], name
+
+
+def test_all_methods_say_the_same_as_before():
+    """Claim: docs/numbers.md has the table of the stored run of all methods; each method's ids are
+    plain decoding's on every clip, and on the clip of an older run that run's too; the page names
+    every method that takes another number of rounds there than it did (a round told the first token
+    then; how many drafts beside the target take goes by the clock). Fails on any number typed by
+    hand, or a token more."""
+    page = (ROOT / "docs" / "numbers.md").read_text()
+    facts = json.loads((RESULTS / "methods.json").read_text())
+    assert all_methods.told(facts) in page
+    clips = facts["clips"]
+    assert [clip["seed"] for clip in clips] == [*all_methods.SEEDS]
+    assert all(row["identical_to_ar"] for clip in clips for row in clip["methods"].values())
+    older = json.loads((RESULTS / "compare-all.json").read_text())["methods"]
+    assert clips[0]["token_ids"] == older["ar"]["token_ids"]
+    both = {
+        name: (clips[0]["methods"][name]["rounds"], row["rounds"] - 1)
+        for name, row in older.items()
+        if SYSTEMS[name].schedule is not parallel
+    }
+    others = [f"`{name}` {now} for {then}" for name, (now, then) in both.items() if now != then]
+    assert f"the rounds of {len(both) - len(others)} of {len(both)} methods" in page
+    assert ", ".join(others) in page
 
 
 def test_the_chart_is_the_stored_run():

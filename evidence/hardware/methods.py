@@ -1,0 +1,74 @@
+"""Every method on three clips: the same ids, tokens a forward, and ratios where nobody else was at
+work on the machine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from saccade.bench.compare import BASELINE, named, race
+from saccade.bench.hardware.others import Watch
+from saccade.inputs import Pair, captions, media
+from saccade.world import drawing, scenes
+
+SEEDS = (20_000_002, 20_000_003, 20_000_004)  # the first is the page's one clip
+FRAMES, SIZE = 64, 224
+QUESTION = "Describe the video in detail."
+MARKS = "<!-- all methods -->", "<!-- end of all methods -->"
+HEAD = "| method | same ids | tau, clip by clip | decode × | whole × |\n|-|-|-|-|-|"
+
+
+def compared(
+    pair: Pair, seed: int, methods: Sequence[str], *, repeat: int, tokens: int
+) -> dict[str, Any]:
+    """One clip, as ``saccade compare --every-frame --methods all`` has it."""
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "clip.mp4"
+        drawing.write_clip(scenes.scene(seed), path, FRAMES, SIZE)
+        clip = media.read(path, media.FrameSampling(every=True))
+    watch = Watch()
+    raced = race(
+        pair,
+        pair.ask(QUESTION, clips=[clip]),
+        named(methods),
+        repeat=repeat,
+        settings={"max_new_tokens": tokens, "do_sample": False},
+        captioner=captions.chosen(None, "shapes", [list(clip.frames)], None),
+    )
+    rows = {name: row.json() for name, row in raced.rows().items()}
+    ids = rows[BASELINE]["token_ids"]
+    for row in rows.values():
+        del row["token_ids"]
+    warning = watch.said([run.decode for run in raced.runs[BASELINE]])
+    return {"seed": seed, "token_ids": ids, "warning": warning, "methods": rows}
+
+
+def told(facts: Mapping[str, Any]) -> str:
+    """What docs/numbers.md says of a run that the command stored."""
+    clips: Sequence[Mapping[str, Any]] = facts["clips"]
+    warned = [clip for clip in clips if clip["warning"] is not None]
+    lengths = ", ".join(str(len(clip["token_ids"])) for clip in clips)
+    times = "medians over the clips"
+    if warned:
+        times = "not told, since other processes were at work"
+    lines = [
+        f"All {len(clips[0]['methods'])} methods on {len(clips)} clips of 2,048 visual tokens, "
+        f"answers of {lengths} tokens, by `{facts['command']}`: {facts['machine']}. "
+        f"Ratios to `ar`: {times}.",
+        "",
+        HEAD,
+    ]
+    for name in clips[0]["methods"]:
+        rows = [clip["methods"][name] for clip in clips]
+        same = sum(row["identical_to_ar"] for row in rows)
+        tau = ", ".join(f"{row['tau']:.2f}" for row in rows)
+        ratios = [
+            "" if warned else f"{median(row[f'speedup_{part}'] for row in rows):.2f}"
+            for part in ("decode", "end_to_end")
+        ]
+        cells = [f"`{name}`", f"{same} of {len(rows)}", tau, *ratios]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
