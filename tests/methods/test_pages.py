@@ -29,6 +29,7 @@ from saccade.methods.names import choices
 from saccade.methods.pages import ByPage
 from saccade.model.cache import Cache, Pages
 from saccade.model.session import Session
+from saccade.ui.kept import share
 
 CASES: dict[str, Any] = {
     "qwen2_5_vl": lambda: (qwen25(), video_input(1, grid=(2, 8, 10))),
@@ -231,3 +232,13 @@ def test_a_law_is_of_its_path() -> None:
     found = law(1, chain([12, 13])), law(3, tree), law(1, other, chain([12, 13]))
     assert all(torch.allclose(own, right, atol=1e-4) for own in found)
     assert not torch.allclose(law(1, chain([40, 13])), right, atol=1e-2)
+
+
+def test_a_picture_of_it_shows_what_a_step_reads() -> None:
+    """Claim: on the page's pictures the visible shares of all tokens add up to a step's reading."""
+    target = backbone(qwen25())
+    (prompt,) = target.prompts(video_input(1, grid=(2, 8, 10)))
+    (prefill,) = Session(target, [Sampling()]).prefill([prompt])
+    pruned = ByPage(keep=0.3, page=3)(prefill, prompt)
+    shares = share(prompt, pruned)
+    assert len(shares) == prompt.seen and float(shares.sum()) == pytest.approx(pruned.seen)

@@ -80,11 +80,14 @@ def _seen(view: View, prefill: Prefill, prompt: Prompt) -> KeptClips:
 
 
 def share(prompt: Prompt, pruned: Prompt) -> Float[Tensor, " seen"]:
-    """The share of heads that keep each visual token: 0 or 1 where all keep the same."""
+    """The share of heads that keep each visual token: 0 or 1 where all keep the same. Of what is
+    read page by page, the share of it that a step reads."""
     rows = torch.zeros(len(prompt))
     lists = [pruned.index[pruned.visual]] if pruned.heads is None else pruned.heads.flatten(0, 1)
     for own in lists:
         rows[own.cpu()] += 1 / len(lists)
+    if pruned.paged is not None:
+        rows[pruned.paged.rows.cpu()] = pruned.paged.read / len(pruned.paged.rows)
     return rows[prompt.visual.cpu()]
 
 
