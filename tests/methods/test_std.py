@@ -465,7 +465,7 @@ def test_what_a_sliding_window_keeps(chunks, step, dropped):
             assert torch.equal(own.values[0][:, :length], source.values[0][:, rows])
             assert length >= size - dropped and (length < size + step or not window)
             if at == len(chunks) // 2:
-                turn = {0: Turn(min(dropped, written), [7, 8])}
+                turn = {0: Turn(min(dropped, written), (7, 8))}
                 for talking in (target, drafter):
                     talking.turn(turn, target.rules)
                 target.score({0: Tree()})
