@@ -37,7 +37,7 @@ Figures and runs of acceptance alone are of November 21 to 23, some on a core th
 The last column judges again what a language model alone can settle, on SmolLM2-135M-Instruct (Q4_1,
 dequantised): over [documents](real.md), where the target drafts for itself, and with [a draft model
 of ours](real-drafts.md) where a claim is about one, or says what it would take; and *on clips* of
-512 visual tokens (four: wide intervals), by the same model once it has [learnt to see](seeing.md)
+512 visual tokens (sixteen), by the same model once it has [learnt to see](seeing.md)
 the drawn world. The counts leave it out.
 """
 

@@ -49,11 +49,11 @@ def compared(
 def told(facts: Mapping[str, Any]) -> str:
     """What docs/numbers.md says of a run that the command stored."""
     clips: Sequence[Mapping[str, Any]] = facts["clips"]
-    warned = [clip for clip in clips if clip["warning"] is not None]
+    peaceful = [clip for clip in clips if clip["warning"] is None]
     lengths = ", ".join(str(len(clip["token_ids"])) for clip in clips)
-    times = "medians over the clips"
-    if warned:
-        times = "not told, since other processes were at work"
+    times = "not told, since other processes were at work"
+    if peaceful:
+        times = f"medians over the {len(peaceful)} during which no other process was at work"
     lines = [
         f"All {len(clips[0]['methods'])} methods on {len(clips)} clips of 2,048 visual tokens, "
         f"answers of {lengths} tokens, by `{facts['command']}`: {facts['machine']}. "
@@ -65,8 +65,9 @@ def told(facts: Mapping[str, Any]) -> str:
         rows = [clip["methods"][name] for clip in clips]
         same = sum(row["identical_to_ar"] for row in rows)
         tau = ", ".join(f"{row['tau']:.2f}" for row in rows)
+        timed = [clip["methods"][name] for clip in peaceful]
         ratios = [
-            "" if warned else f"{median(row[f'speedup_{part}'] for row in rows):.2f}"
+            f"{median(row[f'speedup_{part}'] for row in timed):.2f}" if timed else ""
             for part in ("decode", "end_to_end")
         ]
         cells = [f"`{name}`", f"{same} of {len(rows)}", tau, *ratios]

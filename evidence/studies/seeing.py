@@ -41,8 +41,10 @@ SIZE, TOKENS, LEAST = 512, 128, 64
 KEEPS = 0.1, 0.25
 KINDS = "measured", "looked", "told", "forced", "raced", "costs"
 SELF = (
-    *("std/keep=0.1", "fresh/keep=0.1", "streaming/keep=0.1", "std/view=attention/keep=0.1"),
-    *("std/keep=0.25", "fresh/keep=0.25", "streaming/keep=0.25", "std/view=attention/keep=0.25"),
+    *("std/keep=0.1", "fresh/keep=0.1", "pages/keep=0.1", "streaming/keep=0.1"),
+    "std/view=attention/keep=0.1",
+    *("std/keep=0.25", "fresh/keep=0.25", "pages/keep=0.25", "streaming/keep=0.25"),
+    "std/view=attention/keep=0.25",
     "specvlm-self/keep=0.1",
 )
 DRAFTED = (

@@ -356,3 +356,10 @@ def test_the_methods_pages_say_what_the_run_says(name, shown, over):
         right = [words, *(tau[each + keep] for each in shown)]
         right += [f"{middle} [{ends.replace(' to ', ', ')}]" for middle, ends in ratios]
         assert f"| {' | '.join(right)} |" in (docs / "methods" / f"{name}.md").read_text()
+
+
+def test_a_few_documents_are_the_shortest():
+    """Claim: of all documents so many of the shortest are asked about, as they come."""
+    texts = [documents.Document(f"{n}", "", "", n) for n in (5, 2, 9, 2, 1)]
+    assert [each.tokens for each in documents.shortest(texts, 3)] == [2, 2, 1]
+    assert documents.shortest(texts, None) == texts

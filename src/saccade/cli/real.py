@@ -5,7 +5,6 @@ from __future__ import annotations
 import shlex
 import sys
 from dataclasses import asdict
-from itertools import islice
 from pathlib import Path
 from typing import Annotated
 
@@ -44,7 +43,7 @@ def bench_real(
         list[Path] | None,
         typer.Argument(help="Texts, or folders; else, in a clone, those of the page, or our code."),
     ] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="Documents.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="So many, the shortest.")] = None,
     methods: Annotated[str | None, typer.Option(help="Comma-separated.")] = None,
     max_new_tokens: options.Tokens = 64,
     penalty: Annotated[
@@ -66,7 +65,7 @@ def bench_real(
     from saccade.bench.real import answers as measure
     from saccade.bench.real.looks import looks
     from saccade.bench.real.page import page, sizes
-    from saccade.bench.suites.texts import documents
+    from saccade.bench.suites.texts import documents, shortest
     from saccade.engine.trace import environment
     from saccade.inputs import load
     from saccade.inputs import real_weights as weights
@@ -74,7 +73,7 @@ def bench_real(
 
     names = loading.method_names(methods) if methods else list(measure.METHODS)
     recipes = [resolve(name) for name in names]
-    texts = list(islice(documents(paths or []), limit))
+    texts = shortest(list(documents(paths or [])), limit)
     if not texts:
         raise OptionError("none of these files is a text of 1,800 tokens or more")
     model = load(str(weights.made()))

@@ -75,6 +75,12 @@ def documents(paths: Sequence[Path]) -> Iterator[Document]:
                 yield Document(name, text, next(tasks), fits[-1])
 
 
+def shortest(texts: Sequence[Document], count: int | None) -> list[Document]:
+    """So many of them, in their order; all when None."""
+    order = sorted(range(len(texts)), key=lambda number: texts[number].tokens)
+    return [texts[number] for number in sorted(order[:count])]
+
+
 def _own(package: Path) -> list[Path]:
     page = [package.parents[1] / name for name in PAGE]
     return page if all(file.is_file() for file in page) else [package]
