@@ -109,17 +109,19 @@ def test_a_step_reads_the_pages_it_asks_for(
 
 
 def test_how_much_is_read() -> None:
-    """Claim: a step reads K visual keys to within half a page; what fills no page is always among
-    them, and where pages are larger than K one of K is read."""
+    """Claim: a step reads K visual keys to within half a page (to within a page where what fills
+    none is nearly K); what fills no page is always among them. Where pages are larger than K one of
+    K is read, and they are no larger than what is left out: no page is so large that all is read.
+    """
     target = backbone(qwen25())
     (prompt,) = target.prompts(video_input(1, grid=(2, 8, 10)))
     (prefill,) = Session(target, [Sampling()]).prefill([prompt])
     every = prompt.index[prompt.visual].tolist()
-    for page, keep in ((1, 0.1), (3, 0.3), (4, 0.5), (7, 0.5), (50, 0.2)):
+    for page, keep in ((1, 0.1), (3, 0.3), (4, 0.5), (7, 0.5), (50, 0.2), (50, 0.6), (9, 0.9)):
         pruned = ByPage(keep=keep, page=page)(prefill, prompt)
         wanted, paged = max(1, round(keep * len(every))), pruned.paged
         assert paged is not None
-        size = min(page, wanted)
+        size = min(page, wanted, len(every) - wanted)
         assert paged.rows.shape[1] == size and abs(pruned.seen - wanted) <= max(size / 2, 0.5)
         alone = pruned.index[pruned.visual].tolist()
         assert len(alone) == len(every) % size

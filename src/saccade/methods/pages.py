@@ -33,8 +33,9 @@ class ByPage(Budgeted):
 
     def __call__(self, prefill: Prefill, prompt: Prompt) -> Prompt:
         count = self.budget(prompt)
-        size = max(1, min(self.page or PAGE, count))
         rows = prompt.index[prompt.visual]
+        # of a larger page one would be all, or all but what fills none
+        size = max(1, min(self.page or PAGE, count, len(rows) - count))
         pages, rest = len(rows) // size, len(rows) % size
         read = max(1, round((count - rest) / size))
         if read >= pages:
