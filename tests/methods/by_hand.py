@@ -3,13 +3,13 @@ of ours. Slow, and meant to be read beside the equations."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from helpers import IMAGE, VIDEO, backbone
+from helpers import IMAGE, VIDEO, backbone, frames_input, onevision, qwen25, video_input
 from torch import Tensor
 
 from saccade.core.prompt import Prefill, Prompt
@@ -20,6 +20,19 @@ from saccade.drafting.recipe import Recipe
 from saccade.engine.generate import stream
 from saccade.methods import resolve
 from saccade.model.session import Session
+
+# -- models and prompts ------------------------------------------------------------------------
+
+CASES: dict[str, Callable[[], tuple[Any, Any]]] = {
+    "qwen2_5_vl": lambda: (qwen25(), video_input(1, grid=(2, 8, 10))),
+    "llava_onevision": lambda: (onevision(), frames_input(frames=5)),
+}
+
+
+def case(family: str) -> tuple[Any, Any]:
+    """A model, and a prompt with enough that is visual to choose from."""
+    return CASES[family]()
+
 
 # -- real runs ---------------------------------------------------------------------------------
 

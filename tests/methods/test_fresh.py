@@ -8,13 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from by_hand import attention, visual_rows
+from by_hand import CASES, attention, case, visual_rows
 from helpers import (
     backbone,
-    frames_input,
     hf_greedy,
     left_padded,
-    onevision,
     qwen25,
     text_input,
     video_input,
@@ -26,7 +24,7 @@ from saccade.core.errors import MethodError
 from saccade.core.prompt import Prompt
 from saccade.core.protocols import Refresh
 from saccade.core.sampling import Sampling
-from saccade.core.tree import ROOT, Tree
+from saccade.core.tree import ROOT, Tree, chain
 from saccade.methods import resolve
 from saccade.methods.names import choices
 from saccade.methods.std import PerHead
@@ -37,20 +35,7 @@ from saccade.model.session import Session
 ROWS = 4
 
 
-def case(family: str) -> tuple[Any, Any]:
-    cases: dict[str, Any] = {
-        "qwen2_5_vl": lambda: (qwen25(), video_input(1, grid=(2, 8, 10))),
-        "llava_onevision": lambda: (onevision(), frames_input(frames=5)),
-    }
-    made: tuple[Any, Any] = cases[family]()
-    return made
-
-
-FAMILIES = pytest.mark.parametrize("family", ["qwen2_5_vl", "llava_onevision"])
-
-
-def chain(tokens: list[int]) -> Tree:
-    return Tree(tuple(tokens), tuple(range(-1, len(tokens) - 1)), (None,) * len(tokens))
+FAMILIES = pytest.mark.parametrize("family", CASES)
 
 
 def by_hand(model: Any, prompt: Any, tokens: list[int], rows: list[int]) -> tuple[Tensor, Tensor]:

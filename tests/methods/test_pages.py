@@ -7,12 +7,11 @@ from typing import Any
 
 import pytest
 import torch
+from by_hand import CASES, case
 from helpers import (
     backbone,
-    frames_input,
     hf_greedy,
     left_padded,
-    onevision,
     qwen25,
     text_input,
     video_input,
@@ -31,10 +30,6 @@ from saccade.model.cache import Cache, Pages
 from saccade.model.session import Session
 from saccade.ui.kept import share
 
-CASES: dict[str, Any] = {
-    "qwen2_5_vl": lambda: (qwen25(), video_input(1, grid=(2, 8, 10))),
-    "llava_onevision": lambda: (onevision(), frames_input(frames=5)),
-}
 BY_FAMILY = pytest.mark.parametrize("family", CASES)
 
 
@@ -71,7 +66,7 @@ def test_a_step_reads_the_pages_it_asks_for(
 
     Fails if a page is chosen by another row, head or layer, at prefill, or by other than its mean.
     """
-    model, inputs = CASES[family]()
+    model, inputs = case(family)
     view, target = ByPage(keep=keep, page=page), backbone(model)
     (prompt,) = target.prompts(inputs)
     session = Session(target, [Sampling()])
@@ -89,7 +84,7 @@ def test_a_step_reads_the_pages_it_asks_for(
         out = read_by_hand(q[0], k[0], v[0], told["scaling"], len(prompt), seen, view)
         return out.transpose(0, 1)[None], None
 
-    theirs = CASES[family]()[0]
+    theirs = case(family)[0]
     decoder = theirs.get_decoder()
     AttentionInterface.register("by_hand", attend)
     monkeypatch.setattr(decoder.config, "_attn_implementation", "by_hand")
@@ -164,7 +159,7 @@ def test_what_is_read_is_the_sources() -> None:
 @BY_FAMILY
 def test_the_answer_is_the_targets(family: str, method: str) -> None:
     """Claim: greedy answers equal generate()'s, of chains and of trees, and drafts are accepted."""
-    model, inputs = CASES[family]()
+    model, inputs = case(family)
     result = saccade.run(backbone(model), inputs, method=method, max_new_tokens=40)
     assert list(result.ids) == hf_greedy(model, inputs, 40)
     assert result.fallback_reason is None and any(each.accepted for each in result.forwards)

@@ -113,6 +113,13 @@ def above_zero(axis: str, value: str) -> float:
     return found
 
 
+def whole(axis: str, value: str, *, zero: bool = False) -> int:
+    """A whole number above 0, or with ``zero`` from it. Raises MethodError."""
+    if not value.isascii() or not value.isdigit() or not (zero or int(value)):
+        raise MethodError(f"{axis}={value} is not a whole number {'from' if zero else 'above'} 0")
+    return int(value)
+
+
 def share(axis: str, value: str) -> float:
     """A number from 0 to 1. Raises MethodError."""
     try:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from saccade.core.errors import MethodError
+from functools import partial
+
 from saccade.drafting.drafters import EarlyExit, Lookup, ModelDrafter, NoDraft, SelfDrafter
-from saccade.drafting.provides import Provides, setting
+from saccade.drafting.provides import Provides, setting, whole
 from saccade.drafting.recipe import Recipe
 from saccade.drafting.shapes.policies import Best, Chain, Static
 from saccade.drafting.views import basic, pruning
@@ -39,14 +40,8 @@ SD_TREE = Recipe(
 )
 
 
-def _draw(value: str) -> int:
-    if not value.isascii() or not value.isdigit():
-        raise MethodError(f"draw={value} is not a whole number from 0")
-    return int(value)
-
-
 DRAW = setting(
-    *("draw", "view.select.draw", basic.Random, _draw),
+    *("draw", "view.select.draw", basic.Random, partial(whole, "draw", zero=True)),
     "which of view=random's draws, from 0",
     "the random view's: it needs view=random",
     usual=0,

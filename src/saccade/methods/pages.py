@@ -14,10 +14,10 @@ K and the chain are Sparse-to-Dense's (``methods/std.py``).
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 
-from saccade.core.errors import MethodError
 from saccade.core.prompt import Paged, Prefill, Prompt
-from saccade.drafting.provides import Provides, setting
+from saccade.drafting.provides import Provides, setting, whole
 from saccade.methods.std import STD, Budgeted
 
 PAGE = 4
@@ -53,18 +53,12 @@ PAGES = replace(
 )
 
 
-def _read(value: str) -> int:
-    if not value.isascii() or not value.isdigit() or value == "0":
-        raise MethodError(f"page={value} is not a whole number above 0")
-    return int(value)
-
-
 PROVIDES = Provides(
     recipes=(PAGES,),
     views=(ByPage(),),
     axes={
         "page": setting(
-            *("page", "view.page", ByPage, _read, "keys a page, as in 4"),
+            *("page", "view.page", ByPage, partial(whole, "page"), "keys a page, as in 4"),
             "of view=pages: how many keys are asked for at once",
             PAGE,
         )

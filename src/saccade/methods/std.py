@@ -23,7 +23,7 @@ from saccade.core.errors import MethodError
 from saccade.core.prompt import Prefill, Prompt
 from saccade.core.protocols import Refresh, View
 from saccade.drafting.drafters import EarlyExit, SelfDrafter
-from saccade.drafting.provides import Axis, Choices, Provides
+from saccade.drafting.provides import Axis, Choices, Provides, whole
 from saccade.drafting.recipe import Recipe
 from saccade.drafting.shapes.policies import Chain
 from saccade.drafting.views import saliency
@@ -131,9 +131,7 @@ def _choose(choices: Choices, value: str) -> Choices:
         raise MethodError("keys is Sparse-to-Dense's: it needs view=per-head, streaming or pages")
     if view.keep is not None:
         raise MethodError("keys and keep both say how much is kept: give one of them")
-    if not value.isascii() or not value.isdigit() or value == "0":
-        raise MethodError(f"keys={value} is not a whole number above 0")
-    return {"view": replace(view, keys=int(value))}
+    return {"view": replace(view, keys=whole("keys", value))}
 
 
 def _told(recipe: Recipe) -> str | None:
