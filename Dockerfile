@@ -13,6 +13,8 @@ RUN uv pip install --no-cache --python /opt/saccade/bin/python \
     ${TORCH_BACKEND:+--torch-backend=$TORCH_BACKEND} ".[serve]"
 
 FROM python:3.12-slim
+# kernels are compiled for the processor they run on, at the first start
+RUN apt-get update && apt-get install -y --no-install-recommends gcc libc6-dev && rm -rf /var/lib/apt/lists/*
 RUN useradd --create-home saccade
 COPY --from=build /opt/saccade /opt/saccade
 ENV PATH=/opt/saccade/bin:$PATH PYTHONUNBUFFERED=1

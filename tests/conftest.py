@@ -51,15 +51,17 @@ def _quiet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     import torch
 
     from saccade.model import kernels
-    from saccade.model.kernels import Choice, Ways
+    from saccade.model.kernels import Choice, Ways, compiled
 
     torch.set_num_threads(1)
-    every = Choice((1, 5, 6), ("plain", "transposed", "packed"))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SACCADE_CACHE", str(tmp_path_factory.mktemp("costs")))
+        ours, own = ("compiled", "compiled") if compiled.available() else ("fused", "plain")
+        every = Choice((1, 5, 64, 65), (own, "plain", "packed", "transposed"))
         patch.setattr(kernels, "choices", lambda matrices: [every] * len(matrices))
-        ways = Ways((1, 768), (("fused", "spelt"),) * 2, (1024, 1024))
-        patch.setattr(kernels, "ways", lambda facts, calls, *of: ways)
+        few = Ways((1, 2), ((ours, "spelt"), ("fused", "spelt")), (1024, 1024))
+        many = Ways((768,), (("fused", ours),), (1024,))
+        patch.setattr(kernels, "ways", lambda facts, calls, *of: many if of else few)
         patch.setenv("HF_HUB_OFFLINE", "1")
         yield
 

@@ -6,7 +6,9 @@ Random weights are scaled so that greedy text varies: 48 tokens hold about 25 di
 from __future__ import annotations
 
 import copy
+import os
 import random
+import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from itertools import product
@@ -31,6 +33,10 @@ from saccade.drafting.schedule import serial
 from saccade.drafting.setup import Setup
 from saccade.drafting.shapes.policies import Chain
 from saccade.model.backbone import Backbone
+
+COMPILED = pytest.mark.skipif(
+    shutil.which(os.environ.get("CC", "cc")) is None, reason="no C compiler here"
+)
 
 VOCAB = 256
 TEXT = 240  # ids below are text

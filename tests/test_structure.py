@@ -49,7 +49,7 @@ MAY = {
     "__main__": ("cli",),
 }
 # Raise one only in a commit that says why. The first is the five packages that make an answer.
-LINES, WHEEL = 10376, 29262
+LINES, WHEEL = 10929, 29815
 FILE, FOLDER = 450, 15  # lines, and entries of any folder but the command line's, a file a command
 UNREAD = {"__pycache__", "py.typed"}  # nobody's to read
 THE_MODELS = {
@@ -209,16 +209,16 @@ def test_no_file_and_no_folder_is_too_large_to_hold_in_mind():
 
 @pytest.mark.parametrize(("packages", "budget"), [(ENGINE, LINES), (tuple(MAY), WHEEL)])
 def test_the_package_keeps_to_its_line_budget(packages, budget):
-    """Claim: the engine, and the wheel in all, keep to their budgets of lines, in which files
-    that bring methods do not count.
+    """Claim: the engine, and the wheel in all, keep to their budgets of lines, of C too, in which
+    files that bring methods do not count.
 
     No code golf: delete instead.
     """
     total = sum(
         len(path.read_text().splitlines())
-        for name, path in MODULES.items()
+        for path in [*FILES, *PACKAGE.rglob("*.c")]
         if path not in BRINGS
-        and (name.split(".")[0] in packages or (packages != ENGINE and not name))
+        and (_name(path).split(".")[0] in packages or (packages != ENGINE and not _name(path)))
     )
     assert total < budget, f"{total} lines"
 

@@ -6,7 +6,7 @@ import random
 
 import pytest
 import torch
-from helpers import FAMILIES, backbone, input_for, random_tree, text_input
+from helpers import COMPILED, FAMILIES, backbone, input_for, random_tree, text_input
 
 from evidence import reference
 from saccade.core.sampling import Sampling
@@ -23,7 +23,7 @@ from saccade.model.attention import (
     plain_partial,
 )
 from saccade.model.cache import Cache
-from saccade.model.kernels import Ways
+from saccade.model.kernels import Ways, compiled
 from saccade.model.session import Session
 
 HEADS, KV, WIDTH = 4, 2, 8
@@ -97,11 +97,11 @@ def test_a_tree_node_sees_the_text_and_its_ancestors_only(nodes, seed):
         assert not torch.allclose(out, seen_by_all, atol=1e-3), "the mask made no difference"
 
 
-@pytest.mark.parametrize("way", ["spelt", "by head"])
+@pytest.mark.parametrize("way", ["spelt", pytest.param("compiled", marks=COMPILED)])
 @pytest.mark.parametrize("shape", ["one", "chain", "tree"])
 def test_few_rows_over_many_keys_equal_the_naive_softmax(shape, way, monkeypatch):
-    """Claim: with products spelt out and a mask of the last keys only, each row sees what it saw
-    with the fused kernel, which is not called. The row before the threshold still calls it."""
+    """Claim: spelt out or in C, with a mask of the last keys only, each row sees what it saw with
+    the fused kernel, which is not called. The row before the threshold still calls it."""
     new = {"one": 1, "chain": 6, "tree": 9}[shape]
     block = None
     if shape == "tree":
@@ -128,24 +128,24 @@ def test_few_rows_over_many_keys_equal_the_naive_softmax(shape, way, monkeypatch
         assert torch.allclose(out, _naive(q, keys, values, visible), atol=1e-5)
 
 
+@COMPILED
 @pytest.mark.parametrize("new", [FOLD_LIMIT + 1, 131])
-def test_a_prompts_rows_as_products_equal_the_naive_softmax(new, monkeypatch):
-    """Claim: spelt out block by block, whole blocks and a last one of fewer rows, behind nothing
-    and behind keys that are there, each row sees up to itself; the fused kernel is not called, and
-    torch's default type says nothing. Control: over one key too few for it, it is called."""
+def test_a_prompts_rows_in_c_equal_the_naive_softmax(new, monkeypatch):
+    """Claim: whole tiles and a last one of fewer rows, behind nothing and behind keys that are
+    there, each row sees up to itself; the fused kernel is not called, and torch's default type
+    says nothing. Control: over one key too few for it, it is called."""
     fused = []
     for name in ("scaled_dot_product_attention", "partial"):
         called = getattr(attention, name)
         monkeypatch.setattr(
             attention, name, lambda *a, called=called, **b: fused.append(1) or called(*a, **b)
         )
-    monkeypatch.setattr(attention, "CACHED", 1)  # blocks of SPELT_ROWS
     for length in (0, 1, 50):
         cache = _cache(length, 7)
         q, k, v = _fresh(new, 8)
         for least in (length + new, length + new + 1):
             fused.clear()
-            ways = Ways((1,), (("fused", "spelt"),), (least,))
+            ways = Ways((1,), (("fused", "compiled"),), (least,))
             step = Step([Segment(cache, 0, new, length)], HEADS // KV, q.dtype, ways)
             torch.set_default_dtype(torch.bfloat16)
             try:
@@ -158,11 +158,11 @@ def test_a_prompts_rows_as_products_equal_the_naive_softmax(new, monkeypatch):
 
 
 def test_a_tree_of_many_nodes_is_never_taken_for_a_prompt():
-    """Claim: rows whose block hides some are not spelt out as if each saw up to itself."""
+    """Claim: rows whose block hides some do not go where each sees up to itself."""
     nodes, length = FOLD_LIMIT + 10, 6
     cache, (q, k, v) = _cache(length, 1), _fresh(nodes, 1)
     block = ancestors(random_tree(random.Random(1), nodes, lambda: 0).parents)
-    ways = Ways((1,), (("fused", "spelt"),), (1,))
+    ways = Ways((1,), (("fused", "compiled"),), (1,))
     step = Step([Segment(cache, 0, nodes, length, block)], HEADS // KV, q.dtype, ways)
     out = step(0, q, k, v, SCALE)
     visible = torch.cat([torch.ones(nodes, length, dtype=torch.bool), block], 1)
@@ -301,13 +301,15 @@ def test_requests_of_one_forward_do_not_see_each_other():
         assert torch.allclose(out[rows], alone, atol=1e-5)
 
 
-@pytest.mark.parametrize("numbers", [1, 100, 2**20])
+@pytest.mark.parametrize("numbers", [1, 100, 2**20, pytest.param(0, marks=COMPILED)])
 @pytest.mark.parametrize("columns", [[1, 2, 4], [2, 3, 4]])
 def test_attended_is_the_weight_on_each_column(numbers, columns, monkeypatch):
     """Claim: what rows attended to is the sum over them and a group's heads of the softmax, over
     all keys and over the columns alone, with rows fed in two chunks; however many layers and rows
-    go together. Fails if a chunk is forgotten, weighted wrongly, or sees the future."""
-    monkeypatch.setattr(attention, "CACHED", numbers)
+    go together, and in C (0). Fails if a chunk is forgotten, weighted wrongly, or sees the future.
+    """
+    monkeypatch.setattr(attention, "CACHED", numbers or 1)
+    monkeypatch.setattr(compiled, "serves", lambda width: not numbers)
     layers, new = 3, 9
     cache = Cache(layers, KV, WIDTH, 16)
     fresh = [_fresh(new, seed) for seed in range(layers)]

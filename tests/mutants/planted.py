@@ -31,6 +31,7 @@ FAULTS = "engine/test_faults.py"
 PARALLEL = "engine/test_parallel.py"
 LAW = "laws/test_registered.py"
 CONTROL = "drafting/shapes/test_controller.py"
+COMPILED = "model/test_compiled.py"
 COST = "drafting/shapes/test_costs.py"
 SALIENCY = "drafting/views/test_saliency.py"
 CALIBRATE = "bench/test_calibrate.py"
@@ -292,15 +293,43 @@ MUTANTS = (
         ("core/test_tree.py::test_shared_counts_leading_nodes_with_equal_token_and_parent",),
     ),
     Mutant(
-        "attention: a prompt's row spelt out sees the next one",
-        "model/attention.py",
-        '"-inf")).triu_(1)\n    asked',
-        '"-inf")).triu_(2)\n    asked',
-        ("model/test_attention.py::test_a_prompts_rows_as_products_equal_the_naive_softmax",),
+        "attention in C: a prompt's row sees the next one",
+        "model/kernels/kernels.c",
+        "c->rows + number + 1;",
+        "c->rows + number + 2;",
+        (f"{COMPILED}::test_it_is_the_softmax_over_what_each_row_sees",),
+    ),
+    Mutant(
+        "attention in C: what was mixed before is not brought to the new maximum",
+        "model/kernels/kernels.c",
+        "mixed[i * wide + n] *= less;",
+        "mixed[i * wide + n] *= 1;",
+        (f"{COMPILED}::test_it_is_the_softmax_over_what_each_row_sees",),
+    ),
+    Mutant(
+        "products in C: a bias is taken for a row's own",
+        "model/kernels/compiled.py",
+        "out if base.dim() > 1 else 0",
+        "out",
+        ("model/test_kernels.py::test_every_kernel_computes_the_same_product",),
+    ),
+    Mutant(
+        "attention in C: padding attends too",
+        "model/kernels/kernels.c",
+        "counts = n * LANES + lane < t.count;",
+        "counts = 1;",
+        (f"{COMPILED}::test_what_rows_attend_to_is_double_precisions",),
+    ),
+    Mutant(
+        "attention in C: parts of the keys are joined by one maximum",
+        "model/kernels/kernels.c",
+        "first = exponential(mine[tops + n] - top), second",
+        "first = exponential(top - top), second",
+        (f"{COMPILED}::test_it_is_the_softmax_over_what_each_row_sees",),
     ),
     Mutant(
         "towers: copies of weights from before",
-        "model/kernels.py",
+        "model/kernels/__init__.py",
         "same = self._seen is not None and torch.equal(seen, self._seen)",
         "same = self._seen is not None",
         (
@@ -538,7 +567,7 @@ MUTANTS = (
     ),
     Mutant(
         "kernels: every copy is kept",
-        "model/kernels.py",
+        "model/kernels/__init__.py",
         "if fewer[least] > 1 + GAIN:",
         "if fewer[least] > 1:",
         ("model/test_kernels.py::test_a_copy_that_saves_little_is_not_kept",),

@@ -6,6 +6,7 @@ All of them take minutes: ``make mutants``.
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from collections import Counter
@@ -23,8 +24,12 @@ QUICK = ("|p - q|", "one noise for drafting", "an older job", "sees the one befo
 def test_a_mutant_fits_the_code(mutant):
     """Claim: its line stands exactly once, it changes it, and the tests it names are there."""
     assert found(mutant) == 1 and mutant.old != mutant.new
-    source = (PACKAGE / mutant.file).read_text()
-    compile(source.replace(mutant.old, mutant.new), mutant.file, "exec")
+    source = (PACKAGE / mutant.file).read_text().replace(mutant.old, mutant.new)
+    if mutant.file.endswith(".c"):
+        if shutil.which("cc") is not None:
+            subprocess.run(["cc", "-fsyntax-only", "-xc", "-"], input=source, text=True, check=True)
+    else:
+        compile(source, mutant.file, "exec")
     for name in mutant.tests:
         file, _, test = name.partition("::")
         text = (ROOT / "tests" / file).read_text()

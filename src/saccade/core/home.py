@@ -61,9 +61,18 @@ class Measured:
 
 def processor() -> str:
     """Its name as the system tells it."""
+    return _told("model name") or platform.processor() or platform.machine()
+
+
+def instructions() -> str:
+    """Those that the processor knows, as the system tells them; its name where it does not."""
+    return _told("flags", "Features") or processor()
+
+
+def _told(*names: str) -> str:
+    """The first line of one of these names; empty where there is none."""
     try:
         lines = CPUS.read_text().splitlines()
     except OSError:
-        lines = []
-    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(named, platform.processor() or platform.machine())
+        return ""
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith(names)), "")

@@ -18,7 +18,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from saccade.model import kernels
 from saccade.model.cache import Cache, Pages, together
-from saccade.model.kernels import PRODUCTS, Ways
+from saccade.model.kernels import Ways, compiled
 
 Attend = Callable[[int, Tensor, Tensor, Tensor, float], Tensor]
 """What layers call: (layer, q, k, v, scale) -> heads side by side. A ``Step`` is one."""
@@ -34,9 +34,7 @@ Part = tuple[Queries, Float[Tensor, "head new"]]
 # Above this many queries a grouped call beats folding the group into the query axis.
 FOLD_LIMIT = 64
 CACHED = 2**20  # logits worked on at once: what a processor's caches hold
-SPELT_ROWS = 32  # rows of a head go by multiples of this: the first product of a shape costs more
 TIMED = 2**29  # products of a prompt's call that is timed, about: of as many heads as that allows
-TIMES = PRODUCTS["packed"].times  # oneDNN's, of matrices that are not packed
 FUSED = Ways((1,), (("fused", "fused"),), (0,))
 # Where no kernel gives the log-sum-exps: queries at once, and logits of theirs, at most.
 PLAIN_ROWS, PLAIN_NUMBERS = 256, 2**25
@@ -259,40 +257,6 @@ def _spell_out(
     return torch.bmm(torch.softmax(logits, -1, out=logits), v).view(q.shape)
 
 
-def _by_head(
-    q: Queries, k: Keys, v: Keys, bias: Float[Tensor, "rows last"] | None, scale: float
-) -> Queries:
-    """:func:`_spell_out` a group of heads at a time, by products that torch has no batch of."""
-    grouped = (q * scale).reshape(k.shape[0], -1, q.shape[2])
-    out = torch.empty_like(grouped)
-    for own, asked, keys, values in zip(out, grouped, k, v, strict=True):
-        logits = TIMES(asked, keys, None)
-        if bias is not None:
-            logits[:, -bias.shape[1] :] += bias
-        own.copy_(TIMES(torch.softmax(logits, -1, out=logits), values.t(), None))
-    return out.view(q.shape)
-
-
-def _spell_long(q: Queries, k: Keys, v: Keys, block: None, scale: float) -> Queries:
-    """A prompt's rows, each of which sees up to itself, as products: a block of rows at a time over
-    the keys it sees, a group's heads as further rows."""
-    heads, new, width = q.shape
-    groups, before = heads // k.shape[0], k.shape[1] - q.shape[1]
-    count = max(1, CACHED // (groups * k.shape[1] * SPELT_ROWS)) * SPELT_ROWS
-    later = q.new_full((count, count), float("-inf")).triu_(1)
-    asked, out = (q * scale).transpose(0, 1), q.new_empty(new, heads, width)
-    for start in range(0, new, count):
-        stop = min(start + count, new)
-        rows, seen = stop - start, before + stop
-        for number, (keys, values) in enumerate(zip(k[:, :seen], v[:, :seen], strict=True)):
-            own = slice(number * groups, (number + 1) * groups)
-            logits = TIMES(asked[start:stop, own].reshape(-1, width), keys, None)
-            logits.view(rows, groups, seen)[..., -rows:] += later[:rows, None, :rows]
-            mixed = TIMES(torch.softmax(logits, -1, out=logits), values.t(), None)
-            out[start:stop, own] = mixed.view(rows, groups, width)
-    return out.transpose(0, 1)
-
-
 def _attend_long(
     q: Queries, k: Keys, v: Keys, block: Bool[Tensor, "new last"] | None, scale: float
 ) -> Queries:
@@ -312,9 +276,12 @@ def _attend_long(
 FEW_ROWS: dict[str, Callable[..., Queries]] = {
     "fused": _attend,
     "spelt": _spell_out,
-    "by head": _by_head,
+    "compiled": compiled.attend,
 }
-MANY_ROWS: dict[str, Callable[..., Queries]] = {"fused": _attend_long, "spelt": _spell_long}
+MANY_ROWS: dict[str, Callable[..., Queries]] = {
+    "fused": _attend_long,
+    "compiled": compiled.attend,
+}
 
 
 def ways_of(
@@ -329,7 +296,9 @@ def ways_of(
     plain = dtype == torch.float32 and torch.backends.mkldnn.is_available()
     if not plain or any(device.type != "cpu" for device in devices):
         return FUSED
-    groups = heads // kv_heads
+    groups, names = heads // kv_heads, ["fused", "spelt"]
+    if compiled.serves(width):
+        names.append("compiled")
 
     def few(rows: int, keys: int) -> dict[str, Callable[[], object]]:
         some = min(kv_heads, torch.get_num_threads())
@@ -337,17 +306,19 @@ def ways_of(
         k, v = torch.randn(2, some, keys, width)
         whole = None if rows == 1 else torch.zeros(rows * groups, keys)
         last = None if whole is None else whole[:, : min(rows, keys)]
-        masks = {name: whole if name == "fused" else last for name in FEW_ROWS}
-        return {name: bound(way, q, k, v, masks[name], 1.0) for name, way in FEW_ROWS.items()}
+        masks = {name: whole if name == "fused" else last for name in names}
+        return {name: bound(FEW_ROWS[name], q, k, v, masks[name], 1.0) for name in names}
 
     def many(rows: int, keys: int) -> dict[str, Callable[[], object]]:
         some = max(1, min(heads, TIMED // (2 * rows * keys * width)))
         group = min(groups, some)
         q = torch.randn(some // group * group, rows, width)
         k, v = torch.randn(2, some // group, keys, width)
-        return {name: bound(way, q, k, v, None, 1.0) for name, way in MANY_ROWS.items()}
+        return {
+            name: bound(way, q, k, v, None, 1.0) for name, way in MANY_ROWS.items() if name in names
+        }
 
-    facts = heads, kv_heads, width
+    facts = heads, kv_heads, width, names
     first = kernels.ways(facts, few)
     last = kernels.ways(("many", *facts), many, kernels.MANY, kernels.LONG)
     return Ways(
@@ -367,7 +338,11 @@ def attended(
     """The softmax mass of rows on some columns, over all keys and over the columns alone, summed
     over rows and a group's heads. ``asked``: each layer's queries, scaled; each row ``sees`` so
     many keys. Small layers go together, and of a large one a few rows at a time."""
-    layers, end, chosen = len(asked), int(sees.max()), together(columns.cpu())
+    layers, end = len(asked), int(sees.max())
+    if _plain(cache.keys) and compiled.serves(cache.keys[0].shape[2]):
+        pairs = zip(asked, cache.keys[:layers], strict=True)
+        return torch.stack([compiled.attended(q, k[:, :end], sees, columns) for q, k in pairs])
+    chosen = together(columns.cpu())
     rows = max(1, CACHED // (len(asked[0]) * end))
     alike = len({keys.device for keys in cache.keys}) == 1
     few = max(1, rows // len(sees)) if alike else 1
@@ -379,6 +354,10 @@ def attended(
         both = [_attended(q, keys, part, chosen) for q, part in parts]
         found.append(sum(both[1:], both[0]).to(columns.device))
     return torch.cat(found)
+
+
+def _plain(keys: Sequence[Tensor]) -> bool:
+    return all(each.device.type == "cpu" and each.dtype == torch.float32 for each in keys)
 
 
 def _attended(

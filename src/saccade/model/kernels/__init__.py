@@ -14,6 +14,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -22,6 +23,7 @@ from torch.nn.functional import linear
 
 from saccade.core.home import Measured
 from saccade.model import memory
+from saccade.model.kernels import compiled
 
 ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 256)
 FIRST = (1, 256, 8, 4, 16, 2, 64)  # what is timed first, should there be no time for all
@@ -43,9 +45,9 @@ _MEASURED = Measured("kernels.json")
 class Product:
     """A way of computing x W^T, over W laid out as it likes."""
 
-    lay: Callable[[Tensor], Tensor]
-    times: Callable[[Tensor, Tensor, Tensor | None], Tensor]  # (x, laid, bias) -> x W^T + bias
-    onto: Callable[[Tensor, Tensor, Tensor], Tensor]  # (hidden, x, laid) -> hidden + x W^T
+    lay: Callable[[Tensor], Any]
+    times: Callable[[Tensor, Any, Tensor | None], Tensor]  # (x, laid, bias) -> x W^T + bias
+    onto: Callable[[Tensor, Tensor, Any], Tensor]  # (hidden, x, laid) -> hidden + x W^T
 
 
 def release_threads() -> None:
@@ -80,7 +82,18 @@ PRODUCTS: dict[str, Product] = {
             x, hidden, laid, None, "add"
         ),
     ),
+    "compiled": Product(
+        compiled.Panels.of,
+        compiled.multiply,
+        lambda hidden, x, laid: compiled.multiply(x, laid, hidden),
+    ),
 }
+
+
+def products() -> list[str]:
+    """The names of those to choose from: a transposed copy is for where none is compiled."""
+    left_out = "transposed" if compiled.available() else "compiled"
+    return [name for name in PRODUCTS if name != left_out]
 
 
 @dataclass(frozen=True)
@@ -139,7 +152,7 @@ def may_copy(matrices: Sequence[Matrix]) -> bool:
     plain = all(each.device.type == "cpu" and each.dtype == torch.float32 for each in weights)
     if not plain or not torch.backends.mkldnn.is_available():
         return False
-    copies = (len(PRODUCTS) - 1) * sum(weight.nbytes for weight in weights)
+    copies = (len(products()) - 1) * sum(weight.nbytes for weight in weights)
     return copies <= SHARE * memory.available(torch.device("cpu"))
 
 
@@ -172,7 +185,7 @@ class Quickest:
 def choices(matrices: Sequence[Matrix]) -> list[Choice]:
     """The quickest products of each matrix; those of one shape are measured together."""
     shapes = [(tuple(matrix.weight.shape), matrix.bias is not None) for matrix in matrices]
-    key = _MEASURED.key("products", sorted(set(shapes)))
+    key = _MEASURED.key("products", products(), sorted(set(shapes)))
     known = _MEASURED.load(key)
     if known is None:
         alike = defaultdict(list)
@@ -192,11 +205,11 @@ def measured(alike: Mapping[str, Sequence[Matrix]], seconds: float = SECONDS) ->
     ``seconds`` are spent, those that matter most first: on a machine too busy for these even in
     ``PATIENCE`` times as long, the choice holds for this time only."""
     began = time.perf_counter()
-    laid: dict[str, dict[str, list[Tensor]]] = {}
+    laid: dict[str, dict[str, list[Any]]] = {}
     for shape, (first, *others) in alike.items():
         part = first.weight[: max(1, LAID // first.weight[0].nbytes)]  # of a vocabulary's, say
         some = [part, *(other.weight for other in others)][: max(1, LAID // part.nbytes)]
-        laid[shape] = {name: [each.lay(w) for w in some] for name, each in PRODUCTS.items()}
+        laid[shape] = {name: [PRODUCTS[name].lay(w) for w in some] for name in products()}
     times: dict[str, dict[int, dict[str, float]]] = {shape: {} for shape in laid}
     for rows in dict.fromkeys((*FIRST, *ROWS)):
         allowed = seconds * (PATIENCE if rows in FIRST else 1)
@@ -213,7 +226,7 @@ def measured(alike: Mapping[str, Sequence[Matrix]], seconds: float = SECONDS) ->
     return {shape: best(times[shape]) for shape in times}
 
 
-def _all(product: Product, x: Tensor, laid: Sequence[Tensor]) -> Callable[[], object]:
+def _all(product: Product, x: Tensor, laid: Sequence[Any]) -> Callable[[], object]:
     return lambda: [product.times(x, each, None) for each in laid]
 
 

@@ -1,0 +1,367 @@
+/* Attention and products of a decoder in fp32, for any number of rows.
+
+   Nothing is ever added up across a vector's lanes, and a row's sums are taken in one order whatever
+   rows are beside it and however many threads there are: a row comes out the same, bit for bit, alone
+   and among others.
+
+   In attention the lanes are queries: a key's numbers are broadcast to all of them, and both products
+   and the softmax go lane by lane. Keys are read once, a block at a time, with the softmax's maximum
+   and sum carried along (Milakov and Gimelshein 2018, "Online normalizer calculation for softmax").
+   A *tile* is up to WIDE vectors of queries of one key head; tiles, and parts of the keys, are shared
+   out among threads. In a product the lanes are outputs. */
+
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#if defined(__AVX512F__)
+#define BYTES 64
+#define TOGETHER 8 /* keys scored at once: with WIDE vectors each, as many sums as registers hold */
+#define ROWS 12    /* multiplied at once, with ACROSS vectors each */
+#elif defined(__AVX__)
+#define BYTES 32
+#define TOGETHER 4
+#define ROWS 6
+#else
+#define BYTES 16
+#define TOGETHER 4
+#define ROWS 6
+#endif
+#define LANES ((int)(BYTES / sizeof(float)))
+#define WIDE 3
+#define TILE (WIDE * LANES)
+#define DIMS 8      /* of a value mixed at once; head sizes are multiples of it */
+#define WIDEST 256  /* head size */
+#define BLOCK 64    /* keys between two looks at the maximum */
+#define PART 1024   /* keys that a thread goes over, a multiple of BLOCK */
+#define LOWEST -1e30f
+#define ACROSS 2    /* vectors of outputs of a product in a panel */
+#define PANEL (ACROSS * LANES)
+#define AHEAD 8     /* inputs whose weights are fetched before they are asked for */
+#define INLINE static inline __attribute__((always_inline))
+#define EACH(i, count) _Pragma("GCC unroll 16") for (int i = 0; i < (count); i++)
+
+typedef float lanes __attribute__((vector_size(BYTES), may_alias));
+typedef float anywhere __attribute__((vector_size(BYTES), may_alias, aligned(4)));
+typedef int32_t masks __attribute__((vector_size(BYTES), may_alias));
+
+/* As `compiled.CALL` packs it. Strides are counted in floats; rows lie one after another in width. */
+typedef struct {
+    const float *q, *k, *v, *bias; /* bias [groups * rows, last] is added over the last keys; or none */
+    const int64_t *sees, *columns; /* how many keys each row sees; where none, what the bias says */
+    float *out;
+    ptrdiff_t q_head, q_row, k_head, k_row, v_head, v_row, bias_row, out_head, out_row;
+    ptrdiff_t kv_heads, groups, rows, seen, width, last, chosen, threads;
+    double scale;
+} call;
+
+/* Queries of one key head: `count` of its groups * rows, from `first` on. */
+typedef struct {
+    ptrdiff_t head, first, count;
+} tile;
+
+INLINE lanes larger(lanes a, lanes b) {
+    masks first = a > b;
+    return (lanes)(((masks)a & first) | ((masks)b & ~first));
+}
+
+/* To 2e-7; nothing below exp(-87). The shift rounds to a whole power of two, which a float's bits
+   are then moved by; ln 2 is taken off in two parts. */
+INLINE lanes exponential(lanes x) {
+    const lanes zero = {0};
+    const float shift = 12582912.0f;
+    masks nothing = x < -87.0f;
+    x = larger(x, zero - 87.0f);
+    lanes power = x * 1.44269504f + shift;
+    masks moved = (masks)power << 23;
+    power -= shift;
+    x -= power * 0.693145752f;
+    x -= power * 1.42860677e-6f;
+    lanes y = x * (1.0f / 720) + 1.0f / 120;
+    y = y * x + 1.0f / 24;
+    y = y * x + 1.0f / 6;
+    y = y * x + 0.5f;
+    y = y * x + 1.0f;
+    y = y * x + 1.0f;
+    return (lanes)(((masks)y + moved) & ~nothing);
+}
+
+/* Some keys' products with a tile: logits[key][wide]. */
+INLINE void score(int wide, int keys, const lanes *q, const float *k, ptrdiff_t k_row, ptrdiff_t width,
+                  lanes *logits) {
+    lanes sum[2 * TOGETHER][WIDE];
+    EACH(j, keys) EACH(n, wide) sum[j][n] = (lanes){0};
+    for (ptrdiff_t i = 0; i < width; i++)
+        EACH(j, keys) EACH(n, wide) sum[j][n] += k[j * k_row + i] * q[i * wide + n];
+    EACH(j, keys) EACH(n, wide) logits[j * wide + n] = sum[j][n];
+}
+
+/* mixed[dim][wide] += weights[key][wide] of DIMS numbers of each value. */
+INLINE void mix(int wide, int keys, const lanes *weights, const float *v, ptrdiff_t v_row, lanes *mixed) {
+    lanes sum[DIMS][WIDE];
+    EACH(i, DIMS) EACH(n, wide) sum[i][n] = mixed[i * wide + n];
+    for (int j = 0; j < keys; j++)
+        EACH(i, DIMS) EACH(n, wide) sum[i][n] += v[j * v_row + i] * weights[j * wide + n];
+    EACH(i, DIMS) EACH(n, wide) mixed[i * wide + n] = sum[i][n];
+}
+
+INLINE void fetch(const float *rows, ptrdiff_t row, int count, ptrdiff_t width) {
+    for (int j = 0; j < count; j++)
+        for (ptrdiff_t i = 0; i < width; i += 16) __builtin_prefetch(rows + j * row + i);
+}
+
+/* Makes logits weights, and what was mixed before relative to the same maximum. */
+INLINE void weigh(int wide, int keys, lanes *logits, lanes *mixed, ptrdiff_t width, lanes *highest, lanes *sum) {
+    EACH(n, wide) {
+        lanes top = highest[n];
+        for (int j = 0; j < keys; j++) top = larger(top, logits[j * wide + n]);
+        masks higher = top > highest[n];
+        int any = 0;
+        EACH(lane, LANES) any |= higher[lane];
+        if (any) {
+            lanes less = exponential(highest[n] - top);
+            highest[n] = top;
+            sum[n] *= less;
+            for (ptrdiff_t i = 0; i < width; i++) mixed[i * wide + n] *= less;
+        }
+        for (int j = 0; j < keys; j++) {
+            lanes weight = exponential(logits[j * wide + n] - top);
+            logits[j * wide + n] = weight;
+            sum[n] += weight;
+        }
+    }
+}
+
+/* Where the row lies that query `r` of a tile is: [head, row], by the strides of q or out. */
+INLINE ptrdiff_t place(const call *c, tile t, ptrdiff_t r, ptrdiff_t by_head, ptrdiff_t by_row) {
+    ptrdiff_t query = t.first + r;
+    return (t.head * c->groups + query / c->rows) * by_head + query % c->rows * by_row;
+}
+
+INLINE int vectors(tile t) { return (int)((t.count + LANES - 1) / LANES); }
+
+/* A tile's queries as lanes [width][wide], and how many keys each sees; gives the most. */
+static ptrdiff_t load(const call *c, tile t, float *q, ptrdiff_t *sees) {
+    const int across = vectors(t) * LANES;
+    ptrdiff_t most = 0;
+    memset(q, 0, sizeof(float) * c->width * across);
+    for (ptrdiff_t r = 0; r < t.count; r++) {
+        const float *row = c->q + place(c, t, r, c->q_head, c->q_row);
+        const ptrdiff_t number = (t.first + r) % c->rows;
+        for (ptrdiff_t i = 0; i < c->width; i++) q[i * across + r] = row[i] * (float)c->scale;
+        sees[r] = c->sees ? c->sees[number] : c->bias ? c->seen : c->seen - c->rows + number + 1;
+        if (sees[r] > most) most = sees[r];
+    }
+    return most;
+}
+
+/* Logits [count][wide] of a tile and the keys from `start` on, of those up to `to`; -inf where a
+   query does not see one. */
+INLINE void logits_of(int wide, const call *c, tile t, const lanes *q, const ptrdiff_t *sees,
+                      ptrdiff_t start, int count, ptrdiff_t to, lanes *logits) {
+    const int keys = wide == 1 ? 2 * TOGETHER : TOGETHER;
+    const float *k = c->k + t.head * c->k_head + start * c->k_row;
+    const float *v = c->v ? c->v + t.head * c->v_head + start * c->v_row : NULL;
+    int j = 0;
+    for (; j + keys <= count; j += keys) {
+        if (v) fetch(v + j * c->v_row, c->v_row, keys, c->width);
+        if (start + j + 2 * keys <= to) fetch(k + (j + keys) * c->k_row, c->k_row, keys, c->width);
+        score(wide, keys, q, k + j * c->k_row, c->k_row, c->width, logits + j * wide);
+    }
+    for (; j < count; j++) score(wide, 1, q, k + j * c->k_row, c->k_row, c->width, logits + j * wide);
+    for (ptrdiff_t r = 0; r < t.count; r++)
+        for (ptrdiff_t key = sees[r] > start ? sees[r] - start : 0; key < count; key++)
+            ((float *)logits)[key * wide * LANES + r] = -__builtin_inff();
+}
+
+/* A tile over keys from:to, into mixed [width][wide], then the maximum and the sum [wide] of each. */
+INLINE void over(int wide, const call *c, tile t, const lanes *q, const ptrdiff_t *sees, ptrdiff_t from,
+                 ptrdiff_t to, lanes *mixed) {
+    const float *v = c->v + t.head * c->v_head;
+    const ptrdiff_t width = c->width, before = c->seen - c->last;
+    lanes logits[BLOCK * WIDE], *highest = mixed + width * wide, *sum = highest + wide;
+    memset(mixed, 0, sizeof(lanes) * wide * (width + 2));
+    EACH(n, wide) highest[n] += LOWEST;
+    for (ptrdiff_t start = from; start < to; start += BLOCK) {
+        const int count = to - start < BLOCK ? (int)(to - start) : BLOCK;
+        logits_of(wide, c, t, q, sees, start, count, to, logits);
+        for (ptrdiff_t key = start > before ? start : before; c->bias && key < start + count; key++)
+            for (ptrdiff_t r = 0; r < t.count; r++)
+                ((float *)logits)[(key - start) * wide * LANES + r] +=
+                    c->bias[(t.first + r) * c->bias_row + key - before];
+        weigh(wide, count, logits, mixed, width, highest, sum);
+        for (ptrdiff_t i = 0; i < width; i += DIMS)
+            mix(wide, count, logits, v + start * c->v_row + i, c->v_row, mixed + i * wide);
+    }
+}
+
+/* A tile over the part of the keys that has this number; false where it sees none of them. */
+static int part(const call *c, tile t, ptrdiff_t number, lanes *mixed) {
+    lanes q[WIDEST * WIDE];
+    ptrdiff_t sees[TILE], from = number * PART, to = from + PART, most = load(c, t, (float *)q, sees);
+    if (to > most) to = most;
+    if (vectors(t) == 1) over(1, c, t, q, sees, from, to, mixed);
+    if (vectors(t) == 2) over(2, c, t, q, sees, from, to, mixed);
+    if (vectors(t) == 3) over(3, c, t, q, sees, from, to, mixed);
+    return from < to;
+}
+
+/* What a tile mixed of some keys, `mine`, and of the next ones, as one. */
+static void join(const call *c, tile t, lanes *mine, const lanes *next) {
+    const int wide = vectors(t);
+    const ptrdiff_t tops = c->width * wide, sums = tops + wide;
+    for (int n = 0; n < wide; n++) {
+        const lanes top = larger(mine[tops + n], next[tops + n]);
+        const lanes first = exponential(mine[tops + n] - top), second = exponential(next[tops + n] - top);
+        for (ptrdiff_t i = n; i < tops; i += wide) mine[i] = mine[i] * first + next[i] * second;
+        mine[tops + n] = top;
+        mine[sums + n] = mine[sums + n] * first + next[sums + n] * second;
+    }
+}
+
+static void finish(const call *c, tile t, const float *mixed) {
+    const ptrdiff_t across = (ptrdiff_t)vectors(t) * LANES, sums = (c->width + 1) * across;
+    for (ptrdiff_t r = 0; r < t.count; r++) {
+        float *out = c->out + place(c, t, r, c->out_head, c->out_row);
+        for (ptrdiff_t i = 0; i < c->width; i++) out[i] = mixed[i * across + r] / mixed[sums + r];
+    }
+}
+
+INLINE ptrdiff_t tiles(const call *c) { return (c->groups * c->rows + TILE - 1) / TILE; }
+
+INLINE tile tile_of(const call *c, ptrdiff_t task) {
+    const ptrdiff_t first = task / c->kv_heads * TILE, left = c->groups * c->rows - first;
+    return (tile){task % c->kv_heads, first, left < TILE ? left : TILE};
+}
+
+void attend(const call *c) {
+    const ptrdiff_t tasks = c->kv_heads * tiles(c), parts = (c->seen + PART - 1) / PART;
+    const ptrdiff_t size = (c->width + 2) * TILE;
+    /* Threads share a tile's keys where there are more of them than tiles. */
+    lanes *room = tasks < c->threads && parts > 1 ? aligned_alloc(BYTES, sizeof(float) * tasks * parts * size) : NULL;
+    const ptrdiff_t units = room ? tasks * parts : tasks;
+#pragma omp parallel for schedule(dynamic) num_threads(c->threads)
+    for (ptrdiff_t unit = 0; unit < units; unit++) {
+        const tile t = tile_of(c, room ? unit / parts : unit);
+        lanes own[2][(WIDEST + 2) * WIDE];
+        if (room) {
+            part(c, t, unit % parts, room + unit * size / LANES);
+            continue;
+        }
+        part(c, t, 0, own[0]);
+        for (ptrdiff_t number = 1; number < parts && part(c, t, number, own[1]); number++) join(c, t, own[0], own[1]);
+        finish(c, t, (float *)own[0]);
+    }
+    for (ptrdiff_t task = 0; room && task < tasks; task++) {
+        lanes *first = room + task * parts * size / LANES;
+        for (ptrdiff_t number = 1; number < parts; number++)
+            join(c, tile_of(c, task), first, first + number * size / LANES);
+        finish(c, tile_of(c, task), (float *)first);
+    }
+    free(room);
+}
+
+/* Weights of a tile over all keys, and among the chosen ones, added to out [2][chosen]. */
+INLINE void weights_on(int wide, const call *c, tile t, lanes *logits, float *out) {
+    lanes q[WIDEST * WIDE], highest[WIDE], all[WIDE], among[WIDE];
+    ptrdiff_t sees[TILE];
+    const ptrdiff_t most = load(c, t, (float *)q, sees);
+    for (ptrdiff_t start = 0; start < most; start += BLOCK) {
+        const int count = most - start < BLOCK ? (int)(most - start) : BLOCK;
+        logits_of(wide, c, t, q, sees, start, count, most, logits + start * wide);
+    }
+    EACH(n, wide) {
+        highest[n] = all[n] = among[n] = (lanes){0};
+        highest[n] += LOWEST;
+        for (ptrdiff_t key = 0; key < most; key++) highest[n] = larger(highest[n], logits[key * wide + n]);
+        for (ptrdiff_t key = 0; key < most; key++)
+            all[n] += logits[key * wide + n] = exponential(logits[key * wide + n] - highest[n]);
+        for (ptrdiff_t i = 0; i < c->chosen; i++)
+            if (c->columns[i] < most) among[n] += logits[c->columns[i] * wide + n];
+        for (int lane = 0; lane < LANES; lane++) { /* padding counts nothing, nor a row of no weight here */
+            const int counts = n * LANES + lane < t.count;
+            all[n][lane] = counts ? 1 / all[n][lane] : 0;
+            among[n][lane] = counts && among[n][lane] > 0 ? 1 / among[n][lane] : 0;
+        }
+    }
+    for (ptrdiff_t i = 0; i < c->chosen; i++) {
+        if (c->columns[i] >= most) continue;
+        lanes of_all = {0}, of_these = {0};
+        EACH(n, wide) of_all += logits[c->columns[i] * wide + n] * all[n];
+        EACH(n, wide) of_these += logits[c->columns[i] * wide + n] * among[n];
+        EACH(lane, LANES) out[i] += of_all[lane], out[c->chosen + i] += of_these[lane];
+    }
+}
+
+/* Into out [kv_heads][2][chosen]; 1 where there is no memory for it. */
+int attended(const call *c) {
+    int failed = 0;
+    memset(c->out, 0, sizeof(float) * c->kv_heads * 2 * c->chosen);
+#pragma omp parallel for schedule(dynamic) num_threads(c->threads) reduction(| : failed)
+    for (ptrdiff_t head = 0; head < c->kv_heads; head++) {
+        lanes *room = aligned_alloc(BYTES, sizeof(lanes) * WIDE * c->seen);
+        float *out = c->out + head * 2 * c->chosen;
+        failed |= !room;
+        for (ptrdiff_t number = 0; room && number < tiles(c); number++) {
+            const tile t = tile_of(c, number * c->kv_heads + head);
+            if (vectors(t) == 1) weights_on(1, c, t, room, out);
+            if (vectors(t) == 2) weights_on(2, c, t, room, out);
+            if (vectors(t) == 3) weights_on(3, c, t, room, out);
+        }
+        free(room);
+    }
+    return failed;
+}
+
+/* x W^T + base, of rows side by side. `w` is laid out as `panels` [in][PANEL]; row `r` of the base is
+   `base_row` from the last, so that a bias is one of no distance. As `compiled.PRODUCT` packs it. */
+typedef struct {
+    const float *x, *w, *base;
+    float *y;
+    ptrdiff_t base_row, rows, in, out, threads;
+} product;
+
+INLINE void panel(int rows, const product *c, ptrdiff_t row, ptrdiff_t first, int count) {
+    const float *x = c->x + row * c->in;
+    const lanes *w = (const lanes *)(c->w + first * c->in);
+    lanes sum[ROWS][ACROSS];
+    EACH(r, rows) EACH(n, ACROSS) sum[r][n] = (lanes){0};
+    for (ptrdiff_t i = 0; i < c->in; i++) {
+        EACH(n, ACROSS) __builtin_prefetch(w + (i + AHEAD) * ACROSS + n);
+        EACH(r, rows) EACH(n, ACROSS) sum[r][n] += x[r * c->in + i] * w[i * ACROSS + n];
+    }
+    EACH(r, rows) {
+        float *y = c->y + (row + r) * c->out + first;
+        const float *base = c->base ? c->base + (row + r) * c->base_row + first : NULL;
+        if (count == PANEL) {
+            EACH(n, ACROSS) {
+                if (base) sum[r][n] += *(const anywhere *)(base + n * LANES);
+                *(anywhere *)(y + n * LANES) = sum[r][n];
+            }
+        } else {
+            for (int i = 0; i < count; i++) y[i] = sum[r][i / LANES][i % LANES] + (base ? base[i] : 0);
+        }
+    }
+}
+
+int outputs_of_a_panel(void) { return PANEL; }
+
+void multiply(const product *c) {
+    const ptrdiff_t panels = (c->out + PANEL - 1) / PANEL, blocks = (c->rows + ROWS - 1) / ROWS;
+#pragma omp parallel for schedule(static) num_threads(c->threads)
+    for (ptrdiff_t number = 0; number < panels; number++) {
+        const ptrdiff_t first = number * PANEL;
+        const int count = c->out - first < PANEL ? (int)(c->out - first) : PANEL;
+        for (ptrdiff_t block = 0; block < blocks; block++) {
+            const ptrdiff_t row = c->rows * block / blocks; /* blocks as alike as can be */
+            switch (c->rows * (block + 1) / blocks - row) {
+#define CASE(n) case n: panel(n, c, row, first, count); break;
+                CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6)
+#if ROWS == 12
+                CASE(7) CASE(8) CASE(9) CASE(10) CASE(11) CASE(12)
+#endif
+            }
+        }
+    }
+}

@@ -1,0 +1,283 @@
+"""Attention compiled from C: what it computes, and what happens where it cannot be had."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from helpers import COMPILED, llama, text_input
+from torch.nn.functional import scaled_dot_product_attention
+
+import saccade
+from saccade.core.sampling import Sampling
+from saccade.core.tree import ROOT, chain
+from saccade.model import attention, kernels
+from saccade.model.attention import ways_of
+from saccade.model.backbone import Backbone
+from saccade.model.kernels import compiled
+from saccade.model.session import Session
+
+CPU = [torch.device("cpu")]
+PATH = os.environ["PATH"]
+CHOOSING = kernels.ways  # before the session's fixture puts a fixed choice there
+
+
+def _inputs(heads, kv_heads, width, rows, before, seed):
+    """q as a layer lays it, and keys and values of a cache with room, which holds anything."""
+    generator = torch.Generator().manual_seed(seed)
+    q = 3 * torch.randn(rows, heads, width, generator=generator).transpose(0, 1)
+    k, v = torch.randn(2, kv_heads, before + rows + 7, width, generator=generator)
+    k[:, before + rows :] = v[:, before + rows :] = float("nan")
+    return q, k[:, : before + rows], v[:, : before + rows]
+
+
+def _exact(q, k, v, visible):
+    groups = len(q) // len(k)
+    k, v = (each.double().repeat_interleave(groups, 0) for each in (k, v))
+    return scaled_dot_product_attention(q.double(), k, v, visible)
+
+
+@COMPILED
+@pytest.mark.parametrize("threads", [1, 2, 7])
+@pytest.mark.parametrize(("heads", "kv_heads", "width"), [(6, 2, 32), (7, 1, 80), (4, 4, 256)])
+@pytest.mark.parametrize("rows", [1, 2, 5, 17, 40, 131])
+def test_it_is_the_softmax_over_what_each_row_sees(rows, heads, kv_heads, width, threads):
+    """Claim: equal to double precision's within 2e-5, of every number of vectors and tiles, behind
+    no key, a block of them, one more, and as many as several threads share; as a prompt's rows, and
+    under the mask of a tree. Fails if padding, a masked key or one beyond the last has a share, or
+    if blocks or parts are put together by anything but their maxima and sums."""
+    torch.set_num_threads(threads)
+    try:
+        for before in (0, 64, 65, 1111):
+            q, k, v = _inputs(heads, kv_heads, width, rows, before, before)
+            causal = torch.ones(rows, rows, dtype=torch.bool).tril()
+            hidden = torch.rand(rows, rows, generator=torch.Generator().manual_seed(1)) < 0.5
+            tree = causal & ~hidden | torch.eye(rows, dtype=torch.bool)
+            for block, masked in ((causal, False), (tree, True)):
+                visible = torch.cat([torch.ones(rows, before, dtype=torch.bool), block], 1)
+                bias = torch.zeros(rows, rows).masked_fill_(~block, float("-inf"))
+                bias = bias.repeat(heads // kv_heads, 1) if masked else None
+                out = compiled.attend(q, k, v, bias, width**-0.5)
+                assert (out - _exact(q, k, v, visible)).abs().max() < 2e-5
+    finally:
+        torch.set_num_threads(1)
+
+
+@COMPILED
+@pytest.mark.parametrize("rows", [1, 5, 17, 40])
+@pytest.mark.parametrize("columns", [range(70), range(3, 900, 7), range(990, 1001)])
+def test_what_rows_attend_to_is_double_precisions(rows, columns):
+    """Claim: the weights on some columns, over all keys a row sees and among these alone, summed
+    over rows and a group's heads, are double precision's; columns that some rows or none see have
+    nothing of theirs, and a row that sees none has none to share. Fails if padding counts."""
+    (q, k, _), columns = _inputs(6, 2, 32, rows, 1000, 3), torch.tensor(columns)
+    sees = torch.randperm(1000, generator=torch.Generator().manual_seed(rows))[:rows] + 1
+    logits = q.double() @ k.double().repeat_interleave(3, 0).transpose(1, 2)
+    logits.masked_fill_(torch.arange(k.shape[1]) >= sees[:, None], float("-inf"))
+    whole = logits.softmax(-1)[..., columns]
+    alone = (whole / whole.sum(-1, keepdim=True)).nan_to_num()
+    exact = torch.stack([each.view(2, -1, len(columns)).sum(1) for each in (whole, alone)], 1)
+    assert torch.allclose(compiled.attended(q, k, sees, columns).double(), exact, atol=1e-4)
+
+
+@COMPILED
+@pytest.mark.parametrize("threads", [1, 2, 5])
+@pytest.mark.parametrize("together", [2, 3, 5, 8, 13, 40])
+def test_a_row_comes_out_the_same_alone_and_among_others(together, threads):
+    """Claim: bit for bit, of a product and of attention, whatever rows are beside it and however
+    many threads there are. Fails if a sum is taken in another order there. Control: torch's differ.
+    """
+    generator = torch.Generator().manual_seed(0)
+    rows, (q, k, v) = torch.randn(40, 192, generator=generator), _inputs(6, 2, 32, 40, 2400, 0)
+    weight = torch.randn(330, 192, generator=generator)
+    laid = compiled.Panels.of(weight)
+
+    def attended(start, stop):
+        seen = slice(2400 + stop)
+        return compiled.attend(q[:, start:stop], k[:, seen], v[:, seen], None, 0.2)
+
+    alone = [compiled.multiply(rows[i : i + 1], laid) for i in range(40)]
+    on_its_own = [attended(i, i + 1) for i in range(40)]
+    pieces = [(i, min(i + together, 40)) for i in range(0, 40, together)]
+    torch.set_num_threads(threads)
+    try:
+        products = [compiled.multiply(rows[slice(*piece)], laid) for piece in pieces]
+        mixed = [attended(*piece) for piece in pieces]
+        theirs = rows[:together] @ weight.t(), rows[:1] @ weight.t()
+    finally:
+        torch.set_num_threads(1)
+    assert torch.equal(torch.cat(products), torch.cat(alone))
+    assert torch.equal(torch.cat(mixed, 1), torch.cat(on_its_own, 1))
+    assert not torch.equal(theirs[0][:1], theirs[1])
+
+
+@COMPILED
+def test_logits_of_any_size_are_weighed():
+    """Claim: logits of thousands, the largest of them first or last, give weights and nothing
+    infinite; keys forty below it count for nothing."""
+    q = torch.full((1, 3, 8), 1000.0)
+    v = torch.arange(200.0)[None, :, None].repeat(1, 1, 8)
+    for k, most in ((v / 200, 199.0), (v.flip(1) / 200, 0.0)):
+        out = compiled.attend(q, k, v, torch.zeros(3, 1), 1.0)
+        assert torch.allclose(out, torch.full_like(out, most))
+
+
+@COMPILED
+def test_rows_of_any_strides_are_read():
+    """Claim: queries and keys whose numbers do not lie side by side, and a mask that is part of
+    another, are read where they are."""
+    q, k, v = _inputs(4, 2, 16, 3, 9, 0)
+    mask = torch.randn(6, 8)
+    plain = compiled.attend(q, k, v, mask[:, 2:5].contiguous(), 0.2)
+    apart = [torch.stack([each, each], -1)[..., 0] for each in (q, k, v)]
+    assert apart[0].stride(2) == 2
+    assert torch.equal(compiled.attend(*apart, mask[:, 2:5], 0.2), plain)
+
+
+def forget():
+    """As a process that has compiled nothing yet."""
+    compiled._library.cache_clear()
+    compiled.available.cache_clear()
+
+
+@pytest.fixture
+def anew(monkeypatch, tmp_path):
+    """Nothing is compiled yet, and a home of its own."""
+    monkeypatch.setenv("SACCADE_CACHE", str(tmp_path))
+    forget()
+    yield monkeypatch
+    forget()
+
+
+@pytest.mark.parametrize("compiler", ["", "/no/such/compiler", "false"])
+def test_without_a_compiler_attention_is_torchs(anew, compiler, caplog):
+    """Claim: where none is found, or it fails, models are made ready without it, and the log says
+    why. What was remembered beside a compiler is not asked for."""
+    anew.setenv("CC", compiler)
+    timed = []
+    anew.setattr(kernels, "ways", CHOOSING)
+    anew.setattr(kernels, "quickest", lambda calls: timed.append(calls) or dict.fromkeys(calls, 1))
+    with caplog.at_level(logging.INFO, compiled.__name__):
+        assert not compiled.serves(32)
+        ways_of(4, 2, 32, CPU, torch.float32)
+    assert "none could be compiled" in caplog.text
+    assert timed and not any("compiled" in each for each in timed)
+
+
+@COMPILED
+def test_beside_a_compiler_it_is_timed_like_the_others(anew):
+    """Claim: it is a candidate for few rows and for a prompt's, for heads that it serves. Control:
+    for others it is none."""
+    timed = []
+    anew.setattr(kernels, "ways", CHOOSING)
+    anew.setattr(kernels, "quickest", lambda calls: timed.append(calls) or dict.fromkeys(calls, 1))
+    for width, there in ((32, True), (20, False), (264, False)):
+        timed.clear()
+        ways_of(4, 2, width, CPU, torch.float32)
+        assert timed and all(("compiled" in each) is there for each in timed)
+
+
+@COMPILED
+def test_it_is_compiled_once(anew):
+    """Claim: the next process finds what was compiled, one cut short is made again, and a home that
+    cannot be written to is only slower."""
+    place = compiled._place()
+    place.parent.mkdir()
+    place.write_bytes(b"cut short")
+    for path, there in (("", False), (PATH, True), ("", True)):  # "": no compiler is found
+        anew.setenv("PATH", path)
+        forget()
+        assert compiled.serves(32) is there
+    assert place.stat().st_size > 10_000
+    anew.setenv("SACCADE_CACHE", "/dev/null")
+    anew.setenv("PATH", PATH)
+    forget()
+    assert compiled.serves(32)
+
+
+@COMPILED
+@pytest.mark.parametrize("right", ["0.5f", "x[r * c->in + i]"])
+def test_what_computes_something_else_is_left_alone(anew, tmp_path, caplog, right):
+    """Claim: what a compiler gets wrong is found out before anything is answered with it."""
+    wrong = tmp_path / "kernels.c"
+    wrong.write_text(compiled.SOURCE.read_text().replace(right, "0.4f"))
+    anew.setattr(compiled, "SOURCE", wrong)
+    assert not compiled.available()
+    assert "wrong on this processor" in caplog.text
+
+
+THREADS = """
+import torch
+from pathlib import Path
+from saccade.model.backbone import Backbone
+from saccade.model.kernels import compiled
+from saccade.model.session import Session
+q = torch.ones(4, 200, 32)
+torch.set_num_threads(2)
+torch.ones(512, 512) @ torch.ones(512, 512)
+print(compiled.serves(32))
+for call in (lambda: None, lambda: compiled.attend(q, q[:2], q[:2], None, 1.0)):
+    call()
+    print(len(list(Path("/proc/self/task").iterdir())))
+"""
+
+
+@COMPILED
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="only Linux tells threads")
+def test_its_threads_are_torchs():
+    """Claim: it shares the threads that torch multiplies with, which would else wait for work on
+    the same processors. In a process of its own: others' threads end when they like."""
+    told = subprocess.check_output((sys.executable, "-c", THREADS), text=True).split()
+    assert told[0] == "True" and told[1] == told[2]
+
+
+@pytest.fixture
+def everywhere(monkeypatch):
+    """Every product and every row's attention by these kernels; what calls attention."""
+    calls = []
+    ways = kernels.Ways((768,), (("compiled", "compiled"),), (0,))
+    choice = kernels.Choice((1,), ("compiled",))
+    monkeypatch.setattr(kernels, "ways", lambda facts, timed, *of: ways)
+    monkeypatch.setattr(kernels, "choices", lambda matrices: [choice] * len(matrices))
+    for table in (attention.FEW_ROWS, attention.MANY_ROWS):
+        counted = lambda *given: calls.append(1) or compiled.attend(*given)  # noqa: E731
+        monkeypatch.setitem(table, "compiled", counted)
+    return calls
+
+
+@COMPILED
+def test_an_answer_by_them_is_generates(everywhere):
+    """Claim: where everything goes by them, a drafted answer is ``generate()``'s."""
+    model = llama()
+    ids = saccade.run(model, text_input(1), draft=llama(1), method="sd", max_new_tokens=24).ids
+    with torch.no_grad():
+        told = model.generate(**text_input(1), max_new_tokens=24, do_sample=False)
+    assert list(ids) == told[0, text_input(1)["input_ids"].shape[1] :].tolist() and everywhere
+
+
+@COMPILED
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_verification_is_plain_decoding_bit_for_bit(everywhere, threads):
+    """Claim: the laws of a chain's tokens, judged at once by whatever number of threads, are those
+    of the tokens one after the other. Fails where anything on the way rounds by its neighbours."""
+    model, ids = Backbone.of(llama()), [5, 9, 11, 100, 7, 42, 3, 8, 60]
+    told = []
+    for pieces in ([ids], [ids[:1], ids[1:5], ids[5:]], [[token] for token in ids]):
+        torch.set_num_threads(threads if len(pieces) == 1 else 1)
+        try:
+            session, laws = Session(model, [Sampling()]), []
+            session.prefill(model.prompts(text_input(1)))
+            for piece in pieces:
+                session.commit({0: [piece[0]]})
+                scores = session.score({0: chain(piece[1:])})[0]
+                laws += [scores.logits(node) for node in range(ROOT, len(piece) - 1)]
+                session.commit({0: piece[1:]})
+        finally:
+            torch.set_num_threads(1)
+        told.append(torch.stack(laws))
+    assert torch.equal(told[0], told[2]) and torch.equal(told[1], told[2])
