@@ -62,6 +62,7 @@ def _quiet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         few = Ways((1, 2), ((ours, "spelt"), ("fused", "spelt")), (1024, 1024))
         many = Ways((768,), (("fused", ours),), (1024,))
         patch.setattr(kernels, "ways", lambda facts, calls, *of: many if of else few)
+        patch.setattr(kernels, "quickest", lambda calls: {name: name != "ours" for name in calls})
         patch.setenv("HF_HUB_OFFLINE", "1")
         yield
 

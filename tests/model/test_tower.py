@@ -6,13 +6,15 @@ import copy
 
 import pytest
 import torch
-from helpers import FAMILIES, input_for, qwen25, video_input
+from helpers import COMPILED, FAMILIES, input_for, qwen25, video_input
 from torch import nn
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from saccade.core.errors import OptionError
+from saccade.core.home import Measured
 from saccade.model import kernels
 from saccade.model.backbone import Backbone
-from saccade.model.kernels import Choice, Matrix, Tower
+from saccade.model.kernels import Choice, Matrix, Tower, compiled
 
 
 @pytest.fixture
@@ -53,6 +55,51 @@ def test_what_a_tower_sees_is_what_its_modules_see(family, packed):
     own._tower = Tower(nn.Module(), nn.Module(), nn.Module())
     (plain,) = own.prompts(inputs)
     assert (prompt.embeds - plain.embeds).abs().max() < 1e-4 * plain.embeds.abs().max()
+
+
+@COMPILED
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen2_vl", "llava_onevision"])
+@pytest.mark.parametrize("ours", [True, False])
+def test_a_towers_attention_is_by_the_quicker_kernel(family, ours, monkeypatch):
+    """Claim: where ours took fewer seconds a tower attends by it, and sees what it saw; where it
+    took more, by Hugging Face's; which is timed once, and everybody else's attention is untouched
+    before and after. Fails if a row sees what stands before it alone."""
+    theirs, asked, timed = ALL_ATTENTION_FUNCTIONS["sdpa"], [], []
+    model, inputs = copy.deepcopy(FAMILIES[family]()), input_for(family, 1)
+    monkeypatch.setattr(kernels, "_MEASURED", Measured(f"{family}{ours}"))
+    seconds = {"ours": 2.0 - ours, "theirs": 1.5}
+    monkeypatch.setattr(kernels, "quickest", lambda calls: timed.append({*calls}) or seconds)
+    called = compiled.attend
+    monkeypatch.setattr(compiled, "attend", lambda *given: asked.append(1) or called(*given))
+    told = [Backbone(model).prompts(inputs)[0] for _ in range(2)]
+    assert bool(asked) is ours and timed == [{"ours", "theirs"}]
+    assert ALL_ATTENTION_FUNCTIONS["sdpa"] is theirs
+    own = Backbone(model)
+    own._tower = Tower(nn.Module(), nn.Module(), nn.Module())
+    (plain,) = own.prompts(inputs)
+    assert all((each.embeds - plain.embeds).abs().max() < 1e-5 for each in told)
+
+
+@COMPILED
+def test_attention_that_is_special_stays_theirs():
+    """Claim: what is masked, causal, dropped out or of another type is Hugging Face's to compute,
+    and so is what comes with names that we do not know. Control: the plain one is not."""
+    tower = Tower(nn.Module(), nn.Module(), nn.Module())
+    tower._quicker = {(2, 2, 16, 3): True}
+    module, (q, k, v) = nn.Module(), torch.randn(3, 1, 2, 5, 16)
+
+    def by_theirs(dtype=torch.float32, mask=None, **named):
+        asked = []
+        given = (each.to(dtype) for each in (q, k, v))
+        tower._attend(lambda *a, **b: asked.append(1), module, *given, mask, **named)
+        return bool(asked)
+
+    assert not by_theirs(is_causal=False) and not by_theirs(
+        is_causal=False, dropout=0.0, extra=None
+    )
+    assert by_theirs() and by_theirs(is_causal=True)  # a module without a word is causal there
+    assert by_theirs(is_causal=False, mask=torch.ones(5, 5)) and by_theirs(is_causal=False, extra=1)
+    assert by_theirs(torch.bfloat16, is_causal=False) and by_theirs(is_causal=False, dropout=0.1)
 
 
 def test_a_prompt_that_fails_leaves_the_modules_as_they_were(packed):

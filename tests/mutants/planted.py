@@ -314,6 +314,13 @@ MUTANTS = (
         ("model/test_kernels.py::test_every_kernel_computes_the_same_product",),
     ),
     Mutant(
+        "towers: a patch attends to those before it alone",
+        "model/kernels/__init__.py",
+        "compiled.attend(q, k, v, all_see, scale)",
+        "compiled.attend(q, k, v, None, scale)",
+        ("model/test_tower.py::test_a_towers_attention_is_by_the_quicker_kernel",),
+    ),
+    Mutant(
         "attention in C: padding attends too",
         "model/kernels/kernels.c",
         "counts = n * LANES + lane < t.count;",

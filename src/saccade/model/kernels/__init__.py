@@ -14,12 +14,14 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.functional import linear
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from saccade.core.home import Measured
 from saccade.model import memory
@@ -271,8 +273,9 @@ def best(times: dict[int, dict[str, float]]) -> Choice:
 class Tower:
     """The modules of a model that stand outside of its decoder: its vision tower.
 
-    What is computed stays Hugging Face's; linear modules, and those that project patches, multiply
-    with copies of their weights while a prompt is read, and with their own at any other time.
+    What is computed stays Hugging Face's; while a prompt is read, linear modules and those that
+    project patches multiply with copies of their weights, and attention without a mask is by the
+    quickest kernel.
     """
 
     def __init__(self, model: nn.Module, decoder: nn.Module, head: nn.Module) -> None:
@@ -289,6 +292,7 @@ class Tower:
                 forwards.append((module, matrix, _patches(module, matrix)))
         self._quickest = Quickest([matrix for _, matrix, _ in forwards])
         self._forwards = forwards if self._quickest else []
+        self._quicker: dict[tuple[int, ...], bool] = {}  # our attention, by what it is over
 
     @contextmanager
     def quick(self) -> Iterator[None]:
@@ -296,11 +300,58 @@ class Tower:
         self._quickest.refresh()
         for module, _, forward in self._forwards:
             vars(module)["forward"] = forward
+        if self._forwards and compiled.available():
+            theirs = ALL_ATTENTION_FUNCTIONS["sdpa"]
+            ALL_ATTENTION_FUNCTIONS["sdpa"] = partial(self._attend, theirs)
         try:
             yield
         finally:
+            with suppress(KeyError):  # it never was there, or another thread's prompt took it away
+                del ALL_ATTENTION_FUNCTIONS["sdpa"]
             for module, _, _ in self._forwards:
                 vars(module).pop("forward", None)
+
+    def _attend(
+        self,
+        theirs: Callable[..., tuple[Tensor, None]],
+        module: nn.Module,
+        query: Float[Tensor, "batch head new head_dim"],
+        key: Float[Tensor, "batch kv_head new head_dim"],
+        value: Float[Tensor, "batch kv_head new head_dim"],
+        attention_mask: Tensor | None,
+        *,
+        is_causal: bool | None = None,
+        scaling: float | None = None,
+        dropout: float = 0.0,
+        **named: Any,
+    ) -> tuple[Float[Tensor, "batch new head head_dim"], None]:
+        """What layers call for attention: ``theirs`` unless ours does the same, and quicker."""
+        kept = dict(is_causal=is_causal, scaling=scaling, dropout=dropout, **named)
+        other = partial(theirs, module, query, key, value, attention_mask, **kept)
+        heads, new, width = query.shape[1:]
+        causal = vars(module).get("is_causal", True) if is_causal is None else is_causal
+        plain = query.device.type == "cpu" and query.dtype == key.dtype == torch.float32
+        more = attention_mask is not None or any(each is not None for each in named.values())
+        if causal or dropout or more or not plain or not compiled.serves(width):
+            return other()
+        all_see = query.new_zeros(new * heads // key.shape[1], 1)
+
+        def ours() -> tuple[Tensor, None]:
+            rows = zip(query, key, value, strict=True)
+            scale = width**-0.5 if scaling is None else scaling
+            found = [compiled.attend(q, k, v, all_see, scale).transpose(0, 1) for q, k, v in rows]
+            return torch.stack(found), None
+
+        of = heads, key.shape[1], width, new.bit_length()
+        if of not in self._quicker:
+            place = _MEASURED.key("tower", of)
+            known = _MEASURED.load(place)
+            if known is None:
+                seconds = quickest({"theirs": other, "ours": ours})
+                known = seconds["ours"] < seconds["theirs"]
+                _MEASURED.save(place, known)
+            self._quicker[of] = known
+        return ours() if self._quicker[of] else other()
 
 
 def _plain(module: nn.Module) -> bool:
