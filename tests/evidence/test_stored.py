@@ -6,6 +6,7 @@ import json
 import re
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 from matplotlib.figure import Figure
@@ -164,6 +165,31 @@ def test_the_speed_pages_table_over_suites_is_the_stored_runs():
         f"Of the {len(long)} descriptions at 2,048 tokens that have 128 tokens and more: " in page
     )
     assert f"`auto` {own} times `ar`, {peer} times `hf`." in page
+
+
+def test_the_speed_pages_ratios_and_load_are_the_stored_runs():
+    """Claim: every ratio with its interval, goal and verdict, and what requests at once get, are
+    what the two stored runs say. Fails on any number typed by hand."""
+    page = (RESULTS / "speed.md").read_text()
+    for ratio in json.loads((RESULTS / "speed.json").read_text())["ratios"]:
+        low, high = ratio["interval"]
+        goal = "" if ratio["goal"] is None else str(ratio["goal"])
+        verdict = {None: "", True: "met", False: "**missed**"}[ratio["met"]]
+        told = f"**{ratio['value']:.2f}** | {low:.2f} to {high:.2f} | {goal} | {verdict} |"
+        assert f"| {ratio['part']} | {ratio['name']} | {told}" in page
+    load: dict[int, dict[str, Any]] = {}
+    for each in json.loads((RESULTS / "pool.json").read_text()):
+        load.setdefault(each["rows"], {})[each["method"]] = each
+        assert each["same"]
+    for rows, by in load.items():
+        ours, plain = by["auto"], by["ar"]
+        rates = [each["tokens_per_second"] for each in (plain, ours)]
+        first = [f"{each['first_token']:.3f}" for each in (plain, ours)]
+        later = [", ".join(f"{1e3 * s:.1f}" for s in each["between"]) for each in (plain, ours)]
+        assert (
+            f"| {rows} | {rates[0]:.0f} | {rates[1]:.0f} | **{rates[1] / rates[0]:.2f}** | "
+            f"{first[0]} s | {first[1]} | {later[0]} | {later[1]} |"
+        ) in page
 
 
 def test_the_speed_pages_table_of_sampled_answers_is_the_stored_run():

@@ -266,6 +266,16 @@ def test_written_clip_decodes(tmp_path: Path):
         drawing.write_clip(still[0], tmp_path / "odd.mp4", 2, 57)
 
 
+def test_a_clips_file_is_the_same_whenever_it_is_written(tmp_path):
+    """Claim: one scene is one file, byte for byte, wherever its pictures lie in memory. Fails with
+    the encoder's own choice of instructions, which goes by how they are aligned."""
+    files = set()
+    for _ in range(4):
+        drawing.write_clip(world.scene(20_000_002), tmp_path / "clip.mp4", 32, 224)
+        files.add((tmp_path / "clip.mp4").read_bytes())
+    assert len(files) == 1
+
+
 def test_truth_is_json():
     """Claim: the facts of a clip survive JSON, and times are seconds within the clip."""
     for scene in SCENES[:30]:

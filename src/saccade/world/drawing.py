@@ -227,7 +227,10 @@ def write_clip(
     with av.open(str(path), "w") as container:
         stream = container.add_stream("libx264", rate=rate)
         stream.width, stream.height, stream.pix_fmt = width, height, "yuv420p"
-        stream.options = {"crf": "16", "preset": "veryfast", "threads": "1"}
+        # without the last the same pictures give other bytes, by where memory happens to lie
+        stream.options = {
+            "crf": "16", "preset": "veryfast", "threads": "1", "x264-params": "cpu-independent=1"
+        }  # fmt: skip
         for picture in render(scene, frames, height, width):
             container.mux(stream.encode(av.VideoFrame.from_ndarray(picture, format="rgb24")))
         container.mux(stream.encode(None))
