@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import platform
 import subprocess
 import sys
 from pathlib import Path
@@ -152,6 +153,34 @@ def anew(monkeypatch, tmp_path):
     forget()
     yield monkeypatch
     forget()
+
+
+@COMPILED
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="instructions of x86")
+@pytest.mark.parametrize("level", ["x86-64-v3", "x86-64-v2"])
+def test_other_processors_vectors_compute_the_same(anew, level):
+    """Claim: compiled for AVX2 and for SSE, whose vectors have half and a quarter of the lanes, it
+    is the same attention and product, and a row the same among others. Fails where a number of
+    lanes was taken for granted."""
+    flags = [f"-march={level}" if flag == "-march=native" else flag for flag in compiled.FLAGS]
+    anew.setattr(compiled, "FLAGS", flags)
+    generator = torch.Generator().manual_seed(0)
+    weight, x = (torch.randn(n, 192, generator=generator) for n in (330, 40))
+    laid = compiled.Panels.of(weight)
+    assert laid.numbers.shape[2] == {"x86-64-v3": 16, "x86-64-v2": 8}[level]
+    product = compiled.multiply(x, laid)
+    assert torch.allclose(product, x @ weight.t(), atol=1e-4)
+    assert torch.equal(product[7:8], compiled.multiply(x[7:8], laid))
+    for rows in (1, 5, 40):
+        q, k, v = _inputs(6, 2, 32, rows, 1111, rows)
+        visible = torch.ones(rows, 1111 + rows, dtype=torch.bool).tril(1111)
+        exact = _exact(q, k, v, visible)
+        assert (compiled.attend(q, k, v, None, 32**-0.5) - exact).abs().max() < 2e-5
+        sees, columns = visible.sum(1), torch.arange(40, 1100)
+        logits = q.double() @ k.double().repeat_interleave(3, 0).transpose(1, 2)
+        whole = logits.masked_fill(~visible, float("-inf")).softmax(-1)[..., columns]
+        found = compiled.attended(q, k, sees, columns)[:, 0].double()
+        assert torch.allclose(found, whole.view(2, -1, len(columns)).sum(1), atol=1e-4)
 
 
 @pytest.mark.parametrize("compiler", ["", "/no/such/compiler", "false"])

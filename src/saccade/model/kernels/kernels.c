@@ -66,6 +66,12 @@ INLINE lanes larger(lanes a, lanes b) {
     return (lanes)(((masks)a & first) | ((masks)b & ~first));
 }
 
+INLINE float total(lanes x) {
+    EACH(half, LANES / 2) x[half] += x[half + LANES / 2];
+    EACH(half, LANES / 4) x[half] += x[half + LANES / 4];
+    return LANES == 4 ? x[0] : LANES == 8 ? x[0] + x[1] : x[0] + x[1] + x[2] + x[3];
+}
+
 /* To 2e-7; nothing below exp(-87). The shift rounds to a whole power of two, which a float's bits
    are then moved by; ln 2 is taken off in two parts. */
 INLINE lanes exponential(lanes x) {
@@ -290,7 +296,8 @@ INLINE void weights_on(int wide, const call *c, tile t, lanes *logits, float *ou
         lanes of_all = {0}, of_these = {0};
         EACH(n, wide) of_all += logits[c->columns[i] * wide + n] * all[n];
         EACH(n, wide) of_these += logits[c->columns[i] * wide + n] * among[n];
-        EACH(lane, LANES) out[i] += of_all[lane], out[c->chosen + i] += of_these[lane];
+        out[i] += total(of_all);
+        out[c->chosen + i] += total(of_these);
     }
 }
 
