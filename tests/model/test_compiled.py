@@ -129,6 +129,26 @@ def test_logits_of_any_size_are_weighed():
 
 
 @COMPILED
+def test_what_is_no_number_is_not_hidden():
+    """Claim: a row whose query, or a key or value that it sees, is NaN comes out so; one that sees
+    no such key is as ever (nothing times a value of NaN is NaN, here as in torch). Fails where a
+    maximum or a clamp takes it for a number."""
+    q, k, v = _inputs(4, 2, 16, 6, 9, 0)
+    whole = compiled.attend(q, k, v, None, 0.2)
+    for each, at in ((k, 11), (v, 11), (q, 2)):
+        spoilt = each.clone()
+        spoilt[:, at, 3] = float("nan")
+        out = compiled.attend(*(spoilt if one is each else one for one in (q, k, v)), None, 0.2)
+        assert out[:, 2].isnan().any(-1).all()
+        assert each is v or torch.equal(out[:, :2], whole[:, :2])
+    sees, columns = torch.arange(10, 16), torch.arange(5)
+    spoilt = k.clone()
+    spoilt[:, 14, 3] = float("nan")
+    assert compiled.attended(q, spoilt, sees, columns).isnan().all()
+    assert not compiled.attended(q, spoilt, sees.clamp(max=14), columns).isnan().any()
+
+
+@COMPILED
 def test_rows_of_any_strides_are_read():
     """Claim: queries and keys whose numbers do not lie side by side, and a mask that is part of
     another, are read where they are."""

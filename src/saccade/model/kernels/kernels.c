@@ -78,7 +78,7 @@ INLINE lanes exponential(lanes x) {
     const lanes zero = {0};
     const float shift = 12582912.0f;
     masks nothing = x < -87.0f;
-    x = larger(x, zero - 87.0f);
+    x = larger(zero - 87.0f, x); /* what is no number stays none */
     lanes power = x * 1.44269504f + shift;
     masks moved = (masks)power << 23;
     power -= shift;
