@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import os
 import platform
@@ -263,9 +264,7 @@ def test_what_computes_something_else_is_left_alone(anew, tmp_path, caplog, righ
 THREADS = """
 import torch
 from pathlib import Path
-from saccade.model.backbone import Backbone
 from saccade.model.kernels import compiled
-from saccade.model.session import Session
 q = torch.ones(4, 200, 32)
 torch.set_num_threads(2)
 torch.ones(512, 512) @ torch.ones(512, 512)
@@ -302,8 +301,8 @@ def everywhere(monkeypatch):
 @COMPILED
 def test_an_answer_by_them_is_generates(everywhere):
     """Claim: where everything goes by them, a drafted answer is ``generate()``'s."""
-    model = llama()
-    ids = saccade.run(model, text_input(1), draft=llama(1), method="sd", max_new_tokens=24).ids
+    model, draft = copy.deepcopy(llama()), copy.deepcopy(llama(1))  # what is shared has chosen
+    ids = saccade.run(model, text_input(1), draft=draft, method="sd", max_new_tokens=24).ids
     with torch.no_grad():
         told = model.generate(**text_input(1), max_new_tokens=24, do_sample=False)
     assert list(ids) == told[0, text_input(1)["input_ids"].shape[1] :].tolist() and everywhere
@@ -314,7 +313,7 @@ def test_an_answer_by_them_is_generates(everywhere):
 def test_a_verification_is_plain_decoding_bit_for_bit(everywhere, threads):
     """Claim: the laws of a chain's tokens, judged at once by whatever number of threads, are those
     of the tokens one after the other. Fails where anything on the way rounds by its neighbours."""
-    model, ids = Backbone.of(llama()), [5, 9, 11, 100, 7, 42, 3, 8, 60]
+    model, ids = Backbone(copy.deepcopy(llama())), [5, 9, 11, 100, 7, 42, 3, 8, 60]
     told = []
     for pieces in ([ids], [ids[:1], ids[1:5], ids[5:]], [[token] for token in ids]):
         torch.set_num_threads(threads if len(pieces) == 1 else 1)

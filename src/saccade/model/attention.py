@@ -339,7 +339,7 @@ def attended(
     over rows and a group's heads. ``asked``: each layer's queries, scaled; each row ``sees`` so
     many keys. Small layers go together, and of a large one a few rows at a time."""
     layers, end = len(asked), int(sees.max())
-    if _plain(cache.keys) and compiled.serves(cache.keys[0].shape[2]):
+    if kernels.fp32_on_cpu(cache.keys) and compiled.serves(cache.keys[0].shape[2]):
         pairs = zip(asked, cache.keys[:layers], strict=True)
         return torch.stack([compiled.attended(q, k[:, :end], sees, columns) for q, k in pairs])
     chosen = together(columns.cpu())
@@ -354,10 +354,6 @@ def attended(
         both = [_attended(q, keys, part, chosen) for q, part in parts]
         found.append(sum(both[1:], both[0]).to(columns.device))
     return torch.cat(found)
-
-
-def _plain(keys: Sequence[Tensor]) -> bool:
-    return all(each.device.type == "cpu" and each.dtype == torch.float32 for each in keys)
 
 
 def _attended(

@@ -11,7 +11,7 @@ import ctypes
 import time
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -148,11 +148,14 @@ class Matrix:
         return product.onto(hidden, x, laid)
 
 
+def fp32_on_cpu(tensors: Iterable[Tensor]) -> bool:
+    return all(each.device.type == "cpu" and each.dtype == torch.float32 for each in tensors)
+
+
 def may_copy(matrices: Sequence[Matrix]) -> bool:
     """Whether there is anything to choose from: fp32 on a CPU with oneDNN, and memory for it."""
     weights = [matrix.weight for matrix in matrices]
-    plain = all(each.device.type == "cpu" and each.dtype == torch.float32 for each in weights)
-    if not plain or not torch.backends.mkldnn.is_available():
+    if not fp32_on_cpu(weights) or not torch.backends.mkldnn.is_available():
         return False
     copies = (len(products()) - 1) * sum(weight.nbytes for weight in weights)
     return copies <= SHARE * memory.available(torch.device("cpu"))
@@ -330,7 +333,7 @@ class Tower:
         other = partial(theirs, module, query, key, value, attention_mask, **kept)
         heads, new, width = query.shape[1:]
         causal = vars(module).get("is_causal", True) if is_causal is None else is_causal
-        plain = query.device.type == "cpu" and query.dtype == key.dtype == torch.float32
+        plain = fp32_on_cpu((query, key, value))
         more = attention_mask is not None or any(each is not None for each in named.values())
         if causal or dropout or more or not plain or not compiled.serves(width):
             return other()
