@@ -149,7 +149,7 @@ def test_prompts_are_read_a_piece_a_token():
     for method, draft in (("ar", None), ("sd", TARGET)):  # the target drafts: all is accepted
         scheduler = Scheduler(TARGET, resolve(method), draft)
         assert scheduler._session is not None
-        scheduler._session._chunk = 4
+        scheduler._session.chunk = 4
         scheduler.join(_asked(2))
         while not scheduler._entries[0].call.decoding:
             list(scheduler.step())
@@ -160,6 +160,23 @@ def test_prompts_are_read_a_piece_a_token():
             list(scheduler.step())
             waited[method] += 1
     assert 1 <= waited["sd"] <= waited["ar"] / 2
+
+
+@pytest.mark.parametrize("exact", [False, True], ids=["together", "in turns"])
+def test_short_prompts_are_read_together_as_far_as_a_chunk_goes(exact):
+    """Claim: of newcomers that come together, as many have their first token after one step as a
+    chunk of prompt tokens has room for (a prompt and its pictures count once each), the longest
+    waiting first; the others wait. Fails where each short prompt costs a round, or where nothing
+    bounds how long those who decode are held up."""
+    asked = [_asked(1) for _ in range(5)]
+    length = len(asked[0].ids[0])
+    for room, first in ((2 * length, 1), (4 * length, 2), (20 * length, 5)):
+        scheduler = Scheduler(TARGET, resolve("ar"), exact=exact)
+        numbers = [scheduler.join(request) for request in asked]
+        for number in numbers:
+            scheduler._entries[number].call.session.chunk = room
+        opened = [event.number for event in scheduler.step() if event.round]
+        assert [*dict.fromkeys(opened)] == numbers[:first], room
 
 
 @pytest.mark.parametrize("exact", [False, True], ids=["together", "in turns"])
@@ -203,7 +220,7 @@ def test_a_long_prompt_holds_up_nobody(monkeypatch):
     """Claim: while a newcomer's prompt is read a chunk at a time, the others emit every step."""
     scheduler = Scheduler(TARGET, resolve("ar"))
     assert scheduler._session is not None
-    scheduler._session._chunk = 4
+    scheduler._session.chunk = 4
     scheduler.join(_asked(2))
     while not scheduler._entries[0].call.decoding:
         list(scheduler.step())

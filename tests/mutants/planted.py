@@ -44,6 +44,9 @@ EARLY_AUTO = (
 LATE_AUTO = EARLY_AUTO.replace("at_the_start", "late_in_an_answer")
 PAGES_STEP = "methods/test_pages.py::test_a_step_reads_the_pages_it_asks_for"
 FRESH_LOOKS = "methods/test_fresh.py::test_it_tells_what_the_last_judged_rows_attended_to"
+SHORT_PROMPTS = (
+    "engine/test_scheduler.py::test_short_prompts_are_read_together_as_far_as_a_chunk_goes"
+)
 HISTORY_ENDS = "engine/test_generate.py"
 HISTORIES = f"{SESSION}::test_b10_any_history_of_trees_and_commits_equals_the_oracle"
 
@@ -604,6 +607,20 @@ MUTANTS = (
         "            if name in table:\n",
         "            if False:\n",
         (f"{SIXTH}::test_two_files_may_not_bring_one_name",),
+    ),
+    Mutant(
+        "scheduler: a short prompt costs its newcomer a round",
+        "engine/scheduler.py",
+        "left -= min(1.0, len(call.request.ids[0]) / call.session.chunk)",
+        "left -= 1.0",
+        (SHORT_PROMPTS,),
+    ),
+    Mutant(
+        "scheduler: newcomers hold up those who decode",
+        "engine/scheduler.py",
+        "left -= min(1.0, len(call.request.ids[0]) / call.session.chunk)",
+        "left -= 0.0",
+        (SHORT_PROMPTS,),
     ),
     Mutant(
         "schedule: a broken law ends every request",

@@ -1,9 +1,10 @@
 """Requests that come and go over one target: what a server works with.
 
 Each is a call with a drafter of its own, so that one that fails is nobody else's affair; the
-forwards of a round are for all of them. Of newcomers' prompts as many pieces are read a round as it
-gives tokens, and a first token is told before the draft reads: so drafting makes nobody wait for
-one. What shares no forward (a draft in a process of its own, ``exact``) takes turns.
+forwards of a round are for all of them. Of newcomers' prompts as many chunks are read a round as it
+gives tokens, one long prompt's or several short ones', and a first token is told before the draft
+reads: so drafting makes nobody wait for one. What shares no forward (a draft in a process of its
+own, ``exact``) takes turns.
 """
 
 from __future__ import annotations
@@ -47,6 +48,7 @@ class _Entry:
     pieces: Iterator[Round | None]  # of what is left to read
     group: Group  # for decoding where the forward is shared
     rounds: Iterator[Round]  # and where it is not
+    opened: bool = False  # the first token is told
 
 
 class Scheduler:
@@ -66,7 +68,7 @@ class Scheduler:
         self._session = Session(target, self._rules, room=ANSWER) if shared else None
         self._entries: dict[int, _Entry] = {}
         self._next = 0
-        self._pieces = 1  # of prompts to be read before the next round
+        self._chunks = 1  # of prompts to be read before the next round
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -112,28 +114,38 @@ class Scheduler:
     def step(self) -> Iterator[Event]:
         """Pieces of the prompts that have waited longest, then a round of all that are read; works
         as far as it is iterated, so that nobody's first token waits for others' round."""
-        for _ in range(self._pieces):
-            yield from self._read_on()
+        left = float(self._chunks)
+        while left > 0 and (number := self._unread()) is not None:
+            call = self._entries[number].call
+            left -= min(1.0, len(call.request.ids[0]) / call.session.chunk)
+            yield from self._read_on(number)
+        for number in [n for n, e in self._entries.items() if e.opened and not e.call.decoding]:
+            if number in self._entries:  # else it left meanwhile
+                yield from self._read_on(number)  # by the draft
         live = {number: entry for number, entry in self._entries.items() if entry.call.decoding}
         if self._session is None:
             told = [event for number in live for event in self._turn(number, live[number])]
         else:
             told = self._together(self._session, live) if live else []
         emitted = [len(event.round.tokens) for event in told if event.round is not None]
-        self._pieces = max(1, round(fmean(emitted))) if emitted else 1
+        self._chunks = max(1, round(fmean(emitted))) if emitted else 1
         yield from told
 
-    def _read_on(self) -> Iterator[Event]:
-        """The next piece of a prompt; its opening is told before the draft reads."""
-        waiting = [number for number, entry in self._entries.items() if not entry.call.decoding]
-        for number in waiting[:1]:
-            try:
-                for opening in self._entries[number].pieces:
-                    if opening is None:
-                        break
-                    yield from self._told(number, opening)
-            except Exception as error:
-                yield self._failed(number, error)
+    def _unread(self) -> int | None:
+        """Whose prompt has waited longest."""
+        return next((number for number, e in self._entries.items() if not e.opened), None)
+
+    def _read_on(self, number: int) -> Iterator[Event]:
+        """The next piece of a prompt, or its first token."""
+        entry = self._entries[number]
+        try:
+            opening = next(entry.pieces, None)
+        except Exception as error:
+            yield self._failed(number, error)
+            return
+        if opening is not None:
+            entry.opened = True
+            yield from self._told(number, opening)
 
     def _together(self, session: Session, live: Mapping[int, _Entry]) -> list[Event]:
         """One forward of the target for all."""

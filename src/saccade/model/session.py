@@ -94,7 +94,7 @@ class Session:
         self.requests: dict[int, RequestState] = {}
         self._vocab, self._views = vocab, views
         self._banned = torch.tensor(list(banned), dtype=torch.long, device=backbone.device)
-        self._room, self._chunk = min(room, LONG) + ROOM, chunk
+        self._room, self.chunk = min(room, LONG) + ROOM, chunk
         fixed = automatic(backbone) if cuda_graphs is None else cuda_graphs
         self.cuda_graphs = CudaGraphs(backbone) if fixed else None
         self._beginnings = None if backbone.kept is None else Beginnings(backbone.kept, backbone)
@@ -139,7 +139,7 @@ class Session:
             last = int(text[0]) if noted and len(text) else len(prompt)
             most = max(0, min(last, len(prompt) - max(1, follow)))
             reused, whose = self._beginnings.lend(prompt, cache, most)
-        for start, stop in pairwise(_ends(reused, len(prompt), self._chunk)):
+        for start, stop in pairwise(_ends(reused, len(prompt), self.chunk)):
             rows = text[(text >= start) & (text < stop)].cpu()
             note = RowQueries(stop - int(rows[0])) if noted and len(rows) else None
             asked = RowQueries(follow) if follow and stop == len(prompt) else None
