@@ -88,7 +88,7 @@ vllm-bench: $(VLLM)/made  ## the table of docs/vllm.md, on an idle machine of tw
 OPENVINO = .cache/openvino
 FLASHSPEC = .cache/flashspec
 
-$(OPENVINO)/made:
+$(OPENVINO)/made: $(wildcard src/saccade/world/pair/*/model.safetensors)
 	uv venv --clear --quiet --python 3.11 $(OPENVINO)
 	uv pip install --quiet --python $(OPENVINO)/bin/python openvino==2026.4.1 openvino-genai==2026.4.1.0 \
 		openvino-tokenizers==2026.4.1.0 optimum-intel==2.2.0 transformers==5.0.0

@@ -65,7 +65,7 @@ def test_a_seeing_assistant_helps(embedded: Embedded, suite: str) -> None:
     Fails if the hook does not bring the pixels to the assistant. Control: plain generate takes a
     call a token.
     """
-    inputs = asked(embedded, suite)
+    inputs = asked(embedded, suite, 1)
     plain, calls = peer("hf", embedded, inputs)
     blind, with_blind = peer("hf-assisted", embedded, inputs)
     seeing, with_seeing = peer("hf-assisted-seeing", embedded, inputs)

@@ -44,7 +44,7 @@ def test_a_wave_s_figures() -> None:
 def test_clips_have_much_to_say() -> None:
     """Claim: the clips measured are those of a stored run whose answers end after 96 tokens and
     more, and no clip comes twice within two turns of eight."""
-    seeds = inside.long_answers(ROOT / "docs/results/bench-auto-2k/results.jsonl.gz")
+    seeds = inside.long_answers(ROOT / "docs/results/bench-2k/results.jsonl.gz")
     assert len(set(seeds)) == len(seeds) >= 40
 
 

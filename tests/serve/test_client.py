@@ -208,7 +208,7 @@ def test_a_stop_that_only_begins_is_shown_in_the_end(endpoint, asking):
 
 # -- drawing ------------------------------------------------------------------------------------
 
-DRAWN = dict(temperature=1.5, max_tokens=20)
+DRAWN = dict(temperature=2.0, max_tokens=20)
 
 
 def test_a_seed_names_the_answer(endpoint, asking):

@@ -63,7 +63,7 @@ def test_harmless_fields_change_nothing(server):
 def test_rules_are_transformers_own(server, models):
     """Claim: repetition_penalty and min_p give the answers of `saccade.run` with the same names."""
     for asked, given in (
-        (dict(repetition_penalty=1.8), dict(repetition_penalty=1.8, do_sample=False)),
+        (dict(repetition_penalty=5.0), dict(repetition_penalty=5.0, do_sample=False)),
         (
             dict(temperature=1.0, min_p=0.3, seed=3),
             dict(temperature=1.0, min_p=0.3, seed=3, do_sample=True),
@@ -78,7 +78,7 @@ def test_rules_are_transformers_own(server, models):
             **{"max_new_tokens": 16, **given},
         )
         assert _text(server.ask("hi", **asked)) == alone.text
-    assert _text(server.ask("hi", repetition_penalty=1.8)) != _text(server.ask("hi"))
+    assert _text(server.ask("hi", repetition_penalty=5.0)) != _text(server.ask("hi"))
 
 
 def test_pictures_of_low_detail_are_small(server, tmp_path):
