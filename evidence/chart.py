@@ -14,7 +14,7 @@ from saccade.bench.figures import COLOURS, save
 from saccade.bench.measures import Interval
 from saccade.bench.records import Answer
 
-RUN = "bench-auto"
+RUN = "bench-256"
 PANELS = {"shapes-caption": "descriptions", "shapes-qa": "answers of a few words"}
 METHODS = {
     "auto": "auto (default)",

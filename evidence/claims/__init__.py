@@ -21,9 +21,10 @@ INTRODUCTION = """\
 # What the papers claim, and what holds here
 
 Made by `python -m evidence claims docs/results` from the runs and figures stored beside it; a test
-fails where this page and they disagree. Target and drafts are the embedded pair, genuinely trained
-but tiny, on a synthetic world, in fp32 on two cores of a CPU: a claim that *does not hold here* is
-not refuted for a 72B model on video from the wild, and one that holds is not proven for it.
+fails where this page and they disagree. Target and drafts are **the pair embedded before November
+23, 2026** (today's answers better; to be judged again), genuinely trained but tiny, on a synthetic
+world, in fp32 on two cores of a CPU: a claim that *does not hold here* is not refuted for a 72B
+model on video from the wild, and one that holds is not proven for it.
 Intervals are 95 % bootstraps over items; an ordering holds where the whole interval of the
 difference on the same item lies on the claimed side, for the draft that never saw pruned video
 (first) and for the one trained on it. *Partly*: for some of what is compared. *Printed* is the

@@ -248,7 +248,7 @@ CLAIMS = (
         "holds",
         "By one to two tokens: its trees reach deeper, and by the prose's rule they are as wide. "
         "Planned whole by one law and formally read, which was our reading before, it accepted "
-        "fewer in lists and as many in short answers (bench-256).",
+        "fewer in lists and as many in short answers.",
     ),
     Claim(
         "Tables 1-3",

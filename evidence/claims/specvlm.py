@@ -304,7 +304,7 @@ CLAIMS = (
         over_random,
         "does not hold",
         "This pair's attention is spread widely (Fig. 5 here), so what it picks is no better "
-        "than chance. At the paper's lambda of .5 it was .30 worse, over 50 clips (bench-2k).",
+        "than chance. At the paper's lambda of .5 it was .30 worse, over 50 clips.",
     ),
     Claim(
         "Fig. 2b",

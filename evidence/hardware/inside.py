@@ -52,7 +52,7 @@ class Plan:
         return clips([seeds[place % len(seeds)] for place in places], 64, 224)
 
 
-def long_answers(results: Path = Path("docs/results/bench-auto-2k/results.jsonl.gz")) -> list[int]:
+def long_answers(results: Path = Path("docs/results/bench-2k/results.jsonl.gz")) -> list[int]:
     """The seeds of clips about which there is much to say."""
     with gzip.open(results, "rt") as lines:
         rows = [json.loads(line) for line in lines]

@@ -85,6 +85,9 @@ Made by `python -m evidence figure all --threads 1 --out docs/results/figures`, 
 beside it. Tau is tokens per target forward, the target's own included; intervals are 95 %
 bootstraps over clips. *The draft that never saw pruning* was trained on whole videos alone: the
 fair one for comparing views. Seconds are of one machine (`environment` in the JSON).
+
+**All but `tabed-quality` are of the pair embedded before November 23, 2026**, which answered worse
+and was guessed worse; they are to be made again.
 """
 
 
