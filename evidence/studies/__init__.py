@@ -87,7 +87,8 @@ bootstraps over clips. *The draft that never saw pruning* was trained on whole v
 fair one for comparing views. Seconds are of one machine (`environment` in the JSON).
 
 **All but `tabed-quality` are of the pair embedded before November 23, 2026**, which answered worse
-and was guessed worse; they are to be made again.
+and was guessed worse, and where tau was found along an answer it counts the first token, which the
+prefill tells; they are to be made again.
 """
 
 

@@ -137,15 +137,16 @@ def agrees(
 
 
 def tau(agrees: Sequence[bool], length: int = LENGTH) -> float:
-    """Tokens per target forward of a greedy chain, from where draft and target agree."""
-    at = rounds = 0
+    """Tokens per target forward of a greedy chain, from where draft and target agree; the first
+    token, which the prefill tells, left out."""
+    at, rounds = 1, 0
     while at < len(agrees):
         run = 0
         while run < length and at + run < len(agrees) and agrees[at + run]:
             run += 1
         at += run + 1
         rounds += 1
-    return len(agrees) / rounds
+    return (len(agrees) - 1) / max(1, rounds)
 
 
 def _summary(lists: Sequence[Sequence[bool]]) -> dict[str, Any]:

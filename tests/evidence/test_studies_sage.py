@@ -228,7 +228,7 @@ def test_real_shares_are_real_runs(lab, monkeypatch):
     for name, draft in lab.drafts.items():
         for at, keep in enumerate(("1", "0.05")):
             runs = [lab.run(f"sage/keep={keep}", i, draft=draft) for i in range(lab.clips)]
-            slow = mean(len(own.ids) / len(own.rounds) for own in runs)
+            slow = mean(own.tau or 0.0 for own in runs)
             assert data["panels"][sage.TAU][f"a draft that {name}"][at][0] == pytest.approx(slow)
             assert {own.draft_visual_tokens for own in runs} == {64 if at == 0 else 3}
 
@@ -259,10 +259,10 @@ def test_plan_is_of_real_runs(lab):
         assert "static tree (SpecVLM's)\n(5.0 levels, 25.0 nodes)" in rows
         for (row, value), (name, method) in zip(panel.items(), sage.PLANS.items(), strict=True):
             runs = [lab.run(method, number, draft=draft) for number in range(lab.clips)]
-            taus = [len(own.ids) / len(own.rounds) for own in runs]
+            taus = [own.tau or 0.0 for own in runs]
             assert data["clips_tau"][what][method] == [round(tau, 4) for tau in taus]
             assert value["tau"][0] == pytest.approx(mean(taus))
-            trees = [each.parents for own in runs for each in own.rounds]
+            trees = [each.parents for own in runs for each in own.forwards]
             deep, nodes = mean(map(deepest, trees)), mean(map(len, trees))
             assert row == f"{name}\n({deep:.1f} levels, {nodes:.1f} nodes)"
         assert rows[0].split("\n")[1] != rows[1].split("\n")[1]

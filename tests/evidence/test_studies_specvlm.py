@@ -30,9 +30,15 @@ def lab(pair) -> Lab:
 
 
 def ran(lab: Lab, view: str, draft: Any) -> list[float]:
-    """Tau of real chains of five, clip by clip."""
-    runs = [lab.run(f"sd/shape=chain-5/view={view}", i, draft=draft) for i in range(lab.clips)]
-    return [len(own.ids) / len(own.rounds) for own in runs]
+    """Tau of real chains of five, clip by clip; at random the mean of the draws."""
+    ways = [view]
+    if view.startswith("random/"):
+        ways = [f"{view}/draw={number}" for number in range(DRAWS)]
+    names = [f"sd/shape=chain-5/view={way}" for way in ways]
+    return [
+        mean(lab.run(name, number, draft=draft).tau or 0.0 for name in names)
+        for number in range(lab.clips)
+    ]
 
 
 # -- tau ---------------------------------------------------------------------------------------
@@ -65,13 +71,13 @@ def test_sensitivity_is_by_the_share_pruned(lab, monkeypatch):
         assert [value[0] for value in panel[f"a smaller draft that {name}"]] == pytest.approx(slow)
     own = [
         mean(
-            len(found.ids) / len(found.rounds)
-            for found in (lab.run(f"sd/drafter=self/view={view}", i) for i in range(lab.clips))
+            lab.run(f"sd/drafter=self/view={view}", number).tau or 0.0
+            for number in range(lab.clips)
         )
         for view in views
     ]
     assert [value[0] for value in panel["the target itself"]] == pytest.approx(own)
-    lengths = [len(lab.shot(i).ids) for i in range(lab.clips)]
+    lengths = [len(lab.shot(i).ids) - 1 for i in range(lab.clips)]
     assert own[0] == mean(length / math.ceil(length / 6) for length in lengths)
 
 
