@@ -283,6 +283,26 @@ def test_a_draft_that_fails_is_its_own_requests_affair():
     assert found[0].tau > 2.5 > found[1].tau
 
 
+def test_a_first_token_that_cannot_be_told_is_its_own_requests_affair(monkeypatch):
+    """Claim: where the result of an answer that its first token ends cannot be made, that request
+    alone gets the error; the next is well. Fails if the step itself raises."""
+    text = Request.text
+    told = iter((True, False))
+
+    def broken(self: Request, *given: Any) -> str | None:
+        if next(told):
+            raise RuntimeError("no text")
+        return text(self, *given)
+
+    monkeypatch.setattr(Request, "text", broken)
+    scheduler = Scheduler(TARGET, resolve("ar"))
+    for number in (0, 1):
+        scheduler.join(Request.of(TARGET, MANY[number], max_new_tokens=1))
+    events = list(scheduler.step())
+    assert [str(event.error) for event in events if event.error] == ["no text"]
+    assert [event.number for event in events if event.result] == [1] and not len(scheduler)
+
+
 def test_a_target_of_nan_ends_one_request_alone(monkeypatch):
     """Claim: NaN in one request's logits ends it with "error"; others, and the next, are well."""
     scheduler = Scheduler(TARGET, resolve("ar"))

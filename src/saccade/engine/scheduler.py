@@ -135,17 +135,15 @@ class Scheduler:
         """Whose prompt has waited longest."""
         return next((number for number, e in self._entries.items() if not e.opened), None)
 
-    def _read_on(self, number: int) -> Iterator[Event]:
+    def _read_on(self, number: int) -> list[Event]:
         """The next piece of a prompt, or its first token."""
         entry = self._entries[number]
         try:
             opening = next(entry.pieces, None)
+            entry.opened = entry.opened or opening is not None
+            return [] if opening is None else self._told(number, opening)
         except Exception as error:
-            yield self._failed(number, error)
-            return
-        if opening is not None:
-            entry.opened = True
-            yield from self._told(number, opening)
+            return [self._failed(number, error)]
 
     def _together(self, session: Session, live: Mapping[int, _Entry]) -> list[Event]:
         """One forward of the target for all."""
