@@ -85,16 +85,13 @@ Made by `python -m evidence figure all --threads 1 --out docs/results/figures`, 
 beside it. Tau is tokens per target forward, the target's own included; intervals are 95 %
 bootstraps over clips. *The draft that never saw pruning* was trained on whole videos alone: the
 fair one for comparing views. Seconds are of one machine (`environment` in the JSON).
-
-**All but `tabed-quality` are of the pair embedded before November 23, 2026**, which answered worse
-and was guessed worse, and where tau was found along an answer it counts the first token, which the
-prefill tells; they are to be made again.
 """
 
 
 def index(folder: Path) -> str:
-    """The page over the figures that are in a folder."""
-    lines = [INDEX]
+    """The page over the figures that are in a folder, which may say more of its own (note.txt)."""
+    note = folder / "note.txt"
+    lines = [INDEX, *([note.read_text()] if note.is_file() else [])]
     for name, study in STUDIES.items():
         if not (folder / f"{name}.json").is_file():
             continue

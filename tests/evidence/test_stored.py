@@ -21,6 +21,7 @@ from saccade.bench.records import Answer
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "docs" / "results"
+OTHERS = ("hf", "draft")  # what is no method of ours: other libraries', and the draft by itself
 stored = cache(records.stored)
 RUNS = sorted(path.parent for path in RESULTS.glob("*/results.jsonl.gz"))
 COLUMNS = {
@@ -58,7 +59,7 @@ def test_every_stored_answer_is_plain_decodings(run):
     in the runs made for the claims alone. Fails on a single
     difference."""
     about, answers = stored(run)
-    ours = [a for a in answers if not a.method.startswith(("hf", "draft"))]
+    ours = [a for a in answers if not a.method.startswith(OTHERS)]
     same = None if "temperature" in about["plan"] else True
     assert all(a.identical is same and a.error is None and a.fallback is None for a in ours)
     for suite in {a.suite for a in ours}:
@@ -135,6 +136,12 @@ def test_the_table_over_suites_is_the_stored_runs():
         method, *cells = (cell.strip() for cell in line.strip("|").split(" | "))
         for cell, (run, suite) in zip(cells, COLUMNS.values(), strict=True):
             assert cell.rstrip("|").strip() == _cell(answers[run], suite, method.strip("`"))
+    ours = [a for own in answers.values() for a in own if not a.method.startswith(OTHERS)]
+    assert f"All {len(ours):,} answers of our methods in these two runs" in text
+    short = [a for a in answers["bench-256"] if a.suite == "shapes-qa" and not a.error]
+    names = {a.method for a in short if not a.method.startswith("draft")}
+    most = max(_whole(short, name) for name in names)
+    assert f"no method's whole answers are more than {most:.2f}× as fast" in text
 
 
 def test_the_speed_pages_table_over_suites_is_the_stored_runs():
@@ -295,7 +302,7 @@ def _suite_line(answers: list[Answer], suite: str) -> str:
         _interval(by["auto"], by["ar"], whole=True),
         _interval(by["auto"], by["hf"]),
     )
-    ours = (name for name in by if not name.startswith(("hf", "draft")))
+    ours = (name for name in by if not name.startswith(OTHERS))
     spent = {name: sum(a.decode for a in by[name]) for name in ours}
     mine = spent.pop("auto")
     best = min(spent, key=lambda name: spent[name])
@@ -308,6 +315,13 @@ def _interval(own: list[Answer], other: list[Answer], whole: bool = False) -> st
     return "{:.2f} [{:.2f}, {:.2f}]".format(*found)
 
 
+def _whole(answers: list[Answer], method: str) -> float:
+    own, plain = ([a for a in answers if a.method == name] for name in (method, "ar"))
+    found = measures.interval(measures.speedups(own, plain, whole=True))
+    assert found is not None
+    return found[0]
+
+
 def _cell(answers: list[Answer], suite: str, method: str) -> str:
     own, plain = (
         [a for a in answers if a.suite == suite and a.method == name and not a.error]
@@ -315,9 +329,7 @@ def _cell(answers: list[Answer], suite: str, method: str) -> str:
     )
     if not own:
         return ""
-    whole = measures.interval(measures.speedups(own, plain, whole=True))
-    assert whole is not None
-    return f"{_interval(own, plain)} ({whole[0]:.2f})"
+    return f"{_interval(own, plain)} ({_whole([*own, *plain], method):.2f})"
 
 
 def test_every_figure_is_stored_and_draws():
