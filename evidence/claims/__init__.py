@@ -21,20 +21,18 @@ INTRODUCTION = """\
 # What the papers claim, and what holds here
 
 Made by `python -m evidence claims docs/results` from the runs and figures stored beside it; a test
-fails where this page and they disagree. Target and drafts are **the pair embedded before November
-23, 2026** (today's answers better; to be judged again), genuinely trained but tiny, on a synthetic
-world, in fp32 on two cores of a CPU: a claim that *does not hold here* is not refuted for a 72B
-model on video from the wild, and one that holds is not proven for it.
+fails where this page and they disagree. Target and drafts are the embedded pair, genuinely trained
+but tiny, on a synthetic world, in fp32 on two cores of a CPU: a claim that *does not hold here* is
+not refuted for a 72B model on video from the wild, and one that holds is not proven for it.
 Intervals are 95 % bootstraps over items; an ordering holds where the whole interval of the
 difference on the same item lies on the claimed side, for the draft that never saw pruned video
 (first) and for the one trained on it. *Partly*: for some of what is compared. *Printed* is the
 paper's number in its own unit; ours are in the same. Tau of SpecVLM and SAGE is accepted tokens,
 of TABED tokens a block, the target's own included; a difference of two taus is the same in both.
-Where a verdict rests on seconds they are of November 23, 2026, today's engine, and two threads of a
-machine with nothing else to do; captions' are processor seconds of one thread beside other work,
-and the growth that one reason quotes is of November 22. `papers-2k` has 12 items and one random
-draw each, `papers-256` 10 a suite (wide intervals); figures have five draws.
-Figures and runs of acceptance alone are of November 21 to 23, some on a core that others used too.
+Where a verdict rests on seconds they are of November 24, 2026, and two threads of a machine with
+nothing else to do; captions' are processor seconds of one thread. `papers-2k` has 12 items and one
+random draw each, `papers-256` 10 a suite (wide intervals); figures have five draws. Figures and
+runs of acceptance alone are of the same day, by one thread beside others.
 The last column judges again what a language model alone can settle, on SmolLM2-135M-Instruct (Q4_1,
 dequantised): over [documents](real.md), where the target drafts for itself, and with [a draft model
 of ours](real-drafts.md) where a claim is about one, or says what it would take; and *on clips* of

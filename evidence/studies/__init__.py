@@ -84,14 +84,14 @@ INDEX = """\
 Made by `python -m evidence figure all --threads 1 --out docs/results/figures`, drawn from the JSON
 beside it. Tau is tokens per target forward, the target's own included; intervals are 95 %
 bootstraps over clips. *The draft that never saw pruning* was trained on whole videos alone: the
-fair one for comparing views. Seconds are of one machine (`environment` in the JSON).
+fair one for comparing views. Seconds are of one machine and so many threads as `environment` in
+the JSON says, which may be others than above.
 """
 
 
 def index(folder: Path) -> str:
-    """The page over the figures that are in a folder, which may say more of its own (note.txt)."""
-    note = folder / "note.txt"
-    lines = [INDEX, *([note.read_text()] if note.is_file() else [])]
+    """The page over the figures that are in a folder."""
+    lines = [INDEX]
     for name, study in STUDIES.items():
         if not (folder / f"{name}.json").is_file():
             continue

@@ -76,9 +76,9 @@ def test_a_row_is_the_settled_method_where_it_was_run():
     bare = ("specvlm", "specvlm/shape=chain-5", "sage", "hippo", "hippo/schedule=serial")
     chosen = [layouts.settled(name) for name in bare]
     assert chosen == [
-        "specvlm/lambda=0.01",
-        "specvlm/lambda=0.01/shape=chain-5",
-        "sage/lambda=0.01",
+        "specvlm/lambda=0.02",
+        "specvlm/lambda=0.02/shape=chain-5",
+        "sage/lambda=0.02",
         "hippo/early=wait",
         "hippo/early=wait/schedule=serial",
     ]
@@ -86,7 +86,7 @@ def test_a_row_is_the_settled_method_where_it_was_run():
     assert list(alone) == list(both)
     for place, rows in alone.items():
         assert both[place] == rows, place
-    assert alone["SpecVLM, Tables 1-2"].keys() >= {"Std.-SD: SpecVLM (`specvlm/lambda=0.01`)"}
+    assert alone["SpecVLM, Tables 1-2"].keys() >= {"Std.-SD: SpecVLM (`specvlm/lambda=0.02`)"}
     table = alone["HIPPO, Table 3"]
     assert list(table) == ["HIPPO (`hippo/early=wait`)", f"HIPPO w/o vpsd (`{chosen[-1]}`)"]
     (broken,) = (rows for place, rows in alone.items() if "HIPPO, Table 2" in place)

@@ -208,8 +208,8 @@ def test_the_speed_pages_table_of_sampled_answers_is_the_stored_run():
 
 def test_hippos_page_says_what_early_starts_cost_as_stored():
     """Claim: the seconds of docs/methods/hippo.md are those of the stored figure, and at 256 tokens
-    alone the intervals of waiting and of an early start reach each other. Fails on numbers of
-    another run, or a sentence that the figure does not bear."""
+    alone, of a draft that reads everything, the intervals of waiting and of an early start reach
+    each other. Fails on numbers of another run, or a sentence that the figure does not bear."""
     rows = studies.read(RESULTS / "figures" / "hippo-early.json", "hippo-early")["rows"]
     kinds = "waits", "superset", "all"
     found = {
@@ -221,11 +221,11 @@ def test_hippos_page_says_what_early_starts_cost_as_stored():
     page = " ".join((ROOT / "docs" / "methods" / "hippo.md").read_text().split())
     assert "{} s against {} (`superset`) and {} (`all`) at 2,048".format(*middle) in page
     assert "{} against {} and {} at 8,192".format(*long) in page
-    assert "{} against {} and {}, intervals that touch and overlap".format(*said) in page
+    assert "{} against {} and {}: reading everything is within the interval".format(*said) in page
     assert short[0] < short[2] < short[1]
     for size, (waits, *early) in found.items():
         apart = [round(waits[2], 2) < round(each[1], 2) for each in early]
-        assert apart == [size != 256] * 2
+        assert apart == [True, size != 256]
 
 
 def test_specvlms_page_says_what_is_stored():
@@ -257,10 +257,8 @@ def test_specvlms_page_says_what_is_stored():
     random = more("specvlm-criteria", "random/keep=0.10", chosen)
     even = more("specvlm-criteria", "uniform/keep=0.10", chosen)
     lost = more("specvlm-stages", own, "attention/keep=0.1")
+    gained = more("specvlm-stages", "uniform/keep=0.1", own)
     best = e.figure("specvlm-lambda")["best"]
-    for taus in e.figure("specvlm-stages")["clips_tau"].values():  # nothing beyond the interval
-        _, low, high = claims.less(taus[own], taus["uniform/keep=0.1"])
-        assert low < 0 < high
     assert min(ways, key=lambda name: ways[name]) == "window-end"
     for sentence in (
         f"lambda comes out at {best}",
@@ -269,7 +267,7 @@ def test_specvlms_page_says_what_is_stored():
         f"{random[0]} fewer tokens a forward at a tenth",
         f"{random[1]} by one trained on pruned video",
         "than an even sample {} and {} fewer".format(*even),
-        "tau falls by {} and {}, without stage I".format(*lost),
+        "tau falls by {} and {}, without stage I it rises by {} and {}".format(*lost, *gained),
         "{} with everything, {} with a tenth, {} with two tokens in a hundred, {} with".format(
             *seen
         ),

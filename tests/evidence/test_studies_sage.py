@@ -209,7 +209,7 @@ def test_pruning_races_each_draft_by_itself(lab, ran):
     data = sage.pruning(lab)
     assert data["at"] == [1.0, 0.7, 0.4, 0.3, 0.2, 0.1, 0.05]
     shares = ("1", "0.7", "0.4", "0.3", "0.2", "0.1", "0.05")
-    names = ["ar", *(f"sage/lambda=0.01/keep={share}" for share in shares)]
+    names = ["ar", *(f"sage/lambda=0.02/keep={share}" for share in shares)]
     assert [name for name, *_ in ran[:8]] == names
     assert [draft for _, draft, _ in ran] == [
         draft for draft in lab.drafts.values() for _ in range(8 * (1 + lab.clips))
