@@ -155,7 +155,7 @@ MUTANTS = (
     Mutant(
         "NaN passes for a token",
         "core/sampling.py",
-        "if bool(best.isnan()):",
+        "if isnan(best.item()):",
         "if bool(best.isposinf()):",
         (f"{FAULTS}::test_a_target_of_nan_ends_with_an_error",),
     ),

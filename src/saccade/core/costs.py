@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import pairwise
 
 
 @dataclass(frozen=True)
@@ -20,12 +22,14 @@ class Costs:
     def verify(self, rows: int) -> float:
         """T(rows), linear between the measured points and beyond them."""
         rows = -(-rows // self.multiple) * self.multiple
-        points = list(zip(self.rows, self.target, strict=True))
-        for (a, low), (b, high) in zip(points, points[1:], strict=False):
+        for (a, low), (b, high) in self._lines:
             if rows <= b:
                 return low + (high - low) * (rows - a) / (b - a)
-        (a, low), (b, high) = points[-2:]
         return high + (high - low) * (rows - b) / (b - a)
+
+    @cached_property
+    def _lines(self) -> list[tuple[tuple[int, float], tuple[int, float]]]:
+        return list(pairwise(zip(self.rows, self.target, strict=True)))
 
     def together(self, requests: int, rows: int) -> float:
         """The target's time for so many rows of so many requests."""

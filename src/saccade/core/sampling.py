@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from math import isnan
 from typing import Any
 
 import numpy as np
@@ -94,7 +95,7 @@ class Sampling:
             scores = scores.squeeze(0)
         if not self.sample:
             best, token = scores.max(-1)
-            if bool(best.isnan()):
+            if isnan(best.item()):
                 raise BrokenLaw("the logits hold NaN")
             return int(token)
         law = torch.softmax(scores.float(), dim=-1)

@@ -175,7 +175,7 @@ def _rounds(
     loads: Mapping[int, Load | None] | None = None,
 ) -> Iterator[Round]:
     """Each request's round, folded into its state; ``spent`` in seconds of drafting, verifying.
-    The state of one that ended is gone."""
+    The state of one that ended is gone: nobody asks what its last round taught."""
     draft, (verdicts, endings) = group.drafter, judgement
     for request, verdict in verdicts.items():
         round = Round(
@@ -190,7 +190,7 @@ def _rounds(
             note=draft.noted(request) or trees[request].odds,
             load=(loads or {}).get(request),
         )
-        group.states[request] = draft.fold(group.states[request], round)
-        if round.finish is not None:
-            del group.states[request]
+        state = group.states.pop(request)
+        if round.finish is None:
+            group.states[request] = draft.fold(state, round)
         yield round

@@ -48,8 +48,7 @@ CLUELESS = 1e-4
 RETRY, SELDOM = 2, 128  # rounds of plain decoding before drafting is tried again, and at most
 
 
-@dataclass(frozen=True)
-class Estimates:
+class Estimates(NamedTuple):
     """What has been learnt. Sums fade from round to round."""
 
     accepted: Rate = Rate(USUAL * TRUST, TRUST)  # of the tokens that were judged
@@ -109,11 +108,11 @@ class Auto(Shape):
         if not trying and expected[0] <= 1:
             return tree
         rate, level = self._rate(learnt, expected), self._level(learnt)
-        bar, price = EAGER * rate, [learnt.stretch * each for each in self._bare(learnt).prices]
+        bar, prices = EAGER * rate, self._bare(learnt).prices
         last, reach = ROOT, 1.0
         others: list[tuple[float, int, int, float]] = []
         while len(tree) < LONGEST:
-            row = bar * price[len(tree)]
+            row = bar * learnt.stretch * prices[len(tree)]
             if len(tree) and reach * learnt.usual <= bar * level + row:
                 break
             scores: Scores = yield tree
@@ -155,15 +154,14 @@ class Auto(Shape):
         load = None if round.p.rules.sample else round.load
         requests = 1 if load is None else load.requests
         if state.sharing != requests:
-            state = replace(state, sharing=requests)
+            state = state._replace(sharing=requests)
         stretch = self._stretched(state, round)
         if not round.tree.tokens:
-            return replace(state, plain=state.plain + 1, stretch=stretch)
-        learnt = _judged(replace(state, stretch=stretch), round)
+            return state._replace(plain=state.plain + 1, stretch=stretch)
+        learnt = _judged(state._replace(stretch=stretch), round)
         took = self._seconds(state, round)
         pays = len(round.tokens) * self._alone(learnt) > took
-        return replace(
-            learnt,
+        return learnt._replace(
             tokens=FADE * learnt.tokens + len(round.tokens),
             seconds=FADE * learnt.seconds + took,
             start=self._started(learnt, round),
@@ -284,8 +282,7 @@ def _judged(learnt: Estimates, round: Round) -> Estimates:
         offered = sum(_share(odds[below[0]], odds[node]) for node in below[1:])
         saved = Rate(right is not None, offered)
         break
-    return replace(
-        learnt,
+    return learnt._replace(
         accepted=learnt.accepted.fold(hits, judged, SLOW),
         kept=learnt.kept.fold(hits, promised, SLOW),
         saved=learnt.saved.fold(*saved, SLOW),
@@ -305,10 +302,8 @@ def _odds(
     assert told is not None, "a draft has looked at every node of its own"
     if isinstance(told, Tensor) or not runners:
         return confidence(scores, node, told), ()
-    token, law = told, scores.logits(node).float().softmax(-1)
+    law = scores.logits(node).float().softmax(-1)
     top = law.topk(min(runners + 1, law.shape[0]))
     known = dict(zip(top.indices.tolist(), top.values.tolist(), strict=True))
-    odds = known.pop(token, None)
-    if odds is None:  # the rules chose another than the draft's favourite
-        odds = float(law[token])
+    odds = known.pop(told) if told in known else float(law[told])  # else the rules' choice
     return odds, list(known.items())[:runners]
