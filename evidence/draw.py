@@ -149,7 +149,8 @@ def maps(data: Data) -> Figure:
     """A row of frames a name, each a picture of values: dark is much (log scale, one for all)."""
     rows = data["maps"]
     wide = max(len(frames) for frames in rows.values())
-    figure = Figure(figsize=(1.05 * wide + 1.2, 1.2 * len(rows) + 0.6), layout="constrained")
+    size = max(4.4, 1.05 * wide + 1.2), max(3.2, 1.2 * len(rows) + 0.6)  # one map has its labels
+    figure = Figure(figsize=size, layout="constrained")
     axes = figure.subplots(len(rows), wide, squeeze=False)
     floor = data["floor"]
     shown = None

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import torch
@@ -36,6 +37,7 @@ MANY, LONG = (768,), (1024, 2048)  # rows and keys of a prompt
 SECONDS = 0.15  # of timing the products of a model; attention takes a third of it
 PATIENCE = 5
 REPEATS = 4
+OFTEN = 3  # times that the ways to attend are timed
 LAID = 2**22  # bytes of matrices timed one after another: more than the nearest cache holds
 GAIN = 0.15  # of a product's time: a copy that never saves more is not worth its memory
 PROMPT = 64  # rows from which two matrices tell enough
@@ -410,16 +412,20 @@ def ways(
 ) -> Ways:
     """The quickest ways to attend by these numbers of rows and of keys.
 
-    ``calls`` gives each way for (rows, keys); ``facts`` is what they depend on.
+    ``calls`` gives each way for (rows, keys); ``facts`` is what they depend on. They are
+    timed the first few times they are asked for, and the least of each counts: a busy moment, into
+    which so short a measurement may fall, must not decide for good.
     """
-    key = _MEASURED.key("ways", *facts)
-    known = _MEASURED.load(key)
-    if known is None:
+    key = _MEASURED.key("ways", rows, keys, *facts)
+    often, known = _MEASURED.load(key) or (0, [])
+    if often < OFTEN:
         seconds = [[quickest(calls(few, each)) for each in keys] for few in rows]
-        known = [rows, *zip(*(turning(each, keys) for each in seconds), strict=True)]
-        _MEASURED.save(key, known)
-    sizes, names, turns = known
-    return Ways(tuple(sizes), tuple((first, second) for first, second in names), tuple(turns))
+        for old, new in zip(chain(*known), chain(*seconds), strict=False):  # at first none is old
+            new.update({name: min(took, old[name]) for name, took in new.items()})
+        known = seconds
+        _MEASURED.save(key, [often + 1, known])
+    names, turns = zip(*(turning(each, keys) for each in known), strict=True)
+    return Ways(tuple(rows), names, turns)
 
 
 def turning(
