@@ -157,7 +157,7 @@ class Shape(ABC):
         ...
 
     def fold(self, state: State, round: Round) -> State:
-        """The state after a round."""
+        """The state after a round; an answer's last one is not folded."""
         return state
 
 
