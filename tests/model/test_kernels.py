@@ -117,12 +117,13 @@ def timed(monkeypatch, tmp_path):
 
 
 def test_what_was_measured_is_remembered_for_these_threads(timed, monkeypatch):
-    """Claim: a second model of these shapes is ready without timing anything; with another number
+    """Claim: a fourth model of these shapes is ready without timing anything; with another number
     of threads it is timed again. Fails if what is remembered names too little."""
     matrices = [Matrix(torch.randn(8, 8)), Matrix(torch.randn(4, 8)), Matrix(torch.randn(8, 8))]
     first = choices(matrices)
     assert len(first) == 3 and first[0] == first[2] and timed
     assert {*first[0].names} == {kernels.products()[-1]}
+    assert choices(matrices) == choices(matrices) == first
     timed.clear()
     assert choices(matrices) == first and not timed
     assert json.loads((home() / "kernels.json").read_text())
@@ -130,16 +131,30 @@ def test_what_was_measured_is_remembered_for_these_threads(timed, monkeypatch):
     assert choices(matrices) == first and timed
 
 
-def test_a_machine_too_busy_to_tell_is_asked_again(timed, monkeypatch):
-    """Claim: where even the most important rows found no time, the choice holds for this process
-    alone. Fails if what a busy moment told is kept for good."""
-    monkeypatch.setattr(kernels, "PATIENCE", 0)
-    matrices = [Matrix(torch.randn(8, 8))]
-    choices(matrices)
-    assert not (home() / "kernels.json").exists()
-    timed.clear()
-    choices(matrices)
-    assert timed
+def test_what_found_no_time_is_timed_by_the_next(timed, monkeypatch):
+    """Claim: on a machine too busy for more the rows that matter most are timed all the same, and
+    later measurements, which have time, add the others. Fails if what a busy moment left out stays
+    unknown for good."""
+    matrices, measured = [Matrix(torch.randn(8, 8))], kernels.measured
+    monkeypatch.setattr(kernels, "measured", lambda alike: measured(alike, 0.0))
+    (few,) = choices(matrices)
+    assert few.rows == tuple(sorted(kernels.FIRST)) and len(timed) == len(few.rows)
+    monkeypatch.setattr(kernels, "measured", lambda alike: measured(alike, 60.0))
+    (more,) = choices(matrices)
+    assert more.rows == kernels.ROWS
+
+
+def test_a_busy_moment_does_not_decide_for_good_how_to_multiply(timed, monkeypatch):
+    """Claim: of each product at each number of rows the least of three measurements counts."""
+    plain, other = kernels.products()[0], kernels.products()[-1]
+    quiet = dict.fromkeys(kernels.products(), 9.0) | {plain: 2.0, other: 1.0}
+    seconds, matrices = {**quiet, other: 9.0}, [Matrix(torch.randn(8, 8))]
+    monkeypatch.setattr(kernels, "quickest", lambda calls: dict(seconds))
+    assert {*choices(matrices)[0].names} == {plain}
+    seconds.update(quiet)
+    assert {*choices(matrices)[0].names} == {other}
+    seconds.update({other: 9.0})
+    assert {*choices(matrices)[0].names} == {*choices(matrices)[0].names} == {other}
 
 
 def _timed(**seconds):

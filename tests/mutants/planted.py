@@ -318,7 +318,7 @@ MUTANTS = (
     ),
     Mutant(
         "towers: a patch attends to those before it alone",
-        "model/kernels/__init__.py",
+        "model/kernels/tower.py",
         "compiled.attend(q, k, v, all_see, scale)",
         "compiled.attend(q, k, v, None, scale)",
         ("model/test_tower.py::test_a_towers_attention_is_by_the_quicker_kernel",),
@@ -401,9 +401,10 @@ MUTANTS = (
     Mutant(
         "auto: a draw that the draft gave little is taken back",
         "drafting/shapes/controller.py",
-        "            odds, rest = _odds(scores, last, law, self.runners)\n",
+        "            law, odds, rest = _looked(scores, last, self.runners)\n",
+        "            law, odds, rest = _looked(scores, last, self.runners)\n"
         "            token, q = scores.draw(last, law)\n"
-        "            odds, rest = _odds(scores, last, token, self.runners if q is None else 0)\n",
+        "            odds = odds if q is None else float(q[token])\n",
         (LATE_AUTO, EARLY_AUTO),
     ),
     Mutant(
@@ -576,10 +577,17 @@ MUTANTS = (
         ("model/test_decoder.py::test_a_prompts_last_layer_computes_what_is_wanted_alone",),
     ),
     Mutant(
+        "kernels: the first measurement decides for good",
+        "model/kernels/__init__.py",
+        "min(took, old[name])",
+        "old[name]",
+        ("model/test_kernels.py::test_a_busy_moment_does_not_decide_for_good_how_to_multiply",),
+    ),
+    Mutant(
         "kernels: every copy is kept",
         "model/kernels/__init__.py",
-        "if fewer[least] > 1 + GAIN:",
-        "if fewer[least] > 1:",
+        "if fewer[needless] > 1 + GAIN:",
+        "if fewer[needless] > 1:",
         ("model/test_kernels.py::test_a_copy_that_saves_little_is_not_kept",),
     ),
     # -- schedules ---------------------------------------------------------------------------------

@@ -26,7 +26,7 @@ from saccade.model.attention import Step, ways_of
 from saccade.model.cache import Cache
 from saccade.model.decoder import FusedDecoder
 from saccade.model.kept import Kept, looked_at
-from saccade.model.kernels import Tower
+from saccade.model.kernels.tower import Tower
 from saccade.model.prompting import Reader
 
 ATTENTION = "saccade"

@@ -1,8 +1,8 @@
 """Which of several equal kernels is quickest here, measured when a model is made ready.
 
 Every make of processor has another library behind a product of few rows, and the quickest differs
-by its shape and number of rows. So each is timed once for each machine and remembered; what wins
-nowhere is not kept.
+by its shape and number of rows. So each is timed on each machine, a few times, and remembered; what
+wins nowhere is not kept.
 """
 
 from __future__ import annotations
@@ -11,18 +11,15 @@ import ctypes
 import time
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
-from itertools import chain
 from typing import Any
 
 import torch
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import linear
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from saccade.core.home import Measured
 from saccade.model import memory
@@ -35,14 +32,15 @@ FEW = (1, 4, 16)  # rows of attention
 KEYS = (512, 1024, 2048, 4096)
 MANY, LONG = (768,), (1024, 2048)  # rows and keys of a prompt
 SECONDS = 0.15  # of timing the products of a model; attention takes a third of it
-PATIENCE = 5
 REPEATS = 4
-OFTEN = 3  # times that the ways to attend are timed
+OFTEN = 3  # times that each is timed
 LAID = 2**22  # bytes of matrices timed one after another: more than the nearest cache holds
 GAIN = 0.15  # of a product's time: a copy that never saves more is not worth its memory
 PROMPT = 64  # rows from which two matrices tell enough
 SHARE = 0.25  # of free memory that copies of weights may take
 _MEASURED = Measured("kernels.json")
+
+Place = tuple[int, ...]  # what was timed: a shape, a number of rows, of keys
 
 
 @dataclass(frozen=True)
@@ -191,46 +189,45 @@ class Quickest:
 
 def choices(matrices: Sequence[Matrix]) -> list[Choice]:
     """The quickest products of each matrix; those of one shape are measured together."""
-    shapes = [(tuple(matrix.weight.shape), matrix.bias is not None) for matrix in matrices]
-    key = _MEASURED.key("products", products(), sorted(set(shapes)))
-    known = _MEASURED.load(key)
-    if known is None:
-        alike = defaultdict(list)
-        for shape, matrix in zip(shapes, matrices, strict=True):
-            alike[str(shape)].append(matrix)
-        found = measured(alike)
-        known = {shape: [choice.rows, choice.names] for shape, choice in found.items()}
-        if all(len(choice.rows) >= len(FIRST) for choice in found.values()):
-            _MEASURED.save(key, known)
-    told = {shape: Choice(tuple(rows), tuple(names)) for shape, (rows, names) in known.items()}
-    return [told[str(shape)] for shape in shapes]
+    alike = defaultdict(list)
+    for matrix in matrices:
+        alike[_shape(matrix)].append(matrix)
+    times: dict[Place, dict[int, dict[str, float]]] = defaultdict(dict)
+    known = least(("products", products(), sorted(alike)), lambda: measured(alike))
+    for (*shape, rows), seconds in known.items():
+        times[tuple(shape)][rows] = seconds
+    found = {shape: best(each) for shape, each in times.items()}
+    return [found[_shape(matrix)] for matrix in matrices]
+
+
+def _shape(matrix: Matrix) -> Place:
+    return (*matrix.weight.shape, matrix.bias is not None)
 
 
 @torch.no_grad()
-def measured(alike: Mapping[str, Sequence[Matrix]], seconds: float = SECONDS) -> dict[str, Choice]:
-    """The quickest products of each shape, given its matrices. Numbers of rows are timed until
-    ``seconds`` are spent, those that matter most first: on a machine too busy for these even in
-    ``PATIENCE`` times as long, the choice holds for this time only."""
+def measured(
+    alike: Mapping[Place, Sequence[Matrix]], seconds: float = SECONDS
+) -> dict[Place, dict[str, float]]:
+    """Seconds of the products of each shape, given its matrices, by shape and number of rows: of
+    those rows that matter most, and of as many others as ``seconds`` are enough for."""
     began = time.perf_counter()
-    laid: dict[str, dict[str, list[Any]]] = {}
+    laid: dict[Place, dict[str, list[Any]]] = {}
     for shape, (first, *others) in alike.items():
         part = first.weight[: max(1, LAID // first.weight[0].nbytes)]  # of a vocabulary's, say
         some = [part, *(other.weight for other in others)][: max(1, LAID // part.nbytes)]
         laid[shape] = {name: [PRODUCTS[name].lay(w) for w in some] for name in products()}
-    times: dict[str, dict[int, dict[str, float]]] = {shape: {} for shape in laid}
+    times = {}
     for rows in dict.fromkeys((*FIRST, *ROWS)):
-        allowed = seconds * (PATIENCE if rows in FIRST else 1)
-        if rows != FIRST[0] and time.perf_counter() - began > allowed:
+        if rows not in FIRST and time.perf_counter() - began > seconds:
             break
         for shape, copies in laid.items():
             x = torch.randn(rows, alike[shape][0].weight.shape[1])
-            times[shape][rows] = quickest(
-                {
-                    name: _all(PRODUCTS[name], x, each[:2] if rows >= PROMPT else each)
-                    for name, each in copies.items()
-                }
-            )
-    return {shape: best(times[shape]) for shape in times}
+            calls = {
+                name: _all(PRODUCTS[name], x, each[:2] if rows >= PROMPT else each)
+                for name, each in copies.items()
+            }
+            times[*shape, rows] = quickest(calls)
+    return times
 
 
 def _all(product: Product, x: Tensor, laid: Sequence[Any]) -> Callable[[], object]:
@@ -249,6 +246,25 @@ def quickest(calls: dict[str, Callable[[], object]]) -> dict[str, float]:
     return {name: min(each) for name, each in took.items()}
 
 
+def least(
+    facts: Sequence[object], timed: Callable[[], Mapping[Place, Mapping[str, float]]]
+) -> dict[Place, dict[str, float]]:
+    """Seconds of each kernel in each place, which ``timed`` measures, remembered by ``facts``.
+
+    They are timed the first few times they are asked for, and the least of each counts: a busy
+    moment, into which so short a measurement may fall, must not decide for good.
+    """
+    key = _MEASURED.key("least", *facts)
+    often, saved = _MEASURED.load(key) or (0, [])
+    known = {tuple(place): seconds for place, seconds in saved}
+    if often < OFTEN:
+        for place, seconds in timed().items():
+            old = known.get(place, seconds)
+            known[place] = {name: min(took, old[name]) for name, took in seconds.items()}
+        _MEASURED.save(key, [often + 1, list(known.items())])
+    return known
+
+
 def best(times: dict[int, dict[str, float]]) -> Choice:
     """The choice that these seconds, by rows and kernel, speak for. A copy of the weights that
     saves less than ``GAIN`` of the time is left out; the first kernel needs none.
@@ -265,125 +281,11 @@ def best(times: dict[int, dict[str, float]]) -> Choice:
 
     while len(names) > 1:
         fewer = {name: lost([other for other in names if other != name]) for name in names[1:]}
-        least = min(fewer, key=fewer.__getitem__)
-        if fewer[least] > 1 + GAIN:
+        needless = min(fewer, key=fewer.__getitem__)
+        if fewer[needless] > 1 + GAIN:
             break
-        names.remove(least)
+        names.remove(needless)
     return Choice(tuple(rows), tuple(min(names, key=times[n].__getitem__) for n in rows))
-
-
-# -- modules outside of the decoder ----------------------------------------------------------------
-
-
-class Tower:
-    """The modules of a model that stand outside of its decoder: its vision tower.
-
-    What is computed stays Hugging Face's; while a prompt is read, linear modules and those that
-    project patches multiply with copies of their weights, and attention without a mask is by the
-    quickest kernel.
-    """
-
-    def __init__(self, model: nn.Module, decoder: nn.Module, head: nn.Module) -> None:
-        own = {*decoder.modules(), head}
-        forwards: list[tuple[nn.Module, Matrix, Callable[[Tensor], Tensor]]] = []
-        for module in model.modules():
-            if module in own or not _plain(module):
-                continue
-            if type(module) is nn.Linear:
-                matrix = Matrix(module.weight.data, module.bias)
-                forwards.append((module, matrix, _linear(matrix)))
-            elif type(module) is nn.Conv3d:
-                matrix = Matrix(module.weight.data.flatten(1), module.bias)
-                forwards.append((module, matrix, _patches(module, matrix)))
-        self._quickest = Quickest([matrix for _, matrix, _ in forwards])
-        self._forwards = forwards if self._quickest else []
-        self._quicker: dict[tuple[int, ...], bool] = {}  # our attention, by what it is over
-
-    @contextmanager
-    def quick(self) -> Iterator[None]:
-        """While this lasts the modules multiply by what was measured to be quickest."""
-        self._quickest.refresh()
-        for module, _, forward in self._forwards:
-            vars(module)["forward"] = forward
-        if self._forwards and compiled.available():
-            theirs = ALL_ATTENTION_FUNCTIONS["sdpa"]
-            ALL_ATTENTION_FUNCTIONS["sdpa"] = partial(self._attend, theirs)
-        try:
-            yield
-        finally:
-            with suppress(KeyError):  # it never was there, or another thread's prompt took it away
-                del ALL_ATTENTION_FUNCTIONS["sdpa"]
-            for module, _, _ in self._forwards:
-                vars(module).pop("forward", None)
-
-    def _attend(
-        self,
-        theirs: Callable[..., tuple[Tensor, None]],
-        module: nn.Module,
-        query: Float[Tensor, "batch head new head_dim"],
-        key: Float[Tensor, "batch kv_head new head_dim"],
-        value: Float[Tensor, "batch kv_head new head_dim"],
-        attention_mask: Tensor | None,
-        *,
-        is_causal: bool | None = None,
-        scaling: float | None = None,
-        dropout: float = 0.0,
-        **named: Any,
-    ) -> tuple[Float[Tensor, "batch new head head_dim"], None]:
-        """What layers call for attention: ``theirs`` unless ours does the same, and quicker."""
-        kept = dict(is_causal=is_causal, scaling=scaling, dropout=dropout, **named)
-        other = partial(theirs, module, query, key, value, attention_mask, **kept)
-        heads, new, width = query.shape[1:]
-        causal = vars(module).get("is_causal", True) if is_causal is None else is_causal
-        plain = fp32_on_cpu((query, key, value))
-        more = attention_mask is not None or any(each is not None for each in named.values())
-        if causal or dropout or more or not plain or not compiled.serves(width):
-            return other()
-        all_see = query.new_zeros(new * heads // key.shape[1], 1)
-
-        def ours() -> tuple[Tensor, None]:
-            rows = zip(query, key, value, strict=True)
-            scale = width**-0.5 if scaling is None else scaling
-            found = [compiled.attend(q, k, v, all_see, scale).transpose(0, 1) for q, k, v in rows]
-            return torch.stack(found), None
-
-        of = heads, key.shape[1], width, new.bit_length()
-        if of not in self._quicker:
-            place = _MEASURED.key("tower", of)
-            known = _MEASURED.load(place)
-            if known is None:
-                seconds = quickest({"theirs": other, "ours": ours})
-                known = seconds["ours"] < seconds["theirs"]
-                _MEASURED.save(place, known)
-            self._quicker[of] = known
-        return ours() if self._quicker[of] else other()
-
-
-def _plain(module: nn.Module) -> bool:
-    """Whether a module's own weight is what it multiplies with, and nobody else stepped in."""
-    weight = module._parameters.get("weight")
-    return weight is not None and type(weight.data) is Tensor and "forward" not in vars(module)
-
-
-def _linear(matrix: Matrix) -> Callable[[Tensor], Tensor]:
-    def forward(x: Float[Tensor, "*rows into"]) -> Float[Tensor, "*rows out"]:
-        return matrix(x.reshape(-1, x.shape[-1])).view(*x.shape[:-1], -1)
-
-    return forward
-
-
-def _patches(convolution: nn.Conv3d, matrix: Matrix) -> Callable[[Tensor], Tensor]:
-    """A convolution over patches as large as its kernel is one product: Qwen's processors cut them
-    so. Of anything else it stays a convolution."""
-    own = convolution.forward
-
-    def forward(x: Tensor) -> Tensor:
-        plain = not any(convolution.padding) and convolution.groups == 1
-        if not plain or x.shape[2:] != convolution.kernel_size:
-            return own(x)
-        return matrix(x.flatten(1)).view(x.shape[0], -1, 1, 1, 1)
-
-    return forward
 
 
 # -- attention -------------------------------------------------------------------------------------
@@ -412,19 +314,12 @@ def ways(
 ) -> Ways:
     """The quickest ways to attend by these numbers of rows and of keys.
 
-    ``calls`` gives each way for (rows, keys); ``facts`` is what they depend on. They are
-    timed the first few times they are asked for, and the least of each counts: a busy moment, into
-    which so short a measurement may fall, must not decide for good.
+    ``calls`` gives each way for (rows, keys); ``facts`` is what they depend on.
     """
-    key = _MEASURED.key("ways", rows, keys, *facts)
-    often, known = _MEASURED.load(key) or (0, [])
-    if often < OFTEN:
-        seconds = [[quickest(calls(few, each)) for each in keys] for few in rows]
-        for old, new in zip(chain(*known), chain(*seconds), strict=False):  # at first none is old
-            new.update({name: min(took, old[name]) for name, took in new.items()})
-        known = seconds
-        _MEASURED.save(key, [often + 1, known])
-    names, turns = zip(*(turning(each, keys) for each in known), strict=True)
+    places = [(few, each) for few in rows for each in keys]
+    known = least(("ways", rows, keys, *facts), lambda: {at: quickest(calls(*at)) for at in places})
+    found = [turning([known[few, each] for each in keys], keys) for few in rows]
+    names, turns = zip(*found, strict=True)
     return Ways(tuple(rows), names, turns)
 
 
