@@ -62,6 +62,11 @@ class Sampling:
     def contextual(self) -> bool:
         return not all(isinstance(rule, CONTEXT_FREE) for rule in self.processors)
 
+    @property
+    def plain(self) -> bool:
+        """Whether each token is the likeliest by the model itself."""
+        return not (self.sample or self.processors or self.grammar)
+
     def obeyed(
         self, logits: Float[Tensor, " vocab"], answer: Sequence[int]
     ) -> Float[Tensor, " vocab"]:

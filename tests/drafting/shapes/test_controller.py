@@ -16,7 +16,7 @@ import saccade
 from saccade.core.costs import Costs
 from saccade.core.protocols import Growing, Shape, State
 from saccade.core.result import Load, Round, Verdict
-from saccade.core.sampling import Sampling, Scores
+from saccade.core.sampling import BrokenLaw, Sampling, Scores
 from saccade.core.tree import ROOT, Tree, depths, path
 from saccade.drafting.shapes.controller import LONGEST, MOST, RETRY, SELDOM, TRUST, Auto, Estimates
 from saccade.drafting.shapes.policies import Chain
@@ -176,6 +176,35 @@ def test_a_draft_that_says_itself_it_knows_nothing_is_dropped_sooner():
         state = auto.fold(Estimates(), round)
         wanted = list(islice(auto.grow(state), 1))
         assert (not wanted) is dropped
+
+
+@pytest.mark.parametrize("runners", [0, 1, 2])
+def test_plain_rules_are_read_off_the_law_itself(runners):
+    """Claim: where no rule stands between the law and its favourite, the draft is the one that
+    rules give which change nothing, odds and runners-up too; and a law of NaN is an error, by
+    either. Control: a rule that bans the favourites changes it."""
+    growing = torch.Generator().manual_seed(0)
+    rows = [3 * torch.randn(VOCAB, generator=growing) for _ in range(MOST)]
+
+    def grown(*processors, rows=rows):
+        auto = Auto(Costs((1, 64), (1.0, 1.1), 0.01), runners).grow(Estimates())
+        tree = next(auto)
+        try:
+            while True:
+                rules = Sampling(processors=processors)
+                tree = auto.send(Scores(tree, rows[: len(tree) + 1], rules, (), 0))
+        except StopIteration as stop:
+            return stop.value
+
+    tree = grown()
+    assert len(tree) > 3 and (max(tree.parents) < len(tree) - 2) is (runners > 0)
+    assert grown(lambda ids, scores: scores) == tree
+    likeliest = sorted({int(row.argmax()) for row in rows})
+    banned = grown(lambda ids, scores: scores.index_fill(1, torch.tensor(likeliest), -math.inf))
+    assert not {*banned.tokens[:1]} & {*likeliest}
+    for rules in ((), (lambda ids, scores: scores,)):
+        with pytest.raises(BrokenLaw, match="NaN"):
+            grown(*rules, rows=[torch.full((VOCAB,), math.nan)])
 
 
 def test_a_runner_up_is_not_drafted_over_a_step_of_the_verifying_time():

@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import accumulate
-from math import log
+from math import isnan, log
 from typing import ClassVar, NamedTuple
 
 from torch import Tensor
@@ -30,7 +30,7 @@ from torch import Tensor
 from saccade.core.costs import Costs
 from saccade.core.protocols import Growing, Shape, State
 from saccade.core.result import Round
-from saccade.core.sampling import Law, Scores
+from saccade.core.sampling import BrokenLaw, Law, Scores
 from saccade.core.tree import ROOT, Tree, add, height
 from saccade.drafting.shapes.fit import Rate
 from saccade.drafting.shapes.policies import confidence
@@ -116,8 +116,7 @@ class Auto(Shape):
             if len(tree) and reach * learnt.usual <= bar * level + row:
                 break
             scores: Scores = yield tree
-            law = scores.law(last)
-            odds, rest = _odds(scores, last, law, self.runners)
+            law, odds, rest = _looked(scores, last, self.runners)
             chance = learnt.chance(odds)
             # a first token is judged always: else nothing would be learnt of a draft in doubt
             if len(tree) and reach * chance <= row:
@@ -294,16 +293,19 @@ def _share(first: float, runner: float) -> float:
     return runner / max(1 - first, runner)
 
 
-def _odds(
-    scores: Scores, node: int, told: Law | None, runners: int
-) -> tuple[float, Sequence[tuple[int, float]]]:
-    """The draft's confidence in the token after ``node``, and in its likeliest alternatives; of a
-    token yet to be drawn its mean over the draws, and no alternatives."""
-    assert told is not None, "a draft has looked at every node of its own"
-    if isinstance(told, Tensor) or not runners:
-        return confidence(scores, node, told), ()
-    law = scores.logits(node).float().softmax(-1)
-    top = law.topk(min(runners + 1, law.shape[0]))
-    known = dict(zip(top.indices.tolist(), top.values.tolist(), strict=True))
-    odds = known.pop(told) if told in known else float(law[told])  # else the rules' choice
-    return odds, list(known.items())[:runners]
+def _looked(
+    scores: Scores, node: int, runners: int
+) -> tuple[Law, float, Sequence[tuple[int, float]]]:
+    """The draft's law after ``node``, its confidence in the token there, and in the likeliest
+    alternatives; of a token yet to be drawn its mean over the draws, and no alternatives."""
+    known = None if scores.rules.plain else scores.law(node)
+    if isinstance(known, Tensor):
+        return known, confidence(scores, node, known), ()
+    whole = scores.logits(node).float().softmax(-1)
+    top = whole.topk(min(runners + 1, whole.shape[0]))
+    likely = dict(zip(top.indices.tolist(), top.values.tolist(), strict=True))
+    law = next(iter(likely)) if known is None else known
+    odds = likely.pop(law) if law in likely else float(whole[law])  # else the rules' choice
+    if isnan(odds):
+        raise BrokenLaw("the draft's logits hold NaN")
+    return law, odds, list(likely.items())[:runners]
