@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 from helpers import COMPILED, llama, text_input
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.functional import scaled_dot_product_attention, silu
 
 import saccade
 from saccade.core.sampling import Sampling
@@ -97,25 +97,40 @@ def test_a_row_comes_out_the_same_alone_and_among_others(together, threads):
     generator = torch.Generator().manual_seed(0)
     rows, (q, k, v) = torch.randn(40, 192, generator=generator), _inputs(6, 2, 32, 40, 2400, 0)
     weight = torch.randn(330, 192, generator=generator)
-    laid = compiled.Panels.of(weight)
+    laid, gated = compiled.Panels.of(weight), compiled.Panels.of_gated(weight)
 
     def attended(start, stop):
         seen = slice(2400 + stop)
         return compiled.attend(q[:, start:stop], k[:, seen], v[:, seen], None, 0.2)
 
     alone = [compiled.multiply(rows[i : i + 1], laid) for i in range(40)]
+    gates = [compiled.multiply(rows[i : i + 1], gated) for i in range(40)]
     on_its_own = [attended(i, i + 1) for i in range(40)]
     pieces = [(i, min(i + together, 40)) for i in range(0, 40, together)]
     torch.set_num_threads(threads)
     try:
         products = [compiled.multiply(rows[slice(*piece)], laid) for piece in pieces]
+        through = [compiled.multiply(rows[slice(*piece)], gated) for piece in pieces]
         mixed = [attended(*piece) for piece in pieces]
         theirs = rows[:together] @ weight.t(), rows[:1] @ weight.t()
     finally:
         torch.set_num_threads(1)
     assert torch.equal(torch.cat(products), torch.cat(alone))
+    assert torch.equal(torch.cat(through), torch.cat(gates))
     assert torch.equal(torch.cat(mixed, 1), torch.cat(on_its_own, 1))
     assert not torch.equal(theirs[0][:1], theirs[1])
+
+
+@COMPILED
+def test_gates_of_any_size_let_through_what_silu_does():
+    """Claim: a gate of thousands lets all through or nothing, one of no number gives none. Fails
+    where exp(-x) leaves what a float holds. Control: that power does."""
+    sizes = torch.tensor([-5000.0, -200.0, -89.0, -9.0, 0.0, 9.0, 200.0, 5000.0, float("nan")])
+    weight = torch.eye(1).repeat(2, 1)
+    found = compiled.multiply(sizes[:, None], compiled.Panels.of_gated(weight))[:, 0]
+    exact = silu(sizes.double()) * sizes
+    assert torch.allclose(found.double(), exact, rtol=1e-5, atol=1e-30, equal_nan=True)
+    assert torch.exp(-sizes).isinf().any()
 
 
 @COMPILED
@@ -192,6 +207,9 @@ def test_other_processors_vectors_compute_the_same(anew, level):
     product = compiled.multiply(x, laid)
     assert torch.allclose(product, x @ weight.t(), atol=1e-4)
     assert torch.equal(product[7:8], compiled.multiply(x[7:8], laid))
+    through = compiled.multiply(x, compiled.Panels.of_gated(weight))
+    gate, gated = (x @ weight.t()).chunk(2, -1)
+    assert torch.allclose(through, silu(gate) * gated, atol=1e-4)
     for rows in (1, 5, 40):
         q, k, v = _inputs(6, 2, 32, rows, 1111, rows)
         visible = torch.ones(rows, 1111 + rows, dtype=torch.bool).tril(1111)

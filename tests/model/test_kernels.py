@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 from helpers import COMPILED, llama, text_input
+from torch.nn.functional import silu
 
 import saccade
 from saccade.core.home import home
@@ -25,6 +26,7 @@ from saccade.model.kernels import (
     PRODUCTS,
     Choice,
     Matrix,
+    Use,
     Ways,
     best,
     choices,
@@ -74,24 +76,28 @@ def test_between_two_timed_numbers_of_rows_the_larger_holds():
 
 
 @pytest.mark.parametrize("rows", [1, 5, 6, 17, 200])
-@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("use", Use)
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=COMPILED if name == "compiled" else ()) for name in PRODUCTS]
 )
-def test_every_kernel_computes_the_same_product(name, rows, bias):
+def test_every_kernel_computes_the_same_product(name, rows, use):
     """Claim: a choice changes how a product is computed, not what: equal to rounding at every
-    number of rows, with bias and on top of a residual. Fails on a wrong layout or a bias left out.
-    """
+    number of rows, alone, with a bias, on top of a residual and gated. Fails on a wrong layout, a
+    bias left out, rows that nobody came to, or the wrong half for a gate."""
     generator = torch.Generator().manual_seed(rows)
-    weight, x = (torch.randn(n, 96, generator=generator) for n in (160, rows))
-    added = torch.randn(160, generator=generator) if bias else None
-    matrix = Matrix(weight, added)
+    weight, x, below = (torch.randn(n, 96, generator=generator) for n in (152, rows, rows))
+    added, below = torch.randn(152, generator=generator), below.repeat(1, 2)[:, :152]
+    matrix = Matrix(weight, added if use is Use.BIASED else None, use)
     matrix.choose(Choice((1, 8), (name, name)))
-    exact = x.double() @ weight.double().t() + (0 if added is None else added)
-    assert (matrix(x) - exact).abs().max() < 1e-5 * exact.abs().max()
-    if not bias:
-        below = torch.randn(rows, 160, generator=generator)
-        assert (matrix.onto(below, x) - below - exact).abs().max() < 2e-5 * exact.abs().max()
+    exact = x.double() @ weight.double().t()
+    if use is Use.BIASED:
+        exact += added
+    elif use is Use.GATED:
+        exact = silu(exact[:, :76]) * exact[:, 76:]
+    found = matrix(x)
+    if use is Use.ONTO:
+        found = matrix.onto(below, x) - below
+    assert (found - exact).abs().max() < 2e-5 * exact.abs().max()
 
 
 def test_a_matrix_sent_elsewhere_is_laid_out_there():
@@ -155,6 +161,20 @@ def test_a_busy_moment_does_not_decide_for_good_how_to_multiply(timed, monkeypat
     assert {*choices(matrices)[0].names} == {other}
     seconds.update({other: 9.0})
     assert {*choices(matrices)[0].names} == {*choices(matrices)[0].names} == {other}
+
+
+@pytest.mark.parametrize("use", Use)
+def test_a_large_weight_is_timed_by_a_part_of_it(timed, monkeypatch, use):
+    """Claim: of a weight that no cache holds a few rows are timed, with as much of its bias or
+    residual, or of both halves; the numbers of rows that matter most all the same. Fails where a
+    part and what is added to it differ in size."""
+    calls = []
+    monkeypatch.setattr(kernels, "quickest", lambda own: calls.append(own) or dict.fromkeys(own, 1))
+    monkeypatch.setattr(kernels, "LAID", 5 * 4 * 8)  # five rows
+    bias = torch.randn(64) if use is Use.BIASED else None
+    choices([Matrix(torch.randn(64, 8), bias, use)])
+    found = [call() for own in calls for call in own.values()]
+    assert {each.shape[1] for (each,) in found} == {2 if use is Use.GATED else 4}
 
 
 def _timed(**seconds):

@@ -317,6 +317,20 @@ MUTANTS = (
         ("model/test_kernels.py::test_every_kernel_computes_the_same_product",),
     ),
     Mutant(
+        "products in C: a thread stops before the last rows of its share",
+        "model/kernels/kernels.c",
+        "stop = start + TALL < blocks ? start + TALL",
+        "stop = start + TALL < blocks ? start + TALL - 1",
+        ("model/test_kernels.py::test_every_kernel_computes_the_same_product",),
+    ),
+    Mutant(
+        "products in C: what should be gated is the gate",
+        "model/kernels/compiled.py",
+        "for half in weight.chunk(2)",
+        "for half in reversed(weight.chunk(2))",
+        ("model/test_kernels.py::test_every_kernel_computes_the_same_product",),
+    ),
+    Mutant(
         "towers: a patch attends to those before it alone",
         "model/kernels/tower.py",
         "compiled.attend(q, k, v, all_see, scale)",

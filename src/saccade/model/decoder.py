@@ -15,10 +15,10 @@ from typing import Any
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
-from torch.nn.functional import rms_norm, silu
+from torch.nn.functional import rms_norm
 
 from saccade.model.attention import Attend
-from saccade.model.kernels import Matrix, Quickest
+from saccade.model.kernels import Matrix, Quickest, Use
 
 # Text models known to be exactly this decoder.
 KNOWN = (
@@ -37,12 +37,12 @@ class Layer:
     norm_qk: tuple[Tensor, Tensor] | None  # of every query head, of every key head
     out: Matrix
     norm_mlp: Tensor
-    gate_up: Matrix
+    gated: Matrix  # the gate and what it lets through
     down: Matrix
 
     @property
     def matrices(self) -> tuple[Matrix, ...]:
-        return self.qkv, self.out, self.gate_up, self.down
+        return self.qkv, self.out, self.gated, self.down
 
 
 class RmsNorm:
@@ -153,8 +153,7 @@ class FusedDecoder:
             mixed = step(index, q, qk[heads:], v, self.scale)
             hidden = layer.out.onto(hidden, mixed)
             normed = norm(hidden, layer.norm_mlp)
-            gate, up = layer.gate_up(normed).chunk(2, -1)
-            hidden = layer.down.onto(hidden, silu(gate).mul_(up))
+            hidden = layer.down.onto(hidden, layer.gated(normed))
             if deepstack is not None and index < len(deepstack[1]):
                 hidden[deepstack[0]] += deepstack[1][index]
         return norm(hidden, self.norm)
@@ -204,10 +203,10 @@ def _fuse(layer: Any) -> Layer:
             _stack([module.bias for module in projections]) if biased else None,
         ),
         norm_qk=norm,
-        out=Matrix(attention.o_proj.weight.data),
+        out=Matrix(attention.o_proj.weight.data, use=Use.ONTO),
         norm_mlp=layer.post_attention_layernorm.weight.data,
-        gate_up=Matrix(_stack([mlp.gate_proj.weight, mlp.up_proj.weight])),
-        down=Matrix(mlp.down_proj.weight.data),
+        gated=Matrix(_stack([mlp.gate_proj.weight, mlp.up_proj.weight]), use=Use.GATED),
+        down=Matrix(mlp.down_proj.weight.data, use=Use.ONTO),
     )
 
 

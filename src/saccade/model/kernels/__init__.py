@@ -14,12 +14,13 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torch.nn.functional import linear
+from torch.nn.functional import linear, silu
 
 from saccade.core.home import Measured
 from saccade.model import memory
@@ -43,13 +44,21 @@ _MEASURED = Measured("kernels.json")
 Place = tuple[int, ...]  # what was timed: a shape, a number of rows, of keys
 
 
+class Use(IntEnum):
+    """What becomes of a product x W^T, which its kernel does on the way."""
+
+    ALONE = 0
+    BIASED = 1
+    ONTO = 2  # it is added to rows that are given
+    GATED = 3  # silu of its first half of outputs, times the second half
+
+
 @dataclass(frozen=True)
 class Product:
-    """A way of computing x W^T, over W laid out as it likes."""
+    """A way of computing base + x W^T, over W laid out as it likes."""
 
     lay: Callable[[Tensor], Any]
-    times: Callable[[Tensor, Any, Tensor | None], Tensor]  # (x, laid, bias) -> x W^T + bias
-    onto: Callable[[Tensor, Tensor, Any], Tensor]  # (hidden, x, laid) -> hidden + x W^T
+    times: Callable[[Tensor, Any, Tensor | None], Tensor]  # (x, laid, base): a bias, rows or None
 
 
 def release_threads() -> None:
@@ -62,33 +71,42 @@ def release_threads() -> None:
         ctypes.CDLL(None).omp_pause_resource_all(1)  # softly
 
 
-def _times_transposed(x: Tensor, laid: Tensor, bias: Tensor | None) -> Tensor:
-    return x @ laid if bias is None else torch.addmm(bias, x, laid)
+def _times(x: Tensor, weight: Tensor, base: Tensor | None) -> Tensor:
+    if base is None or base.dim() == 1:
+        return linear(x, weight, base)
+    return torch.addmm(base, x, weight.t())
+
+
+def _times_transposed(x: Tensor, laid: Tensor, base: Tensor | None) -> Tensor:
+    return x @ laid if base is None else torch.addmm(base, x, laid)
+
+
+def _times_packed(x: Tensor, laid: Tensor, base: Tensor | None) -> Tensor:
+    if base is None or base.dim() == 1:
+        return torch.ops.mkldnn._linear_pointwise(x, laid, base, "none", [], "")
+    return torch.ops.mkldnn._linear_pointwise.binary(x, base, laid, None, "add")
 
 
 PRODUCTS: dict[str, Product] = {
-    "plain": Product(  # over the module's own weight
-        lambda weight: weight,
-        linear,
-        lambda hidden, x, laid: torch.addmm(hidden, x, laid.t()),
-    ),
-    "transposed": Product(
-        lambda weight: weight.t().contiguous(),
-        _times_transposed,
-        torch.addmm,
-    ),
-    "packed": Product(  # oneDNN's, over weights in blocks of its own
-        lambda weight: torch.ops.mkldnn._reorder_linear_weight(weight),
-        lambda x, laid, bias: torch.ops.mkldnn._linear_pointwise(x, laid, bias, "none", [], ""),
-        lambda hidden, x, laid: torch.ops.mkldnn._linear_pointwise.binary(
-            x, hidden, laid, None, "add"
-        ),
-    ),
-    "compiled": Product(
-        compiled.Panels.of,
-        compiled.multiply,
-        lambda hidden, x, laid: compiled.multiply(x, laid, hidden),
-    ),
+    "plain": Product(lambda weight: weight, _times),  # over the module's own weight
+    "transposed": Product(lambda weight: weight.t().contiguous(), _times_transposed),
+    # oneDNN's, over weights in blocks of its own
+    "packed": Product(torch.ops.mkldnn._reorder_linear_weight, _times_packed),
+    "compiled": Product(compiled.Panels.of, compiled.multiply),
+}
+
+
+def _gated(product: Product) -> Product:
+    def times(x: Tensor, laid: Any, base: Tensor | None) -> Tensor:
+        gate, gated = product.times(x, laid, base).chunk(2, -1)
+        return silu(gate).mul_(gated)
+
+    return Product(product.lay, times)
+
+
+GATED = {
+    **{name: _gated(product) for name, product in PRODUCTS.items()},
+    "compiled": Product(compiled.Panels.of_gated, compiled.multiply),
 }
 
 
@@ -114,38 +132,51 @@ ALL_PLAIN = Choice((1,), ("plain",))
 
 
 class Matrix:
-    """x W^T + b, over the module's own weight and what copies of it a :class:`Choice` asks for."""
+    """x W^T for one :class:`Use`, over the module's own weight and what copies of it a
+    :class:`Choice` asks for."""
 
-    def __init__(self, weight: Float[Tensor, "out into"], bias: Tensor | None = None) -> None:
+    def __init__(
+        self, weight: Float[Tensor, "out into"], bias: Tensor | None = None, use: Use = Use.ALONE
+    ) -> None:
         self.weight, self.bias = weight, bias
+        self.use = use if bias is None else Use.BIASED
         self.choose(ALL_PLAIN)
 
-    def __getstate__(self) -> tuple[Tensor, Tensor | None]:
+    def __getstate__(self) -> tuple[Tensor, Tensor | None, Use]:
         """Packed weights can be neither copied nor sent elsewhere: they are laid out there."""
-        return self.weight, self.bias
+        return self.weight, self.bias, self.use
 
-    def __setstate__(self, state: tuple[Tensor, Tensor | None]) -> None:
-        self.weight, self.bias = state
+    def __setstate__(self, state: tuple[Tensor, Tensor | None, Use]) -> None:
+        self.weight, self.bias, self.use = state
         self.choose(ALL_PLAIN)
+
+    @property
+    def products(self) -> Mapping[str, Product]:
+        return GATED if self.use is Use.GATED else PRODUCTS
+
+    @property
+    def place(self) -> Place:
+        """What its seconds depend on but the rows."""
+        return (*self.weight.shape, self.use)
 
     def choose(self, choice: Choice) -> None:
         """Lays the weights out anew, as they are now."""
-        laid = {name: PRODUCTS[name].lay(self.weight) for name in set(choice.names)}
+        laid = {name: self.products[name].lay(self.weight) for name in set(choice.names)}
         by_rows = [choice.at(rows) for rows in range(choice.rows[-1] + 2)]
-        self._by_rows = [(PRODUCTS[name], laid[name]) for name in by_rows]
+        self._by_rows = [(self.products[name].times, laid[name]) for name in by_rows]
         self._most = len(by_rows) - 1
         self.kernels = frozenset(laid)
 
     def __call__(self, x: Float[Tensor, "all into"]) -> Float[Tensor, "all out"]:
-        product, laid = self._by_rows[min(x.shape[0], self._most)]
-        return product.times(x, laid, self.bias)
+        times, laid = self._by_rows[min(x.shape[0], self._most)]
+        return times(x, laid, self.bias)
 
     def onto(
         self, hidden: Float[Tensor, "all out"], x: Float[Tensor, "all into"]
     ) -> Float[Tensor, "all out"]:
         """hidden + x W^T, of a matrix without bias."""
-        product, laid = self._by_rows[min(x.shape[0], self._most)]
-        return product.onto(hidden, x, laid)
+        times, laid = self._by_rows[min(x.shape[0], self._most)]
+        return times(x, laid, hidden)
 
 
 def fp32_on_cpu(tensors: Iterable[Tensor]) -> bool:
@@ -191,47 +222,49 @@ def choices(matrices: Sequence[Matrix]) -> list[Choice]:
     """The quickest products of each matrix; those of one shape are measured together."""
     alike = defaultdict(list)
     for matrix in matrices:
-        alike[_shape(matrix)].append(matrix)
+        alike[matrix.place].append(matrix)
     times: dict[Place, dict[int, dict[str, float]]] = defaultdict(dict)
     known = least(("products", products(), sorted(alike)), lambda: measured(alike))
     for (*shape, rows), seconds in known.items():
         times[tuple(shape)][rows] = seconds
     found = {shape: best(each) for shape, each in times.items()}
-    return [found[_shape(matrix)] for matrix in matrices]
-
-
-def _shape(matrix: Matrix) -> Place:
-    return (*matrix.weight.shape, matrix.bias is not None)
+    return [found[matrix.place] for matrix in matrices]
 
 
 @torch.no_grad()
 def measured(
     alike: Mapping[Place, Sequence[Matrix]], seconds: float = SECONDS
 ) -> dict[Place, dict[str, float]]:
-    """Seconds of the products of each shape, given its matrices, by shape and number of rows: of
+    """Seconds of the products of each place, given its matrices, by it and number of rows: of
     those rows that matter most, and of as many others as ``seconds`` are enough for."""
     began = time.perf_counter()
-    laid: dict[Place, dict[str, list[Any]]] = {}
-    for shape, (first, *others) in alike.items():
-        part = first.weight[: max(1, LAID // first.weight[0].nbytes)]  # of a vocabulary's, say
-        some = [part, *(other.weight for other in others)][: max(1, LAID // part.nbytes)]
-        laid[shape] = {name: [PRODUCTS[name].lay(w) for w in some] for name in products()}
+    laid: dict[Place, tuple[Matrix, dict[str, list[Any]]]] = {}
+    for place, (first, *others) in alike.items():
+        few = max(1, LAID // first.weight[0].nbytes // 2) * 2  # of a vocabulary's, say
+        part = Matrix(first.weight[:few], first.bias, first.use)
+        some = [part.weight, *(other.weight for other in others)]
+        some = some[: max(1, LAID // part.weight.nbytes)]
+        laid[place] = part, {n: [part.products[n].lay(each) for each in some] for n in products()}
     times = {}
     for rows in dict.fromkeys((*FIRST, *ROWS)):
         if rows not in FIRST and time.perf_counter() - began > seconds:
             break
-        for shape, copies in laid.items():
-            x = torch.randn(rows, alike[shape][0].weight.shape[1])
+        for place, (part, copies) in laid.items():
             calls = {
-                name: _all(PRODUCTS[name], x, each[:2] if rows >= PROMPT else each)
+                name: _all(part, name, rows, each[:2] if rows >= PROMPT else each)
                 for name, each in copies.items()
             }
-            times[*shape, rows] = quickest(calls)
+            times[*place, rows] = quickest(calls)
     return times
 
 
-def _all(product: Product, x: Tensor, laid: Sequence[Any]) -> Callable[[], object]:
-    return lambda: [product.times(x, each, None) for each in laid]
+def _all(part: Matrix, name: str, rows: int, laid: Sequence[Any]) -> Callable[[], object]:
+    """A product over one weight after another, with what its use asks for."""
+    times, (out, into) = part.products[name].times, part.weight.shape
+    x, base = torch.randn(rows, into), None if part.bias is None else part.bias[:out]
+    if part.use is Use.ONTO:
+        base = torch.randn(rows, out)
+    return lambda: [times(x, each, base) for each in laid]
 
 
 def quickest(calls: dict[str, Callable[[], object]]) -> dict[str, float]:

@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 SOURCE = Path(__file__).with_name("kernels.c")
 FLAGS = ("-O2", "-march=native", "-fno-math-errno", "-fopenmp", "-fPIC", "-shared")
 CALL = struct.Struct("7P17nd")  # `call` of the source, and its `product`
-PRODUCT = struct.Struct("4P5n")
+PRODUCT = struct.Struct("4P6n")
 WIDEST, DIMS = 256, 8  # of a head's size: the most, and what it is a multiple of
 CLOSE = 1e-4  # to what torch computes
 PATIENCE = 60.0  # seconds for a compiler
@@ -95,19 +95,33 @@ class Panels(NamedTuple):
 
     numbers: Float[Tensor, "panels into few"]
     out: int
+    gated: bool = False
 
     @classmethod
     def of(cls, weight: Float[Tensor, "out into"]) -> Panels:
-        (out, into), few = weight.shape, _library().outputs_of_a_panel()
-        whole = weight.new_zeros(-(-out // few) * few, into)
-        whole[:out] = weight
-        return cls(whole.view(-1, few, into).transpose(1, 2).contiguous(), out)
+        few = _library().outputs_of_a_panel()
+        return cls(_in_panels(weight, few).transpose(1, 2).contiguous(), len(weight))
+
+    @classmethod
+    def of_gated(cls, weight: Float[Tensor, "twice into"]) -> Panels:
+        """The first half of its outputs gates the second: each panel has of both."""
+        few = _library().outputs_of_a_panel() // 2
+        both = torch.cat([_in_panels(half, few) for half in weight.chunk(2)], 1)
+        return cls(both.transpose(1, 2).contiguous(), len(weight) // 2, gated=True)
+
+
+def _in_panels(weight: Float[Tensor, "out into"], few: int) -> Float[Tensor, "panels few into"]:
+    out, into = weight.shape
+    whole = weight.new_zeros(-(-out // few) * few, into)
+    whole[:out] = weight
+    return whole.view(-1, few, into)
 
 
 def multiply(
     x: Float[Tensor, "rows into"], laid: Panels, base: Float[Tensor, "*rows out"] | None = None
 ) -> Float[Tensor, "rows out"]:
-    """base + x W^T. Only where :func:`available` says so."""
+    """base + x W^T; of a gated weight, without a base, silu(gate) times what is gated. Only where
+    :func:`available` says so."""
     x, (rows, into), out = x.contiguous(), x.shape, laid.out
     if base is None:
         place = 0, 0
@@ -118,7 +132,7 @@ def multiply(
     _library().multiply(
         PRODUCT.pack(
             *(x.data_ptr(), laid.numbers.data_ptr(), place[0], found.data_ptr()),
-            *(place[1], rows, into, out, torch.get_num_threads()),
+            *(place[1], rows, into, out, laid.gated, torch.get_num_threads()),
         )
     )
     return found

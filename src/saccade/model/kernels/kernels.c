@@ -39,6 +39,7 @@
 #define ACROSS 2    /* vectors of outputs of a product in a panel */
 #define PANEL (ACROSS * LANES)
 #define AHEAD 8     /* inputs whose weights are fetched before they are asked for */
+#define TALL 8      /* blocks of rows that meet one panel after another, while they are near */
 #define INLINE static inline __attribute__((always_inline))
 #define EACH(i, count) _Pragma("GCC unroll 16") for (int i = 0; i < (count); i++)
 
@@ -322,32 +323,47 @@ int attended(const call *c) {
 }
 
 /* x W^T + base, of rows side by side. `w` is laid out as `panels` [in][PANEL]; row `r` of the base is
-   `base_row` from the last, so that a bias is one of no distance. As `compiled.PRODUCT` packs it. */
+   `base_row` from the last, so that a bias is one of no distance. Where it is `gated` there is no base,
+   and a panel's first half of outputs gates the second: silu(gate) times them, half as many. As
+   `compiled.PRODUCT` packs it. */
 typedef struct {
     const float *x, *w, *base;
     float *y;
-    ptrdiff_t base_row, rows, in, out, threads;
+    ptrdiff_t base_row, rows, in, out, gated, threads;
 } product;
 
-INLINE void panel(int rows, const product *c, ptrdiff_t row, ptrdiff_t first, int count) {
+/* x / (1 + exp(-x)), by a power that is 1 at most. */
+INLINE lanes silu(lanes x) {
+    const lanes one = (lanes){0} + 1.0f, power = exponential((lanes)((masks)x | INT32_MIN));
+    const masks negative = x < 0.0f;
+    return x * (lanes)(((masks)power & negative) | ((masks)one & ~negative)) / (one + power);
+}
+
+INLINE int outputs(const product *c) { return c->gated ? PANEL / 2 : PANEL; }
+
+INLINE void panel(int rows, const product *c, ptrdiff_t row, ptrdiff_t number) {
     const float *x = c->x + row * c->in;
-    const lanes *w = (const lanes *)(c->w + first * c->in);
+    const lanes *w = (const lanes *)(c->w + number * PANEL * c->in);
+    const ptrdiff_t first = number * outputs(c), left = c->out - first;
     lanes sum[ROWS][ACROSS];
     EACH(r, rows) EACH(n, ACROSS) sum[r][n] = (lanes){0};
     for (ptrdiff_t i = 0; i < c->in; i++) {
         EACH(n, ACROSS) __builtin_prefetch(w + (i + AHEAD) * ACROSS + n);
         EACH(r, rows) EACH(n, ACROSS) sum[r][n] += x[r * c->in + i] * w[i * ACROSS + n];
     }
+    if (c->gated)
+        EACH(r, rows) EACH(n, ACROSS / 2) sum[r][n] = silu(sum[r][n]) * sum[r][n + ACROSS / 2];
     EACH(r, rows) {
         float *y = c->y + (row + r) * c->out + first;
         const float *base = c->base ? c->base + (row + r) * c->base_row + first : NULL;
-        if (count == PANEL) {
-            EACH(n, ACROSS) {
+        EACH(n, ACROSS) {
+            if (n * LANES >= outputs(c)) break;
+            if ((n + 1) * LANES <= left) {
                 if (base) sum[r][n] += *(const anywhere *)(base + n * LANES);
                 *(anywhere *)(y + n * LANES) = sum[r][n];
+            } else {
+                for (int i = n * LANES; i < left; i++) y[i] = sum[r][n][i % LANES] + (base ? base[i] : 0);
             }
-        } else {
-            for (int i = 0; i < count; i++) y[i] = sum[r][i / LANES][i % LANES] + (base ? base[i] : 0);
         }
     }
 }
@@ -355,15 +371,15 @@ INLINE void panel(int rows, const product *c, ptrdiff_t row, ptrdiff_t first, in
 int outputs_of_a_panel(void) { return PANEL; }
 
 void multiply(const product *c) {
-    const ptrdiff_t panels = (c->out + PANEL - 1) / PANEL, blocks = (c->rows + ROWS - 1) / ROWS;
+    const ptrdiff_t panels = (c->out + outputs(c) - 1) / outputs(c), blocks = (c->rows + ROWS - 1) / ROWS;
+    const ptrdiff_t units = (blocks + TALL - 1) / TALL * panels;
 #pragma omp parallel for schedule(static) num_threads(c->threads)
-    for (ptrdiff_t number = 0; number < panels; number++) {
-        const ptrdiff_t first = number * PANEL;
-        const int count = c->out - first < PANEL ? (int)(c->out - first) : PANEL;
-        for (ptrdiff_t block = 0; block < blocks; block++) {
+    for (ptrdiff_t unit = 0; unit < units; unit++) {
+        const ptrdiff_t start = unit / panels * TALL, stop = start + TALL < blocks ? start + TALL : blocks;
+        for (ptrdiff_t block = start; block < stop; block++) {
             const ptrdiff_t row = c->rows * block / blocks; /* blocks as alike as can be */
             switch (c->rows * (block + 1) / blocks - row) {
-#define CASE(n) case n: panel(n, c, row, first, count); break;
+#define CASE(n) case n: panel(n, c, row, unit % panels); break;
                 CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6)
 #if ROWS == 12
                 CASE(7) CASE(8) CASE(9) CASE(10) CASE(11) CASE(12)
