@@ -75,7 +75,7 @@ def test_between_two_timed_numbers_of_rows_the_larger_holds():
     assert told == ["plain", *["transposed"] * 2, *["packed"] * 4]
 
 
-@pytest.mark.parametrize("rows", [1, 5, 6, 17, 200])
+@pytest.mark.parametrize("rows", [1, 5, 6, 17, 200, 1500])
 @pytest.mark.parametrize("use", Use)
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=COMPILED if name == "compiled" else ()) for name in PRODUCTS]
@@ -98,6 +98,14 @@ def test_every_kernel_computes_the_same_product(name, rows, use):
     if use is Use.ONTO:
         found = matrix.onto(below, x) - below
     assert (found - exact).abs().max() < 2e-5 * exact.abs().max()
+
+
+def test_torch_without_onednn_is_imported_too():
+    """Claim: a build of torch without oneDNN's products (other processors') is no hindrance before
+    anybody asks for one."""
+    said = "import torch; torch.ops.mkldnn = None; from saccade.model import kernels; print('in')"
+    done = subprocess.run([sys.executable, "-c", said], capture_output=True, text=True, check=False)
+    assert done.stdout == "in\n", done.stderr
 
 
 def test_a_matrix_sent_elsewhere_is_laid_out_there():

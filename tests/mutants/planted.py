@@ -317,10 +317,10 @@ MUTANTS = (
         ("model/test_kernels.py::test_every_kernel_computes_the_same_product",),
     ),
     Mutant(
-        "products in C: a thread stops before the last rows of its share",
+        "products in C: a part of many rows stops before its last ones",
         "model/kernels/kernels.c",
-        "stop = start + TALL < blocks ? start + TALL",
-        "stop = start + TALL < blocks ? start + TALL - 1",
+        "stop = blocks * (unit / panels + 1) / parts;",
+        "stop = blocks * (unit / panels + 1) / parts - (parts > 1);",
         ("model/test_kernels.py::test_every_kernel_computes_the_same_product",),
     ),
     Mutant(

@@ -91,7 +91,7 @@ PRODUCTS: dict[str, Product] = {
     "plain": Product(lambda weight: weight, _times),  # over the module's own weight
     "transposed": Product(lambda weight: weight.t().contiguous(), _times_transposed),
     # oneDNN's, over weights in blocks of its own
-    "packed": Product(torch.ops.mkldnn._reorder_linear_weight, _times_packed),
+    "packed": Product(lambda w: torch.ops.mkldnn._reorder_linear_weight(w), _times_packed),
     "compiled": Product(compiled.Panels.of, compiled.multiply),
 }
 

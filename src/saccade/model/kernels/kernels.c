@@ -39,7 +39,7 @@
 #define ACROSS 2    /* vectors of outputs of a product in a panel */
 #define PANEL (ACROSS * LANES)
 #define AHEAD 8     /* inputs whose weights are fetched before they are asked for */
-#define TALL 8      /* blocks of rows that meet one panel after another, while they are near */
+#define NEAR 524288 /* bytes of rows that meet one panel after another, as near caches hold them */
 #define INLINE static inline __attribute__((always_inline))
 #define EACH(i, count) _Pragma("GCC unroll 16") for (int i = 0; i < (count); i++)
 
@@ -372,10 +372,10 @@ int outputs_of_a_panel(void) { return PANEL; }
 
 void multiply(const product *c) {
     const ptrdiff_t panels = (c->out + outputs(c) - 1) / outputs(c), blocks = (c->rows + ROWS - 1) / ROWS;
-    const ptrdiff_t units = (blocks + TALL - 1) / TALL * panels;
+    const ptrdiff_t parts = c->rows * c->in * (ptrdiff_t)sizeof(float) / NEAR + 1; /* of the rows */
 #pragma omp parallel for schedule(static) num_threads(c->threads)
-    for (ptrdiff_t unit = 0; unit < units; unit++) {
-        const ptrdiff_t start = unit / panels * TALL, stop = start + TALL < blocks ? start + TALL : blocks;
+    for (ptrdiff_t unit = 0; unit < parts * panels; unit++) {
+        const ptrdiff_t start = blocks * (unit / panels) / parts, stop = blocks * (unit / panels + 1) / parts;
         for (ptrdiff_t block = start; block < stop; block++) {
             const ptrdiff_t row = c->rows * block / blocks; /* blocks as alike as can be */
             switch (c->rows * (block + 1) / blocks - row) {
