@@ -39,6 +39,7 @@
 #define ACROSS 2    /* vectors of outputs of a product in a panel */
 #define PANEL (ACROSS * LANES)
 #define AHEAD 8     /* inputs whose weights are fetched before they are asked for */
+#define TALL 8      /* blocks in a part of the rows, at least: parts are then about as large for threads */
 #define NEAR 524288 /* bytes of rows that meet one panel after another, as near caches hold them */
 #define INLINE static inline __attribute__((always_inline))
 #define EACH(i, count) _Pragma("GCC unroll 16") for (int i = 0; i < (count); i++)
@@ -372,7 +373,8 @@ int outputs_of_a_panel(void) { return PANEL; }
 
 void multiply(const product *c) {
     const ptrdiff_t panels = (c->out + outputs(c) - 1) / outputs(c), blocks = (c->rows + ROWS - 1) / ROWS;
-    const ptrdiff_t parts = c->rows * c->in * (ptrdiff_t)sizeof(float) / NEAR + 1; /* of the rows */
+    ptrdiff_t parts = c->rows * c->in * (ptrdiff_t)sizeof(float) / NEAR + 1; /* of the rows */
+    if (parts > blocks / TALL) parts = blocks < TALL ? 1 : blocks / TALL;
 #pragma omp parallel for schedule(static) num_threads(c->threads)
     for (ptrdiff_t unit = 0; unit < parts * panels; unit++) {
         const ptrdiff_t start = blocks * (unit / panels) / parts, stop = blocks * (unit / panels + 1) / parts;
