@@ -6,6 +6,7 @@ import json
 import re
 from functools import cache
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import pytest
@@ -193,6 +194,18 @@ def test_the_speed_pages_ratios_and_load_are_the_stored_runs(processor):
             f"| {rows} | {rates[0]:.0f} | {rates[1]:.0f} | **{rates[1] / rates[0]:.2f}** | "
             f"{first[0]} s | {first[1]} | {later[0]} | {later[1]} |"
         ) in page
+
+
+def test_the_first_tokens_beside_peers_are_the_stored_run():
+    """Claim: the medians that docs/results/peers.md gives of first tokens are those of the stored
+    turns, every row's as many. Fails on any number typed by hand."""
+    turns: dict[str, list[float]] = {}
+    for turn in json.loads((RESULTS / "first-token.json").read_text())["runs"]:
+        turns.setdefault(turn["row"], []).append(turn["first"])
+    assert {len(own) for own in turns.values()} == {12}
+    ours, auto, generate, compiled = (f"{median(own):.3f}"[1:] for own in turns.values())
+    told = f"`ar` {ours} s, `auto` {auto}, vLLM compiled {compiled}, `generate` {generate}."
+    assert told in (RESULTS / "peers.md").read_text()
 
 
 def test_the_speed_pages_table_of_sampled_answers_is_the_stored_run():

@@ -105,18 +105,21 @@ def test_a_row_comes_out_the_same_alone_and_among_others(together, threads):
 
     alone = [compiled.multiply(rows[i : i + 1], laid) for i in range(40)]
     gates = [compiled.multiply(rows[i : i + 1], gated) for i in range(40)]
+    prompt = rows.repeat(75, 1)  # so many that they are multiplied in parts
     on_its_own = [attended(i, i + 1) for i in range(40)]
     pieces = [(i, min(i + together, 40)) for i in range(0, 40, together)]
     torch.set_num_threads(threads)
     try:
         products = [compiled.multiply(rows[slice(*piece)], laid) for piece in pieces]
         through = [compiled.multiply(rows[slice(*piece)], gated) for piece in pieces]
+        whole = compiled.multiply(prompt, laid)
         mixed = [attended(*piece) for piece in pieces]
         theirs = rows[:together] @ weight.t(), rows[:1] @ weight.t()
     finally:
         torch.set_num_threads(1)
     assert torch.equal(torch.cat(products), torch.cat(alone))
     assert torch.equal(torch.cat(through), torch.cat(gates))
+    assert torch.equal(whole, torch.cat(alone).repeat(75, 1))
     assert torch.equal(torch.cat(mixed, 1), torch.cat(on_its_own, 1))
     assert not torch.equal(theirs[0][:1], theirs[1])
 
