@@ -17,21 +17,27 @@
 
 #if defined(__AVX512F__)
 #define BYTES 64
-#define TOGETHER 8 /* keys scored at once: with WIDE vectors each, as many sums as registers hold */
+#define TOGETHER 8 /* keys scored, or numbers of a value mixed, at once: with WIDE vectors each, as
+                      many sums as registers hold */
 #define ROWS 12    /* multiplied at once, with ACROSS vectors each */
 #elif defined(__AVX__)
 #define BYTES 32
 #define TOGETHER 4
 #define ROWS 6
+/* Sums, these vectors and a number are all 16 registers: GCC would read the vectors for each sum. */
+#define HELD(vectors, count) EACH(held, count) __asm__("" : "+x"(vectors[held]))
 #else
 #define BYTES 16
 #define TOGETHER 4
 #define ROWS 6
 #endif
+#ifndef HELD
+#define HELD(vectors, count)
+#endif
 #define LANES ((int)(BYTES / sizeof(float)))
 #define WIDE 3
 #define TILE (WIDE * LANES)
-#define DIMS 8      /* of a value mixed at once; head sizes are multiples of it */
+#define DIMS 8      /* of a value mixed at once for one vector; head sizes are multiples of it */
 #define WIDEST 256  /* head size */
 #define BLOCK 64    /* keys between two looks at the maximum */
 #define PART 1024   /* keys that a thread goes over, a multiple of BLOCK */
@@ -100,18 +106,26 @@ INLINE void score(int wide, int keys, const lanes *q, const float *k, ptrdiff_t 
                   lanes *logits) {
     lanes sum[2 * TOGETHER][WIDE];
     EACH(j, keys) EACH(n, wide) sum[j][n] = (lanes){0};
-    for (ptrdiff_t i = 0; i < width; i++)
-        EACH(j, keys) EACH(n, wide) sum[j][n] += k[j * k_row + i] * q[i * wide + n];
+    for (ptrdiff_t i = 0; i < width; i++) {
+        lanes each[WIDE];
+        EACH(n, wide) each[n] = q[i * wide + n];
+        HELD(each, wide);
+        EACH(j, keys) EACH(n, wide) sum[j][n] += k[j * k_row + i] * each[n];
+    }
     EACH(j, keys) EACH(n, wide) logits[j * wide + n] = sum[j][n];
 }
 
-/* mixed[dim][wide] += weights[key][wide] of DIMS numbers of each value. */
-INLINE void mix(int wide, int keys, const lanes *weights, const float *v, ptrdiff_t v_row, lanes *mixed) {
+/* mixed[dim][wide] += weights[key][wide] of some numbers of each value. */
+INLINE void mix(int wide, int dims, int keys, const lanes *weights, const float *v, ptrdiff_t v_row, lanes *mixed) {
     lanes sum[DIMS][WIDE];
-    EACH(i, DIMS) EACH(n, wide) sum[i][n] = mixed[i * wide + n];
-    for (int j = 0; j < keys; j++)
-        EACH(i, DIMS) EACH(n, wide) sum[i][n] += v[j * v_row + i] * weights[j * wide + n];
-    EACH(i, DIMS) EACH(n, wide) mixed[i * wide + n] = sum[i][n];
+    EACH(i, dims) EACH(n, wide) sum[i][n] = mixed[i * wide + n];
+    for (int j = 0; j < keys; j++) {
+        lanes each[WIDE];
+        EACH(n, wide) each[n] = weights[j * wide + n];
+        HELD(each, wide);
+        EACH(i, dims) EACH(n, wide) sum[i][n] += v[j * v_row + i] * each[n];
+    }
+    EACH(i, dims) EACH(n, wide) mixed[i * wide + n] = sum[i][n];
 }
 
 INLINE void fetch(const float *rows, ptrdiff_t row, int count, ptrdiff_t width) {
@@ -187,6 +201,7 @@ INLINE void logits_of(int wide, const call *c, tile t, const lanes *q, const ptr
 INLINE void over(int wide, const call *c, tile t, const lanes *q, const ptrdiff_t *sees, ptrdiff_t from,
                  ptrdiff_t to, lanes *mixed) {
     const float *v = c->v + t.head * c->v_head;
+    const int dims = wide == 1 ? DIMS : TOGETHER;
     const ptrdiff_t width = c->width, before = c->seen - c->last;
     lanes logits[BLOCK * WIDE], *highest = mixed + width * wide, *sum = highest + wide;
     memset(mixed, 0, sizeof(lanes) * wide * (width + 2));
@@ -199,8 +214,8 @@ INLINE void over(int wide, const call *c, tile t, const lanes *q, const ptrdiff_
                 ((float *)logits)[(key - start) * wide * LANES + r] +=
                     c->bias[(t.first + r) * c->bias_row + key - before];
         weigh(wide, count, logits, mixed, width, highest, sum);
-        for (ptrdiff_t i = 0; i < width; i += DIMS)
-            mix(wide, count, logits, v + start * c->v_row + i, c->v_row, mixed + i * wide);
+        for (ptrdiff_t i = 0; i < width; i += dims)
+            mix(wide, dims, count, logits, v + start * c->v_row + i, c->v_row, mixed + i * wide);
     }
 }
 
@@ -350,7 +365,10 @@ INLINE void panel(int rows, const product *c, ptrdiff_t row, ptrdiff_t number) {
     EACH(r, rows) EACH(n, ACROSS) sum[r][n] = (lanes){0};
     for (ptrdiff_t i = 0; i < c->in; i++) {
         EACH(n, ACROSS) __builtin_prefetch(w + (i + AHEAD) * ACROSS + n);
-        EACH(r, rows) EACH(n, ACROSS) sum[r][n] += x[r * c->in + i] * w[i * ACROSS + n];
+        lanes each[ACROSS];
+        EACH(n, ACROSS) each[n] = w[i * ACROSS + n];
+        HELD(each, ACROSS);
+        EACH(r, rows) EACH(n, ACROSS) sum[r][n] += x[r * c->in + i] * each[n];
     }
     if (c->gated)
         EACH(r, rows) EACH(n, ACROSS / 2) sum[r][n] = silu(sum[r][n]) * sum[r][n + ACROSS / 2];
