@@ -131,7 +131,8 @@ def timed(monkeypatch, tmp_path):
 
 def test_what_was_measured_is_remembered_for_these_threads(timed, monkeypatch):
     """Claim: a fourth model of these shapes is ready without timing anything; with another number
-    of threads it is timed again. Fails if what is remembered names too little."""
+    of threads, or other kernels of ours, it is timed again. Fails if what is remembered names too
+    little."""
     matrices = [Matrix(torch.randn(8, 8)), Matrix(torch.randn(4, 8)), Matrix(torch.randn(8, 8))]
     first = choices(matrices)
     assert len(first) == 3 and first[0] == first[2] and timed
@@ -141,6 +142,10 @@ def test_what_was_measured_is_remembered_for_these_threads(timed, monkeypatch):
     assert choices(matrices) == first and not timed
     assert json.loads((home() / "kernels.json").read_text())
     monkeypatch.setattr(torch, "get_num_threads", lambda: 77)
+    assert choices(matrices) == choices(matrices) == choices(matrices) == first and timed
+    timed.clear()
+    assert choices(matrices) == first and not timed
+    monkeypatch.setattr(kernels.compiled, "version", lambda: "another")
     assert choices(matrices) == first and timed
 
 

@@ -310,6 +310,20 @@ MUTANTS = (
         (f"{COMPILED}::test_it_is_the_softmax_over_what_each_row_sees",),
     ),
     Mutant(
+        "kernels in C: tuned for Zen 3, some loops round twice",
+        "model/kernels/compiled.py",
+        '"--param=avoid-fma-max-bits=0",',
+        '"-DNOTHING",',
+        (f"{COMPILED}::test_other_processors_vectors_compute_the_same",),
+    ),
+    Mutant(
+        "kernels: what is remembered may be of kernels before a change",
+        "model/kernels/__init__.py",
+        'key("least", compiled.version(), *facts)',
+        'key("least", *facts)',
+        ("model/test_kernels.py::test_what_was_measured_is_remembered_for_these_threads",),
+    ),
+    Mutant(
         "products in C: a bias is taken for a row's own",
         "model/kernels/compiled.py",
         "out if base.dim() > 1 else 0",

@@ -13,6 +13,7 @@ from saccade.core.sampling import Sampling
 from saccade.core.timing import Clock, Phase, untold
 from saccade.core.tree import Tree, chain
 from saccade.model.backbone import Backbone
+from saccade.model.kernels import compiled
 from saccade.model.session import RequestState, Session
 
 log = logging.getLogger(__name__)
@@ -176,7 +177,7 @@ def bucket(tokens: int) -> int:
 
 
 def _key(target: Backbone, draft: Backbone, context: int) -> str:
-    facts: list[object] = [context]
+    facts: list[object] = [context, compiled.version()]
     for model in (target, draft):
         facts += [str(model.config.to_dict()), str(model.dtype), str(model.device)]
         facts.append(model.fused is not None)

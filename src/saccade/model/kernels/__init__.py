@@ -282,12 +282,13 @@ def quickest(calls: dict[str, Callable[[], object]]) -> dict[str, float]:
 def least(
     facts: Sequence[object], timed: Callable[[], Mapping[Place, Mapping[str, float]]]
 ) -> dict[Place, dict[str, float]]:
-    """Seconds of each kernel in each place, which ``timed`` measures, remembered by ``facts``.
+    """Seconds of each kernel in each place, which ``timed`` measures, remembered by ``facts`` and
+    the version of our own kernels.
 
     They are timed the first few times they are asked for, and the least of each counts: a busy
     moment, into which so short a measurement may fall, must not decide for good.
     """
-    key = _MEASURED.key("least", *facts)
+    key = _MEASURED.key("least", compiled.version(), *facts)
     often, saved = _MEASURED.load(key) or (0, [])
     known = {tuple(place): seconds for place, seconds in saved}
     if often < OFTEN:

@@ -30,7 +30,10 @@ from saccade.core.home import home, instructions
 
 log = logging.getLogger(__name__)
 SOURCE = Path(__file__).with_name("kernels.c")
-FLAGS = ("-O2", "-march=native", "-fno-math-errno", "-fopenmp", "-fPIC", "-shared")
+FLAGS = (
+    *("-O2", "-march=native", "-fno-math-errno", "-fopenmp", "-fPIC", "-shared"),
+    "--param=avoid-fma-max-bits=0",  # GCC would round twice in some loops, and not in their twins
+)
 CALL = struct.Struct("7P17nd")  # `call` of the source, and its `product`
 PRODUCT = struct.Struct("4P6n")
 WIDEST, DIMS = 256, 8  # of a head's size: the most, and what it is a multiple of
@@ -190,9 +193,16 @@ def _compile(place: Path) -> ctypes.CDLL:
         return ctypes.CDLL(str(library))
 
 
-def _place() -> Path:
+@cache
+def version() -> str:
+    """Names what these kernels are compiled from, by what and for which processor: seconds that are
+    remembered are of one version."""
     made = repr((SOURCE.read_bytes(), _compiler(), FLAGS, instructions()))
-    return home() / f"kernels-{hashlib.sha256(made.encode()).hexdigest()[:24]}.so"
+    return hashlib.sha256(made.encode()).hexdigest()[:24]
+
+
+def _place() -> Path:
+    return home() / f"kernels-{version()}.so"
 
 
 def _compiler() -> list[str]:

@@ -17,23 +17,24 @@
 
 #if defined(__AVX512F__)
 #define BYTES 64
-#define TOGETHER 8 /* keys scored, or numbers of a value mixed, at once: with WIDE vectors each, as
-                      many sums as registers hold */
+#define TOGETHER 8 /* keys scored, or numbers mixed, at once: with WIDE vectors each, what registers hold */
 #define ROWS 12    /* multiplied at once, with ACROSS vectors each */
 #elif defined(__AVX__)
 #define BYTES 32
 #define TOGETHER 4
 #define ROWS 6
-/* Sums, these vectors and a number are all 16 registers: GCC would read the vectors for each sum. */
-#define HELD(vectors, count) EACH(held, count) __asm__("" : "+x"(vectors[held]))
+#define HELD(x) __asm__("" : "+x"(x)) /* GCC would read it anew for each sum: no register is left over */
 #else
 #define BYTES 16
 #define TOGETHER 4
 #define ROWS 6
 #endif
 #ifndef HELD
-#define HELD(vectors, count)
+#define HELD(x)
 #endif
+#define HOLD(each, from, count) \
+    lanes each[WIDE];           \
+    EACH(n, count) { each[n] = (from)[n]; HELD(each[n]); }
 #define LANES ((int)(BYTES / sizeof(float)))
 #define WIDE 3
 #define TILE (WIDE * LANES)
@@ -107,9 +108,7 @@ INLINE void score(int wide, int keys, const lanes *q, const float *k, ptrdiff_t 
     lanes sum[2 * TOGETHER][WIDE];
     EACH(j, keys) EACH(n, wide) sum[j][n] = (lanes){0};
     for (ptrdiff_t i = 0; i < width; i++) {
-        lanes each[WIDE];
-        EACH(n, wide) each[n] = q[i * wide + n];
-        HELD(each, wide);
+        HOLD(each, q + i * wide, wide)
         EACH(j, keys) EACH(n, wide) sum[j][n] += k[j * k_row + i] * each[n];
     }
     EACH(j, keys) EACH(n, wide) logits[j * wide + n] = sum[j][n];
@@ -120,9 +119,7 @@ INLINE void mix(int wide, int dims, int keys, const lanes *weights, const float 
     lanes sum[DIMS][WIDE];
     EACH(i, dims) EACH(n, wide) sum[i][n] = mixed[i * wide + n];
     for (int j = 0; j < keys; j++) {
-        lanes each[WIDE];
-        EACH(n, wide) each[n] = weights[j * wide + n];
-        HELD(each, wide);
+        HOLD(each, weights + j * wide, wide)
         EACH(i, dims) EACH(n, wide) sum[i][n] += v[j * v_row + i] * each[n];
     }
     EACH(i, dims) EACH(n, wide) mixed[i * wide + n] = sum[i][n];
@@ -365,9 +362,7 @@ INLINE void panel(int rows, const product *c, ptrdiff_t row, ptrdiff_t number) {
     EACH(r, rows) EACH(n, ACROSS) sum[r][n] = (lanes){0};
     for (ptrdiff_t i = 0; i < c->in; i++) {
         EACH(n, ACROSS) __builtin_prefetch(w + (i + AHEAD) * ACROSS + n);
-        lanes each[ACROSS];
-        EACH(n, ACROSS) each[n] = w[i * ACROSS + n];
-        HELD(each, ACROSS);
+        HOLD(each, w + i * ACROSS, ACROSS)
         EACH(r, rows) EACH(n, ACROSS) sum[r][n] += x[r * c->in + i] * each[n];
     }
     if (c->gated)
