@@ -167,14 +167,15 @@ def test_the_speed_pages_table_over_suites_is_the_stored_runs():
     assert f"`auto` {own} times `ar`, {peer} times `hf`." in page
 
 
-@pytest.mark.parametrize("processor", ["", "-intel"])
+@pytest.mark.parametrize("processor", ["", "-intel", "-zen3"])
 def test_the_speed_pages_ratios_and_load_are_the_stored_runs(processor):
     """Claim: every ratio with its interval, goal and verdict, and what requests at once get, on
-    either processor, are what the stored runs say. Fails on any number typed by hand, or in the
-    other processor's table."""
-    amd, _, rest = (RESULTS / "speed.md").read_text().partition("## The same on an Intel processor")
-    intel, _, more = rest.partition("\n## ")
-    page = intel if processor else amd + more
+    each processor, are what the stored runs say. Fails on any number typed by hand, or in another
+    processor's table."""
+    text = (RESULTS / "speed.md").read_text()
+    amd, *others = re.split(r"\n## The same (?:on|without) ", text)
+    intel, zen3 = (each.partition("\n## ") for each in others)
+    page = {"": amd + zen3[2], "-intel": intel[0], "-zen3": zen3[0]}[processor]
     for ratio in json.loads((RESULTS / f"speed{processor}.json").read_text())["ratios"]:
         low, high = ratio["interval"]
         goal = "" if ratio["goal"] is None else str(ratio["goal"])
@@ -196,15 +197,16 @@ def test_the_speed_pages_ratios_and_load_are_the_stored_runs(processor):
         ) in page
 
 
-def test_the_first_tokens_beside_peers_are_the_stored_run():
+@pytest.mark.parametrize(("run", "count"), [("first-token", 12), ("first-token-zen3", 4)])
+def test_the_first_tokens_beside_peers_are_the_stored_run(run, count):
     """Claim: the medians that docs/results/peers.md gives of first tokens are those of the stored
     turns, every row's as many. Fails on any number typed by hand."""
     turns: dict[str, list[float]] = {}
-    for turn in json.loads((RESULTS / "first-token.json").read_text())["runs"]:
+    for turn in json.loads((RESULTS / f"{run}.json").read_text())["runs"]:
         turns.setdefault(turn["row"], []).append(turn["first"])
-    assert {len(own) for own in turns.values()} == {12}
-    ours, auto, generate, compiled = (f"{median(own):.3f}"[1:] for own in turns.values())
-    told = f"`ar` {ours} s, `auto` {auto}, vLLM compiled {compiled}, `generate` {generate}."
+    assert {len(own) for own in turns.values()} == {count}
+    ours, auto, generate, compiled = (f"{median(own):.3f}".lstrip("0") for own in turns.values())
+    told = f"`ar` {ours} s, `auto` {auto}, vLLM compiled {compiled}, `generate` {generate}"
     assert told in (RESULTS / "peers.md").read_text()
 
 
@@ -304,6 +306,7 @@ AUTO = {
     "bench-256": [f"shapes-{task}" for task in ("caption", "events", "qa", "chat", "diff", "ood")],
     "bench-2k": ["shapes-caption-2k"],
     "bench-intel": [f"shapes-{task}" for task in ("caption", "qa", "diff", "caption-2k")],
+    "bench-zen3": [f"shapes-{task}" for task in ("caption", "qa", "diff", "caption-2k")],
 }
 
 

@@ -546,7 +546,8 @@ def check_prompts(answer: Answer, rule: Rule) -> None:
     for prompt, view in zip(answer.prompts, answer.by_hand, strict=True):
         assert prompt.embeds.shape == view.embeds.shape
         assert torch.equal(prompt.positions, view.positions)
-        assert torch.allclose(prompt.embeds, view.embeds, rtol=0, atol=1e-5)
+        # numbers of up to ten, which processors round each in its way
+        assert torch.allclose(prompt.embeds, view.embeds, rtol=1e-6, atol=1e-5)
         assert prompt.next_position == view.following
 
 
