@@ -206,7 +206,7 @@ def test_the_first_tokens_beside_peers_are_the_stored_run(run, count):
         turns.setdefault(turn["row"], []).append(turn["first"])
     assert {len(own) for own in turns.values()} == {count}
     ours, auto, generate, compiled = (f"{median(own):.3f}".lstrip("0") for own in turns.values())
-    told = f"`ar` {ours} s, `auto` {auto}, vLLM compiled {compiled}, `generate` {generate}"
+    told = f"`ar` {ours} s, `auto` {auto}, vLLM compiled {compiled}, `generate` {generate}."
     assert told in (RESULTS / "peers.md").read_text()
 
 
