@@ -20,6 +20,7 @@ from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from saccade.core.errors import ModelError
+from saccade.core.once import once
 from saccade.core.prompt import Inputs, Prompt
 from saccade.model import families, memory, tensor_parallel
 from saccade.model.attention import Step, ways_of
@@ -227,12 +228,15 @@ class Backbone:
 
     # -- sharing -------------------------------------------------------------------------------
 
+    @once
     def shares_rows_with(self, other: Backbone) -> bool:
-        """Whether both models turn pixels into the very same rows at the same positions."""
+        """Whether both models turn pixels into the very same rows at the same positions. Weights
+        are compared once: a tower that is trained later on is another's no more."""
         ropes = [each.config.to_dict().get("rope_parameters") for each in (self, other)]
         mine = _tower(self)
         return bool(mine) and ropes[0] == ropes[1] and _equal(mine, _tower(other))
 
+    @once
     def shares_vision_with(self, other: Backbone) -> bool:
         """Whether both have the very same vision tower, whatever projects what it gives."""
         mine, theirs = self._eyes, other._eyes

@@ -9,6 +9,7 @@ from typing import Any
 
 from saccade.core.costs import Costs
 from saccade.core.home import Measured
+from saccade.core.once import once
 from saccade.core.sampling import Sampling
 from saccade.core.timing import Clock, Phase, untold
 from saccade.core.tree import Tree, chain
@@ -127,6 +128,7 @@ def affordable(target: Backbone, draft: Backbone, context: int, phase: Phase = u
     return max((share for share in quick if share <= bearable), default=SHARES[-1])
 
 
+@once
 def _size(model: Backbone) -> int:
     """Weights a prompt token is multiplied with."""
     return sum(weight.numel() for weight in model.text.layers.parameters())
@@ -178,7 +180,10 @@ def bucket(tokens: int) -> int:
 
 def _key(target: Backbone, draft: Backbone, context: int) -> str:
     facts: list[object] = [context, compiled.version()]
-    for model in (target, draft):
-        facts += [str(model.config.to_dict()), str(model.dtype), str(model.device)]
-        facts.append(model.fused is not None)
-    return _MEASURED.key(*facts)
+    return _MEASURED.key(*facts, *_facts(target), *_facts(draft))
+
+
+@once
+def _facts(model: Backbone) -> tuple[object, ...]:
+    kind = str(model.config.to_dict()), str(model.dtype), str(model.device)
+    return (*kind, model.fused is not None)
