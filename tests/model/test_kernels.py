@@ -7,21 +7,25 @@ import json
 import pickle
 import subprocess
 import sys
+from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from helpers import COMPILED, llama, text_input
+from torch import Tensor
 from torch.nn.functional import silu
 
 import saccade
 from saccade.core.home import home
 from saccade.core.sampling import Sampling
-from saccade.model import kernels
+from saccade.model import attention, kernels
 from saccade.model.attention import FOLD_LIMIT, FUSED, ways_of
 from saccade.model.backbone import Backbone
 from saccade.model.kernels import (
+    FEW,
     KEYS,
     PRODUCTS,
     Choice,
@@ -257,6 +261,34 @@ def test_only_fp32_on_a_cpu_with_memory_is_chosen_for(monkeypatch):
     assert ways_of(4, 2, 16, [place], torch.bfloat16) == FUSED
     assert ways_of(4, 2, 16, [place, torch.device("meta")], torch.float32) == FUSED
     assert ways_of(4, 2, 16, [place], torch.float32) != FUSED
+
+
+def test_a_row_attends_over_the_keys_of_as_many_layers_as_the_model_has(monkeypatch):
+    """Claim: where ways to attend are timed by one row, each call reads other keys than the last,
+    of all layers or of as many as are far away; of many rows, which compute more than they read,
+    fewer. Fails where one layer's keys, near by the second time, choose for twenty."""
+    read: dict[tuple[int, int], set[int]] = defaultdict(set)
+    size = 0
+
+    def watched(q: Tensor, k: Tensor, *given: Any) -> Tensor:
+        nonlocal size
+        size = 2 * k.nbytes // k.shape[1]  # of a key and its value
+        read[q.shape[1], k.shape[1]].add(k.data_ptr())
+        return q
+
+    def called(facts: Any, calls: Any, *of: Any) -> Ways:
+        for each in [] if of else [calls(rows, keys) for rows in FEW for keys in KEYS]:
+            for call in each.values():
+                call()
+        return FUSED
+
+    monkeypatch.setattr(kernels, "ways", called)
+    monkeypatch.setattr(attention, "FEW_ROWS", dict.fromkeys(attention.FEW_ROWS, watched))
+    ways_of(4, 2, 32, [torch.device("cpu")] * 20, torch.float32)
+    assert len(read) == len(FEW) * len(KEYS)
+    for (rows, keys), places in read.items():
+        assert len(places) == max(1, min(20, attention.FAR // rows // (keys * size)))
+    assert len(read[1, 512]) == 20 and len(read[16, 4096]) < 3
 
 
 def test_weights_changed_behind_our_back_are_laid_out_anew():

@@ -34,7 +34,8 @@ Part = tuple[Queries, Float[Tensor, "head new"]]
 # Above this many queries a grouped call beats folding the group into the query axis.
 FOLD_LIMIT = 64
 CACHED = 2**20  # logits worked on at once: what a processor's caches hold
-TIMED = 2**29  # products of a prompt's call that is timed, about: of as many heads as that allows
+TIMED = 2**28  # products of a prompt's call that is timed, about: of as many heads as that allows
+FAR = 2**24  # bytes a row is timed over, at most: keys and values of a model's layers lie no nearer
 FUSED = Ways((1,), (("fused", "fused"),), (0,))
 # Where no kernel gives the log-sum-exps: queries at once, and logits of theirs, at most.
 PLAIN_ROWS, PLAIN_NUMBERS = 256, 2**25
@@ -303,11 +304,16 @@ def ways_of(
     def few(rows: int, keys: int) -> dict[str, Callable[[], object]]:
         some = min(kv_heads, torch.get_num_threads())
         q = torch.randn(some * groups, rows, width)
-        k, v = torch.randn(2, some, keys, width)
+        most = FAR // rows // (2 * some * keys * width * dtype.itemsize)
+        read = torch.ones(max(1, min(most, len(devices))), 2, some, keys, width)
         whole = None if rows == 1 else torch.zeros(rows * groups, keys)
         last = None if whole is None else whole[:, : min(rows, keys)]
         masks = {name: whole if name == "fused" else last for name in names}
-        return {name: bound(FEW_ROWS[name], q, k, v, masks[name], 1.0) for name in names}
+
+        def all_layers(name: str) -> list[Queries]:
+            return [FEW_ROWS[name](q, k, v, masks[name], 1.0) for k, v in read]
+
+        return {name: bound(all_layers, name) for name in names}
 
     def many(rows: int, keys: int) -> dict[str, Callable[[], object]]:
         some = max(1, min(heads, TIMED // (2 * rows * keys * width)))
@@ -319,7 +325,7 @@ def ways_of(
         }
 
     facts = heads, kv_heads, width, names
-    first = kernels.ways(facts, few)
+    first = kernels.ways((FAR, len(devices), *facts), few)
     last = kernels.ways(("many", *facts), many, kernels.MANY, kernels.LONG)
     return Ways(
         (*first.rows[:-1], FOLD_LIMIT, *last.rows),
