@@ -51,13 +51,15 @@ def race(
     rows: Sequence[int],
     repeat: int,
 ) -> list[Throughput]:
-    """Every method with every number of rows, interleaved; after a run that counts for nothing."""
+    """Every method with every number of rows, interleaved; after a run that counts for nothing. A
+    method has one scheduler throughout, as a server has."""
+    desks = {method: Scheduler(target, resolve(method), draft) for method in methods}
     found: dict[tuple[str, int], list[Throughput]] = {}
     alone: dict[int, tuple[int, ...]] = {}
     for run in range(repeat + 1):
         for method in methods:
             for most in rows:
-                ids, one = _run(target, draft, asked, method, most)
+                ids, one = _run(desks[method], asked, method, most)
                 alone = alone or ids
                 if run:
                     found.setdefault((method, most), []).append(replace(one, same=ids == alone))
@@ -65,9 +67,9 @@ def race(
 
 
 def _run(
-    target: Backbone, draft: Backbone | None, asked: Sequence[Request], method: str, rows: int
+    scheduler: Scheduler, asked: Sequence[Request], method: str, rows: int
 ) -> tuple[dict[int, tuple[int, ...]], Throughput]:
-    scheduler, waiting = Scheduler(target, resolve(method), draft), list(range(len(asked)))
+    waiting = list(range(len(asked)))
     numbers: dict[int, int] = {}
     joined: dict[int, float] = {}
     firsts: dict[int, float] = {}

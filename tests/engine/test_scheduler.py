@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import time
+from math import ceil
 from typing import Any
 
 import pytest
@@ -19,6 +21,7 @@ from saccade.drafting.recipe import Recipe
 from saccade.drafting.schedule import serial
 from saccade.drafting.setup import Words
 from saccade.drafting.shapes.policies import Chain
+from saccade.engine.pace import Pace
 from saccade.engine.request import Request
 from saccade.engine.scheduler import Scheduler
 from saccade.methods import resolve
@@ -31,6 +34,12 @@ METHODS = ["ar", "sd", "sd-tree", "specvlm", "specvlm-self", "std", "sage", "loo
 TARGET, DRAFT = backbone(qwen25()), backbone(noisy(qwen25))
 MANY = [video_input(0), text_input(1), video_input(2, (2, 4, 4)), video_input(3), text_input(4)]
 COUNTS = [12, 5, 17, 9, 14]
+
+
+@pytest.fixture(autouse=True)
+def all_in_every_round(monkeypatch):
+    """Here rounds are of all: how many take part is a matter of seconds otherwise."""
+    monkeypatch.setattr(Pace, "at_once", lambda self, live, patience: live)
 
 
 def _asked(number: int, **settings: Any) -> Request:
@@ -93,6 +102,66 @@ def test_a_round_is_one_forward_of_the_target_for_all(monkeypatch):
     monkeypatch.setattr(Session, "_forward", counted)
     list(scheduler.step())
     assert calls == [len(scheduler)]
+
+
+@pytest.mark.parametrize("method", ["ar", "sd", "hippo"])
+@pytest.mark.parametrize("most", [1, 2, 3])
+def test_rounds_of_a_few_are_taken_in_turns(monkeypatch, method, most):
+    """Claim: where a round has room for few, who has waited longest takes part: nobody waits more
+    rounds than it takes to serve all, and answers are those given alone. Fails if the first to
+    come are served first."""
+    count = 2 if method == "hippo" else len(MANY)
+    monkeypatch.setattr(Pace, "at_once", lambda self, live, patience: min(live, most))
+    scheduler = Scheduler(TARGET, resolve(method), DRAFT)
+    for number in range(count):
+        scheduler.join(_asked(number))
+    waited = dict.fromkeys(range(count), 0)
+    found: dict[int, Result] = {}
+    while len(scheduler):
+        news = list(scheduler.step())
+        served = {event.number for event in news if event.round and not event.round.opening}
+        assert len(served) <= most
+        decoding = [number for number, e in scheduler._entries.items() if e.call.decoding]
+        waited |= {number: waited[number] + 1 for number in decoding} | dict.fromkeys(served, 0)
+        assert max(waited[number] for number in decoding or served) < ceil(count / most)
+        found |= {event.number: event.result for event in news if event.result}
+    for number in range(count):
+        assert found[number].ids == _alone(number, method).ids
+
+
+def test_how_many_take_part_is_asked_of_what_rounds_and_prompts_took(monkeypatch):
+    """Claim: the pace is told every round, by how many were in it, and is asked with how many
+    decode and the seconds the last prompt took. Fails if turns are taken by anything else."""
+    told: list[tuple[int, float]] = []
+    asked: list[tuple[int, float]] = []
+    monkeypatch.setattr(
+        Pace, "at_once", lambda self, *given: asked.append(given) or max(1, given[0] // 2)
+    )
+    monkeypatch.setattr(Pace, "fold", lambda self, *given: told.append(given) or self)
+    scheduler = Scheduler(TARGET, resolve("ar"))
+    for number in range(4):
+        scheduler.join(_asked(number))
+    scheduler._chunks = 100
+    began = time.perf_counter()
+    list(scheduler.step())
+    took = time.perf_counter() - began
+    assert [live for live, _ in asked] == [4] and [live for live, _ in told] == [2]
+    assert 0 < asked[0][1] < took and 0 < told[0][1] < took and asked[0][1] + told[0][1] < took
+
+
+def test_a_burst_after_a_lull_is_read_as_far_as_rounds_gave_tokens(monkeypatch):
+    """Claim: what rounds gave is remembered while nobody decodes. Fails if newcomers to an idle
+    server wait for each other's rounds where its drafts are long."""
+    scheduler = Scheduler(TARGET, resolve("sd"), TARGET)  # the target drafts: all is accepted
+    assert scheduler._session is not None
+    scheduler.join(_asked(2))
+    _steps(scheduler)
+    list(scheduler.step())
+    for number in (0, 3):
+        scheduler.join(_asked(number))
+    scheduler._session.chunk = len(_asked(0).ids[0])
+    opened = {event.number for event in scheduler.step() if event.round}
+    assert opened == {1, 2}
 
 
 def _drafting(monkeypatch: pytest.MonkeyPatch, method: Any) -> list[int]:

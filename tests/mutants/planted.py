@@ -42,6 +42,7 @@ EARLY_AUTO = (
     "[auto dear, shape=auto dear]"
 )
 LATE_AUTO = EARLY_AUTO.replace("at_the_start", "late_in_an_answer")
+PACE = "engine/test_pace.py"
 PAGES_STEP = "methods/test_pages.py::test_a_step_reads_the_pages_it_asks_for"
 FRESH_LOOKS = "methods/test_fresh.py::test_it_tells_what_the_last_judged_rows_attended_to"
 SHORT_PROMPTS = (
@@ -657,6 +658,34 @@ MUTANTS = (
         "left -= min(1.0, len(call.request.ids[0]) / call.session.chunk)",
         "left -= 0.0",
         (SHORT_PROMPTS,),
+    ),
+    Mutant(
+        "scheduler: who came first takes part in every round",
+        "engine/scheduler.py",
+        "self._entries[number] = self._entries.pop(number)",
+        "pass",
+        ("engine/test_scheduler.py::test_rounds_of_a_few_are_taken_in_turns",),
+    ),
+    Mutant(
+        "pace: turns are taken whatever they cost",
+        "engine/pace.py",
+        "max(1, cheap, (patience - fixed) / each)",
+        "max(1, (patience - fixed) / each)",
+        (f"{PACE}::test_a_round_is_as_short_as_is_cheap_and_no_shorter_than_anybody_waits",),
+    ),
+    Mutant(
+        "pace: the last round is all that is believed",
+        "engine/pace.py",
+        "old + NEW * (seconds - old)",
+        "seconds",
+        (f"{PACE}::test_what_rounds_took_lately_counts",),
+    ),
+    Mutant(
+        "once: the last object alone tells what was asked",
+        "core/once.py",
+        "*path, last = of",
+        "*path, last = of[-1:]",
+        ("core/test_once.py::test_every_row_of_objects_has_an_answer_of_its_own_worked_out_once",),
     ),
     Mutant(
         "schedule: a broken law ends every request",

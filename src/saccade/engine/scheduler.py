@@ -3,16 +3,17 @@
 Each is a call with a drafter of its own, so that one that fails is nobody else's affair; the
 forwards of a round are for all of them. Of newcomers' prompts as many chunks are read a round as it
 gives tokens, one long prompt's or several short ones', and a first token is told before the draft
-reads: so drafting makes nobody wait for one. What shares no forward (a draft in a process of its
-own, ``exact``) takes turns.
+reads: so drafting makes nobody wait for one. Where a round of all takes longer than a prompt, they
+take part in turns (``Pace``). What shares no forward (a draft in a process of its own, ``exact``)
+takes turns within one.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean
 
 from saccade.core.result import Result, Round
 from saccade.core.sampling import Sampling
@@ -20,6 +21,7 @@ from saccade.core.tree import Tree
 from saccade.drafting.recipe import Recipe
 from saccade.drafting.schedule import NO_MEMORY, Group, MemoryGuard, advance, serial
 from saccade.engine.call import Call
+from saccade.engine.pace import Pace
 from saccade.engine.request import Request
 from saccade.model import memory
 from saccade.model.backbone import Backbone
@@ -48,6 +50,7 @@ class _Entry:
     pieces: Iterator[Round | None]  # of what is left to read
     group: Group  # for decoding where the forward is shared
     rounds: Iterator[Round]  # and where it is not
+    reading: float = 0.0  # seconds of it so far
     opened: bool = False  # the first token is told
 
 
@@ -68,7 +71,8 @@ class Scheduler:
         self._session = Session(target, self._rules, room=ANSWER) if shared else None
         self._entries: dict[int, _Entry] = {}
         self._next = 0
-        self._chunks = 1  # of prompts to be read before the next round
+        self._chunks = 1  # of prompts to be read before the next round: as the last one gave tokens
+        self._pace, self._reading = Pace(), 0.0  # what rounds take; the last prompt's seconds
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -112,8 +116,9 @@ class Scheduler:
         entry.call.close()
 
     def step(self) -> Iterator[Event]:
-        """Pieces of the prompts that have waited longest, then a round of all that are read; works
-        as far as it is iterated, so that nobody's first token waits for others' round."""
+        """Pieces of the prompts that have waited longest, then a round of those who have waited
+        longest for one; works as far as it is iterated, so that nobody's first token waits for
+        others' round."""
         left = float(self._chunks)
         while left > 0 and (number := self._unread()) is not None:
             call = self._entries[number].call
@@ -122,14 +127,26 @@ class Scheduler:
         for number in [n for n, e in self._entries.items() if e.opened and not e.call.decoding]:
             if number in self._entries:  # else it left meanwhile
                 yield from self._read_on(number)  # by the draft
-        live = {number: entry for number, entry in self._entries.items() if entry.call.decoding}
+        decoding = [number for number, entry in self._entries.items() if entry.call.decoding]
+        if decoding:
+            told = self._round(decoding[: self._pace.at_once(len(decoding), self._reading)])
+            emitted = sum(len(event.round.tokens) for event in told if event.round is not None)
+            self._chunks = max(1, round(emitted / len(decoding)))
+            yield from told
+
+    def _round(self, numbers: Sequence[int]) -> list[Event]:
+        """A round of these."""
+        live = {number: self._entries[number] for number in numbers}
+        began = time.perf_counter()
         if self._session is None:
             told = [event for number in live for event in self._turn(number, live[number])]
         else:
-            told = self._together(self._session, live) if live else []
-        emitted = [len(event.round.tokens) for event in told if event.round is not None]
-        self._chunks = max(1, round(fmean(emitted))) if emitted else 1
-        yield from told
+            told = self._together(self._session, live)
+        self._pace = self._pace.fold(len(live), time.perf_counter() - began)
+        for number in numbers:  # others have waited longer now
+            if number in self._entries:
+                self._entries[number] = self._entries.pop(number)
+        return told
 
     def _unread(self) -> int | None:
         """Whose prompt has waited longest."""
@@ -139,9 +156,13 @@ class Scheduler:
         """The next piece of a prompt, or its first token."""
         entry = self._entries[number]
         try:
+            began = time.perf_counter()
             opening = next(entry.pieces, None)
-            entry.opened = entry.opened or opening is not None
-            return [] if opening is None else self._told(number, opening)
+            entry.reading += time.perf_counter() - began
+            if opening is None:
+                return []
+            self._reading, entry.opened = entry.reading, True
+            return self._told(number, opening)
         except Exception as error:
             return [self._failed(number, error)]
 

@@ -1,0 +1,71 @@
+"""Claims about how many requests take part in a round: few where that costs little, else all."""
+
+from __future__ import annotations
+
+from math import ceil
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from saccade.engine.pace import DEARER, NEW, Pace
+
+MILLISECONDS = st.floats(0.01, 300.0)
+
+
+def _believed(fixed: float, each: float, live: int) -> Pace:
+    return Pace({size: fixed + each * size for size in range(1, live + 2)})
+
+
+@given(
+    fixed=st.one_of(st.just(0.0), MILLISECONDS),
+    each=MILLISECONDS,
+    live=st.integers(1, 64),
+    patience=MILLISECONDS,
+)
+def test_a_round_is_as_short_as_is_cheap_and_no_shorter_than_anybody_waits(
+    fixed, each, live, patience
+):
+    """Claim: whatever rounds take, part of the requests take part where a request's share of that
+    round is at most a tenth above its share of a round of all; and with one request fewer rounds
+    would be, by their mean, dearer than that or shorter than the patience. Fails if turns cost
+    throughput, or if newcomers wait longer than they must."""
+    taken = _believed(fixed, each, live).at_once(live, patience)
+    assert 1 <= taken <= live
+
+    def share(requests: float) -> float:
+        return fixed / requests + each
+
+    dear = (1 + DEARER) * share(live) * (1 + 1e-6)
+    assert taken == live or share(taken) <= dear
+    if taken == 1:
+        return
+    fewer = live / ceil(live / (taken - 1))
+    assert share(fewer) > dear * (1 - 2e-6) or fixed + each * fewer < patience * (1 + 1e-6)
+
+
+@pytest.mark.parametrize("seconds", [{}, {1: 5.0, 8: 5.0}, {1: 5.0, 8: 4.0}], ids=str)
+def test_all_take_part_where_turns_would_gain_nothing(seconds):
+    """Claim: where nothing is known of rounds, or more requests make none longer, all take part.
+    Control: where each makes them longer, half do."""
+    assert Pace(seconds).at_once(16, 1.0) == 16
+    assert Pace({1: 1.0, 16: 16.0}).at_once(16, 8.0) == 8
+
+
+def test_a_size_that_was_never_tried_is_tried():
+    """Claim: who has only seen rounds of all believes them to take time by request, tries half,
+    and goes back to all once those turn out to save nothing. Fails if a constant load is never
+    looked into, or a wrong belief stays."""
+    pace = Pace().fold(16, 16.0)
+    assert pace.at_once(16, 8.0) == 8
+    assert pace.fold(8, 15.0).at_once(16, 8.0) == 16
+
+
+def test_what_rounds_took_lately_counts():
+    """Claim: of rounds of a size, the last one changes what is believed by its part. Fails where a
+    busy hour is believed in for good."""
+    pace = Pace().fold(4, 1.0).fold(4, 2.0)
+    assert pace.seconds == {4: pytest.approx(1 + NEW)}
+    for _ in range(20):
+        pace = pace.fold(4, 2.0)
+    assert pace.seconds[4] == pytest.approx(2.0, rel=0.01)
