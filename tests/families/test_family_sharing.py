@@ -59,14 +59,15 @@ def counted(backbone: Backbone) -> Iterator[list[str]]:
 def drafted(patch: pytest.MonkeyPatch) -> Iterator[list[Prompt]]:
     """The prompts a draft ends up with, before its view."""
     seen: list[Prompt] = []
-    guide = ModelDrafter.ready
+    look = ModelDrafter._look
 
-    def watched(self: ModelDrafter, prefills: Any) -> None:
-        seen.extend(self._prompts)
-        guide(self, prefills)
+    def watched(self: ModelDrafter, prefills: Any) -> list[Prompt]:
+        found = look(self, prefills)
+        seen.extend(found)
+        return found
 
     with patch.context() as inner:
-        inner.setattr(ModelDrafter, "ready", watched)
+        inner.setattr(ModelDrafter, "_look", watched)
         yield seen
 
 
@@ -126,6 +127,27 @@ def test_control_one_other_weight_is_another_tower(
         result = run(target, changed, inputs)
     assert result.fallback_reason is None
     assert ran and alike(read[0], own[0])
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_draft_looks_for_itself_after_the_first_token(family: str) -> None:
+    """Claim: until the first token is told no layer of the draft's own tower runs, then all of them
+    do, once; where the first token is the last, none ever. Fails if the first token waits for a
+    draft's eyes."""
+    target, draft = sharing(family)
+    with torch.no_grad():
+        next(tower(draft).parameters()).view(-1)[0] += 1
+    changed, inputs = Backbone(draft.model), zoo.asked(zoo.member(family), "image")
+    with counted(changed) as ran:
+        asked = dict(draft=changed, method="sd", do_sample=False)
+        stream = saccade.stream(target, inputs, max_new_tokens=COUNT, **asked)
+        assert next(iter(stream)).opening and ran == []
+        stream.finish()
+        layers = len(list(tower(draft).get_submodule("encoder.layers").children()))
+        assert len(ran) % layers == 0 and len({*ran}) == layers
+        read = len(ran)
+        saccade.run(target, inputs, max_new_tokens=1, **asked)
+        assert len(ran) == read
 
 
 @pytest.mark.parametrize("family", FAMILIES)

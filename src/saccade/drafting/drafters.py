@@ -183,29 +183,27 @@ class ModelDrafter(SessionDrafter):
         self._inputs: Inputs = {}
         self._seen_there: list[Any] = []  # by the target's vision tower
         self._listening: RemovableHandle | None = None
-        self._prompts: list[Prompt] = []
         self._telling: Telling | None = None
 
     def encode(self, inputs: Inputs) -> None:
         self._inputs = inputs
         if self._reuses_vision:
             self._listening = self._setup.target.record_vision(self._seen_there)
-        elif not self._shares:
-            self._look(self._setup.readable(inputs))
 
     def prefill(self, prompts: Sequence[Prompt]) -> None:
-        if self._listening is not None:
-            self.close()
-            self._look(self._inputs, self._seen_there)
-            self._seen_there = []
-        if self._shares:
-            self._prompts = [self.session.backbone.adopt(prompt) for prompt in prompts]
+        self.close()
         self._telling = Telling(self._setup, self._inputs)
-        self._inputs = {}
 
-    def _look(self, inputs: Inputs, seen: Sequence[Any] | None = None) -> None:
-        coarse = self._setup.coarse
-        self._prompts = self.session.backbone.prompts(inputs, seen, coarse=coarse)
+    def _look(self, prefills: Sequence[Prefill]) -> list[Prompt]:
+        """Its own prompts: not before the first token is told, which none of them is needed for."""
+        model, setup = self.session.backbone, self._setup
+        inputs, self._inputs = self._inputs, {}
+        if self._shares:
+            return [model.adopt(prefill.prompt) for prefill in prefills]
+        if not self._reuses_vision:
+            return model.prompts(setup.readable(inputs), coarse=setup.coarse)
+        seen, self._seen_there = self._seen_there, []
+        return model.prompts(inputs, seen, coarse=setup.coarse)
 
     def close(self) -> None:
         if self._listening is not None:
@@ -215,15 +213,16 @@ class ModelDrafter(SessionDrafter):
     def ready(self, prefills: Sequence[Prefill]) -> float:
         views, model = self._setup.view.parts, self.session.backbone
         assert self._telling is not None, "prefill comes first"
-        words, read = self._telling.told(), []
-        for i, prompt in enumerate(self._prompts):
+        words, read, clock = self._telling.told(), [], Clock(model.device)
+        prompts, looking = self._look(prefills), clock.lap()
+        for i, prompt in enumerate(prompts):
             told = replace(prefills[i], words=words[i])
             pruned = [view(told, prompt) for view in views]  # each is a row of the batch
             self._seen[i] = max(each.seen for each in pruned)
             read += pruned
-        clock = Clock(model.device)
+        clock.lap()
         self.session.prefill([model.written(prompt) for prompt in read])
-        return clock.since()
+        return looking + clock.lap()
 
     def captioning(self) -> tuple[float, float]:
         return (0.0, 0.0) if self._telling is None else self._telling.spent
