@@ -51,18 +51,20 @@ def race(
     rows: Sequence[int],
     repeat: int,
 ) -> list[Throughput]:
-    """Every method with every number of rows, interleaved; after a run that counts for nothing. A
-    method has one scheduler throughout, as a server has."""
+    """Every method with every number of rows, one method after another with each; after a run that
+    counts for nothing. A method has one scheduler throughout, as a server has."""
     desks = {method: Scheduler(target, resolve(method), draft) for method in methods}
-    found: dict[tuple[str, int], list[Throughput]] = {}
+    found: dict[tuple[str, int], list[Throughput]] = {
+        (method, most): [] for method in methods for most in rows
+    }
     alone: dict[int, tuple[int, ...]] = {}
     for run in range(repeat + 1):
-        for method in methods:
-            for most in rows:
+        for most in rows:
+            for method in methods:
                 ids, one = _run(desks[method], asked, method, most)
                 alone = alone or ids
                 if run:
-                    found.setdefault((method, most), []).append(replace(one, same=ids == alone))
+                    found[method, most].append(replace(one, same=ids == alone))
     return [_median(runs) for runs in found.values()]
 
 

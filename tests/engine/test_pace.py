@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from saccade.engine.pace import DEARER, NEW, Pace
+from saccade.engine.pace import DEARER, NEW, SIZES, Pace
 
 MILLISECONDS = st.floats(0.01, 300.0)
 
@@ -61,6 +61,17 @@ def test_a_size_that_was_never_tried_is_tried():
     assert pace.fold(8, 15.0).at_once(16, 8.0) == 16
 
 
+def test_more_than_ever_are_tried_together():
+    """Claim: however long rounds of a few take, more than were in one are tried at once, and where
+    that costs little more they stay together. Fails if requests that came one by one are served
+    one by one for good."""
+    pace = Pace().fold(1, 10.0)
+    assert pace.at_once(2, 1.0) == 2
+    assert pace.fold(2, 19.0).at_once(16, 1.0) == 16
+    assert pace.fold(2, 19.0).fold(16, 22.0).at_once(16, 1.0) == 16
+    assert pace.fold(2, 19.0).fold(16, 140.0).at_once(16, 1.0) < 16
+
+
 def test_what_rounds_took_lately_counts():
     """Claim: of rounds of a size, the last one changes what is believed by its part. Fails where a
     busy hour is believed in for good."""
@@ -69,3 +80,12 @@ def test_what_rounds_took_lately_counts():
     for _ in range(20):
         pace = pace.fold(4, 2.0)
     assert pace.seconds[4] == pytest.approx(2.0, rel=0.01)
+
+
+def test_sizes_that_were_not_seen_for_long_are_forgotten():
+    """Claim: of the sizes of rounds the last few count, and one that comes again is among them.
+    Fails where rounds over short prompts are believed in beside long ones."""
+    pace = Pace()
+    for size in [1, 2, *range(3, 3 + SIZES - 2), 1, 99]:
+        pace = pace.fold(size, float(size))
+    assert [*pace.seconds] == [*range(3, 3 + SIZES - 2), 1, 99]

@@ -141,7 +141,7 @@ def test_how_many_take_part_is_asked_of_what_rounds_and_prompts_took(monkeypatch
     scheduler = Scheduler(TARGET, resolve("ar"))
     for number in range(4):
         scheduler.join(_asked(number))
-    scheduler._chunks = 100
+    scheduler._given = 100.0
     began = time.perf_counter()
     list(scheduler.step())
     took = time.perf_counter() - began

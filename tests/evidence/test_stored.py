@@ -197,7 +197,9 @@ def test_the_speed_pages_ratios_and_load_are_the_stored_runs(processor):
         ) in page
 
 
-@pytest.mark.parametrize(("run", "count"), [("first-token", 12), ("first-token-zen3", 4)])
+@pytest.mark.parametrize(
+    ("run", "count"), [("first-token", 12), ("first-token-zen3", 4), ("first-token-zen5", 12)]
+)
 def test_the_first_tokens_beside_peers_are_the_stored_run(run, count):
     """Claim: the medians that docs/results/peers.md gives of first tokens are those of the stored
     turns, every row's as many. Fails on any number typed by hand."""
@@ -305,6 +307,7 @@ SAMPLED = ("ar", "sd", "sd/shape=fit", "auto", "hf")
 AUTO = {
     "bench-256": [f"shapes-{task}" for task in ("caption", "events", "qa", "chat", "diff", "ood")],
     "bench-2k": ["shapes-caption-2k"],
+    "bench-zen5": [f"shapes-{task}" for task in ("caption", "qa", "diff", "caption-2k")],
     "bench-intel": [f"shapes-{task}" for task in ("caption", "qa", "diff", "caption-2k")],
     "bench-zen3": [f"shapes-{task}" for task in ("caption", "qa", "diff", "caption-2k")],
 }

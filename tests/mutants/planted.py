@@ -674,6 +674,13 @@ MUTANTS = (
         (f"{PACE}::test_a_round_is_as_short_as_is_cheap_and_no_shorter_than_anybody_waits",),
     ),
     Mutant(
+        "pace: rounds of few tell of rounds of many",
+        "engine/pace.py",
+        "if live > max(self.seconds, default=0):",
+        "if not self.seconds:",
+        (f"{PACE}::test_more_than_ever_are_tried_together",),
+    ),
+    Mutant(
         "pace: the last round is all that is believed",
         "engine/pace.py",
         "old + NEW * (seconds - old)",

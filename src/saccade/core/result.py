@@ -143,12 +143,12 @@ def emitted_each(rounds: Sequence[RoundRecord]) -> float | None:
 class Timings:
     """Seconds on the wall clock; ``total`` is from inputs to the last token."""
 
-    vision: float = 0.0  # both models' embedding of the prompt, vision towers included
+    vision: float = 0.0  # the target's embedding of the prompt, its vision tower included
     prefill: float = 0.0  # target
     guide: float = 0.0  # choosing what the draft sees
     caption: float = 0.0  # captions for views that read one, and of these seconds those
     caption_hidden: float = 0.0  # beside the target's prefill: who waits, waits for the rest
-    draft_prefill: float = 0.0  # 0 where it ran beside the target
+    draft_prefill: float = 0.0  # its vision tower included; 0 where it ran beside the target
     beside_prefill: float = 0.0  # the draft's, beside the target: of its prompt, choosing included,
     beside_draft: float = 0.0  # and of its steps; who waits for it is in a round's draft_seconds
     decode: float = 0.0  # every round

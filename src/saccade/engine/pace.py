@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from math import ceil
 from statistics import linear_regression
 
-NEW = 0.3  # of what is believed of rounds of a size, by one more
+NEW = 0.3  # of what is believed of rounds, by one more
+SIZES = 8  # seen last, that are believed in: prompts get longer, machines busier
 DEARER = 0.1  # a request's part of a round, at most, where rounds are made shorter
 
 
@@ -18,9 +19,10 @@ class Pace:
     seconds: Mapping[int, float] = field(default_factory=dict)
 
     def fold(self, requests: int, seconds: float) -> Pace:
-        """With one more round."""
+        """With one more round; the size that was seen longest ago is forgotten."""
         old = self.seconds.get(requests, seconds)
-        return Pace({**self.seconds, requests: old + NEW * (seconds - old)})
+        others = [each for each in self.seconds.items() if each[0] != requests]
+        return Pace({**dict(others[1 - SIZES :]), requests: old + NEW * (seconds - old)})
 
     def line(self) -> tuple[float, float]:
         """Seconds of any round, and what each request adds to them: the best line, or where all
@@ -33,8 +35,11 @@ class Pace:
 
     def at_once(self, live: int, patience: float) -> int:
         """Of ``live`` requests as many as a round has time for in ``patience`` seconds, or more
-        where those few would be dear: they take turns in groups of about that size."""
-        fixed, each = self.line() if self.seconds else (0.0, 0.0)
+        where those few would be dear: they take turns in groups of about that size. More than were
+        in any round that is remembered are tried together: few together tell little of many."""
+        if live > max(self.seconds, default=0):
+            return live
+        fixed, each = self.line()
         if each <= 0:
             return live
         cheap = fixed / (DEARER * each + (1 + DEARER) * fixed / live)

@@ -21,7 +21,7 @@ from saccade.core.tree import Tree
 from saccade.drafting.recipe import Recipe
 from saccade.drafting.schedule import NO_MEMORY, Group, MemoryGuard, advance, serial
 from saccade.engine.call import Call
-from saccade.engine.pace import Pace
+from saccade.engine.pace import NEW, Pace
 from saccade.engine.request import Request
 from saccade.model import memory
 from saccade.model.backbone import Backbone
@@ -71,7 +71,7 @@ class Scheduler:
         self._session = Session(target, self._rules, room=ANSWER) if shared else None
         self._entries: dict[int, _Entry] = {}
         self._next = 0
-        self._chunks = 1  # of prompts to be read before the next round: as the last one gave tokens
+        self._given = 1.0  # tokens that a round gives a request, of late
         self._pace, self._reading = Pace(), 0.0  # what rounds take; the last prompt's seconds
 
     def __len__(self) -> int:
@@ -119,7 +119,7 @@ class Scheduler:
         """Pieces of the prompts that have waited longest, then a round of those who have waited
         longest for one; works as far as it is iterated, so that nobody's first token waits for
         others' round."""
-        left = float(self._chunks)
+        left = max(1.0, self._given)  # chunks of prompts
         while left > 0 and (number := self._unread()) is not None:
             call = self._entries[number].call
             left -= min(1.0, len(call.request.ids[0]) / call.session.chunk)
@@ -131,7 +131,7 @@ class Scheduler:
         if decoding:
             told = self._round(decoding[: self._pace.at_once(len(decoding), self._reading)])
             emitted = sum(len(event.round.tokens) for event in told if event.round is not None)
-            self._chunks = max(1, round(emitted / len(decoding)))
+            self._given += NEW * (emitted / len(decoding) - self._given)
             yield from told
 
     def _round(self, numbers: Sequence[int]) -> list[Event]:
