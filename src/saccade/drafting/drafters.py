@@ -191,13 +191,13 @@ class ModelDrafter(SessionDrafter):
             self._listening = self._setup.target.record_vision(self._seen_there)
 
     def prefill(self, prompts: Sequence[Prompt]) -> None:
-        self.close()
+        if self._listening is not None:
+            self.close()
         self._telling = Telling(self._setup, self._inputs)
 
     def _look(self, prefills: Sequence[Prefill]) -> list[Prompt]:
         """Its own prompts: not before the first token is told, which none of them is needed for."""
-        model, setup = self.session.backbone, self._setup
-        inputs, self._inputs = self._inputs, {}
+        model, setup, inputs = self.session.backbone, self._setup, self._inputs
         if self._shares:
             return [model.adopt(prefill.prompt) for prefill in prefills]
         if not self._reuses_vision:
