@@ -4,24 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import wraps
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, TypeVar, TypeVarTuple
 from weakref import WeakKeyDictionary
 
-P, V = ParamSpec("P"), TypeVar("V")
+Of, V = TypeVarTuple("Of"), TypeVar("V")
 
 
-def once(work: Callable[P, V]) -> Callable[P, V]:
+def once(work: Callable[[*Of], V]) -> Callable[[*Of], V]:
     """Of these very objects what it gave the first time. It must not hold on to them."""
     known: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
 
     @wraps(work)
-    def told(*of: P.args, **named: P.kwargs) -> V:
+    def told(*of: *Of) -> V:
         *path, last = of
         at = known
         for each in path:
             at = at.setdefault(each, WeakKeyDictionary())
         if last not in at:
-            at[last] = work(*of, **named)
+            at[last] = work(*of)
         found: V = at[last]
         return found
 

@@ -179,8 +179,7 @@ def bucket(tokens: int) -> int:
 
 
 def _key(target: Backbone, draft: Backbone, context: int) -> str:
-    facts: list[object] = [context, compiled.version()]
-    return _MEASURED.key(*facts, *_facts(target), *_facts(draft))
+    return _MEASURED.key(context, compiled.version(), *_facts(target), *_facts(draft))
 
 
 @once
