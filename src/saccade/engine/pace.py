@@ -9,7 +9,7 @@ from statistics import linear_regression
 
 NEW = 0.3  # of what is believed of rounds, by one more
 SIZES = 8  # seen last, that are believed in: prompts get longer, machines busier
-DEARER = 0.1  # a request's part of a round, at most, where rounds are made shorter
+DEARER = 0.1  # about, a request's part of a round where rounds are made shorter
 
 
 @dataclass(frozen=True)
@@ -43,4 +43,5 @@ class Pace:
         if each <= 0:
             return live
         cheap = fixed / (DEARER * each + (1 + DEARER) * fixed / live)
-        return ceil(live / max(1, live // max(1, cheap, (patience - fixed) / each)))
+        turns = round(live / max(1, cheap, (patience - fixed) / each))
+        return ceil(live / max(1, turns))
