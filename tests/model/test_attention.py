@@ -14,16 +14,15 @@ from saccade.core.tree import ancestors
 from saccade.model import attention
 from saccade.model.attention import (
     FOLD_LIMIT,
-    RowQueries,
     Segment,
     Step,
-    attended,
     merge,
     partial,
     plain_partial,
 )
 from saccade.model.cache import Cache
-from saccade.model.kernels import Ways, compiled
+from saccade.model.kernels import Ways, attended, compiled
+from saccade.model.kernels.attended import Note
 from saccade.model.session import Session
 
 HEADS, KV, WIDTH = 4, 2, 8
@@ -308,7 +307,7 @@ def test_attended_is_the_weight_on_each_column(numbers, columns, monkeypatch):
     all keys and over the columns alone, with rows fed in two chunks; however many layers and rows
     go together, and in C (0). Fails if a chunk is forgotten, weighted wrongly, or sees the future.
     """
-    monkeypatch.setattr(attention, "CACHED", numbers or 1)
+    monkeypatch.setattr(attended, "CACHED", numbers or 1)
     monkeypatch.setattr(compiled, "serves", lambda width: not numbers)
     layers, new = 3, 9
     cache = Cache(layers, KV, WIDTH, 16)
@@ -317,18 +316,49 @@ def test_attended_is_the_weight_on_each_column(numbers, columns, monkeypatch):
     both = torch.zeros(layers, KV, 2, 3)
     for start, stop in ((0, 7), (7, 9)):
         inside = rows[(rows >= start) & (rows < stop)]
-        noted = RowQueries(stop - int(inside[0]))
+        noted = Note(inside, stop, chosen, both)
         step = Step([Segment(cache, 0, stop - start, start, noted=noted)], 2, torch.float32)
         for layer, own in enumerate(fresh):
             step(layer, *(each[:, start:stop] for each in own), SCALE)
         cache.advance(stop - start)
-        both += attended(cache, noted.of(inside - inside[0]), inside + 1, chosen)
+        noted.end(cache)
     for (q, k, _), told in zip(fresh, both, strict=True):
         logits = torch.einsum("hqd,hkd->hqk", q, k.repeat_interleave(2, 0)) * SCALE
         logits = logits.masked_fill(~_causal(0, new), float("-inf"))[:, rows]
         weights = logits.softmax(-1)[..., chosen], logits[..., chosen].softmax(-1)
         for mine, each in zip(told.unbind(1), weights, strict=True):
             assert torch.allclose(mine, each.sum(1).view(KV, 2, 3).sum(1), atol=1e-6)
+
+
+@COMPILED
+@pytest.mark.parametrize("rows", [range(90, 100), [*range(80, 95), 99]], ids=["last", "apart"])
+def test_a_note_is_the_same_on_the_way_and_after(rows, monkeypatch):
+    """Claim: what a chunk's rows attend to is the same told by the kernel that attends for them or
+    from their queries, also where the last layer attends for one row alone. Fails if a layer tells
+    nothing or twice. Control: it is told on the way where those rows are the last ones."""
+    told = []
+    attend = compiled.attend
+
+    def counted(*args, **kwargs):
+        told.append(bool(kwargs))
+        return attend(*args, **kwargs)
+
+    monkeypatch.setattr(compiled, "attend", counted)
+    monkeypatch.setitem(attention.MANY_ROWS, "compiled", counted)
+    rows, columns = torch.tensor(rows), torch.arange(3, 70)
+    fresh = [_fresh(100, seed) for seed in range(3)]
+    found = []
+    for name in ("fused", "compiled"):
+        cache, both = Cache(3, KV, WIDTH, 128), torch.zeros(3, KV, 2, len(columns))
+        note = Note(rows, 100, columns, both)
+        ways = Ways((1,), ((name, name),), (0,))
+        step = Step([Segment(cache, 0, 100, 0, noted=note)], 2, torch.float32, ways)
+        for layer, own in enumerate(fresh):
+            step(layer, *own, SCALE, last=layer == 2)
+        note.end(cache)
+        found.append(both)
+    assert torch.allclose(*found, atol=1e-6) and found[0].sum() > 1
+    assert told == [int(rows[0]) == 90] * 2
 
 
 @pytest.mark.parametrize("family", [name for name in FAMILIES if name != "llama"])

@@ -84,7 +84,31 @@ def test_what_rows_attend_to_is_double_precisions(rows, columns):
     whole = logits.softmax(-1)[..., columns]
     alone = (whole / whole.sum(-1, keepdim=True)).nan_to_num()
     exact = torch.stack([each.view(2, -1, len(columns)).sum(1) for each in (whole, alone)], 1)
-    assert torch.allclose(compiled.attended(q, k, sees, columns).double(), exact, atol=1e-4)
+    (found,) = compiled.attended(q[None], [k], k.shape[1], sees, columns)
+    assert torch.allclose(found.double(), exact, atol=1e-4)
+
+
+@COMPILED
+@pytest.mark.parametrize("threads", [1, 2, 5])
+@pytest.mark.parametrize("rows", [1, 16, 40, 100])
+@pytest.mark.parametrize("columns", [range(70), range(3, 2400, 7)])
+def test_what_is_noted_on_the_way_is_what_is_attended_to(rows, columns, threads):
+    """Claim: attention that notes its last rows gives, bit for bit, what it gives without, and adds
+    what those attend to, over keys of several parts. Fails if a part's weights stay relative to its
+    own maximum, a row is noted twice or for another, or threads share a head."""
+    (q, k, v), columns = _inputs(6, 2, 32, 100, 2400, 3), torch.tensor(columns)
+    k[:, ::97] *= 2  # the maximum moves on
+    mass = torch.ones(2, 2, len(columns))
+    torch.set_num_threads(threads)
+    try:
+        plain = compiled.attend(q, k, v, None, 0.5)
+        out = compiled.attend(q, k, v, None, 0.5, compiled.Noted.of(rows, columns, mass))
+    finally:
+        torch.set_num_threads(1)
+    assert torch.equal(out, plain)
+    sees = torch.arange(2500 - rows, 2500) + 1
+    (exact,) = compiled.attended(0.5 * q[None, :, -rows:], [k], k.shape[1], sees, columns)
+    assert torch.allclose(mass - 1, exact, atol=1e-5)
 
 
 @COMPILED
@@ -163,8 +187,9 @@ def test_what_is_no_number_is_not_hidden():
     sees, columns = torch.arange(10, 16), torch.arange(5)
     spoilt = k.clone()
     spoilt[:, 14, 3] = float("nan")
-    assert compiled.attended(q, spoilt, sees, columns).isnan().all()
-    assert not compiled.attended(q, spoilt, sees.clamp(max=14), columns).isnan().any()
+    assert compiled.attended(q[None], [spoilt], 15, sees, columns).isnan().all()
+    few = sees.clamp(max=14)
+    assert not compiled.attended(q[None], [spoilt], 14, few, columns).isnan().any()
 
 
 @COMPILED
@@ -226,7 +251,7 @@ def test_other_processors_vectors_compute_the_same(anew, level, tuned):
         sees, columns = visible.sum(1), torch.arange(40, 1100)
         logits = q.double() @ k.double().repeat_interleave(3, 0).transpose(1, 2)
         whole = logits.masked_fill(~visible, float("-inf")).softmax(-1)[..., columns]
-        found = compiled.attended(q, k, sees, columns)[:, 0].double()
+        found = compiled.attended(q[None], [k], k.shape[1], sees, columns)[0, :, 0].double()
         assert torch.allclose(found, whole.view(2, -1, len(columns)).sum(1), atol=1e-4)
 
 

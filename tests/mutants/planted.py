@@ -600,10 +600,24 @@ MUTANTS = (
     ),
     Mutant(
         "attention: a forward's first rows are written down for its last",
-        "model/attention.py",
+        "model/kernels/attended.py",
         "q[:, -self.last :]",
         "q[:, : self.last or None]",
         ("model/test_decoder.py::test_a_prompts_last_layer_computes_what_is_wanted_alone",),
+    ),
+    Mutant(
+        "recording in C: weights stay relative to the maximum as it was",
+        "model/kernels/kernels.c",
+        "exponential(less[block * wide + n] - highest[n])",
+        "exponential((lanes){0})",
+        ("model/test_compiled.py::test_what_is_noted_on_the_way_is_what_is_attended_to",),
+    ),
+    Mutant(
+        "recording: what the last layer attends to is not told",
+        "model/attention.py",
+        "rows = 1 if segment.noted is None else segment.noted.last",
+        "rows = 1",
+        ("model/test_attention.py::test_a_note_is_the_same_on_the_way_and_after",),
     ),
     Mutant(
         "kernels: the first measurement decides for good",

@@ -1,4 +1,4 @@
-"""The one attention function: causal, tree and recorded, over the caches of several requests.
+"""The one attention function: causal and tree, over the caches of several requests.
 
 A forward is a flat list of tokens cut into *segments*, one per request; no request is padded to
 another, and none reads another's keys. Knows no model: layers call it with their q, k and v.
@@ -6,23 +6,22 @@ another, and none reads another's keys. Knows no model: layers call it with thei
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial as bound
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from saccade.model import kernels
-from saccade.model.cache import Cache, Pages, together
+from saccade.model.cache import Cache, Pages
 from saccade.model.kernels import Ways, compiled
+from saccade.model.kernels.attended import Note, Queries, RowQueries
 
-Attend = Callable[[int, Tensor, Tensor, Tensor, float], Tensor]
+Attend = Callable[..., Tensor]
 """What layers call: (layer, q, k, v, scale) -> heads side by side. A ``Step`` is one."""
-Queries = Float[Tensor, "head new head_dim"]
 NewKeys = Float[Tensor, "kv_head written head_dim"]
 Keys = Float[Tensor, "kv_head seen head_dim"]
 Mask = Bool[Tensor, "new seen"]
@@ -33,7 +32,6 @@ Part = tuple[Queries, Float[Tensor, "head new"]]
 
 # Above this many queries a grouped call beats folding the group into the query axis.
 FOLD_LIMIT = 64
-CACHED = 2**20  # logits worked on at once: what a processor's caches hold
 TIMED = 2**28  # products of a prompt's call that is timed, about: of as many heads as that allows
 FAR = 2**24  # bytes a row is timed over, at most: keys and values of a model's layers lie no nearer
 FUSED = Ways((1,), (("fused", "fused"),), (0,))
@@ -54,7 +52,7 @@ class Segment:
     stop: int
     at: int
     block: Bool[Tensor, "new last"] | None = None
-    noted: RowQueries | None = None
+    noted: Note | None = None
     asked: RowQueries | None = None
     pages: Pages | None = None  # read into the cache's first rows, for each row by its queries
 
@@ -65,41 +63,6 @@ class Segment:
         if self.block is None:
             return torch.ones(new, new, dtype=torch.bool).tril_()
         return self.block
-
-    @property
-    def wanted(self) -> int:
-        """Of how many of a prompt's last rows anything but the keys is: the law after the last
-        one, and what somebody writes down."""
-        new = self.stop - self.start
-        return min(new, max([1, *(each.last for each in (self.noted, self.asked) if each)]))
-
-
-class RowQueries:
-    """Takes the queries of a segment's last rows, layer by layer, with their scale in them: what
-    those rows attend to can be told from them as long as the keys are there."""
-
-    def __init__(self, last: int | None = None) -> None:
-        """``last``: of how many rows; of all when None."""
-        self.last = 0 if last is None else last
-        self._layers: list[list[Queries]] = []
-
-    def take(self, layer: int, q: Queries, scale: float) -> None:
-        if layer == len(self._layers):
-            self._layers.append([])
-        self._layers[layer].append(q[:, -self.last :] * scale)
-
-    def of(self, rows: Int[Tensor, " asked"]) -> list[Float[Tensor, "head asked head_dim"]]:
-        """Each layer's queries of these rows, of those that were taken of one forward."""
-        chosen = together(rows)
-        return [part[:, chosen] for (part,) in self._layers]
-
-    def row(self, layer: int, number: int) -> Float[Tensor, "head head_dim"]:
-        """A row's queries; rows are counted from the first one taken."""
-        for part in self._layers[layer]:
-            if number < part.shape[1]:
-                return part[:, number]
-            number -= part.shape[1]
-        raise IndexError(number)
 
 
 class Step:
@@ -123,31 +86,38 @@ class Step:
         for segment in segments:
             segment.cache.reserve(segment.at + segment.stop - segment.start)
 
-    def __call__(self, layer: int, q: Queries, k: NewKeys, v: NewKeys, scale: float) -> Mixed:
-        """Attention of one layer; heads are laid side by side in the result. Of a single segment
-        ``q`` may be of its last rows alone."""
+    def __call__(
+        self, layer: int, q: Queries, k: NewKeys, v: NewKeys, scale: float, *, last: bool = False
+    ) -> Float[Tensor, "asked out"]:
+        """Attention of one layer, or of a single segment's ``last`` row there; heads are laid side
+        by side in the result."""
         self.calls += 1
-        skipped = k.shape[1] - q.shape[1]
         parts = []
         for segment, (way, mask) in zip(self.segments, self._ways, strict=True):
             own = q, k, v
             if len(self.segments) > 1:
-                rows = slice(segment.start, segment.stop)
-                own = q[:, rows], k[:, rows], v[:, rows]
+                its = slice(segment.start, segment.stop)
+                own = q[:, its], k[:, its], v[:, its]
             segment.cache.write(layer, segment.at, own[1], own[2])
             keys, values = segment.cache.read(layer, segment.at + segment.stop - segment.start)
             if mask is not None and mask.device != keys.device:  # a model over several devices
                 mask = mask.to(keys.device)
-            if skipped:
-                at, start = segment.at + skipped, segment.start + skipped
+            asking = own[0]
+            if segment.asked is not None:
+                segment.asked.take(layer, asking, scale)
+            if last:
+                rows = 1 if segment.noted is None else segment.noted.last
+                before, asking = asking.shape[1] - rows, asking[:, -rows:]
+                at, start = segment.at + before, segment.start + before
                 way, mask = self._choose(replace(segment, at=at, start=start))
+            if segment.noted is not None:
+                way, mask = segment.noted.beside(way, mask, layer, asking, scale)
             if segment.pages is not None:
                 way = bound(segment.pages.attend, segment.cache, layer, way)
-            out = way(own[0], keys, values, mask, scale)
+            out = way(asking, keys, values, mask, scale)
+            if last:
+                out = out[:, -1:]
             parts.append(out.transpose(0, 1).reshape(out.shape[1], -1))
-            for each in (segment.noted, segment.asked):
-                if each is not None:
-                    each.take(layer, own[0], scale)
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
@@ -332,95 +302,3 @@ def ways_of(
         (*first.names, *last.names),
         (*first.turns, *last.turns),
     )
-
-
-@torch.no_grad()
-def attended(
-    cache: Cache,
-    asked: list[Float[Tensor, "head new head_dim"]],
-    sees: Int[Tensor, " new"],
-    columns: Int[Tensor, " chosen"],
-) -> Float[Tensor, "layer kv_head 2 chosen"]:
-    """The softmax mass of rows on some columns, over all keys and over the columns alone, summed
-    over rows and a group's heads. ``asked``: each layer's queries, scaled; each row ``sees`` so
-    many keys. Small layers go together, and of a large one a few rows at a time."""
-    layers, end = len(asked), int(sees.max())
-    if kernels.fp32_on_cpu(cache.keys) and compiled.serves(cache.keys[0].shape[2]):
-        pairs = zip(asked, cache.keys[:layers], strict=True)
-        return torch.stack([compiled.attended(q, k[:, :end], sees, columns) for q, k in pairs])
-    chosen = together(columns.cpu())
-    rows = max(1, CACHED // (len(asked[0]) * end))
-    alike = len({keys.device for keys in cache.keys}) == 1
-    few = max(1, rows // len(sees)) if alike else 1
-    found = []
-    for start in range(0, layers, few):
-        some = slice(start, start + few)
-        keys = torch.stack([each[:, :end] for each in cache.keys[some]])
-        parts = zip(torch.stack(asked[some]).split(rows, 2), sees.split(rows), strict=True)
-        both = [_attended(q, keys, part, chosen) for q, part in parts]
-        found.append(sum(both[1:], both[0]).to(columns.device))
-    return torch.cat(found)
-
-
-def _attended(
-    q: Float[Tensor, "layer head new head_dim"],
-    keys: Float[Tensor, "layer kv_head seen head_dim"],
-    sees: Int[Tensor, " new"],
-    columns: slice | Int[Tensor, " chosen"],
-) -> Float[Tensor, "layer kv_head 2 chosen"]:
-    """:func:`attended` of a few rows and layers, summed."""
-    (layers, kv_heads, seen, width), all_see = keys.shape, int(sees.min())
-    hidden = (torch.arange(all_see, seen) >= sees[:, None]).to(keys.device)
-    logits = q.reshape(layers, kv_heads, -1, width).float() @ keys.float().transpose(2, 3)
-    by_row = logits.view(layers, kv_heads, -1, len(sees), seen)
-    by_row[..., all_see:].masked_fill_(hidden, float("-inf"))
-    weights = torch.softmax(logits, -1, out=logits)[..., columns]
-    # a row whose mass is all elsewhere has none to share out
-    among = weights.sum(-1).clamp_min(torch.finfo(weights.dtype).tiny)
-    return torch.stack([torch.ones_like(among), 1 / among], 2) @ weights
-
-
-# -- what was attended to lately -------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class JudgedRow:
-    """A row of a forward, and how many keys of its request's cache it sees."""
-
-    asked: RowQueries
-    number: int
-    seen: int
-
-
-class Recent:
-    """The last ``rows`` rows of a request that were committed, for when somebody asks what they
-    attended to.
-
-    A verification computes attention anyway, and forgets it. Kept are the queries, a few numbers a
-    row; their products with the keys are taken again only for a draft that is to choose anew.
-    """
-
-    def __init__(self, rows: int) -> None:
-        self._rows: deque[JudgedRow] = deque(maxlen=rows)
-
-    def add(self, row: JudgedRow) -> None:
-        self._rows.append(row)
-
-    def clear(self) -> None:
-        """The text goes on elsewhere: what was seen of it is no longer there."""
-        self._rows.clear()
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    def attended(
-        self, cache: Cache, columns: Int[Tensor, " seen"]
-    ) -> Float[Tensor, "layer kv_head 2 seen"]:
-        """:func:`attended` of these rows: ``Prefill.mass`` and ``Prefill.relevance``."""
-        sees = torch.tensor([row.seen for row in self._rows])
-        asked = [
-            torch.stack([row.asked.row(layer, row.number) for row in self._rows], 1)
-            for layer in range(len(cache.keys))
-        ]
-        groups = len(asked[0]) // len(cache.keys[0])
-        return attended(cache, asked, sees, columns) / (len(sees) * groups)

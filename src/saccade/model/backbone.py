@@ -148,18 +148,18 @@ class Backbone:
         positions: Int[Tensor, "axes all"] | Sequence[int],
         step: Step,
         deepstack: tuple[Tensor, Tensor] | None = None,
-        last: int | None = None,
+        last: bool = False,
     ) -> Float[Tensor, "rows dim"]:
         """Hidden states (after the last norm) of a flat list of tokens; ``step`` is the attention.
 
         Text stands at one position on every axis: a list of them will do.
         ``deepstack`` is (mask of visual rows, [layer, seen, dim] to add to the first layers).
-        ``last``: only so many at the end are wanted; what comes before them may be left out.
+        ``last``: only the last one is wanted; what comes before it may be left out.
         """
         if self.fused is not None:
             rotation = self.fused.rotation(embeds, positions)
             if deepstack is not None and len(deepstack[1]) >= self.layers:
-                last = None  # the last layer, too, has rows added
+                last = False  # the last layer, too, has rows added
             return self.fused.decode(embeds, rotation, step, deepstack, last)
         if not isinstance(positions, Tensor):
             positions = torch.tensor(positions, device=self.device).expand(self.axes, -1)

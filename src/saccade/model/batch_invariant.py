@@ -18,9 +18,10 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from saccade.core.errors import MethodError, ModelError
-from saccade.model.attention import Keys, Mixed, NewKeys, Queries, Segment, Step
+from saccade.model.attention import Keys, Mixed, NewKeys, Segment, Step
 from saccade.model.backbone import Backbone
 from saccade.model.cache import Cache
+from saccade.model.kernels.attended import Queries
 from saccade.model.session import Rows, Session
 
 ROWS = 16
@@ -71,15 +72,18 @@ class BatchInvariantStep(Step):
         self._last = torch.arange(segment.at, end) if last is None else last
         segment.cache.reserve(end)
 
-    def __call__(self, layer: int, q: Queries, k: NewKeys, v: NewKeys, scale: float) -> Mixed:
+    def __call__(
+        self, layer: int, q: Queries, k: NewKeys, v: NewKeys, scale: float, *, last: bool = False
+    ) -> Float[Tensor, "asked out"]:
         self.calls += 1
         (segment,) = self.segments
         segment.cache.write(layer, segment.at, k, v)
         if segment.asked is not None:
             segment.asked.take(layer, q[:, : self._real], scale)
         keys, values = segment.cache.read(layer, segment.at + segment.stop - segment.start)
-        last = self._last[-q.shape[1] :].to(q.device)
-        return ordered(q, keys, values, last, scale).to(q.dtype)
+        rows = slice(-1 if last else None, None)
+        ends = self._last[rows].to(q.device)
+        return ordered(q[:, rows], keys, values, ends, scale).to(q.dtype)
 
 
 def ordered(q: Queries, k: Keys, v: Keys, last: Int[Tensor, " new"], scale: float) -> Mixed:

@@ -21,8 +21,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from saccade.core.errors import ModelError
-from saccade.model.attention import Attend, Mixed, NewKeys, Queries, Segment, partial
+from saccade.model.attention import Attend, Mixed, NewKeys, Segment, partial
 from saccade.model.backbone import Backbone
+from saccade.model.kernels.attended import Queries
 
 log = logging.getLogger(__name__)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -129,10 +130,10 @@ class FusedDecoder:
         rotation: tuple[Tensor, Tensor],
         step: Attend,
         deepstack: tuple[Tensor, Tensor] | None = None,
-        last: int | None = None,
+        last: bool = False,
     ) -> Float[Tensor, "rows dim"]:
-        """The layers, given each token's (cos, sin). ``last``: of how many tokens at the end the
-        hidden state is wanted; the last layer computes keys and values alone of the others."""
+        """The layers, given each token's (cos, sin). ``last``: only the last token's hidden state
+        is wanted; the last layer computes keys, values and queries alone of the others."""
         count = embeds.shape[0]
         heads, kv_heads, width, norm = self.heads, self.kv_heads, self.head_dim, self.norm_of
         cos, sin = rotation
@@ -147,10 +148,9 @@ class FusedDecoder:
                 qk = torch.cat([rms_norm(part, (width,), each, self.eps) for part, each in parts])
             turned = torch.cat((qk[..., half:], qk[..., :half]), -1)
             qk = torch.addcmul(qk * cos, turned, sin)
-            q = qk[:heads]
-            if last is not None and index == len(self.layers) - 1:
-                q, hidden = q[:, -last:], hidden[-last:]
-            mixed = step(index, q, qk[heads:], v, self.scale)
+            if last and index == len(self.layers) - 1:
+                step, hidden = partial(step, last=True), hidden[-1:]
+            mixed = step(index, qk[:heads], qk[heads:], v, self.scale)
             hidden = layer.out.onto(hidden, mixed)
             normed = norm(hidden, layer.norm_mlp)
             hidden = layer.down.onto(hidden, layer.gated(normed))

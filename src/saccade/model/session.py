@@ -21,11 +21,12 @@ from saccade.core.errors import ModelError
 from saccade.core.prompt import Prefill, Prompt, Turn
 from saccade.core.sampling import Sampling, Scores
 from saccade.core.tree import Tree
-from saccade.model.attention import JudgedRow, Recent, RowQueries, Segment, Step, attended
+from saccade.model.attention import Segment, Step
 from saccade.model.backbone import Backbone
 from saccade.model.cache import Cache, Pages
 from saccade.model.cuda_graphs import CudaGraphs, automatic
 from saccade.model.kept import Beginnings
+from saccade.model.kernels.attended import JudgedRow, Note, Recent, RowQueries
 
 CHUNK = 2048  # prompt tokens a forward: what a prefill needs beside weights and keys
 Rules = Sequence[Sampling] | Mapping[int, Sampling]
@@ -141,12 +142,12 @@ class Session:
             reused, whose = self._beginnings.lend(prompt, cache, most)
         for start, stop in pairwise(_ends(reused, len(prompt), self.chunk)):
             rows = text[(text >= start) & (text < stop)].cpu()
-            note = RowQueries(stop - int(rows[0])) if noted and len(rows) else None
+            note = Note(rows, stop, columns, both) if noted and len(rows) else None
             asked = RowQueries(follow) if follow and stop == len(prompt) else None
             segment = Segment(cache, 0, stop - start, start, noted=note, asked=asked)
             hidden = self._read(prompt, segment)
             if note is not None:
-                both += attended(cache, note.of(rows - rows[0]), rows + 1, columns)
+                note.end(cache)
             if stop < len(prompt):
                 yield None
         with torch.no_grad():
@@ -182,7 +183,7 @@ class Session:
         model, step = self.backbone, self._step([segment])
         start, stop = segment.at, segment.at + segment.stop
         rows = prompt.embeds[start:stop], prompt.positions[:, start:stop]
-        hidden = model.forward(*rows, step, prompt.deepstack_of(start, stop), segment.wanted)
+        hidden = model.forward(*rows, step, prompt.deepstack_of(start, stop), True)
         if step.calls != model.layers:
             raise ModelError(
                 f"{type(model.model).__name__} computes its attention in a way of its own, "

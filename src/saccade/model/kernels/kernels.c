@@ -10,6 +10,7 @@
    A *tile* is up to WIDE vectors of queries of one key head; tiles, and parts of the keys, are shared
    out among threads. In a product the lanes are outputs. */
 
+#include <float.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
@@ -59,15 +60,16 @@ typedef int32_t masks __attribute__((vector_size(BYTES), may_alias));
 typedef struct {
     const float *q, *k, *v, *bias; /* bias [groups * rows, last] is added over the last keys; or none */
     const int64_t *sees, *columns; /* how many keys each row sees; where none, what the bias says */
-    float *out;
+    float *out, *mass; /* to mass [kv_heads][2][chosen] is added what the last `noted` rows have there */
     ptrdiff_t q_head, q_row, k_head, k_row, v_head, v_row, bias_row, out_head, out_row;
-    ptrdiff_t kv_heads, groups, rows, seen, width, last, chosen, threads;
+    ptrdiff_t kv_heads, groups, rows, seen, width, last, chosen, noted, threads;
     double scale;
 } call;
 
-/* Queries of one key head: `count` of its groups * rows, from `first` on. */
+/* Queries of one key head: `count` of its groups * rows, from `first` on, of so many rows after the
+   ones `before`. */
 typedef struct {
-    ptrdiff_t head, first, count;
+    ptrdiff_t head, first, count, before, rows;
 } tile;
 
 INLINE lanes larger(lanes a, lanes b) {
@@ -76,9 +78,13 @@ INLINE lanes larger(lanes a, lanes b) {
 }
 
 INLINE float total(lanes x) {
-    EACH(half, LANES / 2) x[half] += x[half + LANES / 2];
-    EACH(half, LANES / 4) x[half] += x[half + LANES / 4];
-    return LANES == 4 ? x[0] : LANES == 8 ? x[0] + x[1] : x[0] + x[1] + x[2] + x[3];
+    EACH(half, 4) {
+        const int by = LANES >> (half + 1);
+        masks moved;
+        EACH(lane, LANES) moved[lane] = (lane + by) % LANES;
+        if (by) x += __builtin_shuffle(x, moved);
+    }
+    return x[0];
 }
 
 /* To 2e-7; nothing below exp(-87). The shift rounds to a whole power of two, which a float's bits
@@ -152,10 +158,11 @@ INLINE void weigh(int wide, int keys, lanes *logits, lanes *mixed, ptrdiff_t wid
     }
 }
 
-/* Where the row lies that query `r` of a tile is: [head, row], by the strides of q or out. */
+/* The row that query `r` of a tile is, and where it lies: [head, row], by the strides of q or out. */
+INLINE ptrdiff_t row_of(tile t, ptrdiff_t r) { return t.before + (t.first + r) % t.rows; }
+
 INLINE ptrdiff_t place(const call *c, tile t, ptrdiff_t r, ptrdiff_t by_head, ptrdiff_t by_row) {
-    ptrdiff_t query = t.first + r;
-    return (t.head * c->groups + query / c->rows) * by_head + query % c->rows * by_row;
+    return (t.head * c->groups + (t.first + r) / t.rows) * by_head + row_of(t, r) * by_row;
 }
 
 INLINE int vectors(tile t) { return (int)((t.count + LANES - 1) / LANES); }
@@ -167,7 +174,7 @@ static ptrdiff_t load(const call *c, tile t, float *q, ptrdiff_t *sees) {
     memset(q, 0, sizeof(float) * c->width * across);
     for (ptrdiff_t r = 0; r < t.count; r++) {
         const float *row = c->q + place(c, t, r, c->q_head, c->q_row);
-        const ptrdiff_t number = (t.first + r) % c->rows;
+        const ptrdiff_t number = row_of(t, r);
         for (ptrdiff_t i = 0; i < c->width; i++) q[i * across + r] = row[i] * (float)c->scale;
         sees[r] = c->sees ? c->sees[number] : c->bias ? c->seen : c->seen - c->rows + number + 1;
         if (sees[r] > most) most = sees[r];
@@ -194,37 +201,42 @@ INLINE void logits_of(int wide, const call *c, tile t, const lanes *q, const ptr
             ((float *)logits)[key * wide * LANES + r] = -__builtin_inff();
 }
 
-/* A tile over keys from:to, into mixed [width][wide], then the maximum and the sum [wide] of each. */
+/* A tile over keys from:to, into mixed [width][wide] where there are values, then the maximum and the
+   sum [wide] of each. The weights are kept where there is `room`: [seen][wide], relative to the
+   maximum [wide] as it was at each block, which all follow. */
 INLINE void over(int wide, const call *c, tile t, const lanes *q, const ptrdiff_t *sees, ptrdiff_t from,
-                 ptrdiff_t to, lanes *mixed) {
+                 ptrdiff_t to, lanes *mixed, lanes *room) {
     const float *v = c->v + t.head * c->v_head;
-    const int dims = wide == 1 ? DIMS : TOGETHER;
+    const int dims = wide == 1 ? DIMS : TOGETHER, valued = !room || c->v;
     const ptrdiff_t width = c->width, before = c->seen - c->last;
-    lanes logits[BLOCK * WIDE], *highest = mixed + width * wide, *sum = highest + wide;
+    lanes block[BLOCK * WIDE], *highest = mixed + width * wide, *sum = highest + wide;
     memset(mixed, 0, sizeof(lanes) * wide * (width + 2));
     EACH(n, wide) highest[n] += LOWEST;
     for (ptrdiff_t start = from; start < to; start += BLOCK) {
         const int count = to - start < BLOCK ? (int)(to - start) : BLOCK;
+        lanes *logits = room ? room + start * wide : block;
         logits_of(wide, c, t, q, sees, start, count, to, logits);
         for (ptrdiff_t key = start > before ? start : before; c->bias && key < start + count; key++)
             for (ptrdiff_t r = 0; r < t.count; r++)
                 ((float *)logits)[(key - start) * wide * LANES + r] +=
                     c->bias[(t.first + r) * c->bias_row + key - before];
-        weigh(wide, count, logits, mixed, width, highest, sum);
-        for (ptrdiff_t i = 0; i < width; i += dims)
+        weigh(wide, count, logits, mixed, valued ? width : 0, highest, sum);
+        EACH(n, wide) if (room) room[(c->seen + start / BLOCK) * wide + n] = highest[n];
+        for (ptrdiff_t i = 0; valued && i < width; i += dims)
             mix(wide, dims, count, logits, v + start * c->v_row + i, c->v_row, mixed + i * wide);
     }
 }
 
-/* A tile over the part of the keys that has this number; false where it sees none of them. */
-static int part(const call *c, tile t, ptrdiff_t number, lanes *mixed) {
+/* A tile over the part of the keys that has this number: how many it sees with those before, or 0
+   where it sees none of them. */
+static ptrdiff_t part(const call *c, tile t, ptrdiff_t number, lanes *mixed, lanes *room) {
     lanes q[WIDEST * WIDE];
     ptrdiff_t sees[TILE], from = number * PART, to = from + PART, most = load(c, t, (float *)q, sees);
     if (to > most) to = most;
-    if (vectors(t) == 1) over(1, c, t, q, sees, from, to, mixed);
-    if (vectors(t) == 2) over(2, c, t, q, sees, from, to, mixed);
-    if (vectors(t) == 3) over(3, c, t, q, sees, from, to, mixed);
-    return from < to;
+#define OVER(wide) if (vectors(t) == wide && room) over(wide, c, t, q, sees, from, to, mixed, room); \
+                   else if (vectors(t) == wide) over(wide, c, t, q, sees, from, to, mixed, NULL);
+    OVER(1) OVER(2) OVER(3)
+    return from < to ? to : 0;
 }
 
 /* What a tile mixed of some keys, `mine`, and of the next ones, as one. */
@@ -248,87 +260,128 @@ static void finish(const call *c, tile t, const float *mixed) {
     }
 }
 
-INLINE ptrdiff_t tiles(const call *c) { return (c->groups * c->rows + TILE - 1) / TILE; }
+INLINE ptrdiff_t parts_of(const call *c) { return (c->seen + PART - 1) / PART; }
 
-INLINE tile tile_of(const call *c, ptrdiff_t task) {
-    const ptrdiff_t first = task / c->kv_heads * TILE, left = c->groups * c->rows - first;
-    return (tile){task % c->kv_heads, first, left < TILE ? left : TILE};
+INLINE ptrdiff_t tiles(const call *c, ptrdiff_t rows) { return (c->groups * rows + TILE - 1) / TILE; }
+
+INLINE tile tile_of(const call *c, ptrdiff_t task, ptrdiff_t before, ptrdiff_t rows) {
+    const ptrdiff_t first = task / c->kv_heads * TILE, left = c->groups * rows - first;
+    return (tile){task % c->kv_heads, first, left < TILE ? left : TILE, before, rows};
 }
 
-void attend(const call *c) {
-    const ptrdiff_t tasks = c->kv_heads * tiles(c), parts = (c->seen + PART - 1) / PART;
-    const ptrdiff_t size = (c->width + 2) * TILE;
-    /* Threads share a tile's keys where there are more of them than tiles. */
-    lanes *room = tasks < c->threads && parts > 1 ? aligned_alloc(BYTES, sizeof(float) * tasks * parts * size) : NULL;
-    const ptrdiff_t units = room ? tasks * parts : tasks;
-#pragma omp parallel for schedule(dynamic) num_threads(c->threads)
-    for (ptrdiff_t unit = 0; unit < units; unit++) {
-        const tile t = tile_of(c, room ? unit / parts : unit);
-        lanes own[2][(WIDEST + 2) * WIDE];
-        if (room) {
-            part(c, t, unit % parts, room + unit * size / LANES);
-            continue;
-        }
-        part(c, t, 0, own[0]);
-        for (ptrdiff_t number = 1; number < parts && part(c, t, number, own[1]); number++) join(c, t, own[0], own[1]);
-        finish(c, t, (float *)own[0]);
+/* A tile over all keys it sees, of which it gives the number. */
+static ptrdiff_t whole(const call *c, tile t, lanes own[2][(WIDEST + 2) * WIDE], lanes *room) {
+    ptrdiff_t to, most = part(c, t, 0, own[0], room);
+    for (ptrdiff_t number = 1; number < parts_of(c) && (to = part(c, t, number, own[1], room)); number++) {
+        join(c, t, own[0], own[1]);
+        most = to;
     }
-    for (ptrdiff_t task = 0; room && task < tasks; task++) {
-        lanes *first = room + task * parts * size / LANES;
-        for (ptrdiff_t number = 1; number < parts; number++)
-            join(c, tile_of(c, task), first, first + number * size / LANES);
-        finish(c, tile_of(c, task), (float *)first);
-    }
-    free(room);
+    if (c->v) finish(c, t, (float *)own[0]);
+    return most;
 }
 
-/* Weights of a tile over all keys, and among the chosen ones, added to out [2][chosen]. */
-INLINE void weights_on(int wide, const call *c, tile t, lanes *logits, float *out) {
-    lanes q[WIDEST * WIDE], highest[WIDE], all[WIDE], among[WIDE];
-    ptrdiff_t sees[TILE];
-    const ptrdiff_t most = load(c, t, (float *)q, sees);
-    for (ptrdiff_t start = 0; start < most; start += BLOCK) {
-        const int count = most - start < BLOCK ? (int)(most - start) : BLOCK;
-        logits_of(wide, c, t, q, sees, start, count, most, logits + start * wide);
+/* From kept weights of a tile, its maximum and its sum: what it weighs the chosen columns by, among all
+   keys and among them alone, added to mass [2][chosen]. */
+INLINE void share(int wide, const call *c, tile t, ptrdiff_t most, lanes *weights, const lanes *highest, float *mass) {
+    const lanes *sum = highest + wide;
+    lanes *less = weights + c->seen * wide, all[WIDE], among[WIDE];
+    EACH(n, wide) among[n] = (lanes){0};
+    for (ptrdiff_t block = 0; block * BLOCK < most; block++)
+        EACH(n, wide) less[block * wide + n] = exponential(less[block * wide + n] - highest[n]);
+    for (ptrdiff_t i = 0; i < c->chosen; i++) {
+        const ptrdiff_t key = c->columns[i];
+        EACH(n, wide) if (key < most) among[n] += weights[key * wide + n] * less[key / BLOCK * wide + n];
     }
     EACH(n, wide) {
-        highest[n] = all[n] = among[n] = (lanes){0};
-        highest[n] += LOWEST;
-        for (ptrdiff_t key = 0; key < most; key++) highest[n] = larger(highest[n], logits[key * wide + n]);
-        for (ptrdiff_t key = 0; key < most; key++)
-            all[n] += logits[key * wide + n] = exponential(logits[key * wide + n] - highest[n]);
-        for (ptrdiff_t i = 0; i < c->chosen; i++)
-            if (c->columns[i] < most) among[n] += logits[c->columns[i] * wide + n];
         for (int lane = 0; lane < LANES; lane++) { /* padding counts nothing, nor a row of no weight here */
             const int counts = n * LANES + lane < t.count;
-            all[n][lane] = counts ? 1 / all[n][lane] : 0;
-            among[n][lane] = counts && among[n][lane] > 0 ? 1 / among[n][lane] : 0;
+            all[n][lane] = counts ? 1 / sum[n][lane] : 0;
+            among[n][lane] = counts && among[n][lane] >= FLT_MIN ? 1 / among[n][lane] : 0;
         }
     }
     for (ptrdiff_t i = 0; i < c->chosen; i++) {
-        if (c->columns[i] >= most) continue;
+        const ptrdiff_t key = c->columns[i];
         lanes of_all = {0}, of_these = {0};
-        EACH(n, wide) of_all += logits[c->columns[i] * wide + n] * all[n];
-        EACH(n, wide) of_these += logits[c->columns[i] * wide + n] * among[n];
-        out[i] += total(of_all);
-        out[c->chosen + i] += total(of_these);
+        if (key >= most) continue;
+        EACH(n, wide) {
+            const lanes weight = weights[key * wide + n] * less[key / BLOCK * wide + n];
+            of_all += weight * all[n];
+            of_these += weight * among[n];
+        }
+        mass[i] += total(of_all);
+        mass[c->chosen + i] += total(of_these);
     }
 }
 
-/* Into out [kv_heads][2][chosen]; 1 where there is no memory for it. */
-int attended(const call *c) {
+/* The noted rows of a key head, in the room of one thread. */
+static void note(const call *c, ptrdiff_t head, lanes *room) {
+    float *mass = c->mass + head * 2 * c->chosen;
+    for (ptrdiff_t number = 0; number < tiles(c, c->noted); number++) {
+        const tile t = tile_of(c, number * c->kv_heads + head, c->rows - c->noted, c->noted);
+        lanes own[2][(WIDEST + 2) * WIDE];
+        const ptrdiff_t most = whole(c, t, own, room);
+        const lanes *highest = own[0] + c->width * vectors(t);
+        if (vectors(t) == 1) share(1, c, t, most, room, highest, mass);
+        if (vectors(t) == 2) share(2, c, t, most, room, highest, mass);
+        if (vectors(t) == 3) share(3, c, t, most, room, highest, mass);
+    }
+}
+
+static lanes *room_of(const call *c) {
+    return aligned_alloc(BYTES, sizeof(lanes) * WIDE * (c->seen + c->seen / BLOCK + 1));
+}
+
+/* 1 where there is no memory for what is noted. */
+int attend(const call *c) {
+    const ptrdiff_t rest = c->rows - c->noted, heads = c->noted ? c->kv_heads : 0;
+    const ptrdiff_t tasks = c->kv_heads * tiles(c, rest), parts = parts_of(c), size = (c->width + 2) * TILE;
+    /* Threads share a tile's keys where there are more of them than tiles. */
+    const int shared = tasks && tasks < c->threads && parts > 1;
+    lanes *mixed = shared ? aligned_alloc(BYTES, sizeof(float) * tasks * parts * size) : NULL;
+    const ptrdiff_t units = mixed ? tasks * parts : tasks;
     int failed = 0;
-    memset(c->out, 0, sizeof(float) * c->kv_heads * 2 * c->chosen);
-#pragma omp parallel for schedule(dynamic) num_threads(c->threads) reduction(| : failed)
-    for (ptrdiff_t head = 0; head < c->kv_heads; head++) {
-        lanes *room = aligned_alloc(BYTES, sizeof(lanes) * WIDE * c->seen);
-        float *out = c->out + head * 2 * c->chosen;
+#pragma omp parallel num_threads(c->threads) reduction(| : failed)
+    {
+        lanes own[2][(WIDEST + 2) * WIDE], *room = heads ? room_of(c) : NULL;
+        failed |= heads && !room;
+#pragma omp for schedule(dynamic)
+        for (ptrdiff_t task = 0; task < heads + units; task++) {
+            const ptrdiff_t unit = task - heads;
+            if (unit < 0 && room) note(c, task, room);
+            if (unit < 0) continue;
+            const tile t = tile_of(c, mixed ? unit / parts : unit, 0, rest);
+            if (mixed)
+                part(c, t, unit % parts, mixed + unit * size / LANES, NULL);
+            else
+                whole(c, t, own, NULL);
+        }
+        free(room);
+    }
+    for (ptrdiff_t task = 0; mixed && task < tasks; task++) {
+        const tile t = tile_of(c, task, 0, rest);
+        lanes *first = mixed + task * parts * size / LANES;
+        for (ptrdiff_t number = 1; number < parts; number++) join(c, t, first, first + number * size / LANES);
+        finish(c, t, (float *)first);
+    }
+    free(mixed);
+    return failed;
+}
+
+/* What is noted of so many layers, whose queries lie `between` floats from each other, without values:
+   added to mass [layers][kv_heads][2][chosen]. 1 where there is no memory for it. */
+int attended(const call *c, ptrdiff_t layers, const float *const *keys, ptrdiff_t between) {
+    int failed = 0;
+#pragma omp parallel num_threads(c->threads) reduction(| : failed)
+    {
+        lanes *room = room_of(c);
         failed |= !room;
-        for (ptrdiff_t number = 0; room && number < tiles(c); number++) {
-            const tile t = tile_of(c, number * c->kv_heads + head);
-            if (vectors(t) == 1) weights_on(1, c, t, room, out);
-            if (vectors(t) == 2) weights_on(2, c, t, room, out);
-            if (vectors(t) == 3) weights_on(3, c, t, room, out);
+#pragma omp for schedule(dynamic)
+        for (ptrdiff_t unit = 0; unit < layers * c->kv_heads; unit++) {
+            const ptrdiff_t layer = unit / c->kv_heads;
+            call own = *c;
+            own.q += layer * between, own.k = keys[layer];
+            own.mass += layer * c->kv_heads * 2 * c->chosen;
+            if (room) note(&own, unit % c->kv_heads, room);
         }
         free(room);
     }

@@ -1,0 +1,178 @@
+"""What rows attended to, for views that choose by it: told by the kernel that attends for them, or
+from their queries, which are a few numbers a row."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from saccade.model import kernels
+from saccade.model.cache import Cache, together
+from saccade.model.kernels import compiled
+
+Queries = Float[Tensor, "head new head_dim"]
+CACHED = 2**20  # logits worked on at once: what a processor's caches hold
+
+
+@torch.no_grad()
+def attended(
+    keys: Sequence[Float[Tensor, "kv_head held head_dim"]],
+    asked: list[Float[Tensor, "head new head_dim"]],
+    sees: Int[Tensor, " new"],
+    columns: Int[Tensor, " chosen"],
+) -> Float[Tensor, "layer kv_head 2 chosen"]:
+    """The softmax mass of rows on some columns, over all keys and over the columns alone, summed
+    over rows and a group's heads. ``asked``: each layer's queries, scaled; each row ``sees`` so
+    many keys. Small layers go together, and of a large one a few rows at a time."""
+    layers, end = len(asked), int(sees.max())
+    if kernels.fp32_on_cpu(keys) and compiled.serves(keys[0].shape[2]):
+        return compiled.attended(torch.stack(asked), keys, end, sees, columns)
+    chosen = together(columns.cpu())
+    rows = max(1, CACHED // (len(asked[0]) * end))
+    alike = len({each.device for each in keys}) == 1
+    few = max(1, rows // len(sees)) if alike else 1
+    found = []
+    for start in range(0, layers, few):
+        some = slice(start, start + few)
+        near = torch.stack([each[:, :end] for each in keys[some]])
+        parts = zip(torch.stack(asked[some]).split(rows, 2), sees.split(rows), strict=True)
+        both = [_attended(q, near, part, chosen) for q, part in parts]
+        found.append(sum(both[1:], both[0]).to(columns.device))
+    return torch.cat(found)
+
+
+def _attended(
+    q: Float[Tensor, "layer head new head_dim"],
+    keys: Float[Tensor, "layer kv_head seen head_dim"],
+    sees: Int[Tensor, " new"],
+    columns: slice | Int[Tensor, " chosen"],
+) -> Float[Tensor, "layer kv_head 2 chosen"]:
+    """:func:`attended` of a few rows and layers, summed."""
+    (layers, kv_heads, seen, width), all_see = keys.shape, int(sees.min())
+    hidden = (torch.arange(all_see, seen) >= sees[:, None]).to(keys.device)
+    logits = q.reshape(layers, kv_heads, -1, width).float() @ keys.float().transpose(2, 3)
+    by_row = logits.view(layers, kv_heads, -1, len(sees), seen)
+    by_row[..., all_see:].masked_fill_(hidden, float("-inf"))
+    weights = torch.softmax(logits, -1, out=logits)[..., columns]
+    # a row whose mass is all elsewhere has none to share out
+    among = weights.sum(-1).clamp_min(torch.finfo(weights.dtype).tiny)
+    return torch.stack([torch.ones_like(among), 1 / among], 2) @ weights
+
+
+class RowQueries:
+    """Takes the queries of a segment's last rows, layer by layer, with their scale in them: what
+    those rows attend to can be told from them as long as the keys are there."""
+
+    def __init__(self, last: int | None = None) -> None:
+        """``last``: of how many rows; of all when None."""
+        self.last = 0 if last is None else last
+        self._layers: dict[int, list[Queries]] = {}
+
+    def take(self, layer: int, q: Queries, scale: float) -> None:
+        self._layers.setdefault(layer, []).append(q[:, -self.last :] * scale)
+
+    @property
+    def empty(self) -> bool:
+        return not self._layers
+
+    def of(self, rows: Int[Tensor, " asked"]) -> dict[int, Float[Tensor, "head asked head_dim"]]:
+        """Each layer's queries of these rows, of those that were taken of one forward."""
+        chosen = together(rows)
+        return {layer: part[:, chosen] for layer, (part,) in self._layers.items()}
+
+    def row(self, layer: int, number: int) -> Float[Tensor, "head head_dim"]:
+        """A row's queries; rows are counted from the first one taken."""
+        for part in self._layers[layer]:
+            if number < part.shape[1]:
+                return part[:, number]
+            number -= part.shape[1]
+        raise IndexError(number)
+
+
+class Note:
+    """Adds to ``both`` what rows of a prompt's chunk attend to, as :func:`attended` tells it: the
+    kernel that attends for them tells it on the way where it can; else their queries are taken."""
+
+    def __init__(
+        self,
+        rows: Int[Tensor, " noted"],
+        stop: int,
+        columns: Int[Tensor, " chosen"],
+        both: Float[Tensor, "layer kv_head 2 chosen"],
+    ) -> None:
+        """``rows`` of a chunk that ends at ``stop``."""
+        self._rows, self._columns, self._both = rows, columns.contiguous(), both
+        self.last = stop - int(rows[0])  # so many rows at the chunk's end hold them
+        self._queries = RowQueries(self.last)
+        self._telling: list[Callable[..., Queries]] = []  # by layer, where it can be told
+        if self.last == len(rows):
+            noted = (compiled.Noted.of(self.last, self._columns, each) for each in both)
+            self._telling = [partial(compiled.attend, noted=each) for each in noted]
+
+    def beside(
+        self, way: Callable[..., Queries], mask: Tensor | None, layer: int, q: Queries, scale: float
+    ) -> tuple[Callable[..., Queries], Tensor | None]:
+        """How to attend for these or more rows, each seeing up to itself, and tell what it can."""
+        if way is compiled.attend and self._telling:
+            return self._telling[layer], None
+        self._queries.take(layer, q, scale)
+        return way, mask
+
+    def end(self, cache: Cache) -> None:
+        """What was not told on the way."""
+        if self._queries.empty:
+            return
+        asked = self._queries.of(self._rows - self._rows[0])
+        keys = [cache.keys[layer] for layer in asked]
+        found = attended(keys, list(asked.values()), self._rows + 1, self._columns)
+        for layer, own in zip(asked, found, strict=True):
+            self._both[layer] += own
+
+
+@dataclass(frozen=True)
+class JudgedRow:
+    """A row of a forward, and how many keys of its request's cache it sees."""
+
+    asked: RowQueries
+    number: int
+    seen: int
+
+
+class Recent:
+    """The last ``rows`` rows of a request that were committed, for when somebody asks what they
+    attended to.
+
+    A verification computes attention anyway, and forgets it. Kept are the queries, a few numbers a
+    row; their products with the keys are taken again only for a draft that is to choose anew.
+    """
+
+    def __init__(self, rows: int) -> None:
+        self._rows: deque[JudgedRow] = deque(maxlen=rows)
+
+    def add(self, row: JudgedRow) -> None:
+        self._rows.append(row)
+
+    def clear(self) -> None:
+        """The text goes on elsewhere: what was seen of it is no longer there."""
+        self._rows.clear()
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def attended(
+        self, cache: Cache, columns: Int[Tensor, " seen"]
+    ) -> Float[Tensor, "layer kv_head 2 seen"]:
+        """:func:`attended` of these rows: ``Prefill.mass`` and ``Prefill.relevance``."""
+        sees = torch.tensor([row.seen for row in self._rows])
+        asked = [
+            torch.stack([row.asked.row(layer, row.number) for row in self._rows], 1)
+            for layer in range(len(cache.keys))
+        ]
+        groups = len(asked[0]) // len(cache.keys[0])
+        return attended(cache.keys, asked, sees, columns) / (len(sees) * groups)
