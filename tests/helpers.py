@@ -440,7 +440,7 @@ class TableDraft(Drafter):
 
     def propose(self, states: Mapping[int, State]) -> dict[int, Tree]:
         growing = {r: self.shape.grow(state) for r, state in states.items()}
-        return drive(self.session, growing, {})
+        return drive(self.session.score, growing, {})
 
     def commit(self, tokens: Mapping[int, Sequence[int]]) -> None:
         self.session.commit(tokens)

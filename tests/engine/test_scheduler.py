@@ -203,10 +203,10 @@ def test_a_forward_of_drafts_that_fails_is_nobodys_end(monkeypatch):
     """Claim: where the forward that drafters share fails, each drafts alone, as if there had been
     nobody beside it. Fails if one request's trouble costs another its drafts."""
 
-    def broken(self: Any, trees: Any) -> Any:
+    def broken(asked: Any) -> Any:
         raise RuntimeError("only together")
 
-    monkeypatch.setattr(growing._Shared, "score", broken)
+    monkeypatch.setattr(growing, "score_together", broken)
     assert set(_drafting(monkeypatch, resolve("sd"))) == {1}
 
 

@@ -356,7 +356,7 @@ class Drafting(StubDraft):
 
     def propose(self, states):
         growing = {r: self.shape.grow(state) for r, state in states.items()}
-        return drive(self.session, growing, self.last)
+        return drive(self.session.score, growing, self.last)
 
     def scores(self, request):
         return self.last[request]

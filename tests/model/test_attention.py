@@ -304,8 +304,8 @@ def test_requests_of_one_forward_do_not_see_each_other():
 @pytest.mark.parametrize("columns", [[1, 2, 4], [2, 3, 4]])
 def test_attended_is_the_weight_on_each_column(numbers, columns, monkeypatch):
     """Claim: what rows attended to is the sum over them and a group's heads of the softmax, over
-    all keys and over the columns alone, with rows fed in two chunks; however many layers and rows
-    go together, and in C (0). Fails if a chunk is forgotten, weighted wrongly, or sees the future.
+    all keys and over the columns alone, with rows fed in two chunks; however many rows go together,
+    and in C (0). Fails if a chunk is forgotten, weighted wrongly, or sees the future.
     """
     monkeypatch.setattr(attended, "CACHED", numbers or 1)
     monkeypatch.setattr(compiled, "serves", lambda width: not numbers)

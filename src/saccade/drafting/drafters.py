@@ -15,7 +15,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 from torch.utils.hooks import RemovableHandle
 
 from saccade.core.prompt import Inputs, Prefill, Prompt, Turn
-from saccade.core.protocols import Drafter, Growing, Growth, Scoring, Shape, State
+from saccade.core.protocols import Drafter, Growing, Growth, Shape, State
 from saccade.core.result import Round
 from saccade.core.sampling import Sampling, Scores
 from saccade.core.timing import Clock
@@ -28,7 +28,7 @@ from saccade.model.session import Session
 SLIDE = 32  # tokens that a window slides at a time: every time moves the draft's keys
 MATCH = 3  # tokens of the text's ending that are looked for, at most
 
-T = TypeVar("T")
+T, K = TypeVar("T"), TypeVar("K")
 
 log = logging.getLogger(__name__)
 
@@ -88,30 +88,23 @@ def lookup(text: Sequence[int] | np.ndarray, longest: int, count: int) -> list[i
 
 
 def drive(
-    session: Scoring, growing: Mapping[int, Growing], seen: dict[int, Scores]
-) -> dict[int, Tree]:
-    """Runs growing drafts in step, scoring what they all want in one forward a step.
-
-    ``seen`` takes the last scores of each request.
-    """
-    finished: dict[int, Tree] = {}
-    wanted: dict[int, Tree] = {}
-
-    def advance(request: int, scores: Scores | None) -> None:
-        try:
-            grower = growing[request]
-            wanted[request] = next(grower) if scores is None else grower.send(scores)
-        except StopIteration as stop:
-            wanted.pop(request, None)
-            finished[request] = stop.value
-
-    for request in growing:
-        advance(request, None)
-    while wanted:
-        scored = session.score(wanted)
-        seen.update(scored)
-        for request, scores in scored.items():
-            advance(request, scores)
+    score: Callable[[dict[K, Tree]], Mapping[K, Scores]],
+    growing: Mapping[K, Growing],
+    seen: dict[K, Scores],
+) -> dict[K, Tree]:
+    """Runs growing drafts in step; ``score`` scores what they all want in one forward a step, and
+    ``seen`` takes the last scores of each."""
+    finished: dict[K, Tree] = {}
+    told: Mapping[K, Scores | None] = dict.fromkeys(growing)
+    while told:
+        wanted: dict[K, Tree] = {}
+        for key, scores in told.items():
+            try:
+                wanted[key] = next(growing[key]) if scores is None else growing[key].send(scores)
+            except StopIteration as stop:
+                finished[key] = stop.value
+        told = score(wanted) if wanted else {}
+        seen.update(told)
     return finished
 
 
@@ -139,7 +132,7 @@ class SessionDrafter(Drafter):
         return Growth(self.session, self._drafts(states), self._scores)
 
     def propose(self, states: Mapping[int, State]) -> dict[int, Tree]:
-        return drive(self.session, self._drafts(states), self._scores)
+        return drive(self.session.score, self._drafts(states), self._scores)
 
     def _drafts(self, states: Mapping[int, State]) -> dict[int, Growing]:
         return {request: self._shape.grow(state) for request, state in states.items()}

@@ -144,7 +144,7 @@ class EnsembleDrafter(ModelDrafter):
         for request, (_, weighting) in states.items():
             self._mixture.weights[request] = self._weighting.weights(weighting)
         growing = {request: self._shape.grow(shape) for request, (shape, _) in states.items()}
-        return drive(self._mixture, growing, self._scores)
+        return drive(self._mixture.score, growing, self._scores)
 
     def commit(self, tokens: Mapping[int, Sequence[int]]) -> None:
         self._mixture.commit(tokens)

@@ -10,7 +10,7 @@ from saccade.core.protocols import Drafter, Growth, State
 from saccade.core.sampling import Scores
 from saccade.core.tree import Tree
 from saccade.drafting.drafters import drive
-from saccade.model.session import Session, score_together
+from saccade.model.session import score_together
 
 Proposal = tuple[dict[int, Tree], dict[int, float]]
 """A drafter's trees, and of each request its part of the seconds they took."""
@@ -41,45 +41,29 @@ def proposals(drafters: Sequence[tuple[Drafter, Mapping[int, State]]]) -> list[P
 
 
 def _together(growths: Mapping[int, Growth]) -> dict[int, Proposal]:
-    shared = _Shared(growths)
-    growing = {
-        number: growths[place].drafts[request] for number, (place, request) in shared.whose.items()
-    }
-    seen: dict[int, Scores] = {}
+    growing = {(at, number): each for at, g in growths.items() for number, each in g.drafts.items()}
+    seen: dict[tuple[int, int], Scores] = {}
+    seconds, last = dict.fromkeys(growing, 0.0), time.perf_counter()
+
+    def score(trees: dict[tuple[int, int], Tree]) -> dict[tuple[int, int], Scores]:
+        nonlocal last
+        asked: dict[int, dict[int, Tree]] = defaultdict(dict)
+        for (place, request), tree in trees.items():
+            asked[place][request] = tree
+        scored = score_together([(growths[place].session, own) for place, own in asked.items()])
+        before, last = last, time.perf_counter()
+        for key in trees:
+            seconds[key] += (last - before) / len(trees)
+        told = zip(asked, scored, strict=True)
+        return {(place, request): one for place, own in told for request, one in own.items()}
+
     try:
-        grown = drive(shared, growing, seen)
+        grown = drive(score, growing, seen)
     except Exception:  # whose it was shows when each proposes alone
         return {}
     found: dict[int, Proposal] = {}
-    for place, growth in growths.items():
-        mine = {request: n for n, (whose, request) in shared.whose.items() if whose == place}
-        growth.seen.update({request: seen[n] for request, n in mine.items() if n in seen})
-        trees = growth.take({request: grown[n] for request, n in mine.items()})
-        found[place] = trees, {request: shared.seconds[n] for request, n in mine.items()}
+    for at, growth in growths.items():
+        growth.seen.update({r: seen[at, r] for r in growth.drafts if (at, r) in seen})
+        trees = growth.take({request: grown[at, request] for request in growth.drafts})
+        found[at] = trees, {request: seconds[at, request] for request in growth.drafts}
     return found
-
-
-class _Shared:
-    """Sessions over one model as one, their requests numbered anew; who took what time."""
-
-    def __init__(self, growths: Mapping[int, Growth]) -> None:
-        self._sessions: dict[int, Session] = {place: g.session for place, g in growths.items()}
-        whose = [(place, request) for place, g in growths.items() for request in g.drafts]
-        self.whose = dict(enumerate(whose))
-        self.seconds = dict.fromkeys(self.whose, 0.0)
-        self._last = time.perf_counter()
-
-    def score(self, trees: Mapping[int, Tree]) -> dict[int, Scores]:
-        asked: dict[int, dict[int, Tree]] = defaultdict(dict)
-        for number, tree in trees.items():
-            place, request = self.whose[number]
-            asked[place][request] = tree
-        scored = score_together([(self._sessions[place], asked[place]) for place in asked])
-        by_place = dict(zip(asked, scored, strict=True))
-        before, self._last = self._last, time.perf_counter()
-        for number in trees:
-            self.seconds[number] += (self._last - before) / len(trees)
-        return {number: by_place[self.whose[number][0]][self.whose[number][1]] for number in trees}
-
-    def commit(self, tokens: Mapping[int, Sequence[int]]) -> None:
-        raise NotImplementedError("each drafter commits its own")

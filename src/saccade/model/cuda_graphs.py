@@ -188,9 +188,9 @@ class CudaGraphs:
             known is None
             or known.table[0] is not table[0]
             or len(known.settled) != len(segments)
-            or not all(map(_stands, segments, known.keys, known.settled))
-            or any(
-                s.at + rows - at > LONGEST for s, at in zip(segments, known.settled, strict=True)
+            or any(  # a cache moved, a conversation took back what is settled, a tail is long
+                keys[0] is not s.cache.keys[0] or at > s.cache.length or s.at + rows - at > LONGEST
+                for s, keys, at in zip(segments, known.keys, known.settled, strict=True)
             )
         ):
             self._runs.clear()
@@ -216,11 +216,6 @@ class CudaGraphs:
             return self._backbone.logits(hidden)
 
         return work
-
-
-def _stands(segment: Segment, keys: Sequence[Tensor], settled: int) -> bool:
-    """Whether a view's cache is where it was, and no conversation took back what is settled."""
-    return keys[0] is segment.cache.keys[0] and settled <= segment.cache.length
 
 
 def _stage(

@@ -115,11 +115,6 @@ class Beginning:
     ids: Tensor  # of its rows
     cache: Cache
 
-    @property
-    def bytes(self) -> int:
-        own = (self.prompt.embeds, self.prompt.positions, *self.prompt.deepstack)
-        return self.cache.bytes + sum(each.numel() * each.element_size() for each in own)
-
 
 class Beginnings:
     """What one model has read, among all that is kept."""
@@ -156,7 +151,8 @@ class Beginnings:
             self._kept.drop(key)
         rows = torch.arange(len(prompt), device=prompt.index.device)
         found = Beginning(self._owner, prompt, _ids(prompt), cache.select(rows, 0))
-        self._kept.put(found.cache, found, found.bytes)
+        own = size([prompt.embeds, prompt.positions, *prompt.deepstack])
+        self._kept.put(found.cache, found, found.cache.bytes + own)
 
 
 def shared(one: Prompt, other: Prompt) -> int:

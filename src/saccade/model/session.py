@@ -162,7 +162,7 @@ class Session:
             prompt_rows=(cache.length, cache.length),
             reused=reused,
             place=place,
-            recent=Recent(follow) if follow else None,
+            recent=Recent(maxlen=follow) if follow else None,
         )
         every = model.shares.every_head
         if not record:
@@ -173,7 +173,7 @@ class Session:
         if request.recent is not None and asked is not None:
             kept = min(follow, stop - start)
             for row in range(kept):
-                request.recent.add(JudgedRow(asked, row, cache.length - kept + row + 1))
+                request.recent.append(JudgedRow(asked, row, cache.length - kept + row + 1))
             found = replace(found, again=partial(self._again, number, found, columns))
         yield found
 
@@ -359,7 +359,7 @@ class Session:
             if request.recent is not None:
                 seen = request.prompt_rows[0] + request.length
                 for depth, node in enumerate(path):
-                    request.recent.add(JudgedRow(*request.asked[node], seen + depth + 1))
+                    request.recent.append(JudgedRow(*request.asked[node], seen + depth + 1))
             request.pending += new[len(path) :]
             # what follows on a chain that was not judged to its end keeps its keys
             ahead = len(path) if path and len(path) == len(new) else len(request.tree)
@@ -432,7 +432,7 @@ def _note(request: RequestState, asked: RowQueries, waiting: int, known: int, no
     assert request.recent is not None
     committed = request.prompt_rows[0] + request.length
     for row in range(waiting):
-        request.recent.add(JudgedRow(asked, row, committed - waiting + row + 1))
+        request.recent.append(JudgedRow(asked, row, committed - waiting + row + 1))
     request.asked[known:] = [(asked, waiting + node) for node in range(nodes)]
 
 

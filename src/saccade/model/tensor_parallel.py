@@ -9,7 +9,7 @@ A draft that fails in one process is given up in all; one that no longer answers
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import cache
@@ -88,26 +88,20 @@ def _control() -> Any:
 
 def agreed(mine: T) -> T:
     """Rank 0's value, in every process. Raises ModelError where one does not answer in time."""
-    box = [mine]
-    _in_time(lambda: dist.broadcast_object_list(box, src=0, group=_control()))
-    return box[0]
+    return everyones(mine)[0]
 
 
 def everyones(mine: T) -> list[T]:
     """The value of every process, by rank. Raises ModelError where one does not answer in time."""
     found = [mine] * world()
-    _in_time(lambda: dist.all_gather_object(found, mine, group=_control()))
-    return found
-
-
-def _in_time(act: Callable[[], object]) -> None:
     try:
-        act()
+        dist.all_gather_object(found, mine, group=_control())
     except RuntimeError as error:
         raise ModelError(
             f"rank {rank()} waited for the other processes in vain ({PATIENCE:g} s): one has ended "
             "or hangs, and its own output may say why; start all of them again"
         ) from error
+    return found
 
 
 def leave() -> None:

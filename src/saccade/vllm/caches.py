@@ -132,7 +132,7 @@ class ModelDrafts(Drafts):
             else:
                 names[number], spare = each.name, spare - more
         growing = {number: grow(plan) for number in names}
-        trees = drive(self._session, growing, {})
+        trees = drive(self._session.score, growing, {})
         return {names[number]: Drafted(tree.tokens, tree.odds) for number, tree in trees.items()}
 
     def _growth(self, number: int, plan: DraftPlan) -> tuple[int, int]:

@@ -38,7 +38,7 @@ def grown(
     table: Mapping[Text, Tensor], growing: Growing, rules: Sampling | None = None
 ) -> tuple[Tree, list[int]]:
     session = Counting(table, [rules or Sampling()])
-    return drive(session, {0: growing}, {})[0], session.sizes
+    return drive(session.score, {0: growing}, {})[0], session.sizes
 
 
 def spelled(tree: Tree, stem: int = 0) -> list[Text]:
@@ -163,7 +163,7 @@ def test_requests_grow_in_step():
     table = random_table(6, V, 7)
     session = Counting(table, [Sampling(), Sampling()])
     session.commit({1: [3]})
-    trees = drive(session, {0: Best(6).grow(None), 1: Best(3).grow(None)}, {})
+    trees = drive(session.score, {0: Best(6).grow(None), 1: Best(3).grow(None)}, {})
     assert len(session.sizes) == 6
     assert trees[0] == grown(table, Best(6).grow(None))[0]
     assert set(spelled(trees[1])) == {text[1:] for text in likeliest(chances(table, (3,), 4), 3)}

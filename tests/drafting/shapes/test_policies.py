@@ -30,7 +30,7 @@ class Counting(TableSession):
 
 def _grow(growing, rules=None) -> tuple[Tree, int]:
     session = Counting(TABLE, [Sampling() if rules is None else rules])
-    return drive(session, {0: growing}, {})[0], session.forwards
+    return drive(session.score, {0: growing}, {})[0], session.forwards
 
 
 @pytest.mark.parametrize("length", [0, 1, 3])
@@ -72,7 +72,7 @@ def test_requests_grow_in_step_over_shared_forwards():
     """Claim: two requests cost the forwards of the longer, and grow as each would alone."""
     session = Counting(TABLE, [Sampling(), Sampling()])
     session.commit({1: [3]})
-    trees = drive(session, {0: Chain(3).grow(None), 1: Chain(2).grow(None)}, {})
+    trees = drive(session.score, {0: Chain(3).grow(None), 1: Chain(2).grow(None)}, {})
     assert session.forwards == 3
     assert trees[0] == _grow(Chain(3).grow(None))[0]
     assert trees[1].tokens == (_best((3,)), _best((3, _best((3,)))))

@@ -115,7 +115,8 @@ class Child:
             kept = view.choose(prefills[i], whole, held)
             seen[i] = len(kept)
             if len(kept) < len(held):
-                self._session.narrow(i, _within(whole, held, kept))
+                stays = torch.isin(whole.select(held).index, whole.select(kept).index)
+                self._session.narrow(i, stays.nonzero().squeeze(-1))
         for i in seen:
             self._lines.setdefault(i, Line(self._job.shape.length))
         self._reading = before + time.perf_counter() - began
@@ -180,17 +181,6 @@ class Child:
             line.chain = longer
             line.sent += 1
             self._tell("token", request, line.epoch, longer.tokens[-1], slot, self._drafting)
-
-
-def _within(whole: Prompt, held: Tensor, kept: Tensor) -> Int[Tensor, " row"]:
-    """Rows of the prompt cut to ``held`` that are text or in ``kept``."""
-    stays = torch.zeros(whole.seen, dtype=torch.bool, device=held.device)
-    stays[kept] = True
-    rows = torch.ones(len(whole), dtype=torch.bool, device=held.device)
-    rows[whole.visual] = stays
-    there = torch.ones_like(rows)
-    there[whole.visual] = torch.zeros_like(stays).index_fill(0, held, True)
-    return rows[there].nonzero().squeeze(-1)
 
 
 def work(connection: Connection) -> None:

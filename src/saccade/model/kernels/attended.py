@@ -29,40 +29,35 @@ def attended(
 ) -> Float[Tensor, "layer kv_head 2 chosen"]:
     """The softmax mass of rows on some columns, over all keys and over the columns alone, summed
     over rows and a group's heads. ``asked``: each layer's queries, scaled; each row ``sees`` so
-    many keys. Small layers go together, and of a large one a few rows at a time."""
-    layers, end = len(asked), int(sees.max())
+    many keys. A few rows are worked on at a time."""
+    end = int(sees.max())
     if kernels.fp32_on_cpu(keys) and compiled.serves(keys[0].shape[2]):
         return compiled.attended(torch.stack(asked), keys, end, sees, columns)
-    chosen = together(columns.cpu())
-    rows = max(1, CACHED // (len(asked[0]) * end))
-    alike = len({each.device for each in keys}) == 1
-    few = max(1, rows // len(sees)) if alike else 1
+    chosen, few = together(columns.cpu()), max(1, CACHED // (len(asked[0]) * end))
     found = []
-    for start in range(0, layers, few):
-        some = slice(start, start + few)
-        near = torch.stack([each[:, :end] for each in keys[some]])
-        parts = zip(torch.stack(asked[some]).split(rows, 2), sees.split(rows), strict=True)
-        both = [_attended(q, near, part, chosen) for q, part in parts]
+    for q, k in zip(asked, keys, strict=True):
+        parts = zip(q.split(few, 1), sees.split(few), strict=True)
+        both = [_attended(own, k[:, :end], part, chosen) for own, part in parts]
         found.append(sum(both[1:], both[0]).to(columns.device))
-    return torch.cat(found)
+    return torch.stack(found)
 
 
 def _attended(
-    q: Float[Tensor, "layer head new head_dim"],
-    keys: Float[Tensor, "layer kv_head seen head_dim"],
+    q: Float[Tensor, "head new head_dim"],
+    keys: Float[Tensor, "kv_head seen head_dim"],
     sees: Int[Tensor, " new"],
     columns: slice | Int[Tensor, " chosen"],
-) -> Float[Tensor, "layer kv_head 2 chosen"]:
-    """:func:`attended` of a few rows and layers, summed."""
-    (layers, kv_heads, seen, width), all_see = keys.shape, int(sees.min())
+) -> Float[Tensor, "kv_head 2 chosen"]:
+    """:func:`attended` of a layer's few rows, summed."""
+    (kv_heads, seen, width), all_see = keys.shape, int(sees.min())
     hidden = (torch.arange(all_see, seen) >= sees[:, None]).to(keys.device)
-    logits = q.reshape(layers, kv_heads, -1, width).float() @ keys.float().transpose(2, 3)
-    by_row = logits.view(layers, kv_heads, -1, len(sees), seen)
+    logits = q.reshape(kv_heads, -1, width).float() @ keys.float().transpose(1, 2)
+    by_row = logits.view(kv_heads, -1, len(sees), seen)
     by_row[..., all_see:].masked_fill_(hidden, float("-inf"))
     weights = torch.softmax(logits, -1, out=logits)[..., columns]
     # a row whose mass is all elsewhere has none to share out
     among = weights.sum(-1).clamp_min(torch.finfo(weights.dtype).tiny)
-    return torch.stack([torch.ones_like(among), 1 / among], 2) @ weights
+    return torch.stack([torch.ones_like(among), 1 / among], 1) @ weights
 
 
 class RowQueries:
@@ -76,10 +71,6 @@ class RowQueries:
 
     def take(self, layer: int, q: Queries, scale: float) -> None:
         self._layers.setdefault(layer, []).append(q[:, -self.last :] * scale)
-
-    @property
-    def empty(self) -> bool:
-        return not self._layers
 
     def of(self, rows: Int[Tensor, " asked"]) -> dict[int, Float[Tensor, "head asked head_dim"]]:
         """Each layer's queries of these rows, of those that were taken of one forward."""
@@ -126,9 +117,8 @@ class Note:
 
     def end(self, cache: Cache) -> None:
         """What was not told on the way."""
-        if self._queries.empty:
+        if not (asked := self._queries.of(self._rows - self._rows[0])):
             return
-        asked = self._queries.of(self._rows - self._rows[0])
         keys = [cache.keys[layer] for layer in asked]
         found = attended(keys, list(asked.values()), self._rows + 1, self._columns)
         for layer, own in zip(asked, found, strict=True):
@@ -144,34 +134,20 @@ class JudgedRow:
     seen: int
 
 
-class Recent:
-    """The last ``rows`` rows of a request that were committed, for when somebody asks what they
-    attended to.
+class Recent(deque[JudgedRow]):
+    """The last rows of a request that were committed, for when somebody asks what they attended to.
 
     A verification computes attention anyway, and forgets it. Kept are the queries, a few numbers a
     row; their products with the keys are taken again only for a draft that is to choose anew.
     """
 
-    def __init__(self, rows: int) -> None:
-        self._rows: deque[JudgedRow] = deque(maxlen=rows)
-
-    def add(self, row: JudgedRow) -> None:
-        self._rows.append(row)
-
-    def clear(self) -> None:
-        """The text goes on elsewhere: what was seen of it is no longer there."""
-        self._rows.clear()
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
     def attended(
         self, cache: Cache, columns: Int[Tensor, " seen"]
     ) -> Float[Tensor, "layer kv_head 2 seen"]:
         """:func:`attended` of these rows: ``Prefill.mass`` and ``Prefill.relevance``."""
-        sees = torch.tensor([row.seen for row in self._rows])
+        sees = torch.tensor([row.seen for row in self])
         asked = [
-            torch.stack([row.asked.row(layer, row.number) for row in self._rows], 1)
+            torch.stack([row.asked.row(layer, row.number) for row in self], 1)
             for layer in range(len(cache.keys))
         ]
         groups = len(asked[0]) // len(cache.keys[0])
