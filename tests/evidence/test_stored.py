@@ -53,6 +53,15 @@ def test_a_stored_report_is_its_runs(run):
     )
 
 
+def test_the_table_of_six_clips_is_the_stored_comparison():
+    """Claim: each row of that table is what ``saccade compare`` printed of the clip, whose answers
+    were plain decoding's. Fails on any number typed by hand."""
+    page = (RESULTS / "speed.md").read_text()
+    for seed, found in json.loads((RESULTS / "compare-six.json").read_text()).items():
+        assert _clip_line(seed, found["methods"]) in page, seed
+        assert all(row["identical_to_ar"] for row in found["methods"].values())
+
+
 @pytest.mark.parametrize("run", RUNS, ids=lambda run: run.name)
 def test_every_stored_answer_is_plain_decodings(run):
     """Claim: no method of ours ever wrote another token than plain decoding (where answers were
@@ -329,6 +338,20 @@ def _suite_line(answers: list[Answer], suite: str) -> str:
     mine = spent.pop("auto")
     best = min(spent, key=lambda name: spent[name])
     return f"| `{suite}` | {' | '.join(ratios)} | {spent[best] / mine:.2f} | `{best}` |"
+
+
+def _clip_line(seed: str, methods: dict[str, Any]) -> str:
+    auto, hf = methods["auto"], methods["hf"]
+    rate = {name: row["speedup_decode"] for name, row in methods.items()}
+    best = max((name for name in rate if name not in ("auto", "ar", "hf")), key=lambda m: rate[m])
+    ratios = (
+        rate["auto"],
+        auto["speedup_end_to_end"],
+        rate["auto"] / hf["speedup_decode"],
+        rate["auto"] / rate[best],
+    )
+    cells = " | ".join(f"{each:.2f}" for each in ratios)
+    return f"| {seed} | {auto['tokens']} | {cells} | `{best}` |"
 
 
 def _interval(own: list[Answer], other: list[Answer], whole: bool = False) -> str:

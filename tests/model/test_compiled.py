@@ -90,7 +90,7 @@ def test_what_rows_attend_to_is_double_precisions(rows, columns):
 
 @COMPILED
 @pytest.mark.parametrize("threads", [1, 2, 5])
-@pytest.mark.parametrize("rows", [1, 16, 40, 100])
+@pytest.mark.parametrize("rows", [1, 16, 40, 90, 100])
 @pytest.mark.parametrize("columns", [range(70), range(3, 2400, 7)])
 def test_what_is_noted_on_the_way_is_what_is_attended_to(rows, columns, threads):
     """Claim: attention that notes its last rows gives, bit for bit, what it gives without, and adds

@@ -34,9 +34,9 @@ class Pace:
         return max(0.0, fixed), each
 
     def at_once(self, live: int, patience: float) -> int:
-        """Of ``live`` requests as many as a round has time for in ``patience`` seconds, or more
-        where those few would be dear: they take turns in groups of about that size. More than were
-        in any round that is remembered are tried together: few together tell little of many."""
+        """Of ``live`` requests about as many as a round has time for in ``patience`` seconds, or
+        more where those few would be dear: the nearest number of turns. More than were in any round
+        that is remembered are tried together: few together tell little of many."""
         if live > max(self.seconds, default=0):
             return live
         fixed, each = self.line()

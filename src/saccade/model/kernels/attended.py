@@ -110,7 +110,9 @@ class Note:
         self, way: Callable[..., Queries], mask: Tensor | None, layer: int, q: Queries, scale: float
     ) -> tuple[Callable[..., Queries], Tensor | None]:
         """How to attend for these or more rows, each seeing up to itself, and tell what it can."""
-        if way is compiled.attend and self._telling:
+        # one thread notes all of a key head: where that would be long, it is done afterwards
+        even = self.last * torch.get_num_threads() <= q.shape[1] * self._both.shape[1]
+        if way is compiled.attend and self._telling and even:
             return self._telling[layer], None
         self._queries.take(layer, q, scale)
         return way, mask

@@ -78,13 +78,9 @@ INLINE lanes larger(lanes a, lanes b) {
 }
 
 INLINE float total(lanes x) {
-    EACH(half, 4) {
-        const int by = LANES >> (half + 1);
-        masks moved;
-        EACH(lane, LANES) moved[lane] = (lane + by) % LANES;
-        if (by) x += __builtin_shuffle(x, moved);
-    }
-    return x[0];
+    EACH(half, LANES / 2) x[half] += x[half + LANES / 2];
+    EACH(half, LANES / 4) x[half] += x[half + LANES / 4];
+    return LANES == 4 ? x[0] : LANES == 8 ? x[0] + x[1] : x[0] + x[1] + x[2] + x[3];
 }
 
 /* To 2e-7; nothing below exp(-87). The shift rounds to a whole power of two, which a float's bits
