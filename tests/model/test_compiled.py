@@ -94,8 +94,9 @@ def test_what_rows_attend_to_is_double_precisions(rows, columns):
 @pytest.mark.parametrize("columns", [range(70), range(3, 2400, 7)])
 def test_what_is_noted_on_the_way_is_what_is_attended_to(rows, columns, threads):
     """Claim: attention that notes its last rows gives, bit for bit, what it gives without, and adds
-    what those attend to, over keys of several parts. Fails if a part's weights stay relative to its
-    own maximum, a row is noted twice or for another, or threads share a head."""
+    what those attend to by double precision, over keys of several parts. Fails if a part's weights
+    stay relative to its own maximum, a row is noted twice or for another, or threads share a head.
+    """
     (q, k, v), columns = _inputs(6, 2, 32, 100, 2400, 3), torch.tensor(columns)
     k[:, ::97] *= 2  # the maximum moves on
     mass = torch.ones(2, 2, len(columns))
@@ -106,9 +107,12 @@ def test_what_is_noted_on_the_way_is_what_is_attended_to(rows, columns, threads)
     finally:
         torch.set_num_threads(1)
     assert torch.equal(out, plain)
-    sees = torch.arange(2500 - rows, 2500) + 1
-    (exact,) = compiled.attended(0.5 * q[None, :, -rows:], [k], k.shape[1], sees, columns)
-    assert torch.allclose(mass - 1, exact, atol=1e-5)
+    logits = 0.5 * q[:, -rows:].double() @ k.double().repeat_interleave(3, 0).transpose(1, 2)
+    sees = torch.arange(2500 - rows, 2500)[:, None] + 1
+    logits.masked_fill_(torch.arange(2500) >= sees, float("-inf"))
+    both = logits.softmax(-1)[..., columns], logits[..., columns].softmax(-1)
+    exact = torch.stack([each.view(2, -1, len(columns)).sum(1) for each in both], 1)
+    assert torch.allclose(mass.double() - 1, exact, atol=1e-4)
 
 
 @COMPILED
