@@ -9,7 +9,7 @@ from statistics import linear_regression
 
 NEW = 0.3  # of what is believed of rounds, by one more
 SIZES = 8  # seen last, that are believed in: prompts get longer, machines busier
-DEARER = 0.1  # about, a request's part of a round where rounds are made shorter
+DEARER = 0.1  # is a request's part of a round, about, where rounds are made shorter
 
 
 @dataclass(frozen=True)

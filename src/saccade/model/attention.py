@@ -21,7 +21,8 @@ from saccade.model.kernels import Ways, compiled
 from saccade.model.kernels.attended import Note, Queries, RowQueries
 
 Attend = Callable[..., Tensor]
-"""What layers call: (layer, q, k, v, scale) -> heads side by side. A ``Step`` is one."""
+"""What layers call: (layer, q, k, v, scale) -> heads side by side. A ``Step`` is one, which a
+prompt's last layer also tells ``last=True``."""
 NewKeys = Float[Tensor, "kv_head written head_dim"]
 Keys = Float[Tensor, "kv_head seen head_dim"]
 Mask = Bool[Tensor, "new seen"]
