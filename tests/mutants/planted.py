@@ -306,8 +306,22 @@ MUTANTS = (
     Mutant(
         "attention in C: what was mixed before is not brought to the new maximum",
         "model/kernels/kernels.c",
-        "mixed[i * wide + n] *= less;",
+        "mixed[i * wide + n] *= less[n];",
         "mixed[i * wide + n] *= 1;",
+        (f"{COMPILED}::test_it_is_the_softmax_over_what_each_row_sees",),
+    ),
+    Mutant(
+        "attention in C: a bias is added to logits that are of base two",
+        "model/kernels/kernels.c",
+        "key - before] * (float)LOG2_E;",
+        "key - before];",
+        (f"{COMPILED}::test_it_is_the_softmax_over_what_each_row_sees",),
+    ),
+    Mutant(
+        "attention in C: no key is hidden from a query of a tile",
+        "model/kernels/kernels.c",
+        "if (own < sees.fewest) sees.fewest = own;",
+        "if (own > sees.fewest) sees.fewest = own;",
         (f"{COMPILED}::test_it_is_the_softmax_over_what_each_row_sees",),
     ),
     Mutant(
@@ -362,8 +376,8 @@ MUTANTS = (
     Mutant(
         "attention in C: parts of the keys are joined by one maximum",
         "model/kernels/kernels.c",
-        "first = exponential(mine[tops + n] - top), second",
-        "first = exponential(top - top), second",
+        "first = power_of_two(mine[tops + n] - top), second",
+        "first = power_of_two(top - top), second",
         (f"{COMPILED}::test_it_is_the_softmax_over_what_each_row_sees",),
     ),
     Mutant(
@@ -608,8 +622,8 @@ MUTANTS = (
     Mutant(
         "recording in C: weights stay relative to the maximum as it was",
         "model/kernels/kernels.c",
-        "exponential(less[block * wide + n] - highest[n])",
-        "exponential((lanes){0})",
+        "power_of_two(less[block * wide + n] - highest[n])",
+        "power_of_two((lanes){0})",
         ("model/test_compiled.py::test_what_is_noted_on_the_way_is_what_is_attended_to",),
     ),
     Mutant(

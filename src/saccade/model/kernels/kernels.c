@@ -44,6 +44,7 @@
 #define BLOCK 64    /* keys between two looks at the maximum */
 #define PART 1024   /* keys that a thread goes over, a multiple of BLOCK */
 #define LOWEST -1e30f
+#define LOG2_E 1.4426950408889634 /* logits are kept times it, for weights are powers of two */
 #define ACROSS 2    /* vectors of outputs of a product in a panel */
 #define PANEL (ACROSS * LANES)
 #define AHEAD 8     /* inputs whose weights are fetched before they are asked for */
@@ -66,6 +67,11 @@ typedef struct {
     double scale;
 } call;
 
+/* How many keys each query of a tile sees, and what the fewest and the most of them are. */
+typedef struct {
+    ptrdiff_t each[TILE], fewest, most;
+} sight;
+
 /* Queries of one key head: `count` of its groups * rows, from `first` on, of so many rows after the
    ones `before`. */
 typedef struct {
@@ -83,25 +89,20 @@ INLINE float total(lanes x) {
     return LANES == 4 ? x[0] : LANES == 8 ? x[0] + x[1] : x[0] + x[1] + x[2] + x[3];
 }
 
-/* To 2e-7; nothing below exp(-87). The shift rounds to a whole power of two, which a float's bits
-   are then moved by; ln 2 is taken off in two parts. */
-INLINE lanes exponential(lanes x) {
-    const lanes zero = {0};
+/* 2^x to 2e-7, of 0 exactly 1; nothing below 2^-126, and what is no number stays none. The shift rounds
+   to a whole power, which a float's bits are moved by; of the rest the largest error is the least there
+   is with so few terms. */
+INLINE lanes power_of_two(lanes x) {
     const float shift = 12582912.0f;
-    masks nothing = x < -87.0f;
-    x = larger(zero - 87.0f, x); /* what is no number stays none */
-    lanes power = x * 1.44269504f + shift;
-    masks moved = (masks)power << 23;
-    power -= shift;
-    x -= power * 0.693145752f;
-    x -= power * 1.42860677e-6f;
-    lanes y = x * (1.0f / 720) + 1.0f / 120;
-    y = y * x + 1.0f / 24;
-    y = y * x + 1.0f / 6;
-    y = y * x + 0.5f;
+    const masks nothing = x < -126.0f;
+    const lanes whole = x + shift;
+    x -= whole - shift;
+    lanes y = x * 1.32647288e-3f + 9.67151318e-3f;
+    y = y * x + 5.55073374e-2f;
+    y = y * x + 2.40222421e-1f;
+    y = y * x + 6.93146978e-1f;
     y = y * x + 1.0f;
-    y = y * x + 1.0f;
-    return (lanes)(((masks)y + moved) & ~nothing);
+    return (lanes)(((masks)y + ((masks)whole << 23)) & ~nothing);
 }
 
 /* Some keys' products with a tile: logits[key][wide]. */
@@ -134,24 +135,32 @@ INLINE void fetch(const float *rows, ptrdiff_t row, int count, ptrdiff_t width) 
 
 /* Makes logits weights, and what was mixed before relative to the same maximum. */
 INLINE void weigh(int wide, int keys, lanes *logits, lanes *mixed, ptrdiff_t width, lanes *highest, lanes *sum) {
-    EACH(n, wide) {
-        lanes top = highest[n];
-        for (int j = 0; j < keys; j++) top = larger(top, logits[j * wide + n]);
-        masks higher = top > highest[n];
-        int any = 0;
-        EACH(lane, LANES) any |= higher[lane];
-        if (any) {
-            lanes less = exponential(highest[n] - top);
-            highest[n] = top;
-            sum[n] *= less;
-            for (ptrdiff_t i = 0; i < width; i++) mixed[i * wide + n] *= less;
+    lanes top[WIDE], less[WIDE];
+    masks higher = {0};
+    int any = 0, j = 0;
+    EACH(n, wide) top[n] = highest[n];
+    for (; j + 4 <= keys; j += 4) /* one after another they would wait for each other */
+        EACH(n, wide) {
+            const lanes *key = logits + j * wide + n;
+            top[n] = larger(top[n], larger(larger(key[0], key[wide]), larger(key[2 * wide], key[3 * wide])));
         }
-        for (int j = 0; j < keys; j++) {
-            lanes weight = exponential(logits[j * wide + n] - top);
+    for (; j < keys; j++) EACH(n, wide) top[n] = larger(top[n], logits[j * wide + n]);
+    EACH(n, wide) higher |= top[n] > highest[n];
+    EACH(lane, LANES) any |= higher[lane];
+    if (any) {
+        EACH(n, wide) {
+            less[n] = power_of_two(highest[n] - top[n]);
+            highest[n] = top[n];
+            sum[n] *= less[n];
+        }
+        for (ptrdiff_t i = 0; i < width; i++) EACH(n, wide) mixed[i * wide + n] *= less[n];
+    }
+    for (j = 0; j < keys; j++)
+        EACH(n, wide) {
+            lanes weight = power_of_two(logits[j * wide + n] - top[n]);
             logits[j * wide + n] = weight;
             sum[n] += weight;
         }
-    }
 }
 
 /* The row that query `r` of a tile is, and where it lies: [head, row], by the strides of q or out. */
@@ -163,24 +172,27 @@ INLINE ptrdiff_t place(const call *c, tile t, ptrdiff_t r, ptrdiff_t by_head, pt
 
 INLINE int vectors(tile t) { return (int)((t.count + LANES - 1) / LANES); }
 
-/* A tile's queries as lanes [width][wide], and how many keys each sees; gives the most. */
-static ptrdiff_t load(const call *c, tile t, float *q, ptrdiff_t *sees) {
+/* A tile's queries as lanes [width][wide], and what they see. */
+static sight load(const call *c, tile t, lanes *q) {
     const int across = vectors(t) * LANES;
-    ptrdiff_t most = 0;
+    const float scale = (float)(c->scale * LOG2_E);
+    sight sees = {.fewest = c->seen};
     memset(q, 0, sizeof(float) * c->width * across);
     for (ptrdiff_t r = 0; r < t.count; r++) {
         const float *row = c->q + place(c, t, r, c->q_head, c->q_row);
         const ptrdiff_t number = row_of(t, r);
-        for (ptrdiff_t i = 0; i < c->width; i++) q[i * across + r] = row[i] * (float)c->scale;
-        sees[r] = c->sees ? c->sees[number] : c->bias ? c->seen : c->seen - c->rows + number + 1;
-        if (sees[r] > most) most = sees[r];
+        for (ptrdiff_t i = 0; i < c->width; i++) ((float *)q)[i * across + r] = row[i] * scale;
+        const ptrdiff_t own = c->sees ? c->sees[number] : c->bias ? c->seen : c->seen - c->rows + number + 1;
+        if (own < sees.fewest) sees.fewest = own;
+        if (own > sees.most) sees.most = own;
+        sees.each[r] = own;
     }
-    return most;
+    return sees;
 }
 
 /* Logits [count][wide] of a tile and the keys from `start` on, of those up to `to`; -inf where a
    query does not see one. */
-INLINE void logits_of(int wide, const call *c, tile t, const lanes *q, const ptrdiff_t *sees,
+INLINE void logits_of(int wide, const call *c, tile t, const lanes *q, const sight *sees,
                       ptrdiff_t start, int count, ptrdiff_t to, lanes *logits) {
     const int keys = wide == 1 ? 2 * TOGETHER : TOGETHER;
     const float *k = c->k + t.head * c->k_head + start * c->k_row;
@@ -192,15 +204,15 @@ INLINE void logits_of(int wide, const call *c, tile t, const lanes *q, const ptr
         score(wide, keys, q, k + j * c->k_row, c->k_row, c->width, logits + j * wide);
     }
     for (; j < count; j++) score(wide, 1, q, k + j * c->k_row, c->k_row, c->width, logits + j * wide);
-    for (ptrdiff_t r = 0; r < t.count; r++)
-        for (ptrdiff_t key = sees[r] > start ? sees[r] - start : 0; key < count; key++)
+    for (ptrdiff_t r = 0; start + count > sees->fewest && r < t.count; r++)
+        for (ptrdiff_t key = sees->each[r] > start ? sees->each[r] - start : 0; key < count; key++)
             ((float *)logits)[key * wide * LANES + r] = -__builtin_inff();
 }
 
 /* A tile over keys from:to, into mixed [width][wide] where there are values, then the maximum and the
    sum [wide] of each. The weights are kept where there is `room`: [seen][wide], relative to the
    maximum [wide] as it was at each block, which all follow. */
-INLINE void over(int wide, const call *c, tile t, const lanes *q, const ptrdiff_t *sees, ptrdiff_t from,
+INLINE void over(int wide, const call *c, tile t, const lanes *q, const sight *sees, ptrdiff_t from,
                  ptrdiff_t to, lanes *mixed, lanes *room) {
     const float *v = c->v + t.head * c->v_head;
     const int dims = wide == 1 ? DIMS : TOGETHER, valued = !room || c->v;
@@ -215,7 +227,7 @@ INLINE void over(int wide, const call *c, tile t, const lanes *q, const ptrdiff_
         for (ptrdiff_t key = start > before ? start : before; c->bias && key < start + count; key++)
             for (ptrdiff_t r = 0; r < t.count; r++)
                 ((float *)logits)[(key - start) * wide * LANES + r] +=
-                    c->bias[(t.first + r) * c->bias_row + key - before];
+                    c->bias[(t.first + r) * c->bias_row + key - before] * (float)LOG2_E;
         weigh(wide, count, logits, mixed, valued ? width : 0, highest, sum);
         EACH(n, wide) if (room) room[(c->seen + start / BLOCK) * wide + n] = highest[n];
         for (ptrdiff_t i = 0; valued && i < width; i += dims)
@@ -223,16 +235,12 @@ INLINE void over(int wide, const call *c, tile t, const lanes *q, const ptrdiff_
     }
 }
 
-/* A tile over the part of the keys that has this number: how many it sees with those before, or 0
-   where it sees none of them. */
-static ptrdiff_t part(const call *c, tile t, ptrdiff_t number, lanes *mixed, lanes *room) {
-    lanes q[WIDEST * WIDE];
-    ptrdiff_t sees[TILE], from = number * PART, to = from + PART, most = load(c, t, (float *)q, sees);
-    if (to > most) to = most;
+/* A tile over the part of the keys that has this number. */
+static void part(const call *c, tile t, const lanes *q, const sight *sees, ptrdiff_t number, lanes *mixed, lanes *room) {
+    const ptrdiff_t from = number * PART, to = from + PART < sees->most ? from + PART : sees->most;
 #define OVER(wide) if (vectors(t) == wide && room) over(wide, c, t, q, sees, from, to, mixed, room); \
                    else if (vectors(t) == wide) over(wide, c, t, q, sees, from, to, mixed, NULL);
     OVER(1) OVER(2) OVER(3)
-    return from < to ? to : 0;
 }
 
 /* What a tile mixed of some keys, `mine`, and of the next ones, as one. */
@@ -241,7 +249,7 @@ static void join(const call *c, tile t, lanes *mine, const lanes *next) {
     const ptrdiff_t tops = c->width * wide, sums = tops + wide;
     for (int n = 0; n < wide; n++) {
         const lanes top = larger(mine[tops + n], next[tops + n]);
-        const lanes first = exponential(mine[tops + n] - top), second = exponential(next[tops + n] - top);
+        const lanes first = power_of_two(mine[tops + n] - top), second = power_of_two(next[tops + n] - top);
         for (ptrdiff_t i = n; i < tops; i += wide) mine[i] = mine[i] * first + next[i] * second;
         mine[tops + n] = top;
         mine[sums + n] = mine[sums + n] * first + next[sums + n] * second;
@@ -267,13 +275,15 @@ INLINE tile tile_of(const call *c, ptrdiff_t task, ptrdiff_t before, ptrdiff_t r
 
 /* A tile over all keys it sees, of which it gives the number. */
 static ptrdiff_t whole(const call *c, tile t, lanes own[2][(WIDEST + 2) * WIDE], lanes *room) {
-    ptrdiff_t to, most = part(c, t, 0, own[0], room);
-    for (ptrdiff_t number = 1; number < parts_of(c) && (to = part(c, t, number, own[1], room)); number++) {
+    lanes q[WIDEST * WIDE];
+    const sight sees = load(c, t, q);
+    part(c, t, q, &sees, 0, own[0], room);
+    for (ptrdiff_t number = 1; number * PART < sees.most; number++) {
+        part(c, t, q, &sees, number, own[1], room);
         join(c, t, own[0], own[1]);
-        most = to;
     }
     if (c->v) finish(c, t, (float *)own[0]);
-    return most;
+    return sees.most;
 }
 
 /* From kept weights of a tile, its maximum and its sum: what it weighs the chosen columns by, among all
@@ -283,7 +293,7 @@ INLINE void share(int wide, const call *c, tile t, ptrdiff_t most, lanes *weight
     lanes *less = weights + c->seen * wide, all[WIDE], among[WIDE];
     EACH(n, wide) among[n] = (lanes){0};
     for (ptrdiff_t block = 0; block * BLOCK < most; block++)
-        EACH(n, wide) less[block * wide + n] = exponential(less[block * wide + n] - highest[n]);
+        EACH(n, wide) less[block * wide + n] = power_of_two(less[block * wide + n] - highest[n]);
     for (ptrdiff_t i = 0; i < c->chosen; i++) {
         const ptrdiff_t key = c->columns[i];
         EACH(n, wide) if (key < most) among[n] += weights[key * wide + n] * less[key / BLOCK * wide + n];
@@ -338,7 +348,7 @@ int attend(const call *c) {
     int failed = 0;
 #pragma omp parallel num_threads(c->threads) reduction(| : failed)
     {
-        lanes own[2][(WIDEST + 2) * WIDE], *room = heads ? room_of(c) : NULL;
+        lanes q[WIDEST * WIDE], own[2][(WIDEST + 2) * WIDE], *room = heads ? room_of(c) : NULL;
         failed |= heads && !room;
 #pragma omp for schedule(dynamic)
         for (ptrdiff_t task = 0; task < heads + units; task++) {
@@ -346,10 +356,12 @@ int attend(const call *c) {
             if (unit < 0 && room) note(c, task, room);
             if (unit < 0) continue;
             const tile t = tile_of(c, mixed ? unit / parts : unit, 0, rest);
-            if (mixed)
-                part(c, t, unit % parts, mixed + unit * size / LANES, NULL);
-            else
+            if (mixed) {
+                const sight sees = load(c, t, q);
+                part(c, t, q, &sees, unit % parts, mixed + unit * size / LANES, NULL);
+            } else {
                 whole(c, t, own, NULL);
+            }
         }
         free(room);
     }
@@ -396,7 +408,7 @@ typedef struct {
 
 /* x / (1 + exp(-x)), by a power that is 1 at most. */
 INLINE lanes silu(lanes x) {
-    const lanes one = (lanes){0} + 1.0f, power = exponential((lanes)((masks)x | INT32_MIN));
+    const lanes one = (lanes){0} + 1.0f, power = power_of_two((lanes)((masks)x | INT32_MIN) * (float)LOG2_E);
     const masks negative = x < 0.0f;
     return x * (lanes)(((masks)power & negative) | ((masks)one & ~negative)) / (one + power);
 }
