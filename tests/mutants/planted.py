@@ -369,9 +369,23 @@ MUTANTS = (
     Mutant(
         "attention in C: padding attends too",
         "model/kernels/kernels.c",
-        "counts = n * LANES + lane < t.count;",
-        "counts = 1;",
+        "counts = r < t.count && row",
+        "counts = row",
         (f"{COMPILED}::test_what_rows_attend_to_is_double_precisions",),
+    ),
+    Mutant(
+        "recording in C: rows beside those that are noted count too",
+        "model/kernels/kernels.c",
+        "row_of(c, t, r) >= c->rows - c->noted;",
+        "1;",
+        (f"{COMPILED}::test_what_is_noted_on_the_way_is_what_is_attended_to",),
+    ),
+    Mutant(
+        "attention in C: a bias is a group's of another row",
+        "model/kernels/kernels.c",
+        "(group_of(c, t, r) * c->rows + row_of(c, t, r)) * c->bias_row",
+        "(t.first + r) * c->bias_row",
+        (f"{COMPILED}::test_it_is_the_softmax_over_what_each_row_sees",),
     ),
     Mutant(
         "attention in C: parts of the keys are joined by one maximum",
@@ -629,8 +643,8 @@ MUTANTS = (
     Mutant(
         "recording: what the last layer attends to is not told",
         "model/attention.py",
-        "rows = 1 if segment.noted is None else segment.noted.last",
-        "rows = 1",
+        "-1 if segment.noted is None else -segment.noted.last :",
+        "-1:",
         ("model/test_attention.py::test_a_note_is_the_same_on_the_way_and_after",),
     ),
     Mutant(

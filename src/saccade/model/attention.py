@@ -7,7 +7,7 @@ another, and none reads another's keys. Knows no model: layers call it with thei
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial as bound
 
 import torch
@@ -57,13 +57,11 @@ class Segment:
     asked: RowQueries | None = None
     pages: Pages | None = None  # read into the cache's first rows, for each row by its queries
 
-    @property
-    def mask(self) -> Bool[Tensor, "new last"]:
-        """``block``, or what it stands for where it is None."""
-        new = self.stop - self.start
+    def mask(self, new: int) -> Bool[Tensor, "new last"]:
+        """``block`` of the last ``new`` rows, or what it stands for where it is None."""
         if self.block is None:
             return torch.ones(new, new, dtype=torch.bool).tril_()
-        return self.block
+        return self.block[-new:]
 
 
 class Step:
@@ -83,7 +81,7 @@ class Step:
         self.groups = groups
         self.calls = 0  # one a layer, where the model's layers ask for their attention here
         self._choose = bound(_way, groups=groups, dtype=dtype, ways=ways)
-        self._ways = [self._choose(segment) for segment in segments]
+        self._ways = [self._choose(each, each.stop - each.start) for each in segments]
         for segment in segments:
             segment.cache.reserve(segment.at + segment.stop - segment.start)
 
@@ -103,16 +101,17 @@ class Step:
             keys, values = segment.cache.read(layer, segment.at + segment.stop - segment.start)
             if mask is not None and mask.device != keys.device:  # a model over several devices
                 mask = mask.to(keys.device)
-            asking = own[0]
+            asking, telling = own[0], None
             if segment.asked is not None:
                 segment.asked.take(layer, asking, scale)
             if last:
-                rows = 1 if segment.noted is None else segment.noted.last
-                before, asking = asking.shape[1] - rows, asking[:, -rows:]
-                at, start = segment.at + before, segment.start + before
-                way, mask = self._choose(replace(segment, at=at, start=start))
+                asking = asking[:, -1 if segment.noted is None else -segment.noted.last :]
             if segment.noted is not None:
-                way, mask = segment.noted.beside(way, mask, layer, asking, scale)
+                telling = segment.noted.telling(way, layer, asking, scale)
+            if telling is not None:
+                way, mask = telling, None
+            elif last:
+                way, mask = self._choose(segment, asking.shape[1])
             if segment.pages is not None:
                 way = bound(segment.pages.attend, segment.cache, layer, way)
             out = way(asking, keys, values, mask, scale)
@@ -181,27 +180,28 @@ def merge(first: Part, second: Part) -> Queries:
 
 
 def _way(
-    segment: Segment, groups: int, dtype: torch.dtype, ways: Ways
+    segment: Segment, new: int, groups: int, dtype: torch.dtype, ways: Ways
 ) -> tuple[Callable[..., Queries], Tensor | None]:
-    """How a segment attends, and the mask it does so with."""
-    new = segment.stop - segment.start
-    name = ways.at(new, segment.at + new)
+    """How the last ``new`` rows of a segment attend, and the mask they do so with."""
+    seen = segment.at + segment.stop - segment.start
+    name = ways.at(new, seen)
     if new <= FOLD_LIMIT or segment.pages is not None:
-        return FEW_ROWS[name], _bias(segment, groups, dtype, name != "fused")
+        return FEW_ROWS[name], _bias(segment, new, groups, dtype, None if name != "fused" else seen)
     if segment.block is None:
         return MANY_ROWS[name], None
     return _attend_long, segment.block
 
 
-def _bias(segment: Segment, groups: int, dtype: torch.dtype, short: bool) -> Tensor | None:
-    """The additive mask of a segment of few rows, ``short`` over its last keys alone; None where
-    none is needed."""
-    new = segment.stop - segment.start
+def _bias(
+    segment: Segment, new: int, groups: int, dtype: torch.dtype, seen: int | None
+) -> Tensor | None:
+    """The additive mask of a segment's last ``new`` rows, which are few, over all keys ``seen`` or
+    over the last ones alone; None where none is needed."""
     if segment.block is None and new == 1:
         return None
-    device, mask = segment.cache.keys[0].device, segment.mask
+    device, mask = segment.cache.keys[0].device, segment.mask(new)
     last = mask.shape[1]
-    seen = last if short else segment.at + new
+    seen = last if seen is None else seen
     bias = torch.zeros(new, seen, dtype=dtype, device=device)
     bias[:, seen - last :].masked_fill_(~mask.to(device), float("-inf"))
     return bias.repeat(groups, 1)

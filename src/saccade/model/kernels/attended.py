@@ -106,16 +106,17 @@ class Note:
             noted = (compiled.Noted.of(self.last, self._columns, each) for each in both)
             self._telling = [partial(compiled.attend, noted=each) for each in noted]
 
-    def beside(
-        self, way: Callable[..., Queries], mask: Tensor | None, layer: int, q: Queries, scale: float
-    ) -> tuple[Callable[..., Queries], Tensor | None]:
-        """How to attend for these or more rows, each seeing up to itself, and tell what it can."""
+    def telling(
+        self, way: Callable[..., Queries], layer: int, q: Queries, scale: float
+    ) -> Callable[..., Queries] | None:
+        """``way``, by which these or more rows attend, each up to itself, such that it tells what
+        they attend to; None where it cannot, and then their queries are taken."""
         # one thread notes all of a key head: where that would be long, it is done afterwards
         even = self.last * torch.get_num_threads() <= q.shape[1] * self._both.shape[1]
         if way is compiled.attend and self._telling and even:
-            return self._telling[layer], None
+            return self._telling[layer]
         self._queries.take(layer, q, scale)
-        return way, mask
+        return None
 
     def end(self, cache: Cache) -> None:
         """What was not told on the way."""

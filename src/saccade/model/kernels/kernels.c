@@ -69,13 +69,14 @@ typedef struct {
 
 /* How many keys each query of a tile sees, and what the fewest and the most of them are. */
 typedef struct {
-    ptrdiff_t each[TILE], fewest, most;
+    masks each[WIDE];
+    ptrdiff_t fewest, most;
 } sight;
 
-/* Queries of one key head: `count` of its groups * rows, from `first` on, of so many rows after the
-   ones `before`. */
+/* Queries of one key head: `count` of its rows * groups, from `first` on. Those of a row lie together,
+   so a tile's see about as much. */
 typedef struct {
-    ptrdiff_t head, first, count, before, rows;
+    ptrdiff_t head, first, count;
 } tile;
 
 INLINE lanes larger(lanes a, lanes b) {
@@ -163,11 +164,14 @@ INLINE void weigh(int wide, int keys, lanes *logits, lanes *mixed, ptrdiff_t wid
         }
 }
 
-/* The row that query `r` of a tile is, and where it lies: [head, row], by the strides of q or out. */
-INLINE ptrdiff_t row_of(tile t, ptrdiff_t r) { return t.before + (t.first + r) % t.rows; }
+/* What query `r` of a tile is. */
+INLINE ptrdiff_t row_of(const call *c, tile t, ptrdiff_t r) { return (t.first + r) / c->groups; }
 
+INLINE ptrdiff_t group_of(const call *c, tile t, ptrdiff_t r) { return (t.first + r) % c->groups; }
+
+/* Where it lies, by the strides of q or out. */
 INLINE ptrdiff_t place(const call *c, tile t, ptrdiff_t r, ptrdiff_t by_head, ptrdiff_t by_row) {
-    return (t.head * c->groups + (t.first + r) / t.rows) * by_head + row_of(t, r) * by_row;
+    return (t.head * c->groups + group_of(c, t, r)) * by_head + row_of(c, t, r) * by_row;
 }
 
 INLINE int vectors(tile t) { return (int)((t.count + LANES - 1) / LANES); }
@@ -177,15 +181,16 @@ static sight load(const call *c, tile t, lanes *q) {
     const int across = vectors(t) * LANES;
     const float scale = (float)(c->scale * LOG2_E);
     sight sees = {.fewest = c->seen};
+    EACH(n, WIDE) sees.each[n] += (int32_t)c->seen; /* so does padding */
     memset(q, 0, sizeof(float) * c->width * across);
     for (ptrdiff_t r = 0; r < t.count; r++) {
         const float *row = c->q + place(c, t, r, c->q_head, c->q_row);
-        const ptrdiff_t number = row_of(t, r);
+        const ptrdiff_t number = row_of(c, t, r);
         for (ptrdiff_t i = 0; i < c->width; i++) ((float *)q)[i * across + r] = row[i] * scale;
         const ptrdiff_t own = c->sees ? c->sees[number] : c->bias ? c->seen : c->seen - c->rows + number + 1;
         if (own < sees.fewest) sees.fewest = own;
         if (own > sees.most) sees.most = own;
-        sees.each[r] = own;
+        ((int32_t *)sees.each)[r] = (int32_t)own;
     }
     return sees;
 }
@@ -197,16 +202,21 @@ INLINE void logits_of(int wide, const call *c, tile t, const lanes *q, const sig
     const int keys = wide == 1 ? 2 * TOGETHER : TOGETHER;
     const float *k = c->k + t.head * c->k_head + start * c->k_row;
     const float *v = c->v ? c->v + t.head * c->v_head + start * c->v_row : NULL;
-    int j = 0;
-    for (; j + keys <= count; j += keys) {
+    const int many = count < keys ? 0 : count;
+    for (int next = 0; next < many; next += keys) {
+        const int j = next + keys <= count ? next : count - keys; /* once more rather than one by one */
         if (v) fetch(v + j * c->v_row, c->v_row, keys, c->width);
         if (start + j + 2 * keys <= to) fetch(k + (j + keys) * c->k_row, c->k_row, keys, c->width);
         score(wide, keys, q, k + j * c->k_row, c->k_row, c->width, logits + j * wide);
     }
-    for (; j < count; j++) score(wide, 1, q, k + j * c->k_row, c->k_row, c->width, logits + j * wide);
-    for (ptrdiff_t r = 0; start + count > sees->fewest && r < t.count; r++)
-        for (ptrdiff_t key = sees->each[r] > start ? sees->each[r] - start : 0; key < count; key++)
-            ((float *)logits)[key * wide * LANES + r] = -__builtin_inff();
+    for (int j = many; j < count; j++) score(wide, 1, q, k + j * c->k_row, c->k_row, c->width, logits + j * wide);
+    const lanes nothing = (lanes){0} - __builtin_inff();
+    for (ptrdiff_t key = sees->fewest > start ? sees->fewest : start; key < start + count; key++)
+        EACH(n, wide) {
+            const masks seen = sees->each[n] > (int32_t)key;
+            lanes *logit = logits + (key - start) * wide + n;
+            *logit = (lanes)(((masks)*logit & seen) | ((masks)nothing & ~seen));
+        }
 }
 
 /* A tile over keys from:to, into mixed [width][wide] where there are values, then the maximum and the
@@ -224,10 +234,11 @@ INLINE void over(int wide, const call *c, tile t, const lanes *q, const sight *s
         const int count = to - start < BLOCK ? (int)(to - start) : BLOCK;
         lanes *logits = room ? room + start * wide : block;
         logits_of(wide, c, t, q, sees, start, count, to, logits);
-        for (ptrdiff_t key = start > before ? start : before; c->bias && key < start + count; key++)
-            for (ptrdiff_t r = 0; r < t.count; r++)
-                ((float *)logits)[(key - start) * wide * LANES + r] +=
-                    c->bias[(t.first + r) * c->bias_row + key - before] * (float)LOG2_E;
+        for (ptrdiff_t r = 0; c->bias && start + count > before && r < t.count; r++) {
+            const float *bias = c->bias + (group_of(c, t, r) * c->rows + row_of(c, t, r)) * c->bias_row;
+            for (ptrdiff_t key = start > before ? start : before; key < start + count; key++)
+                ((float *)logits)[(key - start) * wide * LANES + r] += bias[key - before] * (float)LOG2_E;
+        }
         weigh(wide, count, logits, mixed, valued ? width : 0, highest, sum);
         EACH(n, wide) if (room) room[(c->seen + start / BLOCK) * wide + n] = highest[n];
         for (ptrdiff_t i = 0; valued && i < width; i += dims)
@@ -256,11 +267,14 @@ static void join(const call *c, tile t, lanes *mine, const lanes *next) {
     }
 }
 
-static void finish(const call *c, tile t, const float *mixed) {
-    const ptrdiff_t across = (ptrdiff_t)vectors(t) * LANES, sums = (c->width + 1) * across;
+static void finish(const call *c, tile t, lanes *mixed) {
+    const int wide = vectors(t);
+    const ptrdiff_t tops = c->width * wide, sums = tops + wide;
+    for (int n = 0; n < wide; n++)
+        for (ptrdiff_t i = n; i < tops; i += wide) mixed[i] /= mixed[sums + n];
     for (ptrdiff_t r = 0; r < t.count; r++) {
         float *out = c->out + place(c, t, r, c->out_head, c->out_row);
-        for (ptrdiff_t i = 0; i < c->width; i++) out[i] = mixed[i * across + r] / mixed[sums + r];
+        for (ptrdiff_t i = 0; i < c->width; i++) out[i] = ((float *)mixed)[i * wide * LANES + r];
     }
 }
 
@@ -268,9 +282,16 @@ INLINE ptrdiff_t parts_of(const call *c) { return (c->seen + PART - 1) / PART; }
 
 INLINE ptrdiff_t tiles(const call *c, ptrdiff_t rows) { return (c->groups * rows + TILE - 1) / TILE; }
 
+/* The last rows, as many as fill the tiles of those that are noted. */
+INLINE ptrdiff_t beside(const call *c) {
+    const ptrdiff_t rows = tiles(c, c->noted) * TILE / c->groups;
+    return rows < c->rows ? rows : c->rows;
+}
+
+/* Of so many rows after the ones `before`. */
 INLINE tile tile_of(const call *c, ptrdiff_t task, ptrdiff_t before, ptrdiff_t rows) {
     const ptrdiff_t first = task / c->kv_heads * TILE, left = c->groups * rows - first;
-    return (tile){task % c->kv_heads, first, left < TILE ? left : TILE, before, rows};
+    return (tile){task % c->kv_heads, c->groups * before + first, left < TILE ? left : TILE};
 }
 
 /* A tile over all keys it sees, of which it gives the number. */
@@ -282,7 +303,7 @@ static ptrdiff_t whole(const call *c, tile t, lanes own[2][(WIDEST + 2) * WIDE],
         part(c, t, q, &sees, number, own[1], room);
         join(c, t, own[0], own[1]);
     }
-    if (c->v) finish(c, t, (float *)own[0]);
+    if (c->v) finish(c, t, own[0]);
     return sees.most;
 }
 
@@ -299,8 +320,9 @@ INLINE void share(int wide, const call *c, tile t, ptrdiff_t most, lanes *weight
         EACH(n, wide) if (key < most) among[n] += weights[key * wide + n] * less[key / BLOCK * wide + n];
     }
     EACH(n, wide) {
-        for (int lane = 0; lane < LANES; lane++) { /* padding counts nothing, nor a row of no weight here */
-            const int counts = n * LANES + lane < t.count;
+        for (int lane = 0; lane < LANES; lane++) { /* padding counts nothing, nor other rows, nor one of no weight here */
+            const ptrdiff_t r = n * LANES + lane;
+            const int counts = r < t.count && row_of(c, t, r) >= c->rows - c->noted;
             all[n][lane] = counts ? 1 / sum[n][lane] : 0;
             among[n][lane] = counts && among[n][lane] >= FLT_MIN ? 1 / among[n][lane] : 0;
         }
@@ -319,11 +341,12 @@ INLINE void share(int wide, const call *c, tile t, ptrdiff_t most, lanes *weight
     }
 }
 
-/* The noted rows of a key head, in the room of one thread. */
+/* The noted rows of a key head and those beside them, in the room of one thread. */
 static void note(const call *c, ptrdiff_t head, lanes *room) {
     float *mass = c->mass + head * 2 * c->chosen;
-    for (ptrdiff_t number = 0; number < tiles(c, c->noted); number++) {
-        const tile t = tile_of(c, number * c->kv_heads + head, c->rows - c->noted, c->noted);
+    const ptrdiff_t rows = beside(c);
+    for (ptrdiff_t number = 0; number < tiles(c, rows); number++) {
+        const tile t = tile_of(c, number * c->kv_heads + head, c->rows - rows, rows);
         lanes own[2][(WIDEST + 2) * WIDE];
         const ptrdiff_t most = whole(c, t, own, room);
         const lanes *highest = own[0] + c->width * vectors(t);
@@ -339,7 +362,7 @@ static lanes *room_of(const call *c) {
 
 /* 1 where there is no memory for what is noted. */
 int attend(const call *c) {
-    const ptrdiff_t rest = c->rows - c->noted, heads = c->noted ? c->kv_heads : 0;
+    const ptrdiff_t rest = c->rows - beside(c), heads = c->noted ? c->kv_heads : 0;
     const ptrdiff_t tasks = c->kv_heads * tiles(c, rest), parts = parts_of(c), size = (c->width + 2) * TILE;
     /* Threads share a tile's keys where there are more of them than tiles. */
     const int shared = tasks && tasks < c->threads && parts > 1;
@@ -352,9 +375,9 @@ int attend(const call *c) {
         failed |= heads && !room;
 #pragma omp for schedule(dynamic)
         for (ptrdiff_t task = 0; task < heads + units; task++) {
-            const ptrdiff_t unit = task - heads;
-            if (unit < 0 && room) note(c, task, room);
-            if (unit < 0) continue;
+            const ptrdiff_t unit = units - 1 - (task - heads); /* the longest first, for the others even out */
+            if (unit >= units && room) note(c, task, room);
+            if (unit >= units) continue;
             const tile t = tile_of(c, mixed ? unit / parts : unit, 0, rest);
             if (mixed) {
                 const sight sees = load(c, t, q);
@@ -369,7 +392,7 @@ int attend(const call *c) {
         const tile t = tile_of(c, task, 0, rest);
         lanes *first = mixed + task * parts * size / LANES;
         for (ptrdiff_t number = 1; number < parts; number++) join(c, t, first, first + number * size / LANES);
-        finish(c, t, (float *)first);
+        finish(c, t, first);
     }
     free(mixed);
     return failed;
