@@ -156,7 +156,8 @@ def measure(
             if "ids" in answer:
                 yield "answers", name, answer["ids"]
         for turn in range(plan.repeat + 1):
-            for row in tuple(rows):
+            # in reverse every other time: what an engine leaves busy is not always the same one's
+            for row in tuple(rows[:: -1 if turn % 2 else 1]):
                 tell(f"turn {turn} of {plan.repeat}: {row.name}")
                 time.sleep(REST)
                 told = children[row.engine].ask(row.name, plan.tokens)
