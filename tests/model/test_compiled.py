@@ -22,6 +22,7 @@ from saccade.model import attention, kernels
 from saccade.model.attention import ways_of
 from saccade.model.backbone import Backbone
 from saccade.model.kernels import compiled
+from saccade.model.kernels.attended import attended
 from saccade.model.session import Session
 
 CPU = [torch.device("cpu")]
@@ -64,7 +65,7 @@ def test_it_is_the_softmax_over_what_each_row_sees(rows, heads, kv_heads, width,
             for block, bias in ((causal, torch.zeros(rows, rows)), (tree, added)):
                 bias = bias.masked_fill(~block, float("-inf"))
                 mask = torch.cat([torch.zeros(rows, before), bias], 1).double()
-                told = None if block is causal else bias.repeat(heads // kv_heads, 1)
+                told = None if block is causal else bias
                 out = compiled.attend(q, k, v, told, width**-0.5)
                 assert (out - _exact(q, k, v, mask)).abs().max() < 2e-5
     finally:
@@ -85,7 +86,7 @@ def test_what_rows_attend_to_is_double_precisions(rows, columns):
     whole = logits.softmax(-1)[..., columns]
     alone = (whole / whole.sum(-1, keepdim=True)).nan_to_num()
     exact = torch.stack([each.view(2, -1, len(columns)).sum(1) for each in (whole, alone)], 1)
-    (found,) = compiled.attended(q[None], [k], k.shape[1], sees, columns)
+    (found,) = attended([k], [q], sees, columns)
     assert torch.allclose(found.double(), exact, atol=1e-4)
 
 
@@ -128,21 +129,21 @@ def test_a_row_comes_out_the_same_alone_and_among_others(together, threads):
     weight = torch.randn(330, 192, generator=generator)
     laid, gated = compiled.Panels.of(weight), compiled.Panels.of_gated(weight)
 
-    def attended(start, stop):
+    def mixed_of(start, stop):
         seen = slice(2400 + stop)
         return compiled.attend(q[:, start:stop], k[:, seen], v[:, seen], None, 0.2)
 
     alone = [compiled.multiply(rows[i : i + 1], laid) for i in range(40)]
     gates = [compiled.multiply(rows[i : i + 1], gated) for i in range(40)]
     prompt = rows.repeat(75, 1)  # so many that they are multiplied in parts
-    on_its_own = [attended(i, i + 1) for i in range(40)]
+    on_its_own = [mixed_of(i, i + 1) for i in range(40)]
     pieces = [(i, min(i + together, 40)) for i in range(0, 40, together)]
     torch.set_num_threads(threads)
     try:
         products = [compiled.multiply(rows[slice(*piece)], laid) for piece in pieces]
         through = [compiled.multiply(rows[slice(*piece)], gated) for piece in pieces]
         whole = compiled.multiply(prompt, laid)
-        mixed = [attended(*piece) for piece in pieces]
+        mixed = [mixed_of(*piece) for piece in pieces]
         theirs = rows[:together] @ weight.t(), rows[:1] @ weight.t()
     finally:
         torch.set_num_threads(1)
@@ -192,9 +193,9 @@ def test_what_is_no_number_is_not_hidden():
     sees, columns = torch.arange(10, 16), torch.arange(5)
     spoilt = k.clone()
     spoilt[:, 14, 3] = float("nan")
-    assert compiled.attended(q[None], [spoilt], 15, sees, columns).isnan().all()
+    assert attended([spoilt], [q], sees, columns).isnan().all()
     few = sees.clamp(max=14)
-    assert not compiled.attended(q[None], [spoilt], 14, few, columns).isnan().any()
+    assert not attended([spoilt], [q], few, columns).isnan().any()
 
 
 @COMPILED
@@ -256,7 +257,7 @@ def test_other_processors_vectors_compute_the_same(anew, level, tuned):
         sees, columns = visible.sum(1), torch.arange(40, 1050)
         logits = q.double() @ k.double().repeat_interleave(3, 0).transpose(1, 2)
         whole = logits.masked_fill(~visible, float("-inf")).softmax(-1)[..., columns]
-        found = compiled.attended(q[None], [k], k.shape[1], sees, columns)[0, :, 0].double()
+        found = attended([k], [q], sees, columns)[0, :, 0].double()
         assert torch.allclose(found, whole.view(2, -1, len(columns)).sum(1), atol=1e-4)
 
 
@@ -321,6 +322,7 @@ THREADS = """
 import torch
 from pathlib import Path
 from saccade.model.kernels import compiled
+from saccade.model.kernels.attended import attended
 q = torch.ones(4, 200, 32)
 torch.set_num_threads(2)
 torch.ones(512, 512) @ torch.ones(512, 512)

@@ -28,6 +28,8 @@ Keys = Float[Tensor, "kv_head seen head_dim"]
 Mask = Bool[Tensor, "new seen"]
 Mixed = Float[Tensor, "new out"]
 """Heads side by side."""
+Way = tuple[Callable[..., Queries], Tensor | None]
+"""How to attend, and the mask to do so with."""
 Part = tuple[Queries, Float[Tensor, "head new"]]
 """Attention over some of the keys, and the log of the sum its softmax divided by."""
 
@@ -78,9 +80,8 @@ class Step:
         ways: Ways = FUSED,
     ) -> None:
         self.segments = segments
-        self.groups = groups
         self.calls = 0  # one a layer, where the model's layers ask for their attention here
-        self._choose = bound(_way, groups=groups, dtype=dtype, ways=ways)
+        self._choose: Callable[[Segment, int], Way] = bound(_way, groups, dtype, ways)
         self._ways = [self._choose(each, each.stop - each.start) for each in segments]
         for segment in segments:
             segment.cache.reserve(segment.at + segment.stop - segment.start)
@@ -179,9 +180,7 @@ def merge(first: Part, second: Part) -> Queries:
     return torch.lerp(first[0], second[0], share.to(first[0].dtype))
 
 
-def _way(
-    segment: Segment, new: int, groups: int, dtype: torch.dtype, ways: Ways
-) -> tuple[Callable[..., Queries], Tensor | None]:
+def _way(groups: int, dtype: torch.dtype, ways: Ways, segment: Segment, new: int) -> Way:
     """How the last ``new`` rows of a segment attend, and the mask they do so with."""
     seen = segment.at + segment.stop - segment.start
     name = ways.at(new, seen)

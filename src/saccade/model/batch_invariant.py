@@ -18,7 +18,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from saccade.core.errors import MethodError, ModelError
-from saccade.model.attention import Keys, Mixed, NewKeys, Segment, Step
+from saccade.model.attention import Keys, Segment, Step
 from saccade.model.backbone import Backbone
 from saccade.model.cache import Cache
 from saccade.model.kernels.attended import Queries
@@ -47,9 +47,7 @@ class BatchInvariantSession(Session):
                 tokens = ids[start:stop] + ids[stop - 1 : stop] * spare
                 places = positions[start:stop] + positions[stop - 1 : stop] * spare
                 at = segment.at + start - segment.start
-                step = BatchInvariantStep(
-                    Segment(segment.cache, 0, ROWS, at, asked=segment.asked), real=stop - start
-                )
+                step = BatchInvariantStep(Segment(segment.cache, 0, ROWS, at, asked=segment.asked))
                 laws = model.logits(model.forward(model.embed(tokens), places, step))
                 found += [laws[row - start] for row in wanted if start <= row < stop]
         return torch.stack(found)
@@ -58,35 +56,20 @@ class BatchInvariantSession(Session):
 class BatchInvariantStep(Step):
     """Attention of ``ROWS`` rows of one request over its keys, block after block.
 
-    ``last`` is the last key each row sees; itself when None. ``real`` rows are not padding.
+    ``last`` is the last key each row sees; itself when None.
     """
 
-    def __init__(
-        self, segment: Segment, last: Int[Tensor, " rows"] | None = None, real: int = ROWS
-    ) -> None:
+    def __init__(self, segment: Segment, last: Int[Tensor, " rows"] | None = None) -> None:
         # no mask is made here: the base's is as wide as the cache
-        self.segments = [segment]
-        self.calls = 0
-        self._real = real
         end = segment.at + segment.stop - segment.start
-        self._last = torch.arange(segment.at, end) if last is None else last
+        ends = torch.arange(segment.at, end) if last is None else last
+        self.segments, self.calls = [segment], 0
+        self._choose = lambda segment, new: (ordered, ends[-new:])
+        self._ways = [(ordered, ends)]
         segment.cache.reserve(end)
 
-    def __call__(
-        self, layer: int, q: Queries, k: NewKeys, v: NewKeys, scale: float, *, last: bool = False
-    ) -> Float[Tensor, "asked out"]:
-        self.calls += 1
-        (segment,) = self.segments
-        segment.cache.write(layer, segment.at, k, v)
-        if segment.asked is not None:
-            segment.asked.take(layer, q[:, : self._real], scale)
-        keys, values = segment.cache.read(layer, segment.at + segment.stop - segment.start)
-        rows = slice(-1 if last else None, None)
-        ends = self._last[rows].to(q.device)
-        return ordered(q[:, rows], keys, values, ends, scale).to(q.dtype)
 
-
-def ordered(q: Queries, k: Keys, v: Keys, last: Int[Tensor, " new"], scale: float) -> Mixed:
+def ordered(q: Queries, k: Keys, v: Keys, last: Int[Tensor, " new"], scale: float) -> Queries:
     """Softmax attention in fp32, its sums over keys taken block by block from key 0 on.
 
     Keys after a row's ``last`` (one of the newest, or right before them) add exactly 0 to its sums,
@@ -109,8 +92,7 @@ def ordered(q: Queries, k: Keys, v: Keys, last: Int[Tensor, " new"], scale: floa
         weight = score.sub_(top).exp_()
         total += weight.sum(-1, keepdim=True)
         mixed += weight @ _block(v, start)
-    mixed = (mixed / total).view(heads, new, width)
-    return mixed.transpose(0, 1).reshape(new, heads * width)
+    return (mixed / total).view(heads, new, width).to(q.dtype)
 
 
 def _block(rows: Keys, start: int) -> Float[Tensor, "kv_head block head_dim"]:

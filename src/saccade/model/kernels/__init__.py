@@ -28,7 +28,7 @@ from saccade.model.kernels import compiled
 
 ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 256)
 FIRST = (1, 256, 8, 4, 16, 2, 64)  # what is timed first, should there be no time for all
-SAMPLED = 16  # every so many rows of a weight tell whether it was changed
+TELLING = 32, 8  # so many rows and columns of a weight, about, tell whether it was changed
 FEW = (1, 4, 16)  # rows of attention
 KEYS = (512, 1024, 2048, 4096)
 MANY, LONG = (768,), (1024, 2048)  # rows and keys of a prompt
@@ -198,8 +198,8 @@ class Quickest:
 
     def __init__(self, matrices: Sequence[Matrix]) -> None:
         self._matrices = matrices if matrices and may_copy(matrices) else ()
-        self._sampled = [matrix.weight[::SAMPLED] for matrix in self._matrices]
-        self._seen: Tensor | None = None
+        self._telling = [_grid(matrix.weight) for matrix in self._matrices]
+        self._seen: list[bytes] = []
         self._threads = 0
 
     def __bool__(self) -> bool:
@@ -210,12 +210,18 @@ class Quickest:
         kernels are the quickest with the threads there are now."""
         if not self._matrices:
             return
-        seen, threads = torch.stack(torch._foreach_norm(self._sampled)), torch.get_num_threads()
-        same = self._seen is not None and torch.equal(seen, self._seen)
-        if not same or self._threads != threads:
+        seen = [each.numpy().tobytes() for each in self._telling]
+        threads = torch.get_num_threads()
+        if self._seen != seen or self._threads != threads:
             self._seen, self._threads = seen, threads
             for matrix, choice in zip(self._matrices, choices(self._matrices), strict=True):
                 matrix.choose(choice)
+
+
+def _grid(weight: Float[Tensor, "out into"]) -> Float[Tensor, "some few"]:
+    """Numbers from all over a weight, in its memory."""
+    rows, columns = (max(1, size // few) for size, few in zip(weight.shape, TELLING, strict=True))
+    return weight[::rows, ::columns]
 
 
 def choices(matrices: Sequence[Matrix]) -> list[Choice]:

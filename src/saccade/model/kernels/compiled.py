@@ -16,7 +16,6 @@ import shutil
 import struct
 import subprocess
 import tempfile
-from collections.abc import Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -43,19 +42,26 @@ PATIENCE = 60.0  # seconds for a compiler
 
 
 class Noted(NamedTuple):
-    """Where a call adds what its last rows weigh some columns by, as :func:`attended` tells it. By
-    address: somebody holds the tensors meanwhile."""
+    """Where a call adds what its last rows weigh some columns by, as ``attended`` tells it, and how
+    many keys each row ``sees``, where that is not up to itself. By address: somebody holds the
+    tensors meanwhile."""
 
     columns: int = 0
     mass: int = 0
     chosen: int = 0
     rows: int = 0
+    sees: int = 0
 
     @classmethod
     def of(
-        cls, rows: int, columns: Int[Tensor, " chosen"], mass: Float[Tensor, "kv_head 2 chosen"]
+        cls,
+        rows: int,
+        columns: Int[Tensor, " chosen"],
+        mass: Float[Tensor, "kv_head 2 chosen"],
+        sees: Int[Tensor, " new"] | None = None,
     ) -> Noted:
-        return cls(columns.data_ptr(), mass.data_ptr(), len(columns), rows)
+        seen = 0 if sees is None else sees.data_ptr()
+        return cls(columns.data_ptr(), mass.data_ptr(), len(columns), rows, seen)
 
 
 NOTHING = Noted()
@@ -64,25 +70,30 @@ NOTHING = Noted()
 def attend(
     q: Float[Tensor, "head new head_dim"],
     k: Float[Tensor, "kv_head seen head_dim"],
-    v: Float[Tensor, "kv_head seen head_dim"],
+    v: Float[Tensor, "kv_head seen head_dim"] | None,
     bias: Float[Tensor, "rows last"] | None,
     scale: float,
     noted: Noted = NOTHING,
 ) -> Float[Tensor, "head new head_dim"]:
-    """softmax(scale q k^T + bias) v.
+    """softmax(scale q k^T + bias) v; where all rows are ``noted`` they may do without values, and
+    what is given then means nothing.
 
-    ``bias`` is added over the last keys, for a group's heads as further rows; without one each row
-    sees up to itself, and what is ``noted`` is written down. Only where :func:`serves` says so.
+    ``bias`` is added over the last keys, for each head the same: further rows are not looked at.
+    Without one each row sees up to itself, and what is ``noted`` is written down. Only where
+    :func:`serves` says so.
     """
     (heads, rows, width), (kv_heads, seen, _) = q.shape, k.shape
     out = q.new_empty(rows, heads, width)
     added = (0, 0, 0) if bias is None else (bias.data_ptr(), bias.stride(0), bias.shape[1])
-    columns, mass, chosen, last = noted
-    q, k, v = (each if each.stride(2) == 1 else each.contiguous() for each in (q, k, v))
+    columns, mass, chosen, last, sees = noted
+    q, k = (each if each.stride(2) == 1 else each.contiguous() for each in (q, k))
+    if v is not None and v.stride(2) != 1:
+        v = v.contiguous()
+    values, apart = (0, (0, 0)) if v is None else (v.data_ptr(), v.stride()[:2])
     failed = _library().attend(
         CALL.pack(
-            *(q.data_ptr(), k.data_ptr(), v.data_ptr(), added[0], 0, columns, out.data_ptr(), mass),
-            *(*q.stride()[:2], *k.stride()[:2], *v.stride()[:2], added[1], width, heads * width),
+            *(q.data_ptr(), k.data_ptr(), values, added[0], sees, columns, out.data_ptr(), mass),
+            *(*q.stride()[:2], *k.stride()[:2], *apart, added[1], width, heads * width),
             *(kv_heads, heads // kv_heads, rows, seen, width, added[2], chosen, last),
             *(torch.get_num_threads(), scale),
         )
@@ -90,33 +101,6 @@ def attend(
     if failed:
         raise MemoryError(f"no memory for what {last} rows attend to among {seen} keys")
     return out.transpose(0, 1)
-
-
-def attended(
-    q: Float[Tensor, "layer head new head_dim"],
-    keys: Sequence[Float[Tensor, "kv_head held head_dim"]],
-    seen: int,
-    sees: Int[Tensor, " new"],
-    columns: Int[Tensor, " chosen"],
-) -> Float[Tensor, "layer kv_head 2 chosen"]:
-    """The weights softmax(q k^T) of rows on some columns, over all keys that each ``sees``, at most
-    ``seen``, and over the columns alone, summed over rows and a group's heads. Only where
-    :func:`serves` says so."""
-    (layers, heads, rows, width), kv_heads = q.shape, len(keys[0])
-    mass = q.new_zeros(layers, kv_heads, 2, len(columns))
-    if len({k.stride() for k in keys}) > 1 or keys[0].stride(2) != 1:
-        keys = [k.contiguous() for k in keys]
-    q, sees, columns = q.contiguous(), sees.contiguous(), columns.contiguous()
-    places = struct.pack(f"{layers}P", *(k.data_ptr() for k in keys))
-    call = CALL.pack(
-        *(q.data_ptr(), 0, 0, 0, sees.data_ptr(), columns.data_ptr(), 0, mass.data_ptr()),
-        *(*q.stride()[1:3], *keys[0].stride()[:2], 0, 0, 0, 0, 0),
-        *(kv_heads, heads // kv_heads, rows, seen, width, 0, len(columns), rows),
-        *(torch.get_num_threads(), 1.0),
-    )
-    if _library().attended(call, layers, places, q.stride(0)):
-        raise MemoryError(f"no memory for what {rows} rows attend to among {seen} keys")
-    return mass
 
 
 class Panels(NamedTuple):
@@ -199,8 +183,7 @@ def _library() -> ctypes.CDLL:
     except OSError:  # not there, or cut short
         library = _compile(place)
     library.attend.argtypes = library.multiply.argtypes = (ctypes.c_char_p,)
-    library.multiply.restype, number = None, ctypes.c_ssize_t
-    library.attended.argtypes = ctypes.c_char_p, number, ctypes.c_char_p, number
+    library.multiply.restype = None
     return library
 
 

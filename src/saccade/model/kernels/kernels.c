@@ -59,7 +59,7 @@ typedef int32_t masks __attribute__((vector_size(BYTES), may_alias));
 
 /* As `compiled.CALL` packs it. Strides are counted in floats; rows lie one after another in width. */
 typedef struct {
-    const float *q, *k, *v, *bias; /* bias [groups * rows, last] is added over the last keys; or none */
+    const float *q, *k, *v, *bias; /* bias [rows, last] is added over the last keys; or none */
     const int64_t *sees, *columns; /* how many keys each row sees; where none, what the bias says */
     float *out, *mass; /* to mass [kv_heads][2][chosen] is added what the last `noted` rows have there */
     ptrdiff_t q_head, q_row, k_head, k_row, v_head, v_row, bias_row, out_head, out_row;
@@ -164,14 +164,11 @@ INLINE void weigh(int wide, int keys, lanes *logits, lanes *mixed, ptrdiff_t wid
         }
 }
 
-/* What query `r` of a tile is. */
 INLINE ptrdiff_t row_of(const call *c, tile t, ptrdiff_t r) { return (t.first + r) / c->groups; }
 
-INLINE ptrdiff_t group_of(const call *c, tile t, ptrdiff_t r) { return (t.first + r) % c->groups; }
-
-/* Where it lies, by the strides of q or out. */
+/* Where query `r` of a tile lies, by the strides of q or out. */
 INLINE ptrdiff_t place(const call *c, tile t, ptrdiff_t r, ptrdiff_t by_head, ptrdiff_t by_row) {
-    return (t.head * c->groups + group_of(c, t, r)) * by_head + row_of(c, t, r) * by_row;
+    return (t.head * c->groups + (t.first + r) % c->groups) * by_head + row_of(c, t, r) * by_row;
 }
 
 INLINE int vectors(tile t) { return (int)((t.count + LANES - 1) / LANES); }
@@ -235,7 +232,7 @@ INLINE void over(int wide, const call *c, tile t, const lanes *q, const sight *s
         lanes *logits = room ? room + start * wide : block;
         logits_of(wide, c, t, q, sees, start, count, to, logits);
         for (ptrdiff_t r = 0; c->bias && start + count > before && r < t.count; r++) {
-            const float *bias = c->bias + (group_of(c, t, r) * c->rows + row_of(c, t, r)) * c->bias_row;
+            const float *bias = c->bias + row_of(c, t, r) * c->bias_row;
             for (ptrdiff_t key = start > before ? start : before; key < start + count; key++)
                 ((float *)logits)[(key - start) * wide * LANES + r] += bias[key - before] * (float)LOG2_E;
         }
@@ -395,27 +392,6 @@ int attend(const call *c) {
         finish(c, t, first);
     }
     free(mixed);
-    return failed;
-}
-
-/* What is noted of so many layers, whose queries lie `between` floats from each other, without values:
-   added to mass [layers][kv_heads][2][chosen]. 1 where there is no memory for it. */
-int attended(const call *c, ptrdiff_t layers, const float *const *keys, ptrdiff_t between) {
-    int failed = 0;
-#pragma omp parallel num_threads(c->threads) reduction(| : failed)
-    {
-        lanes *room = room_of(c);
-        failed |= !room;
-#pragma omp for schedule(dynamic)
-        for (ptrdiff_t unit = 0; unit < layers * c->kv_heads; unit++) {
-            const ptrdiff_t layer = unit / c->kv_heads;
-            call own = *c;
-            own.q += layer * between, own.k = keys[layer];
-            own.mass += layer * c->kv_heads * 2 * c->chosen;
-            if (room) note(&own, unit % c->kv_heads, room);
-        }
-        free(room);
-    }
     return failed;
 }
 

@@ -80,7 +80,7 @@ class Tower:
         more = attention_mask is not None or any(each is not None for each in named.values())
         if causal or dropout or more or not plain or not compiled.serves(width):
             return other()
-        all_see = query.new_zeros(new * heads // key.shape[1], 1)
+        all_see = query.new_zeros(new, 1)
 
         def ours() -> tuple[Tensor, None]:
             rows = zip(query, key, value, strict=True)
