@@ -26,7 +26,7 @@ MORE = 1.5  # how much dearer a forward of many rows is than of one, about
 MANY = 8  # requests in a forward, to tell what one more costs
 OFTEN = 8  # answers, after which all points are worth their time
 SHARES = (1.0, 0.5, 0.25, 0.1, 0.05)  # of a prompt a draft may be shown
-SLOWER, DEARER = 1.2, 0.1  # a draft's step against its cheapest; its prefill against the target's
+SLOWER, DEARER = 1.1, 0.1  # a draft's step against its cheapest; its prefill against the target's
 PROBE, BUSIER = 64, 1.25  # keys; how much slower a probe tells of a busy hour
 _MEASURED = Measured("costs.json")
 _TRUSTED: set[str] = set()  # costs this process measured, or found to hold
@@ -119,7 +119,7 @@ def _stands(known: Mapping[str, Any], target: Backbone, draft: Backbone) -> bool
 
 def affordable(target: Backbone, draft: Backbone, context: int, phase: Phase = untold) -> float:
     """The largest share of a prompt of ``context`` tokens that a draft reads without much ado: with
-    steps at most a fifth slower than its quickest, and a prefill of at most a tenth of the
+    steps at most a tenth slower than its quickest, and a prefill of at most a tenth of the
     target's. Its own keys, if it is the target, need no prefill."""
     bearable = 1.0 if draft is target else DEARER * _size(target) / _size(draft)
     known = _known(target, draft, context, phase)
