@@ -7,7 +7,7 @@ import typer
 from evidence.commands.checkpoint import make_checkpoint
 from evidence.commands.figure import figure
 from evidence.commands.gpu import gpu
-from evidence.commands.hardware import flips, following, methods, pool, prefill
+from evidence.commands.hardware import flips, following, methods, pool, prefill, verify
 from evidence.commands.pages import chart, claims, listed, pairs, report, scaling
 from evidence.commands.peers import peers
 from evidence.commands.real import ablations, text
@@ -36,6 +36,7 @@ app.command()(profile)
 app.command()(cost)
 app.command()(methods)
 app.command()(prefill)
+app.command()(verify)
 app.command()(flips)
 app.command()(pool)
 app.command()(following)

@@ -1,4 +1,4 @@
-"""``python -m evidence methods | prefill | flips | pool | following``: forwards, methods, costs."""
+"""``python -m evidence methods | prefill | verify | flips | pool | following``: their cost."""
 
 from __future__ import annotations
 
@@ -65,6 +65,29 @@ def prefill(
         f"verify   {found.verify_seconds * 1e3:.1f} ms for {found.rows} rows",
         soft_wrap=True,
     )
+
+
+@grouped
+def verify(
+    how: TargetOptions,
+    visual_tokens: Annotated[int, typer.Option(min=1, help="Keys there are already.")] = 2048,
+    rows: Annotated[
+        list[int] | None, typer.Option(min=1, help="Of a verification (repeatable).")
+    ] = None,
+    turns: Annotated[int, typer.Option(min=1, help="Of each; the least counts.")] = 60,
+    as_json: Json = False,
+    verbose: Verbose = False,
+) -> None:
+    """What it costs to verify several rows at once, over one: T(n)/T(1)."""
+    prepare(how.threads, verbose)
+    from evidence.hardware.prefill import verifications
+
+    found = verifications(how.loaded(), visual_tokens, {1, *(rows or (4, 8, 16))}, turns)
+    if as_json:
+        typer.echo(json.dumps({"keys": visual_tokens, "seconds": found}))
+        return
+    ratios = (f"T({each})/T(1) {took / found[1]:.2f}" for each, took in found.items() if each > 1)
+    typer.echo(", ".join([f"over {visual_tokens} keys: T(1) {found[1] * 1e3:.2f} ms", *ratios]))
 
 
 @grouped

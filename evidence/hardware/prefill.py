@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
@@ -15,6 +16,7 @@ from saccade.core.prompt import Inputs
 from saccade.core.sampling import Sampling
 from saccade.core.timing import Clock
 from saccade.core.tree import chain
+from saccade.drafting.shapes.costs import filled, step
 from saccade.inputs import Loaded, ask
 from saccade.inputs.media import Clip
 from saccade.model.memory import Peak
@@ -81,6 +83,13 @@ def recording(target: Loaded, tokens: int, turns: int) -> tuple[float, float]:
             plain.append(found[0])
             recorded.append(found[1])
     return median(plain), median(recorded)
+
+
+def verifications(target: Loaded, keys: int, rows: Collection[int], turns: int) -> dict[int, float]:
+    """The least seconds of a forward of each number of rows over so many keys, in turns."""
+    session = filled(target.backbone, keys, 1, max(rows))
+    took = [{each: step(session, keys, each) for each in sorted(rows)} for _ in range(turns)]
+    return {each: min(turn[each] for turn in took) for each in took[0]}
 
 
 def stretched(inputs: Inputs, tokens: int) -> Inputs:

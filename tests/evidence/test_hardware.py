@@ -1,4 +1,4 @@
-"""Claims about ``python -m evidence profile | prefill | flips`` as commands."""
+"""Claims about ``python -m evidence profile | prefill | verify | flips`` as commands."""
 
 from __future__ import annotations
 
@@ -51,6 +51,17 @@ def test_flips_of_the_target_alone(call: Call) -> None:
     exact = json.loads(call(*words, "--exact", "--json")[1])
     assert exact["compared"] == 8 and exact["flips"] == exact["unlike"] == 0
     assert "other arg-maxes" in call(*words)[1]
+
+
+def test_what_it_costs_to_verify_several_rows(call: Call) -> None:
+    """Claim: seconds of one row and of those asked for, and as a line their ratios to one row's."""
+    words = ["verify", "--visual-tokens", 64, "--rows", 3, "--turns", 2]
+    found = json.loads(call(*words, "--json")[1])
+    assert found["keys"] == 64 and {"1", "3"} == {*found["seconds"]}
+    assert all(took > 0 for took in found["seconds"].values())
+    code, printed, said = call(*words)
+    assert code == 0, said
+    assert printed.startswith("over 64 keys: T(1) ") and printed.count("/T(1)") == 1
 
 
 def test_a_stretched_clip_is_the_clip_several_times() -> None:
