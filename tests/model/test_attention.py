@@ -361,18 +361,6 @@ def test_a_note_is_the_same_on_the_way_and_after(rows, monkeypatch):
     assert told == ["noted"] * 3 * (int(rows[0]) == 90)
 
 
-@COMPILED
-@pytest.mark.parametrize("threads", [1, 20, 21])
-def test_rows_are_noted_on_the_way_where_a_thread_does_not_wait_for_it(threads, monkeypatch):
-    """Claim: one thread notes all rows of a key head, so they are noted on the way as long as that
-    is no more than its share of the chunk. Fails if a long text after a picture is one thread's."""
-    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
-    both = torch.zeros(1, KV, 2, 3)
-    note = Note(torch.arange(90, 100), 100, torch.arange(3), both)
-    q = torch.zeros(HEADS, 100, WIDTH)
-    assert (note.telling(compiled.attend, 0, q, SCALE) is None) == (threads == 21)
-
-
 @pytest.mark.parametrize("family", [name for name in FAMILIES if name != "llama"])
 @pytest.mark.parametrize("fused", [None, False])
 @pytest.mark.parametrize("chunk", [5, 16, 4096])

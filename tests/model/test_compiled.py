@@ -94,14 +94,15 @@ def test_what_rows_attend_to_is_double_precisions(rows, columns):
 @pytest.mark.parametrize("threads", [1, 2, 5])
 @pytest.mark.parametrize("rows", [1, 16, 40, 90, 100])
 @pytest.mark.parametrize("columns", [range(70), range(3, 2400, 7)])
-def test_what_is_noted_on_the_way_is_what_is_attended_to(rows, columns, threads):
+@pytest.mark.parametrize(("heads", "kv_heads"), [(6, 2), (7, 1), (10, 2)])
+def test_what_is_noted_on_the_way_is_what_is_attended_to(rows, columns, heads, kv_heads, threads):
     """Claim: attention that notes its last rows gives, bit for bit, what it gives without, and adds
-    what those attend to by double precision, over keys of several parts. Fails if a part's weights
-    stay relative to its own maximum, a row is noted twice or for another, or threads share a head.
-    """
-    (q, k, v), columns = _inputs(6, 2, 32, 100, 2400, 3), torch.tensor(columns)
+    what those attend to by double precision, over keys of several parts, also where a row's heads
+    lie in two tiles. Fails if a part's weights stay relative to its own maximum, a row is noted
+    twice or for another, one beside them too, or threads write over each other's sums."""
+    (q, k, v), columns = _inputs(heads, kv_heads, 32, 100, 2400, 3), torch.tensor(columns)
     k[:, ::97] *= 2  # the maximum moves on
-    mass = torch.ones(2, 2, len(columns))
+    mass = torch.ones(kv_heads, 2, len(columns))
     torch.set_num_threads(threads)
     try:
         plain = compiled.attend(q, k, v, None, 0.5)
@@ -109,11 +110,12 @@ def test_what_is_noted_on_the_way_is_what_is_attended_to(rows, columns, threads)
     finally:
         torch.set_num_threads(1)
     assert torch.equal(out, plain)
-    logits = 0.5 * q[:, -rows:].double() @ k.double().repeat_interleave(3, 0).transpose(1, 2)
+    each_heads = k.double().repeat_interleave(heads // kv_heads, 0)
+    logits = 0.5 * q[:, -rows:].double() @ each_heads.transpose(1, 2)
     sees = torch.arange(2500 - rows, 2500)[:, None] + 1
     logits.masked_fill_(torch.arange(2500) >= sees, float("-inf"))
     both = logits.softmax(-1)[..., columns], logits[..., columns].softmax(-1)
-    exact = torch.stack([each.view(2, -1, len(columns)).sum(1) for each in both], 1)
+    exact = torch.stack([each.view(kv_heads, -1, len(columns)).sum(1) for each in both], 1)
     assert torch.allclose(mass.double() - 1, exact, atol=1e-4)
 
 
@@ -322,7 +324,6 @@ THREADS = """
 import torch
 from pathlib import Path
 from saccade.model.kernels import compiled
-from saccade.model.kernels.attended import attended
 q = torch.ones(4, 200, 32)
 torch.set_num_threads(2)
 torch.ones(512, 512) @ torch.ones(512, 512)

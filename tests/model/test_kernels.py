@@ -310,6 +310,20 @@ def test_weights_changed_behind_our_back_are_laid_out_anew():
     assert (after.logits - exact).abs().max() < 1e-4 < (before.logits - exact).abs().max()
 
 
+@pytest.mark.parametrize(
+    ("rows", "into"),
+    [(192, 192), (896, 192), (192, 448), (4608, 3584), (1536, 8960), (20000, 256)],
+)
+def test_a_weight_tells_of_a_change_to_any_part(rows, into):
+    """Claim: every fortieth of a weight's rows, and of its columns, holds a number by which a
+    change is noticed: a head's are more. Fails for the same columns of every row, as in a grid."""
+    seen = kernels._spread(torch.arange(rows * into, dtype=torch.float64).view(rows, into))
+    assert len(seen) <= 2 * max(kernels.TELLING, rows)
+    for places, size in ((seen // into, rows), (seen % into, into)):
+        parts = min(40, size)
+        assert len((places * parts // size).unique()) == parts
+
+
 TASKS = Path("/proc/self/task")
 
 

@@ -388,6 +388,13 @@ MUTANTS = (
         (f"{COMPILED}::test_it_is_the_softmax_over_what_each_row_sees",),
     ),
     Mutant(
+        "kernels: a weight tells by one column whether it was changed",
+        "model/kernels/__init__.py",
+        "max(1, int(GOLDEN * into))",
+        "into",
+        ("model/test_kernels.py::test_a_weight_tells_of_a_change_to_any_part",),
+    ),
+    Mutant(
         "towers: copies of weights from before",
         "model/kernels/__init__.py",
         "if self._seen != seen or",

@@ -59,11 +59,13 @@ class Segment:
     asked: RowQueries | None = None
     pages: Pages | None = None  # read into the cache's first rows, for each row by its queries
 
-    def mask(self, new: int) -> Bool[Tensor, "new last"]:
-        """``block`` of the last ``new`` rows, or what it stands for where it is None."""
+    @property
+    def mask(self) -> Bool[Tensor, "new last"]:
+        """``block``, or what it stands for where it is None."""
+        new = self.stop - self.start
         if self.block is None:
             return torch.ones(new, new, dtype=torch.bool).tril_()
-        return self.block[-new:]
+        return self.block
 
 
 class Step:
@@ -100,8 +102,6 @@ class Step:
                 own = q[:, its], k[:, its], v[:, its]
             segment.cache.write(layer, segment.at, own[1], own[2])
             keys, values = segment.cache.read(layer, segment.at + segment.stop - segment.start)
-            if mask is not None and mask.device != keys.device:  # a model over several devices
-                mask = mask.to(keys.device)
             asking, telling = own[0], None
             if segment.asked is not None:
                 segment.asked.take(layer, asking, scale)
@@ -112,7 +112,10 @@ class Step:
             if telling is not None:
                 way, mask = telling, None
             elif last:
-                way, mask = self._choose(segment, asking.shape[1])
+                asking = asking[:, -1:]
+                way, mask = self._choose(segment, 1)
+            if mask is not None and mask.device != keys.device:  # a model over several devices
+                mask = mask.to(keys.device)
             if segment.pages is not None:
                 way = bound(segment.pages.attend, segment.cache, layer, way)
             out = way(asking, keys, values, mask, scale)
@@ -181,26 +184,25 @@ def merge(first: Part, second: Part) -> Queries:
 
 
 def _way(groups: int, dtype: torch.dtype, ways: Ways, segment: Segment, new: int) -> Way:
-    """How the last ``new`` rows of a segment attend, and the mask they do so with."""
-    seen = segment.at + segment.stop - segment.start
-    name = ways.at(new, seen)
+    """How ``new`` rows attend, which are all of a segment or its last one, and with which mask."""
+    name = ways.at(new, segment.at + segment.stop - segment.start)
     if new <= FOLD_LIMIT or segment.pages is not None:
-        return FEW_ROWS[name], _bias(segment, new, groups, dtype, None if name != "fused" else seen)
+        return FEW_ROWS[name], _bias(segment, new, groups, dtype, name != "fused")
     if segment.block is None:
         return MANY_ROWS[name], None
     return _attend_long, segment.block
 
 
 def _bias(
-    segment: Segment, new: int, groups: int, dtype: torch.dtype, seen: int | None
+    segment: Segment, new: int, groups: int, dtype: torch.dtype, short: bool
 ) -> Tensor | None:
-    """The additive mask of a segment's last ``new`` rows, which are few, over all keys ``seen`` or
-    over the last ones alone; None where none is needed."""
+    """The additive mask of few rows, ``short`` over the last keys alone; None where none is
+    needed."""
     if segment.block is None and new == 1:
         return None
-    device, mask = segment.cache.keys[0].device, segment.mask(new)
+    device, mask = segment.cache.keys[0].device, segment.mask
     last = mask.shape[1]
-    seen = last if seen is None else seen
+    seen = last if short else segment.at + new
     bias = torch.zeros(new, seen, dtype=dtype, device=device)
     bias[:, seen - last :].masked_fill_(~mask.to(device), float("-inf"))
     return bias.repeat(groups, 1)

@@ -237,8 +237,7 @@ def _stage(
     # copies that wait: the last step is done, since its logits have been read
     slots.numbers.copy_(torch.tensor(told))
     for segment, before, place in zip(segments, settled, slots.visible, strict=True):
-        new = segment.stop - segment.start
-        mask = segment.mask(new)
+        mask, new = segment.mask, segment.stop - segment.start
         visible, end = torch.zeros(place.shape, dtype=torch.bool), segment.at + new - before
         visible[:new, : end - mask.shape[1]] = True
         visible[:new, end - mask.shape[1] : end] = mask

@@ -327,16 +327,16 @@ def test_a_first_measurement_takes_few_forwards(tmp_path, monkeypatch):
 
     def step(session, keys, rows):
         run.append((keys, rows * len(session.requests)))
-        return 1.0 + keys / 512 + rows / 100
+        return 1.0 + keys / 2048 + rows / 100
 
     monkeypatch.setattr(cost, "step", step)
     monkeypatch.setattr(cost, "SECONDS", 0.0)
     model = backbone(qwen25())
     plan = recipe.plan(resolve("auto/drafter=self"), model, None, 512)
     assert len(run) == 12 and sum(keys == 512 for keys, _ in run) == 6
-    assert plan.shape.costs.draft == pytest.approx(1.01 + cost.PROBE / 512)  # a tenth is shown
+    assert plan.shape.costs.draft == pytest.approx(1.01 + 256 / 2048)  # a half is shown
     assert [cost.measure(model, model, context=512, draft_context=n).draft for n in (64, 16)] == [
-        pytest.approx(1.01 + 64 / 512)
+        pytest.approx(1.01 + 64 / 2048)
     ] * 2
     assert len(run) == 12
 

@@ -28,7 +28,7 @@ from saccade.model.kernels import compiled
 
 ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 256)
 FIRST = (1, 256, 8, 4, 16, 2, 64)  # what is timed first, should there be no time for all
-TELLING = 32, 8  # so many rows and columns of a weight, about, tell whether it was changed
+TELLING, GOLDEN = 300, 0.618  # numbers of a weight that tell whether it was changed; its columns
 FEW = (1, 4, 16)  # rows of attention
 KEYS = (512, 1024, 2048, 4096)
 MANY, LONG = (768,), (1024, 2048)  # rows and keys of a prompt
@@ -198,7 +198,7 @@ class Quickest:
 
     def __init__(self, matrices: Sequence[Matrix]) -> None:
         self._matrices = matrices if matrices and may_copy(matrices) else ()
-        self._telling = [_grid(matrix.weight) for matrix in self._matrices]
+        self._telling = [_spread(matrix.weight) for matrix in self._matrices]
         self._seen: list[bytes] = []
         self._threads = 0
 
@@ -206,8 +206,8 @@ class Quickest:
         return bool(self._matrices)
 
     def refresh(self) -> None:
-        """Lays the weights out anew if they were changed in place, by whatever means, or if other
-        kernels are the quickest with the threads there are now."""
+        """Lays the weights out anew if they were changed in place, by whatever means but a few
+        numbers at a time, or if other kernels are the quickest with the threads there are now."""
         if not self._matrices:
             return
         seen = [each.numpy().tobytes() for each in self._telling]
@@ -218,10 +218,13 @@ class Quickest:
                 matrix.choose(choice)
 
 
-def _grid(weight: Float[Tensor, "out into"]) -> Float[Tensor, "some few"]:
-    """Numbers from all over a weight, in its memory."""
-    rows, columns = (max(1, size // few) for size, few in zip(weight.shape, TELLING, strict=True))
-    return weight[::rows, ::columns]
+def _spread(weight: Float[Tensor, "out into"]) -> Tensor:
+    """Numbers from all over a weight, in its memory: from rows apart, each of a column further on,
+    so that none of its parts is left out that is a head's, or larger."""
+    rows, into = weight.shape
+    if not weight.is_contiguous():
+        return weight[:: max(1, rows // TELLING)]
+    return weight.view(-1)[:: rows // TELLING * into + max(1, int(GOLDEN * into))]
 
 
 def choices(matrices: Sequence[Matrix]) -> list[Choice]:

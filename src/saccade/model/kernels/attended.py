@@ -29,7 +29,7 @@ def attended(
 ) -> Float[Tensor, "layer kv_head 2 chosen"]:
     """The softmax mass of rows on some columns, over all keys and over the columns alone, summed
     over rows and a group's heads. ``asked``: each layer's queries, scaled; each row ``sees`` so
-    many keys. A few rows are worked on at a time."""
+    many keys."""
     end = int(sees.max())
     if kernels.fp32_on_cpu(keys) and compiled.serves(keys[0].shape[2]):
         sees, columns = sees.contiguous(), columns.contiguous()
@@ -116,9 +116,7 @@ class Note:
     ) -> Callable[..., Queries] | None:
         """``way``, by which these or more rows attend, each up to itself, such that it tells what
         they attend to; None where it cannot, and then their queries are taken."""
-        # one thread notes all of a key head: where that would be long, it is done afterwards
-        even = self.last * torch.get_num_threads() <= q.shape[1] * self._both.shape[1]
-        if way is compiled.attend and self._telling and even:
+        if way is compiled.attend and self._telling:
             return self._telling[layer]
         self._queries.take(layer, q, scale)
         return None

@@ -79,10 +79,11 @@ def attend(
     what is given then means nothing.
 
     ``bias`` is added over the last keys, for each head the same: further rows are not looked at.
-    Without one each row sees up to itself, and what is ``noted`` is written down. Only where
-    :func:`serves` says so.
+    Without one each row sees up to itself, or as many keys as ``noted`` says, and what is noted is
+    written down. Only where :func:`serves` says so.
     """
     (heads, rows, width), (kv_heads, seen, _) = q.shape, k.shape
+    assert v is not None or noted.rows == rows
     out = q.new_empty(rows, heads, width)
     added = (0, 0, 0) if bias is None else (bias.data_ptr(), bias.stride(0), bias.shape[1])
     columns, mass, chosen, last, sees = noted

@@ -11,6 +11,7 @@
    out among threads. In a product the lanes are outputs. */
 
 #include <float.h>
+#include <omp.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
@@ -60,7 +61,7 @@ typedef int32_t masks __attribute__((vector_size(BYTES), may_alias));
 /* As `compiled.CALL` packs it. Strides are counted in floats; rows lie one after another in width. */
 typedef struct {
     const float *q, *k, *v, *bias; /* bias [rows, last] is added over the last keys; or none */
-    const int64_t *sees, *columns; /* how many keys each row sees; where none, what the bias says */
+    const int64_t *sees, *columns; /* how many keys each row sees; else up to itself, or all if a bias tells */
     float *out, *mass; /* to mass [kv_heads][2][chosen] is added what the last `noted` rows have there */
     ptrdiff_t q_head, q_row, k_head, k_row, v_head, v_row, bias_row, out_head, out_row;
     ptrdiff_t kv_heads, groups, rows, seen, width, last, chosen, noted, threads;
@@ -244,7 +245,8 @@ INLINE void over(int wide, const call *c, tile t, const lanes *q, const sight *s
 }
 
 /* A tile over the part of the keys that has this number. */
-static void part(const call *c, tile t, const lanes *q, const sight *sees, ptrdiff_t number, lanes *mixed, lanes *room) {
+static void part(const call *c, tile t, const lanes *q, const sight *sees, ptrdiff_t number, lanes *mixed,
+                 lanes *room) {
     const ptrdiff_t from = number * PART, to = from + PART < sees->most ? from + PART : sees->most;
 #define OVER(wide) if (vectors(t) == wide && room) over(wide, c, t, q, sees, from, to, mixed, room); \
                    else if (vectors(t) == wide) over(wide, c, t, q, sees, from, to, mixed, NULL);
@@ -317,7 +319,7 @@ INLINE void share(int wide, const call *c, tile t, ptrdiff_t most, lanes *weight
         EACH(n, wide) if (key < most) among[n] += weights[key * wide + n] * less[key / BLOCK * wide + n];
     }
     EACH(n, wide) {
-        for (int lane = 0; lane < LANES; lane++) { /* padding counts nothing, nor other rows, nor one of no weight here */
+        for (int lane = 0; lane < LANES; lane++) { /* no padding, nor other rows, nor one of no weight here */
             const ptrdiff_t r = n * LANES + lane;
             const int counts = r < t.count && row_of(c, t, r) >= c->rows - c->noted;
             all[n][lane] = counts ? 1 / sum[n][lane] : 0;
@@ -338,19 +340,15 @@ INLINE void share(int wide, const call *c, tile t, ptrdiff_t most, lanes *weight
     }
 }
 
-/* The noted rows of a key head and those beside them, in the room of one thread. */
-static void note(const call *c, ptrdiff_t head, lanes *room) {
-    float *mass = c->mass + head * 2 * c->chosen;
-    const ptrdiff_t rows = beside(c);
-    for (ptrdiff_t number = 0; number < tiles(c, rows); number++) {
-        const tile t = tile_of(c, number * c->kv_heads + head, c->rows - rows, rows);
-        lanes own[2][(WIDEST + 2) * WIDE];
-        const ptrdiff_t most = whole(c, t, own, room);
-        const lanes *highest = own[0] + c->width * vectors(t);
-        if (vectors(t) == 1) share(1, c, t, most, room, highest, mass);
-        if (vectors(t) == 2) share(2, c, t, most, room, highest, mass);
-        if (vectors(t) == 3) share(3, c, t, most, room, highest, mass);
-    }
+/* A tile that holds noted rows, told to mass [kv_heads][2][chosen]. */
+static void note(const call *c, tile t, lanes *room, float *mass) {
+    lanes own[2][(WIDEST + 2) * WIDE];
+    const ptrdiff_t most = whole(c, t, own, room);
+    const lanes *highest = own[0] + c->width * vectors(t);
+    mass += t.head * 2 * c->chosen;
+    if (vectors(t) == 1) share(1, c, t, most, room, highest, mass);
+    if (vectors(t) == 2) share(2, c, t, most, room, highest, mass);
+    if (vectors(t) == 3) share(3, c, t, most, room, highest, mass);
 }
 
 static lanes *room_of(const call *c) {
@@ -359,22 +357,24 @@ static lanes *room_of(const call *c) {
 
 /* 1 where there is no memory for what is noted. */
 int attend(const call *c) {
-    const ptrdiff_t rest = c->rows - beside(c), heads = c->noted ? c->kv_heads : 0;
+    const ptrdiff_t last = beside(c), rest = c->rows - last, told = 2 * c->kv_heads * c->chosen;
     const ptrdiff_t tasks = c->kv_heads * tiles(c, rest), parts = parts_of(c), size = (c->width + 2) * TILE;
     /* Threads share a tile's keys where there are more of them than tiles. */
     const int shared = tasks && tasks < c->threads && parts > 1;
     lanes *mixed = shared ? aligned_alloc(BYTES, sizeof(float) * tasks * parts * size) : NULL;
     const ptrdiff_t units = mixed ? tasks * parts : tasks;
-    int failed = 0;
+    float *masses = last ? calloc(c->threads * told + 1, sizeof(float)) : NULL; /* each thread's own */
+    int failed = last && !masses;
 #pragma omp parallel num_threads(c->threads) reduction(| : failed)
     {
-        lanes q[WIDEST * WIDE], own[2][(WIDEST + 2) * WIDE], *room = heads ? room_of(c) : NULL;
-        failed |= heads && !room;
+        lanes q[WIDEST * WIDE], own[2][(WIDEST + 2) * WIDE], *room = masses ? room_of(c) : NULL;
+        failed |= masses && !room;
+#pragma omp for schedule(static) nowait
+        for (ptrdiff_t task = 0; task < c->kv_heads * tiles(c, last); task++)
+            if (room) note(c, tile_of(c, task, rest, last), room, masses + omp_get_thread_num() * told);
 #pragma omp for schedule(dynamic)
-        for (ptrdiff_t task = 0; task < heads + units; task++) {
-            const ptrdiff_t unit = units - 1 - (task - heads); /* the longest first, for the others even out */
-            if (unit >= units && room) note(c, task, room);
-            if (unit >= units) continue;
+        for (ptrdiff_t task = 0; task < units; task++) {
+            const ptrdiff_t unit = units - 1 - task; /* the longest first, for the others even out */
             const tile t = tile_of(c, mixed ? unit / parts : unit, 0, rest);
             if (mixed) {
                 const sight sees = load(c, t, q);
@@ -385,6 +385,9 @@ int attend(const call *c) {
         }
         free(room);
     }
+    for (ptrdiff_t thread = 0; masses && thread < c->threads; thread++)
+        for (ptrdiff_t i = 0; i < told; i++) c->mass[i] += masses[thread * told + i];
+    free(masses);
     for (ptrdiff_t task = 0; mixed && task < tasks; task++) {
         const tile t = tile_of(c, task, 0, rest);
         lanes *first = mixed + task * parts * size / LANES;
