@@ -136,7 +136,8 @@ def timed(
 @pytest.mark.slow  # by the clock, so alone
 def test_the_draft_goes_on_until_the_target_is_ready(tmp_path):
     """Claim (Sec. 5.2): beside a target's prefill of 0.8 s, a draft that needs 0.2 s and then 50 ms
-    a token has about 12 ready, and all of them are judged in the first round although gamma is 5.
+    a token has about 12 ready, and all of them are judged in the first round after the opening
+    although gamma is 5.
 
     The known delays say 13; a busy machine only takes some away, so the best of three runs counts.
     Control: pearl, which waits for the target, never has more than gamma.
@@ -144,11 +145,11 @@ def test_the_draft_goes_on_until_the_target_is_ready(tmp_path):
     ready = []
     while len(ready) < 3 and not (ready and 9 <= max(ready) <= 14):
         run = timed(tmp_path, "pearl-syn", Pace(prefill=0.8), Pace(prefill=0.2, step=0.05))
-        ready.append(len(run.rounds[0].tree))
-        assert len(run.rounds[0].verdict.accepted) == ready[-1]
+        ready.append(len(run.rounds[1].tree))
+        assert len(run.rounds[1].verdict.accepted) == ready[-1]
     assert 9 <= max(ready) <= 14
     waits = timed(tmp_path, "pearl", Pace(prefill=0.8), Pace(prefill=0.2, step=0.05), length=8)
-    assert len(waits.rounds[0].tree) <= GAMMA
+    assert len(waits.rounds[1].tree) <= GAMMA
 
 
 def test_the_drafts_seconds_beside_the_target_are_told():
