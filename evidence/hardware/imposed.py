@@ -7,7 +7,7 @@ What comes out is no answer; how long it took is real.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -64,6 +64,9 @@ class ImposedScores(Scores):
         first, second = self.top(node, 2)
         refused = {self.tree.tokens[child] for child in children(self.tree, node)}
         return next((t for t in (first, second) if t not in refused), _other(refused))
+
+    def every_law(self) -> Callable[[int], Law | None]:
+        return self.law
 
 
 def _other(refused: set[int]) -> int:

@@ -221,8 +221,8 @@ MUTANTS = (
     Mutant(
         "keep: the first keys of a tree instead of the path's",
         "model/cache.py",
-        "rows = torch.tensor(path) + start",
-        "rows = torch.arange(len(path)) + start",
+        "rows = torch.tensor(path[stay:]) + start - stay",
+        "rows = torch.arange(stay, len(path)) + start - stay",
         (HISTORIES,),
     ),
     Mutant(
@@ -489,7 +489,7 @@ MUTANTS = (
         "auto: when sampling, a round costs what was drawn beyond a refusal too",
         "drafting/shapes/controller.py",
         'levels = len(round.verdict.accepted) + (round.verdict.kind == "recovered")',
-        "levels = height(round.tree.parents)",
+        "levels = len(round.tree)",
         (f"{CONTROL}::test_what_was_drawn_beyond_a_refusal_teaches_nothing",),
     ),
     Mutant(
@@ -507,6 +507,27 @@ MUTANTS = (
         (f"{CONTROL}::test_what_is_sampled_does_not_depend_on_how_fast_it_was",),
     ),
     # -- the controller, costs and fitted shapes ---------------------------------------------------
+    Mutant(
+        "auto: runners-up stand beside a draft that reaches the answer's end",
+        "drafting/shapes/controller.py",
+        "                return tree  # a round more",
+        "                break  # a round more",
+        (f"{CONTROL}::test_no_draft_goes_on_after_the_end_of_an_answer",),
+    ),
+    Mutant(
+        "every law: a token is read off NaN",
+        "core/sampling.py",
+        "self.law if bool(best.isnan().any()) else dict",
+        "dict",
+        ("core/test_sampling.py::test_every_law_is_the_law_at_each_node",),
+    ),
+    Mutant(
+        "what is remembered is read once and for all",
+        "core/home.py",
+        "_read(self._path, state.st_ino, state.st_mtime_ns)",
+        "_read(self._path)",
+        ("core/test_home.py::test_what_others_remember_is_seen_and_a_file_is_read_once",),
+    ),
     Mutant(
         "auto: drafting that was given up is never tried again",
         "drafting/shapes/controller.py",

@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import platform
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -54,9 +55,16 @@ class Measured:
 
     def _all(self) -> dict[str, Any]:
         try:
-            return dict(json.loads(self._path.read_text()))
+            state = self._path.stat()
+            return _read(self._path, state.st_ino, state.st_mtime_ns)
         except (OSError, ValueError):
             return {}
+
+
+@lru_cache(maxsize=4)
+def _read(path: Path, *state: int) -> dict[str, Any]:
+    """A file as it is in this state. Do not modify."""
+    return dict(json.loads(path.read_text()))
 
 
 def processor() -> str:
@@ -69,6 +77,7 @@ def instructions() -> str:
     return _told("flags", "Features") or processor()
 
 
+@cache
 def _told(*names: str) -> str:
     """The first line of one of these names; empty where there is none."""
     try:

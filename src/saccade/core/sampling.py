@@ -17,7 +17,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from transformers.generation import logits_process as hf
 
-from saccade.core.tree import Tree, depth, path
+from saccade.core.tree import ROOT, Tree, depth, path
 
 Law = int | Float[Tensor, " _vocab"]
 """A probability law over token ids: one id (all mass on it) or a vector of probabilities."""
@@ -133,6 +133,14 @@ class Scores:
         if self.rules.contextual:
             ids = [*self.context, *self._below(node)]
         return self.rules.law(self.rows[node + 1], ids, self._answer(node))
+
+    def every_law(self) -> Callable[[int], Law | None]:
+        """:meth:`law`, to be asked of many nodes: found for all at once where they are likeliest
+        tokens, and no logit is NaN."""
+        if not self.rules.plain or len(self.rows) == 1:
+            return self.law
+        best, tokens = torch.stack(list(self.rows)).max(-1)
+        return self.law if bool(best.isnan().any()) else dict(enumerate(tokens.tolist(), ROOT)).get
 
     def _below(self, node: int) -> list[int]:
         return [self.tree.tokens[n] for n in path(self.tree, node)]

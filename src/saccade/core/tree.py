@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
@@ -95,11 +96,11 @@ def is_chain(tree: Tree) -> bool:
 @lru_cache(maxsize=256)
 def ancestors(parents: tuple[int, ...]) -> Bool[Tensor, "node node"]:
     """Row i marks the nodes that node i may attend to: itself and those above it. Do not modify."""
-    seen = torch.eye(len(parents), dtype=torch.bool)
+    seen = np.eye(len(parents), dtype=np.bool_)
     for node, parent in enumerate(parents):
         if parent != ROOT:
             seen[node] |= seen[parent]
-    return seen
+    return torch.from_numpy(seen)
 
 
 def block(tree: Tree, known: int, waiting: int) -> Bool[Tensor, "new last"]:

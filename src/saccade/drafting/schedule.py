@@ -150,7 +150,7 @@ def judged(trees: Mapping[int, Tree], laws: Mapping[int, Scores], cut: Cut) -> J
     endings: dict[int, FinishReason | None] = {}
     for request, tree in trees.items():
         try:
-            verdict = verify(tree, laws[request].law, laws[request].noise)
+            verdict = verify(tree, laws[request].every_law(), laws[request].noise)
         except BrokenLaw:
             verdicts[request], endings[request] = NOTHING, "error"
             continue

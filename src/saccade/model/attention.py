@@ -75,11 +75,7 @@ class Step:
     """
 
     def __init__(
-        self,
-        segments: list[Segment],
-        groups: int,
-        dtype: torch.dtype,
-        ways: Ways = FUSED,
+        self, segments: list[Segment], groups: int, dtype: torch.dtype, ways: Ways = FUSED
     ) -> None:
         self.segments = segments
         self.calls = 0  # one a layer, where the model's layers ask for their attention here
@@ -187,25 +183,23 @@ def _way(groups: int, dtype: torch.dtype, ways: Ways, segment: Segment, new: int
     """How ``new`` rows attend, which are all of a segment or its last one, and with which mask."""
     name = ways.at(new, segment.at + segment.stop - segment.start)
     if new <= FOLD_LIMIT or segment.pages is not None:
-        return FEW_ROWS[name], _bias(segment, new, groups, dtype, name != "fused")
+        return FEW_ROWS[name], _bias(segment, new, groups, dtype, name)
     if segment.block is None:
         return MANY_ROWS[name], None
     return _attend_long, segment.block
 
 
-def _bias(
-    segment: Segment, new: int, groups: int, dtype: torch.dtype, short: bool
-) -> Tensor | None:
-    """The additive mask of few rows, ``short`` over the last keys alone; None where none is
-    needed."""
+def _bias(segment: Segment, new: int, groups: int, dtype: torch.dtype, name: str) -> Tensor | None:
+    """The additive mask of few rows, for torch's fused kernel over all keys, else over the last
+    ones alone; None where none is needed."""
     if segment.block is None and new == 1:
         return None
     device, mask = segment.cache.keys[0].device, segment.mask
     last = mask.shape[1]
-    seen = last if short else segment.at + new
+    seen = segment.at + new if name == "fused" else last
     bias = torch.zeros(new, seen, dtype=dtype, device=device)
     bias[:, seen - last :].masked_fill_(~mask.to(device), float("-inf"))
-    return bias.repeat(groups, 1)
+    return bias if name == "compiled" else bias.repeat(groups, 1)
 
 
 def _attend(

@@ -80,14 +80,12 @@ class Cache:
 
     def keep(self, path: Sequence[int]) -> None:
         """Commits the tokens ``path`` places after the end (increasing) and forgets the others."""
-        start = self.length
-        if list(path) != list(range(len(path))):
-            rows = torch.tensor(path) + start
-            for tensors in (self.keys, self.values):
-                for layer in tensors:
-                    kept = layer.index_select(1, rows.to(layer.device))
-                    layer[:, start : start + len(path)] = kept
-        self.length += len(path)
+        stay = sum(place == node for place, node in enumerate(path))  # the first of them
+        start, self.length = self.length + stay, self.length + len(path)
+        if start < self.length:
+            rows = torch.tensor(path[stay:]) + start - stay
+            for layer in (*self.keys, *self.values):
+                layer[:, start : self.length] = layer.index_select(1, rows.to(layer.device))
 
     def truncate(self, length: int) -> None:
         """Forgets everything from ``length`` on."""

@@ -349,13 +349,14 @@ def test_a_step_of_the_verifying_time_does_not_hide_what_is_cheap_behind_it():
 
 
 def test_no_draft_goes_on_after_the_end_of_an_answer():
-    """Claim: neither auto nor a fixed chain drafts past a token that ends the answer. Control:
-    without such an id they do."""
+    """Claim: neither auto nor a fixed chain drafts past a token that ends the answer, nor auto
+    beside a draft that reaches it: what a runner-up is worth there is a level of the one round that
+    is left. Control: without such an id they do."""
     for ends, longest in (((4,), 3), ((), 9)):
         auto = Auto(Costs((1, 64), (1.0, 1.01), 0.01))
         for growing in (auto.grow(Estimates()), Chain(9).grow(None)):
             right = np.ones(100, dtype=bool)
-            world = World(0.99, 1.0)
+            world = World(0.9, 1.0)
             try:
                 wanted = next(growing)
                 while True:
@@ -365,10 +366,10 @@ def test_no_draft_goes_on_after_the_end_of_an_answer():
             except StopIteration as stop:
                 tree = stop.value
             if ends:
-                assert tree.tokens[:longest] == (2, 3, 4)
-                assert max(depths(tree.parents)) == longest
+                assert tree.tokens == (2, 3, 4) and max(depths(tree.parents)) == longest
             else:
                 assert max(depths(tree.parents)) >= longest
+                assert len(tree) == 9 or len(tree) > max(depths(tree.parents))
 
 
 @pytest.mark.parametrize("draft_step", (0.01, 0.9))

@@ -31,7 +31,7 @@ from saccade.core.costs import Costs
 from saccade.core.protocols import Growing, Shape, State
 from saccade.core.result import Round
 from saccade.core.sampling import BrokenLaw, Law, Scores
-from saccade.core.tree import ROOT, Tree, add, height
+from saccade.core.tree import ROOT, Tree, add
 from saccade.drafting.shapes.fit import Rate
 from saccade.drafting.shapes.policies import confidence
 
@@ -57,7 +57,6 @@ class Estimates(NamedTuple):
     tokens: float = 0.0  # of rounds that drafted, and
     seconds: float = 0.0  # what they took
     stretch: float = 1.0  # seconds of verifying over those of a bare forward
-    start: float = 0.0  # seconds of drafting beside its levels: caches gone cold, bookkeeping
     plain: int = 0  # rounds since one that drafted
     patience: int = RETRY
     sharing: int = 1  # requests in the forwards, as of the last round
@@ -127,7 +126,7 @@ class Auto(Shape):
             token, q = scores.draw(last, law)
             tree = add(tree, last, token, q, odds)
             if token in scores.rules.ends:
-                break
+                return tree  # a round more at most: a runner-up would spare it no more than a level
             reach *= chance
             last = len(tree) - 1
         others = sorted(others, reverse=True)[: MOST - len(tree)]
@@ -151,9 +150,7 @@ class Auto(Shape):
 
     def fold(self, state: State, round: Round) -> State:
         load = None if round.p.rules.sample else round.load
-        requests = 1 if load is None else load.requests
-        if state.sharing != requests:
-            state = state._replace(sharing=requests)
+        state = state._replace(sharing=1 if load is None else load.requests)
         stretch = self._stretched(state, round)
         if not round.tree.tokens:
             return state._replace(plain=state.plain + 1, stretch=stretch)
@@ -163,7 +160,6 @@ class Auto(Shape):
         return learnt._replace(
             tokens=FADE * learnt.tokens + len(round.tokens),
             seconds=FADE * learnt.seconds + took,
-            start=self._started(learnt, round),
             plain=0,
             patience=RETRY if pays else min(SELDOM, 8 * learnt.patience),
         )
@@ -198,7 +194,7 @@ class Auto(Shape):
         for length in range(1, LONGEST + 1):
             chance *= rate
             tokens += chance
-            seconds = learnt.start + length * level + learnt.stretch * verify[length + 1]
+            seconds = length * level + learnt.stretch * verify[length + 1]
             if tokens * best[1] > best[0] * seconds:
                 best = tokens, seconds
         return best
@@ -208,10 +204,8 @@ class Auto(Shape):
         if not round.p.rules.sample:
             return sum(_part(round))
         levels = len(round.verdict.accepted) + (round.verdict.kind == "recovered")
-        judged = (
-            levels * self._level(learnt) + learnt.stretch * self._bare(learnt).verify[1 + levels]
-        )
-        return max(judged, self._best(learnt, learnt.usual)[1])
+        verify = learnt.stretch * self._bare(learnt).verify[1 + levels]
+        return max(levels * self._level(learnt) + verify, self._best(learnt, learnt.usual)[1])
 
     def _stretched(self, learnt: Estimates, round: Round) -> float:
         """``learnt.stretch`` with the seconds of this round taken in, but when sampling."""
@@ -222,14 +216,6 @@ class Auto(Shape):
             requests, rows = round.load.requests, round.load.rows
         took = round.verify_seconds / self.prices.together(requests, rows)
         return FADE * learnt.stretch + (1 - FADE) * took
-
-    def _started(self, learnt: Estimates, round: Round) -> float:
-        """``learnt.start`` with this round's drafting taken in, but when sampling."""
-        if round.p.rules.sample:
-            return learnt.start
-        late = _part(round)[0] - height(round.tree.parents) * self._level(learnt)
-        # a pause of the machine is not what starting costs
-        return FADE * learnt.start + (1 - FADE) * min(max(0.0, late), self._alone(learnt))
 
 
 class _Bare(NamedTuple):

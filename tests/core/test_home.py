@@ -1,0 +1,42 @@
+"""What this machine remembers between runs."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import pytest
+
+from saccade.core.home import Measured
+
+
+def test_what_others_remember_is_seen_and_a_file_is_read_once(tmp_path, monkeypatch):
+    """Claim: what another process saved meanwhile is there at once, and what it broke is not; while
+    nobody writes, the file is read a single time. Fails if what was read is kept for good."""
+    monkeypatch.setenv("SACCADE_CACHE", str(tmp_path))
+    measured, read = Measured("some.json"), []
+    real = json.loads
+    monkeypatch.setattr("saccade.core.home.json.loads", lambda text: read.append(1) or real(text))
+    assert measured.load("a") is None
+    measured.save("a", 1)
+    assert [measured.load("a") for _ in range(3)] == [1, 1, 1] and len(read) == 1
+    measured.save("b", [2])
+    assert (measured.load("a"), measured.load("b")) == (1, [2])
+    file = tmp_path / "saccade" / "some.json"
+    file.write_text('{"a": 3}')  # in place, and as long as it was at first
+    os.utime(file, ns=(1, 1))
+    assert (measured.load("a"), measured.load("b")) == (3, None)
+    file.write_text("{")
+    assert measured.load("a") is None
+    monkeypatch.setenv("SACCADE_CACHE", str(tmp_path / "elsewhere"))
+    assert measured.load("b") is None
+
+
+@pytest.mark.parametrize("facts", [("a",), ("a", 1)])
+def test_a_key_is_of_what_was_measured_and_the_threads(monkeypatch, facts):
+    """Claim: other facts and another number of threads have another key, the same the same."""
+    measured = Measured("some.json")
+    key = measured.key(*facts)
+    assert key == measured.key(*facts) != measured.key(*facts, "b")
+    monkeypatch.setattr("torch.get_num_threads", lambda: 77)
+    assert key != measured.key(*facts)
