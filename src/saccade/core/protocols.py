@@ -186,10 +186,10 @@ class Drafter(ABC):
     def fold(self, state: State, round: Round) -> State:
         return state
 
-    def encode(self, inputs: Inputs) -> None:  # noqa: B027
+    def encode(self, inputs: Inputs) -> None:
         """The request arrives; may start work at once, before the target has seen the video."""
 
-    def prefill(self, prompts: Sequence[Prompt]) -> None:  # noqa: B027
+    def prefill(self, prompts: Sequence[Prompt]) -> None:
         """What the target is about to read; may start work beside its prefill."""
 
     def ready(self, prefills: Sequence[Prefill]) -> float:
@@ -199,7 +199,7 @@ class Drafter(ABC):
         """
         return 0.0
 
-    def turn(self, turns: Mapping[int, Turn], rules: Sequence[Sampling]) -> None:  # noqa: B027
+    def turn(self, turns: Mapping[int, Turn], rules: Sequence[Sampling]) -> None:
         """The conversation goes on, over the caches there are, by this turn's rules."""
 
     @abstractmethod
@@ -218,7 +218,7 @@ class Drafter(ABC):
         """
         raise NotImplementedError
 
-    def commit(self, tokens: Mapping[int, Sequence[int]]) -> None:  # noqa: B027
+    def commit(self, tokens: Mapping[int, Sequence[int]]) -> None:
         """What was really emitted, per request."""
 
     def scores(self, request: int) -> Scores | None:
@@ -241,10 +241,10 @@ class Drafter(ABC):
         """How many visual tokens the draft reads."""
         return None
 
-    def end(self, request: int) -> None:  # noqa: B027
+    def end(self, request: int) -> None:
         """This request's answer is complete, and no turn will follow."""
 
-    def close(self) -> None:  # noqa: B027
+    def close(self) -> None:
         """The answers are complete, or nobody wants them any more."""
 
 

@@ -62,7 +62,7 @@ def make() -> Path:
         return folder
     file = fetch()
     try:
-        import gguf  # noqa: F401
+        import gguf  # noqa: F401 only whether it is there
     except ImportError as error:
         raise ModelError('reading a GGUF file needs the package "gguf": install it') from error
     from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM

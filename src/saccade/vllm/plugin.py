@@ -92,5 +92,5 @@ class _Awaited(MetaPathFinder):
                 run(module)
                 introduce(module)
 
-            spec.loader.exec_module = ran  # type: ignore[method-assign]
+            spec.loader.exec_module = ran  # type: ignore[method-assign]  # as import hooks do
         return spec
