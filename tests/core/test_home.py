@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -11,8 +13,9 @@ from saccade.core.home import Measured
 
 
 def test_what_others_remember_is_seen_and_a_file_is_read_once(tmp_path, monkeypatch):
-    """Claim: what another process saved meanwhile is there at once, and what it broke is not; while
-    nobody writes, the file is read a single time. Fails if what was read is kept for good."""
+    """Claim: what another process saved meanwhile is there at once, and what it broke is not; what
+    this one saves even where the clock of files stands still; while nobody writes, the file is read
+    a single time. Fails if what was read is kept for good."""
     monkeypatch.setenv("SACCADE_CACHE", str(tmp_path))
     measured, read = Measured("some.json"), []
     real = json.loads
@@ -27,7 +30,17 @@ def test_what_others_remember_is_seen_and_a_file_is_read_once(tmp_path, monkeypa
     os.utime(file, ns=(1, 1))
     assert (measured.load("a"), measured.load("b")) == (3, None)
     file.write_text("{")
+    os.utime(file, ns=(2, 2))
     assert measured.load("a") is None
+    file.write_text("{}")
+    with monkeypatch.context() as patch:
+        stat, still = Path.stat, {"st_ino": 1, "st_mtime_ns": 1, "st_size": 1}
+        patch.setattr(
+            Path, "stat", lambda path: SimpleNamespace(st_mode=stat(path).st_mode, **still)
+        )
+        for value in range(3):
+            measured.save("c", value)
+            assert measured.load("c") == value
     monkeypatch.setenv("SACCADE_CACHE", str(tmp_path / "elsewhere"))
     assert measured.load("b") is None
 

@@ -81,14 +81,16 @@ def test_a_node_the_session_has_not_looked_at_has_no_law():
 def test_every_law_is_the_law_at_each_node(sample, rules):
     """Claim: asked at once for all nodes, laws are those asked one by one, where two tokens are as
     likely too; none beyond the rows; and NaN at a node is nobody's affair who does not ask there.
-    """
+    Likeliest tokens are looked up at once, of a vocabulary too large to copy one by one."""
     scores = _scores(Sampling(sample, rules))
     tie = torch.tensor([1.0, 3.0, 2.0, 3.0, 3.0])
     scores = replace(scores, rows=[*scores.rows[:2], tie])
     every = scores.every_law()
     for node in (ROOT, 0, 1):
         assert torch.equal(torch.as_tensor(every(node)), torch.as_tensor(scores.law(node)))
-    assert every(2) is None
+    assert every(2) is None and (every == scores.law) is (sample or bool(rules))
+    long = replace(scores, rows=[tie.repeat(2**14)] * 3)
+    assert long.every_law() == long.law
     every = replace(scores, rows=[*scores.rows[:2], tie * float("nan")]).every_law()
     assert torch.equal(torch.as_tensor(every(0)), torch.as_tensor(scores.law(0)))
     with pytest.raises(BrokenLaw):

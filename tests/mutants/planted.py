@@ -510,8 +510,8 @@ MUTANTS = (
     Mutant(
         "auto: runners-up stand beside a draft that reaches the answer's end",
         "drafting/shapes/controller.py",
-        "                return tree  # a round more",
-        "                break  # a round more",
+        "                return tree  # mostly",
+        "                break  # mostly",
         (f"{CONTROL}::test_no_draft_goes_on_after_the_end_of_an_answer",),
     ),
     Mutant(
@@ -524,7 +524,7 @@ MUTANTS = (
     Mutant(
         "what is remembered is read once and for all",
         "core/home.py",
-        "_read(self._path, state.st_ino, state.st_mtime_ns)",
+        "_read(self._path, state.st_ino, state.st_mtime_ns, state.st_size)",
         "_read(self._path)",
         ("core/test_home.py::test_what_others_remember_is_seen_and_a_file_is_read_once",),
     ),

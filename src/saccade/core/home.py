@@ -46,6 +46,7 @@ class Measured:
             scratch = path.with_suffix(f".{os.getpid()}")
             scratch.write_text(json.dumps({**self._all(), key: value}))
             scratch.replace(path)
+            _read.cache_clear()  # its new state may look like an older one
         except OSError as error:
             log.info("%s not remembered: %s", self._name, error)
 
@@ -56,7 +57,7 @@ class Measured:
     def _all(self) -> dict[str, Any]:
         try:
             state = self._path.stat()
-            return _read(self._path, state.st_ino, state.st_mtime_ns)
+            return _read(self._path, state.st_ino, state.st_mtime_ns, state.st_size)
         except (OSError, ValueError):
             return {}
 

@@ -27,6 +27,7 @@ Processor = Callable[[Any, Any], Any]
 Grammar = Callable[[Sequence[int]], Bool[Tensor, " vocab"] | None]
 """An answer's beginning -> the tokens it lets follow, on the CPU; None where it has no say."""
 
+AT_ONCE = 2**16  # logits
 ROLES = {"draft": 1, "accept": 2, "own": 3}
 
 # These look at the logits alone, so they need no ids.
@@ -136,8 +137,10 @@ class Scores:
 
     def every_law(self) -> Callable[[int], Law | None]:
         """:meth:`law`, to be asked of many nodes: found for all at once where they are likeliest
-        tokens, and no logit is NaN."""
-        if not self.rules.plain or len(self.rows) == 1:
+        tokens and no logit is NaN, unless that would copy much on a CPU."""
+        row, count = self.rows[0], len(self.rows)
+        much = count * len(row) > AT_ONCE and row.device.type == "cpu"
+        if not self.rules.plain or count == 1 or much:
             return self.law
         best, tokens = torch.stack(list(self.rows)).max(-1)
         return self.law if bool(best.isnan().any()) else dict(enumerate(tokens.tolist(), ROOT)).get

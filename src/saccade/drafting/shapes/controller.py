@@ -126,7 +126,7 @@ class Auto(Shape):
             token, q = scores.draw(last, law)
             tree = add(tree, last, token, q, odds)
             if token in scores.rules.ends:
-                return tree  # a round more at most: a runner-up would spare it no more than a level
+                return tree  # mostly a round more: a runner-up would spare it no more than a level
             reach *= chance
             last = len(tree) - 1
         others = sorted(others, reverse=True)[: MOST - len(tree)]
