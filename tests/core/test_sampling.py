@@ -90,7 +90,7 @@ def test_every_law_is_the_law_at_each_node(sample, rules):
         assert torch.equal(torch.as_tensor(every(node)), torch.as_tensor(scores.law(node)))
     assert every(2) is None and (every == scores.law) is (sample or bool(rules))
     long = replace(scores, rows=[tie.repeat(2**14)] * 3)
-    assert long.every_law() == long.law
+    assert long.every_law() == long.law and replace(scores, rows=[]).every_law()(ROOT) is None
     every = replace(scores, rows=[*scores.rows[:2], tie * float("nan")]).every_law()
     assert torch.equal(torch.as_tensor(every(0)), torch.as_tensor(scores.law(0)))
     with pytest.raises(BrokenLaw):

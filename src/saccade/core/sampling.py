@@ -138,9 +138,8 @@ class Scores:
     def every_law(self) -> Callable[[int], Law | None]:
         """:meth:`law`, to be asked of many nodes: found for all at once where they are likeliest
         tokens and no logit is NaN, unless that would copy much on a CPU."""
-        row, count = self.rows[0], len(self.rows)
-        much = count * len(row) > AT_ONCE and row.device.type == "cpu"
-        if not self.rules.plain or count == 1 or much:
+        copied = sum(len(row) for row in self.rows if row.device.type == "cpu")
+        if not self.rules.plain or len(self.rows) < 2 or copied > AT_ONCE:
             return self.law
         best, tokens = torch.stack(list(self.rows)).max(-1)
         return self.law if bool(best.isnan().any()) else dict(enumerate(tokens.tolist(), ROOT)).get
