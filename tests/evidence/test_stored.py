@@ -190,9 +190,8 @@ def test_the_speed_page_counts_the_clips_above_their_goals():
         best = [min(getattr(by[other][item], field) for other in others) for item in long]
         return [a / getattr(by["auto"][i], field) for i, a in zip(long, best, strict=True)]
 
-    own, peer, whole = (
-        against({"ar"}, "decode"), against({"hf"}, "decode"), against({"ar"}, "total"),
-    )  # fmt: skip
+    own, peer = against({"ar"}, "decode"), against({"hf"}, "decode")
+    whole = against({"ar"}, "total")
     best = against(by.keys() - {"ar", "auto", "hf"}, "decode")
     plain, auto = (sum(by[method][item].decode for item in long) for method in ("ar", "auto"))
     told = (

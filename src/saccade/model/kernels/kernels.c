@@ -1,8 +1,8 @@
 /* Attention and products of a decoder in fp32, for any number of rows.
 
-   Nothing is ever added up across a vector's lanes, and a row's sums are taken in one order whatever
-   rows are beside it and however many threads there are: a row comes out the same, bit for bit, alone
-   and among others.
+   Nothing that a row gives is added up across a vector's lanes, and its sums are taken in one order
+   whatever rows are beside it and however many threads there are: a row comes out the same, bit for
+   bit, alone and among others. (What rows attend to, told beside, is added up as it comes.)
 
    In attention the lanes are queries: a key's numbers are broadcast to all of them, and both products
    and the softmax go lane by lane. Keys are read once, a block at a time, with the softmax's maximum
