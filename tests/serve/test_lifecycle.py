@@ -40,6 +40,7 @@ from saccade.core.errors import ModelError, OptionError
 from saccade.inputs.media.fetch import Sources
 from saccade.serve.service import Engine, Service
 from saccade.serve.settings import Settings
+from saccade.world.knowing import FOREIGN
 
 LONG = dict(temperature=2.0, seed=1, max_tokens=40)
 
@@ -286,11 +287,13 @@ def test_what_kept_the_models_from_loading_is_raised():
 
 @contextmanager
 def process(*words: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """A real ``saccade serve`` and its address; killed if it is still there in the end."""
+    """A real ``saccade serve`` of the embedded pair, which says first what that knows, and then its
+    address; killed if it is still there in the end."""
     serve = [sys.executable, "-m", "saccade", "serve", "--port", "0", "--threads", "1", *words]
     with subprocess.Popen(serve, stderr=subprocess.PIPE, text=True) as running:
         assert running.stderr is not None
         try:
+            assert running.stderr.readline() == FOREIGN + "\n"
             line = running.stderr.readline()
             found = re.search(r"http://[0-9.:]+", line)
             assert found, line + running.stderr.read()
@@ -305,8 +308,8 @@ def _ready(url: str) -> bool:
 
 @pytest.mark.slow
 def test_a_real_process_answers_drains_and_exits_with_0(clips):
-    """Claim: the first line is its address, a video is answered, SIGTERM lets the answers under
-    way end, the exit code is 0, no child is left and nothing is noise."""
+    """Claim: the line after what the pair knows is its address, a video is answered, SIGTERM lets
+    the answers under way end, the exit code is 0, no child is left and nothing is noise."""
     with process("--method", "specvlm") as (running, url):
         assert soon(lambda: _ready(url), 120)
         content = [video_part(clips[0]), text_part(QUESTION)]
@@ -408,8 +411,9 @@ def _numbers(text: str) -> dict[str, float]:
 
 @pytest.mark.slow
 def test_what_is_counted_adds_up(models, clips):
-    """Claim: /metrics is the sum of what answers told: tokens, drafts, places, reasons, refusals;
-    running and waiting are what the queue holds."""
+    """Claim: /metrics is the sum of what answers told: tokens, drafts, places, reasons, refusals,
+    as many times between tokens as tokens after first ones; running and waiting are what the queue
+    holds."""
     engine = made(models, "specvlm", rows=1, queue=4)
     pool = slowed(engine, 0.0)
     with serving(lambda: engine) as live:
@@ -448,7 +452,7 @@ def test_what_is_counted_adds_up(models, clips):
     assert now["saccade_request_cancelled_total"] == 0
     assert now["saccade_time_to_first_token_seconds_count"] == len(reasons)
     assert now["saccade_e2e_request_latency_seconds_count"] == len(reasons)
-    assert now["saccade_inter_token_latency_seconds_count"] == written
+    assert now["saccade_inter_token_latency_seconds_count"] == written - len(reasons)
 
 
 # -- leaving nothing ----------------------------------------------------------------------------
