@@ -313,7 +313,8 @@ class ChatRequest(CompletionRequest):
             raise ValueError("the last of messages must be the user's, a tool's or the assistant's")
         if last.role == "assistant" and called(last):
             raise ValueError("the last of messages calls tools: what they gave must follow")
-        if last.role == "assistant" and not "".join(p.text for p in parts(last)).strip():  # type: ignore[union-attr]
+        said = [each.text for each in parts(last) if isinstance(each, TextPart)]
+        if last.role == "assistant" and not "".join(said).strip():
             raise ValueError("the last of messages is the assistant's, to be continued, and empty")
         if self.top_logprobs is not None and not self.logprobs:
             raise ValueError("top_logprobs needs logprobs")
