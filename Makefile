@@ -17,8 +17,9 @@ quick:  ## the theorem, the law of every method registered, each method's answer
 slow:  ## whole processes, every variant, 100 clips, smoke training: an hour on two cores
 	uv run pytest -m slow
 
-typed:  ## the default tests with shapes and types checked in every call: half an hour on two cores
-	uv run pytest --jaxtyping-packages=saccade.core,saccade.model,saccade.drafting,saccade.methods,saccade.engine,typecheck.check
+# all but the test that does so by itself: checked twice, a class is another one
+typed:  ## the default tests with shapes and types checked in every call: ten minutes on two cores
+	uv run pytest --ignore tests/engine/test_typed.py --jaxtyping-packages=saccade.core,saccade.model,saccade.drafting,saccade.methods,saccade.engine,typecheck.check
 
 scale:  ## several processes (gloo), a Ray cluster, shards: ten minutes on two cores
 	uv run --extra ray pytest -m "slow or not slow" tests/corpus tests/cli/test_caption_cli.py \

@@ -10,10 +10,9 @@ import json
 import math
 import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import pairwise
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -33,6 +32,7 @@ from helpers import (
 )
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from markov import PROMPT
 from torch import Tensor
 
 import saccade
@@ -555,7 +555,7 @@ def test_a_fifth_of_an_image_and_a_tenth_of_a_video():
     both are shown; ``keep=`` is the share of all of them, ``images=`` that of images. Fails where
     images are cut like videos, which was our reading."""
     for still, moving, kept, at_half in ((40, 0, 8, 20), (0, 100, 10, 50), (40, 100, 18, 70)):
-        prompt = SimpleNamespace(stills=still, seen=still + moving)
+        prompt = replace(PROMPT, stills=still, grid=torch.zeros(still + moving, 4).long())
         assert resolve("sage").view.budget(prompt) == kept
         assert resolve("sage/keep=0.5").view.budget(prompt) == at_half
         assert resolve("specvlm").view.budget(prompt) == (still + moving) // 10
