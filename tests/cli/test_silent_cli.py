@@ -11,7 +11,8 @@ from commands import Call
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (("--trace", "/nowhere/rounds.jsonl"), "there is no folder /nowhere"),
+        (("--trace", "/nowhere/rounds.jsonl"), "cannot write /nowhere/rounds.jsonl: name a file"),
+        (("--target", ""), "--target, --draft or --method is empty"),
         (("--threads", "100000"), "--threads 100000 is more than this machine bears"),
         (("--temperature", "inf"), "temperature=inf must be a number above 0"),
         (("--temperature", "nan"), "temperature"),
@@ -28,6 +29,38 @@ def test_silent_2_5_6_the_command_line_says_what_cannot_be(
     clip = tmp_path / "clip.mp4"
     assert call("shapes", "make", "--frames", "4", "--size", "56", "--out", str(clip))[0] == 0
     code, _, said = call("describe", str(clip), "--max-new-tokens", "4", *words)
+    assert code == 2 and says in said and "Traceback" not in said
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (
+            "shapes make --out there.txt",
+            "there.txt: Could not determine output",
+        ),
+        ("shapes make --out folder", "cannot write folder"),
+        ("shapes make --size 9999998 --frames 1 --out x.mp4", "Unable to allocate"),
+        ("caption there.txt --out folder", "cannot write folder: name a file"),
+        ("calibrate there.txt --out folder", "cannot write folder: name a file"),
+        (
+            "bench --suite shapes-caption --methods ar --out there.txt",
+            "there.txt is a file: give another",
+        ),
+        ("bench --suite shapes-capton", "no suite 'shapes-capton' (did you mean shapes-caption?)"),
+        ("bench --suite shapes-caption --methods ,", "name a method: saccade methods"),
+        ("describe there.txt there.txt", "the question there.txt is a file"),
+    ],
+)
+def test_what_stands_in_the_way_is_said(
+    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: str, says: str
+) -> None:
+    """Claim: a file where a folder is wanted, the reverse, a clip larger than memory and a name
+    that is misspelt are a sentence and exit code 2."""
+    monkeypatch.chdir(tmp_path)
+    Path("folder").mkdir()
+    Path("there.txt").write_text("clip.mp4\n")
+    code, _, said = call(*words.split())
     assert code == 2 and says in said and "Traceback" not in said
 
 

@@ -86,7 +86,8 @@ def test_every_way_to_ask_gives_one_answer(model: saccade.Model, clips: list[Pat
 def test_several_videos_and_pictures(
     model: saccade.Model, clips: list[Path], tmp_path: Path
 ) -> None:
-    """Claim: two videos are both read, by the frames asked for; a foreign picture warns."""
+    """Claim: two videos are both read, by the frames asked for; a foreign picture warns, and a
+    list of none is no question about text."""
     one = model.describe(clips[0], QUESTION, frames={"num_frames": 4}, max_new_tokens=2)
     two = model.describe(clips, QUESTION, frames={"num_frames": 4}, max_new_tokens=2)
     assert two.visual_tokens == 2 * one.visual_tokens
@@ -95,6 +96,8 @@ def test_several_videos_and_pictures(
     Image.fromarray(noise).save(picture)
     with pytest.warns(UserWarning, match=re.escape(knowing.FOREIGN)):
         model.describe(picture, "Describe the image in detail.", max_new_tokens=2)
+    with pytest.raises(saccade.OptionError, match="give a video, or None for text alone"):
+        model.describe([], QUESTION)
 
 
 def test_a_round_prints_itself_in_a_line(model: saccade.Model, clips: list[Path]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -14,6 +13,7 @@ from saccade.cli import loading, options
 from saccade.cli.options import DeviceOptions, FrameOptions, grouped
 from saccade.cli.terminal import Json, Verbose, err, out, prepare, status
 from saccade.core.errors import OptionError
+from saccade.corpus.rows import writable
 
 if TYPE_CHECKING:
     from saccade.bench.calibrate import Calibration
@@ -59,7 +59,7 @@ def calibrate(
     plain decoding on those. It holds for this pair, videos like these, and this machine, when
     nothing else keeps it busy.
     """
-    _check_writable(out_file)
+    writable(out_file)
     if method is not None:
         loading.check_methods([method])
     if not videos and target != "shapes":
@@ -135,13 +135,6 @@ def _show(found: Calibration) -> None:
             style="yellow",
             markup=False,
         )
-
-
-def _check_writable(path: Path) -> None:
-    """Before minutes are spent: whether the file can be written in the end."""
-    place = path if path.exists() else path.parent
-    if path.is_dir() or not os.access(place, os.W_OK):
-        raise OptionError(f"cannot write {path}; give --out a file in a folder that can be written")
 
 
 def _own(tell: Callable[[str], None]) -> list[Clip]:

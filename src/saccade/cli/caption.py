@@ -13,6 +13,7 @@ from saccade.cli import loading, options
 from saccade.cli.options import ClipOptions, LoadOptions, ModelOptions, grouped
 from saccade.cli.terminal import Json, Verbose, out, pace, prepare
 from saccade.core.errors import OptionError
+from saccade.corpus import rows
 
 if TYPE_CHECKING:
     from saccade.corpus.keeping import Answer
@@ -63,11 +64,8 @@ def caption(
     """
     if workers is not None and ray is None:
         raise OptionError("--workers are of a cluster: give --ray, or several --shard")
-    from saccade.corpus import rows
-
     known = loading.known(models, how, method)
     part = rows.shard(shard)
-    loading.warn_of_embedded(known.target)
     prepare(known.threads, verbose)
     from saccade.corpus import keeping
     from saccade.corpus import manifest as manifests
@@ -91,6 +89,7 @@ def caption(
 
     jobs = rows.part(manifests.jobs(manifest, prompt), part)
     path = keeping.shard_path(out_path, part)
+    loading.warn_of_embedded(known.target)
     with pace("loading the models") as say:
         found = keeping.run(
             jobs,

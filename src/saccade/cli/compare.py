@@ -57,7 +57,7 @@ def compare(
     video, question = options.shown(video, question, bool(document))
     prompt = options.asked(question, prompt)
     known = loading.known(models, how)
-    names = loading.method_names(methods or f"ar,{known.method},hf")
+    names = loading.method_names(f"ar,{known.method},hf" if methods is None else methods)
     loading.check_methods(names, beside=PEERS)
     seen = loading.about(video, document, frames.sampling(), quiet=as_json, target=known.target)
     prepare(known.threads, verbose, quiet=as_json)

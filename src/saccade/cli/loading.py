@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from saccade.cli.options import DEFAULT_METHOD, LoadOptions, ModelOptions
 from saccade.cli.terminal import err, status, steps
+from saccade.core.errors import OptionError
 from saccade.inputs import checkpoints, texts
 
 if TYPE_CHECKING:
@@ -35,6 +36,8 @@ class Known(checkpoints.Answering):
 
 
 def known(given: ModelOptions, how: LoadOptions, method: str | None = None) -> Known:
+    if "" in (given.target, given.draft, method):
+        raise OptionError("--target, --draft or --method is empty: name one, or leave it out")
     found: dict[str, Any] = {}
     if given.config is not None:
         from saccade.cli.config import read
@@ -91,6 +94,8 @@ def method_names(given: str) -> tuple[str, ...]:
     """Methods named between commas, each once; ``all`` is every one of ours."""
     known = listing().methods
     every = [each for name in split(given) for each in (known if name == "all" else [name])]
+    if not every:
+        raise OptionError("name a method: saccade methods")
     return tuple(dict.fromkeys(every))
 
 
@@ -122,12 +127,11 @@ def read(
 ) -> Clip:
     """The clip, its warnings told; where ``target`` is the embedded pair, also that it knows
     nothing of such a clip."""
-    from saccade.core.errors import OptionError
     from saccade.inputs import media
 
     if not video.strip():
         raise OptionError(
-            "name a video: a file, a folder of frames, a URL, or - for standard input; "
+            "name a video: a file, a folder of frames, or - for standard input; "
             "a text is named by --document, where a command takes one"
         )
     with steps(quiet=quiet) as tell:

@@ -20,6 +20,7 @@ import typer
 
 from saccade.cli.terminal import Threads
 from saccade.core.errors import OptionError
+from saccade.corpus.rows import writable
 
 if TYPE_CHECKING:
     from saccade.inputs.media import FrameSampling
@@ -87,20 +88,9 @@ Trust = Annotated[
     bool, typer.Option("--trust-remote-code", help="Run code that comes with a checkpoint.")
 ]
 KEYWORD = Parameter.KEYWORD_ONLY
-
-
-def _in_a_folder(path: Path | None) -> Path | None:
-    """A file that will be written after the work. Raises OptionError where it could not be."""
-    if path is not None and not path.parent.is_dir():
-        raise OptionError(f"{path} cannot be written: there is no folder {path.parent}")
-    return path
-
-
 Trace = Annotated[
     Path | None,
-    typer.Option(
-        help="Write the rounds here (JSON lines), a file a method.", callback=_in_a_folder
-    ),
+    typer.Option(help="Rounds, as JSON: a file a method.", callback=lambda p: p and writable(p)),
 ]
 
 
@@ -203,6 +193,8 @@ def asked(question: str | None, prompt: str) -> str:
     """The question, given after the video or by --prompt. Raises OptionError for both."""
     if question is not None and prompt != QUESTION:
         raise OptionError("give the question after the video or by --prompt, not both")
+    if question is not None and os.path.isfile(question):
+        raise OptionError(f"the question {question} is a file, and one video is looked at here")
     return prompt if question is None else question
 
 

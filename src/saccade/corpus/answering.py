@@ -251,6 +251,8 @@ def load(
 def _many(several: Several) -> Sequence[Media]:
     """Bytes are one video, though Python counts them as a sequence."""
     if isinstance(several, list | tuple):
+        if not several:
+            raise OptionError("no media: give a video, or None for text alone")
         return several
     return () if several is None else [cast(Media, several)]
 

@@ -56,9 +56,7 @@ def run(
     the rows of errors again. Raises OptionError where another process writes the file, or where it
     holds another run's answers.
     """
-    if not path.parent.is_dir():
-        raise OptionError(f"cannot write {path}: there is no folder {path.parent}")
-    with rows.locked(path):
+    with rows.locked(rows.writable(path)):
         path.touch()  # a shard without videos leaves a file too
         every = _checked(path, jobs, work)
         asked = {job.id for job in jobs}

@@ -19,6 +19,8 @@ import openpyxl
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from saccade.bench.suites.datasets import Dataset, Unusable
+
 DESCRIBE = (
     "Please provide a detailed description of the video, focusing on the main subjects, "
     "their actions, and the background scenes."
@@ -82,6 +84,11 @@ class Layout:
 
 
 EMPTY = {"bytes": None, "path": None}
+
+
+def unusable(suite: Dataset) -> list[Unusable]:
+    """What was drawn and cannot be used: a medium that is missing, a row that is not whole."""
+    return [entry for entry in suite.entries() if isinstance(entry, Unusable)]
 
 
 def zipped(members: Mapping[str, bytes]) -> bytes:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import openpyxl
 import pytest
-from handmade_layouts import CASES, Art, Layout, tarred, zipped
+from handmade_layouts import CASES, Art, Layout, tarred, unusable, zipped
 from openpyxl.cell.rich_text import CellRichText, TextBlock
 from openpyxl.cell.text import InlineFont
 
@@ -69,7 +69,7 @@ def test_names_that_differ_in_case_alone_are_two(art: Art, tmp_path: Path):
     layout.lose("data/fFjv93ACGo8.mp4")
     suite = open_dataset("video-mme/short", layout.write(tmp_path / "b"))
     assert not list(suite.items())
-    assert suite.unusable()[0].reason == "fFjv93ACGo8 is missing"
+    assert unusable(suite)[0].reason == "fFjv93ACGo8 is missing"
 
 
 def test_linked_folders_are_followed_and_circles_end(art: Art, tmp_path: Path):
@@ -88,7 +88,7 @@ def test_two_files_of_one_name_are_not_guessed_between(art: Art, tmp_path: Path)
     """Claim: which of two is meant is not guessed: the item is unusable."""
     files = {"a/Test_Videos/v.mp4": art.clip, "b/Test_Videos/v.mp4": art.clip}
     suite = vdc(tmp_path / "d", ["v"], files)
-    assert suite.unusable()[0].reason == "there are 2 files named v"
+    assert unusable(suite)[0].reason == "there are 2 files named v"
 
 
 def test_a_plain_file_goes_before_a_packed_one(art: Art, tmp_path: Path, unpacked: Path):
@@ -132,7 +132,7 @@ def test_a_tar_in_parts_lacking_one_says_which(art: Art, tmp_path: Path):
     root = layout.write(tmp_path / "a")
     (root / "videos.tar.part.ab").unlink()
     suite = open_dataset("longvideobench", root, paper="hippo")
-    assert suite.unusable()[0].reason == (
+    assert unusable(suite)[0].reason == (
         "yt_1.mp4 is missing (videos.tar is in parts and part ab is missing)"
     )
     root = fresh("longvideobench", art).write(tmp_path / "b")
@@ -141,7 +141,7 @@ def test_a_tar_in_parts_lacking_one_says_which(art: Art, tmp_path: Path):
     suite = open_dataset("longvideobench", root, paper="hippo")
     assert clip_of(only(suite)).frames.shape[0] == 12
     reason = "yt_2.mp4 is missing (videos.tar is cut short or damaged)"
-    assert [entry.reason for entry in suite.unusable()] == [reason]
+    assert [entry.reason for entry in unusable(suite)] == [reason]
 
 
 def test_a_member_that_is_cut_short_is_told_when_it_is_read(
@@ -161,7 +161,7 @@ def test_an_archive_that_is_cut_short_is_named(art: Art, tmp_path: Path):
     data = zipped({"Test_Videos/v.mp4": art.clip})
     suite = vdc(tmp_path / "d", ["v"], {"videos.zip": data[: len(data) // 2]})
     reason = "v is missing (videos.zip is cut short or damaged)"
-    assert [entry.reason for entry in suite.unusable()] == [reason]
+    assert [entry.reason for entry in unusable(suite)] == [reason]
 
 
 CLIMBING = ["../evil.mp4", "/tmp/evil.mp4", "a/../../evil.mp4", "..\\evil.mp4", "C:/evil.mp4"]
@@ -292,7 +292,7 @@ def test_samples_are_drawn_once_and_replaced_where_unusable(art: Art, tmp_path: 
     lacking = vdc(tmp_path / "b", names, files)
     lacking = replace(lacking, setting=replace(lacking.setting, samples=5))
     assert len(list(lacking.items())) == 5
-    assert [entry.id for entry in lacking.unusable()] == [f"v{drawn[2]}#{drawn[2]}"]
+    assert [entry.id for entry in unusable(lacking)] == [f"v{drawn[2]}#{drawn[2]}"]
     everything = replace(suite, setting=replace(suite.setting, samples=None))
     assert [item.id for item in everything.items()] == [f"v{n}#{n}" for n in range(20)]
 
@@ -322,7 +322,7 @@ def test_a_story_needs_its_captions_and_its_images(art: Art, tmp_path: Path):
     layout.rows = {"in_domain/test-00000-of-00001.parquet": rows}
     suite = open_dataset("pororosv", layout.write(tmp_path / "d"))
     assert len(list(suite.items())) == 1
-    assert [entry.reason for entry in suite.unusable()] == [
+    assert [entry.reason for entry in unusable(suite)] == [
         "it has 4 images where the prompt has 5",
         "its question has no caption1",
     ]
@@ -337,7 +337,7 @@ def test_an_answer_that_is_no_option_is_told(art: Art, tmp_path: Path):
     root = layout.write(tmp_path / "d")
     suite = open_dataset("mvbench/state_change", root, paper="hippo")
     assert [item.answers for item in suite.items()] == [("A",), ("B",), ("C",)]
-    assert suite.unusable()[0].reason == "its answer 'Jump.' is none of its options"
+    assert unusable(suite)[0].reason == "its answer 'Jump.' is none of its options"
 
 
 def test_a_damaged_picture_is_refused_by_its_name(art: Art, tmp_path: Path):

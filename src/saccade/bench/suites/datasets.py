@@ -65,10 +65,6 @@ class Dataset:
         found = (entry for entry in self.entries() if isinstance(entry, Item))
         return in_a_row(found) if self.setting.next else found
 
-    def unusable(self) -> tuple[Unusable, ...]:
-        """What was drawn and cannot be used: a medium that is missing, a row that is not whole."""
-        return tuple(entry for entry in self.entries() if isinstance(entry, Unusable))
-
     def entries(self) -> Iterator[Item | Unusable]:
         """Usable or not, in order; nothing is decoded or unpacked yet."""
         numbers, wanted = self._numbers, self.setting.samples
