@@ -48,7 +48,7 @@ listed:  ## what `saccade methods` says, after a change of methods
 demo:
 	uv run saccade demo
 
-bench:  ## the comparison in the README, on an idle machine
+bench:  ## the first table of docs/numbers.md, on an idle machine
 	mkdir -p runs
 	uv run saccade shapes make --seed 20000002 --frames 64 --size 224 --out runs/clip.mp4
 	uv run saccade compare runs/clip.mp4 --every-frame --threads 2 --repeat 3 \

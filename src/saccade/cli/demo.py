@@ -27,7 +27,7 @@ def demo(
     as_json: Json = False,
     verbose: Verbose = False,
 ) -> None:
-    """Describe a video twice with the embedded pair, plainly and drafted, and compare."""
+    """Describe a video with the embedded pair, plainly and drafted, and compare."""
     prepare(threads, verbose)
     from saccade.bench import show
     from saccade.inputs.texts import About
