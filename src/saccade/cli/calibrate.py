@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from saccade.cli import loading, options
-from saccade.cli.options import DeviceOptions, FrameOptions, grouped
+from saccade.cli.options import DeviceOptions, FrameOptions, grouped, writable
 from saccade.cli.terminal import Json, Verbose, err, out, prepare, status
 from saccade.core.errors import OptionError
-from saccade.corpus.rows import writable
 
 if TYPE_CHECKING:
     from saccade.bench.calibrate import Calibration

@@ -13,7 +13,6 @@ from saccade.cli import loading, options
 from saccade.cli.options import ClipOptions, LoadOptions, ModelOptions, grouped
 from saccade.cli.terminal import Json, Verbose, out, pace, prepare
 from saccade.core.errors import OptionError
-from saccade.corpus import rows
 
 if TYPE_CHECKING:
     from saccade.corpus.keeping import Answer
@@ -64,6 +63,8 @@ def caption(
     """
     if workers is not None and ray is None:
         raise OptionError("--workers are of a cluster: give --ray, or several --shard")
+    from saccade.corpus import rows
+
     known = loading.known(models, how, method)
     part = rows.shard(shard)
     prepare(known.threads, verbose)

@@ -20,7 +20,6 @@ import typer
 
 from saccade.cli.terminal import Threads
 from saccade.core.errors import OptionError
-from saccade.corpus.rows import writable
 
 if TYPE_CHECKING:
     from saccade.inputs.media import FrameSampling
@@ -88,6 +87,15 @@ Trust = Annotated[
     bool, typer.Option("--trust-remote-code", help="Run code that comes with a checkpoint.")
 ]
 KEYWORD = Parameter.KEYWORD_ONLY
+
+
+def writable(path: Path) -> Path:
+    """A file that is written after the work. Raises OptionError, before it, where it cannot be."""
+    if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise OptionError(f"cannot write {path}: name a file in a folder that can be written")
+    return path
+
+
 Trace = Annotated[
     Path | None,
     typer.Option(help="Rounds, as JSON: a file a method.", callback=lambda p: p and writable(p)),

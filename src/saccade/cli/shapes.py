@@ -8,9 +8,9 @@ from typing import Annotated
 
 import typer
 
+from saccade.cli.options import writable
 from saccade.cli.terminal import Json, out
 from saccade.core.errors import OptionError, first_line
-from saccade.corpus.rows import writable
 
 shapes_app = typer.Typer(help="The synthetic world.", no_args_is_help=True)
 

@@ -56,7 +56,9 @@ def run(
     the rows of errors again. Raises OptionError where another process writes the file, or where it
     holds another run's answers.
     """
-    with rows.locked(rows.writable(path)):
+    if path.is_dir() or not path.parent.is_dir():
+        raise OptionError(f"cannot write {path}: name a file in a folder there is")
+    with rows.locked(path):
         path.touch()  # a shard without videos leaves a file too
         every = _checked(path, jobs, work)
         asked = {job.id for job in jobs}

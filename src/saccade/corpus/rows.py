@@ -22,14 +22,6 @@ from saccade.core.errors import OptionError
 T = TypeVar("T")
 
 
-def writable(path: Path) -> Path:
-    """A file that is written after the work. Raises OptionError, before it, where it cannot be."""
-    place = path if path.exists() else path.parent
-    if path.is_dir() or not os.access(place, os.W_OK):
-        raise OptionError(f"cannot write {path}: name a file in a folder that can be written")
-    return path
-
-
 def append(path: Path, rows: Iterable[Any]) -> None:
     """Adds rows to a file, all by one write that is on the disk when this returns.
 
