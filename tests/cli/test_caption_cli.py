@@ -54,7 +54,7 @@ def test_shards_and_their_merge(call: Call, videos: Path, tmp_path: Path) -> Non
     [
         (["--shard", "3/2"], "i/n"),
         (["--method", "nothing"], "nothing"),
-        (["--out", "nowhere/out.jsonl"], "cannot write nowhere"),
+        (["--out", "nowhere/out.jsonl"], "no folder nowhere"),
         (["--batch", "0"], "--batch"),
     ],
 )

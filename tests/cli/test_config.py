@@ -189,11 +189,11 @@ def test_a_bad_file_is_one_sentence(
 
 def test_a_file_that_cannot_be_read_or_written(tmp_path: Path) -> None:
     """Claim: no file, a folder, bytes that are no text, and a place that cannot be written are
-    one sentence."""
+    errors that name it: the command line makes a sentence of either kind."""
     (tmp_path / "video.mp4").write_bytes(b"\xff\xd8\xfe\x00" * 8)
     for name in ("nowhere.yaml", ".", "video.mp4"):
-        with pytest.raises(OptionError) as refused:
+        with pytest.raises((OptionError, OSError)) as refused:
             read(tmp_path / name)
         assert str(tmp_path / name) in str(refused.value)
-    with pytest.raises(OptionError, match="cannot write"):
+    with pytest.raises(OSError, match="such.yaml"):
         write(tmp_path / "no" / "such.yaml", calibration("sd", 2.0))

@@ -11,7 +11,7 @@ from commands import Call
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (("--trace", "/nowhere/rounds.jsonl"), "cannot write /nowhere/rounds.jsonl: name a file"),
+        (("--trace", "/nowhere/rounds.jsonl"), "there is no folder /nowhere"),
         (("--target", ""), "--target, --draft or --method is empty"),
         (("--threads", "100000"), "--threads 100000 is more than this machine bears"),
         (("--temperature", "inf"), "temperature=inf must be a number above 0"),
@@ -37,19 +37,23 @@ def test_silent_2_5_6_the_command_line_says_what_cannot_be(
     [
         (
             "shapes make --out there.txt",
-            "there.txt: Could not determine output",
+            "cannot write there.txt as an .mp4: Could not determine",
         ),
-        ("shapes make --out folder", "cannot write folder"),
+        ("shapes make --out folder", "cannot write folder as an .mp4"),
+        ("shapes make --fps 1e12 --out x.mp4", "cannot write x.mp4 as"),
         ("shapes make --size 9999998 --frames 1 --out x.mp4", "Unable to allocate"),
-        ("caption there.txt --out folder", "cannot write folder: name a file"),
-        ("calibrate there.txt --out folder", "cannot write folder: name a file"),
+        ("caption there.txt --out folder", "folder: Is a directory"),
+        ("describe there.txt --config nowhere.yaml", "nowhere.yaml: No such file or directory"),
+        ("bench --suite shapes-caption --methods ar --out /dev/null", "/dev/null: File exists"),
+        ("calibrate there.txt --out folder", "cannot write folder"),
         (
             "bench --suite shapes-caption --methods ar --out there.txt",
-            "there.txt is a file: give another",
+            "there.txt: File exists",
         ),
         ("bench --suite shapes-capton", "no suite 'shapes-capton' (did you mean shapes-caption?)"),
         ("bench --suite shapes-caption --methods ,", "name a method: saccade methods"),
         ("describe there.txt there.txt", "the question there.txt is a file"),
+        ("describe there.txt folder", "the question folder is a file"),
     ],
 )
 def test_what_stands_in_the_way_is_said(

@@ -103,8 +103,6 @@ def run(
         **{name: draft_only.recipe(name) for name in plan.methods if is_draft_only(name)},
     }
     about, pair = plan.about(target, draft), Pair(target, draft)
-    if folder.is_file():
-        raise OptionError(f"{folder} is a file: give another --out, a folder")
     folder.mkdir(parents=True, exist_ok=True)
     known: list[Answer] = []
     if (folder / records.RESULTS).exists():

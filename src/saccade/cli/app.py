@@ -112,5 +112,10 @@ def called(commands: typer.Typer) -> None:
     except SaccadeError as error:
         err.print(f"saccade: {error}", markup=False, soft_wrap=True)
         sys.exit(2)
+    except OSError as error:  # of a file that stands in the way, or is not ours to write
+        if error.filename is None:
+            raise
+        err.print(f"saccade: {error.filename}: {error.strerror}", markup=False, soft_wrap=True)
+        sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(130)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from saccade.cli import loading, options
-from saccade.cli.options import DeviceOptions, FrameOptions, grouped, writable
+from saccade.cli.options import DeviceOptions, FrameOptions, grouped
 from saccade.cli.terminal import Json, Verbose, err, out, prepare, status
 from saccade.core.errors import OptionError
 
@@ -58,7 +59,7 @@ def calibrate(
     plain decoding on those. It holds for this pair, videos like these, and this machine, when
     nothing else keeps it busy.
     """
-    writable(out_file)
+    _check_writable(out_file)
     if method is not None:
         loading.check_methods([method])
     if not videos and target != "shapes":
@@ -134,6 +135,12 @@ def _show(found: Calibration) -> None:
             style="yellow",
             markup=False,
         )
+
+
+def _check_writable(path: Path) -> None:
+    """Before minutes are spent: whether the file can be written in the end."""
+    if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise OptionError(f"cannot write {path}; give --out a file in a folder that can be written")
 
 
 def _own(tell: Callable[[str], None]) -> list[Clip]:

@@ -39,10 +39,7 @@ def write(path: Path, calibration: Calibration) -> None:
     text = yaml.safe_dump(
         said, sort_keys=False, allow_unicode=True, default_flow_style=None, width=200
     )
-    try:
-        path.write_text(head + text, encoding="utf-8")
-    except OSError as error:
-        raise OptionError(f"cannot write {path}: {error.strerror}") from error
+    path.write_text(head + text, encoding="utf-8")
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -66,11 +63,8 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def _mapping(path: Path) -> dict[str, Any]:
-    try:
-        with path.open("rb") as file:
-            raw = file.read(LARGEST_FILE + 1)
-    except OSError as error:
-        raise OptionError(f"cannot read {path}: {error.strerror}") from error
+    with path.open("rb") as file:
+        raw = file.read(LARGEST_FILE + 1)
     if len(raw) > LARGEST_FILE:
         raise OptionError(f"{path} is too large for a config: {LARGEST_FILE} bytes at most")
     try:

@@ -36,7 +36,7 @@ class Known(checkpoints.Answering):
 
 
 def known(given: ModelOptions, how: LoadOptions, method: str | None = None) -> Known:
-    if "" in (given.target, given.draft, method):
+    if any(name is not None and not name.strip() for name in (given.target, given.draft, method)):
         raise OptionError("--target, --draft or --method is empty: name one, or leave it out")
     found: dict[str, Any] = {}
     if given.config is not None:
@@ -92,8 +92,7 @@ def split(names: str) -> list[str]:
 
 def method_names(given: str) -> tuple[str, ...]:
     """Methods named between commas, each once; ``all`` is every one of ours."""
-    known = listing().methods
-    every = [each for name in split(given) for each in (known if name == "all" else [name])]
+    every = [n for name in split(given) for n in (listing().methods if name == "all" else [name])]
     if not every:
         raise OptionError("name a method: saccade methods")
     return tuple(dict.fromkeys(every))

@@ -89,16 +89,18 @@ Trust = Annotated[
 KEYWORD = Parameter.KEYWORD_ONLY
 
 
-def writable(path: Path) -> Path:
-    """A file that is written after the work. Raises OptionError, before it, where it cannot be."""
-    if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
-        raise OptionError(f"cannot write {path}: name a file in a folder that can be written")
+def _in_a_folder(path: Path | None) -> Path | None:
+    """A file that will be written after the work. Raises OptionError where it could not be."""
+    if path is not None and not path.parent.is_dir():
+        raise OptionError(f"{path} cannot be written: there is no folder {path.parent}")
     return path
 
 
 Trace = Annotated[
     Path | None,
-    typer.Option(help="Rounds, as JSON: a file a method.", callback=lambda p: p and writable(p)),
+    typer.Option(
+        help="Write the rounds here (JSON lines), a file a method.", callback=_in_a_folder
+    ),
 ]
 
 
@@ -201,8 +203,8 @@ def asked(question: str | None, prompt: str) -> str:
     """The question, given after the video or by --prompt. Raises OptionError for both."""
     if question is not None and prompt != QUESTION:
         raise OptionError("give the question after the video or by --prompt, not both")
-    if question is not None and os.path.isfile(question):
-        raise OptionError(f"the question {question} is a file, and one video is looked at here")
+    if question is not None and os.path.exists(question):
+        raise OptionError(f"the question {question} is a file: one is looked at; words by --prompt")
     return prompt if question is None else question
 
 

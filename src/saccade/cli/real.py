@@ -71,7 +71,7 @@ def bench_real(
     from saccade.inputs import real_weights as weights
     from saccade.methods import resolve
 
-    names = loading.method_names(methods) if methods else list(measure.METHODS)
+    names = list(measure.METHODS) if methods is None else loading.method_names(methods)
     recipes = [resolve(name) for name in names]
     texts = shortest(list(documents(paths or [])), limit)
     if not texts:

@@ -8,7 +8,6 @@ from typing import Annotated
 
 import typer
 
-from saccade.cli.options import writable
 from saccade.cli.terminal import Json, out
 from saccade.core.errors import OptionError, first_line
 
@@ -33,14 +32,13 @@ def shapes_make(
     if size % 2:
         raise OptionError(f"--size {size} must be even for MP4")
     try:
-        drawing.write_clip(scene, writable(out_file), frames, size, fps=fps)
-        truth = scenes.truth(scene, frames, size, fps=fps)
-        turn = text.conversation(scene, "describe", seed)[0]
-        found = {**truth, "prompt": turn.question, "answer": turn.answer}
-        out_file.with_suffix(".json").write_text(json.dumps(found, indent=1) + "\n")
-    except (OSError, ValueError, MemoryError) as error:
-        said = f"{first_line(error)}; a name ends in .mp4, and --size is of pixels"
-        raise OptionError(f"cannot write {out_file}: {said}") from error
+        drawing.write_clip(scene, out_file, frames, size, fps=fps)
+    except (ArithmeticError, MemoryError, ValueError) as error:
+        raise OptionError(f"cannot write {out_file} as an .mp4: {first_line(error)}") from error
+    truth = scenes.truth(scene, frames, size, fps=fps)
+    turn = text.conversation(scene, "describe", seed)[0]
+    found = {**truth, "prompt": turn.question, "answer": turn.answer}
+    out_file.with_suffix(".json").write_text(json.dumps(found, indent=1) + "\n")
     if as_json:
         typer.echo(json.dumps(found))
     else:

@@ -56,8 +56,8 @@ def run(
     the rows of errors again. Raises OptionError where another process writes the file, or where it
     holds another run's answers.
     """
-    if path.is_dir() or not path.parent.is_dir():
-        raise OptionError(f"cannot write {path}: name a file in a folder there is")
+    if not path.parent.is_dir():
+        raise OptionError(f"cannot write {path}: there is no folder {path.parent}")
     with rows.locked(path):
         path.touch()  # a shard without videos leaves a file too
         every = _checked(path, jobs, work)

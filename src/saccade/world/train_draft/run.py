@@ -100,11 +100,8 @@ def train_draft(
             f"{target.name} cannot teach {draft.name}, which reads its inputs in another form; "
             "choose models of one family, or leave --distill out"
         )
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        (out / STATE).write_text(json.dumps({"settings": asdict(settings)}, indent=1) + "\n")
-    except OSError as error:
-        raise OptionError(f"cannot write to {out}: {error.strerror}") from error
+    out.mkdir(parents=True, exist_ok=True)
+    (out / STATE).write_text(json.dumps({"settings": asdict(settings)}, indent=1) + "\n")
     found = []
     for number, (phase, steps) in enumerate(
         zip(chosen.phases, shared(settings.steps, chosen.phases), strict=True)
