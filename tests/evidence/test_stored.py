@@ -178,8 +178,13 @@ def test_the_speed_pages_table_over_suites_is_the_stored_runs():
     short = [a for a in stored(RESULTS / "bench-256")[1] if a.suite == "shapes-qa"]
     auto, sd = ([a for a in short if a.method == name] for name in ("auto", "sd"))
     sums = sum(a.decode for a in sd) / sum(a.decode for a in auto)
-    least = f"{_interval(auto, sd)} times as fast by medians and {sums:.2f} by sums"
-    assert f"Against `sd` answers of 5 tokens are decoded {least}" in page, least
+    sizes = sorted(len(a.ids) for a in auto)
+    told = (
+        f"Against `sd` the {len(auto)} short answers ({sizes[0]} to {sizes[-1]} tokens, "
+        f"{median(sizes):.0f} in the middle) are decoded {_interval(auto, sd)} times as fast by "
+        f"medians and {sums:.3f} by sums"
+    )
+    assert told in page, told
 
 
 def test_the_speed_page_counts_the_clips_above_their_goals():
