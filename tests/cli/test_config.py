@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import yaml
 
 from saccade.bench.calibrate import CONFIRM, Calibration, Trial
 from saccade.bench.compare import Summary
+from saccade.cli.app import called
 from saccade.cli.config import read, write
 from saccade.core.errors import OptionError
 from saccade.methods import resolve
@@ -187,13 +189,18 @@ def test_a_bad_file_is_one_sentence(
         assert word in said
 
 
-def test_a_file_that_cannot_be_read_or_written(tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_read_or_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Claim: no file, a folder, bytes that are no text, and a place that cannot be written are
-    errors that name it: the command line makes a sentence of either kind."""
+    one sentence and exit code 2."""
     (tmp_path / "video.mp4").write_bytes(b"\xff\xd8\xfe\x00" * 8)
-    for name in ("nowhere.yaml", ".", "video.mp4"):
-        with pytest.raises((OptionError, OSError)) as refused:
-            read(tmp_path / name)
-        assert str(tmp_path / name) in str(refused.value)
-    with pytest.raises(OSError, match="such.yaml"):
-        write(tmp_path / "no" / "such.yaml", calibration("sd", 2.0))
+    new = tmp_path / "no" / "such.yaml"
+    acts = {tmp_path / name: read for name in ("nowhere.yaml", ".", "video.mp4")}
+    for path, act in {**acts, new: lambda path: write(path, calibration("sd", 2.0))}.items():
+        with pytest.raises(SystemExit) as ended:
+            called(lambda standalone_mode, path=path, act=act: act(path))
+        said = capsys.readouterr().err
+        assert ended.value.code == 2 and str(path) in said and len(said.splitlines()) == 1
+    with pytest.raises(OSError, match="no one"):  # of no file: a bug, and told as one
+        called(Mock(side_effect=OSError("no one's")))

@@ -12,7 +12,9 @@ from commands import Call
     ("words", "says"),
     [
         (("--trace", "/nowhere/rounds.jsonl"), "there is no folder /nowhere"),
-        (("--target", ""), "--target, --draft or --method is empty"),
+        (("--target", ""), "a model is a checkpoint folder or a hub id, not ''"),
+        (("--draft", ""), "a model is a checkpoint folder or a hub id, not ''"),
+        (("--method", ""), "unknown method ''"),
         (("--threads", "100000"), "--threads 100000 is more than this machine bears"),
         (("--temperature", "inf"), "temperature=inf must be a number above 0"),
         (("--temperature", "nan"), "temperature"),

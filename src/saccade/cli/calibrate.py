@@ -139,7 +139,8 @@ def _show(found: Calibration) -> None:
 
 def _check_writable(path: Path) -> None:
     """Before minutes are spent: whether the file can be written in the end."""
-    if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
+    place = path if path.exists() else path.parent
+    if path.is_dir() or not os.access(place, os.W_OK):
         raise OptionError(f"cannot write {path}; give --out a file in a folder that can be written")
 
 

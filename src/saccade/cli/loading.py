@@ -36,8 +36,6 @@ class Known(checkpoints.Answering):
 
 
 def known(given: ModelOptions, how: LoadOptions, method: str | None = None) -> Known:
-    if any(name is not None and not name.strip() for name in (given.target, given.draft, method)):
-        raise OptionError("--target, --draft or --method is empty: name one, or leave it out")
     found: dict[str, Any] = {}
     if given.config is not None:
         from saccade.cli.config import read
@@ -46,9 +44,9 @@ def known(given: ModelOptions, how: LoadOptions, method: str | None = None) -> K
     # a file's draft goes with its target
     same = given.target is None or given.target == found.get("target")
     told = Known(
-        given.target or found.get("target", "shapes"),
-        given.draft or (found.get("draft") if same else None),
-        method or found.get("method", DEFAULT_METHOD),
+        found.get("target", "shapes") if given.target is None else given.target,
+        (found.get("draft") if same else None) if given.draft is None else given.draft,
+        found.get("method", DEFAULT_METHOD) if method is None else method,
         given.captioner,
         how.threads or found.get("threads"),
         tuple(how.load.items()),
@@ -60,7 +58,7 @@ def known(given: ModelOptions, how: LoadOptions, method: str | None = None) -> K
 
 def look_for(*names: str | None, weights: bool = True) -> None:
     """Raises ModelError for a checkpoint that is not there, before PyTorch is started."""
-    for name in filter(None, names):
+    for name in (each for each in names if each is not None):
         with status(f"looking for {name}", quiet=False):
             checkpoints.check(name, weights=weights)
 
@@ -92,7 +90,8 @@ def split(names: str) -> list[str]:
 
 def method_names(given: str) -> tuple[str, ...]:
     """Methods named between commas, each once; ``all`` is every one of ours."""
-    every = [n for name in split(given) for n in (listing().methods if name == "all" else [name])]
+    known = listing().methods
+    every = [each for name in split(given) for each in (known if name == "all" else [name])]
     if not every:
         raise OptionError("name a method: saccade methods")
     return tuple(dict.fromkeys(every))

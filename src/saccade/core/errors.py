@@ -1,7 +1,7 @@
 """Errors for people: each message is one sentence saying what was wrong and what would work.
 
 The command line prints the message and exits with code 2; the server answers with `status`.
-Any other exception is a bug in Saccade.
+So it does of an OSError that names a file; any other exception is a bug in Saccade.
 """
 
 import difflib
