@@ -1,4 +1,4 @@
-"""Claims about the shape of the package: what it exports, who imports whom, how long it is."""
+"""Claims about the shape of the package: what it exports and who imports whom."""
 
 from __future__ import annotations
 
@@ -48,10 +48,6 @@ MAY = {
     },
     "__main__": ("cli",),
 }
-# Raise one only in a commit that says why. The first is the five packages that make an answer.
-LINES, WHEEL = 11287, 30176
-FILE, FOLDER = 450, 15  # lines, and entries of any folder but the command line's, a file a command
-UNREAD = {"__pycache__", "py.typed"}  # nobody's to read
 THE_MODELS = {
     "model.cache",
     "model.session",
@@ -61,12 +57,6 @@ THE_MODELS = {
 }
 
 FILES = sorted(PACKAGE.rglob("*.py"))
-
-
-# A file that brings methods is in no budget: whoever adds one touches nothing else.
-BRINGS = {
-    path for path in (PACKAGE / "methods").glob("*.py") if "\nPROVIDES = " in path.read_text()
-}
 
 
 def _name(path: Path, root: Path = PACKAGE) -> str:
@@ -192,35 +182,6 @@ def test_the_wheel_knows_nothing_of_the_evidence():
 def test_a_method_touches_no_cache(path):
     """Claim: a paper's file imports neither cache nor session."""
     assert not _imports(path) & THE_MODELS
-
-
-def test_no_file_and_no_folder_is_too_large_to_hold_in_mind():
-    """Claim: no file of the package has more than 450 lines, and no folder more than 15 entries but
-    the command line's, files that bring methods not counted."""
-    long = {_name(path) for path in FILES if len(path.read_text().splitlines()) > FILE}
-    folders = {path.parent for path in FILES} - {PACKAGE / "cli"}
-    full = {
-        str(folder.relative_to(ROOT))
-        for folder in folders
-        if len({*folder.iterdir()} - BRINGS - {folder / name for name in UNREAD}) > FOLDER
-    }
-    assert not long and not full
-
-
-@pytest.mark.parametrize(("packages", "budget"), [(ENGINE, LINES), (tuple(MAY), WHEEL)])
-def test_the_package_keeps_to_its_line_budget(packages, budget):
-    """Claim: the engine, and the wheel in all, keep to their budgets of lines, of C too, in which
-    files that bring methods do not count.
-
-    No code golf: delete instead.
-    """
-    total = sum(
-        len(path.read_text().splitlines())
-        for path in [*FILES, *PACKAGE.rglob("*.c")]
-        if path not in BRINGS
-        and (_name(path).split(".")[0] in packages or (packages != ENGINE and not _name(path)))
-    )
-    assert total < budget, f"{total} lines"
 
 
 def test_the_library_does_not_print():
