@@ -150,8 +150,8 @@ MUTANTS = (
     Mutant(
         "rules: drafts call a processor that remembers its calls",
         "core/sampling.py",
-        "followed = tuple(rule for rule in self.processors if not may_remember(rule))",
-        "followed = self.processors",
+        "processors = tuple(rule for rule in self.processors if not may_remember(rule))",
+        "processors = self.processors",
         ("engine/test_stateful_processors.py",),
     ),
     Mutant(
