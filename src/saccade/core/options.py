@@ -205,7 +205,8 @@ def rules(
     seed = secrets.randbits(63) if seed is None else seed
     for request, context in enumerate(contexts):
         own = copy.copy(config)
-        own.max_length, own.num_beams = len(context) + length, 1
+        own.max_length = len(context) + length
+        own.num_beams = own.num_return_sequences = 1  # Each request is a batch of one row here.
         try:
             model._prepare_special_tokens(own, device=context.device)
             processors = model._get_logits_processor(

@@ -23,7 +23,8 @@ from saccade.model.session import LONG
 
 PREPARED = {"attention_mask", "position_ids", "mm_token_type_ids", "mm_encoder_outputs"}
 PIXELS = {"image": "pixel_values", "video": "pixel_values_videos"}  # and ..._grid_thw beside them
-IGNORABLE = ("past_key_values", "logits_to_keep", "use_cache", "synced_gpus")  # generate's own
+# What generate passes to its own loops. The cache is named "cache" from Transformers 5.24 on.
+IGNORABLE = ("past_key_values", "cache", "logits_to_keep", "use_cache", "synced_gpus")
 
 Spans = tuple[int, int] | Sequence[tuple[int, int]]
 
