@@ -159,6 +159,7 @@ def converse(
     Each turn has a role and a content of parts: ``{"type": "text", "text": ...}``, the same of type
     "document" for text that views may prune, and
     ``{"type": "video"}`` or ``{"type": "image"}`` where the next of ``clips`` or ``images`` stands.
+    An assistant's turn may have ``tool_calls`` and ``reasoning_content`` as templates take them.
     ``tools`` are told as the template tells of them; ``continued`` leaves the last turn, the
     assistant's, unfinished.
     """
@@ -214,18 +215,25 @@ def _written(
     continued: bool,
 ) -> tuple[str, literal.Standing | None]:
     """A conversation as its template has it, and what stands in it for words."""
-    held = literal.hold(processor, turns)
-    if getattr(processor, "tokenizer", None) is None:
-        for turn in held.turns:
-            turn["content"] = "".join(part["text"] for part in turn["content"])
-    text = processor.apply_chat_template(
-        held.turns,
-        add_generation_prompt=not continued,
-        continue_final_message=continued,
-        tokenize=False,
-        **({"tools": [*tools]} if tools else {}),
-    )
-    return literal.stand_in(name, processor, text, held)
+    is_text_only = getattr(processor, "tokenizer", None) is None
+
+    def render(turns: list[dict[str, Any]]) -> str:
+        if is_text_only:
+            turns = [
+                {**turn, "content": "".join(part["text"] for part in turn["content"])}
+                for turn in turns
+            ]
+        return str(
+            processor.apply_chat_template(
+                turns,
+                add_generation_prompt=not continued,
+                continue_final_message=continued,
+                tokenize=False,
+                **({"tools": [*tools]} if tools else {}),
+            )
+        )
+
+    return literal.write(name, processor, turns, render)
 
 
 def _described(processor: Any) -> str:

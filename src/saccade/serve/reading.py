@@ -110,7 +110,7 @@ class RequestReader:
             said = "this model's chat template carries no tools in a way that is known here"
             raise ApiError(400, f"tools: {said}", "tools")
         told = [tool.model_dump_json() for tool in asked.usable]
-        told += [text for call in calls for text in (call.name, call.arguments)]
+        told += [call.name for call in calls]
         spelt = literal.special_in(self._target.processor, told)
         if spelt is not None:
             raise ApiError(400, f"tools: {spelt} means something else to this model", "tools")
