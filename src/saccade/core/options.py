@@ -257,19 +257,24 @@ def limits(config: GenerationConfig, longest: int, criteria: Sequence[Any] = ())
 
 
 class Stops:
-    """Cuts what verification let through at the first end of sequence, stop string or limit."""
+    """Cuts what verification let through at the first end of sequence, stop string or limit.
+
+    Stop strings are looked for in the text that is shown (``decode``) and, since a special token
+    may be one or stand in one, in the text with special tokens written out (``spell``).
+    """
 
     def __init__(
         self,
         options: Options,
         contexts: Sequence[torch.Tensor],
         decode: Callable[[Sequence[int]], str] | None,
+        spell: Callable[[Sequence[int]], str] | None = None,
     ) -> None:
         self.options = options
         self.answers: list[list[int]] = [[] for _ in contexts]
         self.stopped_by: dict[int, str] = {}
         self._contexts = contexts
-        self._decode = decode
+        self._readings = [reading for reading in (decode, spell) if reading is not None]
         # A token is at least a byte, save a few special ones that decode to nothing.
         self._window = max((len(s.encode()) for s in options.stop), default=0) + 8
 
@@ -287,13 +292,15 @@ class Stops:
         return len(tokens), None
 
     def _says_stop(self, request: int) -> bool:
-        if not self.options.stop or self._decode is None:
+        if not self.options.stop:
             return False
-        tail = self._decode(self.answers[request][-self._window :])
-        found = [(tail.find(string), string) for string in self.options.stop if string in tail]
-        if found:
-            self.stopped_by[request] = min(found)[1]
-        return bool(found)
+        late = self.answers[request][-self._window :]
+        for tail in (read(late) for read in self._readings):
+            found = [(tail.find(string), string) for string in self.options.stop if string in tail]
+            if found:
+                self.stopped_by[request] = min(found)[1]
+                return True
+        return False
 
     def _criteria(self, request: int) -> bool:
         context = self._contexts[request]

@@ -76,7 +76,7 @@ class Call:
         contexts = [torch.tensor(ids, device=self.target.device) for ids in request.ids]
         self.request = request
         self.rules = request.rules(contexts)
-        self.stops = Stops(request.limits, contexts, request.decode)
+        self.stops = Stops(request.limits, contexts, request.decode, request.spell)
         self.spent: dict[str, float] = {}
         self.reused = [0] * len(contexts)
         self._records: list[list[RoundRecord]] = [[] for _ in contexts]
