@@ -420,7 +420,7 @@ PARTED = [
         [],
     ),
     (tools.QWEN, f"<tool_call> is a mark. {written()}", "<tool_call> is a mark.", ["paint"]),
-    (tools.QWEN, f"<tool_call>{{a}}</tool_call>{written()}", "<tool_call>{a}</tool_call>", ["paint"]),
+    (tools.QWEN, f"<tool_call>{{a}}</tool>{written()}", "<tool_call>{a}</tool>", ["paint"]),
     (tools.QWEN, '<tool_call>{"name": "paint", "arguments": {"x": NaN}}</tool_call>', None, []),
     (tools.QWEN, '<tool_call>{"name": "paint", "arguments": {"x": 01}}</tool_call>', None, []),
     (tools.QWEN, '<tool_call>{"name": "paint", "arguments": {}} and</tool_call>', None, []),
