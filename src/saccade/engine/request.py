@@ -91,7 +91,7 @@ class Request:
             length=limits.max_new_tokens,
             extra=logits_processor,
             allowed=prefix_allowed_tokens_fn,
-            seed=seed,
+            seed=None if seed is None else int(seed),
             grammar=grammar,
         )
         words = Words(_encoder(tokenizer), captioner)

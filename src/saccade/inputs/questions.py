@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 
 from saccade.core.errors import ModelError, OptionError, first_line
+from saccade.core.options import check_text
 from saccade.core.prompt import CONTEXT, Inputs
 from saccade.inputs import literal
 from saccade.inputs.loading import Loaded
@@ -165,6 +166,8 @@ def converse(
     """
     if not getattr(processor, "chat_template", None):
         raise ModelError(f"{name} has no chat template, so questions cannot be put to it")
+    for part in (part for turn in turns for part in turn["content"]):
+        check_text("the text", part.get("text", ""))
     text_only = getattr(processor, "tokenizer", None) is None
     if text_only and (clips or images):
         raise ModelError(f"{name} reads text only; give a vision-language --target")
@@ -175,6 +178,7 @@ def converse(
         inputs = processor(text, return_tensors="pt", add_special_tokens=False)
         return literal.spell(name, inputs, standing)
     seen: dict[str, Any] = {}
+    clips = [_long_enough(clip, processor) for clip in clips]
     if clips:
         seen["videos"] = [clip.frames for clip in clips]
         seen["video_metadata"] = [clip.metadata for clip in clips]
@@ -194,6 +198,19 @@ def converse(
         group = int(processor.video_processor.temporal_patch_size)
         inputs["video_second_per_grid"] = torch.tensor([group / c.sampled_fps for c in clips])
     return literal.spell(name, inputs, standing)
+
+
+def _long_enough(clip: Clip, processor: Any) -> Clip:
+    """The clip, its last frame repeated where it has fewer than a processor puts in one row.
+
+    Some processors do this themselves and some (Qwen3-VL's) refuse such a clip.
+    """
+    missing = getattr(processor.video_processor, "temporal_patch_size", 1) - len(clip.frames)
+    if missing <= 0:
+        return clip
+    frames = np.concatenate([clip.frames, clip.frames[-1:].repeat(missing, axis=0)])
+    times = np.concatenate([clip.timestamps, clip.timestamps[-1:].repeat(missing)])
+    return replace(clip, frames=frames, timestamps=times)
 
 
 def words(
