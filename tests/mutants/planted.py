@@ -31,7 +31,7 @@ FAULTS = "engine/test_faults.py"
 PARALLEL = "engine/test_parallel.py"
 LAW = "laws/test_registered.py"
 FAILING = "laws/test_failing_drafts.py"
-CONTROL = "drafting/shapes/test_controller.py"
+CONTROL = "drafting/shapes/test_auto.py"
 COMPILED = "model/test_compiled.py"
 COST = "drafting/shapes/test_costs.py"
 SALIENCY = "drafting/views/test_saliency.py"
@@ -507,9 +507,9 @@ MUTANTS = (
     # -- the law: what is drawn stands, and no number is drawn twice -------------------------------
     Mutant(
         "auto: a draw that the draft gave little is taken back",
-        "drafting/shapes/controller.py",
-        "            law, odds, rest = _looked(scores, last, self.runners)\n",
-        "            law, odds, rest = _looked(scores, last, self.runners)\n"
+        "drafting/shapes/auto.py",
+        "            law, odds, alternatives = _look(scores, last, self.runners)\n",
+        "            law, odds, alternatives = _look(scores, last, self.runners)\n"
         "            token, q = scores.draw(last, law)\n"
         "            odds = odds if q is None else float(q[token])\n",
         (LATE_AUTO, EARLY_AUTO),
@@ -537,21 +537,21 @@ MUTANTS = (
     ),
     Mutant(
         "auto: when sampling, a round costs what was drawn beyond a refusal too",
-        "drafting/shapes/controller.py",
+        "drafting/shapes/auto.py",
         'levels = len(round.verdict.accepted) + (round.verdict.kind == "recovered")',
         "levels = len(round.tree)",
         (f"{CONTROL}::test_what_was_drawn_beyond_a_refusal_teaches_nothing",),
     ),
     Mutant(
         "auto: when sampling, seconds count",
-        "drafting/shapes/controller.py",
+        "drafting/shapes/auto.py",
         "        if not round.p.rules.sample:\n            return sum(",
         "        if True:\n            return sum(",
         (f"{CONTROL}::test_what_is_sampled_does_not_depend_on_how_fast_it_was",),
     ),
     Mutant(
         "auto: when sampling, slow verifying stretches the costs",
-        "drafting/shapes/controller.py",
+        "drafting/shapes/auto.py",
         "if round.p.rules.sample or round.verify_seconds <= 0:",
         "if round.verify_seconds <= 0:",
         (f"{CONTROL}::test_what_is_sampled_does_not_depend_on_how_fast_it_was",),
@@ -559,9 +559,9 @@ MUTANTS = (
     # -- the controller, costs and fitted shapes ---------------------------------------------------
     Mutant(
         "auto: runners-up stand beside a draft that reaches the answer's end",
-        "drafting/shapes/controller.py",
-        "                return tree  # mostly",
-        "                break  # mostly",
+        "drafting/shapes/auto.py",
+        "                return tree\n            reach",
+        "                break\n            reach",
         (f"{CONTROL}::test_no_draft_goes_on_after_the_end_of_an_answer",),
     ),
     Mutant(
@@ -580,29 +580,29 @@ MUTANTS = (
     ),
     Mutant(
         "auto: drafting that was given up is never tried again",
-        "drafting/shapes/controller.py",
-        "trying = learnt.plain >= learnt.patience and self._best(learnt, HOPE)[0] > 1",
-        "trying = False",
+        "drafting/shapes/auto.py",
+        "is_retry = is_retry_due and",
+        "is_retry = False and",
         (f"{CONTROL}::test_it_is_tried_again_ever_more_seldom_and_comes_back",),
     ),
     Mutant(
         "auto: patience does not grow",
-        "drafting/shapes/controller.py",
-        "min(SELDOM, 8 * learnt.patience)",
-        "RETRY",
+        "drafting/shapes/auto.py",
+        "min(MAX_RETRY_AFTER_ROUNDS, 8 * estimates.retry_after)",
+        "RETRY_AFTER_ROUNDS",
         (f"{CONTROL}::test_it_is_tried_again_ever_more_seldom_and_comes_back",),
     ),
     Mutant(
         "auto: runners-up cost nothing",
-        "drafting/shapes/controller.py",
-        "nets = [gain - second * (t - verify[0])",
-        "nets = [gain - 0 * (t - verify[0])",
+        "drafting/shapes/auto.py",
+        "gain - tokens_a_second * (seconds - verify[0])",
+        "gain - 0 * (seconds - verify[0])",
         (f"{CONTROL}::test_a_runner_up_is_not_drafted_over_a_step_of_the_verifying_time",),
     ),
     Mutant(
         "auto: a cut answer counts as a refusal",
-        "drafting/shapes/controller.py",
-        "        if right is None and round.verdict.own is None:\n            break",
+        "drafting/shapes/auto.py",
+        "        if accepted is None and round.verdict.own is None:\n            break",
         "        if False:\n            break",
         (f"{CONTROL}::test_an_answer_cut_short_refuses_nothing",),
     ),
@@ -622,14 +622,14 @@ MUTANTS = (
     ),
     Mutant(
         "auto: a draft without a clue is dropped no sooner",
-        "drafting/shapes/controller.py",
-        "judged += max(1.0, -log(max(odds[below[0]], CLUELESS)) - 1)",
+        "drafting/shapes/auto.py",
+        "judged += max(1.0, -log(max(odds[first], LEAST_CONFIDENCE)) - 1)",
         "judged += 1.0",
         (f"{CONTROL}::test_a_draft_that_says_itself_it_knows_nothing_is_dropped_sooner",),
     ),
     Mutant(
         "auto: the best chain is the longest",
-        "drafting/shapes/controller.py",
+        "drafting/shapes/auto.py",
         "if tokens * best[1] > best[0] * seconds:",
         "if tokens > best[0]:",
         (f"{CONTROL}::test_a_useless_draft_costs_next_to_nothing",),
