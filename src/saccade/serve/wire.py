@@ -257,7 +257,7 @@ class CompletionRequest(Strict, ABC):
     model: Words
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     top_k: Annotated[int, Field(ge=1)] | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] | None = None
@@ -289,13 +289,7 @@ class CompletionRequest(Strict, ABC):
         forms = (self.structured_outputs, self.guided_regex, self.guided_json)
         if sum(form is not None for form in forms) > 1:
             raise ValueError("structured_outputs, guided_regex, guided_json: give one of them")
-        if self.top_p == 0 and not self.is_greedy:
-            raise ValueError("top_p must be above 0 unless temperature is 0")
         return self
-
-    @property
-    def is_greedy(self) -> bool:
-        return self.temperature is not None and self.temperature < COLDEST
 
     @property
     def limit(self) -> int | None:
@@ -321,7 +315,7 @@ class CompletionRequest(Strict, ABC):
         if self.temperature is None and not any(value is not None for value in drawn.values()):
             return ruled
         temperature = 1.0 if self.temperature is None else self.temperature
-        if self.is_greedy:
+        if temperature < COLDEST:
             return {**ruled, "do_sample": False}
         return {**ruled, **drawn, "do_sample": True, "temperature": temperature}
 
