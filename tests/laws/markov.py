@@ -135,6 +135,9 @@ class Tables:
     def prefill(self, prompts: Sequence[Prompt]) -> list[Prefill]:
         return []
 
+    def reading(self, number: int, prompt: Prompt, *, place: int = 0) -> Iterator[None]:
+        yield None
+
     def fork(
         self, prefills: Sequence[Prefill], prompts: Sequence[Prompt], *, renewed: bool = False
     ) -> None: ...
