@@ -221,7 +221,6 @@ class Inside(process.Worker):
 def hired(inside: Inside) -> Iterator[Inside]:
     """Answers in this block are drafted for by ``inside``."""
 
-
     def give_back(one: Any, patience: float) -> None:
         one._mail.append(("done",))
 

@@ -4,9 +4,9 @@ All tensors of a message travel in one block: inside of the message where they a
 one anonymous file whose descriptor goes with it. So a message takes at most one descriptor however
 many tensors it has, and only until it is read. Tensors on a GPU stay there: torch hands them over.
 
-A line is used by the number of its descriptor nowhere but inside of its socket object, which forgets
-the number when it is closed, by whomever. So a closed line fails, and never writes to a file that
-was given the same number later.
+The number of a line's descriptor is used nowhere but inside of its socket object, which forgets it
+when it is closed, by whomever. So a closed line fails, and never writes to a file that was given
+the same number later.
 """
 
 from __future__ import annotations
@@ -66,20 +66,21 @@ class SharedTensor:
 
 @dataclass(frozen=True)
 class _StorageAt:
-    """Stands for a storage in a pickle: where it is in the message's block."""
+    """Stands for a storage in a pickle: its number among those of the message, and where it is in
+    the block."""
 
+    number: int
     start: int
     size: int
     dtype: torch.dtype
 
     def load(self, message: _Received) -> TypedStorage:
         """Copies it into memory of its own, once: tensors over one storage share it again."""
-        if self.start not in message.storages:
+        if self.number not in message.storages:
             numbers = torch.empty(self.size, dtype=torch.uint8)
-            if self.size:
-                message.read(self.start, memoryview(numbers.numpy()))
-            message.storages[self.start] = numbers.untyped_storage()
-        untyped = message.storages[self.start]
+            message.read(self.start, _bytes_of(numbers.untyped_storage()))
+            message.storages[self.number] = numbers.untyped_storage()
+        untyped = message.storages[self.number]
         return TypedStorage(wrap_storage=untyped, dtype=self.dtype, _internal=True)
 
 
@@ -112,7 +113,7 @@ class _Pickler(ForkingPickler):
         self.storages: list[UntypedStorage] = []
         self.shared: list[SharedTensor] = []
         self.size = 0
-        self._places: dict[int, int] = {}
+        self._places: dict[int, tuple[int, int]] = {}  # number and start by storage
 
     def reducer_override(self, part: Any) -> Any:
         """Tensors on the CPU are written as ``torch.save`` writes them, over their storages."""
@@ -130,10 +131,10 @@ class _Pickler(ForkingPickler):
         if untyped.device.type != "cpu":
             return None
         if untyped._cdata not in self._places:
-            self._places[untyped._cdata] = self.size
+            self._places[untyped._cdata] = len(self.storages), self.size
             self.storages.append(untyped)
             self.size += untyped.nbytes()
-        return _StorageAt(self._places[untyped._cdata], untyped.nbytes(), part.dtype)
+        return _StorageAt(*self._places[untyped._cdata], untyped.nbytes(), part.dtype)
 
 
 class _Unpickler(pickle.Unpickler):
@@ -269,8 +270,9 @@ class Channel:
 def _bytes_of(storage: UntypedStorage) -> memoryview:
     """The memory of a storage, without a copy."""
     if not storage.nbytes():
-        return memoryview(b"")
-    return memoryview(torch.empty(0, dtype=torch.uint8).set_(cast(Any, storage)).numpy())
+        return memoryview(bytearray())
+    numbers: Any = torch.empty(0, dtype=torch.uint8).set_(cast(Any, storage)).numpy()
+    return memoryview(numbers)
 
 
 def _open_anonymous_file() -> int:

@@ -261,7 +261,7 @@ class Desk:
         self._channel.send((self._number, *message))
 
     def _act(self, name: str, *content: Any) -> None:
-        own = {
+        own: dict[str, Callable[..., None]] = {
             "begin": self._begin,
             "model": self._learn,
             "forget": self._forget,

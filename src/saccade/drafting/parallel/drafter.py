@@ -1,10 +1,11 @@
 """A drafter whose model works in a process of its own, while the target works (PEARL, HIPPO).
 
 **Where the process fails, what it drew still stands.** Whether it fails may depend on what it drew
-(NaN after one token, a crash, a step without end), so a drawn token that is dropped, and drawn again
-by the target alone, would bend the target's law. The process publishes each token before it computes
-anything from it (``child``). So when it fails it is ended first, then all that it published is taken
-in, and that is judged to its end, as if the draft went on; only after that drafting is given up.
+(NaN after one token, a crash, a step without end), so a drawn token that is dropped, and drawn
+again by the target alone, would bend the target's law. The process publishes each token before it
+computes anything from it (``child``). So when it fails it is ended first, then all that it
+published is taken in, and that is judged to its end, as if the draft went on; only after that
+drafting is given up.
 """
 
 from __future__ import annotations
