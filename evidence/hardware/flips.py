@@ -50,6 +50,6 @@ def _along(session: Session, ids: Sequence[int], rows: int) -> list[Tensor]:
     for start in range(0, len(ids), rows):
         part = ids[start : start + rows]
         scores = session.score({0: chain(part[:-1])})[0]
-        found += [scores.logits(node) for node in range(ROOT, len(part) - 1)]
+        found += [scores.raw(node) for node in range(ROOT, len(part) - 1)]
         session.commit({0: list(part)})
     return found

@@ -104,7 +104,7 @@ def guessed(lab: Lab, number: int, methods: Sequence[str]) -> list[list[bool]]:
         draft.commit({request: [token] for request in range(len(methods))})
         laws = draft.score({request: Tree() for request in range(len(methods))})
         for request, own in enumerate(found):
-            own.append(int(laws[request].logits(ROOT).argmax()) == following)
+            own.append(int(laws[request].raw(ROOT).argmax()) == following)
     return found
 
 

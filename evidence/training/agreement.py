@@ -124,7 +124,7 @@ def along(
     session = Session(model, [Sampling()], banned=list(target.backbone.placeholders))
     session.prefill([model.written(view(guide, prompt))])
     scores = session.score({0: chain(ids[:-1])})[0]
-    return torch.stack([scores.logits(node) for node in range(ROOT, len(ids) - 1)])
+    return torch.stack([scores.raw(node) for node in range(ROOT, len(ids) - 1)])
 
 
 def agrees(

@@ -49,7 +49,8 @@ def once(function: Callable[..., Any]) -> Callable[..., Any]:
 
 @pytest.fixture(autouse=True)
 def _remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Sampling, "law", once(Sampling.law))
+    monkeypatch.setattr(Sampling, "ruled", once(Sampling.ruled))
+    monkeypatch.setattr(Sampling, "law_by", once(Sampling.law_by))
     monkeypatch.setattr(verify_module, "residual", once(verify_module.residual))
 
 
@@ -216,7 +217,7 @@ def _q_before_the_rules(monkeypatch: pytest.MonkeyPatch) -> Shape:
 
     def wrong(self: Any, node: int, law: Any = None) -> Any:
         token, _ = drawn(self, node, law)
-        return token, torch.softmax(self.logits(node), -1)
+        return token, torch.softmax(self.raw(node), -1)
 
     monkeypatch.setattr(sampling.Scores, "draw", wrong)
     return Chain(2)

@@ -22,7 +22,8 @@ from saccade.core.errors import ModelError
 from saccade.core.prompt import Inputs
 from saccade.core.sampling import Sampling
 from saccade.core.tree import Tree
-from saccade.drafting.drafters import Fallback, SelfDrafter
+from saccade.drafting.drafters import SelfDrafter
+from saccade.drafting.fallback import Fallback
 from saccade.drafting.recipe import split
 from saccade.inputs import Loaded
 from saccade.methods import resolve

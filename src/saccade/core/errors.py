@@ -5,8 +5,8 @@ So it does of an OSError that names a file; any other exception is a bug in Sacc
 """
 
 import difflib
-from collections.abc import Iterable
-from typing import Literal
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal
 
 VideoInputCode = Literal[
     "missing", "not_allowed", "unreadable", "empty", "not_a_video", "no_video_stream",
@@ -59,6 +59,19 @@ class MethodError(SaccadeError):
 
 class OptionError(SaccadeError):
     """An option has a value that cannot be used."""
+
+
+class DraftFailed(Exception):
+    """A draft cannot go on; the cause is what it was raised from.
+
+    ``trees`` (``core.tree.Tree`` by request) are all nodes that were drawn before it failed. They
+    have to be judged like any others: a failure may depend on what was drawn, and whoever takes a
+    drawn token back because of what it was bends the target's law (see ``Tree``).
+    """
+
+    def __init__(self, trees: Mapping[int, Any]) -> None:
+        super().__init__("the draft cannot go on")
+        self.trees = trees
 
 
 def first_line(error: BaseException) -> str:

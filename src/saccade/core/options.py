@@ -16,7 +16,7 @@ from transformers import GenerationConfig, LogitsProcessorList, MaxTimeCriteria
 
 from saccade.core.errors import OptionError, first_line, meant
 from saccade.core.result import FinishReason
-from saccade.core.sampling import Grammar, Sampling
+from saccade.core.sampling import Grammar, Processor, Sampling
 
 MAX_NEW_TOKENS = 256
 
@@ -203,6 +203,7 @@ def rules(
     """Each request's sampling rules: Hugging Face's own, for answers up to ``length`` tokens."""
     found = []
     seed = secrets.randbits(63) if seed is None else seed
+    own_processors = copies(extra or (), len(contexts))
     for request, context in enumerate(contexts):
         own = copy.copy(config)
         own.max_length, own.num_beams = len(context) + length, 1
@@ -213,7 +214,7 @@ def rules(
                 input_ids_seq_length=len(context),
                 encoder_input_ids=context[None],
                 prefix_allowed_tokens_fn=allowed and _numbered(allowed, request),
-                logits_processor=LogitsProcessorList() if extra is None else copy.deepcopy(extra),
+                logits_processor=LogitsProcessorList(own_processors[request]),
                 device=str(context.device),
                 model_kwargs={},
             )
@@ -223,6 +224,29 @@ def rules(
         rule = Sampling(bool(config.do_sample), tuple(processors), seed, ends(config), grammar)
         found.append(rule)
     return found
+
+
+def copies(processors: Sequence[Processor], count: int) -> list[list[Processor]]:
+    """The caller's processors for each of ``count`` requests.
+
+    A request alone gets the objects themselves, as in ``generate``. Several requests get copies,
+    since each is drafted at its own pace and a processor may remember earlier calls.
+
+    Raises OptionError naming the processor that cannot be copied.
+    """
+    if count == 1:
+        return [list(processors)]
+    return [[_copy(processor) for processor in processors] for _ in range(count)]
+
+
+def _copy(processor: Processor) -> Processor:
+    try:
+        return copy.deepcopy(processor)
+    except Exception as error:
+        raise OptionError(
+            f"the logits processor {type(processor).__name__} cannot be copied "
+            f"({first_line(error)}), and each request of a batch needs its own: pass one request"
+        ) from error
 
 
 def _numbered(allowed: Callable[..., list[int]], request: int) -> Callable[..., list[int]]:

@@ -7,7 +7,7 @@ every node over prompt + committed text + path, to the target's logits and the d
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import isnan
 from typing import Any
 
@@ -17,7 +17,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from transformers.generation import logits_process as hf
 
-from saccade.core.tree import ROOT, Tree, depth, path
+from saccade.core.tree import ROOT, Tree, depth, drawn_at, path
 
 Law = int | Float[Tensor, " _vocab"]
 """A probability law over token ids: one id (all mass on it) or a vector of probabilities."""
@@ -40,6 +40,24 @@ CONTEXT_FREE = (
     hf.EpsilonLogitsWarper,
     hf.EtaLogitsWarper,
 )
+
+
+# Hugging Face's own processors that remember earlier calls; all others read ids and logits alone.
+STATEFUL = (
+    hf.UnbatchedClassifierFreeGuidanceLogitsProcessor,
+    hf.SynthIDTextWatermarkLogitsProcessor,
+)
+
+
+def may_remember(processor: Processor) -> bool:
+    """Whether a logits processor may keep state from call to call.
+
+    Nobody can look into a caller's function, so every processor counts that is not one of Hugging
+    Face's own. Such a processor is called for the target alone, once for each token of the answer
+    and in order, which is how ``generate`` calls it.
+    """
+    own = type(processor).__module__.startswith("transformers.")
+    return not own or isinstance(processor, STATEFUL)
 
 
 class BrokenLaw(ArithmeticError):
@@ -68,6 +86,16 @@ class Sampling:
         """Whether each token is the likeliest by the model itself."""
         return not (self.sample or self.processors or self.grammar)
 
+    @property
+    def for_drafts(self) -> Sampling:
+        """The same rules without processors that may remember calls: those a draft can follow."""
+        processors = tuple(rule for rule in self.processors if not may_remember(rule))
+        return (
+            self
+            if len(processors) == len(self.processors)
+            else replace(self, processors=processors)
+        )
+
     def obeyed(
         self, logits: Float[Tensor, " vocab"], answer: Sequence[int]
     ) -> Float[Tensor, " vocab"]:
@@ -84,21 +112,34 @@ class Sampling:
                 return logits
         return torch.where(allowed.to(logits.device), logits, float("-inf"))
 
+    def ruled(
+        self, logits: Float[Tensor, " vocab"], ids: Sequence[int], answer: Sequence[int] = ()
+    ) -> Float[Tensor, " vocab"]:
+        """The logits after the grammar and every processor, as ``generate`` would have them.
+
+        ``ids`` are those of prompt, text and path, ``answer`` what of them has been answered.
+        """
+        scores = self.obeyed(logits, answer)
+        if not self.processors:
+            return scores
+        scores = scores.float().unsqueeze(0).clone()
+        history = torch.tensor([list(ids)], device=logits.device, dtype=torch.long)
+        for rule in self.processors:
+            scores = rule(history, scores)
+        return scores.squeeze(0)
+
     def law(
         self, logits: Float[Tensor, " vocab"], ids: Sequence[int], answer: Sequence[int] = ()
     ) -> Law:
-        """The law over the next token: a single id when greedy, else probabilities (fp32).
+        """The law over the next token, given what :meth:`ruled` takes: see :meth:`law_by`."""
+        return self.law_by(self.ruled(logits, ids, answer))
 
-        ``ids`` are those of prompt, text and path, ``answer`` what of them has been answered.
+    def law_by(self, scores: Float[Tensor, " vocab"]) -> Law:
+        """The law over the next token by logits that have the rules in them: a single id when
+        greedy, else probabilities (fp32).
+
         Raises BrokenLaw on NaN: an arg-max of nothing must not pass for a token.
         """
-        scores = self.obeyed(logits, answer)
-        if self.processors:
-            scores = scores.float().unsqueeze(0).clone()
-            history = torch.tensor([list(ids)], device=logits.device, dtype=torch.long)
-            for rule in self.processors:
-                scores = rule(history, scores)
-            scores = scores.squeeze(0)
         if not self.sample:
             best, token = scores.max(-1)
             if isnan(best.item()):
@@ -110,30 +151,50 @@ class Sampling:
         return law
 
 
+Drawn = tuple[int, int, Tensor]
+"""A draw: the node it was drawn after, the token, and the law it was drawn from."""
+
+
 @dataclass(frozen=True)
 class Scores:
-    """What a session saw at the end of the committed text (row 0) and at each node (row i + 1)."""
+    """What a session saw at the end of the committed text (row 0) and at each node (row i + 1).
+
+    Whoever grows a draft reads :meth:`logits`, :meth:`law`, :meth:`top` and :meth:`draw`, all of
+    which have the request's rules in them. ``rows`` and :meth:`raw` are the model's own numbers,
+    for those who compare models.
+    """
 
     tree: Tree
-    rows: Sequence[Float[Tensor, " vocab"]]  # raw logits
+    rows: Sequence[Float[Tensor, " vocab"]]  # logits before any rule
     rules: Sampling
     context: Sequence[int]  # ids of prompt and committed text; read it before the next commit
     offset: int  # how many of those were generated
     request: int = 0
     began: int | None = field(default=None, kw_only=True)
     """How many tokens were generated when the draft under way began; None: ``offset`` of them."""
+    drawn: list[Drawn] = field(default_factory=list, init=False, compare=False, repr=False)
+    """Every draw made by these scores, in order: what must be handed over, come what may."""
+    _ruled: dict[int, Tensor] = field(default_factory=dict, init=False, compare=False, repr=False)
+
+    def raw(self, node: int) -> Float[Tensor, " vocab"]:
+        """The model's own logits after ``node``, before any rule."""
+        return self.rows[node + 1]
 
     def logits(self, node: int) -> Float[Tensor, " vocab"]:
-        return self.rows[node + 1]
+        """The logits after ``node`` with the request's rules in them; -inf for what they forbid.
+
+        The rules are applied once for each node, however often this is read.
+        """
+        if node not in self._ruled:
+            ids: Sequence[int] = ()
+            if self.rules.contextual:
+                ids = [*self.context, *self._below(node)]
+            self._ruled[node] = self.rules.ruled(self.rows[node + 1], ids, self._answer(node))
+        return self._ruled[node]
 
     def law(self, node: int) -> Law | None:
         """The law after ``node``, rules applied; None where the session has not looked."""
-        if node + 1 >= len(self.rows):
-            return None
-        ids: Sequence[int] = ()
-        if self.rules.contextual:
-            ids = [*self.context, *self._below(node)]
-        return self.rules.law(self.rows[node + 1], ids, self._answer(node))
+        return None if node + 1 >= len(self.rows) else self.rules.law_by(self.logits(node))
 
     def every_law(self) -> Callable[[int], Law | None]:
         """:meth:`law`, to be asked of many nodes: found for all at once where they are likeliest
@@ -154,29 +215,46 @@ class Scores:
         return [*self.context[len(self.context) - self.offset :], *self._below(node)]
 
     def top(self, node: int, count: int) -> list[int]:
-        """The ``count`` likeliest tokens after ``node``, likeliest first: by the raw logits, of
-        those that a grammar lets follow."""
-        row = self.rules.obeyed(self.rows[node + 1], self._answer(node))
-        return torch.topk(row, min(count, row.shape[0])).indices.tolist()
+        """The ``count`` likeliest tokens after ``node``, likeliest first; fewer where the rules
+        leave no more."""
+        row = self.logits(node)
+        best = torch.topk(row, min(count, row.shape[0]))
+        return best.indices[~best.values.isneginf()].tolist()
 
     def draw(self, node: int, law: Law | None = None) -> tuple[int, Float[Tensor, " vocab"] | None]:
         """A token after ``node`` and the law it was drawn from (None: greedy, it was chosen).
 
-        ``law`` is the law there, if it is known already.
+        ``law`` is the law to draw from, if it is known already. Every draw of a level of the tree
+        has noise of its own, so siblings and cousins are drawn independently.
         What is drawn stands (see ``Tree``). Its noise is named by where this draft began too, so
         that a draft after a refusal draws anew what the refused one had drawn beyond.
         """
         law = self.law(node) if law is None else law
         if law is None or isinstance(law, int):
-            return int(self.rows[node + 1].argmax()) if law is None else law, None
-        position = self.offset + depth(self.tree, node)
+            return int(self.logits(node).argmax()) if law is None else law, None
+        level = depth(self.tree, node)
+        before = drawn_at(self.tree, level + 1) + sum(
+            depth(self.tree, parent) == level for parent, *_ in self.drawn
+        )
         began = self.offset if self.began is None else self.began
-        u = uniform(self.rules.seed, self.request, "draft", position, 0, began)
-        return draw(law, u), law
+        place = self.position + level
+        u = uniform(self.rules.seed, self.request, "draft", place, before, began)
+        token = draw(law, u)
+        self.drawn.append((node, token, law))
+        return token, law
 
     def noise(self, role: str, below: int, sibling: int) -> float:
         """Uniform noise for verification ``below`` tokens after the committed text."""
-        return uniform(self.rules.seed, self.request, role, self.offset + below, sibling)
+        return uniform(self.rules.seed, self.request, role, self.position + below, sibling)
+
+    @property
+    def position(self) -> int:
+        """The place of the text's end among all tokens, prompt and earlier turns included: what
+        names the noise, so that one seed gives every turn of a conversation noise of its own.
+
+        A session that knows no context counts the tokens it generated.
+        """
+        return max(len(self.context), self.offset)
 
 
 def prob(law: Law, token: int) -> float:

@@ -62,6 +62,12 @@ def children(tree: Tree, node: int) -> list[int]:
     return [child for child, parent in enumerate(tree.parents) if parent == node]
 
 
+def drawn_at(tree: Tree, level: int) -> int:
+    """How many nodes of a level were drawn, not chosen; first tokens are level 1."""
+    levels = depths(tree.parents)
+    return sum(at == level and q is not None for at, q in zip(levels, tree.q, strict=True))
+
+
 def path(tree: Tree, node: int) -> list[int]:
     """Nodes from the root down to ``node`` inclusive; empty for ``ROOT``."""
     nodes: list[int] = []
@@ -146,12 +152,47 @@ def after(line: Tree, count: int) -> Tree:
     return chain(line.tokens[count:], line.q[count:])
 
 
+def below(tree: Tree, node: int) -> Tree:
+    """The nodes below ``node``, as a tree whose root is ``node``."""
+    index = {node: ROOT}
+    nodes = []
+    for child, parent in enumerate(tree.parents):
+        if parent in index:
+            index[child] = len(nodes)
+            nodes.append(child)
+    return Tree(
+        tuple(tree.tokens[each] for each in nodes),
+        tuple(index[tree.parents[each]] for each in nodes),
+        tuple(tree.q[each] for each in nodes),
+        tuple(tree.odds[each] for each in nodes) if tree.odds else (),
+    )
+
+
+def prefix(tree: Tree, count: int) -> Tree:
+    """The first ``count`` nodes."""
+    return Tree(tree.tokens[:count], tree.parents[:count], tree.q[:count], tree.odds[:count])
+
+
+def find_fault(tree: Tree, vocab: int) -> tuple[int, str] | None:
+    """The first node that is malformed and what is wrong with it; None for a sound tree.
+
+    The nodes before it are sound. Whether a node is at fault depends on what stands before it, on
+    the length of its q and on chosen tokens, never on which token was drawn.
+    """
+    count = min(len(tree.tokens), len(tree.parents), len(tree.q))
+    for node in range(count):
+        token, parent, q = tree.tokens[node], tree.parents[node], tree.q[node]
+        if not ROOT <= parent < node:
+            return node, f"node {node} has parent {parent}: parents must come first"
+        if not 0 <= token < vocab or (q is not None and q.shape[0] > vocab):
+            return node, f"a drafted id is outside the vocabulary of {vocab}"
+    if not len(tree.tokens) == len(tree.parents) == len(tree.q):
+        return count, "a tree needs one token, one parent and one q (or None) per node"
+    return None
+
+
 def check(tree: Tree, vocab: int) -> None:
     """Raises ValueError unless parents come before children, fields fit and ids exist."""
-    if not len(tree.tokens) == len(tree.parents) == len(tree.q):
-        raise ValueError("a tree needs one token, one parent and one q (or None) per node")
-    for node, parent in enumerate(tree.parents):
-        if not ROOT <= parent < node:
-            raise ValueError(f"node {node} has parent {parent}: parents must come first")
-    if tree.tokens and not 0 <= min(tree.tokens) <= max(tree.tokens) < vocab:
-        raise ValueError(f"a drafted id is outside the vocabulary of {vocab}")
+    fault = find_fault(tree, vocab)
+    if fault is not None:
+        raise ValueError(fault[1])

@@ -1,26 +1,27 @@
-"""Who drafts, and what becomes of the answer if it fails.
+"""Who drafts.
 
 Drafters with a model hold their own session; how a draft grows is the shape's affair.
 """
 
 from __future__ import annotations
 
-import logging
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any, TypeVar
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
+from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
+from saccade.core.errors import DraftFailed
 from saccade.core.prompt import Inputs, Prefill, Prompt, Turn
 from saccade.core.protocols import Drafter, Growing, Growth, Shape, State
 from saccade.core.result import Round
 from saccade.core.sampling import Sampling, Scores
 from saccade.core.timing import Clock
-from saccade.core.tree import Tree, chain, check
+from saccade.core.tree import Tree, add, chain
 from saccade.drafting.captioning import Telling
 from saccade.drafting.setup import Setup
 from saccade.drafting.shapes.policies import Chain
@@ -29,9 +30,7 @@ from saccade.model.session import Session
 SLIDE = 32  # tokens that a window slides at a time: every time moves the draft's keys
 MATCH = 3  # tokens of the text's ending that are looked for, at most
 
-T, K = TypeVar("T"), TypeVar("K")
-
-log = logging.getLogger(__name__)
+K = TypeVar("K")
 
 
 class NoDraft(Drafter):
@@ -88,25 +87,66 @@ def lookup(text: Sequence[int] | np.ndarray, longest: int, count: int) -> list[i
     return []
 
 
+class GrowingDraft:
+    """A draft that is growing, and everything it has drawn so far."""
+
+    def __init__(self, growing: Growing) -> None:
+        self._growing = growing
+        self._scores: list[Scores] = []
+        self.tree = Tree()
+        self.is_finished = False
+
+    def grow(self, scores: Scores | None) -> None:
+        """Goes on to the next tree it wants scored, or to its end; None starts it."""
+        if scores is not None:
+            self._scores.append(scores)
+        try:
+            self.tree = next(self._growing) if scores is None else self._growing.send(scores)
+        except StopIteration as stop:
+            self.tree, self.is_finished = stop.value, True
+
+    @property
+    def drawn(self) -> Tree:
+        """The last tree with every draw since, whatever became of the draft: a drawn token stands
+        (see ``Tree``)."""
+        tree = self.tree
+        nodes = Counter(map(_identity, tree.parents, tree.tokens, tree.q))
+        for parent, token, law in (each for scores in self._scores for each in scores.drawn):
+            node = _identity(parent, token, law)
+            if nodes[node]:
+                nodes[node] -= 1
+            else:
+                tree = add(tree, parent, token, law)
+        return tree
+
+
+def _identity(parent: int, token: int, law: Tensor | None) -> tuple[int, int, int | None]:
+    return parent, token, None if law is None else id(law)
+
+
 def drive(
     score: Callable[[dict[K, Tree]], Mapping[K, Scores]],
     growing: Mapping[K, Growing],
     seen: dict[K, Scores],
 ) -> dict[K, Tree]:
     """Runs growing drafts in step; ``score`` scores what they all want in one forward a step, and
-    ``seen`` takes the last scores of each."""
-    finished: dict[K, Tree] = {}
-    told: Mapping[K, Scores | None] = dict.fromkeys(growing)
-    while told:
-        wanted: dict[K, Tree] = {}
-        for key, scores in told.items():
-            try:
-                wanted[key] = next(growing[key]) if scores is None else growing[key].send(scores)
-            except StopIteration as stop:
-                finished[key] = stop.value
-        told = score(wanted) if wanted else {}
-        seen.update(told)
-    return finished
+    ``seen`` takes the last scores of each.
+
+    Raises DraftFailed with what all of them have drawn where one of them cannot go on.
+    """
+    drafts = {key: GrowingDraft(each) for key, each in growing.items()}
+    scored: Mapping[K, Scores | None] = dict.fromkeys(growing)
+    try:
+        while scored:
+            for key, scores in scored.items():
+                drafts[key].grow(scores)
+            wanted = {key: drafts[key].tree for key in scored if not drafts[key].is_finished}
+            scored = score(wanted) if wanted else {}
+            seen.update(scored)
+    except Exception as error:
+        drawn: Mapping[Any, Tree] = {key: draft.drawn for key, draft in drafts.items()}
+        raise DraftFailed(drawn) from error
+    return {key: draft.tree for key, draft in drafts.items()}
 
 
 class SessionDrafter(Drafter):
@@ -290,101 +330,3 @@ class EarlyExit(SelfDrafter):
 
     def __init__(self, setup: Setup) -> None:
         super().__init__(setup, max(1, setup.target.layers // 2))
-
-
-class Fallback(Drafter):
-    """A drafter whose failure costs speed and nothing else.
-
-    A tree that is malformed or names ids the target does not have counts as a failure.
-    """
-
-    def __init__(self, drafter: Drafter, vocab: int) -> None:
-        self._drafter = drafter
-        self._vocab = vocab
-        self.reason: str | None = None
-
-    def start(self) -> State:
-        return self._try(lambda: self._drafter.start())
-
-    def fold(self, state: State, round: Round) -> State:
-        return state if self.reason else self._try(lambda: self._drafter.fold(state, round))
-
-    def sharing_threads(self) -> AbstractContextManager[None]:
-        return self._drafter.sharing_threads()
-
-    def encode(self, inputs: Inputs) -> None:
-        self._try(lambda: self._drafter.encode(inputs))
-
-    def prefill(self, prompts: Sequence[Prompt]) -> None:
-        self._try(lambda: self._drafter.prefill(prompts))
-
-    def ready(self, prefills: Sequence[Prefill]) -> float:
-        return self._try(lambda: self._drafter.ready(prefills)) or 0.0
-
-    def turn(self, turns: Mapping[int, Turn], rules: Sequence[Sampling]) -> None:
-        self._try(lambda: self._drafter.turn(turns, rules))
-
-    def propose(self, states: Mapping[int, State]) -> dict[int, Tree]:
-        plain = dict.fromkeys(states, Tree())
-        return self._checked(plain, lambda: self._drafter.propose(states))
-
-    def growing(self, states: Mapping[int, State]) -> Growth | None:
-        plain = dict.fromkeys(states, Tree())
-        growth = self._try(lambda: self._drafter.growing(states))
-        return growth and replace(growth, take=lambda trees: self._checked(plain, lambda: trees))
-
-    def extend(self, in_flight: Mapping[int, Tree]) -> dict[int, Tree]:
-        return self._checked(in_flight, lambda: self._drafter.extend(in_flight))
-
-    def _checked(
-        self, instead: Mapping[int, Tree], draft: Callable[[], dict[int, Tree]]
-    ) -> dict[int, Tree]:
-        def act() -> dict[int, Tree]:
-            trees = draft()
-            for request in instead:
-                check(trees[request], self._vocab)
-            return trees
-
-        return self._try(act) or dict(instead)
-
-    def commit(self, tokens: Mapping[int, Sequence[int]]) -> None:
-        self._try(lambda: self._drafter.commit(tokens))
-
-    def scores(self, request: int) -> Scores | None:
-        return None if self.reason else self._drafter.scores(request)
-
-    def noted(self, request: int) -> tuple[float, ...]:
-        return () if self.reason else self._drafter.noted(request)
-
-    def beside(self) -> tuple[float, float]:
-        return self._drafter.beside()
-
-    def captioning(self) -> tuple[float, float]:
-        return self._drafter.captioning()
-
-    def visible(self, request: int) -> int | None:
-        return self._drafter.visible(request)
-
-    def end(self, request: int) -> None:
-        self._try(lambda: self._drafter.end(request))
-
-    def close(self) -> None:
-        try:
-            self._drafter.close()
-        except Exception as error:
-            log.warning("the draft did not close", exc_info=error)
-
-    def _try(self, act: Callable[[], T]) -> T | None:
-        if self.reason is not None:
-            return None
-        try:
-            return act()
-        except Exception as error:  # whatever a draft does wrong, the target can go on without it
-            self.give_up(f"drafting failed with {type(error).__name__}: {error}", error)
-            return None
-
-    def give_up(self, reason: str, error: Exception) -> None:
-        """Proposes nothing from now on; the result says why."""
-        log.warning("drafting failed; going on by plain decoding", exc_info=error)
-        self.reason = reason
-        self.close()

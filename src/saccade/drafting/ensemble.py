@@ -166,9 +166,9 @@ class EnsembleDrafter(ModelDrafter):
         # the positions the target has judged, as far as the views have laws there
         nodes = [node for node in (ROOT, *round.verdict.path) if node + 1 < len(q.rows)]
         views = torch.stack(
-            [torch.stack([part.logits(node) for node in nodes]) for part in q.parts]
+            [torch.stack([part.raw(node) for node in nodes]) for part in q.parts]
         ).double()
-        p = torch.stack([round.p.logits(node) for node in nodes]).double()[:, : views.shape[-1]]
+        p = torch.stack([round.p.raw(node) for node in nodes]).double()[:, : views.shape[-1]]
         banned = views.isneginf().all(0)  # ids no draft may propose say nothing about the views
         p = p.masked_fill(banned, float("-inf")).log_softmax(-1)
         return self._weighting.fold(state, p, views.log_softmax(-1))

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from saccade.core.protocols import Cut, Drafter, Scoring, State
 from saccade.core.result import FinishReason, Load, Round, Verdict
 from saccade.core.sampling import BrokenLaw, Scores
-from saccade.core.tree import Tree
+from saccade.core.tree import ROOT, Tree, below
 from saccade.core.verify import verify
 from saccade.drafting.growing import proposals
 from saccade.model import memory
@@ -30,12 +30,17 @@ NO_MEMORY = "the target has no memory to judge what is drafted"
 @dataclass
 class Group:
     """Requests that share a drafter, which counts them from 0; the session has them from ``first``
-    on. ``states`` are the folds of those that have not ended."""
+    on. ``states`` are the folds of those that have not ended.
+
+    ``unjudged`` are drafted nodes that the target has not reached. They are proposed again before
+    anything new is drafted, for a drawn token stands (see ``Tree``).
+    """
 
     drafter: Drafter
     states: dict[int, State]
     cut: Cut
     first: int = 0
+    unjudged: dict[int, Tree] = field(default_factory=dict)
 
     @classmethod
     def begun(cls, drafter: Drafter, requests: Sequence[int], cut: Cut, first: int = 0) -> Group:
@@ -65,11 +70,14 @@ def serial(target: Scoring, draft: Drafter, requests: Sequence[int], cut: Cut) -
 def advance(target: Scoring, groups: Sequence[Group]) -> Iterator[tuple[Group, Round]]:
     """One round of all requests of all groups, in one forward of the target."""
     began = time.perf_counter()
-    drafted = proposals([(group.drafter, group.states) for group in groups])
+    drafted = proposals([(group.drafter, _drafting(group)) for group in groups])
     drafting = time.perf_counter() - began
 
     began = time.perf_counter()
-    proposed = [(group, *each) for group, each in zip(groups, drafted, strict=True)]
+    proposed = [
+        (group, trees | group.unjudged, parts | dict.fromkeys(group.unjudged, 0.0))
+        for group, (trees, parts) in zip(groups, drafted, strict=True)
+    ]
     scored = target.score(
         {g.first + r: tree for g, trees, _ in proposed for r, tree in trees.items()}
     )
@@ -87,6 +95,7 @@ def advance(target: Scoring, groups: Sequence[Group]) -> Iterator[tuple[Group, R
     for group, trees, parts, laws, judgement in outcomes:
         began = time.perf_counter()
         group.drafter.commit({r: verdict.tokens for r, verdict in judgement[0].items()})
+        group.unjudged = unjudged(trees, judgement)
         committing = time.perf_counter() - began
         spent = drafting + committing, verifying
         loads: dict[int, Load | None] = dict.fromkeys(trees)
@@ -116,6 +125,7 @@ def parallel(target: Scoring, draft: Drafter, requests: Sequence[int], cut: Cut)
         in_flight = {r: Tree() for r in live}
         if onward := [r for r in live if verdicts[r].own is None]:
             in_flight |= draft.propose({request: group.states[request] for request in onward})
+        in_flight |= unjudged(trees, (verdicts, endings))
         waiting = waited - scored + time.perf_counter() - verified
         spent = waiting, scored - began + verified - waited
         yield from _rounds(group, trees, laws, (verdicts, endings), spent)
@@ -157,6 +167,23 @@ def judged(trees: Mapping[int, Tree], laws: Mapping[int, Scores], cut: Cut) -> J
         count, endings[request] = cut(request, verdict.tokens)
         verdicts[request] = shortened(verdict, count)
     return verdicts, endings
+
+
+def unjudged(trees: Mapping[int, Tree], judgement: Judgement) -> dict[int, Tree]:
+    """Of each request that goes on, the nodes below those that were accepted, where the target's
+    laws ended before the tree did."""
+    verdicts, endings = judgement
+    rest = {
+        request: below(trees[request], (ROOT, *verdict.path)[-1])
+        for request, verdict in verdicts.items()
+        if endings[request] is None and verdict.own is None
+    }
+    return {request: tree for request, tree in rest.items() if len(tree)}
+
+
+def _drafting(group: Group) -> dict[int, State]:
+    """The states of the requests that wait for a new draft."""
+    return {r: state for r, state in group.states.items() if r not in group.unjudged}
 
 
 def shortened(verdict: Verdict, count: int) -> Verdict:

@@ -16,7 +16,8 @@ from saccade.core.protocols import Schedule
 from saccade.core.result import FinishReason, Result, Round, RoundRecord, Timings
 from saccade.core.timing import Clock, Phase, untold
 from saccade.core.tree import Tree, common
-from saccade.drafting.drafters import Fallback, SelfDrafter
+from saccade.drafting.drafters import SelfDrafter
+from saccade.drafting.fallback import Fallback
 from saccade.drafting.recipe import Recipe, chained, plan
 from saccade.drafting.schedule import NO_MEMORY, MemoryGuard, opening
 from saccade.drafting.setup import Setup
@@ -60,7 +61,7 @@ class Call:
         self._ask(request)
         room = self.stops.options.max_new_tokens
         view, shape = self.recipe.view, self.recipe.shape
-        setup = Setup(target, draft, view, shape, self.rules, room, request.words)
+        setup = Setup(target, draft, view, shape, self._draft_rules, room, request.words)
         self.drafter = Fallback(self.recipe.drafter(setup), target.vocab)
         if session is None:
             kind = batch_invariant.BatchInvariantSession if exact else Session
@@ -79,6 +80,7 @@ class Call:
         contexts = [torch.tensor(ids, device=self.target.device) for ids in request.ids]
         self.request = request
         self.rules = request.rules(contexts)
+        self._draft_rules = [rule.for_drafts for rule in self.rules]
         self.stops = Stops(request.limits, contexts, request.decode)
         self.spent: dict[str, float] = {}
         self.reused = [0] * len(contexts)
@@ -198,7 +200,7 @@ class Call:
             yield self._opening(request, opened)
         phase("guide")
         clock.lap()
-        self.drafter.turn(self._turns, self.rules)
+        self.drafter.turn(self._turns, self._draft_rules)
         self.spent["draft_prefill"] = clock.lap()
 
     # -- decoding ------------------------------------------------------------------------------
@@ -265,12 +267,13 @@ class Call:
     def _warnings(self, number: int) -> tuple[str, ...]:
         """What was not as the method's name has it, or as in ``generate``."""
         own = self.recipe.drafter is SelfDrafter and self.recipe.view != FULL
-        said = {
+        warnings = {
             PLAIN: self.wanted.drafts and not self.recipe.drafts,
             NOTHING_TO_PRUNE: self.recipe.drafts and own and not self.prompts[number].seen,
             MOVED: self.prompts[number].moved,
+            TARGET_ALONE: self.recipe.drafts and self.rules[number] != self._draft_rules[number],
         }
-        return tuple(text for text, holds in said.items() if holds)
+        return tuple(text for text, holds in warnings.items() if holds)
 
     def end(self, request: int) -> None:
         """Frees what is kept of a request that no turn will follow."""
@@ -290,5 +293,9 @@ NOTHING_TO_PRUNE = (
 MOVED = (
     "text after the video stands where this model was trained to see it; transformers' generate "
     "puts it elsewhere and may answer otherwise (positions library is as there)"
+)
+TARGET_ALONE = (
+    "the draft does not follow your own logits processor: it may remember earlier calls, so it is "
+    "called for the target alone, once a token and in order, as generate calls it"
 )
 PLAIN = "no draft model was given and the target's own drafts do not pay here: plain"

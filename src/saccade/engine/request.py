@@ -127,6 +127,7 @@ class Request:
             int(torch.randint(2**62, ())) if seed is None else seed,
             options.ends(checked),
         )
+        each = options.copies(sampling.processors, len(ids))
         mask = given.get("attention_mask")
         if sampling.contextual and mask is not None and not bool(mask.bool().all()):
             raise OptionError(
@@ -136,7 +137,7 @@ class Request:
         limits = options.limits(checked, ids.shape[1], stopping_criteria or ())
         return cls(
             _with_documents({"input_ids": ids, **features}, context, draft_inputs),
-            lambda contexts: [sampling] * len(contexts),
+            lambda contexts: [replace(sampling, processors=tuple(own)) for own in each],
             replace(limits, stop=()),  # stop strings are among the criteria already
             draft_inputs,
             words=Words(_encoder(tokenizer), captioner),

@@ -67,7 +67,7 @@ def likelihoods(round: Round, top: int) -> list[Likely]:
     """One for each token a round emitted, from the rows that verified it."""
     found = []
     for token, node in zip(round.tokens, (ROOT, *round.verdict.path), strict=False):
-        law = round.p.logits(node).float().log_softmax(-1)
+        law = round.p.raw(node).float().log_softmax(-1)
         best = law.topk(min(top, len(law)))
         pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
         found.append(Likely(token, float(law[token]), tuple(pairs)))

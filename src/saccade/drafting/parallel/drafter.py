@@ -3,10 +3,7 @@
 **Where the process fails, what it drew still stands.** Whether it fails may depend on what it drew
 (NaN after one token, a crash, a step without end), so a drawn token that is dropped, and drawn
 again by the target alone, would bend the target's law. The process publishes each token before it
-computes anything from it (``child``). So when it fails it is ended first, then all that it
-published is taken in, and that is judged to its end, as if the draft went on; only after that
-drafting is given up.
-"""
+computes XX"""
 
 from __future__ import annotations
 
@@ -20,6 +17,7 @@ from typing import Any
 
 import torch
 
+from saccade.core.errors import DraftFailed
 from saccade.core.prompt import Inputs, Prefill, Prompt, Texts, Turn
 from saccade.core.protocols import Drafter, State
 from saccade.core.sampling import Sampling
@@ -78,7 +76,6 @@ class WorkerDrafter(Drafter):
         self._seen: dict[int, int] | None = None  # once the draft is ready
         self._lending: Lending | None = None
         self._failure: Exception | None = None  # why nothing more is drafted
-        self._live = set(self._sights)  # requests that have not ended
         # On a CPU the two processes share what threads there are.
         self._threads = torch.get_num_threads()
         self._draft_threads = max(1, self._threads // 2)
@@ -170,7 +167,7 @@ class WorkerDrafter(Drafter):
         if self._seen is not None:
             whole = [(sight, sight.batch or 0) for sight in sights.values()]
             self._wait(lambda: all(sight.has(count) for sight, count in whole), self._patience)
-        self._raise_once_all_is_judged()
+        self._raise_if_failed()
         return {
             request: self._chain(request, sight.batch or 0) for request, sight in sights.items()
         }
@@ -183,14 +180,14 @@ class WorkerDrafter(Drafter):
         if self._seen is None:
             if self._failure is None and time.monotonic() - self._since > self._bearable:
                 self._give_up(self._bearable)
-            self._raise_once_all_is_judged()
+            self._raise_if_failed()
             return dict(in_flight)
         self._settle()
         wanted = {request: len(tree) + 1 for request, tree in in_flight.items()}
         self._wait(
             lambda: all(self._sights[r].has(count) for r, count in wanted.items()), self._patience
         )
-        self._raise_once_all_is_judged()
+        self._raise_if_failed()
         return {request: self._chain(request, count) for request, count in wanted.items()}
 
     def commit(self, tokens: Mapping[int, Sequence[int]]) -> None:
@@ -214,7 +211,7 @@ class WorkerDrafter(Drafter):
         self._hear()
         if self._seen is not None:  # a worker that still reads would not read this
             self._settle()
-        self._raise_once_all_is_judged()
+        self._raise_if_failed()
 
     def _settle(self) -> None:
         """Tells the worker what was emitted since it was told last."""
@@ -227,8 +224,7 @@ class WorkerDrafter(Drafter):
     def end(self, request: int) -> None:
         self._settle()
         self._send("end", request)
-        self._live.discard(request)
-        self._raise_once_all_is_judged()
+        self._raise_if_failed()
 
     def turn(self, turns: Mapping[int, Turn], rules: Sequence[Sampling]) -> None:
         self._share_threads()
@@ -236,7 +232,7 @@ class WorkerDrafter(Drafter):
         for request in turns:
             epoch = self._sights[request].epoch + 1
             self._sights[request] = Sight(limit=self._length, epoch=epoch, valid=epoch)
-        self._raise_once_all_is_judged()
+        self._raise_if_failed()
         self._follow(rules)
         self._send("turn", turns, [_portable(rule) for rule in rules], self._laws)
 
@@ -337,10 +333,11 @@ class WorkerDrafter(Drafter):
             while (message := self._worker.receive(0.0)) is not None:
                 self._take(message)
 
-    def _raise_once_all_is_judged(self) -> None:
-        """Raises why the draft failed, as soon as nothing that it has drafted is left to judge."""
-        if self._failure is not None and not any(len(self._sights[r].chain) for r in self._live):
-            raise self._failure
+    def _raise_if_failed(self) -> None:
+        """Raises DraftFailed, with everything that has been drafted after the committed text."""
+        if self._failure is not None:
+            chains = {request: sight.chain for request, sight in self._sights.items()}
+            raise DraftFailed(chains) from self._failure
 
 
 def bearable(lengths: Sequence[int]) -> float:

@@ -189,7 +189,7 @@ def grow_static(paths: Paths) -> Growing:
     node_of: dict[tuple[int, ...], int] = {(): ROOT}
     levels = max((len(path) for path in paths), default=1)  # even of an empty tree one is looked at
     for depth in range(1, levels + 1):
-        level = sorted(path for path in paths if len(path) == depth)
+        level = sorted(path for path in paths if len(path) == depth and path[:-1] in node_of)
         scores: Scores = yield tree
         widest: dict[tuple[int, ...], int] = {}
         for path in level:
@@ -197,8 +197,9 @@ def grow_static(paths: Paths) -> Growing:
         best = {above: scores.top(node_of[above], count) for above, count in widest.items()}
         for path in level:
             above, rank = path[:-1], path[-1]
-            node_of[path] = len(tree)
-            tree = add(tree, node_of[above], best[above][rank])
+            if rank < len(best[above]):  # the rules may leave fewer tokens than the tree has ranks
+                node_of[path] = len(tree)
+                tree = add(tree, node_of[above], best[above][rank])
     return tree
 
 

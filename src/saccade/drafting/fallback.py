@@ -1,0 +1,146 @@
+"""What becomes of an answer whose draft fails: it goes on by plain decoding, by the same law."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from typing import TypeVar
+
+from saccade.core.errors import DraftFailed, kind_and_line
+from saccade.core.prompt import Inputs, Prefill, Prompt, Turn
+from saccade.core.protocols import Drafter, Growth, State
+from saccade.core.result import Round
+from saccade.core.sampling import Sampling, Scores
+from saccade.core.tree import Tree, find_fault, prefix
+
+T = TypeVar("T")
+
+log = logging.getLogger(__name__)
+
+
+class Fallback(Drafter):
+    """A drafter whose failure costs speed and nothing else.
+
+    After a failure nothing more is drafted. What had been drawn by then is handed over all the
+    same: a failure may depend on a drawn token, so taking the token back would bend the law. A
+    tree that is malformed or names ids the target does not have counts as a failure too; the
+    nodes before the one at fault are handed over.
+    """
+
+    def __init__(self, drafter: Drafter, vocab: int) -> None:
+        self._drafter = drafter
+        self._vocab = vocab
+        self._left: Mapping[int, Tree] = {}  # drawn before a failure, and not handed over yet
+        self.reason: str | None = None
+
+    def start(self) -> State:
+        return self._try(lambda: self._drafter.start())
+
+    def fold(self, state: State, round: Round) -> State:
+        return state if self.reason else self._try(lambda: self._drafter.fold(state, round))
+
+    def sharing_threads(self) -> AbstractContextManager[None]:
+        return self._drafter.sharing_threads()
+
+    def encode(self, inputs: Inputs) -> None:
+        self._try(lambda: self._drafter.encode(inputs))
+
+    def prefill(self, prompts: Sequence[Prompt]) -> None:
+        self._try(lambda: self._drafter.prefill(prompts))
+
+    def ready(self, prefills: Sequence[Prefill]) -> float:
+        return self._try(lambda: self._drafter.ready(prefills)) or 0.0
+
+    def turn(self, turns: Mapping[int, Turn], rules: Sequence[Sampling]) -> None:
+        self._left = {}
+        self._try(lambda: self._drafter.turn(turns, rules))
+
+    def propose(self, states: Mapping[int, State]) -> dict[int, Tree]:
+        return self._handed_over(
+            dict.fromkeys(states, Tree()), lambda: self._drafter.propose(states)
+        )
+
+    def growing(self, states: Mapping[int, State]) -> Growth | None:
+        plain = dict.fromkeys(states, Tree())
+        growth = self._try(lambda: self._drafter.growing(states))
+        return growth and replace(
+            growth, take=lambda trees: self._handed_over(plain, lambda: trees)
+        )
+
+    def extend(self, in_flight: Mapping[int, Tree]) -> dict[int, Tree]:
+        return self._handed_over(in_flight, lambda: self._drafter.extend(in_flight))
+
+    def _handed_over(
+        self, otherwise: Mapping[int, Tree], draft: Callable[[], Mapping[int, Tree]]
+    ) -> dict[int, Tree]:
+        """The sound part of each tree that ``draft`` returns, or had drawn when it failed; after a
+        failure what is left of that, or what is given for the case that nothing is drafted."""
+
+        def sound_trees() -> dict[int, Tree]:
+            trees = draft()
+            return {request: self._sound_part(trees[request]) for request in otherwise}
+
+        trees = self._try(sound_trees)
+        if trees is not None:
+            return trees
+        left, self._left = self._left, {}
+        return {r: self._sound_part(left.get(r, tree)) for r, tree in otherwise.items()}
+
+    def _sound_part(self, tree: Tree) -> Tree:
+        fault = find_fault(tree, self._vocab)
+        if fault is None:
+            return tree
+        node, reason = fault
+        self.give_up(f"drafting failed with a malformed tree: {reason}", ValueError(reason))
+        return prefix(tree, node)
+
+    def commit(self, tokens: Mapping[int, Sequence[int]]) -> None:
+        self._try(lambda: self._drafter.commit(tokens))
+
+    def scores(self, request: int) -> Scores | None:
+        return None if self.reason else self._drafter.scores(request)
+
+    def noted(self, request: int) -> tuple[float, ...]:
+        return () if self.reason else self._drafter.noted(request)
+
+    def beside(self) -> tuple[float, float]:
+        return self._drafter.beside()
+
+    def captioning(self) -> tuple[float, float]:
+        return self._drafter.captioning()
+
+    def visible(self, request: int) -> int | None:
+        return self._drafter.visible(request)
+
+    def end(self, request: int) -> None:
+        self._try(lambda: self._drafter.end(request))
+
+    def close(self) -> None:
+        try:
+            self._drafter.close()
+        except Exception as error:
+            log.warning("the draft did not close", exc_info=error)
+
+    def _try(self, act: Callable[[], T]) -> T | None:
+        """What ``act`` returns; None where it fails or drafting has failed before."""
+        if self.reason is not None:
+            return None
+        try:
+            return act()
+        except DraftFailed as failure:
+            self._left = failure.trees
+            self._fail(failure.__cause__ or failure)
+        except Exception as error:  # whatever a draft does wrong, the target can go on without it
+            self._fail(error)
+        return None
+
+    def _fail(self, error: BaseException) -> None:
+        self.give_up(f"drafting failed with {kind_and_line(error)}", error)
+
+    def give_up(self, reason: str, error: BaseException) -> None:
+        """Proposes nothing from now on; the result says why."""
+        log.warning("drafting failed; going on by plain decoding", exc_info=error)
+        self.reason = self.reason or reason
+        self.close()

@@ -1,0 +1,131 @@
+"""SpecInfer: a tree whose siblings are drawn from the draft's law, not chosen.
+
+Miao et al., 2024 (ASPLOS), Sec. 4.3: the draft draws several tokens after a node, and multi-step
+speculative sampling judges one after another. A token x drawn from q stands with probability
+
+    min(1, p(x) / q(x)),   and after a refusal   p <- norm(max(p - q, 0))
+
+which is ``core/verify.py``. There siblings are drawn *with replacement*: each from the same q, so
+that two may be the same token. *Without replacement* (Jeon et al., 2024; Yang et al., 2024) each
+sibling is drawn from what q leaves when the earlier ones are taken out, and carries that law:
+
+    q <- norm(q without x)
+
+Where decoding is greedy nothing is drawn: the siblings are the draft's likeliest tokens.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from saccade.core.errors import MethodError
+from saccade.core.protocols import Growing, Shape, State
+from saccade.core.sampling import Law, Scores
+from saccade.core.tree import ROOT, Tree, add
+from saccade.drafting.provides import Provides
+from saccade.drafting.shapes.policies import LARGEST
+
+
+@dataclass(frozen=True)
+class SampledTree(Shape):
+    """Every node of level l gets ``widths[l]`` children, drawn with replacement."""
+
+    family: ClassVar[str] = "sampled"
+    usage: ClassVar[str] = "sampled-NxNxN"
+    examples: ClassVar[tuple[str, ...]] = ("2", "2x1")
+
+    widths: tuple[int, ...]
+
+    @classmethod
+    def read(cls, text: str) -> Shape:
+        parts = text.split("x")
+        widths = [int(part) if part.isascii() and part.isdigit() else 0 for part in parts]
+        if min(widths) < 1:
+            raise MethodError(
+                f"cannot read the tree {cls.family}-{text}: write how many children the nodes of "
+                f"each level get, joined by x, as in {cls.family}-2x2x1"
+            )
+        if (nodes := count_nodes(widths)) > LARGEST:
+            raise MethodError(
+                f"the tree {cls.family}-{text} has {nodes} nodes, and {LARGEST} is the most"
+            )
+        return cls(tuple(widths))
+
+    @property
+    def written(self) -> str:
+        return f"{self.family}-{'x'.join(map(str, self.widths))}"
+
+    @property
+    def branches(self) -> bool:
+        return max(self.widths) > 1
+
+    def grow(self, state: State) -> Growing:
+        tree, leaves = Tree(), [ROOT]
+        for width in self.widths:
+            scores: Scores = yield tree
+            first = len(tree)
+            for leaf in leaves:
+                tree = self.branch(tree, scores, leaf, width)
+            ends = scores.rules.ends
+            leaves = [node for node in range(first, len(tree)) if tree.tokens[node] not in ends]
+            if not leaves:
+                break
+        return tree
+
+    def branch(self, tree: Tree, scores: Scores, node: int, width: int) -> Tree:
+        """The tree with up to ``width`` more children under ``node``."""
+        law = scores.law(node)
+        if not isinstance(law, Tensor):
+            for token in scores.top(node, width):
+                tree = add(tree, node, token)
+            return tree
+        for _ in range(width):
+            if not isinstance(law, Tensor):
+                break
+            token, q = scores.draw(node, law)
+            tree = add(tree, node, token, q)
+            law = self.next_law(law, token)
+        return tree
+
+    def next_law(self, law: Tensor, token: int) -> Law | None:
+        """What the next sibling of ``token`` is drawn from; None where nothing is left."""
+        return law
+
+
+@dataclass(frozen=True)
+class DistinctTree(SampledTree):
+    """Every node of level l gets ``widths[l]`` children, drawn without replacement: fewer where the
+    rules leave fewer tokens."""
+
+    family: ClassVar[str] = "distinct"
+    usage: ClassVar[str] = "distinct-NxNxN"
+    examples: ClassVar[tuple[str, ...]] = ("3", "2x1")
+
+    @classmethod
+    def read(cls, text: str) -> Shape:
+        return super().read(text)
+
+    @property
+    def written(self) -> str:
+        return super().written
+
+    def next_law(self, law: Tensor, token: int) -> Law | None:
+        rest = law.index_fill(0, torch.tensor(token, device=law.device), 0.0)
+        # whether anything is left must not depend on which token was drawn, so tokens are counted
+        return rest / rest.sum() if int(law.count_nonzero()) > 1 else None
+
+
+def count_nodes(widths: list[int]) -> int:
+    """How many nodes a tree has when every node of level l has ``widths[l]`` children."""
+    level, total = 1, 0
+    for width in widths:
+        level *= width
+        total += level
+    return total
+
+
+PROVIDES = Provides(families=(SampledTree, DistinctTree))
