@@ -190,6 +190,7 @@ MODEL: Any = SimpleNamespace(
     vocab=IDS,
     layers=2,
     placeholders={},
+    prepare=lambda threads: None,
 )
 
 

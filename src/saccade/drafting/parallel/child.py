@@ -29,8 +29,8 @@ from transformers import PreTrainedModel
 
 from saccade.core.prompt import Inputs, Prefill, Prompt, Turn
 from saccade.core.protocols import View
-from saccade.core.sampling import Sampling
-from saccade.core.tree import Tree, after
+from saccade.core.sampling import Sampling, Scores
+from saccade.core.tree import Tree, add, after
 from saccade.drafting.parallel.channel import Channel, SharedTensor
 from saccade.drafting.shapes.policies import Chain
 from saccade.model.backbone import Backbone
@@ -192,7 +192,7 @@ class Child:
         self._drafting += time.perf_counter() - began
         for request, line in wanted.items():
             scores = replace(scored[request], began=line.began)
-            longer = self._job.shape.longer(line.chain, scores)
+            longer = self._longer(request, line, scores)
             if longer is None:
                 line.paused = True
                 self._tell("paused", request, line.epoch)
@@ -200,6 +200,16 @@ class Child:
             self._publish(request, line, longer)
             line.chain = longer
             line.sent += 1
+
+    def _longer(self, request: int, line: Line, scores: Scores) -> Tree | None:
+        """The chain with one more token; None where the shape stops. Where the shape fails after it
+        has drawn one, that is published all the same."""
+        try:
+            return self._job.shape.longer(line.chain, scores)
+        except Exception:
+            for parent, token, law in scores.drawn:
+                self._publish(request, line, add(line.chain, parent, token, law))
+            raise
 
     def _publish(self, request: int, line: Line, longer: Tree) -> None:
         """Hands the last token over, with the law it was drawn from."""

@@ -3,7 +3,9 @@
 **Where the process fails, what it drew still stands.** Whether it fails may depend on what it drew
 (NaN after one token, a crash, a step without end), so a drawn token that is dropped, and drawn
 again by the target alone, would bend the target's law. The process publishes each token before it
-computes XX"""
+computes anything from it (``child``). So when it fails it is ended first, then all that it
+published is taken in and handed over with the error (``DraftFailed``), to be judged to its end.
+"""
 
 from __future__ import annotations
 
