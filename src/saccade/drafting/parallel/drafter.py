@@ -298,7 +298,6 @@ class WorkerDrafter(Drafter):
         name, *content = message
         if name == "failed":  # The process itself is as good as before, and says no more of this.
             self._failure = DraftError(content[0])
-            log.warning("the draft failed (%s); what it has drafted is judged", content[0])
         if name == "ready":
             self._seen, self._reading = content
             # no step takes longer than a prefill
@@ -328,7 +327,6 @@ class WorkerDrafter(Drafter):
 
     def _fail(self, error: Exception) -> None:
         """Nothing more is drafted, and everything that was published is taken in."""
-        log.warning("the draft failed; what it has drafted is judged", exc_info=error)
         self._failure = error
         with suppress(Exception):  # of what it says no more than tokens count by now
             self._worker.kill()
