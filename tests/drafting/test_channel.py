@@ -1,5 +1,5 @@
-"""Claims about the line between a draft's process and its parent: messages arrive whole, tensors stay
-what they are, and no descriptor is written to that is not the line's own."""
+"""Claims about the line between a draft's process and its parent: messages arrive whole, tensors
+stay what they are, and no descriptor is written to that is not the line's own."""
 
 from __future__ import annotations
 

@@ -9,13 +9,12 @@ all depends on a draw, and whoever takes that draw back bends the law.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Any
 
 import markov
 import pytest
 import torch
-from beside import Hung, Inside, Killed
+from beside import Hung, Killed
 from markov import REGIMES, Play, Tables, distance
 
 from saccade.core.tree import Tree, prefix

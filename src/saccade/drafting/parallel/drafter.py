@@ -251,6 +251,7 @@ class WorkerDrafter(Drafter):
         self._is_sharing_now = False
         if self._is_within_scope:
             torch.set_num_threads(self._threads)
+        self._laws = None
         if self._lending is not None:
             self._lending.close()
 

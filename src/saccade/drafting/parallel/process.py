@@ -48,6 +48,7 @@ class Worker:
 
     def __init__(self) -> None:
         self._job = 0
+        self._parent = os.getpid()
         self._models: WeakKeyDictionary[Backbone, tuple[int, Weights]] = WeakKeyDictionary()
         self._taught: set[int] = set()
         here, there = socket.socketpair()
@@ -138,9 +139,11 @@ class Worker:
                 return
 
     def kill(self) -> None:
-        """Ends the process; what it had sent can still be received."""
-        self.process.kill()
-        self.process.wait()
+        """Ends the process; what it had sent can still be received. In a fork of the process that
+        has started it nothing happens: it is not the fork's."""
+        if os.getpid() == self._parent:
+            self.process.kill()
+            self.process.wait()
 
     def end(self) -> None:
         """Ends the process and closes the line; a second time nothing happens."""
