@@ -1,5 +1,5 @@
 # What CI runs is what you run. `make check test` before a commit.
-.PHONY: check test quick slow typed scale oldest bench demo wheel results families mutants rounding fuzz vllm vllm-bench peers docs listed screens
+.PHONY: check test quick slow typed scale oldest newest bench demo wheel results families mutants rounding fuzz vllm vllm-bench peers docs listed screens
 
 check:  ## lint, format, types
 	uv run ruff check src tests evidence examples docs
@@ -25,9 +25,20 @@ scale:  ## several processes (gloo), a Ray cluster, shards: ten minutes on two c
 	uv run --extra ray pytest -m "slow or not slow" tests/corpus tests/cli/test_caption_cli.py \
 		tests/model/test_tensor_parallel.py
 
-oldest:  ## the family tests on the oldest libraries we support; `make test` runs the newest
+# what meets the libraries: models, generate() and its callers, tokenizers, processors
+SEAMS = tests/families tests/engine tests/model
+
+oldest:  ## the tests of what meets the libraries, on the oldest of them that we support
 	uv run --isolated --with transformers==5.17.0 --with "torch==2.11.*" \
-		--with "torchvision==0.26.*" pytest tests/families tests/engine/test_greedy.py
+		--with "torchvision==0.26.*" pytest $(SEAMS)
+
+# the lock file holds the libraries of the day it was made; this environment has today's
+NEWEST = .cache/newest
+
+newest:  ## the default tests on the newest libraries that pyproject.toml allows
+	uv venv --clear --quiet --python 3.11 $(NEWEST)
+	uv pip install --quiet --upgrade --python $(NEWEST)/bin/python -e . --group dev
+	$(NEWEST)/bin/python -m pytest $(TESTS)
 
 families:  ## 200 prompts x every family and method against generate(); resumes, see --help
 	uv run python tests/families/sweep.py

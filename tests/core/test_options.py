@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from helpers import llama
@@ -229,3 +230,48 @@ def test_criteria_see_prompt_and_answer_token_by_token():
     count, reason = _stops(max_new_tokens=9, criteria=(spy, longest)).cut(0, [7, 8, 9, 5])
     assert seen == [[0, 1, 7], [0, 1, 7, 8], [0, 1, 7, 8, 9]]
     assert (count, reason) == (3, "stop")
+
+
+def test_what_is_not_drawn_by_may_be_zero():
+    """Claim: a temperature and top_p of 0 beside greedy decoding are taken as generate takes them;
+    where tokens are drawn they are refused. Fails if one rule holds for both."""
+    config = _settle(temperature=0.0, top_p=0.0, do_sample=False)
+    assert config.do_sample is False
+    assert not _settle(temperature=0.0).do_sample
+    for name in ("temperature", "top_p"):
+        with pytest.raises(OptionError, match=f"{name}=0.0 must be a number above 0"):
+            _settle(do_sample=True, **{name: 0.0})
+        with pytest.raises(OptionError, match=f"{name}=-1.0 must be a number above 0"):
+            _settle(**{name: -1.0})
+
+
+def test_numbers_of_numpy_and_torch_are_numbers():
+    """Claim: counts, rates, switches and ids count the same from whatever library they come, in
+    settings and in a generation config."""
+    given = dict(
+        max_new_tokens=np.int64(5), temperature=np.float32(0.5), do_sample=np.bool_(True),
+        top_k=np.uint8(3), eos_token_id=torch.tensor([4, 5]), bad_words_ids=[np.array([1, 2])],
+    )  # fmt: skip
+    plain = dict(
+        max_new_tokens=5, temperature=0.5, do_sample=True, top_k=3, eos_token_id=[4, 5],
+        bad_words_ids=[[1, 2]],
+    )  # fmt: skip
+    written = GenerationConfig()
+    for name, value in given.items():
+        setattr(written, name, value)
+    for config in (_settle(**given), options.settle(llama(), written, {})):
+        found = {name: getattr(config, name) for name in plain}
+        assert found == plain
+        assert {type(found[name]) for name in ("max_new_tokens", "top_k")} == {int}
+    one = options.limits(_settle(eos_token_id=torch.tensor(4)), 3)
+    assert one.eos == (4,)
+    for wrong in (np.float64(5.5), np.bool_(True), torch.tensor(1.5)):
+        with pytest.raises(OptionError, match="whole number"):
+            _settle(max_new_tokens=wrong)
+
+
+def test_half_a_character_is_no_stop_string():
+    """Claim: a lone surrogate is refused in a sentence, not by a codec."""
+    for stop in ("a\ud83d", ["b", "\udc00"]):
+        with pytest.raises(OptionError, match="lone surrogate"):
+            _settle(stop_strings=stop)

@@ -31,6 +31,7 @@ from torch import Tensor
 
 import saccade
 from evidence import reference
+from saccade.core import sampling
 from saccade.core.errors import OptionError, SaccadeError
 from saccade.core.prompt import Inputs
 from saccade.core.result import Result
@@ -565,11 +566,12 @@ SAMPLED = dict(do_sample=True, temperature=0.9, top_k=20)
     ],
 )
 def test_a_seed_means_in_turn_two_what_it_means_in_a_fresh_run(method, family):
-    """Claim: noise counts from the beginning of each answer. Where the draft's laws in turn 2
-    are a fresh run's (its view does not hang on the text, its first law is its own), a sampled
-    second answer is a fresh run's with that seed.
+    """Claim: noise is named by the place in the whole text. Where the draft's laws in turn 2 are a
+    fresh run's (its view does not hang on the text, its first law is its own), a sampled second
+    answer is that of a fresh run over the same text with that seed.
 
-    Fails if noise counts the earlier answer's tokens, or if the old rules or seed go on.
+    Fails if a turn's noise hangs on how the turns before it were drafted, or if the old rules or
+    seed go on.
     """
     (inputs, _), (more, greedy), _ = script(family)
     answers = [greedy]
@@ -580,6 +582,26 @@ def test_a_seed_means_in_turn_two_what_it_means_in_a_fresh_run(method, family):
             assert result.ids == fresh(family, method, more, seed=seed, **SAMPLED).ids
             answers.append(result.ids)
     assert len(set(answers)) == 3
+
+
+@pytest.mark.parametrize("method", ["ar", "sd", "auto", "lookup"])
+def test_one_seed_gives_every_turn_noise_of_its_own(method, monkeypatch):
+    """Claim: with the same seed in both turns no number is used in both. Fails if each turn counts
+    from its own beginning: then the second answer repeats the first one's luck."""
+    (inputs, _), (more, _), _ = script("qwen2_5_vl")
+    used: list[set[tuple[object, ...]]] = []
+    real = sampling.uniform
+
+    def record(*key: Any) -> float:
+        used[-1].add(key)
+        return real(*key)
+
+    monkeypatch.setattr(sampling, "uniform", record)
+    with talking("qwen2_5_vl", method) as conversation:
+        for each in (inputs, more):
+            used.append(set())
+            conversation.run(each, seed=5, **SAMPLED)
+    assert all(used) and not used[0] & used[1]
 
 
 @pytest.mark.parametrize("method", ["specvlm", "specvlm-self", "std", "layerskip"])

@@ -41,6 +41,7 @@ from helpers import (
 
 import saccade
 from evidence import reference
+from saccade.core.errors import DraftFailed
 from saccade.core.result import Result, Round
 from saccade.core.sampling import Sampling
 from saccade.core.tree import Tree
@@ -834,8 +835,10 @@ def test_silence_is_an_error_and_the_end_of_the_process():
     draft, script = scripted("pearl")
     script.says(("ready", {0: 0}, 0.0))
     draft.propose({0: None})
-    with pytest.raises(DraftError, match="silent"):
+    with pytest.raises(DraftFailed) as failed:
         draft.extend({0: Tree()})
+    assert isinstance(failed.value.__cause__, DraftError)
+    assert "silent" in str(failed.value.__cause__) and failed.value.trees == {0: Tree()}
     assert script.poll() is not None
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 import zoo
@@ -73,6 +75,24 @@ def test_b17_odd_frames_and_sizes_leave_no_token_over(family):
         assert result.fallback_reason is None
         compared += 1
     assert compared >= 4
+
+
+@pytest.mark.parametrize("family", FILMING)
+def test_one_frame_is_a_video_in_every_family(family):
+    """Claim: a video of one frame, or a window that holds one, is answered as generate answers it,
+    with the same pixels as that frame given twice. Fails if a processor's own least is asked for
+    (Qwen3-VL's is two)."""
+    target = zoo.member(family)
+    one = zoo.clip(1, 64, 96, 3)
+    inputs = zoo.read(target, zoo.Media("what moves?", clips=(one,)))
+    result = zoo.run(target, zoo.draft_of(family), inputs, "sd", 8)
+    assert list(result.ids) == zoo.hf_greedy(target, inputs, 8)
+    if family not in zoo.QWEN:
+        return  # LLaVA's put each frame in rows of its own.
+    twice = replace(one, frames=one.frames.repeat(2, axis=0), timestamps=one.timestamps.repeat(2))
+    other = zoo.read(target, zoo.Media("what moves?", clips=(twice,)))
+    assert torch.equal(inputs["pixel_values_videos"], other["pixel_values_videos"])
+    assert torch.equal(inputs["input_ids"], other["input_ids"])
 
 
 def test_b17_features_that_do_not_match_the_placeholders_are_an_error():

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+import zoo
 from helpers import VIDEO, qwen25, video_input
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, TemperatureLogitsWarper
@@ -341,3 +342,18 @@ def test_ids_of_32_bits_are_read() -> None:
     recipe = resolve("ar")
     wide = saccade.run(qwen25(), _inputs(), method=recipe, max_new_tokens=4)
     assert saccade.run(qwen25(), inputs, method=recipe, max_new_tokens=4).ids == wide.ids
+
+
+def test_half_a_character_is_refused_in_a_sentence():
+    """Claim: a lone surrogate in a question, an earlier turn or a document is an OptionError, and
+    text beyond the basic plane (control) is none."""
+    loaded = zoo.member("llama")
+    broken = "a \ud83d"
+    for asked in (
+        dict(question=broken),
+        dict(question="hi", history=[("hi", broken)]),
+        dict(question="hi", documents=[broken]),
+    ):
+        with pytest.raises(OptionError, match="lone surrogate"):
+            models.ask(loaded, **asked)
+    assert models.ask(loaded, "a \U0001f600")["input_ids"].numel()

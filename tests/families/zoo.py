@@ -18,6 +18,7 @@ import numpy as np
 import torch
 import transformers
 from torch import Tensor
+from transformers.generation.utils import ALL_CACHE_NAMES
 
 import saccade
 from evidence import checkpoints
@@ -32,6 +33,7 @@ from saccade.model.session import Session
 
 NOISE = 0.05  # of a draft's decoder: it is right about two times in three
 FPS = 2.0
+CACHE = ALL_CACHE_NAMES[0]  # "cache", and "past_key_values" before Transformers 5.24
 NEW = tuple(map(int, transformers.__version__.split(".")[:2])) >= (5, 18)  # names of its options
 LONGEST = 32  # tokens of the answers that several tests compare with
 RATE = 16000  # samples a second of sound

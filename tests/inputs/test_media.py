@@ -1,6 +1,7 @@
 """Media: every input here is generated, and every frame carries its own number as a bar code."""
 
 import io
+import itertools
 import random
 import struct
 import sys
@@ -329,6 +330,37 @@ def test_v13_rotation(matrix, turns):
     turned = read(bytes(data), EVERY)
     assert np.array_equal(turned.frames, np.rot90(plain.frames, turns, axes=(1, 2)))
     assert turned.metadata["height"] == turned.frames.shape[1]
+
+
+def shown_by(frames: np.ndarray, a: int, b: int, c: int, d: int) -> np.ndarray:
+    """Frames as the format's definition shows them: the pixel (x, y) goes to (ax + cy, bx + dy)."""
+    height, width = frames.shape[1:3]
+    y, x = np.indices((height, width))
+    right, down = a * x + c * y, b * x + d * y
+    right, down = right - right.min(), down - down.min()
+    shown = np.zeros((len(frames), down.max() + 1, right.max() + 1, 3), np.uint8)
+    shown[:, down, right] = frames
+    return shown
+
+
+@pytest.mark.parametrize("scale", [1, 0.5])
+@pytest.mark.parametrize(
+    "matrix",
+    [m for u, v in itertools.product((1, -1), (1, -1)) for m in ((u, 0, 0, v), (0, u, v, 0))],
+)
+def test_v13_every_display_matrix(signs, is_transposed, scale):
+    """Claim: the eight ways to turn and mirror a video are those of the format's definition, at any
+    scale of the matrix. Fails if only a turn is read off it: selfies are mirrored."""
+    data = bytearray(video(n=2))
+    plain = read(bytes(data), EVERY).frames
+    first, second = signs
+    matrix = (0, first, second, 0) if is_transposed else (first, 0, 0, second)
+    at = data.find(b"tkhd") + 4 + 40
+    a, b, c, d = (int(value * scale * 65536) for value in matrix)
+    data[at : at + 36] = struct.pack(">9i", a, b, 0, c, d, 0, 0, 0, 1 << 30)
+    clip = read(bytes(data), EVERY)
+    assert np.array_equal(clip.frames, shown_by(plain, *matrix))
+    assert clip.metadata["width"] == clip.frames.shape[2]
 
 
 def test_v15_tiny_and_thin():

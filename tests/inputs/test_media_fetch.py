@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import ipaddress
+import random
 import shutil
 import socket
 import ssl
@@ -182,9 +183,11 @@ def test_data_addresses():
         ("data:application/x-pickle;base64,abcd", "unsupported"),
         ("data:videos/mp4;base64,abcd", "unsupported"),
         ("data:video/mp4;base64,", "empty"),
-        ("data:video/mp4;base64,abc", "bad_option"),
+        ("data:video/mp4;base64,abcda", "bad_option"),
+        ("data:video/mp4;base64,abc=d", "bad_option"),
+        ("data:video/mp4;base64,\n\n", "empty"),
         ("data:video/mp4;base64,ab-_", "bad_option"),
-        ("data:video/mp4;base64,ab\ncd", "bad_option"),
+        ("data:video/mp4;base64,ab\x0bcd", "bad_option"),
         ("data:video/mp4;base64,abcd====abcd", "bad_option"),
         ("data:video/mp4;base64,abcd,abcd", "bad_option"),
         ("data:video/mp4;base64,\u00e9bcd", "bad_option"),
@@ -198,6 +201,19 @@ def test_data_addresses():
 def test_broken_data_addresses(url, code):
     """Claim: a data: address broken in any way is refused with a fitting code."""
     refused(Sources(), url, code)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 500, 501, 502])
+def test_base64_as_encoders_write_it(size):
+    """Claim: lines, their ends in either way, and padding that is left out change no byte; nor do
+    blanks around an address."""
+    data = random.Random(size).randbytes(size)
+    coded = base64.encodebytes(data).decode()
+    for written in (coded, coded.replace("\n", "\r\n"), coded.replace("=", "")):
+        assert Sources().load(f"data:image/png;base64,{written}").data == data
+        assert Sources().load(f" \ndata:image/png;base64, {written} ").data == data
+    frames = Sources().load(f"data:video/jpeg;base64,{coded},{coded.replace('=', '')}").frames
+    assert frames == (data, data)
 
 
 def test_huge_data_addresses(monkeypatch):

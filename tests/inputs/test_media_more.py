@@ -338,3 +338,59 @@ def test_no_message_gives_a_place_away(tmp_path_factory, data, name, sampling, l
     finally:
         if path.is_file():
             os.unlink(path)
+
+
+def test_hidden_files_are_no_frames(tmp_path):
+    """Claim: a folder copied by macOS, with "._frame.jpg" beside every frame, is its frames."""
+    for number in range(3):
+        PILImage.fromarray(picture(number)).save(tmp_path / f"frame{number}.png")
+        (tmp_path / f"._frame{number}.png").write_bytes(b"\0\5\x16\7" + bytes(60))
+    clip = read(tmp_path)
+    assert numbers(clip) == [0, 1, 2] and not clip.warnings
+
+
+@pytest.mark.parametrize("kind", ["zTXt", "iTXt", "iTXt, packed", "tEXt", "iCCP", "many"])
+@pytest.mark.parametrize("place", ["before", "after"])
+def test_long_texts_in_a_png_are_left_out(kind, place):
+    """Claim: a picture with megabytes of text beside it (a prompt, a workflow) is the picture.
+    Control: Pillow alone refuses those that come packed."""
+    plain = saved(PILImage.fromarray(picture(5)), "PNG")
+    words = b"x" * (3 << 20)
+    chunks = {
+        "tEXt": (b"tEXt", b"prompt\0" + words),
+        "zTXt": (b"zTXt", b"prompt\0\0" + zlib.compress(words)),
+        "iTXt": (b"iTXt", b"prompt\0\0\0\0\0" + words),
+        "iTXt, packed": (b"iTXt", b"prompt\0\1\0\0\0" + zlib.compress(words)),
+        "iCCP": (b"iCCP", b"profile\0\0" + zlib.compress(words)),
+        "many": (b"zTXt", b"prompt\0\0" + zlib.compress(bytes(900_000))),
+    }
+    name, held = chunks[kind]
+    chunk = len(held).to_bytes(4) + name + held + zlib.crc32(name + held).to_bytes(4)
+    at = 33 if place == "before" else len(plain) - 12  # after IHDR, or before IEND
+    data = plain[:at] + chunk * (80 if kind == "many" else 1) + plain[at:]
+    assert np.array_equal(read_image(data), picture(5))
+    if kind in ("zTXt", "iTXt, packed") and place == "before":
+        with pytest.raises(ValueError, match="too large"):
+            PILImage.open(io.BytesIO(data))
+
+
+def test_short_texts_in_a_png_stay():
+    """Claim: a picture turned by what a short text says of it is still turned."""
+    exif = PILImage.Exif()
+    exif[0x0112] = 3
+    raw = exif.tobytes()
+    text = f"\nexif\n{len(raw):8d}\n{raw.hex()}\n".encode()
+    plain = saved(PILImage.fromarray(picture(5)), "PNG")
+    held = b"Raw profile type exif\0\0" + zlib.compress(text)
+    chunk = len(held).to_bytes(4) + b"zTXt" + held + zlib.crc32(b"zTXt" + held).to_bytes(4)
+    turned = read_image(plain[:33] + chunk + plain[33:])
+    assert np.array_equal(turned, picture(5)[::-1, ::-1])
+
+
+def test_numbers_of_numpy_choose_frames():
+    """Claim: counts and rates of NumPy are counts and rates; a fraction is no count."""
+    assert FrameSampling(num_frames=np.int64(3)) == FrameSampling(num_frames=3)
+    assert FrameSampling(fps=np.float32(0.5), end=np.int32(9)) == FrameSampling(fps=0.5, end=9)
+    for wrong in (np.float64(3.0), np.bool_(True)):
+        with pytest.raises(VideoInputError, match="num_frames must be a whole number"):
+            FrameSampling(num_frames=wrong)

@@ -41,10 +41,11 @@ from saccade.core.tree import Tree
 from saccade.core.verify import residual
 from saccade.drafting import drafters as draft_module
 from saccade.drafting.ensemble import Ensemble
+from saccade.drafting.fallback import Fallback
 from saccade.drafting.parallel import child
 from saccade.drafting.parallel.drafter import WorkerDrafter
 from saccade.drafting.recipe import Recipe
-from saccade.drafting.schedule import parallel
+from saccade.drafting.schedule import NO_MEMORY, MemoryGuard, parallel
 from saccade.drafting.shapes.policies import Chain
 from saccade.drafting.views.basic import Pruned, Several, uniform
 from saccade.methods import (
@@ -116,6 +117,10 @@ class Known(Scores):
         return self.laws[node + 1] if node + 1 < len(self.laws) else None
 
 
+Spoil = Callable[[dict[int, Scores]], dict[int, Scores]]
+"""What a session does with its scores before it returns them: it may raise."""
+
+
 class Tables:
     """A session over Markov chains, one a request; ``before`` is the text so far."""
 
@@ -125,8 +130,9 @@ class Tables:
         tables: Sequence[Table],
         before: Sequence[int],
         watch: Callable[[Mapping[int, Tree]], None] = lambda trees: None,
+        spoil: Spoil | None = None,
     ) -> None:
-        self._watch = watch
+        self._watch, self._spoil = watch, spoil or (lambda scored: scored)
         self.rules, self.backbone = rules, MODEL
         self.last = [before[-1]] * len(rules)
         self.count = [len(before) - 1] * len(rules)
@@ -159,7 +165,7 @@ class Tables:
                 number,
                 laws=[laws[token] for token in ids],
             )
-        return found
+        return self._spoil(found)
 
     def commit(self, tokens: Mapping[int, Sequence[int]]) -> None:
         for number, new in tokens.items():
@@ -329,6 +335,8 @@ class Play:
     tables: Remembered = field(default_factory=Remembered)
     learnt: Any = None  # what has adapted by the end
     whole: bool = False  # whether an answer ends with its round, however long that gets
+    spoil_draft: Spoil | None = None  # what goes wrong with the draft's scores
+    spoil_target: Spoil | None = None  # what goes wrong with the target's
 
     def __call__(
         self,
@@ -349,7 +357,7 @@ class Play:
 
         def tables(backbone: Any, rules: Sequence[Sampling], **rest: Any) -> Tables:
             of = [DRAFTS[self.regimes[n // views]][n % views] for n in range(len(rules))]
-            return Tables(rules, of, self.before)
+            return Tables(rules, of, self.before, spoil=self.spoil_draft)
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(draft_module, "Session", tables)
@@ -386,9 +394,13 @@ class Play:
                 return self.learnt
 
             drafting.fold = learnt  # type: ignore[method-assign]
-            target = Tables(rules, [TARGET] * count, self.before, watch)
+            target: Any = Tables(rules, [TARGET] * count, self.before, watch, self.spoil_target)
+            if self.spoil_draft or self.spoil_target:
+                drafting = safe = Fallback(drafting, IDS)
+                target = MemoryGuard(target, lambda _, error: safe.give_up(NO_MEMORY, error))
             for _ in recipe.schedule(target, drafting, range(count), self._cut):
                 pass
+            self.failed = drafting.reason if isinstance(drafting, Fallback) else None
             drafting.close()
         return self.found
 

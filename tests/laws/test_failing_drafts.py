@@ -1,178 +1,232 @@
-"""Claims about drafts in a process of their own that fail because of what they drew: the target's
-law stays exact, however the process fails.
+"""Claims about drafts that fail: whatever they drew by then, the answer has the target's law.
 
-Each fault comes with one token: the draft's forward that reads that token, anywhere in an answer,
-raises, has NaN for logits, never ends, is killed or finds no memory. So whether there is a draft at
-all depends on a draw, and whoever takes that draw back bends the law.
+A failure that comes after one drawn token and not after another is the hard case: whoever takes
+the drawn token back because of it bends the law. Judged exactly, as ``markov.py`` says.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
-import markov
 import pytest
 import torch
-from beside import Hung, Killed
-from markov import REGIMES, Play, Tables, distance
+from markov import CHEAP, REGIMES, Known, Play, cases, distance, plain
 
-from saccade.core.tree import Tree, prefix
+from saccade.core.protocols import Growing, Shape, State
+from saccade.core.sampling import BrokenLaw, Law, Scores
+from saccade.core.tree import Tree, add
 from saccade.drafting.fallback import Fallback
-from saccade.drafting.parallel import child
-from saccade.drafting.parallel.drafter import WorkerDrafter
 from saccade.drafting.recipe import Recipe
+from saccade.drafting.schedule import parallel
+from saccade.drafting.shapes.policies import Chain
 from saccade.methods import resolve
 
 pytestmark = pytest.mark.usefixtures("unchecked")
 
 EXACT = 1e-6
-SAME, NEAR, FAR, WRONG = dict(enumerate(REGIMES))
+BAD = 1  # the token after which everything goes wrong
+SAME, NEAR, FAR, WRONG = range(len(REGIMES))
+Scored = dict[int, Scores]
 
 
-class NoMemory(torch.OutOfMemoryError):
-    """As a GPU's."""
+def _drew_bad(scored: Mapping[int, Scores]) -> bool:
+    return any(BAD in scores.tree.tokens for scores in scored.values())
 
 
-FAULTS: dict[str, Callable[[], BaseException]] = {
-    "raises": lambda: RuntimeError("broken"),
-    "has no memory": lambda: NoMemory("out of memory"),
-    "is killed": Killed,
-    "hangs": Hung,
+def raises(scored: Scored) -> Scored:
+    """A bug of the draft."""
+    if _drew_bad(scored):
+        raise RuntimeError("the draft cannot read this token")
+    return scored
+
+
+def runs_out_of_memory(scored: Scored) -> Scored:
+    """The draft's device is full."""
+    if _drew_bad(scored):
+        raise torch.OutOfMemoryError("out of memory")
+    return scored
+
+
+@dataclass(frozen=True)
+class Nan(Known):
+    """Laws that are NaN after one token."""
+
+    def law(self, node: int) -> Any:
+        if node >= 0 and self.tree.tokens[node] == BAD:
+            raise BrokenLaw("the logits hold NaN")
+        return super().law(node)
+
+
+def is_nan(scored: Scored) -> Scored:
+    """The draft's logits are NaN at the nodes of one token, and elsewhere as they should be."""
+    found: Scored = {}
+    for request, scores in scored.items():
+        assert isinstance(scores, Known)
+        bad = [float("nan") if token == BAD else 0.0 for token in (0, *scores.tree.tokens)]
+        rows = [row + nan for row, nan in zip(scores.rows, bad, strict=True)]
+        found[request] = Nan(
+            scores.tree, rows, scores.rules, (), scores.offset, request, laws=scores.laws
+        )
+    return found
+
+
+def nothing(scored: Scored) -> Scored:
+    """Nothing goes wrong with the scores: something else will."""
+    return scored
+
+
+FAILURES: dict[str, Callable[[Scored], Scored]] = {
+    "raises": raises,
+    "runs out of memory": runs_out_of_memory,
+    "is NaN": is_nan,
 }
+CASES = {
+    name: recipe
+    for name, recipe in cases().items()
+    if recipe.schedule is not parallel and recipe.drafts
+}
+OTHERS = ("auto cheap", "sampled-2x1", "distinct-2x1", "tabed", "shape=sage")
 
 
-class Failing(Play):
-    """Answers whose draft fails as soon as it reads a token."""
-
-    fault: Callable[[], BaseException]
-    token: int
-
-    def again(self, *args: Any, **kwargs: Any) -> Any:
-        """Whoever drafts in this process fails; the target's tables do not."""
-        fault, token = self.fault, self.token
-
-        class Faulty(Tables):
-            def score(self, trees: Mapping[int, Tree]) -> Any:
-                if any(tree.tokens[-1:] == (token,) for tree in trees.values()):
-                    raise fault()
-                return super().score(trees)
-
-        def tables(backbone: Any, rules: Any, **rest: Any) -> Tables:
-            return Faulty(rules, [markov.DRAFTS[kind][0] for kind in self.regimes], self.before)
-
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(child, "Session", tables)
-            patch.setattr(markov, "drafter_of", guarded)
-            return super().again(*args, **kwargs)
+def _law_tests() -> list[Any]:
+    """Every kind of failure with one method each by default; every pair in the slow run."""
+    found = []
+    for place, name in enumerate(CASES):
+        for turn, failure in enumerate(FAILURES):
+            is_fast = turn == place % len(FAILURES) and not name.startswith("weights")
+            is_fast = is_fast or any(each in name for each in OTHERS)
+            found.append(pytest.param(name, failure, marks=() if is_fast else pytest.mark.slow))
+    return found
 
 
-def guarded(*args: Any) -> Fallback:
-    """A recipe's drafter as a call has it: its failure costs speed only."""
-    from helpers import drafter_of
-
-    return Fallback(drafter_of(*args), markov.IDS)
-
-
-def failing(recipe: Recipe, kind: int, fault: Callable[[], BaseException], token: int) -> Failing:
-    play = Failing(recipe, 3, [kind])
-    play.fault, play.token = fault, token
-    return play
-
-
-def recipe(length: int) -> Recipe:
-    return markov.plain(resolve(f"pearl/shape=chain-{length}"), None)
-
-
-@pytest.mark.parametrize("name", FAULTS)
-@pytest.mark.parametrize(("kind", "length", "token"), [(FAR, 2, 1), (NEAR, 3, 2), (WRONG, 1, 2)])
-def test_a_parallel_draft_that_fails_because_of_a_token_leaves_the_law(name, kind, length, token):
-    """Claim: the joint law of three tokens is p's to rounding where the draft's process raises,
-    runs out of memory, dies or falls silent once it has drawn one token. Fails if what it had drawn
-    is not judged."""
-    assert distance(failing(recipe(length), kind, FAULTS[name], token)) < EXACT
-
-
-@pytest.mark.parametrize("turns", [0, 2, 7])
-def test_so_it_does_however_far_ahead_the_draft_was(turns):
-    """Claim: the same where the process was slow or had drafted far ahead when it died."""
-    for name in ("is killed", "raises"):
-        play = failing(recipe(3), FAR, FAULTS[name], 1)
-        play.turns = lambda: turns
-        assert distance(play) < EXACT
-
-
-def test_logits_of_nan_after_one_token_leave_the_law():
-    """Claim: the same where the draft's logits after one token are NaN, which is no error of its
-    forward but of the law made of them."""
-    play = failing(recipe(2), FAR, lambda: markov.sampling.BrokenLaw("the logits hold NaN"), 1)
+@pytest.mark.parametrize(("name", "failure"), _law_tests())
+def test_a_failure_after_one_drawn_token_does_not_bend_the_law(name, failure):
+    """Claim: the joint law of three tokens is the target's when drafting fails wherever a certain
+    token was drawn. Fails if anything that was drawn is taken back.
+    """
+    play = Play(CASES[name], 3, [FAR], spoil_draft=FAILURES[failure])
     assert distance(play) < EXACT
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", FAULTS)
-@pytest.mark.parametrize("token", range(markov.V))
-@pytest.mark.parametrize("length", [1, 2, 3, 4])
-@pytest.mark.parametrize("kind", dict(enumerate(REGIMES)))
-def test_every_failure_leaves_the_law(name, token, length, kind):
-    """The same over every token, regime and length."""
-    assert distance(failing(recipe(length), kind, FAULTS[name], token)) < EXACT
+@pytest.mark.parametrize("failure", FAILURES)
+@pytest.mark.parametrize("regime", [SAME, NEAR, WRONG])
+def test_a_chain_that_fails_keeps_the_law_whatever_the_draft(failure, regime):
+    """The same for a chain in every other regime."""
+    chain = plain(resolve("sd/shape=chain-2"), None)
+    assert distance(Play(chain, 3, [regime], spoil_draft=FAILURES[failure])) < EXACT
 
 
-# -- controls: each of these must be far from the law ------------------------------------------
+def test_a_failed_draft_is_given_up_with_its_reason():
+    """Claim: after a failure the answer goes on plainly and says why."""
+    play = Play(plain(resolve("sd/shape=chain-4"), None), 24, [NEAR], spoil_draft=raises)
+    (answer,) = play(3)
+    assert len(answer) == 24
+    assert play.failed is not None and "cannot read this token" in play.failed
 
 
-def _hand_over_nothing(patch: pytest.MonkeyPatch) -> None:
-    """What had been drawn is dropped, as it was until 2026-11."""
-    real = WorkerDrafter._raise_if_failed
+def _take_back(patch: pytest.MonkeyPatch) -> None:
+    """What Saccade did once: the whole tree is thrown away."""
+    handed_over = Fallback._handed_over
 
-    def bare(self: WorkerDrafter) -> None:
-        for sight in self._sights.values() if self._failure else ():
-            sight.chain = Tree()
-        real(self)
+    def wrong(self: Fallback, otherwise: Any, draft: Any) -> Any:
+        failed_before = self.reason is not None
+        trees = handed_over(self, otherwise, draft)
+        return dict(otherwise) if self.reason and not failed_before else trees
 
-    patch.setattr(WorkerDrafter, "_raise_if_failed", bare)
-
-
-def _drop_the_last(patch: pytest.MonkeyPatch) -> None:
-    """The very token that brought the failure about is taken back."""
-    real = WorkerDrafter._raise_if_failed
-
-    def shorter(self: WorkerDrafter) -> None:
-        for sight in self._sights.values() if self._failure else ():
-            sight.chain = prefix(sight.chain, max(0, len(sight.chain) - 1))
-        real(self)
-
-    patch.setattr(WorkerDrafter, "_raise_if_failed", shorter)
+    patch.setattr(Fallback, "_handed_over", wrong)
 
 
-CONTROLS = {
-    "nothing is handed over": _hand_over_nothing,
-    "the last token is dropped": _drop_the_last,
-}
+@pytest.mark.parametrize("failure", FAILURES)
+def test_control_a_tree_that_is_thrown_away_bends_the_law(failure, monkeypatch):
+    """Control: without what was drawn, the law is far from the target's."""
+    _take_back(monkeypatch)
+    chain = plain(resolve("sd/shape=chain-2"), None)
+    assert distance(Play(chain, 3, [FAR], spoil_draft=FAILURES[failure])) > 0.01
 
 
-@pytest.mark.parametrize("name", CONTROLS)
-def test_control_a_draw_that_is_taken_back_bends_the_law(name, monkeypatch):
-    """Control: without the tokens that were drawn the same answers are far from the law."""
-    CONTROLS[name](monkeypatch)
-    assert distance(failing(recipe(2), FAR, FAULTS["is killed"], 1)) > 0.01
+@dataclass(frozen=True)
+class Careless(Shape):
+    """A chain whose own code raises right after it has drawn a certain token."""
+
+    def grow(self, state: State) -> Growing:
+        tree = Tree()
+        for _ in range(2):
+            scores: Scores = yield tree
+            token, q = scores.draw(len(tree) - 1)
+            if token == BAD:
+                raise KeyError(token)
+            tree = add(tree, len(tree) - 1, token, q)
+        return tree
 
 
-def test_the_draft_does_fail_there():
-    """Control of the tests above: each fault happens in some answers, and in some it does not."""
-    for fault in FAULTS.values():
-        reasons = []
-        for seed in range(60):
-            caught: list[Fallback] = []
-            with pytest.MonkeyPatch.context() as patch:
-                real = Fallback.__init__
+def test_a_shape_that_raises_by_what_it_drew_does_not_bend_the_law():
+    """Claim: a token that was drawn and is in no tree yet is handed over too."""
+    recipe = replace(plain(resolve("sd"), None), shape=Careless())
+    assert distance(Play(recipe, 3, [FAR], spoil_draft=nothing)) < EXACT
 
-                def noted(self: Fallback, *args: Any, _real: Any = real) -> None:
-                    _real(self, *args)
-                    caught.append(self)  # noqa: B023
 
-                patch.setattr(Fallback, "__init__", noted)
-                failing(recipe(2), FAR, fault, 1)(seed)
-            reasons.append(caught[0].reason is not None)
-        assert any(reasons) and not all(reasons)
+# -- trees that are malformed --------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Malformed(Shape):
+    """A chain of two that, after one of the tokens, has a third node that cannot be."""
+
+    def grow(self, state: State) -> Growing:
+        tree: Tree = yield from Chain(2).grow(None)
+        return add(tree, 7, 0) if BAD in tree.tokens else tree
+
+
+def test_a_malformed_tree_is_judged_as_far_as_it_is_sound():
+    """Claim: nodes before the one at fault stand. Fails if the whole tree is thrown away."""
+    recipe = replace(plain(resolve("sd"), None), shape=Malformed())
+    play = Play(recipe, 3, [FAR], spoil_draft=nothing)
+    assert distance(play) < EXACT
+    play = replace(play, length=24)
+    play(1)
+    assert play.failed is not None and "parents must come first" in play.failed
+
+
+# -- a target without memory for what was drafted ------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Longer(Chain):
+    """A chain of two, and of three where the second token is a certain one."""
+
+    length: int = 3
+
+    def goes_on(self, scores: Scores, node: int, law: Law | None) -> bool:
+        return node == 0 or scores.tree.tokens[node] == BAD
+
+
+def is_full(scored: Scored) -> Scored:
+    """The target has memory for two drafted tokens at a time."""
+    if any(len(scores.tree) > 2 for scores in scored.values()):
+        raise torch.OutOfMemoryError("out of memory")
+    return scored
+
+
+def _longer() -> Recipe:
+    return replace(plain(resolve("sd"), None), shape=Longer())
+
+
+@pytest.mark.parametrize("regime", [SAME, FAR])
+def test_a_target_without_memory_judges_all_that_was_drawn(regime):
+    """Claim: where a tree is too large for the target, and how large it is depends on what was
+    drawn, its tokens are judged one after another. Fails if those after the first are dropped.
+    """
+    assert distance(Play(_longer(), 3, [regime], spoil_target=is_full)) < EXACT
+
+
+def test_control_tokens_dropped_for_want_of_memory_bend_the_law(monkeypatch):
+    """Control: with all tokens after the first dropped, the law is far from the target's."""
+    monkeypatch.setattr("saccade.drafting.schedule.unjudged", lambda trees, judgement: {})
+    assert distance(Play(_longer(), 3, [FAR], spoil_target=is_full)) > 0.01
+
+
+def test_costs_of_the_cases_are_settled():
+    """Control: timed shapes are among the cases, so that they are met with failures too."""
+    assert any(recipe.shape.costs == CHEAP for recipe in CASES.values() if recipe.shape.timed)

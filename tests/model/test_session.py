@@ -25,6 +25,7 @@ from helpers import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import DynamicCache
+from zoo import CACHE
 
 from evidence.reference import Oracle
 from saccade.core.prompt import Turn
@@ -77,8 +78,8 @@ def _assert_fresh_cache(session: Session, oracle: Oracle) -> None:
             oracle.text(
                 inputs_embeds=torch.cat([prompt.embeds, session.backbone.embed(new)])[None],
                 position_ids=positions[:, None] if len(positions) > 1 else positions,
-                past_key_values=fresh,
                 use_cache=True,
+                **{CACHE: fresh},
             )
         for layer, kept in enumerate(fresh.layers):
             keys, values = request.cache.read(layer, request.cache.length)
@@ -398,14 +399,14 @@ def test_a_pruned_fork_reads_the_kept_rows_of_its_sources_keys(fused):
         decoder = model.model.get_decoder()
         decoder(
             inputs_embeds=embeds[None, :-1], position_ids=positions[:, None, :-1],
-            past_key_values=whole, use_cache=True,
+            use_cache=True, **{CACHE: whole},
         )  # fmt: skip
         rows = torch.cat([kept.index, torch.arange(len(prompt), len(embeds) - 1)])
         for layer in whole.layers:
             layer.keys, layer.values = layer.keys[:, :, rows], layer.values[:, :, rows]
         out = decoder(
             inputs_embeds=embeds[None, -1:], position_ids=positions[:, None, -1:],
-            past_key_values=whole, use_cache=True,
+            use_cache=True, **{CACHE: whole},
         )  # fmt: skip
         exact = model.logits(out.last_hidden_state[0])[0]
     assert (found.rows[0] - exact).abs().max() < 1e-4

@@ -30,6 +30,7 @@ BUGS = "engine/test_regressions.py"
 FAULTS = "engine/test_faults.py"
 PARALLEL = "engine/test_parallel.py"
 LAW = "laws/test_registered.py"
+FAILING = "laws/test_failing_drafts.py"
 CONTROL = "drafting/shapes/test_controller.py"
 COMPILED = "model/test_compiled.py"
 COST = "drafting/shapes/test_costs.py"
@@ -121,9 +122,58 @@ MUTANTS = (
     Mutant(
         "seed: noise counted from the round's start",
         "core/sampling.py",
-        "return uniform(self.rules.seed, self.request, role, self.offset + below, sibling)",
+        "return uniform(self.rules.seed, self.request, role, self.position + below, sibling)",
         "return uniform(self.rules.seed, self.request, role, below, sibling)",
         (f"{SAMPLING}::test_verification_noise_is_keyed_by_absolute_position",),
+    ),
+    Mutant(
+        "seed: a second turn repeats the first turn's noise",
+        "core/sampling.py",
+        "return max(len(self.context), self.offset)",
+        "return self.offset",
+        ("engine/test_conversation.py::test_one_seed_gives_every_turn_noise_of_its_own",),
+    ),
+    Mutant(
+        "seed: siblings are the same draw",
+        "core/sampling.py",
+        '"draft", place, before, began',
+        '"draft", place, 0, began',
+        (f"{LAW}::test_no_number_is_used_for_two_draws[shape=sampled-2]",),
+    ),
+    Mutant(
+        "rules: shapes see the draft's own logits",
+        "core/sampling.py",
+        "self._ruled[node] = self.rules.ruled(self.rows[node + 1], ids, self._answer(node))",
+        "self._ruled[node] = self.rows[node + 1]",
+        ("drafting/shapes/test_rules_in_shapes.py::test_no_shape_drafts_a_banned_word",),
+    ),
+    Mutant(
+        "rules: drafts call a processor that remembers its calls",
+        "core/sampling.py",
+        "processors = tuple(rule for rule in self.processors if not may_remember(rule))",
+        "processors = self.processors",
+        ("engine/test_stateful_processors.py",),
+    ),
+    Mutant(
+        "a failed draft's tokens are taken back",
+        "drafting/fallback.py",
+        "left, self._left = self._left, {}",
+        "left, self._left = {}, {}",
+        (f"{FAILING}::test_a_chain_that_fails_keeps_the_law_whatever_the_draft",),
+    ),
+    Mutant(
+        "a draw since the last forward is lost with a failed draft",
+        "drafting/drafters.py",
+        "drawn: Mapping[Any, Tree] = {key: draft.drawn for",
+        "drawn: Mapping[Any, Tree] = {key: draft.tree for",
+        (f"{FAILING}::test_a_shape_that_raises_by_what_it_drew_does_not_bend_the_law",),
+    ),
+    Mutant(
+        "tokens beyond the target's last law are dropped",
+        "drafting/schedule.py",
+        "group.unjudged = unjudged(trees, judgement)",
+        "group.unjudged = {}",
+        (f"{FAILING}::test_a_target_without_memory_judges_all_that_was_drawn",),
     ),
     Mutant(
         "seed: one noise for drafting, accepting and drawing",
@@ -406,9 +456,9 @@ MUTANTS = (
     # -- drafts ----------------------------------------------------------------------------------
     Mutant(
         "a malformed tree is not checked",
-        "drafting/drafters.py",
-        "check(trees[request], self._vocab)",
-        "check(Tree(), self._vocab)",
+        "drafting/fallback.py",
+        "fault = find_fault(tree, self._vocab)",
+        "fault = find_fault(Tree(), self._vocab)",
         (f"{FAULTS}::test_a_draft_that_fails_costs_speed_only",),
     ),
     Mutant(
@@ -480,7 +530,7 @@ MUTANTS = (
         "drafting/parallel/drafter.py",
         "            raise DraftFailed(chains) from self._failure",
         "            raise DraftFailed({}) from self._failure",
-        ("laws/test_failing_drafts.py",),
+        ("laws/test_failing_workers.py",),
     ),
     Mutant(
         "a draft's process computes with a token before it publishes it",
@@ -488,7 +538,7 @@ MUTANTS = (
         "            self._publish(request, line, longer)\n            line.chain = longer\n",
         "            line.chain = longer\n            self._session.score({request: longer})\n"
         "            self._publish(request, line, longer)\n",
-        ("laws/test_failing_drafts.py",),
+        ("laws/test_failing_workers.py",),
     ),
     Mutant(
         "weights are laid out anew for every number of threads that returns",

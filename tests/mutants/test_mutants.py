@@ -1,6 +1,7 @@
 """Claims about the planted bugs: they still fit the code, and the quickest are noticed here too.
 
-All of them take minutes: ``make mutants``.
+They run beside the default tests, for the code may change without them: ``make mutants`` plants all
+of them, and ``make slow`` runs this file.
 """
 
 from __future__ import annotations
@@ -9,12 +10,13 @@ import json
 import shutil
 import subprocess
 import sys
-from collections import Counter
 from pathlib import Path
 
 import pytest
 from planted import MUTANTS
 from run import PACKAGE, ROOT, Witness, fate_of, found
+
+pytestmark = pytest.mark.slow
 
 ADAPTING = ("controller", "costs", "schedule", "saliency", "sage", "hippo")
 QUICK = ("|p - q|", "one noise for drafting", "an older job", "sees the one before", "control")
@@ -45,16 +47,6 @@ def test_there_are_enough_and_no_two_are_alike():
     assert len({mutant.name for mutant in MUTANTS}) == len(MUTANTS)
 
 
-def test_the_pages_table_counts_them():
-    """Claim: docs/reliability.md says how many stand in each file. Fails when one is added."""
-    counts = Counter(mutant.file for mutant in MUTANTS if not mutant.survives)
-    page = (ROOT / "docs" / "reliability.md").read_text()
-    rows = "".join(f"| `{file}` | {count} |\n" for file, count in sorted(counts.items()))
-    assert f"|-|-|\n{rows}\n" in page
-    assert f"| {sum(counts.values())} of {sum(counts.values())} killed, " in page
-
-
-@pytest.mark.slow
 def test_the_quickest_are_killed_and_the_control_survives():
     """Claim: the command plants, runs and reports: four bugs killed, a renamed variable not.
 

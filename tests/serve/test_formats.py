@@ -15,6 +15,8 @@ import openai
 import pytest
 import torch
 from helpers import few
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from serve.live import QUESTION, Live, made, request, serving, text_part, video_part
 
 from saccade.core.errors import OptionError
@@ -26,6 +28,8 @@ from saccade.inputs import Pair, ask
 from saccade.inputs.literal import special_in
 from saccade.methods import resolve
 from saccade.serve.formats import grammar, tools
+from saccade.serve.formats.strict_json import Unfinished, read_object
+from saccade.serve.wire import Called
 
 SCHEMA: dict[str, Any] = {
     "type": "object",
@@ -385,6 +389,15 @@ def test_a_template_without_tools_is_told(auto):
     assert answer.status_code == 400 and answer.json()["error"]["param"] == "tools"
 
 
+MARKED = ["</tool_call>", "<tool_call>", "<tool_call>{}</tool_call>", 'a "b" \\ </tool_call> é\n']
+
+
+def written(**arguments: Any) -> str:
+    """A call as Qwen's models write it."""
+    call = json.dumps({"name": "paint", "arguments": arguments}, ensure_ascii=False)
+    return f"<tool_call>\n{call}\n</tool_call>"
+
+
 PARTED = [
     (tools.QWEN, "hi", "hi", []),
     (tools.QWEN, "so\n<tool_call>\n{}\n</tool_call>", None, []),
@@ -398,6 +411,21 @@ PARTED = [
         "",
         ["paint", "count"],
     ),
+    *((tools.QWEN, f"{written(text=text)} b", "", ["paint"]) for text in MARKED),
+    (tools.QWEN, f"{written(t='</tool_call>')}{written(t='<tool_call>')}", "", ["paint", "paint"]),
+    (
+        tools.QWEN,
+        '<tool_call>{"name": "other", "arguments": {"t": "<tool_call>{"}}</tool_call> a',
+        None,
+        [],
+    ),
+    (tools.QWEN, f"<tool_call> is a mark. {written()}", "<tool_call> is a mark.", ["paint"]),
+    (tools.QWEN, f"<tool_call>{{a}}</tool>{written()}", "<tool_call>{a}</tool>", ["paint"]),
+    (tools.QWEN, '<tool_call>{"name": "paint", "arguments": {"x": NaN}}</tool_call>', None, []),
+    (tools.QWEN, '<tool_call>{"name": "paint", "arguments": {"x": 01}}</tool_call>', None, []),
+    (tools.QWEN, '<tool_call>{"name": "paint", "arguments": {}} and</tool_call>', None, []),
+    (tools.QWEN, '<tool_call>{"name": "paint", "arguments": {}}', None, []),
+    (tools.LLAMA, '{"name": "paint", "parameters": {"x": -Infinity}}', None, []),
     (tools.LLAMA, "hi", "hi", []),
     (tools.LLAMA, ' {"name": "paint", "parameters": {"a": 1}}', "", ["paint"]),
     (tools.LLAMA, '{"name": "paint", "parameters": {}}; {"name": "count", "parameters": {}}',
@@ -418,6 +446,72 @@ def test_words_and_calls_are_told_apart(dialect, text, words, names):
     for end in range(len(text) + 1):
         early, certain = tools.split(dialect, text[:end], known, done=False)
         assert whole.startswith(early) and calls[: len(certain)] == certain
+
+
+@pytest.mark.parametrize("dialect", [tools.QWEN, tools.LLAMA])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        '{"x": 1e400, "y": 1.10, "z": -0.0}',
+        '{"x": 12345678901234567890123}',
+        '{"x": "</tool_call>"}',
+        '{"x": "\\ud83d \\u00e9 é"}',
+        '{ "x" : [ true , null , {"y": {} } ] }',
+        "{}",
+    ],
+)
+def test_arguments_are_the_models_own_words(dialect, arguments):
+    """Claim: a client gets the arguments as the model wrote them, which are JSON: no number loses
+    digits or becomes Infinity. Sent back, they are taken."""
+    text = f'{{"name": "paint", "{dialect.arguments}": {arguments}}}'
+    whole = f"{dialect.opening}{text}{dialect.closing}"
+    words, (call,) = tools.split(dialect, whole, {"paint"}, done=True)
+    assert (words, call.arguments) == ("", arguments)
+    assert Called(name=call.name, arguments=call.arguments)
+
+
+PIECES = [
+    "{",
+    "}",
+    "[",
+    "]",
+    ",",
+    ":",
+    '"a"',
+    '"',
+    "\\",
+    "1",
+    "-",
+    ".5",
+    "e9",
+    "true",
+    "nul",
+    " ",
+    "\n",
+]
+
+
+@settings(deadline=None, max_examples=500, derandomize=True)
+@given(st.lists(st.sampled_from(PIECES), max_size=12).map("".join))
+def test_strict_json_reads_what_json_reads(text):
+    """Claim: it takes what the library takes, but for names of numbers that are none; what is taken
+    is unfinished at every place before its end, and never called wrong there."""
+    text = "{" + text
+
+    def refuse(name: str) -> None:
+        raise ValueError(name)
+
+    try:
+        known, end = json.JSONDecoder(parse_constant=refuse).raw_decode(text)
+    except ValueError:
+        with pytest.raises(ValueError):
+            read_object(text)
+        return
+    members, found = read_object(text)
+    assert found == end and {key: json.loads(raw) for key, raw in members.items()} == known
+    for early in range(end):
+        with pytest.raises(Unfinished):
+            read_object(text[:early])
 
 
 def test_a_parser_that_gives_up_ends_that_answer(vocabulary, monkeypatch):

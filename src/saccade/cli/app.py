@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 from typer.core import TyperCommand
 
+from saccade.cli import printing
 from saccade.cli.bench import bench_app
 from saccade.cli.calibrate import calibrate
 from saccade.cli.caption import caption, caption_merge
@@ -107,15 +108,25 @@ def main() -> None:
 
 def called(commands: typer.Typer) -> None:
     """Runs commands: an error meant for a person is one line and exit code 2."""
+    printing.prepare_streams()
     try:
-        commands(standalone_mode=True)
+        try:
+            commands(standalone_mode=True)
+        finally:  # Typer leaves by SystemExit.
+            printing.flush_output()
     except SaccadeError as error:
-        err.print(f"saccade: {error}", markup=False, soft_wrap=True)
-        sys.exit(2)
-    except OSError as error:  # of a file that stands in the way, or is not ours to write
-        if error.filename is None:
+        _fail(str(error))
+    except OSError as error:
+        if error.filename is not None:  # A file stands in the way, or is not ours to write.
+            _fail(f"{error.filename}: {error.strerror}")
+        if error.errno not in printing.UNWRITABLE:
             raise
-        err.print(f"saccade: {error.filename}: {error.strerror}", markup=False, soft_wrap=True)
-        sys.exit(2)
+        printing.forget_output()
+        _fail(f"the output cannot be written: {error.strerror}")
     except KeyboardInterrupt:
         sys.exit(130)
+
+
+def _fail(what: str) -> NoReturn:
+    err.print(f"saccade: {what}", markup=False, soft_wrap=True)
+    sys.exit(2)

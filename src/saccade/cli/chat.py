@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from dataclasses import replace
 from functools import partial
@@ -110,7 +111,7 @@ def _with(
     """With one more document. Raises SaccadeError where it is none, or too long for the target."""
     from saccade.engine.request import Request
 
-    text = texts.document(Path(named).expanduser())
+    text = texts.document(Path(os.path.expanduser(named)))
     found = replace(seen, documents=(*seen.documents, text))
     inputs, _ = pair.ask(options.QUESTION, **found.asked, history=history)
     target = pair.target.backbone

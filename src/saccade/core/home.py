@@ -7,6 +7,8 @@ import json
 import logging
 import os
 import platform
+import stat
+import tempfile
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
@@ -18,9 +20,34 @@ CPUS = Path("/proc/cpuinfo")
 
 
 def home() -> Path:
-    """``saccade`` below SACCADE_CACHE, or below the user's cache folder."""
+    """``saccade`` below SACCADE_CACHE, or below the user's cache folder.
+
+    A process in a container may run as a user without a name and a home. It gets a folder among
+    the temporary ones.
+    """
     named = os.environ.get("SACCADE_CACHE") or os.environ.get("XDG_CACHE_HOME")
-    return (Path(named) if named else Path.home() / ".cache") / "saccade"
+    if named:
+        return Path(named) / "saccade"
+    try:
+        return Path.home() / ".cache" / "saccade"
+    except RuntimeError:
+        return _temporary_home()
+
+
+@cache
+def _temporary_home() -> Path:
+    """A folder of this user alone, since compiled code is loaded from it."""
+    try:
+        folder = Path(tempfile.gettempdir(), f"saccade-{os.getuid()}")
+        folder.mkdir(mode=0o700, exist_ok=True)
+        state = folder.lstat()
+        others_may_write = state.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+        if stat.S_ISDIR(state.st_mode) and state.st_uid == os.getuid() and not others_may_write:
+            return folder
+        return Path(tempfile.mkdtemp(prefix="saccade-"))
+    except OSError as error:
+        log.info("nothing can be remembered: %s", error)
+        return Path(os.devnull, "saccade")  # Nothing can be written there.
 
 
 class Measured:

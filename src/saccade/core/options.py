@@ -15,6 +15,7 @@ import torch
 from transformers import GenerationConfig, LogitsProcessorList, MaxTimeCriteria
 
 from saccade.core.errors import OptionError, first_line, meant
+from saccade.core.plain import to_plain
 from saccade.core.result import FinishReason
 from saccade.core.sampling import Grammar, Processor, Sampling
 
@@ -85,8 +86,11 @@ RANGES = {  # above the first, up to the second
     "encoder_repetition_penalty": (0.0, 1e6),
     "max_time": (0.0, 1e9),
 }
+DRAWN = ("temperature", "top_p", "typical_p")  # They say nothing where nothing is drawn.
 SWITCHES = ("do_sample", "renormalize_logits", "remove_invalid_values")
 TOKENS = ("eos_token_id", "pad_token_id", "bad_words_ids", "suppress_tokens")
+
+PLAIN = {*WHOLE, *RANGES, *SWITCHES, *TOKENS}  # Numbers, switches and lists of ids.
 
 # Generation settings that change what `generate` computes in ways this engine does not.
 REFUSED: dict[str, tuple[Any, ...]] = {
@@ -118,7 +122,9 @@ def settle(
         said = type(generation_config).__name__
         raise OptionError(f"generation_config= is transformers' GenerationConfig, not {said}")
     config = copy.deepcopy(generation_config or model.generation_config)
-    wanted = {name: value for name, value in settings.items() if value is not None}
+    for name in PLAIN & vars(config).keys():
+        setattr(config, name, _plain(vars(config)[name]))
+    wanted = {name: _plain(value) for name, value in settings.items() if value is not None}
     _sound({**config.to_dict(), **wanted})
     try:
         unknown = config.update(**wanted)
@@ -152,6 +158,9 @@ def _sound(given: Mapping[str, Any]) -> None:
         if value is None:
             continue
         number = isinstance(value, int | float) and not isinstance(value, bool)
+        is_unused = name in DRAWN and not given.get("do_sample")
+        if number and value == low and is_unused:
+            continue
         if not number or not low < value <= high:
             raise OptionError(f"{name}={value!r} must be a number above {low:g} and up to {high:g}")
     for name in SWITCHES:
@@ -164,6 +173,22 @@ def _sound(given: Mapping[str, Any]) -> None:
     if stop is not None and not isinstance(stop, str):
         if not isinstance(stop, list | tuple) or not all(isinstance(each, str) for each in stop):
             raise OptionError(f"stop_strings={stop!r} is neither a string nor a list of strings")
+    for text in [stop] if isinstance(stop, str) else stop or ():
+        check_text("a stop string", text)
+
+
+def _plain(value: Any) -> Any:
+    """A setting as Python's own numbers and lists, whatever library made it."""
+    return to_plain(value.tolist() if isinstance(value, torch.Tensor) else value)
+
+
+def check_text(name: str, text: str) -> None:
+    """Raises OptionError for half of a surrogate pair, which no tokenizer takes."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        what = "holds half a character (a lone surrogate): give whole text"
+        raise OptionError(f"{name} {what}") from None
 
 
 def check_called(**given: Any) -> None:
@@ -177,16 +202,16 @@ def check_called(**given: Any) -> None:
 
 def check_whole(name: str, value: Any) -> None:
     """Raises OptionError for what is there and no whole number."""
+    value = to_plain(value)
     if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
         raise OptionError(f"{name}={value!r} is not a whole number")
 
 
 def _flat(tokens: Any) -> list[Any]:
     """Ids, however deep they lie in lists."""
-    found = tokens.tolist() if isinstance(tokens, torch.Tensor) else tokens
-    if not isinstance(found, list | tuple):
-        return [found]
-    return [token for each in found for token in _flat(each)]
+    if not isinstance(tokens, list | tuple):
+        return [tokens]
+    return [token for each in tokens for token in _flat(each)]
 
 
 def rules(
@@ -206,7 +231,8 @@ def rules(
     own_processors = copies(extra or (), len(contexts))
     for request, context in enumerate(contexts):
         own = copy.copy(config)
-        own.max_length, own.num_beams = len(context) + length, 1
+        own.max_length = len(context) + length
+        own.num_beams = own.num_return_sequences = 1  # Each request is a batch of one row here.
         try:
             model._prepare_special_tokens(own, device=context.device)
             processors = model._get_logits_processor(
@@ -280,19 +306,24 @@ def limits(config: GenerationConfig, longest: int, criteria: Sequence[Any] = ())
 
 
 class Stops:
-    """Cuts what verification let through at the first end of sequence, stop string or limit."""
+    """Cuts what verification let through at the first end of sequence, stop string or limit.
+
+    Stop strings are looked for in the text that is shown (``decode``) and, since a special token
+    may be one or stand in one, in the text with special tokens written out (``spell``).
+    """
 
     def __init__(
         self,
         options: Options,
         contexts: Sequence[torch.Tensor],
         decode: Callable[[Sequence[int]], str] | None,
+        spell: Callable[[Sequence[int]], str] | None = None,
     ) -> None:
         self.options = options
         self.answers: list[list[int]] = [[] for _ in contexts]
         self.stopped_by: dict[int, str] = {}
         self._contexts = contexts
-        self._decode = decode
+        self._readings = [reading for reading in (decode, spell) if reading is not None]
         # A token is at least a byte, save a few special ones that decode to nothing.
         self._window = max((len(s.encode()) for s in options.stop), default=0) + 8
 
@@ -310,13 +341,15 @@ class Stops:
         return len(tokens), None
 
     def _says_stop(self, request: int) -> bool:
-        if not self.options.stop or self._decode is None:
+        if not self.options.stop:
             return False
-        tail = self._decode(self.answers[request][-self._window :])
-        found = [(tail.find(string), string) for string in self.options.stop if string in tail]
-        if found:
-            self.stopped_by[request] = min(found)[1]
-        return bool(found)
+        late = self.answers[request][-self._window :]
+        for tail in (read(late) for read in self._readings):
+            found = [(tail.find(string), string) for string in self.options.stop if string in tail]
+            if found:
+                self.stopped_by[request] = min(found)[1]
+                return True
+        return False
 
     def _criteria(self, request: int) -> bool:
         context = self._contexts[request]

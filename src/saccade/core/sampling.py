@@ -90,11 +90,7 @@ class Sampling:
     def for_drafts(self) -> Sampling:
         """The same rules without processors that may remember calls: those a draft can follow."""
         processors = tuple(rule for rule in self.processors if not may_remember(rule))
-        return (
-            self
-            if len(processors) == len(self.processors)
-            else replace(self, processors=processors)
-        )
+        return replace(self, processors=processors)
 
     def obeyed(
         self, logits: Float[Tensor, " vocab"], answer: Sequence[int]

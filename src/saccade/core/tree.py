@@ -155,7 +155,7 @@ def after(line: Tree, count: int) -> Tree:
 def below(tree: Tree, node: int) -> Tree:
     """The nodes below ``node``, as a tree whose root is ``node``."""
     index = {node: ROOT}
-    nodes = []
+    nodes: list[int] = []
     for child, parent in enumerate(tree.parents):
         if parent in index:
             index[child] = len(nodes)

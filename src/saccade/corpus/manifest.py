@@ -13,6 +13,7 @@ from typing import Any
 from saccade.core.errors import OptionError
 from saccade.inputs.checkpoints import Answering
 from saccade.inputs.media import FrameSampling
+from saccade.inputs.media.opening import is_visible
 
 VIDEOS = (".mp4", ".m4v", ".mov", ".mkv", ".webm", ".avi", ".gif", ".webp")
 DECIDING = ("dtype", "quantize", "positions")  # of how models are loaded, what changes answers
@@ -83,7 +84,11 @@ def jobs(manifest: Path, question: str) -> list[ClipJob]:
     it cannot be read or an id comes twice.
     """
     if manifest.is_dir():
-        found = sorted(path for path in manifest.rglob("*") if path.suffix.lower() in VIDEOS)
+        found = sorted(
+            path
+            for path in manifest.rglob("*")
+            if path.suffix.lower() in VIDEOS and is_visible(path)
+        )
         named = [str(path.relative_to(manifest)) for path in found]
         entries = [(name, {"video": name}) for name in named]
     elif manifest.is_file():

@@ -96,12 +96,18 @@ class GrowingDraft:
         self.tree = Tree()
         self.is_finished = False
 
-    def grow(self, scores: Scores | None) -> None:
-        """Goes on to the next tree it wants scored, or to its end; None starts it."""
-        if scores is not None:
-            self._scores.append(scores)
+    def start(self) -> None:
+        """Goes on to the first tree it wants scored, or to its end."""
+        self._go_on(lambda: next(self._growing))
+
+    def grow(self, scores: Scores) -> None:
+        """Goes on, with the scores it asked for, to the next tree it wants scored or to its end."""
+        self._scores.append(scores)
+        self._go_on(lambda: self._growing.send(scores))
+
+    def _go_on(self, go: Callable[[], Tree]) -> None:
         try:
-            self.tree = next(self._growing) if scores is None else self._growing.send(scores)
+            self.tree = go()
         except StopIteration as stop:
             self.tree, self.is_finished = stop.value, True
 
@@ -135,14 +141,14 @@ def drive(
     Raises DraftFailed with what all of them have drawn where one of them cannot go on.
     """
     drafts = {key: GrowingDraft(each) for key, each in growing.items()}
-    scored: Mapping[K, Scores | None] = dict.fromkeys(growing)
     try:
-        while scored:
-            for key, scores in scored.items():
-                drafts[key].grow(scores)
-            wanted = {key: drafts[key].tree for key in scored if not drafts[key].is_finished}
-            scored = score(wanted) if wanted else {}
+        for draft in drafts.values():
+            draft.start()
+        while wanted := {key: each.tree for key, each in drafts.items() if not each.is_finished}:
+            scored = score(wanted)
             seen.update(scored)
+            for key in wanted:
+                drafts[key].grow(scored[key])
     except Exception as error:
         drawn: Mapping[Any, Tree] = {key: draft.drawn for key, draft in drafts.items()}
         raise DraftFailed(drawn) from error

@@ -23,7 +23,8 @@ from saccade.model.session import LONG
 
 PREPARED = {"attention_mask", "position_ids", "mm_token_type_ids", "mm_encoder_outputs"}
 PIXELS = {"image": "pixel_values", "video": "pixel_values_videos"}  # and ..._grid_thw beside them
-IGNORABLE = ("past_key_values", "logits_to_keep", "use_cache", "synced_gpus")  # generate's own
+# What generate passes to its own loops. The cache is named "cache" from Transformers 5.24 on.
+IGNORABLE = ("past_key_values", "cache", "logits_to_keep", "use_cache", "synced_gpus")
 
 Spans = tuple[int, int] | Sequence[tuple[int, int]]
 
@@ -36,7 +37,8 @@ class Request:
     rules: Callable[[Sequence[Tensor]], list[Sampling]]  # by each request's prompt
     limits: options.Options
     draft_inputs: Inputs | None = None
-    decode: Callable[[Sequence[int]], str] | None = None
+    decode: Callable[[Sequence[int]], str] | None = None  # without special tokens
+    spell: Callable[[Sequence[int]], str] | None = None  # with them
     words: Words = Words()
 
     @classmethod
@@ -89,11 +91,12 @@ class Request:
             length=limits.max_new_tokens,
             extra=logits_processor,
             allowed=prefix_allowed_tokens_fn,
-            seed=seed,
+            seed=None if seed is None else int(seed),
             grammar=grammar,
         )
         words = Words(_encoder(tokenizer), captioner)
-        return cls(inputs, rules, limits, draft_inputs, _decoder(tokenizer), words)
+        decode, spell = _decoder(tokenizer, True), _decoder(tokenizer, False)
+        return cls(inputs, rules, limits, draft_inputs, decode, spell, words)
 
     @classmethod
     def prepared(
@@ -195,7 +198,25 @@ class Request:
         if self.decode is None:
             return None
         text = self.decode(answer)
-        return text if stop is None else text.partition(stop)[0]
+        if stop is None:
+            return text
+        before, found, _ = text.partition(stop)
+        return before if found else self._before_special(answer, stop)
+
+    def _before_special(self, answer: Sequence[int], stop: str) -> str:
+        """The words of an answer before a stop string that holds special tokens."""
+        assert self.decode is not None and self.spell is not None
+        spelled = self.spell(answer)
+        end, count = spelled.find(stop), len(answer)
+        if end < 0:  # A decoder that tidies the whole text up may write it otherwise.
+            return self.decode(answer)
+        while count and not (
+            len(head := self.spell(answer[:count])) <= end and spelled.startswith(head)
+        ):
+            count -= 1
+        shared = answer[count : count + 1]  # The token in which the stop string begins.
+        rest = spelled[len(self.spell(answer[:count])) : end] if self.decode(shared) else ""
+        return self.decode(answer[:count]) + rest
 
 
 def _readable(target: Backbone, inputs: Inputs) -> Inputs:
@@ -322,10 +343,10 @@ def backbone(model: nn.Module | Backbone) -> Backbone:
     return model if isinstance(model, Backbone) else Backbone.of(model)
 
 
-def _decoder(tokenizer: Any) -> Callable[[Sequence[int]], str] | None:
+def _decoder(tokenizer: Any, skips_special: bool) -> Callable[[Sequence[int]], str] | None:
     if tokenizer is None:
         return None
-    return lambda ids: tokenizer.decode(list(ids), skip_special_tokens=True)
+    return lambda ids: tokenizer.decode(list(ids), skip_special_tokens=skips_special)
 
 
 def _encoder(tokenizer: Any) -> Callable[[str], list[int]] | None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 
 from saccade.core.errors import ModelError, OptionError, first_line
+from saccade.core.options import check_text
 from saccade.core.prompt import CONTEXT, Inputs
 from saccade.inputs import literal
 from saccade.inputs.loading import Loaded
@@ -159,11 +160,14 @@ def converse(
     Each turn has a role and a content of parts: ``{"type": "text", "text": ...}``, the same of type
     "document" for text that views may prune, and
     ``{"type": "video"}`` or ``{"type": "image"}`` where the next of ``clips`` or ``images`` stands.
+    An assistant's turn may have ``tool_calls`` and ``reasoning_content`` as templates take them.
     ``tools`` are told as the template tells of them; ``continued`` leaves the last turn, the
     assistant's, unfinished.
     """
     if not getattr(processor, "chat_template", None):
         raise ModelError(f"{name} has no chat template, so questions cannot be put to it")
+    for part in (part for turn in turns for part in turn["content"]):
+        check_text("the text", part.get("text", ""))
     text_only = getattr(processor, "tokenizer", None) is None
     if text_only and (clips or images):
         raise ModelError(f"{name} reads text only; give a vision-language --target")
@@ -174,6 +178,7 @@ def converse(
         inputs = processor(text, return_tensors="pt", add_special_tokens=False)
         return literal.spell(name, inputs, standing)
     seen: dict[str, Any] = {}
+    clips = [_long_enough(clip, processor) for clip in clips]
     if clips:
         seen["videos"] = [clip.frames for clip in clips]
         seen["video_metadata"] = [clip.metadata for clip in clips]
@@ -195,6 +200,19 @@ def converse(
     return literal.spell(name, inputs, standing)
 
 
+def _long_enough(clip: Clip, processor: Any) -> Clip:
+    """The clip, its last frame repeated where it has fewer than a processor puts in one row.
+
+    Some processors do this themselves and some (Qwen3-VL's) refuse such a clip.
+    """
+    missing = getattr(processor.video_processor, "temporal_patch_size", 1) - len(clip.frames)
+    if missing <= 0:
+        return clip
+    frames = np.concatenate([clip.frames, clip.frames[-1:].repeat(missing, axis=0)])
+    times = np.concatenate([clip.timestamps, clip.timestamps[-1:].repeat(missing)])
+    return replace(clip, frames=frames, timestamps=times)
+
+
 def words(
     name: str, processor: Any, turns: Sequence[Mapping[str, Any]], *, continued: bool = False
 ) -> list[int]:
@@ -214,18 +232,25 @@ def _written(
     continued: bool,
 ) -> tuple[str, literal.Standing | None]:
     """A conversation as its template has it, and what stands in it for words."""
-    held = literal.hold(processor, turns)
-    if getattr(processor, "tokenizer", None) is None:
-        for turn in held.turns:
-            turn["content"] = "".join(part["text"] for part in turn["content"])
-    text = processor.apply_chat_template(
-        held.turns,
-        add_generation_prompt=not continued,
-        continue_final_message=continued,
-        tokenize=False,
-        **({"tools": [*tools]} if tools else {}),
-    )
-    return literal.stand_in(name, processor, text, held)
+    is_text_only = getattr(processor, "tokenizer", None) is None
+
+    def render(turns: list[dict[str, Any]]) -> str:
+        if is_text_only:
+            turns = [
+                {**turn, "content": "".join(part["text"] for part in turn["content"])}
+                for turn in turns
+            ]
+        return str(
+            processor.apply_chat_template(
+                turns,
+                add_generation_prompt=not continued,
+                continue_final_message=continued,
+                tokenize=False,
+                **({"tools": [*tools]} if tools else {}),
+            )
+        )
+
+    return literal.write(name, processor, turns, render)
 
 
 def _described(processor: Any) -> str:

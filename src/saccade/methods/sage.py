@@ -78,7 +78,8 @@ class Reach:
         """The children a node may have: (P of the path down to it, rank)."""
         least, most = self.shape.width
         wide = (least + (1 - self.alpha) * (most - least)) / level * (0.5 + parent)  # Eq. 11-12
-        likely = [(path * p, rank) for rank, p in enumerate(ranks) if rank < wide]
+        # what the request's rules forbid has no probability, and is no child whatever the width
+        likely = [(path * p, rank) for rank, p in enumerate(ranks) if rank < wide and p > 0]
         if self.shape.rule == "prose":
             return likely
         return [child for child in likely if self.expands(level, child[0])]

@@ -23,7 +23,7 @@ from saccade.model import families, memory
 from saccade.model.grid import Cells, arrange, counted
 
 READ = (  # what language models are given and we understand
-    "attention_mask", "position_ids", "past_key_values", "inputs_embeds", "input_ids",
+    "attention_mask", "position_ids", "past_key_values", "cache", "inputs_embeds", "input_ids",
     "cache_position", "visual_pos_masks", "deepstack_visual_embeds",
 )  # fmt: skip
 

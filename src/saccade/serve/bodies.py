@@ -23,8 +23,9 @@ LONG = 1 << 16  # bytes of a data: address that is cut out
 TEXT = 32 << 20  # bytes of a body that may be left beside those
 ADDRESS = re.compile(rb'"url"\s*:\s*"((?i:data):)')
 SOLID = re.compile(rb"[^ ]")
-# how encoders may spell what base64 is written with (PHP's, .NET's)
-SPELT = {b"/": (b"\\/", b"\\u002f", b"\\u002F"), b"+": (b"\\u002b", b"\\u002B"),
+# how encoders may spell what base64 is written with (PHP's, .NET's), and the ends of its lines
+SPELT = {b"": (b"\\n", b"\\r", b"\\t"),
+         b"/": (b"\\/", b"\\u002f", b"\\u002F"), b"+": (b"\\u002b", b"\\u002B"),
          b"=": (b"\\u003d", b"\\u003D")}  # fmt: skip
 TOGETHER = 4  # bodies of full size that may be here at once, arriving or waiting for a decoder
 

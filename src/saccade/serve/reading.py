@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import threading
 from collections.abc import Hashable, Sequence
@@ -25,8 +24,10 @@ from saccade.model.kept import Kept, digest, prepared
 from saccade.serve.errors import ApiError
 from saccade.serve.formats import grammar, tools
 from saccade.serve.formats.replies import ChatForm, Form, TextForm
+from saccade.serve.formats.strict_json import parse_object
 from saccade.serve.settings import Settings
 from saccade.serve.wire import (
+    AssistantMessage,
     ChatRequest,
     CompletionRequest,
     DocumentPart,
@@ -110,7 +111,7 @@ class RequestReader:
             said = "this model's chat template carries no tools in a way that is known here"
             raise ApiError(400, f"tools: {said}", "tools")
         told = [tool.model_dump_json() for tool in asked.usable]
-        told += [text for call in calls for text in (call.name, call.arguments)]
+        told += [call.name for call in calls]
         spelt = literal.special_in(self._target.processor, told)
         if spelt is not None:
             raise ApiError(400, f"tools: {spelt} means something else to this model", "tools")
@@ -307,10 +308,12 @@ def _turn(turn: Message) -> dict[str, Any]:
         found["tool_calls"] = [
             {
                 "type": "function",
-                "function": {"name": call.name, "arguments": json.loads(call.arguments)},
+                "function": {"name": call.name, "arguments": parse_object(call.arguments)},
             }
             for call in calls
         ]
+    if isinstance(turn, AssistantMessage) and turn.thought:
+        found[literal.REASONING] = turn.thought
     return found
 
 

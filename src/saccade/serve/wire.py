@@ -5,12 +5,13 @@ What is not known is refused; what is taken and changes nothing is told in docs/
 
 from __future__ import annotations
 
-import json
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+from saccade.serve.formats.strict_json import parse_object
 
 MAX_STOPS = 16
 MAX_TOP_LOGPROBS = 20
@@ -52,24 +53,44 @@ class VideoAddress(Address):
     detail: Literal["auto"] | None = None
 
 
-class TextPart(Strict):
+class Replayed(Strict):
+    """A part of a conversation, which clients send back as they got it.
+
+    Their objects have more fields than an answer used, null or empty. A field that is not known
+    here and says nothing is left out; one that says something is refused like any other.
+    """
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_silent_fields(cls, given: Any) -> Any:
+        if not isinstance(given, dict):
+            return given
+        known = {field.alias or name for name, field in cls.model_fields.items()}
+        return {
+            name: value
+            for name, value in given.items()
+            if name in known or not (value is None or value in ("", [], {}))
+        }
+
+
+class TextPart(Replayed):
     type: Literal["text"]
     text: Words
 
 
-class DocumentPart(Strict):
+class DocumentPart(Replayed):
     """A long text that views may prune like a video."""
 
     type: Literal["document"]
     text: Annotated[Words, Field(pattern=r"\S")]
 
 
-class ImagePart(Strict):
+class ImagePart(Replayed):
     type: Literal["image_url"]
     image_url: ImageAddress
 
 
-class VideoPart(Strict):
+class VideoPart(Replayed):
     type: Literal["video_url"]
     video_url: VideoAddress
 
@@ -78,54 +99,72 @@ Part = Annotated[TextPart | DocumentPart | ImagePart | VideoPart, Field(discrimi
 Texts = Words | Annotated[list[TextPart], Field(min_length=1)]
 
 
-class SystemMessage(Strict):
+class SystemMessage(Replayed):
     role: Literal["system", "developer"]
     content: Texts
     name: Words | None = None
 
 
-class UserMessage(Strict):
+class UserMessage(Replayed):
     role: Literal["user"]
     content: Words | Annotated[list[Part], Field(min_length=1)]
     name: Words | None = None
 
 
-class Called(Strict):
+class Called(Replayed):
     name: Annotated[Words, Field(min_length=1)]
     arguments: Words
 
     @model_validator(mode="after")
     def _object(self) -> Called:
         try:
-            found = json.loads(self.arguments)
-        except (ValueError, RecursionError):
-            found = None
-        if not isinstance(found, dict):
-            raise ValueError("arguments must be a JSON object in a string")
+            parse_object(self.arguments)
+        except ValueError:
+            raise ValueError("arguments must be a JSON object in a string") from None
         return self
 
 
-class ToolCall(Strict):
+class ToolCall(Replayed):
+    """A call. Clients that put a stream's pieces together leave its ``index`` in it."""
+
     id: Words
     type: Literal["function"]
     function: Called
+    index: int | None = None
 
 
-class AssistantMessage(Strict):
+class AssistantMessage(Replayed):
     role: Literal["assistant"]
     content: Texts | None = None
     name: Words | None = None
-    refusal: Literal[None] = None
-    tool_calls: Annotated[list[ToolCall], Field(min_length=1)] | None = None
+    refusal: Literal["", None] = None
+    tool_calls: list[ToolCall] | None = None
+    reasoning_content: Words | None = None
+    reasoning: Words | None = None  # The newer name of the same.
+    # What a client's library found in the words. The words say it.
+    annotations: list[Any] | None = None
+    parsed: Any = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_empty_content(cls, given: Any) -> Any:
+        if isinstance(given, dict) and given.get("content") == []:
+            return {name: value for name, value in given.items() if name != "content"}
+        return given
 
     @model_validator(mode="after")
     def _says(self) -> AssistantMessage:
-        if self.content is None and self.tool_calls is None:
+        if self.content is None and not self.tool_calls:
             raise ValueError("content is needed where there are no tool_calls")
         return self
 
+    @property
+    def thought(self) -> str:
+        """The reasoning before the answer."""
+        return self.reasoning_content or self.reasoning or ""
 
-class ToolMessage(Strict):
+
+class ToolMessage(Replayed):
     role: Literal["tool"]
     content: Texts
     tool_call_id: Words
@@ -218,7 +257,7 @@ class CompletionRequest(Strict, ABC):
     model: Words
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
     top_k: Annotated[int, Field(ge=1)] | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] | None = None
@@ -250,7 +289,13 @@ class CompletionRequest(Strict, ABC):
         forms = (self.structured_outputs, self.guided_regex, self.guided_json)
         if sum(form is not None for form in forms) > 1:
             raise ValueError("structured_outputs, guided_regex, guided_json: give one of them")
+        if self.top_p == 0 and not self.is_greedy:
+            raise ValueError("top_p must be above 0 unless temperature is 0")
         return self
+
+    @property
+    def is_greedy(self) -> bool:
+        return self.temperature is not None and self.temperature < COLDEST
 
     @property
     def limit(self) -> int | None:
@@ -276,7 +321,7 @@ class CompletionRequest(Strict, ABC):
         if self.temperature is None and not any(value is not None for value in drawn.values()):
             return ruled
         temperature = 1.0 if self.temperature is None else self.temperature
-        if temperature < COLDEST:
+        if self.is_greedy:
             return {**ruled, "do_sample": False}
         return {**ruled, **drawn, "do_sample": True, "temperature": temperature}
 
@@ -355,6 +400,7 @@ class ChatRequest(CompletionRequest):
         calls = [call for turn in self.messages for call in called(turn)]
         return [
             *(part.text for part in words if isinstance(part, TextPart | DocumentPart)),
+            *(turn.thought for turn in self.messages if isinstance(turn, AssistantMessage)),
             *(text for call in calls for text in (call.function.name, call.function.arguments)),
             *(tool.model_dump_json() for tool in self.usable),
         ]

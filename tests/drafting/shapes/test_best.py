@@ -169,12 +169,17 @@ def test_requests_grow_in_step():
     assert set(spelled(trees[1])) == {text[1:] for text in likeliest(chances(table, (3,), 4), 3)}
 
 
-def test_sampling_changes_no_node():
-    """Claim: nodes are chosen by the draft's own law: no noise, no temperature."""
+def test_nodes_are_chosen_by_the_law_that_is_sampled_from():
+    """Claim: no noise enters the tree, and rules change it as they change the draft's law: under a
+    temperature it is the tree of a table with that temperature in it."""
     table = random_table(7, V, 7)
+    warm = {text: row / 9 for text, row in table.items()}
     rules = Sampling(True, (lambda ids, scores: scores / 9,), seed=1)
-    for settled in (rules, Sampling(True, seed=2)):
-        assert grown(table, Best(8).grow(None), settled) == grown(table, Best(8).grow(None))
+    assert grown(table, Best(8).grow(None), rules) == grown(warm, Best(8).grow(None))
+    assert grown(table, Best(8).grow(None), Sampling(True, seed=2)) == grown(
+        table, Best(8).grow(None)
+    )
+    assert grown(warm, Best(8).grow(None)) != grown(table, Best(8).grow(None))
 
 
 @pytest.mark.usefixtures("unchecked")

@@ -168,7 +168,7 @@ class _Search:
         if folder.parent.name == "snapshots" and len(source.revisions) > 1:
             found += [path for path in _snapshots(folder.parent.parent) if path != folder]
         if self.root is None and self.known.media is not None:
-            home = os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface"
+            home = os.environ.get("HF_HOME") or os.path.expanduser("~/.cache/huggingface")
             found += [p for name in self.known.media.unpacked if (p := Path(home, name)).is_dir()]
         return tuple(found)
 

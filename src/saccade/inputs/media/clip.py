@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float64, UInt8
 
+from saccade.core.plain import to_plain
 from saccade.inputs.media.limits import bad_option
 
 Frames = UInt8[np.ndarray, "frame height width 3"]
@@ -34,6 +35,8 @@ class FrameSampling:
     every: bool = False
 
     def __post_init__(self) -> None:
+        for name in ("fps", "num_frames", "start", "end"):
+            object.__setattr__(self, name, to_plain(getattr(self, name)))
         for name in ("fps", "start", "end"):
             value = getattr(self, name)
             number = isinstance(value, int | float) and not isinstance(value, bool)

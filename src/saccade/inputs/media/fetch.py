@@ -77,6 +77,7 @@ class Sources:
 
     def load(self, url: str) -> Fetched:
         """What the address stands for. Raises VideoInputError, in which it is not repeated."""
+        url = url.strip(" \t\r\n")
         scheme = url[:16].partition(":")[0].lower()
         if scheme == "data":
             return self.written(memoryview(url.encode()))
@@ -206,12 +207,21 @@ def _refused(
 
 def _decoded(text: memoryview) -> bytes:
     try:
-        data = binascii.a2b_base64(text, strict_mode=True)
-    except (binascii.Error, ValueError):
+        data = _base64(text)
+    except ValueError:
         raise _refused("holds broken base64: encode the bytes again", "bad_option") from None
     if not data:
         raise _refused("holds no bytes: give a video or an image", "empty")
     return data
+
+
+def _base64(text: memoryview) -> bytes:
+    """The bytes. Encoders may break lines and leave the padding out. Raises ValueError."""
+    with suppress(ValueError):
+        return binascii.a2b_base64(text, strict_mode=True)
+    in_one_line = bytes(text).translate(None, delete=b" \t\r\n")
+    missing = b"" if b"=" in in_one_line[-2:] else b"=" * (-len(in_one_line) % 4)
+    return binascii.a2b_base64(in_one_line + missing, strict_mode=True)
 
 
 def _place(url: str) -> WebAddress:

@@ -11,7 +11,7 @@ import threading
 import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 from PIL import Image as PILImage
@@ -20,7 +20,8 @@ from PIL import ImageOps
 from saccade.core.errors import VideoInputError
 from saccade.inputs.media.clip import Image, enlarged
 from saccade.inputs.media.limits import Limits, refusal, too_many_pixels
-from saccade.inputs.media.opening import File, Source, blame, opened, printable
+from saccade.inputs.media.opening import File, Source, blame, is_visible, opened, printable
+from saccade.inputs.media.png import without_long_texts
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 FOLDER_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp")
@@ -107,7 +108,7 @@ def folder(path: Path, fps: float | int | None, limits: Limits) -> Pictures:
     label = printable(path.name)
     try:
         paths = sorted(
-            (p for p in path.iterdir() if p.suffix.lower() in FOLDER_SUFFIXES),
+            (p for p in path.iterdir() if p.suffix.lower() in FOLDER_SUFFIXES and is_visible(p)),
             key=lambda p: [int(s) if s.isdecimal() else s for s in re.split(r"(\d+)", p.name)],
         )
         limits.check(label, nbytes=sum(p.stat().st_size for p in paths))
@@ -133,11 +134,9 @@ def _image(file: File, limits: Limits) -> Iterator[Any]:
     with contextlib.ExitStack() as stack:
         with blame(file), _warnings_lock, warnings.catch_warnings():
             warnings.simplefilter("error", PILImage.DecompressionBombWarning)
-            file.handle.seek(0)
+            encoded = without_long_texts(file.handle)
             try:
-                image: Any = stack.enter_context(
-                    PILImage.open(cast(Any, file.handle), formats=FORMATS)
-                )
+                image: Any = stack.enter_context(PILImage.open(encoded, formats=FORMATS))
             except (PILImage.DecompressionBombWarning, PILImage.DecompressionBombError):
                 cap = min(limits.max_pixels or sys.maxsize, PILImage.MAX_IMAGE_PIXELS or 0)
                 raise too_many_pixels(file.label, cap) from None

@@ -147,6 +147,11 @@ def blame(file: File) -> Iterator[None]:
         raise file.refusal("is damaged or cut short: copy it again", "truncated") from None
 
 
+def is_visible(path: Path) -> bool:
+    """Whether a file of a folder is meant: macOS puts "._frame.jpg" beside each "frame.jpg"."""
+    return not path.name.startswith(".")
+
+
 def printable(name: str) -> str:
     """A file's own name, safe to print."""
     return "".join(c if c.isprintable() else "?" for c in name)[:80] or "the folder"

@@ -127,7 +127,7 @@ class Video:
     def _array(self, frame: Any) -> Image:
         with blame(self.file):
             array = self.scaler.reformat(frame, format="rgb24").to_ndarray()
-            return np.rot90(array, round(frame.rotation / 90))
+            return _upright(array, frame.side_data.get("DISPLAYMATRIX"))
 
     @contextlib.contextmanager
     def _stream(self) -> Iterator[tuple[Any, Any]]:
@@ -176,6 +176,21 @@ class Video:
                 self.file.check()
                 if packet.size and not packet.is_corrupt:
                     yield packet
+
+
+def _upright(image: Image, matrix: Any) -> Image:
+    """The image as a player shows it: turned, mirrored or both, in whole quarters of a turn.
+
+    ``matrix`` are FFmpeg's nine 32-bit integers a, b, u, c, d, v, x, y, w. They put the pixel
+    (x, y) to (ax + cy, bx + dy); only the signs and the larger diagonal count here.
+    """
+    if matrix is None:
+        return image
+    a, b, _, c, d = np.frombuffer(bytes(matrix), np.int32)[:5].astype(int).tolist()
+    from_x, from_y = a, d  # What gives the shown column, and what the shown row.
+    if abs(b) + abs(c) > abs(a) + abs(d):
+        image, from_x, from_y = image.swapaxes(0, 1), c, b
+    return image[:: -1 if from_y < 0 else 1, :: -1 if from_x < 0 else 1]
 
 
 def _run_starts(pts: np.ndarray, key: list[bool]) -> np.ndarray:

@@ -15,8 +15,7 @@ from typing import Any
 
 from saccade.core.errors import OptionError
 from saccade.serve.formats.grammar import SPACES
-
-DECODER = json.JSONDecoder()
+from saccade.serve.formats.strict_json import NotJson, Unfinished, read_object
 
 
 @dataclass(frozen=True)
@@ -83,27 +82,48 @@ def split(
 ) -> tuple[str, list[MadeCall]]:
     """The words and the calls of an answer; of one under way (not ``done``) those that are certain.
 
-    What is no call of one of ``names`` is words, and so is a call that was cut off.
+    What is no call of one of ``names`` is words, and so is a call that was cut off. A call's object
+    is read as JSON, so that a mark inside a string of it is a part of that string.
     """
     if not dialect.opening:
         return _whole(dialect, text, names, done)
     calls: list[MadeCall] = []
-    begins: int | None = None  # where the words end
+    words_end: int | None = None  # where the words end, once that is known
     at = 0
     while (start := text.find(dialect.opening, at)) >= 0:
-        end = text.find(dialect.closing, start)
-        if end < 0:
-            begins = start if begins is None and not done else begins
+        try:
+            call, at = _marked_call(dialect, text, start, names)
+        except Unfinished:
+            if words_end is None and not done:
+                words_end = start
             break
-        call = _call(dialect, _object(text[start + len(dialect.opening) : end]), names)
         if call is not None:
             calls.append(call)
-            begins = start if begins is None else begins
-        at = end + len(dialect.closing)
-    words = text[:begins]
-    if not done and begins is None:
+            words_end = start if words_end is None else words_end
+    words = text[:words_end]
+    if not done and words_end is None:
         words = words[: len(words) - _begun(words, dialect.opening)]
     return (words if done and not calls else words.rstrip()), calls
+
+
+def _marked_call(
+    dialect: Dialect, text: str, start: int, names: Collection[str]
+) -> tuple[MadeCall | None, int]:
+    """The call whose opening mark stands at ``start``, None if it is none, and where to go on.
+
+    Raises Unfinished where the text ends before that is certain.
+    """
+    inside = start + len(dialect.opening)
+    try:
+        members, end = read_object(text, inside)
+    except NotJson:
+        return None, inside
+    rest = text[end:].lstrip()
+    if rest.startswith(dialect.closing):
+        return _call(dialect, members, names), len(text) - len(rest) + len(dialect.closing)
+    if dialect.closing.startswith(rest):
+        raise Unfinished
+    return None, end
 
 
 def _whole(
@@ -116,10 +136,10 @@ def _whole(
     calls: list[MadeCall] = []
     while rest:
         try:
-            found, end = DECODER.raw_decode(rest)
-        except (ValueError, RecursionError):
+            members, end = read_object(rest)
+        except (NotJson, Unfinished):
             return text, []
-        call = _call(dialect, found, names)
+        call = _call(dialect, members, names)
         if call is None:
             return text, []
         calls.append(call)
@@ -127,18 +147,13 @@ def _whole(
     return ("", calls) if calls else (text, [])
 
 
-def _call(dialect: Dialect, found: Any, names: Collection[str]) -> MadeCall | None:
-    match found:
-        case {"name": str(name), dialect.arguments: dict(arguments)} if name in names:
-            return MadeCall(name, json.dumps(arguments, ensure_ascii=False))
-    return None
-
-
-def _object(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
+def _call(dialect: Dialect, members: Mapping[str, str], names: Collection[str]) -> MadeCall | None:
+    """The call that an object makes, its arguments as the model wrote them."""
+    name, arguments = members.get("name", ""), members.get(dialect.arguments, "")
+    if not (name.startswith('"') and arguments.startswith("{")):
         return None
+    called = json.loads(name)
+    return MadeCall(called, arguments) if called in names else None
 
 
 def _begun(text: str, mark: str) -> int:

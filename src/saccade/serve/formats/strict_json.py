@@ -1,0 +1,154 @@
+"""Reads JSON that a model writes, also while it is still being written.
+
+Other than ``json``, this tells text that is not JSON from text that has not ended yet, takes no
+``NaN`` or ``Infinity``, and gives values as they are written: no number loses digits or its range.
+The grammar is that of RFC 8259.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from decimal import Decimal
+from typing import Any
+
+MAX_DEPTH = 200  # Objects and arrays inside each other. A parser that recurses takes about 1000.
+MAX_DIGITS = 4000  # Of an integer. Python writes none of more than 4300.
+CLOSING = {"{": "}", "[": "]"}
+BLANKS = re.compile(r"[ \t\n\r]*")
+IN_STRING = r'(?:[^"\\\x00-\x1f]|\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4}))*+'
+STRING = re.compile(f'"{IN_STRING}"')
+STRING_START = re.compile(rf'"{IN_STRING}(?:\\(?:u[0-9a-fA-F]{{0,3}})?)?')
+NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
+NUMBER_START = re.compile(r"-?(?:(?:0|[1-9][0-9]*)(?:\.[0-9]*)?(?:[eE][+-]?[0-9]*)?)?")
+WORDS = ("true", "false", "null")
+
+
+class NotJson(ValueError):
+    """The text is not JSON, whatever may follow it."""
+
+
+class Unfinished(ValueError):
+    """The text ends before the value does."""
+
+
+def read_object(text: str, at: int = 0) -> tuple[dict[str, str], int]:
+    """The members of the object that begins at ``at``, each value as it is written, and where the
+    object ends. Raises NotJson or Unfinished."""
+    members: dict[str, str] = {}
+    at = _expect(text, at, "{")
+    if text[at : at + 1] == "}":
+        return members, at + 1
+    while True:
+        start, at = at, _string_end(text, at)
+        key = json.loads(text[start:at])
+        at = _expect(text, at, ":")
+        start, at = at, value_end(text, at)
+        members[key] = text[start:at]
+        at = _skip_blanks(text, at)
+        if text[at : at + 1] == "}":
+            return members, at + 1
+        at = _expect(text, at, ",")
+
+
+def parse_object(text: str) -> dict[str, Any]:
+    """The object that a whole text is. Raises ValueError where it is none.
+
+    A number beyond a float's range becomes an integer, which is written as a number again.
+    """
+    _, end = read_object(text)
+    if text[end:].strip(" \t\n\r"):
+        raise NotJson
+    return dict(json.loads(text, parse_float=_parse_number))
+
+
+def value_end(text: str, at: int = 0) -> int:
+    """Where the value that begins at ``at`` ends. Raises NotJson or Unfinished."""
+    open_until: list[str] = []  # the brackets that close what is open here
+    while True:
+        at = _skip_blanks(text, at)
+        opening = text[at : at + 1]
+        if opening in CLOSING:
+            closing = CLOSING[opening]
+            at = _skip_blanks(text, at + 1)
+            if text[at : at + 1] != closing:
+                open_until.append(closing)
+                if len(open_until) > MAX_DEPTH:
+                    raise NotJson
+                at = _key_end(text, at) if closing == "}" else at
+                continue
+            at += 1
+        else:
+            at = _scalar_end(text, at)
+        while open_until:
+            at = _skip_blanks(text, at)
+            if text[at : at + 1] == open_until[-1]:
+                open_until.pop()
+                at += 1
+                continue
+            at = _expect(text, at, ",")
+            at = _key_end(text, at) if open_until[-1] == "}" else at
+            break
+        else:
+            return at
+
+
+def _parse_number(digits: str) -> float | int:
+    value = float(digits)
+    if math.isfinite(value):
+        return value
+    exact = Decimal(digits)
+    if exact.adjusted() > MAX_DIGITS:
+        raise NotJson
+    return int(exact)
+
+
+def _skip_blanks(text: str, at: int) -> int:
+    """The place of the next character that is no blank. Raises Unfinished where there is none."""
+    found = BLANKS.match(text, at)
+    assert found is not None
+    if found.end() == len(text):
+        raise Unfinished
+    return found.end()
+
+
+def _expect(text: str, at: int, mark: str) -> int:
+    """The place of what follows this mark, both after any blanks."""
+    at = _skip_blanks(text, at)
+    if text[at] != mark:
+        raise NotJson
+    return _skip_blanks(text, at + 1)
+
+
+def _key_end(text: str, at: int) -> int:
+    return _expect(text, _string_end(text, at), ":")
+
+
+def _string_end(text: str, at: int) -> int:
+    return _match_end(STRING, STRING_START, text, at)
+
+
+def _scalar_end(text: str, at: int) -> int:
+    """Where a string, a number or one of the words ends."""
+    if text[at] == '"':
+        return _string_end(text, at)
+    for word in WORDS:
+        if text.startswith(word, at):
+            return at + len(word)
+        if word.startswith(text[at:]):
+            raise Unfinished
+    end = _match_end(NUMBER, NUMBER_START, text, at)
+    if end == len(text):
+        raise Unfinished  # More digits may follow.
+    return end
+
+
+def _match_end(whole: re.Pattern[str], start: re.Pattern[str], text: str, at: int) -> int:
+    begun = start.match(text, at)
+    if begun is not None and begun.end() == len(text):
+        raise Unfinished
+    found = whole.match(text, at)
+    if found is None:
+        raise NotJson
+    return found.end()
