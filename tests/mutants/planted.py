@@ -447,8 +447,8 @@ MUTANTS = (
     Mutant(
         "towers: copies of weights from before",
         "model/kernels/__init__.py",
-        "if self._seen != seen or",
-        "if not self._seen or",
+        "if self._seen == seen and self._threads == threads:",
+        "if self._seen and self._threads == threads:",
         (
             "model/test_tower.py::test_a_towers_weights_changed_in_place_count_from_the_next_prompt_on",
         ),
@@ -495,6 +495,65 @@ MUTANTS = (
         "if epoch >= sight.valid:",
         "if epoch >= 0:",
         (f"{PARALLEL}::test_every_token_in_flight_is_the_drafts_own",),
+    ),
+    # -- the draft's process ---------------------------------------------------------------------
+    Mutant(
+        "a worker is given back as often as its answer is closed",
+        "drafting/parallel/process.py",
+        "if self._unclosed.detach() is not None:",
+        "if self._unclosed.detach() is not None or True:",
+        ("engine/test_abandoned.py::test_a_lending_ends_once_and_for_all",),
+    ),
+    Mutant(
+        "a worker outlives its parent while it is at a step",
+        "drafting/parallel/child.py",
+        "    while os.getppid() == parent:",
+        "    while True:",
+        ("engine/test_abandoned.py::test_a_worker_ends_with_its_parent[60.0]",),
+    ),
+    Mutant(
+        "a closed answer's draft is merely told to stop",
+        "drafting/parallel/process.py",
+        "        while patience:",
+        "        while False:",
+        ("engine/test_abandoned.py::test_a_closed_answer_leaves_no_draft_at_work",),
+    ),
+    Mutant(
+        "a message's empty tensor and its neighbour are taken for one",
+        "drafting/parallel/channel.py",
+        "= len(self.storages), self.size",
+        "= self.size, self.size",
+        ("drafting/test_channel.py::test_tensors_arrive_as_they_were",),
+    ),
+    Mutant(
+        "a draft's process that fails hands nothing over",
+        "drafting/parallel/drafter.py",
+        "            raise DraftFailed(chains) from self._failure",
+        "            raise DraftFailed({}) from self._failure",
+        ("laws/test_failing_workers.py",),
+    ),
+    Mutant(
+        "a draft's process computes with a token before it publishes it",
+        "drafting/parallel/child.py",
+        "            self._publish(request, line, longer)\n            line.chain = longer\n",
+        "            line.chain = longer\n            self._session.score({request: longer})\n"
+        "            self._publish(request, line, longer)\n",
+        ("laws/test_failing_workers.py",),
+    ),
+    Mutant(
+        "weights are laid out anew for every number of threads that returns",
+        "model/kernels/__init__.py",
+        "        if choice not in self._chosen:\n            for name in set(choice.names) - "
+        "self._laid.keys():",
+        "        if True:\n            for name in set(choice.names):",
+        ("engine/test_predecessors.py::test_no_weights_are_laid_out_on_the_clock_of_any_method",),
+    ),
+    Mutant(
+        "the target's fewer threads stay with whoever reads the stream",
+        "drafting/parallel/drafter.py",
+        "            if torch.get_num_threads() != before:",
+        "            if False:",
+        ("engine/test_abandoned.py::test_the_threads_between_two_rounds_are_the_callers",),
     ),
     # -- exact -----------------------------------------------------------------------------------
     Mutant(
