@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from saccade.cli.terminal import Json, out, prepare
-from saccade.core.errors import OptionError, meant
+from saccade.core.errors import OptionError, suggest
 
 FAMILIES = (  # of ``evidence.checkpoints``, named without importing it
     *("qwen2-vl", "qwen2.5-vl", "qwen3-vl", "qwen3-vl-moe", "llava-onevision", "llava-1.5"),
@@ -39,7 +39,7 @@ def make_checkpoint(
         typer.echo(json.dumps(FAMILIES) if as_json else "\n".join(FAMILIES))
         return
     if family not in FAMILIES:
-        said = meant(family, FAMILIES)
+        said = suggest(family, FAMILIES)
         raise OptionError(f"unknown family {family!r}{said}; known: {', '.join(FAMILIES)}")
     if folder is None:
         raise OptionError("give a folder to write the checkpoint to")

@@ -80,7 +80,7 @@ def listed(
     from saccade.methods import listing, names
 
     found = names.listing()
-    listing.keep(found)
+    listing.save_listing(found)
     page.write_text(written(page.read_text(), table(found.methods), BEGIN))
     out.print(f"{listing.LISTED} and {page} have the methods", markup=False, soft_wrap=True)
 

@@ -16,7 +16,7 @@ from evidence.commands.checkpoint import FAMILIES
 from saccade.bench import peers
 from saccade.cli import loading
 from saccade.cli.compare import PEERS
-from saccade.core.errors import MethodError, ModelError, meant
+from saccade.core.errors import MethodError, ModelError, suggest
 from saccade.inputs import checkpoints as places
 from saccade.methods import listing, names
 
@@ -56,7 +56,7 @@ def fresh(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         path = tmp_path_factory.mktemp("listing") / "listed.json"
         patch.setattr(listing, "LISTED", path)
-        listing.keep(names.listing())
+        listing.save_listing(names.listing())
     return path
 
 
@@ -97,14 +97,14 @@ def test_a_listing_of_other_files_is_not_believed(
     """Claim: a listing just written is the registry's, in its order; with a file of the user's own,
     or with one file of methods more than it was written from, there is no listing to read."""
     monkeypatch.setattr(listing, "LISTED", fresh)
-    assert (found := listing.kept()) == names.listing()
+    assert (found := listing.load_listing()) == names.listing()
     assert list(found.methods) == list(names.listing().methods)
     monkeypatch.setenv(listing.FILES, "mine.py")
-    assert listing.kept() is None
+    assert listing.load_listing() is None
     monkeypatch.delenv(listing.FILES)
     more = {**listing._digests(), "more.py": "0"}
     monkeypatch.setattr(listing, "_digests", lambda: more)
-    assert listing.kept() is None
+    assert listing.load_listing() is None
 
 
 def test_families_and_peers_are_named_as_they_are() -> None:
@@ -194,7 +194,7 @@ def test_what_is_cached_is_read_without_the_hub(
 )
 def test_what_was_meant(given: str, known: tuple[str, ...], added: str) -> None:
     """Claim: a name written nearly so is offered; a far one and the same one are not."""
-    assert meant(given, known) == added
+    assert suggest(given, known) == added
 
 
 def test_check_reads_no_values() -> None:

@@ -79,12 +79,12 @@ def test_it_answers_as_the_target_alone(override: str, settings: dict[str, Any])
 def test_a_file_and_a_package_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Claim: a file named in the variable and a module named as an entry point bring their methods,
     after ours. Control: without them there are ours alone."""
-    ours = [name for name, _ in registry.found()]
+    ours = [name for name, _ in registry.find_files()]
     point = EntryPoint("mine", "sixth_method", registry.GROUP)
     monkeypatch.setattr(registry, "entry_points", lambda group: [point])
     monkeypatch.setenv(registry.FILES, str(EXAMPLE))
-    assert [name for name, _ in registry.found()] == [*ours, "sixth_method", str(EXAMPLE)]
-    assert list(registry.found())[-1][1] is sixth_method.PROVIDES
+    assert [name for name, _ in registry.find_files()] == [*ours, "sixth_method", str(EXAMPLE)]
+    assert list(registry.find_files())[-1][1] is sixth_method.PROVIDES
 
 
 @pytest.mark.usefixtures("unchecked")
@@ -95,7 +95,7 @@ def test_a_broken_package_is_left_out_and_a_broken_file_is_told(
     file the reason is told in one sentence."""
     point = EntryPoint("mine", "there_is_no_such_module", registry.GROUP)
     monkeypatch.setattr(registry, "entry_points", lambda group: [point])
-    assert list(registry.found()) and "there_is_no_such_module are left out" in caplog.text
+    assert list(registry.find_files()) and "there_is_no_such_module are left out" in caplog.text
     for text, says in {
         "": "needs PROVIDES",
         "PROVIDES = []": "needs PROVIDES",
@@ -106,10 +106,10 @@ def test_a_broken_package_is_left_out_and_a_broken_file_is_told(
         path.write_text(text)
         monkeypatch.setenv(registry.FILES, str(path))
         with pytest.raises(MethodError, match=says):
-            list(registry.found())
+            list(registry.find_files())
     monkeypatch.setenv(registry.FILES, str(tmp_path / "nowhere.py"))
     with pytest.raises(MethodError, match="there is no such file"):
-        list(registry.found())
+        list(registry.find_files())
 
 
 class Inherited(Chain):
@@ -160,6 +160,6 @@ def test_the_pages_method_works_as_it_is_written(tmp_path: Path) -> None:
     """Claim: the page's file, copied out of it, brings what the page says."""
     path = tmp_path / "of_the_page.py"
     path.write_text(next(blocks()))
-    brought = registry.provided("the page", registry._loaded(path))
+    brought = registry.provided("the page", registry._load_file(path))
     assert [recipe.name for recipe in brought.recipes] == ["ours"]
     assert brought.families[0].read("8").written == "doubling-8"

@@ -10,7 +10,7 @@ import typer
 from saccade.cli import loading, options
 from saccade.cli.options import LoadOptions, ModelOptions, grouped
 from saccade.cli.terminal import Verbose, err, out, prepare
-from saccade.core.errors import OptionError, meant
+from saccade.core.errors import OptionError, suggest
 
 if TYPE_CHECKING:
     from saccade.bench.suites.types import Suite
@@ -139,7 +139,7 @@ def named_suites(given: str, data: Path | None) -> tuple[Suite, ...]:
             found += [suite for task, suite in known.items() if task in shapes.TASKS]
         elif name in known:
             found.append(known[name])
-        elif near := meant(name, known):
+        elif near := suggest(name, known):
             raise OptionError(f"there is no suite {name!r}{near}: saccade bench --suite list")
         else:
             benchmark, _, paper = name.partition("@")

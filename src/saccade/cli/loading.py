@@ -65,10 +65,10 @@ def look_for(*names: str | None, weights: bool = True) -> None:
 
 def listing() -> Listing:
     """Every method there is: as data where our own are all, else as they are brought."""
-    from saccade.methods.listing import kept
+    from saccade.methods.listing import load_listing
 
-    if (found := kept()) is not None:
-        return found
+    if (stored := load_listing()) is not None:
+        return stored
     from saccade.methods import names
 
     return names.listing()

@@ -84,11 +84,11 @@ def kind_and_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {first_line(error)}"
 
 
-def meant(name: str, known: Iterable[str]) -> str:
-    """What to add to an error about a name nobody knows: the known one that is nearest, if any."""
-    others = [other for other in known if other != name]
-    found = difflib.get_close_matches(name, others, n=1, cutoff=0.7)
-    return f" (did you mean {found[0]}?)" if found else ""
+def suggest(name: str, names: Iterable[str]) -> str:
+    """What to add to an error about an unknown name: the nearest of ``names``, if any is near."""
+    others = [other for other in names if other != name]
+    nearest = difflib.get_close_matches(name, others, n=1, cutoff=0.7)
+    return f" (did you mean {nearest[0]}?)" if nearest else ""
 
 
 def extra(*names: str) -> str:

@@ -14,7 +14,7 @@ from typing import Any, TypedDict
 import torch
 from transformers import GenerationConfig, LogitsProcessorList, MaxTimeCriteria
 
-from saccade.core.errors import OptionError, first_line, meant
+from saccade.core.errors import OptionError, first_line, suggest
 from saccade.core.plain import to_plain
 from saccade.core.result import FinishReason
 from saccade.core.sampling import Grammar, Processor, Sampling
@@ -141,9 +141,9 @@ def settle(
 
 
 def ours(name: str, known: Iterable[str]) -> str:
-    """:func:`meant`, which knows what others call our arguments."""
+    """:func:`suggest`, which knows what others call our arguments."""
     own = OURS.get(name)
-    return meant(name, known) if own is None else f" (did you mean {own}?)"
+    return suggest(name, known) if own is None else f" (did you mean {own}?)"
 
 
 def _sound(given: Mapping[str, Any]) -> None:

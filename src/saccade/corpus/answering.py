@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Literal, TypedDict, Unpack, cast
 
-from saccade.core.errors import OptionError, meant
+from saccade.core.errors import OptionError, suggest
 from saccade.core.options import Asked, ours
 from saccade.core.prompt import Inputs
 from saccade.core.result import Result
@@ -264,7 +264,7 @@ def _sampling(frames: Any) -> FrameSampling:
     known = Frames.__annotations__
     for name in frames:
         if name not in known:
-            told = meant(str(name), known)
+            told = suggest(str(name), known)
             raise OptionError(f"frames= knows no {name!r}{told}; known: {', '.join(known)}")
     return FrameSampling(**frames)
 

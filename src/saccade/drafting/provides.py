@@ -22,7 +22,7 @@ class Axis:
     """A choice that an override makes, written ``axis=value``."""
 
     choose: Callable[[Choices, str], Choices]  # the fields it changes; raises MethodError
-    told: Callable[[Recipe], str | None]  # the value a recipe has there; None: not worth saying
+    describe: Callable[[Recipe], str | None]  # a recipe's value there; None: not worth saying
     options: Callable[[], list[str]]  # in words
 
 
@@ -37,12 +37,12 @@ def setting(
     write: Callable[[Any], str] = str,
 ) -> Axis:
     """An axis that is a field of what has this ``kind``: ``at`` is its path from a recipe, as in
-    ``view.keep`` or ``view.select.draw``. It is told where it is not ``usual``."""
+    ``view.keep`` or ``view.select.draw``. It is described where it is not ``usual``."""
     part, *between, name = at.split(".")
 
     def owner(chosen: Any) -> Any:
-        found = getattr(chosen, between[0], None) if between else chosen
-        return found if isinstance(found, kind) else None
+        inner = getattr(chosen, between[0], None) if between else chosen
+        return inner if isinstance(inner, kind) else None
 
     def choose(choices: Choices, value: str) -> Choices:
         if (own := owner(choices[part])) is None:
@@ -50,11 +50,11 @@ def setting(
         own = replace(own, **{name: read(value)})
         return {part: replace(choices[part], **{between[0]: own}) if between else own}
 
-    def told(recipe: Recipe) -> str | None:
+    def describe(recipe: Recipe) -> str | None:
         value = getattr(owner(getattr(recipe, part)), name, usual)
         return None if value == usual else write(value)
 
-    return Axis(choose, told, lambda: [options])
+    return Axis(choose, describe, lambda: [options])
 
 
 @dataclass(frozen=True)
@@ -105,12 +105,12 @@ def _check(family: type[Shape]) -> None:
 def above_zero(axis: str, value: str) -> float:
     """A finite number above 0. Raises MethodError."""
     try:
-        found = float(value)
+        number = float(value)
     except ValueError:
-        found = 0.0
-    if not 0 < found < math.inf:
+        number = 0.0
+    if not 0 < number < math.inf:
         raise MethodError(f"{axis}={value} is not a number above 0")
-    return found
+    return number
 
 
 def whole(axis: str, value: str, *, zero: bool = False) -> int:
@@ -123,9 +123,9 @@ def whole(axis: str, value: str, *, zero: bool = False) -> int:
 def share(axis: str, value: str) -> float:
     """A number from 0 to 1. Raises MethodError."""
     try:
-        found = float(value)
+        number = float(value)
     except ValueError:
-        found = -1.0
-    if not 0 <= found <= 1:
+        number = -1.0
+    if not 0 <= number <= 1:
         raise MethodError(f"{axis}={value} is not a share between 0 and 1")
-    return found
+    return number

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
 
-from saccade.core.errors import MethodError, meant
+from saccade.core.errors import MethodError, suggest
 
 GROUP, FILES = "saccade.methods", "SACCADE_METHODS"
 FOLDER = Path(__file__).parent
@@ -32,41 +32,42 @@ class Listing:
 
     def check(self, name: str) -> None:
         """Raises MethodError for a method or an axis that nobody brings."""
-        taken_apart(name, self.methods, self.axes)
+        split_name(name, self.methods, self.axes)
 
 
-def kept() -> Listing | None:
+def load_listing() -> Listing | None:
     """The listing beside the methods; None where it may not be all there is, or is another's."""
     if os.environ.get(FILES) or any(entry_points(group=GROUP)):
         return None
     try:
-        found = json.loads(LISTED.read_text("utf-8"))
-        return Listing(found["methods"], found["axes"]) if found["of"] == _digests() else None
+        stored = json.loads(LISTED.read_text("utf-8"))
+        is_current = stored["of"] == _digests()
+        return Listing(stored["methods"], stored["axes"]) if is_current else None
     except (OSError, ValueError, KeyError):
         return None
 
 
-def keep(listing: Listing) -> None:
+def save_listing(listing: Listing) -> None:
     """Writes the listing of this package's own methods."""
     written = json.dumps({"of": _digests(), **asdict(listing)}, indent=1, ensure_ascii=False)
     LISTED.write_text(written + "\n", "utf-8")
 
 
-def taken_apart(
+def split_name(
     name: str, methods: Collection[str], axes: Collection[str]
 ) -> tuple[str, dict[str, str]]:
     """``NAME/axis=value/...`` as the name and its overrides. Raises MethodError."""
     base, *overrides = name.strip().split("/")
     if base not in methods:
         raise MethodError(
-            f"unknown method {base!r}{meant(base, methods)}; known methods: {', '.join(methods)}"
+            f"unknown method {base!r}{suggest(base, methods)}; known methods: {', '.join(methods)}"
         )
     chosen: dict[str, str] = {}
     for override in overrides:
         axis, equals, value = override.partition("=")
         if axis not in axes or not equals:
             raise MethodError(
-                f"cannot read {override!r} in {name!r}{meant(axis, axes)}: write axis=value with "
+                f"cannot read {override!r} in {name!r}{suggest(axis, axes)}: write axis=value with "
                 f"an axis out of {', '.join(axes)}"
             )
         if axis in chosen:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 from typing import Any, TypeVar, cast, get_args
 
-from saccade.core.errors import MethodError, meant
+from saccade.core.errors import MethodError, suggest
 from saccade.core.protocols import Early, Positions, View
 from saccade.drafting.drafters import ModelDrafter
 from saccade.drafting.ensemble import Ensemble
@@ -16,7 +16,7 @@ from saccade.drafting.recipe import Recipe
 from saccade.drafting.schedule import parallel
 from saccade.drafting.setup import MakeDrafter
 from saccade.drafting.views.basic import Several
-from saccade.methods.listing import Listing, taken_apart
+from saccade.methods.listing import Listing, split_name
 from saccade.methods.registry import (
     DRAFTERS,
     FAMILIES,
@@ -35,7 +35,7 @@ def resolve(name: str) -> Recipe:
     """The recipe a method's name stands for. Raises MethodError naming what would work."""
     if not isinstance(name, str):
         raise MethodError(f"a method is a name or a Recipe, not {type(name).__name__}")
-    base, chosen = taken_apart(name, SYSTEMS, AXES)
+    base, chosen = split_name(name, SYSTEMS, AXES)
     recipe = SYSTEMS[base]
     if chosen and not recipe.drafts and "drafter" not in chosen:
         raise MethodError(f"{base!r} drafts nothing, so {name!r} overrides nothing")
@@ -43,15 +43,15 @@ def resolve(name: str) -> Recipe:
     for axis, kind in AXES.items():  # in this order: settings after what they are of
         if axis in chosen:
             choices |= kind.choose(choices, chosen[axis])
-    return Recipe(**{**choices, "drafter": _fitting(choices), "name": name.strip()})
+    return Recipe(**{**choices, "drafter": _fit_drafter(choices), "name": name.strip()})
 
 
 def choices(recipe: Recipe) -> dict[str, str]:
     """A recipe in the words of its axes."""
     if not recipe.drafts:
         return {"drafter": "none"}
-    found = {axis: kind.told(recipe) for axis, kind in AXES.items()}
-    return {axis: value for axis, value in found.items() if value is not None}
+    values = {axis: kind.describe(recipe) for axis, kind in AXES.items()}
+    return {axis: value for axis, value in values.items() if value is not None}
 
 
 def axes() -> dict[str, list[str]]:
@@ -61,11 +61,11 @@ def axes() -> dict[str, list[str]]:
 
 def listing() -> Listing:
     """Every method and choice there is here, by the files that bring them."""
-    told = {name: {"about": recipe.about, **choices(recipe)} for name, recipe in SYSTEMS.items()}
-    return Listing(told, axes())
+    methods = {name: {"about": each.about, **choices(each)} for name, each in SYSTEMS.items()}
+    return Listing(methods, axes())
 
 
-def _fitting(choices: Choices) -> MakeDrafter:
+def _fit_drafter(choices: Choices) -> MakeDrafter:
     """The drafter chosen, in the form the other choices need: several views, its own process."""
     drafter: MakeDrafter = choices["drafter"]
     if drafter is ModelDrafter and len(choices["view"].parts) > 1:
@@ -95,44 +95,46 @@ def _view(choices: Choices, value: str) -> Choices:
 def _setting(
     axis: str, usual: object, read: Callable[[str], object], write: str, options: Sequence[str]
 ) -> Axis:
-    """An axis that is a field of some views: told where it is not ``usual``, by the format
-    ``write``."""
+    """An axis that is a field of some views. It is described where it is not ``usual``, by the
+    format ``write``."""
 
     def choose(choices: Choices, value: str) -> Choices:
-        view, wanted = choices["view"], read(value)
+        view, setting = choices["view"], read(value)
         if not _has(view, axis):
-            able = ", ".join(name for name, known in VIEWS.items() if _has(known, axis))
+            able = ", ".join(name for name, other in VIEWS.items() if _has(other, axis))
             raise MethodError(f"{axis} needs another view than {view.name}: one of {able}")
-        whole = {"images": None} if axis == "keep" and _has(view, "images") else {}
-        return {"view": replace(cast(Any, view), **whole, **{axis: wanted})}
+        # A share that is set holds for videos and images alike.
+        images = {"images": None} if axis == "keep" and _has(view, "images") else {}
+        return {"view": replace(cast(Any, view), **images, **{axis: setting})}
 
-    def told(recipe: Recipe) -> str | None:
+    def describe(recipe: Recipe) -> str | None:
         value = getattr(recipe.view, axis) if _has(recipe.view, axis) else usual
         return None if value == usual else format(value, write)
 
-    return Axis(choose, told, lambda: [*options])
+    return Axis(choose, describe, lambda: [*options])
 
 
-def _word(axis: str, usual: str, known: Sequence[str]) -> Axis:
+def _word(axis: str, usual: str, words: Sequence[str]) -> Axis:
     """A view's setting that is one of a few words."""
-    table = {word: word for word in known}
-    return _setting(axis, usual, lambda value: _pick(table, axis, value), "", known)
+    table = {word: word for word in words}
+    return _setting(axis, usual, lambda value: _pick(table, axis, value), "", words)
 
 
 def _has(view: View, setting: str) -> bool:
-    """Whether a view has this setting; of one that keeps all or nothing, only when it is read."""
-    found = setting in {field.name for field in fields(cast(Any, view))}
-    return found and (view.name not in ("full", "none") or setting == "early")
+    """Whether a view has this setting. One that keeps all or nothing has only the setting of when
+    it is read."""
+    is_field = setting in {field.name for field in fields(cast(Any, view))}
+    return is_field and (view.name not in ("full", "none") or setting == "early")
 
 
 def _share(axis: str, of: str) -> Axis:
     """A view's setting that is a share."""
 
     def read(value: str) -> float:
-        kept = share(axis, value)
-        if kept == 0:
+        number = share(axis, value)
+        if number == 0:
             raise MethodError(f"{axis}={value} is not a share of {of} above 0 and up to 1")
-        return kept
+        return number
 
     return _setting(axis, None, read, "g", [f"share of {of}, 0 to 1"])
 
@@ -171,25 +173,29 @@ def _shape(choices: Choices, value: str) -> Choices:
 
 
 def _shape_of(recipe: Recipe) -> str:
-    named = (name for name, known in SHAPES.items() if known == recipe.shape)
-    return next(named, recipe.shape.written)
+    names = (name for name, shape in SHAPES.items() if shape == recipe.shape)
+    return next(names, recipe.shape.written)
 
 
 def _pick(table: dict[str, T], axis: str, value: str, also: str = "") -> T:
     """What a name stands for. Raises MethodError saying what is known."""
     if value not in table:
-        known = ", ".join([*table, also] if also else table)
-        raise MethodError(f"unknown {axis} {value!r}{meant(value, table)}; known: {known}")
+        names = ", ".join([*table, also] if also else table)
+        raise MethodError(f"unknown {axis} {value!r}{suggest(value, table)}; known: {names}")
     return table[value]
 
 
 def _name(table: dict[str, T], value: object) -> str:
-    return next((name for name, known in table.items() if known == value), str(value))
+    return next((name for name, each in table.items() if each == value), str(value))
 
 
-def _of(table: dict[str, T], axis: str, told: Callable[[Recipe], str | None]) -> Axis:
+def _of(table: dict[str, T], axis: str, describe: Callable[[Recipe], str | None]) -> Axis:
     """An axis whose values are the names in a table."""
-    return Axis(lambda choices, value: {axis: _pick(table, axis, value)}, told, lambda: [*table])
+
+    def choose(choices: Choices, value: str) -> Choices:
+        return {axis: _pick(table, axis, value)}
+
+    return Axis(choose, describe, lambda: [*table])
 
 
 AXES: dict[str, Axis] = {

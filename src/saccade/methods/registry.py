@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-def found() -> Iterator[tuple[str, Provides]]:
+def find_files() -> Iterator[tuple[str, Provides]]:
     """What each file brings, with the name it goes by: ours, installed ones, the user's own.
 
     An installed one that cannot be read is left out, and that is told; the user's own raises
@@ -51,7 +51,7 @@ def found() -> Iterator[tuple[str, Provides]]:
             log.error("the methods of %s are left out: %s", point.value, error)
     for path in filter(None, os.environ.get(FILES, "").split(os.pathsep)):
         try:
-            yield path, provided(path, _loaded(Path(path)))
+            yield path, provided(path, _load_file(Path(path)))
         except Exception as error:
             raise MethodError(f"{FILES} names {path}, which brings no method: {error}") from error
 
@@ -63,7 +63,7 @@ def provided(name: str, module: ModuleType) -> Provides:
     return brought
 
 
-def _loaded(path: Path) -> ModuleType:
+def _load_file(path: Path) -> ModuleType:
     """A file as a module that a draft's process can import by its name too."""
     if not path.is_file():
         raise MethodError("there is no such file")
@@ -86,7 +86,7 @@ def _table(bring: Callable[[Provides], Iterator[tuple[str, Any]]]) -> dict[str, 
     return table
 
 
-BROUGHT = tuple(found())
+BROUGHT = tuple(find_files())
 SYSTEMS: dict[str, Recipe] = _table(lambda file: ((each.name, each) for each in file.recipes))
 VIEWS: dict[str, View] = _table(lambda file: ((each.name, each) for each in file.views))
 SHAPES: dict[str, Shape] = _table(lambda file: iter(file.shapes.items()))
