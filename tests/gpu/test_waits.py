@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import pickle
 from copy import deepcopy
+from multiprocessing.reduction import ForkingPickler
 
 import pytest
 import torch
@@ -127,3 +129,15 @@ def test_a_model_is_fused_once():
     for a, b in zip(one.fused.layers, other.fused.layers, strict=True):
         assert a.qkv.weight.data_ptr() == b.qkv.weight.data_ptr()
         assert a.gated.weight.data_ptr() == b.gated.weight.data_ptr()
+
+
+def test_a_model_that_is_sent_is_fused_where_it_is():
+    """Claim: a model that another process gets by way of shared memory, as a draft's process does,
+    is fused without a copy of its weights. Fails if the other process stacks them again."""
+    model = deepcopy(FAMILIES["qwen2_5_vl"](0))
+    Backbone(model)
+    received = pickle.loads(ForkingPickler.dumps(model))
+    places = [layer.self_attn.q_proj.weight.data_ptr() for layer in received.get_decoder().layers]
+    fused = Backbone(received).fused
+    assert fused is not None
+    assert [layer.qkv.weight.data_ptr() for layer in fused.layers] == places
