@@ -114,8 +114,8 @@ MUTANTS = (
     Mutant(
         "tie-break: the last of the likeliest",
         "core/sampling.py",
-        "return int(token)",
-        "return int((scores == best).nonzero()[-1])",
+        "else int(token)",
+        "else int((scores == best).nonzero()[-1])",
         (f"{BUGS}::test_b09_exact_ties_go_to_the_first_id",),
     ),
     Mutant(
