@@ -355,7 +355,7 @@ def test_answers_are_the_same(method, monkeypatch):
     assert result.ids == truth("qwen2_5_vl") and result.fallback_reason is None
 
 
-@pytest.mark.parametrize("wrong", [(), (4,), (4, 8)])
+@pytest.mark.parametrize("wrong", [(), (4,), (8,), (4, 8)])
 def test_each_size_is_held_against_an_ordinary_forward(wrong, caplog):
     """Claim: a size whose logits are off is found out when it is captured and never used, and laws
     stay those of ordinary forwards; the other sizes are. Fails if one size's check stands for all.
