@@ -442,11 +442,13 @@ def test_captures_are_in_no_rounds_seconds(monkeypatch):
 
     model, counted = _model(capture=Slow())
     settings: dict[str, Any] = {"max_new_tokens": 6, "do_sample": False, "method": "ar"}
-    first, second = (saccade.run(model, input_for("qwen2_5_vl"), **settings) for _ in range(2))
+    began = time.perf_counter()
+    first = saccade.run(model, input_for("qwen2_5_vl"), **settings)
+    waited = time.perf_counter() - began
+    second = saccade.run(model, input_for("qwen2_5_vl"), **settings)
     assert counted.captures == 1 and first.ids == second.ids
     assert first.timings.captures >= 1.0 and second.timings.captures == 0
-    assert first.timings.total - first.timings.decode >= 1.0
+    assert first.timings.decode + first.timings.captures <= first.timings.total <= waited
     assert sum(each.verify_seconds + each.draft_seconds for each in first.rounds) <= (
         first.timings.decode + 1e-6
     )
-    assert first.timings.decode < first.timings.total - 1.0 + 1e-6

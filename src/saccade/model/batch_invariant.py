@@ -177,7 +177,7 @@ class Exact:
 
 def _attend_by_blocks(
     pool: CachePool,
-    written: Int[Tensor, " written"],
+    written: Int[Tensor, " place"],
     read: Int[Tensor, "block_number kv_head block"],
     after: Bool[Tensor, "block_number 1 block 1"],
     futures: Bool[Tensor, "block_number new block"],

@@ -199,7 +199,7 @@ class Plain:
 def _attend_gathered(
     pool: CachePool,
     groups: int,
-    written: Int[Tensor, " written"],
+    written: Int[Tensor, " place"],
     read: Int[Tensor, " read"],
     hidden: Bool[Tensor, "request 1 1 rows key"],
     used: Bool[Tensor, "request 1 key 1"],
@@ -229,7 +229,7 @@ def _attend_gathered(
 
 
 def write(
-    keys: Buffer, values: Buffer, written: Int[Tensor, " written"], k: NewKeys, v: NewKeys
+    keys: Buffer, values: Buffer, written: Int[Tensor, " place"], k: NewKeys, v: NewKeys
 ) -> None:
     """Puts the new keys and values into these rows of a layer's buffers."""
     keys.index_copy_(0, written, k.reshape(-1, k.shape[2]))
