@@ -57,6 +57,26 @@ def test_the_bytes_of_a_pair() -> None:
     assert pair(keep=1.0).parts[1].cache == 1 * 100 * 4
 
 
+def test_a_draft_elsewhere_is_counted_there() -> None:
+    """Claim: with the draft on another device the target's alone must fit beside the target, and
+    the draft's where it is; each that does not is named. Fails if both are counted together."""
+    together = int((4000 + 800 + 400 + 40) / (1 - SPARE))
+    alone, own = int(4800 / (1 - SPARE)) + 1, int(440 / (1 - SPARE)) + 1
+    assert pair(there=together - 1).problems and not pair(there=alone, draft_there=own).problems
+    (target,) = pair(there=alone - 2, draft_there=own).problems
+    (draft,) = pair(there=alone, draft_there=own - 2).problems
+    assert target.startswith("big needs") and draft.startswith("small needs")
+
+
+def test_the_process_of_a_draft_is_told_of_on_a_gpu() -> None:
+    """Claim: on a GPU the plan says what a draft in a process of its own takes beside its weights;
+    on a CPU, and without a draft, it does not."""
+    assert doctor.CHILD_NOTE in pair(device="cuda").notes
+    assert doctor.CHILD_NOTE not in pair(device="cpu").notes
+    alone = examine(("big", Config(BIG)), None, tokens=100, device="cuda", there=GIB)
+    assert doctor.CHILD_NOTE not in alone.notes
+
+
 def test_fewer_bits_are_the_targets_weights_alone() -> None:
     """Claim: quantising shrinks the target's weights and what a step reads of them, and neither
     caches nor the draft. Fails if the draft is thought to be quantised too."""

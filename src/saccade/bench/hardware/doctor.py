@@ -24,6 +24,10 @@ SLOPE = {"cpu": 0.055, "cuda": 0.005}
 models (docs/LOG.md), on a GPU assumed, since nothing has been timed there."""
 PAYS, HARDLY = 1.3, 1.05
 TYPICAL = 0.8  # an acceptance rate the papers' pairs reach
+CHILD_NOTE = (
+    "hippo and pearl draft in a process of their own: it shares the draft's weights, and needs "
+    "about 0.5 GiB more on its GPU for CUDA itself"
+)
 
 
 @dataclass(frozen=True)
@@ -89,6 +93,7 @@ def examine(
     dtype: Any = "auto",
     device: str = "cpu",
     there: int,
+    draft_there: int | None = None,
     bits: int | None = None,
     problems: Sequence[str] = (),
     notes: Sequence[str] = (),
@@ -99,6 +104,7 @@ def examine(
         tokens: of the prompt and the answer together.
         keep: the share of them the draft reads.
         there: bytes free on ``device``.
+        draft_there: bytes free where the draft is, if that is another device.
         bits: a weight of the target takes, where it is to be quantised on the way in.
     """
     found = list(problems)
@@ -114,13 +120,25 @@ def examine(
     if draft is not None and not found:
         slope = SLOPE.get(device, SLOPE["cuda"])
         outlook = tuple(_best(rate, ratio, slope) for rate in RATES)
-    needed = sum(part.weights + part.cache for part in parts)
+    beside = parts if draft_there is None else parts[:1]
+    needed = sum(part.weights + part.cache for part in beside)
     if needed > there * (1 - SPARE):
+        who = "together they need" if len(beside) > 1 else f"{target[0]} needs"
         found.append(
-            f"together they need {gib(needed)}, and {device} has {gib(there)} free"
-            + _smaller(parts, there, weight_size(dtype, target[1], bits))
+            f"{who} {gib(needed)}, and {device} has {gib(there)} free"
+            + _smaller(beside, there, weight_size(dtype, target[1], bits))
         )
-    return Diagnosis(tuple(parts), there, tokens, ratio, outlook, tuple(found), tuple(notes))
+    if draft is not None and draft_there is not None:
+        own = parts[1].weights + parts[1].cache
+        if own > draft_there * (1 - SPARE):
+            found.append(
+                f"{draft[0]} needs {gib(own)}, and the draft's device has {gib(draft_there)} free"
+            )
+    if draft is not None and device != "cpu":
+        said = *notes, CHILD_NOTE
+    else:
+        said = (*notes,)
+    return Diagnosis(tuple(parts), there, tokens, ratio, outlook, tuple(found), said)
 
 
 def _part(name: str, config: Any, tokens: int, dtype: Any, bits: int | None) -> Part:
