@@ -161,14 +161,7 @@ class ModelDrafter(SessionDrafter):
     def __init__(self, setup: Setup) -> None:
         draft = setup.drafting()
         common, banned = setup.common()
-        session = Session(
-            draft,
-            setup.rules,
-            vocab=common,
-            banned=banned,
-            room=setup.room,
-            views=len(setup.view.parts),
-        )
+        session = Session(draft, setup.rules, vocab=common, banned=banned, room=setup.room)
         super().__init__(session, setup.shape)
         self._setup = setup
         self._shares = not setup.coarse and draft.shares_rows_with(setup.target)

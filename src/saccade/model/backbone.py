@@ -92,6 +92,7 @@ class Backbone:
         self.ways = ways_of(self.heads, self.kv_heads, self.head_dim, self.devices, self.dtype)
         self._tower = Tower(self.model, self.text, head)
         self.kept: Kept | None = None  # what later prompts need not read again; a server's
+        self.graphs: dict[int, Any] = {}  # of cuda_graphs, by layers; shared by copies of this
         self.fused = (
             FusedDecoder(self.text, head, self.axes) if known and fused is not False else None
         )

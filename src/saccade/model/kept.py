@@ -150,7 +150,7 @@ class Beginnings:
         if before is not None and same == len(before.prompt):
             self._kept.drop(key)
         rows = torch.arange(len(prompt), device=prompt.index.device)
-        found = Beginning(self._owner, prompt, _ids(prompt), cache.select(rows, 0))
+        found = Beginning(self._owner, prompt, _ids(prompt), cache.select(rows, 0, pooled=False))
         own = size([prompt.embeds, prompt.positions, *prompt.deepstack])
         self._kept.put(found.cache, found, found.cache.bytes + own)
 
