@@ -2,11 +2,11 @@
 
 One kernel norms and rotates queries and keys and writes the caches, one attends over splits of the
 keys, one adds those up (``few_rows_triton``). All that changes from step to step is in the device's
-memory (lengths, places, masks, even where the caches are), so a captured CUDA graph may be replayed
+memory (how long texts are, where caches are, who sees whom), so a captured forward may be replayed
 while texts grow and requests come and go.
 
-Where Triton is missing, or what its kernels give on this device is not what torch gives, there are
-none (:func:`kernels_for` says so), and torch's own attention serves.
+Where Triton is missing, or where what its kernels give on a device is not what torch gives,
+:func:`kernels_for` gives none, and torch's own attention serves.
 """
 
 from __future__ import annotations
@@ -16,45 +16,33 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache as remembered
 from importlib import import_module
-from types import ModuleType
-from typing import Any, Protocol
+from typing import Any
 
 import torch
-from jaxtyping import Bool, Float, Int, UInt8
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.functional import rms_norm
 
-from saccade.model.cache import Cache
-
 log = logging.getLogger(__name__)
 
-MAX_ROWS = 64  # of a request; more rows attend as a prompt's do
+MAX_ROWS = 64  # of a request that the kernels are tried with
 DEVICES = ("cuda",)  # where these kernels are used
 TRITON = "saccade.model.kernels.few_rows_triton"
-POINTER_ALIGNMENT = 16  # bytes; the kernels read as much at once
 
 CLOSE = {torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 3e-2}
 """How far the kernels may be from torch in fp32, as a share of 1 + the number."""
 
-
-class Rows(Protocol):
-    """The rows of one request in a forward; ``attention.Segment`` is one."""
-
-    @property
-    def cache(self) -> Cache: ...
-    @property
-    def start(self) -> int: ...
-    @property
-    def stop(self) -> int: ...
-    @property
-    def at(self) -> int: ...
-    @property
-    def mask(self) -> Bool[Tensor, "new last"]: ...
+Buffers = Sequence[Float[Tensor, "pool_row head_dim"]]
+"""Keys or values of all requests, by layer, as ``CachePool`` holds them."""
+Rotation = tuple[Float[Tensor, "row head_dim"], Float[Tensor, "row head_dim"]]
+"""cos and sin of each row, sin with the sign of rotate-half in it."""
+Norms = tuple[Float[Tensor, " head_dim"], Float[Tensor, " head_dim"]]
+"""The weights by which queries and keys are normed."""
 
 
 @dataclass(frozen=True)
 class Kernels:
-    """The kernels for a model of these heads on one device, where they were tried and are right."""
+    """The kernels for a model of these heads on one device."""
 
     heads: int
     kv_heads: int
@@ -63,99 +51,33 @@ class Kernels:
     device: torch.device
     triton: Any  # the module of kernels
 
-    def fits(self, cache: Cache, layers: int) -> bool:
-        """Whether the kernels can read this cache: heads in rows that lie one after another."""
-        return all(
-            tensor.stride()[1:] == (self.head_dim, 1)
-            and tensor.data_ptr() % POINTER_ALIGNMENT == 0
-            and tensor.dtype == self.dtype
-            for tensor in (*cache.keys[:layers], *cache.values[:layers])
+    def splits(self, requests: int, rows: int) -> int:
+        """Over how many programs the keys of each request are split."""
+        queries = rows * self.heads // self.kv_heads
+        blocks = -(-queries // self.triton.row_block(queries))
+        found: int = self.triton.splits_for(
+            requests * self.kv_heads * blocks, processors(self.device)
         )
-
-    def over(self, requests: Sequence[Rows], layers: int) -> FewRowAttention | None:
-        """The attention of one forward; None where these kernels are not made for it."""
-        most = max(rows.stop - rows.start for rows in requests)
-        if most > MAX_ROWS or not all(self.fits(rows.cache, layers) for rows in requests):
-            return None
-        tail = max(rows.mask.shape[1] for rows in requests)
-        total = requests[-1].stop
-        found = FewRowAttention(self, layers, len(requests), total, most, tail)
-        found.stage(requests)
         return found
 
 
+@dataclass(frozen=True)
 class FewRowAttention:
-    """The attention of steps of one size: so many requests, rows and masked keys.
+    """The attention of one forward, or of all captured ones of a size: as many rows a request.
 
-    Its numbers lie in the device's memory. :meth:`stage` writes those of the next step there.
+    The tensors are read when the kernels run, so they may be filled anew before each replay.
     """
 
-    def __init__(
-        self, kernels: Kernels, layers: int, requests: int, rows: int, most_rows: int, tail: int
-    ) -> None:
-        """``most_rows`` is the largest number of rows of any request, ``tail`` of masked keys."""
-        self._kernels, self._triton = kernels, kernels.triton
-        device, kv_heads = kernels.device, kernels.kv_heads
-        queries = most_rows * kernels.heads // kv_heads
-        programs = requests * kv_heads * -(-queries // self._triton.row_block(queries))
-        self._launch = self._triton.Launch(
-            kernels.heads,
-            kv_heads,
-            kernels.head_dim,
-            requests,
-            rows,
-            most_rows,
-            self._triton.splits_for(programs, processors(device)),
-        )
-        # One tensor, so that one copy to the device is enough.
-        sizes = requests * self._triton.NUMBERS.value, rows * 2, layers * requests * 2
-        self._staged = torch.zeros(sum(sizes), dtype=torch.long, device=device)
-        numbers, places, offsets = self._staged.split(sizes)
-        self.numbers: Int[Tensor, "request 6"] = numbers.view(requests, -1)
-        self.places: Int[Tensor, "row 2"] = places.view(rows, 2)
-        self.offsets: Int[Tensor, "layer request 2"] = offsets.view(layers, requests, 2)
-        self._by_layer = list(self.offsets)
-        # Where caches are is written as their distance from this tensor.
-        self._anchor = torch.empty(1, dtype=kernels.dtype, device=device)
-        self.mask: UInt8[Tensor, "row tail"] = torch.zeros(
-            rows, tail, dtype=torch.uint8, device=device
-        )
-
-    def stage(self, requests: Sequence[Rows]) -> None:
-        """Writes the numbers of a step. A request with fewer rows than there is room for repeats
-        its last one, whose key goes after the others and is seen by no row.
-
-        Every request has as much room as the first one where there is more room than rows.
-        """
-        layers = len(self.offsets)
-        room = self.mask.shape[0]
-        spare = room > sum(rows.stop - rows.start for rows in requests)
-        each = room // len(requests) if spare else 0
-        numbers: list[int] = []
-        places: list[int] = []
-        mask = torch.zeros(self.mask.shape, dtype=torch.uint8)
-        first = 0
-        for number, rows in enumerate(requests):
-            new, block = rows.stop - rows.start, rows.mask
-            count = max(each, new)
-            keys, tail = rows.at + new, block.shape[1]
-            cache = rows.cache
-            strides = cache.keys[0].stride(0), cache.values[0].stride(0)
-            numbers += [first, count, keys - tail, keys, *strides]
-            for row in range(count):
-                places += [number, rows.at + row]
-            mask[first : first + new, :tail] = block
-            mask[first + new : first + count] = mask[first + new - 1]
-            first += count
-        anchor, size = self._anchor.data_ptr(), self._anchor.element_size()
-        offsets = [
-            (tensors[layer].data_ptr() - anchor) // size
-            for layer in range(layers)
-            for rows in requests
-            for tensors in (rows.cache.keys, rows.cache.values)
-        ]
-        self._staged.copy_(torch.tensor([*numbers, *places, *offsets]))
-        self.mask.copy_(mask)
+    kernels: Kernels
+    keys: Buffers
+    values: Buffers
+    caches: Int[Tensor, "3 request"]
+    """Of each request: its first row in the buffers, the rows a head has there, and how many keys
+    every row sees."""
+    places: Int[Tensor, "request rows"]
+    """Where in its request's cache a row's key goes."""
+    visible: Bool[Tensor, "request rows tail"]
+    """Who sees which of the keys after those that every row sees."""
 
     def __call__(
         self,
@@ -174,16 +96,15 @@ class FewRowAttention:
         layer: int,
         qkv: Float[Tensor, "row heads head_dim"],
         scale: float,
-        rotation: tuple[Float[Tensor, "row head_dim"], Float[Tensor, "row head_dim"]],
-        norms: tuple[Tensor, Tensor] | None,
+        rotation: Rotation,
+        norms: Norms | None,
         eps: float,
     ) -> Float[Tensor, "row out"]:
         """Norms and rotates a layer's queries and keys, writes its cache and attends.
 
         ``qkv`` is what the layer projected: the heads of queries, then of keys, then of values.
-        ``rotation`` is (cos, sin), sin with the sign of rotate-half in it.
         """
-        sizes = self._launch.heads, self._launch.kv_heads, self._launch.kv_heads
+        sizes = self.kernels.heads, self.kernels.kv_heads, self.kernels.kv_heads
         return self._attend(layer, *qkv.split(sizes, 1), scale, rotation, norms, eps)
 
     def _attend(
@@ -193,13 +114,18 @@ class FewRowAttention:
         k: Float[Tensor, "row kv_head head_dim"],
         v: Float[Tensor, "row kv_head head_dim"],
         scale: float,
-        rotation: tuple[Tensor, Tensor] | None,
-        norms: tuple[Tensor, Tensor] | None,
+        rotation: Rotation | None,
+        norms: Norms | None,
         eps: float,
     ) -> Float[Tensor, "row out"]:
-        caches = self.numbers, self._anchor, self._by_layer[layer]
-        turned = self._triton.rotate_and_write(q, k, v, self.places, *caches, rotation, norms, eps)
-        mixed: Tensor = self._triton.attend(turned, self.mask, *caches, self._launch, scale)
+        kernels, (requests, rows) = self.kernels, self.places.shape
+        caches = self.keys[layer], self.values[layer], self.caches
+        asked = kernels.triton.rotate_and_write(
+            q, k, v, *caches, self.places.flatten(), rotation, norms, eps
+        )
+        mask = self.visible.view(torch.uint8).flatten(0, 1)
+        splits = kernels.splits(requests, rows)
+        mixed: Tensor = kernels.triton.attend(asked, *caches, mask, kernels.kv_heads, splits, scale)
         return mixed
 
 
@@ -231,19 +157,22 @@ def _tried(
     heads: int, kv_heads: int, head_dim: int, device: torch.device, dtype: torch.dtype
 ) -> Kernels | None:
     try:
-        triton: ModuleType = import_module(TRITON)
+        triton: Any = import_module(TRITON)
     except ImportError as error:
         log.warning("torch's attention serves on %s, for there is no Triton: %s", device, error)
         return None
+    if triton.INTERPRETED and device.type == "cuda":
+        log.warning("torch's attention serves on %s, for TRITON_INTERPRET is set", device)
+        return None
     kernels = Kernels(heads, kv_heads, head_dim, dtype, device, triton)
     try:
-        apart = check(kernels)
-    except Exception as error:  # Triton raises whatever its compiler and the driver raise
+        apart = difference_from_torch(kernels)
+    except Exception as error:  # Triton raises whatever its compiler and the driver raise.
         log.warning("torch's attention serves on %s, for Triton's failed: %s", device, error)
         return None
     if not apart <= CLOSE[dtype]:  # NaN is not close either
         log.warning(
-            "torch's attention serves on %s in %s, for Triton's is %.2g apart from it",
+            "torch's attention serves on %s in %s: Triton's gives numbers %.2g apart from it",
             device,
             dtype,
             apart,
@@ -256,109 +185,127 @@ def _tried(
 
 
 @dataclass(frozen=True)
-class TrialRows:
-    """The rows of a request that exists for a trial only."""
+class Trial:
+    """Random requests for the kernels, and what torch computes of them.
 
-    cache: Cache
-    start: int
-    stop: int
-    at: int
-    mask: Bool[Tensor, "new last"]
+    Each has ``rows`` new rows, over the tokens that are there already; ``visible`` are random trees
+    over the new rows. Cache rows that hold nothing are NaN.
+    """
 
+    attention: FewRowAttention
+    qkv: Float[Tensor, "row heads head_dim"]
+    lengths: tuple[int, ...]
 
-def trial(
-    kernels: Kernels, sizes: Sequence[tuple[int, int]], seed: int = 0
-) -> tuple[list[TrialRows], Float[Tensor, "row heads head_dim"]]:
-    """Requests of random keys, (keys that are there, new rows) each, with random trees over their
-    new rows, and random projections of these rows. Cache rows that hold nothing are NaN."""
-    random = torch.Generator().manual_seed(seed)
-    device, dtype = kernels.device, kernels.dtype
-    requests, start = [], 0
-    for at, new in sizes:
-        cache = Cache(
-            1,
-            kernels.kv_heads,
-            kernels.head_dim,
-            at + new + MAX_ROWS,
-            dtype=dtype,
-            devices=[device],
+    @classmethod
+    def of(
+        cls, kernels: Kernels, lengths: Sequence[int], rows: int, tail: int = 64, seed: int = 0
+    ) -> Trial:
+        """A trial of one layer, of as many requests as ``lengths``."""
+        random = torch.Generator().manual_seed(seed)
+        device, dtype, kv_heads = kernels.device, kernels.dtype, kernels.kv_heads
+        tail = max(tail, rows)
+        capacities = [length + rows + 3 * number for number, length in enumerate(lengths)]
+        first_rows = [kv_heads * sum(capacities[:number]) for number in range(len(lengths))]
+        total = kv_heads * sum(capacities)
+        buffers = torch.full((2, total, kernels.head_dim), float("nan"))
+        for first, capacity, length in zip(first_rows, capacities, lengths, strict=True):
+            own = buffers[:, first : first + kv_heads * capacity].view(2, kv_heads, capacity, -1)
+            own[:, :, :length] = torch.randn(own[:, :, :length].shape, generator=random)
+        visible = torch.zeros(len(lengths), rows, tail, dtype=torch.bool)
+        tree = torch.rand(len(lengths), rows, rows, generator=random).tril() > 0.5
+        visible[..., :rows] = tree | torch.eye(rows, dtype=torch.bool)
+        attention = FewRowAttention(
+            kernels,
+            [buffers[0].to(device, dtype)],
+            [buffers[1].to(device, dtype)],
+            torch.tensor([first_rows, capacities, lengths], device=device),
+            (torch.tensor(lengths)[:, None] + torch.arange(rows)).to(device),
+            visible.to(device),
         )
-        for tensor in (*cache.keys, *cache.values):
-            shape = kernels.kv_heads, at, kernels.head_dim
-            tensor.fill_(float("nan"))
-            tensor[:, :at] = torch.randn(shape, generator=random).to(tensor)
-        mask = torch.rand(new, new, generator=random).tril() > 0.5
-        mask |= torch.eye(new, dtype=torch.bool)
-        requests.append(TrialRows(cache, start, start + new, at, mask))
-        start += new
-    shape = start, kernels.heads + 2 * kernels.kv_heads, kernels.head_dim
-    return requests, torch.randn(shape, generator=random).to(device, dtype)
+        shape = rows * len(lengths), kernels.heads + 2 * kv_heads, kernels.head_dim
+        return cls(attention, torch.randn(shape, generator=random).to(device, dtype), (*lengths,))
+
+    def copy(self) -> Trial:
+        """The same requests over buffers of their own."""
+        own = self.attention
+        keys, values = [own.keys[0].clone()], [own.values[0].clone()]
+        copied = FewRowAttention(
+            own.kernels, keys, values, own.caches, own.places, own.visible.clone()
+        )
+        return Trial(copied, self.qkv, self.lengths)
+
+    def plain(
+        self,
+        scale: float,
+        rotation: Rotation | None = None,
+        norms: Norms | None = None,
+        eps: float = 0.0,
+        soft_cap: float = 0.0,
+    ) -> Float[Tensor, "row out"]:
+        """What the kernels compute, in fp32 and in torch's own words; it writes the buffers too."""
+        own, kernels = self.attention, self.attention.kernels
+        kv_heads, head_dim = kernels.kv_heads, kernels.head_dim
+        q, k, v = self.qkv.split((kernels.heads, kv_heads, kv_heads), 1)
+        if norms is not None:
+            q, k = (rms_norm(x, (head_dim,), w, eps) for x, w in zip((q, k), norms, strict=True))
+        if rotation is not None:
+            q, k = (_rotated(each, rotation) for each in (q, k))
+        rows, found = own.visible.shape[1], []
+        for number, (first, capacity, length) in enumerate(own.caches.t().tolist()):
+            new, end = slice(number * rows, (number + 1) * rows), length + rows
+            parts = []
+            for buffer, given in ((own.keys[0], k), (own.values[0], v)):
+                cache = buffer[first : first + kv_heads * capacity].view(kv_heads, capacity, -1)
+                cache[:, length:end] = given[new].transpose(0, 1)
+                parts.append(cache[:, :end].float())
+            grouped = q[new].transpose(0, 1).float().reshape(kv_heads, -1, rows, head_dim)
+            logits = torch.einsum("hgrd,hkd->hgrk", grouped, parts[0]) * scale
+            if soft_cap:
+                logits = soft_cap * torch.tanh(logits / soft_cap)
+            hidden = ~own.visible[number, :, :rows]
+            logits[..., length:].masked_fill_(hidden, float("-inf"))
+            mixed = torch.einsum("hgrk,hkd->rhgd", logits.softmax(-1), parts[1])
+            found.append(mixed.reshape(rows, -1))
+        return torch.cat(found).to(self.qkv.dtype)
 
 
-def plain(
-    requests: Sequence[Rows],
-    layer: int,
-    qkv: Float[Tensor, "row heads head_dim"],
-    scale: float,
-    rotation: tuple[Tensor, Tensor] | None = None,
-    norms: tuple[Tensor, Tensor] | None = None,
-    eps: float = 0.0,
-    soft_cap: float = 0.0,
-) -> Float[Tensor, "row out"]:
-    """What the kernels compute, in fp32 and torch's own words; it writes the caches too."""
-    kv_heads, head_dim = requests[0].cache.keys[layer].shape[::2]
-    q, k, v = qkv.split((qkv.shape[1] - 2 * kv_heads, kv_heads, kv_heads), 1)
-    if norms is not None:
-        q, k = (rms_norm(x, (head_dim,), w, eps) for x, w in zip((q, k), norms, strict=True))
-    if rotation is not None:
-        q, k = (_rotated(each, *rotation) for each in (q, k))
-    found = []
-    for rows in requests:
-        own, new = slice(rows.start, rows.stop), rows.stop - rows.start
-        rows.cache.write(layer, rows.at, k[own].transpose(0, 1), v[own].transpose(0, 1))
-        keys, values = (each.float() for each in rows.cache.read(layer, rows.at + new))
-        grouped = q[own].transpose(0, 1).float().reshape(kv_heads, -1, new, head_dim)
-        logits = torch.einsum("hgrd,hkd->hgrk", grouped, keys) * scale
-        if soft_cap:
-            logits = soft_cap * torch.tanh(logits / soft_cap)
-        hidden = ~rows.mask.to(logits.device)
-        logits[..., -hidden.shape[1] :].masked_fill_(hidden, float("-inf"))
-        mixed = torch.einsum("hgrk,hkd->rhgd", logits.softmax(-1), values)
-        found.append(mixed.reshape(new, -1))
-    return torch.cat(found).to(qkv.dtype)
-
-
-def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def _rotated(x: Tensor, rotation: Rotation) -> Tensor:
     half = x.shape[-1] // 2
     turned = torch.cat((x[..., half:], x[..., :half]), -1)
-    exact = x.float() * cos[:, None].float() + turned.float() * sin[:, None].float()
-    return exact.to(x.dtype)
+    cos, sin = (each[:, None].float() for each in rotation)
+    return (x.float() * cos + turned.float() * sin).to(x.dtype)
+
+
+def example_rotation(trial: Trial) -> tuple[Rotation, Norms]:
+    """A rotation for a trial's rows and weights of norms, none of whose numbers are alike."""
+    count, width = len(trial.qkv), trial.attention.kernels.head_dim
+    angle = torch.arange(count)[:, None] * torch.linspace(0.1, 1, width)
+    norms = torch.linspace(0.5, 1.5, width), torch.linspace(1.4, 0.6, width)
+    cos, sin, query_norm, key_norm = (
+        each.to(trial.qkv) for each in (angle.cos(), angle.sin(), *norms)
+    )
+    return (cos, sin), (query_norm, key_norm)
 
 
 @torch.no_grad()
-def check(kernels: Kernels) -> float:
+def difference_from_torch(kernels: Kernels) -> float:
     """How far the kernels are from torch, in what they give and in what they write (see ``CLOSE``;
     NaN if anything is NaN): of one row and of the most rows, over few keys and over many, with
     norms and rotations."""
     worst = []
-    width, device, dtype = kernels.head_dim, kernels.device, kernels.dtype
-    scale = width**-0.5
-    for sizes in [(700, 1)], [(0, 5), (333, MAX_ROWS), (64, 2)]:
-        requests, qkv = trial(kernels, sizes)
-        others, _ = trial(kernels, sizes)
-        angle = torch.arange(len(qkv))[:, None] * torch.linspace(0.1, 1, width)
-        rotation = angle.cos().to(device, dtype), angle.sin().to(device, dtype)
-        norm = torch.linspace(0.5, 1.5, width).to(device, dtype)
-        few_rows = kernels.over(requests, 1)
-        assert few_rows is not None
-        given = scale, rotation, (norm, norm), 1e-6
-        found = [few_rows.rotate_and_attend(0, qkv, *given)]
-        expected = [plain(others, 0, qkv, *given)]
-        for rows, other in zip(requests, others, strict=True):
-            end = rows.at + rows.stop - rows.start
-            found += rows.cache.read(0, end)
-            expected += other.cache.read(0, end)
-        for ours, theirs in zip(found, expected, strict=True):
-            difference = (ours.float() - theirs.float()).abs() / (1 + theirs.float().abs())
-            worst.append(difference.amax())
+    for lengths, rows in (((700,), 1), ((0, 333, 64), 2), ((150,), MAX_ROWS)):
+        trial = Trial.of(kernels, lengths, rows)
+        other = trial.copy()
+        rotation, norms = example_rotation(trial)
+        scale = kernels.head_dim**-0.5
+        ours = trial.attention.rotate_and_attend(0, trial.qkv, scale, rotation, norms, 1e-6)
+        theirs = other.plain(scale, rotation, norms, 1e-6)
+        written, expected_written = (
+            [buffer.nan_to_num() for buffer in (*each.attention.keys, *each.attention.values)]
+            for each in (trial, other)
+        )
+        pairs = zip([ours, *written], [theirs, *expected_written], strict=True)
+        for found, expected in pairs:
+            apart = (found.float() - expected.float()).abs() / (1 + expected.float().abs())
+            worst.append(apart.amax())
     return float(torch.stack(worst).amax())

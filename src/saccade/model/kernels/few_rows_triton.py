@@ -9,9 +9,6 @@ GPU, so the keys are split over many programs, and a second kernel adds up what 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from math import gcd
-
 import torch
 import triton
 import triton.language as tl
@@ -20,45 +17,20 @@ from torch import Tensor
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 
-# The columns of a request's numbers, which kernels read from the device's memory.
-FIRST_ROW = tl.constexpr(0)  # of the forward's rows
-ROWS = tl.constexpr(1)
-SEEN_BY_ALL = tl.constexpr(2)  # keys before the mask
-KEYS = tl.constexpr(3)  # all of them; the mask is of the last ones
-KEY_STRIDE = tl.constexpr(4)  # elements from one head's keys to the next one's
-VALUE_STRIDE = tl.constexpr(5)
-NUMBERS = tl.constexpr(6)
-
 INTERPRETED = triton.knobs.runtime.interpret  # Its products of bfloat16 are wrong: not as it.
 MAX_SPLITS = 64
 BLOCK_BYTES = 16384  # of keys (and as many of values) that a program reads at once
 MAX_ROW_BLOCK = 64  # queries of a program; more are further programs
-STORED_SPLITS = tl.constexpr(16)  # that are added up at once
+SPLITS_AT_ONCE = 16  # that are added up together
 
 
-@dataclass(frozen=True)
-class Launch:
-    """The sizes that a launch is compiled for."""
-
-    heads: int
-    kv_heads: int
-    head_dim: int
-    requests: int
-    rows: int  # of all requests together
-    most_rows: int  # of any request
-    splits: int
-
-    @property
-    def groups(self) -> int:
-        return self.heads // self.kv_heads
-
-    @property
-    def row_block(self) -> int:
+def row_block(self) -> int:
         return row_block(self.most_rows * self.groups)
 
 
 def row_block(queries: int) -> int:
-    """How many queries a program attends for: a power of two that tensor cores take."""
+    """How many of a request's queries a program attends for: a power of two that tensor cores
+    take. A query is one head of one row; a group's heads share their keys."""
     return min(MAX_ROW_BLOCK, max(16, triton.next_power_of_2(queries)))
 
 
@@ -80,11 +52,11 @@ def _add_keys(
     mixed, top, total, query, keys, values, mask_rows, start, seen_by_all, end, scale, soft_cap,
     is_row, is_inside, dims,
     MASKED: tl.constexpr, SOFT_CAP: tl.constexpr, HEAD_DIM: tl.constexpr,
-    KEY_BLOCK: tl.constexpr, ALIGNED: tl.constexpr, WIDE: tl.constexpr,
+    KEY_BLOCK: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """One block of keys, added to the running softmax."""
     key = start + tl.arange(0, KEY_BLOCK)
-    key_at = tl.multiple_of(key[:, None] * HEAD_DIM + dims[None, :], [1, ALIGNED])
+    key_at = key[:, None] * HEAD_DIM + dims[None, :]
     if MASKED:
         is_key = key < end
         readable = is_key[:, None] & is_inside[None, :]
@@ -128,11 +100,11 @@ def _add_keys(
 
 @triton.jit
 def _attend_to_split(
-    query, mask, numbers, anchor, offsets, mixed_out, sums_out,
-    query_row_stride, query_head_stride, mask_stride, scale, soft_cap,
+    query, key_buffer, value_buffer, caches, mask, mixed_out, sums_out,
+    rows, tail, scale, soft_cap,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, PADDED: tl.constexpr,
     ROW_BLOCK: tl.constexpr, KEY_BLOCK: tl.constexpr, SOFT_CAP: tl.constexpr,
-    ALIGNED: tl.constexpr, WIDE: tl.constexpr,
+    WIDE: tl.constexpr,
 ):  # fmt: skip
     """Softmax attention of a block of one request's queries over one split of its keys.
 
@@ -142,36 +114,32 @@ def _attend_to_split(
     split, splits = tl.program_id(0), tl.num_programs(0)
     kv_head = tl.program_id(1) % KV_HEADS
     block = tl.program_id(1) // KV_HEADS
-    request = tl.program_id(2)
-    own = numbers + request * NUMBERS
-    first_row = tl.load(own + FIRST_ROW).to(tl.int32)
-    rows = tl.load(own + ROWS).to(tl.int32)
-    seen_by_all = tl.load(own + SEEN_BY_ALL).to(tl.int32)
-    all_keys = tl.load(own + KEYS).to(tl.int32)
-    key_stride = tl.multiple_of(tl.load(own + KEY_STRIDE), ALIGNED)
-    value_stride = tl.multiple_of(tl.load(own + VALUE_STRIDE), ALIGNED)
-    # A pointer that is loaded has no known alignment, and would be read number by number.
-    keys = anchor + tl.multiple_of(tl.load(offsets + 2 * request), ALIGNED)
-    values = anchor + tl.multiple_of(tl.load(offsets + 2 * request + 1), ALIGNED)
-    keys += kv_head * key_stride
-    values += kv_head * value_stride
+    request, requests = tl.program_id(2), tl.num_programs(2)
+    first_row = tl.load(caches + request)
+    capacity = tl.load(caches + requests + request)
+    seen_by_all = tl.load(caches + 2 * requests + request).to(tl.int32)
+    all_keys = tl.minimum(seen_by_all + tail, capacity.to(tl.int32))
+    # Times a constant: the compiler knows how this is aligned, and reads 16 bytes at once. It would
+    # not know it of a pointer that is loaded.
+    start_at = (first_row + kv_head * capacity) * HEAD_DIM
+    keys = key_buffer + start_at
+    values = value_buffer + start_at
 
     # The heads of a group share their keys, so they are further queries of the same program.
     number = block * ROW_BLOCK + tl.arange(0, ROW_BLOCK)
     is_row = number < rows * GROUPS
-    row = first_row + number // GROUPS
+    row = request * rows + number // GROUPS
     head = kv_head * GROUPS + number % GROUPS
     dims = tl.arange(0, PADDED)
     is_inside = dims < HEAD_DIM
-    query_at = row * query_row_stride + head * query_head_stride
     asked = tl.load(
-        query + query_at[:, None] + dims[None, :],
+        query + ((row * HEADS + head) * HEAD_DIM)[:, None] + dims[None, :],
         mask=is_row[:, None] & is_inside[None, :],
         other=0.0,
     )
     if WIDE:
         asked = asked.to(tl.float32)
-    mask_rows = mask + row * mask_stride
+    mask_rows = mask + row * tail
 
     share = tl.cdiv(tl.cdiv(all_keys, KEY_BLOCK), splits) * KEY_BLOCK
     begin = split * share
@@ -184,12 +152,12 @@ def _attend_to_split(
     for start in range(begin, plain_end, KEY_BLOCK):
         mixed, top, total = _add_keys(
             mixed, top, total, asked, keys, values, mask_rows, start, seen_by_all, end, scale,
-            soft_cap, is_row, is_inside, dims, False, SOFT_CAP, HEAD_DIM, KEY_BLOCK, ALIGNED, WIDE,
+            soft_cap, is_row, is_inside, dims, False, SOFT_CAP, HEAD_DIM, KEY_BLOCK, WIDE,
         )  # fmt: skip
     for start in range(tl.maximum(begin, plain_end), end, KEY_BLOCK):
         mixed, top, total = _add_keys(
             mixed, top, total, asked, keys, values, mask_rows, start, seen_by_all, end, scale,
-            soft_cap, is_row, is_inside, dims, True, SOFT_CAP, HEAD_DIM, KEY_BLOCK, ALIGNED, WIDE,
+            soft_cap, is_row, is_inside, dims, True, SOFT_CAP, HEAD_DIM, KEY_BLOCK, WIDE,
         )  # fmt: skip
 
     part = (row * HEADS + head) * splits + split
@@ -232,9 +200,9 @@ def _add_splits(
 
 @triton.jit
 def _rotate_and_write(
-    query, key, value, query_norm, key_norm, cos, sin, places, numbers, anchor, offsets, query_out,
-    query_row_stride, query_head_stride, key_row_stride, key_head_stride,
-    value_row_stride, value_head_stride, rotation_stride, eps,
+    query, key, value, query_norm, key_norm, cos, sin, key_buffer, value_buffer, caches, places,
+    query_out, rows, requests, query_row_stride, query_head_stride, key_row_stride, key_head_stride,
+    value_row_stride, value_head_stride, eps,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, PADDED: tl.constexpr,
     NORMED: tl.constexpr, ROTATED: tl.constexpr,
 ):  # fmt: skip
@@ -272,55 +240,61 @@ def _rotate_and_write(
                 weight = tl.load(norm + turned, mask=is_inside, other=0.0).to(tl.float32)
                 partner = (partner * scale * weight).to(kind).to(tl.float32)
             if ROTATED:
-                at = row * rotation_stride + dims
+                at = row * HEAD_DIM + dims
                 exact = exact * tl.load(cos + at, mask=is_inside, other=0.0).to(tl.float32)
                 exact += partner * tl.load(sin + at, mask=is_inside, other=0.0).to(tl.float32)
             found = exact.to(kind)
     if is_query:
         tl.store(query_out + (row * HEADS + head) * HEAD_DIM + dims, found, mask=is_inside)
     else:
-        request = tl.load(places + 2 * row)
-        place = tl.load(places + 2 * row + 1)
-        which = is_value.to(tl.int64)
-        stride = tl.load(numbers + request * NUMBERS + KEY_STRIDE + which)
-        cache = anchor + tl.load(offsets + 2 * request + which)
+        request = row // rows
+        first_row = tl.load(caches + request)
+        capacity = tl.load(caches + requests + request)
+        place = tl.load(places + row)
         kv_head = (head - HEADS) % KV_HEADS
-        tl.store(cache + kv_head * stride + place * HEAD_DIM + dims, found, mask=is_inside)
+        buffer = key_buffer
+        if is_value:
+            buffer = value_buffer
+        at = (first_row + kv_head * capacity + place) * HEAD_DIM
+        tl.store(buffer + at + dims, found, mask=is_inside)
 
 
 def attend(
     q: Float[Tensor, "row head head_dim"],
+    keys: Float[Tensor, "pool_row head_dim"],
+    values: Float[Tensor, "pool_row head_dim"],
+    caches: Int[Tensor, "3 request"],
     mask: UInt8[Tensor, "row tail"],
-    numbers: Int[Tensor, "request 6"],
-    anchor: Float[Tensor, " any"],
-    offsets: Int[Tensor, "request 2"],
-    launch: Launch,
+    kv_heads: int,
+    splits: int,
     scale: float,
     soft_cap: float = 0.0,
 ) -> Float[Tensor, "row out"]:
-    """Attention of every row over its request's cache; heads lie side by side in the result.
+    """Attention of every row over its request's keys; heads lie side by side in the result.
 
-    ``offsets`` say where a layer's keys and values are: so many elements from where ``anchor`` is.
-    Two kernels; neither waits for the GPU.
+    ``caches`` are, of each request, its first row in the buffers, the rows a head has there, and
+    how many keys every row sees; ``mask`` tells who sees the keys after those. Two kernels, of
+    which neither waits for the GPU nor for anything the host knows but sizes.
     """
-    rows, heads, head_dim = launch.rows, launch.heads, launch.head_dim
-    mixed = q.new_empty(rows, heads, launch.splits, head_dim, dtype=torch.float32)
-    sums = q.new_empty(rows, heads, launch.splits, 2, dtype=torch.float32)
+    rows, heads, head_dim = q.shape
+    requests = caches.shape[1]
+    mixed = q.new_empty(rows, heads, splits, head_dim, dtype=torch.float32)
+    sums = q.new_empty(rows, heads, splits, 2, dtype=torch.float32)
     out = q.new_empty(rows, heads * head_dim)
     padded = max(16, triton.next_power_of_2(head_dim))
-    is_bfloat16 = q.dtype == torch.bfloat16
-    blocks = triton.cdiv(launch.most_rows * launch.groups, launch.row_block)
-    _attend_to_split[(launch.splits, launch.kv_heads * blocks, launch.requests)](
-        q, mask, numbers, anchor, offsets, mixed, sums,
-        q.stride(0), q.stride(1), mask.stride(0), scale, soft_cap,
-        HEADS=heads, KV_HEADS=launch.kv_heads, HEAD_DIM=head_dim, PADDED=padded,
-        ROW_BLOCK=launch.row_block, KEY_BLOCK=key_block(head_dim, q.element_size()),
-        SOFT_CAP=soft_cap > 0, ALIGNED=gcd(head_dim, 16), WIDE=INTERPRETED and is_bfloat16,
-        num_warps=4, num_stages=2,
+    queries = rows // requests * (heads // kv_heads)
+    block = row_block(queries)
+    _attend_to_split[(splits, kv_heads * triton.cdiv(queries, block), requests)](
+        q, keys, values, caches, mask, mixed, sums,
+        rows // requests, mask.shape[1], scale, soft_cap,
+        HEADS=heads, KV_HEADS=kv_heads, HEAD_DIM=head_dim, PADDED=padded, ROW_BLOCK=block,
+        KEY_BLOCK=key_block(head_dim, q.element_size()), SOFT_CAP=soft_cap > 0,
+        WIDE=INTERPRETED and q.dtype == torch.bfloat16, num_warps=4, num_stages=2,
+        enable_fp_fusion=True,
     )  # fmt: skip
     _add_splits[(rows * heads,)](
-        mixed, sums, out, HEAD_DIM=head_dim, PADDED=padded, SPLITS=launch.splits,
-        CHUNK=min(launch.splits, STORED_SPLITS.value), num_warps=4,
+        mixed, sums, out, HEAD_DIM=head_dim, PADDED=padded, SPLITS=splits,
+        CHUNK=min(splits, SPLITS_AT_ONCE), num_warps=4, enable_fp_fusion=True,
     )  # fmt: skip
     return out
 
@@ -329,28 +303,29 @@ def rotate_and_write(
     q: Float[Tensor, "row head head_dim"],
     k: Float[Tensor, "row kv_head head_dim"],
     v: Float[Tensor, "row kv_head head_dim"],
-    places: Int[Tensor, "row 2"],
-    numbers: Int[Tensor, "request 6"],
-    anchor: Float[Tensor, " any"],
-    offsets: Int[Tensor, "request 2"],
+    keys: Float[Tensor, "pool_row head_dim"],
+    values: Float[Tensor, "pool_row head_dim"],
+    caches: Int[Tensor, "3 request"],
+    places: Int[Tensor, " row"],
     rotation: tuple[Float[Tensor, "row head_dim"], Float[Tensor, "row head_dim"]] | None = None,
-    norms: tuple[Tensor, Tensor] | None = None,
+    norms: tuple[Float[Tensor, " head_dim"], Float[Tensor, " head_dim"]] | None = None,
     eps: float = 0.0,
 ) -> Float[Tensor, "row head head_dim"]:
-    """The queries, normed and rotated; keys (so too) and values are written into the caches.
+    """The queries, normed and rotated; keys (so too) and values are written into the buffers.
 
-    ``places`` are each row's request and the cache row its key goes to. One kernel.
+    ``places`` say where in its request's cache a row's key goes. One kernel.
     """
     rows, heads, head_dim = q.shape
     out = q.new_empty(rows, heads, head_dim)
     cos, sin = (q, q) if rotation is None else rotation
     query_norm, key_norm = (q, q) if norms is None else norms
+    requests = caches.shape[1]
     _rotate_and_write[(rows, heads + 2 * k.shape[1])](
-        q, k, v, query_norm, key_norm, cos, sin, places, numbers, anchor, offsets, out,
-        q.stride(0), q.stride(1), k.stride(0), k.stride(1), v.stride(0), v.stride(1),
-        cos.stride(0), eps,
+        q, k, v, query_norm, key_norm, cos, sin, keys, values, caches, places,
+        out, rows // requests, requests, q.stride(0), q.stride(1), k.stride(0), k.stride(1),
+        v.stride(0), v.stride(1), eps,
         HEADS=heads, KV_HEADS=k.shape[1], HEAD_DIM=head_dim,
         PADDED=max(16, triton.next_power_of_2(head_dim)), NORMED=norms is not None,
-        ROTATED=rotation is not None, num_warps=1,
+        ROTATED=rotation is not None, num_warps=1, enable_fp_fusion=True,
     )  # fmt: skip
     return out
