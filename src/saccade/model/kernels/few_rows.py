@@ -88,8 +88,8 @@ class FewRowAttention:
         scale: float,
     ) -> Float[Tensor, "row out"]:
         """Writes a layer's keys and values, which are rotated already, and attends."""
-        by_row = (each.transpose(0, 1) for each in (q, k, v))
-        return self._attend(layer, *by_row, scale, None, None, 0.0)
+        asked, keys, values = (each.transpose(0, 1) for each in (q, k, v))
+        return self._attend(layer, asked, keys, values, scale, None, None, 0.0)
 
     def rotate_and_attend(
         self,
@@ -104,8 +104,9 @@ class FewRowAttention:
 
         ``qkv`` is what the layer projected: the heads of queries, then of keys, then of values.
         """
-        sizes = self.kernels.heads, self.kernels.kv_heads, self.kernels.kv_heads
-        return self._attend(layer, *qkv.split(sizes, 1), scale, rotation, norms, eps)
+        heads, kv_heads = self.kernels.heads, self.kernels.kv_heads
+        q, k, v = qkv.split((heads, kv_heads, kv_heads), 1)
+        return self._attend(layer, q, k, v, scale, rotation, norms, eps)
 
     def _attend(
         self,
@@ -194,7 +195,6 @@ class Trial:
 
     attention: FewRowAttention
     qkv: Float[Tensor, "row heads head_dim"]
-    lengths: tuple[int, ...]
 
     @classmethod
     def of(
@@ -223,7 +223,7 @@ class Trial:
             visible.to(device),
         )
         shape = rows * len(lengths), kernels.heads + 2 * kv_heads, kernels.head_dim
-        return cls(attention, torch.randn(shape, generator=random).to(device, dtype), (*lengths,))
+        return cls(attention, torch.randn(shape, generator=random).to(device, dtype))
 
     def copy(self) -> Trial:
         """The same requests over buffers of their own."""
@@ -232,7 +232,7 @@ class Trial:
         copied = FewRowAttention(
             own.kernels, keys, values, own.caches, own.places, own.visible.clone()
         )
-        return Trial(copied, self.qkv, self.lengths)
+        return Trial(copied, self.qkv)
 
     def plain(
         self,

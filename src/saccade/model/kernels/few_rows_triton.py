@@ -7,6 +7,9 @@ The attention follows Flash-Decoding (Dao, Haziza, Massa and Sizov, 2023): few r
 GPU, so the keys are split over many programs, and a second kernel adds up what they found.
 """
 
+# Arguments of kernels are what the compiler makes of them: they have no types for mypy.
+# mypy: disallow-untyped-defs=False
+
 from __future__ import annotations
 
 import torch
@@ -17,15 +20,11 @@ from torch import Tensor
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 
-INTERPRETED = triton.knobs.runtime.interpret  # Its products of bfloat16 are wrong: not as it.
+INTERPRETED = triton.knobs.runtime.interpret  # The interpreter multiplies bfloat16 wrongly.
 MAX_SPLITS = 64
 BLOCK_BYTES = 16384  # of keys (and as many of values) that a program reads at once
 MAX_ROW_BLOCK = 64  # queries of a program; more are further programs
 SPLITS_AT_ONCE = 16  # that are added up together
-
-
-def row_block(self) -> int:
-        return row_block(self.most_rows * self.groups)
 
 
 def row_block(queries: int) -> int:
