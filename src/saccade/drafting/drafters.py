@@ -202,7 +202,7 @@ class ModelDrafter(SessionDrafter):
         words, read, clock = self._telling.told(), [], Clock(model.device)
         prompts, looking = self._look(prefills), clock.lap()
         for i, prompt in enumerate(prompts):
-            told = replace(prefills[i], words=words[i])
+            told = replace(prefills[i].to(model.device), words=words[i])
             pruned = [view(told, prompt) for view in views]  # each is a row of the batch
             self._seen[i] = max(each.seen for each in pruned)
             read += pruned

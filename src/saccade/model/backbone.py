@@ -123,6 +123,8 @@ class Backbone:
         give; the vision tower looks once all the same.
         """
         coarse, seen = coarse and self.coarsens, [*(looked or ())]
+        if self.kept is not None:
+            inputs = self.kept.send_pixels(inputs, self.device)
         with looked_at(self.model, self.kept), self._shown(looked), self._tower.quick():
             with self.record_vision(seen) if coarse else nullcontext():
                 found = self._reader.read(inputs)
@@ -287,6 +289,7 @@ class Backbone:
     @torch.no_grad()
     def adopt(self, prompt: Prompt) -> Prompt:
         """Another model's prompt with its visual rows kept and its text embedded by this one."""
+        prompt = prompt.to(self.device)
         embeds = self.embed(prompt.context)
         seen = prompt.visual | prompt.fixed
         embeds[seen] = prompt.embeds[seen].to(embeds)

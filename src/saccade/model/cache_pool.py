@@ -19,6 +19,9 @@ from torch import Tensor
 
 from saccade.model import memory
 
+FIRST_TOKENS = 32768  # of a pool at first, so that it need not grow soon,
+FIRST_SHARE = 0.1  # unless they would take more than this share of the memory there is
+
 Buffer = Float[Tensor, "row head_dim"]
 
 
@@ -131,11 +134,14 @@ class CachePool:
 
     def _grow(self, rows: int) -> bool:
         """Makes the buffers longer by ``rows`` at least; whether there was memory for it."""
-        before = self.rows
-        for more in sorted({rows, max(rows, before)}, reverse=True):
+        before, there = self.rows, memory.available(self._device)
+        plenty = max(rows, before)
+        if not before and self._bytes(self.kv_heads * FIRST_TOKENS) <= FIRST_SHARE * there:
+            plenty = max(rows, self.kv_heads * FIRST_TOKENS)
+        for more in sorted({rows, plenty}, reverse=True):
             # Each layer is copied by itself, so at most one of them is there twice.
             needed = self._bytes(more) + self._bytes(before) // self.layers
-            if needed <= memory.available(self._device) * (1 - memory.SPARE):
+            if needed <= there * (1 - memory.SPARE):
                 try:
                     self._replace(before + more)
                 except (RuntimeError, MemoryError) as error:

@@ -16,7 +16,8 @@ from __future__ import annotations
 import logging
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial as bind
 from typing import ClassVar, NamedTuple, Protocol
@@ -399,16 +400,17 @@ class CudaGraphs:
             self._slots[size] = Slots(size, self._backbone.device)
         slots = self._slots[size]
         slots.fill(rows, leases, spare)
-        try:
-            run = self._capture(bind(self._forward, kind, slots))
-            found = _wanted(rows, run(), size)
-        except RuntimeError as error:
-            # An ordinary forward gives the same answer; memory that ran out will say so there.
-            log.warning("no steps of fixed shape on %s: %s", self._backbone.device, error)
-            self._capture = None
-            self.forget()
-            return
-        ordinary = probe.ordinary(rows)
+        with _unchanged(rows.segments):
+            try:
+                run = self._capture(bind(self._forward, kind, slots))
+                found = _wanted(rows, run(), size)
+            except RuntimeError as error:
+                # An ordinary forward gives the same answer; it will say so if memory ran out.
+                log.warning("no steps of fixed shape on %s: %s", self._backbone.device, error)
+                self._capture = None
+                self.forget()
+                return
+            ordinary = probe.ordinary(rows)
         if not kind.agree(found, ordinary):
             apart = float((found.float() - ordinary.float()).abs().amax())
             log.warning("no step of fixed shape %s: its logits are %.2g apart", size, apart)
@@ -433,18 +435,16 @@ class CudaGraphs:
 
 @dataclass(frozen=True)
 class Probe:
-    """What a size is tried with: the caches it was first asked for, at rows nobody has used."""
+    """What a size is tried with: the caches it was first asked for."""
 
     caches: list[Cache]
-    used: list[int]  # rows of each
     position: int
     ordinary: Ordinary
 
     @classmethod
     def of(cls, rows: Rows, ordinary: Ordinary) -> Probe:
         """A probe of the size of these rows."""
-        used = [each.at + each.stop - each.start for each in rows.segments]
-        return cls([each.cache for each in rows.segments], used, max(rows.positions), ordinary)
+        return cls([each.cache for each in rows.segments], max(rows.positions), ordinary)
 
     def rows(self, size: Size, embeddings: int, branches: bool) -> Rows:
         """As many rows as the size has for each request, of ids all unlike; where they may branch,
@@ -453,14 +453,30 @@ class Probe:
         for row in range(2, size.rows):
             block[row, row % (row - 1)] = False
         segments = []
-        for number, (cache, used) in enumerate(zip(self.caches, self.used, strict=True)):
-            start, at = number * size.rows, max(cache.length, used)
+        for number, cache in enumerate(self.caches):
+            start, at = number * size.rows, min(cache.length, cache.capacity - size.rows)
             mask = block if branches else None
             segments.append(Segment(cache, start, start + size.rows, at, mask))
         count = range(size.rows * len(segments))
         ids = [(7919 * (row + 1)) % embeddings for row in count]
         positions = [self.position + 1 + row % size.rows for row in count]
         return Rows(segments, ids, positions, [*count])
+
+
+@contextmanager
+def _unchanged(segments: Sequence[Segment]) -> Iterator[None]:
+    """What the segments' rows hold of keys and values now, they hold again after the block."""
+    parts = [
+        tensor[:, segment.at : segment.at + segment.stop - segment.start]
+        for segment in segments
+        for tensor in (*segment.cache.keys, *segment.cache.values)
+    ]
+    before = [part.clone() for part in parts]
+    try:
+        yield
+    finally:
+        for part, old in zip(parts, before, strict=True):
+            part.copy_(old)
 
 
 class _Waiting(threading.local):

@@ -88,6 +88,16 @@ class Kept:
             self.put(key, found, size(found))
         return found
 
+    def send_pixels(self, inputs: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
+        """A processor's output with its pixels on a device, digested before they are sent there."""
+        found = dict(inputs)
+        for name, value in inputs.items():
+            pixels = isinstance(value, Tensor) and value.is_floating_point() and value.ndim > 1
+            if pixels and value.device != device and not value.is_inference():
+                sent = found[name] = value.to(device)
+                self._told[sent] = sent._version, _of_tensor(value)
+        return found
+
     def digest(self, *values: Any) -> bytes:
         """:func:`digest`, which reads a tensor that is seen again only once."""
 

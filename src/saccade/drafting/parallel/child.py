@@ -106,6 +106,7 @@ class Child:
     def ready(self, prefills: Sequence[Prefill]) -> None:
         """Cuts what was read to the view's choice, or reads only now."""
         began, before = now(), self._reading
+        prefills = [prefill.to(self._backbone.device) for prefill in prefills]
         view, seen = self._job.view, {}
         if not self._held:
             pruned = [view(*shown) for shown in zip(prefills, self._prompts, strict=True)]
