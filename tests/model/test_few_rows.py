@@ -10,8 +10,10 @@ import sys
 
 import pytest
 import torch
-from helpers import FAMILIES, backbone, input_for, random_tree
+from helpers import random_tree, text_input
 
+from evidence import checkpoints
+from saccade import inputs
 from saccade.core.sampling import Sampling
 from saccade.core.tree import Tree, chain
 from saccade.model.cuda_graphs import CudaGraphs, FewRows, capture_new_sizes
@@ -153,12 +155,15 @@ def on_cpu(monkeypatch):
     monkeypatch.setattr(few_rows, "DEVICES", ("cpu",))
 
 
-@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl"])
-def test_captured_forwards_by_the_kernels_give_the_laws_of_ordinary_ones(family, monkeypatch):
+@pytest.mark.parametrize("family", ["qwen2.5-vl", "qwen3-vl"])
+def test_captured_forwards_by_the_kernels_give_the_laws_of_ordinary_ones(
+    family, tmp_path, monkeypatch
+):
     """Claim: plain steps, chains and trees of two requests, replayed with the kernels, give the
     logits of ordinary forwards to 1e-4, for a decoder that norms its queries and for one that
     does not. Control: the kernels ran, once a layer."""
-    model = backbone(FAMILIES[family]())
+    folder = checkpoints.make(family, tmp_path / family)
+    model = inputs.load(str(folder), device="cpu").backbone
     kernels = _kernels(model.heads, model.kv_heads, model.head_dim)
     launches = []
     plain = few_rows.FewRowAttention.rotate_and_attend
@@ -171,7 +176,7 @@ def test_captured_forwards_by_the_kernels_give_the_laws_of_ordinary_ones(family,
     monkeypatch.setattr(model, "few_rows", kernels)
     graphs = CudaGraphs(model)
     assert isinstance(graphs._kind, FewRows)
-    prompts = [*model.prompts(input_for(family)), *model.prompts(input_for(family, 1))]
+    prompts = [model.prompts(text_input(n, 20 + 9 * n))[0] for n in range(2)]
     ordinary = Session(model, [Sampling()] * 2, cuda_graphs=False)
     fixed = Session(model, [Sampling()] * 2, cuda_graphs=True)
     fixed.cuda_graphs = graphs
