@@ -15,9 +15,9 @@ def test_every_rival_computes_the_same(ours, monkeypatch):
     of rows, over the same keys, and their logits are an ordinary forward's to 1e-4. Fails if a
     rival is another one in disguise: the compiler is called, and the kernels by their own alone."""
     model = backbone(FAMILIES["qwen2_5_vl"]())
-    triton = pytest.importorskip(few_rows.TRITON)
+    pytest.importorskip(few_rows.TRITON)
     kernels = few_rows.Kernels(
-        model.heads, model.kv_heads, model.head_dim, model.dtype, model.device, triton
+        model.heads, model.kv_heads, model.head_dim, model.dtype, model.device
     )
     monkeypatch.setattr(model, "few_rows", kernels if ours else None)
     monkeypatch.setattr(model, "graphs", {})

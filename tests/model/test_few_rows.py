@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import os
+import pickle
 import random
 import subprocess
 import sys
@@ -27,7 +29,7 @@ CPU = torch.device("cpu")
 
 
 def _kernels(heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype = torch.float32):
-    return Kernels(heads, kv_heads, head_dim, dtype, CPU, triton)
+    return Kernels(heads, kv_heads, head_dim, dtype, CPU)
 
 
 def _apart(trial: Trial, soft_cap: float = 0.0) -> float:
@@ -147,6 +149,12 @@ def test_rotation_norms_and_writing_are_torchs(normed, head_dim):
 
 
 # -- in a model's captured forwards ------------------------------------------------------------
+
+
+def test_kernels_can_be_copied_and_sent_with_a_model():
+    """Claim: what a model remembers of its kernels is data. Fails if a module is among it."""
+    kernels = _kernels(4, 2, 16)
+    assert copy.deepcopy(kernels) == pickle.loads(pickle.dumps(kernels)) == kernels
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cache as remembered
 from importlib import import_module
@@ -49,7 +50,11 @@ class Kernels:
     head_dim: int
     dtype: torch.dtype
     device: torch.device
-    triton: Any  # the module of kernels
+
+    @property
+    def triton(self) -> Any:
+        """The module of kernels. No field: a model is copied and sent to processes with these."""
+        return import_module(TRITON)
 
     def splits(self, requests: int, rows: int) -> int:
         """Over how many programs the keys of each request are split."""
@@ -165,9 +170,12 @@ def _tried(
     if triton.INTERPRETED and device.type == "cuda":
         log.warning("torch's attention serves on %s, for TRITON_INTERPRET is set", device)
         return None
-    kernels = Kernels(heads, kv_heads, head_dim, dtype, device, triton)
+    kernels = Kernels(heads, kv_heads, head_dim, dtype, device)
+    # Triton launches on the current device, wherever the tensors are.
+    here = torch.cuda.device(device) if device.type == "cuda" else nullcontext()
     try:
-        apart = difference_from_torch(kernels)
+        with here:
+            apart = difference_from_torch(kernels)
     except Exception as error:  # Triton raises whatever its compiler and the driver raise.
         log.warning("torch's attention serves on %s, for Triton's failed: %s", device, error)
         return None
