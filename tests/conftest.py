@@ -35,6 +35,9 @@ if sys.dont_write_bytecode and sys.pycache_prefix is None:
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 
+# Triton decides when it is imported whether its kernels run on a CPU, as in tests they do.
+os.environ.setdefault("TRITON_INTERPRET", "1")
+
 gc.disable()  # what is imported stays: nobody looks through it for garbage, now or later
 atexit.register(gc.unfreeze)
 

@@ -33,6 +33,7 @@ LAW = "laws/test_registered.py"
 FAILING = "laws/test_failing_drafts.py"
 CONTROL = "drafting/shapes/test_auto.py"
 COMPILED = "model/test_compiled.py"
+FEW_ROWS = "model/test_few_rows.py"
 COST = "drafting/shapes/test_costs.py"
 SALIENCY = "drafting/views/test_saliency.py"
 CALIBRATE = "bench/test_calibrate.py"
@@ -523,6 +524,34 @@ MUTANTS = (
         "layer.index_select(1, rows_on[layer.device])",
         "layer.index_select(1, send(rows, layer.device))",
         ("gpu/test_waits.py::test_an_accepted_path_is_sent_once",),
+    ),
+    Mutant(
+        "kernels of few rows: the mask of a tree is ignored",
+        "model/kernels/few_rows_triton.py",
+        "visible = (allowed != 0) | (key < seen_by_all)[None, :]",
+        "visible = (allowed >= 0) | (key < seen_by_all)[None, :]",
+        (f"{FEW_ROWS}::test_requests_of_unlike_lengths_do_not_read_each_other",),
+    ),
+    Mutant(
+        "kernels of few rows: the first split's keys are dropped",
+        "model/kernels/few_rows_triton.py",
+        "begin = split * share",
+        "begin = tl.maximum(split, 1) * share",
+        (f"{FEW_ROWS}::test_keys_may_be_split_over_any_number_of_programs",),
+    ),
+    Mutant(
+        "kernels of few rows: keys are normed as queries",
+        "model/kernels/few_rows_triton.py",
+        "norm = key_norm",
+        "norm = query_norm",
+        (f"{FEW_ROWS}::test_rotation_norms_and_writing_are_torchs",),
+    ),
+    Mutant(
+        "a tower's windows see each other",
+        "model/kernels/windows.py",
+        "out = flash(q, k, v, borders.to(torch.int32), longest, scale, bool(is_causal))",
+        "out = flash(q, k, v, borders[[0, -1]].int(), len(q), scale, bool(is_causal))",
+        ("model/test_windows.py::test_a_tower_with_windows_sees_in_one_call_a_layer_what_it_saw",),
     ),
     Mutant(
         "captures are in rounds' seconds",

@@ -27,6 +27,7 @@ from saccade.model.attention import Step, ways_of
 from saccade.model.cache import Cache
 from saccade.model.decoder import FusedDecoder
 from saccade.model.kept import Kept, looked_at
+from saccade.model.kernels.few_rows import Kernels, kernels_for
 from saccade.model.kernels.tower import Tower
 from saccade.model.prompting import Reader
 
@@ -96,6 +97,10 @@ class Backbone:
         self.fused = (
             FusedDecoder(self.text, head, self.axes) if known and fused is not False else None
         )
+        heads = self.heads, self.kv_heads, self.head_dim
+        self.few_rows: Kernels | None = None  # by which captured forwards attend, on GPUs
+        if self.fused is not None:
+            self.few_rows = kernels_for(*heads, self.devices, self.dtype)
 
     @classmethod
     def of(cls, model: nn.Module) -> Backbone:

@@ -25,7 +25,7 @@ from saccade.model.attention import Keys, Segment, Step
 from saccade.model.backbone import Backbone
 from saccade.model.cache import Cache
 from saccade.model.cache_pool import CachePool
-from saccade.model.cuda_graphs import Attention, Rows, Slots, write
+from saccade.model.cuda_graphs import Attention, Kind, Rows, Slots, write
 from saccade.model.kernels.attended import Queries
 from saccade.model.session import Session
 
@@ -149,7 +149,7 @@ def _block(rows: Keys, start: int) -> Block:
 # -- captured ----------------------------------------------------------------------------------
 
 
-class Exact:
+class Exact(Kind):
     """The attention of :func:`ordered` in a captured forward: the same products over as many blocks
     as the size has. Blocks after a row's last key change no bit."""
 

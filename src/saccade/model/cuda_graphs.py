@@ -33,6 +33,7 @@ from saccade.model.backbone import Backbone
 from saccade.model.cache import Cache
 from saccade.model.cache_pool import Buffer, CachePool, Lease
 from saccade.model.kernels.attended import Queries
+from saccade.model.kernels.few_rows import FewRowAttention, Kernels
 
 log = logging.getLogger(__name__)
 
@@ -92,6 +93,10 @@ class Kind(Protocol):
 
     def attention(self, slots: Slots, pool: CachePool, groups: int) -> Attention:
         """The layers' attention over what ``slots`` say; called while the forward is captured."""
+
+    def few_rows(self, slots: Slots, pool: CachePool) -> FewRowAttention | None:
+        """Kernels that do so, and norm and rotate as well; None where :meth:`attention` serves."""
+        return None
 
     def agree(self, captured: Tensor, ordinary: Tensor) -> bool:
         """Whether a captured forward's logits are those of an ordinary one."""
@@ -160,7 +165,7 @@ class Slots:
         self._memory.copy_(host, non_blocking=True)
 
 
-class Plain:
+class Plain(Kind):
     """Attention over the keys of several requests in torch's own words: gathered, then softmax."""
 
     branches: ClassVar[bool] = True
@@ -239,6 +244,17 @@ def write(
 PLAIN = Plain()
 
 
+@dataclass(frozen=True)
+class FewRows(Plain):
+    """The same attention by kernels of our own, over the keys where they lie."""
+
+    kernels: Kernels
+
+    def few_rows(self, slots: Slots, pool: CachePool) -> FewRowAttention:
+        caches, places = slots.caches, slots.tokens[2]
+        return FewRowAttention(self.kernels, pool.keys, pool.values, caches, places, slots.visible)
+
+
 class CudaGraphs:
     """One model's captured forwards, by size. ``capture`` makes them repeatable.
 
@@ -265,6 +281,8 @@ class CudaGraphs:
             gpu = backbone.device.type == "cuda"
             capture = captured_on(backbone.device) if gpu else lambda work: work
         self._capture: Capture | None = capture
+        few_rows = backbone.few_rows
+        self._kind: Kind = PLAIN if few_rows is None else FewRows(few_rows)
         self._slots: dict[Size, Slots] = {}
         self._runs: OrderedDict[tuple[Kind, Size], Work] = OrderedDict()
         self._refused: set[tuple[Kind, Size]] = set()
@@ -287,10 +305,12 @@ class CudaGraphs:
         )
 
     def logits(
-        self, rows: Rows, ordinary: Ordinary, kind: Kind = PLAIN
+        self, rows: Rows, ordinary: Ordinary, kind: Kind | None = None
     ) -> Float[Tensor, "wanted vocab"]:
         """Logits of the wanted rows (the last ones of every segment), their keys written; those of
-        the ``ordinary`` forward where this is no step of a size that is captured yet."""
+        the ``ordinary`` forward where this is no step of a size that is captured yet. ``kind``:
+        None for the one that is quickest here."""
+        kind = kind or self._kind
         with self._lock:
             size = self._ready(rows, ordinary, kind)
             if size is not None:
@@ -408,8 +428,10 @@ class CudaGraphs:
         ids, positions = slots.tokens[:2].flatten(1)
         cos, sin = (part.index_select(0, positions) for part in self._table)
         groups = self._backbone.heads // self._backbone.kv_heads
-        attention = kind.attention(slots, self.pool, groups)
-        hidden = self._fused.decode(self._backbone.embed(ids), (cos, sin), attention)
+        few_rows = kind.few_rows(slots, self.pool)
+        attention = few_rows or kind.attention(slots, self.pool, groups)
+        embeds = self._backbone.embed(ids)
+        hidden = self._fused.decode(embeds, (cos, sin), attention, few_rows=few_rows)
         return self._backbone.logits(hidden)
 
 

@@ -21,6 +21,7 @@ from torch.nn.functional import rms_norm
 from saccade.model import memory
 from saccade.model.attention import Attend
 from saccade.model.kernels import Matrix, Quickest, Use
+from saccade.model.kernels.few_rows import FewRowAttention
 
 # Text models known to be exactly this decoder.
 KNOWN = (
@@ -133,9 +134,11 @@ class FusedDecoder:
         step: Attend,
         deepstack: tuple[Tensor, Tensor] | None = None,
         last: bool = False,
+        few_rows: FewRowAttention | None = None,
     ) -> Float[Tensor, "rows dim"]:
         """The layers, given each token's (cos, sin). ``last``: only the last token's hidden state
-        is wanted; the last layer computes keys, values and queries alone of the others."""
+        is wanted; the last layer computes keys, values and queries alone of the others.
+        ``few_rows`` attends in the place of ``step``, and norms and rotates by itself."""
         count = embeds.shape[0]
         heads, kv_heads, width, norm = self.heads, self.kv_heads, self.head_dim, self.norm_of
         cos, sin = rotation
@@ -143,16 +146,24 @@ class FusedDecoder:
         hidden = embeds
         for index, layer in enumerate(self.layers):
             normed = norm(hidden, layer.norm_in)
-            qkv = layer.qkv(normed).view(count, heads + 2 * kv_heads, width).transpose(0, 1)
-            qk, v = qkv[: heads + kv_heads], qkv[heads + kv_heads :]
-            if layer.norm_qk is not None:
-                parts = zip(qk.split((heads, kv_heads)), layer.norm_qk, strict=True)
-                qk = torch.cat([rms_norm(part, (width,), each, self.eps) for part, each in parts])
-            turned = torch.cat((qk[..., half:], qk[..., :half]), -1)
-            qk = torch.addcmul(qk * cos, turned, sin)
-            if last and index == len(self.layers) - 1:
-                step, hidden = partial(step, last=True), hidden[-1:]
-            mixed = step(index, qk[:heads], qk[heads:], v, self.scale)
+            by_head = layer.qkv(normed).view(count, heads + 2 * kv_heads, width)
+            if few_rows is not None:
+                mixed = few_rows.rotate_and_attend(
+                    index, by_head, self.scale, rotation, layer.norm_qk, self.eps
+                )
+            else:
+                qkv = by_head.transpose(0, 1)
+                qk, v = qkv[: heads + kv_heads], qkv[heads + kv_heads :]
+                if layer.norm_qk is not None:
+                    parts = zip(qk.split((heads, kv_heads)), layer.norm_qk, strict=True)
+                    qk = torch.cat(
+                        [rms_norm(part, (width,), each, self.eps) for part, each in parts]
+                    )
+                turned = torch.cat((qk[..., half:], qk[..., :half]), -1)
+                qk = torch.addcmul(qk * cos, turned, sin)
+                if last and index == len(self.layers) - 1:
+                    step, hidden = partial(step, last=True), hidden[-1:]
+                mixed = step(index, qk[:heads], qk[heads:], v, self.scale)
             hidden = layer.out.onto(hidden, mixed)
             normed = norm(hidden, layer.norm_mlp)
             hidden = layer.down.onto(hidden, layer.gated(normed))

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from saccade.model import kernels
-from saccade.model.kernels import Matrix, Quickest, compiled, fp32_on_cpu
+from saccade.model.kernels import Matrix, Quickest, compiled, fp32_on_cpu, windows
 
 
 class Tower:
@@ -26,9 +26,11 @@ class Tower:
 
     def __init__(self, model: nn.Module, decoder: nn.Module, head: nn.Module) -> None:
         own = {*decoder.modules(), head}
+        outside = [module for module in model.modules() if module not in own]
+        self._windowed = windows.towers_of(outside)
         forwards: list[tuple[nn.Module, Matrix, Callable[[Tensor], Tensor]]] = []
-        for module in model.modules():
-            if module in own or not _plain(module):
+        for module in outside:
+            if not _plain(module):
                 continue
             if type(module) is nn.Linear:
                 matrix = Matrix(module.weight.data, module.bias)
@@ -54,7 +56,8 @@ class Tower:
             theirs = ALL_ATTENTION_FUNCTIONS["sdpa"]
             ALL_ATTENTION_FUNCTIONS["sdpa"] = partial(self._attend, theirs)
         try:
-            yield
+            with windows.attended_at_once(self._windowed):
+                yield
         finally:
             with suppress(KeyError):  # it never was there, or another thread's prompt took it away
                 del ALL_ATTENTION_FUNCTIONS["sdpa"]
