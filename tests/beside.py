@@ -27,7 +27,7 @@ from torch import nn
 
 from saccade.drafting.parallel import drafter, process
 from saccade.drafting.parallel.child import Child, Job
-from saccade.drafting.parallel.process import DraftError
+from saccade.drafting.parallel.process import DraftError, Lending
 from saccade.model.backbone import Backbone
 
 MANY = 16  # rows a forward has in a prefill, at least
@@ -119,19 +119,27 @@ class Deafening:
 # -- a worker without a process ----------------------------------------------------------------
 
 
+class Killed(BaseException):
+    """Raised in the desk of :class:`Inside`, its process dies there as by SIGKILL."""
+
+
+class Hung(BaseException):
+    """Raised in the desk of :class:`Inside`, its process does nothing from there on."""
+
+
 class Inside(process.Worker):
     """A worker whose process is this one. Its loop gets ``turns()`` turns whenever the parent
     listens, and as many as it takes where the parent is patient: so ``turns`` says who is faster.
 
-    ``dies`` is the number of messages after which the process is dead.
+    ``dies`` is the number of messages that the process sends before it is dead.
     """
 
     def __init__(self, turns: Callable[[], int] = lambda: 1, dies: int | None = None) -> None:
-        self.threads = 1
         self.process: Any = self
         self.desk: Child | None = None
         self.told: list[tuple[Any, ...]] = []  # what the parent sent
         self.left = dies
+        self.hangs = False  # it does nothing any more, and does not say so
         self._turns = turns
         self._mail: deque[tuple[Any, ...]] = deque()
         self._inbox: deque[tuple[Any, ...]] = deque()
@@ -145,6 +153,7 @@ class Inside(process.Worker):
 
     def hand(self, backbone: Backbone, job: Job) -> None:
         self._job += 1
+        self.hangs = False
         self.send("job", self._job, backbone, job)
 
     def send(self, *message: Any) -> None:
@@ -156,19 +165,18 @@ class Inside(process.Worker):
         for _ in range(self._turns()):
             self.turn()
         while True:
-            while self._inbox:
-                self._alive()
+            while self._inbox:  # What a process sent before it died is there all the same.
                 job, *message = self._inbox.popleft()
                 if job == self._job:
-                    if self.left is not None:
-                        self.left -= 1
                     return tuple(message)
+            self._alive()
             if not patience or not self.turn():
-                self._alive()
                 return None
 
     def turn(self) -> bool:
         """One turn of the worker's loop: mail first, then one step; whether there was any."""
+        if self.hangs or self.poll() is not None:
+            return False
         read = bool(self._mail)
         try:
             while self._mail:
@@ -183,6 +191,10 @@ class Inside(process.Worker):
             if self.desk is None or not self.desk.busy():
                 return read
             self.desk.step()
+        except Killed:
+            self.left = 0
+        except Hung:
+            self.hangs = True
         except Exception as error:
             self._tell("failed", f"{type(error).__name__}: {error}")
             self.desk = None
@@ -191,8 +203,14 @@ class Inside(process.Worker):
     def kill(self) -> None:
         self.left = 0
 
+    def end(self) -> None:
+        self.kill()
+
     def _tell(self, *message: Any) -> None:
-        self._inbox.append((self._at_work_on, *message))
+        if self.poll() is None:
+            self._inbox.append((self._at_work_on, *message))
+            if self.left is not None:
+                self.left -= 1
 
     def _alive(self) -> None:
         if self.poll() is not None:
@@ -202,9 +220,12 @@ class Inside(process.Worker):
 @contextmanager
 def hired(inside: Inside) -> Iterator[Inside]:
     """Answers in this block are drafted for by ``inside``."""
+
+    def give_back(one: Any, patience: float) -> None:
+        one._mail.append(("done",))
+
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(drafter, "acquire", lambda backbone: inside)
-        patch.setattr(drafter, "release", lambda one: one._mail.append(("done",)))
+        patch.setattr(drafter, "lend", lambda backbone: Lending(inside, give_back))
         yield inside
 
 
@@ -266,7 +287,4 @@ def forked() -> Iterator[None]:
 
 def fire() -> None:
     """Ends every idle process."""
-    for one in process._idle:
-        one.kill()
-        one.line.close()
-    process._idle.clear()
+    process._dismiss()

@@ -9,7 +9,7 @@ killed.
 from __future__ import annotations
 
 import copy
-import multiprocessing
+import socket
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -22,6 +22,7 @@ from torch import Tensor
 
 import saccade
 from saccade.core.result import Result
+from saccade.drafting.parallel.channel import HEADER, Channel
 from saccade.drafting.parallel.process import Worker
 from saccade.model.backbone import Backbone
 
@@ -162,14 +163,14 @@ def test_a_worker_that_speaks_nonsense_leaves_the_answer(name, round):
 def test_bytes_that_are_no_message_are_an_error_that_a_guard_takes():
     """Claim: garbage on the real line raises an ordinary exception, which ends drafting alone."""
     one = Worker.__new__(Worker)
-    one.line, other = multiprocessing.Pipe()
-    one._job = 1
+    here, other = socket.socketpair()
+    one.channel, one._job = Channel(here), 1
     try:
-        other.send_bytes(b"\x80\x05garbage")
+        other.send(HEADER.pack(9, 0, 0) + b"\x80\x05garbage")
         with pytest.raises(Exception, match="."):
             one.receive(1.0)
     finally:
-        one.line.close()
+        one.channel.close()
         other.close()
 
 

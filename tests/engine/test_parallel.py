@@ -9,10 +9,10 @@ out by ``Inside``.
 from __future__ import annotations
 
 import copy
-import multiprocessing
 import os
 import random
 import signal
+import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -41,10 +41,12 @@ from helpers import (
 
 import saccade
 from evidence import reference
+from saccade.core.errors import DraftFailed
 from saccade.core.result import Result, Round
 from saccade.core.sampling import Sampling
 from saccade.core.tree import Tree
 from saccade.drafting.parallel import drafter, process
+from saccade.drafting.parallel.channel import Channel
 from saccade.drafting.parallel.drafter import WorkerDrafter
 from saccade.drafting.parallel.process import DraftError, Worker
 from saccade.engine.generate import Stream
@@ -79,7 +81,7 @@ def worker_of(rounds: Stream) -> Worker:
     """The worker that drafts for this answer."""
     assert rounds.call is not None
     draft: Any = rounds.call.drafter._drafter
-    assert isinstance(draft, WorkerDrafter) and draft._worker is not None
+    assert isinstance(draft, WorkerDrafter)
     return draft._worker
 
 
@@ -324,7 +326,9 @@ def stopped() -> Iterator[list[int]]:
             os.kill(pid, signal.SIGKILL)
         except ProcessLookupError:
             pass
-    process._idle[:] = [one for one in process._idle if one.process.pid not in pids]
+    others = [one for one in process._idle if one.process.pid not in pids]
+    process._idle.clear()
+    process._idle.extend(others)
 
 
 def test_a_worker_that_falls_silent_before_it_is_ready_is_given_up(stopped, monkeypatch):
@@ -426,7 +430,7 @@ def test_a_closed_stream_frees_its_worker():
             max_new_tokens=40,
         )
         next(rounds)
-        assert process._idle == []
+        assert not process._idle
         rounds.close()
         assert [one.process.pid for one in process._idle] == [before]
         _again()
@@ -461,14 +465,14 @@ def test_a_message_of_an_older_job_is_not_returned():
     first one of this job is returned whole.
     """
     one = Worker.__new__(Worker)
-    one.line, other = multiprocessing.Pipe()
+    one.channel, other = map(Channel, socket.socketpair())
     one._job = 3
     try:
         for job, token in ((1, 10), (2, 20), (3, 30), (2, 21), (3, 31), (1, 11)):
             other.send((job, "token", 0, 0, token, None, 0.0))
         heard = [one.receive(0.0) for _ in range(3)]
     finally:
-        one.line.close()
+        one.channel.close()
         other.close()
     assert heard == [("token", 0, 0, 30, None, 0.0), ("token", 0, 0, 31, None, 0.0), None]
 
@@ -543,18 +547,19 @@ def genuine() -> Iterator[Worker]:
         patch.setattr(process, "subprocess", subprocess)
         one = Worker()
     yield one
-    one.kill()
-    one.line.close()
+    one.end()
 
 
 @pytest.fixture
 def only_genuine(genuine: Worker) -> Iterator[Worker]:
     """It is the one that is hired."""
     idle = list(process._idle)
-    process._idle[:] = [genuine]
+    process._idle.clear()
+    process._idle.append(genuine)
     yield genuine
-    assert process._idle == [genuine], "another worker was hired"
-    process._idle[:] = idle
+    assert list(process._idle) == [genuine], "another worker was hired"
+    process._idle.clear()
+    process._idle.extend(idle)
 
 
 def test_a_worker_starts_as_it_does_for_users(only_genuine):
@@ -830,8 +835,10 @@ def test_silence_is_an_error_and_the_end_of_the_process():
     draft, script = scripted("pearl")
     script.says(("ready", {0: 0}, 0.0))
     draft.propose({0: None})
-    with pytest.raises(DraftError, match="silent"):
+    with pytest.raises(DraftFailed) as failed:
         draft.extend({0: Tree()})
+    assert isinstance(failed.value.__cause__, DraftError)
+    assert "silent" in str(failed.value.__cause__) and failed.value.trees == {0: Tree()}
     assert script.poll() is not None
 
 

@@ -141,6 +141,9 @@ class Tables:
     def prefill(self, prompts: Sequence[Prompt]) -> list[Prefill]:
         return []
 
+    def reading(self, number: int, prompt: Prompt, *, place: int = 0) -> Iterator[None]:
+        yield None
+
     def fork(
         self, prefills: Sequence[Prefill], prompts: Sequence[Prompt], *, renewed: bool = False
     ) -> None: ...
@@ -193,6 +196,7 @@ MODEL: Any = SimpleNamespace(
     vocab=IDS,
     layers=2,
     placeholders={},
+    prepare=lambda threads: None,
 )
 
 

@@ -38,7 +38,7 @@ from saccade.drafting.ensemble import Ensemble, Mixed, Mixture
 from saccade.drafting.parallel.drafter import WorkerDrafter
 from saccade.drafting.recipe import Recipe
 from saccade.drafting.schedule import parallel
-from saccade.drafting.shapes.controller import Auto
+from saccade.drafting.shapes.auto import Auto
 from saccade.drafting.shapes.policies import Chain
 from saccade.methods import (
     DRAFTERS,

@@ -27,7 +27,7 @@ from saccade.core.prompt import Inputs
 from saccade.core.sampling import Sampling
 from saccade.core.tree import ROOT, Tree, add, chain
 from saccade.drafting.recipe import Recipe, chained
-from saccade.drafting.shapes.controller import Auto
+from saccade.drafting.shapes.auto import Auto
 from saccade.drafting.shapes.fit import Fit, Learnt, Rate
 from saccade.drafting.shapes.policies import Chain
 from saccade.methods import SYSTEMS, resolve

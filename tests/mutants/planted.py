@@ -31,7 +31,7 @@ FAULTS = "engine/test_faults.py"
 PARALLEL = "engine/test_parallel.py"
 LAW = "laws/test_registered.py"
 FAILING = "laws/test_failing_drafts.py"
-CONTROL = "drafting/shapes/test_controller.py"
+CONTROL = "drafting/shapes/test_auto.py"
 COMPILED = "model/test_compiled.py"
 COST = "drafting/shapes/test_costs.py"
 SALIENCY = "drafting/views/test_saliency.py"
@@ -448,8 +448,8 @@ MUTANTS = (
     Mutant(
         "towers: copies of weights from before",
         "model/kernels/__init__.py",
-        "if self._seen != seen or",
-        "if not self._seen or",
+        "if self._seen == seen and self._threads == threads:",
+        "if self._seen and self._threads == threads:",
         (
             "model/test_tower.py::test_a_towers_weights_changed_in_place_count_from_the_next_prompt_on",
         ),
@@ -497,6 +497,65 @@ MUTANTS = (
         "if epoch >= 0:",
         (f"{PARALLEL}::test_every_token_in_flight_is_the_drafts_own",),
     ),
+    # -- the draft's process ---------------------------------------------------------------------
+    Mutant(
+        "a worker is given back as often as its answer is closed",
+        "drafting/parallel/process.py",
+        "if self._unclosed.detach() is not None:",
+        "if self._unclosed.detach() is not None or True:",
+        ("engine/test_abandoned.py::test_a_lending_ends_once_and_for_all",),
+    ),
+    Mutant(
+        "a worker outlives its parent while it is at a step",
+        "drafting/parallel/child.py",
+        "    while os.getppid() == parent:",
+        "    while True:",
+        ("engine/test_abandoned.py::test_a_worker_ends_with_its_parent[60.0]",),
+    ),
+    Mutant(
+        "a closed answer's draft is merely told to stop",
+        "drafting/parallel/process.py",
+        "        while patience:",
+        "        while False:",
+        ("engine/test_abandoned.py::test_a_closed_answer_leaves_no_draft_at_work",),
+    ),
+    Mutant(
+        "a message's empty tensor and its neighbour are taken for one",
+        "drafting/parallel/channel.py",
+        "= len(self.storages), self.size",
+        "= self.size, self.size",
+        ("drafting/test_channel.py::test_tensors_arrive_as_they_were",),
+    ),
+    Mutant(
+        "a draft's process that fails hands nothing over",
+        "drafting/parallel/drafter.py",
+        "            raise DraftFailed(chains) from self._failure",
+        "            raise DraftFailed({}) from self._failure",
+        ("laws/test_failing_workers.py",),
+    ),
+    Mutant(
+        "a draft's process computes with a token before it publishes it",
+        "drafting/parallel/child.py",
+        "            self._publish(request, line, longer)\n            line.chain = longer\n",
+        "            line.chain = longer\n            self._session.score({request: longer})\n"
+        "            self._publish(request, line, longer)\n",
+        ("laws/test_failing_workers.py",),
+    ),
+    Mutant(
+        "weights are laid out anew for every number of threads that returns",
+        "model/kernels/__init__.py",
+        "        if choice not in self._chosen:\n            for name in set(choice.names) - "
+        "self._laid.keys():",
+        "        if True:\n            for name in set(choice.names):",
+        ("engine/test_predecessors.py::test_no_weights_are_laid_out_on_the_clock_of_any_method",),
+    ),
+    Mutant(
+        "the target's fewer threads stay with whoever reads the stream",
+        "drafting/parallel/drafter.py",
+        "            if torch.get_num_threads() != before:",
+        "            if False:",
+        ("engine/test_abandoned.py::test_the_threads_between_two_rounds_are_the_callers",),
+    ),
     # -- exact -----------------------------------------------------------------------------------
     Mutant(
         "exact: a forward is not padded",
@@ -508,9 +567,9 @@ MUTANTS = (
     # -- the law: what is drawn stands, and no number is drawn twice -------------------------------
     Mutant(
         "auto: a draw that the draft gave little is taken back",
-        "drafting/shapes/controller.py",
-        "            law, odds, rest = _looked(scores, last, self.runners)\n",
-        "            law, odds, rest = _looked(scores, last, self.runners)\n"
+        "drafting/shapes/auto.py",
+        "            law, odds, alternatives = _look(scores, last, self.runners)\n",
+        "            law, odds, alternatives = _look(scores, last, self.runners)\n"
         "            token, q = scores.draw(last, law)\n"
         "            odds = odds if q is None else float(q[token])\n",
         (LATE_AUTO, EARLY_AUTO),
@@ -538,21 +597,21 @@ MUTANTS = (
     ),
     Mutant(
         "auto: when sampling, a round costs what was drawn beyond a refusal too",
-        "drafting/shapes/controller.py",
+        "drafting/shapes/auto.py",
         'levels = len(round.verdict.accepted) + (round.verdict.kind == "recovered")',
         "levels = len(round.tree)",
         (f"{CONTROL}::test_what_was_drawn_beyond_a_refusal_teaches_nothing",),
     ),
     Mutant(
         "auto: when sampling, seconds count",
-        "drafting/shapes/controller.py",
+        "drafting/shapes/auto.py",
         "        if not round.p.rules.sample:\n            return sum(",
         "        if True:\n            return sum(",
         (f"{CONTROL}::test_what_is_sampled_does_not_depend_on_how_fast_it_was",),
     ),
     Mutant(
         "auto: when sampling, slow verifying stretches the costs",
-        "drafting/shapes/controller.py",
+        "drafting/shapes/auto.py",
         "if round.p.rules.sample or round.verify_seconds <= 0:",
         "if round.verify_seconds <= 0:",
         (f"{CONTROL}::test_what_is_sampled_does_not_depend_on_how_fast_it_was",),
@@ -560,9 +619,9 @@ MUTANTS = (
     # -- the controller, costs and fitted shapes ---------------------------------------------------
     Mutant(
         "auto: runners-up stand beside a draft that reaches the answer's end",
-        "drafting/shapes/controller.py",
-        "                return tree  # mostly",
-        "                break  # mostly",
+        "drafting/shapes/auto.py",
+        "                return tree\n            reach",
+        "                break\n            reach",
         (f"{CONTROL}::test_no_draft_goes_on_after_the_end_of_an_answer",),
     ),
     Mutant(
@@ -581,29 +640,29 @@ MUTANTS = (
     ),
     Mutant(
         "auto: drafting that was given up is never tried again",
-        "drafting/shapes/controller.py",
-        "trying = learnt.plain >= learnt.patience and self._best(learnt, HOPE)[0] > 1",
-        "trying = False",
+        "drafting/shapes/auto.py",
+        "is_retry = is_retry_due and",
+        "is_retry = False and",
         (f"{CONTROL}::test_it_is_tried_again_ever_more_seldom_and_comes_back",),
     ),
     Mutant(
         "auto: patience does not grow",
-        "drafting/shapes/controller.py",
-        "min(SELDOM, 8 * learnt.patience)",
-        "RETRY",
+        "drafting/shapes/auto.py",
+        "min(MAX_RETRY_AFTER_ROUNDS, 8 * estimates.retry_after)",
+        "RETRY_AFTER_ROUNDS",
         (f"{CONTROL}::test_it_is_tried_again_ever_more_seldom_and_comes_back",),
     ),
     Mutant(
         "auto: runners-up cost nothing",
-        "drafting/shapes/controller.py",
-        "nets = [gain - second * (t - verify[0])",
-        "nets = [gain - 0 * (t - verify[0])",
+        "drafting/shapes/auto.py",
+        "gain - tokens_a_second * (seconds - verify[0])",
+        "gain - 0 * (seconds - verify[0])",
         (f"{CONTROL}::test_a_runner_up_is_not_drafted_over_a_step_of_the_verifying_time",),
     ),
     Mutant(
         "auto: a cut answer counts as a refusal",
-        "drafting/shapes/controller.py",
-        "        if right is None and round.verdict.own is None:\n            break",
+        "drafting/shapes/auto.py",
+        "        if accepted is None and round.verdict.own is None:\n            break",
         "        if False:\n            break",
         (f"{CONTROL}::test_an_answer_cut_short_refuses_nothing",),
     ),
@@ -623,14 +682,14 @@ MUTANTS = (
     ),
     Mutant(
         "auto: a draft without a clue is dropped no sooner",
-        "drafting/shapes/controller.py",
-        "judged += max(1.0, -log(max(odds[below[0]], CLUELESS)) - 1)",
+        "drafting/shapes/auto.py",
+        "judged += max(1.0, -log(max(odds[first], LEAST_CONFIDENCE)) - 1)",
         "judged += 1.0",
         (f"{CONTROL}::test_a_draft_that_says_itself_it_knows_nothing_is_dropped_sooner",),
     ),
     Mutant(
         "auto: the best chain is the longest",
-        "drafting/shapes/controller.py",
+        "drafting/shapes/auto.py",
         "if tokens * best[1] > best[0] * seconds:",
         "if tokens > best[0]:",
         (f"{CONTROL}::test_a_useless_draft_costs_next_to_nothing",),

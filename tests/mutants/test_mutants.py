@@ -18,7 +18,7 @@ from run import PACKAGE, ROOT, Witness, fate_of, found
 
 pytestmark = pytest.mark.slow
 
-ADAPTING = ("controller", "costs", "schedule", "saliency", "sage", "hippo")
+ADAPTING = ("auto", "costs", "schedule", "saliency", "sage", "hippo")
 QUICK = ("|p - q|", "one noise for drafting", "an older job", "sees the one before", "control")
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, Protocol, cast, runtime_checkable
 
@@ -185,6 +186,11 @@ class Drafter(ABC):
 
     def fold(self, state: State, round: Round) -> State:
         return state
+
+    def sharing_threads(self) -> AbstractContextManager[None]:
+        """The scope in which the caller works for this drafter's requests. A drafter that works
+        beside the target on a CPU takes threads from it there, and there only."""
+        return nullcontext()
 
     def encode(self, inputs: Inputs) -> None:
         """The request arrives; may start work at once, before the target has seen the video."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import TypeVar
 
@@ -39,6 +40,9 @@ class Fallback(Drafter):
 
     def fold(self, state: State, round: Round) -> State:
         return state if self.reason else self._try(lambda: self._drafter.fold(state, round))
+
+    def sharing_threads(self) -> AbstractContextManager[None]:
+        return self._drafter.sharing_threads()
 
     def encode(self, inputs: Inputs) -> None:
         self._try(lambda: self._drafter.encode(inputs))

@@ -5,7 +5,8 @@ What both models keep of it is in its session and its drafter.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from typing import TypeVar
 
 import torch
 
@@ -26,6 +27,8 @@ from saccade.model import batch_invariant
 from saccade.model.backbone import Backbone
 from saccade.model.session import Session
 from saccade.model.tensor_parallel import agreeing
+
+T = TypeVar("T")
 
 
 class Call:
@@ -95,7 +98,7 @@ class Call:
         the draft reads nothing, unless a turn may follow (``keep``)."""
         opened: dict[int, Round] = {}
         reading = self._reading_turns if self._turns else self._reading_prompts
-        yield from reading(phase, keep, opened)
+        yield from self._within_scope(reading(phase, keep, opened))
         self._live = [request for request, round in opened.items() if round.finish is None]
         stay = opened if keep else self._live
         if stay:
@@ -210,9 +213,21 @@ class Call:
         session = MemoryGuard(
             self.session, lambda trees, error: self.drafter.give_up(NO_MEMORY, error)
         )
-        for round in schedule(session, self.drafter, self._live, self.stops.cut):
+        rounds = schedule(session, self.drafter, self._live, self.stops.cut)
+        for round in self._within_scope(rounds):
             self.note(round)
             yield round
+
+    def _within_scope(self, steps: Iterator[T]) -> Generator[T, None, None]:
+        """These steps, each in the drafter's scope: what it changes of the process it changes for
+        the length of a step, and whoever iterates finds it as it was."""
+        while True:
+            with self.drafter.sharing_threads():
+                try:
+                    step = next(steps)
+                except StopIteration:
+                    return
+            yield step
 
     def note(self, round: Round) -> None:
         """Keeps what the results will say of a round."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from saccade.drafting.drafters import ModelDrafter
 from saccade.drafting.provides import Provides
 from saccade.drafting.recipe import Recipe
-from saccade.drafting.shapes.controller import Auto
+from saccade.drafting.shapes.auto import Auto
 from saccade.drafting.views.basic import AFFORDABLE
 
 AUTO = Recipe(

@@ -181,6 +181,19 @@ class Backbone:
             self.text.config._attn_implementation = before
         return out.last_hidden_state[0]
 
+    def prepare(self, threads: int) -> None:
+        """Gets ready to compute with so many threads of the CPU, so that no answer has to."""
+        before = torch.get_num_threads()
+        torch.set_num_threads(threads)
+        try:
+            self._tower.prepare()
+            if self.fused is not None:
+                self.fused.refresh()
+        finally:
+            torch.set_num_threads(before)
+        if self.fused is not None:
+            self.fused.refresh()
+
     def logits(self, hidden: Float[Tensor, "rows dim"]) -> Float[Tensor, "rows vocab"]:
         head = self._head if self.fused is None or self.fused.head is None else self.fused.head
         return head(hidden).to(self.device)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -39,7 +40,9 @@ class Peak:
         """None where nothing measures it."""
         if self._before is None:
             return None
-        return max(0, self._held(torch.cuda.max_memory_allocated, "VmHWM") - self._before)
+        with suppress(OSError):  # no descriptor is left to read it by
+            return max(0, self._held(torch.cuda.max_memory_allocated, "VmHWM") - self._before)
+        return None
 
     def _held(self, on: Callable[[torch.device], int], name: str) -> int:
         """Bytes on GPUs; without any, a size of this process by its name."""
@@ -58,7 +61,10 @@ def available(device: torch.device) -> int:
     if device.type == "cuda":
         spare = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return int(torch.cuda.mem_get_info(device)[0]) + spare
-    free = int(psutil.virtual_memory().available)
+    try:
+        free = int(psutil.virtual_memory().available)
+    except OSError:  # No descriptor is left to read it by: as much as the machine has in all.
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     try:
         limit = int(CGROUP.read_text())
     except (OSError, ValueError):  # no limit

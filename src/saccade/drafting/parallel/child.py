@@ -1,31 +1,37 @@
 """The draft's process: it drafts one token at a time and looks at its mail before each, so that a
 refusal stops it within a step. It sends ids; when sampling it writes its laws to shared memory,
 where the one row a refusal needs is read.
+
+**A drawn token is published before anything is computed from it**: its law is written and its id is
+sent at once. So whatever a drawn token brings about in this process (an error, NaN, a crash, a step
+without end, no memory), the parent has that token, and it is judged like any other.
 """
 
 from __future__ import annotations
 
 import logging
-import multiprocessing
+import os
 import signal
+import socket
 import sys
+import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from multiprocessing.connection import Connection
 from typing import Any
 
 import torch
-import torch.multiprocessing  # teaches connections to send tensors through shared memory
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from saccade.core.prompt import Inputs, Prefill, Prompt, Turn
 from saccade.core.protocols import View
-from saccade.core.sampling import Sampling
-from saccade.core.tree import Tree, after
+from saccade.core.sampling import Sampling, Scores
+from saccade.core.tree import Tree, add, after
+from saccade.drafting.parallel.channel import Channel, SharedTensor
 from saccade.drafting.shapes.policies import Chain
 from saccade.model.backbone import Backbone
 from saccade.model.session import Session
@@ -33,10 +39,15 @@ from saccade.model.session import Session
 log = logging.getLogger(__name__)
 
 HEAD_START = 64  # tokens drafted at most before the target is ready
+PARENT_CHECK_SECONDS = 1.0  # between two looks whether the parent is still there
 
 
-Laws = Float[Tensor, "request slot vocab"] | None
-"""What tokens were drawn from, in shared memory; None: nothing is sampled."""
+Laws = SharedTensor | None
+"""What tokens were drawn from, by (request, slot, vocab); None: nothing is sampled."""
+
+
+class Abandoned(Exception):
+    """The job under way was ended while its prompt was read."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +61,7 @@ class Job:
     room: int
     shape: Chain
     laws: Laws
+    threads: int = 1  # of the CPU, for the draft's process
 
 
 @dataclass
@@ -73,10 +85,17 @@ class Line:
 class Child:
     """The worker's side of the conversation: one method per message."""
 
-    def __init__(self, backbone: Backbone, job: Job, tell: Callable[..., None]) -> None:
+    def __init__(
+        self,
+        backbone: Backbone,
+        job: Job,
+        tell: Callable[..., None],
+        is_abandoned: Callable[[], bool] = lambda: False,
+    ) -> None:
         self._backbone = backbone
         self._job = job
         self._tell = tell
+        self._is_abandoned = is_abandoned
         self._session = Session(
             backbone, job.rules, vocab=job.vocab, banned=job.banned, room=job.room
         )
@@ -123,8 +142,12 @@ class Child:
         self._tell("ready", seen, self._reading)
 
     def _read(self, prompts: Sequence[Prompt]) -> None:
+        """Reads prompts a piece at a time. Raises Abandoned after one where nobody wants them."""
         began = time.perf_counter()
-        self._session.prefill(prompts)
+        for number, prompt in enumerate(prompts):
+            for _ in self._session.reading(number, prompt, place=number):
+                if self._is_abandoned():
+                    raise Abandoned
         self._reading += time.perf_counter() - began
 
     def limit(self, limits: Mapping[int, int]) -> None:
@@ -169,60 +192,116 @@ class Child:
         self._drafting += time.perf_counter() - began
         for request, line in wanted.items():
             scores = replace(scored[request], began=line.began)
-            longer = self._job.shape.longer(line.chain, scores)
+            longer = self._longer(request, line, scores)
             if longer is None:
                 line.paused = True
                 self._tell("paused", request, line.epoch)
                 continue
-            q, slot = longer.q[-1], None
-            if q is not None and self._job.laws is not None:
-                slot = line.sent % self._job.laws.shape[1]
-                self._job.laws[request, slot] = q
+            self._publish(request, line, longer)
             line.chain = longer
             line.sent += 1
-            self._tell("token", request, line.epoch, longer.tokens[-1], slot, self._drafting)
 
-
-def work(connection: Connection) -> None:
-    """The worker's life: mail first, then one step of drafting, until the line is closed."""
-    child: Child | None = None
-
-    number = 0
-
-    def tell(*message: Any) -> None:
-        connection.send((number, *message))
-
-    key, path, threads = connection.recv()
-    multiprocessing.current_process().authkey = key  # for tensors in shared memory
-    sys.path[:] = path
-    torch.set_num_threads(threads)
-    models: dict[int, Backbone] = {}
-    while True:
+    def _longer(self, request: int, line: Line, scores: Scores) -> Tree | None:
+        """The chain with one more token; None where the shape stops. Where the shape fails after it
+        has drawn one, that is published all the same."""
         try:
-            while connection.poll(0 if child is not None and child.busy() else None):
-                name, *content = connection.recv()
-                if name == "model":
-                    number, key, model, fused = content
-                    _acquaint(model)
-                    models[key] = Backbone(model, fused=fused)
-                    tell("taught")
-                elif name == "forget":
-                    models.pop(content[0], None)
-                elif name == "job":
-                    number, key, job = content
-                    child = Child(models[key], job, tell)
-                elif name == "done":
-                    child = None
-                elif child is not None:
-                    getattr(child, name)(*content)
-            if child is not None and child.busy():
-                child.step()
-        except (EOFError, ConnectionError):
-            return
-        except Exception as error:
-            log.exception("drafting failed")
-            tell("failed", f"{type(error).__name__}: {error}")
-            child = None
+            return self._job.shape.longer(line.chain, scores)
+        except Exception:
+            for parent, token, law in scores.drawn:
+                self._publish(request, line, add(line.chain, parent, token, law))
+            raise
+
+    def _publish(self, request: int, line: Line, longer: Tree) -> None:
+        """Hands the last token over, with the law it was drawn from."""
+        q, slot = longer.q[-1], None
+        if q is not None and self._job.laws is not None:
+            slot = line.sent % self._job.laws.shape[1]
+            self._job.laws.tensor[request, slot] = q
+        self._tell("token", request, line.epoch, longer.tokens[-1], slot, self._drafting)
+
+
+def work(channel: Channel) -> None:
+    """The worker's life: mail first, then one step of drafting, until the line is closed."""
+    (sys.path[:],) = channel.receive()
+    Desk(channel).work()
+
+
+class Desk:
+    """What a worker has before it: its mail, the models it knows and the job under way."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._mail: deque[tuple[Any, ...]] = deque()
+        self._models: dict[int, Backbone] = {}
+        self._child: Child | None = None
+        self._number = 0  # of the job, with which all that is said of it is marked
+
+    def work(self) -> None:
+        """Raises ConnectionError once the parent has closed the line."""
+        while True:
+            try:
+                while self._mail or self._fetch():
+                    self._act(*self._mail.popleft())
+                if self._child is not None and self._child.busy():
+                    self._child.step()
+            except ConnectionError:
+                raise
+            except Abandoned:
+                self._child = None
+            except Exception as error:
+                log.exception("drafting failed")
+                self._child = None
+                self._tell("failed", f"{type(error).__name__}: {error}")
+
+    def _fetch(self) -> bool:
+        """Takes in the mail there is, and waits for some where there is nothing to do."""
+        is_busy = self._child is not None and self._child.busy()
+        message = self._channel.receive(0.0 if is_busy else None)
+        if message is not None:
+            self._mail.append(message)
+        return message is not None
+
+    def _is_abandoned(self) -> bool:
+        """Whether the mail ends the job under way."""
+        while (message := self._channel.receive(0.0)) is not None:
+            self._mail.append(message)
+        return any(name in ("done", "begin") for name, *_ in self._mail)
+
+    def _tell(self, *message: Any) -> None:
+        self._channel.send((self._number, *message))
+
+    def _act(self, name: str, *content: Any) -> None:
+        own: dict[str, Callable[..., None]] = {
+            "begin": self._begin,
+            "model": self._learn,
+            "forget": self._forget,
+            "job": self._start,
+            "done": self._stop,
+        }
+        if name in own:
+            own[name](*content)
+        elif self._child is not None:
+            getattr(self._child, name)(*content)
+
+    def _begin(self, number: int, threads: int) -> None:
+        self._number, self._child = number, None
+        if threads != torch.get_num_threads():
+            torch.set_num_threads(threads)
+
+    def _learn(self, key: int, model: Any, fused: bool) -> None:
+        _acquaint(model)
+        self._models[key] = Backbone(model, fused=fused)
+        self._tell("taught")
+
+    def _forget(self, key: int) -> None:
+        self._models.pop(key, None)
+
+    def _start(self, key: int, job: Job) -> None:
+        self._child = Child(self._models[key], job, self._tell, self._is_abandoned)
+
+    def _stop(self) -> None:
+        self._child = None
+        self._tell("idle")
 
 
 def _acquaint(model: Any) -> None:
@@ -234,8 +313,18 @@ def _acquaint(model: Any) -> None:
                 type(part)(part.config)
 
 
-def main(handle: int) -> None:
-    """The process's entry: ``handle`` is the file descriptor of its line to the parent."""
+def main(handle: int, parent: int) -> None:
+    """The process's entry: ``handle`` is the file descriptor of its line to the parent, which is
+    the process of that id."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
-    with suppress(EOFError, ConnectionError):
-        work(Connection(handle))
+    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+    with suppress(ConnectionError):
+        work(Channel(socket.socket(fileno=handle)))
+
+
+def _end_with(parent: int) -> None:
+    """Ends this process soon after its parent, whatever it is at, and although a fork of the parent
+    may have kept the other end of the line open."""
+    while os.getppid() == parent:
+        time.sleep(PARENT_CHECK_SECONDS)
+    os._exit(0)

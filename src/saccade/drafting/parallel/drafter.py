@@ -1,22 +1,33 @@
-"""A drafter whose model works in a process of its own, while the target works (PEARL, HIPPO)."""
+"""A drafter whose model works in a process of its own, while the target works (PEARL, HIPPO).
+
+**Where the process fails, what it drew still stands.** Whether it fails may depend on what it drew
+(NaN after one token, a crash, a step without end), so a drawn token that is dropped, and drawn
+again by the target alone, would bend the target's law. The process publishes each token before it
+computes anything from it (``child``). So when it fails it is ended first, then all that it
+published is taken in and handed over with the error (``DraftFailed``), to be judged to its end.
+"""
 
 from __future__ import annotations
 
 import logging
 import pickle
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
+from saccade.core.errors import DraftFailed
 from saccade.core.prompt import Inputs, Prefill, Prompt, Texts, Turn
 from saccade.core.protocols import Drafter, State
 from saccade.core.sampling import Sampling
 from saccade.core.tree import Tree, add, after, chain
 from saccade.drafting.captioning import Telling
-from saccade.drafting.parallel.child import HEAD_START, Job
-from saccade.drafting.parallel.process import DraftError, Worker, acquire, release
+from saccade.drafting.parallel.channel import SharedTensor
+from saccade.drafting.parallel.child import HEAD_START, Job, Laws
+from saccade.drafting.parallel.process import DraftError, Lending, Worker, lend
 from saccade.drafting.setup import Setup
 from saccade.drafting.shapes.policies import Chain
 
@@ -65,11 +76,20 @@ class WorkerDrafter(Drafter):
         self._owed: dict[int, tuple[list[int], int | None]] = {}
         self._since = time.monotonic()
         self._seen: dict[int, int] | None = None  # once the draft is ready
-        self._worker: Worker | None = None
+        self._lending: Lending | None = None
+        self._failure: Exception | None = None  # why nothing more is drafted
+        # On a CPU the two processes share what threads there are.
         self._threads = torch.get_num_threads()
+        self._draft_threads = max(1, self._threads // 2)
+        self._shares_threads = setup.target.device.type == "cpu"
+        self._target_threads = max(1, self._threads - self._draft_threads)
+        self._is_sharing_now = self._is_within_scope = False
+        if self._shares_threads:
+            setup.target.prepare(self._target_threads)
         self._reading = self._drafting = 0.0  # seconds in the draft's process
         self._bearable = READY
-        self._patience, self._laws = PATIENCE, None
+        self._patience = PATIENCE
+        self._laws: Laws = None
         self._follow(setup.rules)
 
     def _follow(self, rules: Sequence[Sampling]) -> None:
@@ -80,10 +100,24 @@ class WorkerDrafter(Drafter):
             self._patience = max(READY, self._patience)
         if self._samples and self._laws is None:
             slots = 4 * self._length + 8  # more than are ever out at once
-            self._laws = torch.zeros(len(rules), slots, self._vocab).share_memory_()
+            self._laws = SharedTensor((len(rules), slots, self._vocab))
+
+    @contextmanager
+    def sharing_threads(self) -> Iterator[None]:
+        """From when the draft works on, the target has the threads that are left in this scope."""
+        before = torch.get_num_threads()
+        self._is_within_scope = True
+        try:
+            if self._is_sharing_now:
+                torch.set_num_threads(self._target_threads)
+            yield
+        finally:
+            self._is_within_scope = False
+            if torch.get_num_threads() != before:
+                torch.set_num_threads(before)
 
     def encode(self, inputs: Inputs) -> None:
-        self._worker = acquire(self._model)
+        self._lending = lend(self._model)
         self._inputs = inputs
         job = Job(
             view=self._setup.view,
@@ -93,6 +127,7 @@ class WorkerDrafter(Drafter):
             room=self._setup.room,
             shape=self._shape,
             laws=self._laws,
+            threads=self._draft_threads,
         )
         self._worker.hand(self._model, job)
         if not self._shares:
@@ -103,7 +138,7 @@ class WorkerDrafter(Drafter):
         if self._shares:
             if self._early:
                 self._share_threads()
-            self._lent.send("prefill", list(prompts), None)
+            self._worker.send("prefill", list(prompts), None)
         self._telling = Telling(self._setup, self._inputs)
         self._inputs = {}
 
@@ -113,7 +148,7 @@ class WorkerDrafter(Drafter):
         self._share_threads()
         self._bearable = bearable([len(prefill.prompt) for prefill in prefills])
         self._since = time.monotonic()
-        self._lent.send("ready", [*map(_light, prefills, words)])
+        self._worker.send("ready", [*map(_light, prefills, words)])
         return 0.0
 
     def propose(self, states: Mapping[int, State]) -> dict[int, Tree]:
@@ -130,10 +165,11 @@ class WorkerDrafter(Drafter):
                 sight.batch = self._length if self._samples else len(sight.chain)
                 sight.limit = limits[request] = sight.batch + self._length
         if limits:
-            self._lent.send("limit", limits)
+            self._send("limit", limits)
         if self._seen is not None:
             whole = [(sight, sight.batch or 0) for sight in sights.values()]
             self._wait(lambda: all(sight.has(count) for sight, count in whole), self._patience)
+        self._raise_if_failed()
         return {
             request: self._chain(request, sight.batch or 0) for request, sight in sights.items()
         }
@@ -144,14 +180,16 @@ class WorkerDrafter(Drafter):
             self._sights[request].limit = len(tree) + self._length
         self._hear()
         if self._seen is None:
-            if time.monotonic() - self._since > self._bearable:
+            if self._failure is None and time.monotonic() - self._since > self._bearable:
                 self._give_up(self._bearable)
+            self._raise_if_failed()
             return dict(in_flight)
         self._settle()
         wanted = {request: len(tree) + 1 for request, tree in in_flight.items()}
         self._wait(
             lambda: all(self._sights[r].has(count) for r, count in wanted.items()), self._patience
         )
+        self._raise_if_failed()
         return {request: self._chain(request, count) for request, count in wanted.items()}
 
     def commit(self, tokens: Mapping[int, Sequence[int]]) -> None:
@@ -175,6 +213,7 @@ class WorkerDrafter(Drafter):
         self._hear()
         if self._seen is not None:  # a worker that still reads would not read this
             self._settle()
+        self._raise_if_failed()
 
     def _settle(self) -> None:
         """Tells the worker what was emitted since it was told last."""
@@ -182,11 +221,12 @@ class WorkerDrafter(Drafter):
         for request in owed:
             self._sights[request].epoch += 1
         if owed:
-            self._lent.send("commit", owed)
+            self._send("commit", owed)
 
     def end(self, request: int) -> None:
         self._settle()
-        self._lent.send("end", request)
+        self._send("end", request)
+        self._raise_if_failed()
 
     def turn(self, turns: Mapping[int, Turn], rules: Sequence[Sampling]) -> None:
         self._share_threads()
@@ -194,8 +234,9 @@ class WorkerDrafter(Drafter):
         for request in turns:
             epoch = self._sights[request].epoch + 1
             self._sights[request] = Sight(limit=self._length, epoch=epoch, valid=epoch)
+        self._raise_if_failed()
         self._follow(rules)
-        self._lent.send("turn", turns, [_portable(rule) for rule in rules], self._laws)
+        self._send("turn", turns, [_portable(rule) for rule in rules], self._laws)
 
     def beside(self) -> tuple[float, float]:
         return self._reading, self._drafting
@@ -207,62 +248,97 @@ class WorkerDrafter(Drafter):
         return None if self._seen is None else self._seen.get(request)
 
     def close(self) -> None:
-        torch.set_num_threads(self._threads)
-        worker, self._worker = self._worker, None
-        if worker is not None:
-            release(worker)
+        self._is_sharing_now = False
+        if self._is_within_scope:
+            torch.set_num_threads(self._threads)
+        self._laws = None
+        if self._lending is not None:
+            self._lending.close()
 
     # -- the line ------------------------------------------------------------------------------
 
     @property
-    def _lent(self) -> Worker:
-        if self._worker is None:
+    def _worker(self) -> Worker:
+        if self._lending is None:
             raise DraftError("the draft process was never started")
-        return self._worker
+        return self._lending.worker
 
     def _share_threads(self) -> None:
-        """On a CPU the two processes share what threads there are."""
-        if self._setup.target.device.type == "cpu":
-            torch.set_num_threads(max(1, self._threads - self._lent.threads))
+        self._is_sharing_now = self._shares_threads
+        if self._is_sharing_now and self._is_within_scope:
+            torch.set_num_threads(self._target_threads)
 
     def _chain(self, request: int, count: int) -> Tree:
         line = self._sights[request].chain
         return chain(line.tokens[:count], line.q[:count])
 
+    def _send(self, *message: Any) -> None:
+        """Sends a message to a process that has not failed."""
+        if self._failure is None:
+            try:
+                self._worker.send(*message)
+            except Exception as error:
+                self._fail(error)
+
     def _hear(self, patience: float = 0.0) -> bool:
         """Takes in what has arrived, at least one message within ``patience``; whether one did."""
         heard = False
-        while (message := self._lent.receive(0.0 if heard else patience)) is not None:
-            heard = True
-            name, *content = message
-            if name == "failed":
-                raise DraftError(content[0])
-            if name == "ready":
-                self._seen, self._reading = content
-                # no step takes longer than a prefill
-                self._patience = max(self._patience, 2 * self._reading)
-            if name == "token":
-                request, epoch, token, slot, self._drafting = content
-                sight = self._sights[request]
-                if epoch >= sight.valid:
-                    law = None if slot is None or self._laws is None else self._laws[request, slot]
-                    sight.chain = add(sight.chain, len(sight.chain) - 1, token, law)
-                    sight.paused = False
-            if name == "paused":
-                request, epoch = content
-                sight = self._sights[request]
-                # of a token committed meanwhile it says nothing: the draft has gone on
-                sight.paused = epoch >= sight.valid and len(sight.chain) > 0
+        try:
+            while self._failure is None:
+                message = self._worker.receive(0.0 if heard else patience)
+                if message is None:
+                    break
+                heard = True
+                self._take(message)
+        except Exception as error:  # It has died, or it speaks nonsense.
+            self._fail(error)
         return heard
 
-    def _wait(self, done: Callable[[], bool], patience: float) -> None:
-        while not done():
-            if not self._hear(patience):
+    def _take(self, message: tuple[Any, ...]) -> None:
+        """Takes in one message."""
+        name, *content = message
+        if name == "failed":  # The process itself is as good as before, and says no more of this.
+            self._failure = DraftError(content[0])
+        if name == "ready":
+            self._seen, self._reading = content
+            # no step takes longer than a prefill
+            self._patience = max(self._patience, 2 * self._reading)
+        if name == "token":
+            request, epoch, token, slot, self._drafting = content
+            sight = self._sights[request]
+            if epoch >= sight.valid:
+                laws = None if self._laws is None else self._laws.tensor
+                law = None if slot is None or laws is None else laws[request, slot]
+                sight.chain = add(sight.chain, len(sight.chain) - 1, token, law)
+                sight.paused = False
+        if name == "paused":
+            request, epoch = content
+            sight = self._sights[request]
+            # of a token committed meanwhile it says nothing: the draft has gone on
+            sight.paused = epoch >= sight.valid and len(sight.chain) > 0
+
+    def _wait(self, is_done: Callable[[], bool], patience: float) -> None:
+        """Until this holds, or the draft has failed, which it has where it says nothing so long."""
+        while self._failure is None and not is_done():
+            if not self._hear(patience) and self._failure is None:
                 self._give_up(patience)
 
     def _give_up(self, patience: float) -> None:
-        self._lent.kill()
-        raise DraftError(f"the draft process was silent for {patience:g} s")
+        self._fail(DraftError(f"the draft process was silent for {patience:g} s"))
+
+    def _fail(self, error: Exception) -> None:
+        """Nothing more is drafted, and everything that was published is taken in."""
+        self._failure = error
+        with suppress(Exception):  # of what it says no more than tokens count by now
+            self._worker.kill()
+            while (message := self._worker.receive(0.0)) is not None:
+                self._take(message)
+
+    def _raise_if_failed(self) -> None:
+        """Raises DraftFailed, with everything that has been drafted after the committed text."""
+        if self._failure is not None:
+            chains = {request: sight.chain for request, sight in self._sights.items()}
+            raise DraftFailed(chains) from self._failure
 
 
 def bearable(lengths: Sequence[int]) -> float:

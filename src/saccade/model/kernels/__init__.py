@@ -140,6 +140,7 @@ class Matrix:
     ) -> None:
         self.weight, self.bias = weight, bias
         self.use = use if bias is None else Use.BIASED
+        self.forget()
         self.choose(ALL_PLAIN)
 
     def __getstate__(self) -> tuple[Tensor, Tensor | None, Use]:
@@ -148,6 +149,7 @@ class Matrix:
 
     def __setstate__(self, state: tuple[Tensor, Tensor | None, Use]) -> None:
         self.weight, self.bias, self.use = state
+        self.forget()
         self.choose(ALL_PLAIN)
 
     @property
@@ -159,13 +161,26 @@ class Matrix:
         """What its seconds depend on but the rows."""
         return (*self.weight.shape, self.use)
 
+    def forget(self) -> None:
+        """Drops all copies of the weights: they are laid out anew when they are chosen."""
+        self._laid: dict[str, Any] = {}
+        self._chosen: dict[Choice, list[tuple[Callable[..., Tensor], Any]]] = {}
+
     def choose(self, choice: Choice) -> None:
-        """Lays the weights out anew, as they are now."""
-        laid = {name: self.products[name].lay(self.weight) for name in set(choice.names)}
-        by_rows = [choice.at(rows) for rows in range(choice.rows[-1] + 2)]
-        self._by_rows = [(self.products[name].times, laid[name]) for name in by_rows]
-        self._most = len(by_rows) - 1
-        self.kernels = frozenset(laid)
+        """Multiplies by this choice from now on. Lays the weights out, as they are now, in the ways
+        that no earlier choice has asked for; those stay, so that going back costs nothing."""
+        if choice not in self._chosen:
+            for name in set(choice.names) - self._laid.keys():
+                self._laid[name] = self.products[name].lay(self.weight)
+            names = [choice.at(rows) for rows in range(choice.rows[-1] + 2)]
+            self._chosen[choice] = [(self.products[n].times, self._laid[n]) for n in names]
+        self._by_rows = self._chosen[choice]
+        self._most = len(self._by_rows) - 1
+
+    @property
+    def kernels(self) -> frozenset[str]:
+        """The ways in which the weights are laid out."""
+        return frozenset(self._laid)
 
     def __call__(self, x: Float[Tensor, "all into"]) -> Float[Tensor, "all out"]:
         times, laid = self._by_rows[min(x.shape[0], self._most)]
@@ -200,6 +215,7 @@ class Quickest:
         self._matrices = matrices if matrices and may_copy(matrices) else ()
         self._telling = [_spread(matrix.weight) for matrix in self._matrices]
         self._seen: list[bytes] = []
+        self._choices: dict[int, list[Choice]] = {}  # by how many threads there are
         self._threads = 0
 
     def __bool__(self) -> bool:
@@ -207,15 +223,26 @@ class Quickest:
 
     def refresh(self) -> None:
         """Lays the weights out anew if they were changed in place, by whatever means but a few
-        numbers at a time, or if other kernels are the quickest with the threads there are now."""
+        numbers at a time; multiplies by what is quickest with the threads there are now.
+
+        For each number of threads it is chosen once, and the copies that it takes stay, so nobody
+        pays for a number of threads that somebody else used before. There are never more copies
+        than :func:`may_copy` has found room for.
+        """
         if not self._matrices:
             return
         seen = [each.numpy().tobytes() for each in self._telling]
         threads = torch.get_num_threads()
-        if self._seen != seen or self._threads != threads:
-            self._seen, self._threads = seen, threads
-            for matrix, choice in zip(self._matrices, choices(self._matrices), strict=True):
-                matrix.choose(choice)
+        if self._seen == seen and self._threads == threads:
+            return
+        if self._seen != seen:
+            for matrix in self._matrices:
+                matrix.forget()
+        if threads not in self._choices:
+            self._choices[threads] = choices(self._matrices)
+        self._seen, self._threads = seen, threads
+        for matrix, choice in zip(self._matrices, self._choices[threads], strict=True):
+            matrix.choose(choice)
 
 
 def _spread(weight: Float[Tensor, "out into"]) -> Tensor:

@@ -40,6 +40,10 @@ class Tower:
         self._forwards = forwards if self._quickest else []
         self._quicker: dict[tuple[int, ...], bool] = {}  # our attention, by what it is over
 
+    def prepare(self) -> None:
+        """As :meth:`Quickest.refresh`, with which every prompt begins."""
+        self._quickest.refresh()
+
     @contextmanager
     def quick(self) -> Iterator[None]:
         """While this lasts the modules multiply by what was measured to be quickest."""

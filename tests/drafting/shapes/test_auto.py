@@ -18,7 +18,15 @@ from saccade.core.protocols import Growing, Shape, State
 from saccade.core.result import Load, Round, Verdict
 from saccade.core.sampling import BrokenLaw, Sampling, Scores
 from saccade.core.tree import ROOT, Tree, depths, path
-from saccade.drafting.shapes.controller import LONGEST, MOST, RETRY, SELDOM, TRUST, Auto, Estimates
+from saccade.drafting.shapes.auto import (
+    MAX_DRAFT_DEPTH,
+    MAX_DRAFT_NODES,
+    MAX_RETRY_AFTER_ROUNDS,
+    PRIOR_WEIGHT,
+    RETRY_AFTER_ROUNDS,
+    Auto,
+    Estimates,
+)
 from saccade.drafting.shapes.policies import Chain
 
 COSTS = Costs((1, 2, 4, 8, 16), (1.0, 1.05, 1.15, 1.35, 1.75), 0.12)
@@ -162,7 +170,8 @@ def test_a_useless_draft_costs_next_to_nothing(odds, tokens):
     speed remain. Fails if it keeps drafting, or believes the draft too long."""
     told = simulate(Auto(COSTS), World(odds, 0.0), tokens)
     assert told.seconds <= tokens * COSTS.verify(1) / 0.98
-    assert [len(round.tree) for round in told.rounds[-2 * RETRY :]].count(0) >= RETRY
+    last = [len(round.tree) for round in told.rounds[-2 * RETRY_AFTER_ROUNDS :]]
+    assert last.count(0) >= RETRY_AFTER_ROUNDS
 
 
 def test_a_draft_that_says_itself_it_knows_nothing_is_dropped_sooner():
@@ -184,7 +193,7 @@ def test_plain_rules_are_read_off_the_law_itself(runners):
     rules give which change nothing, odds and runners-up too; and a law of NaN is an error, by
     either. Control: a rule that bans the favourites changes it."""
     growing = torch.Generator().manual_seed(0)
-    rows = [3 * torch.randn(VOCAB, generator=growing) for _ in range(MOST)]
+    rows = [3 * torch.randn(VOCAB, generator=growing) for _ in range(MAX_DRAFT_NODES)]
 
     def grown(*processors, rows=rows):
         auto = Auto(Costs((1, 64), (1.0, 1.1), 0.01), runners).grow(Estimates())
@@ -224,7 +233,7 @@ def test_it_is_tried_again_ever_more_seldom_and_comes_back():
     told = simulate(Auto(COSTS), World(0.9, 0.0), 400)
     tried = [at for at, round in enumerate(told.rounds) if len(round.tree)]
     gaps = [b - a for a, b in zip(tried, tried[1:], strict=False) if b - a > 1]
-    assert gaps == sorted(gaps) and 2 * RETRY < max(gaps) <= SELDOM + 1
+    assert gaps == sorted(gaps) and 2 * RETRY_AFTER_ROUNDS < max(gaps) <= MAX_RETRY_AFTER_ROUNDS + 1
     state = told.states[-1]
     again = simulate(_From(Auto(COSTS), state), World(0.97, 0.97), 400)
     assert sum(len(round.tree) for round in again.rounds[-20:]) > 20 * 3
@@ -316,8 +325,8 @@ def test_it_never_drafts_beyond_its_bounds():
     free = Costs((1, 64), (1.0, 1.0), 0.0)
     told = simulate(Auto(free), World(0.999, 1.0, costs=free), 400)
     drafted = [round.tree for round in told.rounds if len(round.tree)]
-    assert max(max(depths(tree.parents)) for tree in drafted) == LONGEST
-    assert max(len(tree) for tree in drafted) == MOST
+    assert max(max(depths(tree.parents)) for tree in drafted) == MAX_DRAFT_DEPTH
+    assert max(len(tree) for tree in drafted) == MAX_DRAFT_NODES
 
 
 def test_an_answer_cut_short_refuses_nothing():
@@ -326,9 +335,13 @@ def test_an_answer_cut_short_refuses_nothing():
     cut = Round(0, tree, Verdict((0,), (1,), None, None), "stop", GREEDY, None, 0.1, 1.0)
     whole = replace(cut, verdict=Verdict((0,), (1,), 9, "recovered"), finish=None)
     start = Estimates()
-    assert Auto(COSTS).fold(start, cut).usual > Auto(COSTS).fold(start, whole).usual
+    assert (
+        Auto(COSTS).fold(start, cut).acceptance_rate
+        > Auto(COSTS).fold(start, whole).acceptance_rate
+    )
     assert math.isclose(
-        Auto(COSTS).fold(start, cut).usual, (0.98 * 0.8 * TRUST + 1) / (0.98 * TRUST + 1)
+        Auto(COSTS).fold(start, cut).acceptance_rate,
+        (0.98 * 0.8 * PRIOR_WEIGHT + 1) / (0.98 * PRIOR_WEIGHT + 1),
     )
 
 
@@ -409,9 +422,9 @@ def test_the_more_share_a_forward_the_shorter_are_drafts():
         return shape.fold(state, replace(round, load=shared, verify_seconds=seconds))
 
     alone = after(1)
-    tokens = [shape._best(after(n), 0.8)[0] for n in (1, 4, 16, 64)]
+    tokens = [shape._best_round(after(n), 0.8)[0] for n in (1, 4, 16, 64)]
     assert tokens == sorted(tokens, reverse=True) and tokens[0] > 1.5 * tokens[-1]
-    assert after(16).stretch == pytest.approx(1.0) and after(16).sharing == 16
-    assert after(16, sample=True).sharing == 1
+    assert after(16).stretch == pytest.approx(1.0) and after(16).requests == 16
+    assert after(16, sample=True).requests == 1
     lonely = simulate(shape, World(0.9, 1.0, costs=steep), 30).rounds[1]
-    assert shape.fold(after(16), lonely).sharing == 1 == alone.sharing
+    assert shape.fold(after(16), lonely).requests == 1 == alone.requests

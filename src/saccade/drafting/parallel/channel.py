@@ -1,0 +1,306 @@
+"""The line between a draft's process and its parent: whole messages over a pair of sockets.
+
+All tensors of a message travel in one block: inside of the message where they are small, else in
+one anonymous file whose descriptor goes with it. So a message takes at most one descriptor however
+many tensors it has, and only until it is read. Tensors on a GPU stay there: torch hands them over.
+
+The number of a line's descriptor is used nowhere but inside of its socket object, which forgets it
+when it is closed, by whomever. So a closed line fails, and never writes to a file that was given
+the same number later.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import pickle
+import socket
+import struct
+import sys
+import tempfile
+import time
+import weakref
+from array import array
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from io import BytesIO
+from multiprocessing.reduction import ForkingPickler
+from typing import Any, BinaryIO, cast
+
+import torch
+import torch.multiprocessing  # It teaches ForkingPickler to hand over tensors on a GPU.
+from torch import Tensor
+from torch.storage import TypedStorage, UntypedStorage
+
+HEADER = struct.Struct("=QQQ")  # Bytes of the pickle, bytes of tensors after it, descriptors.
+MAX_INLINE_BYTES = 2**15  # Larger blocks of tensors travel in a file of their own.
+MAX_DESCRIPTORS = 8  # of one message
+READ_BYTES = 2**16  # at a time from the socket
+
+
+class LineClosed(ConnectionError):
+    """Nobody is at the other end of the line any more, or this end was closed."""
+
+
+class SharedTensor:
+    """A tensor of fp32 zeros in memory that both ends of a line see, once it was sent over it."""
+
+    def __init__(self, shape: Sequence[int], descriptor: int | None = None) -> None:
+        self.shape = tuple(shape)
+        size = max(1, 4 * torch.Size(self.shape).numel())
+        if descriptor is None:
+            descriptor = _open_anonymous_file()
+            os.ftruncate(descriptor, size)
+        self._file = os.fdopen(descriptor, "r+b", buffering=0)
+        weakref.finalize(self, self._file.close)
+        count = torch.Size(self.shape).numel()
+        mapping = mmap.mmap(descriptor, size)
+        self.tensor: Tensor = torch.frombuffer(mapping, dtype=torch.float32, count=count)
+        self.tensor = self.tensor.view(self.shape)
+
+    @property
+    def descriptor(self) -> int:
+        return self._file.fileno()
+
+
+@dataclass(frozen=True)
+class _StorageAt:
+    """Stands for a storage in a pickle: its number among those of the message, and where it is in
+    the block."""
+
+    number: int
+    start: int
+    size: int
+    dtype: torch.dtype
+
+    def load(self, message: _Received) -> TypedStorage:
+        """Copies it into memory of its own, once: tensors over one storage share it again."""
+        if self.number not in message.storages:
+            numbers = torch.empty(self.size, dtype=torch.uint8)
+            message.read(self.start, _bytes_of(numbers.untyped_storage()))
+            message.storages[self.number] = numbers.untyped_storage()
+        untyped = message.storages[self.number]
+        return TypedStorage(wrap_storage=untyped, dtype=self.dtype, _internal=True)
+
+
+@dataclass(frozen=True)
+class _SharedAt:
+    """Stands for a :class:`SharedTensor` in a pickle: the number of its descriptor among those of
+    the message."""
+
+    place: int
+    shape: tuple[int, ...]
+
+    def load(self, message: _Received) -> SharedTensor:
+        return SharedTensor(self.shape, os.dup(message.descriptors[self.place]))
+
+
+@dataclass
+class _Received:
+    """What a message brought beside its pickle."""
+
+    read: Callable[[int, memoryview], None]  # Fills a buffer from a place of the block on.
+    descriptors: Sequence[int]
+    storages: dict[int, UntypedStorage] = field(default_factory=dict)
+
+
+class _Pickler(ForkingPickler):
+    """Pickles a message, and collects the storages of its tensors on the CPU on the way."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        super().__init__(file, 5)
+        self.storages: list[UntypedStorage] = []
+        self.shared: list[SharedTensor] = []
+        self.size = 0
+        self._places: dict[int, tuple[int, int]] = {}  # number and start by storage
+
+    def reducer_override(self, part: Any) -> Any:
+        """Tensors on the CPU are written as ``torch.save`` writes them, over their storages."""
+        if isinstance(part, Tensor) and part.device.type == "cpu":
+            return part.__reduce_ex__(2)
+        return NotImplemented
+
+    def persistent_id(self, part: Any) -> Any:
+        if isinstance(part, SharedTensor):
+            self.shared.append(part)
+            return _SharedAt(len(self.shared) - 1, part.shape)
+        if not isinstance(part, TypedStorage):
+            return None
+        untyped = part._untyped_storage
+        if untyped.device.type != "cpu":
+            return None
+        if untyped._cdata not in self._places:
+            self._places[untyped._cdata] = len(self.storages), self.size
+            self.storages.append(untyped)
+            self.size += untyped.nbytes()
+        return _StorageAt(*self._places[untyped._cdata], untyped.nbytes(), part.dtype)
+
+
+class _Unpickler(pickle.Unpickler):
+    def __init__(self, file: BinaryIO, message: _Received) -> None:
+        super().__init__(file)
+        self._message = message
+
+    def persistent_load(self, place: Any) -> Any:
+        return cast(_StorageAt | _SharedAt, place).load(self._message)
+
+
+class Channel:
+    """One end of a line. Used by one thread at a time."""
+
+    def __init__(self, end: socket.socket) -> None:
+        self._socket = end
+        self._received = bytearray()
+        self._descriptors: deque[int] = deque()
+
+    def send(self, message: Any, patience: float | None = None) -> None:
+        """Sends a message; waits ``patience`` seconds at most for room (None: as long as it takes).
+
+        Raises:
+            LineClosed: nobody is there any more.
+            OSError: no descriptor or no memory is left for its tensors.
+            TimeoutError: there was no room in time; the line is of no more use.
+        """
+        pickled = BytesIO()
+        pickler = _Pickler(pickled)
+        pickler.dump(message)
+        parts: list[Any] = [pickled.getbuffer()]
+        block: int | None = None
+        if pickler.size > MAX_INLINE_BYTES:
+            block = _write_file(pickler.storages)
+        else:
+            parts += map(_bytes_of, pickler.storages)
+        try:
+            descriptors = [each.descriptor for each in pickler.shared]
+            if block is not None:
+                descriptors.append(block)  # It comes last.
+            inline = sum(map(len, parts[1:]))
+            header = HEADER.pack(len(parts[0]), inline, len(descriptors))
+            self._write(b"".join([header, *parts]), descriptors, patience)
+        finally:
+            if block is not None:
+                os.close(block)
+
+    def receive(self, patience: float | None = None) -> Any:
+        """The next message; None if none is there within ``patience`` seconds (None: it waits).
+
+        Raises LineClosed once all messages are read and no more will come.
+        """
+        deadline = None if patience is None else time.monotonic() + patience
+        while True:
+            if self._is_whole():
+                return self._take()
+            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            if not self._read(left):
+                return None
+
+    def close(self) -> None:
+        """Closes this end; a second time nothing happens."""
+        self._socket.close()
+        while self._descriptors:
+            os.close(self._descriptors.popleft())
+
+    def _write(self, content: bytes, descriptors: Sequence[int], patience: float | None) -> None:
+        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", descriptors))]
+        deadline = None if patience is None else time.monotonic() + patience
+        rest = memoryview(content)
+        try:
+            while rest:
+                left = None if deadline is None else max(0.0, deadline - time.monotonic())
+                self._socket.settimeout(left)
+                count = self._socket.sendmsg([rest], rights if descriptors else [])
+                rest, descriptors = rest[count:], ()
+        except BlockingIOError as error:
+            raise TimeoutError("the other end reads nothing") from error
+        except TimeoutError:
+            raise
+        except OSError as error:
+            raise LineClosed(str(error)) from error
+
+    def _read(self, patience: float | None) -> bool:
+        """Takes in what has arrived; whether there was anything."""
+        room = socket.CMSG_SPACE(MAX_DESCRIPTORS * array("i").itemsize)
+        try:
+            self._socket.settimeout(patience)
+            content, extra, flags, _ = self._socket.recvmsg(READ_BYTES, room)
+        except (BlockingIOError, TimeoutError):
+            return False
+        except OSError as error:
+            raise LineClosed(str(error)) from error
+        for _, _, numbers in extra:
+            found = array("i")
+            found.frombytes(numbers[: len(numbers) // found.itemsize * found.itemsize])
+            self._descriptors += found
+        if flags & socket.MSG_CTRUNC:
+            raise LineClosed("no file descriptor is left for what was sent")
+        if not content:
+            raise LineClosed("the other end is closed")
+        self._received += content
+        return True
+
+    def _is_whole(self) -> bool:
+        """Whether a whole message has arrived."""
+        if len(self._received) < HEADER.size:
+            return False
+        pickled, inline, count = HEADER.unpack_from(self._received)
+        there = len(self._received) - HEADER.size
+        return there >= pickled + inline and len(self._descriptors) >= count
+
+    def _take(self) -> Any:
+        pickled, inline, count = HEADER.unpack_from(self._received)
+        middle, end = HEADER.size + pickled, HEADER.size + pickled + inline
+        body, small = bytes(self._received[HEADER.size : middle]), bytes(self._received[middle:end])
+        del self._received[:end]
+        descriptors = [self._descriptors.popleft() for _ in range(count)]
+
+        def read(start: int, into: memoryview) -> None:
+            if inline:
+                into[:] = small[start : start + len(into)]
+            else:
+                _read_file(descriptors[-1], start, into)
+
+        try:
+            return _Unpickler(BytesIO(body), _Received(read, descriptors)).load()
+        finally:
+            for descriptor in descriptors:
+                os.close(descriptor)
+
+
+def _bytes_of(storage: UntypedStorage) -> memoryview:
+    """The memory of a storage, without a copy."""
+    if not storage.nbytes():
+        return memoryview(bytearray())
+    numbers: Any = torch.empty(0, dtype=torch.uint8).set_(cast(Any, storage)).numpy()
+    return memoryview(numbers)
+
+
+def _open_anonymous_file() -> int:
+    """The descriptor of a file that has no name, in memory where the system has such files."""
+    if sys.platform == "linux":
+        return os.memfd_create("saccade")
+    with tempfile.TemporaryFile() as file:
+        return os.dup(file.fileno())
+
+
+def _write_file(storages: Sequence[UntypedStorage]) -> int:
+    """The descriptor of a file that holds these, one after another."""
+    descriptor = _open_anonymous_file()
+    try:
+        for storage in storages:
+            rest = _bytes_of(storage)
+            while rest:
+                rest = rest[os.write(descriptor, rest) :]
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _read_file(descriptor: int, start: int, into: memoryview) -> None:
+    """Fills a buffer from a place of the file on."""
+    while into:
+        count = os.preadv(descriptor, [into], start)
+        if not count:
+            raise EOFError("a block of tensors is shorter than its message says")
+        start, into = start + count, into[count:]
