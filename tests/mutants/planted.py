@@ -50,6 +50,7 @@ FRESH_LOOKS = "methods/test_fresh.py::test_it_tells_what_the_last_judged_rows_at
 SHORT_PROMPTS = (
     "engine/test_scheduler.py::test_short_prompts_are_read_together_as_far_as_a_chunk_goes"
 )
+HOSTILE = "families/test_family_hostile_text.py"
 HISTORY_ENDS = "engine/test_generate.py"
 HISTORIES = f"{SESSION}::test_b10_any_history_of_trees_and_commits_equals_the_oracle"
 
@@ -1176,6 +1177,56 @@ MUTANTS = (
             "engine/test_documents.py"
             "::test_spans_of_a_padded_batch_count_from_each_prompts_own_beginning",
         ),
+    ),
+    # -- what people and clients give ------------------------------------------------------------
+    Mutant(
+        "words: only special tokens are control tokens",
+        "inputs/literal.py",
+        'return len(content) > 1 and bool(content.replace(BLANK, " ").strip())',
+        "return False",
+        (f"{HOSTILE}::test_added_tokens_that_are_not_special_stay_words",),
+    ),
+    Mutant(
+        "words: each part is looked at by itself",
+        "inputs/literal.py",
+        "if _controls(processor, written) != _controls(processor, template):",
+        "if False:",
+        (f"{HOSTILE}::test_parts_together_spell_no_control_token[qwen2.5-vl-image]",),
+    ),
+    Mutant(
+        "stop strings: special tokens are taken out first",
+        "core/options.py",
+        "for reading in (decode, spell) if reading is not None",
+        "for reading in (decode,) if reading is not None",
+        ("engine/test_special_stops.py",),
+    ),
+    Mutant(
+        "display matrix: a mirror is a turn",
+        "inputs/media/video.py",
+        "-1 if from_x < 0 else 1",
+        "-1 if from_y < 0 else 1",
+        ("inputs/test_media.py::test_v13_every_display_matrix",),
+    ),
+    Mutant(
+        "tool calls: the first closing mark ends a call",
+        "serve/formats/tools.py",
+        "members, end = read_object(text, inside)",
+        "members, end = read_object(text[: text.find(dialect.closing) % (len(text) + 1)], inside)",
+        ("serve/test_formats.py::test_words_and_calls_are_told_apart",),
+    ),
+    Mutant(
+        "replayed messages: silent fields are refused",
+        "serve/wire.py",
+        'if name in known or not (value is None or value in ("", [], {}))',
+        "if True",
+        ("serve/test_replay.py::test_other_messages_and_parts_may_be_silent_too",),
+    ),
+    Mutant(
+        "no home: a folder that others may write is used",
+        "core/home.py",
+        "stat.S_ISDIR(state.st_mode) and state.st_uid == os.getuid() and not others_may_write",
+        "stat.S_ISDIR(state.st_mode)",
+        ("cli/test_places.py::test_a_folder_that_is_not_theirs_alone_is_not_used",),
     ),
     # -- calibrating -----------------------------------------------------------------------------
     Mutant(

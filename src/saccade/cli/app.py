@@ -65,6 +65,10 @@ OTHERS = "Other options"
 class Sections(TyperCommand):
     """A command whose help is in ``SECTIONS``, in their order; what is in none comes last."""
 
+    def get_short_help_str(self, limit: int = 45) -> str:
+        """The first sentence of its help, whole, in as many lines as it needs."""
+        return super().get_short_help_str(limit=1000)
+
     def format_options(self, ctx: Any, formatter: Any) -> None:
         told = {param.name: param.get_help_record(ctx) for param in self.get_params(ctx)}
         names = {title: [name for name in own if told.get(name)] for title, own in SECTIONS.items()}

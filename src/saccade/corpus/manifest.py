@@ -80,8 +80,8 @@ def jobs(manifest: Path, question: str) -> list[ClipJob]:
 
     A folder (every video below it), a ``.jsonl`` or ``.csv`` with ``video``, ``document`` (a file
     of long text) or both and perhaps ``id`` and ``prompt``, or a text file with a path a line. A
-    relative path is looked for beside the manifest first. Raises OptionError, with the line, where
-    it cannot be read or an id comes twice.
+    line that begins with # is a comment. A relative path is looked for beside the manifest first.
+    Raises OptionError, with the line, where it cannot be read or an id comes twice.
     """
     if manifest.is_dir():
         found = sorted(
@@ -120,19 +120,20 @@ def jobs(manifest: Path, question: str) -> list[ClipJob]:
     return jobs
 
 
+COMMENT = "#"
 Entries = Iterator[tuple[str, dict[str, Any]]]
 """(where, to tell people; its fields)"""
 
 
 def _paths(manifest: Path) -> Entries:
     for number, line in enumerate(_text(manifest).splitlines(), start=1):
-        if line.strip():
+        if line.strip() and not line.startswith(COMMENT):
             yield f"line {number}", {"video": line.strip()}
 
 
 def _json(manifest: Path) -> Entries:
     for number, line in enumerate(_text(manifest).split("\n"), start=1):
-        if not line.strip():
+        if not line.strip() or line.startswith(COMMENT):
             continue
         try:
             given = json.loads(line)
@@ -144,9 +145,12 @@ def _json(manifest: Path) -> Entries:
 
 
 def _csv(manifest: Path) -> Entries:
-    reader = csv.DictReader(_text(manifest).splitlines(keepends=True))
+    lines = _text(manifest).splitlines(keepends=True)
+    head = next((at for at, line in enumerate(lines) if not line.startswith(COMMENT)), len(lines))
+    reader = csv.DictReader(lines[head:])
     for line in reader:
-        yield f"line {reader.line_num}", line
+        if not str(next(iter(line.values()))).startswith(COMMENT):
+            yield f"line {head + reader.line_num}", line
 
 
 def _text(manifest: Path) -> str:

@@ -24,6 +24,8 @@ from saccade.model.session import LONG
 
 PREPARED = {"attention_mask", "position_ids", "mm_token_type_ids", "mm_encoder_outputs"}
 PIXELS = {"image": "pixel_values", "video": "pixel_values_videos"}  # and ..._grid_thw beside them
+# Transformers 5.17 leaves the pixels to its callable. Later ones pass what the tower made of them.
+UNREAD = {*PIXELS.values(), "image_sizes", "batch_num_images", "pixel_attention_mask"}
 # What generate passes to its own loops. The cache is named "cache" from Transformers 5.24 on.
 IGNORABLE = ("past_key_values", "cache", "logits_to_keep", "use_cache", "synced_gpus")
 
@@ -121,7 +123,7 @@ class Request:
         """
         checked = options.settle(target.model, generation_config, {})
         features = {k: v for k, v in given.items() if v is not None and k not in IGNORABLE}
-        others = features.keys() - PREPARED
+        others = features.keys() - PREPARED - UNREAD
         if unknown := [name for name in others if not name.endswith(("_grid_thw", "_ts"))]:
             raise OptionError(f"saccade.generate does not take {', '.join(sorted(unknown))}")
         sampling = Sampling(
