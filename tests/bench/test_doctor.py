@@ -66,13 +66,48 @@ def test_fewer_bits_are_the_targets_weights_alone() -> None:
     assert found.ratio > plain.ratio
 
 
+def test_a_layer_costs_a_fixed_time_on_a_gpu() -> None:
+    """Claim: on a GPU a step costs its bytes and a fixed time for each layer, counted by hand; on a
+    CPU its bytes alone. Fails if a small draft's step is thought to cost its bytes: by those a 0.5B
+    would take a fifteenth of a 7B, and it takes more than a quarter."""
+    layer = 64e-6 * 0.85 * 3.35e12
+    found = pair(device="cuda")
+    assert [part.fixed for part in found.parts] == pytest.approx([4 * layer, layer])
+    assert found.ratio == pytest.approx((360 + layer) / (4000 + 4 * layer))
+    assert [part.fixed for part in pair(device="cpu").parts] == [0, 0]
+    seven = Footprint(8_290_000_000, 7_070_000_000, 28_672, 28, 152_064)
+    half = Footprint(500_000_000, 494_000_000, 12_288, 24, 151_936)
+    on_paper = examine(
+        ("7B", Config(seven)), ("0.5B", Config(half)), tokens=12_288, device="cuda", there=2**50
+    )
+    target, draft = on_paper.parts
+    assert target.h100_seconds == pytest.approx(7.0e-3, rel=0.02)
+    assert draft.h100_seconds == pytest.approx(1.9e-3, rel=0.02)
+    assert draft.step / target.step < 0.075 < 0.25 < on_paper.ratio
+
+
+def test_a_draft_in_a_process_of_its_own_is_counted() -> None:
+    """Claim: what a parallel method takes beside all else is the draft's fused weights again, and
+    on a GPU a process's own share; a note names it, and where that alone does not fit, says so.
+    Fails if the second copy is forgotten."""
+    draft = Footprint(100, 80, 1, 1, 320, fused=60)
+    on_cpu, on_gpu = pair(draft), pair(draft, device="cuda", there=2 * GIB)
+    assert (on_cpu.child, on_gpu.child) == (240, 240 + GIB // 2)
+    assert "process" in on_cpu.notes[-1] and "do not fit" not in on_cpu.notes[-1]
+    needed = on_cpu.needed
+    tight = pair(draft, there=int((needed + 100) / (1 - SPARE)))
+    assert not tight.problems and "do not fit" in tight.notes[-1]
+    assert examine(("big", Config(BIG)), None, tokens=100, there=GIB).child == 0
+
+
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.parametrize("decoder", [1, 20, 80, 200, 500, 790])
 def test_the_best_chain_is_the_best(device: str, decoder: int) -> None:
     """Claim: at every rate, the chain named is the one with the most tokens a time, over all
     lengths up to well beyond the bound. Fails if a better length is passed over."""
     found = pair(Footprint(1000, decoder, 0, 1, 320), device=device)
-    ratio = decoder * 4 / 4000
+    layer = doctor.FIXED[device]
+    ratio = (decoder * 4 + layer) / (4000 + 4 * layer)
     assert found.ratio == pytest.approx(ratio)
     assert [each.rate for each in found.outlook] == list(RATES)
     for each in found.outlook:
@@ -192,6 +227,6 @@ def test_json_has_what_is_shown() -> None:
     found = pair(notes=["a note"])
     shown = found.json()
     assert shown["verdict"] == found.verdict and shown["needed"] == found.needed
-    assert shown["notes"] == ("a note",) and shown["problems"] == ()
+    assert shown["notes"][0] == "a note" and shown["problems"] == ()
     assert [each["rate"] for each in shown["outlook"]] == list(RATES)
     assert [each["name"] for each in shown["parts"]] == ["big", "small"]
