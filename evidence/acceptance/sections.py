@@ -69,7 +69,9 @@ class Acceptance:
         self, report: Report, models: Models, sizes: Sizes, methods: Sequence[str] = ()
     ) -> None:
         self.report, self.models, self.sizes = report, models, sizes
-        self.methods = tuple(methods) or tuple(SYSTEMS)
+        chosen = tuple(methods) or tuple(SYSTEMS)
+        # Methods with a process of their own come last: it may take long to start.
+        self.methods = sorted(chosen, key=lambda name: resolve(name).schedule is not serial)
         self.device = models.device
         self.is_gpu = self.device.type == "cuda"
         self._steps: dict[tuple[str, int, int], float] = {}  # milliseconds of captured ones
