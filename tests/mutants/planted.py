@@ -156,8 +156,8 @@ MUTANTS = (
     Mutant(
         "NaN passes for a token",
         "core/sampling.py",
-        "if isnan(best.item()):",
-        "if bool(best.isposinf()):",
+        "return None if isnan(best.item()) else int(token)",
+        "return None if bool(best.isposinf()) else int(token)",
         (f"{FAULTS}::test_a_target_of_nan_ends_with_an_error",),
     ),
     # -- where an answer stops -------------------------------------------------------------------
@@ -419,11 +419,39 @@ MUTANTS = (
         (f"{BUGS}::test_b16_placeholders_of_media_are_never_drafted",),
     ),
     Mutant(
-        "a view of a captured step attends to another's cache",
+        "a request of a captured step attends to another's cache",
         "model/cuda_graphs.py",
-        "parts = (each.chunk(len(views), 1) for each in (q, k, v))",
-        "parts = (each.chunk(len(views), 1)[::-1] for each in (q, k, v))",
-        ("model/test_cuda_graphs.py::test_views_of_one_request_are_one_step",),
+        "base = first_rows[:, None] + heads * capacities[:, None]",
+        "base = first_rows.roll(1)[:, None] + heads * capacities[:, None]",
+        ("model/test_cuda_graphs.py::test_several_requests_are_one_step",),
+    ),
+    Mutant(
+        "one captured size's check stands for all",
+        "model/cuda_graphs.py",
+        "if not kind.agree(found, ordinary):",
+        "if not self._runs and not kind.agree(found, ordinary):",
+        ("model/test_cuda_graphs.py::test_each_size_is_held_against_an_ordinary_forward",),
+    ),
+    Mutant(
+        "the rows a size is tried over stay as the trial left them",
+        "model/cuda_graphs.py",
+        "            part.copy_(old)",
+        "            part.copy_(part)",
+        ("model/test_cuda_graphs.py::test_a_trial_changes_no_keys",),
+    ),
+    Mutant(
+        "captures are in rounds' seconds",
+        "core/timing.py",
+        "return time.perf_counter() - _stopped.seconds",
+        "return time.perf_counter()",
+        ("model/test_cuda_graphs.py::test_captures_are_in_no_rounds_seconds",),
+    ),
+    Mutant(
+        "a captured step reads a key after the last of a row's",
+        "model/batch_invariant.py",
+        "futures = column.view(-1, 1, BLOCK) > places[0][:, None]",
+        "futures = column.view(-1, 1, BLOCK) > places[0][:, None] + 1",
+        ("model/test_batch_invariant.py::test_captured_forwards_give_the_same_bits",),
     ),
     Mutant(
         "the ensemble's weights are not normalised",
@@ -517,7 +545,7 @@ MUTANTS = (
     Mutant(
         "every law: a token is read off NaN",
         "core/sampling.py",
-        "self.law if bool(best.isnan().any()) else dict",
+        "self.law if NO_TOKEN in found else dict",
         "dict",
         ("core/test_sampling.py::test_every_law_is_the_law_at_each_node",),
     ),

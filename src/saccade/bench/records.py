@@ -48,6 +48,7 @@ class Answer:
     draft: float = 0.0  # of the rounds
     verify: float = 0.0
     decode: float = 0.0  # from the end of what comes before the rounds
+    captures: float = 0.0  # of CUDA graphs between rounds, for later answers too
     counted: int = 1  # tokens that came of decoding
     prompt_tokens: int = 0
     visual_tokens: int = 0

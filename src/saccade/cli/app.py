@@ -39,7 +39,18 @@ SECTIONS: dict[str, tuple[str, ...]] = {
         *("exact", "keep", "max_choices"),
     ),
     "Hardware": (
-        *("device", "dtype", "threads", "quantize", "device_map", "tp", "memory", "batch", "ray"),
+        *(
+            "device",
+            "dtype",
+            "threads",
+            "quantize",
+            "draft_device",
+            "device_map",
+            "tp",
+            "memory",
+            "batch",
+            "ray",
+        ),
         *("workers", "replicas", "max_replicas"),
     ),
     "Output": (

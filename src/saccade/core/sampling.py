@@ -6,7 +6,7 @@ every node over prompt + committed text + path, to the target's logits and the d
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isnan
 from typing import Any
@@ -28,6 +28,7 @@ Grammar = Callable[[Sequence[int]], Bool[Tensor, " vocab"] | None]
 """An answer's beginning -> the tokens it lets follow, on the CPU; None where it has no say."""
 
 AT_ONCE = 2**16  # logits
+NO_TOKEN = -1  # in the place of an id, where the logits hold NaN
 ROLES = {"draft": 1, "accept": 2, "own": 3}
 
 # These look at the logits alone, so they need no ids.
@@ -100,10 +101,10 @@ class Sampling:
                 scores = rule(history, scores)
             scores = scores.squeeze(0)
         if not self.sample:
-            best, token = scores.max(-1)
-            if isnan(best.item()):
+            token = _likeliest(scores)
+            if token is None:
                 raise BrokenLaw("the logits hold NaN")
-            return int(token)
+            return token
         law = torch.softmax(scores.float(), dim=-1)
         if bool(law[0].isnan()):  # one NaN spreads over the whole softmax
             raise BrokenLaw("the logits hold NaN")
@@ -142,7 +143,8 @@ class Scores:
         if not self.rules.plain or len(self.rows) < 2 or copied > AT_ONCE:
             return self.law
         best, tokens = torch.stack(list(self.rows)).max(-1)
-        return self.law if bool(best.isnan().any()) else dict(enumerate(tokens.tolist(), ROOT)).get
+        found = tokens.masked_fill_(best.isnan(), NO_TOKEN).tolist()
+        return self.law if NO_TOKEN in found else dict(enumerate(found, ROOT)).get
 
     def _below(self, node: int) -> list[int]:
         return [self.tree.tokens[n] for n in path(self.tree, node)]
@@ -158,6 +160,16 @@ class Scores:
         those that a grammar lets follow."""
         row = self.rules.obeyed(self.rows[node + 1], self._answer(node))
         return torch.topk(row, min(count, row.shape[0])).indices.tolist()
+
+    def tops(self, counts: Mapping[int, int]) -> dict[int, list[int]]:
+        """:meth:`top` of each node; of all nodes on a GPU together, which is waited for once."""
+        rows = {node: self.rows[node + 1] for node in counts}
+        on_cpu = any(row.device.type == "cpu" for row in rows.values())
+        if on_cpu or self.rules.grammar is not None or len(rows) < 2:
+            return {node: self.top(node, count) for node, count in counts.items()}
+        every = torch.stack([*rows.values()])
+        found = every.topk(min(max(counts.values()), every.shape[1])).indices.tolist()
+        return {n: best[:count] for (n, count), best in zip(counts.items(), found, strict=True)}
 
     def draw(self, node: int, law: Law | None = None) -> tuple[int, Float[Tensor, " vocab"] | None]:
         """A token after ``node`` and the law it was drawn from (None: greedy, it was chosen).
@@ -177,6 +189,15 @@ class Scores:
     def noise(self, role: str, below: int, sibling: int) -> float:
         """Uniform noise for verification ``below`` tokens after the committed text."""
         return uniform(self.rules.seed, self.request, role, self.offset + below, sibling)
+
+
+def _likeliest(scores: Float[Tensor, " vocab"]) -> int | None:
+    """The id of the largest score; None where one is NaN."""
+    best, token = scores.max(-1)
+    if scores.device.type == "cpu":
+        return None if isnan(best.item()) else int(token)
+    found = int(token.masked_fill(best.isnan(), NO_TOKEN))  # a GPU is waited for once
+    return None if found == NO_TOKEN else found
 
 
 def prob(law: Law, token: int) -> float:

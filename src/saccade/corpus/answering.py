@@ -209,6 +209,7 @@ def load(
     dtype: str | None = None,
     device: str | None = None,
     device_map: str | None = None,
+    draft_device: str | None = None,
     quantize: str | None = None,
     trust_remote_code: bool = False,
     positions: Literal["auto", "library", "trained"] = "auto",
@@ -227,6 +228,7 @@ def load(
             checkpoint's own.
         device: by default a GPU where there is one.
         device_map: "auto" spreads the target over the devices there are.
+        draft_device: where the draft is, if not beside the target: "cuda:1", say.
         quantize: "bnb-8bit", "bnb-4bit" or "torchao-int8", for the target.
         trust_remote_code: whether to run code that comes with a checkpoint.
         positions: of text after a Qwen2.5-VL video; "library" is where ``generate`` puts it,
@@ -242,9 +244,19 @@ def load(
         raise OptionError(f"saccade.load does not take {name}{ours(name, load.__annotations__)}")
     recipe = method if isinstance(method, Recipe) else resolve(method)
     use_threads(threads)
-    how = {"dtype": dtype, "device": device, "device_map": device_map, "quantize": quantize}
-    whose = {"trust_remote_code": trust_remote_code, "positions": positions}
-    pair = Pair(*load_pair(target, draft, **how, **whose))
+    pair = Pair(
+        *load_pair(
+            target,
+            draft,
+            draft_device=draft_device,
+            dtype=dtype,
+            device=device,
+            device_map=device_map,
+            quantize=quantize,
+            trust_remote_code=trust_remote_code,
+            positions=positions,
+        )
+    )
     return Model(pair, recipe)
 
 

@@ -13,7 +13,7 @@ from saccade.core.options import Stops
 from saccade.core.prompt import Prompt, Turn
 from saccade.core.protocols import Schedule
 from saccade.core.result import FinishReason, Result, Round, RoundRecord, Timings
-from saccade.core.timing import Clock, Phase, untold
+from saccade.core.timing import Clock, Phase, stopped_seconds, untold
 from saccade.core.tree import Tree, common
 from saccade.drafting.drafters import Fallback, SelfDrafter
 from saccade.drafting.recipe import Recipe, chained, plan
@@ -83,6 +83,7 @@ class Call:
         self._records: list[list[RoundRecord]] = [[] for _ in contexts]
         self._finish: dict[int, FinishReason] = {}
         self._clock, self._first_token = Clock(self.target.device), 0.0
+        self._stopped = stopped_seconds()
 
     # -- reading -------------------------------------------------------------------------------
 
@@ -224,10 +225,17 @@ class Call:
         """One per request, once all have ended. ``decode`` in seconds; else the rounds' own sum."""
         if decode is None:
             decode = sum(r.draft_seconds + r.verify_seconds for own in self._records for r in own)
-        total = self._clock.since()
+        captures = stopped_seconds() - self._stopped
+        total = self._clock.since() + captures
         beside = dict(zip(("beside_prefill", "beside_draft"), self.drafter.beside(), strict=True))
         spent = {**self.spent, **beside}
-        timings = Timings(**spent, decode=decode, first_token=self._first_token, total=total)
+        timings = Timings(
+            **spent,
+            decode=decode,
+            captures=captures,
+            first_token=self._first_token,
+            total=total,
+        )
         prompts = self.request.ids
         return [
             Result(

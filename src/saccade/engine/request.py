@@ -19,6 +19,7 @@ from saccade.core.sampling import Grammar, Sampling
 from saccade.drafting.setup import Captioner, Words
 from saccade.model import memory
 from saccade.model.backbone import Backbone
+from saccade.model.cuda_graphs import unused_bytes
 from saccade.model.session import LONG
 
 PREPARED = {"attention_mask", "position_ids", "mm_token_type_ids", "mm_encoder_outputs"}
@@ -183,7 +184,8 @@ class Request:
         """Whether the target's device has memory for these caches and ``beside`` tokens more; of
         several devices nobody knows."""
         tokens, several = self.tokens() + beside, len(set(target.devices)) > 1
-        return several or memory.has_room(tokens, target.token_bytes, target.device)
+        unused = unused_bytes(target)
+        return several or memory.has_room(tokens, target.token_bytes, target.device, unused)
 
     def too_long(self, target: Backbone) -> ModelError:
         """What to raise where memory runs out."""

@@ -11,12 +11,12 @@ takes turns within one.
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from saccade.core.result import Result, Round
 from saccade.core.sampling import Sampling
+from saccade.core.timing import now
 from saccade.core.tree import Tree
 from saccade.drafting.recipe import Recipe
 from saccade.drafting.schedule import NO_MEMORY, Group, MemoryGuard, advance, serial
@@ -137,12 +137,12 @@ class Scheduler:
     def _round(self, numbers: Sequence[int]) -> list[Event]:
         """A round of these."""
         live = {number: self._entries[number] for number in numbers}
-        began = time.perf_counter()
+        began = now()
         if self._session is None:
             told = [event for number in live for event in self._turn(number, live[number])]
         else:
             told = self._together(self._session, live)
-        self._pace = self._pace.fold(len(live), time.perf_counter() - began)
+        self._pace = self._pace.fold(len(live), now() - began)
         for number in numbers:  # others have waited longer now
             if number in self._entries:
                 self._entries[number] = self._entries.pop(number)
@@ -156,9 +156,9 @@ class Scheduler:
         """The next piece of a prompt, or its first token."""
         entry = self._entries[number]
         try:
-            began = time.perf_counter()
+            began = now()
             opening = next(entry.pieces, None)
-            entry.reading += time.perf_counter() - began
+            entry.reading += now() - began
             if opening is None:
                 return []
             self._reading, entry.opened = entry.reading, True

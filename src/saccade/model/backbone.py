@@ -92,6 +92,7 @@ class Backbone:
         self.ways = ways_of(self.heads, self.kv_heads, self.head_dim, self.devices, self.dtype)
         self._tower = Tower(self.model, self.text, head)
         self.kept: Kept | None = None  # what later prompts need not read again; a server's
+        self.graphs: dict[int, Any] = {}  # of cuda_graphs, by layers; shared by copies of this
         self.fused = (
             FusedDecoder(self.text, head, self.axes) if known and fused is not False else None
         )
@@ -117,6 +118,8 @@ class Backbone:
         give; the vision tower looks once all the same.
         """
         coarse, seen = coarse and self.coarsens, [*(looked or ())]
+        if self.kept is not None:
+            inputs = self.kept.send_pixels(inputs, self.device)
         with looked_at(self.model, self.kept), self._shown(looked), self._tower.quick():
             with self.record_vision(seen) if coarse else nullcontext():
                 found = self._reader.read(inputs)
@@ -281,6 +284,7 @@ class Backbone:
     @torch.no_grad()
     def adopt(self, prompt: Prompt) -> Prompt:
         """Another model's prompt with its visual rows kept and its text embedded by this one."""
+        prompt = prompt.to(self.device)
         embeds = self.embed(prompt.context)
         seen = prompt.visual | prompt.fixed
         embeds[seen] = prompt.embeds[seen].to(embeds)

@@ -18,6 +18,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn.functional import rms_norm
 
+from saccade.model import memory
 from saccade.model.attention import Attend
 from saccade.model.kernels import Matrix, Quickest, Use
 
@@ -80,6 +81,7 @@ class FusedDecoder:
         self.norm: Tensor = text.norm.weight.data
         self.eps = float(config.rms_norm_eps)
         self.layers = [_fuse(layer) for layer in text.layers]
+        memory.return_unused(self.norm.device)  # the weights that were fused are freed
         self.rotary: nn.Module = text.rotary_emb
         self.axes = axes
         self._table: tuple[Tensor, Tensor] | None = None
@@ -211,7 +213,14 @@ def _fuse(layer: Any) -> Layer:
 
 
 def _stack(parameters: list[nn.Parameter]) -> Tensor:
-    """The parameters stacked by rows; each becomes a view of its part."""
+    """The parameters stacked by rows; each becomes a view of its part.
+
+    Where they are such views already (of a model that was sent from another process, or had a
+    decoder before) that memory is used again.
+    """
+    fused = _stacked(parameters)
+    if fused is not None:
+        return fused
     fused = torch.cat([parameter.data for parameter in parameters])
     at = 0
     for parameter in parameters:
@@ -219,3 +228,18 @@ def _stack(parameters: list[nn.Parameter]) -> Tensor:
         parameter.data = fused[at : at + rows]
         at += rows
     return fused
+
+
+def _stacked(parameters: list[nn.Parameter]) -> Tensor | None:
+    """All parameters as one tensor without a copy, where they lie one after the other."""
+    first = parameters[0].data
+    end = first.storage_offset()
+    for parameter in parameters:
+        part = parameter.data
+        here = part.untyped_storage().data_ptr() == first.untyped_storage().data_ptr()
+        same = part.dtype == first.dtype and part.shape[1:] == first.shape[1:]
+        if not (here and same and part.is_contiguous() and part.storage_offset() == end):
+            return None
+        end += part.numel()
+    rows = sum(parameter.shape[0] for parameter in parameters)
+    return first.as_strided((rows, *first.shape[1:]), first.stride(), first.storage_offset())

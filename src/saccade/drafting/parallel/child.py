@@ -9,7 +9,6 @@ import logging
 import multiprocessing
 import signal
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -25,9 +24,11 @@ from transformers import PreTrainedModel
 from saccade.core.prompt import Inputs, Prefill, Prompt, Turn
 from saccade.core.protocols import View
 from saccade.core.sampling import Sampling
+from saccade.core.timing import now
 from saccade.core.tree import Tree, after
 from saccade.drafting.shapes.policies import Chain
 from saccade.model.backbone import Backbone
+from saccade.model.cuda_graphs import capture_new_sizes
 from saccade.model.session import Session
 
 log = logging.getLogger(__name__)
@@ -104,7 +105,8 @@ class Child:
 
     def ready(self, prefills: Sequence[Prefill]) -> None:
         """Cuts what was read to the view's choice, or reads only now."""
-        began, before = time.perf_counter(), self._reading
+        began, before = now(), self._reading
+        prefills = [prefill.to(self._backbone.device) for prefill in prefills]
         view, seen = self._job.view, {}
         if not self._held:
             pruned = [view(*shown) for shown in zip(prefills, self._prompts, strict=True)]
@@ -119,13 +121,13 @@ class Child:
                 self._session.narrow(i, stays.nonzero().squeeze(-1))
         for i in seen:
             self._lines.setdefault(i, Line(self._job.shape.length))
-        self._reading = before + time.perf_counter() - began
+        self._reading = before + now() - began
         self._tell("ready", seen, self._reading)
 
     def _read(self, prompts: Sequence[Prompt]) -> None:
-        began = time.perf_counter()
+        began = now()
         self._session.prefill(prompts)
-        self._reading += time.perf_counter() - began
+        self._reading += now() - began
 
     def limit(self, limits: Mapping[int, int]) -> None:
         """How long each chain may get from here."""
@@ -164,9 +166,9 @@ class Child:
     def step(self) -> None:
         """One more token for every request that may have one, where the shape goes on."""
         wanted = {request: line for request, line in self._lines.items() if line.open}
-        began = time.perf_counter()
+        began = now()
         scored = self._session.score({r: line.chain for r, line in wanted.items()})
-        self._drafting += time.perf_counter() - began
+        self._drafting += now() - began
         for request, line in wanted.items():
             scores = replace(scored[request], began=line.began)
             longer = self._job.shape.longer(line.chain, scores)
@@ -217,6 +219,7 @@ def work(connection: Connection) -> None:
                     getattr(child, name)(*content)
             if child is not None and child.busy():
                 child.step()
+                capture_new_sizes()
         except (EOFError, ConnectionError):
             return
         except Exception as error:
