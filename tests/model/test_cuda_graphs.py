@@ -381,6 +381,24 @@ def test_each_size_is_held_against_an_ordinary_forward(wrong, caplog):
     assert counted.captures == 2 and caplog.text.count("apart") == len(wrong)
 
 
+def test_a_trial_changes_no_keys():
+    """Claim: a size is captured and checked between two steps of a draft that grows, over the
+    caches of its request, and every key and value of what was scored stays bit for bit. Fails if
+    what the trial wrote is left there."""
+    ordinary, fixed, counted = _both(room=70)
+    cache = fixed.requests[0].cache
+    tree = chain([5, 6, 7])
+    _score(fixed, {0: tree})
+    end = cache.length + len(tree)
+    before = [tensor[:, :end].clone() for tensor in (*cache.keys, *cache.values)]
+    capture_new_sizes()
+    assert counted.captures == 1
+    after = [tensor[:, :end] for tensor in (*cache.keys, *cache.values)]
+    assert all(torch.equal(*each) for each in zip(before, after, strict=True))
+    _score(ordinary, {0: tree})
+    assert _same(ordinary, fixed, add(tree, 2, 9)) < 1e-4
+
+
 def test_memory_that_runs_out_costs_speed_only(monkeypatch):
     """Claim: where the pool finds no memory to grow, a request's cache is its own, and its forwards
     are ordinary ones with the same laws."""
