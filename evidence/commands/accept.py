@@ -6,6 +6,7 @@ import os
 import tempfile
 from pathlib import Path
 from typing import Annotated
+from unittest.mock import patch
 
 import typer
 
@@ -59,8 +60,11 @@ def accept(
     if unknown:
         known = ", ".join(acceptance.all())
         raise OptionError(f"--sections {','.join(unknown)} is unknown; there are: {known}")
-    with tempfile.TemporaryDirectory() as folder, report.ends_in_time():
-        os.environ["SACCADE_CACHE"] = folder  # Costs are measured here, not remembered.
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        patch.dict(os.environ, SACCADE_CACHE=folder),  # Costs are measured here, not remembered.
+        report.ends_in_time(),
+    ):
         acceptance.run(chosen)
     report.end()
     if report.wrong:

@@ -299,7 +299,7 @@ TAKES_TURNS = (
     "parallel method gains nothing there: use a serial one, or a second GPU"
 )
 SLOW_EXACT = (
-    "exact=True computes every token with 16 rows and its attention in many small blocks, so an "
-    "answer on a GPU takes far longer than without it"
+    "exact=True computes every token with 16 rows and its attention in float32, block by block, so "
+    "an answer on a GPU takes longer than without it"
 )
 PLAIN = "no draft model was given and the target's own drafts do not pay here: plain"
