@@ -24,6 +24,11 @@ BEFORE_ALL = "start"
 T = TypeVar("T")
 
 
+def process_start() -> float:
+    """When this process began, in seconds since 1970: importing everything counts too."""
+    return psutil.Process().create_time()
+
+
 @dataclass
 class Report:
     """The lines of an acceptance. Each is printed and appended to ``path`` at once."""
@@ -37,7 +42,7 @@ class Report:
     section: str = BEFORE_ALL
     first: float = 0.0  # when the first section began, in seconds since the start
     deadline: float = math.inf  # of the section that runs, in seconds since the start
-    began: float = field(default_factory=lambda: psutil.Process().create_time())
+    began: float = field(default_factory=lambda: process_start())
 
     def since(self) -> float:
         """Seconds since the start."""
