@@ -33,6 +33,7 @@ NUMBERS = dict(
         draft=0.4,
         verify=0.5,
     ),
+    captures=0.05,
     **dict(decode=0.9, counted=2, prompt_tokens=30, visual_tokens=20, draft_visual_tokens=2),
     **dict(reused_tokens=4, own=1, peak=123),
 )
@@ -70,6 +71,7 @@ def test_fields_of_a_result() -> None:
         beside_draft=8,
         caption=7,
         caption_hidden=5,
+        captures=10,
     )
     result = Result(
         *((4, 6, 9, 4), "text", "sage", "length", (tree, cut), times, 30, 20, 2),
@@ -89,6 +91,7 @@ def test_fields_of_a_result() -> None:
             "beside_draft": 8,
             "caption": 7,
             "caption_hidden": 5,
+            "captures": 10,
             "draft": 0.75,
             "verify": 0.75,
             "counted": 3,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import pickle
 from copy import deepcopy
+from multiprocessing.reduction import ForkingPickler
 
 import pytest
 import torch
@@ -14,6 +16,7 @@ from saccade.core.errors import OptionError
 from saccade.core.sampling import BrokenLaw, Sampling, Scores
 from saccade.core.tree import chain
 from saccade.inputs.loading import load, load_pair
+from saccade.model.attention import Segment, Step
 from saccade.model.backbone import Backbone
 from saccade.model.cache import Cache
 from saccade.model.kept import Kept
@@ -127,3 +130,42 @@ def test_a_model_is_fused_once():
     for a, b in zip(one.fused.layers, other.fused.layers, strict=True):
         assert a.qkv.weight.data_ptr() == b.qkv.weight.data_ptr()
         assert a.gated.weight.data_ptr() == b.gated.weight.data_ptr()
+
+
+def test_a_model_that_is_sent_is_fused_where_it_is():
+    """Claim: a model that another process gets by way of shared memory, as a draft's process does,
+    is fused without a copy of its weights. Fails if the other process stacks them again."""
+    model = deepcopy(FAMILIES["qwen2_5_vl"](0))
+    Backbone(model)
+    received = pickle.loads(ForkingPickler.dumps(model))
+    places = [layer.self_attn.q_proj.weight.data_ptr() for layer in received.get_decoder().layers]
+    fused = Backbone(received).fused
+    assert fused is not None
+    assert [layer.qkv.weight.data_ptr() for layer in fused.layers] == places
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_few_rows_need_no_mask_over_all_keys(dtype):
+    """Claim: the mask of an ordinary forward of a few rows on a GPU is as wide as its own rows, for
+    chains and for trees, and its attention is that of a CPU. Fails if it is as wide as the cache.
+    """
+    tree = torch.ones(5, 7, dtype=torch.bool).tril_(2)
+    tree[3, 4] = False
+    q, k, v = torch.randn(4, 5, 16), torch.randn(2, 405, 16), torch.randn(2, 405, 16)
+
+    def attend(device: str, block: torch.Tensor | None) -> tuple[torch.Tensor, Step]:
+        cache = Cache(1, 2, 16, 500, dtype=dtype, devices=[torch.device(device)])
+        cache.keys[0][:, :400], cache.values[0][:, :400] = (
+            each[:, :400].to(device, dtype) for each in (k, v)
+        )
+        step = Step([Segment(cache, 0, 5, 400, block)], 2, dtype)
+        new = (each.to(device, dtype) for each in (q, k[:, 400:], v[:, 400:]))
+        return step(0, *new, 0.25).float().cpu(), step
+
+    for block in (None, tree):
+        truth, _ = attend("cpu", block)
+        with pretend_gpus():
+            found, step = attend("cuda:0", block)
+            ((_, mask),) = step._ways
+            assert mask is not None and mask.shape[-1] == (5 if block is None else 7)
+        assert torch.allclose(found, truth, atol=1e-5 if dtype == torch.float32 else 2e-2)
