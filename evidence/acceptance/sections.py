@@ -499,9 +499,9 @@ class Acceptance:
         """Every section by name: its share of the time, and its work."""
         return {
             "facts": (0.02, self.facts),
-            "right answers": (0.18, self.right_answers),
-            "exact answers": (0.07, self.exact_answers),
-            "steps": (0.23, self.steps),
+            "right answers": (0.22, self.right_answers),
+            "exact answers": (0.06, self.exact_answers),
+            "steps": (0.20, self.steps),
             "kernels": (0.04, self.kernels),
             "believed costs": (0.08, self.believed_costs),
             "prefill": (0.08, self.prefill),

@@ -87,16 +87,12 @@ def test_a_layer_costs_a_fixed_time_on_a_gpu() -> None:
 
 
 def test_a_draft_in_a_process_of_its_own_is_counted() -> None:
-    """Claim: what a parallel method takes beside all else is the draft's fused weights again, and
-    on a GPU a process's own share; a note names it, and where that alone does not fit, says so.
-    Fails if the second copy is forgotten."""
-    draft = Footprint(100, 80, 1, 1, 320, fused=60)
-    on_cpu, on_gpu = pair(draft), pair(draft, device="cuda", there=2 * GIB)
-    assert (on_cpu.child, on_gpu.child) == (240, 240 + GIB // 2)
-    assert "process" in on_cpu.notes[-1] and "do not fit" not in on_cpu.notes[-1]
-    needed = on_cpu.needed
-    tight = pair(draft, there=int((needed + 100) / (1 - SPARE)))
-    assert not tight.problems and "do not fit" in tight.notes[-1]
+    """Claim: a note names what a parallel method takes besides, and where that alone does not fit,
+    says that other methods do; the target alone has no such process. Fails if it is forgotten."""
+    roomy, tight = pair(there=2 * GIB), pair(there=int((pair().needed + 100) / (1 - SPARE)))
+    assert roomy.child == tight.child == GIB // 2
+    assert "process" in roomy.notes[-1] and "does not fit" not in roomy.notes[-1]
+    assert not tight.problems and "does not fit" in tight.notes[-1]
     assert examine(("big", Config(BIG)), None, tokens=100, there=GIB).child == 0
 
 

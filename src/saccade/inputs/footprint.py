@@ -10,7 +10,6 @@ import torch
 from saccade.core.errors import ModelError, SaccadeError, kind_and_line
 from saccade.inputs import architectures
 from saccade.model import memory
-from saccade.model.decoder import KNOWN
 
 WAYS = {"--dtype bfloat16": 2.0, "--quantize bnb-8bit": 1.0, "--quantize bnb-4bit": 0.5}
 """What makes a model smaller, and the bytes a weight takes then."""
@@ -25,7 +24,6 @@ class Footprint:
     kv: int  # keys and values a token leaves
     layers: int
     vocab: int
-    fused: int = 0  # weights that the fused decoder holds in an order of its own
 
     def weights(self, size: float) -> int:
         """Bytes of all weights at ``size`` bytes a number."""
@@ -63,7 +61,6 @@ def footprint(config: Any, *, trust_remote_code: bool = False) -> Footprint:
             kv=2 * text.num_hidden_layers * heads * width,
             layers=text.num_hidden_layers,
             vocab=text.vocab_size,
-            fused=_fused(model.get_decoder(), text),
         )
     except AttributeError as error:
         raise ModelError(
@@ -74,18 +71,6 @@ def footprint(config: Any, *, trust_remote_code: bool = False) -> Footprint:
     except Exception as error:  # numbers that no model can have
         said = f"config.json describes no model that can be built ({kind_and_line(error)})"
         raise ModelError(said) from error
-
-
-def _fused(decoder: Any, text: Any) -> int:
-    """Weights of projections that are put together; none of a decoder that is not fused."""
-    if text.model_type not in KNOWN:
-        return 0
-    together = "q_proj", "k_proj", "v_proj", "gate_proj", "up_proj"
-    return sum(
-        weight.numel()
-        for name, weight in decoder.layers.named_parameters()
-        if name.split(".")[-2] in together
-    )
 
 
 def number_size(dtype: Any, config: Any) -> int:

@@ -27,8 +27,8 @@ REACHED_BANDWIDTH = 0.85  # the share of it that a step's products reach; assume
 SECONDS_PER_LAYER = 64e-6  # about twenty small kernels in a captured step; assumed
 FIXED = {"cpu": 0.0, "cuda": SECONDS_PER_LAYER * REACHED_BANDWIDTH * H100_BYTES_PER_SECOND}
 """What a layer of a step costs beside its bytes, as the bytes that could be read meanwhile."""
-CONTEXT = {"cpu": 0, "cuda": GIB // 2}
-"""Bytes that a further process takes on a device, beside what it computes with; about."""
+PROCESS_BYTES = GIB // 2
+"""What a further process takes for its libraries, or on a GPU for its CUDA context; about."""
 PAYS, HARDLY = 1.3, 1.05
 TYPICAL = 0.8  # an acceptance rate the papers' pairs reach
 
@@ -141,25 +141,19 @@ def examine(
         )
     child, more = 0, list(notes)
     if draft is not None:
-        child = _process(draft[1], dtype, device)
+        child = PROCESS_BYTES
         more.append(_beside(child, needed, there, device))
     return Diagnosis(tuple(parts), there, tokens, ratio, outlook, tuple(found), tuple(more), child)
-
-
-def _process(config: Any, dtype: Any, device: str) -> int:
-    """Bytes that a draft in a process of its own takes there beside the weights it shares."""
-    copied = footprint(config).fused * number_size(dtype, config)
-    return copied + CONTEXT.get(device, CONTEXT["cuda"])
 
 
 def _beside(child: int, needed: int, there: int, device: str) -> str:
     """What a parallel method needs, in a sentence."""
     sentence = (
-        f"parallel methods (hippo, pearl) need {gib(child)} more: their draft is a process of its "
-        "own with fused weights of its own"
+        f"parallel methods (hippo, pearl) need about {gib(child)} more: their draft is a process "
+        "of its own, over the same weights"
     )
     if needed <= there * (1 - SPARE) < needed + child:
-        return f"{sentence}, which do not fit on {device}; other methods do"
+        return f"{sentence}, which does not fit on {device}; other methods do"
     return sentence
 
 
