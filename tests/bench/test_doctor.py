@@ -57,6 +57,26 @@ def test_the_bytes_of_a_pair() -> None:
     assert pair(keep=1.0).parts[1].cache == 1 * 100 * 4
 
 
+def test_a_draft_elsewhere_is_counted_there() -> None:
+    """Claim: with the draft on another device the target's alone must fit beside the target, and
+    the draft's where it is; each that does not is named. Fails if both are counted together."""
+    together = int((4000 + 800 + 400 + 40) / (1 - SPARE))
+    alone, own = int(4800 / (1 - SPARE)) + 1, int(440 / (1 - SPARE)) + 1
+    assert pair(there=together - 1).problems and not pair(there=alone, draft_there=own).problems
+    (target,) = pair(there=alone - 2, draft_there=own).problems
+    (draft,) = pair(there=alone, draft_there=own - 2).problems
+    assert target.startswith("big needs") and draft.startswith("small needs")
+
+
+def test_the_process_of_a_draft_is_told_of_on_a_gpu() -> None:
+    """Claim: on a GPU the plan says what a draft in a process of its own takes beside its weights;
+    on a CPU, and without a draft, it does not."""
+    assert any("a process of its own" in note for note in pair(device="cuda").notes)
+    assert not pair(device="cpu").notes and pair(device="cpu").child == 0
+    alone = examine(("big", Config(BIG)), None, tokens=100, device="cuda", there=GIB)
+    assert not alone.notes and alone.child == 0
+
+
 def test_fewer_bits_are_the_targets_weights_alone() -> None:
     """Claim: quantising shrinks the target's weights and what a step reads of them, and neither
     caches nor the draft. Fails if the draft is thought to be quantised too."""
@@ -88,12 +108,13 @@ def test_a_layer_costs_a_fixed_time_on_a_gpu() -> None:
 
 def test_a_draft_in_a_process_of_its_own_is_counted() -> None:
     """Claim: a note names what a parallel method takes besides, and where that alone does not fit,
-    says that other methods do; the target alone has no such process. Fails if it is forgotten."""
-    roomy, tight = pair(there=2 * GIB), pair(there=int((pair().needed + 100) / (1 - SPARE)))
+    says that other methods do. Fails if it is forgotten."""
+    enough = int((pair().needed + 100) / (1 - SPARE))
+    roomy, tight = (pair(there=there, device="cuda") for there in (2 * GIB, enough))
+    assert "does not fit" in pair(device="cuda", draft_there=enough).notes[-1]
     assert roomy.child == tight.child == GIB // 2
     assert "process" in roomy.notes[-1] and "does not fit" not in roomy.notes[-1]
     assert not tight.problems and "does not fit" in tight.notes[-1]
-    assert examine(("big", Config(BIG)), None, tokens=100, there=GIB).child == 0
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])

@@ -355,7 +355,7 @@ def test_answers_are_the_same(method, monkeypatch):
     assert result.ids == truth("qwen2_5_vl") and result.fallback_reason is None
 
 
-@pytest.mark.parametrize("wrong", [(), (4,), (4, 8)])
+@pytest.mark.parametrize("wrong", [(), (4,), (8,), (4, 8)])
 def test_each_size_is_held_against_an_ordinary_forward(wrong, caplog):
     """Claim: a size whose logits are off is found out when it is captured and never used, and laws
     stay those of ordinary forwards; the other sizes are. Fails if one size's check stands for all.
@@ -397,6 +397,21 @@ def test_a_trial_changes_no_keys():
     assert all(torch.equal(*each) for each in zip(before, after, strict=True))
     _score(ordinary, {0: tree})
     assert _same(ordinary, fixed, add(tree, 2, 9)) < 1e-4
+
+
+def test_what_was_captured_over_memory_that_moved_is_captured_anew(monkeypatch):
+    """Claim: when another request's cache makes the pool move, a request goes on with the laws of
+    ordinary forwards, by captures of the new memory. Fails if a graph points to the old one."""
+    monkeypatch.setattr(cache_pool, "FIRST_TOKENS", 0)
+    ordinary, fixed, counted = _both(room=20)
+    for round in range(6):
+        assert _same(ordinary, fixed, chain([5, 6, round])) < 1e-4
+        for session in (ordinary, fixed):
+            session.commit({0: [5, 9]})
+        if round == 2:
+            captures = counted.captures
+            crowd = [fixed.cache(500 * (1 + n)) for n in range(2)]
+    assert counted.captures == captures + 1 and len(crowd) == 2
 
 
 def test_memory_that_runs_out_costs_speed_only(monkeypatch):

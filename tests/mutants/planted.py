@@ -136,8 +136,8 @@ MUTANTS = (
     Mutant(
         "tie-break: the last of the likeliest",
         "core/sampling.py",
-        "return int(token)",
-        "return int((scores == best).nonzero()[-1])",
+        "else int(token)",
+        "else int((scores == best).nonzero()[-1])",
         (f"{BUGS}::test_b09_exact_ties_go_to_the_first_id",),
     ),
     Mutant(
@@ -462,6 +462,41 @@ MUTANTS = (
         ("model/test_cuda_graphs.py::test_a_trial_changes_no_keys",),
     ),
     Mutant(
+        "a graph is captured on another GPU's stream",
+        "model/cuda_graphs.py",
+        "graph, pool=pool, stream=stream, capture_error_mode",
+        "graph, pool=pool, capture_error_mode",
+        ("gpu/test_captures.py::test_the_second_gpu_is_captured_on_its_own_stream",),
+    ),
+    Mutant(
+        "graphs outlive the memory they point to",
+        "model/cache_pool.py",
+        "            watcher.forget()",
+        "            pass",
+        ("model/test_cache_pool.py::test_a_pool_that_moves_takes_its_caches_along",),
+    ),
+    Mutant(
+        "the pool lends rows that are another's",
+        "model/cache_pool.py",
+        "rest = [(start + rows, stop)] if stop - start > rows else []",
+        "rest = [(start + rows - 1, stop)] if stop - start > rows else []",
+        ("model/test_cache_pool.py::test_what_is_dropped_is_borrowed_again",),
+    ),
+    Mutant(
+        "costs: a first use is timed",
+        "drafting/shapes/costs.py",
+        "step(sessions[context], context, rows)  # What is captured is not the step's price.",
+        "pass",
+        ("model/test_cuda_graphs.py::test_what_forwards_cost_is_measured_on_replays",),
+    ),
+    Mutant(
+        "an accepted path is sent to a GPU for each layer",
+        "model/cache.py",
+        "layer.index_select(1, rows_on[layer.device])",
+        "layer.index_select(1, send(rows, layer.device))",
+        ("gpu/test_waits.py::test_an_accepted_path_is_sent_once",),
+    ),
+    Mutant(
         "captures are in rounds' seconds",
         "core/timing.py",
         "return time.perf_counter() - _stopped.seconds",
@@ -500,7 +535,7 @@ MUTANTS = (
     Mutant(
         "exact: a forward is not padded",
         "model/batch_invariant.py",
-        "spare = ROWS - (stop - start)",
+        "spare = ROWS - (segment.stop - segment.start)",
         "spare = 0",
         ("model/test_batch_invariant.py::test_any_way_through_a_text_gives_the_same_bits",),
     ),

@@ -41,6 +41,7 @@ def doctor(
     prompt: options.Prompt = options.QUESTION,
     dtype: options.Dtype = None,
     device: options.Device = None,
+    draft_device: options.DraftDevice = None,
     memory: Annotated[
         float | None, typer.Option(min=0, help="Plan for this many GiB and not for this machine.")
     ] = None,
@@ -78,6 +79,7 @@ def doctor(
             target, reader, prompt, shown.get("clips", ()), shown.get("images", ()), ()
         )
         tokens = int(asked["input_ids"].shape[1])
+    elsewhere = None if draft_device is None else reading.pick_device(draft_device)
     precision = reading.precision(dtype, place)
     bits = None if quantize is None else reading.bits(quantize)
     found = examine(
@@ -88,6 +90,7 @@ def doctor(
         dtype=precision,
         device=place.type,
         there=available(place) if memory is None else int(memory * GIB),
+        draft_there=None if elsewhere in (None, place) else available(elsewhere),
         bits=bits,
         problems=problems,
         notes=notes,

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial as bind
-from typing import ClassVar, NamedTuple, Protocol
+from typing import ClassVar, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -76,12 +76,14 @@ class Size:
     keys: int  # of each request, at most
 
 
+@runtime_checkable
 class Attention(Protocol):
     """One layer's attention of a captured forward: see ``attention.Attend``."""
 
     def __call__(self, layer: int, q: Queries, k: NewKeys, v: NewKeys, scale: float) -> Mixed: ...
 
 
+@runtime_checkable
 class Kind(Protocol):
     """How the rows of a captured forward attend, and how equal to ordinary ones their laws are."""
 

@@ -28,7 +28,7 @@ SECONDS_PER_LAYER = 64e-6  # about twenty small kernels in a captured step; assu
 FIXED = {"cpu": 0.0, "cuda": SECONDS_PER_LAYER * REACHED_BANDWIDTH * H100_BYTES_PER_SECOND}
 """What a layer of a step costs beside its bytes, as the bytes that could be read meanwhile."""
 PROCESS_BYTES = GIB // 2
-"""What a further process takes for its libraries, or on a GPU for its CUDA context; about."""
+"""What a further process takes on a GPU for CUDA itself; about."""
 PAYS, HARDLY = 1.3, 1.05
 TYPICAL = 0.8  # an acceptance rate the papers' pairs reach
 
@@ -108,6 +108,7 @@ def examine(
     dtype: Any = "auto",
     device: str = "cpu",
     there: int,
+    draft_there: int | None = None,
     bits: int | None = None,
     problems: Sequence[str] = (),
     notes: Sequence[str] = (),
@@ -118,6 +119,7 @@ def examine(
         tokens: of the prompt and the answer together.
         keep: the share of them the draft reads.
         there: bytes free on ``device``.
+        draft_there: bytes free where the draft is, if that is another device.
         bits: a weight of the target takes, where it is to be quantised on the way in.
     """
     found = list(problems)
@@ -133,27 +135,38 @@ def examine(
     if draft is not None and not found:
         slope = SLOPE.get(device, SLOPE["cuda"])
         outlook = tuple(_best(rate, ratio, slope) for rate in RATES)
-    needed = sum(part.weights + part.cache for part in parts)
+    beside = parts if draft_there is None else parts[:1]
+    needed = sum(part.weights + part.cache for part in beside)
     if needed > there * (1 - SPARE):
+        who = "together they need" if len(beside) > 1 else f"{target[0]} needs"
         found.append(
-            f"together they need {gib(needed)}, and {device} has {gib(there)} free"
-            + _smaller(parts, there, weight_size(dtype, target[1], bits))
+            f"{who} {gib(needed)}, and {device} has {gib(there)} free"
+            + _smaller(beside, there, weight_size(dtype, target[1], bits))
         )
+    if draft is not None and draft_there is not None:
+        own = parts[1].weights + parts[1].cache
+        if own > draft_there * (1 - SPARE):
+            found.append(
+                f"{draft[0]} needs {gib(own)}, and the draft's device has {gib(draft_there)} free"
+            )
     child, more = 0, list(notes)
-    if draft is not None:
+    if draft is not None and device != "cpu":
         child = PROCESS_BYTES
-        more.append(_beside(child, needed, there, device))
+        if draft_there is None:
+            more.append(_beside(child, needed, there))
+        else:
+            more.append(_beside(child, parts[1].weights + parts[1].cache, draft_there))
     return Diagnosis(tuple(parts), there, tokens, ratio, outlook, tuple(found), tuple(more), child)
 
 
-def _beside(child: int, needed: int, there: int, device: str) -> str:
-    """What a parallel method needs, in a sentence."""
+def _beside(child: int, needed: int, there: int) -> str:
+    """What a parallel method needs where the draft is, in a sentence."""
     sentence = (
         f"parallel methods (hippo, pearl) need about {gib(child)} more: their draft is a process "
         "of its own, over the same weights"
     )
     if needed <= there * (1 - SPARE) < needed + child:
-        return f"{sentence}, which does not fit on {device}; other methods do"
+        return f"{sentence}, which does not fit; other methods do"
     return sentence
 
 
