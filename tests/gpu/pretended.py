@@ -86,6 +86,7 @@ class Record:
     lines: dict[str, Counter[str]] = field(default_factory=dict)
     operations: Counter[str] = field(default_factory=Counter)
     sizes: list[int] = field(default_factory=list)  # operations of each finished capture
+    errors: list[str] = field(default_factory=list)  # raised, whoever caught them
 
     @property
     def transfers(self) -> int:
@@ -97,6 +98,7 @@ class Record:
         self.lines.clear()
         self.operations.clear()
         self.sizes.clear()
+        self.errors.clear()
 
     def worst(self, kind: str, most: int = 8) -> list[tuple[str, int]]:
         """The lines of code that cause most of a kind."""
@@ -205,6 +207,12 @@ def _line() -> str:
     return outside
 
 
+def _noted(error: RuntimeError) -> RuntimeError:
+    """The error, once it is written down: code that falls back on it would hide it."""
+    _record.errors.append(str(error))
+    return error
+
+
 def _count(kind: str, what: str) -> None:
     if _state.unobserved:
         return
@@ -219,7 +227,7 @@ def _forbid_in_captures(what: str, place: int | None) -> None:
     error, whichever stream it is for.
     """
     if not _state.unobserved and any(s.capturing is not None for s in _state.streams.values()):
-        raise CaptureError(f"{what} during a capture, at {_line()}")
+        raise _noted(CaptureError(f"{what} during a capture, at {_line()}"))
 
 
 def _sync(what: str, place: int | None = None) -> None:
@@ -327,7 +335,7 @@ class _Operations(TorchDispatchMode):
             f"{tuple(x.shape)} on {'cpu' if at is None else f'cuda:{at}'}"
             for x, at in zip(tensors, places, strict=True)
         )
-        raise DeviceMix(f"{name} of tensors {where}, at {_line()}")
+        raise _noted(DeviceMix(f"{name} of tensors {where}, at {_line()}"))
 
     def _copy(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         target, source = _place(args[0]), _place(args[1])
@@ -426,7 +434,7 @@ def _run_as_one_kernel(
 ) -> Any:
     tensors = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
     if any(_place(x) != place for x in tensors if x.dim()):
-        raise DeviceMix(f"{name} of tensors on unlike devices, at {_line()}")
+        raise _noted(DeviceMix(f"{name} of tensors on unlike devices, at {_line()}"))
 
     def run() -> Any:
         with unobserved(), _plain():

@@ -55,6 +55,28 @@ HISTORY_ENDS = "engine/test_generate.py"
 HISTORIES = f"{SESSION}::test_b10_any_history_of_trees_and_commits_equals_the_oracle"
 
 MUTANTS = (
+    # -- what a GPU costs --------------------------------------------------------------------------
+    Mutant(
+        "a step on a GPU costs its bytes alone",
+        "bench/hardware/doctor.py",
+        "return self.step + self.fixed",
+        "return self.step",
+        ("bench/test_doctor.py::test_a_layer_costs_a_fixed_time_on_a_gpu",),
+    ),
+    Mutant(
+        "a model stopped early has captured steps over a pool of its own",
+        "model/cuda_graphs.py",
+        "pool = None if backbone.whole is None else graphs_of(backbone.whole).pool",
+        "pool = None",
+        ("gpu/test_methods_on_gpu.py::test_a_method_is_right_and_within_its_budget[layerskip]",),
+    ),
+    Mutant(
+        "a parallel method on one GPU says nothing of it",
+        "engine/call.py",
+        'return draft.device.type == "cuda" and draft.device == self.target.device',
+        "return False",
+        ("gpu/test_warnings_on_gpu.py::test_pointless_choices_are_named",),
+    ),
     # -- verification ----------------------------------------------------------------------------
     Mutant(
         "accept rule: p instead of p / q",

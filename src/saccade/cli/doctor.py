@@ -53,7 +53,7 @@ def doctor(
     """Look at a pair before any weight is loaded: does it fit together, in memory, and pay?
 
     Exits with 1 where it cannot work. The speedup is an expectation from the bytes each model
-    reads; `saccade calibrate` measures it.
+    reads and, on a GPU, a fixed time for each of its layers; `saccade calibrate` measures it.
     """
     from saccade.bench.hardware.published import CONFIGS
 
@@ -156,6 +156,11 @@ def _together(
     return problems, notes
 
 
+def _fixed(device: str) -> str:
+    """What else a step is expected to cost."""
+    return "" if device == "cpu" else " and a fixed time a layer"
+
+
 def _show(found: Diagnosis, device: str) -> None:
     from saccade.bench.show import columns
     from saccade.model.memory import gib
@@ -174,8 +179,8 @@ def _show(found: Diagnosis, device: str) -> None:
             expected.add_row(f"{each.rate:.0%}", str(each.length), f"{each.speedup:.2f}")
         out.print(expected)
         out.print(
-            f"[dim]expected from the bytes read: a draft's step costs {found.ratio:.3f} of the "
-            "target's; measure with saccade calibrate[/dim]\n"
+            f"[dim]expected from the bytes read{_fixed(device)}: a draft's step costs "
+            f"{found.ratio:.3f} of the target's; measure with saccade calibrate[/dim]\n"
         )
     for note in found.notes:
         err.print(note, style="dim", markup=False)

@@ -19,7 +19,7 @@ from saccade.core.tree import Tree, common
 from saccade.drafting.drafters import SelfDrafter
 from saccade.drafting.fallback import Fallback
 from saccade.drafting.recipe import Recipe, chained, plan
-from saccade.drafting.schedule import NO_MEMORY, MemoryGuard, opening
+from saccade.drafting.schedule import NO_MEMORY, MemoryGuard, opening, parallel
 from saccade.drafting.setup import Setup
 from saccade.drafting.views.basic import FULL
 from saccade.engine.request import Request
@@ -52,6 +52,7 @@ class Call:
         phase: Phase = untold,
     ) -> None:
         self.target, self.wanted, self.exact = target, recipe, exact
+        self._draft = draft
         if exact:
             recipe = chained(recipe)
             batch_invariant.check(target)
@@ -280,8 +281,17 @@ class Call:
             NOTHING_TO_PRUNE: self.recipe.drafts and own and not self.prompts[number].seen,
             MOVED: self.prompts[number].moved,
             TARGET_ALONE: self.recipe.drafts and self.rules[number] != self._draft_rules[number],
+            TAKES_TURNS: self._shares_a_gpu(),
+            SLOW_EXACT: self.exact and self.target.device.type == "cuda",
         }
         return tuple(text for text, holds in warnings.items() if holds)
+
+    def _shares_a_gpu(self) -> bool:
+        """Whether a draft in a process of its own works on the target's GPU."""
+        draft = self._draft
+        if draft is None or self.recipe.schedule is not parallel or not self.recipe.drafts:
+            return False
+        return draft.device.type == "cuda" and draft.device == self.target.device
 
     def end(self, request: int) -> None:
         """Frees what is kept of a request that no turn will follow."""
@@ -305,5 +315,13 @@ MOVED = (
 TARGET_ALONE = (
     "the draft does not follow your own logits processor: it may remember earlier calls, so it is "
     "called for the target alone, once a token and in order, as generate calls it"
+)
+TAKES_TURNS = (
+    "draft and target share one GPU, where two processes take turns unless MPS runs, so this "
+    "parallel method gains nothing there: use a serial one, or a second GPU"
+)
+SLOW_EXACT = (
+    "exact=True computes every token with 16 rows and its attention in float32, block by block, so "
+    "an answer on a GPU takes longer than without it"
 )
 PLAIN = "no draft model was given and the target's own drafts do not pay here: plain"

@@ -94,6 +94,7 @@ class Backbone:
         self._tower = Tower(self.model, self.text, head)
         self.kept: Kept | None = None  # what later prompts need not read again; a server's
         self.graphs: dict[int, Any] = {}  # of cuda_graphs, by layers; shared by copies of this
+        self.whole: Backbone | None = None  # the model of which this is the first layers
         self.fused = (
             FusedDecoder(self.text, head, self.axes) if known and fused is not False else None
         )
@@ -231,6 +232,7 @@ class Backbone:
     def first(self, layers: int) -> Backbone:
         """The same model stopped after its first ``layers``, then its norm and head; no copies."""
         short = copy(self)
+        short.whole = self.whole or self
         short.layers, short.devices = layers, self.devices[:layers]
         short.fused = None if self.fused is None else self.fused.first(layers)
         short.text = copy(self.text)

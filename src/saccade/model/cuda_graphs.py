@@ -515,11 +515,12 @@ def pays(backbone: Backbone) -> bool:
 def graphs_of(backbone: Backbone) -> CudaGraphs:
     """The captured forwards of a model, made at the first request.
 
-    A model that is stopped early (``Backbone.first``) has its own over the same pool.
+    A model that is stopped early (``Backbone.first``) has its own over the whole model's pool,
+    whichever of the two is asked first.
     """
     known = backbone.graphs
     if backbone.layers not in known:
-        pool = known[max(known)].pool if known and max(known) > backbone.layers else None
+        pool = None if backbone.whole is None else graphs_of(backbone.whole).pool
         known[backbone.layers] = CudaGraphs(backbone, pool=pool)
     return known[backbone.layers]
 
