@@ -22,7 +22,7 @@ from torch import Tensor
 
 from saccade.core.errors import ModelError
 from saccade.model.attention import Attend, Mixed, NewKeys, Segment, partial
-from saccade.model.backbone import Backbone
+from saccade.model.backbone import APART, Backbone
 from saccade.model.kernels.attended import Queries
 
 log = logging.getLogger(__name__)
@@ -30,9 +30,6 @@ log = logging.getLogger(__name__)
 ROWS = (1, 2, 4, 8, 16, 32, 64)  # sizes of a view's step; a longer one is an ordinary forward
 SHORTEST, LONGEST = 64, 1024  # tails: powers of two between them
 DEVICES = ("cuda",)  # where sessions use this by themselves
-
-APART = {torch.float32: 1e-4, torch.float16: 0.02, torch.bfloat16: 0.05, torch.float64: 1e-6}
-"""How far logits may be apart by rounding alone, as a share of the largest."""
 
 Work = Callable[[], Tensor]
 Capture = Callable[[Work], Work]

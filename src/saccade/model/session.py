@@ -98,7 +98,9 @@ class Session:
         self._room, self.chunk = min(room, LONG) + ROOM, chunk
         fixed = automatic(backbone) if cuda_graphs is None else cuda_graphs
         self.cuda_graphs = CudaGraphs(backbone) if fixed else None
-        self._beginnings = None if backbone.kept is None else Beginnings(backbone.kept, backbone)
+        # A prompt's keys are another prompt's only where they do not depend on its length.
+        shared = None if backbone.rotates_by_length else backbone.kept
+        self._beginnings = None if shared is None else Beginnings(shared, backbone)
 
     # -- starting ------------------------------------------------------------------------------
 
@@ -183,7 +185,9 @@ class Session:
         model, step = self.backbone, self._step([segment])
         start, stop = segment.at, segment.at + segment.stop
         rows = prompt.embeds[start:stop], prompt.positions[:, start:stop]
-        hidden = model.forward(*rows, step, prompt.deepstack_of(start, stop), True)
+        length = int(prompt.positions.max()) + 1 if model.rotates_by_length else None
+        deepstack = prompt.deepstack_of(start, stop)
+        hidden = model.forward(*rows, step, deepstack, last=True, length=length)
         if step.calls != model.layers:
             raise ModelError(
                 f"{type(model.model).__name__} computes its attention in a way of its own, "
