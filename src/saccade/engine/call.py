@@ -21,7 +21,7 @@ from saccade.drafting.schedule import NO_MEMORY, MemoryGuard, opening
 from saccade.drafting.setup import Setup
 from saccade.drafting.views.basic import FULL
 from saccade.engine.request import Request
-from saccade.model import batch_invariant
+from saccade.model import batch_invariant, trial
 from saccade.model.backbone import Backbone
 from saccade.model.session import Session
 from saccade.model.tensor_parallel import agreeing
@@ -47,7 +47,9 @@ class Call:
         first: int = 0,
         phase: Phase = untold,
     ) -> None:
-        self.target, self.wanted, self.exact = target, recipe, exact
+        self.target, self.draft = target, draft
+        self.wanted, self.exact = recipe, exact
+        trial.check(target)
         if exact:
             recipe = chained(recipe)
             batch_invariant.check(target)
@@ -152,7 +154,7 @@ class Call:
     def goes_on(self, request: Request, recipe: Recipe, exact: bool) -> bool:
         """Takes the conversation's next request, to be read from where the cached one parts from
         it. Of another method, or with other videos, it is not taken, and nothing is changed."""
-        if (recipe, exact) != (self.wanted, self.exact):
+        if (recipe, exact) != (self.wanted, self.exact) or self.target.rotates_by_length:
             return False
         turns = self._parting(request)
         if turns is None:

@@ -85,7 +85,7 @@ class Backbone:
             layers = self.text.layers[: config.num_hidden_layers]
             self.heads: int = config.num_attention_heads
             self.kv_heads: int = config.num_key_value_heads or self.heads
-            head = self._head = cast(Any, self.model.get_output_embeddings())
+            head = self.head_module = cast(Any, self.model.get_output_embeddings())
             self.vocab: int = head.weight.shape[0]
         except AttributeError as error:
             raise ModelError(
@@ -119,19 +119,20 @@ class Backbone:
         memory.keep_freed()  # before anything is timed
         self.ways = ways_of(self.heads, self.kv_heads, self.head_dim, self.devices, self.dtype)
         self.rotates_by_length = depends_on_length(self.text)
-        self._lock = lock_of(self.text)
+        self.lock = lock_of(self.text)
         self._tower = Tower(self.model, self.text, head)
         self.kept: Kept | None = None  # what later prompts need not read again; a server's
         self.fused = (
             FusedDecoder(self.text, head, self.axes) if known and fused is not False else None
         )
+        self.tried = False  # whether its logits were compared with ``generate``'s
         self._newest: Backbone | None = None  # made when the model was found changed
         modules = [*self.model.modules()]
         outside = [each for each in modules if any(self.text is part for part in each.modules())]
-        self._outside: list[nn.Module] = [each for each in outside if each is not self.text]
-        self._through_model: bool | None = None  # whether the model does more than apply its head
-        if any(foreign_hooks(each) or is_patched(each) for each in self._outside):
-            self._through_model = True
+        self.outside: list[nn.Module] = [each for each in outside if each is not self.text]
+        self.through_model: bool | None = None  # whether the model does more than apply its head
+        if any(foreign_hooks(each) or is_patched(each) for each in self.outside):
+            self.through_model = True
         self._snapshot, self.description = self._look_at_modules()
 
     @classmethod
@@ -155,7 +156,7 @@ class Backbone:
         newest = self._newest or self
         if newest._is_current():
             return newest
-        with self._lock:
+        with self.lock:
             newest = self._newest or self
             if newest._is_current():
                 return newest
@@ -165,6 +166,10 @@ class Backbone:
                 return newest
             found = Backbone(self.model, fused=self._wanted, positions=self._positions)
             found.kept = self.kept
+            same = found.description.structure == newest.description.structure
+            found.tried = newest.tried and same
+            if same:
+                found.through_model = newest.through_model
             if found.kept is not None:
                 found.kept.clear()  # what the model gave before, it may not give now
             self._newest = found
@@ -181,7 +186,7 @@ class Backbone:
     def _look_at_modules(self) -> tuple[Snapshot, Description]:
         modules = [*self.model.modules()]
         configs = [each for each in {id(c): c for c in self._configs()}.values()]
-        return Snapshot(modules, configs, self._outside), Description.of(modules, configs)
+        return Snapshot(modules, configs, self.outside), Description.of(modules, configs)
 
     def _configs(self) -> Iterator[Any]:
         for module in self.model.modules():
@@ -199,7 +204,7 @@ class Backbone:
         ``coarse`` asks for ``Prompt.coarse``, which only families that have it (:attr:`coarsens`)
         give; the vision tower looks once all the same.
         """
-        with self._lock:
+        with self.lock:
             return self._read_prompts(inputs, looked, coarse)
 
     def _read_prompts(
@@ -261,7 +266,7 @@ class Backbone:
         if deepstack is not None:
             mask, layers = deepstack
             extra = {"visual_pos_masks": mask[None], "deepstack_visual_embeds": list(layers)}
-        with self._lock, self._turning(positions, length):
+        with self.lock, self._turning(positions, length):
             before = self.text.config._attn_implementation
             self.text.config._attn_implementation = ATTENTION  # for the length of this call
             try:
@@ -289,11 +294,11 @@ class Backbone:
 
     def logits(self, hidden: Float[Tensor, "rows dim"]) -> Float[Tensor, "rows vocab"]:
         """The model's logits: its head's output, and what its own forward makes of that."""
-        if self._through_model is None:
-            self._through_model = self._does_more_than_its_head()
-        if self._through_model:
+        if self.through_model is None:
+            self.through_model = self._does_more_than_its_head()
+        if self.through_model:
             return self._logits_of_model(hidden)
-        head = self._head if self.fused is None or self.fused.head is None else self.fused.head
+        head = self.head_module if self.fused is None or self.fused.head is None else self.fused.head
         return head(hidden).to(self.device)
 
     def _logits_of_model(self, hidden: Float[Tensor, "rows dim"]) -> Float[Tensor, "rows vocab"]:
@@ -308,7 +313,7 @@ class Backbone:
         unhooked: dict[str, Any] = {name: {} for name in HOOKS}  # hooks have seen these states
         plain = next(id_ for id_ in range(self.embeddings) if id_ not in self.placeholders)
         ids = torch.full((1, len(hidden)), plain, device=self.device)
-        with self._lock, _attributes(self.text, forward=give, **unhooked):
+        with self.lock, _attributes(self.text, forward=give, **unhooked):
             out = self.model(input_ids=ids, use_cache=False)
         return out.logits[0].to(self.device)
 
@@ -326,7 +331,7 @@ class Backbone:
         except Exception as error:  # a model raises almost anything over a prompt it does not take
             log.info("the model's head is tried alone: %s", error)
             return False
-        ours = self._head(hidden).to(self.device)
+        ours = self.head_module(hidden).to(self.device)
         if ours.shape != theirs.shape:
             return True
         gap = (ours.float() - theirs.float()).abs().amax(1)
@@ -486,5 +491,5 @@ def _equal(mine: dict[str, Tensor], theirs: dict[str, Tensor]) -> bool:
 
 def _tower(backbone: Backbone) -> dict[str, Tensor]:
     """Every weight between pixels and the language model."""
-    text = {id(p) for p in backbone.text.parameters()} | {id(backbone._head.weight)}
+    text = {id(p) for p in backbone.text.parameters()} | {id(backbone.head_module.weight)}
     return {n: p for n, p in backbone.model.named_parameters() if id(p) not in text}
