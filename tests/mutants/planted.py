@@ -390,8 +390,8 @@ MUTANTS = (
     Mutant(
         "kernels: a weight tells by one column whether it was changed",
         "model/kernels/__init__.py",
-        "max(1, int(GOLDEN * into))",
-        "into",
+        "    while math.gcd(step, into) > 1:",
+        "    while math.gcd(step, into) > into:",
         ("model/test_kernels.py::test_a_weight_tells_of_a_change_to_any_part",),
     ),
     Mutant(

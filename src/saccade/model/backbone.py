@@ -184,7 +184,9 @@ class Backbone:
         return decoder or self._tower.weights_changed()
 
     def _look_at_modules(self) -> tuple[Snapshot, Description]:
-        modules = [*self.model.modules()]
+        # Such a rotary module remembers the last text; none of ours computes with what it holds.
+        notes = self.text.rotary_emb if self.rotates_by_length else None
+        modules = [each for each in self.model.modules() if each is not notes]
         configs = [each for each in {id(c): c for c in self._configs()}.values()]
         return Snapshot(modules, configs, self.outside), Description.of(modules, configs)
 

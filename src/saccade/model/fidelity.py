@@ -14,7 +14,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from operator import attrgetter, eq
+from operator import attrgetter, eq, is_
 from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -159,7 +159,7 @@ class Snapshot:
         kinds = list(dict.fromkeys(self._types))
         self._forwards: list[tuple[type, Any]] = [(kind, kind.forward) for kind in kinds]
         self._registries = [
-            (module, tuple(vars(module)[name] for name in REGISTRIES))
+            (module, _registries(module))
             for module in modules
             if id(module) in noting or _holds_tensors(module)
         ]
@@ -193,12 +193,16 @@ class Snapshot:
                 and [*map(_version, self._versioned)] == self._versions
                 and all(kind.forward is own for kind, own in self._forwards)
                 and all(
-                    all(vars(module)[name] is old for name, old in zip(REGISTRIES, own, strict=True))
-                    for module, own in self._registries
+                    all(map(is_, _registries(module), own)) for module, own in self._registries
                 )
             )
         except RuntimeError:  # a tensor stands where another stood
             return False
+
+
+def _registries(module: nn.Module) -> tuple[Any, ...]:
+    own = vars(module)
+    return own.get("forward"), *(own[name] for name in REGISTRIES)
 
 
 def _never_current() -> Snapshot:

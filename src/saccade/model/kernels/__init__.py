@@ -208,7 +208,7 @@ class Quickest:
     def weights_changed(self) -> bool:
         """Whether weights were changed in place since they were laid out: a row of one, a column,
         or more. ``weight.data`` may be written to without leaving a trace in its version."""
-        return bool(self._matrices) and self._seen != self._sampled()
+        return bool(self._seen) and self._seen != self._sampled()
 
     def _sampled(self) -> list[bytes]:
         return [each.numpy().tobytes() for each in self._samples]
