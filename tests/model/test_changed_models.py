@@ -330,7 +330,9 @@ CHANGES: dict[str, Change] = {
     "layer norm replaced": Change(
         lambda m, t: _assign(_of("layers.1.input_layernorm")(m).weight, 0.5)
     ),
-    "v_proj weight replaced": Change(lambda m, t: _assign(_of("layers.1.self_attn.v_proj")(m).weight)),
+    "v_proj weight replaced": Change(
+        lambda m, t: _assign(_of("layers.1.self_attn.v_proj")(m).weight)
+    ),
     "column edited in place": Change(lambda m, t: _in_place(_of(W)(m).weight)),
     "column edited by data": Change(lambda m, t: _by_data(_of(W)(m).weight)),
     "row edited by data": Change(lambda m, t: _row_by_data(_of(W)(m).weight)),
@@ -348,13 +350,17 @@ CHANGES: dict[str, Change] = {
     "more ids": Change(lambda m, t: m.resize_token_embeddings(300), seen=False),
     "a subclass of Linear": Change(lambda m, t: _swap(m, W, lambda old: _as(Doubled, old))),
     "a head of a subclass": Change(lambda m, t: _swap(m, "lm_head", lambda old: _as(Doubled, old))),
-    "an adapter in the last layer": Change(lambda m, t: _swap(m, "layers.1.self_attn.o_proj", LowRank)),
+    "an adapter in the last layer": Change(
+        lambda m, t: _swap(m, "layers.1.self_attn.o_proj", LowRank)
+    ),
     "an adapter on the head": Change(lambda m, t: _swap(m, "lm_head", LowRank)),
     "last layer deleted": Change(lambda m, t: _delete_layer(m, 1)),
     "first layer deleted": Change(lambda m, t: _delete_layer(m, 0), refusal="layer_idx"),
     "a slice of the layers": Change(lambda m, t: _keep_first_layer(m)),
     "a layer twice": Change(lambda m, t: _repeat_first_layer(m), refusal="layer_idx"),
-    "another activation": Change(lambda m, t: _setting(_of("layers.0.mlp")(m), "act_fn", nn.GELU())),
+    "another activation": Change(
+        lambda m, t: _setting(_of("layers.0.mlp")(m), "act_fn", nn.GELU())
+    ),
     # hooks
     **{
         f"hook on {name}": Change(lambda m, t, path=path: _hook(_of(path)(m), _scaled))
@@ -406,8 +412,12 @@ CHANGES: dict[str, Change] = {
     "patched Linear": Change(lambda m, t: _patch_class(nn.Linear, t.monkeypatch)),
     "patched rotation": Change(lambda m, t: _patch_function(m, t.monkeypatch)),
     # settings
-    "attention's scale": Change(lambda m, t: _setting(_of("layers.1.self_attn")(m), "scaling", 0.5)),
-    "a norm's epsilon": Change(lambda m, t: _setting(m.get_decoder().norm, "variance_epsilon", 30.0), seen=False),
+    "attention's scale": Change(
+        lambda m, t: _setting(_of("layers.1.self_attn")(m), "scaling", 0.5)
+    ),
+    "the last norm's epsilon": Change(
+        lambda m, t: _setting(m.get_decoder().norm, "variance_epsilon", 30.0), seen=False
+    ),
     "a layer norm's epsilon": Change(
         lambda m, t: _setting(_of("layers.1.input_layernorm")(m), "variance_epsilon", 30.0)
     ),
@@ -424,11 +434,12 @@ CHANGES: dict[str, Change] = {
         refusal="rounds its activations",
         seen=False,
     ),
-    "torchao int8 weights": Change(lambda m, t: _quantize(m, "Int8WeightOnlyConfig")),
+    "torchao int8 weights": Change(lambda m, t: _quantize(m, "Int8WeightOnlyConfig"), seen=False),
     "torchao int8 head": Change(lambda m, t: _quantize_head(m), seen=False),
     "torchao int8 activations": Change(
         lambda m, t: _quantize(m, "Int8DynamicActivationInt8WeightConfig"),
         refusal="rounds its activations",
+        seen=False,
     ),
     # adapters of peft
     "add_adapter, q and v": Change(lambda m, t: _add_adapter(m, ["q_proj", "v_proj"])),
@@ -701,12 +712,13 @@ def test_a_cap_that_a_prompt_does_not_reach_is_seen():
 
 # -- rotary rules ------------------------------------------------------------------------------
 
+SAME, FARTHER = [1.0] * 8, [4.0] * 8
 LONG = dict(original_max_position_embeddings=64)
 ROTARY: dict[str, tuple[int, dict[str, Any]]] = {
     "dynamic": (64, dict(rope_type="dynamic", factor=4.0)),
     "longrope": (
         256,
-        dict(rope_type="longrope", factor=4.0, short_factor=[1.0] * 8, long_factor=[4.0] * 8, **LONG),
+        dict(rope_type="longrope", factor=4.0, short_factor=SAME, long_factor=FARTHER, **LONG),
     ),
     "yarn": (256, dict(rope_type="yarn", factor=4.0, **LONG)),
     "linear": (256, dict(rope_type="linear", factor=4.0)),

@@ -395,6 +395,36 @@ MUTANTS = (
         ("model/test_kernels.py::test_a_weight_tells_of_a_change_to_any_part",),
     ),
     Mutant(
+        "changed models: a weight in another place passes",
+        "model/fidelity.py",
+        "and [*map(Tensor.data_ptr, self._weights)] == self._places",
+        "and len(self._weights) == len(self._places)",
+        ("model/test_changed_models.py::test_a_changed_target_answers_as_its_own_generate",),
+    ),
+    Mutant(
+        "changed models: hooks that are hung in later pass",
+        "model/fidelity.py",
+        "not any(self._empty)",
+        "not any(self._empty[:1])",
+        ("model/test_changed_models.py::test_a_changed_target_answers_as_its_own_generate",),
+    ),
+    Mutant(
+        "changed models: a head's logits are the model's",
+        "model/backbone.py",
+        "        if self.through_model:\n",
+        "        if self.through_model is ...:\n",
+        ("model/test_changed_models.py::test_laws_are_those_of_the_models_own_logits",),
+    ),
+    Mutant(
+        "changed models: rows are rotated by their neighbours' length",
+        "model/backbone.py",
+        "        if not self.rotates_by_length:\n",
+        "        if self.rotates_by_length is not None:\n",
+        (
+            "model/test_changed_models.py::test_answers_do_not_part_where_rotations_depend_on_length",
+        ),
+    ),
+    Mutant(
         "towers: copies of weights from before",
         "model/kernels/__init__.py",
         "if self._seen != seen or",

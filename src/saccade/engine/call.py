@@ -49,7 +49,6 @@ class Call:
     ) -> None:
         self.target, self.draft = target, draft
         self.wanted, self.exact = recipe, exact
-        trial.check(target)
         if exact:
             recipe = chained(recipe)
             batch_invariant.check(target)
@@ -120,6 +119,7 @@ class Call:
         drafter.encode(request.draft_inputs or request.inputs)
         self.prompts = target.prompts(request.inputs)
         spent["vision"] = clock.since()
+        trial.check(target)  # after the prompt, of which models say themselves what is special
         yield
         phase("prefill")
         clock = Clock(target.device)

@@ -105,8 +105,8 @@ class Backbone:
         self.context: int | None = config.to_dict().get("max_position_embeddings")
         self._embed: Any = self.model.get_input_embeddings()
         self.embeddings: int = self._embed.weight.shape[0]  # ids it can read; heads may be wider
-        self.device = _place(self._embed)
-        self.devices = [_place(layer) for layer in layers]
+        self.device = place_of(self._embed)
+        self.devices = [place_of(layer) for layer in layers]
         self.dtype: torch.dtype = head.weight.dtype
         trained = positions == "trained"
         self._reader = Reader(self.model, self.text, self.axes, self.device, trained)
@@ -300,7 +300,9 @@ class Backbone:
             self.through_model = self._does_more_than_its_head()
         if self.through_model:
             return self._logits_of_model(hidden)
-        head = self.head_module if self.fused is None or self.fused.head is None else self.fused.head
+        head = (
+            self.head_module if self.fused is None or self.fused.head is None else self.fused.head
+        )
         return head(hidden).to(self.device)
 
     def _logits_of_model(self, hidden: Float[Tensor, "rows dim"]) -> Float[Tensor, "rows vocab"]:
@@ -472,7 +474,7 @@ def _step_attention(
 AttentionInterface.register(ATTENTION, _step_attention)
 
 
-def _place(module: nn.Module) -> torch.device:
+def place_of(module: nn.Module) -> torch.device:
     """Where a module computes; of one that is kept elsewhere and fetched, where accelerate says."""
     hook = vars(module).get("_hf_hook")
     if hook is not None and hook.execution_device is not None:

@@ -71,7 +71,7 @@ class FusedDecoder:
     in place are changed here too (their copies by :meth:`refresh`, with which every prompt begins).
     """
 
-    def __init__(self, text: Any, head: nn.Module, axes: int) -> None:
+    def __init__(self, text: Any, head: Any, axes: int) -> None:
         config = text.config
         self.heads: int = config.num_attention_heads
         self.kv_heads: int = config.num_key_value_heads

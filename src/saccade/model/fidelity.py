@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from operator import attrgetter, eq, is_
 from pathlib import Path
@@ -30,7 +30,7 @@ REGISTRIES = (
     "_parameters", "_buffers", "_modules", "_forward_hooks", "_forward_pre_hooks",
 )  # fmt: skip
 HOOKS = ("_forward_hooks", "_forward_pre_hooks")
-GLOBAL_HOOKS: tuple[Mapping[Any, Any], ...] = (
+GLOBAL_HOOKS: tuple[dict[Any, Any], ...] = (
     torch_module._global_forward_hooks,
     torch_module._global_forward_pre_hooks,
 )
@@ -118,9 +118,8 @@ def patched_functions(modules: Iterable[nn.Module]) -> list[str]:
         if not name.startswith("transformers.models."):
             continue
         for key, value in vars(sys.modules[name]).items():
-            place = getattr(value, "__module__", None)
-            written = callable(value) and isinstance(place, str)
-            if written and place.partition(".")[0] not in KNOWN_TO_MODELING:
+            place = str(getattr(value, "__module__", None))
+            if callable(value) and place.partition(".")[0] not in {*KNOWN_TO_MODELING, "None"}:
                 found.append(f"{name}.{key}")
     return found
 
@@ -155,9 +154,9 @@ class Snapshot:
         """
         noting = {*map(id, outer)}
         self._modules = modules
-        self._types = [*map(type, modules)]
+        self._types: list[Any] = [*map(type, modules)]
         kinds = list(dict.fromkeys(self._types))
-        self._forwards: list[tuple[type, Any]] = [(kind, kind.forward) for kind in kinds]
+        self._forwards: list[tuple[Any, Any]] = [(kind, kind.forward) for kind in kinds]
         self._registries = [
             (module, _registries(module))
             for module in modules
@@ -167,11 +166,11 @@ class Snapshot:
         registries = [vars(module)[name] for module in modules for name in REGISTRIES]
         registries += GLOBAL_HOOKS
         self._empty = [registry for registry in registries if not registry]
-        self._dicts: list[Mapping[Any, Any]] = [
+        self._dicts: list[dict[Any, Any]] = [
             *(vars(module) for module in modules if id(module) not in partly),
             *(registry for registry in registries if registry),
             *_modeling_files(kinds),
-            *map(vars, configs),
+            *(config.__dict__ for config in configs),
         ]
         self._values = [tuple(held.values()) for held in self._dicts]
         self._weights = [tensor for _, tensor in _weights(modules) if _has_memory(tensor)]
@@ -192,9 +191,7 @@ class Snapshot:
                 and [*map(Tensor.data_ptr, self._weights)] == self._places
                 and [*map(_version, self._versioned)] == self._versions
                 and all(kind.forward is own for kind, own in self._forwards)
-                and all(
-                    all(map(is_, _registries(module), own)) for module, own in self._registries
-                )
+                and all(all(map(is_, _registries(module), own)) for module, own in self._registries)
             )
         except RuntimeError:  # a tensor stands where another stood
             return False
@@ -220,7 +217,7 @@ def _holds_tensors(module: nn.Module) -> bool:
     return any(isinstance(value, Tensor) for value in vars(module).values())
 
 
-def _modeling_files(kinds: Iterable[type]) -> list[Mapping[str, Any]]:
+def _modeling_files(kinds: Iterable[type]) -> list[dict[str, Any]]:
     names = {kind.__module__ for kind in kinds}
     return [vars(sys.modules[name]) for name in sorted(names) if name.startswith("transformers.m")]
 
@@ -264,14 +261,20 @@ def _structure(module: nn.Module) -> tuple[Any, ...]:
     kind = type(module)
     children = tuple(vars(module)["_modules"].items())
     own = vars(module).get("forward")
+    parameters = vars(module)["_parameters"].items()
     return (
         kind,
+        tuple((name, _kind_of(parameter)) for name, parameter in parameters),
         kind.forward,
         None if own is None or is_library_code(own, (OURS,)) else own,
         children,
         tuple(foreign_hooks(module)),
         settings(module),
     )
+
+
+def _kind_of(parameter: Tensor | None) -> tuple[type, torch.dtype, torch.Size] | None:
+    return None if parameter is None else (type(parameter.data), parameter.dtype, parameter.shape)
 
 
 def settings(owner: object, leave_out: str = "") -> tuple[tuple[str, Setting], ...]:

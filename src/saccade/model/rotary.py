@@ -58,7 +58,7 @@ def rotate_by_length(
     tell the rule its length.
     """
     lengths = lengths.expand(position_ids.shape[-1])
-    parts = []
+    parts: list[tuple[Tensor, Tensor]] = []
     for length, count in zip(*_runs(lengths), strict=True):
         done = sum(part[0].shape[-2] for part in parts)
         own = position_ids[..., done : done + count]

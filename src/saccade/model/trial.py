@@ -21,7 +21,7 @@ from saccade.core.errors import ModelError, first_line
 from saccade.core.sampling import Sampling
 from saccade.core.tree import ROOT, Tree, chain
 from saccade.model import memory
-from saccade.model.backbone import APART, Backbone
+from saccade.model.backbone import APART, Backbone, place_of
 from saccade.model.fidelity import foreign_hooks, oddities, refuse_autocast
 from saccade.model.session import Session
 
@@ -93,21 +93,18 @@ def _refuse_rounded_inputs(target: Backbone) -> None:
         into = vars(module).get("in_features")
         if not isinstance(into, int) or not oddities(module.named_modules()):
             continue
-        place = next((p.device for p in module.parameters()), target.device)
+        place = place_of(module)
         x, change = torch.randn(2, NUDGED_ROWS, into, generator=noise, dtype=target.dtype)
         first = module(x.to(place))
         second = module((x * (1 + NUDGE * change)).to(place))
         if bool((second - first).abs().amax() > SMOOTH * first.abs().amax()):
-            kind = type(module._parameters["weight"].data).__name__ if _weighs(module) else ""
+            weight = vars(module)["_parameters"].get("weight")
+            kind = type(module if weight is None else weight.data).__name__
             raise ModelError(
-                f"{name} ({kind or type(module).__name__}) rounds its activations, so that answers "
+                f"{name} ({kind}) rounds its activations, so that answers "
                 "depend on how many tokens are computed at once and drafting could not keep them: "
                 "quantise weights alone, or call the model's own generate()"
             )
-
-
-def _weighs(module: nn.Module) -> bool:
-    return module._parameters.get("weight") is not None
 
 
 def _decoding_modules(target: Backbone) -> Iterator[tuple[str, nn.Module]]:
