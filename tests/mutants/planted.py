@@ -464,9 +464,45 @@ MUTANTS = (
     Mutant(
         "kernels: a weight tells by one column whether it was changed",
         "model/kernels/__init__.py",
-        "max(1, int(GOLDEN * into))",
-        "into",
+        "    while math.gcd(step, into) > 1:",
+        "    while math.gcd(step, into) > into:",
         ("model/test_kernels.py::test_a_weight_tells_of_a_change_to_any_part",),
+    ),
+    Mutant(
+        "changed models: a weight in another place passes",
+        "model/fidelity.py",
+        "and [*map(Tensor.data_ptr, self._weights)] == self._places",
+        "and len(self._weights) == len(self._places)",
+        (
+            "model/test_changed_models.py::test_a_changed_target_answers_as_its_own_generate"
+            "[norm weight replaced-after first use]",
+        ),
+    ),
+    Mutant(
+        "changed models: hooks that are hung in later pass",
+        "model/fidelity.py",
+        "not any(self._empty)",
+        "not any(self._empty[:1])",
+        (
+            "model/test_changed_models.py::test_a_changed_target_answers_as_its_own_generate"
+            "[hook on a layer-after first use]",
+        ),
+    ),
+    Mutant(
+        "changed models: a head's logits are the model's",
+        "model/backbone.py",
+        "        if self.through_model:\n",
+        "        if self.through_model is ...:\n",
+        ("model/test_changed_models.py::test_laws_are_those_of_the_models_own_logits[granite]",),
+    ),
+    Mutant(
+        "changed models: rows are rotated by their neighbours' length",
+        "model/backbone.py",
+        "        if not self.rotates_by_length:\n",
+        "        if self.rotates_by_length is not None:\n",
+        (
+            "model/test_changed_models.py::test_answers_do_not_part_where_rotations_depend_on_length[longrope]",
+        ),
     ),
     Mutant(
         "towers: copies of weights from before",

@@ -23,7 +23,7 @@ from saccade.drafting.schedule import NO_MEMORY, MemoryGuard, opening, parallel
 from saccade.drafting.setup import Setup
 from saccade.drafting.views.basic import FULL
 from saccade.engine.request import Request
-from saccade.model import batch_invariant
+from saccade.model import batch_invariant, trial
 from saccade.model.backbone import Backbone
 from saccade.model.session import Session
 from saccade.model.tensor_parallel import agreeing
@@ -51,8 +51,8 @@ class Call:
         first: int = 0,
         phase: Phase = untold,
     ) -> None:
-        self.target, self.wanted, self.exact = target, recipe, exact
-        self._draft = draft
+        self.target, self.draft = target, draft
+        self.wanted, self.exact = recipe, exact
         if exact:
             recipe = chained(recipe)
             batch_invariant.check(target)
@@ -125,6 +125,7 @@ class Call:
         drafter.encode(request.draft_inputs or request.inputs)
         self.prompts = target.prompts(request.inputs)
         spent["vision"] = clock.since()
+        trial.check(target)  # after the prompt, of which models say themselves what is special
         yield
         phase("prefill")
         clock = Clock(target.device)
@@ -159,7 +160,7 @@ class Call:
     def goes_on(self, request: Request, recipe: Recipe, exact: bool) -> bool:
         """Takes the conversation's next request, to be read from where the cached one parts from
         it. Of another method, or with other videos, it is not taken, and nothing is changed."""
-        if (recipe, exact) != (self.wanted, self.exact):
+        if (recipe, exact) != (self.wanted, self.exact) or self.target.rotates_by_length:
             return False
         turns = self._parting(request)
         if turns is None:
@@ -288,7 +289,7 @@ class Call:
 
     def _shares_a_gpu(self) -> bool:
         """Whether a draft in a process of its own works on the target's GPU."""
-        draft = self._draft
+        draft = self.draft
         if draft is None or self.recipe.schedule is not parallel or not self.recipe.drafts:
             return False
         return draft.device.type == "cuda" and draft.device == self.target.device

@@ -78,12 +78,16 @@ class Request:
 
         Raises OptionError in one sentence.
         """
-        inputs = _with_documents(_readable(target, inputs), context, draft_inputs)
         options.check_whole("seed", seed)
         options.check_called(logits_processor=logits_processor, stopping_criteria=stopping_criteria)
         if prefix_allowed_tokens_fn is not None and not callable(prefix_allowed_tokens_fn):
             raise OptionError("prefix_allowed_tokens_fn= is a function of (request, ids)")
         config = options.settle(target.model, generation_config, settings)
+        pad, ends = config.pad_token_id, options.ends(config)
+        inputs = _with_mask(_readable(target, inputs), pad, ends)
+        if isinstance(draft_inputs, Mapping):
+            draft_inputs = _with_mask(draft_inputs, pad, ends)
+        inputs = _with_documents(inputs, context, draft_inputs)
         limits = options.limits(config, inputs["input_ids"].shape[1], stopping_criteria or ())
         if limits.stop and tokenizer is None:
             raise OptionError("stop strings need the tokenizer: pass tokenizer=")
@@ -260,6 +264,25 @@ def _readable(target: Backbone, inputs: Inputs) -> Inputs:
     return found
 
 
+def _with_mask(inputs: Inputs, pad: int | None, ends: Sequence[int]) -> Inputs:
+    """The inputs with the attention mask that ``generate`` infers where none is given.
+
+    Its rule: pad tokens are hidden, unless the pad token also ends answers. Raises OptionError
+    where that hides all of a request.
+    """
+    ids = inputs.get("input_ids")
+    if inputs.get("attention_mask") is not None or pad is None or pad in ends:
+        return inputs
+    if not isinstance(ids, Tensor) or not bool((ids == pad).any()):
+        return inputs
+    mask = (ids != pad).long()
+    if not _keeps_some(mask, ids):
+        raise OptionError(
+            f"a request is nothing but pad tokens ({pad}): give attention_mask= if they are text"
+        )
+    return {**inputs, "attention_mask": mask}
+
+
 def _keeps_some(mask: Any, ids: Tensor) -> bool:
     """Whether a mask belongs to these ids and leaves something of every request."""
     fits = isinstance(mask, Tensor) and mask.shape == ids.shape and not mask.is_meta
@@ -342,9 +365,10 @@ def check_streamer(streamer: Any, requests: int) -> None:
 
 
 def backbone(model: nn.Module | Backbone) -> Backbone:
+    """The backbone of a model as it is at this moment, whatever was done to it since."""
     if not isinstance(model, nn.Module | Backbone):
         raise OptionError(f"a model is a loaded Hugging Face model, not {type(model).__name__}")
-    return model if isinstance(model, Backbone) else Backbone.of(model)
+    return model.current() if isinstance(model, Backbone) else Backbone.of(model)
 
 
 def _decoder(tokenizer: Any, skips_special: bool) -> Callable[[Sequence[int]], str] | None:

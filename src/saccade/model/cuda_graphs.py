@@ -29,7 +29,7 @@ from torch import Tensor
 from saccade.core.errors import ModelError
 from saccade.core.timing import stopped_clock
 from saccade.model.attention import Mixed, NewKeys, Segment
-from saccade.model.backbone import Backbone
+from saccade.model.backbone import APART, Backbone
 from saccade.model.cache import Cache
 from saccade.model.cache_pool import Buffer, CachePool, Lease
 from saccade.model.kernels.attended import Queries
@@ -45,9 +45,6 @@ MIN_KEYS = 1024  # the fewest keys a size is for; the others are powers of two
 MIN_POSITIONS = 32768  # of the rotary table, which moves when it grows
 MAX_GRAPHS = 64  # of a model; the one used least recently goes first
 DEVICES = ("cuda",)  # where sessions use this by themselves
-
-TOLERANCE = {torch.float32: 1e-4, torch.float16: 0.02, torch.bfloat16: 0.05, torch.float64: 1e-6}
-"""How far logits may be apart by rounding alone, as a share of the largest."""
 
 Work = Callable[[], Tensor]
 Capture = Callable[[Work], Work]
@@ -197,7 +194,7 @@ class Plain(Kind):
 
     def agree(self, captured: Tensor, ordinary: Tensor) -> bool:
         apart = float((captured.float() - ordinary.float()).abs().amax())
-        most = TOLERANCE[captured.dtype] * float(ordinary.float().abs().amax())
+        most = APART[captured.dtype] * float(ordinary.float().abs().amax())
         return apart <= most  # false of NaN
 
 

@@ -87,7 +87,9 @@ class Session:
         self._room, self.chunk = min(room, LONG) + ROOM, chunk
         fixed = pays(backbone) if cuda_graphs is None else cuda_graphs
         self.cuda_graphs: CudaGraphs | None = graphs_of(backbone) if fixed else None
-        self._beginnings = None if backbone.kept is None else Beginnings(backbone.kept, backbone)
+        # A prompt's keys are another prompt's only where they do not depend on its length.
+        shared = None if backbone.rotates_by_length else backbone.kept
+        self._beginnings = None if shared is None else Beginnings(shared, backbone)
 
     # -- starting ------------------------------------------------------------------------------
 
@@ -177,7 +179,9 @@ class Session:
         model, step = self.backbone, self._step([segment])
         start, stop = segment.at, segment.at + segment.stop
         rows = prompt.embeds[start:stop], prompt.positions[:, start:stop]
-        hidden = model.forward(*rows, step, prompt.deepstack_of(start, stop), True)
+        length = int(prompt.positions.max()) + 1 if model.rotates_by_length else None
+        deepstack = prompt.deepstack_of(start, stop)
+        hidden = model.forward(*rows, step, deepstack, last=True, length=length)
         if step.calls != model.layers:
             raise ModelError(
                 f"{type(model.model).__name__} computes its attention in a way of its own, "
@@ -370,9 +374,10 @@ class Session:
 
     def _forward(self, rows: Rows) -> Float[Tensor, "wanted vocab"]:
         """Logits of the wanted rows; keys and values of all are written."""
-        # Queries that are kept, and pages that are chosen by them, are new in every forward.
+        # Queries that are kept, and pages that are chosen by them, are new in every forward. The
+        # model's own forward, where logits come from it, may run Python that no graph records.
         ever_new = any(segment.asked or segment.pages for segment in rows.segments)
-        if self.cuda_graphs is None or ever_new:
+        if self.cuda_graphs is None or ever_new or self.backbone.through_model:
             return self._ordinary(rows)
         return self.cuda_graphs.logits(rows, self._ordinary)
 

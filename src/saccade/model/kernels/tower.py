@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from saccade.model import kernels
+from saccade.model.fidelity import is_patched
 from saccade.model.kernels import Matrix, Quickest, compiled, fp32_on_cpu, windows
 
 
@@ -45,6 +46,10 @@ class Tower:
     def prepare(self) -> None:
         """As :meth:`Quickest.refresh`, with which every prompt begins."""
         self._quickest.refresh()
+
+    def weights_changed(self) -> bool:
+        """As :meth:`Quickest.weights_changed`."""
+        return self._quickest.weights_changed()
 
     @contextmanager
     def quick(self) -> Iterator[None]:
@@ -106,7 +111,8 @@ class Tower:
 def _plain(module: nn.Module) -> bool:
     """Whether a module's own weight is what it multiplies with, and nobody else stepped in."""
     weight = module._parameters.get("weight")
-    return weight is not None and type(weight.data) is Tensor and "forward" not in vars(module)
+    own = "forward" not in vars(module) and not is_patched(module)
+    return own and weight is not None and type(weight.data) is Tensor
 
 
 def _linear(matrix: Matrix) -> Callable[[Tensor], Tensor]:
