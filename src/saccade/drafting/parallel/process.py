@@ -65,6 +65,7 @@ class Worker:
             vars(bare).pop(REMEMBERED, None)
             with _mailable(bare):
                 self.send("model", self._job, number, bare, backbone.fused is not None)
+            backbone.accept_moved_weights()  # to memory that both processes share
             if self.receive(UP) != ("taught",):
                 raise DraftError("the draft process could not take the model")
             self._models[backbone] = number
