@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
@@ -185,7 +185,9 @@ class Session:
         model, step = self.backbone, self._step([segment])
         start, stop = segment.at, segment.at + segment.stop
         rows = prompt.embeds[start:stop], prompt.positions[:, start:stop]
-        whole = {"length": int(prompt.positions.max()) + 1} if model.rotates_by_length else {}
+        whole: dict[str, Any] = {}
+        if model.rotates_by_length:
+            whole["length"] = int(prompt.positions.max()) + 1
         hidden = model.forward(*rows, step, prompt.deepstack_of(start, stop), True, **whole)
         if step.calls != model.layers:
             raise ModelError(
