@@ -219,16 +219,28 @@ class Scores:
 
     def tops(self, counts: Mapping[int, int]) -> dict[int, list[int]]:
         """:meth:`top` of each node; of all nodes on a GPU together, which is waited for once."""
+        if not counts:
+            return {}
         rows = {node: self.logits(node) for node in counts}
         if all(row.device.type != "cpu" for row in rows.values()):
             most = max(counts.values())
-            best = _likeliest_first(torch.stack([*rows.values()]), most).tolist()
+            every = torch.stack([*rows.values()]) if len(rows) > 1 else rows[next(iter(rows))][None]
+            best = self._likeliest_first(every, most).tolist()
         else:  # on a CPU stacking would copy what need not be copied
-            best = [_likeliest_first(rows[node], count).tolist() for node, count in counts.items()]
+            best = [self._likeliest_first(rows[n], count).tolist() for n, count in counts.items()]
         return {
             node: [token for token in tokens[:count] if token != NO_TOKEN]
             for (node, count), tokens in zip(counts.items(), best, strict=True)
         }
+
+    def _likeliest_first(
+        self, logits: Float[Tensor, "*rows vocab"], count: int
+    ) -> Int[Tensor, "*rows count"]:
+        """The ids of the largest logits, largest first; NO_TOKEN for what the rules forbid."""
+        best = torch.topk(logits, min(count, logits.shape[-1]))
+        if not self.rules.processors and self.rules.grammar is None:
+            return best.indices  # There is nothing to forbid, and a GPU is sent two kernels less.
+        return best.indices.masked_fill(best.values.isneginf(), NO_TOKEN)
 
     def draw(self, node: int, law: Law | None = None) -> tuple[int, Float[Tensor, " vocab"] | None]:
         """A token after ``node`` and the law it was drawn from (None: greedy, it was chosen).
@@ -264,14 +276,6 @@ class Scores:
         A session that knows no context counts the tokens it generated.
         """
         return max(len(self.context), self.offset)
-
-
-def _likeliest_first(
-    scores: Float[Tensor, "*rows vocab"], count: int
-) -> Int[Tensor, "*rows count"]:
-    """The ids of the largest scores, largest first; NO_TOKEN for what the rules forbid."""
-    best = torch.topk(scores, min(count, scores.shape[-1]))
-    return best.indices.masked_fill(best.values.isneginf(), NO_TOKEN)
 
 
 def _likeliest(scores: Float[Tensor, " vocab"]) -> int | None:

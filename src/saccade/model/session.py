@@ -179,9 +179,9 @@ class Session:
         model, step = self.backbone, self._step([segment])
         start, stop = segment.at, segment.at + segment.stop
         rows = prompt.embeds[start:stop], prompt.positions[:, start:stop]
-        length = int(prompt.positions.max()) + 1 if model.rotates_by_length else None
+        length = (int(prompt.positions.max()) + 1,) if model.rotates_by_length else ()
         deepstack = prompt.deepstack_of(start, stop)
-        hidden = model.forward(*rows, step, deepstack, last=True, length=length)
+        hidden = model.forward(*rows, step, deepstack, True, *length)
         if step.calls != model.layers:
             raise ModelError(
                 f"{type(model.model).__name__} computes its attention in a way of its own, "

@@ -167,11 +167,11 @@ def _tokens(target: Backbone) -> tuple[Int[Tensor, "1 prompt"], list[int]]:
     return torch.tensor([found[:PROMPT_TOKENS]], device=target.device), found[PROMPT_TOKENS:]
 
 
-def _special_ids(config: dict[str, Any]) -> Iterator[int]:
+def _special_ids(config: dict[Any, Any]) -> Iterator[int]:
     for name, value in config.items():
         if isinstance(value, dict):
             yield from _special_ids(value)
-        elif isinstance(value, int) and name.endswith(("token_id", "token_index")):
+        elif isinstance(value, int) and str(name).endswith(("token_id", "token_index")):
             yield value
 
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from transformers import AutoTokenizer
 
-from saccade.core.errors import ModelError
+from saccade.core.errors import DraftFailed, ModelError
 from saccade.core.prompt import Inputs, Prefill, Prompt
 from saccade.inputs.loading import Loaded, check_tokenizers, load
 from saccade.model.families import placeholders
@@ -185,8 +185,10 @@ class Draft(plugin.Meeting):
         )
         return Proposer(drafts, self._most, self._options.length)
 
-    def _give_up(self, error: Exception) -> None:
+    def _give_up(self, error: BaseException) -> None:
         """Nothing is drafted from now on; what the draft held is freed."""
+        if isinstance(error, DraftFailed):
+            error = error.__cause__ or error  # vLLM gets chosen tokens, which may be taken back
         log.warning(
             "drafting failed with %s: %s; vLLM goes on without a draft",
             type(error).__name__,
