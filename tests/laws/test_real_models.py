@@ -230,4 +230,4 @@ def test_control_a_misjudged_ensemble_is_seen_end_to_end(monkeypatch):
         return OneViewsLaw(**{f.name: getattr(mixed, f.name) for f in fields(mixed) if f.init})
 
     monkeypatch.setattr(Mixture, "_mix", wrong)
-    assert p_value("tabed-mt/shape=chain-2", CALLS // 4) < ALPHA
+    assert p_value("tabed-mt/shape=chain-2", CALLS // 2) < ALPHA

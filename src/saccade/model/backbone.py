@@ -318,10 +318,11 @@ class Backbone:
 
     def logits(self, hidden: Float[Tensor, "rows dim"]) -> Float[Tensor, "rows vocab"]:
         """The model's logits: its head's output, and what its own forward makes of that."""
-        if self.through_model is None:
-            self.through_model = self._does_more_than_its_head()
-        if self.through_model:
-            return self._logits_of_model(hidden)
+        whole = self.whole or self  # A model that is stopped early has the whole one's head.
+        if whole.through_model is None:
+            whole.through_model = whole._does_more_than_its_head()
+        if whole.through_model:
+            return whole._logits_of_model(hidden)
         head = (
             self.head_module if self.fused is None or self.fused.head is None else self.fused.head
         )

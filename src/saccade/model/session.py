@@ -377,7 +377,8 @@ class Session:
         # Queries that are kept, and pages that are chosen by them, are new in every forward. The
         # model's own forward, where logits come from it, may run Python that no graph records.
         ever_new = any(segment.asked or segment.pages for segment in rows.segments)
-        if self.cuda_graphs is None or ever_new or self.backbone.through_model:
+        whole = self.backbone.whole or self.backbone
+        if self.cuda_graphs is None or ever_new or whole.through_model:
             return self._ordinary(rows)
         return self.cuda_graphs.logits(rows, self._ordinary)
 
