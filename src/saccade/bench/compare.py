@@ -11,7 +11,7 @@ from saccade.bench.peers import PEERS, Run
 from saccade.core.errors import MethodError, OptionError, SaccadeError, kind_and_line
 from saccade.core.prompt import CONTEXT, Inputs
 from saccade.core.result import Result
-from saccade.corpus.answering import answered
+from saccade.corpus.answering import stream_answer
 from saccade.drafting.recipe import Recipe
 from saccade.drafting.setup import Captioner
 from saccade.inputs import Pair
@@ -121,7 +121,7 @@ def race(
                     timed = PEERS[name](pair.target, pair.draft, theirs, own)
                 else:
                     own |= {"seed": seed, "captioner": captioner, "exact": exact}
-                    rounds = answered(pair, asked, recipe, **own)
+                    rounds = stream_answer(pair, asked, recipe, **own)
                     timed = _timed(rounds.finish()[0])
             except SaccadeError:
                 raise

@@ -18,7 +18,7 @@ from saccade.bench.peers import Run
 from saccade.core.errors import OptionError
 from saccade.core.result import Result
 from saccade.core.tree import height
-from saccade.corpus import rows
+from saccade.corpus import json_lines
 
 RESULTS = "results.jsonl"
 DONE = "done"
@@ -122,7 +122,7 @@ def write(folder: Path, about: dict[str, Any], fresh: Sequence[Answer]) -> None:
     for item, own in groupby(fresh, lambda answer: (answer.suite, answer.item)):
         lines += [asdict(answer) for answer in own]
         lines.append({DONE: item})
-    rows.append(path, lines)
+    json_lines.append_rows(path, lines)
 
 
 def read(folder: Path) -> tuple[dict[str, Any], list[Answer]]:
@@ -136,7 +136,7 @@ def read(folder: Path) -> tuple[dict[str, Any], list[Answer]]:
     whole = path.read_bytes()
     if b"\n" not in whole:
         raise OptionError(f"{path} is empty: delete it to start anew")
-    (header, end), *others = rows.lines(whole)
+    (header, end), *others = json_lines.complete_lines(whole)
     found: list[Answer] = []
     fresh: list[Answer] = []
     for line, size in others:
@@ -145,7 +145,7 @@ def read(folder: Path) -> tuple[dict[str, Any], list[Answer]]:
             fresh.append(_answer(fields))
             continue
         found, fresh, end = found + fresh, [], size
-    rows.cut(path, end)
+    json_lines.truncate(path, end)
     return json.loads(header), found
 
 

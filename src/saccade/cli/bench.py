@@ -83,9 +83,9 @@ def bench(
 
     from saccade.bench import report, runner
     from saccade.bench.hardware.others import Watch
-    from saccade.corpus import rows
+    from saccade.corpus import json_lines
 
-    part = rows.shard(shard)
+    part = json_lines.parse_shard(shard)
     suites = named_suites(suite, data)
     names = _methods(methods, exact)
     pair = known.models(quiet=False)

@@ -76,7 +76,7 @@ def describe(
         target=known.target,
     )
     prepare(known.threads, verbose, quiet=show != "all")
-    from saccade.corpus.answering import answered
+    from saccade.corpus.answering import stream_answer
     from saccade.drafting.recipe import split
     from saccade.model import tensor_parallel
 
@@ -86,7 +86,7 @@ def describe(
     if tp and seed is None:
         seed = tensor_parallel.agreed(secrets.randbits(63))
     begin = partial(
-        answered,
+        stream_answer,
         pair,
         pair.ask(prompt, **seen.asked),
         recipe,

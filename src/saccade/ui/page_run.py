@@ -15,7 +15,7 @@ import numpy as np
 
 from saccade.core.errors import OptionError
 from saccade.core.result import RoundRecord
-from saccade.corpus.answering import answered
+from saccade.corpus.answering import stream_answer
 from saccade.drafting.recipe import Recipe
 from saccade.drafting.schedule import parallel
 from saccade.drafting.setup import Captioner, Words
@@ -159,7 +159,7 @@ def run_question(
         nonlocal planned_recipe
         settings = {"captioner": captioner, "seed": question.seed, "on_phase": on_phase}
         settings |= {**_sampling_settings(question), **overrides}
-        stream = answered(pair, (inputs, draft_inputs), method, **settings)
+        stream = stream_answer(pair, (inputs, draft_inputs), method, **settings)
         planned_recipe = stream.recipe
         return stream
 
