@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from saccade.bench.show import MEANING
+from saccade.bench.terminal import KIND_MEANINGS
 from saccade.core.result import Result, RoundRecord, Timings
 from saccade.ui import method_controls, pictures
 from saccade.ui.duel import Column, Duel, Piece
@@ -43,12 +43,12 @@ def test_each_kind_has_a_look_beyond_its_hue() -> None:
     Fails if two kinds differ by colour alone."""
     css = CSS.read_text()
     looks = set()
-    for kind in MEANING:
+    for kind in KIND_MEANINGS:
         (rule,) = re.findall(rf"\n\.sac-{kind} {{(.*?)}}", css, re.S)
         line = re.search(r"text-decoration: underline (\w+)", rule)
         assert line
         looks.add(line.group(1))
-    assert len(looks) == len(MEANING) == 3
+    assert len(looks) == len(KIND_MEANINGS) == 3
 
 
 @pytest.mark.parametrize("theme", [":root", ".dark"])
@@ -62,7 +62,7 @@ def test_colours_can_be_read(theme: str) -> None:
 
     (block,) = re.findall(rf"\n{re.escape(theme)} {{(.*?)}}", CSS.read_text(), re.S)
     ground = light("#ffffff" if theme == ":root" else "#0b0f19")
-    for name in (*MEANING, "faint", "wrong"):
+    for name in (*KIND_MEANINGS, "faint", "wrong"):
         (colour,) = re.findall(rf"--sac-{name}: (#\w{{6}});", block)
         low, high = sorted((light(colour), ground))
         assert (high + 0.05) / (low + 0.05) >= 4.5, name

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from saccade.bench.show import Typist
+from saccade.bench.terminal import IncrementalDecoder
 from saccade.core.result import Kind, Result, Round, RoundRecord, emitted_each
 from saccade.engine.generate import Stream
 
@@ -134,7 +134,7 @@ class AnswerRunner:
 
     column: Column
     start_answer: StartAnswer
-    typist: Typist
+    typist: IncrementalDecoder
     should_stop: Callable[[], bool]
     clock: Clock
     stream: Stream | None = None
@@ -200,7 +200,7 @@ def run_duel(
     answer are raised.
     """
     runners = [
-        AnswerRunner(Column(name), start_answer, Typist(decode), should_stop, clock)
+        AnswerRunner(Column(name), start_answer, IncrementalDecoder(decode), should_stop, clock)
         for name, start_answer in (plain, drafted)
     ]
 

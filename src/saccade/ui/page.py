@@ -15,6 +15,7 @@ from typing import Any
 
 import gradio as gr
 
+from saccade.bench.terminal import KIND_MEANINGS
 from saccade.core.errors import SaccadeError
 from saccade.drafting.schedule import parallel
 from saccade.inputs.checkpoints import embedded
@@ -247,7 +248,7 @@ def build_page(
                     plain_view = gr.HTML("", elem_id="sac-plain", js_on_load=None)
                 with gr.Column(min_width=320):
                     drafted_view = gr.HTML("", elem_id="sac-drafted", js_on_load=None)
-            gr.HTML(pictures.static_html("legend", pictures.MEANING), js_on_load=None)
+            gr.HTML(pictures.static_html("legend", KIND_MEANINGS), js_on_load=None)
         with gr.Accordion("What the draft did", open=True, visible=False) as details:
             note_view = gr.HTML("", js_on_load=None)
             views_view = gr.HTML("", elem_id="sac-seen", js_on_load=None)

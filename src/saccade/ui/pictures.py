@@ -19,7 +19,7 @@ import numpy as np
 from jinja2 import Environment, FileSystemLoader
 from PIL import Image, ImageDraw
 
-from saccade.bench.show import MEANING
+from saccade.bench.terminal import KIND_MEANINGS
 from saccade.core.result import RoundRecord
 from saccade.core.tree import ROOT, Tree, add, children, depths, follow
 from saccade.ui.duel import Column, Duel
@@ -185,7 +185,7 @@ def tree(round: RoundRecord, token_text: TokenText, before: str = "") -> str:
     ]
     width = math.ceil(lefts[-1] + columns[-1] + 4)
     height = NODE_ROW * (max(node_lines) + 1) + 6
-    own_token = "" if round.kind is None else f", then a token {MEANING[round.kind]}"
+    own_token = "" if round.kind is None else f", then a token {KIND_MEANINGS[round.kind]}"
     caption = f"{len(round.tokens)} drafted, {len(round.accepted)} accepted{own_token}"
     if round.opening:
         caption = "the prompt's own token: nothing was drafted for it"
