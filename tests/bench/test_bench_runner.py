@@ -55,7 +55,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
     def note(self: Any, name: str, recipe: Any, settings: dict[str, Any]) -> list[Answer]:
         if settings["max_new_tokens"] != runner.WARM_UP_TOKENS:
             found.append((self.item.id, name))
-        return [self._blank(name, 0)]
+        return [self._empty_answer(name, 0)]
 
     monkeypatch.setattr(runner._ItemRun, "answer", note)
     return found
