@@ -206,11 +206,11 @@ def following(
     prepare(threads, verbose)
     from evidence.hardware.following import MARKS, follow, told
     from evidence.studies.ablations import put
-    from saccade.bench.suites.texts import documents
+    from saccade.bench.suites.long_documents import find_documents
     from saccade.engine.trace import environment
     from saccade.inputs import load, real_weights
 
-    text = next(documents([document]), None)
+    text = next(find_documents([document]), None)
     if text is None:
         raise OptionError(f"{document} is shorter than 1,800 tokens")
     found = follow(load(str(real_weights.made())), text, keep=keep, rounds=rounds)

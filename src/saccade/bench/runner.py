@@ -210,7 +210,7 @@ class _ItemRun:
 
         An error of a peer, or of a method that cannot serve this item, is recorded as its answer.
         """
-        count = 1 if is_draft_only(name) else len(self.item.asked)
+        count = 1 if is_draft_only(name) else len(self.item.questions)
         answers: list[Answer] = []
         earlier_answers: list[str] = []
         try:
@@ -301,7 +301,7 @@ class _ItemRun:
 
     def _inputs(self, turn: int, earlier_answers: Sequence[str]) -> tuple[Inputs, Inputs | None]:
         """Returns the inputs of the target, and those of a draft with a processor of its own."""
-        questions = self.item.asked
+        questions = self.item.questions
         history = list(zip(questions[:turn], earlier_answers[:turn], strict=True))
         return self.pair.ask(questions[turn], **self.media_by_turn[turn], history=history)
 

@@ -151,5 +151,5 @@ def _own(tell: Callable[[str], None]) -> list[Clip]:
     clips = []
     for number in range(CLIPS):
         tell(f"drawing clip {number + 1} of {CLIPS}")
-        clips.append(drawing.filmed(scenes.scene(FIRST_SEED + number), FRAMES, SIZE))
+        clips.append(drawing.render_through_mp4(scenes.scene(FIRST_SEED + number), FRAMES, SIZE))
     return clips

@@ -34,7 +34,7 @@ def demo(
     from saccade.world import descriptions, drawing, scenes
 
     scene = scenes.scene(DEMO_SEED)
-    clip = drawing.filmed(scene, DEMO_FRAMES, DEMO_SIZE)
+    clip = drawing.render_through_mp4(scene, DEMO_FRAMES, DEMO_SIZE)
     models = loading.models("shapes", None, quiet=as_json)
     methods = ["ar", DEFAULT_METHOD, "specvlm/shape=fit", "hf"]
     found = compared(

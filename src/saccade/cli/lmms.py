@@ -247,7 +247,7 @@ def clip(part: Mapping[str, Any], sampling: FrameSampling) -> Clip:
     frames = np.stack([picture(each) for each in shown])
     whole = len(frames)
     count = min(sampling.num_frames or whole, whole)
-    taken = drawing.clip(frames[np.arange(count) * whole // count], whole / DEFAULT_FPS)
+    taken = drawing.make_clip(frames[np.arange(count) * whole // count], whole / DEFAULT_FPS)
     return replace(taken, fps=DEFAULT_FPS, source_frames=whole)
 
 

@@ -25,7 +25,7 @@ from saccade.methods import SYSTEMS, resolve
 from saccade.ui.duel import Duel, OnPhase, run_duel
 from saccade.ui.kept_tokens import KeptTokens, measure_kept_tokens
 from saccade.world import drawing, scenes
-from saccade.world.knowing import remarked
+from saccade.world.drawn_world import warn_if_foreign
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ class Example:
 
     def clip(self) -> Clip:
         pictures = drawing.render(scenes.scene(self.seed), self.frames, self.side)
-        return drawing.clip(pictures, EXAMPLE_SECONDS)
+        return drawing.make_clip(pictures, EXAMPLE_SECONDS)
 
 
 EXAMPLES: dict[str, Example] = {
@@ -116,7 +116,7 @@ class PageRun:
 def read_clip(example: str | None, upload: str | None, settings: PageSettings) -> Clip:
     """Returns the uploaded file, or else the example, as frames. Raises SaccadeError."""
     if upload is not None:
-        return remarked(media.read(upload, limits=settings.limits), settings.target)
+        return warn_if_foreign(media.read(upload, limits=settings.limits), settings.target)
     if example in EXAMPLES:
         return EXAMPLES[example].clip()
     raise OptionError("pick an example clip, or drop a video")
