@@ -61,7 +61,7 @@ def test_a_report_ends_with_the_papers_tables(
     call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Claim: the report is the wheel's own and, below it, the tables of the papers."""
-    monkeypatch.setattr(report.figures, "write", lambda *given: [])
+    monkeypatch.setattr(report.figures, "draw_figures", lambda *given: [])
     shutil.copy(RESULTS / "bench-2k" / "results.jsonl.gz", tmp_path)
     code, printed, said = call("report", tmp_path)
     assert code == 0 and "report.md" in printed, said

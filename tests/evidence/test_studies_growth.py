@@ -60,7 +60,9 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, int]]:
 
     monkeypatch.setattr(Lab, "answer", answer)
     monkeypatch.setattr(Lab, "inputs", lambda lab, number, size: (None, 100 * size + number))
-    monkeypatch.setattr(labs.records, "of", lambda result: {"text": result, "decode": 3.0})
+    monkeypatch.setattr(
+        labs.records, "result_fields", lambda result: {"text": result, "decode": 3.0}
+    )
     monkeypatch.setitem(PEERS, "hf", peer)
     return seen
 

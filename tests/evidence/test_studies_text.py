@@ -75,7 +75,7 @@ def test_a_run_is_told_in_tables(model, tmp_path, monkeypatch):
             model, some, recipes, settings, results, together=2, draft=draft.backbone
         )
     for each in (*asked, *texts):
-        said = results.truth(each, lambda: ())
+        said = results.reference(each, lambda: ())
         results.add([text.unsure(model, draft, each, said)], "looked")
     found = json.loads((tmp_path / "real-drafts.json").read_text())
     assert len(found["measured"]) == 6 and all(row["same"] for row in found["measured"])

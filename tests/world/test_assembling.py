@@ -148,7 +148,7 @@ def test_the_recipes_name_what_tabed_starts_from(folder: Path, monkeypatch: Any)
     """Claim: without names a draft for a target of LLaVA's form starts from LLaMA-68M or -160M
     (Miao et al., 2023) behind the target's own CLIP, and for the embedded target from nothing."""
     asked = []
-    monkeypatch.setattr(run, "assembled", lambda target, *given: asked.append(given))
+    monkeypatch.setattr(run, "assemble_draft", lambda target, *given: asked.append(given))
     whole = target(folder, "llava-1.5")
     for name, model in (
         ("llava-1.5-68m", "JackFram/llama-68m"),

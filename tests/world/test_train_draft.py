@@ -130,7 +130,7 @@ def test_only_what_a_phase_trains_gets_gradient(family: str, name: str) -> None:
         chosen = trained_parameters(model, phase)
         for key, p in model.named_parameters():
             p.requires_grad_(key in chosen)
-        logits, wanted = answer_logits(model, batch, whole=False)
+        logits, wanted = answer_logits(model, batch, whole_prompt=False)
         torch.autograd.backward(distillation_loss(logits, wanted, None, 0.0))
         moved = {key for key, p in model.named_parameters() if p.grad is not None}
         assert {by_hand(family, key) for key in moved} == set(phase.trains)
@@ -189,7 +189,7 @@ def test_dropped_tokens_leave_the_others_where_they_were(family: str, lost: int)
     model = FAMILIES[family]()
     samples = [sample(family, 0, lost=lost), sample(family, 1, lost=2 * lost, longer=3)]
     with torch.no_grad():
-        found, wanted = answer_logits(model, collate(samples), whole=False)
+        found, wanted = answer_logits(model, collate(samples), whole_prompt=False)
     assert wanted.tolist() == [11, 22, 33, 44, 55, 11, 22, 33, 44, 56]
     text = {"input_ids", "attention_mask", "mm_token_type_ids"}
     backbone = Backbone(copy.deepcopy(model), fused=False)
