@@ -17,7 +17,7 @@ from saccade.bench.terminal import IncrementalDecoder
 from saccade.core.result import Kind, Result, Round, RoundRecord, emitted_each
 from saccade.engine.generate import Stream
 
-SNAPSHOT_SECONDS = 0.15  # seconds between two snapshots
+SNAPSHOT_SECONDS = 0.15  # Between two snapshots.
 READING_PHASE = "reading the video"
 
 OnPhase = Callable[[str], None]

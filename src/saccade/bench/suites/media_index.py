@@ -96,7 +96,7 @@ class MediaIndex:
                 add(MediaPlace(parts[:-1], "", path.parent, root=root))
         for archive in self.archives:
             root, (*above, _) = self._files[archive.files[0]]
-            # As if unpacked into a folder of its name: some hold that folder and some do not.
+            # An archive counts as unpacked into a folder of its name, which some contain themselves.
             above.append(archive.name.split(".")[0])
             pictures: dict[tuple[str, ...], list[str]] = {}
             for member in archive.listing[0]:
@@ -114,7 +114,7 @@ class MediaIndex:
         return {name: tuple(places.values()) for name, places in by_name.items()}
 
     def find(self, name: str, folders: Sequence[str] = ("",)) -> MediaPlace:
-        """The medium of this name in the first of these folders that has it.
+        """Returns the medium of this name in the first of these folders that has it.
 
         A folder is the end of the path above the name; "" is anywhere. Raises `LayoutError`,
         saying why, where there is none or more than one.
@@ -125,13 +125,13 @@ class MediaIndex:
         stem, suffix = os.path.splitext(parts[-1])
         if suffix.lower() not in (*self.suffixes, *VIDEO_SUFFIXES):
             stem = parts[-1]
-        known = self._places.get(stem.lower(), ())
+        candidates = self._places.get(stem.lower(), ())
         for folder in folders:
             above = (*PurePosixPath(folder).parts, *parts[:-1])
             low = tuple(part.lower() for part in (*above, stem))
             matching = [
                 place
-                for place in known
+                for place in candidates
                 if tuple(part.lower() for part in place.parts[-len(low) :]) == low
                 and (self.fold or place.parts[-1] == stem)
             ]
@@ -143,11 +143,11 @@ class MediaIndex:
                 raise LayoutError(f"there are {len(others) + 1} files named {file_name(name)}")
             return first
         faults = [fault for archive in self.archives if (fault := archive.listing[1])]
-        because = f" ({faults[0]})" if faults else ""
-        raise LayoutError(f"{file_name(name)} is missing{because}")
+        reason = f" ({faults[0]})" if faults else ""
+        raise LayoutError(f"{file_name(name)} is missing{reason}")
 
     def _rank(self, place: MediaPlace, stem: str, suffix: str) -> tuple[Any, ...]:
-        """Small is better: the name as written, the likeliest kind, what needs no unpacking."""
+        """Ranks a place, the best first: the exact name, the likeliest kind, and no unpacking."""
         kinds = ("", *self.suffixes)
         return (
             place.parts[-1] != stem,

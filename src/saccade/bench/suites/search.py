@@ -213,14 +213,14 @@ class _Search:
             except GatedRepoError:
                 remedy = self.remedy(replace(source, gated=True))
                 raise OptionError(f"{self.benchmark.title} is gated: {remedy}") from None
-            except Exception as error:  # the client raises its own, its transport's, the system's
+            except Exception as error:  # The client raises many kinds of errors.
                 logger.info("%s could not be fetched: %s", repo, type(error).__name__)
             else:
                 yield Path(path)
 
 
 def _parse(name: str) -> tuple[str, str]:
-    """A key of `BENCHMARKS` and a part of it or "", however the name is written."""
+    """Returns a key of `BENCHMARKS` and its part or ""; case and punctuation do not matter."""
     plain = {re.sub(r"[^a-z0-9]", "", key): key for key in BENCHMARKS}
     first, _, part = name.partition("/")
     key = plain.get(re.sub(r"[^a-z0-9]", "", first.lower()))
@@ -233,7 +233,7 @@ def _parse(name: str) -> tuple[str, str]:
 
 
 def _snapshots(base: Path) -> list[Path]:
-    """Snapshots of a repository in the hub cache, that of its main branch first."""
+    """Returns the snapshots of a repository in the hub cache, the main branch's first."""
     if not (folder := base / "snapshots").is_dir():
         return []
     main = base / "refs" / "main"
@@ -243,6 +243,6 @@ def _snapshots(base: Path) -> list[Path]:
 
 
 def _matching_files(folder: Path, patterns: Sequence[str], part: str) -> list[Path]:
-    """Files of the first pattern that has any."""
+    """Returns the files of the first pattern that matches any."""
     found = (sorted(folder.glob(pattern.format(part=part))) for pattern in patterns)
     return next((files for files in found if files), [])

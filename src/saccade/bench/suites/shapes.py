@@ -85,7 +85,7 @@ class Kind:
     """
 
     world_task: str
-    max_answer_tokens: int  # answer, in tokens
+    max_answer_tokens: int
     task: Task = "open"
     turns: Callable[[Sequence[Exchange], int], Sequence[Exchange]] = lambda turns, seed: turns
     media: Callable[[Scene, str], tuple[Medium, ...]] = _clip

@@ -21,7 +21,7 @@ from saccade.core.errors import ModelError, OptionError
 if TYPE_CHECKING:
     from torch import nn
 
-Kind = Literal["video", "image", "diff"]  # of media, as the world has them
+Kind = Literal["video", "image", "diff"]  # The world's kinds of media.
 ALL_KINDS: tuple[Kind, ...] = ("video", "image", "diff")
 Part = Literal["projector", "language", "vision"]
 # What families call the modules between a vision tower and the language model.
@@ -83,7 +83,7 @@ class Settings:
     steps: Annotated[
         int, typer.Option(min=1, help="Optimizer steps, shared by the phases as in the paper.")
     ] = 100
-    distill: Annotated[  # of KL(target || draft) in the loss, the rest is cross-entropy
+    distill: Annotated[  # The weight of KL(target || draft); the rest is cross-entropy.
         float, typer.Option(metavar="WEIGHT", help="Weight of the target's law in the loss, 0-1.")
     ] = 0.0
     drop_visual: Annotated[

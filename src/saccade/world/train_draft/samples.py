@@ -63,7 +63,7 @@ class Dialogue:
     scene: scenes.Scene
     task: str
     seed: int
-    seconds: float  # of the clip
+    seconds: float  # Of the clip.
 
 
 def draw_dialogue(
