@@ -151,7 +151,7 @@ def pool(
     prepare(how.threads, verbose)
     from evidence.hardware.throughput import draw, questions, race
     from saccade.bench.figures import save_figure
-    from saccade.bench.terminal import make_table
+    from saccade.bench.terminal_output import make_table
 
     (chosen,) = named_suites(suite, None)
     models = how.models(quiet=as_json)

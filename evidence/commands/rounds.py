@@ -145,7 +145,7 @@ def _profiled(
 
 def table(found: Sequence[Profile]) -> Table:
     """A line a method: what a round does, its milliseconds and where they go, the ideal."""
-    from saccade.bench.terminal import make_table
+    from saccade.bench.terminal_output import make_table
 
     heads = ("tau", "gamma", "rows", "ms", "draft", "verify", "rest", "level", "c", "T(n)", "bare")
     made = make_table(["method"], [*heads, "ideal", "got", "share"])

@@ -60,7 +60,7 @@ def speed(
 def goals(ratios: Sequence[Mapping[str, Any]]) -> Table:
     """A line a ratio of a run: the value, its interval, the goal, and whether it is
     met."""
-    from saccade.bench.terminal import make_table
+    from saccade.bench.terminal_output import make_table
 
     table = make_table(["part", "ratio"], ["x", "95 %", "goal", "met"])
     for each in ratios:

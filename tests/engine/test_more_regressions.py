@@ -40,7 +40,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 import saccade
-from saccade.bench.terminal import UNFINISHED, IncrementalDecoder
+from saccade.bench.terminal_output import UNFINISHED, IncrementalDecoder
 from saccade.core import verify as verify_module
 from saccade.core.errors import ModelError
 from saccade.core.result import RoundRecord

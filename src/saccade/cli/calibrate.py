@@ -102,7 +102,7 @@ def calibrate(
 
 def _show(found: Calibration) -> None:
     """What was tried, and what came out of it."""
-    from saccade.bench.terminal import make_table
+    from saccade.bench.terminal_output import make_table
 
     tried = make_table(["stage", "method"], ["runs", "tau", "decode x", "whole x", "auto x"])
     for trial in found.table:

@@ -111,17 +111,17 @@ class Comparison:
         return {**self.about, **warned, "methods": rows}
 
     def show(self, page: Console) -> None:
-        from saccade.bench import terminal
+        from saccade.bench import terminal_output
 
         about, times = self.about, self.about["repeat"]
         runs = "one run each" if times == 1 else f"medians of {times} interleaved runs"
-        page.print(terminal.summary_table(self.rows))
+        page.print(terminal_output.summary_table(self.rows))
         page.print(
             f"[dim]{about['visual_tokens']} visual tokens, {about['dtype']} on {about['device']}, "
             f"{about['threads']} threads; {runs}; "
             "x against ar in the same run; before: vision, prefill, guidance[/dim]"
         )
-        terminal.print_notes(page, self.rows)
+        terminal_output.print_notes(page, self.rows)
         if self.warning is not None:
             err.print(self.warning, style="yellow", markup=False, soft_wrap=True)
 

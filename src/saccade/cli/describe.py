@@ -127,9 +127,9 @@ def showing(as_json: bool, quiet: bool) -> Shown:
 
 def answer(target: Loaded, begin: Callable[..., Stream], shown: Shown) -> Result:
     """Runs a stream to its end and shows it as it goes; ``begin`` is given ``on_phase``."""
-    from saccade.bench import terminal
+    from saccade.bench import terminal_output
 
-    typist = terminal.IncrementalDecoder(target.decode)
+    typist = terminal_output.IncrementalDecoder(target.decode)
     write: Callable[[Text | str], None] = {
         "all": lambda text: out.print(text, end="", soft_wrap=True, markup=False),
         "text": lambda text: typer.echo(str(text), nl=False),
@@ -159,7 +159,7 @@ def answer(target: Loaded, begin: Callable[..., Stream], shown: Shown) -> Result
             f"{result.timings.total:.2f} s in all[/dim]"
         )
         if any(round.tokens for round in result.rounds):
-            err.print(terminal.legend())
+            err.print(terminal_output.legend())
         for told in filter(None, [*result.warnings, result.fallback_reason]):
             err.print(told, style="yellow", markup=False)
     return result

@@ -154,7 +154,7 @@ def _together(
 
 
 def _show(found: Diagnosis, device: str) -> None:
-    from saccade.bench.terminal import make_table
+    from saccade.bench.terminal_output import make_table
     from saccade.model.memory import gib
 
     table = make_table(["model"], ["weights", "cache", "a step reads"])

@@ -15,7 +15,7 @@ from typing import Any
 
 import gradio as gr
 
-from saccade.bench.terminal import KIND_MEANINGS
+from saccade.bench.terminal_output import KIND_MEANINGS
 from saccade.core.errors import SaccadeError
 from saccade.drafting.schedule import parallel
 from saccade.inputs.checkpoints import embedded

@@ -96,7 +96,7 @@ class MediaIndex:
                 add(MediaPlace(parts[:-1], "", path.parent, root=root))
         for archive in self.archives:
             root, (*above, _) = self._files[archive.files[0]]
-            # An archive counts as unpacked into a folder of its name, which some contain themselves.
+            # An archive counts as unpacked into a folder of its name; some contain that folder.
             above.append(archive.name.split(".")[0])
             pictures: dict[tuple[str, ...], list[str]] = {}
             for member in archive.listing[0]:
