@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from saccade.bench import measures, records
 from saccade.bench.compare import BASELINE
-from saccade.bench.figures import COLOURS, save
+from saccade.bench.figures import COLOURS, save_figure
 from saccade.bench.measures import Interval
 from saccade.bench.records import Answer
 
@@ -31,7 +31,7 @@ Bars = Mapping[str, Mapping[str, tuple[Interval, Interval]]]
 
 def bars(results: Path) -> Bars:
     """The chart's numbers, of the run stored below ``results``."""
-    _, answers = records.stored(results / RUN)
+    _, answers = records.read_finished_run(results / RUN)
     return {suite: {name: _of(answers, suite, name) for name in METHODS} for suite in PANELS}
 
 
@@ -86,4 +86,4 @@ def draw(found: Bars) -> Figure:
 def write(results: Path, path: Path) -> None:
     """The chart as an SVG whose words are words, so that a reader and a test can find them."""
     with matplotlib.rc_context({"svg.fonttype": "none", "font.family": "sans-serif"}):
-        save(draw(bars(results)), path)
+        save_figure(draw(bars(results)), path)

@@ -40,7 +40,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 import saccade
-from saccade.bench.show import UNFINISHED, Typist
+from saccade.bench.terminal_output import UNFINISHED, IncrementalDecoder
 from saccade.core import verify as verify_module
 from saccade.core.errors import ModelError
 from saccade.core.result import RoundRecord
@@ -238,7 +238,7 @@ TOKENIZERS = {"bytes": by_bytes, "byte fallback": by_fallback}
 
 def typed(tokenizer: PreTrainedTokenizerFast, ids: Sequence[int], block: int) -> list[str]:
     """The pieces a person sees of tokens that come ``block`` at a time, the rest last."""
-    typist = Typist(lambda part: tokenizer.decode(list(part), skip_special_tokens=True))
+    typist = IncrementalDecoder(lambda part: tokenizer.decode(list(part), skip_special_tokens=True))
     pieces = []
     for start in range(0, len(ids), block):
         part = tuple(ids[start : start + block])

@@ -23,7 +23,7 @@ from saccade.bench.records import Answer
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "docs" / "results"
 OTHERS = ("hf", "draft")  # what is no method of ours: other libraries', and the draft by itself
-stored = cache(records.stored)
+stored = cache(records.read_finished_run)
 RUNS = sorted(path.parent for path in RESULTS.glob("*/results.jsonl.gz"))
 COLUMNS = {
     "descriptions, 256": ("bench-256", "shapes-caption"),
@@ -48,7 +48,7 @@ def test_a_stored_report_is_its_runs(run):
     for suite, name in re.findall(r"!\[((\S+)-\w+\.png)\]", (run / "report.md").read_text()):
         drawn.setdefault(name, []).append(suite)
         assert (run / suite).is_file()
-    assert (run / "report.md").read_text() == report.markdown(
+    assert (run / "report.md").read_text() == report.report_markdown(
         about, answers, drawn, layouts.section(answers)
     )
 
@@ -326,7 +326,9 @@ def test_specvlms_page_says_what_is_stored():
     seen = [at("specvlm-sensitivity", pruned)[0] for pruned in (0.0, 0.9, 0.98, 1.0)]
     windows = e.figure("specvlm-windows")["rows"]
     ways = {name: next(iter(each.values()))[0] for name, each in windows.items()}
-    official, ours = (measures.accepted(e.answers(*CAPTIONS, m)) for m in (OFFICIAL, CALIBRATED))
+    official, ours = (
+        measures.accepted_per_forward(e.answers(*CAPTIONS, m)) for m in (OFFICIAL, CALIBRATED)
+    )
     random = more("specvlm-criteria", "random/keep=0.10", chosen)
     even = more("specvlm-criteria", "uniform/keep=0.10", chosen)
     lost = more("specvlm-stages", own, "attention/keep=0.1")

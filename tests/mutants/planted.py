@@ -1290,15 +1290,15 @@ MUTANTS = (
     Mutant(
         "calibrate: what beats plain decoding replaces auto",
         "bench/calibrate.py",
-        "if _beats(other, auto, 1 + TIE) and _beats(other, plain, 1):",
-        "if _beats(other, plain, 1):",
+        "if _is_faster(other, auto, 1 + TIE_MARGIN) and _is_faster(other, plain, 1):",
+        "if _is_faster(other, plain, 1):",
         (f"{CALIBRATE}::test_what_the_verdict_is",),
     ),
     Mutant(
         "calibrate: confirmed on the videos that chose",
         "bench/calibrate.py",
-        "confirmed = stage(CONFIRM, last, [*held] * PASSES, deadline)",
-        "confirmed = stage(CONFIRM, last, [*searched] * PASSES, deadline)",
+        "confirming_videos = [*held_out_videos] * MAX_CONFIRMING_RUNS",
+        "confirming_videos = [*search_videos] * MAX_CONFIRMING_RUNS",
         (f"{CALIBRATE}::test_what_is_reported_chose_nothing",),
     ),
     # -- control ---------------------------------------------------------------------------------

@@ -162,10 +162,10 @@ def _fixed(device: str) -> str:
 
 
 def _show(found: Diagnosis, device: str) -> None:
-    from saccade.bench.show import columns
+    from saccade.bench.terminal_output import make_table
     from saccade.model.memory import gib
 
-    table = columns(["model"], ["weights", "cache", "a step reads"])
+    table = make_table(["model"], ["weights", "cache", "a step reads"])
     for part in found.parts:
         table.add_row(Text(part.name), gib(part.weights), gib(part.cache), gib(part.step))
     out.print(table)
@@ -174,7 +174,7 @@ def _show(found: Diagnosis, device: str) -> None:
         f"{device}[/dim]\n"
     )
     if found.outlook:
-        expected = columns([], ["accepted", "best chain", "decode x"])
+        expected = make_table([], ["accepted", "best chain", "decode x"])
         for each in found.outlook:
             expected.add_row(f"{each.rate:.0%}", str(each.length), f"{each.speedup:.2f}")
         out.print(expected)

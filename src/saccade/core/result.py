@@ -188,7 +188,8 @@ class Result:
         """Tokens emitted a target forward, the target's own included: TABED's block efficiency.
         The prefill's token is in neither count.
 
-        The tau of SpecVLM and SAGE leaves the target's own out: ``bench.measures.accepted``.
+        The tau of SpecVLM and SAGE leaves the target's own out, as
+        ``bench.measures.accepted_per_forward`` does.
         """
         return emitted_each(self.rounds)
 

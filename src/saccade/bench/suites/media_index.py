@@ -1,4 +1,4 @@
-"""Where a benchmark's media are: files, folders of frames, members of archives, found by name."""
+"""An index of a benchmark's media: files, folders of frames and members of archives, by name."""
 
 from __future__ import annotations
 
@@ -10,28 +10,32 @@ from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from saccade.bench.suites.archives import Archive, archives, file_name, harmless
+from saccade.bench.suites.archives import Archive, file_name, find_archives, is_safe_name
 from saccade.bench.suites.types import LayoutError
 from saccade.core.home import home
 
-VIDEO = (".mp4", ".mkv", ".webm", ".avi", ".mov")  # the order in which twins are preferred
-IMAGE = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp")
-SKIPPED = frozenset({".cache", ".git", ".locks", "blobs", "refs", "__MACOSX"})
+VIDEO_SUFFIXES = (".mp4", ".mkv", ".webm", ".avi", ".mov")  # Of equal names the first is preferred.
+IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp")
+SKIPPED_FOLDERS = frozenset({".cache", ".git", ".locks", "blobs", "refs", "__MACOSX"})
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where a medium is: a file or a folder of frames, or members of an archive."""
+class MediaPlace:
+    """Where a medium is: a file, a folder of frames, or members of an archive.
 
-    parts: tuple[str, ...]  # its folders and its name without extension, as they are written
-    suffix: str  # empty of a folder of frames
+    ``parts`` are its folders and its name without extension, as they are spelt. ``root`` is the
+    number of the index's folder that it is below.
+    """
+
+    parts: tuple[str, ...]
+    suffix: str  # Empty for a folder of frames.
     path: Path | None = None
     archive: Archive | None = None
     members: tuple[str, ...] = ()
-    root: int = 0  # which of the index's folders it is below
+    root: int = 0
 
     def local(self) -> Path:
-        """A path to read; unpacks what is packed. Raises `VideoInputError`."""
+        """Returns a path to read, and unpacks an archive's member. Raises `VideoInputError`."""
         if self.path is not None or self.archive is None:
             return self.path or Path()
         name = hashlib.sha256("/".join(self.parts).encode()).hexdigest()[:16] + self.suffix.lower()
@@ -40,94 +44,94 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Index:
-    """The media below some folders, found by name whatever the case and the extension."""
+class MediaIndex:
+    """The media below some folders, found by name; case and extension are ignored."""
 
     roots: tuple[Path, ...]
     suffixes: tuple[str, ...]
-    frames: bool = False  # a folder of images is a video
-    fold: bool = True  # names may differ in case; ids of web videos differ in nothing else
+    frames: bool = False  # Whether a folder of images is a video.
+    fold: bool = True  # Whether to ignore case; ids of web videos may differ in nothing else.
 
     @cached_property
     def _files(self) -> Mapping[Path, tuple[int, tuple[str, ...]]]:
-        """Files, the root each is below and its place there."""
-        found: dict[Path, tuple[int, tuple[str, ...]]] = {}
-        walked: set[str] = set()  # links to folders are followed, each folder once
+        """Every file, with the number of its root and its path below that."""
+        by_path: dict[Path, tuple[int, tuple[str, ...]]] = {}
+        visited: set[str] = set()  # Links to folders are followed, but each folder only once.
         for number, root in enumerate(self.roots):
-            for here, folders, names in os.walk(root, followlinks=True):
-                if (real := os.path.realpath(here)) in walked:
+            for folder_path, folders, names in os.walk(root, followlinks=True):
+                if (real_path := os.path.realpath(folder_path)) in visited:
                     folders[:] = []
                     continue
-                walked.add(real)
-                folders[:] = sorted(set(folders) - SKIPPED)
-                inner = Path(here).relative_to(root).parts
+                visited.add(real_path)
+                folders[:] = sorted(set(folders) - SKIPPED_FOLDERS)
+                inner = Path(folder_path).relative_to(root).parts
                 for name in sorted(names):
-                    found.setdefault(Path(here) / name, (number, (*inner, name)))
-        return found
+                    by_path.setdefault(Path(folder_path) / name, (number, (*inner, name)))
+        return by_path
 
     @cached_property
     def archives(self) -> tuple[Archive, ...]:
-        return archives(list(self._files))
+        return find_archives(list(self._files))
 
     @property
-    def bare(self) -> bool:
+    def is_empty(self) -> bool:
         """Whether there is neither a medium nor an archive."""
-        kinds = (*self.suffixes, *(IMAGE if self.frames else ()))
+        kinds = (*self.suffixes, *(IMAGE_SUFFIXES if self.frames else ()))
         return not self.archives and not any(p.suffix.lower() in kinds for p in self._files)
 
     @cached_property
-    def _places(self) -> Mapping[str, Sequence[Place]]:
+    def _places(self) -> Mapping[str, Sequence[MediaPlace]]:
         """Places by the name without extension, in lower case."""
-        found: dict[str, dict[tuple[Any, ...], Place]] = {}
+        by_name: dict[str, dict[tuple[Any, ...], MediaPlace]] = {}
 
-        def add(place: Place) -> None:
-            known = found.setdefault(place.parts[-1].lower(), {})
-            known.setdefault((place.path or place.archive, place.parts, place.suffix), place)
+        def add(place: MediaPlace) -> None:
+            same_name = by_name.setdefault(place.parts[-1].lower(), {})
+            same_name.setdefault((place.path or place.archive, place.parts, place.suffix), place)
 
         for path, (root, parts) in self._files.items():
             stem, suffix = os.path.splitext(parts[-1])
             if suffix.lower() in self.suffixes:
-                add(Place((*parts[:-1], stem), suffix, path, root=root))
-            elif self.frames and suffix.lower() in IMAGE and len(parts) > 1:
-                add(Place(parts[:-1], "", path.parent, root=root))
+                add(MediaPlace((*parts[:-1], stem), suffix, path, root=root))
+            elif self.frames and suffix.lower() in IMAGE_SUFFIXES and len(parts) > 1:
+                add(MediaPlace(parts[:-1], "", path.parent, root=root))
         for archive in self.archives:
             root, (*above, _) = self._files[archive.files[0]]
-            # As if unpacked into a folder of its name: some hold that folder and some do not.
+            # An archive counts as unpacked into a folder of its name; some contain that folder.
             above.append(archive.name.split(".")[0])
             pictures: dict[tuple[str, ...], list[str]] = {}
             for member in archive.listing[0]:
                 inner = PurePosixPath(member).parts
                 stem, suffix = os.path.splitext(inner[-1])
-                if inner[0] in SKIPPED:
+                if inner[0] in SKIPPED_FOLDERS:
                     continue
                 if suffix.lower() in self.suffixes:
                     parts = (*above, *inner[:-1], stem)
-                    add(Place(parts, suffix, None, archive, (member,), root))
-                elif self.frames and suffix.lower() in IMAGE and len(inner) > 1:
+                    add(MediaPlace(parts, suffix, None, archive, (member,), root))
+                elif self.frames and suffix.lower() in IMAGE_SUFFIXES and len(inner) > 1:
                     pictures.setdefault((*above, *inner[:-1]), []).append(member)
             for parts, members in pictures.items():
-                add(Place(parts, "", None, archive, tuple(sorted(members)), root))
-        return {name: tuple(places.values()) for name, places in found.items()}
+                add(MediaPlace(parts, "", None, archive, tuple(sorted(members)), root))
+        return {name: tuple(places.values()) for name, places in by_name.items()}
 
-    def find(self, name: str, folders: Sequence[str] = ("",)) -> Place:
-        """The medium of this name in the first of these folders that has it.
+    def find(self, name: str, folders: Sequence[str] = ("",)) -> MediaPlace:
+        """Returns the medium of this name in the first of these folders that has it.
 
         A folder is the end of the path above the name; "" is anywhere. Raises `LayoutError`,
         saying why, where there is none or more than one.
         """
-        parts = PurePosixPath(name).parts if harmless(name) else ()
+        parts = PurePosixPath(name).parts if is_safe_name(name) else ()
         if not parts:
             raise LayoutError(f"its medium has no name that can be looked up: {name[:80]!r}")
         stem, suffix = os.path.splitext(parts[-1])
-        if suffix.lower() not in (*self.suffixes, *VIDEO):
+        if suffix.lower() not in (*self.suffixes, *VIDEO_SUFFIXES):
             stem = parts[-1]
-        known = self._places.get(stem.lower(), ())
+        candidates = self._places.get(stem.lower(), ())
         for folder in folders:
             above = (*PurePosixPath(folder).parts, *parts[:-1])
             low = tuple(part.lower() for part in (*above, stem))
             matching = [
                 place
-                for place in known
+                for place in candidates
                 if tuple(part.lower() for part in place.parts[-len(low) :]) == low
                 and (self.fold or place.parts[-1] == stem)
             ]
@@ -139,11 +143,11 @@ class Index:
                 raise LayoutError(f"there are {len(others) + 1} files named {file_name(name)}")
             return first
         faults = [fault for archive in self.archives if (fault := archive.listing[1])]
-        because = f" ({faults[0]})" if faults else ""
-        raise LayoutError(f"{file_name(name)} is missing{because}")
+        reason = f" ({faults[0]})" if faults else ""
+        raise LayoutError(f"{file_name(name)} is missing{reason}")
 
-    def _rank(self, place: Place, stem: str, suffix: str) -> tuple[Any, ...]:
-        """Small is better: the name as written, the likeliest kind, what needs no unpacking."""
+    def _rank(self, place: MediaPlace, stem: str, suffix: str) -> tuple[Any, ...]:
+        """Ranks a place, the best first: the exact name, the likeliest kind, and no unpacking."""
         kinds = ("", *self.suffixes)
         return (
             place.parts[-1] != stem,

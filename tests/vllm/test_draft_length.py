@@ -8,10 +8,18 @@ import numpy as np
 import pytest
 
 from saccade.core.errors import MethodError, OptionError
-from saccade.vllm.caches import Drafted, DraftRequest, Drafts, LookupDrafts
-from saccade.vllm.options import DraftOptions, read
-from saccade.vllm.pace import KNOWN, SELDOM, CostLine, DraftPlan, RoundCosts, Trust, bucket
-from saccade.vllm.proposing import Proposer
+from saccade.vllm.draft_length import (
+    MAX_RETRY_ROUNDS,
+    MIN_MEASURED_ROUNDS,
+    Acceptance,
+    CostLine,
+    DraftPlan,
+    RoundCosts,
+    size_bucket,
+)
+from saccade.vllm.draft_options import DraftOptions, read_options
+from saccade.vllm.proposer import Proposer
+from saccade.vllm.request_drafts import DraftRequest, Drafts, LookupDrafts, ProposedTokens
 
 
 class World(Drafts):
@@ -34,11 +42,13 @@ class World(Drafts):
 
     def draft(self, asked, plan):
         length = 0
-        while length < plan.length and (not length or self.right ** (length + 1) > plan.bar):
+        while length < plan.length and (
+            not length or self.right ** (length + 1) > plan.min_probability
+        ):
             length += 1
         self.now += self.level * length
         self.lengths.append(length)
-        return {each.name: Drafted((1,) * length, (self.right,) * length) for each in asked}
+        return {each.name: ProposedTokens((1,) * length, (self.right,) * length) for each in asked}
 
     def keep(self, names) -> None:
         self.kept &= set(names)
@@ -46,14 +56,14 @@ class World(Drafts):
     def run(self, requests: int, rounds: int) -> tuple[float, list[int]]:
         """Tokens a second of the second half, and how long each of its drafts was."""
         proposer = Proposer(self, 8, clock=lambda: self.now)
-        found: dict[str, Drafted] = {}
+        found: dict[str, ProposedTokens] = {}
         tokens, began, lengths = 0, 0.0, []
         for number in range(rounds):
             rows = sum(1 + len(draft.tokens) for draft in found.values()) or requests
             self.now += 1.0 + self.row * rows
             asked = []
             for name in map(str, range(requests)):
-                drafted = len(found.get(name, Drafted()).tokens)
+                drafted = len(found.get(name, ProposedTokens()).tokens)
                 wrong = self.luck.random(drafted) > self.right
                 right = int(wrong.argmax()) if wrong.any() else drafted
                 new = [1] * right + ([2] if right < drafted else [3])
@@ -61,7 +71,7 @@ class World(Drafts):
                 tokens += len(new) if number >= rounds // 2 else 0
             if number == rounds // 2:
                 began = self.now
-            found = proposer.propose(asked, alone=number > 0)
+            found = proposer.propose(asked, decoding_only=number > 0)
             if number >= rounds // 2:
                 lengths.append(max(len(draft.tokens) for draft in found.values()))
         return tokens / (self.now - began), lengths
@@ -95,7 +105,7 @@ def test_a_draft_is_tried_again_ever_more_seldom():
     """Claim: between two tries of a hopeless draft the rounds double, up to a bound."""
     world = World(row=0.001, level=0.3, right=0.0)
     world.run(1, 700)
-    assert len(world.lengths) < 30 and SELDOM == 512
+    assert len(world.lengths) < 30 and MAX_RETRY_ROUNDS == 512
 
 
 @pytest.mark.parametrize("right", [0.5, 0.8])
@@ -116,7 +126,7 @@ def test_a_line_finds_its_slope_and_forgives_a_pause():
     line = CostLine()
     for x in (1, 9, 5, 1, 9, 5):
         line = line.fold(x, 2 + 0.5 * x)
-    assert line.weight > KNOWN
+    assert line.weight > MIN_MEASURED_ROUNDS
     assert line.slope == pytest.approx(0.5) and line.at(3) == pytest.approx(3.5)
     assert line.fold(5, 4500.0).at(5) < 9
     assert CostLine().at(4) == 0.0 and CostLine().fold(3, 1.0).slope == 0.0
@@ -124,19 +134,19 @@ def test_a_line_finds_its_slope_and_forgives_a_pause():
 
 def test_a_verdict_counts_up_to_the_first_refusal():
     """Claim: what stood after a refused token says nothing of the draft."""
-    told = Trust(0, 1e-9, 1e-9).fold((1, 2, 3), (0.5, 0.5, 0.5), (1, 9))
-    assert told.usual == pytest.approx(0.5, abs=0.01)
-    assert told.chance(0.4) == pytest.approx(0.4, abs=0.01)
-    same = Trust()
+    told = Acceptance(0, 1e-9, 1e-9).fold((1, 2, 3), (0.5, 0.5, 0.5), (1, 9))
+    assert told.rate == pytest.approx(0.5, abs=0.01)
+    assert told.probability(0.4) == pytest.approx(0.4, abs=0.01)
+    same = Acceptance()
     assert same.fold((), (), (1, 2)) == same
 
 
 def test_rounds_of_different_sizes_are_learnt_apart():
     """Claim: what 32 requests cost says nothing of one alone."""
-    assert [bucket(n) for n in (1, 2, 3, 8, 9, 32)] == [1, 2, 4, 8, 16, 32]
-    assert RoundCosts(8).plan(1, Trust()).length == 8
+    assert [size_bucket(n) for n in (1, 2, 3, 8, 9, 32)] == [1, 2, 4, 8, 16, 32]
+    assert RoundCosts(8).plan(1, Acceptance()).length == 8
     known = replace(RoundCosts(8), target=CostLine(9.0, 9.0, 9.0, 10.0, 9.0))
-    assert known.plan(1, Trust()).length == 8  # the draft's seconds are not known yet
+    assert known.plan(1, Acceptance()).length == 8  # the draft's seconds are not known yet
 
 
 def test_prompts_are_read_when_a_draft_is_first_wanted():
@@ -146,15 +156,15 @@ def test_prompts_are_read_when_a_draft_is_first_wanted():
     proposer = Proposer(world, 8, clock=lambda: 0.0)
     proposer._plan = lambda pace, requests: DraftPlan(0)  # type: ignore[method-assign]
     asked = DraftRequest("a", np.array([0, 1]), 1, [1], lambda: None)
-    proposer.propose([asked], alone=True)
+    proposer.propose([asked], decoding_only=True)
     assert not world.started
     del proposer._plan
     world.start = lambda each: world.started.append(each.name)  # type: ignore[assignment]
     for _ in range(3):
-        assert proposer.propose([asked], alone=True) == {"a": Drafted()}
+        assert proposer.propose([asked], decoding_only=True) == {"a": ProposedTokens()}
     assert world.started == ["a"]
     proposer.keep([])
-    proposer.propose([asked], alone=True)
+    proposer.propose([asked], decoding_only=True)
     assert world.started == ["a", "a"]
 
 
@@ -173,9 +183,9 @@ def test_options_are_read_from_config_and_environment():
     """Claim: the config wins over the environment, other variables are no concern, and every
     value that means nothing is refused by its name."""
     environment = {"SACCADE_VLLM_DRAFT": "a", "SACCADE_VLLM_KEEP": "0.3", "SACCADE_CACHE": "/x"}
-    found = read({"draft": "b", "length": 4}, environment, 8)
+    found = read_options({"draft": "b", "length": 4}, environment, 8)
     assert found == DraftOptions("b", keep=0.3, length=4)
-    assert read({"draft": "b", "length": "auto"}, {}, 8).length is None
+    assert read_options({"draft": "b", "length": "auto"}, {}, 8).length is None
     for told, why in (
         ({}, "no draft is named"),
         ({"draft": "b", "veiw": "full"}, "unknown option 'veiw'"),
@@ -185,10 +195,10 @@ def test_options_are_read_from_config_and_environment():
         ({"draft": "b", "length": "0"}, "length=0"),
     ):
         with pytest.raises(OptionError, match=why):
-            read(told, {}, 8)
+            read_options(told, {}, 8)
     with pytest.raises(MethodError, match="unknown view 'nowhere'"):
-        DraftOptions("b", view="nowhere").views()
+        DraftOptions("b", view="nowhere").resolve_view()
     for view in ("affordable", "text"):
         with pytest.raises(OptionError, match=f"view={view} does not work inside vLLM"):
-            DraftOptions("b", view=view).views()
-    assert DraftOptions("b", keep=0.25).views().keep == 0.25
+            DraftOptions("b", view=view).resolve_view()
+    assert DraftOptions("b", keep=0.25).resolve_view().keep == 0.25
