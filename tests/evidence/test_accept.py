@@ -18,7 +18,7 @@ from evidence.acceptance import sections
 from evidence.acceptance.models import Models
 from evidence.acceptance.report import Report
 from evidence.acceptance.sections import SMALL, Acceptance
-from saccade.bench.peers import Run
+from saccade.bench.peers import TimedRun
 from saccade.inputs.footprint import footprint
 from saccade.methods import SYSTEMS
 
@@ -70,9 +70,9 @@ def test_methods_are_held_against_generate(
     assert [line["same"] for line in lines if "method" in line] == [True, True]
     own = sections.hf
 
-    def other(*args: Any) -> Run:
+    def other(*args: Any) -> TimedRun:
         ran = own(*args)
-        return Run((*ran.ids[:-1], ran.ids[-1] ^ 1), ran.decode, ran.total, ran.counted)
+        return TimedRun((*ran.ids[:-1], ran.ids[-1] ^ 1), ran.decode, ran.total, ran.counted)
 
     monkeypatch.setattr(sections, "hf", other)
     code, lines = _accept(call, tmp_path / "b.jsonl", *words)
