@@ -335,16 +335,16 @@ def test_the_holistic_score_is_eq_7(sizes, seed):
     Up to rounding: where two scores tie, either may stay.
     """
     prompt = stub(sizes, seed)
-    guide = draws(seed, prompt.seen)
+    guide = draws(seed, prompt.visual_tokens)
     expected = holistic_by_hand(prompt, guide)
     view = resolve("hippo").view
     # a frame of nearly equal scores magnifies their rounding
     assert fused(view, prompt, guide) == pytest.approx(expected, abs=2e-2)
-    count = share_of(prompt.seen, KEEP)
+    count = share_of(prompt.visual_tokens, KEEP)
     kept = view.select(prompt, torch.tensor(guide), count).tolist()
     assert len(kept) == count and kept == sorted(set(kept))
     lowest = min(expected[i] for i in kept)
-    left = [expected[i] for i in range(prompt.seen) if i not in kept]
+    left = [expected[i] for i in range(prompt.visual_tokens) if i not in kept]
     assert not left or max(left) <= lowest + 2e-2
 
 
@@ -352,7 +352,7 @@ def test_the_holistic_score_is_eq_7(sizes, seed):
 def test_control_a_misread_equation_gives_another_score(misreading):
     """Control: the very comparison above fails for each misreading."""
     prompt = stub([(3, 6, 7), (2, 4, 9)], 1)
-    guide = draws(1, prompt.seen)
+    guide = draws(1, prompt.visual_tokens)
     found = fused(resolve("hippo").view, prompt, guide)
     assert found == pytest.approx(holistic_by_hand(prompt, guide), abs=2e-2)
     wrong = holistic_by_hand(prompt, guide, MISREADINGS[misreading])
@@ -390,7 +390,7 @@ def test_a_view_keeps_the_tokens_the_loops_keep(family, name):
     model, prefill = shown(family)
     prompt = prefill.prompt
     scores = holistic_by_hand(prompt, attention_by_hand(model, prompt), VIEWS[name])
-    count = share_of(prompt.seen, KEEP)
+    count = share_of(prompt.visual_tokens, KEEP)
     expected = sorted(ranked(scores, count))
     view = resolve(f"hippo/view={name}").view
     assert view.choose(prefill, prompt).tolist() == expected
@@ -507,10 +507,14 @@ def test_an_early_draft_ends_with_the_holistic_top_of_what_it_read(early, ahead)
             caught["values"] = [layer[:, : cache.length].clone() for layer in cache.values]
 
     trace = traced(f"hippo/early={early}", turns=lambda: 0, peek=peek, length=2)
-    budget = share_of(trace.whole.seen, KEEP)
+    budget = share_of(trace.whole.visual_tokens, KEEP)
     first = whole_scores(trace, Reading(attn=False))
-    held = sorted(ranked(first, 2 * budget)) if early == "superset" else range(trace.whole.seen)
-    text = len(trace.whole) - trace.whole.seen
+    held = (
+        sorted(ranked(first, 2 * budget))
+        if early == "superset"
+        else range(trace.whole.visual_tokens)
+    )
+    text = len(trace.whole) - trace.whole.visual_tokens
     assert caught["chain"] > ahead and caught["length"] == text + len(held)
 
     every = whole_scores(trace, Reading())
@@ -713,12 +717,12 @@ def _bent(
     cut: Any,
     following: Callable[[Sequence[int], Mapping[int, Any]], dict[int, Any]],
 ) -> Iterator[Round]:
-    group = schedule.Group.begun(draft, requests, cut)
+    group = schedule.Group.start(draft, requests, cut)
     in_flight = draft.propose(group.states)
     while in_flight:
         laws = target.score(in_flight)
         trees = draft.extend(in_flight)
-        verdicts, endings = schedule.judged(trees, laws, cut)
+        verdicts, endings = schedule.judge(trees, laws, cut)
         live = [request for request in in_flight if endings[request] is None]
         target.commit({request: verdicts[request].tokens for request in verdicts})
         draft.commit({request: verdicts[request].tokens for request in verdicts})
@@ -790,4 +794,4 @@ def test_the_recipes_are_the_papers():
     assert [view[name].early for name in PARALLEL] == ["wait", "wait", "all", "wait"]
     assert view["pearl-specvlm"] == resolve("specvlm").view
     _, prefill = shown("qwen2_5_vl")
-    assert view["pearl"](prefill, prefill.prompt).seen == prefill.prompt.seen
+    assert view["pearl"](prefill, prefill.prompt).visual_tokens == prefill.prompt.visual_tokens

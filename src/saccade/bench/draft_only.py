@@ -14,7 +14,7 @@ from saccade.core.sampling import Sampling
 from saccade.core.tree import Tree
 from saccade.drafting.recipe import Recipe
 from saccade.drafting.setup import Setup
-from saccade.drafting.views.basic import Worded
+from saccade.drafting.views.basic import TextView
 from saccade.inputs import Loaded
 from saccade.methods import resolve
 from saccade.model.session import Session
@@ -30,7 +30,7 @@ def is_draft_only(name: str) -> bool:
 def recipe(name: str) -> Recipe:
     """The recipe whose view the draft is to answer under. Raises OptionError for views of words."""
     found = resolve("sd" + name.removeprefix(PREFIX))
-    if isinstance(found.view, Worded):
+    if isinstance(found.view, TextView):
         raise OptionError(f"{name}: a draft answers by itself under one view of the pixels")
     return found
 
@@ -47,10 +47,10 @@ def answer(
 ) -> list[int]:
     """The draft's greedy answer over the visual tokens that the view keeps of its prompt."""
     setup = Setup(target.backbone, draft.backbone, view.view, view.shape, [Sampling()], tokens)
-    common, banned = setup.common()
+    common, banned = setup.shared_vocabulary()
     prompts = target.backbone.prompts(inputs)
     guide = Session(target.backbone, [Sampling()]).prefill(prompts, record=view.view.attention)
-    readable = setup.readable(inputs if own is None else own)
+    readable = setup.draft_inputs(inputs if own is None else own)
     read = draft.backbone.prompts(readable, coarse=setup.coarse)
     session = Session(draft.backbone, [Sampling()], vocab=common, banned=banned, room=tokens)
     session.prefill([view.view(guide[0], read[0])])

@@ -14,7 +14,7 @@ from saccade.bench.compare import BASELINE
 from saccade.bench.draft_only import is_draft_only
 from saccade.bench.measures import Interval, number
 from saccade.bench.records import Answer
-from saccade.core.tree import common
+from saccade.core.tree import common_length
 
 REPORT = "report.md"
 LEGEND = """\
@@ -192,7 +192,7 @@ def _agreement(own: Sequence[Answer], plain: Sequence[Answer]) -> str:
     shares = []
     for answer in own:
         theirs = said.get(answer.item, ())
-        shares.append(common(theirs, answer.ids) / max(1, len(theirs)))
+        shares.append(common_length(theirs, answer.ids) / max(1, len(theirs)))
     return _between(measures.interval(shares, np.mean))
 
 

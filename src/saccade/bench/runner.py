@@ -27,7 +27,7 @@ from saccade.bench.records import Answer
 from saccade.bench.suites.datasets import message_parts
 from saccade.bench.suites.types import Item, Suite
 from saccade.core.errors import OptionError, SaccadeError, kind_and_line
-from saccade.core.options import ends, settle
+from saccade.core.generation_settings import end_ids, merge_settings
 from saccade.core.prompt import Inputs
 from saccade.drafting.recipe import Recipe
 from saccade.engine.conversation import Conversation
@@ -246,7 +246,7 @@ class _Bench:
         """What the draft says by itself."""
         if self.pair.draft is None:
             raise OptionError(f"{name} needs a draft model: give --draft")
-        config = settle(self.pair.target.backbone.model, None, settings)
+        config = merge_settings(self.pair.target.backbone.model, None, settings)
         began = time.perf_counter()
         ids = draft_only.answer(
             self.pair.target,
@@ -255,7 +255,7 @@ class _Bench:
             own,
             recipe,
             tokens=settings["max_new_tokens"],
-            ends=ends(config),
+            ends=end_ids(config),
         )
         text = self._text(ids)
         return {"ids": tuple(ids), "text": text, "total": time.perf_counter() - began}

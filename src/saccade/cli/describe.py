@@ -104,7 +104,7 @@ def describe(
     if trace is not None:
         from saccade.engine import trace as traces
 
-        traces.write(trace, result)
+        traces.write_trace(trace, result)
     if as_json:
         typer.echo(json.dumps(described(result, seen)))
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypedDict, Unpack, cast
 
 from saccade.core.errors import OptionError, suggest
-from saccade.core.options import Asked, ours
+from saccade.core.generation_settings import GenerateArguments, suggest_argument
 from saccade.core.prompt import Inputs
 from saccade.core.result import Result
 from saccade.drafting.recipe import Recipe
@@ -68,7 +68,7 @@ class Model:
         frames: Frames | None = None,
         exact: bool = False,
         seed: int | None = None,
-        **settings: Unpack[Asked],
+        **settings: Unpack[GenerateArguments],
     ) -> Result:
         """The answer to a question about one or several videos, with how it came about.
 
@@ -98,7 +98,7 @@ class Model:
         frames: Frames | None = None,
         exact: bool = False,
         seed: int | None = None,
-        **settings: Unpack[Asked],
+        **settings: Unpack[GenerateArguments],
     ) -> Stream:
         """The rounds of an answer as they come, each with the ``text`` it adds; arguments as
         :meth:`describe`. The whole is in ``results`` afterwards."""
@@ -113,7 +113,7 @@ class Model:
         *,
         frames: Frames | None = None,
         seed: int | None = None,
-        **settings: Unpack[Asked],
+        **settings: Unpack[GenerateArguments],
     ) -> list[Result]:
         """The answers to several questions, each with its media, worked on together.
 
@@ -142,7 +142,7 @@ class Model:
         frames: Frames | None = None,
         exact: bool = False,
         seed: int | None = None,
-        **settings: Unpack[Asked],
+        **settings: Unpack[GenerateArguments],
     ) -> Chat:
         """A conversation about the same media, for a ``with``: caches stay from turn to turn, and
         only what is new is read. Arguments as :meth:`describe`."""
@@ -187,7 +187,7 @@ class Chat(AbstractContextManager["Chat"]):
         self.history: list[tuple[str, str]] = []
         self._pair, self._talk, self._seen = pair, talk, seen
 
-    def ask(self, question: str, **settings: Unpack[Asked]) -> Result:
+    def ask(self, question: str, **settings: Unpack[GenerateArguments]) -> Result:
         """The next answer; settings hold for this one."""
         inputs, own = self._pair.ask(question, **self._seen, history=self.history)
         result = self._talk.run(inputs, draft_inputs=own, **settings)
@@ -241,7 +241,9 @@ def load(
         can be known.
     """
     for name in others:
-        raise OptionError(f"saccade.load does not take {name}{ours(name, load.__annotations__)}")
+        raise OptionError(
+            f"saccade.load does not take {name}{suggest_argument(name, load.__annotations__)}"
+        )
     recipe = method if isinstance(method, Recipe) else resolve(method)
     use_threads(threads)
     pair = Pair(

@@ -15,7 +15,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from saccade.core.errors import OptionError, extra, first_line
+from saccade.core.errors import OptionError, first_line, how_to_install
 from saccade.corpus.keeping import Answer
 from saccade.corpus.manifest import UNEXPECTED, ClipJob, Row, Work
 
@@ -54,7 +54,7 @@ def over(
     ``workers`` is one a GPU, or one a node where there are none. Every node needs this package, the
     checkpoints and the videos under the same paths. Raises OptionError where there is no cluster.
     """
-    ray = join(address, f"--ray needs Ray: {extra('ray')}")
+    ray = join(address, f"--ray needs Ray: {how_to_install('ray')}")
     there = ray.cluster_resources()
     gpus = int(there.get("GPU", 0))
     count = workers or gpus or len([node for node in ray.nodes() if node["Alive"]])

@@ -15,7 +15,7 @@ from saccade.core.prompt import Inputs, Texts
 from saccade.drafting.setup import Captions, Setup
 
 
-class Telling:
+class Captioning:
     """The words of the views for one call's inputs. Make one as the target's prefill begins.
 
     Captions are made in a thread where they take nothing from the target: where it has a device of
@@ -24,22 +24,22 @@ class Telling:
 
     def __init__(self, setup: Setup, inputs: Inputs) -> None:
         self._words, self._view, self._inputs = setup.words, setup.view, inputs
-        self._captioner = setup.words.captioning(setup.view)
+        self._captioner = setup.words.captioner_for(setup.view)
         self._seconds = self._waited = 0.0
         self._made: Future[Captions] | None = None
         device, threads = setup.target.device, torch.get_num_threads()
-        free = threads if device.type != "cpu" else min(threads, cores() - threads)
+        free = threads if device.type != "cpu" else min(threads, usable_cores() - threads)
         if self._captioner is not None and free > 0:
             pool = ThreadPoolExecutor(1, "captions")
             self._made = pool.submit(self._beside, device, free)
             pool.shutdown(wait=False)
 
     @property
-    def spent(self) -> tuple[float, float]:
+    def seconds(self) -> tuple[float, float]:
         """Seconds of captioning, and those of them that nobody waited for."""
         return self._seconds, max(0.0, self._seconds - self._waited)
 
-    def told(self) -> list[dict[str, Texts]]:
+    def texts(self) -> list[dict[str, Texts]]:
         """``Prefill.words`` of each request, once they are there. Raises what the captioner did."""
         captions, began = None, time.perf_counter()
         if self._captioner is not None:
@@ -47,7 +47,7 @@ class Telling:
                 captions = self._caption() if self._made is None else self._made.result()
             finally:
                 self._waited = time.perf_counter() - began
-        return self._words.say(self._view, self._inputs, captions)
+        return self._words.replacement_texts(self._view, self._inputs, captions)
 
     def _beside(self, device: torch.device, threads: int) -> Captions:
         with _aside(device, threads), torch.no_grad():
@@ -79,7 +79,7 @@ def _aside(device: torch.device, threads: int) -> Iterator[None]:
         torch.set_num_threads(before)  # with which threads begin that are made later
 
 
-def cores() -> int:
+def usable_cores() -> int:
     """Of the CPU, as many as this process may use."""
     if sys.platform == "linux":
         return len(os.sched_getaffinity(0))

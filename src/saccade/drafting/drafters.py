@@ -22,13 +22,13 @@ from saccade.core.result import Round
 from saccade.core.sampling import Sampling, Scores
 from saccade.core.timing import Clock
 from saccade.core.tree import Tree, add, chain
-from saccade.drafting.captioning import Telling
+from saccade.drafting.captioning import Captioning
 from saccade.drafting.setup import Setup
 from saccade.drafting.shapes.policies import Chain
 from saccade.model.session import Session
 
-SLIDE = 32  # tokens that a window slides at a time: every time moves the draft's keys
-MATCH = 3  # tokens of the text's ending that are looked for, at most
+SLIDE_TOKENS = 32  # tokens that a window slides at a time: every time moves the draft's keys
+MAX_MATCH_TOKENS = 3  # tokens of the text's ending that are looked for, at most
 
 K = TypeVar("K")
 
@@ -61,7 +61,7 @@ class Lookup(Drafter):
     def propose(self, states: Mapping[int, State]) -> dict[int, Tree]:
         found = {}
         for request in states:
-            tokens = lookup(self._texts[request], MATCH, self._length)
+            tokens = lookup(self._texts[request], MAX_MATCH_TOKENS, self._length)
             stops = (place for place, token in enumerate(tokens) if token in self._banned)
             found[request] = chain(tokens[: next(stops, None)])
         return found
@@ -117,7 +117,7 @@ class GrowingDraft:
         (see ``Tree``)."""
         tree = self.tree
         nodes = Counter(map(_identity, tree.parents, tree.tokens, tree.q))
-        for parent, token, law in (each for scores in self._scores for each in scores.drawn):
+        for parent, token, law in (each for scores in self._scores for each in scores.draws):
             node = _identity(parent, token, law)
             if nodes[node]:
                 nodes[node] -= 1
@@ -161,7 +161,7 @@ class SessionDrafter(Drafter):
     def __init__(self, session: Session, shape: Shape) -> None:
         self.session = session
         self._shape = shape
-        self._seen: dict[int, int] = {}
+        self._visual_tokens: dict[int, int] = {}
         self._scores: dict[int, Scores] = {}
 
     def turn(self, turns: Mapping[int, Turn], rules: Sequence[Sampling]) -> None:
@@ -190,8 +190,8 @@ class SessionDrafter(Drafter):
     def scores(self, request: int) -> Scores | None:
         return self._scores.get(request)
 
-    def visible(self, request: int) -> int | None:
-        return self._seen.get(request)
+    def visual_tokens(self, request: int) -> int | None:
+        return self._visual_tokens.get(request)
 
     def end(self, request: int) -> None:
         self.session.end(request)
@@ -206,59 +206,59 @@ class ModelDrafter(SessionDrafter):
     """
 
     def __init__(self, setup: Setup) -> None:
-        draft = setup.drafting()
-        common, banned = setup.common()
+        draft = setup.draft_model()
+        common, banned = setup.shared_vocabulary()
         session = Session(draft, setup.rules, vocab=common, banned=banned, room=setup.room)
         super().__init__(session, setup.shape)
         self._setup = setup
         self._shares = not setup.coarse and draft.shares_rows_with(setup.target)
         self._reuses_vision = not self._shares and draft.shares_vision_with(setup.target)
         self._inputs: Inputs = {}
-        self._seen_there: list[Any] = []  # by the target's vision tower
-        self._listening: RemovableHandle | None = None
-        self._telling: Telling | None = None
+        self._target_vision_outputs: list[Any] = []  # by the target's vision tower
+        self._vision_hook: RemovableHandle | None = None
+        self._captioning: Captioning | None = None
 
     def encode(self, inputs: Inputs) -> None:
         self._inputs = inputs
         if self._reuses_vision:
-            self._listening = self._setup.target.record_vision(self._seen_there)
+            self._vision_hook = self._setup.target.record_vision(self._target_vision_outputs)
 
     def prefill(self, prompts: Sequence[Prompt]) -> None:
-        if self._listening is not None:
+        if self._vision_hook is not None:
             self.close()
-        self._telling = Telling(self._setup, self._inputs)
+        self._captioning = Captioning(self._setup, self._inputs)
 
-    def _look(self, prefills: Sequence[Prefill]) -> list[Prompt]:
+    def _draft_prompts(self, prefills: Sequence[Prefill]) -> list[Prompt]:
         """Its own prompts: not before the first token is told, which none of them is needed for."""
         model, setup, inputs = self.session.backbone, self._setup, self._inputs
         if self._shares:
             return [model.adopt(prefill.prompt) for prefill in prefills]
         if not self._reuses_vision:
-            return model.prompts(setup.readable(inputs), coarse=setup.coarse)
-        seen, self._seen_there = self._seen_there, []
+            return model.prompts(setup.draft_inputs(inputs), coarse=setup.coarse)
+        seen, self._target_vision_outputs = self._target_vision_outputs, []
         return model.prompts(inputs, seen, coarse=setup.coarse)
 
     def close(self) -> None:
-        if self._listening is not None:
-            self._listening.remove()
-            self._listening = None
+        if self._vision_hook is not None:
+            self._vision_hook.remove()
+            self._vision_hook = None
 
     def ready(self, prefills: Sequence[Prefill]) -> float:
         views, model = self._setup.view.parts, self.session.backbone
-        assert self._telling is not None, "prefill comes first"
-        words, read, clock = self._telling.told(), [], Clock(model.device)
-        prompts, looking = self._look(prefills), clock.lap()
+        assert self._captioning is not None, "prefill comes first"
+        words, read, clock = self._captioning.texts(), [], Clock(model.device)
+        prompts, looking = self._draft_prompts(prefills), clock.lap()
         for i, prompt in enumerate(prompts):
             told = replace(prefills[i].to(model.device), words=words[i])
             pruned = [view(told, prompt) for view in views]  # each is a row of the batch
-            self._seen[i] = max(each.seen for each in pruned)
+            self._visual_tokens[i] = max(each.visual_tokens for each in pruned)
             read += pruned
         clock.lap()
         self.session.prefill([model.written(prompt) for prompt in read])
         return looking + clock.lap()
 
-    def captioning(self) -> tuple[float, float]:
-        return (0.0, 0.0) if self._telling is None else self._telling.spent
+    def captioning_seconds(self) -> tuple[float, float]:
+        return (0.0, 0.0) if self._captioning is None else self._captioning.seconds
 
 
 class SelfDrafter(SessionDrafter):
@@ -270,57 +270,59 @@ class SelfDrafter(SessionDrafter):
         session = Session(model, setup.rules, banned=banned, room=setup.room)
         super().__init__(session, setup.shape)
         self._view = setup.view
-        self._windows: dict[int, int] = {}  # rows of those that slide
-        self._followed: dict[int, tuple[Prefill, Prompt]] = {}  # what is kept now of which
+        self._window_rows: dict[int, int] = {}  # rows of those that slide
+        self._refreshed_views: dict[int, tuple[Prefill, Prompt]] = {}  # what is kept now of which
         self._rounds: dict[int, int] = {}
 
     def ready(self, prefills: Sequence[Prefill]) -> float:
         pruned = [self._view(prefill, prefill.prompt) for prefill in prefills]
-        self._seen = {i: prompt.seen for i, prompt in enumerate(pruned)}
+        self._visual_tokens = {i: prompt.visual_tokens for i, prompt in enumerate(pruned)}
         clock = Clock(self.session.backbone.device)
         if self._view.sinks is not None:
             every = enumerate(zip(prefills, pruned, strict=True))
-            self._windows = {i: len(own) for i, (all_, own) in every if len(own) < len(all_.prompt)}
+            self._window_rows = {
+                i: len(own) for i, (all_, own) in every if len(own) < len(all_.prompt)
+            }
         if self._view.refresh is not None:
-            self._followed = dict(enumerate(zip(prefills, pruned, strict=True)))
-        self.session.fork(prefills, pruned, renewed=bool(self._followed))
+            self._refreshed_views = dict(enumerate(zip(prefills, pruned, strict=True)))
+        self.session.fork(prefills, pruned, renewed=bool(self._refreshed_views))
         return clock.since()
 
     def commit(self, tokens: Mapping[int, Sequence[int]]) -> None:
         super().commit(tokens)
-        for request in self._followed.keys() & tokens.keys() & self._scores.keys():
-            self._look_again(request)  # it has drafted by what it held
-        for request in self._windows.keys() & tokens.keys():
+        for request in self._refreshed_views.keys() & tokens.keys() & self._scores.keys():
+            self._refresh_view(request)  # it has drafted by what it held
+        for request in self._window_rows.keys() & tokens.keys():
             self._slide(request)
 
     def _slide(self, request: int) -> None:
         """The prompt's oldest rows but its sinks make room for what has been written."""
         state, sinks = self.session.requests[request], self._view.sinks or 0
-        (here, there), over = state.prompt_rows, state.cache.length - self._windows[request]
-        if over >= SLIDE and here > sinks:
+        (here, there), over = state.prompt_rows, state.cache.length - self._window_rows[request]
+        if over >= SLIDE_TOKENS and here > sinks:
             gone = min(over, here - sinks)
             state.cache.forget(sinks, gone)
             state.prompt_rows = here - gone, there
 
-    def _look_again(self, request: int) -> None:
+    def _refresh_view(self, request: int) -> None:
         """Chooses anew where it is time to, by what the target's last judged rows looked at."""
         refresh = self._view.refresh
         assert refresh is not None
         self._rounds[request] = self._rounds.get(request, 0) + 1
         if self._rounds[request] % refresh.every:
             return
-        prefill, pruned = self._followed[request]
-        assert prefill.again is not None
-        newer, held = prefill.again(), pruned.held(prefill.prompt)
+        prefill, pruned = self._refreshed_views[request]
+        assert prefill.with_latest_attention is not None
+        newer, held = prefill.with_latest_attention(), pruned.chosen_mask(prefill.prompt)
         assert newer.mass is not None and newer.relevance is not None
         more = 1 + refresh.hold * held
         newer = replace(newer, mass=newer.mass * more, relevance=newer.relevance * more)
         pruned = self._view(newer, prefill.prompt)
-        self._followed[request] = prefill, pruned
+        self._refreshed_views[request] = prefill, pruned
         self.session.reselect(request, pruned)
 
     def end(self, request: int) -> None:
-        self._followed.pop(request, None)
+        self._refreshed_views.pop(request, None)
         super().end(request)
 
 

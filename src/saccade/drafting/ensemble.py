@@ -19,7 +19,7 @@ from saccade.core.prompt import Turn
 from saccade.core.protocols import Drafter, State
 from saccade.core.result import Round
 from saccade.core.sampling import Sampling, Scores
-from saccade.core.tree import ROOT, Tree, shared
+from saccade.core.tree import ROOT, Tree, shared_nodes
 from saccade.drafting.drafters import ModelDrafter, drive
 from saccade.drafting.setup import Setup
 from saccade.model.session import Session
@@ -79,27 +79,27 @@ class Mixture:
         self._last: dict[int, Mixed] = {}
 
     def score(self, trees: Mapping[int, Tree]) -> dict[int, Scores]:
-        scored = self._session.score(self._fanned(trees))
+        scored = self._session.score(self._by_row(trees))
         return {
-            request: self._mix(request, tuple(scored[row] for row in self._fanned({request: None})))
+            request: self._mix(request, tuple(scored[row] for row in self._by_row({request: None})))
             for request in trees
         }
 
     def commit(self, tokens: Mapping[int, Sequence[int]]) -> None:
         for request in tokens:
             self._last.pop(request, None)
-        self._session.commit(self._fanned(tokens))
+        self._session.commit(self._by_row(tokens))
 
     def turn(self, turns: Mapping[int, Turn], rules: Sequence[Sampling]) -> None:
         self._session.turn(
-            self._fanned(turns), [rule for rule in rules for _ in range(self._views)]
+            self._by_row(turns), [rule for rule in rules for _ in range(self._views)]
         )
 
     def end(self, request: int) -> None:
-        for row in self._fanned({request: None}):
+        for row in self._by_row({request: None}):
             self._session.end(row)
 
-    def _fanned(self, each: Mapping[int, T]) -> dict[int, T]:
+    def _by_row(self, each: Mapping[int, T]) -> dict[int, T]:
         """What each request has, given to each of its rows of the batch: a row a view."""
         return {
             request * self._views + view: value
@@ -110,7 +110,7 @@ class Mixture:
     def _mix(self, request: int, parts: tuple[Scores, ...]) -> Scores:
         tree, last = parts[0].tree, self._last.get(request)
         # the weights hold for a block, so what was mixed of this tree before still stands
-        rows = [] if last is None else list(last.rows[: shared(last.tree, tree) + 1])
+        rows = [] if last is None else list(last.rows[: shared_nodes(last.tree, tree) + 1])
         weights = torch.tensor(self.weights[request], dtype=torch.float32).log()
         for row in range(len(rows), len(parts[0].rows)):
             laws = torch.stack([part.rows[row] for part in parts]).float().log_softmax(-1)
@@ -138,7 +138,7 @@ class EnsembleDrafter(ModelDrafter):
 
     def fold(self, state: State, round: Round) -> State:
         shape, weighting = state
-        return self._shape.fold(shape, round), self._learnt(weighting, round)
+        return self._shape.fold(shape, round), self._fold_weighting(weighting, round)
 
     def propose(self, states: Mapping[int, State]) -> dict[int, Tree]:
         for request, (_, weighting) in states.items():
@@ -155,11 +155,11 @@ class EnsembleDrafter(ModelDrafter):
     def end(self, request: int) -> None:
         self._mixture.end(request)
 
-    def noted(self, request: int) -> tuple[float, ...]:
+    def round_note(self, request: int) -> tuple[float, ...]:
         """The weights of the block drafted last."""
         return self._mixture.weights.get(request, ())
 
-    def _learnt(self, state: State, round: Round) -> State:
+    def _fold_weighting(self, state: State, round: Round) -> State:
         q = round.q
         if not isinstance(q, Mixed):
             return state

@@ -30,7 +30,7 @@ def proposals(drafters: Sequence[tuple[Drafter, Mapping[int, State]]]) -> list[P
                 alike[id(growth.session.backbone)][place] = growth
         for growths in alike.values():
             if len(growths) > 1:
-                found |= _together(growths)
+                found |= _grow_together(growths)
     for place, (drafter, states) in enumerate(drafters):
         if place not in found:
             began = now()
@@ -40,7 +40,7 @@ def proposals(drafters: Sequence[tuple[Drafter, Mapping[int, State]]]) -> list[P
     return [found[place] for place in range(len(drafters))]
 
 
-def _together(growths: Mapping[int, Growth]) -> dict[int, Proposal]:
+def _grow_together(growths: Mapping[int, Growth]) -> dict[int, Proposal]:
     growing = {(at, number): each for at, g in growths.items() for number, each in g.drafts.items()}
     seen: dict[tuple[int, int], Scores] = {}
     seconds, last = dict.fromkeys(growing, 0.0), now()
@@ -63,7 +63,7 @@ def _together(growths: Mapping[int, Growth]) -> dict[int, Proposal]:
         return {}
     found: dict[int, Proposal] = {}
     for at, growth in growths.items():
-        growth.seen.update({r: seen[at, r] for r in growth.drafts if (at, r) in seen})
-        trees = growth.take({request: grown[at, request] for request in growth.drafts})
+        growth.last_scores.update({r: seen[at, r] for r in growth.drafts if (at, r) in seen})
+        trees = growth.finish({request: grown[at, request] for request in growth.drafts})
         found[at] = trees, {request: seconds[at, request] for request in growth.drafts}
     return found

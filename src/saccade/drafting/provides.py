@@ -84,25 +84,25 @@ class Provides:
                     f"{name!r} cannot be chosen: a name has none of / = + , and space"
                 )
         for family in self.families:
-            _check(family)
+            _check_family(family)
 
 
-def _check(family: type[Shape]) -> None:
+def _check_family(family: type[Shape]) -> None:
     """Raises MethodError unless a family of shapes can be read and written back."""
     if not isinstance(family, type) or not issubclass(family, Shape):
         raise MethodError(f"families= is a tuple of Shape's classes, and {family!r} is none")
-    for own in ("family", "usage", "examples", "read", "written"):
+    for own in ("family", "usage", "examples", "parse", "spelling"):
         if own not in vars(family):
             raise MethodError(f"{family.__name__} needs {own} of its own: it has another shape's")
     for example in family.examples:
-        written = family.read(example).written
+        written = family.parse(example).spelling
         if written != f"{family.family}-{example}":
             raise MethodError(
                 f"{family.__name__} reads {family.family}-{example} and writes it as {written}"
             )
 
 
-def above_zero(axis: str, value: str) -> float:
+def parse_positive(axis: str, value: str) -> float:
     """A finite number above 0. Raises MethodError."""
     try:
         number = float(value)
@@ -113,14 +113,14 @@ def above_zero(axis: str, value: str) -> float:
     return number
 
 
-def whole(axis: str, value: str, *, zero: bool = False) -> int:
+def parse_whole(axis: str, value: str, *, zero: bool = False) -> int:
     """A whole number above 0, or with ``zero`` from it. Raises MethodError."""
     if not value.isascii() or not value.isdigit() or not (zero or int(value)):
         raise MethodError(f"{axis}={value} is not a whole number {'from' if zero else 'above'} 0")
     return int(value)
 
 
-def share(axis: str, value: str) -> float:
+def parse_share(axis: str, value: str) -> float:
     """A number from 0 to 1. Raises MethodError."""
     try:
         number = float(value)

@@ -8,13 +8,13 @@ from dataclasses import dataclass, replace
 
 from saccade.core.errors import MethodError
 from saccade.core.protocols import Schedule, Shape, View
-from saccade.core.timing import Phase, untold
+from saccade.core.timing import Phase, ignore_phase
 from saccade.drafting.drafters import EarlyExit, Lookup, ModelDrafter, NoDraft, SelfDrafter
 from saccade.drafting.ensemble import Ensemble
 from saccade.drafting.parallel.drafter import WorkerDrafter
 from saccade.drafting.schedule import parallel, serial
 from saccade.drafting.setup import MakeDrafter
-from saccade.drafting.shapes import costs as cost
+from saccade.drafting.shapes import cost_measurement
 from saccade.drafting.views.basic import FULL
 from saccade.model import tensor_parallel
 from saccade.model.backbone import Backbone
@@ -90,7 +90,7 @@ def plan(
     draft: Backbone | None,
     context: int,
     exact: bool = False,
-    phase: Phase = untold,
+    phase: Phase = ignore_phase,
 ) -> Recipe:
     """The recipe with what it leaves open settled by what forwards cost here: how much the draft
     sees, its shape, and for ``auto`` without a draft model whether to draft at all.
@@ -103,23 +103,27 @@ def plan(
         alone = plan(replace(recipe, drafter=SelfDrafter), target, None, context, exact, phase)
         return alone if alone.shape.pays() else replace(alone, drafter=NoDraft, view=FULL)
     drafting = target if recipe.drafter is SelfDrafter or draft is None else draft
-    bucket = cost.bucket(context)
-    if view.timed:
-        view = view.settled(view.keep or cost.affordable(target, drafting, bucket, phase))
-    if shape.timed and shape.costs is None:
+    bucket = cost_measurement.context_bucket(context)
+    if view.needs_costs:
+        view = view.with_share(
+            view.keep or cost_measurement.affordable_share(target, drafting, bucket, phase)
+        )
+    if shape.needs_costs and shape.costs is None:
         keep = 1.0 if view.keep is None else view.keep
-        seen = cost.bucket(int(bucket * keep))
-        costs = cost.measure(target, drafting, context=bucket, draft_context=seen, phase=phase)
-        shape = shape.priced(replace(costs, multiple=ROWS) if exact else costs)
+        seen = cost_measurement.context_bucket(int(bucket * keep))
+        costs = cost_measurement.measure_costs(
+            target, drafting, context=bucket, draft_context=seen, phase=phase
+        )
+        shape = shape.with_costs(replace(costs, row_multiple=ROWS) if exact else costs)
     if recipe.schedule is parallel:
-        shape = shape.beside()
+        shape = shape.for_parallel()
     settled = view is recipe.view and shape is recipe.shape
     return recipe if settled else replace(recipe, view=view, shape=shape)
 
 
-def chained(recipe: Recipe) -> Recipe:
+def as_chains(recipe: Recipe) -> Recipe:
     """The recipe with drafts that are chains. Raises MethodError if its shape branches."""
-    shape = recipe.shape.chained()
+    shape = recipe.shape.as_chains()
     if recipe.drafts and shape.branches:
         raise MethodError(f"{recipe.name}: {CHAINS}")
     return replace(recipe, shape=shape)
@@ -132,7 +136,7 @@ def split(recipe: Recipe) -> Recipe:
         raise MethodError(
             f"{recipe.name}: a target split over processes waits for its draft; use schedule=serial"
         )
-    if recipe.view.timed or recipe.shape.timed:
+    if recipe.view.needs_costs or recipe.shape.needs_costs:
         raise MethodError(
             f"{recipe.name} times its forwards, and processes that share a target would each "
             "find other times; name a method with a shape, as in --method specvlm or std"

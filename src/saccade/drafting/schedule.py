@@ -24,8 +24,8 @@ from saccade.model.cuda_graphs import capture_new_sizes
 Judgement = tuple[dict[int, Verdict], dict[int, FinishReason | None]]
 """What stands of each request's tree, and why the request ends if it does."""
 
-NOTHING = Verdict((), (), None, None)
-NO_MEMORY = "the target has no memory to judge what is drafted"
+EMPTY_VERDICT = Verdict((), (), None, None)
+NO_MEMORY_REASON = "the target has no memory to judge what is drafted"
 
 
 @dataclass
@@ -44,17 +44,17 @@ class Group:
     unjudged: dict[int, Tree] = field(default_factory=dict)
 
     @classmethod
-    def begun(cls, drafter: Drafter, requests: Sequence[int], cut: Cut, first: int = 0) -> Group:
+    def start(cls, drafter: Drafter, requests: Sequence[int], cut: Cut, first: int = 0) -> Group:
         """Requests whose folds are at their beginnings."""
         return cls(drafter, {request: drafter.start() for request in requests}, cut, first)
 
 
-def opening(target: Scoring, request: int, cut: Cut, first: int = 0) -> Round:
+def opening_round(target: Scoring, request: int, cut: Cut, first: int = 0) -> Round:
     """A request's first token, by the law its prompt ended with: nobody waits for a draft to see
     it, and a draft has no part in it."""
     tree = {request: Tree()}
     laws = {request: target.score({first + request: Tree()})[first + request]}
-    verdicts, endings = judged(tree, laws, cut)
+    verdicts, endings = judge(tree, laws, cut)
     verdict, finish = verdicts[request], endings[request]
     target.commit({first + request: verdict.tokens})
     return Round(request, Tree(), verdict, finish, laws[request], None, 0.0, 0.0, opening=True)
@@ -62,7 +62,7 @@ def opening(target: Scoring, request: int, cut: Cut, first: int = 0) -> Round:
 
 def serial(target: Scoring, draft: Drafter, requests: Sequence[int], cut: Cut) -> Iterator[Round]:
     """Propose, score, verify, commit, until every request has ended; one target forward a round."""
-    group = Group.begun(draft, requests, cut)
+    group = Group.start(draft, requests, cut)
     while group.states:
         for _, round in advance(target, [group]):
             yield round
@@ -71,7 +71,7 @@ def serial(target: Scoring, draft: Drafter, requests: Sequence[int], cut: Cut) -
 def advance(target: Scoring, groups: Sequence[Group]) -> Iterator[tuple[Group, Round]]:
     """One round of all requests of all groups, in one forward of the target."""
     began = now()
-    drafted = proposals([(group.drafter, _drafting(group)) for group in groups])
+    drafted = proposals([(group.drafter, _states_to_draft(group)) for group in groups])
     drafting = now() - began
 
     began = now()
@@ -86,7 +86,7 @@ def advance(target: Scoring, groups: Sequence[Group]) -> Iterator[tuple[Group, R
     emitted: dict[int, Sequence[int]] = {}
     for group, trees, parts in proposed:
         laws = {request: scored[group.first + request] for request in trees}
-        judgement = judged(trees, laws, group.cut)
+        judgement = judge(trees, laws, group.cut)
         outcomes.append((group, trees, parts, laws, judgement))
         emitted |= {group.first + r: verdict.tokens for r, verdict in judgement[0].items()}
     target.commit(emitted)
@@ -97,7 +97,7 @@ def advance(target: Scoring, groups: Sequence[Group]) -> Iterator[tuple[Group, R
     for group, trees, parts, laws, judgement in outcomes:
         began = now()
         group.drafter.commit({r: verdict.tokens for r, verdict in judgement[0].items()})
-        group.unjudged = unjudged(trees, judgement)
+        group.unjudged = unjudged_trees(trees, judgement)
         committing = now() - began
         spent = drafting + committing, verifying
         loads: dict[int, Load | None] = dict.fromkeys(trees)
@@ -109,7 +109,7 @@ def advance(target: Scoring, groups: Sequence[Group]) -> Iterator[tuple[Group, R
 
 def parallel(target: Scoring, draft: Drafter, requests: Sequence[int], cut: Cut) -> Iterator[Round]:
     """Judge what is in flight while the draft extends it; one target forward a round."""
-    group = Group.begun(draft, requests, cut)
+    group = Group.start(draft, requests, cut)
     in_flight = draft.propose(group.states)
     while in_flight:
         began = now()
@@ -118,7 +118,7 @@ def parallel(target: Scoring, draft: Drafter, requests: Sequence[int], cut: Cut)
         trees = draft.extend(in_flight)
         waited = now()
 
-        verdicts, endings = judged(trees, laws, cut)
+        verdicts, endings = judge(trees, laws, cut)
         live = [request for request in in_flight if endings[request] is None]
         emitted = {request: verdict.tokens for request, verdict in verdicts.items()}
         target.commit(emitted)
@@ -127,7 +127,7 @@ def parallel(target: Scoring, draft: Drafter, requests: Sequence[int], cut: Cut)
         in_flight = {r: Tree() for r in live}
         if onward := [r for r in live if verdicts[r].own is None]:
             in_flight |= draft.propose({request: group.states[request] for request in onward})
-        in_flight |= unjudged(trees, (verdicts, endings))
+        in_flight |= unjudged_trees(trees, (verdicts, endings))
         waiting = waited - scored + now() - verified
         capture_new_sizes()
         spent = waiting, scored - began + verified - waited
@@ -157,7 +157,7 @@ class MemoryGuard:
         self.session.commit(tokens)
 
 
-def judged(trees: Mapping[int, Tree], laws: Mapping[int, Scores], cut: Cut) -> Judgement:
+def judge(trees: Mapping[int, Tree], laws: Mapping[int, Scores], cut: Cut) -> Judgement:
     """What stands of each tree, cut where the answer stops; a broken law ends its request alone."""
     verdicts: dict[int, Verdict] = {}
     endings: dict[int, FinishReason | None] = {}
@@ -165,14 +165,14 @@ def judged(trees: Mapping[int, Tree], laws: Mapping[int, Scores], cut: Cut) -> J
         try:
             verdict = verify(tree, laws[request].every_law(), laws[request].noise)
         except BrokenLaw:
-            verdicts[request], endings[request] = NOTHING, "error"
+            verdicts[request], endings[request] = EMPTY_VERDICT, "error"
             continue
         count, endings[request] = cut(request, verdict.tokens)
-        verdicts[request] = shortened(verdict, count)
+        verdicts[request] = shorten(verdict, count)
     return verdicts, endings
 
 
-def unjudged(trees: Mapping[int, Tree], judgement: Judgement) -> dict[int, Tree]:
+def unjudged_trees(trees: Mapping[int, Tree], judgement: Judgement) -> dict[int, Tree]:
     """Of each request that goes on, the nodes below those that were accepted, where the target's
     laws ended before the tree did."""
     verdicts, endings = judgement
@@ -184,12 +184,12 @@ def unjudged(trees: Mapping[int, Tree], judgement: Judgement) -> dict[int, Tree]
     return {request: tree for request, tree in rest.items() if len(tree)}
 
 
-def _drafting(group: Group) -> dict[int, State]:
+def _states_to_draft(group: Group) -> dict[int, State]:
     """The states of the requests that wait for a new draft."""
     return {r: state for r, state in group.states.items() if r not in group.unjudged}
 
 
-def shortened(verdict: Verdict, count: int) -> Verdict:
+def shorten(verdict: Verdict, count: int) -> Verdict:
     """The verdict with its first ``count`` tokens only."""
     if count >= len(verdict.tokens):
         return verdict
@@ -217,7 +217,7 @@ def _rounds(
             q=draft.scores(request),
             draft_seconds=spent[0],
             verify_seconds=spent[1],
-            note=draft.noted(request) or trees[request].odds,
+            note=draft.round_note(request) or trees[request].odds,
             load=(loads or {}).get(request),
         )
         state = group.states.pop(request)

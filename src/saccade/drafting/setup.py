@@ -29,7 +29,7 @@ class Words:
 
     def check(self, view: View) -> None:
         """Raises OptionError unless what this view asks for is there."""
-        says = _said(view)
+        says = _text_kinds(view)
         if says and self.encode is None:
             raise OptionError(f"view {view.name} writes words, so it needs tokenizer=")
         if "caption" in says and self.captioner is None:
@@ -38,22 +38,22 @@ class Words:
                 "a function from inputs to a caption a request, or one a video and image of it"
             )
 
-    def captioning(self, view: View) -> Captioner | None:
+    def captioner_for(self, view: View) -> Captioner | None:
         """Who makes the captions that this view reads; None for a view without."""
-        return self.captioner if "caption" in _said(view) else None
+        return self.captioner if "caption" in _text_kinds(view) else None
 
-    def say(
+    def replacement_texts(
         self, view: View, inputs: Inputs, captions: Captions | None = None
     ) -> list[dict[str, Texts]]:
         """``Prefill.words`` of each request, as far as the view asks for them; ``captions`` where
         they have been made."""
-        says = _said(view)
+        says = _text_kinds(view)
         requests = int(inputs["input_ids"].shape[0])
         found: list[dict[str, Texts]] = [{} for _ in range(requests)]
         if "newline" in says and self.encode is not None:
             # one token: some tokenizers put a mark of a text's start before it
             found = [{"newline": (tuple(self.encode("\n")[-1:]),)} for _ in found]
-        captioner = self.captioning(view)
+        captioner = self.captioner_for(view)
         if self.encode is not None and captioner is not None:
             captions = captioner(inputs) if captions is None else captions
             for told, caption in zip(found, captions, strict=True):
@@ -62,8 +62,8 @@ class Words:
         return found
 
 
-def _said(view: View) -> set[str]:
-    return {part.says for part in view.parts if part.says is not None}
+def _text_kinds(view: View) -> set[str]:
+    return {part.text_kind for part in view.parts if part.text_kind is not None}
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class Setup:
     room: int  # tokens an answer may have
     words: Words = Words()
 
-    def drafting(self) -> Backbone:
+    def draft_model(self) -> Backbone:
         """The draft model. Raises ModelError where there is none."""
         if self.draft is None:
             raise ModelError(
@@ -87,9 +87,9 @@ class Setup:
             )
         return self.draft
 
-    def common(self) -> tuple[int, list[int]]:
+    def shared_vocabulary(self) -> tuple[int, list[int]]:
         """How many ids both models know, and those of them that stand for pixels."""
-        draft = self.drafting()
+        draft = self.draft_model()
         common = min(self.target.vocab, draft.vocab)
         placeholders = {*self.target.placeholders, *draft.placeholders}
         return common, sorted(i for i in placeholders if i < common)
@@ -97,11 +97,11 @@ class Setup:
     @property
     def coarse(self) -> bool:
         """Whether a view asks for ``Prompt.coarse`` of a draft model that has it."""
-        return self.drafting().coarsens and any(view.coarse for view in self.view.parts)
+        return self.draft_model().coarsens and any(view.coarse for view in self.view.parts)
 
-    def readable(self, inputs: Inputs) -> Inputs:
+    def draft_inputs(self, inputs: Inputs) -> Inputs:
         """What the draft model can read of the inputs: the text alone, if it has no eyes."""
-        if self.drafting().placeholders or not self.target.placeholders:
+        if self.draft_model().placeholders or not self.target.placeholders:
             return inputs
         ids = inputs["input_ids"]
         media = torch.isin(ids, torch.tensor([*self.target.placeholders], device=ids.device))

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from saccade.core.prompt import Paged, Prefill, Prompt
-from saccade.drafting.provides import Provides, setting, whole
+from saccade.drafting.provides import Provides, parse_whole, setting
 from saccade.methods.std import STD, Budgeted
 
 PAGE = 4
@@ -58,7 +58,7 @@ PROVIDES = Provides(
     views=(ByPage(),),
     axes={
         "page": setting(
-            *("page", "view.page", ByPage, partial(whole, "page"), "keys a page, as in 4"),
+            *("page", "view.page", ByPage, partial(parse_whole, "page"), "keys a page, as in 4"),
             "of view=pages: how many keys are asked for at once",
             PAGE,
         )

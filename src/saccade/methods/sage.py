@@ -35,7 +35,7 @@ from saccade.core.protocols import Growing, Shape
 from saccade.core.result import Round
 from saccade.core.tree import ROOT, Tree, add
 from saccade.drafting.drafters import ModelDrafter
-from saccade.drafting.provides import Axis, Provides, setting, share
+from saccade.drafting.provides import Axis, Provides, parse_share, setting
 from saccade.drafting.recipe import Recipe
 from saccade.drafting.shapes.policies import Paths, grow_static
 from saccade.methods.specvlm import TREE, VIEW
@@ -134,7 +134,7 @@ class Sage(Shape):
     rule: Rule = "prose"
 
     @property
-    def written(self) -> str:
+    def spelling(self) -> str:
         return self.named
 
     def start(self) -> Adapted:
@@ -232,7 +232,7 @@ MOST = 1000  # of anything counted
 def _read(axis: str, value: str) -> Any:
     """A setting, written as its default is. Raises MethodError."""
     if axis == "theta":
-        return share(axis, value)
+        return parse_share(axis, value)
     if axis == "rule":
         if value not in get_args(Rule):
             raise MethodError(f"unknown rule {value!r}; known: {', '.join(get_args(Rule))}")

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from saccade.core.prompt import Prompt
 from saccade.drafting.drafters import ModelDrafter, SelfDrafter
-from saccade.drafting.provides import Provides, setting, share
+from saccade.drafting.provides import Provides, parse_share, setting
 from saccade.drafting.recipe import Recipe
 from saccade.drafting.shapes.fit import Fit
 from saccade.drafting.shapes.policies import Paths, Static
@@ -60,13 +60,13 @@ class TwoStage:
 
     def __call__(self, prompt: Prompt, guide: Guide, budget: int) -> Int[Tensor, " kept"]:
         assert guide is not None
-        most = prompt.seen if self.literal else budget
+        most = prompt.visual_tokens if self.literal else budget
         attended = saliency.top_mass(guide, self.share, most)
-        rest = saliency.rest(prompt.seen, attended)
+        rest = saliency.rest(prompt.visual_tokens, attended)
         left = budget if self.literal else budget - len(attended)
         if not left and len(rest) and self.share < 1:
-            _stage_two_is_idle(self.share, budget / prompt.seen)
-        even = (between_ends if self.ends else saliency.spread)(rest, left)
+            _stage_two_is_idle(self.share, budget / prompt.visual_tokens)
+        even = (between_ends if self.ends else saliency.sample_evenly)(rest, left)
         return torch.cat([attended, even]).sort().values
 
 
@@ -113,7 +113,7 @@ SPECVLM_SELF = replace(
 
 
 SHARE = setting(
-    *("lambda", "view.select.share", TwoStage, partial(share, "lambda")),
+    *("lambda", "view.select.share", TwoStage, partial(parse_share, "lambda")),
     "SpecVLM's share of attention mass, 0 to 1",
     "SpecVLM's: it needs view=specvlm",
     write="{:g}".format,

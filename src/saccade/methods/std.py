@@ -23,7 +23,7 @@ from saccade.core.errors import MethodError
 from saccade.core.prompt import Prefill, Prompt
 from saccade.core.protocols import Refresh, View
 from saccade.drafting.drafters import EarlyExit, SelfDrafter
-from saccade.drafting.provides import Axis, Choices, Provides, whole
+from saccade.drafting.provides import Axis, Choices, Provides, parse_whole
 from saccade.drafting.recipe import Recipe
 from saccade.drafting.shapes.policies import Chain
 from saccade.drafting.views import saliency
@@ -37,17 +37,17 @@ SHARE = 8  # short prompts keep one visual token in eight
 def visual_budget(prompt: Prompt, keep: float | None, keys: int | None = None) -> int:
     """K: the paper's 1024 - m_t (of a video that fits in it an eighth); or as asked, a share of
     the video or as text and video keys together. Raises MethodError where the text fills those."""
-    if keep is not None or not prompt.seen:
-        return saliency.budget(prompt.seen, keep or 0)
-    text, total = len(prompt) - prompt.seen, keys or TOTAL
+    if keep is not None or not prompt.visual_tokens:
+        return saliency.budget(prompt.visual_tokens, keep or 0)
+    text, total = len(prompt) - prompt.visual_tokens, keys or TOTAL
     if text >= total:
         raise MethodError(
             f"the text has {text} tokens, and text and video keys together are to be {total}: use "
             f"keys={text + TOTAL}, or keep=0.1 for a share of the video"
         )
-    if keys is None and prompt.seen <= total - text:
-        return max(1, prompt.seen // SHARE)
-    return min(prompt.seen, total - text)
+    if keys is None and prompt.visual_tokens <= total - text:
+        return max(1, prompt.visual_tokens // SHARE)
+    return min(prompt.visual_tokens, total - text)
 
 
 def top(mass: Float[Tensor, "*heads seen"], count: int) -> Int[Tensor, "*heads count"]:
@@ -97,7 +97,7 @@ class Streaming(Budgeted):
     sinks: int | None = SINKS
 
     def __call__(self, prefill: Prefill, prompt: Prompt) -> Prompt:
-        count = len(prompt) - prompt.seen + self.budget(prompt)
+        count = len(prompt) - prompt.visual_tokens + self.budget(prompt)
         row = torch.arange(len(prompt), device=prompt.visual.device)
         return prompt.rows((row < SINKS) | (row >= len(prompt) - count + SINKS))
 
@@ -131,7 +131,7 @@ def _choose(choices: Choices, value: str) -> Choices:
         raise MethodError("keys is Sparse-to-Dense's: it needs view=per-head, streaming or pages")
     if view.keep is not None:
         raise MethodError("keys and keep both say how much is kept: give one of them")
-    return {"view": replace(view, keys=whole("keys", value))}
+    return {"view": replace(view, keys=parse_whole("keys", value))}
 
 
 def _told(recipe: Recipe) -> str | None:

@@ -30,7 +30,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from saccade.drafting.ensemble import Ensemble, LogLaw, Weighting
-from saccade.drafting.provides import Provides, above_zero, setting
+from saccade.drafting.provides import Provides, parse_positive, setting
 from saccade.drafting.recipe import Recipe
 from saccade.drafting.shapes.policies import Chain
 from saccade.drafting.views.basic import CAPTION, FULL, TEXT, Several
@@ -189,7 +189,7 @@ TABED_MTCP = replace(
 
 
 TAU = setting(
-    *("tau", "drafter.weighting.tau", Inverse, partial(above_zero, "tau")),
+    *("tau", "drafter.weighting.tau", Inverse, partial(parse_positive, "tau")),
     "temperature of MTCP*'s weights, above 0",
     "MTCP*'s: it needs weights=inverse or weights=softmax",
     usual=1.0,

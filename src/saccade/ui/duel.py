@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from saccade.bench.show import Typist
-from saccade.core.result import Kind, Result, Round, RoundRecord, emitted_each
+from saccade.core.result import Kind, Result, Round, RoundRecord, emitted_per_forward
 from saccade.engine.generate import Stream
 
 EVERY = 0.15  # seconds between two snapshots
@@ -72,7 +72,7 @@ class Column:
     @property
     def tau(self) -> float | None:
         """Tokens per target forward."""
-        return emitted_each(self.rounds)
+        return emitted_per_forward(self.rounds)
 
     @property
     def rate(self) -> float | None:

@@ -53,30 +53,30 @@ def kept(
     setup = Setup(target, draft, view, recipe.shape, [Sampling()], 1, words)
     session = Session(target, setup.rules)
     (prefill,) = session.prefill(target.prompts(inputs), record=view.attention)
-    prefill = replace(prefill, words=words.say(view, inputs)[0])
+    prefill = replace(prefill, words=words.replacement_texts(view, inputs)[0])
     prompt = prefill.prompt if own else _read(setup, prefill, draft_inputs or inputs)
-    if not prompt.seen:
+    if not prompt.visual_tokens:
         return ()
     return tuple(_seen(each, prefill, prompt) for each in view.parts)
 
 
 def _read(setup: Setup, prefill: Prefill, inputs: Inputs) -> Prompt:
     """The draft's own whole prompt."""
-    draft = setup.drafting()
+    draft = setup.draft_model()
     if draft.shares_rows_with(setup.target):
         return draft.adopt(prefill.prompt)
-    return draft.prompts(setup.readable(inputs))[0]
+    return draft.prompts(setup.draft_inputs(inputs))[0]
 
 
 def _seen(view: View, prefill: Prefill, prompt: Prompt) -> KeptClips:
-    held = view.start(prompt)  # as a draft that started early chose it
+    held = view.early_tokens(prompt)  # as a draft that started early chose it
     if held is None:
         pruned = view(prefill, prompt)
     else:
         pruned = prompt.select(view.choose(prefill, prompt, held))
     cells = on_grid(prompt, share(prompt, pruned))
     means = isinstance(view, Pooled | Merged)
-    return KeptClips(view.name, cells, pruned.seen, prompt.seen, means)
+    return KeptClips(view.name, cells, pruned.visual_tokens, prompt.visual_tokens, means)
 
 
 def share(prompt: Prompt, pruned: Prompt) -> Float[Tensor, " seen"]:
@@ -87,7 +87,7 @@ def share(prompt: Prompt, pruned: Prompt) -> Float[Tensor, " seen"]:
     for own in lists:
         rows[own.cpu()] += 1 / len(lists)
     if pruned.paged is not None:
-        rows[pruned.paged.rows.cpu()] = pruned.paged.read / len(pruned.paged.rows)
+        rows[pruned.paged.rows.cpu()] = pruned.paged.pages_per_step / len(pruned.paged.rows)
     return rows[prompt.visual.cpu()]
 
 

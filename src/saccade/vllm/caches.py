@@ -19,7 +19,7 @@ from saccade.core.prompt import Prefill
 from saccade.core.protocols import Growing, View
 from saccade.core.sampling import Sampling
 from saccade.core.tree import Tree, add
-from saccade.drafting.drafters import MATCH, drive, lookup
+from saccade.drafting.drafters import MAX_MATCH_TOKENS, drive, lookup
 from saccade.drafting.shapes.policies import confidence
 from saccade.drafting.views.basic import SCATTERED
 from saccade.model.backbone import Backbone
@@ -83,7 +83,7 @@ class ModelDrafts(Drafts):
         ends: tuple[int, ...],
         memory: int,
     ) -> None:
-        rules = Sampling(ends=ends)
+        rules = Sampling(end_ids=ends)
         self._backbone, self._view, self._memory = backbone, view, memory
         self._session = Session(
             backbone, defaultdict(lambda: rules), vocab=vocab, banned=banned, room=LONG // 4
@@ -166,7 +166,7 @@ class LookupDrafts(Drafts):
         return {each.name: self._looked_up(each, plan.length) for each in asked}
 
     def _looked_up(self, asked: DraftRequest, length: int) -> Drafted:
-        found = lookup(asked.ids, MATCH, length)
+        found = lookup(asked.ids, MAX_MATCH_TOKENS, length)
         stop = next((at for at, token in enumerate(found) if token in self._banned), len(found))
         return Drafted(tuple(found[:stop]), (1.0,) * stop)
 
@@ -185,6 +185,6 @@ def grow(plan: DraftPlan) -> Growing:
         if len(tree) and reach <= plan.bar:  # the first is drafted always: else nothing is learnt
             break
         tree = add(tree, last, token, None, odds)
-        if token in scores.rules.ends:
+        if token in scores.rules.end_ids:
             break
     return tree

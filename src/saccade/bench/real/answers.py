@@ -20,7 +20,7 @@ from saccade.core.errors import MethodError
 from saccade.core.prompt import CONTEXT
 from saccade.core.result import Result
 from saccade.drafting.recipe import Recipe
-from saccade.drafting.shapes.costs import bucket, measure
+from saccade.drafting.shapes.cost_measurement import context_bucket, measure_costs
 from saccade.engine.generate import stream
 from saccade.inputs import Loaded
 from saccade.inputs.questions import joined
@@ -212,8 +212,8 @@ class Results:
 
 def costs(model: Loaded, tokens: int) -> dict[str, Any]:
     """Seconds of the target's forwards by rows, over about so many keys."""
-    target, context = model.backbone, bucket(tokens)
-    found = measure(target, target, context=context, draft_context=context)
+    target, context = model.backbone, context_bucket(tokens)
+    found = measure_costs(target, target, context=context, draft_context=context)
     return {"context": context, "rows": found.rows, "seconds": found.target}
 
 

@@ -82,13 +82,13 @@ def looks(
     session = Session(target, [Sampling()], room=len(said))
     *_, first = session.reading(0, prompt, record=True, follow=STEP)
     assert isinstance(first, Prefill)
-    assert first.mass is not None and first.again is not None
+    assert first.mass is not None and first.with_latest_attention is not None
     found, before = list[Look](), first.mass
     for start in range(0, len(said) - STEP, STEP):
         tokens = list(said[start : start + STEP])
         own = session.score({0: chain(tokens)})[0]
         session.commit({0: tokens})
-        now = first.again().mass
+        now = first.with_latest_attention().mass
         assert now is not None
         found.append(Look(tokens, [int(row.argmax()) for row in own.rows[1:]], before, now))
         before = now
@@ -180,7 +180,7 @@ def _streaming(mass: Mass, count: int) -> Kept:
 
 
 def _uniform(mass: Mass, count: int) -> Kept:
-    return these(mass, saliency.spread(torch.arange(mass.shape[-1]), count))
+    return these(mass, saliency.sample_evenly(torch.arange(mass.shape[-1]), count))
 
 
 def _random(draw: int) -> Choose:

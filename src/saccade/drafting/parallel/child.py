@@ -116,7 +116,7 @@ class Child:
         if view.early == "wait":
             return
         for prompt in self._prompts:
-            held = view.start(prompt)
+            held = view.early_tokens(prompt)
             assert held is not None, "a view that waits has returned above"
             self._held.append(held)
         self._read([p.select(held) for p, held in zip(self._prompts, self._held, strict=True)])
@@ -131,7 +131,7 @@ class Child:
         if not self._held:
             pruned = [view(*shown) for shown in zip(prefills, self._prompts, strict=True)]
             self._read([self._backbone.written(prompt) for prompt in pruned])
-            seen = {i: prompt.seen for i, prompt in enumerate(pruned)}
+            seen = {i: prompt.visual_tokens for i, prompt in enumerate(pruned)}
         for i, held in enumerate(self._held):
             whole = self._prompts[i]
             kept = view.choose(prefills[i], whole, held)
@@ -194,7 +194,7 @@ class Child:
         scored = self._session.score({r: line.chain for r, line in wanted.items()})
         self._drafting += now() - began
         for request, line in wanted.items():
-            scores = replace(scored[request], began=line.began)
+            scores = replace(scored[request], draft_start=line.began)
             longer = self._longer(request, line, scores)
             if longer is None:
                 line.paused = True
@@ -208,9 +208,9 @@ class Child:
         """The chain with one more token; None where the shape stops. Where the shape fails after it
         has drawn one, that is published all the same."""
         try:
-            return self._job.shape.longer(line.chain, scores)
+            return self._job.shape.add_token(line.chain, scores)
         except Exception:
-            for parent, token, law in scores.drawn:
+            for parent, token, law in scores.draws:
                 self._publish(request, line, add(line.chain, parent, token, law))
             raise
 

@@ -24,7 +24,7 @@ from saccade.core.prompt import Inputs, Prefill, Prompt, Texts, Turn
 from saccade.core.protocols import Drafter, State
 from saccade.core.sampling import Sampling
 from saccade.core.tree import Tree, add, after, chain
-from saccade.drafting.captioning import Telling
+from saccade.drafting.captioning import Captioning
 from saccade.drafting.parallel.channel import SharedTensor
 from saccade.drafting.parallel.child import HEAD_START, Job, Laws
 from saccade.drafting.parallel.process import DraftError, Lending, Worker, lend
@@ -66,16 +66,16 @@ class WorkerDrafter(Drafter):
         self._setup = setup
         self._shape = setup.shape
         self._length = setup.shape.length
-        self._model = setup.drafting()
-        self._vocab, self._banned = setup.common()
+        self._model = setup.draft_model()
+        self._vocab, self._banned = setup.shared_vocabulary()
         self._shares = not setup.coarse and self._model.shares_rows_with(setup.target)
         self._early = setup.view.early != "wait"
         self._inputs: Inputs = {}
-        self._telling: Telling | None = None
+        self._captioning: Captioning | None = None
         self._sights = {i: Sight() for i in range(len(setup.rules))}
         self._owed: dict[int, tuple[list[int], int | None]] = {}
         self._since = time.monotonic()
-        self._seen: dict[int, int] | None = None  # once the draft is ready
+        self._visual_tokens: dict[int, int] | None = None  # once the draft is ready
         self._lending: Lending | None = None
         self._failure: Exception | None = None  # why nothing more is drafted
         # On a CPU the two processes share what threads there are.
@@ -132,19 +132,19 @@ class WorkerDrafter(Drafter):
         self._worker.hand(self._model, job)
         if not self._shares:
             self._share_threads()
-            self._worker.send("prefill", None, dict(self._setup.readable(inputs)))
+            self._worker.send("prefill", None, dict(self._setup.draft_inputs(inputs)))
 
     def prefill(self, prompts: Sequence[Prompt]) -> None:
         if self._shares:
             if self._early:
                 self._share_threads()
             self._worker.send("prefill", list(prompts), None)
-        self._telling = Telling(self._setup, self._inputs)
+        self._captioning = Captioning(self._setup, self._inputs)
         self._inputs = {}
 
     def ready(self, prefills: Sequence[Prefill]) -> float:
-        assert self._telling is not None, "prefill comes first"
-        words = self._telling.told()
+        assert self._captioning is not None, "prefill comes first"
+        words = self._captioning.texts()
         self._share_threads()
         self._bearable = bearable([len(prefill.prompt) for prefill in prefills])
         self._since = time.monotonic()
@@ -155,8 +155,8 @@ class WorkerDrafter(Drafter):
         """What is judged next: the first time all there is, then each batch once it is complete."""
         self._hear()
         if self._samples:
-            self._wait(lambda: self._seen is not None, self._bearable)
-        if self._seen is not None:
+            self._wait(lambda: self._visual_tokens is not None, self._bearable)
+        if self._visual_tokens is not None:
             self._settle()
         sights = {request: self._sights[request] for request in states}
         limits = {}
@@ -166,7 +166,7 @@ class WorkerDrafter(Drafter):
                 sight.limit = limits[request] = sight.batch + self._length
         if limits:
             self._send("limit", limits)
-        if self._seen is not None:
+        if self._visual_tokens is not None:
             whole = [(sight, sight.batch or 0) for sight in sights.values()]
             self._wait(lambda: all(sight.has(count) for sight, count in whole), self._patience)
         self._raise_if_failed()
@@ -179,7 +179,7 @@ class WorkerDrafter(Drafter):
         for request, tree in in_flight.items():
             self._sights[request].limit = len(tree) + self._length
         self._hear()
-        if self._seen is None:
+        if self._visual_tokens is None:
             if self._failure is None and time.monotonic() - self._since > self._bearable:
                 self._give_up(self._bearable)
             self._raise_if_failed()
@@ -211,7 +211,7 @@ class WorkerDrafter(Drafter):
                 sight.limit = sight.batch + self._length
             self._owed[request] = [*before, *new], kept
         self._hear()
-        if self._seen is not None:  # a worker that still reads would not read this
+        if self._visual_tokens is not None:  # a worker that still reads would not read this
             self._settle()
         self._raise_if_failed()
 
@@ -238,14 +238,14 @@ class WorkerDrafter(Drafter):
         self._follow(rules)
         self._send("turn", turns, [_portable(rule) for rule in rules], self._laws)
 
-    def beside(self) -> tuple[float, float]:
+    def parallel_seconds(self) -> tuple[float, float]:
         return self._reading, self._drafting
 
-    def captioning(self) -> tuple[float, float]:
-        return (0.0, 0.0) if self._telling is None else self._telling.spent
+    def captioning_seconds(self) -> tuple[float, float]:
+        return (0.0, 0.0) if self._captioning is None else self._captioning.seconds
 
-    def visible(self, request: int) -> int | None:
-        return None if self._seen is None else self._seen.get(request)
+    def visual_tokens(self, request: int) -> int | None:
+        return None if self._visual_tokens is None else self._visual_tokens.get(request)
 
     def close(self) -> None:
         self._is_sharing_now = False
@@ -300,7 +300,7 @@ class WorkerDrafter(Drafter):
         if name == "failed":  # The process itself is as good as before, and says no more of this.
             self._failure = DraftError(content[0])
         if name == "ready":
-            self._seen, self._reading = content
+            self._visual_tokens, self._reading = content
             # no step takes longer than a prefill
             self._patience = max(self._patience, 2 * self._reading)
         if name == "token":

@@ -15,9 +15,9 @@ from saccade.core.protocols import Growing, Shape, State
 from saccade.core.result import Round
 from saccade.drafting.shapes.policies import Chain, Paths, grow_static
 
-LONGEST = 12
-PRIOR_RATE, PRIOR_WEIGHT, MEMORY = 0.85, 8.0, 0.98
-DOUBT = 0.02  # a round: of what more rows than it had are believed to cost beyond it
+MAX_CHAIN_LENGTH = 12
+PRIOR_ACCEPTANCE, PRIOR_WEIGHT, ACCEPTANCE_MEMORY = 0.85, 8.0, 0.98
+EXTRA_COST_DECAY = 0.02  # a round: of what more rows than it had are believed to cost beyond it
 
 
 class Rate(NamedTuple):
@@ -57,7 +57,7 @@ def expected_tree(rate: float, paths: Paths) -> float:
     return total
 
 
-class Learnt(NamedTuple):
+class FitState(NamedTuple):
     """State of ``Fit``: how often drafts are accepted, and how far forwards keep to their costs."""
 
     accepted: Rate
@@ -74,7 +74,7 @@ class Fit(Shape):
     rounds, starting at a stated prior.
     """
 
-    timed: ClassVar[bool] = True
+    needs_costs: ClassVar[bool] = True
 
     trees: tuple[Paths, ...] = ()
     costs: Costs | None = None
@@ -87,25 +87,30 @@ class Fit(Shape):
     def stepwise(self) -> bool:
         return True
 
-    def beside(self) -> Chain:
+    def for_parallel(self) -> Chain:
         """The most tokens that the draft writes while the target judges as many (HIPPO's and
         PEARL's gamma, T_target / T_draft)."""
-        draft, judge = self.prices.draft, self.prices.verify
-        return Chain(max((n for n in range(1, LONGEST + 1) if n * draft <= judge(n)), default=1))
+        draft, judge = self.forward_costs.draft, self.forward_costs.verify
+        return Chain(
+            max((n for n in range(1, MAX_CHAIN_LENGTH + 1) if n * draft <= judge(n)), default=1)
+        )
 
-    def chained(self) -> Fit:
+    def as_chains(self) -> Fit:
         return replace(self, trees=())
 
     def start(self) -> State:
-        return Learnt(Rate(PRIOR_RATE * PRIOR_WEIGHT, PRIOR_WEIGHT))
+        return FitState(Rate(PRIOR_ACCEPTANCE * PRIOR_WEIGHT, PRIOR_WEIGHT))
 
     def choose(self, state: State) -> int | Paths:
         """A chain length or the paths of a tree."""
-        learnt: Learnt = state
-        costs, ratios = self.prices.shared(learnt.requests), learnt.ratios or self._believed
+        learnt: FitState = state
+        costs, ratios = (
+            self.forward_costs.per_request(learnt.requests),
+            learnt.ratios or self._unit_ratios,
+        )
         rate, busy = learnt.accepted.share, min(ratios[1:])
         options: list[tuple[int | Paths, float, int, int]] = [
-            *((n, expected_chain(rate, n), n, n + 1) for n in range(1, LONGEST + 1)),
+            *((n, expected_chain(rate, n), n, n + 1) for n in range(1, MAX_CHAIN_LENGTH + 1)),
             *((t, expected_tree(rate, t), max(map(len, t)), len(t) + 1) for t in self.trees),
         ]
 
@@ -116,36 +121,36 @@ class Fit(Shape):
         return max(options, key=speed)[0]
 
     @property
-    def _believed(self) -> tuple[float, ...]:
-        return (1.0,) * (2 + max(LONGEST, *map(len, self.trees), 0))
+    def _unit_ratios(self) -> tuple[float, ...]:
+        return (1.0,) * (2 + max(MAX_CHAIN_LENGTH, *map(len, self.trees), 0))
 
     def grow(self, state: State) -> Growing:
         choice = self.choose(state)
         return Chain(choice).grow(None) if isinstance(choice, int) else grow_static(choice)
 
     def fold(self, state: State, round: Round) -> State:
-        learnt: Learnt = state
+        learnt: FitState = state
         accepted = len(round.verdict.accepted)
         refused = round.verdict.kind == "recovered"
-        rate = learnt.accepted.fold(accepted, accepted + refused, MEMORY)
+        rate = learnt.accepted.fold(accepted, accepted + refused, ACCEPTANCE_MEMORY)
         if round.p.rules.sample:
             return learnt._replace(accepted=rate)
         if round.load is not None:
             return learnt._replace(accepted=rate, requests=round.load.requests)
-        return Learnt(rate, self._corrected(learnt.ratios or self._believed, round))
+        return FitState(rate, self._correct_ratios(learnt.ratios or self._unit_ratios, round))
 
-    def _corrected(self, ratios: tuple[float, ...], round: Round) -> tuple[float, ...]:
+    def _correct_ratios(self, ratios: tuple[float, ...], round: Round) -> tuple[float, ...]:
         """What is believed after a round: a dearer one at once, a cheaper one by half; fewer rows
         take no longer and more no less; and of more rows that nobody has tried for long their
         price is doubted, until it is low enough for them to be tried."""
         rows = 1 + len(round.tree)
         if round.verify_seconds <= 0 or rows >= len(ratios):
             return ratios
-        bare = [0.0, *(self.prices.verify(n) for n in range(1, len(ratios)))]
+        bare = [0.0, *(self.forward_costs.verify(n) for n in range(1, len(ratios)))]
         seconds = [ratio * cost for ratio, cost in zip(ratios, bare, strict=True)]
         took = round.verify_seconds
         here = max(took, (seconds[rows] + took) / 2)
         fewer = [min(each, here) for each in seconds[1:rows]]
-        more = [max(here, each - DOUBT * (each - here)) for each in seconds[rows + 1 :]]
+        more = [max(here, each - EXTRA_COST_DECAY * (each - here)) for each in seconds[rows + 1 :]]
         found = zip((*fewer, here, *more), bare[1:], strict=True)
         return (1.0, *(each / cost for each, cost in found))

@@ -20,7 +20,7 @@ from saccade.core.tree import ROOT, Tree, add
 Paths = tuple[tuple[int, ...], ...]
 """A static tree as paths of top-k ranks: (0, 1) is the runner-up after the best first token."""
 
-LONGEST, LARGEST = 63, 64  # tokens of a chain, nodes of a tree that a user writes
+MAX_CHAIN_TOKENS, MAX_TREE_NODES = 63, 64  # tokens of a chain, nodes of a tree that a user writes
 
 
 @dataclass(frozen=True)
@@ -37,11 +37,11 @@ class Chain(Shape):
     length: int
 
     @classmethod
-    def read(cls, text: str) -> Shape:
-        return Chain(size("chain", text, LONGEST))
+    def parse(cls, text: str) -> Shape:
+        return Chain(parse_size("chain", text, MAX_CHAIN_TOKENS))
 
     @property
-    def written(self) -> str:
+    def spelling(self) -> str:
         return f"chain-{self.length}"
 
     @property
@@ -64,7 +64,7 @@ class Chain(Shape):
         """
         return True
 
-    def longer(self, tree: Tree, scores: Scores) -> Tree | None:
+    def add_token(self, tree: Tree, scores: Scores) -> Tree | None:
         """The chain with one more token; None where it stops."""
         last = len(tree) - 1
         law = scores.law(last)
@@ -77,10 +77,10 @@ class Chain(Shape):
         tree, ended = Tree(), False
         while len(tree) < self.length and not ended:
             scores: Scores = yield tree
-            longer = self.longer(tree, scores)
+            longer = self.add_token(tree, scores)
             if longer is None:
                 break
-            tree, ended = longer, longer.tokens[-1] in scores.rules.ends
+            tree, ended = longer, longer.tokens[-1] in scores.rules.end_ids
         return tree
 
 
@@ -107,7 +107,7 @@ class Static(Shape):
         check_paths(self.paths)
 
     @classmethod
-    def read(cls, text: str) -> Shape:
+    def parse(cls, text: str) -> Shape:
         """A user's own tree: ``0,1,0.0,0.1`` for two first tokens and two after the first."""
         try:
             paths = tuple(tuple(int(rank) for rank in path.split(".")) for path in text.split(","))
@@ -117,14 +117,16 @@ class Static(Shape):
                 f"cannot read the tree paths-{text}: write ranks joined by dots, as in "
                 f"paths-0,1,0.0,0.1 ({error})"
             ) from error
-        if len(set(paths)) > LARGEST:
-            raise MethodError(f"a tree of {len(set(paths))} nodes is too large: {LARGEST} at most")
-        if (rank := max(map(max, paths))) >= LARGEST:
-            raise MethodError(f"a tree's ranks go from 0 to {LARGEST - 1}, not to {rank}")
+        if len(set(paths)) > MAX_TREE_NODES:
+            raise MethodError(
+                f"a tree of {len(set(paths))} nodes is too large: {MAX_TREE_NODES} at most"
+            )
+        if (rank := max(map(max, paths))) >= MAX_TREE_NODES:
+            raise MethodError(f"a tree's ranks go from 0 to {MAX_TREE_NODES - 1}, not to {rank}")
         return Static(tuple(dict.fromkeys(sorted(paths, key=lambda path: (len(path), path)))))
 
     @property
-    def written(self) -> str:
+    def spelling(self) -> str:
         return "paths-" + ",".join(".".join(map(str, path)) for path in self.paths)
 
     @property
@@ -150,11 +152,11 @@ class Best(Shape):
     nodes: int
 
     @classmethod
-    def read(cls, text: str) -> Shape:
-        return Best(size("best", text, LARGEST))
+    def parse(cls, text: str) -> Shape:
+        return Best(parse_size("best", text, MAX_TREE_NODES))
 
     @property
-    def written(self) -> str:
+    def spelling(self) -> str:
         return f"best-{self.nodes}"
 
     @property
@@ -214,7 +216,7 @@ def check_paths(paths: Sequence[Sequence[int]]) -> None:
             raise ValueError(f"a tree path is a list of ranks from 0, not {list(path)}")
 
 
-def size(family: str, text: str, largest: int) -> int:
+def parse_size(family: str, text: str, largest: int) -> int:
     """The whole number N of ``FAMILY-N``. Raises MethodError where it is none up to ``largest``."""
     count = int(text) if text.isascii() and text.isdigit() else 0
     if not 1 <= count <= largest:

@@ -19,23 +19,23 @@ from saccade.core.prompt import Prefill, Prompt, Texts
 from saccade.core.protocols import Early, Positions, Refresh, View
 from saccade.drafting.views import saliency
 
-GOLDEN = (5**0.5 - 1) / 2
-LOOKED_AT, STEPS = 16, 32  # tokens that seed a draw; steps to the mean of what they are
+GOLDEN_RATIO = (5**0.5 - 1) / 2
+SEED_TOKENS, SEED_STEPS = 16, 32  # tokens that seed a draw; steps to the mean of what they are
 
-Guide = Float[Tensor, " seen"] | None
+Guide = Float[Tensor, " visual"] | None
 """Attention per visual token of the draft's prompt, for the selectors that ask for it."""
 
 Select = Callable[[Prompt, Guide, int], Int[Tensor, " kept"]]
 """(the draft's whole prompt, guide, budget) -> kept visual tokens."""
 
-Measure = Callable[[Prefill], Float[Tensor, " seen"]]
+Measure = Callable[[Prefill], Float[Tensor, " visual"]]
 
 
 @runtime_checkable
 class Ranking(Protocol):
     """A selector that keeps the most salient tokens; without a guide, by what else it has."""
 
-    def saliency(self, prompt: Prompt, guide: Guide) -> Float[Tensor, " seen"]: ...
+    def saliency(self, prompt: Prompt, guide: Guide) -> Float[Tensor, " visual"]: ...
 
     def __call__(self, prompt: Prompt, guide: Guide, budget: int) -> Int[Tensor, " kept"]: ...
 
@@ -73,10 +73,10 @@ class Pruned(View):
 
     def __call__(self, prefill: Prefill, prompt: Prompt) -> Prompt:
         pruned = prompt.select(self.choose(prefill, prompt))
-        return repacked(pruned) if self.positions == "repacked" else pruned
+        return repack(pruned) if self.positions == "repacked" else pruned
 
     def choose(
-        self, prefill: Prefill, prompt: Prompt, held: Int[Tensor, " held"] | None = None
+        self, prefill: Prefill, prompt: Prompt, available: Int[Tensor, " available"] | None = None
     ) -> Int[Tensor, " kept"]:
         """The visual tokens kept of a whole prompt; among ``held``, where only those are there."""
         guide = None
@@ -84,23 +84,23 @@ class Pruned(View):
             assert prefill.mass is not None, f"view {self.name} needs recorded attention"
             guide = saliency.transfer(self.guide(prefill), prefill.prompt.grid, prompt.grid)
         count = self.budget(prompt)
-        if held is None or len(held) == prompt.seen:
+        if available is None or len(available) == prompt.visual_tokens:
             return self.select(prompt, guide, count)
         assert isinstance(self.select, Ranking)
-        return held[saliency.top(self.select.saliency(prompt, guide)[held], count)]
+        return available[saliency.top(self.select.saliency(prompt, guide)[available], count)]
 
     def budget(self, prompt: Prompt) -> int:
         """How many visual tokens of a prompt are kept."""
         still = 0 if self.images is None else prompt.stills
-        moving = saliency.budget(prompt.seen - still, self.keep, self.rounding)
+        moving = saliency.budget(prompt.visual_tokens - still, self.keep, self.rounding)
         return moving + saliency.budget(still, self.images or 0, self.rounding)
 
-    def start(self, prompt: Prompt) -> Int[Tensor, " held"] | None:
+    def early_tokens(self, prompt: Prompt) -> Int[Tensor, " early"] | None:
         """What a draft may read at once; None where it has to wait for the target."""
         if self.early == "wait":
             return None
         if self.early == "all":
-            return torch.arange(prompt.seen, device=prompt.visual.device)
+            return torch.arange(prompt.visual_tokens, device=prompt.visual.device)
         assert isinstance(self.select, Ranking)
         twice = 2 * self.budget(prompt)
         return saliency.top(self.select.saliency(prompt, None), twice)
@@ -110,37 +110,37 @@ class Pruned(View):
 class Affordable(View):
     """An even sample, as large as the draft reads without slowing down: see ``plan``."""
 
-    timed: ClassVar[bool] = True
+    needs_costs: ClassVar[bool] = True
 
     name: str = "affordable"
     keep: float | None = None
 
-    def settled(self, keep: float) -> Pruned:
+    def with_share(self, keep: float) -> Pruned:
         return replace(SCATTERED, keep=keep) if keep < 1 else FULL
 
     def __call__(self, prefill: Prefill, prompt: Prompt) -> Prompt:
         if self.keep is None:
             raise MethodError("how much is affordable has yet to be settled: see recipe.plan")
-        return self.settled(self.keep)(prefill, prompt)
+        return self.with_share(self.keep)(prefill, prompt)
 
 
 @dataclass(frozen=True)
-class Worded(View):
+class TextView(View):
     """Words in the place of each video or image: nothing visual is left (TABED's T and C).
 
-    ``says`` names the words in ``Prefill.words``. Positions count as in a text written so.
+    ``text_kind`` names the words in ``Prefill.words``. Positions count as in a text with them.
     """
 
     subset: ClassVar[bool] = False
 
     name: str
-    says: Literal["newline", "caption"]
+    text_kind: Literal["newline", "caption"]
 
     def __call__(self, prefill: Prefill, prompt: Prompt) -> Prompt:
-        return worded(prompt, prefill.words[self.says])
+        return replace_media(prompt, prefill.words[self.text_kind])
 
 
-def worded(prompt: Prompt, texts: Texts) -> Prompt:
+def replace_media(prompt: Prompt, texts: Texts) -> Prompt:
     """The prompt with each medium's rows replaced by ids, to be embedded by its model.
 
     Raises MethodError for several texts that are not one a medium.
@@ -172,10 +172,10 @@ def worded(prompt: Prompt, texts: Texts) -> Prompt:
         grid=prompt.grid[:0],
         index=prompt.index[at],
         deepstack=(),
-        blank=blank,
+        ids_to_embed=blank,
         coarse=None,
     )
-    return repacked(text)
+    return repack(text)
 
 
 @dataclass(frozen=True)
@@ -202,7 +202,7 @@ class Several(View):
         raise MethodError(f"only an ensemble reads {self.name}; use drafter=ensemble")
 
 
-def repacked(prompt: Prompt) -> Prompt:
+def repack(prompt: Prompt) -> Prompt:
     """The same rows at positions 0, 1, 2, ... on every axis."""
     row = torch.arange(len(prompt), device=prompt.positions.device)
     return replace(
@@ -224,27 +224,29 @@ class Random:
 
     def __call__(self, prompt: Prompt, guide: Guide, budget: int) -> Int[Tensor, " kept"]:
         generator = torch.Generator().manual_seed(self.seed(prompt))
-        order = torch.randperm(prompt.seen, generator=generator)
+        order = torch.randperm(prompt.visual_tokens, generator=generator)
         return order[:budget].sort().values.to(prompt.visual.device)
 
     def seed(self, prompt: Prompt) -> int:
-        some = saliency.spread(prompt.visual.nonzero().squeeze(-1), LOOKED_AT)
+        some = saliency.sample_evenly(prompt.visual.nonzero().squeeze(-1), SEED_TOKENS)
         first = prompt.embeds[some, 0].double().cpu()
-        steps = (first / first.abs().mean().clamp(min=1e-9) * STEPS).round().long().tolist()
-        told = repr((self.draw, prompt.seen, steps)).encode()
+        steps = (first / first.abs().mean().clamp(min=1e-9) * SEED_STEPS).round().long().tolist()
+        told = repr((self.draw, prompt.visual_tokens, steps)).encode()
         return int.from_bytes(sha256(told).digest()[:7], "big")
 
 
 def uniform(prompt: Prompt, guide: Guide, budget: int) -> Int[Tensor, " kept"]:
     """Evenly spaced in prompt order."""
-    return saliency.spread(torch.arange(prompt.seen, device=prompt.visual.device), budget)
+    return saliency.sample_evenly(
+        torch.arange(prompt.visual_tokens, device=prompt.visual.device), budget
+    )
 
 
 def scattered(prompt: Prompt, guide: Guide, budget: int) -> Int[Tensor, " kept"]:
     """As even in prompt order as ``uniform``, and in step with no grid: every fourth token of a
     grid of eight columns is two columns. Token i comes at the fractional part of i / phi (the
     golden ratio: Kronecker's low-discrepancy sequence), and the first of those are kept."""
-    turn = torch.arange(prompt.seen, dtype=torch.float64) * GOLDEN % 1
+    turn = torch.arange(prompt.visual_tokens, dtype=torch.float64) * GOLDEN_RATIO % 1
     return turn.argsort()[:budget].sort().values.to(prompt.visual.device)
 
 
@@ -262,5 +264,5 @@ AFFORDABLE = Affordable()
 ATTENTION = Pruned("attention", attended, attention=True)
 NONE = Pruned("none", uniform, keep=0.0)
 VIEWS = (FULL, NONE, RANDOM, UNIFORM, SCATTERED, AFFORDABLE, ATTENTION)
-TEXT = Worded("text", "newline")
-CAPTION = Worded("caption", "caption")
+TEXT = TextView("text", "newline")
+CAPTION = TextView("caption", "caption")

@@ -19,7 +19,7 @@ from torch.nn.functional import cosine_similarity
 from saccade.core.prompt import Prefill, Prompt
 from saccade.core.protocols import View
 from saccade.drafting.views import saliency
-from saccade.drafting.views.basic import Guide, Pruned, Select, repacked, uniform
+from saccade.drafting.views.basic import Guide, Pruned, Select, repack, uniform
 
 GROUP = 4  # frames DyCoke merges among each other
 
@@ -29,7 +29,9 @@ def frames(prompt: Prompt, guide: Guide, budget: int) -> Int[Tensor, " kept"]:
     parts = _frames(prompt)
     chosen: list[Tensor] = []
     for count in range(len(parts) + 1):
-        chosen = [parts[i] for i in saliency.spread(torch.arange(len(parts)), count).tolist()]
+        chosen = [
+            parts[i] for i in saliency.sample_evenly(torch.arange(len(parts)), count).tolist()
+        ]
         if sum(len(part) for part in chosen) >= budget:
             break
     return _fill(prompt, chosen, budget)
@@ -43,8 +45,8 @@ class Window:
     halves: int
 
     def __call__(self, prompt: Prompt, guide: Guide, budget: int) -> Int[Tensor, " kept"]:
-        count = min(budget, prompt.seen)
-        start = (prompt.seen - count) * self.halves // 2
+        count = min(budget, prompt.visual_tokens)
+        start = (prompt.visual_tokens - count) * self.halves // 2
         return torch.arange(start, start + count, device=prompt.grid.device)
 
 
@@ -76,8 +78,8 @@ def dycoke(prompt: Prompt, guide: Guide, budget: int) -> Int[Tensor, " kept"]:
     """
     grid, time = prompt.grid, prompt.grid[:, 1]
     first = (time == 0).nonzero().squeeze(-1)
-    if min(budget, prompt.seen) <= len(first):
-        return saliency.spread(first, budget)
+    if min(budget, prompt.visual_tokens) <= len(first):
+        return saliency.sample_evenly(first, budget)
     key, order = torch.sort(saliency.through_time(grid))
     # Clearing the lowest bit of a frame's number leads from it to the one it merges into, in
     # groups of four, in groups of sixteen, ...
@@ -85,7 +87,7 @@ def dycoke(prompt: Prompt, guide: Guide, budget: int) -> Int[Tensor, " kept"]:
     at = torch.searchsorted(key, wanted).clamp(max=len(key) - 1)
     into = order[at]
     rows = prompt.embeds[prompt.visual]
-    alike = torch.empty(prompt.seen, device=grid.device)
+    alike = torch.empty(prompt.visual_tokens, device=grid.device)
     for part in _frames(prompt):  # frame by frame, to hold no second copy of a long video
         alike[part] = cosine_similarity(rows[part].float(), rows[into[part]].float(), dim=-1)
     alike[key[at] != wanted] = -torch.inf
@@ -115,7 +117,7 @@ class Merged(View):
     def __call__(self, prefill: Prefill, prompt: Prompt) -> Prompt:
         grid = prompt.grid
         kept = Pruned(self.name, self.select, self.keep).choose(prefill, prompt)
-        if len(kept) in (0, prompt.seen):
+        if len(kept) in (0, prompt.visual_tokens):
             return prompt.select(kept)
         key = saliency.through_time(grid)
         earlier, order = torch.sort(key[kept])
@@ -143,17 +145,17 @@ class Pooled(View):
     coarse: bool = False
 
     def __call__(self, prefill: Prefill, prompt: Prompt) -> Prompt:
-        if not prompt.seen:
+        if not prompt.visual_tokens:
             return prompt
         if self.coarse and prompt.coarse is not None:  # rows of a block are equal there
             embeds = prompt.embeds.clone()
             embeds[prompt.visual] = prompt.coarse
-            return repacked(self(prefill, replace(prompt, embeds=embeds, coarse=None)))
+            return repack(self(prefill, replace(prompt, embeds=embeds, coarse=None)))
         grid = prompt.grid
         block = torch.cat([grid[:, :2], grid[:, 2:] // 2], 1)
         group = torch.unique(block, dim=0, return_inverse=True)[1]
-        row = torch.arange(prompt.seen, device=grid.device)
-        leader = row.new_full((int(group.max()) + 1,), prompt.seen)
+        row = torch.arange(prompt.visual_tokens, device=grid.device)
+        leader = row.new_full((int(group.max()) + 1,), prompt.visual_tokens)
         leader = leader.scatter_reduce(0, group, row, "amin")[group]
         corner = grid[:, 2] % 2 * 2 + grid[:, 3] % 2
         return replace(_averaged(prompt, leader, corner), grid=block[leader == row])
@@ -172,12 +174,14 @@ def _fill(
     """Parts in the order given while they fit, then an even sample of the next."""
     kept = [torch.arange(0, device=prompt.grid.device)]
     for part in parts:
-        kept.append(saliency.spread(part, budget))
+        kept.append(saliency.sample_evenly(part, budget))
         budget -= len(kept[-1])
     return torch.cat(kept).sort().values
 
 
-def _averaged(prompt: Prompt, leader: Int[Tensor, " seen"], turn: Int[Tensor, " seen"]) -> Prompt:
+def _averaged(
+    prompt: Prompt, leader: Int[Tensor, " visual"], turn: Int[Tensor, " visual"]
+) -> Prompt:
     """The prompt of the visual rows that lead themselves, each the mean of the rows it leads.
 
     -1 leads nowhere. Rows are added turn by turn and no two of a turn share a leader, so that no
@@ -188,7 +192,7 @@ def _averaged(prompt: Prompt, leader: Int[Tensor, " seen"], turn: Int[Tensor, " 
     turns = [((turn == now) & (leader >= 0)).nonzero().squeeze(-1) for now in turn.unique()]
     count = torch.bincount(number[leader >= 0], minlength=len(kept))
 
-    def mean(rows: Float[Tensor, "seen dim"]) -> Float[Tensor, "kept dim"]:
+    def mean(rows: Float[Tensor, "visual dim"]) -> Float[Tensor, "kept dim"]:
         exact = torch.promote_types(rows.dtype, torch.float32)
         total = torch.zeros(len(kept), rows.shape[1], dtype=exact, device=rows.device)
         for part in turns:

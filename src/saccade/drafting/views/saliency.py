@@ -13,7 +13,7 @@ from torch import Tensor
 
 from saccade.core.prompt import Prefill
 
-ROUNDING = 12  # decimals: what equals up to rounding must not be scaled up as if it differed
+DECIMALS = 12  # decimals: what equals up to rounding must not be scaled up as if it differed
 
 
 Rounding = Literal["nearest", "down"]
@@ -31,13 +31,13 @@ def budget(seen: int, keep: float, rounding: Rounding = "nearest") -> int:
     return min(seen, max(1, whole)) if keep > 0 else 0
 
 
-def top(saliency: Float[Tensor, " seen"], count: int) -> Int[Tensor, " kept"]:
+def top(saliency: Float[Tensor, " visual"], count: int) -> Int[Tensor, " kept"]:
     """The ``count`` most salient tokens."""
     order = torch.sort(saliency, descending=True, stable=True).indices
     return order[:count].sort().values
 
 
-def top_mass(saliency: Float[Tensor, " seen"], share: float, most: int) -> Int[Tensor, " kept"]:
+def top_mass(saliency: Float[Tensor, " visual"], share: float, most: int) -> Int[Tensor, " kept"]:
     """The smallest top set whose saliency sums to ``share`` of the total, at most ``most``; none
     reaches nothing."""
     ranked, order = torch.sort(saliency.double(), descending=True, stable=True)
@@ -47,7 +47,7 @@ def top_mass(saliency: Float[Tensor, " seen"], share: float, most: int) -> Int[T
     return order[: min(count, most)].sort().values
 
 
-def spread(items: Int[Tensor, " item"], count: int) -> Int[Tensor, " kept"]:
+def sample_evenly(items: Int[Tensor, " item"], count: int) -> Int[Tensor, " kept"]:
     """``count`` of the items, evenly spaced in the order given."""
     count = min(count, len(items))
     if count == 0:
@@ -63,13 +63,13 @@ def rest(seen: int, kept: Int[Tensor, " kept"]) -> Int[Tensor, " left"]:
     return left.nonzero().squeeze(-1)
 
 
-def attention(mass: Float[Tensor, "layer kv_head seen"]) -> Float[Tensor, " seen"]:
+def attention(mass: Float[Tensor, "layer kv_head visual"]) -> Float[Tensor, " visual"]:
     """SpecVLM's a_j (Eq. 5): mean over layers, heads and text queries of the attention on j."""
     return mass.mean((0, 1))
 
 
 def transfer(
-    saliency: Float[Tensor, " seen"], grid: Int[Tensor, "seen 4"], other: Int[Tensor, "cell 4"]
+    saliency: Float[Tensor, " visual"], grid: Int[Tensor, "visual 4"], other: Int[Tensor, "cell 4"]
 ) -> Float[Tensor, " cell"]:
     """Saliency of one model's visual tokens, looked up for another model's finer or coarser grid.
 
@@ -94,7 +94,7 @@ def transfer(
     return moved
 
 
-def _alike(grid: Int[Tensor, "seen 4"], other: Int[Tensor, "cell 4"]) -> bool:
+def _alike(grid: Int[Tensor, "visual 4"], other: Int[Tensor, "cell 4"]) -> bool:
     """Whether both show the same media, each a full lattice on the side that is looked up."""
     media = grid[:, 0].unique()
     if not torch.equal(media, other[:, 0].unique()):
@@ -103,19 +103,19 @@ def _alike(grid: Int[Tensor, "seen 4"], other: Int[Tensor, "cell 4"]) -> bool:
     return all(len(part) == int((part.amax(0) + 1).prod()) for part in parts)
 
 
-def attended(prefill: Prefill) -> Float[Tensor, " seen"]:
+def attended(prefill: Prefill) -> Float[Tensor, " visual"]:
     """How much the target's text attends to each visual token, among all it attends to."""
     assert prefill.mass is not None, "the view did not ask for attention"
     return attention(prefill.mass)
 
 
-def relevant(prefill: Prefill) -> Float[Tensor, " seen"]:
+def relevant(prefill: Prefill) -> Float[Tensor, " visual"]:
     """HIPPO's s_attn (Eq. 2): how much it attends to each, among the visual tokens alone."""
     assert prefill.relevance is not None, "the view did not ask for attention"
     return attention(prefill.relevance)
 
 
-def temporal(embeds: Float[Tensor, "seen dim"], grid: Int[Tensor, "seen 4"]) -> Tensor:
+def temporal(embeds: Float[Tensor, "visual dim"], grid: Int[Tensor, "visual 4"]) -> Tensor:
     """HIPPO's s_temp (Eq. 3-4), [seen]: 1 - mean cosine with this cell a frame before and after.
 
     A cell without neighbours has 1.
@@ -133,10 +133,12 @@ def temporal(embeds: Float[Tensor, "seen dim"], grid: Int[Tensor, "seen 4"]) -> 
         cosine = (unit * unit[order[at]]).sum(-1)
         total += cosine.where(there, torch.zeros_like(cosine))
         count += there
-    return (1 - total / count.clamp(min=1)).round(decimals=ROUNDING)
+    return (1 - total / count.clamp(min=1)).round(decimals=DECIMALS)
 
 
-def spatial(embeds: Float[Tensor, "seen dim"], grid: Int[Tensor, "seen 4"], side: int) -> Tensor:
+def spatial(
+    embeds: Float[Tensor, "visual dim"], grid: Int[Tensor, "visual 4"], side: int
+) -> Tensor:
     """HIPPO's s_spa (Eq. 5-6), [seen]: variance of a token's cosines within its crop, itself too.
 
     Crops tile a frame from its top left; ragged ones hold what members they have.
@@ -157,10 +159,10 @@ def spatial(embeds: Float[Tensor, "seen dim"], grid: Int[Tensor, "seen 4"], side
     variance = cosine.pow(2).sum(-1) / size - (cosine.sum(-1) / size).pow(2)
     saliency = torch.empty(len(grid), dtype=torch.double, device=grid.device)
     saliency[order] = variance[number[order], slot].clamp(min=0)
-    return saliency.round(decimals=ROUNDING)
+    return saliency.round(decimals=DECIMALS)
 
 
-def per_frame(saliency: Float[Tensor, " seen"], grid: Int[Tensor, "seen 4"]) -> Tensor:
+def per_frame(saliency: Float[Tensor, " visual"], grid: Int[Tensor, "visual 4"]) -> Tensor:
     """Each frame's saliency with mean 0 and standard deviation 1; all 0 where they do not vary."""
     _, frame = torch.unique(grid[:, :2], dim=0, return_inverse=True)
     saliency = saliency.double()
@@ -174,7 +176,7 @@ def per_frame(saliency: Float[Tensor, " seen"], grid: Int[Tensor, "seen 4"]) -> 
     return torch.where(varies, centred / spread, torch.zeros_like(centred))
 
 
-def through_time(grid: Int[Tensor, "seen 4"]) -> Int[Tensor, " seen"]:
+def through_time(grid: Int[Tensor, "visual 4"]) -> Int[Tensor, " visual"]:
     """A number per token that sorts by medium and cell, then counts up with t; the one before a
     cell's first frame and the one after its last are nobody's."""
     medium, t, h, w = grid.unbind(1)

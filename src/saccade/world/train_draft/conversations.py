@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from saccade.core.errors import OptionError
-from saccade.core.tree import common
+from saccade.core.tree import common_length
 from saccade.inputs import Loaded, media, questions
 from saccade.world.train_draft.samples import answered, kept, together
 
@@ -202,7 +202,7 @@ def _spans(
             continue
         asked = questions.words(name, processor, turns[: before + 1])
         told = questions.words(name, processor, turns[: turn + 1], continued=True)
-        span = [at for at in words if common(bare, asked) <= at < common(bare, told)]
+        span = [at for at in words if common_length(bare, asked) <= at < common_length(bare, told)]
         start, stop = (
             place[len(place) - len(words) + words.index(at)] for at in (span[0], span[-1])
         )
