@@ -24,7 +24,7 @@ from evidence.checkpoints import FAMILIES
 from saccade import inputs as models
 from saccade.core.errors import MethodError, ModelError, OptionError
 from saccade.core.sampling import Sampling
-from saccade.drafting.parallel.drafter import _portable
+from saccade.drafting.parallel.drafter import _sendable_rule
 from saccade.drafting.shapes import cost_measurement
 from saccade.inputs import architectures, footprint, loading
 from saccade.methods import resolve
@@ -318,7 +318,7 @@ def test_silent_5_what_no_other_process_can_import_is_not_sent(
     monkeypatch.setattr(sys.modules["__main__"], "Even", own, raising=False)
     other = TemperatureLogitsWarper(2.0)
     assert pickle.dumps(own())
-    kept = _portable(Sampling(True, (own(), other), 1, ()))
+    kept = _sendable_rule(Sampling(True, (own(), other), 1, ()))
     assert kept.processors == (other,)
 
 

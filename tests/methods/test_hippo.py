@@ -40,7 +40,7 @@ from saccade.core.prompt import Prefill, Prompt
 from saccade.core.result import Round
 from saccade.core.sampling import Sampling
 from saccade.drafting import schedule
-from saccade.drafting.parallel.child import HEAD_START
+from saccade.drafting.parallel.child import HEAD_START_TOKENS
 from saccade.drafting.recipe import Recipe
 from saccade.drafting.views import saliency
 from saccade.drafting.views.basic import Pruned
@@ -497,7 +497,7 @@ def test_an_early_draft_ends_with_the_holistic_top_of_what_it_read(early, ahead)
                 inside.turn()
             assert inside.desk is not None
             request = inside.desk._session.requests[0]
-            caught["chain"] = len(inside.desk._lines[0].chain)
+            caught["chain"] = len(inside.desk._drafts[0].chain)
             caught["length"] = request.cache.length
         if phase == "decode":
             inside.turn()  # the news of the target's attention, and one step
@@ -672,7 +672,7 @@ def test_the_head_start_is_as_long_as_the_targets_prefill():
     """Claim: an early draft goes on until the target is ready, past gamma, and all of it is judged
     at once; it stops at the package's own limit. Fails if gamma bounds it, or if it never stops.
     """
-    for ahead in (0, 3, 12, 2 * HEAD_START):
+    for ahead in (0, 3, 12, 2 * HEAD_START_TOKENS):
 
         def peek(inside: Inside, phase: str, steps: int = ahead) -> None:
             for _ in range(steps + 1 if phase == "guide" else 0):
@@ -681,7 +681,7 @@ def test_the_head_start_is_as_long_as_the_targets_prefill():
         # the draft is the target: all of it is right
         trace = traced("pearl-syn", amount=0.0, peek=peek, turns=lambda: 0)
         first = trace.rounds[1]  # its first token was the opening
-        expected = min(ahead, HEAD_START - 1)
+        expected = min(ahead, HEAD_START_TOKENS - 1)
         assert len(first.tree) in (expected, expected + 1)
         assert len(first.verdict.accepted) == min(len(first.tree), 39)
         assert wrongly_drafted(trace) == []
@@ -689,7 +689,7 @@ def test_the_head_start_is_as_long_as_the_targets_prefill():
         # where it has said meanwhile that it is ready, nobody waits for the rest of a head start
         few = iter([1, 1])
         heard = traced("pearl-syn", amount=0.0, peek=peek, turns=lambda few=few: next(few, 0))
-        assert expected <= len(heard.rounds[1].tree) <= min(expected + 6, HEAD_START)
+        assert expected <= len(heard.rounds[1].tree) <= min(expected + 6, HEAD_START_TOKENS)
 
 
 def _always_optimistic(

@@ -645,7 +645,7 @@ MUTANTS = (
     Mutant(
         "tokens of a refused chain are heard",
         "drafting/parallel/drafter.py",
-        "if epoch >= sight.valid:",
+        "if epoch >= draft.valid_from:",
         "if epoch >= 0:",
         (f"{PARALLEL}::test_every_token_in_flight_is_the_drafts_own",),
     ),
@@ -688,9 +688,9 @@ MUTANTS = (
     Mutant(
         "a draft's process computes with a token before it publishes it",
         "drafting/parallel/child.py",
-        "            self._publish(request, line, longer)\n            line.chain = longer\n",
-        "            line.chain = longer\n            self._session.score({request: longer})\n"
-        "            self._publish(request, line, longer)\n",
+        "            self._publish(request, draft, longer)\n            draft.chain = longer\n",
+        "            draft.chain = longer\n            self._session.score({request: longer})\n"
+        "            self._publish(request, draft, longer)\n",
         ("laws/test_failing_workers.py",),
     ),
     Mutant(
@@ -736,15 +736,15 @@ MUTANTS = (
     Mutant(
         "noise: a draft in its own process does not begin anew",
         "drafting/parallel/child.py",
-        "                line.began = line.text\n",
-        "                line.began = 0\n",
+        "                draft.start = draft.answer_tokens\n",
+        "                draft.start = 0\n",
         (f"{LAW}::test_no_number_is_used_for_two_draws",),
     ),
     Mutant(
         "the first batch takes along what happens to be there",
         "drafting/parallel/drafter.py",
-        "sight.batch = self._length if self._samples else len(sight.chain)",
-        "sight.batch = len(sight.chain)",
+        "draft.next_count = self._length if self._samples else len(draft.chain)",
+        "draft.next_count = len(draft.chain)",
         (f"{LAW}::test_a_parallel_draft_of_any_speed_gives_the_same_rows_and_tokens",),
     ),
     Mutant(
@@ -828,7 +828,7 @@ MUTANTS = (
     Mutant(
         "first token: a draft that began early waits for a whole head start",
         "drafting/parallel/drafter.py",
-        "            first = sight.batch is None",
+        "            first = draft.next_count is None",
         "            first = False",
         ("methods/test_hippo.py::test_the_head_start_is_as_long_as_the_targets_prefill",),
     ),
@@ -959,7 +959,7 @@ MUTANTS = (
     Mutant(
         "a draft that paused never goes on",
         "drafting/parallel/child.py",
-        "            line.paused = line.paused and len(line.chain) > 0\n",
+        "            draft.paused = draft.paused and len(draft.chain) > 0\n",
         "",
         (f"{SIXTH}::test_it_answers_as_the_target_alone",),
     ),
@@ -1044,15 +1044,15 @@ MUTANTS = (
     Mutant(
         "saliency: a budget is rounded down",
         "drafting/views/saliency.py",
-        "else seen * keep + 0.5)",
-        "else seen * keep)",
+        "else tokens * keep + 0.5)",
+        "else tokens * keep)",
         (f"{SALIENCY}::test_budget_rounds_and_leaves_at_least_one",),
     ),
     Mutant(
         "saliency: the mass reached leaves out the token that reaches it",
         "drafting/views/saliency.py",
-        "count = int((before < wanted).sum())",
-        "count = int((before < wanted).sum()) - 1",
+        "count = int((before < threshold).sum())",
+        "count = int((before < threshold).sum()) - 1",
         (f"{SALIENCY}::test_top_mass_is_the_smallest_top_set_that_reaches_the_share",),
     ),
     Mutant(
@@ -1203,8 +1203,8 @@ MUTANTS = (
     Mutant(
         "fresh: chosen by the attention at prefill",
         "drafting/drafters.py",
-        "newer, held = prefill.with_latest_attention(), pruned.chosen_mask(prefill.prompt)",
-        "newer, held = prefill, pruned.chosen_mask(prefill.prompt)",
+        "newer, present = prefill.with_latest_attention(), pruned.chosen_mask(prefill.prompt)",
+        "newer, present = prefill, pruned.chosen_mask(prefill.prompt)",
         ("methods/test_fresh.py::test_each_round_drafts_on_the_keys_looked_at_last",),
     ),
     Mutant(

@@ -7,7 +7,7 @@ from helpers import backbone, qwen25
 
 from saccade.core.costs import Costs
 from saccade.drafting import recipe as planning
-from saccade.drafting.parallel.drafter import bearable
+from saccade.drafting.parallel.drafter import reading_patience
 from saccade.drafting.shapes.fit import MAX_CHAIN_LENGTH, Fit
 from saccade.drafting.shapes.policies import Chain
 from saccade.methods import resolve
@@ -50,4 +50,4 @@ def test_the_serial_rule_is_another():
 def test_a_draft_of_a_long_prompt_is_waited_for_longer(tokens, seconds):
     """Claim: a minute and a second for every thousand tokens of all prompts. Fails where an hour of
     video, which a draft beside a 72B target reads for minutes, is given up after a minute."""
-    assert bearable(tokens) == seconds
+    assert reading_patience(tokens) == seconds

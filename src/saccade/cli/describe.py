@@ -77,11 +77,11 @@ def describe(
     )
     prepare(known.threads, verbose, quiet=show != "all")
     from saccade.corpus.answering import answered
-    from saccade.drafting.recipe import split
+    from saccade.drafting.recipe import for_split_target
     from saccade.model import tensor_parallel
 
     (recipe,) = loading.recipes([known.method], exact)
-    recipe = split(recipe) if tp else recipe
+    recipe = for_split_target(recipe) if tp else recipe
     pair = known.models(quiet=show != "all", tp=tp)
     if tp and seed is None:
         seed = tensor_parallel.agreed(secrets.randbits(63))

@@ -1,5 +1,8 @@
-"""A method is a recipe: one choice per axis, frozen, with no model in it. What it leaves open is
-settled for the models at hand, on this machine, before the first request is read."""
+"""Recipes of methods: one choice per axis, frozen, without a model.
+
+``plan`` completes what a recipe leaves open, for the models and the machine, before the first
+request is read.
+"""
 
 from __future__ import annotations
 
@@ -33,13 +36,15 @@ class Recipe:
     view: View = FULL
 
     def __post_init__(self) -> None:
-        """Refuses what cannot be, in a sentence."""
+        """Raises MethodError for choices that do not fit together."""
         for why in self._refusals():
             raise MethodError(f"{self.name}: {why}")
 
     def _refusals(self) -> Iterator[str]:
+        """Yields the reasons why these choices do not fit together."""
         view, own = self.view, self.drafter in (SelfDrafter, EarlyExit)
-        if own and view.positions == "repacked":  # a cache holds keys turned to their positions
+        if own and view.positions == "repacked":
+            # The cached keys are rotated to their positions already.
             yield (
                 "the target's own keys cannot be re-packed; use positions=original, or "
                 "drafter=model"
@@ -81,6 +86,7 @@ class Recipe:
 
     @property
     def drafts(self) -> bool:
+        """Whether the method drafts at all."""
         return self.drafter is not NoDraft
 
 
@@ -92,11 +98,11 @@ def plan(
     exact: bool = False,
     phase: Phase = ignore_phase,
 ) -> Recipe:
-    """The recipe with what it leaves open settled by what forwards cost here: how much the draft
-    sees, its shape, and for ``auto`` without a draft model whether to draft at all.
+    """Completes what a recipe leaves open by what forwards cost here: how much the draft reads, its
+    shape, and for ``auto`` without a draft model whether to draft at all.
 
-    ``context`` is the prompt's length in tokens. Costs are measured where none are remembered, as
-    the phase "costs".
+    ``context`` is the prompt's length in tokens. Costs that are not stored yet are measured, as the
+    phase "costs".
     """
     view, shape = recipe.view, recipe.shape
     if draft is None and shape.optional and recipe.drafter is ModelDrafter:
@@ -110,28 +116,29 @@ def plan(
         )
     if shape.needs_costs and shape.costs is None:
         keep = 1.0 if view.keep is None else view.keep
-        seen = cost_measurement.context_bucket(int(bucket * keep))
+        draft_context = cost_measurement.context_bucket(int(bucket * keep))
         costs = cost_measurement.measure_costs(
-            target, drafting, context=bucket, draft_context=seen, phase=phase
+            target, drafting, context=bucket, draft_context=draft_context, phase=phase
         )
         shape = shape.with_costs(replace(costs, row_multiple=ROWS) if exact else costs)
     if recipe.schedule is parallel:
         shape = shape.for_parallel()
-    settled = view is recipe.view and shape is recipe.shape
-    return recipe if settled else replace(recipe, view=view, shape=shape)
+    if view is recipe.view and shape is recipe.shape:
+        return recipe
+    return replace(recipe, view=view, shape=shape)
 
 
 def as_chains(recipe: Recipe) -> Recipe:
-    """The recipe with drafts that are chains. Raises MethodError if its shape branches."""
+    """Returns the recipe with drafts that are chains. Raises MethodError if its shape branches."""
     shape = recipe.shape.as_chains()
     if recipe.drafts and shape.branches:
         raise MethodError(f"{recipe.name}: {CHAINS}")
     return replace(recipe, shape=shape)
 
 
-def split(recipe: Recipe) -> Recipe:
-    """The recipe for a target split over processes: rank 0 decides. Raises MethodError if it leaves
-    anything to the clocks of each."""
+def for_split_target(recipe: Recipe) -> Recipe:
+    """Returns the recipe for a target that is split over processes, where rank 0 decides. Raises
+    MethodError if the recipe depends on clocks, which differ between processes."""
     if recipe.schedule is parallel:
         raise MethodError(
             f"{recipe.name}: a target split over processes waits for its draft; use schedule=serial"

@@ -248,8 +248,8 @@ def generate(
     second case the pixels have been read already, so a draft with a vision tower of its own needs
     ``draft_inputs=``. The arguments are those of :func:`stream`; they are written out because
     transformers looks for their names here. ``streamer`` is a transformers streamer. Without a
-    length (``max_new_tokens``, ``max_length``, or the model's generation config) an answer gets at
-    most 256 tokens, and 20 where transformers calls this.
+    length (``max_new_tokens``, ``max_length``, or the model's generation config) an answer gets
+    256 tokens at most, and 20 where transformers calls this.
     """
     target = current_backbone(model)
     drafting = None if draft is None else current_backbone(draft)

@@ -1,4 +1,4 @@
-"""The plain methods every paper compares with."""
+"""The plain methods that every paper compares with."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ DRAW = setting(
     *("draw", "view.select.draw", basic.Random, partial(parse_whole, "draw", zero=True)),
     "which of view=random's draws, from 0",
     "the random view's: it needs view=random",
-    usual=0,
+    default=0,
 )
 
 PROVIDES = Provides(
