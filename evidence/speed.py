@@ -40,7 +40,7 @@ from saccade.bench.suites.types import Item
 from saccade.core.errors import OptionError
 from saccade.core.prompt import Inputs, Prefill, Prompt
 from saccade.core.protocols import View
-from saccade.core.result import emitted_each
+from saccade.core.result import emitted_per_forward
 from saccade.drafting.recipe import Recipe, plan
 from saccade.engine.generate import run
 from saccade.engine.trace import environment
@@ -304,7 +304,7 @@ def summary(part: Part, timed: Raced) -> dict[str, Any]:
         every = [each.result for own in timed.runs for each in own[name] if each.result is not None]
         rounds = [round for result in every for round in result.rounds]
         methods[name] = {
-            "tau": emitted_each(rounds),
+            "tau": emitted_per_forward(rounds),
             "tokens": [len(own[name][0].ids) for own in timed.runs],
             "ms a token": 1e3 * middle(name, decoding),
             "decode seconds": middle(name, lambda each: each.decode),

@@ -48,7 +48,7 @@ class Sure(Chain):
     threshold: float = THRESHOLD
 
     @classmethod
-    def read(cls, text: str) -> Shape:
+    def parse(cls, text: str) -> Shape:
         """The shape written ``sure-text``. Raises MethodError where text is no threshold."""
         try:
             threshold = float(text)
@@ -59,7 +59,7 @@ class Sure(Chain):
         return cls(threshold=threshold)
 
     @property
-    def written(self) -> str:
+    def spelling(self) -> str:
         """How an override writes this shape."""
         return f"sure-{self.threshold}"
 

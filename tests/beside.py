@@ -103,7 +103,7 @@ def deafened() -> None:
     step = Child.step
 
     def deaf(self: Child) -> None:
-        while self.busy():
+        while self.is_busy():
             step(self)
 
     Child.step = deaf
@@ -148,10 +148,10 @@ class Inside(process.Worker):
     def poll(self) -> int | None:
         return None if self.left is None or self.left > 0 else -9
 
-    def knows(self, backbone: Backbone) -> bool:
+    def has_model(self, backbone: Backbone) -> bool:
         return True
 
-    def hand(self, backbone: Backbone, job: Job) -> None:
+    def start_job(self, backbone: Backbone, job: Job) -> None:
         self._job += 1
         self.hangs = False
         self.send("job", self._job, backbone, job)
@@ -188,7 +188,7 @@ class Inside(process.Worker):
                     self.desk = None
                 elif self.desk is not None:
                     getattr(self.desk, name)(*content)
-            if self.desk is None or not self.desk.busy():
+            if self.desk is None or not self.desk.is_busy():
                 return read
             self.desk.step()
         except Killed:

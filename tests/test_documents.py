@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from evidence.commands.pages import METHODS, table
-from saccade.core.errors import extra
+from saccade.core.errors import how_to_install
 from saccade.methods import listing
 
 ROOT = Path(__file__).parents[1]
@@ -103,4 +103,4 @@ def test_nothing_is_installed_from_an_index_that_lacks_it():
     index = re.compile(r"(install|add|--with) [\"'`]*saccade\b")
     assert [path for path in sources if index.search(path.read_text())] == []
     assert index.search("`pip install 'saccade[ray]'`") and index.search('install "saccade[serve]"')
-    assert "'PATH/TO/CLONE[ray,serve]'" in extra("ray", "serve")
+    assert "'PATH/TO/CLONE[ray,serve]'" in how_to_install("ray", "serve")

@@ -28,7 +28,7 @@ from saccade.core.timing import Clock
 from saccade.core.tree import Tree, chain
 from saccade.drafting.recipe import Recipe
 from saccade.drafting.schedule import serial
-from saccade.drafting.shapes import costs
+from saccade.drafting.shapes import cost_measurement
 from saccade.inputs import Loaded
 from saccade.inputs.footprint import footprint
 from saccade.methods import SYSTEMS, resolve
@@ -264,10 +264,12 @@ class Acceptance:
         """What ``auto`` decides by, against steps as they are."""
         target, draft = self._built("target"), self._built("draft")
         for context in self.report.cases(self.sizes.contexts[:2]):
-            began, bucket = time.perf_counter(), costs.bucket(context)
-            kept = costs.bucket(int(KEPT_SHARE * bucket))
+            began, bucket = time.perf_counter(), cost_measurement.context_bucket(context)
+            kept = cost_measurement.context_bucket(int(KEPT_SHARE * bucket))
             with counted_graphs() as graphs:
-                found = costs.measure(target, draft, context=bucket, draft_context=kept)
+                found = cost_measurement.measure_costs(
+                    target, draft, context=bucket, draft_context=kept
+                )
             took = time.perf_counter() - began
             steps = {
                 name: self._decode_step(model, length)
@@ -380,7 +382,7 @@ class Acceptance:
     def _check_captures(self, recipe: Recipe, captures: int, what: str) -> None:
         """A second answer like the first captures nothing. A shape that learns from answers may
         come to a size it had not used."""
-        learns = recipe.drafts and recipe.shape.timed
+        learns = recipe.drafts and recipe.shape.needs_costs
         self.report.check(learns or captures == 0, f"{what} captured {captures} in a second answer")
 
     def _peer(
@@ -547,7 +549,9 @@ def _two_sessions(
     model: Backbone, context: int, room: int, kinds: tuple[bool, bool] = (True, False)
 ) -> tuple[Session, Session]:
     """Sessions of a captured and an ordinary kind over the same random keys."""
-    sessions = [costs.filled(model, context, 1, room, cuda_graphs=kind) for kind in kinds]
+    sessions = [
+        cost_measurement.filled_session(model, context, 1, room, cuda_graphs=kind) for kind in kinds
+    ]
     first, second = (session.requests[0].cache for session in sessions)
     for mine, theirs in zip(
         (*first.keys, *first.values), (*second.keys, *second.values), strict=True

@@ -95,7 +95,7 @@ def follow(model: Loaded, document: Document, *, keep: float, rounds: int) -> Fo
         return session, first
 
     (followed, first), (plain, _) = begun(refresh.rows), begun(0)
-    assert first.again is not None
+    assert first.with_latest_attention is not None
     draft, pruned = Session(target, [Sampling()], room=room), view(first, prompt)
     draft.fork([first], [pruned], renewed=True)
     spent: dict[str, list[float]] = defaultdict(list)
@@ -117,9 +117,9 @@ def follow(model: Loaded, document: Document, *, keep: float, rounds: int) -> Fo
             timed(name, lambda session=session, tree=tree: session.score({0: tree}))
             session.commit({0: stands})
         draft.commit({0: stands})
-        newer = timed(LOOKING, first.again)
+        newer = timed(LOOKING, first.with_latest_attention)
         assert newer.mass is not None
-        newer = replace(newer, mass=newer.mass * (1 + refresh.hold * pruned.held(prompt)))
+        newer = replace(newer, mass=newer.mass * (1 + refresh.hold * pruned.chosen_mask(prompt)))
         pruned = timed(CHOOSING, lambda newer=newer: view(newer, prompt))
         timed(MOVING, lambda pruned=pruned: draft.reselect(0, pruned))
     seconds = {name: median(spent[name]) for name in PARTS}

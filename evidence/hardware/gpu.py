@@ -17,8 +17,8 @@ from evidence.hardware.imposed import ImposedAcceptance, imposed
 from saccade.bench.hardware.published import CONFIGS
 from saccade.bench.peers import hf
 from saccade.core.prompt import Inputs
-from saccade.drafting.shapes import costs as cost
-from saccade.drafting.shapes.costs import Costs
+from saccade.drafting.shapes import cost_measurement
+from saccade.drafting.shapes.cost_measurement import Costs
 from saccade.engine.generate import run
 from saccade.inputs import Loaded, architectures
 from saccade.inputs.footprint import Footprint, footprint
@@ -134,15 +134,17 @@ def steps(
 ) -> list[Step]:
     """Times verifying forwards over a filled cache, of fixed shape and ordinary, and compares."""
     shape, found = footprint(model.model.config), []
-    session = cost.filled(model, context, 1, 4 * max(rows), cuda_graphs=True)
+    session = cost_measurement.filled_session(model, context, 1, 4 * max(rows), cuda_graphs=True)
     fixed = session.cuda_graphs
     least = floor(shape, context, bandwidth, model.dtype.itemsize)
     for count in rows:
         times, logits = [], []
         for session.cuda_graphs in (fixed, None):
-            cost.step(session, context, count)
+            cost_measurement.time_step(session, context, count)
             capture_new_sizes()
-            took = [cost.step(session, context, count) for _ in range(repeat + 3)][3:]
+            took = [cost_measurement.time_step(session, context, count) for _ in range(repeat + 3)][
+                3:
+            ]
             request = session.requests[0]
             assert request.root is not None
             times.append(median(took) * 1e3)

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from saccade.drafting.shapes import costs
+from saccade.drafting.shapes import cost_measurement
 from saccade.model.backbone import Backbone
 from saccade.model.cuda_graphs import capture_new_sizes
 
@@ -59,10 +59,14 @@ def _measured(
     model: Backbone, context: int, rows: int, repeat: int, *, cuda_graphs: bool
 ) -> tuple[Tensor, float]:
     """The logits of a step, and its median time in seconds once it is captured."""
-    session = costs.filled(model, context, 1, 4 * rows + 64, cuda_graphs=cuda_graphs)
-    costs.step(session, context, rows)
+    session = cost_measurement.filled_session(
+        model, context, 1, 4 * rows + 64, cuda_graphs=cuda_graphs
+    )
+    cost_measurement.time_step(session, context, rows)
     capture_new_sizes()
-    took = [costs.step(session, context, rows) for _ in range(WARMUP + repeat)][WARMUP:]
+    took = [cost_measurement.time_step(session, context, rows) for _ in range(WARMUP + repeat)][
+        WARMUP:
+    ]
     request = session.requests[0]
     assert request.root is not None
     return torch.stack([request.root, *request.rows]).float(), median(took)

@@ -16,7 +16,7 @@ from saccade.core.prompt import Inputs
 from saccade.core.sampling import Sampling
 from saccade.core.timing import Clock
 from saccade.core.tree import chain
-from saccade.drafting.shapes.costs import filled, step
+from saccade.drafting.shapes.cost_measurement import filled_session, time_step
 from saccade.inputs import Loaded, ask
 from saccade.inputs.media import Clip
 from saccade.model.memory import Peak
@@ -60,7 +60,7 @@ def read(target: Loaded, tokens: int, *, rows: int = 8, record: bool = False) ->
     session.score({0: chain([0] * (rows - 1))})
     session.commit({0: [0]})
     return Reading(
-        visual_tokens=prompts[0].seen,
+        visual_tokens=prompts[0].visual_tokens,
         prompt_tokens=len(prompts[0]),
         vision_seconds=vision,
         prefill_seconds=prefill,
@@ -87,8 +87,8 @@ def recording(target: Loaded, tokens: int, turns: int) -> tuple[float, float]:
 
 def verifications(target: Loaded, keys: int, rows: Collection[int], turns: int) -> dict[int, float]:
     """The least seconds of a forward of each number of rows over so many keys, in turns."""
-    session = filled(target.backbone, keys, 1, max(rows))
-    took = [{each: step(session, keys, each) for each in sorted(rows)} for _ in range(turns)]
+    session = filled_session(target.backbone, keys, 1, max(rows))
+    took = [{each: time_step(session, keys, each) for each in sorted(rows)} for _ in range(turns)]
     return {each: min(turn[each] for turn in took) for each in took[0]}
 
 

@@ -29,7 +29,7 @@ from saccade.core.result import Result, RoundRecord
 from saccade.core.tree import height
 from saccade.drafting.drafters import Lookup, ModelDrafter, NoDraft, SelfDrafter
 from saccade.drafting.recipe import Recipe
-from saccade.drafting.shapes import costs
+from saccade.drafting.shapes import cost_measurement
 from saccade.inputs import Loaded, Pair
 from saccade.model.backbone import Backbone
 from saccade.model.session import Session
@@ -96,8 +96,8 @@ def timed(sessions: Mapping[str, tuple[Session, int]], keys: Sequence[Key]) -> d
     for _ in range(CYCLES):
         for name, rows in keys:
             session, context = sessions[name]
-            costs.step(session, context, rows)
-            found[name, rows].append(costs.step(session, context, rows))
+            cost_measurement.time_step(session, context, rows)
+            found[name, rows].append(cost_measurement.time_step(session, context, rows))
     return {key: median(own) for key, own in found.items()}
 
 
@@ -162,12 +162,15 @@ def _bare(
     counts = {rows for result in every for _, rows in forwards(result.rounds)} | {1}
     half = max(len(result.ids) for result in every) // 2
     context = every[0].prompt_tokens + half
-    sessions = {"": (costs.filled(target, context, 1, max(counts) + 1), context)}
+    sessions = {"": (cost_measurement.filled_session(target, context, 1, max(counts) + 1), context)}
     for name, model in drafting.items():
         if model is not None:
             one = results[name][0]
             unseen = one.visual_tokens - (one.draft_visual_tokens or 0)
-            sessions[name] = (costs.filled(model, context - unseen, 1, 2), context - unseen)
+            sessions[name] = (
+                cost_measurement.filled_session(model, context - unseen, 1, 2),
+                context - unseen,
+            )
     keys = [("", rows) for rows in sorted(counts)] + [(name, 1) for name in sessions if name]
     found = timed(sessions, keys)
     judged = {rows: found["", rows] for rows in counts}

@@ -21,7 +21,7 @@ from saccade.core.protocols import Refresh, View
 from saccade.drafting.recipe import Recipe
 from saccade.methods import resolve
 from saccade.methods.fresh import FRESH
-from saccade.methods.pages import PAGE
+from saccade.methods.pages import PAGE_KEYS
 from saccade.methods.std import PerHead, visual_budget
 
 KEEP, SINKS, WINDOW = 0.1, 4, 0.25
@@ -70,7 +70,7 @@ GROUPS: Mapping[str, Mapping[str, Recipe]] = {
     "instead at every step, by pages": {
         "every round": resolve(OURS),
         **{
-            f"pages of {page}": resolve(PAGED if page == PAGE else f"{PAGED}/page={page}")
+            f"pages of {page}": resolve(PAGED if page == PAGE_KEYS else f"{PAGED}/page={page}")
             for page in (1, 2, 4, 8, 16)
         },
     },

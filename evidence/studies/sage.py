@@ -21,7 +21,7 @@ from saccade.bench import measures
 from saccade.bench.measures import Interval
 from saccade.bench.records import Answer
 from saccade.core.errors import OptionError
-from saccade.core.options import limits, settle
+from saccade.core.generation_settings import answer_limits, merge_settings
 from saccade.core.tree import height
 from saccade.inputs import Loaded, ask
 from saccade.methods import sage
@@ -121,7 +121,7 @@ def length(lab: Lab) -> Data:
         for name, method in LENGTHENED.items():
             panels[TAU][name].append(_tau(ran[method]))
             panels[SPEED][name].append(_speed(ran[method], ran["ar"]))
-    ends = limits(settle(lab.target.backbone.model, None, {}), 0).eos
+    ends = answer_limits(merge_settings(lab.target.backbone.model, None, {}), 0).eos
     ended = [end for own in ran["ar"] if (end := until(own.ids, ends)) is not None]
     across = "tokens written (log scale)"
     if ended:

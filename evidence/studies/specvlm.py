@@ -20,7 +20,7 @@ from evidence.studies.steps import REPEATS, WARM_UP, milliseconds
 from evidence.studies.study import Study
 from saccade.bench.measures import Interval
 from saccade.core.prompt import Prompt
-from saccade.drafting.shapes import costs
+from saccade.drafting.shapes import cost_measurement
 from saccade.drafting.views import saliency
 from saccade.model.backbone import Backbone
 
@@ -144,9 +144,9 @@ def _rows(lab: Lab, number: int) -> Data:
     last = int(prompt.visual.nonzero()[-1])
     text = torch.arange(len(seen)) > last
     whole = seen / seen.sum(-1, keepdim=True).clamp(min=1e-12)
-    tenth = whole.topk(max(1, prompt.seen // 10), -1).values.sum(-1)
+    tenth = whole.topk(max(1, prompt.visual_tokens // 10), -1).values.sum(-1)
     # a visual query sees those before it alone, so only the second half is asked
-    late = prompt.visual & (torch.arange(len(seen)) > last - prompt.seen // 2)
+    late = prompt.visual & (torch.arange(len(seen)) > last - prompt.visual_tokens // 2)
     rows = {"visual queries": whole[late], "text queries": whole[text]}
     return {
         "maps": {"all rows": [_shrunk(mass)]},
@@ -190,12 +190,12 @@ def layers(lab: Lab) -> Data:
     found: dict[str, list[Interval]] = {name: [] for name in (*parts, "the step", "one layer")}
     for context in CONTEXTS:
         lab.tell(f"a step over {context} keys, part by part")
-        session = costs.filled(model, context, 1, 1)
+        session = cost_measurement.filled_session(model, context, 1, 1)
         with timed(model.text.layers, parts) as spent:
             taken: dict[str, list[float]] = {name: [] for name in found}
             for _ in range(WARM_UP + REPEATS):
                 before = {name: spent[name] for name in spent}
-                taken["the step"].append(1e3 * costs.step(session, context, 1))
+                taken["the step"].append(1e3 * cost_measurement.time_step(session, context, 1))
                 for name in spent:
                     taken[name].append(1e3 * (spent[name] - before[name]))
         for name, own in taken.items():

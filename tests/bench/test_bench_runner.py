@@ -338,7 +338,7 @@ def test_our_own_crash_ends_the_run(
     def crash(*given: Any, **named: Any) -> None:
         raise AssertionError("ours")
 
-    monkeypatch.setattr(saccade.drafting.schedule, "judged", crash)
+    monkeypatch.setattr(saccade.drafting.schedule, "judge", crash)
     with pytest.raises(AssertionError, match="ours"):
         runner.run_benchmark(short("ar"), *embedded, tmp_path)
     assert not (tmp_path / records.RESULTS_FILE).exists()

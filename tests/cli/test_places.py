@@ -97,7 +97,7 @@ def test_a_user_without_a_home_gets_a_folder_of_their_own(homeless: Path) -> Non
     found = home.home()
     assert found.parent == homeless and found == home.home()
     assert stat.S_IMODE(found.stat().st_mode) == 0o700
-    numbers = home.Measured("numbers.json")
+    numbers = home.MeasurementFile("numbers.json")
     numbers.save("a", 5)
     assert numbers.load("a") == 5
 
@@ -127,7 +127,7 @@ def test_a_user_without_any_place_remembers_nothing(
         raise FileNotFoundError("no usable temporary directory")
 
     monkeypatch.setattr("tempfile.gettempdir", refuse)
-    numbers = home.Measured("numbers.json")
+    numbers = home.MeasurementFile("numbers.json")
     numbers.save("a", 5)
     assert numbers.load("a") is None
 

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from saccade.core.home import Measured
+from saccade.core.home import MeasurementFile
 
 
 def test_what_others_remember_is_seen_and_a_file_is_read_once(tmp_path, monkeypatch):
@@ -17,7 +17,7 @@ def test_what_others_remember_is_seen_and_a_file_is_read_once(tmp_path, monkeypa
     this one saves even where the clock of files stands still; while nobody writes, the file is read
     a single time. Fails if what was read is kept for good."""
     monkeypatch.setenv("SACCADE_CACHE", str(tmp_path))
-    measured, read = Measured("some.json"), []
+    measured, read = MeasurementFile("some.json"), []
     real = json.loads
     monkeypatch.setattr("saccade.core.home.json.loads", lambda text: read.append(1) or real(text))
     assert measured.load("a") is None
@@ -48,7 +48,7 @@ def test_what_others_remember_is_seen_and_a_file_is_read_once(tmp_path, monkeypa
 @pytest.mark.parametrize("facts", [("a",), ("a", 1)])
 def test_a_key_is_of_what_was_measured_and_the_threads(monkeypatch, facts):
     """Claim: other facts and another number of threads have another key, the same the same."""
-    measured = Measured("some.json")
+    measured = MeasurementFile("some.json")
     key = measured.key(*facts)
     assert key == measured.key(*facts) != measured.key(*facts, "b")
     monkeypatch.setattr("torch.get_num_threads", lambda: 77)

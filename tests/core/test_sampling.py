@@ -112,7 +112,7 @@ def test_a_greedy_draft_is_chosen_and_a_sampled_one_carries_its_law():
     token, q = sampled.draw(0)
     assert q is not None and torch.equal(q, sampled.law(0))
     assert token == draw(q, uniform(5, 2, "draft", 7, 0, began=6))
-    later = replace(sampled, began=3)  # a draft that began three tokens earlier
+    later = replace(sampled, draft_start=3)  # a draft that began three tokens earlier
     assert later.draw(0)[0] == draw(q, uniform(5, 2, "draft", 7, 0, began=3))
 
 

@@ -491,7 +491,7 @@ def test_a_process_that_does_not_stop_is_ended(monkeypatch):
     """Claim: a process that is still at work a while after its answer is closed is ended, and the
     next answer has another."""
     monkeypatch.setattr(process, "STOP_SECONDS", 0.2)
-    monkeypatch.setattr(drafter, "PATIENCE", 30.0)
+    monkeypatch.setattr(drafter, "TOKEN_PATIENCE_SECONDS", 30.0)
     draft = paced(copy.deepcopy(noisy(qwen25, 0, 0.05)), Pace(step=30.0))
     rounds = stream("pearl", draft=draft)
     next(rounds), next(rounds)  # the opening, and a round before the draft is ready

@@ -15,10 +15,10 @@ from PIL import Image
 
 import saccade
 from evidence import checkpoints
-from saccade.core import options
+from saccade.core import generation_settings
 from saccade.core.errors import ModelError, OptionError, VideoInputError
-from saccade.core.options import Asked
-from saccade.core.result import spelt
+from saccade.core.generation_settings import GenerateArguments
+from saccade.core.result import added_text
 from saccade.inputs import media
 from saccade.world import drawing, drawn_world, scenes
 
@@ -55,7 +55,7 @@ def test_the_readmes_lines_run(
     for folder in ("big", "small"):
         checkpoints.make("qwen2.5-vl", tmp_path / folder)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(options, "MAX_NEW_TOKENS", 24)
+    monkeypatch.setattr(generation_settings, "MAX_NEW_TOKENS", 24)
     found: dict[str, Any] = {}
     exec(compile(block, "README.md", "exec"), found)
     answer = found.get("answer") or found["second"]
@@ -119,7 +119,7 @@ def test_text_adds_up_where_characters_are_split() -> None:
     for cut in range(len(whole) + 1):
         for other in range(cut, len(whole) + 1):
             ends = [(0, cut), (cut, other), (other, len(whole))]
-            pieces = [spelt(decode, whole, a, b, b == len(whole)) for a, b in ends]
+            pieces = [added_text(decode, whole, a, b, b == len(whole)) for a, b in ends]
             assert "".join(pieces[:3]).startswith(whole.decode()[:1] if cut else "")
             kept = pieces[:2] if other == len(whole) else pieces
             assert "".join(kept) == whole.decode()
@@ -134,7 +134,7 @@ def test_editors_see_the_arguments() -> None:
         own = {"draft", "draft_inputs", "method", "tokenizer", "seed", "captioner", "exact"}
         assert own <= names
     assert {"max_new_tokens", "do_sample", "temperature", "stop_strings"} <= set(
-        get_type_hints(Asked)
+        get_type_hints(GenerateArguments)
     )
 
 

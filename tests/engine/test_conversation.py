@@ -161,7 +161,7 @@ def test_every_turn_answers_as_a_fresh_start(method, family):
 
 def test_hippo_goes_on_in_its_own_process(monkeypatch):
     """Claim: the draft's process keeps its cache too: three turns, each the oracle's answer."""
-    monkeypatch.setattr(beside, "PATIENCE", 60.0)
+    monkeypatch.setattr(beside, "TOKEN_PATIENCE_SECONDS", 60.0)
     read = 0
     with talking("qwen2_5_vl", "hippo") as conversation:
         for inputs, answer in script("qwen2_5_vl"):

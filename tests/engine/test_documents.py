@@ -11,7 +11,7 @@ from helpers import backbone, hf_greedy, left_padded, llama, qwen25, text_input,
 
 import saccade
 from saccade.core.errors import OptionError
-from saccade.core.prompt import CONTEXT, PARAGRAPH
+from saccade.core.prompt import CONTEXT, DOCUMENT_FRAME_TOKENS
 from saccade.engine.request import Request
 
 LONG = 160
@@ -50,14 +50,14 @@ def prompt_of(inputs: Any, **asked: Any) -> Any:
 
 def test_a_span_counts_as_a_medium_of_its_own():
     """Claim: the rows of a span, and no others, may be dropped; two spans are two media, of frames
-    of ``PARAGRAPH`` tokens; rows, positions and ids are those of the prompt without them."""
+    of ``DOCUMENT_FRAME_TOKENS`` tokens; rows, positions and ids stay those of the prompt."""
     plain = prompt_of(document())
     prompt = prompt_of(document(), context=[(3, 80), (90, 100)])
     assert prompt.visual.nonzero().squeeze(-1).tolist() == [*range(3, 80), *range(90, 100)]
     assert prompt.grid[:, 0].tolist() == [0] * 77 + [1] * 10
-    assert prompt.grid[:77, 1].tolist() == [i // PARAGRAPH for i in range(77)]
+    assert prompt.grid[:77, 1].tolist() == [i // DOCUMENT_FRAME_TOKENS for i in range(77)]
     assert torch.equal(prompt.embeds, plain.embeds) and torch.equal(prompt.index, plain.index)
-    assert torch.equal(prompt.positions, plain.positions) and not plain.seen
+    assert torch.equal(prompt.positions, plain.positions) and not plain.visual_tokens
 
 
 def test_a_video_and_a_document_are_pruned_together():

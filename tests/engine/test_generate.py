@@ -33,7 +33,7 @@ from saccade.cli.caption import caption
 from saccade.cli.chat import chat
 from saccade.cli.compare import compare
 from saccade.cli.describe import describe
-from saccade.core import options
+from saccade.core import generation_settings
 from saccade.core.errors import MethodError, ModelError, OptionError
 from saccade.core.tree import Tree
 
@@ -367,9 +367,17 @@ def test_the_default_length_is_transformers_through_custom_generate():
 def test_the_default_length_of_our_own_calls():
     """Claim: an answer whose length nobody says gets 256 tokens at most, in Python and from the
     command line, as `generate` says; a model's own config goes before that."""
-    assert options.limits(GenerationConfig(), LENGTH).max_new_tokens == 256
-    assert options.limits(GenerationConfig(max_new_tokens=9), LENGTH).max_new_tokens == 9
-    assert options.limits(GenerationConfig(max_length=LENGTH + 9), LENGTH).max_new_tokens == 9
+    assert generation_settings.answer_limits(GenerationConfig(), LENGTH).max_new_tokens == 256
+    assert (
+        generation_settings.answer_limits(GenerationConfig(max_new_tokens=9), LENGTH).max_new_tokens
+        == 9
+    )
+    assert (
+        generation_settings.answer_limits(
+            GenerationConfig(max_length=LENGTH + 9), LENGTH
+        ).max_new_tokens
+        == 9
+    )
     for command in (describe, chat, compare, caption):
         assert inspect.signature(command).parameters["max_new_tokens"].default == 256
     assert "256 tokens at most" in " ".join((inspect.getdoc(saccade.generate) or "").split())

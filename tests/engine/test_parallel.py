@@ -304,7 +304,7 @@ def test_a_killed_worker_costs_speed_only(round):
 @pytest.mark.parametrize("round", [1, 5])
 def test_a_worker_that_falls_silent_costs_its_patience_only(round, monkeypatch):
     """Claim: a stopped process is given up within PATIENCE, killed, and replaced for the next."""
-    monkeypatch.setattr(drafter, "PATIENCE", 0.5)
+    monkeypatch.setattr(drafter, "TOKEN_PATIENCE_SECONDS", 0.5)
     pids: list[int] = []
     result, longest = broken_at(round, lambda one: (pids.append(one.process.pid), _stop(one))[-1])
     assert result.ids == truth("qwen2_5_vl")
@@ -335,8 +335,8 @@ def test_a_worker_that_falls_silent_before_it_is_ready_is_given_up(stopped, monk
     """Claim: a process that stops while it still reads its prompt costs speed only: the result says
     why nothing was drafted, and the next answer drafts again.
     """
-    monkeypatch.setattr(drafter, "PATIENCE", 0.2)
-    monkeypatch.setattr(drafter, "READY", 0.5)
+    monkeypatch.setattr(drafter, "TOKEN_PATIENCE_SECONDS", 0.2)
+    monkeypatch.setattr(drafter, "READING_PATIENCE_SECONDS", 0.5)
 
     def act(one: Worker) -> None:
         stopped.append(one.process.pid)
@@ -379,7 +379,7 @@ def test_a_slow_draft_is_waited_for_as_long_as_its_prefill_suggests(monkeypatch)
     """Claim: a draft whose step takes longer than PATIENCE, and no longer than its prefill did, is
     slow and not dead. Fails if it is killed for it.
     """
-    monkeypatch.setattr(drafter, "PATIENCE", 0.15)
+    monkeypatch.setattr(drafter, "TOKEN_PATIENCE_SECONDS", 0.15)
     target = paced(copy.deepcopy(qwen25()), Pace(prefill=0.7, step=0.02))
     draft = paced(copy.deepcopy(noisy(qwen25, 0, 0.05)), Pace(prefill=0.5, step=0.3))
     saccade.run(target, INPUTS, draft=draft, method="pearl-syn", max_new_tokens=2)

@@ -21,8 +21,8 @@ from saccade.drafting.recipe import Recipe
 from saccade.drafting.schedule import serial
 from saccade.drafting.setup import Words
 from saccade.drafting.shapes.policies import Chain
-from saccade.engine.pace import Pace
 from saccade.engine.request import Request
+from saccade.engine.round_size import RoundTimes
 from saccade.engine.scheduler import Scheduler
 from saccade.methods import resolve
 from saccade.model.backbone import Backbone
@@ -39,7 +39,7 @@ COUNTS = [12, 5, 17, 9, 14]
 @pytest.fixture(autouse=True)
 def all_in_every_round(monkeypatch):
     """Here rounds are of all: how many take part is a matter of seconds otherwise."""
-    monkeypatch.setattr(Pace, "at_once", lambda self, live, patience: live)
+    monkeypatch.setattr(RoundTimes, "requests_per_round", lambda self, live, patience: live)
 
 
 def _asked(number: int, **settings: Any) -> Request:
@@ -90,7 +90,7 @@ def test_a_round_is_one_forward_of_the_target_for_all(monkeypatch):
     scheduler = Scheduler(TARGET, resolve("ar"))
     for number in range(len(MANY)):
         scheduler.join(_asked(number))
-    while not all(entry.call.decoding for entry in scheduler._entries.values()):
+    while not all(entry.batch.decoding for entry in scheduler._entries.values()):
         list(scheduler.step())
     calls: list[int] = []
     forward = Session._forward
@@ -111,7 +111,9 @@ def test_rounds_of_a_few_are_taken_in_turns(monkeypatch, method, most):
     rounds than it takes to serve all, and answers are those given alone. Fails if the first to
     come are served first."""
     count = 2 if method == "hippo" else len(MANY)
-    monkeypatch.setattr(Pace, "at_once", lambda self, live, patience: min(live, most))
+    monkeypatch.setattr(
+        RoundTimes, "requests_per_round", lambda self, live, patience: min(live, most)
+    )
     scheduler = Scheduler(TARGET, resolve(method), DRAFT)
     for number in range(count):
         scheduler.join(_asked(number))
@@ -121,7 +123,7 @@ def test_rounds_of_a_few_are_taken_in_turns(monkeypatch, method, most):
         news = list(scheduler.step())
         served = {event.number for event in news if event.round and not event.round.opening}
         assert len(served) <= most
-        decoding = [number for number, e in scheduler._entries.items() if e.call.decoding]
+        decoding = [number for number, e in scheduler._entries.items() if e.batch.decoding]
         waited |= {number: waited[number] + 1 for number in decoding} | dict.fromkeys(served, 0)
         assert max(waited[number] for number in decoding or served) < ceil(count / most)
         found |= {event.number: event.result for event in news if event.result}
@@ -135,13 +137,15 @@ def test_how_many_take_part_is_asked_of_what_rounds_and_prompts_took(monkeypatch
     told: list[tuple[int, float]] = []
     asked: list[tuple[int, float]] = []
     monkeypatch.setattr(
-        Pace, "at_once", lambda self, *given: asked.append(given) or max(1, given[0] // 2)
+        RoundTimes,
+        "requests_per_round",
+        lambda self, *given: asked.append(given) or max(1, given[0] // 2),
     )
-    monkeypatch.setattr(Pace, "fold", lambda self, *given: told.append(given) or self)
+    monkeypatch.setattr(RoundTimes, "fold", lambda self, *given: told.append(given) or self)
     scheduler = Scheduler(TARGET, resolve("ar"))
     for number in range(4):
         scheduler.join(_asked(number))
-    scheduler._given = 100.0
+    scheduler._tokens_per_round = 100.0
     began = time.perf_counter()
     list(scheduler.step())
     took = time.perf_counter() - began
@@ -220,12 +224,12 @@ def test_prompts_are_read_a_piece_a_token():
         assert scheduler._session is not None
         scheduler._session.chunk = 4
         scheduler.join(_asked(2))
-        while not scheduler._entries[0].call.decoding:
+        while not scheduler._entries[0].batch.decoding:
             list(scheduler.step())
         list(scheduler.step())
         scheduler.join(_asked(0))
         waited[method] = 0
-        while 1 in scheduler._entries and not scheduler._entries[1].call.decoding:
+        while 1 in scheduler._entries and not scheduler._entries[1].batch.decoding:
             list(scheduler.step())
             waited[method] += 1
     assert 1 <= waited["sd"] <= waited["ar"] / 2
@@ -243,7 +247,7 @@ def test_short_prompts_are_read_together_as_far_as_a_chunk_goes(exact):
         scheduler = Scheduler(TARGET, resolve("ar"), exact=exact)
         numbers = [scheduler.join(request) for request in asked]
         for number in numbers:
-            scheduler._entries[number].call.session.chunk = room
+            scheduler._entries[number].batch.session.chunk = room
         opened = [event.number for event in scheduler.step() if event.round]
         assert [*dict.fromkeys(opened)] == numbers[:first], room
 
@@ -291,11 +295,11 @@ def test_a_long_prompt_holds_up_nobody(monkeypatch):
     assert scheduler._session is not None
     scheduler._session.chunk = 4
     scheduler.join(_asked(2))
-    while not scheduler._entries[0].call.decoding:
+    while not scheduler._entries[0].batch.decoding:
         list(scheduler.step())
     scheduler.join(_asked(0))
     reading = 0
-    while not scheduler._entries[1].call.decoding:
+    while not scheduler._entries[1].batch.decoding:
         news = list(scheduler.step())
         assert 0 in [each.number for each in news if each.round]
         reading += 1
@@ -309,7 +313,7 @@ def test_a_first_token_is_told_before_others_round(monkeypatch):
     and before the round of the others. Fails if it waits for either."""
     scheduler = Scheduler(TARGET, resolve("sd"), DRAFT)
     scheduler.join(_asked(2))
-    while not scheduler._entries[0].call.decoding:
+    while not scheduler._entries[0].batch.decoding:
         list(scheduler.step())
     scheduler.join(_asked(0))
     read: list[Any] = []
@@ -401,7 +405,7 @@ def test_a_forward_that_fails_ends_those_in_it_and_no_more(monkeypatch):
     scheduler = Scheduler(TARGET, resolve("ar"))
     for number in range(2):
         scheduler.join(_asked(number))
-    while not all(entry.call.decoding for entry in scheduler._entries.values()):
+    while not all(entry.batch.decoding for entry in scheduler._entries.values()):
         list(scheduler.step())
 
     def broken(*_: Any, **told: Any) -> Any:

@@ -69,7 +69,7 @@ def test_a_stretched_clip_is_the_clip_several_times() -> None:
     inputs = stretched(video_input(0, (2, 4, 4)), 3 * 256)
     assert inputs["video_grid_thw"].tolist() == [[6, 4, 4]]
     (prompt,) = Backbone(qwen25()).prompts(inputs)
-    assert prompt.seen == 6 * 4
+    assert prompt.visual_tokens == 6 * 4
     assert prompt.grid[:, 1].tolist() == [t for t in range(6) for _ in range(4)]
     with pytest.raises(OptionError, match="grids"):
         stretched({"input_ids": torch.zeros(1, 3)}, 10)

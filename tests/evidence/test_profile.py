@@ -19,7 +19,7 @@ from saccade.core.errors import OptionError
 from saccade.core.result import RoundRecord
 from saccade.core.tree import ROOT
 from saccade.drafting.recipe import Recipe
-from saccade.drafting.shapes import costs
+from saccade.drafting.shapes import cost_measurement
 from saccade.inputs import ask
 from saccade.methods import resolve
 
@@ -79,13 +79,13 @@ def test_a_round_is_drafting_verifying_and_the_rest(
     are rounded to buckets, or a pruned draft is timed over the whole video."""
     monkeypatch.setattr(profiling, "CYCLES", 2)
     filled: list[tuple[Any, int]] = []
-    real = costs.filled
+    real = cost_measurement.filled_session
 
     def noting(model: Any, context: int, requests: int, room: int) -> Any:
         filled.append((model, context))
         return real(model, context, requests, room)
 
-    monkeypatch.setattr(costs, "filled", noting)
+    monkeypatch.setattr(cost_measurement, "filled_session", noting)
     found = {each.method: each for each in profiled(embedded, recipes(*METHODS))}
     assert list(found) == ["ar", *METHODS]
     for each in found.values():

@@ -185,7 +185,7 @@ def test_a_stand_in_takes_an_imposed_acceptance(method: str) -> None:
     lab = Lab(clips=1)
     target, draft = lab.target.backbone, lab.draft.backbone
     prefill = stand_in.stand_in(target, 200)
-    assert prefill.prompt.seen == 200 and len(prefill.prompt) == 264
+    assert prefill.prompt.visual_tokens == 200 and len(prefill.prompt) == 264
     for rate, most in ((1.0, 8), (0.0, 24)):
         rounds: list[Round] = []
         recipe = imposed(resolve(method), ImposedAcceptance(rates=(rate,)))

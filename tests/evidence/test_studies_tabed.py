@@ -22,7 +22,7 @@ from evidence.studies.lab import Shot
 from saccade.core.result import RoundRecord
 from saccade.core.sampling import Sampling
 from saccade.core.tree import ROOT, chain
-from saccade.drafting.shapes import costs
+from saccade.drafting.shapes import cost_measurement
 from saccade.inputs.captions import SHAPES, captioner
 from saccade.model.session import Session
 
@@ -305,7 +305,7 @@ def test_latency_is_of_the_steps_it_names(lab, monkeypatch):
         slow = 100 if before < steps_of.WARM_UP else before % 3  # a warm-up must not be counted
         steps.append((who, len(trees), rows, keys, keys + 10 * rows + 3 * len(trees) + who + slow))
 
-    monkeypatch.setattr(costs, "Clock", Told)
+    monkeypatch.setattr(cost_measurement, "Clock", Told)
     monkeypatch.setattr(tabed, "CONTEXTS", (32, 64))
     monkeypatch.setattr(Session, "score", score)
     data = tabed.latency(lab)

@@ -58,7 +58,7 @@ def test_it_reads_the_words_and_nothing_else() -> None:
     target, draft = zoo.member("llava-1.5"), zoo.member("llama", seed=1)
     inputs = zoo.asked(target, "images")
     team = Setup(target.backbone, draft.backbone, FULL, Chain(4), [Sampling()], 8)
-    (prompt,) = draft.backbone.prompts(team.readable(inputs))
+    (prompt,) = draft.backbone.prompts(team.draft_inputs(inputs))
     ids = inputs["input_ids"][0].tolist()
     words = [token for token in ids if token not in target.backbone.placeholders]
     assert len(words) < len(ids)

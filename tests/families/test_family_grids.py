@@ -185,7 +185,7 @@ def test_sound_alone_leaves_nothing_to_drop() -> None:
     """Claim: a prompt with sound only has no visual row. Fails if audio is taken for a picture."""
     loaded = zoo.member("qwen2.5-omni")
     prompt = zoo.prompt_of(loaded, zoo.asked(loaded, "audio"))
-    assert prompt.seen == 0 and bool(prompt.fixed.any())
+    assert prompt.visual_tokens == 0 and bool(prompt.fixed.any())
 
 
 def prefilled(loaded: Loaded, kind: str) -> Prefill:
@@ -232,8 +232,8 @@ def test_written_views_drop_newlines_and_keep_sound(family: str, kind: str, name
     prefill = prefilled(loaded, kind)
     whole = prefill.prompt
     seen = VIEWS[name](prefill, whole)
-    assert seen.blank is not None and seen.seen == 0
-    old = seen.index[seen.blank < 0]
+    assert seen.ids_to_embed is not None and seen.visual_tokens == 0
+    old = seen.index[seen.ids_to_embed < 0]
     wanted = ~whole.visual
     if family != "qwen2.5-omni":
         wanted &= ~whole.fixed
@@ -241,7 +241,7 @@ def test_written_views_drop_newlines_and_keep_sound(family: str, kind: str, name
     written = len(seen) - len(old)
     media = len(set(whole.grid[:, 0].tolist()))
     assert written == media * len(prefill.words["newline" if name == "text" else "caption"][0])
-    assert loaded.backbone.written(seen).blank is None
+    assert loaded.backbone.written(seen).ids_to_embed is None
 
 
 @pytest.mark.parametrize("name", STREAMING)

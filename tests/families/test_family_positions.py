@@ -159,8 +159,8 @@ def test_control_counting_rows_gives_other_positions(family: str) -> None:
 
 def half(prompt: Prompt, seed: int = 0) -> Prompt:
     """Without a random half of the visual tokens."""
-    order = torch.randperm(prompt.seen, generator=torch.Generator().manual_seed(seed))
-    return prompt.select(order[: (prompt.seen + 1) // 2])
+    order = torch.randperm(prompt.visual_tokens, generator=torch.Generator().manual_seed(seed))
+    return prompt.select(order[: (prompt.visual_tokens + 1) // 2])
 
 
 def forked_tree(tokens: Sequence[int]) -> Tree:
@@ -255,7 +255,7 @@ def test_a_pruned_prompt_is_scored_as_the_modules_do(family: str, kind: str) -> 
     inputs = zoo.asked(loaded, kind)
     whole = zoo.prompt_of(loaded, inputs)
     pruned = half(whole)
-    assert pruned.seen < whole.seen or not whole.seen
+    assert pruned.visual_tokens < whole.visual_tokens or not whole.visual_tokens
     mine = session_laws(loaded, pruned, TOKENS)
     plain = zoo.member(family, fused=False)
     assert zoo.apart(mine, session_laws(plain, pruned, TOKENS)) <= SAME
@@ -271,7 +271,9 @@ def test_control_deepstack_rows_count(family: str) -> None:
     Fails if the comparison above would pass with them lost."""
     loaded = zoo.member(family)
     pruned = half(zoo.prompt_of(loaded, zoo.asked(loaded, "video")))
-    assert len(pruned.deepstack) == 2 and all(len(rows) == pruned.seen for rows in pruned.deepstack)
+    assert len(pruned.deepstack) == 2 and all(
+        len(rows) == pruned.visual_tokens for rows in pruned.deepstack
+    )
     right = session_laws(loaded, pruned, TOKENS)
     rolled = tuple(rows.roll(1, 0) for rows in pruned.deepstack)
     for wrong in ((), rolled):

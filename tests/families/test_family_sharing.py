@@ -59,7 +59,7 @@ def counted(backbone: Backbone) -> Iterator[list[str]]:
 def drafted(patch: pytest.MonkeyPatch) -> Iterator[list[Prompt]]:
     """The prompts a draft ends up with, before its view."""
     seen: list[Prompt] = []
-    look = ModelDrafter._look
+    look = ModelDrafter._draft_prompts
 
     def watched(self: ModelDrafter, prefills: Any) -> list[Prompt]:
         found = look(self, prefills)
@@ -67,7 +67,7 @@ def drafted(patch: pytest.MonkeyPatch) -> Iterator[list[Prompt]]:
         return found
 
     with patch.context() as inner:
-        inner.setattr(ModelDrafter, "_look", watched)
+        inner.setattr(ModelDrafter, "_draft_prompts", watched)
         yield seen
 
 

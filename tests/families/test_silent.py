@@ -24,8 +24,8 @@ from evidence.checkpoints import FAMILIES
 from saccade import inputs as models
 from saccade.core.errors import MethodError, ModelError, OptionError
 from saccade.core.sampling import Sampling
-from saccade.drafting.parallel.drafter import _portable
-from saccade.drafting.shapes import costs
+from saccade.drafting.parallel.drafter import _sendable_rule
+from saccade.drafting.shapes import cost_measurement
 from saccade.inputs import architectures, footprint, loading
 from saccade.methods import resolve
 from saccade.model.backbone import Backbone
@@ -121,7 +121,9 @@ def test_silent_4_nothing_is_timed_at_a_length_nobody_reads(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Claim: nor are costs measured for it, which at such a length takes minutes and gigabytes."""
-    monkeypatch.setattr(costs, "measure", lambda *_, **__: pytest.fail("costs were measured"))
+    monkeypatch.setattr(
+        cost_measurement, "measure_costs", lambda *_, **__: pytest.fail("costs were measured")
+    )
     target = qwen25()
     longest = int(target.config.get_text_config().max_position_embeddings)
     inputs = {"input_ids": torch.full((1, longest + 1), 5)}
@@ -316,7 +318,7 @@ def test_silent_5_what_no_other_process_can_import_is_not_sent(
     monkeypatch.setattr(sys.modules["__main__"], "Even", own, raising=False)
     other = TemperatureLogitsWarper(2.0)
     assert pickle.dumps(own())
-    kept = _portable(Sampling(True, (own(), other), 1, ()))
+    kept = _sendable_rule(Sampling(True, (own(), other), 1, ()))
     assert kept.processors == (other,)
 
 

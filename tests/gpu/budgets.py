@@ -28,7 +28,7 @@ from pretended import Record, pretend_gpus
 
 import saccade
 from saccade.core.costs import Costs
-from saccade.drafting.shapes import costs
+from saccade.drafting.shapes import cost_measurement
 from saccade.methods import SYSTEMS
 
 ROOT = Path(__file__).parents[2]
@@ -60,8 +60,8 @@ class Counted:
 def fixed_prices() -> Iterator[None]:
     """Forwards cost what ``PRICES`` says, so that no decision depends on this machine's clock."""
     with (
-        patch.object(costs, "measure", lambda *models, **lengths: PRICES),
-        patch.object(costs, "affordable", lambda *models: 0.25),
+        patch.object(cost_measurement, "measure_costs", lambda *models, **lengths: PRICES),
+        patch.object(cost_measurement, "affordable_share", lambda *models: 0.25),
     ):
         yield
 

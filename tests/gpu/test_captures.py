@@ -12,8 +12,8 @@ from pretended import pretend_gpus
 
 import saccade
 from saccade.core.result import Result
-from saccade.engine.pace import Pace
 from saccade.engine.request import Request
+from saccade.engine.round_size import RoundTimes
 from saccade.engine.scheduler import Scheduler
 from saccade.methods import resolve
 from saccade.model import cuda_graphs
@@ -126,7 +126,7 @@ def test_several_live_requests_are_captured(method, monkeypatch):
     and one that ends leaves the others theirs: a second batch captures nothing. Fails if several
     requests take ordinary forwards, or if an ending forgets what was captured."""
     # How many take part in a round must not depend on how long rounds take here.
-    monkeypatch.setattr(Pace, "at_once", lambda self, live, patience: live)
+    monkeypatch.setattr(RoundTimes, "requests_per_round", lambda self, live, patience: live)
     with pretend_gpus() as record:
         pair = _pair()
         questions = [input_for(FAMILY, seed) for seed in range(3)]

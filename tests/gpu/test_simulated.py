@@ -15,7 +15,7 @@ from simulated import DRAFT_HALF_B, TARGET_7B, Simulated, simulate
 import saccade
 from evidence.hardware.imposed import ImposedAcceptance, imposed
 from saccade.core.result import Result
-from saccade.drafting.shapes import costs
+from saccade.drafting.shapes import cost_measurement
 from saccade.methods import resolve
 from saccade.model import cuda_graphs
 from saccade.model.backbone import Backbone
@@ -53,7 +53,7 @@ def test_costs_are_those_of_a_step(pair):
     what is timed is neither a capture nor an ordinary forward. Fails if lengths that are timed in
     turns make each other's captures void."""
     target, draft, done = pair
-    believed = costs.measure(target, draft, context=512, draft_context=256)
+    believed = cost_measurement.measure_costs(target, draft, context=512, draft_context=256)
     for rows in (1, 8, 26):
         assert believed.verify(rows) == pytest.approx(TARGET_7B.step(rows), rel=0.1)
     assert believed.draft == pytest.approx(DRAFT_HALF_B.step(1), rel=0.1)

@@ -10,13 +10,13 @@ from helpers import WORDS, input_for
 from pretended import pretend_gpus
 
 import saccade
-from saccade.engine.call import SLOW_EXACT, TAKES_TURNS
+from saccade.engine.request_batch import SHARED_GPU, SLOW_EXACT
 
 
 @pytest.mark.parametrize(
     ("method", "places", "settings", "expected"),
     [
-        ("pearl", ("cuda:0", "cuda:0"), {}, {TAKES_TURNS}),
+        ("pearl", ("cuda:0", "cuda:0"), {}, {SHARED_GPU}),
         ("pearl", ("cuda:0", "cuda:1"), {}, set()),
         ("pearl", ("cpu", "cpu"), {}, set()),
         ("sd", ("cuda:0", "cuda:0"), {}, set()),

@@ -45,7 +45,7 @@ from saccade.drafting.fallback import Fallback
 from saccade.drafting.parallel import child
 from saccade.drafting.parallel.drafter import WorkerDrafter
 from saccade.drafting.recipe import Recipe
-from saccade.drafting.schedule import NO_MEMORY, MemoryGuard, parallel
+from saccade.drafting.schedule import NO_MEMORY_REASON, MemoryGuard, parallel
 from saccade.drafting.shapes.policies import Chain
 from saccade.drafting.views.basic import Pruned, Several, uniform
 from saccade.methods import (
@@ -271,8 +271,8 @@ def plain(recipe: Recipe, costs: Costs | None) -> Recipe:
     shape = recipe.shape
     if isinstance(recipe.drafter, Ensemble):  # mixing takes long; longer chains are met elsewhere
         shape = Chain(2)
-    if shape.timed and costs is not None:
-        shape = shape.priced(costs)
+    if shape.needs_costs and costs is not None:
+        shape = shape.with_costs(costs)
     return replace(recipe, name="", about="", view=full, shape=shape)
 
 
@@ -289,8 +289,8 @@ def registered() -> dict[str, Recipe]:
         found |= {recipe.name: recipe, f"{recipe.name} beside": beside(recipe)}
     for family in sixth_method.PROVIDES.families:
         for example in family.examples:
-            shape = family.read(example)
-            found[f"shape={shape.written}"] = replace(resolve("sd"), shape=shape)
+            shape = family.parse(example)
+            found[f"shape={shape.spelling}"] = replace(resolve("sd"), shape=shape)
     for name in SHAPES:
         found[f"shape={name}"] = resolve(f"sd/shape={name}")
     for kind, family in FAMILIES.items():
@@ -312,7 +312,7 @@ def cases() -> dict[str, Recipe]:
     weighs costs is met where rows are cheap and where they are dear. Named by all it stands for."""
     names: dict[Recipe, list[str]] = {}
     for name, recipe in registered().items():
-        weighs = recipe.shape.timed
+        weighs = recipe.shape.needs_costs
         for costs, word in ((CHEAP, " cheap"), (DEAR, " dear")) if weighs else ((None, ""),):
             names.setdefault(plain(recipe, costs), []).append(name + word)
     return {", ".join(own): recipe for recipe, own in names.items()}
@@ -397,7 +397,7 @@ class Play:
             target: Any = Tables(rules, [TARGET] * count, self.before, watch, self.spoil_target)
             if self.spoil_draft or self.spoil_target:
                 drafting = safe = Fallback(drafting, IDS)
-                target = MemoryGuard(target, lambda _, error: safe.give_up(NO_MEMORY, error))
+                target = MemoryGuard(target, lambda _, error: safe.give_up(NO_MEMORY_REASON, error))
             for _ in recipe.schedule(target, drafting, range(count), self._cut):
                 pass
             self.failed = drafting.reason if isinstance(drafting, Fallback) else None

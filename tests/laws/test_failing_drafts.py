@@ -223,10 +223,10 @@ def test_a_target_without_memory_judges_all_that_was_drawn(regime):
 
 def test_control_tokens_dropped_for_want_of_memory_bend_the_law(monkeypatch):
     """Control: with all tokens after the first dropped, the law is far from the target's."""
-    monkeypatch.setattr("saccade.drafting.schedule.unjudged", lambda trees, judgement: {})
+    monkeypatch.setattr("saccade.drafting.schedule.unjudged_trees", lambda trees, judgement: {})
     assert distance(Play(_longer(), 3, [FAR], spoil_target=is_full)) > 0.01
 
 
 def test_costs_of_the_cases_are_settled():
     """Control: timed shapes are among the cases, so that they are met with failures too."""
-    assert any(recipe.shape.costs == CHEAP for recipe in CASES.values() if recipe.shape.timed)
+    assert any(recipe.shape.costs == CHEAP for recipe in CASES.values() if recipe.shape.needs_costs)

@@ -127,8 +127,8 @@ def _hand_over_nothing(patch: pytest.MonkeyPatch) -> None:
     real = WorkerDrafter._raise_if_failed
 
     def bare(self: WorkerDrafter) -> None:
-        for sight in self._sights.values() if self._failure else ():
-            sight.chain = Tree()
+        for draft in self._drafts.values() if self._failure else ():
+            draft.chain = Tree()
         real(self)
 
     patch.setattr(WorkerDrafter, "_raise_if_failed", bare)
@@ -139,8 +139,8 @@ def _drop_the_last(patch: pytest.MonkeyPatch) -> None:
     real = WorkerDrafter._raise_if_failed
 
     def shorter(self: WorkerDrafter) -> None:
-        for sight in self._sights.values() if self._failure else ():
-            sight.chain = prefix(sight.chain, max(0, len(sight.chain) - 1))
+        for draft in self._drafts.values() if self._failure else ():
+            draft.chain = prefix(draft.chain, max(0, len(draft.chain) - 1))
         real(self)
 
     patch.setattr(WorkerDrafter, "_raise_if_failed", shorter)

@@ -142,7 +142,7 @@ def test_a_window_that_slides_bends_no_law(monkeypatch):
     the target's own law. A draft that reads other keys is judged by the law it drew from."""
     slides = []
     forget = Cache.forget
-    monkeypatch.setattr(drafters, "SLIDE", 1)
+    monkeypatch.setattr(drafters, "SLIDE_TOKENS", 1)
     monkeypatch.setattr(Cache, "forget", lambda *all: (slides.append(all), forget(*all))[1])
     assert p_value("streaming/keep=0.5/shape=chain-2") > ALPHA
     assert len(slides) > BATCH * CALLS

@@ -280,7 +280,9 @@ def _fickle(patch: pytest.MonkeyPatch) -> Recipe:
 def _one_noise_for_all_drafts(patch: pytest.MonkeyPatch) -> Recipe:
     """A draft after a refusal draws by the numbers of the refused one."""
     real = sampling.Scores.draw
-    patch.setattr(sampling.Scores, "draw", lambda self, *rest: real(replace(self, began=0), *rest))
+    patch.setattr(
+        sampling.Scores, "draw", lambda self, *rest: real(replace(self, draft_start=0), *rest)
+    )
     return shaped(Curious())
 
 

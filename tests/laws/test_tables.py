@@ -49,8 +49,8 @@ def once(function: Callable[..., Any]) -> Callable[..., Any]:
 
 @pytest.fixture(autouse=True)
 def _remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Sampling, "ruled", once(Sampling.ruled))
-    monkeypatch.setattr(Sampling, "law_by", once(Sampling.law_by))
+    monkeypatch.setattr(Sampling, "apply_rules", once(Sampling.apply_rules))
+    monkeypatch.setattr(Sampling, "law_from_scores", once(Sampling.law_from_scores))
     monkeypatch.setattr(verify_module, "residual", once(verify_module.residual))
 
 

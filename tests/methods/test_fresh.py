@@ -69,7 +69,7 @@ def test_it_tells_what_the_last_judged_rows_attended_to(family, kind):
     def check() -> None:
         read = len(prompt) + len(text) - (1 if text else 0)  # the last one's row is yet to come
         rows = list(range(read - ROWS, read))
-        newer = prefill.again()
+        newer = prefill.with_latest_attention()
         for found, right in zip(
             (newer.mass, newer.relevance), by_hand(model, prompt, text, rows), strict=True
         ):
@@ -95,7 +95,7 @@ def test_a_branch_that_was_taken_counts_and_its_sibling_does_not():
     session.commit({0: [6, 9, 30]})
     rows = [len(prompt), len(prompt) + 1]
     right, _ = by_hand(model, prompt, [6, 9, 30], rows)
-    assert torch.allclose(prefill.again().mass.double(), right, atol=2e-5)
+    assert torch.allclose(prefill.with_latest_attention().mass.double(), right, atol=2e-5)
 
 
 def _all(pieces: Any) -> Any:
@@ -166,7 +166,7 @@ def test_each_round_drafts_on_the_keys_looked_at_last(monkeypatch):
         text += round.tokens
         read = len(prompt) + len(text) - (round.verdict.own is not None)
         mass, _ = by_hand(model, prompt, text, list(range(read - ROWS, read)))
-        mass = (mass * (1 + 0.25 * before.held(prompt))).float()
+        mass = (mass * (1 + 0.25 * before.chosen_mask(prompt))).float()
         right = view(replace(first, mass=mass), prompt)
         assert right.heads is not None and torch.equal(kept[number], right.heads)
         assert before.heads is not None

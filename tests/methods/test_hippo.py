@@ -40,7 +40,7 @@ from saccade.core.prompt import Prefill, Prompt
 from saccade.core.result import Round
 from saccade.core.sampling import Sampling
 from saccade.drafting import schedule
-from saccade.drafting.parallel.child import HEAD_START
+from saccade.drafting.parallel.child import HEAD_START_TOKENS
 from saccade.drafting.recipe import Recipe
 from saccade.drafting.views import saliency
 from saccade.drafting.views.basic import Pruned
@@ -335,16 +335,16 @@ def test_the_holistic_score_is_eq_7(sizes, seed):
     Up to rounding: where two scores tie, either may stay.
     """
     prompt = stub(sizes, seed)
-    guide = draws(seed, prompt.seen)
+    guide = draws(seed, prompt.visual_tokens)
     expected = holistic_by_hand(prompt, guide)
     view = resolve("hippo").view
     # a frame of nearly equal scores magnifies their rounding
     assert fused(view, prompt, guide) == pytest.approx(expected, abs=2e-2)
-    count = share_of(prompt.seen, KEEP)
+    count = share_of(prompt.visual_tokens, KEEP)
     kept = view.select(prompt, torch.tensor(guide), count).tolist()
     assert len(kept) == count and kept == sorted(set(kept))
     lowest = min(expected[i] for i in kept)
-    left = [expected[i] for i in range(prompt.seen) if i not in kept]
+    left = [expected[i] for i in range(prompt.visual_tokens) if i not in kept]
     assert not left or max(left) <= lowest + 2e-2
 
 
@@ -352,7 +352,7 @@ def test_the_holistic_score_is_eq_7(sizes, seed):
 def test_control_a_misread_equation_gives_another_score(misreading):
     """Control: the very comparison above fails for each misreading."""
     prompt = stub([(3, 6, 7), (2, 4, 9)], 1)
-    guide = draws(1, prompt.seen)
+    guide = draws(1, prompt.visual_tokens)
     found = fused(resolve("hippo").view, prompt, guide)
     assert found == pytest.approx(holistic_by_hand(prompt, guide), abs=2e-2)
     wrong = holistic_by_hand(prompt, guide, MISREADINGS[misreading])
@@ -390,7 +390,7 @@ def test_a_view_keeps_the_tokens_the_loops_keep(family, name):
     model, prefill = shown(family)
     prompt = prefill.prompt
     scores = holistic_by_hand(prompt, attention_by_hand(model, prompt), VIEWS[name])
-    count = share_of(prompt.seen, KEEP)
+    count = share_of(prompt.visual_tokens, KEEP)
     expected = sorted(ranked(scores, count))
     view = resolve(f"hippo/view={name}").view
     assert view.choose(prefill, prompt).tolist() == expected
@@ -497,7 +497,7 @@ def test_an_early_draft_ends_with_the_holistic_top_of_what_it_read(early, ahead)
                 inside.turn()
             assert inside.desk is not None
             request = inside.desk._session.requests[0]
-            caught["chain"] = len(inside.desk._lines[0].chain)
+            caught["chain"] = len(inside.desk._drafts[0].chain)
             caught["length"] = request.cache.length
         if phase == "decode":
             inside.turn()  # the news of the target's attention, and one step
@@ -507,10 +507,14 @@ def test_an_early_draft_ends_with_the_holistic_top_of_what_it_read(early, ahead)
             caught["values"] = [layer[:, : cache.length].clone() for layer in cache.values]
 
     trace = traced(f"hippo/early={early}", turns=lambda: 0, peek=peek, length=2)
-    budget = share_of(trace.whole.seen, KEEP)
+    budget = share_of(trace.whole.visual_tokens, KEEP)
     first = whole_scores(trace, Reading(attn=False))
-    held = sorted(ranked(first, 2 * budget)) if early == "superset" else range(trace.whole.seen)
-    text = len(trace.whole) - trace.whole.seen
+    held = (
+        sorted(ranked(first, 2 * budget))
+        if early == "superset"
+        else range(trace.whole.visual_tokens)
+    )
+    text = len(trace.whole) - trace.whole.visual_tokens
     assert caught["chain"] > ahead and caught["length"] == text + len(held)
 
     every = whole_scores(trace, Reading())
@@ -668,7 +672,7 @@ def test_the_head_start_is_as_long_as_the_targets_prefill():
     """Claim: an early draft goes on until the target is ready, past gamma, and all of it is judged
     at once; it stops at the package's own limit. Fails if gamma bounds it, or if it never stops.
     """
-    for ahead in (0, 3, 12, 2 * HEAD_START):
+    for ahead in (0, 3, 12, 2 * HEAD_START_TOKENS):
 
         def peek(inside: Inside, phase: str, steps: int = ahead) -> None:
             for _ in range(steps + 1 if phase == "guide" else 0):
@@ -677,7 +681,7 @@ def test_the_head_start_is_as_long_as_the_targets_prefill():
         # the draft is the target: all of it is right
         trace = traced("pearl-syn", amount=0.0, peek=peek, turns=lambda: 0)
         first = trace.rounds[1]  # its first token was the opening
-        expected = min(ahead, HEAD_START - 1)
+        expected = min(ahead, HEAD_START_TOKENS - 1)
         assert len(first.tree) in (expected, expected + 1)
         assert len(first.verdict.accepted) == min(len(first.tree), 39)
         assert wrongly_drafted(trace) == []
@@ -685,7 +689,7 @@ def test_the_head_start_is_as_long_as_the_targets_prefill():
         # where it has said meanwhile that it is ready, nobody waits for the rest of a head start
         few = iter([1, 1])
         heard = traced("pearl-syn", amount=0.0, peek=peek, turns=lambda few=few: next(few, 0))
-        assert expected <= len(heard.rounds[1].tree) <= min(expected + 6, HEAD_START)
+        assert expected <= len(heard.rounds[1].tree) <= min(expected + 6, HEAD_START_TOKENS)
 
 
 def _always_optimistic(
@@ -713,12 +717,12 @@ def _bent(
     cut: Any,
     following: Callable[[Sequence[int], Mapping[int, Any]], dict[int, Any]],
 ) -> Iterator[Round]:
-    group = schedule.Group.begun(draft, requests, cut)
+    group = schedule.Group.start(draft, requests, cut)
     in_flight = draft.propose(group.states)
     while in_flight:
         laws = target.score(in_flight)
         trees = draft.extend(in_flight)
-        verdicts, endings = schedule.judged(trees, laws, cut)
+        verdicts, endings = schedule.judge(trees, laws, cut)
         live = [request for request in in_flight if endings[request] is None]
         target.commit({request: verdicts[request].tokens for request in verdicts})
         draft.commit({request: verdicts[request].tokens for request in verdicts})
@@ -790,4 +794,4 @@ def test_the_recipes_are_the_papers():
     assert [view[name].early for name in PARALLEL] == ["wait", "wait", "all", "wait"]
     assert view["pearl-specvlm"] == resolve("specvlm").view
     _, prefill = shown("qwen2_5_vl")
-    assert view["pearl"](prefill, prefill.prompt).seen == prefill.prompt.seen
+    assert view["pearl"](prefill, prefill.prompt).visual_tokens == prefill.prompt.visual_tokens

@@ -117,7 +117,9 @@ def test_how_much_is_read() -> None:
         wanted, paged = max(1, round(keep * len(every))), pruned.paged
         assert paged is not None
         size = min(page, wanted, len(every) - wanted)
-        assert paged.rows.shape[1] == size and abs(pruned.seen - wanted) <= max(size / 2, 0.5)
+        assert paged.rows.shape[1] == size and abs(pruned.visual_tokens - wanted) <= max(
+            size / 2, 0.5
+        )
         alone = pruned.index[pruned.visual].tolist()
         assert len(alone) == len(every) % size
         assert sorted([*paged.rows.flatten().tolist(), *alone]) == every
@@ -238,4 +240,4 @@ def test_a_picture_of_it_shows_what_a_step_reads() -> None:
     (prefill,) = Session(target, [Sampling()]).prefill([prompt])
     pruned = ByPage(keep=0.3, page=3)(prefill, prompt)
     shares = kept_share(prompt, pruned)
-    assert len(shares) == prompt.seen and float(shares.sum()) == pytest.approx(pruned.seen)
+    assert len(shares) == prompt.visual_tokens and float(shares.sum()) == pytest.approx(pruned.visual_tokens)

@@ -120,10 +120,10 @@ class Unlike(sixth_method.Sure):
     """Writes itself otherwise than it is read."""
 
     family, usage, examples = "sure", "sure-T", ("0.5",)
-    written = "sure"
+    spelling = "sure"
 
     @classmethod
-    def read(cls, text: str) -> Shape:
+    def parse(cls, text: str) -> Shape:
         return cls(threshold=float(text))
 
 
@@ -162,4 +162,4 @@ def test_the_pages_method_works_as_it_is_written(tmp_path: Path) -> None:
     path.write_text(next(blocks()))
     brought = registry.provided("the page", registry._load_file(path))
     assert [recipe.name for recipe in brought.recipes] == ["ours"]
-    assert brought.families[0].read("8").written == "doubling-8"
+    assert brought.families[0].parse("8").spelling == "doubling-8"

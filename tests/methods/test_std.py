@@ -228,7 +228,7 @@ def test_the_budget_is_1024_in_all_or_an_eighth_or_what_was_asked(text, seen, ke
         expected = TOTAL - text
     else:
         expected = max(1, seen // 8)
-    assert pruned.seen == len(rows) - text == expected
+    assert pruned.visual_tokens == len(rows) - text == expected
 
 
 @pytest.mark.parametrize("method", ["std", "streaming"])
@@ -418,7 +418,7 @@ def test_streamings_window_slides_over_the_answer(family, step, monkeypatch):
     """Claim: what has been written takes the place of the window's oldest rows, ``step`` at a time,
     and never of the sinks: the laws are those of the modules over these rows. Fails where the
     window stands still, slides too far, or takes a sink."""
-    monkeypatch.setattr(drafters, "SLIDE", step)
+    monkeypatch.setattr(drafters, "SLIDE_TOKENS", step)
     run = real("streaming", *case(family), count=16)
     rows = run.pruned.index.tolist()
     held = rows
@@ -446,7 +446,7 @@ def test_what_a_sliding_window_keeps(chunks, step, dropped):
     prefills = target.prefill(target.backbone.prompts(left_padded([inputs] * 2)))
     drafter = drafter_of(resolve("streaming/keep=0.2"), target.backbone, None, target.rules, 128)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(drafters, "SLIDE", step)
+        patch.setattr(drafters, "SLIDE_TOKENS", step)
         drafter.ready(prefills)
         size = drafter.session.requests[0].cache.length
         written = 0
@@ -481,7 +481,7 @@ def test_an_answer_over_a_sliding_window_is_generates(how, monkeypatch):
     """Claim: with a window that slides at every token, and runs out of prompt, the ids are
     generate()'s, of each in a batch and of a later turn. Fails where a slide moves a key that a
     later round reads as another's."""
-    monkeypatch.setattr(drafters, "SLIDE", 1)
+    monkeypatch.setattr(drafters, "SLIDE_TOKENS", 1)
     model, inputs = case("qwen2_vl")
     asked = {"method": "streaming/keep=0.1", "max_new_tokens": LONG, "do_sample": False}
     plain = hf_greedy(model, inputs, LONG)
@@ -504,7 +504,7 @@ def test_an_answer_over_a_sliding_window_is_generates(how, monkeypatch):
 
 def test_a_window_that_holds_all_of_the_prompt_stands_still(monkeypatch):
     """Claim: where nothing is left out, nothing is later: text without video, or ``keep=1``."""
-    monkeypatch.setattr(drafters, "SLIDE", 1)
+    monkeypatch.setattr(drafters, "SLIDE_TOKENS", 1)
     everything = {"streaming": (llama(), text_input(2)), "streaming/keep=1.0": case("qwen2_vl")}
     for method, asked in everything.items():
         run = real(method, *asked, count=31)
@@ -567,7 +567,7 @@ def test_without_video_there_is_nothing_to_prune():
     Fails if a prompt without video breaks the view, or if text is ever dropped.
     """
     run = real("std", llama(), text_input(2), count=31)
-    assert run.pruned.seen == 0
+    assert run.pruned.visual_tokens == 0
     assert [len(round.verdict.accepted) for round in run.rounds[:-1]] == [GAMMA] * 2
 
 

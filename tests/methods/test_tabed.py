@@ -51,7 +51,7 @@ from saccade.core.sampling import Scores, uniform
 from saccade.drafting.ensemble import Ensemble, EnsembleDrafter, Mixed, Mixture, Weighting
 from saccade.drafting.recipe import Recipe
 from saccade.drafting.setup import Setup
-from saccade.drafting.views.basic import FULL, Several, Worded, worded
+from saccade.drafting.views.basic import FULL, Several, TextView, replace_media
 from saccade.engine.generate import stream
 from saccade.methods import resolve
 from saccade.methods.tabed import Equal, Grid, Inverse
@@ -575,7 +575,7 @@ def check_blocks(answer: Answer, rule: Rule) -> None:
     for round, block in zip(answer.rounds, answer.blocks, strict=True):
         assert round.q is not None
         count = len(block.drafted)
-        assert count == GAMMA or block.drafted[-1] in round.q.rules.ends
+        assert count == GAMMA or block.drafted[-1] in round.q.rules.end_ids
         assert list(round.tree.parents) == list(range(-1, count - 1))
         for row, token in enumerate(block.drafted):
             law, q = mixture(block, row), round.tree.q[row]
@@ -768,10 +768,10 @@ def test_the_prompts_of_the_views(case):
     check_laws(found, METHODS["tabed-mtcp"])
     whole, text, caption, small = found.prompts
     seen = len(media(target, inputs()))
-    assert (text.seen, caption.seen) == (0, 0)
+    assert (text.visual_tokens, caption.visual_tokens) == (0, 0)
     if seen:
         assert len(text) < len(small) < len(whole) and len(text) < len(caption)
-        assert found.result.draft_visual_tokens == whole.seen
+        assert found.result.draft_visual_tokens == whole.visual_tokens
 
 
 @pytest.mark.parametrize("case", ["frames and a newline", "several media"])
@@ -788,12 +788,12 @@ def test_what_is_pooled_after_the_projector_is_another_view(case):
     for found in (ours, papers):
         check_prompts(found, METHODS["tabed-mtcp"])
     one, other = ours.prompts[-1], papers.prompts[-1]
-    assert one.embeds.shape == other.embeds.shape and one.seen == other.seen
+    assert one.embeds.shape == other.embeds.shape and one.visual_tokens == other.visual_tokens
     merges = case == "several media"
     assert torch.equal(one.embeds, other.embeds) == merges
     assert torch.equal(one.positions, other.positions) == merges
     apart = (one.embeds - other.embeds).abs().amax(-1) > 1e-2
-    assert int(apart.sum()) == (0 if merges else one.seen)
+    assert int(apart.sum()) == (0 if merges else one.visual_tokens)
 
 
 def test_media_that_touch_are_each_a_newline():
@@ -907,23 +907,23 @@ class Shared(Averaged):
 
 
 @dataclass(frozen=True)
-class Dropped(Worded):
+class Dropped(TextView):
     """T with nothing in the videos' place."""
 
     def __call__(self, prefill: Prefill, prompt: Prompt) -> Prompt:
-        return worded(prompt, ((),))
+        return replace_media(prompt, ((),))
 
 
 @dataclass(frozen=True)
-class Repeated(Worded):
+class Repeated(TextView):
     """T with a newline for each visual token."""
 
     def __call__(self, prefill: Prefill, prompt: Prompt) -> Prompt:
-        return worded(prompt, (prefill.words["newline"][0] * prompt.seen,))
+        return replace_media(prompt, (prefill.words["newline"][0] * prompt.visual_tokens,))
 
 
 @dataclass(frozen=True)
-class Standing(Worded):
+class Standing(TextView):
     """T with what is left at the positions it had beside the video."""
 
     def __call__(self, prefill: Prefill, prompt: Prompt) -> Prompt:
@@ -932,7 +932,7 @@ class Standing(Worded):
         return replace(text, positions=where, next_position=prompt.next_position)
 
 
-def beside(text: Worded) -> Several:
+def beside(text: TextView) -> Several:
     return Several((FULL, text))
 
 

@@ -24,7 +24,7 @@ from saccade.core.sampling import Sampling
 from saccade.core.tree import Tree
 from saccade.drafting.drafters import SelfDrafter
 from saccade.drafting.fallback import Fallback
-from saccade.drafting.recipe import split
+from saccade.drafting.recipe import for_split_target
 from saccade.inputs import Loaded
 from saccade.methods import resolve
 from saccade.model import tensor_parallel
@@ -40,7 +40,7 @@ def answer(target: Loaded, draft: Loaded, inputs: Inputs, method: str, **more: A
         target.backbone,
         inputs,
         draft=draft.backbone,
-        method=recipe if tensor_parallel.world() == 1 else split(recipe),
+        method=recipe if tensor_parallel.world() == 1 else for_split_target(recipe),
         max_new_tokens=COUNT,
         **{"do_sample": False, **more},
     )
@@ -105,7 +105,7 @@ def failed_draft(
 
     Fallback.propose = fails  # type: ignore[method-assign]
     try:
-        recipe = split(resolve(method))
+        recipe = for_split_target(resolve(method))
         result = saccade.run(
             target.backbone, inputs, draft=draft.backbone, max_new_tokens=COUNT, method=recipe
         )
@@ -125,7 +125,7 @@ def failed_self(target: Loaded, inputs: Inputs, where: str) -> tuple[list[int], 
 
     setattr(SelfDrafter, where, fails)
     try:
-        recipe = split(resolve("specvlm-self"))
+        recipe = for_split_target(resolve("specvlm-self"))
         result = saccade.run(target.backbone, inputs, max_new_tokens=COUNT, method=recipe)
         return list(result.ids), str(result.fallback_reason)
     finally:

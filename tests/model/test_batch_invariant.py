@@ -26,9 +26,9 @@ from saccade.core.errors import MethodError, ModelError
 from saccade.core.prompt import Inputs
 from saccade.core.sampling import Sampling
 from saccade.core.tree import ROOT, Tree, add, chain
-from saccade.drafting.recipe import Recipe, chained
+from saccade.drafting.recipe import Recipe, as_chains
 from saccade.drafting.shapes.auto import Auto
-from saccade.drafting.shapes.fit import Fit, Learnt, Rate
+from saccade.drafting.shapes.fit import Fit, FitState, Rate
 from saccade.drafting.shapes.policies import Chain
 from saccade.methods import SYSTEMS, resolve
 from saccade.model import batch_invariant, cuda_graphs
@@ -437,19 +437,19 @@ def test_which_shapes_are_chains():
     shapes = [resolve(f"sd/shape={name}").shape for name in names]
     assert [shape.branches for shape in shapes] == [False] * 3 + [True] * 4
     assert not Fit(()).branches
-    fitted = chained(resolve("specvlm/shape=fit"))
+    fitted = as_chains(resolve("specvlm/shape=fit"))
     assert fitted.shape == Fit(()) and fitted.name == "specvlm/shape=fit"
-    assert chained(SYSTEMS["ar"]).drafter is SYSTEMS["ar"].drafter
-    assert chained(resolve("sd/shape=chain-5")).shape == Chain(5)
+    assert as_chains(SYSTEMS["ar"]).drafter is SYSTEMS["ar"].drafter
+    assert as_chains(resolve("sd/shape=chain-5")).shape == Chain(5)
 
 
 def test_costs_are_those_of_padded_forwards():
     """Claim: shape fit reckons that 1 to 16 rows cost the same, and 17 as much as 32."""
-    costs = Costs((1, 16, 32), (1.0, 4.0, 8.0), 0.1, multiple=ROWS)
+    costs = Costs((1, 16, 32), (1.0, 4.0, 8.0), 0.1, row_multiple=ROWS)
     assert [costs.verify(rows) for rows in (1, 8, 16, 17, 32)] == [4.0, 4.0, 4.0, 8.0, 8.0]
-    longer = Fit((), costs).choose(Learnt(Rate(9.0, 10.0)))
+    longer = Fit((), costs).choose(FitState(Rate(9.0, 10.0)))
     assert longer > Fit((), Costs(costs.rows, costs.target, costs.draft)).choose(
-        Learnt(Rate(9.0, 10.0))
+        FitState(Rate(9.0, 10.0))
     )
 
 

@@ -31,7 +31,7 @@ import saccade
 from saccade.core.errors import ModelError, OptionError
 from saccade.core.tree import ROOT
 from saccade.engine.request import Request
-from saccade.engine.request import backbone as followed
+from saccade.engine.request import current_backbone as followed
 from saccade.engine.scheduler import Scheduler
 from saccade.methods import resolve
 from saccade.model.backbone import Backbone

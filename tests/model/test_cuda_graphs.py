@@ -23,7 +23,7 @@ from saccade.core.errors import ModelError
 from saccade.core.prompt import Turn
 from saccade.core.sampling import Sampling
 from saccade.core.tree import Tree, add, chain
-from saccade.drafting.shapes import costs
+from saccade.drafting.shapes import cost_measurement
 from saccade.model import cache_pool, cuda_graphs, memory
 from saccade.model.backbone import Backbone
 from saccade.model.cuda_graphs import ROW_SIZES, CudaGraphs, capture_new_sizes
@@ -328,7 +328,7 @@ def test_what_forwards_cost_is_measured_on_replays(monkeypatch):
     monkeypatch.setattr(cuda_graphs, "DEVICES", ("cpu",))
     model, counted = _model()
     timed: list[tuple[int, int]] = []
-    plain = costs.step
+    plain = cost_measurement.time_step
 
     def step(session: Session, context: int, rows: int) -> float:
         before = counted.captures, counted.replays
@@ -336,8 +336,8 @@ def test_what_forwards_cost_is_measured_on_replays(monkeypatch):
         timed.append((counted.captures - before[0], counted.replays - before[1]))
         return found
 
-    monkeypatch.setattr(costs, "step", step)
-    costs._times(model, [(64, 1), (2048, 1), (2048, 8)])
+    monkeypatch.setattr(cost_measurement, "time_step", step)
+    cost_measurement._time_forwards(model, [(64, 1), (2048, 1), (2048, 8)])
     warm, rest = timed[:3], timed[3:]
     assert all(captured == 0 for captured, _ in timed) and counted.captures == 3
     assert len(rest) >= 6 and rest == [(0, 1)] * len(rest), (warm, rest)

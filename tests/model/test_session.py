@@ -108,8 +108,8 @@ def test_a_session_starts_where_hugging_faces_forward_ends(family, fused):
     session = Session(model, [Sampling()])
     (prefill,) = session.prefill([prompt])
     assert (prefill.logits - exact).abs().max() < 1e-4
-    if prompt.seen:
-        wrong = prompt.select(torch.arange(prompt.seen - 1))
+    if prompt.visual_tokens:
+        wrong = prompt.select(torch.arange(prompt.visual_tokens - 1))
         assert (Session(model, [Sampling()]).prefill([wrong])[0].logits - exact).abs().max() > 1e-2
 
 

@@ -196,6 +196,6 @@ def test_what_cannot_be_split_is_refused(tmp_path: Path, monkeypatch: pytest.Mon
 def test_methods_that_go_by_the_clock_are_refused(method: str, why: str) -> None:
     """Claim: what each process would decide by its own clock is refused. Control: sage is not."""
     with pytest.raises(MethodError, match=why):
-        recipes.split(resolve(method))
-    assert recipes.split(resolve("sage")).name == "sage"
+        recipes.for_split_target(resolve(method))
+    assert recipes.for_split_target(resolve("sage")).name == "sage"
     assert tensor_parallel.world() == 1

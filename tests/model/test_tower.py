@@ -11,7 +11,7 @@ from torch import nn
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from saccade.core.errors import OptionError
-from saccade.core.home import Measured
+from saccade.core.home import MeasurementFile
 from saccade.model import kernels
 from saccade.model.backbone import Backbone
 from saccade.model.kernels import Choice, Matrix, compiled
@@ -68,7 +68,7 @@ def test_a_towers_attention_is_by_the_quicker_kernel(family, ours, monkeypatch):
     it alone, or if the first measurement, which a busy moment spoilt here, decides."""
     theirs, asked, timed = ALL_ATTENTION_FUNCTIONS["sdpa"], [], []
     model, inputs = copy.deepcopy(FAMILIES[family]()), input_for(family, 1)
-    monkeypatch.setattr(kernels, "_MEASURED", Measured(f"{family}{ours}"))
+    monkeypatch.setattr(kernels, "_MEASURED", MeasurementFile(f"{family}{ours}"))
     seconds = {"ours": 2.0 - ours, "theirs": 1.5}
     spoilt = seconds | {"ours" if ours else "theirs": 9.0}
 

@@ -34,7 +34,7 @@ FAILING = "laws/test_failing_drafts.py"
 CONTROL = "drafting/shapes/test_auto.py"
 COMPILED = "model/test_compiled.py"
 FEW_ROWS = "model/test_few_rows.py"
-COST = "drafting/shapes/test_costs.py"
+COST = "drafting/shapes/test_cost_measurement.py"
 SALIENCY = "drafting/views/test_saliency.py"
 CALIBRATE = "bench/test_calibrate.py"
 SAGE = "methods/test_sage.py"
@@ -44,7 +44,7 @@ EARLY_AUTO = (
     "[auto dear, shape=auto dear]"
 )
 LATE_AUTO = EARLY_AUTO.replace("at_the_start", "late_in_an_answer")
-PACE = "engine/test_pace.py"
+PACE = "engine/test_round_size.py"
 PAGES_STEP = "methods/test_pages.py::test_a_step_reads_the_pages_it_asks_for"
 FRESH_LOOKS = "methods/test_fresh.py::test_it_tells_what_the_last_judged_rows_attended_to"
 SHORT_PROMPTS = (
@@ -72,7 +72,7 @@ MUTANTS = (
     ),
     Mutant(
         "a parallel method on one GPU says nothing of it",
-        "engine/call.py",
+        "engine/request_batch.py",
         'return draft.device.type == "cuda" and draft.device == self.target.device',
         "return False",
         ("gpu/test_warnings_on_gpu.py::test_pointless_choices_are_named",),
@@ -167,8 +167,8 @@ MUTANTS = (
     Mutant(
         "rules: shapes see the draft's own logits",
         "core/sampling.py",
-        "self._ruled[node] = self.rules.ruled(self.rows[node + 1], ids, self._answer(node))",
-        "self._ruled[node] = self.rows[node + 1]",
+        "self._logits_by_node[node] = self.rules.apply_rules(row, ids, self._answer(node))",
+        "self._logits_by_node[node] = row",
         ("drafting/shapes/test_rules_in_shapes.py::test_no_shape_drafts_a_banned_word",),
     ),
     Mutant(
@@ -195,7 +195,7 @@ MUTANTS = (
     Mutant(
         "tokens beyond the target's last law are dropped",
         "drafting/schedule.py",
-        "group.unjudged = unjudged(trees, judgement)",
+        "group.unjudged = unjudged_trees(trees, judgement)",
         "group.unjudged = {}",
         (f"{FAILING}::test_a_target_without_memory_judges_all_that_was_drawn",),
     ),
@@ -237,27 +237,29 @@ MUTANTS = (
     # -- where an answer stops -------------------------------------------------------------------
     Mutant(
         "stop rule: what follows the end stands",
-        "core/options.py",
-        "if token in self.options.eos or self._says_stop(request):\n                return count,",
-        "if token in self.options.eos or self._says_stop(request):\n"
+        "core/stopping.py",
+        "if token in self.limits.eos or self._ends_in_stop_string(request):\n"
+        "                return count,",
+        "if token in self.limits.eos or self._ends_in_stop_string(request):\n"
         "                return len(tokens),",
         (f"{BUGS}::test_b03_what_is_cut_counts_nowhere",),
     ),
     Mutant(
         "end order: the limit is looked at before the end",
-        "core/options.py",
-        'return count, "stop"\n            if len(answer) >= self.options.max_new_tokens:\n'
+        "core/stopping.py",
+        'return count, "stop"\n            if len(answer) >= self.limits.max_new_tokens:\n'
         '                return count, "length"',
-        'return count, "length" if len(answer) >= self.options.max_new_tokens else "stop"\n'
-        "            if len(answer) >= self.options.max_new_tokens:\n"
+        'return count, "length" if len(answer) >= self.limits.max_new_tokens else "stop"\n'
+        "            if len(answer) >= self.limits.max_new_tokens:\n"
         '                return count, "length"',
         (f"{BUGS}::test_b02_limit_and_end_are_told_apart",),
     ),
     Mutant(
         "the end is looked for in the last token of a round only",
-        "core/options.py",
-        "if token in self.options.eos or self._says_stop(request):",
-        "if (count == len(tokens) and token in self.options.eos) or self._says_stop(request):",
+        "core/stopping.py",
+        "if token in self.limits.eos or self._ends_in_stop_string(request):",
+        "if (count == len(tokens) and token in self.limits.eos) or "
+        "self._ends_in_stop_string(request):",
         (f"{BUGS}::test_b01_an_end_inside_an_accepted_run_ends_the_answer",),
     ),
     # -- the session and its cache ---------------------------------------------------------------
@@ -352,8 +354,8 @@ MUTANTS = (
     Mutant(
         "wrong parent mask: a node sees the one before it",
         "core/tree.py",
-        "seen[node] |= seen[parent]",
-        "seen[node] |= seen[node - 1]",
+        "mask[node] |= mask[parent]",
+        "mask[node] |= mask[node - 1]",
         ("core/test_tree.py::test_paths_depths_and_ancestors_are_the_climb_to_the_root",),
     ),
     Mutant(
@@ -572,8 +574,8 @@ MUTANTS = (
     ),
     Mutant(
         "costs: a first use is timed",
-        "drafting/shapes/costs.py",
-        "step(sessions[context], context, rows)  # What is captured is not the step's price.",
+        "drafting/shapes/cost_measurement.py",
+        "time_step(sessions[context], context, rows)  # The capture is not part of the price.",
         "pass",
         ("model/test_cuda_graphs.py::test_what_forwards_cost_is_measured_on_replays",),
     ),
@@ -643,7 +645,7 @@ MUTANTS = (
     Mutant(
         "tokens of a refused chain are heard",
         "drafting/parallel/drafter.py",
-        "if epoch >= sight.valid:",
+        "if epoch >= draft.valid_from:",
         "if epoch >= 0:",
         (f"{PARALLEL}::test_every_token_in_flight_is_the_drafts_own",),
     ),
@@ -686,9 +688,9 @@ MUTANTS = (
     Mutant(
         "a draft's process computes with a token before it publishes it",
         "drafting/parallel/child.py",
-        "            self._publish(request, line, longer)\n            line.chain = longer\n",
-        "            line.chain = longer\n            self._session.score({request: longer})\n"
-        "            self._publish(request, line, longer)\n",
+        "            self._publish(request, draft, longer)\n            draft.chain = longer\n",
+        "            draft.chain = longer\n            self._session.score({request: longer})\n"
+        "            self._publish(request, draft, longer)\n",
         ("laws/test_failing_workers.py",),
     ),
     Mutant(
@@ -727,22 +729,22 @@ MUTANTS = (
     Mutant(
         "noise: a draft after a refusal draws by the refused one's numbers",
         "core/sampling.py",
-        "began = self.offset if self.began is None else self.began",
+        "began = self.offset if self.draft_start is None else self.draft_start",
         "began = 0",
         (f"{LAW}::test_no_number_is_used_for_two_draws",),
     ),
     Mutant(
         "noise: a draft in its own process does not begin anew",
         "drafting/parallel/child.py",
-        "                line.began = line.text\n",
-        "                line.began = 0\n",
+        "                draft.start = draft.answer_tokens\n",
+        "                draft.start = 0\n",
         (f"{LAW}::test_no_number_is_used_for_two_draws",),
     ),
     Mutant(
         "the first batch takes along what happens to be there",
         "drafting/parallel/drafter.py",
-        "sight.batch = self._length if self._samples else len(sight.chain)",
-        "sight.batch = len(sight.chain)",
+        "draft.next_count = self._length if self._samples else len(draft.chain)",
+        "draft.next_count = len(draft.chain)",
         (f"{LAW}::test_a_parallel_draft_of_any_speed_gives_the_same_rows_and_tokens",),
     ),
     Mutant(
@@ -777,7 +779,7 @@ MUTANTS = (
     Mutant(
         "every law: a token is read off NaN",
         "core/sampling.py",
-        "self.law if NO_TOKEN in found else dict",
+        "self.law if NO_TOKEN in likeliest else dict",
         "dict",
         ("core/test_sampling.py::test_every_law_is_the_law_at_each_node",),
     ),
@@ -818,15 +820,15 @@ MUTANTS = (
     ),
     Mutant(
         "first token: the draft is not told it",
-        "engine/call.py",
-        "            self.drafter.commit({request: opened[request].tokens for request in stay})",
+        "engine/request_batch.py",
+        "            self.drafter.commit({request: opened[request].tokens for request in staying})",
         "            pass",
         ("engine/test_greedy.py::test_a_target_drafting_for_itself_accepts_everything",),
     ),
     Mutant(
         "first token: a draft that began early waits for a whole head start",
         "drafting/parallel/drafter.py",
-        "            first = sight.batch is None",
+        "            first = draft.next_count is None",
         "            first = False",
         ("methods/test_hippo.py::test_the_head_start_is_as_long_as_the_targets_prefill",),
     ),
@@ -881,30 +883,30 @@ MUTANTS = (
     ),
     Mutant(
         "costs: few points are kept for good",
-        "drafting/shapes/costs.py",
-        'known["used"] >= OFTEN and',
-        'known["used"] > OFTEN and',
+        "drafting/shapes/cost_measurement.py",
+        'stored["used"] >= ANSWERS_BEFORE_ALL_POINTS and',
+        'stored["used"] > ANSWERS_BEFORE_ALL_POINTS and',
         (f"{COST}::test_what_is_used_often_is_timed_at_every_point",),
     ),
     Mutant(
         "costs: of several timings the slowest counts",
-        "drafting/shapes/costs.py",
-        "return [min(times) for times in zip(*took, strict=True)]",
-        "return [max(times) for times in zip(*took, strict=True)]",
+        "drafting/shapes/cost_measurement.py",
+        "return [min(times) for times in zip(*repeats, strict=True)]",
+        "return [max(times) for times in zip(*repeats, strict=True)]",
         (f"{COST}::test_bare_forwards_are_taken_in_turns_and_the_quickest_counts",),
     ),
     Mutant(
         "costs: who shares a forward pays for all of it",
         "core/costs.py",
-        "each = [self.together(requests, requests * rows) / requests for rows in self.rows]",
-        "each = [self.together(requests, requests * rows) for rows in self.rows]",
+        "each = [self.verify_together(requests, requests * rows) / requests for rows in self.rows]",
+        "each = [self.verify_together(requests, requests * rows) for rows in self.rows]",
         (f"{COST}::test_shared_costs_are_a_part_of_the_whole",),
     ),
     Mutant(
         "costs: fit never doubts what it once believed dear",
         "drafting/shapes/fit.py",
-        "more = [max(here, each - DOUBT * (each - here)) for each in seconds[rows + 1 :]]",
-        "more = [max(here, each) for each in seconds[rows + 1 :]]",
+        "max(here, each - EXTRA_COST_DECAY * (each - here))",
+        "max(here, each)",
         (f"{COST}::test_costs_of_a_busy_moment_fade_within_an_answer",),
     ),
     Mutant(
@@ -957,7 +959,7 @@ MUTANTS = (
     Mutant(
         "a draft that paused never goes on",
         "drafting/parallel/child.py",
-        "            line.paused = line.paused and len(line.chain) > 0\n",
+        "            draft.paused = draft.paused and len(draft.chain) > 0\n",
         "",
         (f"{SIXTH}::test_it_answers_as_the_target_alone",),
     ),
@@ -971,14 +973,14 @@ MUTANTS = (
     Mutant(
         "scheduler: a short prompt costs its newcomer a round",
         "engine/scheduler.py",
-        "left -= min(1.0, len(call.request.ids[0]) / call.session.chunk)",
+        "left -= min(1.0, len(batch.request.ids[0]) / batch.session.chunk)",
         "left -= 1.0",
         (SHORT_PROMPTS,),
     ),
     Mutant(
         "scheduler: newcomers hold up those who decode",
         "engine/scheduler.py",
-        "left -= min(1.0, len(call.request.ids[0]) / call.session.chunk)",
+        "left -= min(1.0, len(batch.request.ids[0]) / batch.session.chunk)",
         "left -= 0.0",
         (SHORT_PROMPTS,),
     ),
@@ -991,36 +993,36 @@ MUTANTS = (
     ),
     Mutant(
         "pace: turns are taken whatever they cost",
-        "engine/pace.py",
+        "engine/round_size.py",
         "max(1, cheap, (patience - fixed) / each)",
         "max(1, (patience - fixed) / each)",
         (f"{PACE}::test_a_round_is_as_short_as_is_cheap_and_no_shorter_than_anybody_waits",),
     ),
     Mutant(
         "pace: rounds of few tell of rounds of many",
-        "engine/pace.py",
+        "engine/round_size.py",
         "if live > max(self.seconds, default=0):",
         "if not self.seconds:",
         (f"{PACE}::test_more_than_ever_are_tried_together",),
     ),
     Mutant(
         "pace: the last round is all that is believed",
-        "engine/pace.py",
-        "old + NEW * (seconds - old)",
+        "engine/round_size.py",
+        "old + NEW_ROUND_WEIGHT * (seconds - old)",
         "seconds",
         (f"{PACE}::test_what_rounds_took_lately_counts",),
     ),
     Mutant(
         "once: the last object alone tells what was asked",
         "core/once.py",
-        "*path, last = of",
-        "*path, last = of[-1:]",
+        "*path, last = arguments",
+        "*path, last = arguments[-1:]",
         ("core/test_once.py::test_every_row_of_objects_has_an_answer_of_its_own_worked_out_once",),
     ),
     Mutant(
         "schedule: a broken law ends every request",
         "drafting/schedule.py",
-        'verdicts[request], endings[request] = NOTHING, "error"\n            continue',
+        'verdicts[request], endings[request] = EMPTY_VERDICT, "error"\n            continue',
         "raise",
         ("engine/test_scheduler.py::test_a_target_of_nan_ends_one_request_alone",),
     ),
@@ -1042,15 +1044,15 @@ MUTANTS = (
     Mutant(
         "saliency: a budget is rounded down",
         "drafting/views/saliency.py",
-        "else seen * keep + 0.5)",
-        "else seen * keep)",
+        "else tokens * keep + 0.5)",
+        "else tokens * keep)",
         (f"{SALIENCY}::test_budget_rounds_and_leaves_at_least_one",),
     ),
     Mutant(
         "saliency: the mass reached leaves out the token that reaches it",
         "drafting/views/saliency.py",
-        "count = int((before < wanted).sum())",
-        "count = int((before < wanted).sum()) - 1",
+        "count = int((before < threshold).sum())",
+        "count = int((before < threshold).sum()) - 1",
         (f"{SALIENCY}::test_top_mass_is_the_smallest_top_set_that_reaches_the_share",),
     ),
     Mutant(
@@ -1134,7 +1136,7 @@ MUTANTS = (
     Mutant(
         "a law of NaN is taken for a token",
         "core/sampling.py",
-        "        if bool(law[0].isnan()):  # one NaN spreads over the whole softmax\n"
+        "        if bool(law[0].isnan()):  # One NaN spreads over the whole softmax.\n"
         '            raise BrokenLaw("the logits hold NaN")\n',
         "        if bool(law[0].isnan()):\n            return 0\n",
         (f"{SAMPLING}::test_a_law_of_nan_is_refused_when_sampling_too",),
@@ -1201,8 +1203,8 @@ MUTANTS = (
     Mutant(
         "fresh: chosen by the attention at prefill",
         "drafting/drafters.py",
-        "newer, held = prefill.again(), pruned.held(prefill.prompt)",
-        "newer, held = prefill, pruned.held(prefill.prompt)",
+        "newer, present = prefill.with_latest_attention(), pruned.chosen_mask(prefill.prompt)",
+        "newer, present = prefill, pruned.chosen_mask(prefill.prompt)",
         ("methods/test_fresh.py::test_each_round_drafts_on_the_keys_looked_at_last",),
     ),
     Mutant(
@@ -1253,9 +1255,9 @@ MUTANTS = (
     ),
     Mutant(
         "stop strings: special tokens are taken out first",
-        "core/options.py",
-        "for reading in (decode, spell) if reading is not None",
-        "for reading in (decode,) if reading is not None",
+        "core/stopping.py",
+        "for decoder in (decode, spell) if decoder is not None",
+        "for decoder in (decode,) if decoder is not None",
         ("engine/test_special_stops.py",),
     ),
     Mutant(

@@ -133,7 +133,7 @@ def test_eq_6_knows_no_budget_read_literally():
 def test_a_stage_one_that_fills_the_budget_is_told_once(caplog):
     """Claim: where lambda asks for more than the budget a warning says that stage II is idle and
     what to do, once for a lambda; with a fitting lambda nothing is said."""
-    specvlm._stage_two_is_idle.cache_clear()
+    specvlm._warn_that_stage_two_is_idle.cache_clear()
     with caplog.at_level(logging.WARNING):
         TwoStage(0.01)(prompt_of(100), torch.ones(100), 10)
         assert not caplog.records

@@ -14,7 +14,7 @@ from helpers import IMAGE, VIDEO, Letters, backbone, frames_input, noisy, onevis
 
 import saccade
 from saccade.core.prompt import Prompt
-from saccade.drafting.views.basic import worded
+from saccade.drafting.views.basic import replace_media
 from saccade.model.backbone import Backbone
 
 BUDGET = 12
@@ -36,11 +36,11 @@ def test_each_picture_has_its_own_caption() -> None:
     """Claim: of three media each becomes its own caption, in order and of its own length; one
     caption stands in the place of each. Fails for one caption of a middle frame for all."""
     prompt = prompt_of([3, 1, 2])
-    found = worded(prompt, ((7, 8), (9,), (4, 5, 6)))
-    assert found.blank is not None
-    assert found.blank.tolist() == [-1, 7, 8, -1, 9, -1, 4, 5, 6, -1]
+    found = replace_media(prompt, ((7, 8), (9,), (4, 5, 6)))
+    assert found.ids_to_embed is not None
+    assert found.ids_to_embed.tolist() == [-1, 7, 8, -1, 9, -1, 4, 5, 6, -1]
     assert found.visual.sum() == 0 and found.next_position == len(found) == 10
-    same = worded(prompt, ((7, 8),)).blank
+    same = replace_media(prompt, ((7, 8),)).ids_to_embed
     assert same is not None and same.tolist() == [-1, 7, 8, -1, 7, 8, -1, 7, 8, -1]
 
 

@@ -125,5 +125,5 @@ def test_a_grid_over_many_views_is_searched_in_parts(monkeypatch):
     q = torch.randn(4, 3, 9, generator=noise).log_softmax(-1)
     rule = Grid()
     whole = rule.fold(rule.start(4), p, q).total
-    monkeypatch.setattr(tabed, "TOGETHER", 7)
+    monkeypatch.setattr(tabed, "CANDIDATES_AT_ONCE", 7)
     assert torch.equal(rule.fold(rule.start(4), p, q).total, whole)

@@ -22,8 +22,8 @@ from serve.live import QUESTION, Live, made, request, serving, text_part, video_
 from saccade.core.errors import OptionError
 from saccade.core.sampling import BrokenLaw, Sampling, Scores
 from saccade.core.tree import Tree, add
-from saccade.engine.call import Call
 from saccade.engine.request import Request
+from saccade.engine.request_batch import RequestBatch
 from saccade.inputs import Pair, ask
 from saccade.inputs.literal import special_in
 from saccade.methods import resolve
@@ -117,8 +117,8 @@ def test_a_draft_in_its_own_process_obeys_too(models, vocabulary, sampled):
     settings = dict(max_new_tokens=60, do_sample=sampled, seed=3)
     inputs = ask(target, "hi")
     request = Request.of(target.backbone, inputs, grammar=rules, **settings)
-    call = Call(target.backbone, resolve("hippo"), request, draft=draft)
-    answer = [token for opening in call.reading() if opening for token in opening.tokens]
+    call = RequestBatch(target.backbone, resolve("hippo"), request, draft=draft)
+    answer = [token for opening in call.read() if opening for token in opening.tokens]
     drafted = accepted = 0
     for round in call.rounds():
         for place, token in enumerate(round.tree.tokens):

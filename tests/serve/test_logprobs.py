@@ -13,7 +13,7 @@ import torch
 from serve.live import QUESTION, Live, inputs_of, made, serving, text_part, video_part
 
 import saccade
-from saccade.engine.pace import Pace
+from saccade.engine.round_size import RoundTimes
 from saccade.inputs import Pair, media
 
 CLOSE = 1e-4
@@ -52,7 +52,7 @@ def test_b18_log_probabilities_are_a_plain_forwards(models, clips, method, kind,
     """Claim: each token's number, and its five rivals', are within 1e-4 of one teacher-forced
     forward, for chains and trees, greedy, drawn and several; streamed they are the same."""
     # who is beside a row moves its last bits, where kernels are torch's
-    monkeypatch.setattr(Pace, "at_once", lambda self, live, patience: live)
+    monkeypatch.setattr(RoundTimes, "requests_per_round", lambda self, live, patience: live)
     settings = SETTINGS[kind]
     inputs = inputs_of(models, QUESTION, clips=[media.read(clips[0])])
     content = [video_part(clips[0]), text_part(QUESTION)]

@@ -59,7 +59,7 @@ def test_a_pruned_view_drafts_what_a_session_over_it_drafts(monkeypatch, runner,
     runner.step(draft)
     whole = prompt_of(model, video())  # the towers of both are equal
     prompt = draft._view(Prefill(whole, None, torch.empty(0)), whole)
-    assert prompt.seen < whole.seen
+    assert prompt.visual_tokens < whole.visual_tokens
     session = Session(backbone(model), [Sampling()], vocab=256, banned=[VIDEO])
     session.prefill([prompt])
     text = [truth("qwen2_5_vl")[0]]

@@ -14,7 +14,7 @@ from saccade.core.sampling import Sampling
 from saccade.core.tree import Tree
 from saccade.drafting.recipe import Recipe
 from saccade.drafting.setup import Setup
-from saccade.drafting.views.basic import Worded
+from saccade.drafting.views.basic import TextView
 from saccade.inputs import Loaded
 from saccade.methods import resolve
 from saccade.model.session import Session
@@ -30,7 +30,7 @@ def is_draft_only(name: str) -> bool:
 def draft_only_recipe(name: str) -> Recipe:
     """Returns the recipe whose view the draft answers under. Raises OptionError for text views."""
     recipe = resolve("sd" + name.removeprefix(PREFIX))
-    if isinstance(recipe.view, Worded):
+    if isinstance(recipe.view, TextView):
         raise OptionError(f"{name}: a draft answers by itself under one view of the pixels")
     return recipe
 
@@ -47,12 +47,12 @@ def draft_answer(
 ) -> list[int]:
     """Returns the draft's greedy answer over the visual tokens that the recipe's view keeps."""
     setup = Setup(target.backbone, draft.backbone, recipe.view, recipe.shape, [Sampling()], tokens)
-    common, banned = setup.common()
+    common, banned = setup.shared_vocabulary()
     target_prompts = target.backbone.prompts(inputs)
     target_prefills = Session(target.backbone, [Sampling()]).prefill(
         target_prompts, record=recipe.view.attention
     )
-    readable = setup.readable(inputs if draft_inputs is None else draft_inputs)
+    readable = setup.draft_inputs(inputs if draft_inputs is None else draft_inputs)
     prompts = draft.backbone.prompts(readable, coarse=setup.coarse)
     session = Session(draft.backbone, [Sampling()], vocab=common, banned=banned, room=tokens)
     session.prefill([recipe.view(target_prefills[0], prompts[0])])

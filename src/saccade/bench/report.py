@@ -14,7 +14,7 @@ from saccade.bench.compare import BASELINE
 from saccade.bench.draft_only import is_draft_only
 from saccade.bench.measures import Interval, format_number
 from saccade.bench.records import Answer
-from saccade.core.tree import common
+from saccade.core.tree import common_length
 
 REPORT_FILE = "report.md"
 SPEED_LEGEND = """\
@@ -206,7 +206,7 @@ def _agreement_cell(own: Sequence[Answer], plain: Sequence[Answer]) -> str:
     shares = []
     for answer in own:
         target_ids = plain_ids.get(answer.item, ())
-        shares.append(common(target_ids, answer.ids) / max(1, len(target_ids)))
+        shares.append(common_length(target_ids, answer.ids) / max(1, len(target_ids)))
     return _format_interval(measures.interval(shares, np.mean))
 
 

@@ -27,7 +27,7 @@ from saccade.bench.records import Answer
 from saccade.bench.suites.datasets import message_parts
 from saccade.bench.suites.types import Item, Suite
 from saccade.core.errors import OptionError, SaccadeError, kind_and_line
-from saccade.core.options import ends, settle
+from saccade.core.generation_settings import end_ids, merge_settings
 from saccade.core.prompt import Inputs
 from saccade.drafting.recipe import Recipe
 from saccade.engine.conversation import Conversation
@@ -263,7 +263,7 @@ class _ItemRun:
         """Returns the fields of the draft's own answer."""
         if self.pair.draft is None:
             raise OptionError(f"{name} needs a draft model: give --draft")
-        config = settle(self.pair.target.backbone.model, None, settings)
+        config = merge_settings(self.pair.target.backbone.model, None, settings)
         start = time.perf_counter()
         ids = draft_only.draft_answer(
             self.pair.target,
@@ -272,7 +272,7 @@ class _ItemRun:
             draft_inputs,
             recipe,
             tokens=settings["max_new_tokens"],
-            ends=ends(config),
+            ends=end_ids(config),
         )
         text = self._text(ids)
         return {"ids": tuple(ids), "text": text, "total": time.perf_counter() - start}

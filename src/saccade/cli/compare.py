@@ -86,7 +86,7 @@ def compare(
 
         for name, result in found.results.items():
             safe = name.replace("/", "_")
-            traces.write(trace.with_name(f"{trace.stem}-{safe}{trace.suffix}"), result)
+            traces.write_trace(trace.with_name(f"{trace.stem}-{safe}{trace.suffix}"), result)
     if as_json:
         typer.echo(json.dumps(found.json()))
         return

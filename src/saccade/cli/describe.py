@@ -77,11 +77,11 @@ def describe(
     )
     prepare(known.threads, verbose, quiet=show != "all")
     from saccade.corpus.answering import stream_answer
-    from saccade.drafting.recipe import split
+    from saccade.drafting.recipe import for_split_target
     from saccade.model import tensor_parallel
 
     (recipe,) = loading.recipes([known.method], exact)
-    recipe = split(recipe) if tp else recipe
+    recipe = for_split_target(recipe) if tp else recipe
     pair = known.models(quiet=show != "all", tp=tp)
     if tp and seed is None:
         seed = tensor_parallel.agreed(secrets.randbits(63))
@@ -104,7 +104,7 @@ def describe(
     if trace is not None:
         from saccade.engine import trace as traces
 
-        traces.write(trace, result)
+        traces.write_trace(trace, result)
     if as_json:
         typer.echo(json.dumps(described(result, seen)))
 

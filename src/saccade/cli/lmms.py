@@ -22,8 +22,8 @@ from transformers import GenerationConfig
 from saccade.cli import loading
 from saccade.cli.options import LoadOptions
 from saccade.core.errors import OptionError, SaccadeError
-from saccade.core.options import MAX_NEW_TOKENS
-from saccade.core.result import Result, emitted_each
+from saccade.core.stopping import MAX_NEW_TOKENS
+from saccade.core.result import Result, emitted_per_forward
 from saccade.corpus.answering import stream_answer
 from saccade.engine.generate import DEFAULT_METHOD
 from saccade.inputs import captions, media
@@ -262,7 +262,7 @@ def summary(results: Sequence[Result]) -> dict[str, Any]:
         "total_gen_tokens": tokens,
         "avg_speed": tokens / whole if whole else 0.0,
         "additional_metrics": {
-            "tau": emitted_each(rounds) or 0.0,
+            "tau": emitted_per_forward(rounds) or 0.0,
             "decode_speed": tokens / decode if decode else 0.0,
             "fallbacks": sum(each.fallback_reason is not None for each in results),
         },

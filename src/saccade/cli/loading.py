@@ -103,13 +103,13 @@ def recipes(methods: Sequence[str], exact: bool = False) -> list[Recipe]:
     Raises MethodError for a method of trees where ``exact`` is asked for.
     """
     from saccade.drafting.parallel import process
-    from saccade.drafting.recipe import chained
+    from saccade.drafting.recipe import as_chains
     from saccade.drafting.schedule import parallel
     from saccade.methods import resolve
 
     recipes = [resolve(method) for method in methods]
     if exact:
-        recipes = [chained(recipe) for recipe in recipes]
+        recipes = [as_chains(recipe) for recipe in recipes]
     if any(recipe.schedule is parallel for recipe in recipes):
         process.prepare()
     return recipes

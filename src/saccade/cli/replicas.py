@@ -8,14 +8,14 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from saccade.cli.terminal import err
-from saccade.core.errors import OptionError, extra
+from saccade.core.errors import OptionError, how_to_install
 from saccade.corpus.cluster import LOCAL, join_cluster
 from saccade.serve.listening import listening
 
 if TYPE_CHECKING:
     from saccade.serve.settings import Settings
 
-MISSING = f"--replicas needs Ray Serve: {extra('ray', 'serve')}"
+MISSING = f"--replicas needs Ray Serve: {how_to_install('ray', 'serve')}"
 
 
 def run(

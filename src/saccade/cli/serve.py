@@ -16,7 +16,7 @@ import typer
 from saccade.cli import loading, options
 from saccade.cli.options import LoadOptions, ModelOptions, grouped
 from saccade.cli.terminal import Verbose, err, prepare
-from saccade.core.errors import OptionError, extra
+from saccade.core.errors import OptionError, how_to_install
 
 if TYPE_CHECKING:
     from saccade.serve.service import Engine, Service
@@ -90,7 +90,7 @@ def serve(
     """Answer over HTTP, as OpenAI's chat completions (needs the extra `serve`)."""
     missing = [name for name in NEEDED if find_spec(name) is None]
     if missing:
-        raise OptionError(f"saccade serve needs {', '.join(missing)}: {extra('serve')}")
+        raise OptionError(f"saccade serve needs {', '.join(missing)}: {how_to_install('serve')}")
     if replicas is None and (ray is not None or max_replicas is not None):
         raise OptionError("--ray and --max-replicas are of several servers: give --replicas")
     known = loading.known(models, how, method)

@@ -12,7 +12,7 @@ import typer
 from saccade.cli import loading, options
 from saccade.cli.options import LoadOptions, ModelOptions, grouped
 from saccade.cli.terminal import Verbose, out, prepare
-from saccade.core.errors import OptionError, extra
+from saccade.core.errors import OptionError, how_to_install
 
 HOST, PORT = "127.0.0.1", 7860
 PATIENCE = 2  # seconds open pages get when it ends
@@ -37,7 +37,7 @@ def ui(
 ) -> None:
     """A web page: drop a video and watch it answered plainly and with a draft, side by side."""
     if importlib.util.find_spec("gradio") is None:
-        raise OptionError(f"the page needs gradio: {extra('ui')}")
+        raise OptionError(f"the page needs gradio: {how_to_install('ui')}")
     known = loading.known(models, how, method)
     loading.recipes([known.method])
     from saccade.serve.listening import listening

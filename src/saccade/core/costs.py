@@ -1,4 +1,4 @@
-"""What a forward costs: numbers that shapes decide by, however they were measured."""
+"""The seconds that forwards take: numbers that shapes decide by, however they were measured."""
 
 from __future__ import annotations
 
@@ -9,19 +9,20 @@ from itertools import pairwise
 
 @dataclass(frozen=True)
 class Costs:
-    """Seconds per forward: the target's by number of rows, the draft's for one level."""
+    """Seconds per forward: the target's by its number of rows, the draft's for one level."""
 
     rows: tuple[int, ...]
     target: tuple[float, ...]
     draft: float
-    multiple: int = 1  # of rows: every forward is padded to one
-    apart: tuple[float, float] = (0.0, 0.0)
-    """What another request in a forward adds beside its rows to the target's, and what it adds with
-    its one row to the draft's."""
+    row_multiple: int = 1  # The rows of every forward are padded to a multiple of this.
+    extra_request_seconds: tuple[float, float] = (0.0, 0.0)
+    """What another request adds to a target's forward beside its rows, and what it adds to a
+    draft's forward with its one row."""
 
     def verify(self, rows: int) -> float:
-        """T(rows), linear between the measured points and beyond them."""
-        rows = -(-rows // self.multiple) * self.multiple
+        """Returns T(rows), the seconds of a target's forward, linear between the measured points
+        and beyond them."""
+        rows = -(-rows // self.row_multiple) * self.row_multiple
         for (a, low), (b, high) in self._lines:
             if rows <= b:
                 return low + (high - low) * (rows - a) / (b - a)
@@ -31,14 +32,14 @@ class Costs:
     def _lines(self) -> list[tuple[tuple[int, float], tuple[int, float]]]:
         return list(pairwise(zip(self.rows, self.target, strict=True)))
 
-    def together(self, requests: int, rows: int) -> float:
-        """The target's time for so many rows of so many requests."""
-        return self.verify(rows) + (requests - 1) * self.apart[0]
+    def verify_together(self, requests: int, rows: int) -> float:
+        """Returns the seconds of a target's forward of so many rows of so many requests."""
+        return self.verify(rows) + (requests - 1) * self.extra_request_seconds[0]
 
-    def shared(self, requests: int) -> Costs:
-        """One request's part of forwards that so many share, each with so many rows."""
+    def per_request(self, requests: int) -> Costs:
+        """Returns one request's part of the costs of forwards that ``requests`` share equally."""
         if requests == 1:
             return self
-        each = [self.together(requests, requests * rows) / requests for rows in self.rows]
-        level = (self.draft + (requests - 1) * self.apart[1]) / requests
-        return replace(self, target=tuple(each), draft=level, multiple=1)
+        each = [self.verify_together(requests, requests * rows) / requests for rows in self.rows]
+        level = (self.draft + (requests - 1) * self.extra_request_seconds[1]) / requests
+        return replace(self, target=tuple(each), draft=level, row_multiple=1)

@@ -1,7 +1,8 @@
 """Errors for people: each message is one sentence saying what was wrong and what would work.
 
 The command line prints the message and exits with code 2; the server answers with `status`.
-So it does of an OSError that names a file; any other exception is a bug in Saccade.
+The command line does the same with an OSError that names a file. Any other exception is a bug in
+Saccade.
 """
 
 import difflib
@@ -36,7 +37,7 @@ class VideoInputError(SaccadeError):
     def __init__(
         self, message: str, code: VideoInputCode, limit: int | float | None = None
     ) -> None:
-        super().__init__(message, code, limit)  # all three, so that it survives pickling
+        super().__init__(message, code, limit)  # Pickling needs all three.
         self.code = code
         self.limit = limit
 
@@ -62,11 +63,11 @@ class OptionError(SaccadeError):
 
 
 class DraftFailed(Exception):
-    """A draft cannot go on; the cause is what it was raised from.
+    """A draft cannot go on; the cause is the exception that it was raised from.
 
-    ``trees`` (``core.tree.Tree`` by request) are all nodes that were drawn before it failed. They
-    have to be judged like any others: a failure may depend on what was drawn, and whoever takes a
-    drawn token back because of what it was bends the target's law (see ``Tree``).
+    ``trees`` (``core.tree.Tree`` by request) are all nodes that were drawn before the failure.
+    They have to be judged like any others: the failure may depend on what was drawn, and dropping
+    a drawn token because of its value would bend the target's law (see ``Tree``).
     """
 
     def __init__(self, trees: Mapping[int, Any]) -> None:
@@ -75,23 +76,24 @@ class DraftFailed(Exception):
 
 
 def first_line(error: BaseException) -> str:
-    """The beginning of what a library says, for a sentence of ours; nothing where it says none."""
+    """Returns the first line of an error's message, for a sentence of ours; empty if none."""
     return (str(error).strip().splitlines() or [""])[0].rstrip(".")[:300]
 
 
 def kind_and_line(error: BaseException) -> str:
-    """An error that is no one's sentence, in a line."""
+    """Returns the kind and first line of an error that is not meant for people."""
     return f"{type(error).__name__}: {first_line(error)}"
 
 
 def suggest(name: str, names: Iterable[str]) -> str:
-    """What to add to an error about an unknown name: the nearest of ``names``, if any is near."""
+    """Returns what to add to an error about an unknown name: the nearest of ``names``, if any."""
     others = [other for other in names if other != name]
     nearest = difflib.get_close_matches(name, others, n=1, cutoff=0.7)
     return f" (did you mean {nearest[0]}?)" if nearest else ""
 
 
-def extra(*names: str) -> str:
-    """How to get what an extra brings; no index has the package, so both ways are from a clone."""
-    run, wanted = " ".join(f"--extra {name}" for name in names), ",".join(names)
-    return f"`uv run {run} ...` in a clone, elsewhere `pip install 'PATH/TO/CLONE[{wanted}]'`"
+def how_to_install(*extras: str) -> str:
+    """Returns how to install extras of this package, which no package index has."""
+    options = " ".join(f"--extra {name}" for name in extras)
+    path = f"PATH/TO/CLONE[{','.join(extras)}]"
+    return f"`uv run {options} ...` in a clone, elsewhere `pip install '{path}'`"

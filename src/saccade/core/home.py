@@ -1,4 +1,4 @@
-"""Where this machine keeps what is worth keeping between runs."""
+"""Finds the folder in which Saccade keeps files between runs, and stores measurements there."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from typing import Any
 import torch
 
 log = logging.getLogger(__name__)
-CPUS = Path("/proc/cpuinfo")
+CPU_INFO = Path("/proc/cpuinfo")
 
 
 def home() -> Path:
-    """``saccade`` below SACCADE_CACHE, or below the user's cache folder.
+    """Returns the folder ``saccade`` below SACCADE_CACHE, or below the user's cache folder.
 
-    A process in a container may run as a user without a name and a home. It gets a folder among
-    the temporary ones.
+    A process in a container may run as a user without a name and a home. It gets a temporary
+    folder.
     """
     named = os.environ.get("SACCADE_CACHE") or os.environ.get("XDG_CACHE_HOME")
     if named:
@@ -36,7 +36,7 @@ def home() -> Path:
 
 @cache
 def _temporary_home() -> Path:
-    """A folder of this user alone, since compiled code is loaded from it."""
+    """Returns a folder that only this user may write to, since compiled code is loaded from it."""
     try:
         folder = Path(tempfile.gettempdir(), f"saccade-{os.getuid()}")
         folder.mkdir(mode=0o700, exist_ok=True)
@@ -50,30 +50,34 @@ def _temporary_home() -> Path:
         return Path(os.devnull, "saccade")  # Nothing can be written there.
 
 
-class Measured:
-    """Numbers measured on this machine, in a file of ``home``: each under a key of what it was
-    measured of, the machine, its processor and the threads in use."""
+class MeasurementFile:
+    """Numbers measured on this machine, in a file below ``home()``.
+
+    The key of a number contains what was measured, the machine, its processor and the number of
+    threads in use.
+    """
 
     def __init__(self, name: str) -> None:
         self._name = name
 
     def key(self, *facts: object) -> str:
+        """Returns the key of a measurement that depends on these facts."""
         machine = platform.node(), processor(), os.cpu_count(), torch.get_num_threads()
         return hashlib.sha256(repr((machine, torch.__version__, facts)).encode()).hexdigest()[:24]
 
     def load(self, key: str) -> Any:
-        """What was saved under this key; None where nothing was."""
+        """Returns the value that was saved under this key; None where there is none."""
         return self._all().get(key)
 
     def save(self, key: str, value: Any) -> None:
-        """Remembering is a convenience: a read-only home only means measuring again."""
+        """Saves a value. Where nothing can be written, it will only have to be measured again."""
         path = self._path
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             scratch = path.with_suffix(f".{os.getpid()}")
             scratch.write_text(json.dumps({**self._all(), key: value}))
             scratch.replace(path)
-            _read.cache_clear()  # its new state may look like an older one
+            _read.cache_clear()  # The new file may have the inode, time and size of an older one.
         except OSError as error:
             log.info("%s not remembered: %s", self._name, error)
 
@@ -91,25 +95,26 @@ class Measured:
 
 @lru_cache(maxsize=4)
 def _read(path: Path, *state: int) -> dict[str, Any]:
-    """A file as it is in this state. Do not modify."""
+    """Returns the content of a file in this state. Do not modify it."""
     return dict(json.loads(path.read_text()))
 
 
 def processor() -> str:
-    """Its name as the system tells it."""
-    return _told("model name") or platform.processor() or platform.machine()
+    """Returns the processor's name."""
+    return _cpu_info_line("model name") or platform.processor() or platform.machine()
 
 
 def instructions() -> str:
-    """Those that the processor knows, as the system tells them; its name where it does not."""
-    return _told("flags", "Features") or processor()
+    """Returns the processor's instruction sets; its name where the system does not list them."""
+    return _cpu_info_line("flags", "Features") or processor()
 
 
 @cache
-def _told(*names: str) -> str:
-    """The first line of one of these names; empty where there is none."""
+def _cpu_info_line(*names: str) -> str:
+    """Returns the value of the first line of CPU_INFO that starts with one of these names; empty
+    where there is none."""
     try:
-        lines = CPUS.read_text().splitlines()
+        lines = CPU_INFO.read_text().splitlines()
     except OSError:
         return ""
     return next((line.partition(":")[2].strip() for line in lines if line.startswith(names)), "")

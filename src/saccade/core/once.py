@@ -1,4 +1,4 @@
-"""What is worked out once for objects, and forgotten with them."""
+"""A cache of results that lives as long as the objects they were computed from."""
 
 from __future__ import annotations
 
@@ -11,18 +11,22 @@ Of, V = TypeVarTuple("Of"), TypeVar("V")
 
 
 def once(work: Callable[[*Of], V]) -> Callable[[*Of], V]:
-    """Of these very objects what it gave the first time. It must not hold on to them."""
-    known: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
+    """Makes ``work`` run once for the same objects and return its first result afterwards.
+
+    The objects are compared by identity or their own ``__eq__``, and are not kept alive. ``work``
+    must not keep them alive either.
+    """
+    results: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
 
     @wraps(work)
-    def told(*of: *Of) -> V:
-        *path, last = of
-        at = known
+    def work_once(*arguments: *Of) -> V:
+        *path, last = arguments
+        level = results
         for each in path:
-            at = at.setdefault(each, WeakKeyDictionary())
-        if last not in at:
-            at[last] = work(*of)
-        found: V = at[last]
-        return found
+            level = level.setdefault(each, WeakKeyDictionary())
+        if last not in level:
+            level[last] = work(*arguments)
+        result: V = level[last]
+        return result
 
-    return told
+    return work_once

@@ -1,4 +1,4 @@
-"""One request as a language model reads it, and what the target's reading of it revealed."""
+"""One request as a language model reads it, and the results of the target's prefill of it."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-CONTEXT = "context_mask"  # among inputs: [requests, tokens], where a view may drop text
-PARAGRAPH = 64  # tokens of a document that count as a frame
+CONTEXT = "context_mask"  # A key of inputs: [requests, tokens], true where a view may drop text.
+DOCUMENT_FRAME_TOKENS = 64  # tokens of a document that count as a frame
 
 
 @dataclass(frozen=True)
 class Paged:
-    """Rows of a whole prompt in pages, a few of which a head reads at each step of a draft: those
-    that the step's own queries point at."""
+    """Rows of a whole prompt in pages. At each step of a draft, a head reads the few pages that
+    match the step's own queries best."""
 
     rows: Int[Tensor, "page size"]
-    read: int  # pages a step
+    pages_per_step: int  # that a head reads
 
     @property
     def slots(self) -> int:
-        """How many rows a head reads of them at a step."""
-        return self.read * self.rows.shape[1]
+        """How many rows a head reads at a step."""
+        return self.pages_per_step * self.rows.shape[1]
 
 
 @dataclass(frozen=True)
@@ -35,69 +35,73 @@ class Prompt:
     Written by ``Backbone.prompts``; a view keeps a subset of its rows with :meth:`select`.
     """
 
-    context: Int[Tensor, " full"]  # ids of the whole prompt, whatever was pruned: penalties see it
+    context: Int[Tensor, " full"]  # ids of the whole prompt before pruning, for penalties
     embeds: Float[Tensor, "len dim"]
     positions: Int[Tensor, "axes len"]
-    visual: Bool[Tensor, " len"]  # rows a view may drop: of pictures, and of text named as context
-    fixed: Bool[Tensor, " len"]  # rows a tower made that no view may drop: sound, newlines
-    grid: Int[Tensor, "seen 4"]  # (medium, t, h, w) of each visual row
-    index: Int[Tensor, " len"]  # where each row stands in the whole prompt
+    visual: Bool[Tensor, " len"]  # rows that a view may drop: of videos, images and documents
+    fixed: Bool[Tensor, " len"]  # rows of a tower that no view may drop: sound, newlines
+    grid: Int[Tensor, "visual 4"]  # (medium, t, h, w) of each visual row
+    index: Int[Tensor, " len"]  # each row's place in the whole prompt
     next_position: int
-    deepstack: tuple[Float[Tensor, "seen dim"], ...] = ()  # rows some models add to early layers
+    deepstack: tuple[Float[Tensor, "visual dim"], ...] = ()  # rows some models add to early layers
     heads: Int[Tensor, "layer kv_head kept"] | None = None
-    """Rows of the whole prompt each head keeps, where heads differ (Sparse-to-Dense)."""
+    """Rows of the whole prompt that each head reads, where heads differ (Sparse-to-Dense)."""
     paged: Paged | None = None
-    """Rows of the whole prompt, none of them here, that are read page by page."""
-    blank: Int[Tensor, " len"] | None = None
-    """Ids of rows whose embeddings the model has yet to look up (words put in the place of a
-    video), -1 elsewhere; ``Backbone.written`` fills them in."""
-    coarse: Float[Tensor, "seen dim"] | None = None
-    """The visual rows as they are where what the vision tower gives is averaged in 2x2 blocks
-    before the projector: each block's row at all its cells. Only where a view asks for them."""
+    """Rows of the whole prompt that are read page by page; none of them is a row here."""
+    ids_to_embed: Int[Tensor, " len"] | None = None
+    """Ids of rows that the model has yet to embed (words in the place of a video), -1 elsewhere;
+    ``Backbone.written`` embeds them."""
+    coarse: Float[Tensor, "visual dim"] | None = None
+    """The visual rows of a vision tower whose output is averaged in 2x2 blocks before the
+    projector; all cells of a block have its row. None unless a view asks for them."""
     stills: int = 0  # how many of a whole prompt's visual rows are of images
-    moved: bool = False  # text stands as the model was trained to see it, and not as in `generate`
+    has_trained_positions: bool = False
+    """Whether text after a video has the positions of the model's training, where those differ from
+    the positions that ``generate`` gives it."""
 
     def __len__(self) -> int:
         return self.embeds.shape[0]
 
     def to(self, device: torch.device) -> Prompt:
-        """The prompt with all its tensors on a device; itself where they are there already."""
+        """Returns the prompt with all its tensors on a device; itself if they are there already."""
         if self.embeds.device == device:
             return self
-        return replace(self, **_moved(self, device))
+        return replace(self, **_fields_on(self, device))
 
     @property
-    def seen(self) -> int:
-        """How many visual rows a head sees."""
+    def visual_tokens(self) -> int:
+        """How many visual rows a head reads."""
         if self.heads is not None:
             return self.heads.shape[-1] - int((~self.visual).sum())
         return self.grid.shape[0] + (self.paged.slots if self.paged else 0)
 
-    def held(self, whole: Prompt) -> Bool[Tensor, "layer kv_head seen"]:
-        """Which visual rows of the whole prompt this one kept, as far as heads differ in it."""
+    def chosen_mask(self, whole: Prompt) -> Bool[Tensor, "layer kv_head visual"]:
+        """Returns which visual rows of the whole prompt are in this one; the first two dimensions
+        are 1 where heads do not differ."""
         rows = self.index.view(1, 1, -1) if self.heads is None else self.heads
-        kept = torch.zeros(*rows.shape[:2], len(whole), dtype=torch.bool, device=rows.device)
-        return kept.scatter_(-1, rows, True)[..., whole.visual]
+        mask = torch.zeros(*rows.shape[:2], len(whole), dtype=torch.bool, device=rows.device)
+        return mask.scatter_(-1, rows, True)[..., whole.visual]
 
     def select(self, keep: Int[Tensor, " kept"]) -> Prompt:
-        """The prompt with all its text and only these visual rows, at their original positions.
+        """Returns the prompt with all its text and only these visual rows, at their old positions.
 
         ``keep`` counts visual rows, in any order; the rows stay in prompt order.
         """
-        chosen = torch.zeros(self.seen, dtype=torch.bool, device=keep.device)
+        chosen = torch.zeros(self.visual_tokens, dtype=torch.bool, device=keep.device)
         chosen[keep] = True
         rows = ~self.visual
         rows[self.visual] = chosen
         return self.rows(rows)
 
     def text_after(self) -> Int[Tensor, " text"]:
-        """Text rows after the last visual one (all text where nothing is visual)."""
+        """Returns the text rows after the last visual one (all text where nothing is visual)."""
         rows = torch.arange(len(self), device=self.visual.device)
-        seen = rows[self.visual]
-        return rows[(rows > (seen[-1] if len(seen) else -1)) & ~self.fixed]
+        visual = rows[self.visual]
+        last = visual[-1] if len(visual) else -1
+        return rows[(rows > last) & ~self.fixed]
 
     def deepstack_of(self, start: int, stop: int) -> tuple[Tensor, Tensor] | None:
-        """What a forward of these rows adds to the first layers: see ``Backbone.forward``."""
+        """Returns what a forward of these rows adds to the first layers (``Backbone.forward``)."""
         if not self.deepstack:
             return None
         before = int(self.visual[:start].sum())
@@ -106,7 +110,7 @@ class Prompt:
         return mask, torch.stack([layer[rows] for layer in self.deepstack])
 
     def rows(self, rows: Bool[Tensor, " len"]) -> Prompt:
-        """The prompt with these rows only, text or visual, at their original positions."""
+        """Returns the prompt with these rows only, text or visual, at their old positions."""
         chosen = rows[self.visual]
         return Prompt(
             context=self.context,
@@ -122,9 +126,10 @@ class Prompt:
 
 
 def with_context(prompt: Prompt, marked: Bool[Tensor, " len"]) -> Prompt:
-    """The prompt with rows of text that a view may drop like a video's: a document.
+    """Returns the prompt with marked rows of text as a document, which a view may drop like a
+    video's rows.
 
-    Text that stands together is one more medium, of frames of ``PARAGRAPH`` tokens in a line.
+    Neighbouring rows are one more medium, whose frames are ``DOCUMENT_FRAME_TOKENS`` rows each.
     """
     marked = marked & ~prompt.visual & ~prompt.fixed
     at = marked.nonzero().squeeze(-1)
@@ -136,7 +141,13 @@ def with_context(prompt: Prompt, marked: Bool[Tensor, " len"]) -> Prompt:
     cells = prompt.grid.new_zeros(len(prompt), 4)
     cells[prompt.visual] = prompt.grid
     cells[marked] = torch.stack(
-        [medium + media, along // PARAGRAPH, torch.zeros_like(along), along % PARAGRAPH], 1
+        [
+            medium + media,
+            along // DOCUMENT_FRAME_TOKENS,
+            torch.zeros_like(along),
+            along % DOCUMENT_FRAME_TOKENS,
+        ],
+        1,
     )
     visual = prompt.visual | marked
     added = [prompt.embeds.new_zeros(len(prompt), prompt.embeds.shape[1]) for _ in prompt.deepstack]
@@ -147,54 +158,55 @@ def with_context(prompt: Prompt, marked: Bool[Tensor, " len"]) -> Prompt:
     )
 
 
-def _moved(of: Prompt | Prefill, device: torch.device) -> dict[str, Any]:
-    """The fields that are tensors, or tuples of them, on a device."""
-    found: dict[str, Any] = {}
-    for each in fields(of):
-        value = getattr(of, each.name)
+def _fields_on(owner: Prompt | Prefill, device: torch.device) -> dict[str, Any]:
+    """Returns the fields that are tensors, or tuples of them, on a device."""
+    moved: dict[str, Any] = {}
+    for each in fields(owner):
+        value = getattr(owner, each.name)
         if isinstance(value, Tensor):
-            found[each.name] = value.to(device)
+            moved[each.name] = value.to(device)
         elif isinstance(value, Paged):
-            found[each.name] = replace(value, rows=value.rows.to(device))
+            moved[each.name] = replace(value, rows=value.rows.to(device))
         elif isinstance(value, tuple) and all(isinstance(part, Tensor) for part in value):
-            found[each.name] = tuple(part.to(device) for part in value)
-    return found
+            moved[each.name] = tuple(part.to(device) for part in value)
+    return moved
 
 
 Texts = tuple[tuple[int, ...], ...]
-"""Ids to write in the place of media: one text for all of them, or one each in prompt order."""
+"""Ids that replace media: one text for all of them, or one each in prompt order."""
 
 
 @dataclass(frozen=True)
 class Prefill:
-    """What the target's prefill revealed, for a view to choose by."""
+    """The results of the target's prefill, by which a view chooses."""
 
     prompt: Prompt
     cache: Any  # a ``model.cache.Cache``, or None
     logits: Float[Tensor, " vocab"]  # raw, after the prompt
-    mass: Float[Tensor, "layer kv_head seen"] | None = None
+    mass: Float[Tensor, "layer kv_head visual"] | None = None
     """Softmax mass each visual key got, averaged over the text queries after the last visual row
     and over the heads of a group; recorded only when a view asks (``View.attention``)."""
-    relevance: Float[Tensor, "layer kv_head seen"] | None = None
+    relevance: Float[Tensor, "layer kv_head visual"] | None = None
     """The same with the softmax over the visual keys alone (HIPPO, Eq. 2)."""
-    again: Callable[[], Prefill] | None = None
-    """The same with the attention of the rows judged last, where a view follows the answer."""
+    with_latest_attention: Callable[[], Prefill] | None = None
+    """Returns this with the attention of the rows that were judged last; None unless the view
+    follows the answer (``View.refresh``)."""
     words: Mapping[str, Texts] = field(default_factory=dict)
-    """What a view may write in the place of videos and images: "newline", "caption"."""
+    """What may replace videos and images, by its kind: "newline", "caption"."""
 
     def to(self, device: torch.device) -> Prefill:
-        """What a view reads of it on a device: for a draft elsewhere than the target. The cache
-        stays where it is."""
+        """Returns this with what a view reads on the draft's device. The cache stays where it
+        is."""
         if self.logits.device == device and self.prompt.embeds.device == device:
             return self
-        return replace(self, prompt=self.prompt.to(device), **_moved(self, device))
+        return replace(self, prompt=self.prompt.to(device), **_fields_on(self, device))
 
 
 @dataclass(frozen=True)
 class Turn:
-    """How a conversation goes on: its last ``drop`` tokens are taken back, then ``ids`` follow.
+    """How a conversation continues: its last ``drop`` tokens are removed, then ``ids`` follow.
 
-    Counted in text tokens, so it means the same to a draft that saw another prompt.
+    Both count text tokens, so they mean the same to a draft that reads another prompt.
     """
 
     drop: int
@@ -202,4 +214,4 @@ class Turn:
 
 
 Inputs = Mapping[str, Any]
-"""What a Hugging Face processor returns, and in ``CONTEXT`` which of its ids are a document's."""
+"""What a Hugging Face processor returns, and under ``CONTEXT`` which ids are a document's."""

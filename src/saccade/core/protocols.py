@@ -1,6 +1,6 @@
-"""What the parts of a method look like to each other: views, shapes, drafters, sessions.
+"""The interfaces of the parts of a method: views, shapes, drafters, sessions.
 
-A new part derives from its class here and says what is not the default.
+A new part derives from its class here and overrides what is not the default.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from saccade.core.sampling import Sampling, Scores
 from saccade.core.tree import Tree
 
 State = Any
-"""What a fold carries from round to round: bounded, and replayable from recorded rounds."""
+"""What a fold carries from round to round; bounded, and computable from recorded rounds."""
 
 Growing = Generator[Tree, Scores, Tree]
-"""A draft under way: yields the tree it wants scored, is sent the scores, returns the tree."""
+"""A growing draft: it yields the tree to be scored, is sent the scores, and returns the tree."""
 
 Positions = Literal["original", "repacked"]
 Early = Literal["wait", "superset", "all"]
@@ -32,9 +32,9 @@ Early = Literal["wait", "superset", "all"]
 
 @dataclass(frozen=True)
 class Refresh:
-    """A view that follows the answer: chosen again after every ``every`` rounds by the attention of
-    the target's last ``rows`` judged rows. What is held counts ``hold`` more than its mass, so that
-    few rows move for little."""
+    """How a view follows the answer: every ``every`` rounds it chooses again, by the attention of
+    the ``rows`` rows that the target judged last. The mass of rows that the draft already has
+    counts ``hold`` times more, so that rows do not change for small differences."""
 
     every: int = 1
     rows: int = 8
@@ -42,45 +42,47 @@ class Refresh:
 
 
 class View(ABC):
-    """What the draft sees: (what the target revealed, its own whole prompt) -> its prompt.
+    """What the draft reads: (the target's prefill, the draft's whole prompt) -> its prompt.
 
     Derive a frozen dataclass from it; a field named like one of these may be set by an override.
     """
 
     name: str
-    keep: float | None = None  # the share of visual tokens kept; None leaves it to the view
-    attention: bool = False  # whether the target's prefill must record attention mass for it
-    own_keys: bool = False  # whether it picks among the target's keys: only the target can draft
-    positions: Positions = "original"  # "repacked": counted anew from 0
-    early: Early = "wait"  # what a draft beside the target reads before attention is known
-    page: int | None = None  # where each step reads the keys it asks for: so many at once
-    refresh: Refresh | None = None  # how often it chooses anew, by what the target looks at then
-    sinks: int | None = None  # where the rest slides along with the answer: rows that stay
+    keep: float | None = None  # the share of visual tokens that it keeps; None: the view decides
+    attention: bool = False  # whether the target's prefill must record attention mass
+    own_keys: bool = False  # whether it chooses among the target's keys: only the target can draft
+    positions: Positions = "original"  # "repacked" counts from 0 again
+    early: Early = "wait"  # what a draft beside the target reads before there is attention
+    page: int | None = None  # keys of a page, where each step chooses the pages that it reads
+    refresh: Refresh | None = None  # how it chooses again as the answer grows
+    sinks: int | None = None  # first rows that stay, where the rest is a sliding window
     coarse: bool = False  # whether it reads ``Prompt.coarse``, where the draft's family has it
-    says: str | None = None  # which of ``Prefill.words`` it writes in the place of a video
-    subset: ClassVar[bool] = True  # whether its rows are some of the prompt's own
-    timed: ClassVar[bool] = False  # whether how much it keeps depends on what forwards cost
+    text_kind: str | None = None  # which of ``Prefill.words`` replaces a video
+    subset: ClassVar[bool] = True  # whether its rows are rows of the prompt
+    needs_costs: ClassVar[bool] = False  # whether its share depends on what forwards cost
 
     @abstractmethod
     def __call__(self, prefill: Prefill, prompt: Prompt) -> Prompt: ...
 
     @property
     def parts(self) -> tuple[View, ...]:
-        """The views an ensemble reads; itself alone."""
+        """The views that an ensemble reads; for any other view, itself alone."""
         return (self,)
 
-    def settled(self, keep: float) -> View:
-        """The view for the share that is affordable, where it is timed."""
+    def with_share(self, keep: float) -> View:
+        """Returns the view with this share of the tokens, where it needs costs to know it."""
         return self
 
-    def start(self, prompt: Prompt) -> Int[Tensor, " held"] | None:
-        """The visual tokens a draft may read at once; None where it waits for the target."""
+    def early_tokens(self, prompt: Prompt) -> Int[Tensor, " early"] | None:
+        """Returns the visual tokens that a draft reads before the target's prefill has ended; None
+        where it waits."""
         return None
 
     def choose(
-        self, prefill: Prefill, prompt: Prompt, held: Int[Tensor, " held"] | None = None
+        self, prefill: Prefill, prompt: Prompt, available: Int[Tensor, " available"] | None = None
     ) -> Int[Tensor, " kept"]:
-        """The visual tokens kept of a whole prompt; among ``held``, where a draft started early."""
+        """Returns the visual tokens that the draft keeps of a whole prompt; a choice among
+        ``available``, where it started early with those."""
         raise NotImplementedError
 
 
@@ -90,22 +92,22 @@ class Shape(ABC):
     See ``Tree`` for the one rule of growing: a drawn token stands.
     """
 
-    timed: ClassVar[bool] = False  # whether it decides by what forwards cost
-    optional: ClassVar[bool] = False  # whether a method with it does without a draft model too
-    # How a family of shapes is written, ``NAME-...``, and what the law tests run of it.
+    needs_costs: ClassVar[bool] = False  # whether it decides by what forwards cost
+    optional: ClassVar[bool] = False  # whether a method with it also works without a draft model
+    # A family of shapes is written ``NAME-...``. The law tests run its examples.
     family: ClassVar[str] = ""
     usage: ClassVar[str] = ""
     examples: ClassVar[tuple[str, ...]] = ()
-    costs: Costs | None = None  # of forwards here, where it is timed; written by ``plan``
+    costs: Costs | None = None  # of forwards here, where it needs them; ``recipe.plan`` sets them
 
     @classmethod
-    def read(cls, text: str) -> Shape:
-        """The shape that ``FAMILY-text`` stands for. Raises MethodError saying what would work."""
+    def parse(cls, text: str) -> Shape:
+        """Returns the shape that ``FAMILY-text`` names. Raises MethodError saying what works."""
         raise NotImplementedError
 
     @property
-    def written(self) -> str:
-        """How an override writes it, where it has no name of its own: ``chain-5``."""
+    def spelling(self) -> str:
+        """Its spelling in an override, where it has no name of its own: ``chain-5``."""
         return type(self).__name__
 
     @property
@@ -118,9 +120,9 @@ class Shape(ABC):
         """Whether it is a ``Chain`` grown token by token, as a draft beside the target does."""
         return False
 
-    def beside(self) -> Shape:
-        """What it is where the draft works beside the target, once priced if it is timed; one that
-        is not ``stepwise`` cannot be there."""
+    def for_parallel(self) -> Shape:
+        """Returns the shape for a draft that works beside the target. It has its costs by then;
+        only a ``stepwise`` shape is asked."""
         return self
 
     @property
@@ -128,57 +130,57 @@ class Shape(ABC):
         """Whether how it grows depends on the draft's laws."""
         return True
 
-    def chained(self) -> Shape:
-        """The nearest shape whose drafts are chains; itself where there is none."""
+    def as_chains(self) -> Shape:
+        """Returns the nearest shape whose drafts are chains; itself where there is none."""
         return self
 
-    def priced(self, costs: Costs) -> Shape:
-        """The shape, told what forwards cost, where it is timed."""
-        return replace(cast(Any, self), costs=costs) if self.timed else self
+    def with_costs(self, costs: Costs) -> Shape:
+        """Returns the shape with the costs of forwards, where it needs them."""
+        return replace(cast(Any, self), costs=costs) if self.needs_costs else self
 
     @property
-    def prices(self) -> Costs:
-        """What forwards cost here, once it has been told."""
+    def forward_costs(self) -> Costs:
+        """The costs of forwards here; ``recipe.plan`` has to set them first."""
         assert self.costs is not None, (
             f"{type(self).__name__} needs measured costs: see recipe.plan"
         )
         return self.costs
 
     def pays(self) -> bool:
-        """Whether drafting is expected to pay, before anything is known of the draft."""
+        """Returns whether drafting is expected to pay, before anything was drafted."""
         return True
 
     def start(self) -> State:
-        """The state before the first round."""
+        """Returns the state before the first round."""
         return None
 
     @abstractmethod
     def grow(self, state: State) -> Growing:
-        """One draft, from the end of the committed text."""
+        """Grows one draft from the end of the committed text."""
         ...
 
     def fold(self, state: State, round: Round) -> State:
-        """The state after a round; an answer's last one is not folded."""
+        """Returns the state after a round; an answer's last round is not folded."""
         return state
 
 
 @dataclass(frozen=True)
 class Growth:
-    """A drafter's drafts under way, which may be scored with others' over the same model."""
+    """A drafter's growing drafts, which may be scored together with others' over the same model."""
 
-    session: Any  # a model's: ``model.session.Session``
+    session: Any  # a ``model.session.Session``
     drafts: Mapping[int, Growing]
-    seen: dict[int, Scores]  # takes the last scores of each request
-    take: Callable[[dict[int, Tree]], dict[int, Tree]] = lambda trees: trees
-    """What the drafter makes of the trees once they are grown."""
+    last_scores: dict[int, Scores]  # filled with each request's last scores
+    finish: Callable[[dict[int, Tree]], dict[int, Tree]] = lambda trees: trees
+    """What the drafter does with the trees once they have grown."""
 
 
 class Drafter(ABC):
     """Who drafts. One object serves every request of a call; requests are counted from 0.
 
-    What is learnt from past rounds is a fold that the schedule runs: the state is handed to
-    ``propose`` and kept nowhere else, so that a recorded trace replays it. Calls come in this
-    order: encode, prefill, ready; then propose and commit round after round.
+    The schedule folds what is learnt from past rounds into a state that it passes to ``propose``.
+    The drafter keeps no other, so that a recorded trace replays it. Calls come in this order:
+    encode, prefill, ready; then propose and commit, round after round.
     """
 
     def start(self) -> State:
@@ -193,70 +195,72 @@ class Drafter(ABC):
         return nullcontext()
 
     def encode(self, inputs: Inputs) -> None:
-        """The request arrives; may start work at once, before the target has seen the video."""
+        """Takes a request's inputs; may start work before the target has read the video."""
 
     def prefill(self, prompts: Sequence[Prompt]) -> None:
-        """What the target is about to read; may start work beside its prefill."""
+        """Takes the prompts that the target is about to read; may start work beside its prefill."""
 
     def ready(self, prefills: Sequence[Prefill]) -> float:
-        """Brings what the target's prefill revealed; afterwards the drafter can propose.
+        """Takes the results of the target's prefill; afterwards the drafter can propose.
 
-        Returns the seconds that its own prefill held the target up.
+        Returns the seconds that its own prefill made the target wait.
         """
         return 0.0
 
     def turn(self, turns: Mapping[int, Turn], rules: Sequence[Sampling]) -> None:
-        """The conversation goes on, over the caches there are, by this turn's rules."""
+        """Continues the conversation over the caches there are, by this turn's rules."""
 
     @abstractmethod
     def propose(self, states: Mapping[int, State]) -> dict[int, Tree]:
-        """A tree for each request whose state is given."""
+        """Returns a tree for each request whose state is given."""
         ...
 
     def growing(self, states: Mapping[int, State]) -> Growth | None:
-        """What ``propose`` would grow, for growing it beside others'; None: it does not share."""
+        """Returns what ``propose`` would grow, to share forwards with other drafters; None where
+        it shares none."""
         return None
 
     def extend(self, in_flight: Mapping[int, Tree]) -> dict[int, Tree]:
-        """Each tree under judgement with the one token drafted after it, as soon as that is there.
+        """Returns each tree under judgement with the next drafted token after it, and waits for
+        that token.
 
-        Asked of drafters that go on drafting while their tokens are judged.
+        Only drafters that draft while their tokens are judged have it.
         """
         raise NotImplementedError
 
     def commit(self, tokens: Mapping[int, Sequence[int]]) -> None:
-        """What was really emitted, per request."""
+        """Takes the tokens that were emitted, by request."""
 
     def scores(self, request: int) -> Scores | None:
-        """The draft's laws at the nodes of the last tree, for the fold."""
+        """Returns the draft's scores at the nodes of the last tree, for the fold."""
         return None
 
-    def noted(self, request: int) -> tuple[float, ...]:
-        """Numbers to keep with the round: what the draft decided by."""
+    def round_note(self, request: int) -> tuple[float, ...]:
+        """Returns the numbers that the draft decided by, to be kept in ``Round.note``."""
         return ()
 
-    def beside(self) -> tuple[float, float]:
-        """Seconds of reading prompts and of drafting that ran beside the target so far."""
+    def parallel_seconds(self) -> tuple[float, float]:
+        """Returns the seconds of reading prompts and of drafting that ran beside the target."""
         return 0.0, 0.0
 
-    def captioning(self) -> tuple[float, float]:
-        """Seconds that captions of this call's media took, and those of them nobody waited for."""
+    def captioning_seconds(self) -> tuple[float, float]:
+        """Returns the seconds of captioning, and those of them that nobody waited for."""
         return 0.0, 0.0
 
-    def visible(self, request: int) -> int | None:
-        """How many visual tokens the draft reads."""
+    def visual_tokens(self, request: int) -> int | None:
+        """Returns how many visual tokens the draft reads; None where that is unknown."""
         return None
 
     def end(self, request: int) -> None:
-        """This request's answer is complete, and no turn will follow."""
+        """Frees a request whose answer is complete, when no turn will follow."""
 
     def close(self) -> None:
-        """The answers are complete, or nobody wants them any more."""
+        """Frees everything: the answers are complete, or abandoned."""
 
 
 @runtime_checkable
 class Scoring(Protocol):
-    """A session as schedules and drafters see it; the cache-free oracle is one too."""
+    """A session as schedules and drafters use it; the cache-free oracle is one too."""
 
     def score(self, trees: Mapping[int, Tree]) -> dict[int, Scores]: ...
 
@@ -264,7 +268,7 @@ class Scoring(Protocol):
 
 
 Cut = Callable[[int, Sequence[int]], tuple[int, FinishReason | None]]
-"""(request, new tokens) -> how many of them stand, and why the request ends if it does."""
+"""(request, new tokens) -> how many of them stand, and why the request ends, if it does."""
 
 Schedule = Callable[..., Iterator[Round]]
 """(session, drafter, requests, cut) -> the rounds, until every request has ended."""

@@ -1,6 +1,6 @@
-"""What came of drafting: a verdict, a round, and one answer with how it came about.
+"""What drafting leads to: a verdict, a round, and one answer with its measures.
 
-Frozen, and known to no model. ``p`` is the target's law, ``q`` the draft's, always.
+All classes are frozen. ``p`` is always the target's law and ``q`` the draft's.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import Literal
 from saccade.core.sampling import Scores
 from saccade.core.tree import Tree
 
-UNFINISHED = "\ufffd"  # how the beginning of a character decodes
+UNFINISHED = "\ufffd"  # This is how the first bytes of a character decode.
 
 FinishReason = Literal["stop", "length", "error"]
 
 Own = Literal["recovered", "bonus"]
-"""How the target's own token came: after a refusal, or after all was accepted."""
+"""Where the target's own token stands: after a refusal, or after everything was accepted."""
 Kind = Literal["accepted", "recovered", "bonus"]
 
 
@@ -36,26 +36,31 @@ class Verdict:
         return self.accepted if self.own is None else (*self.accepted, self.own)
 
 
-def spelt(
+def added_text(
     decode: Callable[[Sequence[int]], str], ids: Sequence[int], start: int, end: int, over: bool
 ) -> str:
-    """The text that ``ids[start:end]`` add to what came before them; what may be half a character
-    waits for the rest, unless the answer is ``over``."""
+    """Returns the text that ``ids[start:end]`` add to the text before them.
 
-    def shown(count: int) -> str:
+    The first bytes of a character are left out until the rest of it is there, unless the answer is
+    ``over``.
+    """
+
+    def complete_text(count: int) -> str:
+        """Returns the text of the first ids, without a character that has only begun."""
         while (text := decode(ids[:count])).endswith(UNFINISHED) and count:
             count -= 1
         return text
 
-    return (decode(ids[:end]) if over else shown(end))[len(shown(start)) :]
+    text = decode(ids[:end]) if over else complete_text(end)
+    return text[len(complete_text(start)) :]
 
 
 @dataclass(frozen=True)
 class Load:
-    """What a round shared its forwards with."""
+    """The forwards that a round shared with other requests."""
 
-    requests: int  # in the target's forward, itself included
-    rows: int  # of that forward
+    requests: int  # in the target's forward, this one included
+    rows: int  # of the target's forward
     draft_seconds: float  # this request's part of drafting
 
 
@@ -71,9 +76,9 @@ class Round:
     q: Scores | None
     draft_seconds: float
     verify_seconds: float
-    note: tuple[float, ...] = ()  # what the draft decided by: an ensemble's weights, odds
-    load: Load | None = None  # None: it was alone
-    opening: bool = False  # the prefill's own token: nothing was drafted, and no forward run
+    note: tuple[float, ...] = ()  # numbers that the draft decided by: an ensemble's weights, odds
+    load: Load | None = None  # None where the request was alone
+    opening: bool = False  # the prefill's own token, without a draft or a forward
     spell: Callable[[], str] | None = field(default=None, repr=False, compare=False)
 
     @property
@@ -82,17 +87,18 @@ class Round:
 
     @property
     def text(self) -> str:
-        """What this round adds to the answer; empty without a tokenizer. A character that several
-        tokens spell comes with the last of them."""
+        """The text that this round adds to the answer; empty without a tokenizer. A character of
+        several tokens comes with the last of them."""
         return "" if self.spell is None else self.spell()
 
     def __repr__(self) -> str:
-        """In a line: its laws are as long as the vocabulary."""
+        """Returns one line without the laws, which are as long as the vocabulary."""
         drafted, accepted = len(self.tree.tokens), len(self.verdict.accepted)
         text = "" if self.spell is None else f" {self.text!r}"
         return f"<Round of request {self.request}: {accepted} of {drafted} accepted{text}>"
 
     def scalars(self) -> RoundRecord:
+        """Returns the round without its laws."""
         return RoundRecord(
             tokens=self.tree.tokens,
             parents=self.tree.parents,
@@ -109,7 +115,7 @@ class Round:
 
 @dataclass(frozen=True)
 class RoundRecord:
-    """A round without its laws: what a result keeps and a trace file holds."""
+    """A round without its laws, as results and trace files have it."""
 
     tokens: tuple[int, ...]
     parents: tuple[int, ...]
@@ -128,32 +134,32 @@ class RoundRecord:
 
     @property
     def kinds(self) -> tuple[Kind, ...]:
-        """How each emitted token came, for colouring text as it appears."""
+        """The kind of each emitted token, by which text is coloured as it appears."""
         kinds: list[Kind] = ["accepted"] * len(self.accepted)
         return tuple(kinds) if self.kind is None else (*kinds, self.kind)
 
 
-def emitted_each(rounds: Sequence[RoundRecord]) -> float | None:
-    """Tokens emitted a target forward; None where none ran."""
+def emitted_per_forward(rounds: Sequence[RoundRecord]) -> float | None:
+    """Returns the mean number of tokens emitted by a target forward; None where none ran."""
     counts = [len(round.emitted) for round in rounds if not round.opening]
     return fmean(counts) if counts else None
 
 
 @dataclass(frozen=True)
 class Timings:
-    """Seconds on the wall clock; ``total`` is from inputs to the last token. What ``captures``
-    counts is in ``total`` and in nothing else."""
+    """Seconds on the wall clock; ``total`` is from inputs to the last token. The seconds of
+    ``captures`` are in ``total`` and in no other field."""
 
     vision: float = 0.0  # the target's embedding of the prompt, its vision tower included
     prefill: float = 0.0  # target
     guide: float = 0.0  # choosing what the draft sees
-    caption: float = 0.0  # captions for views that read one, and of these seconds those
-    caption_hidden: float = 0.0  # beside the target's prefill: who waits, waits for the rest
-    draft_prefill: float = 0.0  # its vision tower included; 0 where it ran beside the target
-    beside_prefill: float = 0.0  # the draft's, beside the target: of its prompt, choosing included,
-    beside_draft: float = 0.0  # and of its steps; who waits for it is in a round's draft_seconds
+    caption: float = 0.0  # making captions for views that read them
+    caption_hidden: float = 0.0  # the part of ``caption`` that ran beside the target's prefill
+    draft_prefill: float = 0.0  # with its vision tower; 0 where it ran beside the target
+    beside_prefill: float = 0.0  # the draft's prefill beside the target, with its view's choice
+    beside_draft: float = 0.0  # the draft's steps beside the target, waited for or not
     decode: float = 0.0  # every round
-    captures: float = 0.0  # CUDA graphs made between rounds, which later answers use; on GPUs only
+    captures: float = 0.0  # capturing CUDA graphs between rounds, which serve later answers too
     first_token: float = 0.0  # from inputs to the first emitted token
     total: float = 0.0
 
@@ -170,28 +176,28 @@ class Result:
     timings: Timings
     prompt_tokens: int
     visual_tokens: int
-    draft_visual_tokens: int | None  # what the draft kept of them
+    draft_visual_tokens: int | None  # how many of them the draft reads
     fallback_reason: str | None = None  # why drafting stopped, if it did
-    reused_tokens: int = 0  # of the prompt, whose keys an earlier turn had left
+    reused_tokens: int = 0  # tokens of the prompt that were in the cache already
     warnings: tuple[str, ...] = ()
     peak_bytes: int | None = None
-    """Memory taken at most, above what was held before (so without weights): what torch allocated
-    on GPUs, else the growth of this process's resident size (``memory.Peak``); None unknown."""
+    """The most memory in use beyond what was in use before, so without weights: torch's allocations
+    on GPUs, else the growth of the process's resident size (``memory.Peak``). None: unknown."""
 
     @property
     def forwards(self) -> tuple[RoundRecord, ...]:
-        """The rounds in which the target ran: all but the opening."""
+        """The rounds in which the target ran: all except the opening."""
         return tuple(round for round in self.rounds if not round.opening)
 
     @property
     def tau(self) -> float | None:
-        """Tokens emitted a target forward, the target's own included: TABED's block efficiency.
-        The prefill's token is in neither count.
+        """Tokens emitted per target forward, with the target's own: TABED's block efficiency. The
+        prefill's token is not counted.
 
         The tau of SpecVLM and SAGE leaves the target's own out, as
         ``bench.measures.accepted_per_forward`` does.
         """
-        return emitted_each(self.rounds)
+        return emitted_per_forward(self.rounds)
 
     @property
     def acceptance_rate(self) -> float | None:
@@ -201,6 +207,6 @@ class Result:
 
     @property
     def tokens_per_second(self) -> float | None:
-        """Of those that came after the prefill's own."""
+        """Tokens per second of decoding; the prefill's token is not counted."""
         count = sum(len(round.emitted) for round in self.forwards)
         return count / self.timings.decode if self.timings.decode > 0 else None

@@ -1,7 +1,8 @@
-"""Logits to laws, laws to tokens, and noise that does not depend on timing.
+"""Turns logits into laws and laws into tokens, with noise that does not depend on timing.
 
-The rules (temperature, top-k, penalties, ...) are Hugging Face's own logits processors, applied at
-every node over prompt + committed text + path, to the target's logits and the draft's alike.
+The rules (temperature, top-k, penalties, ...) are Hugging Face's own logits processors. They are
+applied at every node over prompt + committed text + path, to the target's logits and the draft's
+alike.
 """
 
 from __future__ import annotations
@@ -25,13 +26,13 @@ Law = int | Float[Tensor, " _vocab"]
 Processor = Callable[[Any, Any], Any]
 
 Grammar = Callable[[Sequence[int]], Bool[Tensor, " vocab"] | None]
-"""An answer's beginning -> the tokens it lets follow, on the CPU; None where it has no say."""
+"""(an answer's ids so far) -> a mask of the tokens that may follow, on the CPU; None allows all."""
 
-AT_ONCE = 2**16  # logits
-NO_TOKEN = -1  # in the place of an id where the logits hold NaN or the rules forbid all
+MAX_COPIED_LOGITS = 2**16  # More logits than this are not copied to find all laws at once.
+NO_TOKEN = -1  # Stands for an id where the logits are NaN or the rules forbid every id.
 ROLES = {"draft": 1, "accept": 2, "own": 3}
 
-# These look at the logits alone, so they need no ids.
+# Hugging Face's processors that look at the logits alone, so they need no ids.
 CONTEXT_FREE = (
     hf.TemperatureLogitsWarper,
     hf.TopKLogitsWarper,
@@ -62,61 +63,67 @@ def may_remember(processor: Processor) -> bool:
 
 
 class BrokenLaw(ArithmeticError):
-    """Logits that make no law: NaN somewhere."""
+    """The logits make no law, because one of them is NaN."""
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """How a request draws its tokens. Greedy unless ``sample``; a seed names the noise.
+    """How a request draws its tokens: greedily unless ``sample``; the seed names the noise.
 
-    No draft goes on after one of ``ends``, the ids that end an answer.
+    No draft continues after one of ``end_ids``, the ids that end an answer.
     """
 
     sample: bool = False
     processors: tuple[Processor, ...] = ()
     seed: int = 0
-    ends: tuple[int, ...] = ()
-    grammar: Grammar | None = None  # what answers have to obey, before any other rule
+    end_ids: tuple[int, ...] = ()
+    grammar: Grammar | None = None  # applied before any other rule
 
     @property
     def contextual(self) -> bool:
+        """Whether some processor reads the ids of the text."""
         return not all(isinstance(rule, CONTEXT_FREE) for rule in self.processors)
 
     @property
     def plain(self) -> bool:
-        """Whether each token is the likeliest by the model itself."""
+        """Whether each token is simply the model's arg-max."""
         return not (self.sample or self.processors or self.grammar)
 
     @property
     def for_drafts(self) -> Sampling:
-        """The same rules without processors that may remember calls: those a draft can follow."""
+        """The rules that a draft can follow: those without processors that may remember calls."""
         processors = tuple(rule for rule in self.processors if not may_remember(rule))
         return replace(self, processors=processors)
 
-    def obeyed(
+    def apply_grammar(
         self, logits: Float[Tensor, " vocab"], answer: Sequence[int]
     ) -> Float[Tensor, " vocab"]:
-        """The logits of what the grammar lets follow; all where it leaves none of these."""
+        """Returns the logits with -inf for what the grammar forbids.
+
+        They are unchanged where it forbids everything that this model knows.
+        """
         allowed = None if self.grammar is None else self.grammar(answer)
         if allowed is None:
             return logits
         missing = len(logits) - len(allowed)
         if missing > 0:
             allowed = torch.nn.functional.pad(allowed, (0, missing))
-        elif missing < 0:  # of a draft that knows fewer ids
+        elif missing < 0:
+            # A draft may know fewer ids than the grammar.
             allowed = allowed[:missing]
             if not bool(allowed.any()):
                 return logits
         return torch.where(allowed.to(logits.device), logits, float("-inf"))
 
-    def ruled(
+    def apply_rules(
         self, logits: Float[Tensor, " vocab"], ids: Sequence[int], answer: Sequence[int] = ()
     ) -> Float[Tensor, " vocab"]:
-        """The logits after the grammar and every processor, as ``generate`` would have them.
+        """Returns the logits after the grammar and every processor, as ``generate`` has them.
 
-        ``ids`` are those of prompt, text and path, ``answer`` what of them has been answered.
+        ``ids`` are those of prompt, text and path; ``answer`` is the part of them after the
+        prompt.
         """
-        scores = self.obeyed(logits, answer)
+        scores = self.apply_grammar(logits, answer)
         if not self.processors:
             return scores
         scores = scores.float().unsqueeze(0).clone()
@@ -128,14 +135,14 @@ class Sampling:
     def law(
         self, logits: Float[Tensor, " vocab"], ids: Sequence[int], answer: Sequence[int] = ()
     ) -> Law:
-        """The law over the next token, given what :meth:`ruled` takes: see :meth:`law_by`."""
-        return self.law_by(self.ruled(logits, ids, answer))
+        """Returns the law over the next token, from the arguments of :meth:`apply_rules`."""
+        return self.law_from_scores(self.apply_rules(logits, ids, answer))
 
-    def law_by(self, scores: Float[Tensor, " vocab"]) -> Law:
-        """The law over the next token by logits that have the rules in them: a single id when
-        greedy, else probabilities (fp32).
+    def law_from_scores(self, scores: Float[Tensor, " vocab"]) -> Law:
+        """Returns the law over the next token from logits that have the rules applied: a single id
+        when greedy, else probabilities (fp32).
 
-        Raises BrokenLaw on NaN: an arg-max of nothing must not pass for a token.
+        Raises BrokenLaw on NaN, because an arg-max over NaN is no token.
         """
         if not self.sample:
             token = _likeliest(scores)
@@ -143,78 +150,86 @@ class Sampling:
                 raise BrokenLaw("the logits hold NaN")
             return token
         law = torch.softmax(scores.float(), dim=-1)
-        if bool(law[0].isnan()):  # one NaN spreads over the whole softmax
+        if bool(law[0].isnan()):  # One NaN spreads over the whole softmax.
             raise BrokenLaw("the logits hold NaN")
         return law
 
 
-Drawn = tuple[int, int, Tensor]
+Draw = tuple[int, int, Tensor]
 """A draw: the node it was drawn after, the token, and the law it was drawn from."""
 
 
 @dataclass(frozen=True)
 class Scores:
-    """What a session saw at the end of the committed text (row 0) and at each node (row i + 1).
+    """A model's logits at the end of the committed text (row 0) and at each node (row i + 1).
 
-    Whoever grows a draft reads :meth:`logits`, :meth:`law`, :meth:`top` and :meth:`draw`, all of
-    which have the request's rules in them. ``rows`` and :meth:`raw` are the model's own numbers,
-    for those who compare models.
+    Drafts are grown by :meth:`logits`, :meth:`law`, :meth:`top` and :meth:`draw`, all of which
+    apply the request's rules. ``rows`` and :meth:`raw` are the model's own logits, for comparing
+    models.
     """
 
     tree: Tree
     rows: Sequence[Float[Tensor, " vocab"]]  # logits before any rule
     rules: Sampling
-    context: Sequence[int]  # ids of prompt and committed text; read it before the next commit
+    context: Sequence[int]  # ids of prompt and committed text, valid until the next commit
     offset: int  # how many of those were generated
     request: int = 0
-    began: int | None = field(default=None, kw_only=True)
-    """How many tokens were generated when the draft under way began; None: ``offset`` of them."""
-    drawn: list[Drawn] = field(default_factory=list, init=False, compare=False, repr=False)
-    """Every draw made by these scores, in order: what must be handed over, come what may."""
-    _ruled: dict[int, Tensor] = field(default_factory=dict, init=False, compare=False, repr=False)
+    draft_start: int | None = field(default=None, kw_only=True)
+    """How many tokens were generated when this draft began; None means ``offset``."""
+    draws: list[Draw] = field(default_factory=list, init=False, compare=False, repr=False)
+    """Every draw made from these scores, in order. All of them have to be judged (see ``Tree``)."""
+    _logits_by_node: dict[int, Tensor] = field(
+        default_factory=dict, init=False, compare=False, repr=False
+    )
 
     def raw(self, node: int) -> Float[Tensor, " vocab"]:
-        """The model's own logits after ``node``, before any rule."""
+        """Returns the model's own logits after ``node``, before any rule."""
         return self.rows[node + 1]
 
     def logits(self, node: int) -> Float[Tensor, " vocab"]:
-        """The logits after ``node`` with the request's rules in them; -inf for what they forbid.
+        """Returns the logits after ``node`` with the request's rules applied: -inf for what they
+        forbid.
 
-        The rules are applied once for each node, however often this is read.
+        The rules are applied once per node, however often this is called.
         """
-        if node not in self._ruled:
+        if node not in self._logits_by_node:
             ids: Sequence[int] = ()
             if self.rules.contextual:
                 ids = [*self.context, *self._below(node)]
-            self._ruled[node] = self.rules.ruled(self.rows[node + 1], ids, self._answer(node))
-        return self._ruled[node]
+            row = self.rows[node + 1]
+            self._logits_by_node[node] = self.rules.apply_rules(row, ids, self._answer(node))
+        return self._logits_by_node[node]
 
     def law(self, node: int) -> Law | None:
-        """The law after ``node``, rules applied; None where the session has not looked."""
-        return None if node + 1 >= len(self.rows) else self.rules.law_by(self.logits(node))
+        """Returns the law after ``node``, rules applied; None where the model has no row for it."""
+        return None if node + 1 >= len(self.rows) else self.rules.law_from_scores(self.logits(node))
 
     def every_law(self) -> Callable[[int], Law | None]:
-        """:meth:`law`, to be asked of many nodes: found for all at once where they are likeliest
-        tokens and no logit is NaN, unless that would copy much on a CPU."""
+        """Returns :meth:`law`, or a faster function that gives the same laws.
+
+        Where every law is an arg-max and no logit is NaN, the arg-max of all rows is taken at once,
+        unless that would copy many logits on a CPU.
+        """
         copied = sum(len(row) for row in self.rows if row.device.type == "cpu")
-        if not self.rules.plain or len(self.rows) < 2 or copied > AT_ONCE:
+        if not self.rules.plain or len(self.rows) < 2 or copied > MAX_COPIED_LOGITS:
             return self.law
         best, tokens = torch.stack(list(self.rows)).max(-1)
-        found = tokens.masked_fill_(best.isnan(), NO_TOKEN).tolist()
-        return self.law if NO_TOKEN in found else dict(enumerate(found, ROOT)).get
+        likeliest = tokens.masked_fill_(best.isnan(), NO_TOKEN).tolist()
+        return self.law if NO_TOKEN in likeliest else dict(enumerate(likeliest, ROOT)).get
 
     def _below(self, node: int) -> list[int]:
+        """Returns the tokens from the root down to ``node``."""
         return [self.tree.tokens[n] for n in path(self.tree, node)]
 
     def _answer(self, node: int) -> Sequence[int]:
-        """The answer up to ``node``, for a grammar."""
+        """Returns the answer's ids up to ``node``; only a grammar reads them."""
         if self.rules.grammar is None:
             return ()
         return [*self.context[len(self.context) - self.offset :], *self._below(node)]
 
     def top(self, node: int, count: int) -> list[int]:
-        """The ``count`` likeliest tokens after ``node``, likeliest first; fewer where the rules
-        leave no more."""
+        """Returns the ``count`` likeliest tokens after ``node``, likeliest first; fewer where the
+        rules leave no more."""
         return self.tops({node: count})[node]
 
     def tops(self, counts: Mapping[int, int]) -> dict[int, list[int]]:
@@ -243,64 +258,63 @@ class Scores:
         return best.indices.masked_fill(best.values.isneginf(), NO_TOKEN)
 
     def draw(self, node: int, law: Law | None = None) -> tuple[int, Float[Tensor, " vocab"] | None]:
-        """A token after ``node`` and the law it was drawn from (None: greedy, it was chosen).
+        """Returns a token after ``node`` and the law it was drawn from (None: it was chosen).
 
-        ``law`` is the law to draw from, if it is known already. Every draw of a level of the tree
-        has noise of its own, so siblings and cousins are drawn independently.
-        What is drawn stands (see ``Tree``). Its noise is named by where this draft began too, so
-        that a draft after a refusal draws anew what the refused one had drawn beyond.
+        ``law`` is the law to draw from, if the caller has it already. Every draw of a level of the
+        tree has noise of its own, so siblings and cousins are drawn independently. A drawn token
+        stands (see ``Tree``). The noise also depends on where this draft began, so that a draft
+        after a refusal is independent of what the refused draft had drawn beyond it.
         """
         law = self.law(node) if law is None else law
         if law is None or isinstance(law, int):
             return int(self.logits(node).argmax()) if law is None else law, None
         level = depth(self.tree, node)
-        before = drawn_at(self.tree, level + 1) + sum(
-            depth(self.tree, parent) == level for parent, *_ in self.drawn
-        )
-        began = self.offset if self.began is None else self.began
+        draws_here = sum(depth(self.tree, parent) == level for parent, *_ in self.draws)
+        before = drawn_at(self.tree, level + 1) + draws_here
+        began = self.offset if self.draft_start is None else self.draft_start
         place = self.position + level
         u = uniform(self.rules.seed, self.request, "draft", place, before, began)
         token = draw(law, u)
-        self.drawn.append((node, token, law))
+        self.draws.append((node, token, law))
         return token, law
 
     def noise(self, role: str, below: int, sibling: int) -> float:
-        """Uniform noise for verification ``below`` tokens after the committed text."""
+        """Returns uniform noise for verifying a node ``below`` tokens after the committed text."""
         return uniform(self.rules.seed, self.request, role, self.position + below, sibling)
 
     @property
     def position(self) -> int:
-        """The place of the text's end among all tokens, prompt and earlier turns included: what
-        names the noise, so that one seed gives every turn of a conversation noise of its own.
+        """How many tokens there are, with the prompt and earlier turns.
 
-        A session that knows no context counts the tokens it generated.
+        The noise depends on it, so one seed gives every turn of a conversation noise of its own. A
+        session without a context counts the tokens it generated.
         """
         return max(len(self.context), self.offset)
 
 
 def _likeliest(scores: Float[Tensor, " vocab"]) -> int | None:
-    """The id of the largest score; None where one is NaN."""
+    """Returns the id of the largest score; None where one is NaN."""
     best, token = scores.max(-1)
     if scores.device.type == "cpu":
         return None if isnan(best.item()) else int(token)
-    found = int(token.masked_fill(best.isnan(), NO_TOKEN))  # a GPU is waited for once
-    return None if found == NO_TOKEN else found
+    likeliest = int(token.masked_fill(best.isnan(), NO_TOKEN))  # This waits for the GPU only once.
+    return None if likeliest == NO_TOKEN else likeliest
 
 
 def prob(law: Law, token: int) -> float:
-    """The probability of ``token``; 0 beyond a shorter vocabulary."""
+    """Returns the probability of ``token``; 0 beyond a shorter vocabulary."""
     if isinstance(law, int):
         return float(law == token)
     return float(law[token]) if token < law.shape[0] else 0.0
 
 
 def draw(law: Law, u: float) -> int:
-    """The token at quantile ``u`` of the law; never one of probability zero."""
+    """Returns the token at quantile ``u`` of the law; never one of probability zero."""
     if isinstance(law, int):
         return law
     cumulative = law.double().cumsum(0)
     token = int(torch.searchsorted(cumulative, u * cumulative[-1], right=True))
-    if token >= law.shape[0]:  # u rounded up to the whole mass
+    if token >= law.shape[0]:  # The quantile was rounded up to the whole mass.
         token = int(law.nonzero()[-1])
     return token
 
@@ -308,7 +322,7 @@ def draw(law: Law, u: float) -> int:
 def uniform(
     seed: int, request: int, role: str, position: int, sibling: int, began: int = 0
 ) -> float:
-    """A number in [0, 1) that depends on its keys and on nothing else (Philox counter)."""
+    """Returns a number in [0, 1) that depends on its keys alone (Philox counter)."""
     key = np.array([seed % 2**64, request], dtype=np.uint64)
     counter = np.array([ROLES[role], position, sibling, began], dtype=np.uint64)
     return float(np.random.Generator(np.random.Philox(key=key, counter=counter)).random())

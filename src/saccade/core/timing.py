@@ -1,4 +1,4 @@
-"""Seconds on the wall clock, read when the device is done with what it was given."""
+"""Measures seconds on the wall clock, waiting for the device before each reading."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from contextlib import contextmanager
 import torch
 
 Phase = Callable[[str], None]
-"""Told the name of what begins and may take a while."""
+"""A callback that gets the name of a phase as it begins."""
 
 
-def untold(phase: str) -> None:
-    """To nobody."""
+def ignore_phase(phase: str) -> None:
+    """A ``Phase`` that does nothing."""
 
 
 class _Stopped(threading.local):
-    """How long this thread's clock has stood still."""
+    """How many seconds this thread's clock has stood still, and how deep it is in blocks."""
 
     seconds = 0.0
     depth = 0
@@ -28,34 +28,34 @@ _stopped = _Stopped()
 
 
 def now() -> float:
-    """Seconds on this thread's clock, which stands still in :func:`stopped_clock`."""
+    """Returns the seconds on this thread's clock, which stands still in :func:`stopped_clock`."""
     return time.perf_counter() - _stopped.seconds
 
 
 def stopped_seconds() -> float:
-    """How long this thread's clock has stood still so far."""
+    """Returns how many seconds this thread's clock has stood still so far."""
     return _stopped.seconds
 
 
 @contextmanager
 def stopped_clock() -> Iterator[None]:
-    """What is done in the block is in no lap of any :class:`Clock` of this thread.
+    """Stops every :class:`Clock` of this thread during the block.
 
-    For work that is no answer's own, though one has to wait for it: what is captured once serves
-    all later answers.
+    It is for work that serves all later answers, such as the capture of a CUDA graph, although one
+    answer has to wait for it.
     """
-    began = time.perf_counter()
+    start = time.perf_counter()
     _stopped.depth += 1
     try:
         yield
     finally:
         _stopped.depth -= 1
         if not _stopped.depth:
-            _stopped.seconds += time.perf_counter() - began
+            _stopped.seconds += time.perf_counter() - start
 
 
 class Clock:
-    """Laps since it was made; waits for the device before it reads."""
+    """A stopwatch that waits for the device before it reads the time."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -67,8 +67,10 @@ class Clock:
         return now()
 
     def lap(self) -> float:
+        """Returns the seconds since the last lap, or since the clock was made."""
         before, self._last = self._last, self._now()
         return self._last - before
 
     def since(self) -> float:
+        """Returns the seconds since the clock was made."""
         return self._now() - self._start

@@ -1,4 +1,4 @@
-"""Trees of drafted tokens, and pure functions on them. Knows neither models nor laws."""
+"""Trees of drafted tokens, and pure functions on them."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class Tree:
 
     ``parents[i]`` is a node before ``i`` or ``ROOT``. ``q[i]`` is the law node ``i`` was *sampled*
     from, or None when it was *chosen* (arg-max, top-k), which is a point mass on it.
-    Siblings that carry a q must be independent draws from that one law. ``odds`` are what the
-    draft promised of each token, where the shape decides by them.
+    Siblings that carry a q must be independent draws from that one law. ``odds`` are the draft's
+    confidence in each token, where the shape decides by it.
 
     **The rule of every shape: a drawn token stands.** Whether a token is drawn after a node, and
     how many, may read laws and what stands above that node, never the draw itself or what was
@@ -46,30 +46,30 @@ def add(
     q: Float[Tensor, " vocab"] | None = None,
     odds: float | None = None,
 ) -> Tree:
-    """The tree with one more node under ``parent``."""
-    known = tree.odds if odds is None else (*tree.odds, odds)
-    return Tree((*tree.tokens, token), (*tree.parents, parent), (*tree.q, q), known)
+    """Returns the tree with one more node under ``parent``."""
+    new_odds = tree.odds if odds is None else (*tree.odds, odds)
+    return Tree((*tree.tokens, token), (*tree.parents, parent), (*tree.q, q), new_odds)
 
 
 def chain(tokens: Sequence[int], q: Sequence[Float[Tensor, " vocab"] | None] | None = None) -> Tree:
-    """A chain of tokens: drawn from ``q``, or chosen."""
+    """Returns a chain of tokens: drawn from ``q``, or chosen where it is None."""
     laws = (None,) * len(tokens) if q is None else tuple(q)
     return Tree(tuple(tokens), tuple(range(ROOT, len(tokens) - 1)), laws)
 
 
 def children(tree: Tree, node: int) -> list[int]:
-    """Nodes right under ``node``, in the order they were drafted."""
+    """Returns the nodes right under ``node``, in the order in which they were drafted."""
     return [child for child, parent in enumerate(tree.parents) if parent == node]
 
 
 def drawn_at(tree: Tree, level: int) -> int:
-    """How many nodes of a level were drawn, not chosen; first tokens are level 1."""
+    """Returns how many nodes of a level were drawn, not chosen; first tokens are level 1."""
     levels = depths(tree.parents)
     return sum(at == level and q is not None for at, q in zip(levels, tree.q, strict=True))
 
 
 def path(tree: Tree, node: int) -> list[int]:
-    """Nodes from the root down to ``node`` inclusive; empty for ``ROOT``."""
+    """Returns the nodes from the root down to ``node`` inclusive; empty for ``ROOT``."""
     nodes: list[int] = []
     while node != ROOT:
         nodes.append(node)
@@ -78,54 +78,57 @@ def path(tree: Tree, node: int) -> list[int]:
 
 
 def depth(tree: Tree, node: int) -> int:
-    """1 for a first token, 0 for ``ROOT``."""
+    """Returns the depth of a node: 1 for a first token, 0 for ``ROOT``."""
     return len(path(tree, node))
 
 
 def depths(parents: Sequence[int]) -> list[int]:
-    """The depth of every node, of a recorded tree too."""
-    found: list[int] = []
+    """Returns the depth of every node, from the parents of a tree or of a recorded round."""
+    levels: list[int] = []
     for parent in parents:
-        found.append(1 if parent == ROOT else found[parent] + 1)
-    return found
+        levels.append(1 if parent == ROOT else levels[parent] + 1)
+    return levels
 
 
 def height(parents: Sequence[int]) -> int:
-    """How deep the deepest node is; 0 for an empty tree."""
+    """Returns the depth of the deepest node; 0 for an empty tree."""
     return max(depths(parents), default=0)
 
 
 def is_chain(tree: Tree) -> bool:
+    """Returns whether every node follows the one before it."""
     return all(parent == node - 1 for node, parent in enumerate(tree.parents))
 
 
 @lru_cache(maxsize=256)
 def ancestors(parents: tuple[int, ...]) -> Bool[Tensor, "node node"]:
-    """Row i marks the nodes that node i may attend to: itself and those above it. Do not modify."""
-    seen = np.eye(len(parents), dtype=np.bool_)
+    """Returns the tree's attention mask: row i marks node i and those above it. Do not modify."""
+    mask = np.eye(len(parents), dtype=np.bool_)
     for node, parent in enumerate(parents):
         if parent != ROOT:
-            seen[node] |= seen[parent]
-    return torch.from_numpy(seen)
+            mask[node] |= mask[parent]
+    return torch.from_numpy(mask)
 
 
-def block(tree: Tree, known: int, waiting: int) -> Bool[Tensor, "new last"]:
-    """Who sees whom among ``waiting`` tokens before a tree and its nodes, for the rows of those
-    and of the nodes that are not ``known``."""
-    # the tokens before it are a chain, and what hangs from the text hangs from the last of them
+def tree_mask(tree: Tree, scored: int, waiting: int) -> Bool[Tensor, "new last"]:
+    """Returns the attention mask of ``waiting`` tokens of the text and the nodes of a tree.
+
+    Its columns are all of these, its rows all but the first ``scored``, which are in the cache.
+    """
+    # The waiting tokens are a chain, and the tree's first nodes follow the last of them.
     line = range(ROOT, ROOT + waiting)
-    return ancestors((*line, *(parent + waiting for parent in tree.parents)))[known:]
+    return ancestors((*line, *(parent + waiting for parent in tree.parents)))[scored:]
 
 
-def shared(one: Tree, other: Tree) -> int:
-    """How many leading nodes two trees have in common."""
-    return common(
+def shared_nodes(one: Tree, other: Tree) -> int:
+    """Returns how many leading nodes two trees have in common."""
+    return common_length(
         zip(one.tokens, one.parents, strict=True), zip(other.tokens, other.parents, strict=True)
     )
 
 
-def common(one: Iterable[object], other: Iterable[object]) -> int:
-    """How many leading items are equal."""
+def common_length(one: Iterable[object], other: Iterable[object]) -> int:
+    """Returns how many leading items are equal."""
     count = 0
     for mine, its in zip(one, other, strict=False):
         if mine != its:
@@ -135,7 +138,7 @@ def common(one: Iterable[object], other: Iterable[object]) -> int:
 
 
 def follow(tree: Tree, tokens: Sequence[int]) -> list[int]:
-    """The nodes met when walking from the root along ``tokens``, as far as the tree goes."""
+    """Returns the nodes on the way from the root along ``tokens``, as far as the tree has them."""
     nodes: list[int] = []
     here = ROOT
     for token in tokens:
@@ -148,12 +151,12 @@ def follow(tree: Tree, tokens: Sequence[int]) -> list[int]:
 
 
 def after(line: Tree, count: int) -> Tree:
-    """What follows the first ``count`` nodes of a chain, as a chain of its own."""
+    """Returns what follows the first ``count`` nodes of a chain, as a chain of its own."""
     return chain(line.tokens[count:], line.q[count:])
 
 
 def below(tree: Tree, node: int) -> Tree:
-    """The nodes below ``node``, as a tree whose root is ``node``."""
+    """Returns the nodes below ``node``, as a tree whose root is ``node``."""
     index = {node: ROOT}
     nodes: list[int] = []
     for child, parent in enumerate(tree.parents):
@@ -169,14 +172,14 @@ def below(tree: Tree, node: int) -> Tree:
 
 
 def prefix(tree: Tree, count: int) -> Tree:
-    """The first ``count`` nodes."""
+    """Returns the first ``count`` nodes, as a tree."""
     return Tree(tree.tokens[:count], tree.parents[:count], tree.q[:count], tree.odds[:count])
 
 
 def find_fault(tree: Tree, vocab: int) -> tuple[int, str] | None:
-    """The first node that is malformed and what is wrong with it; None for a sound tree.
+    """Returns the first malformed node and what is wrong with it; None for a sound tree.
 
-    The nodes before it are sound. Whether a node is at fault depends on what stands before it, on
+    The nodes before it are sound. Whether a node is malformed depends on the nodes before it, on
     the length of its q and on chosen tokens, never on which token was drawn.
     """
     count = min(len(tree.tokens), len(tree.parents), len(tree.q))

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypedDict, Unpack, cast
 
 from saccade.core.errors import OptionError, suggest
-from saccade.core.options import Asked, ours
+from saccade.core.generation_settings import GenerateArguments, suggest_argument
 from saccade.core.prompt import Inputs
 from saccade.core.result import Result
 from saccade.drafting.recipe import Recipe
@@ -69,7 +69,7 @@ class Model:
         frames: Frames | None = None,
         exact: bool = False,
         seed: int | None = None,
-        **settings: Unpack[Asked],
+        **settings: Unpack[GenerateArguments],
     ) -> Result:
         """Returns the answer to a question about media, with its statistics.
 
@@ -99,7 +99,7 @@ class Model:
         frames: Frames | None = None,
         exact: bool = False,
         seed: int | None = None,
-        **settings: Unpack[Asked],
+        **settings: Unpack[GenerateArguments],
     ) -> Stream:
         """Yields the rounds of an answer as they come, each with the ``text`` it adds.
 
@@ -116,7 +116,7 @@ class Model:
         *,
         frames: Frames | None = None,
         seed: int | None = None,
-        **settings: Unpack[Asked],
+        **settings: Unpack[GenerateArguments],
     ) -> list[Result]:
         """Returns the answers to several questions, each with its media, decoded in one batch.
 
@@ -145,7 +145,7 @@ class Model:
         frames: Frames | None = None,
         exact: bool = False,
         seed: int | None = None,
-        **settings: Unpack[Asked],
+        **settings: Unpack[GenerateArguments],
     ) -> Chat:
         """Starts a conversation about the same media, to be used in a ``with``.
 
@@ -197,7 +197,7 @@ class Chat(AbstractContextManager["Chat"]):
         self._conversation = conversation
         self._media_arguments = media_arguments
 
-    def ask(self, question: str, **settings: Unpack[Asked]) -> Result:
+    def ask(self, question: str, **settings: Unpack[GenerateArguments]) -> Result:
         """Returns the next answer; the settings are for this turn alone."""
         inputs, draft_inputs = self._pair.ask(
             question, **self._media_arguments, history=self.history
@@ -253,7 +253,9 @@ def load(
         can be known.
     """
     for name in others:
-        raise OptionError(f"saccade.load does not take {name}{ours(name, load.__annotations__)}")
+        raise OptionError(
+            f"saccade.load does not take {name}{suggest_argument(name, load.__annotations__)}"
+        )
     recipe = method if isinstance(method, Recipe) else resolve(method)
     use_threads(threads)
     pair = Pair(

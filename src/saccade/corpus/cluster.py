@@ -15,7 +15,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from saccade.core.errors import OptionError, extra, first_line
+from saccade.core.errors import OptionError, first_line, how_to_install
 from saccade.corpus.caption_run import AnswerJobs
 from saccade.corpus.manifest import UNEXPECTED_ERROR, CaptionSettings, ClipJob, Row
 
@@ -58,7 +58,7 @@ def answer_on_cluster(
     package, the checkpoints and the videos under the same paths. Raises OptionError where there is
     no cluster.
     """
-    ray = join_cluster(address, f"--ray needs Ray: {extra('ray')}")
+    ray = join_cluster(address, f"--ray needs Ray: {how_to_install('ray')}")
     resources = ray.cluster_resources()
     gpus = int(resources.get("GPU", 0))
     count = workers or gpus or len([node for node in ray.nodes() if node["Alive"]])

@@ -1,4 +1,4 @@
-"""Captions for views that read one, made beside the target's prefill (TABED)."""
+"""Makes captions for views that read them, beside the target's prefill (TABED)."""
 
 from __future__ import annotations
 
@@ -15,59 +15,63 @@ from saccade.core.prompt import Inputs, Texts
 from saccade.drafting.setup import Captions, Setup
 
 
-class Telling:
-    """The words of the views for one call's inputs. Make one as the target's prefill begins.
+class Captioning:
+    """The texts that a draft's views need for one call's inputs. Make one as the target's prefill
+    begins.
 
-    Captions are made in a thread where they take nothing from the target: where it has a device of
-    its own, or fewer threads than there are cores. Else they are made once they are asked for.
+    Captions are made in a thread where that does not slow the target: where it has a device of its
+    own, or fewer threads than there are cores. Elsewhere they are made when ``texts`` is called.
     """
 
     def __init__(self, setup: Setup, inputs: Inputs) -> None:
         self._words, self._view, self._inputs = setup.words, setup.view, inputs
-        self._captioner = setup.words.captioning(setup.view)
+        self._captioner = setup.words.captioner_for(setup.view)
         self._seconds = self._waited = 0.0
-        self._made: Future[Captions] | None = None
+        self._pending: Future[Captions] | None = None
         device, threads = setup.target.device, torch.get_num_threads()
-        free = threads if device.type != "cpu" else min(threads, cores() - threads)
+        free = threads if device.type != "cpu" else min(threads, usable_cores() - threads)
         if self._captioner is not None and free > 0:
             pool = ThreadPoolExecutor(1, "captions")
-            self._made = pool.submit(self._beside, device, free)
+            self._pending = pool.submit(self._caption_in_thread, device, free)
             pool.shutdown(wait=False)
 
     @property
-    def spent(self) -> tuple[float, float]:
-        """Seconds of captioning, and those of them that nobody waited for."""
+    def seconds(self) -> tuple[float, float]:
+        """The seconds of captioning, and those of them that nobody waited for."""
         return self._seconds, max(0.0, self._seconds - self._waited)
 
-    def told(self) -> list[dict[str, Texts]]:
-        """``Prefill.words`` of each request, once they are there. Raises what the captioner did."""
-        captions, began = None, time.perf_counter()
+    def texts(self) -> list[dict[str, Texts]]:
+        """Returns ``Prefill.words`` of each request, and waits for the captions. Raises what the
+        captioner raised."""
+        captions, start = None, time.perf_counter()
         if self._captioner is not None:
             try:
-                captions = self._caption() if self._made is None else self._made.result()
+                captions = self._caption() if self._pending is None else self._pending.result()
             finally:
-                self._waited = time.perf_counter() - began
-        return self._words.say(self._view, self._inputs, captions)
+                self._waited = time.perf_counter() - start
+        return self._words.replacement_texts(self._view, self._inputs, captions)
 
-    def _beside(self, device: torch.device, threads: int) -> Captions:
-        with _aside(device, threads), torch.no_grad():
+    def _caption_in_thread(self, device: torch.device, threads: int) -> Captions:
+        with _beside_target(device, threads), torch.no_grad():
             return self._caption()
 
     def _caption(self) -> Captions:
+        """Calls the captioner and notes how long it takes."""
         assert self._captioner is not None
-        began = time.perf_counter()
+        start = time.perf_counter()
         try:
             return self._captioner(self._inputs)
         finally:
-            self._seconds = time.perf_counter() - began
+            self._seconds = time.perf_counter() - start
 
 
 @contextmanager
-def _aside(device: torch.device, threads: int) -> Iterator[None]:
-    """This thread with so many threads of the CPU, or a stream of its own on the GPU."""
+def _beside_target(device: torch.device, threads: int) -> Iterator[None]:
+    """Gives this thread so many threads of the CPU, and on a GPU a stream of its own."""
     before = torch.get_num_threads()
     own: AbstractContextManager[object] = nullcontext()
-    if device.type == "cuda":  # in the target's stream it would queue behind all of the prefill
+    if device.type == "cuda":
+        # In the target's stream it would wait for the whole prefill.
         stream = torch.cuda.Stream(device)
         stream.wait_stream(torch.cuda.default_stream(device))
         own = torch.cuda.stream(stream)
@@ -76,11 +80,11 @@ def _aside(device: torch.device, threads: int) -> Iterator[None]:
         with own:
             yield
     finally:
-        torch.set_num_threads(before)  # with which threads begin that are made later
+        torch.set_num_threads(before)  # Threads that are made later start with this number.
 
 
-def cores() -> int:
-    """Of the CPU, as many as this process may use."""
+def usable_cores() -> int:
+    """Returns how many cores of the CPU this process may use."""
     if sys.platform == "linux":
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

@@ -1,6 +1,6 @@
-"""Who drafts.
+"""The drafters that work in the target's process.
 
-Drafters with a model hold their own session; how a draft grows is the shape's affair.
+A drafter with a model has a session of its own. The shape decides how a draft grows.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from saccade.core.result import Round
 from saccade.core.sampling import Sampling, Scores
 from saccade.core.timing import Clock
 from saccade.core.tree import Tree, add, chain
-from saccade.drafting.captioning import Telling
+from saccade.drafting.captioning import Captioning
 from saccade.drafting.setup import Setup
 from saccade.drafting.shapes.policies import Chain
 from saccade.model.session import Session
 
-SLIDE = 32  # tokens that a window slides at a time: every time moves the draft's keys
-MATCH = 3  # tokens of the text's ending that are looked for, at most
+SLIDE_TOKENS = 32  # A window slides by this many at once, because sliding moves the draft's keys.
+MAX_MATCH_TOKENS = 3  # The longest ending of the text that prompt lookup searches for.
 
 K = TypeVar("K")
 
@@ -43,9 +43,9 @@ class NoDraft(Drafter):
 
 
 class Lookup(Drafter):
-    """What followed the last occurrence of the text's last few tokens.
+    """Prompt lookup: proposes what followed the last occurrence of the text's last few tokens.
 
-    Longer matches win over shorter ones, later over earlier; no placeholder is proposed.
+    Longer matches win over shorter ones, and later over earlier. Placeholders are not proposed.
     """
 
     def __init__(self, setup: Setup) -> None:
@@ -59,12 +59,12 @@ class Lookup(Drafter):
         return 0.0
 
     def propose(self, states: Mapping[int, State]) -> dict[int, Tree]:
-        found = {}
+        trees = {}
         for request in states:
-            tokens = lookup(self._texts[request], MATCH, self._length)
+            tokens = lookup(self._texts[request], MAX_MATCH_TOKENS, self._length)
             stops = (place for place, token in enumerate(tokens) if token in self._banned)
-            found[request] = chain(tokens[: next(stops, None)])
-        return found
+            trees[request] = chain(tokens[: next(stops, None)])
+        return trees
 
     def commit(self, tokens: Mapping[int, Sequence[int]]) -> None:
         for request, new in tokens.items():
@@ -77,7 +77,8 @@ class Lookup(Drafter):
 
 
 def lookup(text: Sequence[int] | np.ndarray, longest: int, count: int) -> list[int]:
-    """Up to ``count`` tokens that followed the last earlier occurrence of the text's ending."""
+    """Returns up to ``count`` tokens that followed the last earlier occurrence of the text's
+    ending."""
     ids = np.asarray(text)
     for size in range(min(longest, len(ids) - 1), 0, -1):
         same = (sliding_window_view(ids[:-1], size) == ids[-size:]).all(1).nonzero()[0]
@@ -88,7 +89,7 @@ def lookup(text: Sequence[int] | np.ndarray, longest: int, count: int) -> list[i
 
 
 class GrowingDraft:
-    """A draft that is growing, and everything it has drawn so far."""
+    """A draft that is growing, with everything that it has drawn so far."""
 
     def __init__(self, growing: Growing) -> None:
         self._growing = growing
@@ -97,11 +98,11 @@ class GrowingDraft:
         self.is_finished = False
 
     def start(self) -> None:
-        """Goes on to the first tree it wants scored, or to its end."""
+        """Runs to the first tree that has to be scored, or to the end of the draft."""
         self._go_on(lambda: next(self._growing))
 
     def grow(self, scores: Scores) -> None:
-        """Goes on, with the scores it asked for, to the next tree it wants scored or to its end."""
+        """Takes the scores of ``tree`` and runs to the next tree to be scored, or to the end."""
         self._scores.append(scores)
         self._go_on(lambda: self._growing.send(scores))
 
@@ -113,11 +114,11 @@ class GrowingDraft:
 
     @property
     def drawn(self) -> Tree:
-        """The last tree with every draw since, whatever became of the draft: a drawn token stands
+        """The last tree with every draw since then. Drawn tokens stand even if the draft has failed
         (see ``Tree``)."""
         tree = self.tree
         nodes = Counter(map(_identity, tree.parents, tree.tokens, tree.q))
-        for parent, token, law in (each for scores in self._scores for each in scores.drawn):
+        for parent, token, law in (each for scores in self._scores for each in scores.draws):
             node = _identity(parent, token, law)
             if nodes[node]:
                 nodes[node] -= 1
@@ -127,27 +128,29 @@ class GrowingDraft:
 
 
 def _identity(parent: int, token: int, law: Tensor | None) -> tuple[int, int, int | None]:
+    """Returns a key by which a draw and its node in the tree are the same."""
     return parent, token, None if law is None else id(law)
 
 
 def drive(
     score: Callable[[dict[K, Tree]], Mapping[K, Scores]],
     growing: Mapping[K, Growing],
-    seen: dict[K, Scores],
+    last_scores: dict[K, Scores],
 ) -> dict[K, Tree]:
-    """Runs growing drafts in step; ``score`` scores what they all want in one forward a step, and
-    ``seen`` takes the last scores of each.
+    """Grows drafts in step and returns their trees.
 
-    Raises DraftFailed with what all of them have drawn where one of them cannot go on.
+    ``score`` scores the trees of all drafts in one forward a step. ``last_scores`` is filled with
+    the last scores of each. Raises DraftFailed with everything that was drawn where one of the
+    drafts cannot go on.
     """
     drafts = {key: GrowingDraft(each) for key, each in growing.items()}
     try:
         for draft in drafts.values():
             draft.start()
-        while wanted := {key: each.tree for key, each in drafts.items() if not each.is_finished}:
-            scored = score(wanted)
-            seen.update(scored)
-            for key in wanted:
+        while trees := {key: each.tree for key, each in drafts.items() if not each.is_finished}:
+            scored = score(trees)
+            last_scores.update(scored)
+            for key in trees:
                 drafts[key].grow(scored[key])
     except Exception as error:
         drawn: Mapping[Any, Tree] = {key: draft.drawn for key, draft in drafts.items()}
@@ -156,12 +159,12 @@ def drive(
 
 
 class SessionDrafter(Drafter):
-    """What drafters over a session share: growing trees in step, and committing."""
+    """The common part of drafters with a session: growing trees in step, and committing."""
 
     def __init__(self, session: Session, shape: Shape) -> None:
         self.session = session
         self._shape = shape
-        self._seen: dict[int, int] = {}
+        self._visual_tokens: dict[int, int] = {}
         self._scores: dict[int, Scores] = {}
 
     def turn(self, turns: Mapping[int, Turn], rules: Sequence[Sampling]) -> None:
@@ -175,7 +178,7 @@ class SessionDrafter(Drafter):
 
     def growing(self, states: Mapping[int, State]) -> Growth | None:
         if type(self).propose is not SessionDrafter.propose:
-            return None  # it proposes in a way of its own
+            return None  # This class overrides ``propose``, so it shares no forwards.
         return Growth(self.session, self._drafts(states), self._scores)
 
     def propose(self, states: Mapping[int, State]) -> dict[int, Tree]:
@@ -190,79 +193,84 @@ class SessionDrafter(Drafter):
     def scores(self, request: int) -> Scores | None:
         return self._scores.get(request)
 
-    def visible(self, request: int) -> int | None:
-        return self._seen.get(request)
+    def visual_tokens(self, request: int) -> int | None:
+        return self._visual_tokens.get(request)
 
     def end(self, request: int) -> None:
         self.session.end(request)
 
 
 class ModelDrafter(SessionDrafter):
-    """A smaller model with its own cache over the tokens its view keeps.
+    """A smaller model with a cache of its own, over the tokens that its view keeps.
 
-    Where both models turn pixels into the same rows, it adopts the target's: no second vision run.
-    Where only their vision towers are equal, or a view averages what they give before it is
-    projected, it projects what the target's gave.
+    Where both models make the same rows from pixels, it adopts the target's rows and runs no
+    vision tower. Where only the vision towers are equal, or a view averages their output before
+    the projector, it projects the output of the target's tower.
     """
 
     def __init__(self, setup: Setup) -> None:
-        draft = setup.drafting()
-        common, banned = setup.common()
+        draft = setup.draft_model()
+        common, banned = setup.shared_vocabulary()
         session = Session(draft, setup.rules, vocab=common, banned=banned, room=setup.room)
         super().__init__(session, setup.shape)
         self._setup = setup
         self._shares = not setup.coarse and draft.shares_rows_with(setup.target)
         self._reuses_vision = not self._shares and draft.shares_vision_with(setup.target)
         self._inputs: Inputs = {}
-        self._seen_there: list[Any] = []  # by the target's vision tower
-        self._listening: RemovableHandle | None = None
-        self._telling: Telling | None = None
+        self._target_vision_outputs: list[Any] = []
+        self._vision_hook: RemovableHandle | None = None
+        self._captioning: Captioning | None = None
 
     def encode(self, inputs: Inputs) -> None:
         self._inputs = inputs
         if self._reuses_vision:
-            self._listening = self._setup.target.record_vision(self._seen_there)
+            self._vision_hook = self._setup.target.record_vision(self._target_vision_outputs)
 
     def prefill(self, prompts: Sequence[Prompt]) -> None:
-        if self._listening is not None:
+        if self._vision_hook is not None:
             self.close()
-        self._telling = Telling(self._setup, self._inputs)
+        self._captioning = Captioning(self._setup, self._inputs)
 
-    def _look(self, prefills: Sequence[Prefill]) -> list[Prompt]:
-        """Its own prompts: not before the first token is told, which none of them is needed for."""
+    def _draft_prompts(self, prefills: Sequence[Prefill]) -> list[Prompt]:
+        """Returns the draft's whole prompts. They are made after the target's prefill, because the
+        first token does not need them."""
         model, setup, inputs = self.session.backbone, self._setup, self._inputs
         if self._shares:
             return [model.adopt(prefill.prompt) for prefill in prefills]
         if not self._reuses_vision:
-            return model.prompts(setup.readable(inputs), coarse=setup.coarse)
-        seen, self._seen_there = self._seen_there, []
-        return model.prompts(inputs, seen, coarse=setup.coarse)
+            return model.prompts(setup.draft_inputs(inputs), coarse=setup.coarse)
+        outputs, self._target_vision_outputs = self._target_vision_outputs, []
+        return model.prompts(inputs, outputs, coarse=setup.coarse)
 
     def close(self) -> None:
-        if self._listening is not None:
-            self._listening.remove()
-            self._listening = None
+        if self._vision_hook is not None:
+            self._vision_hook.remove()
+            self._vision_hook = None
 
     def ready(self, prefills: Sequence[Prefill]) -> float:
         views, model = self._setup.view.parts, self.session.backbone
-        assert self._telling is not None, "prefill comes first"
-        words, read, clock = self._telling.told(), [], Clock(model.device)
-        prompts, looking = self._look(prefills), clock.lap()
+        assert self._captioning is not None, "prefill comes first"
+        words = self._captioning.texts()
+        clock = Clock(model.device)
+        prompts = self._draft_prompts(prefills)
+        vision_seconds = clock.lap()
+        rows = []  # of the batch: one for each request and view
         for i, prompt in enumerate(prompts):
-            told = replace(prefills[i].to(model.device), words=words[i])
-            pruned = [view(told, prompt) for view in views]  # each is a row of the batch
-            self._seen[i] = max(each.seen for each in pruned)
-            read += pruned
+            prefill = replace(prefills[i].to(model.device), words=words[i])
+            pruned = [view(prefill, prompt) for view in views]
+            self._visual_tokens[i] = max(each.visual_tokens for each in pruned)
+            rows += pruned
         clock.lap()
-        self.session.prefill([model.written(prompt) for prompt in read])
-        return looking + clock.lap()
+        self.session.prefill([model.written(prompt) for prompt in rows])
+        return vision_seconds + clock.lap()
 
-    def captioning(self) -> tuple[float, float]:
-        return (0.0, 0.0) if self._telling is None else self._telling.spent
+    def captioning_seconds(self) -> tuple[float, float]:
+        return (0.0, 0.0) if self._captioning is None else self._captioning.seconds
 
 
 class SelfDrafter(SessionDrafter):
-    """The target drafting for itself, over copies of the keys its view keeps: no second prefill."""
+    """The target drafts for itself, over copies of the keys that its view keeps, without a second
+    prefill."""
 
     def __init__(self, setup: Setup, layers: int | None = None) -> None:
         banned = list(setup.target.placeholders)
@@ -270,62 +278,67 @@ class SelfDrafter(SessionDrafter):
         session = Session(model, setup.rules, banned=banned, room=setup.room)
         super().__init__(session, setup.shape)
         self._view = setup.view
-        self._windows: dict[int, int] = {}  # rows of those that slide
-        self._followed: dict[int, tuple[Prefill, Prompt]] = {}  # what is kept now of which
+        self._window_rows: dict[int, int] = {}  # of requests whose window slides
+        # The target's prefill and the current pruned prompt of requests whose view is refreshed.
+        self._refreshed_views: dict[int, tuple[Prefill, Prompt]] = {}
         self._rounds: dict[int, int] = {}
 
     def ready(self, prefills: Sequence[Prefill]) -> float:
         pruned = [self._view(prefill, prefill.prompt) for prefill in prefills]
-        self._seen = {i: prompt.seen for i, prompt in enumerate(pruned)}
+        self._visual_tokens = {i: prompt.visual_tokens for i, prompt in enumerate(pruned)}
         clock = Clock(self.session.backbone.device)
         if self._view.sinks is not None:
-            every = enumerate(zip(prefills, pruned, strict=True))
-            self._windows = {i: len(own) for i, (all_, own) in every if len(own) < len(all_.prompt)}
+            pairs = enumerate(zip(prefills, pruned, strict=True))
+            self._window_rows = {
+                i: len(own) for i, (prefill, own) in pairs if len(own) < len(prefill.prompt)
+            }
         if self._view.refresh is not None:
-            self._followed = dict(enumerate(zip(prefills, pruned, strict=True)))
-        self.session.fork(prefills, pruned, renewed=bool(self._followed))
+            self._refreshed_views = dict(enumerate(zip(prefills, pruned, strict=True)))
+        self.session.fork(prefills, pruned, renewed=bool(self._refreshed_views))
         return clock.since()
 
     def commit(self, tokens: Mapping[int, Sequence[int]]) -> None:
         super().commit(tokens)
-        for request in self._followed.keys() & tokens.keys() & self._scores.keys():
-            self._look_again(request)  # it has drafted by what it held
-        for request in self._windows.keys() & tokens.keys():
+        for request in self._refreshed_views.keys() & tokens.keys() & self._scores.keys():
+            self._refresh_view(request)
+        for request in self._window_rows.keys() & tokens.keys():
             self._slide(request)
 
     def _slide(self, request: int) -> None:
-        """The prompt's oldest rows but its sinks make room for what has been written."""
+        """Drops the prompt's oldest rows after its sinks, as many as the answer has added."""
         state, sinks = self.session.requests[request], self._view.sinks or 0
-        (here, there), over = state.prompt_rows, state.cache.length - self._windows[request]
-        if over >= SLIDE and here > sinks:
-            gone = min(over, here - sinks)
-            state.cache.forget(sinks, gone)
-            state.prompt_rows = here - gone, there
+        prompt_rows, other_rows = state.prompt_rows
+        over = state.cache.length - self._window_rows[request]
+        if over >= SLIDE_TOKENS and prompt_rows > sinks:
+            dropped = min(over, prompt_rows - sinks)
+            state.cache.forget(sinks, dropped)
+            state.prompt_rows = prompt_rows - dropped, other_rows
 
-    def _look_again(self, request: int) -> None:
-        """Chooses anew where it is time to, by what the target's last judged rows looked at."""
+    def _refresh_view(self, request: int) -> None:
+        """Lets the view choose again, where it is time, by the attention of the rows that the
+        target judged last."""
         refresh = self._view.refresh
         assert refresh is not None
         self._rounds[request] = self._rounds.get(request, 0) + 1
         if self._rounds[request] % refresh.every:
             return
-        prefill, pruned = self._followed[request]
-        assert prefill.again is not None
-        newer, held = prefill.again(), pruned.held(prefill.prompt)
+        prefill, pruned = self._refreshed_views[request]
+        assert prefill.with_latest_attention is not None
+        newer, present = prefill.with_latest_attention(), pruned.chosen_mask(prefill.prompt)
         assert newer.mass is not None and newer.relevance is not None
-        more = 1 + refresh.hold * held
-        newer = replace(newer, mass=newer.mass * more, relevance=newer.relevance * more)
+        factor = 1 + refresh.hold * present
+        newer = replace(newer, mass=newer.mass * factor, relevance=newer.relevance * factor)
         pruned = self._view(newer, prefill.prompt)
-        self._followed[request] = prefill, pruned
+        self._refreshed_views[request] = prefill, pruned
         self.session.reselect(request, pruned)
 
     def end(self, request: int) -> None:
-        self._followed.pop(request, None)
+        self._refreshed_views.pop(request, None)
         super().end(request)
 
 
 class EarlyExit(SelfDrafter):
-    """The target's first half drafting for the whole, over the target's own keys."""
+    """The first half of the target's layers drafts for the whole, over the target's own keys."""
 
     def __init__(self, setup: Setup) -> None:
         super().__init__(setup, max(1, setup.target.layers // 2))

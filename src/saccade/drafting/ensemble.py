@@ -1,7 +1,7 @@
 """Several drafts by one model, each over its own view of the prompt, mixed into one law (TABED).
 
-The views are rows of one batch; they score the same tree, and what is drafted follows the mixture.
-How the views are weighted is a fold over past rounds that the recipe brings.
+The views are rows of one batch. They score the same tree, and drafts follow the mixture of their
+laws. The recipe's ``Weighting`` folds past rounds into the weights of the views.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from saccade.core.prompt import Turn
 from saccade.core.protocols import Drafter, State
 from saccade.core.result import Round
 from saccade.core.sampling import Sampling, Scores
-from saccade.core.tree import ROOT, Tree, shared
+from saccade.core.tree import ROOT, Tree, shared_nodes
 from saccade.drafting.drafters import ModelDrafter, drive
 from saccade.drafting.setup import Setup
 from saccade.model.session import Session
@@ -30,13 +30,13 @@ LogLaw = Float[Tensor, "... vocab"]
 
 
 class Weighting(ABC):
-    """How much each view counts in the next block, given what the target said so far. Frozen."""
+    """How much each view counts in the next block, by the target's laws so far. Frozen."""
 
-    window: int | None = None  # over how many of the last positions it looks; None for all
+    window: int | None = None  # how many of the last positions it reads; None reads all
 
     @property
     def usual(self) -> Weighting:
-        """The same rule without what another axis sets: the one that ``weights=`` names."""
+        """The rule that ``weights=`` names: this one, without the settings of other axes."""
         return self
 
     @abstractmethod
@@ -47,8 +47,11 @@ class Weighting(ABC):
 
     @abstractmethod
     def fold(self, state: State, p: LogLaw, q: LogLaw) -> State:
-        """p [position vocab], q [view position vocab]: logs of the laws at the positions verified
-        last, before any sampling rule."""
+        """Returns the state after a round.
+
+        p [position vocab] and q [view position vocab] are logs of the laws at the positions that
+        were verified last, before any sampling rule.
+        """
         ...
 
 
@@ -64,13 +67,14 @@ class Ensemble:
 
 @dataclass(frozen=True)
 class Mixed(Scores):
-    """Scores of the mixture; ``parts`` are the views' own."""
+    """The scores of a mixture; ``parts`` are the scores of its views."""
 
     parts: tuple[Scores, ...] = ()
 
 
 class Mixture:
-    """A session over all views seen as one over their mixture: log sum_i w_i softmax(logits_i)."""
+    """Presents a session over all views as one over their mixture, whose logits are
+    log sum_i w_i softmax(logits_i)."""
 
     def __init__(self, session: Session, views: int) -> None:
         self.weights: dict[int, tuple[float, ...]] = {}
@@ -79,28 +83,28 @@ class Mixture:
         self._last: dict[int, Mixed] = {}
 
     def score(self, trees: Mapping[int, Tree]) -> dict[int, Scores]:
-        scored = self._session.score(self._fanned(trees))
+        scored = self._session.score(self._by_row(trees))
         return {
-            request: self._mix(request, tuple(scored[row] for row in self._fanned({request: None})))
+            request: self._mix(request, tuple(scored[row] for row in self._by_row({request: None})))
             for request in trees
         }
 
     def commit(self, tokens: Mapping[int, Sequence[int]]) -> None:
         for request in tokens:
             self._last.pop(request, None)
-        self._session.commit(self._fanned(tokens))
+        self._session.commit(self._by_row(tokens))
 
     def turn(self, turns: Mapping[int, Turn], rules: Sequence[Sampling]) -> None:
         self._session.turn(
-            self._fanned(turns), [rule for rule in rules for _ in range(self._views)]
+            self._by_row(turns), [rule for rule in rules for _ in range(self._views)]
         )
 
     def end(self, request: int) -> None:
-        for row in self._fanned({request: None}):
+        for row in self._by_row({request: None}):
             self._session.end(row)
 
-    def _fanned(self, each: Mapping[int, T]) -> dict[int, T]:
-        """What each request has, given to each of its rows of the batch: a row a view."""
+    def _by_row(self, each: Mapping[int, T]) -> dict[int, T]:
+        """Returns each request's value for each of its rows of the batch, which are its views."""
         return {
             request * self._views + view: value
             for request, value in each.items()
@@ -108,9 +112,10 @@ class Mixture:
         }
 
     def _mix(self, request: int, parts: tuple[Scores, ...]) -> Scores:
+        """Returns the scores of the mixture of a request's views."""
         tree, last = parts[0].tree, self._last.get(request)
-        # the weights hold for a block, so what was mixed of this tree before still stands
-        rows = [] if last is None else list(last.rows[: shared(last.tree, tree) + 1])
+        # The weights stay for a block, so rows of this tree that were mixed before are kept.
+        rows = [] if last is None else list(last.rows[: shared_nodes(last.tree, tree) + 1])
         weights = torch.tensor(self.weights[request], dtype=torch.float32).log()
         for row in range(len(rows), len(parts[0].rows)):
             laws = torch.stack([part.rows[row] for part in parts]).float().log_softmax(-1)
@@ -124,7 +129,8 @@ class Mixture:
 
 
 class EnsembleDrafter(ModelDrafter):
-    """One draft model, m views of each prompt. State: the shape's and the weighting's."""
+    """One draft model that reads m views of each prompt. Its state is the shape's and the
+    weighting's."""
 
     def __init__(self, setup: Setup, weighting: Weighting) -> None:
         self._views = setup.view.parts
@@ -138,7 +144,7 @@ class EnsembleDrafter(ModelDrafter):
 
     def fold(self, state: State, round: Round) -> State:
         shape, weighting = state
-        return self._shape.fold(shape, round), self._learnt(weighting, round)
+        return self._shape.fold(shape, round), self._fold_weighting(weighting, round)
 
     def propose(self, states: Mapping[int, State]) -> dict[int, Tree]:
         for request, (_, weighting) in states.items():
@@ -155,20 +161,21 @@ class EnsembleDrafter(ModelDrafter):
     def end(self, request: int) -> None:
         self._mixture.end(request)
 
-    def noted(self, request: int) -> tuple[float, ...]:
-        """The weights of the block drafted last."""
+    def round_note(self, request: int) -> tuple[float, ...]:
+        """Returns the weights of the block that was drafted last."""
         return self._mixture.weights.get(request, ())
 
-    def _learnt(self, state: State, round: Round) -> State:
+    def _fold_weighting(self, state: State, round: Round) -> State:
+        """Returns the weighting's state after a round."""
         q = round.q
         if not isinstance(q, Mixed):
             return state
-        # the positions the target has judged, as far as the views have laws there
+        # These are the positions that the target has judged, where the views have laws.
         nodes = [node for node in (ROOT, *round.verdict.path) if node + 1 < len(q.rows)]
         views = torch.stack(
             [torch.stack([part.raw(node) for node in nodes]) for part in q.parts]
         ).double()
         p = torch.stack([round.p.raw(node) for node in nodes])[:, : views.shape[-1]].to(views)
-        banned = views.isneginf().all(0)  # ids no draft may propose say nothing about the views
+        banned = views.isneginf().all(0)  # No draft may propose these ids, so they do not count.
         p = p.masked_fill(banned, float("-inf")).log_softmax(-1)
         return self._weighting.fold(state, p, views.log_softmax(-1))

@@ -66,7 +66,7 @@ class Fallback(Drafter):
         plain = dict.fromkeys(states, Tree())
         growth = self._try(lambda: self._drafter.growing(states))
         return growth and replace(
-            growth, take=lambda trees: self._handed_over(plain, lambda: trees)
+            growth, finish=lambda trees: self._handed_over(plain, lambda: trees)
         )
 
     def extend(self, in_flight: Mapping[int, Tree]) -> dict[int, Tree]:
@@ -102,17 +102,17 @@ class Fallback(Drafter):
     def scores(self, request: int) -> Scores | None:
         return None if self.reason else self._drafter.scores(request)
 
-    def noted(self, request: int) -> tuple[float, ...]:
-        return () if self.reason else self._drafter.noted(request)
+    def round_note(self, request: int) -> tuple[float, ...]:
+        return () if self.reason else self._drafter.round_note(request)
 
-    def beside(self) -> tuple[float, float]:
-        return self._drafter.beside()
+    def parallel_seconds(self) -> tuple[float, float]:
+        return self._drafter.parallel_seconds()
 
-    def captioning(self) -> tuple[float, float]:
-        return self._drafter.captioning()
+    def captioning_seconds(self) -> tuple[float, float]:
+        return self._drafter.captioning_seconds()
 
-    def visible(self, request: int) -> int | None:
-        return self._drafter.visible(request)
+    def visual_tokens(self, request: int) -> int | None:
+        return self._drafter.visual_tokens(request)
 
     def end(self, request: int) -> None:
         self._try(lambda: self._drafter.end(request))

@@ -1,4 +1,4 @@
-"""What drafters propose: those that let their drafts grow over one model share its forwards."""
+"""Collects what drafters propose. Drafts that grow over the same model share its forwards."""
 
 from __future__ import annotations
 
@@ -13,57 +13,65 @@ from saccade.drafting.drafters import drive
 from saccade.model.session import score_together
 
 Proposal = tuple[dict[int, Tree], dict[int, float]]
-"""A drafter's trees, and of each request its part of the seconds they took."""
+"""A drafter's trees, and each request's part of the seconds that they took."""
 
 
 def proposals(drafters: Sequence[tuple[Drafter, Mapping[int, State]]]) -> list[Proposal]:
-    """What each drafter proposes for its requests. Those that let their drafts grow with others'
-    over the same model share a forward a step; where that fails each proposes alone, so that a
-    drafter's failure stays its own.
+    """Returns what each drafter proposes for its requests.
+
+    Drafts over the same model share one forward per step. Where that fails, each drafter proposes
+    alone, so that a failure harms no other drafter.
     """
-    found: dict[int, Proposal] = {}
+    by_drafter: dict[int, Proposal] = {}
     if len(drafters) > 1:
-        alike: dict[int, dict[int, Growth]] = defaultdict(dict)
+        by_model: dict[int, dict[int, Growth]] = defaultdict(dict)
         for place, (drafter, states) in enumerate(drafters):
             growth = drafter.growing(states)
             if growth is not None:
-                alike[id(growth.session.backbone)][place] = growth
-        for growths in alike.values():
+                by_model[id(growth.session.backbone)][place] = growth
+        for growths in by_model.values():
             if len(growths) > 1:
-                found |= _together(growths)
+                by_drafter |= _grow_together(growths)
     for place, (drafter, states) in enumerate(drafters):
-        if place not in found:
-            began = now()
+        if place not in by_drafter:
+            start = now()
             trees = drafter.propose(states)
-            each = (now() - began) / max(1, len(states))
-            found[place] = trees, dict.fromkeys(states, each)
-    return [found[place] for place in range(len(drafters))]
+            each = (now() - start) / max(1, len(states))
+            by_drafter[place] = trees, dict.fromkeys(states, each)
+    return [by_drafter[place] for place in range(len(drafters))]
 
 
-def _together(growths: Mapping[int, Growth]) -> dict[int, Proposal]:
+def _grow_together(growths: Mapping[int, Growth]) -> dict[int, Proposal]:
+    """Grows the drafts of several drafters in step, in one forward a step.
+
+    Returns the proposals by the drafter's number; nothing where one of the drafters fails.
+    """
     growing = {(at, number): each for at, g in growths.items() for number, each in g.drafts.items()}
-    seen: dict[tuple[int, int], Scores] = {}
+    last_scores: dict[tuple[int, int], Scores] = {}
     seconds, last = dict.fromkeys(growing, 0.0), now()
 
     def score(trees: dict[tuple[int, int], Tree]) -> dict[tuple[int, int], Scores]:
         nonlocal last
-        asked: dict[int, dict[int, Tree]] = defaultdict(dict)
+        by_place: dict[int, dict[int, Tree]] = defaultdict(dict)
         for (place, request), tree in trees.items():
-            asked[place][request] = tree
-        scored = score_together([(growths[place].session, own) for place, own in asked.items()])
+            by_place[place][request] = tree
+        scored = score_together([(growths[place].session, own) for place, own in by_place.items()])
         before, last = last, now()
         for key in trees:
             seconds[key] += (last - before) / len(trees)
-        told = zip(asked, scored, strict=True)
-        return {(place, request): one for place, own in told for request, one in own.items()}
+        pairs = zip(by_place, scored, strict=True)
+        return {(place, request): one for place, own in pairs for request, one in own.items()}
 
     try:
-        grown = drive(score, growing, seen)
-    except Exception:  # whose it was shows when each proposes alone
+        all_trees = drive(score, growing, last_scores)
+    except Exception:
+        # Which drafter failed will show when each proposes alone.
         return {}
-    found: dict[int, Proposal] = {}
-    for at, growth in growths.items():
-        growth.seen.update({r: seen[at, r] for r in growth.drafts if (at, r) in seen})
-        trees = growth.take({request: grown[at, request] for request in growth.drafts})
-        found[at] = trees, {request: seconds[at, request] for request in growth.drafts}
-    return found
+    proposed: dict[int, Proposal] = {}
+    for place, growth in growths.items():
+        keys = {request: (place, request) for request in growth.drafts}
+        scores = {r: last_scores[key] for r, key in keys.items() if key in last_scores}
+        growth.last_scores.update(scores)
+        trees = growth.finish({request: all_trees[key] for request, key in keys.items()})
+        proposed[place] = trees, {request: seconds[key] for request, key in keys.items()}
+    return proposed

@@ -1,4 +1,4 @@
-"""What one file of methods brings: named recipes, and the choices it adds to their axes."""
+"""What a file of methods provides: named recipes, and the choices that it adds to their axes."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from saccade.drafting.recipe import Recipe
 from saccade.drafting.setup import MakeDrafter
 
 Choices = dict[str, Any]
-"""A recipe's fields while they are being chosen: together they may not make sense yet."""
+"""A recipe's fields while overrides change them; they may not fit together until the end."""
 
 
 @dataclass(frozen=True)
 class Axis:
-    """A choice that an override makes, written ``axis=value``."""
+    """One axis of overrides, written ``axis=value``."""
 
-    choose: Callable[[Choices, str], Choices]  # the fields it changes; raises MethodError
-    describe: Callable[[Recipe], str | None]  # a recipe's value there; None: not worth saying
-    options: Callable[[], list[str]]  # in words
+    choose: Callable[[Choices, str], Choices]  # returns the changed fields; raises MethodError
+    describe: Callable[[Recipe], str | None]  # returns a recipe's value; None for the default
+    options: Callable[[], list[str]]  # returns the possible values in words
 
 
 def setting(
@@ -33,11 +33,14 @@ def setting(
     read: Callable[[str], object],
     options: str,
     needs: str,
-    usual: object = None,
+    default: object = None,
     write: Callable[[Any], str] = str,
 ) -> Axis:
-    """An axis that is a field of what has this ``kind``: ``at`` is its path from a recipe, as in
-    ``view.keep`` or ``view.select.draw``. It is described where it is not ``usual``."""
+    """Makes an axis that sets a field of an object of this ``kind``.
+
+    ``at`` is the field's path from a recipe, as in ``view.keep`` or ``view.select.draw``. Recipes
+    are described by the axis where the field is not ``default``.
+    """
     part, *between, name = at.split(".")
 
     def owner(chosen: Any) -> Any:
@@ -51,8 +54,8 @@ def setting(
         return {part: replace(choices[part], **{between[0]: own}) if between else own}
 
     def describe(recipe: Recipe) -> str | None:
-        value = getattr(owner(getattr(recipe, part)), name, usual)
-        return None if value == usual else write(value)
+        value = getattr(owner(getattr(recipe, part)), name, default)
+        return None if value == default else write(value)
 
     return Axis(choose, describe, lambda: [options])
 
@@ -64,18 +67,18 @@ class Provides:
     recipes: tuple[Recipe, ...] = ()
     views: tuple[View, ...] = ()
     shapes: Mapping[str, Shape] = field(default_factory=dict)
-    families: tuple[type[Shape], ...] = ()  # shapes with a parameter, written NAME-...
+    families: tuple[type[Shape], ...] = ()  # shapes with a parameter, spelled NAME-...
     drafters: Mapping[str, MakeDrafter] = field(default_factory=dict)
     weights: Mapping[str, Callable[[int | None], Weighting]] = field(default_factory=dict)
-    axes: Mapping[str, Axis] = field(default_factory=dict)  # of its views' own settings
+    axes: Mapping[str, Axis] = field(default_factory=dict)  # settings of its own parts
 
     def __post_init__(self) -> None:
-        """Raises MethodError, in a sentence, for what could not be chosen by its name."""
-        for bring, kind in (("recipes", Recipe), ("views", View)):
-            brought = getattr(self, bring)
-            if not isinstance(brought, tuple) or not all(isinstance(e, kind) for e in brought):
+        """Raises MethodError for parts that could not be chosen by their names."""
+        for field_name, kind in (("recipes", Recipe), ("views", View)):
+            parts = getattr(self, field_name)
+            if not isinstance(parts, tuple) or not all(isinstance(e, kind) for e in parts):
                 raise MethodError(
-                    f"{bring}= is a tuple of {kind.__name__}s: ({kind.__name__}(...),)"
+                    f"{field_name}= is a tuple of {kind.__name__}s: ({kind.__name__}(...),)"
                 )
         names = [recipe.name for recipe in self.recipes] + [view.name for view in self.views]
         for name in names:
@@ -84,26 +87,26 @@ class Provides:
                     f"{name!r} cannot be chosen: a name has none of / = + , and space"
                 )
         for family in self.families:
-            _check(family)
+            _check_family(family)
 
 
-def _check(family: type[Shape]) -> None:
-    """Raises MethodError unless a family of shapes can be read and written back."""
+def _check_family(family: type[Shape]) -> None:
+    """Raises MethodError unless a family of shapes parses its examples and spells them back."""
     if not isinstance(family, type) or not issubclass(family, Shape):
         raise MethodError(f"families= is a tuple of Shape's classes, and {family!r} is none")
-    for own in ("family", "usage", "examples", "read", "written"):
+    for own in ("family", "usage", "examples", "parse", "spelling"):
         if own not in vars(family):
             raise MethodError(f"{family.__name__} needs {own} of its own: it has another shape's")
     for example in family.examples:
-        written = family.read(example).written
-        if written != f"{family.family}-{example}":
+        spelling = family.parse(example).spelling
+        if spelling != f"{family.family}-{example}":
             raise MethodError(
-                f"{family.__name__} reads {family.family}-{example} and writes it as {written}"
+                f"{family.__name__} reads {family.family}-{example} and writes it as {spelling}"
             )
 
 
-def above_zero(axis: str, value: str) -> float:
-    """A finite number above 0. Raises MethodError."""
+def parse_positive(axis: str, value: str) -> float:
+    """Parses a finite number above 0. Raises MethodError."""
     try:
         number = float(value)
     except ValueError:
@@ -113,15 +116,15 @@ def above_zero(axis: str, value: str) -> float:
     return number
 
 
-def whole(axis: str, value: str, *, zero: bool = False) -> int:
-    """A whole number above 0, or with ``zero`` from it. Raises MethodError."""
+def parse_whole(axis: str, value: str, *, zero: bool = False) -> int:
+    """Parses a whole number above 0, or with ``zero`` at least 0. Raises MethodError."""
     if not value.isascii() or not value.isdigit() or not (zero or int(value)):
         raise MethodError(f"{axis}={value} is not a whole number {'from' if zero else 'above'} 0")
     return int(value)
 
 
-def share(axis: str, value: str) -> float:
-    """A number from 0 to 1. Raises MethodError."""
+def parse_share(axis: str, value: str) -> float:
+    """Parses a number from 0 to 1. Raises MethodError."""
     try:
         number = float(value)
     except ValueError:

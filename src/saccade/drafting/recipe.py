@@ -1,5 +1,8 @@
-"""A method is a recipe: one choice per axis, frozen, with no model in it. What it leaves open is
-settled for the models at hand, on this machine, before the first request is read."""
+"""Recipes of methods: one choice per axis, frozen, without a model.
+
+``plan`` completes what a recipe leaves open, for the models and the machine, before the first
+request is read.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +11,13 @@ from dataclasses import dataclass, replace
 
 from saccade.core.errors import MethodError
 from saccade.core.protocols import Schedule, Shape, View
-from saccade.core.timing import Phase, untold
+from saccade.core.timing import Phase, ignore_phase
 from saccade.drafting.drafters import EarlyExit, Lookup, ModelDrafter, NoDraft, SelfDrafter
 from saccade.drafting.ensemble import Ensemble
 from saccade.drafting.parallel.drafter import WorkerDrafter
 from saccade.drafting.schedule import parallel, serial
 from saccade.drafting.setup import MakeDrafter
-from saccade.drafting.shapes import costs as cost
+from saccade.drafting.shapes import cost_measurement
 from saccade.drafting.views.basic import FULL
 from saccade.model import tensor_parallel
 from saccade.model.backbone import Backbone
@@ -33,13 +36,15 @@ class Recipe:
     view: View = FULL
 
     def __post_init__(self) -> None:
-        """Refuses what cannot be, in a sentence."""
+        """Raises MethodError for choices that do not fit together."""
         for why in self._refusals():
             raise MethodError(f"{self.name}: {why}")
 
     def _refusals(self) -> Iterator[str]:
+        """Yields the reasons why these choices do not fit together."""
         view, own = self.view, self.drafter in (SelfDrafter, EarlyExit)
-        if own and view.positions == "repacked":  # a cache holds keys turned to their positions
+        if own and view.positions == "repacked":
+            # The cached keys are rotated to their positions already.
             yield (
                 "the target's own keys cannot be re-packed; use positions=original, or "
                 "drafter=model"
@@ -81,6 +86,7 @@ class Recipe:
 
     @property
     def drafts(self) -> bool:
+        """Whether the method drafts at all."""
         return self.drafter is not NoDraft
 
 
@@ -90,49 +96,54 @@ def plan(
     draft: Backbone | None,
     context: int,
     exact: bool = False,
-    phase: Phase = untold,
+    phase: Phase = ignore_phase,
 ) -> Recipe:
-    """The recipe with what it leaves open settled by what forwards cost here: how much the draft
-    sees, its shape, and for ``auto`` without a draft model whether to draft at all.
+    """Completes what a recipe leaves open by what forwards cost here: how much the draft reads, its
+    shape, and for ``auto`` without a draft model whether to draft at all.
 
-    ``context`` is the prompt's length in tokens. Costs are measured where none are remembered, as
-    the phase "costs".
+    ``context`` is the prompt's length in tokens. Costs that are not stored yet are measured, as the
+    phase "costs".
     """
     view, shape = recipe.view, recipe.shape
     if draft is None and shape.optional and recipe.drafter is ModelDrafter:
         alone = plan(replace(recipe, drafter=SelfDrafter), target, None, context, exact, phase)
         return alone if alone.shape.pays() else replace(alone, drafter=NoDraft, view=FULL)
     drafting = target if recipe.drafter is SelfDrafter or draft is None else draft
-    bucket = cost.bucket(context)
-    if view.timed:
-        view = view.settled(view.keep or cost.affordable(target, drafting, bucket, phase))
-    if shape.timed and shape.costs is None:
+    bucket = cost_measurement.context_bucket(context)
+    if view.needs_costs:
+        view = view.with_share(
+            view.keep or cost_measurement.affordable_share(target, drafting, bucket, phase)
+        )
+    if shape.needs_costs and shape.costs is None:
         keep = 1.0 if view.keep is None else view.keep
-        seen = cost.bucket(int(bucket * keep))
-        costs = cost.measure(target, drafting, context=bucket, draft_context=seen, phase=phase)
-        shape = shape.priced(replace(costs, multiple=ROWS) if exact else costs)
+        draft_context = cost_measurement.context_bucket(int(bucket * keep))
+        costs = cost_measurement.measure_costs(
+            target, drafting, context=bucket, draft_context=draft_context, phase=phase
+        )
+        shape = shape.with_costs(replace(costs, row_multiple=ROWS) if exact else costs)
     if recipe.schedule is parallel:
-        shape = shape.beside()
-    settled = view is recipe.view and shape is recipe.shape
-    return recipe if settled else replace(recipe, view=view, shape=shape)
+        shape = shape.for_parallel()
+    if view is recipe.view and shape is recipe.shape:
+        return recipe
+    return replace(recipe, view=view, shape=shape)
 
 
-def chained(recipe: Recipe) -> Recipe:
-    """The recipe with drafts that are chains. Raises MethodError if its shape branches."""
-    shape = recipe.shape.chained()
+def as_chains(recipe: Recipe) -> Recipe:
+    """Returns the recipe with drafts that are chains. Raises MethodError if its shape branches."""
+    shape = recipe.shape.as_chains()
     if recipe.drafts and shape.branches:
         raise MethodError(f"{recipe.name}: {CHAINS}")
     return replace(recipe, shape=shape)
 
 
-def split(recipe: Recipe) -> Recipe:
-    """The recipe for a target split over processes: rank 0 decides. Raises MethodError if it leaves
-    anything to the clocks of each."""
+def for_split_target(recipe: Recipe) -> Recipe:
+    """Returns the recipe for a target that is split over processes, where rank 0 decides. Raises
+    MethodError if the recipe depends on clocks, which differ between processes."""
     if recipe.schedule is parallel:
         raise MethodError(
             f"{recipe.name}: a target split over processes waits for its draft; use schedule=serial"
         )
-    if recipe.view.timed or recipe.shape.timed:
+    if recipe.view.needs_costs or recipe.shape.needs_costs:
         raise MethodError(
             f"{recipe.name} times its forwards, and processes that share a target would each "
             "find other times; name a method with a shape, as in --method specvlm or std"

@@ -1,9 +1,9 @@
 """When target and draft work. Serial: one waits for the other. Parallel: both at once (PEARL).
 
-In the parallel schedule the target judges tokens *in flight* while the draft goes on from their
-end. So the target's laws reach one token past them, and that token is judged with them: with none
-in flight this is PEARL's pre-verification (HIPPO's conservative round), with a full batch its
-post-verification (the optimistic round). After a refusal nothing is in flight.
+In the parallel schedule the target judges tokens *in flight* while the draft continues after them.
+The target's laws reach one token past those in flight, so that token is judged with them. With no
+token in flight this is PEARL's pre-verification (HIPPO's conservative round); with a full batch it
+is PEARL's post-verification (the optimistic round). After a refusal nothing is in flight.
 """
 
 from __future__ import annotations
@@ -22,19 +22,20 @@ from saccade.model import memory
 from saccade.model.cuda_graphs import capture_new_sizes
 
 Judgement = tuple[dict[int, Verdict], dict[int, FinishReason | None]]
-"""What stands of each request's tree, and why the request ends if it does."""
+"""The verdict on each request's tree, and why the request ends, if it does."""
 
-NOTHING = Verdict((), (), None, None)
-NO_MEMORY = "the target has no memory to judge what is drafted"
+EMPTY_VERDICT = Verdict((), (), None, None)
+NO_MEMORY_REASON = "the target has no memory to judge what is drafted"
 
 
 @dataclass
 class Group:
-    """Requests that share a drafter, which counts them from 0; the session has them from ``first``
-    on. ``states`` are the folds of those that have not ended.
+    """Requests that share a drafter.
 
-    ``unjudged`` are drafted nodes that the target has not reached. They are proposed again before
-    anything new is drafted, for a drawn token stands (see ``Tree``).
+    The drafter numbers them from 0, and the session from ``first``. ``states`` are the folds of the
+    requests that have not ended. ``unjudged`` are drafted nodes that the target has not reached.
+    They are proposed again before anything new is drafted, because a drawn token stands (see
+    ``Tree``).
     """
 
     drafter: Drafter
@@ -44,37 +45,37 @@ class Group:
     unjudged: dict[int, Tree] = field(default_factory=dict)
 
     @classmethod
-    def begun(cls, drafter: Drafter, requests: Sequence[int], cut: Cut, first: int = 0) -> Group:
-        """Requests whose folds are at their beginnings."""
+    def start(cls, drafter: Drafter, requests: Sequence[int], cut: Cut, first: int = 0) -> Group:
+        """Makes a group of requests whose folds are in their first state."""
         return cls(drafter, {request: drafter.start() for request in requests}, cut, first)
 
 
-def opening(target: Scoring, request: int, cut: Cut, first: int = 0) -> Round:
-    """A request's first token, by the law its prompt ended with: nobody waits for a draft to see
-    it, and a draft has no part in it."""
+def opening_round(target: Scoring, request: int, cut: Cut, first: int = 0) -> Round:
+    """Emits a request's first token, by the target's law after the prompt. No draft takes part."""
     tree = {request: Tree()}
     laws = {request: target.score({first + request: Tree()})[first + request]}
-    verdicts, endings = judged(tree, laws, cut)
+    verdicts, endings = judge(tree, laws, cut)
     verdict, finish = verdicts[request], endings[request]
     target.commit({first + request: verdict.tokens})
     return Round(request, Tree(), verdict, finish, laws[request], None, 0.0, 0.0, opening=True)
 
 
 def serial(target: Scoring, draft: Drafter, requests: Sequence[int], cut: Cut) -> Iterator[Round]:
-    """Propose, score, verify, commit, until every request has ended; one target forward a round."""
-    group = Group.begun(draft, requests, cut)
+    """Proposes, scores, verifies and commits until every request has ended, with one forward of the
+    target per round."""
+    group = Group.start(draft, requests, cut)
     while group.states:
         for _, round in advance(target, [group]):
             yield round
 
 
 def advance(target: Scoring, groups: Sequence[Group]) -> Iterator[tuple[Group, Round]]:
-    """One round of all requests of all groups, in one forward of the target."""
-    began = now()
-    drafted = proposals([(group.drafter, _drafting(group)) for group in groups])
-    drafting = now() - began
+    """Runs one round of all requests of all groups, in one forward of the target."""
+    start = now()
+    drafted = proposals([(group.drafter, _states_to_draft(group)) for group in groups])
+    drafting = now() - start
 
-    began = now()
+    start = now()
     proposed = [
         (group, trees | group.unjudged, parts | dict.fromkeys(group.unjudged, 0.0))
         for group, (trees, parts) in zip(groups, drafted, strict=True)
@@ -86,19 +87,19 @@ def advance(target: Scoring, groups: Sequence[Group]) -> Iterator[tuple[Group, R
     emitted: dict[int, Sequence[int]] = {}
     for group, trees, parts in proposed:
         laws = {request: scored[group.first + request] for request in trees}
-        judgement = judged(trees, laws, group.cut)
+        judgement = judge(trees, laws, group.cut)
         outcomes.append((group, trees, parts, laws, judgement))
         emitted |= {group.first + r: verdict.tokens for r, verdict in judgement[0].items()}
     target.commit(emitted)
-    verifying = now() - began
+    verifying = now() - start
     capture_new_sizes()
 
     rows = len(scored) + sum(len(tree) for _, trees, _ in proposed for tree in trees.values())
     for group, trees, parts, laws, judgement in outcomes:
-        began = now()
+        start = now()
         group.drafter.commit({r: verdict.tokens for r, verdict in judgement[0].items()})
-        group.unjudged = unjudged(trees, judgement)
-        committing = now() - began
+        group.unjudged = unjudged_trees(trees, judgement)
+        committing = now() - start
         spent = drafting + committing, verifying
         loads: dict[int, Load | None] = dict.fromkeys(trees)
         if len(scored) > 1:
@@ -108,37 +109,39 @@ def advance(target: Scoring, groups: Sequence[Group]) -> Iterator[tuple[Group, R
 
 
 def parallel(target: Scoring, draft: Drafter, requests: Sequence[int], cut: Cut) -> Iterator[Round]:
-    """Judge what is in flight while the draft extends it; one target forward a round."""
-    group = Group.begun(draft, requests, cut)
+    """Judges the tokens in flight while the draft continues after them, with one forward of the
+    target per round."""
+    group = Group.start(draft, requests, cut)
     in_flight = draft.propose(group.states)
     while in_flight:
-        began = now()
+        start = now()
         laws = target.score(in_flight)
         scored = now()
         trees = draft.extend(in_flight)
         waited = now()
 
-        verdicts, endings = judged(trees, laws, cut)
+        verdicts, endings = judge(trees, laws, cut)
         live = [request for request in in_flight if endings[request] is None]
         emitted = {request: verdict.tokens for request, verdict in verdicts.items()}
         target.commit(emitted)
         verified = now()
         draft.commit(emitted)
         in_flight = {r: Tree() for r in live}
-        if onward := [r for r in live if verdicts[r].own is None]:
-            in_flight |= draft.propose({request: group.states[request] for request in onward})
-        in_flight |= unjudged(trees, (verdicts, endings))
+        if unrefused := [r for r in live if verdicts[r].own is None]:
+            in_flight |= draft.propose({request: group.states[request] for request in unrefused})
+        in_flight |= unjudged_trees(trees, (verdicts, endings))
         waiting = waited - scored + now() - verified
         capture_new_sizes()
-        spent = waiting, scored - began + verified - waited
+        spent = waiting, scored - start + verified - waited
         yield from _rounds(group, trees, laws, (verdicts, endings), spent)
 
 
 @dataclass(frozen=True)
 class MemoryGuard:
-    """The target's session; where it has no memory for what was drafted, it judges the text alone.
+    """The target's session, which judges the text alone where it has no memory for a draft.
 
-    A walk down such a tree ends after one token. ``give_up`` is told of the trees and the error.
+    The verdict is then one token of the target's own. ``give_up`` is called with the trees and the
+    error.
     """
 
     session: Scoring
@@ -157,24 +160,25 @@ class MemoryGuard:
         self.session.commit(tokens)
 
 
-def judged(trees: Mapping[int, Tree], laws: Mapping[int, Scores], cut: Cut) -> Judgement:
-    """What stands of each tree, cut where the answer stops; a broken law ends its request alone."""
+def judge(trees: Mapping[int, Tree], laws: Mapping[int, Scores], cut: Cut) -> Judgement:
+    """Verifies each tree and cuts the verdict where the answer stops. A law with NaN ends only its
+    own request."""
     verdicts: dict[int, Verdict] = {}
     endings: dict[int, FinishReason | None] = {}
     for request, tree in trees.items():
         try:
             verdict = verify(tree, laws[request].every_law(), laws[request].noise)
         except BrokenLaw:
-            verdicts[request], endings[request] = NOTHING, "error"
+            verdicts[request], endings[request] = EMPTY_VERDICT, "error"
             continue
         count, endings[request] = cut(request, verdict.tokens)
-        verdicts[request] = shortened(verdict, count)
+        verdicts[request] = shorten(verdict, count)
     return verdicts, endings
 
 
-def unjudged(trees: Mapping[int, Tree], judgement: Judgement) -> dict[int, Tree]:
-    """Of each request that goes on, the nodes below those that were accepted, where the target's
-    laws ended before the tree did."""
+def unjudged_trees(trees: Mapping[int, Tree], judgement: Judgement) -> dict[int, Tree]:
+    """Returns, for each request that goes on, the nodes below the accepted ones that the target's
+    laws did not reach."""
     verdicts, endings = judgement
     rest = {
         request: below(trees[request], (ROOT, *verdict.path)[-1])
@@ -184,13 +188,13 @@ def unjudged(trees: Mapping[int, Tree], judgement: Judgement) -> dict[int, Tree]
     return {request: tree for request, tree in rest.items() if len(tree)}
 
 
-def _drafting(group: Group) -> dict[int, State]:
-    """The states of the requests that wait for a new draft."""
+def _states_to_draft(group: Group) -> dict[int, State]:
+    """Returns the states of the requests that need a new draft."""
     return {r: state for r, state in group.states.items() if r not in group.unjudged}
 
 
-def shortened(verdict: Verdict, count: int) -> Verdict:
-    """The verdict with its first ``count`` tokens only."""
+def shorten(verdict: Verdict, count: int) -> Verdict:
+    """Returns the verdict with its first ``count`` tokens only."""
     if count >= len(verdict.tokens):
         return verdict
     return Verdict(verdict.path[:count], verdict.accepted[:count], None, None)
@@ -204,8 +208,10 @@ def _rounds(
     spent: tuple[float, float],
     loads: Mapping[int, Load | None] | None = None,
 ) -> Iterator[Round]:
-    """Each request's round, folded into its state; ``spent`` in seconds of drafting, verifying.
-    The state of one that ended is gone: nobody asks what its last round taught."""
+    """Yields each request's round, folded into its state; a request that ends is not folded.
+
+    ``spent`` are the seconds of drafting and of verifying.
+    """
     draft, (verdicts, endings) = group.drafter, judgement
     for request, verdict in verdicts.items():
         round = Round(
@@ -217,7 +223,7 @@ def _rounds(
             q=draft.scores(request),
             draft_seconds=spent[0],
             verify_seconds=spent[1],
-            note=draft.noted(request) or trees[request].odds,
+            note=draft.round_note(request) or trees[request].odds,
             load=(loads or {}).get(request),
         )
         state = group.states.pop(request)

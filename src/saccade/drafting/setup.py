@@ -1,4 +1,4 @@
-"""What a drafter is made from: models, a recipe's view and shape, rules, and words for a video."""
+"""What a drafter is made from: models, a view, a shape, rules, and texts in place of videos."""
 
 from __future__ import annotations
 
@@ -14,61 +14,66 @@ from saccade.core.sampling import Sampling
 from saccade.model.backbone import Backbone
 
 Captions = Sequence[str | Sequence[str]]
-"""Of each request one caption for all its videos and images, or one each in prompt order."""
+"""For each request, one caption for all its videos and images, or one each in prompt order."""
 
 Captioner = Callable[[Inputs], Captions]
-"""Called in a thread of its own while the target reads, where a core is free for it."""
+"""A function from inputs to captions. It runs in a thread beside the target's prefill where a core
+is free."""
 
 
 @dataclass(frozen=True)
 class Words:
-    """How text becomes ids, and who puts a video into words; either may be missing."""
+    """The tokenizer's ``encode`` and a captioner; either may be missing."""
 
     encode: Callable[[str], list[int]] | None = None
     captioner: Captioner | None = None
 
     def check(self, view: View) -> None:
-        """Raises OptionError unless what this view asks for is there."""
-        says = _said(view)
-        if says and self.encode is None:
+        """Raises OptionError unless what this view needs is there."""
+        kinds = _text_kinds(view)
+        if kinds and self.encode is None:
             raise OptionError(f"view {view.name} writes words, so it needs tokenizer=")
-        if "caption" in says and self.captioner is None:
+        if "caption" in kinds and self.captioner is None:
             raise OptionError(
                 f"view {view.name} reads a caption: give captioner= (--captioner), "
                 "a function from inputs to a caption a request, or one a video and image of it"
             )
 
-    def captioning(self, view: View) -> Captioner | None:
-        """Who makes the captions that this view reads; None for a view without."""
-        return self.captioner if "caption" in _said(view) else None
+    def captioner_for(self, view: View) -> Captioner | None:
+        """Returns the captioner for this view; None for a view that reads no captions."""
+        return self.captioner if "caption" in _text_kinds(view) else None
 
-    def say(
+    def replacement_texts(
         self, view: View, inputs: Inputs, captions: Captions | None = None
     ) -> list[dict[str, Texts]]:
-        """``Prefill.words`` of each request, as far as the view asks for them; ``captions`` where
-        they have been made."""
-        says = _said(view)
+        """Returns ``Prefill.words`` of each request, as far as the view reads them.
+
+        ``captions`` are those that have been made already; None makes them now.
+        """
+        kinds = _text_kinds(view)
         requests = int(inputs["input_ids"].shape[0])
-        found: list[dict[str, Texts]] = [{} for _ in range(requests)]
-        if "newline" in says and self.encode is not None:
-            # one token: some tokenizers put a mark of a text's start before it
-            found = [{"newline": (tuple(self.encode("\n")[-1:]),)} for _ in found]
-        captioner = self.captioning(view)
+        texts: list[dict[str, Texts]] = [{} for _ in range(requests)]
+        if "newline" in kinds and self.encode is not None:
+            # Some tokenizers put a token for the start of a text before the newline's.
+            newline = tuple(self.encode("\n")[-1:])
+            texts = [{"newline": (newline,)} for _ in texts]
+        captioner = self.captioner_for(view)
         if self.encode is not None and captioner is not None:
             captions = captioner(inputs) if captions is None else captions
-            for told, caption in zip(found, captions, strict=True):
+            for own, caption in zip(texts, captions, strict=True):
                 each = [caption] if isinstance(caption, str) else caption
-                told["caption"] = tuple(tuple(self.encode(f"image: {text}")) for text in each)
-        return found
+                own["caption"] = tuple(tuple(self.encode(f"image: {text}")) for text in each)
+        return texts
 
 
-def _said(view: View) -> set[str]:
-    return {part.says for part in view.parts if part.says is not None}
+def _text_kinds(view: View) -> set[str]:
+    """Returns which of ``Prefill.words`` the parts of a view read."""
+    return {part.text_kind for part in view.parts if part.text_kind is not None}
 
 
 @dataclass(frozen=True)
 class Setup:
-    """Models, a recipe's view and shape, the requests' rules."""
+    """The models, the recipe's view and shape, and the requests' rules."""
 
     target: Backbone
     draft: Backbone | None
@@ -78,8 +83,8 @@ class Setup:
     room: int  # tokens an answer may have
     words: Words = Words()
 
-    def drafting(self) -> Backbone:
-        """The draft model. Raises ModelError where there is none."""
+    def draft_model(self) -> Backbone:
+        """Returns the draft model. Raises ModelError where there is none."""
         if self.draft is None:
             raise ModelError(
                 "this method drafts with a second model: give one with draft= (--draft), "
@@ -87,21 +92,21 @@ class Setup:
             )
         return self.draft
 
-    def common(self) -> tuple[int, list[int]]:
-        """How many ids both models know, and those of them that stand for pixels."""
-        draft = self.drafting()
+    def shared_vocabulary(self) -> tuple[int, list[int]]:
+        """Returns how many ids both models have, and those of them that stand for pixels."""
+        draft = self.draft_model()
         common = min(self.target.vocab, draft.vocab)
         placeholders = {*self.target.placeholders, *draft.placeholders}
         return common, sorted(i for i in placeholders if i < common)
 
     @property
     def coarse(self) -> bool:
-        """Whether a view asks for ``Prompt.coarse`` of a draft model that has it."""
-        return self.drafting().coarsens and any(view.coarse for view in self.view.parts)
+        """Whether a view reads ``Prompt.coarse`` and the draft model has it."""
+        return self.draft_model().coarsens and any(view.coarse for view in self.view.parts)
 
-    def readable(self, inputs: Inputs) -> Inputs:
-        """What the draft model can read of the inputs: the text alone, if it has no eyes."""
-        if self.drafting().placeholders or not self.target.placeholders:
+    def draft_inputs(self, inputs: Inputs) -> Inputs:
+        """Returns the inputs that the draft model can read: the text alone for a language model."""
+        if self.draft_model().placeholders or not self.target.placeholders:
             return inputs
         ids = inputs["input_ids"]
         media = torch.isin(ids, torch.tensor([*self.target.placeholders], device=ids.device))

@@ -1,1 +1,1 @@
-"""Answers: one call's, requests that come and go, conversations."""
+"""Answers one batch of requests, requests that come and go, and conversations."""

@@ -1,7 +1,8 @@
-"""One answer, from a processor's output to token ids.
+"""Answers requests, from a processor's output to token ids.
 
-``generate`` returns ids like Hugging Face's and is what ``custom_generate`` expects, ``run`` a
-:class:`Result`, ``stream`` the rounds as they happen. All three are one :class:`Call`.
+``generate`` returns ids as Hugging Face's does, and transformers can call it by
+``custom_generate``. ``run`` returns a :class:`Result`, and ``stream`` yields the rounds as they
+happen. All three run one :class:`RequestBatch`.
 """
 
 from __future__ import annotations
@@ -17,14 +18,14 @@ from torch import Tensor, nn
 from transformers import GenerationConfig, LogitsProcessorList
 
 from saccade.core.errors import OptionError
-from saccade.core.options import Asked, Settings
+from saccade.core.generation_settings import GenerateArguments, Settings
 from saccade.core.prompt import Inputs
-from saccade.core.result import Result, Round, spelt
-from saccade.core.timing import Clock, Phase, untold
+from saccade.core.result import Result, Round, added_text
+from saccade.core.timing import Clock, Phase, ignore_phase
 from saccade.drafting.recipe import Recipe
 from saccade.drafting.setup import Captioner
-from saccade.engine.call import Call
-from saccade.engine.request import Request, Spans, backbone, check_streamer
+from saccade.engine.request import Request, Spans, check_streamer, current_backbone
+from saccade.engine.request_batch import RequestBatch
 from saccade.methods import resolve
 from saccade.model import kernels, memory
 from saccade.model.backbone import Backbone
@@ -35,11 +36,11 @@ Decode = Callable[[Sequence[int]], str]
 
 
 class Stream(Iterator[Round]):
-    """Rounds as they happen. ``results`` are complete once it is exhausted, one per request.
+    """Yields rounds as they happen. ``results`` has one entry per request once it is exhausted.
 
-    ``on_phase`` is told when "costs" (timing forwards, where that was not done before), "vision",
-    "prefill", "guide" and "decode" begin. With ``keep`` the caches stay afterwards, as ``call``,
-    for a later turn to go on from.
+    ``on_phase`` is called as "costs" (timing forwards, where that was not done before), "vision",
+    "prefill", "guide" and "decode" begin. With ``keep`` the caches stay in ``call`` afterwards, so
+    that a later turn can continue from them.
     """
 
     def __init__(
@@ -50,29 +51,29 @@ class Stream(Iterator[Round]):
         *,
         draft: Backbone | None = None,
         on_phase: Phase | None = None,
-        call: Call | None = None,
+        call: RequestBatch | None = None,
         keep: bool = False,
         exact: bool = False,
     ) -> None:
-        phase = on_phase or untold
+        phase = on_phase or ignore_phase
         same = call is not None and (call.target, call.draft) == (target, draft)
-        if call is None or not same or not call.goes_on(request, recipe, exact):
+        if call is None or not same or not call.try_continue(request, recipe, exact):
             before = call
-            call = Call(target, recipe, request, draft=draft, exact=exact, phase=phase)
+            call = RequestBatch(target, recipe, request, draft=draft, exact=exact, phase=phase)
             if before is not None:
-                before.close()  # another method or video: nothing to go on from
-        self.recipe = call.recipe  # as it is used here
-        self.call: Call | None = call
+                before.close()  # The method or the videos are others, so its caches are of no use.
+        self.recipe = call.recipe  # as it was planned for this machine
+        self.call: RequestBatch | None = call
         self.closed = False
         self.results: list[Result] = []
         self._ids: dict[int, list[int]] = {}  # emitted so far, by request
-        self._rounds = self._work(call, phase, keep)
+        self._rounds = self._decode(call, phase, keep)
 
     def __next__(self) -> Round:
         return next(self._rounds)
 
     def finish(self) -> list[Result]:
-        """Decodes to the end; the results."""
+        """Decodes to the end and returns the results."""
         for _ in self:
             pass
         return self.results
@@ -82,31 +83,32 @@ class Stream(Iterator[Round]):
         self.closed = True
         self._rounds.close()
 
-    def _spelling(self, round: Round, decode: Decode | None) -> Round:
-        """The round with how its text is spelt, which costs nothing until somebody reads it."""
+    def _with_spelling(self, round: Round, decode: Decode | None) -> Round:
+        """Returns the round with a function for its text, which runs only if the text is read."""
         if decode is None:
             return round
         ids = self._ids.setdefault(round.request, [])
         ids += round.tokens
         ends = len(ids) - len(round.tokens), len(ids), round.finish is not None
-        return replace(round, spell=partial(spelt, decode, ids, *ends))
+        return replace(round, spell=partial(added_text, decode, ids, *ends))
 
-    def _work(self, call: Call, phase: Phase, keep: bool) -> Generator[Round, None, None]:
+    def _decode(self, call: RequestBatch, phase: Phase, keep: bool) -> Generator[Round, None, None]:
         peak = memory.Peak(call.target.devices)
 
-        def told(round: Round) -> Round:
+        def emit(round: Round) -> Round:
+            """Frees a request that has ended, and adds the text to its round."""
             if round.finish is not None and not keep:
                 call.end(round.request)
-            return self._spelling(round, call.request.decode)
+            return self._with_spelling(round, call.request.decode)
 
         try:
-            for opening in call.reading(phase, keep):
+            for opening in call.read(phase, keep):
                 if opening is not None:
-                    yield told(opening)
+                    yield emit(opening)
             phase("decode")
             clock = Clock(call.target.device)
             for round in call.rounds():
-                yield told(round)
+                yield emit(round)
             self.results = call.results(clock.since(), peak.bytes())
         except (RuntimeError, MemoryError) as error:
             if not memory.ran_out(error):
@@ -114,7 +116,7 @@ class Stream(Iterator[Round]):
             raise call.request.too_long(call.target) from error
         finally:
             kernels.release_threads()
-            if not (keep and call.decoding):  # half read, there is nothing to go on from
+            if not (keep and call.decoding):  # A later turn cannot continue half-read prompts.
                 call.close()
                 self.call, self.closed = None, True
 
@@ -131,36 +133,37 @@ def stream(
     captioner: Captioner | None = None,
     context: Spans | Sequence[Spans] | None = None,
     on_phase: Phase | None = None,
-    call: Call | None = None,
+    call: RequestBatch | None = None,
     keep: bool = False,
     exact: bool = False,
-    **settings: Unpack[Asked],
+    **settings: Unpack[GenerateArguments],
 ) -> Stream:
-    """The rounds of an answer as they happen; ``.results`` afterwards.
+    """Yields the rounds of an answer as they happen; its ``results`` are there afterwards.
 
     Args:
         model: the target, a loaded Hugging Face model.
-        inputs: what the target's processor returned, one or several requests.
+        inputs: what the target's processor returned, for one request or several.
         draft: the draft model, for methods that use one.
         draft_inputs: the draft's processor output, where it differs from the target's.
         method: a method's name with overrides, or a recipe; see ``saccade methods``.
         tokenizer: a tokenizer or processor: text in rounds and results, and stop strings.
-        seed: names the noise of sampling; a fresh one when None.
-        captioner: inputs -> of each request one caption, or one a video and image in prompt order,
-            for views that read them; called in a thread of its own where a core is free.
+        seed: names the noise of sampling; a random one if None.
+        captioner: a function of the inputs. It returns for each request one caption, or one per
+            video and image in prompt order. It runs in a thread of its own where a core is free.
         context: which text is a document that views may prune, as :meth:`Request.of` takes it.
-        call: an earlier stream's ``call`` (made with ``keep``): ``inputs`` are its conversation
-            gone on, and only what is new is read. Other videos or pixels start afresh.
+        call: an earlier stream's ``call`` (made with ``keep``). ``inputs`` continue its
+            conversation, and only the new tokens are read. Other videos or pixels start afresh.
         keep: leaves the caches for a later turn; see :class:`saccade.Conversation`.
-        exact: bit for bit the answer of ``method="ar", exact=True``, in bf16 and fp16 too; drafts
-            are chains, and a forward costs as much as one of 16 rows. See ``docs/lossless.md``.
-        settings: ``GenerationConfig``'s names, of which :class:`Asked` has those in use;
-            ``max_new_tokens`` is 256 where neither they nor the model's own config say.
+        exact: gives bit for bit the answer of ``method="ar", exact=True``, in bf16 and fp16 too.
+            Drafts are chains then, and a forward costs as much as one of 16 rows. See
+            ``docs/lossless.md``.
+        settings: ``GenerationConfig``'s names, of which :class:`GenerateArguments` lists those in
+            use. ``max_new_tokens`` is 256 where neither they nor the model's config set a length.
 
     Raises:
         OptionError, MethodError, ModelError: before any work, in one sentence.
     """
-    target = backbone(model)
+    target = current_backbone(model)
     return Stream(
         target,
         Request.of(
@@ -174,7 +177,7 @@ def stream(
             **settings,
         ),
         method if isinstance(method, Recipe) else resolve(method),
-        draft=None if draft is None else backbone(draft),
+        draft=None if draft is None else current_backbone(draft),
         on_phase=on_phase,
         call=call,
         keep=keep,
@@ -195,9 +198,9 @@ def run(
     context: Spans | Sequence[Spans] | None = None,
     on_phase: Phase | None = None,
     exact: bool = False,
-    **settings: Unpack[Asked],
+    **settings: Unpack[GenerateArguments],
 ) -> Result:
-    """One answer with its measures; arguments as :func:`stream`. One request at a time."""
+    """Returns one answer with its measures; arguments as :func:`stream`. One request at a time."""
     rounds = stream(
         model,
         inputs,
@@ -237,17 +240,19 @@ def generate(
     streamer: Any = None,
     **settings: Unpack[Settings],
 ) -> Int[Tensor, "batch len"]:
-    """Prompt and answer ids, like Hugging Face's ``generate``; answers are padded to the longest.
+    """Returns ids of prompt and answer, like Hugging Face's ``generate``; shorter answers are
+    padded.
 
-    Called directly with a processor's output, or by transformers:
-    ``model.generate(**inputs, custom_generate=saccade.generate, draft=..., method=...)``. There the
-    pixels are already used up, so a draft with a vision tower of its own needs ``draft_inputs=``.
-    Arguments as :func:`stream`, written out since transformers looks for their names here;
-    ``streamer`` is a transformers streamer. Without a length (``max_new_tokens``, ``max_length``,
-    or the model's generation config) an answer gets 256 tokens at most, as everywhere here;
-    transformers gives 20, and does so where it calls this.
+    Call it with a processor's output, or let transformers call it:
+    ``model.generate(**inputs, custom_generate=saccade.generate, draft=..., method=...)``. In the
+    second case the pixels have been read already, so a draft with a vision tower of its own needs
+    ``draft_inputs=``. The arguments are those of :func:`stream`; they are written out because
+    transformers looks for their names here. ``streamer`` is a transformers streamer. Without a
+    length (``max_new_tokens``, ``max_length``, or the model's generation config) an answer gets
+    256 tokens at most, and 20 where transformers calls this.
     """
-    target, drafting = backbone(model), None if draft is None else backbone(draft)
+    target = current_backbone(model)
+    drafting = None if draft is None else current_backbone(draft)
     recipe = method if isinstance(method, Recipe) else resolve(method)
     own: dict[str, Any] = {
         "draft_inputs": draft_inputs,
@@ -262,7 +267,7 @@ def generate(
     direct = not isinstance(inputs, Tensor)
     if isinstance(inputs, Tensor):
         ids = inputs
-        request = Request.prepared(target, ids, settings, **own)
+        request = Request.from_transformers(target, ids, settings, **own)
         own_tower = drafting is not None and not drafting.shares_rows_with(target)
         if recipe.drafts and own_tower and draft_inputs is None and target.placeholders:
             raise OptionError(

@@ -1,4 +1,4 @@
-"""What one call asks for, settled before any work: what to read, how to draw, where to stop."""
+"""A request, checked before any work: its inputs, its sampling rules and where it stops."""
 
 from __future__ import annotations
 
@@ -12,36 +12,37 @@ import torch
 from torch import Tensor, nn
 from transformers import GenerationConfig, LogitsProcessorList
 
-from saccade.core import options
+from saccade.core import generation_settings
 from saccade.core.errors import ModelError, OptionError
 from saccade.core.prompt import CONTEXT, Inputs
 from saccade.core.sampling import Grammar, Sampling
+from saccade.core.stopping import Limits
 from saccade.drafting.setup import Captioner, Words
 from saccade.model import memory
 from saccade.model.backbone import Backbone
 from saccade.model.cuda_graphs import unused_bytes
 from saccade.model.session import LONG
 
-PREPARED = {"attention_mask", "position_ids", "mm_token_type_ids", "mm_encoder_outputs"}
+PREPARED_INPUTS = {"attention_mask", "position_ids", "mm_token_type_ids", "mm_encoder_outputs"}
 PIXELS = {"image": "pixel_values", "video": "pixel_values_videos"}  # and ..._grid_thw beside them
-# Transformers 5.17 leaves the pixels to its callable. Later ones pass what the tower made of them.
-UNREAD = {*PIXELS.values(), "image_sizes", "batch_num_images", "pixel_attention_mask"}
+# Transformers 5.17 passes the pixels to its callable. Later ones pass the vision tower's output.
+UNREAD_PIXELS = {*PIXELS.values(), "image_sizes", "batch_num_images", "pixel_attention_mask"}
 # What generate passes to its own loops. The cache is named "cache" from Transformers 5.24 on.
-IGNORABLE = ("past_key_values", "cache", "logits_to_keep", "use_cache", "synced_gpus")
+IGNORED_ARGUMENTS = ("past_key_values", "cache", "logits_to_keep", "use_cache", "synced_gpus")
 
 Spans = tuple[int, int] | Sequence[tuple[int, int]]
 
 
 @dataclass(frozen=True)
 class Request:
-    """What one call asks for; ``inputs`` hold one request or several."""
+    """One call's inputs, sampling rules and limits; ``inputs`` has one request or several."""
 
     inputs: Inputs
-    rules: Callable[[Sequence[Tensor]], list[Sampling]]  # by each request's prompt
-    limits: options.Options
+    rules: Callable[[Sequence[Tensor]], list[Sampling]]  # a function of all prompts' ids
+    limits: Limits
     draft_inputs: Inputs | None = None
     decode: Callable[[Sequence[int]], str] | None = None  # without special tokens
-    spell: Callable[[Sequence[int]], str] | None = None  # with them
+    spell: Callable[[Sequence[int]], str] | None = None  # with special tokens
     words: Words = Words()
 
     @classmethod
@@ -62,37 +63,41 @@ class Request:
         grammar: Grammar | None = None,
         **settings: Any,
     ) -> Request:
-        """What is asked for, checked before any work.
+        """Makes a request from a processor's output.
 
         Args:
-            inputs: what the target's processor returned, one or several requests.
-            context: (start, stop) of a document among the prompt's tokens, or several such: text
-                that views may prune like a video. Of several requests, one such entry each.
+            inputs: what the target's processor returned, for one request or several.
+            context: (start, stop) of a document among the prompt's tokens, or a list of such: text
+                that views may prune like a video. For several requests, a list with one each.
             draft_inputs: the draft's processor output, where it differs from the target's.
             tokenizer: a tokenizer or processor, for text in the result and for stop strings.
-            seed: names the noise of sampling; a fresh one when None.
-            captioner: inputs -> of each request one caption, or one a video and image in prompt
-                order, for views that read them; called in a thread of its own where a core is free.
-            grammar: an answer's ids -> the tokens that may follow, which drafts obey too.
+            seed: names the noise of sampling; a random one if None.
+            captioner: a function of the inputs. It returns for each request one caption, or one per
+                video and image in prompt order. It runs in a thread where a core is free.
+            grammar: an answer's ids -> the tokens that may follow; drafts obey it too.
             settings: ``GenerationConfig``'s names (max_new_tokens, do_sample, temperature, ...).
 
         Raises OptionError in one sentence.
         """
-        options.check_whole("seed", seed)
-        options.check_called(logits_processor=logits_processor, stopping_criteria=stopping_criteria)
+        generation_settings.check_whole("seed", seed)
+        generation_settings.check_callables(
+            logits_processor=logits_processor, stopping_criteria=stopping_criteria
+        )
         if prefix_allowed_tokens_fn is not None and not callable(prefix_allowed_tokens_fn):
             raise OptionError("prefix_allowed_tokens_fn= is a function of (request, ids)")
-        config = options.settle(target.model, generation_config, settings)
-        pad, ends = config.pad_token_id, options.ends(config)
-        inputs = _with_mask(_readable(target, inputs), pad, ends)
+        config = generation_settings.merge_settings(target.model, generation_config, settings)
+        pad, ends = config.pad_token_id, generation_settings.end_ids(config)
+        inputs = _with_attention_mask(_check_inputs(target, inputs), pad, ends)
         if isinstance(draft_inputs, Mapping):
-            draft_inputs = _with_mask(draft_inputs, pad, ends)
+            draft_inputs = _with_attention_mask(draft_inputs, pad, ends)
         inputs = _with_documents(inputs, context, draft_inputs)
-        limits = options.limits(config, inputs["input_ids"].shape[1], stopping_criteria or ())
+        limits = generation_settings.answer_limits(
+            config, inputs["input_ids"].shape[1], stopping_criteria or ()
+        )
         if limits.stop and tokenizer is None:
             raise OptionError("stop strings need the tokenizer: pass tokenizer=")
         rules = partial(
-            options.rules,
+            generation_settings.sampling_rules,
             target.model,
             config,
             length=limits.max_new_tokens,
@@ -106,11 +111,11 @@ class Request:
         return cls(inputs, rules, limits, draft_inputs, decode, spell, words)
 
     @classmethod
-    def prepared(
+    def from_transformers(
         cls,
         target: Backbone,
         ids: Tensor,
-        given: Mapping[str, Any],
+        model_arguments: Mapping[str, Any],
         *,
         context: Any,
         draft_inputs: Inputs | None,
@@ -121,34 +126,38 @@ class Request:
         stopping_criteria: Sequence[Any] | None,
         captioner: Captioner | None,
     ) -> Request:
-        """The call transformers makes: rules and stops are ready made, pixels already features.
+        """Makes a request from the call of transformers' ``generate``, which has made the logits
+        processors and criteria, and may have turned pixels into features.
 
-        ``given`` are the model's arguments beside the ids. Raises OptionError in one sentence.
+        ``model_arguments`` are those beside the ids. Raises OptionError in one sentence.
         """
-        checked = options.settle(target.model, generation_config, {})
-        features = {k: v for k, v in given.items() if v is not None and k not in IGNORABLE}
-        others = features.keys() - PREPARED - UNREAD
+        checked = generation_settings.merge_settings(target.model, generation_config, {})
+        features = {
+            k: v for k, v in model_arguments.items() if v is not None and k not in IGNORED_ARGUMENTS
+        }
+        others = features.keys() - PREPARED_INPUTS - UNREAD_PIXELS
         if unknown := [name for name in others if not name.endswith(("_grid_thw", "_ts"))]:
             raise OptionError(f"saccade.generate does not take {', '.join(sorted(unknown))}")
         sampling = Sampling(
             bool(checked.do_sample),
             tuple(logits_processor or ()),
-            # from torch's generator, so that ``torch.manual_seed`` fixes it as it does there
+            # It comes from torch's generator, so that ``torch.manual_seed`` fixes it as it does in
+            # transformers.
             int(torch.randint(2**62, ())) if seed is None else seed,
-            options.ends(checked),
+            generation_settings.end_ids(checked),
         )
-        each = options.copies(sampling.processors, len(ids))
-        mask = given.get("attention_mask")
+        each = generation_settings.copy_processors(sampling.processors, len(ids))
+        mask = model_arguments.get("attention_mask")
         if sampling.contextual and mask is not None and not bool(mask.bool().all()):
             raise OptionError(
                 "a padded batch with penalties cannot come through custom_generate: call "
                 "saccade.generate directly"
             )
-        limits = options.limits(checked, ids.shape[1], stopping_criteria or ())
+        limits = generation_settings.answer_limits(checked, ids.shape[1], stopping_criteria or ())
         return cls(
             _with_documents({"input_ids": ids, **features}, context, draft_inputs),
             lambda contexts: [replace(sampling, processors=tuple(own)) for own in each],
-            replace(limits, stop=()),  # stop strings are among the criteria already
+            replace(limits, stop=()),  # Stop strings are among the criteria already.
             draft_inputs,
             words=Words(_encoder(tokenizer), captioner),
         )
@@ -159,11 +168,11 @@ class Request:
         ids, mask = self.inputs["input_ids"], self.inputs.get("attention_mask")
         if mask is None:
             return ids.tolist()
-        return [row[kept].tolist() for row, kept in zip(ids, mask.bool(), strict=True)]
+        return [row[real].tolist() for row, real in zip(ids, mask.bool(), strict=True)]
 
     @property
     def media(self) -> dict[str, Tensor]:
-        """What of a processor's output is not text."""
+        """The tensors of a processor's output that are not text."""
         length = self.inputs["input_ids"].shape
         return {
             name: value
@@ -172,11 +181,11 @@ class Request:
         }
 
     def tokens(self) -> int:
-        """Of all prompts and answers, as far as caches are made for them at first."""
+        """Returns how many tokens all caches have room for at first, prompts and answers."""
         return sum(map(len, self.ids)) + LONG * len(self.inputs["input_ids"])
 
     def check_length(self, target: Backbone) -> None:
-        """Raises ModelError where a prompt is longer than the target was made for."""
+        """Raises ModelError where a prompt is longer than the target's context."""
         longest, most = max(map(len, self.ids)), target.context
         if most is not None and longest > most:
             raise ModelError(
@@ -185,34 +194,35 @@ class Request:
             )
 
     def check(self, target: Backbone) -> None:
-        """Raises ModelError where a prompt is longer than the target reads, or has no room."""
+        """Raises ModelError where a prompt is too long for the target or for the memory."""
         self.check_length(target)
         if not self.fits(target):
             raise self.too_long(target)
 
     def fits(self, target: Backbone, beside: int = 0) -> bool:
-        """Whether the target's device has memory for these caches and ``beside`` tokens more; of
-        several devices nobody knows."""
-        tokens, several = self.tokens() + beside, len(set(target.devices)) > 1
-        unused = unused_bytes(target)
-        return several or memory.has_room(tokens, target.token_bytes, target.device, unused)
+        """Returns whether the target's device has memory for these caches and ``beside`` tokens
+        more. A target on several devices is taken to fit, since its share of each is unknown."""
+        if len(set(target.devices)) > 1:
+            return True
+        tokens, unused = self.tokens() + beside, unused_bytes(target)
+        return memory.has_room(tokens, target.token_bytes, target.device, unused)
 
     def too_long(self, target: Backbone) -> ModelError:
-        """What to raise where memory runs out."""
+        """Returns the error to raise where memory runs out."""
         return memory.too_long(self.tokens(), target.token_bytes, target.device)
 
     def text(self, answer: Sequence[int], stop: str | None) -> str | None:
-        """An answer in words, up to the string it stopped at."""
+        """Returns an answer's text, up to the string it stopped at; None without a tokenizer."""
         if self.decode is None:
             return None
         text = self.decode(answer)
         if stop is None:
             return text
-        before, found, _ = text.partition(stop)
-        return before if found else self._before_special(answer, stop)
+        before, separator, _ = text.partition(stop)
+        return before if separator else self._before_special(answer, stop)
 
     def _before_special(self, answer: Sequence[int], stop: str) -> str:
-        """The words of an answer before a stop string that holds special tokens."""
+        """Returns the text of an answer before a stop string that contains special tokens."""
         assert self.decode is not None and self.spell is not None
         spelled = self.spell(answer)
         end, count = spelled.find(stop), len(answer)
@@ -227,8 +237,9 @@ class Request:
         return self.decode(answer[:count]) + rest
 
 
-def _readable(target: Backbone, inputs: Inputs) -> Inputs:
-    """The inputs, ids as 64-bit integers. Raises OptionError for what no model can read."""
+def _check_inputs(target: Backbone, inputs: Inputs) -> Inputs:
+    """Returns the inputs with ids as 64-bit integers. Raises OptionError for what the target cannot
+    read."""
     ids = inputs.get("input_ids") if isinstance(inputs, Mapping) else None
     whole = isinstance(ids, Tensor) and not (ids.is_floating_point() or ids.is_complex())
     if not isinstance(ids, Tensor) or not whole or ids.ndim != 2 or ids.is_meta:
@@ -245,27 +256,27 @@ def _readable(target: Backbone, inputs: Inputs) -> Inputs:
             "ids: they are another tokenizer's"
         )
     mask = inputs.get("attention_mask")
-    if mask is not None and not _keeps_some(mask, ids):
+    if mask is not None and not _leaves_tokens(mask, ids):
         raise OptionError(
             f"attention_mask is {list(np.shape(mask))} for input_ids of {list(ids.shape)}, or "
             "hides all of a request: it must be a tensor as large and keep some of each"
         )
-    found: Inputs = {**inputs, "input_ids": ids.long()}
+    checked: Inputs = {**inputs, "input_ids": ids.long()}
     tensors = [each for each in inputs.values() if isinstance(each, Tensor)]
-    shown = any(each.is_floating_point() and each.ndim > 1 for each in tensors)
-    places = torch.tensor([*target.placeholders], dtype=torch.long, device=ids.device)
-    if not shown and bool(torch.isin(found["input_ids"], places).any()):
+    has_pixels = any(each.is_floating_point() and each.ndim > 1 for each in tensors)
+    placeholders = torch.tensor([*target.placeholders], dtype=torch.long, device=ids.device)
+    if not has_pixels and bool(torch.isin(checked["input_ids"], placeholders).any()):
         raise OptionError(
             "the prompt has places for images or videos and the pixels are not there: pass "
             "everything the processor returned"
         )
     for kind, name in PIXELS.items():
         _check_grid(f"{kind}_grid_thw", inputs.get(f"{kind}_grid_thw"), name, inputs.get(name))
-    return found
+    return checked
 
 
-def _with_mask(inputs: Inputs, pad: int | None, ends: Sequence[int]) -> Inputs:
-    """The inputs with the attention mask that ``generate`` infers where none is given.
+def _with_attention_mask(inputs: Inputs, pad: int | None, ends: Sequence[int]) -> Inputs:
+    """Returns the inputs with the attention mask that ``generate`` infers where there is none.
 
     Its rule: pad tokens are hidden, unless the pad token also ends answers. Raises OptionError
     where that hides all of a request.
@@ -276,22 +287,22 @@ def _with_mask(inputs: Inputs, pad: int | None, ends: Sequence[int]) -> Inputs:
     if not isinstance(ids, Tensor) or not bool((ids == pad).any()):
         return inputs
     mask = (ids != pad).long()
-    if not _keeps_some(mask, ids):
+    if not _leaves_tokens(mask, ids):
         raise OptionError(
             f"a request is nothing but pad tokens ({pad}): give attention_mask= if they are text"
         )
     return {**inputs, "attention_mask": mask}
 
 
-def _keeps_some(mask: Any, ids: Tensor) -> bool:
-    """Whether a mask belongs to these ids and leaves something of every request."""
+def _leaves_tokens(mask: Any, ids: Tensor) -> bool:
+    """Returns whether a mask fits these ids and leaves some tokens of every request."""
     fits = isinstance(mask, Tensor) and mask.shape == ids.shape and not mask.is_meta
     return fits and bool(mask.bool().any(1).all())
 
 
 def _with_documents(inputs: Inputs, context: Any, draft_inputs: Inputs | None) -> Inputs:
-    """The inputs with these spans of each request marked, if any. Raises OptionError for such as
-    are not within the prompt."""
+    """Returns the inputs with these spans of each request marked as documents. Raises OptionError
+    for a span that is not within the prompt."""
     if context is None:
         return inputs
     if draft_inputs is not None:
@@ -323,8 +334,8 @@ def _with_documents(inputs: Inputs, context: Any, draft_inputs: Inputs | None) -
 
 
 def _check_grid(grid: str, sizes: Any, name: str, pixels: Any) -> None:
-    """Raises OptionError unless patches and the grids that count them belong together."""
-    flat = isinstance(pixels, Tensor) and pixels.ndim == 2  # patches of all media in a row
+    """Raises OptionError unless patches and the grids that count them fit together."""
+    flat = isinstance(pixels, Tensor) and pixels.ndim == 2  # The patches of all media are one list.
     if sizes is None and not flat:
         return
     if not isinstance(pixels, Tensor) or sizes is None:
@@ -342,7 +353,7 @@ def _check_grid(grid: str, sizes: Any, name: str, pixels: Any) -> None:
 
 @runtime_checkable
 class Streamer(Protocol):
-    """What transformers' streamers do."""
+    """The interface of transformers' streamers."""
 
     def put(self, value: Tensor) -> None: ...
 
@@ -351,21 +362,21 @@ class Streamer(Protocol):
 
 @runtime_checkable
 class Tokenizer(Protocol):
-    """What of a tokenizer or a processor is used: ids to words."""
+    """The method of a tokenizer or processor that is used: ids to text."""
 
     def decode(self, token_ids: Any, **how: Any) -> Any: ...
 
 
 def check_streamer(streamer: Any, requests: int) -> None:
-    """Raises OptionError for what cannot be streamed to."""
+    """Raises OptionError unless this is None, or a streamer for a single request."""
     if streamer is not None and not isinstance(streamer, Streamer):
         raise OptionError("streamer= needs put and end, as transformers' TextStreamer has them")
     if streamer is not None and requests > 1:
         raise OptionError("streamer= needs a single request")
 
 
-def backbone(model: nn.Module | Backbone) -> Backbone:
-    """The backbone of a model as it is at this moment, whatever was done to it since."""
+def current_backbone(model: nn.Module | Backbone) -> Backbone:
+    """Returns the backbone of a model as it is now, with all changes since it was loaded."""
     if not isinstance(model, nn.Module | Backbone):
         raise OptionError(f"a model is a loaded Hugging Face model, not {type(model).__name__}")
     return model.current() if isinstance(model, Backbone) else Backbone.of(model)
@@ -381,7 +392,7 @@ def _encoder(tokenizer: Any) -> Callable[[str], list[int]] | None:
     if tokenizer is None:
         return None
     if not isinstance(tokenizer, Tokenizer):
-        said = type(tokenizer).__name__
-        raise OptionError(f"tokenizer= is a loaded tokenizer or processor, not {said}")
-    inner = vars(tokenizer).get("tokenizer", tokenizer)  # of a processor
+        kind = type(tokenizer).__name__
+        raise OptionError(f"tokenizer= is a loaded tokenizer or processor, not {kind}")
+    inner = vars(tokenizer).get("tokenizer", tokenizer)  # A processor has a tokenizer.
     return lambda text: inner.encode(text, add_special_tokens=False)

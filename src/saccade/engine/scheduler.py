@@ -1,11 +1,11 @@
-"""Requests that come and go over one target: what a server works with.
+"""Runs requests that come and go over one target; a server works with it.
 
-Each is a call with a drafter of its own, so that one that fails is nobody else's affair; the
-forwards of a round are for all of them. Of newcomers' prompts as many chunks are read a round as it
-gives tokens, one long prompt's or several short ones', and a first token is told before the draft
-reads: so drafting makes nobody wait for one. Where a round of all takes longer than a prompt, they
-take part in turns (``Pace``). What shares no forward (a draft in a process of its own, ``exact``)
-takes turns within one.
+Each request is a batch of one with a drafter of its own, so that a drafter that fails harms no
+other request. All of them share the forwards of a round. A round reads as many chunks of new
+prompts as it gives tokens, from one long prompt or from several short ones. A request's first token
+is emitted before its draft reads the prompt, so nobody waits for drafting. Where a round of all
+requests would take longer than a prompt, they take part in turns (``RoundTimes``). Requests that
+share no forward (with a draft in a process of its own, or ``exact``) take turns within a round.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from saccade.core.sampling import Sampling
 from saccade.core.timing import now
 from saccade.core.tree import Tree
 from saccade.drafting.recipe import Recipe
-from saccade.drafting.schedule import NO_MEMORY, Group, MemoryGuard, advance, serial
-from saccade.engine.call import Call
-from saccade.engine.pace import NEW, Pace
+from saccade.drafting.schedule import NO_MEMORY_REASON, Group, MemoryGuard, advance, serial
 from saccade.engine.request import Request
+from saccade.engine.request_batch import RequestBatch
+from saccade.engine.round_size import NEW_ROUND_WEIGHT, RoundTimes
 from saccade.model import memory
 from saccade.model.backbone import Backbone
 from saccade.model.session import Session
 
 log = logging.getLogger(__name__)
 
-ANSWER = 512  # tokens of an answer a cache is made for at first
+INITIAL_ANSWER_TOKENS = 512  # A request's cache has room for this many at first.
 
 
 @dataclass(frozen=True)
 class Event:
-    """What happened to a request: a round, then a result; or an error, and it is gone."""
+    """What happened to a request: a round, its result, or an error that ended it."""
 
     number: int
     round: Round | None = None
@@ -45,18 +45,18 @@ class Event:
 
 @dataclass
 class _Entry:
-    """A call under way, which has one request."""
+    """One request under way."""
 
-    call: Call
-    pieces: Iterator[Round | None]  # of what is left to read
-    group: Group  # for decoding where the forward is shared
-    rounds: Iterator[Round]  # and where it is not
-    reading: float = 0.0  # seconds of it so far
-    opened: bool = False  # the first token is told
+    batch: RequestBatch  # of this request alone
+    unread_pieces: Iterator[Round | None]  # reads the rest of the prompt, one piece a step
+    group: Group  # decodes it where the target's forward is shared
+    rounds: Iterator[Round]  # decodes it where the forward is not shared
+    reading_seconds: float = 0.0  # spent on its prompt so far
+    has_first_token: bool = False
 
 
 class Scheduler:
-    """Requests under way. One thread uses it; ``step`` does a little for each and tells of it."""
+    """Requests under way. One thread uses it; each ``step`` advances them and yields events."""
 
     def __init__(
         self,
@@ -69,31 +69,33 @@ class Scheduler:
         self._target, self._recipe, self._draft, self._exact = target, recipe, draft, exact
         self._rules: dict[int, Sampling] = {}
         shared = recipe.schedule is serial and not exact
-        self._session = Session(target, self._rules, room=ANSWER) if shared else None
+        self._session = Session(target, self._rules, room=INITIAL_ANSWER_TOKENS) if shared else None
         self._entries: dict[int, _Entry] = {}
         self._next = 0
-        self._given = 1.0  # tokens that a round gives a request, of late
-        self._pace, self._reading = Pace(), 0.0  # what rounds take; the last prompt's seconds
+        self._tokens_per_round = 1.0  # a running mean of the tokens that a request gets
+        self._round_times = RoundTimes()
+        self._last_reading_seconds = 0.0  # of the prompt that was read last
 
     def __len__(self) -> int:
         return len(self._entries)
 
     def fits(self, request: Request) -> bool:
-        """Whether there is memory for one more beside the caches there are, and those that others
-        have yet to fill."""
-        unread = (e.call.request for e in self._entries.values() if not e.call.decoding)
-        others, kept = sum(each.tokens() for each in unread), self._target.kept
-        if not request.fits(self._target, others) and kept is not None:
-            kept.clear()  # what may be asked again gives way to what is asked
+        """Returns whether memory has room for one more request, beside the caches there are and
+        those of requests whose prompts are not read yet. Drops stored prefixes where that helps."""
+        unread = (e.batch.request for e in self._entries.values() if not e.batch.decoding)
+        others, prefix_store = sum(each.tokens() for each in unread), self._target.kept
+        if not request.fits(self._target, others) and prefix_store is not None:
+            prefix_store.clear()  # A request that is here counts more than one that may come.
         return request.fits(self._target, others)
 
     def join(self, request: Request) -> int:
-        """Takes a request in; its number. Raises OptionError or ModelError before any work."""
+        """Adds a request and returns its number. Raises OptionError or ModelError before any
+        work."""
         self._follow_changes()
-        self.fits(request)  # lets go of what is kept where it must
+        self.fits(request)  # This drops stored prefixes where memory is short.
         number, target, draft, exact = self._next, self._target, self._draft, self._exact
         first = 0 if self._session is None else number
-        call = Call(
+        batch = RequestBatch(
             target,
             self._recipe,
             request,
@@ -102,15 +104,15 @@ class Scheduler:
             session=self._session,
             first=first,
         )
-        self._rules[number] = call.rules[0]
-        group = Group.begun(call.drafter, [0], call.stops.cut, number)
-        self._entries[number] = _Entry(call, call.reading(), group, call.rounds())
+        self._rules[number] = batch.rules[0]
+        group = Group.start(batch.drafter, [0], batch.stops.cut, number)
+        self._entries[number] = _Entry(batch, batch.read(), group, batch.rounds())
         self._next += 1
         return number
 
     def _follow_changes(self) -> None:
-        """Answers by the models as they are now. Raises ModelError where answers are under way by
-        a target that was changed since."""
+        """Takes the models as they are now. Raises ModelError where the target was changed while
+        answers by it are under way."""
         target = self._target.current()
         self._draft = None if self._draft is None else self._draft.current()
         if target is self._target:
@@ -122,103 +124,115 @@ class Scheduler:
             )
         self._target = target
         if self._session is not None:
-            self._session = Session(target, self._rules, room=ANSWER)
+            self._session = Session(target, self._rules, room=INITIAL_ANSWER_TOKENS)
 
     def leave(self, number: int) -> None:
-        """Forgets a request, and frees what it held."""
+        """Removes a request and frees its memory."""
         entry = self._entries.pop(number, None)
         if entry is None:
             return
         del self._rules[number]
-        entry.call.session.end(entry.call.first)
-        entry.call.close()
+        entry.batch.session.end(entry.batch.first)
+        entry.batch.close()
 
     def step(self) -> Iterator[Event]:
-        """Pieces of the prompts that have waited longest, then a round of those who have waited
-        longest for one; works as far as it is iterated, so that nobody's first token waits for
-        others' round."""
-        left = max(1.0, self._given)  # chunks of prompts
-        while left > 0 and (number := self._unread()) is not None:
-            call = self._entries[number].call
-            left -= min(1.0, len(call.request.ids[0]) / call.session.chunk)
-            yield from self._read_on(number)
-        for number in [n for n, e in self._entries.items() if e.opened and not e.call.decoding]:
-            if number in self._entries:  # else it left meanwhile
-                yield from self._read_on(number)  # by the draft
-        decoding = [number for number, entry in self._entries.items() if entry.call.decoding]
-        if decoding:
-            told = self._round(decoding[: self._pace.at_once(len(decoding), self._reading)])
-            emitted = sum(len(event.round.tokens) for event in told if event.round is not None)
-            self._given += NEW * (emitted / len(decoding) - self._given)
-            yield from told
+        """Reads pieces of the prompts that have waited longest, then runs a round of the requests
+        that have waited longest for one.
 
-    def _round(self, numbers: Sequence[int]) -> list[Event]:
-        """A round of these."""
+        It works only as far as it is iterated, so that a first token is out before the round.
+        """
+        left = max(1.0, self._tokens_per_round)  # chunks of prompts that this step may read
+        while left > 0 and (number := self._next_unread()) is not None:
+            batch = self._entries[number].batch
+            left -= min(1.0, len(batch.request.ids[0]) / batch.session.chunk)
+            yield from self._read_on(number)
+        waiting_for_draft = [
+            number
+            for number, entry in self._entries.items()
+            if entry.has_first_token and not entry.batch.decoding
+        ]
+        for number in waiting_for_draft:
+            if number in self._entries:  # It may have left while the caller had the last event.
+                yield from self._read_on(number)
+        decoding = [number for number, entry in self._entries.items() if entry.batch.decoding]
+        if decoding:
+            size = self._round_times.requests_per_round(len(decoding), self._last_reading_seconds)
+            events = self._step_round(decoding[:size])
+            emitted = sum(len(event.round.tokens) for event in events if event.round is not None)
+            change = emitted / len(decoding) - self._tokens_per_round
+            self._tokens_per_round += NEW_ROUND_WEIGHT * change
+            yield from events
+
+    def _step_round(self, numbers: Sequence[int]) -> list[Event]:
+        """Runs a round of these requests and moves them behind those that have waited longer."""
         live = {number: self._entries[number] for number in numbers}
-        began = now()
+        start = now()
         if self._session is None:
-            told = [event for number in live for event in self._turn(number, live[number])]
+            events = [event for number in live for event in self._step_alone(number, live[number])]
         else:
-            told = self._together(self._session, live)
-        self._pace = self._pace.fold(len(live), now() - began)
-        for number in numbers:  # others have waited longer now
+            events = self._step_together(self._session, live)
+        self._round_times = self._round_times.fold(len(live), now() - start)
+        for number in numbers:
             if number in self._entries:
                 self._entries[number] = self._entries.pop(number)
-        return told
+        return events
 
-    def _unread(self) -> int | None:
-        """Whose prompt has waited longest."""
-        return next((number for number, e in self._entries.items() if not e.opened), None)
+    def _next_unread(self) -> int | None:
+        """Returns the request whose prompt has waited longest to be read."""
+        return next((number for number, e in self._entries.items() if not e.has_first_token), None)
 
     def _read_on(self, number: int) -> list[Event]:
-        """The next piece of a prompt, or its first token."""
+        """Reads the next piece of a prompt; the last piece gives the first token."""
         entry = self._entries[number]
         try:
-            began = now()
-            opening = next(entry.pieces, None)
-            entry.reading += now() - began
+            start = now()
+            opening = next(entry.unread_pieces, None)
+            entry.reading_seconds += now() - start
             if opening is None:
                 return []
-            self._reading, entry.opened = entry.reading, True
-            return self._told(number, opening)
+            self._last_reading_seconds, entry.has_first_token = entry.reading_seconds, True
+            return self._events(number, opening)
         except Exception as error:
-            return [self._failed(number, error)]
+            return [self._fail(number, error)]
 
-    def _together(self, session: Session, live: Mapping[int, _Entry]) -> list[Event]:
-        """One forward of the target for all."""
+    def _step_together(self, session: Session, live: Mapping[int, _Entry]) -> list[Event]:
+        """Runs a round of all these requests in one forward of the target."""
 
         def give_up(trees: Mapping[int, Tree], error: Exception) -> None:
             for number in (number for number, tree in trees.items() if len(tree)):
-                live[number].call.drafter.give_up(NO_MEMORY, error)
+                live[number].batch.drafter.give_up(NO_MEMORY_REASON, error)
 
         events: list[Event] = []
         try:
             groups = [entry.group for entry in live.values()]
             for group, round in advance(MemoryGuard(session, give_up), groups):
-                live[group.first].call.note(round)
-                events += self._told(group.first, round)
-        except Exception as error:  # the forward was everybody's
+                live[group.first].batch.record(round)
+                events += self._events(group.first, round)
+        except Exception as error:
+            # The forward was shared, so its failure ends every request that took part.
             log.warning("a round failed", exc_info=error)
             left = [number for number in live if number in self._entries]
-            return events + [self._failed(number, error) for number in left]
+            return events + [self._fail(number, error) for number in left]
         return events
 
-    def _turn(self, number: int, entry: _Entry) -> list[Event]:
-        """The next round of one."""
+    def _step_alone(self, number: int, entry: _Entry) -> list[Event]:
+        """Runs the next round of one request that shares no forward."""
         try:
-            return self._told(number, next(entry.rounds))
+            return self._events(number, next(entry.rounds))
         except Exception as error:
-            return [self._failed(number, error)]
+            return [self._fail(number, error)]
 
-    def _told(self, number: int, round: Round) -> list[Event]:
+    def _events(self, number: int, round: Round) -> list[Event]:
+        """Returns the events of a round; a request that it ends is removed."""
         events = [Event(number, round=round)]
         if round.finish is not None:
-            events.append(Event(number, result=self._entries[number].call.results()[0]))
+            events.append(Event(number, result=self._entries[number].batch.results()[0]))
             self.leave(number)
         return events
 
-    def _failed(self, number: int, error: Exception) -> Event:
-        request = self._entries[number].call.request
+    def _fail(self, number: int, error: Exception) -> Event:
+        """Removes a request that failed and returns its last event."""
+        request = self._entries[number].batch.request
         self.leave(number)
         ran_out = memory.ran_out(error)
         return Event(number, error=request.too_long(self._target) if ran_out else error)

@@ -1,4 +1,4 @@
-"""A trace: one answer's rounds as JSON lines, to attach to a bug report or replay folds from."""
+"""Writes traces: one answer's rounds as JSON lines, for a bug report or for replaying folds."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from saccade.core.result import Result
 
 
 def environment() -> dict[str, Any]:
-    """What timings depend on: processor, threads and versions."""
+    """Returns what timings depend on: processor, GPU, threads and versions."""
     gpu = torch.cuda.get_device_name(0) if torch.cuda.is_available() else None
     return {
         "machine": platform.machine(),
@@ -29,8 +29,8 @@ def environment() -> dict[str, Any]:
     }
 
 
-def write(path: Path, result: Result) -> None:
-    """First a line about the run, then a line per round."""
+def write_trace(path: Path, result: Result) -> None:
+    """Writes a trace: first a line about the run, then a line per round."""
     about = {
         "method": result.method,
         "finish_reason": result.finish_reason,

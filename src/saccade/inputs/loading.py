@@ -22,7 +22,7 @@ from transformers import (
 )
 
 from saccade.core.errors import ModelError, OptionError, SaccadeError, first_line
-from saccade.core.options import check_whole
+from saccade.core.generation_settings import check_whole
 from saccade.inputs import architectures, footprint
 from saccade.inputs.checkpoints import cached_only, check_folder, offline, source_of
 from saccade.model import families, kernels, memory

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from saccade.core.errors import ModelError, OptionError, first_line
-from saccade.core.options import check_text
+from saccade.core.generation_settings import check_text
 from saccade.core.prompt import CONTEXT, Inputs
 from saccade.inputs import literal
 from saccade.inputs.loading import Loaded

@@ -1,7 +1,8 @@
-"""The named methods, a file a paper, and the choices on each axis; everything else is an override.
+"""The named methods, one file per paper, and the choices on each axis.
 
-``registry`` has what each file brings, ``names`` reads ``NAME/axis=value/...``, ``listing`` is both
-as data. The names below are imported when first used: whoever only lists does not wait for torch.
+``registry`` collects what each file provides, ``names`` parses ``NAME/axis=value/...``, and
+``listing`` is both as data. The names below are imported when they are first used, so that a list
+of methods does not wait for torch.
 """
 
 from importlib import import_module

@@ -1,7 +1,9 @@
-"""``auto``: our own, and the default. An even sample of the video, drafted on as far as it pays.
+"""``auto``: Saccade's own method, and the default. It drafts on an even sample of the video, as far
+as that pays.
 
-The shape is settled round by round (see ``controller``); the view's budget once, by what a step of
-the draft costs here: as much of the video as it reads without getting slower (``recipe.plan``).
+The shape decides in every round (see ``drafting/shapes/auto.py``). The view's budget is set once by
+what a step of the draft costs here: as much of the video as the draft reads without getting slower
+(``recipe.plan``).
 """
 
 from __future__ import annotations

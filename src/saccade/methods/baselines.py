@@ -1,11 +1,11 @@
-"""The plain methods every paper compares with."""
+"""The plain methods that every paper compares with."""
 
 from __future__ import annotations
 
 from functools import partial
 
 from saccade.drafting.drafters import EarlyExit, Lookup, ModelDrafter, NoDraft, SelfDrafter
-from saccade.drafting.provides import Provides, setting, whole
+from saccade.drafting.provides import Provides, parse_whole, setting
 from saccade.drafting.recipe import Recipe
 from saccade.drafting.shapes.policies import Best, Chain, Static
 from saccade.drafting.views import basic, pruning
@@ -41,10 +41,10 @@ SD_TREE = Recipe(
 
 
 DRAW = setting(
-    *("draw", "view.select.draw", basic.Random, partial(whole, "draw", zero=True)),
+    *("draw", "view.select.draw", basic.Random, partial(parse_whole, "draw", zero=True)),
     "which of view=random's draws, from 0",
     "the random view's: it needs view=random",
-    usual=0,
+    default=0,
 )
 
 PROVIDES = Provides(

@@ -1,8 +1,8 @@
-"""Fresh: Sparse-to-Dense's sets, chosen again round by round. Saccade's own.
+"""Fresh: Sparse-to-Dense's keys, chosen again in every round. Saccade's own method.
 
-What a head attends to moves with the answer: on real weights the keys chosen at prefill hold .65 of
-the mass that the head's own top keys of the moment would, and drafts end early. Verification asks
-every judged row's queries anyway; with those of the last R rows, before every n-th round,
+A head's attention moves with the answer. On real weights the keys that were chosen at prefill get
+.65 of the attention mass that the head's current top keys get, so drafts end early. Verification
+computes every judged row's queries anyway. By those of the last R rows, before every n-th round,
 
     K_{l,h} = top-K_j  (1 + hold [j in K_{l,h}])  mean over the last R judged rows i, summed over
               the heads of a group, of A_{l,h}[i, j]
@@ -30,44 +30,47 @@ FRESH = replace(
 
 
 def _choose(choices: Choices, value: str) -> Choices:
+    """Sets a view's ``refresh``. Raises MethodError where the view has none."""
     view: Any = choices["view"]
-    refresh = _read(value)
+    refresh = _parse(value)
     if not view.attention or "refresh" not in {field.name for field in fields(cast(Any, view))}:
         raise MethodError(f"refresh needs a view by attention, not {view.name}: as in std, fresh")
     return {"view": replace(view, refresh=refresh if refresh.every else None)}
 
 
-def _read(value: str) -> Refresh:
-    """``N``, ``N-ROWS`` or ``N-ROWS-HOLD``. Raises MethodError."""
+def _parse(value: str) -> Refresh:
+    """Parses ``N``, ``N-ROWS`` or ``N-ROWS-HOLD``. Raises MethodError."""
     parts = value.split("-")
-    every, rows, hold, *more = [*parts, *_told_of(Refresh())[len(parts) :]]
+    every, rows, hold, *more = [*parts, *_spell_parts(Refresh())[len(parts) :]]
     if not every.isascii() or not every.isdigit():
         raise MethodError(f"refresh={value} is not a number of rounds; 0 never chooses anew")
     try:
-        found = Refresh(int(every), int(rows), float(hold))
+        refresh = Refresh(int(every), int(rows), float(hold))
     except ValueError:
-        found = None
-    if more or found is None or found.rows < 1 or not 0 <= found.hold < float("inf"):
+        refresh = None
+    if more or refresh is None or refresh.rows < 1 or not 0 <= refresh.hold < float("inf"):
         raise MethodError(
             f"refresh={value}: N, N-ROWS or N-ROWS-HOLD, as in 1-8-0.25: every round, by the last "
             "8 rows, what is held counting a quarter more"
         )
-    return found
+    return refresh
 
 
-def _told_of(refresh: Refresh) -> tuple[str, str, str]:
+def _spell_parts(refresh: Refresh) -> tuple[str, str, str]:
+    """Returns the parts of the axis's value: N, ROWS and HOLD."""
     return str(refresh.every), str(refresh.rows), f"{refresh.hold:g}"
 
 
-def _told(recipe: Recipe) -> str | None:
+def _describe(recipe: Recipe) -> str | None:
+    """Returns the axis's value of a recipe, without the parts at the end that are the default."""
     if recipe.view.refresh is None:
         return None
-    own, usual = _told_of(recipe.view.refresh), _told_of(Refresh())
-    said = max([1, *(place + 1 for place in (1, 2) if own[place] != usual[place])])
-    return "-".join(own[:said])
+    own, default = _spell_parts(recipe.view.refresh), _spell_parts(Refresh())
+    count = max([1, *(place + 1 for place in (1, 2) if own[place] != default[place])])
+    return "-".join(own[:count])
 
 
 PROVIDES = Provides(
     recipes=(FRESH,),
-    axes={"refresh": Axis(_choose, _told, lambda: ["N, N-ROWS or N-ROWS-HOLD rounds"])},
+    axes={"refresh": Axis(_choose, _describe, lambda: ["N, N-ROWS or N-ROWS-HOLD rounds"])},
 )

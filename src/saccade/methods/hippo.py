@@ -45,7 +45,7 @@ class Holistic:
     temp: bool = True
     spa: bool = True
 
-    def saliency(self, prompt: Prompt, guide: Guide) -> Float[Tensor, " seen"]:
+    def saliency(self, prompt: Prompt, guide: Guide) -> Float[Tensor, " visual"]:
         grid, embeds = prompt.grid, prompt.embeds[prompt.visual]
         total = torch.zeros(len(grid), dtype=torch.double, device=grid.device)
         if self.attn and guide is not None:

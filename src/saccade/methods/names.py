@@ -11,7 +11,7 @@ from saccade.core.protocols import Early, Positions, View
 from saccade.drafting.drafters import ModelDrafter
 from saccade.drafting.ensemble import Ensemble
 from saccade.drafting.parallel.drafter import WorkerDrafter
-from saccade.drafting.provides import Axis, Choices, share
+from saccade.drafting.provides import Axis, Choices, parse_share
 from saccade.drafting.recipe import Recipe
 from saccade.drafting.schedule import parallel
 from saccade.drafting.setup import MakeDrafter
@@ -131,7 +131,7 @@ def _share(axis: str, of: str) -> Axis:
     """A view's setting that is a share."""
 
     def read(value: str) -> float:
-        number = share(axis, value)
+        number = parse_share(axis, value)
         if number == 0:
             raise MethodError(f"{axis}={value} is not a share of {of} above 0 and up to 1")
         return number
@@ -167,14 +167,14 @@ def _weights_of(recipe: Recipe) -> str | None:
 def _shape(choices: Choices, value: str) -> Choices:
     kind, _, text = value.partition("-")
     if value not in SHAPES and kind in FAMILIES:
-        return {"shape": FAMILIES[kind].read(text)}
+        return {"shape": FAMILIES[kind].parse(text)}
     also = ", ".join(family.usage for family in FAMILIES.values())
     return {"shape": _pick(SHAPES, "shape", value, also=also)}
 
 
 def _shape_of(recipe: Recipe) -> str:
     names = (name for name, shape in SHAPES.items() if shape == recipe.shape)
-    return next(names, recipe.shape.written)
+    return next(names, recipe.shape.spelling)
 
 
 def _pick(table: dict[str, T], axis: str, value: str, also: str = "") -> T:

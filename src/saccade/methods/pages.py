@@ -1,14 +1,15 @@
-"""Pages: a draft whose every step reads the keys it asks for. Saccade's own.
+"""Pages: every step of the draft chooses the keys that it reads. Saccade's own method.
 
-What is chosen at prefill, or a round ago, is old by the time a draft reads it. Quest (Tang et al.,
-2024) and MoBA (Lu et al., 2025) decode over the few pages of a long text that each query points at,
-and lose a little; here the target drafts so and verifies over all keys, and nothing is lost. With
-m_P the mean of the consecutive visual keys in page P, a step's queries q of a KV head's group open
+A choice at prefill, or of the last round, is old by the time a draft reads it. Quest (Tang et al.,
+2024) and MoBA (Lu et al., 2025) decode over the few pages of a long text that match each query, and
+lose a little quality. Here the target drafts in this way and verifies over all keys, so nothing is
+lost. With m_P the mean of the consecutive visual keys in page P, a step's queries q of a KV head's
+group read
 
     pages_{l,h} = top-n_P  sum over q of softmax_P(q . m_P / sqrt(d)),    n = K / page
 
-What fills no page is always read, and so is the text. Nothing is recorded, at prefill or later.
-K and the chain are Sparse-to-Dense's (``methods/std.py``).
+Keys that fill no page are always read, and so is the text. No attention is recorded. K and the
+chain are Sparse-to-Dense's (``methods/std.py``).
 """
 
 from __future__ import annotations
@@ -17,29 +18,29 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from saccade.core.prompt import Paged, Prefill, Prompt
-from saccade.drafting.provides import Provides, setting, whole
+from saccade.drafting.provides import Provides, parse_whole, setting
 from saccade.methods.std import STD, Budgeted
 
-PAGE = 4
+PAGE_KEYS = 4
 
 
 @dataclass(frozen=True)
 class ByPage(Budgeted):
-    """At each step and for each KV head, the pages of visual keys that its queries point at."""
+    """At each step and for each KV head, the pages of visual keys that match its queries best."""
 
     name: str = "pages"
-    page: int | None = PAGE
+    page: int | None = PAGE_KEYS
     own_keys: bool = True
 
     def __call__(self, prefill: Prefill, prompt: Prompt) -> Prompt:
         count = self.budget(prompt)
         rows = prompt.index[prompt.visual]
-        # of a larger page one would be all, or all but what fills none
-        size = max(1, min(self.page or PAGE, count, len(rows) - count))
+        # With a larger page, a single page would be the whole budget or more.
+        size = max(1, min(self.page or PAGE_KEYS, count, len(rows) - count))
         pages, rest = len(rows) // size, len(rows) % size
         read = max(1, round((count - rest) / size))
         if read >= pages:
-            return prompt  # all of it
+            return prompt  # The budget is the whole video.
         own = ~prompt.visual
         own[rows[pages * size :]] = True
         return replace(prompt.rows(own), paged=Paged(rows[: pages * size].view(pages, size), read))
@@ -58,9 +59,9 @@ PROVIDES = Provides(
     views=(ByPage(),),
     axes={
         "page": setting(
-            *("page", "view.page", ByPage, partial(whole, "page"), "keys a page, as in 4"),
+            *("page", "view.page", ByPage, partial(parse_whole, "page"), "keys a page, as in 4"),
             "of view=pages: how many keys are asked for at once",
-            PAGE,
+            PAGE_KEYS,
         )
     },
 )

@@ -8,14 +8,14 @@ Tong et al., 2026. A confident draft gets a deep, narrow tree, an uncertain one 
     W_l     = W / l * (0.5 + P_parent)                                             (Eq. 12)
     path in tree  iff  at every level l: rank < W_l and P(path up to l) > theta_l = 0.1 l / D
 
-That is what Sec. 3.2 states "formally". Its prose takes the top W_l as children in any case and has
-theta decide which of them are expanded: ``rule=prose``.
+That is what Sec. 3.2 states "formally" (``rule=formal``). In its prose the top W_l are always
+children, and theta decides which of them are expanded (``rule=prose``).
 
-Algorithm 1 plans the next tree from the round just finished. ``sage`` takes D and W from its law at
-the root, and grows the tree by them over the laws it then scores; ``sage-ahead`` lets that one law
-stand for every level too; ``sage-live`` takes D and W from the laws just scored, which costs no
-more forwards: what planning early costs. Where the node cap binds, the likeliest paths stay. The
-mean accepted length moves the deepest depth (Sec. 3.3).
+Algorithm 1 plans the next tree from the last round. ``sage`` takes D and W from that round's law at
+the root, and grows the tree over the laws that it scores then. ``sage-ahead`` uses that one law for
+every level too. ``sage-live`` takes D and W from the law that was just scored at the root, with no
+more forwards; its difference to ``sage`` is what planning early costs. Where the cap on nodes
+binds, the likeliest paths stay. The mean accepted length moves the deepest depth (Sec. 3.3).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from saccade.core.protocols import Growing, Shape
 from saccade.core.result import Round
 from saccade.core.tree import ROOT, Tree, add
 from saccade.drafting.drafters import ModelDrafter
-from saccade.drafting.provides import Axis, Provides, setting, share
+from saccade.drafting.provides import Axis, Provides, parse_share, setting
 from saccade.drafting.recipe import Recipe
 from saccade.drafting.shapes.policies import Paths, grow_static
 from saccade.methods.specvlm import TREE, VIEW
@@ -48,7 +48,7 @@ Rule = Literal["formal", "prose"]
 
 
 def confidence(law: Float[Tensor, " vocab"], k: int = 10) -> float:
-    """alpha (Eq. 7-9)."""
+    """Returns alpha, the confidence of a law (Eq. 7-9)."""
     top = torch.topk(law, min(k, law.shape[0])).values
     top = top / top.sum()
     entropy = -float(torch.special.xlogy(top, top).sum())
@@ -57,7 +57,7 @@ def confidence(law: Float[Tensor, " vocab"], k: int = 10) -> float:
 
 @dataclass(frozen=True)
 class Reach:
-    """How deep and wide a tree may be at a confidence."""
+    """How deep and wide a tree may be at a confidence ``alpha``."""
 
     shape: Sage
     alpha: float
@@ -75,52 +75,53 @@ class Reach:
     def admitted(
         self, level: int, path: float, parent: float, ranks: Ranks
     ) -> list[tuple[float, int]]:
-        """The children a node may have: (P of the path down to it, rank)."""
+        """Returns the children that a node may have, as (P of the path down to it, rank)."""
         least, most = self.shape.width
-        wide = (least + (1 - self.alpha) * (most - least)) / level * (0.5 + parent)  # Eq. 11-12
-        # what the request's rules forbid has no probability, and is no child whatever the width
-        likely = [(path * p, rank) for rank, p in enumerate(ranks) if rank < wide and p > 0]
+        width = (least + (1 - self.alpha) * (most - least)) / level * (0.5 + parent)  # Eq. 11-12
+        # A token that the request's rules forbid has probability zero and is never a child.
+        likely = [(path * p, rank) for rank, p in enumerate(ranks) if rank < width and p > 0]
         if self.shape.rule == "prose":
             return likely
         return [child for child in likely if self.expands(level, child[0])]
 
     def expands(self, level: int, path: float) -> bool:
-        """Whether a node of that level may have children: its path is likelier than theta_l."""
+        """Returns whether a node of that level may have children: its path is likelier than
+        theta_l."""
         return path > self.shape.theta * level / self.deep
 
 
 def plan(ranks: Ranks, reach: Reach) -> Paths:
-    """The tree when every level's law gives rank r the probability ``ranks[r]``."""
-    found: list[tuple[float, tuple[int, ...]]] = []
+    """Returns the tree where every level's law gives rank r the probability ``ranks[r]``."""
+    nodes: list[tuple[float, tuple[int, ...]]] = []
     frontier: list[tuple[float, tuple[int, ...]]] = [(1.0, ())]
     for level in reach.levels:
-        grown = [
+        children = [
             (whole, (*path, rank))
             for chance, path in frontier
             for whole, rank in reach.admitted(
                 level, chance, ranks[path[-1]] if path else 1.0, ranks
             )
         ]
-        found += grown
-        frontier = [entry for entry in grown if reach.expands(level, entry[0])]
-    found.sort(key=lambda entry: (-entry[0], len(entry[1]), entry[1]))
-    return tuple(path for _, path in found[: reach.shape.nodes])
+        nodes += children
+        frontier = [entry for entry in children if reach.expands(level, entry[0])]
+    nodes.sort(key=lambda entry: (-entry[0], len(entry[1]), entry[1]))
+    return tuple(path for _, path in nodes[: reach.shape.nodes])
 
 
 @dataclass(frozen=True)
 class Adapted:
-    """What SAGE carries from round to round."""
+    """The state that SAGE carries from round to round."""
 
     most: int  # the deepest the next tree may become
     alpha: float = 0.5  # the last round's confidence (Algorithm 1, line 3)
     recent: tuple[int, ...] = ()  # accepted lengths
-    paths: Paths = TREE  # the next tree, where it is planned as a whole
+    paths: Paths = TREE  # the next tree of ``sage-ahead``
 
 
 @dataclass(frozen=True)
 class Sage(Shape):
-    """The adaptive shape: as deep and wide as the last round's law at the root says, over the laws
-    as they are scored; a level is one draft forward."""
+    """The adaptive shape: as deep and wide as the last round's law at the root says, grown over the
+    laws as they are scored. A level is one draft forward."""
 
     named: ClassVar[str] = "sage"
 
@@ -134,14 +135,14 @@ class Sage(Shape):
     rule: Rule = "prose"
 
     @property
-    def written(self) -> str:
+    def spelling(self) -> str:
         return self.named
 
     def start(self) -> Adapted:
         return Adapted(self.depth[1])
 
     def at(self, state: Adapted, law: Float[Tensor, " vocab"]) -> Reach:
-        """The reach of a tree whose root's law is ``law``."""
+        """Returns the reach of a tree whose law at the root is ``law``."""
         return Reach(self, state.alpha, state.most)
 
     def grow(self, state: Adapted) -> Growing:
@@ -149,18 +150,18 @@ class Sage(Shape):
         frontier = [(ROOT, 1.0, 1.0)]  # (node, P of the path, P of the node)
         while frontier and level in reach.levels:
             scores = yield tree
-            grown: list[tuple[float, float, int, int]] = []
+            children: list[tuple[float, float, int, int]] = []
             for node, chance, parent in frontier:
                 law = torch.softmax(scores.logits(node).double(), -1)
                 if level == 1:
                     reach = self.at(state, law)
                 best = torch.topk(law, min(2 * self.width[1], len(law)))
-                ranks, tokens = (found.tolist() for found in best)
+                ranks, tokens = best.values.tolist(), best.indices.tolist()
                 for whole, rank in reach.admitted(level, chance, parent, ranks):
-                    grown.append((whole, ranks[rank], node, tokens[rank]))
-            grown.sort(key=lambda entry: -entry[0])
+                    children.append((whole, ranks[rank], node, tokens[rank]))
+            children.sort(key=lambda entry: -entry[0])
             frontier = []
-            for whole, p, node, token in grown[: self.nodes - len(tree)]:
+            for whole, p, node, token in children[: self.nodes - len(tree)]:
                 tree = add(tree, node, token)
                 if reach.expands(level, whole):
                     frontier.append((len(tree) - 1, whole, p))
@@ -168,7 +169,8 @@ class Sage(Shape):
         return tree
 
     def fold(self, state: Adapted, round: Round) -> Adapted:
-        """The window's mean moves the depth by one (Sec. 3.3); the root's law is the next alpha."""
+        """Moves the depth by one by the window's mean (Sec. 3.3), and takes the next alpha from the
+        law at the root."""
         recent = (*state.recent, len(round.verdict.accepted))[-self.window :]
         mean = sum(recent) / len(recent)
         (least, deepest), (low, high) = self.depth, self.moves
@@ -179,12 +181,14 @@ class Sage(Shape):
         return self.learn(state, torch.softmax(round.q.logits(ROOT).double(), -1))
 
     def learn(self, state: Adapted, law: Float[Tensor, " vocab"]) -> Adapted:
+        """Returns the state after a round with this law at the root."""
         return replace(state, alpha=confidence(law, self.top))
 
 
 @dataclass(frozen=True)
 class SageAhead(Sage):
-    """The next tree planned whole, by the last root's law at every level; first SpecVLM's."""
+    """The next tree is planned whole, by the last root's law at every level; the first tree is
+    SpecVLM's."""
 
     named: ClassVar[str] = "sage-ahead"
 
@@ -199,7 +203,7 @@ class SageAhead(Sage):
 
 @dataclass(frozen=True)
 class SageLive(Sage):
-    """As deep and wide as the law now scored at the root says."""
+    """As deep and wide as the law that is scored at the root now says."""
 
     named: ClassVar[str] = "sage-live"
 
@@ -226,38 +230,42 @@ SETTINGS = {
     "moves": "accepted tokens a round below and above which SAGE's depth moves",
     "rule": "what SAGE's theta decides: prose (who is expanded) or formal (who is included)",
 }
-MOST = 1000  # of anything counted
+MAX_SETTING = 1000  # the largest whole number of a setting
 
 
-def _read(axis: str, value: str) -> Any:
-    """A setting, written as its default is. Raises MethodError."""
+def _parse(axis: str, value: str) -> Any:
+    """Parses a setting, spelled as its default is. Raises MethodError."""
     if axis == "theta":
-        return share(axis, value)
+        return parse_share(axis, value)
     if axis == "rule":
         if value not in get_args(Rule):
             raise MethodError(f"unknown rule {value!r}; known: {', '.join(get_args(Rule))}")
         return value
-    usual = _written(getattr(Sage(), axis))
+    default = _spell(getattr(Sage(), axis))
     numbers = [int(part) if part.isascii() and part.isdigit() else 0 for part in value.split("-")]
-    ordered = len(numbers) == usual.count("-") + 1 and numbers == sorted(numbers)
-    if not (ordered and numbers[0] >= 1 and numbers[-1] <= MOST) or (axis, value) == ("top", "1"):
-        raise MethodError(f"{axis}={value} cannot be; it is in whole numbers, as in {axis}={usual}")
+    is_ordered = len(numbers) == default.count("-") + 1 and numbers == sorted(numbers)
+    in_range = is_ordered and numbers[0] >= 1 and numbers[-1] <= MAX_SETTING
+    if not in_range or (axis, value) == ("top", "1"):
+        raise MethodError(
+            f"{axis}={value} cannot be; it is in whole numbers, as in {axis}={default}"
+        )
     return tuple(numbers) if len(numbers) > 1 else numbers[0]
 
 
-def _written(value: object) -> str:
+def _spell(value: object) -> str:
+    """Returns a setting's value as an override writes it."""
     return "-".join(map(str, value)) if isinstance(value, tuple) else format(value)
 
 
 def _axis(name: str) -> Axis:
-    """An axis that is a field of SAGE's shapes."""
-    usual = getattr(Sage(), name)
+    """Makes an axis that sets a field of SAGE's shapes."""
+    default = getattr(Sage(), name)
     return setting(
-        *(name, f"shape.{name}", Sage, partial(_read, name)),
-        f"{SETTINGS[name]}, as in {_written(usual)}",
+        *(name, f"shape.{name}", Sage, partial(_parse, name)),
+        f"{SETTINGS[name]}, as in {_spell(default)}",
         "SAGE's: it needs shape=sage, sage-live or sage-ahead",
-        usual=usual,
-        write=_written,
+        default=default,
+        write=_spell,
     )
 
 

@@ -27,7 +27,7 @@ from saccade.core.protocols import Growing, Shape, State
 from saccade.core.sampling import Law, Scores
 from saccade.core.tree import ROOT, Tree, add
 from saccade.drafting.provides import Provides
-from saccade.drafting.shapes.policies import LARGEST
+from saccade.drafting.shapes.policies import MAX_TREE_NODES
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class SampledTree(Shape):
     widths: tuple[int, ...]
 
     @classmethod
-    def read(cls, text: str) -> Shape:
+    def parse(cls, text: str) -> Shape:
         parts = text.split("x")
         widths = [int(part) if part.isascii() and part.isdigit() else 0 for part in parts]
         if min(widths) < 1:
@@ -49,14 +49,14 @@ class SampledTree(Shape):
                 f"cannot read the tree {cls.family}-{text}: write how many children the nodes of "
                 f"each level get, joined by x, as in {cls.family}-2x2x1"
             )
-        if (nodes := count_nodes(widths)) > LARGEST:
+        if (nodes := count_nodes(widths)) > MAX_TREE_NODES:
             raise MethodError(
-                f"the tree {cls.family}-{text} has {nodes} nodes, and {LARGEST} is the most"
+                f"the tree {cls.family}-{text} has {nodes} nodes, and {MAX_TREE_NODES} is the most"
             )
         return cls(tuple(widths))
 
     @property
-    def written(self) -> str:
+    def spelling(self) -> str:
         return f"{self.family}-{'x'.join(map(str, self.widths))}"
 
     @property
@@ -70,7 +70,7 @@ class SampledTree(Shape):
             first = len(tree)
             for leaf in leaves:
                 tree = self.branch(tree, scores, leaf, width)
-            ends = scores.rules.ends
+            ends = scores.rules.end_ids
             leaves = [node for node in range(first, len(tree)) if tree.tokens[node] not in ends]
             if not leaves:
                 break
@@ -106,12 +106,12 @@ class DistinctTree(SampledTree):
     examples: ClassVar[tuple[str, ...]] = ("3", "2x1")
 
     @classmethod
-    def read(cls, text: str) -> Shape:
-        return super().read(text)
+    def parse(cls, text: str) -> Shape:
+        return super().parse(text)
 
     @property
-    def written(self) -> str:
-        return super().written
+    def spelling(self) -> str:
+        return super().spelling
 
     def next_law(self, law: Tensor, token: int) -> Law | None:
         rest = law.index_fill(0, torch.tensor(token, device=law.device), 0.0)

@@ -1,17 +1,18 @@
 """SpecVLM: Enhancing Speculative Decoding of Video LLMs via Verifier-Guided Token Pruning.
 
-Ji et al., 2025. The draft sees a tenth of the video: what the target's text
-attends to (stage I), and an even sample of the rest (stage II). It drafts a static tree.
+Ji et al., 2025. The draft reads a tenth of the video: the tokens that the target's text attends to
+(stage I), and an even sample of the rest (stage II). It drafts a static tree.
 
     a_j = mean over layers, heads and text queries i of Attention(Q_L, K_V)_ij     (Eq. 4-5)
     V_R = the smallest top set with  sum a_j >= lambda sum_V a_j                   (Eq. 6)
     V_U = tokens of V \\ V_R at a fixed interval I = |V \\ V_R| / budget left      (Eq. 7)
 
-Eq. 7 as printed spreads (1 - r)|V| tokens *beyond* V_R, while the text says that the cache shrinks
-to 1 - r of its size. We spread what V_R leaves of that budget, as the published code does; view
-``specvlm-literal`` is the equation, where Eq. 6 has no budget either. ``specvlm-official`` is the
-published code's choice (``utils/utils.py``): lambda .4, the budget rounded down, stage II between
-the ends of what is left; the code also counts positions anew, ``positions=repacked``.
+Eq. 7 as printed spreads (1 - r)|V| tokens *in addition to* V_R, while the text says that the cache
+shrinks to 1 - r of its size. We spread the rest of that budget, as the published code does. The
+view ``specvlm-literal`` is the equation, where Eq. 6 has no budget either. ``specvlm-official`` is
+the published code's choice (``utils/utils.py``): lambda .4, the budget rounded down, and stage II
+between the first and the last of the other tokens. That code also counts positions from 0 again
+(``positions=repacked``).
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from torch import Tensor
 
 from saccade.core.prompt import Prompt
 from saccade.drafting.drafters import ModelDrafter, SelfDrafter
-from saccade.drafting.provides import Provides, setting, share
+from saccade.drafting.provides import Provides, parse_share, setting
 from saccade.drafting.recipe import Recipe
 from saccade.drafting.shapes.fit import Fit
 from saccade.drafting.shapes.policies import Paths, Static
@@ -52,32 +53,34 @@ TREE: Paths = (
 
 @dataclass(frozen=True)
 class TwoStage:
-    """Stage I by attention mass, stage II evenly over the rest."""
+    """Selects stage I by attention mass and stage II evenly from the rest."""
 
     share: float = LAMBDA
     literal: bool = False
-    ends: bool = False  # stage II takes the first and the last of the rest, not middles
+    ends: bool = False  # whether stage II includes the first and the last of the rest
 
     def __call__(self, prompt: Prompt, guide: Guide, budget: int) -> Int[Tensor, " kept"]:
         assert guide is not None
-        most = prompt.seen if self.literal else budget
+        most = prompt.visual_tokens if self.literal else budget
         attended = saliency.top_mass(guide, self.share, most)
-        rest = saliency.rest(prompt.seen, attended)
+        rest = saliency.rest(prompt.visual_tokens, attended)
         left = budget if self.literal else budget - len(attended)
         if not left and len(rest) and self.share < 1:
-            _stage_two_is_idle(self.share, budget / prompt.seen)
-        even = (between_ends if self.ends else saliency.spread)(rest, left)
+            _warn_that_stage_two_is_idle(self.share, budget / prompt.visual_tokens)
+        even = (between_ends if self.ends else saliency.sample_evenly)(rest, left)
         return torch.cat([attended, even]).sort().values
 
 
 def between_ends(items: Int[Tensor, " item"], count: int) -> Int[Tensor, " kept"]:
-    """``count`` of the items from the first to the last, evenly spaced, places rounded down."""
+    """Returns ``count`` of the items from the first to the last, evenly spaced; places are rounded
+    down."""
     at = torch.linspace(0, len(items) - 1, min(count, len(items)), dtype=torch.long)
     return items[at.to(items.device)]
 
 
 @cache
-def _stage_two_is_idle(share: float, keep: float) -> None:
+def _warn_that_stage_two_is_idle(share: float, keep: float) -> None:
+    """Logs once that stage I takes the whole budget."""
     log.warning(
         "SpecVLM's stage I takes the whole budget (%.2g of the video) at lambda %g: stage II never "
         "acts, and the choice is attention's alone. Calibrate a smaller lambda for this pair, as "
@@ -113,7 +116,7 @@ SPECVLM_SELF = replace(
 
 
 SHARE = setting(
-    *("lambda", "view.select.share", TwoStage, partial(share, "lambda")),
+    *("lambda", "view.select.share", TwoStage, partial(parse_share, "lambda")),
     "SpecVLM's share of attention mass, 0 to 1",
     "SpecVLM's: it needs view=specvlm",
     write="{:g}".format,

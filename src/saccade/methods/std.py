@@ -1,14 +1,14 @@
 """Sparse-to-Dense: A Free Lunch for Lossless Acceleration of Video Understanding in LLMs.
 
-Zhang, Du et al., 2025. The target drafts for itself, reading per layer and per KV head only the K
-visual keys its text attends to most; all text keys stay. Chosen once, at prefill (Sec. 3):
+Zhang, Du et al., 2025. The target drafts for itself. Per layer and KV head it reads only the K
+visual keys that its text attends to most, and all text keys. They are chosen at prefill (Sec. 3):
 
     K_{l,h} = top-K_j  mean over text queries i, summed over the heads of a group, of A_{l,h}[i, j]
     m_t + K = 1024,  gamma = 9
 
-A video that fits in that K keeps an eighth of itself, and ``keys=N`` is another sum. Baselines of
-Table 1: ``streaming`` (attention sinks and a window, of the same size) and tuning-free
-``layerskip``.
+A video of fewer tokens than K keeps an eighth of them. ``keys=N`` sets another sum than 1024. The
+baselines of Table 1 are ``streaming`` (attention sinks and a window, of the same size) and
+tuning-free ``layerskip``.
 """
 
 from __future__ import annotations
@@ -23,36 +23,42 @@ from saccade.core.errors import MethodError
 from saccade.core.prompt import Prefill, Prompt
 from saccade.core.protocols import Refresh, View
 from saccade.drafting.drafters import EarlyExit, SelfDrafter
-from saccade.drafting.provides import Axis, Choices, Provides, whole
+from saccade.drafting.provides import Axis, Choices, Provides, parse_whole
 from saccade.drafting.recipe import Recipe
 from saccade.drafting.shapes.policies import Chain
 from saccade.drafting.views import saliency
 
-TOTAL = 1024  # m_t + K
+TOTAL_KEYS = 1024  # m_t + K
 GAMMA = 9
 SINKS = 4
-SHARE = 8  # short prompts keep one visual token in eight
+SHORT_VIDEO_DIVISOR = 8  # Short videos keep one visual token in eight.
 
 
 def visual_budget(prompt: Prompt, keep: float | None, keys: int | None = None) -> int:
-    """K: the paper's 1024 - m_t (of a video that fits in it an eighth); or as asked, a share of
-    the video or as text and video keys together. Raises MethodError where the text fills those."""
-    if keep is not None or not prompt.seen:
-        return saliency.budget(prompt.seen, keep or 0)
-    text, total = len(prompt) - prompt.seen, keys or TOTAL
+    """Returns K, the number of visual keys.
+
+    It is a share ``keep`` of the video; or ``keys`` minus the text; or the paper's 1024 - m_t, and
+    an eighth of a video that fits into that. Raises MethodError where the text leaves no keys.
+    """
+    if keep is not None or not prompt.visual_tokens:
+        return saliency.budget(prompt.visual_tokens, keep or 0)
+    text, total = len(prompt) - prompt.visual_tokens, keys or TOTAL_KEYS
     if text >= total:
         raise MethodError(
             f"the text has {text} tokens, and text and video keys together are to be {total}: use "
-            f"keys={text + TOTAL}, or keep=0.1 for a share of the video"
+            f"keys={text + TOTAL_KEYS}, or keep=0.1 for a share of the video"
         )
-    if keys is None and prompt.seen <= total - text:
-        return max(1, prompt.seen // SHARE)
-    return min(prompt.seen, total - text)
+    if keys is None and prompt.visual_tokens <= total - text:
+        return max(1, prompt.visual_tokens // SHORT_VIDEO_DIVISOR)
+    return min(prompt.visual_tokens, total - text)
 
 
 def top(mass: Float[Tensor, "*heads seen"], count: int) -> Int[Tensor, "*heads count"]:
-    """Where the largest are, ascending; of equal ones the first. A sort would take five times as
-    long, and a view that follows the answer waits for it every round."""
+    """Returns the places of the largest values, ascending; of equal values the first.
+
+    A sort would take five times as long, and a view that follows the answer waits for this every
+    round.
+    """
     least = mass.topk(count).values[..., -1:]
     above, equal = mass > least, mass == least
     left = count - above.sum(-1, keepdim=True)
@@ -74,7 +80,7 @@ class Budgeted(View):
 
 @dataclass(frozen=True)
 class PerHead(Budgeted):
-    """Per layer and KV head, the most attended visual keys; text always."""
+    """Per layer and KV head, the most attended visual keys and all text keys."""
 
     name: str = "per-head"
     attention: bool = True
@@ -91,13 +97,13 @@ class PerHead(Budgeted):
 @dataclass(frozen=True)
 class Streaming(Budgeted):
     """The first few tokens of the prompt and the last ones, as many in all as ``PerHead`` keeps.
-    The window slides: what has been written takes the place of the prompt's oldest tokens."""
+    The window slides: new tokens replace the prompt's oldest tokens."""
 
     name: str = "streaming"
     sinks: int | None = SINKS
 
     def __call__(self, prefill: Prefill, prompt: Prompt) -> Prompt:
-        count = len(prompt) - prompt.seen + self.budget(prompt)
+        count = len(prompt) - prompt.visual_tokens + self.budget(prompt)
         row = torch.arange(len(prompt), device=prompt.visual.device)
         return prompt.rows((row < SINKS) | (row >= len(prompt) - count + SINKS))
 
@@ -126,15 +132,17 @@ LAYERSKIP = Recipe(
 
 
 def _choose(choices: Choices, value: str) -> Choices:
+    """Sets a view's ``keys``. Raises MethodError where the view has none."""
     view = choices["view"]
     if not isinstance(view, Budgeted):
         raise MethodError("keys is Sparse-to-Dense's: it needs view=per-head, streaming or pages")
     if view.keep is not None:
         raise MethodError("keys and keep both say how much is kept: give one of them")
-    return {"view": replace(view, keys=whole("keys", value))}
+    return {"view": replace(view, keys=parse_whole("keys", value))}
 
 
-def _told(recipe: Recipe) -> str | None:
+def _describe(recipe: Recipe) -> str | None:
+    """Returns the axis's value of a recipe."""
     view = recipe.view
     return None if not isinstance(view, Budgeted) or view.keys is None else str(view.keys)
 
@@ -142,5 +150,5 @@ def _told(recipe: Recipe) -> str | None:
 PROVIDES = Provides(
     recipes=(STD, STREAMING, LAYERSKIP),
     views=(PerHead(), Streaming(), Streaming("streaming-still", sinks=None)),
-    axes={"keys": Axis(_choose, _told, lambda: ["text and video keys together, as in 1024"])},
+    axes={"keys": Axis(_choose, _describe, lambda: ["text and video keys together, as in 1024"])},
 )

@@ -7,13 +7,13 @@ video one newline; P, pooled 2x2; C, a caption - and what it drafts follows thei
     MT*      w* = argmin over w of tenths that sum to 1 of  sum_t D(p_t || q_t(. ; w))
     MTCP*    w  = softmax([1/e_1, ..., 1/e_m]; tau),   e_i = sum_t D(p_t || q_t,i)     (App. B.2)
 
-t runs over the token positions verified so far, or the last h of them (the bonus token's is not
-among them: no view was asked there); D is KL, TVD, or a miss of the target's arg-max (with KL where
-these tie: what the published runs of MT* use). Both p and q are the models' own laws, before any
-sampling rule. Sums are carried, never laws.
+t runs over the token positions verified so far, or the last h of them. The bonus token's position
+is not among them, because no view has a law there. D is KL, TVD, or a miss of the target's arg-max
+(with KL where these tie, as in the published runs of MT*). Both p and q are the models' own laws,
+before any sampling rule. The state holds sums and no laws.
 
-MTCP*'s published code takes softmax(log(1/e) / tau), w proportional to 1/e at tau = 1: only how the
-errors compare counts, so weights do not drift to equal ones as the sums grow. So do we;
+MTCP*'s published code takes softmax(log(1/e) / tau), so w is proportional to 1/e at tau = 1. Only
+the ratios of the errors count, and weights do not become equal as the sums grow. We do the same;
 ``weights=softmax`` is the equation as printed.
 """
 
@@ -30,32 +30,32 @@ from jaxtyping import Float
 from torch import Tensor
 
 from saccade.drafting.ensemble import Ensemble, LogLaw, Weighting
-from saccade.drafting.provides import Provides, above_zero, setting
+from saccade.drafting.provides import Provides, parse_positive, setting
 from saccade.drafting.recipe import Recipe
 from saccade.drafting.shapes.policies import Chain
 from saccade.drafting.views.basic import CAPTION, FULL, TEXT, Several
 from saccade.drafting.views.pruning import POOLED, POOLED_AFTER
 
 GAMMA = 5
-FLOOR = 1e-11  # of an error: the published code counts none at all as this
-STEPS = 10
-TOGETHER = 16  # candidates whose mixtures are in memory at once
+LEAST_ERROR = 1e-11  # The published code uses this in the place of an error of 0.
+GRID_STEPS = 10  # The weights of MT* are multiples of a tenth.
+CANDIDATES_AT_ONCE = 16  # candidates whose mixtures are in memory at once
 
 Distance = Literal["kl", "tvd", "matches"]
 
 
 def kl(p: LogLaw, q: LogLaw) -> Tensor:
-    """D(p || q); ids of p's mass zero say nothing."""
+    """Returns D(p || q); ids of zero mass under p add nothing."""
     return (p.exp() * (p - q)).where(p.exp() > 0, torch.zeros_like(p)).sum(-1)
 
 
 def tvd(p: LogLaw, q: LogLaw) -> Tensor:
-    """Half the L1 distance."""
+    """Returns half the L1 distance."""
     return (p.exp() - q.exp()).abs().sum(-1) / 2
 
 
 def misses(p: LogLaw, q: LogLaw) -> Tensor:
-    """1 where the likeliest tokens differ, else 0."""
+    """Returns 1 where the likeliest tokens differ, else 0."""
     return (p.argmax(-1) != q.argmax(-1)).double()
 
 
@@ -68,28 +68,29 @@ DISTANCES: dict[Distance, tuple[Callable[[LogLaw, LogLaw], Tensor], ...]] = {
 
 @dataclass(frozen=True)
 class History:
-    """Distances so far, candidate by candidate; a second column breaks ties of the first."""
+    """The distances so far, by candidate; a second column breaks ties of the first."""
 
     total: Float[Tensor, "candidate column"]
-    recent: tuple[Float[Tensor, "candidate column"], ...] = ()  # per position, if a window wants it
+    recent: tuple[Float[Tensor, "candidate column"], ...] = ()  # by position, if there is a window
     positions: int = 0
-    views: int = 0  # of which a grid's candidates are mixtures
+    views: int = 0  # The candidates of a grid are mixtures of these.
 
     def add(self, new: Float[Tensor, "position candidate column"], window: int | None) -> History:
+        """Returns the history with the distances of new positions."""
         recent = () if window is None else (*self.recent, *new)[-window:]
         total = self.total + new.sum(0) if window is None else torch.stack(recent).sum(0)
         return History(total, recent, self.positions + len(new), self.views)
 
 
 def distances(p: LogLaw, q: Float[Tensor, "candidate position vocab"], name: Distance) -> Tensor:
-    """[position, candidate, column]"""
+    """Returns the distances of each candidate from p, as [position, candidate, column]."""
     wide = p.expand_as(q)
     return torch.stack([each(wide, q) for each in DISTANCES[name]], -1).transpose(0, 1)
 
 
 @dataclass(frozen=True)
 class Equal(Weighting):
-    """Every view counts the same, always: MT and MTCP."""
+    """Equal weights of all views: MT and MTCP."""
 
     def start(self, views: int) -> int:
         return views
@@ -103,18 +104,19 @@ class Equal(Weighting):
 
 @cache
 def grid(views: int) -> tuple[tuple[float, ...], ...]:
-    """Every way to share ten tenths among views, the first view's share falling: eleven for two
-    views, 66 for three, 286 for four."""
-    last = STEPS + views - 1
-    found = []
-    for bars in combinations(range(last), views - 1):  # among them the tenths, one a place
-        found.append(tuple((b - a - 1) / STEPS for a, b in pairwise((-1, *bars, last))))
-    return tuple(reversed(found))
+    """Returns every way to share ten tenths among views, the first view's share falling: eleven for
+    two views, 66 for three, 286 for four."""
+    last = GRID_STEPS + views - 1
+    shares = []
+    # Each choice of bars among the places leaves the tenths between them to the views.
+    for bars in combinations(range(last), views - 1):
+        shares.append(tuple((b - a - 1) / GRID_STEPS for a, b in pairwise((-1, *bars, last))))
+    return tuple(reversed(shares))
 
 
 @dataclass(frozen=True)
 class Grid(Weighting):
-    """MT*: the best weights of a grid in hindsight, for any number of views."""
+    """MT*: the weights of a grid that were best so far, for any number of views."""
 
     distance: Distance = "kl"
     window: int | None = None
@@ -131,16 +133,17 @@ class Grid(Weighting):
 
     def fold(self, state: History, p: LogLaw, q: LogLaw) -> History:
         shares = torch.tensor(grid(state.views), device=q.device, dtype=q.dtype)
-        mixed = (torch.tensordot(some, q.exp(), 1).log() for some in shares.split(TOGETHER))
+        parts = shares.split(CANDIDATES_AT_ONCE)
+        mixed = (torch.tensordot(part, q.exp(), 1).log() for part in parts)
         new = torch.cat([distances(p, each, self.distance).cpu() for each in mixed], 1)
         return state.add(new, self.window)
 
 
 @dataclass(frozen=True)
 class Inverse(Weighting):
-    """MTCP*: views that were closer to the target count more; for any number of views.
+    """MTCP*: views that were closer to the target count more, for any number of views.
 
-    ``tau`` is the softmax's temperature; ``literal`` takes it of 1/e, not of log(1/e).
+    ``tau`` is the softmax's temperature. ``literal`` takes the softmax of 1/e, not of log(1/e).
     """
 
     distance: Distance = "kl"
@@ -156,7 +159,7 @@ class Inverse(Weighting):
         return History(torch.zeros(views, len(DISTANCES[self.distance]), dtype=torch.double))
 
     def weights(self, state: History) -> tuple[float, ...]:
-        inverse = 1 / state.total[:, 0].clamp(min=FLOOR)
+        inverse = 1 / state.total[:, 0].clamp(min=LEAST_ERROR)
         closeness = inverse if self.literal else inverse.log()
         return tuple(torch.softmax(closeness / self.tau, 0).tolist())
 
@@ -189,10 +192,10 @@ TABED_MTCP = replace(
 
 
 TAU = setting(
-    *("tau", "drafter.weighting.tau", Inverse, partial(above_zero, "tau")),
+    *("tau", "drafter.weighting.tau", Inverse, partial(parse_positive, "tau")),
     "temperature of MTCP*'s weights, above 0",
     "MTCP*'s: it needs weights=inverse or weights=softmax",
-    usual=1.0,
+    default=1.0,
     write="{:g}".format,
 )
 

@@ -400,12 +400,12 @@ class Backbone:
     @torch.no_grad()
     def written(self, prompt: Prompt) -> Prompt:
         """The prompt with the rows a view left blank embedded as the ids they are to say."""
-        if prompt.blank is None:
+        if prompt.ids_to_embed is None:
             return prompt
-        rows = prompt.blank >= 0
+        rows = prompt.ids_to_embed >= 0
         embeds = prompt.embeds.clone()
-        embeds[rows] = self.embed(prompt.blank[rows])
-        return replace(prompt, embeds=embeds, blank=None)
+        embeds[rows] = self.embed(prompt.ids_to_embed[rows])
+        return replace(prompt, embeds=embeds, ids_to_embed=None)
 
     # -- sharing -------------------------------------------------------------------------------
 

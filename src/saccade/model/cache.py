@@ -212,7 +212,7 @@ class Pages:
 
     def __init__(self, source: Cache, paged: Paged, layers: int) -> None:
         """``layers``: the first so many of the source's are read."""
-        self._source, self._read = source, paged.read
+        self._source, self._read = source, paged.pages_per_step
         self._rows = [paged.rows.to(keys.device) for keys in source.keys[:layers]]
         self._means = [
             keys[:, rows].mean(2).transpose(1, 2).contiguous()

@@ -81,7 +81,7 @@ class Reader:
                 next_position=int(places[:, -1].max()) + 1,  # as generate does
                 deepstack=tuple(layer[taken : taken + seen] for layer in layers),
                 stills=int((visual & torch.isin(mine, images)).sum()),
-                moved=not torch.equal(places, theirs),
+                has_trained_positions=not torch.equal(places, theirs),
             )
             taken += seen
             if documents is not None:

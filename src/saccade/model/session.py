@@ -119,7 +119,7 @@ class Session:
         """One prompt's prefill, a chunk at a time, so that others may be scored in between: None
         after each but the last, which gives the whole.
 
-        ``follow``: of how many rows judged last ``Prefill.again`` is to tell the attention.
+        ``follow``: how many of the rows judged last ``Prefill.with_latest_attention`` attends by.
         """
         model = self.backbone
         if model.fused is not None:
@@ -170,7 +170,9 @@ class Session:
             kept = min(follow, stop - start)
             for row in range(kept):
                 request.recent.append(JudgedRow(asked, row, cache.length - kept + row + 1))
-            found = replace(found, again=partial(self._again, number, found, columns))
+            found = replace(
+                found, with_latest_attention=partial(self._again, number, found, columns)
+            )
         yield found
 
     @torch.no_grad()  # there and not on the generator: between its pieces others compute
@@ -295,7 +297,7 @@ class Session:
         """The tokens that are not computed yet, as rows of a forward."""
         for number, tree in trees.items():
             request = self.requests[number]
-            known = trees_.shared(request.tree, tree)
+            known = trees_.shared_nodes(request.tree, tree)
             del request.rows[known:]
             nodes = tree.tokens[known:]
             start, waiting = len(into.ids), len(request.pending)
@@ -309,7 +311,7 @@ class Session:
             # of the pending tokens only the last one's law is asked for
             into.wanted.extend(range(start + max(waiting - 1, 0), len(into.ids)))
             at = request.cache.length + known
-            block = None if trees_.is_chain(tree) else trees_.block(tree, known, waiting)
+            block = None if trees_.is_chain(tree) else trees_.tree_mask(tree, known, waiting)
             asked = None if request.recent is None else RowQueries()
             stop = len(into.ids)
             into.segments.append(

@@ -11,7 +11,7 @@ import numpy as np
 from jinja2 import TemplateError
 from PIL import Image
 
-from saccade.core import options
+from saccade.core import generation_settings
 from saccade.core.prompt import Inputs
 from saccade.engine.request import Request
 from saccade.inputs import Loaded, captions, literal
@@ -68,7 +68,7 @@ class RequestReader:
         self._captioner, self._name = settings.captioner, settings.target
         self._most_tokens = settings.most_tokens
         self._context = target.backbone.context or sys.maxsize
-        ends = options.ends(target.backbone.model.generation_config)
+        ends = generation_settings.end_ids(target.backbone.model.generation_config)
         self._vocabulary = grammar.Vocabulary(target.tokenizer, target.backbone.vocab, ends)
         self._dialect = tools.dialect(getattr(target.processor, "chat_template", None) or "")
         # a tokenizer's settings are switched while it works

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from saccade.drafting.parallel import process
-from saccade.drafting.recipe import Recipe, chained
+from saccade.drafting.recipe import Recipe, as_chains
 from saccade.drafting.schedule import parallel
 from saccade.engine.scheduler import Scheduler
 from saccade.inputs import Loaded, load_pair
@@ -133,7 +133,7 @@ def build(settings: Settings) -> tuple[Service, Callable[[], Engine]]:
 def chosen(settings: Settings) -> Recipe:
     """The method. Raises MethodError where there is none, or none of it that is exact."""
     recipe = resolve(settings.method)
-    return chained(recipe) if settings.exact else recipe
+    return as_chains(recipe) if settings.exact else recipe
 
 
 def engine(settings: Settings, recipe: Recipe, target: Loaded, draft: Loaded | None) -> Engine:

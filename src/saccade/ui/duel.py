@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from saccade.bench.terminal_output import IncrementalDecoder
-from saccade.core.result import Kind, Result, Round, RoundRecord, emitted_each
+from saccade.core.result import Kind, Result, Round, RoundRecord, emitted_per_forward
 from saccade.engine.generate import Stream
 
 SNAPSHOT_SECONDS = 0.15  # Between two snapshots.
@@ -76,7 +76,7 @@ class Column:
     @property
     def tau(self) -> float | None:
         """Tokens per target forward."""
-        return emitted_each(self.rounds)
+        return emitted_per_forward(self.rounds)
 
     @property
     def acceptance_rate(self) -> float | None:

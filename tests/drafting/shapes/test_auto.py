@@ -374,7 +374,7 @@ def test_no_draft_goes_on_after_the_end_of_an_answer():
                 wanted = next(growing)
                 while True:
                     scores = _scores(wanted, world, right, right, 2)
-                    rules = Sampling(ends=ends)
+                    rules = Sampling(end_ids=ends)
                     wanted = growing.send(replace(scores, rules=rules))
             except StopIteration as stop:
                 tree = stop.value
@@ -390,8 +390,10 @@ def test_without_a_draft_model_it_drafts_for_itself_or_not_at_all(monkeypatch, d
     """Claim: no draft model given, the target drafts for itself where that pays by the measured
     costs, and decodes plainly, saying so, where not. The answer is plain decoding's."""
     costs = Costs((1, 64), (1.0, 1.1), draft_step)
-    monkeypatch.setattr("saccade.drafting.shapes.costs.measure", lambda *a, **k: costs)
-    monkeypatch.setattr("saccade.drafting.shapes.costs.affordable", lambda *a: 0.5)
+    monkeypatch.setattr(
+        "saccade.drafting.shapes.cost_measurement.measure_costs", lambda *a, **k: costs
+    )
+    monkeypatch.setattr("saccade.drafting.shapes.cost_measurement.affordable_share", lambda *a: 0.5)
     model, inputs = backbone(qwen25()), video_input(3)
     settings = {"max_new_tokens": 16, "do_sample": False, "eos_token_id": -1}
     plain = saccade.run(model, inputs, method="ar", **settings)
@@ -409,7 +411,7 @@ def test_the_more_share_a_forward_the_shorter_are_drafts():
     """Claim: beside others, whose rows fill the forward, a row is dearer against the token it may
     save, and drafts get shorter; with a draft that is no use they end. Alone again they are as
     before, and when sampling the others change nothing. Fails if a crowd is not noticed."""
-    steep = Costs((1, 2, 16), (1.0, 1.05, 1.75), 0.02, apart=(0.02, 0.005))
+    steep = Costs((1, 2, 16), (1.0, 1.05, 1.75), 0.02, extra_request_seconds=(0.02, 0.005))
     shape = Auto(steep, runners=0)
 
     def after(requests: int, sample: bool = False) -> Estimates:
@@ -417,8 +419,8 @@ def test_the_more_share_a_forward_the_shorter_are_drafts():
         world = World(0.9, 1.0, costs=steep, sample=sample)
         (round, *_) = simulate(shape, world, 30).rounds
         rows = requests * (1 + len(round.tree))
-        shared = Load(requests, rows, steep.shared(requests).draft * len(round.tree))
-        seconds = steep.together(requests, rows)
+        shared = Load(requests, rows, steep.per_request(requests).draft * len(round.tree))
+        seconds = steep.verify_together(requests, rows)
         return shape.fold(state, replace(round, load=shared, verify_seconds=seconds))
 
     alone = after(1)

@@ -25,10 +25,10 @@ COSTS = Costs((1, 64), (1.0, 1.1), 0.02)
 def _shapes() -> Iterator[tuple[str, Shape]]:
     yield from SHAPES.items()
     for family in FAMILIES.values():
-        yield from ((f"{family.family}-{each}", family.read(each)) for each in family.examples)
+        yield from ((f"{family.family}-{each}", family.parse(each)) for each in family.examples)
 
 
-EVERY = {name: shape.priced(COSTS) for name, shape in _shapes()}
+EVERY = {name: shape.with_costs(COSTS) for name, shape in _shapes()}
 
 
 def _allow_multiples_of_three(answer: Sequence[int]) -> torch.Tensor:

@@ -39,7 +39,7 @@ def test_a_view_keeps_its_budget_and_all_text_where_it_stood(prefill, kind, keep
     """
     whole = prefill.prompt
     pruned = Pruned(kind.name, kind.select, keep, kind.attention)(prefill, whole)
-    assert pruned.seen == max(1, int(whole.seen * keep + 0.5))
+    assert pruned.visual_tokens == max(1, int(whole.visual_tokens * keep + 0.5))
     rows = pruned.index
     assert bool((rows[1:] > rows[:-1]).all())
     assert torch.equal(pruned.embeds, whole.embeds[rows])
@@ -55,9 +55,11 @@ def test_full_and_none_are_the_two_ends(prefill):
     """Claim: full is the prompt itself, none its text. Fails if either leaves a row too many."""
     whole = prefill.prompt
     full = views.FULL(prefill, whole)
-    assert torch.equal(full.embeds, whole.embeds) and full.seen == whole.seen == 48
+    assert (
+        torch.equal(full.embeds, whole.embeds) and full.visual_tokens == whole.visual_tokens == 48
+    )
     none = views.NONE(prefill, whole)
-    assert none.seen == 0 and len(none) == len(whole) - whole.seen
+    assert none.visual_tokens == 0 and len(none) == len(whole) - whole.visual_tokens
 
 
 def test_repacked_counts_from_zero_on_every_axis(prefill):
@@ -147,7 +149,7 @@ def test_a_view_that_needs_attention_says_so(prefill):
 def test_select_keeps_deepstack_rows_with_their_tokens(prefill):
     """Claim: rows added to early layers are pruned with their visual tokens (Qwen3-VL)."""
     whole = prefill.prompt
-    stamps = torch.arange(whole.seen, dtype=torch.float32)[:, None].expand(-1, 128)
+    stamps = torch.arange(whole.visual_tokens, dtype=torch.float32)[:, None].expand(-1, 128)
 
     deep = replace(whole, deepstack=(stamps, stamps + 100))
     pruned = deep.select(torch.tensor([40, 3, 7]))

@@ -78,7 +78,7 @@ def chosen(selector: Any, prompt: Prompt, budget: int) -> list[int]:
 
 
 def budgets(prompt: Prompt) -> list[int]:
-    seen = prompt.seen
+    seen = prompt.visual_tokens
     return sorted({0, 1, seen // 10, seen // 4, seen // 2, max(0, seen - 1), seen, seen + 3})
 
 
@@ -132,14 +132,14 @@ def slow_frames(prompt: Prompt, budget: int) -> list[int]:
         some = evenly(parts, count)
         if sum(len(part) for part in some) >= budget:
             return filled(some, budget)
-    return list(range(prompt.seen))
+    return list(range(prompt.visual_tokens))
 
 
 def slow_window(where: str) -> Callable[[Prompt, int], list[int]]:
     def keep(prompt: Prompt, budget: int) -> list[int]:
-        left = list(range(prompt.seen))
+        left = list(range(prompt.visual_tokens))
         while len(left) > budget:  # from the far end, or from both in turn
-            odd = (prompt.seen - len(left)) % 2 == 1
+            odd = (prompt.visual_tokens - len(left)) % 2 == 1
             left.pop(0 if where == "end" or (where == "middle" and odd) else -1)
         return left
 
@@ -169,7 +169,7 @@ def slow_dycoke(prompt: Prompt, budget: int, least: bool = False) -> list[int]:
     """``least``: the wrong way round, the least similar tokens merge first."""
     rows, grid = visual_rows(prompt), [tuple(cell) for cell in prompt.grid.tolist()]
     at = {cell: index for index, cell in enumerate(grid)}
-    kept, stride = set(range(prompt.seen)), 1
+    kept, stride = set(range(prompt.visual_tokens)), 1
     last = max(t for _, t, _, _ in grid)
     while len(kept) > budget and stride <= last:
         pairs = []
@@ -189,7 +189,7 @@ def slow_dycoke(prompt: Prompt, budget: int, least: bool = False) -> list[int]:
 
 
 def slow_rest(prompt: Prompt, budget: int) -> list[int]:
-    return evenly(list(range(prompt.seen)), budget)
+    return evenly(list(range(prompt.visual_tokens)), budget)
 
 
 SELECTORS: dict[str, tuple[Any, Callable[[Prompt, int], list[int]]]] = {
@@ -229,7 +229,7 @@ def test_a_selector_is_its_definition(name, sizes, kind, holes, seed):
         kind = "steady"  # means of cells round differently in a loop: no exact ties to compare
     selector, slow = SELECTORS[name]
     prompt = make(sizes, kind, seed, holes)
-    if prompt.seen:
+    if prompt.visual_tokens:
         for budget in budgets(prompt):
             assert chosen(selector, prompt, budget) == slow(prompt, budget)
 
@@ -246,8 +246,8 @@ def test_a_selector_keeps_exactly_its_budget(name, sizes, kind, holes, seed):
     before = prompt.embeds.clone(), prompt.grid.clone()
     for budget in budgets(prompt):
         kept = chosen(SELECTORS[name][0], prompt, budget)
-        assert len(kept) == min(budget, prompt.seen) and kept == sorted(set(kept))
-        assert all(0 <= index < prompt.seen for index in kept)
+        assert len(kept) == min(budget, prompt.visual_tokens) and kept == sorted(set(kept))
+        assert all(0 <= index < prompt.visual_tokens for index in kept)
     assert torch.equal(prompt.embeds, before[0]) and torch.equal(prompt.grid, before[1])
 
 
@@ -354,7 +354,7 @@ def test_the_wrong_way_round_is_another_view(slow):
     """
     prompt = make([(9, 3, 3), (6, 2, 2)], seed=3)
     name = "fastvid" if slow is slow_fastvid else "dycoke"
-    for budget in (prompt.seen // 4, prompt.seen // 2):
+    for budget in (prompt.visual_tokens // 4, prompt.visual_tokens // 2):
         assert chosen(SELECTORS[name][0], prompt, budget) != slow(prompt, budget, True)
 
 
@@ -416,7 +416,9 @@ def test_merging_is_not_dropping():
     prompt = make([(8, 2, 2)])
     merged = replace(pruning.DYCOKE, keep=0.25)(seeing(prompt), prompt)
     pruned = Pruned("dycoke", pruning.dycoke, 0.25)(seeing(prompt), prompt)
-    assert merged.seen == pruned.seen == 8 and torch.equal(merged.grid, pruned.grid)
+    assert merged.visual_tokens == pruned.visual_tokens == 8 and torch.equal(
+        merged.grid, pruned.grid
+    )
     every = prompt.embeds[prompt.visual].view(2, 4, 4, DIM)
     torch.testing.assert_close(merged.embeds[merged.visual], every.mean(1).flatten(0, 1))
     assert not torch.allclose(merged.embeds, pruned.embeds)
@@ -449,7 +451,7 @@ def test_pooled_rows_are_means_of_blocks(sizes, holes, seed):
     and position of the first of them; text stays. Fails at ragged edges, across frames or media.
     """
     prompt = make(sizes, "any", seed, holes)
-    if not prompt.seen:
+    if not prompt.visual_tokens:
         return
     blocks: dict[tuple[int, ...], list[int]] = {}
     for index, (medium, t, h, w) in enumerate(prompt.grid.tolist()):
@@ -474,7 +476,7 @@ def test_pooled_stands_at_the_top_left():
     """Claim: 3x5 cells pool to 2x3, at rows and columns 0, 2, 4. Fails if edges are cut off."""
     prompt = make([(2, 3, 5)])
     pooled = pruning.POOLED(seeing(prompt), prompt)
-    assert pooled.seen == 2 * 2 * 3
+    assert pooled.visual_tokens == 2 * 2 * 3
     stood = prompt.grid[pooled.index[pooled.visual] - 2]  # two rows of text come first
     assert torch.equal(stood[:, :2], pooled.grid[:, :2])
     assert torch.equal(stood[:, 2:], pooled.grid[:, 2:] * 2)
@@ -502,8 +504,10 @@ def test_a_view_keeps_a_share_of_a_real_prompt(kind):
     assert isinstance(kind, View) and not kind.attention and not kind.own_keys
     prompt = prompt_of(qwen25(), video_input(grid=(8, 8, 12)))
     found = kind(seeing(prompt), prompt)
-    assert found.seen == (48 if kind.name == "pooled" else 19) and prompt.seen == 192
-    assert len(found) == len(prompt) - prompt.seen + found.seen
+    assert (
+        found.visual_tokens == (48 if kind.name == "pooled" else 19) and prompt.visual_tokens == 192
+    )
+    assert len(found) == len(prompt) - prompt.visual_tokens + found.visual_tokens
     assert torch.equal(found.positions, prompt.positions[:, found.index])
     assert torch.equal(found.visual, prompt.visual[found.index])
 

@@ -66,7 +66,7 @@ def test_top_mass_is_the_smallest_top_set_that_reaches_the_share(values, share, 
 @pytest.mark.parametrize("count", [0, 1, 3, 7, 30])
 def test_spread_is_even(size, count):
     """Claim: distinct items in order, gaps that differ by at most one, ends treated alike."""
-    found = saliency.spread(torch.arange(size) * 10, count)
+    found = saliency.sample_evenly(torch.arange(size) * 10, count)
     picked = [x // 10 for x in found.tolist()]
     assert len(picked) == min(size, count) and picked == sorted(set(picked))
     gaps = {b - a for a, b in zip(picked, picked[1:], strict=False)}

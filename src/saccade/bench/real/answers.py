@@ -20,7 +20,7 @@ from saccade.core.errors import MethodError
 from saccade.core.prompt import CONTEXT
 from saccade.core.result import Result
 from saccade.drafting.recipe import Recipe
-from saccade.drafting.shapes.costs import bucket, measure
+from saccade.drafting.shapes.cost_measurement import context_bucket, measure_costs
 from saccade.engine.generate import stream
 from saccade.inputs import Loaded
 from saccade.inputs.questions import joined
@@ -232,8 +232,8 @@ class Results:
 
 def forward_costs(model: Loaded, tokens: int) -> dict[str, Any]:
     """Returns the seconds of the target's forwards by rows, over about ``tokens`` keys."""
-    target, context = model.backbone, bucket(tokens)
-    measured = measure(target, target, context=context, draft_context=context)
+    target, context = model.backbone, context_bucket(tokens)
+    measured = measure_costs(target, target, context=context, draft_context=context)
     return {"context": context, "rows": measured.rows, "seconds": measured.target}
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from saccade.bench.suites.types import LayoutError
-from saccade.core.errors import OptionError, extra
+from saccade.core.errors import OptionError, how_to_install
 
 Row = Mapping[str, Any]
 
@@ -130,7 +130,7 @@ def _library(name: str) -> Any:
     try:
         return import_module(name)
     except ImportError:
-        message = f"reading benchmarks needs {name.partition('.')[0]}: {extra('datasets')}"
+        message = f"reading benchmarks needs {name.partition('.')[0]}: {how_to_install('datasets')}"
         raise OptionError(message) from None
 
 

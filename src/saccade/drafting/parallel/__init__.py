@@ -1,1 +1,1 @@
-"""A draft beside the target: the process, what runs in it, and the drafter that speaks with it."""
+"""A draft beside the target: its process, the code in it, and the drafter that talks to it."""

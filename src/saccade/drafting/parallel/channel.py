@@ -1,12 +1,12 @@
-"""The line between a draft's process and its parent: whole messages over a pair of sockets.
+"""The connection between a draft's process and its parent: whole messages over a pair of sockets.
 
-All tensors of a message travel in one block: inside of the message where they are small, else in
-one anonymous file whose descriptor goes with it. So a message takes at most one descriptor however
-many tensors it has, and only until it is read. Tensors on a GPU stay there: torch hands them over.
+All tensors of a message are sent in one block: inside the message where they are small, else in an
+anonymous file whose descriptor is sent with it. So a message takes at most one descriptor, however
+many tensors it has, and only until it is read. Tensors on a GPU stay there, and torch shares them.
 
-The number of a line's descriptor is used nowhere but inside of its socket object, which forgets it
-when it is closed, by whomever. So a closed line fails, and never writes to a file that was given
-the same number later.
+The descriptor of a connection is used only inside its socket object, which forgets it when it is
+closed. So a closed connection raises an error, and never writes to a file that got the same number
+later.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ READ_BYTES = 2**16  # at a time from the socket
 
 
 class LineClosed(ConnectionError):
-    """Nobody is at the other end of the line any more, or this end was closed."""
+    """The other end of the connection is gone, or this end was closed."""
 
 
 class SharedTensor:
-    """A tensor of fp32 zeros in memory that both ends of a line see, once it was sent over it."""
+    """A tensor of fp32 zeros in memory that both ends share once it was sent."""
 
     def __init__(self, shape: Sequence[int], descriptor: int | None = None) -> None:
         self.shape = tuple(shape)
@@ -66,8 +66,7 @@ class SharedTensor:
 
 @dataclass(frozen=True)
 class _StorageAt:
-    """Stands for a storage in a pickle: its number among those of the message, and where it is in
-    the block."""
+    """Represents a storage in a pickle: its number in the message and its place in the block."""
 
     number: int
     start: int
@@ -75,7 +74,7 @@ class _StorageAt:
     dtype: torch.dtype
 
     def load(self, message: _Received) -> TypedStorage:
-        """Copies it into memory of its own, once: tensors over one storage share it again."""
+        """Copies the storage into new memory once, so that its tensors share it again."""
         if self.number not in message.storages:
             numbers = torch.empty(self.size, dtype=torch.uint8)
             message.read(self.start, _bytes_of(numbers.untyped_storage()))
@@ -86,8 +85,8 @@ class _StorageAt:
 
 @dataclass(frozen=True)
 class _SharedAt:
-    """Stands for a :class:`SharedTensor` in a pickle: the number of its descriptor among those of
-    the message."""
+    """Represents a :class:`SharedTensor` in a pickle: the number of its descriptor in the
+    message."""
 
     place: int
     shape: tuple[int, ...]
@@ -98,15 +97,15 @@ class _SharedAt:
 
 @dataclass
 class _Received:
-    """What a message brought beside its pickle."""
+    """The parts of a message beside its pickle."""
 
-    read: Callable[[int, memoryview], None]  # Fills a buffer from a place of the block on.
+    read: Callable[[int, memoryview], None]  # Fills a buffer from a place in the block.
     descriptors: Sequence[int]
     storages: dict[int, UntypedStorage] = field(default_factory=dict)
 
 
 class _Pickler(ForkingPickler):
-    """Pickles a message, and collects the storages of its tensors on the CPU on the way."""
+    """Pickles a message and collects the storages of its tensors on the CPU."""
 
     def __init__(self, file: BinaryIO) -> None:
         super().__init__(file, 5)
@@ -147,7 +146,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 class Channel:
-    """One end of a line. Used by one thread at a time."""
+    """One end of a connection. Only one thread may use it at a time."""
 
     def __init__(self, end: socket.socket) -> None:
         self._socket = end
@@ -155,12 +154,12 @@ class Channel:
         self._descriptors: deque[int] = deque()
 
     def send(self, message: Any, patience: float | None = None) -> None:
-        """Sends a message; waits ``patience`` seconds at most for room (None: as long as it takes).
+        """Sends a message; waits at most ``patience`` seconds for room (None: without limit).
 
         Raises:
-            LineClosed: nobody is there any more.
+            LineClosed: the other end is gone.
             OSError: no descriptor or no memory is left for its tensors.
-            TimeoutError: there was no room in time; the line is of no more use.
+            TimeoutError: there was no room in time. The connection cannot be used any more.
         """
         pickled = BytesIO()
         pickler = _Pickler(pickled)
@@ -183,20 +182,21 @@ class Channel:
                 os.close(block)
 
     def receive(self, patience: float | None = None) -> Any:
-        """The next message; None if none is there within ``patience`` seconds (None: it waits).
+        """Returns the next message; None if there is none within ``patience`` seconds (None: waits
+        without limit).
 
         Raises LineClosed once all messages are read and no more will come.
         """
         deadline = None if patience is None else time.monotonic() + patience
         while True:
             if self._is_whole():
-                return self._take()
+                return self._unpack()
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
             if not self._read(left):
                 return None
 
     def close(self) -> None:
-        """Closes this end; a second time nothing happens."""
+        """Closes this end; a second call does nothing."""
         self._socket.close()
         while self._descriptors:
             os.close(self._descriptors.popleft())
@@ -219,7 +219,7 @@ class Channel:
             raise LineClosed(str(error)) from error
 
     def _read(self, patience: float | None) -> bool:
-        """Takes in what has arrived; whether there was anything."""
+        """Reads what has arrived, and returns whether there was anything."""
         room = socket.CMSG_SPACE(MAX_DESCRIPTORS * array("i").itemsize)
         try:
             self._socket.settimeout(patience)
@@ -229,9 +229,10 @@ class Channel:
         except OSError as error:
             raise LineClosed(str(error)) from error
         for _, _, numbers in extra:
-            found = array("i")
-            found.frombytes(numbers[: len(numbers) // found.itemsize * found.itemsize])
-            self._descriptors += found
+            descriptors = array("i")
+            whole_bytes = len(numbers) // descriptors.itemsize * descriptors.itemsize
+            descriptors.frombytes(numbers[:whole_bytes])
+            self._descriptors += descriptors
         if flags & socket.MSG_CTRUNC:
             raise LineClosed("no file descriptor is left for what was sent")
         if not content:
@@ -240,14 +241,15 @@ class Channel:
         return True
 
     def _is_whole(self) -> bool:
-        """Whether a whole message has arrived."""
+        """Returns whether a whole message has arrived."""
         if len(self._received) < HEADER.size:
             return False
         pickled, inline, count = HEADER.unpack_from(self._received)
         there = len(self._received) - HEADER.size
         return there >= pickled + inline and len(self._descriptors) >= count
 
-    def _take(self) -> Any:
+    def _unpack(self) -> Any:
+        """Removes the first message from what has arrived and returns it."""
         pickled, inline, count = HEADER.unpack_from(self._received)
         middle, end = HEADER.size + pickled, HEADER.size + pickled + inline
         body, small = bytes(self._received[HEADER.size : middle]), bytes(self._received[middle:end])
@@ -268,7 +270,7 @@ class Channel:
 
 
 def _bytes_of(storage: UntypedStorage) -> memoryview:
-    """The memory of a storage, without a copy."""
+    """Returns the memory of a storage, without a copy."""
     if not storage.nbytes():
         return memoryview(bytearray())
     numbers: Any = torch.empty(0, dtype=torch.uint8).set_(cast(Any, storage)).numpy()
@@ -276,7 +278,7 @@ def _bytes_of(storage: UntypedStorage) -> memoryview:
 
 
 def _open_anonymous_file() -> int:
-    """The descriptor of a file that has no name, in memory where the system has such files."""
+    """Opens a file without a name, in memory where possible, and returns its descriptor."""
     if sys.platform == "linux":
         return os.memfd_create("saccade")
     with tempfile.TemporaryFile() as file:
@@ -284,7 +286,7 @@ def _open_anonymous_file() -> int:
 
 
 def _write_file(storages: Sequence[UntypedStorage]) -> int:
-    """The descriptor of a file that holds these, one after another."""
+    """Writes storages one after another into a new file and returns its descriptor."""
     descriptor = _open_anonymous_file()
     try:
         for storage in storages:
@@ -298,7 +300,7 @@ def _write_file(storages: Sequence[UntypedStorage]) -> int:
 
 
 def _read_file(descriptor: int, start: int, into: memoryview) -> None:
-    """Fills a buffer from a place of the file on."""
+    """Fills a buffer from a place in the file."""
     while into:
         count = os.preadv(descriptor, [into], start)
         if not count:

@@ -1,10 +1,12 @@
-"""The draft's process: it drafts one token at a time and looks at its mail before each, so that a
-refusal stops it within a step. It sends ids; when sampling it writes its laws to shared memory,
-where the one row a refusal needs is read.
+"""The code of the draft's process.
+
+It drafts one token at a time and reads its messages before each, so that a refusal stops it within
+one step. It sends ids. When sampling it also writes its laws to shared memory, where the parent
+reads the one row that a refusal needs.
 
 **A drawn token is published before anything is computed from it**: its law is written and its id is
-sent at once. So whatever a drawn token brings about in this process (an error, NaN, a crash, a step
-without end, no memory), the parent has that token, and it is judged like any other.
+sent at once. So whatever happens in this process after the draw (an error, NaN, a crash, a step
+without end, no memory), the parent has the token, and it is judged like any other.
 """
 
 from __future__ import annotations
@@ -40,21 +42,21 @@ from saccade.model.session import Session
 
 log = logging.getLogger(__name__)
 
-HEAD_START = 64  # tokens drafted at most before the target is ready
+HEAD_START_TOKENS = 64  # tokens drafted at most before the target is ready
 PARENT_CHECK_SECONDS = 1.0  # between two looks whether the parent is still there
 
 
 Laws = SharedTensor | None
-"""What tokens were drawn from, by (request, slot, vocab); None: nothing is sampled."""
+"""The laws that tokens were drawn from, [request, slot, vocab]; None where nothing is sampled."""
 
 
 class Abandoned(Exception):
-    """The job under way was ended while its prompt was read."""
+    """The job was ended while its prompt was read."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """What a worker is told once about the answers to come."""
+    """What a worker needs to know about one batch of answers."""
 
     view: View
     rules: Sequence[Sampling]
@@ -67,47 +69,49 @@ class Job:
 
 
 @dataclass
-class Line:
-    """One request's draft: what follows the committed text, and how far it may go."""
+class Draft:
+    """One request's draft: the tokens after the committed text, and how many there may be."""
 
-    limit: int
+    limit: int  # on the length of the chain
     chain: Tree = Tree()
     epoch: int = 0  # commits so far
-    sent: int = 0  # tokens ever, for the slot of a law
-    text: int = 0  # tokens of the answer so far, and
-    began: int = 0  # when it last began anew: names the noise of what is drawn
-    paused: bool = False  # the shape stops here, until the target has judged
+    sent: int = 0  # tokens in all, which gives the slot of a law
+    answer_tokens: int = 0  # so far
+    start: int = 0  # ``answer_tokens`` when this draft began, on which its noise depends
+    paused: bool = False  # the shape has stopped until the target has judged
 
     @property
-    def open(self) -> bool:
-        """Whether its draft may grow."""
+    def may_grow(self) -> bool:
+        """Whether the draft may grow."""
         return len(self.chain) < self.limit and not self.paused
 
 
 class Child:
-    """The worker's side of the conversation: one method per message."""
+    """One job of a worker; the parent's messages name its methods."""
 
     def __init__(
         self,
         backbone: Backbone,
         job: Job,
-        tell: Callable[..., None],
+        send: Callable[..., None],
         is_abandoned: Callable[[], bool] = lambda: False,
     ) -> None:
         self._backbone = backbone
         self._job = job
-        self._tell = tell
+        self._send = send
         self._is_abandoned = is_abandoned
         self._session = Session(
             backbone, job.rules, vocab=job.vocab, banned=job.banned, room=job.room
         )
         self._prompts: list[Prompt] = []
-        self._held: list[Int[Tensor, " held"]] = []  # visual tokens read before the target was
-        self._lines: dict[int, Line] = {}
+        # The visual tokens of each request that were read before the target's prefill ended.
+        self._early_tokens: list[Int[Tensor, " early"]] = []
+        self._drafts: dict[int, Draft] = {}
         self._reading = self._drafting = 0.0  # seconds so far
 
     def prefill(self, prompts: Sequence[Prompt] | None, inputs: Inputs | None) -> None:
-        """Reads the prompts, the target's or by its own eyes; starts to draft if the view may."""
+        """Makes the draft's prompts from the target's or from inputs; reads them and starts to
+        draft if the view may start early."""
         if inputs is not None:
             self._prompts = self._backbone.prompts(inputs, coarse=self._job.view.coarse)
         else:
@@ -116,136 +120,143 @@ class Child:
         if view.early == "wait":
             return
         for prompt in self._prompts:
-            held = view.start(prompt)
-            assert held is not None, "a view that waits has returned above"
-            self._held.append(held)
-        self._read([p.select(held) for p, held in zip(self._prompts, self._held, strict=True)])
-        if self._job.laws is None:  # what is sampled must not depend on how fast it was
-            self._lines = {i: Line(HEAD_START) for i in range(len(self._prompts))}
+            tokens = view.early_tokens(prompt)
+            assert tokens is not None, "a view that waits has returned above"
+            self._early_tokens.append(tokens)
+        pairs = zip(self._prompts, self._early_tokens, strict=True)
+        self._read([prompt.select(tokens) for prompt, tokens in pairs])
+        if self._job.laws is None:  # What is sampled must not depend on the speed of this process.
+            self._drafts = {i: Draft(HEAD_START_TOKENS) for i in range(len(self._prompts))}
 
     def ready(self, prefills: Sequence[Prefill]) -> None:
-        """Cuts what was read to the view's choice, or reads only now."""
-        began, before = now(), self._reading
+        """Reduces what was read to the view's choice, or reads the view's choice now."""
+        start, before = now(), self._reading
         prefills = [prefill.to(self._backbone.device) for prefill in prefills]
-        view, seen = self._job.view, {}
-        if not self._held:
-            pruned = [view(*shown) for shown in zip(prefills, self._prompts, strict=True)]
+        view, visual_tokens = self._job.view, {}
+        if not self._early_tokens:
+            pairs = zip(prefills, self._prompts, strict=True)
+            pruned = [view(prefill, prompt) for prefill, prompt in pairs]
             self._read([self._backbone.written(prompt) for prompt in pruned])
-            seen = {i: prompt.seen for i, prompt in enumerate(pruned)}
-        for i, held in enumerate(self._held):
+            visual_tokens = {i: prompt.visual_tokens for i, prompt in enumerate(pruned)}
+        for i, early in enumerate(self._early_tokens):
             whole = self._prompts[i]
-            kept = view.choose(prefills[i], whole, held)
-            seen[i] = len(kept)
-            if len(kept) < len(held):
-                stays = torch.isin(whole.select(held).index, whole.select(kept).index)
+            chosen = view.choose(prefills[i], whole, early)
+            visual_tokens[i] = len(chosen)
+            if len(chosen) < len(early):
+                stays = torch.isin(whole.select(early).index, whole.select(chosen).index)
                 self._session.narrow(i, stays.nonzero().squeeze(-1))
-        for i in seen:
-            self._lines.setdefault(i, Line(self._job.shape.length))
-        self._reading = before + now() - began
-        self._tell("ready", seen, self._reading)
+        for i in visual_tokens:
+            self._drafts.setdefault(i, Draft(self._job.shape.length))
+        self._reading = before + now() - start
+        self._send("ready", visual_tokens, self._reading)
 
     def _read(self, prompts: Sequence[Prompt]) -> None:
-        """Reads prompts a piece at a time. Raises Abandoned after one where nobody wants them."""
-        began = now()
+        """Reads prompts piece by piece. Raises Abandoned after a piece if the job was ended."""
+        start = now()
         for number, prompt in enumerate(prompts):
             for _ in self._session.reading(number, prompt, place=number):
                 if self._is_abandoned():
                     raise Abandoned
-        self._reading += now() - began
+        self._reading += now() - start
 
     def limit(self, limits: Mapping[int, int]) -> None:
-        """How long each chain may get from here."""
+        """Sets how long each chain may get."""
         for request, limit in limits.items():
-            self._lines[request].limit = limit
+            self._drafts[request].limit = limit
 
     def commit(self, news: Mapping[int, tuple[Sequence[int], int | None]]) -> None:
-        """(what was emitted, how many drafted tokens stay in flight; None: drop them all)."""
-        for request, (tokens, kept) in news.items():
-            line = self._lines[request]
+        """Commits each request's tokens. ``news`` has them with the number of drafted tokens that
+        stay in flight; None drops the draft."""
+        for request, (tokens, in_flight) in news.items():
+            draft = self._drafts[request]
             self._session.commit({request: tokens})
-            line.chain = Tree() if kept is None else after(line.chain, len(tokens))
-            line.limit = (kept or 0) + self._job.shape.length
-            line.epoch += 1
-            line.text += len(tokens)
-            if kept is None:
-                line.began = line.text
-            line.paused = line.paused and len(line.chain) > 0
+            draft.chain = Tree() if in_flight is None else after(draft.chain, len(tokens))
+            draft.limit = (in_flight or 0) + self._job.shape.length
+            draft.epoch += 1
+            draft.answer_tokens += len(tokens)
+            if in_flight is None:
+                draft.start = draft.answer_tokens
+            draft.paused = draft.paused and len(draft.chain) > 0
 
     def end(self, request: int) -> None:
-        """This request's answer is complete."""
-        self._lines.pop(request, None)
+        """Frees a request whose answer is complete."""
+        self._drafts.pop(request, None)
         self._session.end(request)
 
     def turn(self, turns: Mapping[int, Turn], rules: Sequence[Sampling], laws: Laws) -> None:
-        """A further question; drafting starts again from its end."""
+        """Takes a further question; drafting starts again from its end."""
         self._job = replace(self._job, rules=rules, laws=laws)
         self._session.turn(turns, rules)
         for request in turns:
-            old = self._lines[request]
-            self._lines[request] = Line(self._job.shape.length, epoch=old.epoch + 1, sent=old.sent)
+            old = self._drafts[request]
+            self._drafts[request] = Draft(
+                self._job.shape.length, epoch=old.epoch + 1, sent=old.sent
+            )
 
-    def busy(self) -> bool:
-        return any(line.open for line in self._lines.values())
+    def is_busy(self) -> bool:
+        """Returns whether any draft may grow."""
+        return any(draft.may_grow for draft in self._drafts.values())
 
     def step(self) -> None:
-        """One more token for every request that may have one, where the shape goes on."""
-        wanted = {request: line for request, line in self._lines.items() if line.open}
-        began = now()
-        scored = self._session.score({r: line.chain for r, line in wanted.items()})
-        self._drafting += now() - began
-        for request, line in wanted.items():
-            scores = replace(scored[request], began=line.began)
-            longer = self._longer(request, line, scores)
+        """Drafts one more token for every request that may have one, if its shape goes on."""
+        growing = {request: draft for request, draft in self._drafts.items() if draft.may_grow}
+        start = now()
+        scored = self._session.score({r: draft.chain for r, draft in growing.items()})
+        self._drafting += now() - start
+        for request, draft in growing.items():
+            scores = replace(scored[request], draft_start=draft.start)
+            longer = self._add_token(request, draft, scores)
             if longer is None:
-                line.paused = True
-                self._tell("paused", request, line.epoch)
+                draft.paused = True
+                self._send("paused", request, draft.epoch)
                 continue
-            self._publish(request, line, longer)
-            line.chain = longer
-            line.sent += 1
+            self._publish(request, draft, longer)
+            draft.chain = longer
+            draft.sent += 1
 
-    def _longer(self, request: int, line: Line, scores: Scores) -> Tree | None:
-        """The chain with one more token; None where the shape stops. Where the shape fails after it
-        has drawn one, that is published all the same."""
+    def _add_token(self, request: int, draft: Draft, scores: Scores) -> Tree | None:
+        """Returns the chain with one more token; None where the shape stops. A token that was drawn
+        before the shape failed is published too."""
         try:
-            return self._job.shape.longer(line.chain, scores)
+            return self._job.shape.add_token(draft.chain, scores)
         except Exception:
-            for parent, token, law in scores.drawn:
-                self._publish(request, line, add(line.chain, parent, token, law))
+            for parent, token, law in scores.draws:
+                self._publish(request, draft, add(draft.chain, parent, token, law))
             raise
 
-    def _publish(self, request: int, line: Line, longer: Tree) -> None:
-        """Hands the last token over, with the law it was drawn from."""
+    def _publish(self, request: int, draft: Draft, longer: Tree) -> None:
+        """Sends the last token, and writes the law that it was drawn from."""
         q, slot = longer.q[-1], None
         if q is not None and self._job.laws is not None:
-            slot = line.sent % self._job.laws.shape[1]
+            slot = draft.sent % self._job.laws.shape[1]
             self._job.laws.tensor[request, slot] = q
-        self._tell("token", request, line.epoch, longer.tokens[-1], slot, self._drafting)
+        self._send("token", request, draft.epoch, longer.tokens[-1], slot, self._drafting)
 
 
 def work(channel: Channel) -> None:
-    """The worker's life: mail first, then one step of drafting, until the line is closed."""
+    """Runs a worker until the connection is closed."""
     (sys.path[:],) = channel.receive()
-    Desk(channel).work()
+    WorkerLoop(channel).work()
 
 
-class Desk:
-    """What a worker has before it: its mail, the models it knows and the job under way."""
+class WorkerLoop:
+    """The loop of a worker, with its unread messages, its models and its job."""
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
-        self._mail: deque[tuple[Any, ...]] = deque()
+        self._messages: deque[tuple[Any, ...]] = deque()
         self._models: dict[int, Backbone] = {}
         self._child: Child | None = None
-        self._number = 0  # of the job, with which all that is said of it is marked
+        self._number = 0  # of the job, which marks all messages about it
 
     def work(self) -> None:
-        """Raises ConnectionError once the parent has closed the line."""
+        """Handles messages first, then drafts one step, again and again. Raises ConnectionError
+        once the parent has closed the connection."""
         while True:
             try:
-                while self._mail or self._fetch():
-                    self._act(*self._mail.popleft())
-                if self._child is not None and self._child.busy():
+                while self._messages or self._fetch():
+                    self._handle(*self._messages.popleft())
+                if self._child is not None and self._child.is_busy():
                     self._child.step()
                     capture_new_sizes()
             except ConnectionError:
@@ -255,29 +266,30 @@ class Desk:
             except Exception as error:
                 log.exception("drafting failed")
                 self._child = None
-                self._tell("failed", f"{type(error).__name__}: {error}")
+                self._send("failed", f"{type(error).__name__}: {error}")
 
     def _fetch(self) -> bool:
-        """Takes in the mail there is, and waits for some where there is nothing to do."""
-        is_busy = self._child is not None and self._child.busy()
+        """Receives a message, and waits for one if there is nothing to draft. Returns whether one
+        came."""
+        is_busy = self._child is not None and self._child.is_busy()
         message = self._channel.receive(0.0 if is_busy else None)
         if message is not None:
-            self._mail.append(message)
+            self._messages.append(message)
         return message is not None
 
     def _is_abandoned(self) -> bool:
-        """Whether the mail ends the job under way."""
+        """Returns whether a message ends the current job."""
         while (message := self._channel.receive(0.0)) is not None:
-            self._mail.append(message)
-        return any(name in ("done", "begin") for name, *_ in self._mail)
+            self._messages.append(message)
+        return any(name in ("done", "begin") for name, *_ in self._messages)
 
-    def _tell(self, *message: Any) -> None:
+    def _send(self, *message: Any) -> None:
         self._channel.send((self._number, *message))
 
-    def _act(self, name: str, *content: Any) -> None:
+    def _handle(self, name: str, *content: Any) -> None:
         own: dict[str, Callable[..., None]] = {
             "begin": self._begin,
-            "model": self._learn,
+            "model": self._add_model,
             "forget": self._forget,
             "job": self._start,
             "done": self._stop,
@@ -292,25 +304,28 @@ class Desk:
         if threads != torch.get_num_threads():
             torch.set_num_threads(threads)
 
-    def _learn(self, key: int, model: Any, fused: bool) -> None:
-        _acquaint(model)
+    def _add_model(self, key: int, model: Any, fused: bool) -> None:
+        _prepare_classes(model)
         self._models[key] = Backbone(model, fused=fused)
-        self._tell("taught")
+        self._send("taught")
 
     def _forget(self, key: int) -> None:
         self._models.pop(key, None)
 
     def _start(self, key: int, job: Job) -> None:
-        self._child = Child(self._models[key], job, self._tell, self._is_abandoned)
+        self._child = Child(self._models[key], job, self._send, self._is_abandoned)
 
     def _stop(self) -> None:
         self._child = None
-        self._tell("idle")
+        self._send("idle")
 
 
-def _acquaint(model: Any) -> None:
-    """Builds every class of model once, without weights: transformers notes what a model can record
-    when one is made, and one that came by mail was never made here."""
+def _prepare_classes(model: Any) -> None:
+    """Builds every class of model once, without weights.
+
+    Transformers notes what a class can record when a model of it is made, and an unpickled model
+    was never made in this process.
+    """
     for part in model.modules():
         if isinstance(part, PreTrainedModel):
             with suppress(Exception), torch.device("meta"):
@@ -318,17 +333,17 @@ def _acquaint(model: Any) -> None:
 
 
 def main(handle: int, parent: int) -> None:
-    """The process's entry: ``handle`` is the file descriptor of its line to the parent, which is
-    the process of that id."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
-    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+    """Runs the process. ``handle`` is the descriptor of its connection to the parent, and
+    ``parent`` the parent's process id."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # The parent handles Ctrl-C.
+    threading.Thread(target=_exit_with_parent, args=(parent,), daemon=True).start()
     with suppress(ConnectionError):
         work(Channel(socket.socket(fileno=handle)))
 
 
-def _end_with(parent: int) -> None:
-    """Ends this process soon after its parent, whatever it is at, and although a fork of the parent
-    may have kept the other end of the line open."""
+def _exit_with_parent(parent: int) -> None:
+    """Ends this process soon after its parent, whatever it is doing. A closed connection is not
+    enough, because a fork of the parent may keep the other end open."""
     while os.getppid() == parent:
         time.sleep(PARENT_CHECK_SECONDS)
     os._exit(0)

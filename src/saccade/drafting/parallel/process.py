@@ -1,10 +1,10 @@
-"""The draft's process as its parent knows it: started, lent to one answer at a time, given back.
+"""Starts draft processes, lends each to one answer at a time, and takes it back.
 
-Its death or silence costs speed and nothing else.
+A process that dies or falls silent costs speed and nothing else.
 
-Every running process is listed here, so the collector never finishes one before what uses it. An
-answer has a :class:`Lending`: it ends when the answer is closed or when nobody refers to it any
-more, whichever comes first, and it ends once.
+Every running process is listed here, so the garbage collector never frees one before its user. An
+answer has a :class:`Lending`. It ends once: when the answer is closed, or when nothing refers to it
+any more.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from saccade.drafting.parallel.channel import Channel, LineClosed
 from saccade.drafting.parallel.child import Job
 from saccade.model.backbone import REMEMBERED, Backbone
 
-UP = 120.0  # seconds a worker may take to start
-STOP_SECONDS = 5.0  # that a worker may take to stop what it is at when its answer is closed
+START_SECONDS = 120.0  # that a worker may take to start, or to take a message
+STOP_SECONDS = 5.0  # that a worker may take to stop when its answer is closed
 
 Weights = tuple[tuple[int, int], ...]
-"""Where a model's weights are, and how often each was changed in place."""
+"""The address of each weight of a model, and how often it was changed in place."""
 
 
 class DraftError(RuntimeError):
@@ -41,21 +41,21 @@ class DraftError(RuntimeError):
 
 
 class Worker:
-    """A running process, lent to one answer at a time; it keeps the models it was taught.
+    """A running draft process, lent to one answer at a time; it keeps the models that it was sent.
 
-    It owns its end of the line to the process, and both are ended by :meth:`end`.
+    This object owns the parent's end of the connection. :meth:`end` ends both.
     """
 
     def __init__(self) -> None:
         self._job = 0
         self._parent = os.getpid()
         self._models: WeakKeyDictionary[Backbone, tuple[int, Weights]] = WeakKeyDictionary()
-        self._taught: set[int] = set()
+        self._sent_models: set[int] = set()
         here, there = socket.socketpair()
         self.channel = Channel(here)
         try:
             with there:
-                # not multiprocessing.Process: that would run a caller's script again to import it
+                # multiprocessing.Process would run the caller's script again to import it.
                 self.process = subprocess.Popen(
                     [
                         sys.executable,
@@ -72,59 +72,63 @@ class Worker:
         _running[id(self)] = self
         self.send(sys.path)
 
-    def knows(self, backbone: Backbone) -> bool:
+    def has_model(self, backbone: Backbone) -> bool:
+        """Returns whether the process has this model already."""
         return backbone in self._models
 
-    def hand(self, backbone: Backbone, job: Job) -> None:
-        """Begins new answers; what the worker still has to say about older ones is ignored."""
+    def start_job(self, backbone: Backbone, job: Job) -> None:
+        """Starts a job, and sends the model if the process lacks it. Messages about older jobs are
+        ignored from now on."""
         self._job += 1
         self.send("begin", self._job, job.threads)
-        for gone in self._taught - {number for number, _ in self._models.values()}:
-            self._taught.discard(gone)
-            self.send("forget", gone)
+        for freed in self._sent_models - {number for number, _ in self._models.values()}:
+            self._sent_models.discard(freed)
+            self.send("forget", freed)
         weights = _weights_of(backbone.model)
-        number, known = self._models.get(backbone, (0, ()))
-        if known != weights:
-            number = number or max(self._taught, default=0) + 1
+        number, sent_weights = self._models.get(backbone, (0, ()))
+        if sent_weights != weights:
+            number = number or max(self._sent_models, default=0) + 1
             bare = copy(backbone.model)
             vars(bare).pop(REMEMBERED, None)
-            with _mailable(bare):
+            with _without_local_hooks(bare):
                 self.send("model", number, bare, backbone.fused is not None)
-            if self.receive(UP) != ("taught",):
+            if self.receive(START_SECONDS) != ("taught",):
                 raise DraftError("the draft process could not take the model")
             self._models[backbone] = number, weights
-            self._taught.add(number)
+            self._sent_models.add(number)
         self.send("job", number, job)
 
     def send(self, *message: Any) -> None:
-        """Sends a message. Raises DraftError where nobody reads it, OSError where no descriptor or
-        memory is left for its tensors."""
+        """Sends a message. Raises DraftError where the process does not read it, and OSError where
+        no descriptor or memory is left for its tensors."""
         try:
-            self.channel.send(message, UP)
+            self.channel.send(message, START_SECONDS)
         except (LineClosed, TimeoutError) as error:
             raise DraftError("the draft process has died") from error
 
     def receive(self, patience: float) -> tuple[Any, ...] | None:
-        """The next message about this job, or None if none comes within ``patience`` seconds. What
-        a process sent before it died is received first."""
+        """Returns the next message about this job; None if none comes within ``patience`` seconds.
+
+        Messages that a process sent before it died are still received.
+        """
         deadline = time.monotonic() + patience
         try:
             while True:
                 left = max(0.0, deadline - time.monotonic())
-                found = self.channel.receive(left)
-                if found is None:
+                received = self.channel.receive(left)
+                if received is None:
                     return None
-                job, *message = found
+                job, *message = received
                 if job == self._job:
                     return tuple(message)
         except LineClosed as error:
             raise DraftError("the draft process has died") from error
 
     def stop(self, patience: float) -> None:
-        """Ends the job under way, and waits so long for the process to be idle.
+        """Ends the current job, and waits ``patience`` seconds for the process to become idle.
 
-        Without patience it is idle within a step or a piece of its prompt. Raises DraftError where
-        it does not read that, or is still at work.
+        With zero patience it does not wait; the process will be idle after its current step or
+        piece of a prompt. Raises DraftError where the process has died or is still busy.
         """
         try:
             self.channel.send(("done",), patience)
@@ -139,21 +143,22 @@ class Worker:
                 return
 
     def kill(self) -> None:
-        """Ends the process; what it had sent can still be received. In a fork of the process that
-        has started it nothing happens: it is not the fork's."""
+        """Kills the process; the messages that it has sent can still be received. In a fork of the
+        parent this does nothing, because the worker is the parent's."""
         if os.getpid() == self._parent:
             self.process.kill()
             self.process.wait()
 
     def end(self) -> None:
-        """Ends the process and closes the line; a second time nothing happens."""
+        """Ends the process and closes the connection; a second call does nothing."""
         _running.pop(id(self), None)
         self.kill()
         self.channel.close()
 
 
 def _weights_of(model: Any) -> Weights:
-    """Changes when a weight is replaced, or changed in place by anything that torch counts."""
+    """Returns a value that changes when a weight is replaced, or is changed in place in a way that
+    torch counts."""
     return tuple(map(_weight_of, (*model.parameters(), *model.buffers())))
 
 
@@ -163,27 +168,33 @@ def _weight_of(weight: Tensor) -> tuple[int, int]:
 
 
 @contextmanager
-def _mailable(model: Any) -> Iterator[None]:
-    """For the length of a call, without the hooks that cannot be sent: transformers puts some on
-    where it records hidden states, and notes that it has; the worker's copy gets its own."""
-    taken: list[tuple[dict[Any, Any], dict[Any, Any]]] = []
+def _without_local_hooks(model: Any) -> Iterator[None]:
+    """Removes hooks that cannot be pickled from a model for the length of a block.
+
+    Transformers adds local functions as hooks where it records hidden states, and a flag that says
+    so. The worker's copy of the model gets hooks of its own.
+    """
+    removed: list[tuple[dict[Any, Any], dict[Any, Any]]] = []
     for part in model.modules():
         flags = {CAPTURING: part.__dict__[CAPTURING]} if CAPTURING in part.__dict__ else {}
-        for kept in (part._forward_hooks, part._forward_pre_hooks):
-            local = {key: hook for key, hook in kept.items() if "<locals>" in _where(hook)}
-            taken.append((kept, local))
-        taken.append((part.__dict__, flags))
-    for place, things in taken:
-        for key in things:
-            del place[key]
+        for hooks in (part._forward_hooks, part._forward_pre_hooks):
+            local = {
+                key: hook for key, hook in hooks.items() if "<locals>" in _qualified_name(hook)
+            }
+            removed.append((hooks, local))
+        removed.append((part.__dict__, flags))
+    for owner, entries in removed:
+        for key in entries:
+            del owner[key]
     try:
         yield
     finally:
-        for place, things in taken:
-            place.update(things)
+        for owner, entries in removed:
+            owner.update(entries)
 
 
-def _where(hook: Any) -> str:
+def _qualified_name(hook: Any) -> str:
+    """Returns the qualified name of a hook, of a function or an object."""
     return str(vars(type(hook)).get("__qualname__", "")) + str(getattr(hook, "__qualname__", ""))
 
 
@@ -192,13 +203,16 @@ CAPTURING = "_output_capturing_hooks_installed"
 _running: dict[int, Worker] = {}
 """Every worker that has not been ended, by its id."""
 _idle: deque[Worker] = deque()
-"""Those that are lent to nobody. Only single operations of a deque are used, which are atomic: the
-collector may give a worker back at any moment, in any thread."""
+"""The workers that are not lent. Only single operations of a deque are used, which are atomic,
+because the garbage collector may return a worker at any moment and in any thread."""
 
 
 class Lending:
-    """One answer's use of a worker. It is given back once, by :meth:`close` or, where nobody closes
-    it, when nobody refers to this object any more; from then on nothing reaches the worker."""
+    """One answer's use of a worker.
+
+    The worker is given back once: by :meth:`close`, or when nothing refers to this object any more.
+    From then on nothing reaches the worker through it.
+    """
 
     def __init__(
         self, worker: Worker, give_back: Callable[[Worker, float], None] | None = None
@@ -210,36 +224,36 @@ class Lending:
 
     @property
     def worker(self) -> Worker:
-        """Raises DraftError once it was given back."""
+        """The worker. Raises DraftError once it was given back."""
         if not self._unclosed.alive:
             raise DraftError("the draft process was given back")
         return self._worker
 
     def close(self) -> None:
-        """Gives the worker back, idle; a second time nothing happens."""
+        """Gives the worker back, idle; a second call does nothing."""
         if self._unclosed.detach() is not None:
             self._give_back(self._worker, STOP_SECONDS)
 
 
 def lend(backbone: Backbone) -> Lending:
-    """Lends an idle worker, one that knows the model if there is one, or a new process."""
-    found: list[Worker] = []
+    """Lends an idle worker, if possible one that has the model already; else a new process."""
+    workers: list[Worker] = []
     with suppress(IndexError):
         while True:
-            found.append(_idle.pop())
-    for worker in [worker for worker in found if worker.process.poll() is not None]:
-        found.remove(worker)
+            workers.append(_idle.pop())
+    for worker in [worker for worker in workers if worker.process.poll() is not None]:
+        workers.remove(worker)
         worker.end()
-    if not found:
+    if not workers:
         return Lending(Worker())
-    best = max(found, key=lambda worker: worker.knows(backbone))
-    found.remove(best)
-    _idle.extend(found)
+    best = max(workers, key=lambda worker: worker.has_model(backbone))
+    workers.remove(best)
+    _idle.extend(workers)
     return Lending(best)
 
 
 def take_back(worker: Worker, patience: float) -> None:
-    """Puts a worker among the idle ones; one that has died or does not stop is ended."""
+    """Puts a worker among the idle ones. One that has died or does not stop is ended."""
     try:
         worker.stop(patience)
     except Exception:
@@ -249,7 +263,7 @@ def take_back(worker: Worker, patience: float) -> None:
 
 
 def prepare() -> None:
-    """Starts a process ahead of need: it takes seconds, beside which models can load."""
+    """Starts a process in advance, since that takes seconds, in which models can load."""
     if not _idle:
         _idle.append(Worker())
 
@@ -263,18 +277,18 @@ def _dismiss() -> None:
 
 @atexit.register
 def _end_all() -> None:
-    """Ends every worker, also one whose answer was left half way."""
+    """Ends every worker, whether its answer is complete or not."""
     _idle.clear()
     for worker in list(_running.values()):
         worker.end()
 
 
 def _disown_all() -> None:
-    """In a fork of this process: its parent's workers stay its parent's."""
+    """Forgets all workers in a fork of this process, because they are the parent's."""
     _idle.clear()
     for worker in list(_running.values()):
         worker.channel.close()
-        worker.process.returncode = 0  # So that Popen does not wait for a stranger's child.
+        worker.process.returncode = 0  # Popen must not wait for a child of another process.
     _running.clear()
 
 

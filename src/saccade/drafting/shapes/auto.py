@@ -103,7 +103,7 @@ class Auto(Shape):
     """The controller. ``costs`` are those of bare forwards on this machine; ``runners`` is how many
     alternatives to each token are weighed (0: every draft is a chain)."""
 
-    timed: ClassVar[bool] = True
+    needs_costs: ClassVar[bool] = True
     optional: ClassVar[bool] = True
 
     costs: Costs | None = None
@@ -113,7 +113,7 @@ class Auto(Shape):
     def branches(self) -> bool:
         return self.runners > 0
 
-    def chained(self) -> Auto:
+    def as_chains(self) -> Auto:
         return replace(self, runners=0)
 
     def start(self) -> State:
@@ -149,7 +149,7 @@ class Auto(Shape):
                 runners.append(Runner(worth, last, other, other_odds))
             token, q = scores.draw(last, law)
             tree = add(tree, last, token, q, odds)
-            if token in scores.rules.ends:
+            if token in scores.rules.end_ids:
                 # Mostly one round is left, of which a runner-up would spare no more than a level.
                 return tree
             reach *= chance
@@ -202,7 +202,7 @@ class Auto(Shape):
 
     def _bare(self, estimates: Estimates) -> BareCosts:
         """Costs of bare forwards; of forwards that are shared, this request's part."""
-        return _tabulate(self.prices, estimates.requests)
+        return _tabulate(self.forward_costs, estimates.requests)
 
     def _plain_seconds(self, estimates: Estimates) -> float:
         """Seconds of a token of plain decoding."""
@@ -243,7 +243,7 @@ class Auto(Shape):
         requests, rows = 1, 1 + len(round.tree)
         if round.load is not None:
             requests, rows = round.load.requests, round.load.rows
-        stretch = round.verify_seconds / self.prices.together(requests, rows)
+        stretch = round.verify_seconds / self.forward_costs.verify_together(requests, rows)
         return RATE_MEMORY * estimates.stretch + (1 - RATE_MEMORY) * stretch
 
 
@@ -257,7 +257,7 @@ class BareCosts(NamedTuple):
 
 @lru_cache(maxsize=256)
 def _tabulate(costs: Costs, requests: int) -> BareCosts:
-    costs = costs.shared(requests)
+    costs = costs.per_request(requests)
     rows = range(1, MAX_DRAFT_NODES + MAX_DRAFT_DEPTH + 3)
     verify = (0.0, *(costs.verify(count) for count in rows))
     # Time grows in steps. The first row of a step is dear and opens the way to cheap ones, so the

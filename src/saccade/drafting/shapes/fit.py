@@ -1,8 +1,8 @@
-"""Shape ``fit``: the chain length or tree that pays best at what forwards cost here.
+"""Shape ``fit``: the chain length or tree that emits most tokens a second at what forwards cost.
 
 Expected tokens per second of a shape = E[tokens emitted] / (draft levels x c + T(n)), with T(n) the
-target's time for n rows, c the draft's for one level and E from the rate at which drafts are
-accepted (Leviathan et al. 2023, Sec. 3; the ideal speedup is this over 1 / T(1)).
+target's time for n rows, c the draft's for one level, and E from the acceptance rate (Leviathan et
+al. 2023, Sec. 3; the ideal speedup is this over 1 / T(1)).
 """
 
 from __future__ import annotations
@@ -15,13 +15,17 @@ from saccade.core.protocols import Growing, Shape, State
 from saccade.core.result import Round
 from saccade.drafting.shapes.policies import Chain, Paths, grow_static
 
-LONGEST = 12
-PRIOR_RATE, PRIOR_WEIGHT, MEMORY = 0.85, 8.0, 0.98
-DOUBT = 0.02  # a round: of what more rows than it had are believed to cost beyond it
+MAX_CHAIN_LENGTH = 12
+PRIOR_ACCEPTANCE = 0.85
+PRIOR_WEIGHT = 8.0  # tokens
+ACCEPTANCE_MEMORY = 0.98  # what is left of the judged tokens after one more round
+# What more rows are believed to cost beyond a round's rows falls by this share each round, so that
+# sizes that were dear in a busy moment are tried again.
+EXTRA_COST_DECAY = 0.02
 
 
 class Rate(NamedTuple):
-    """How much came true of what was tried, summed over rounds; old ones fade."""
+    """Hits and tries, summed over rounds; older rounds count less."""
 
     hits: float
     tries: float
@@ -31,19 +35,20 @@ class Rate(NamedTuple):
         return self.hits / self.tries
 
     def fold(self, hits: float, tries: float, memory: float) -> Rate:
-        """With one more round; ``memory`` is what is left of those before."""
+        """Returns the rate with one more round; ``memory`` is what is left of those before."""
         return Rate(self.hits * memory + hits, self.tries * memory + tries)
 
 
 def expected_chain(rate: float, length: int) -> float:
-    """E[tokens] of a chain whose tokens are each accepted at ``rate``: 1 + a + a^2 + ..."""
+    """Returns E[tokens] of a chain whose tokens are each accepted at rate a: 1 + a + a^2 + ..."""
     return sum(rate**i for i in range(length + 1))
 
 
 def expected_tree(rate: float, paths: Paths) -> float:
-    """E[tokens] of a static tree; rank r is right with probability rate, then half of what is left.
+    """Returns E[tokens] of a static tree.
 
-    The halving is a model, stated here and nowhere measured; chains do not depend on it.
+    The first rank is right with probability ``rate``, and each further rank with half of what is
+    left. The halving is an assumption that was not measured; chains do not depend on it.
     """
     share = [rate]
     for _ in range(max((max(path) for path in paths), default=0)):
@@ -57,24 +62,25 @@ def expected_tree(rate: float, paths: Paths) -> float:
     return total
 
 
-class Learnt(NamedTuple):
-    """State of ``Fit``: how often drafts are accepted, and how far forwards keep to their costs."""
+class FitState(NamedTuple):
+    """The state of ``Fit``: how often drafts are accepted, and how forwards compare with their
+    measured costs."""
 
     accepted: Rate
-    ratios: tuple[float, ...] = ()  # [rows]: seconds believed over those measured; empty: 1
-    requests: int = 1  # in the forwards, as of the last round
+    ratios: tuple[float, ...] = ()  # [rows]: believed seconds over measured ones; empty: all 1
+    requests: int = 1  # that shared the forwards of the last round
 
 
 @dataclass(frozen=True)
 class Fit(Shape):
-    """Before every round, the chain length or tree with the best expected rate.
+    """Chooses before every round the chain length or tree with the best expected rate.
 
-    Costs are measured once per machine and pair, and corrected by what rounds take (but when
-    sampling, where what is drawn depends on no clock); the acceptance rate is folded from the
-    rounds, starting at a stated prior.
+    Costs are measured once per machine and pair, and corrected by the seconds of rounds. They are
+    not corrected when sampling, so that draws do not depend on any clock. The acceptance rate is
+    folded from the rounds, starting at the prior.
     """
 
-    timed: ClassVar[bool] = True
+    needs_costs: ClassVar[bool] = True
 
     trees: tuple[Paths, ...] = ()
     costs: Costs | None = None
@@ -87,65 +93,73 @@ class Fit(Shape):
     def stepwise(self) -> bool:
         return True
 
-    def beside(self) -> Chain:
-        """The most tokens that the draft writes while the target judges as many (HIPPO's and
-        PEARL's gamma, T_target / T_draft)."""
-        draft, judge = self.prices.draft, self.prices.verify
-        return Chain(max((n for n in range(1, LONGEST + 1) if n * draft <= judge(n)), default=1))
+    def for_parallel(self) -> Chain:
+        """Returns the chain of as many tokens as the draft writes while the target judges as many:
+        HIPPO's and PEARL's gamma, T_target / T_draft."""
+        draft, judge = self.forward_costs.draft, self.forward_costs.verify
+        return Chain(
+            max((n for n in range(1, MAX_CHAIN_LENGTH + 1) if n * draft <= judge(n)), default=1)
+        )
 
-    def chained(self) -> Fit:
+    def as_chains(self) -> Fit:
         return replace(self, trees=())
 
     def start(self) -> State:
-        return Learnt(Rate(PRIOR_RATE * PRIOR_WEIGHT, PRIOR_WEIGHT))
+        return FitState(Rate(PRIOR_ACCEPTANCE * PRIOR_WEIGHT, PRIOR_WEIGHT))
 
     def choose(self, state: State) -> int | Paths:
-        """A chain length or the paths of a tree."""
-        learnt: Learnt = state
-        costs, ratios = self.prices.shared(learnt.requests), learnt.ratios or self._believed
-        rate, busy = learnt.accepted.share, min(ratios[1:])
+        """Returns a chain length or the paths of a tree."""
+        learnt: FitState = state
+        costs = self.forward_costs.per_request(learnt.requests)
+        ratios = learnt.ratios or self._unit_ratios
+        rate, draft_ratio = learnt.accepted.share, min(ratios[1:])
         options: list[tuple[int | Paths, float, int, int]] = [
-            *((n, expected_chain(rate, n), n, n + 1) for n in range(1, LONGEST + 1)),
+            *((n, expected_chain(rate, n), n, n + 1) for n in range(1, MAX_CHAIN_LENGTH + 1)),
             *((t, expected_tree(rate, t), max(map(len, t)), len(t) + 1) for t in self.trees),
         ]
 
         def speed(option: tuple[int | Paths, float, int, int]) -> float:
             _, tokens, levels, rows = option
-            return tokens / (busy * levels * costs.draft + ratios[rows] * costs.verify(rows))
+            seconds = draft_ratio * levels * costs.draft + ratios[rows] * costs.verify(rows)
+            return tokens / seconds
 
         return max(options, key=speed)[0]
 
     @property
-    def _believed(self) -> tuple[float, ...]:
-        return (1.0,) * (2 + max(LONGEST, *map(len, self.trees), 0))
+    def _unit_ratios(self) -> tuple[float, ...]:
+        """The ratios before anything was measured, by the number of rows from 0 on."""
+        return (1.0,) * (2 + max(MAX_CHAIN_LENGTH, *map(len, self.trees), 0))
 
     def grow(self, state: State) -> Growing:
         choice = self.choose(state)
         return Chain(choice).grow(None) if isinstance(choice, int) else grow_static(choice)
 
     def fold(self, state: State, round: Round) -> State:
-        learnt: Learnt = state
+        learnt: FitState = state
         accepted = len(round.verdict.accepted)
         refused = round.verdict.kind == "recovered"
-        rate = learnt.accepted.fold(accepted, accepted + refused, MEMORY)
+        rate = learnt.accepted.fold(accepted, accepted + refused, ACCEPTANCE_MEMORY)
         if round.p.rules.sample:
             return learnt._replace(accepted=rate)
         if round.load is not None:
             return learnt._replace(accepted=rate, requests=round.load.requests)
-        return Learnt(rate, self._corrected(learnt.ratios or self._believed, round))
+        return FitState(rate, self._correct_ratios(learnt.ratios or self._unit_ratios, round))
 
-    def _corrected(self, ratios: tuple[float, ...], round: Round) -> tuple[float, ...]:
-        """What is believed after a round: a dearer one at once, a cheaper one by half; fewer rows
-        take no longer and more no less; and of more rows that nobody has tried for long their
-        price is doubted, until it is low enough for them to be tried."""
+    def _correct_ratios(self, ratios: tuple[float, ...], round: Round) -> tuple[float, ...]:
+        """Returns the ratios after a round.
+
+        A dearer round is believed at once, a cheaper one by half. Fewer rows take no longer than
+        this round, and more rows no less. The price of more rows falls slowly while they are not
+        tried, until they are tried again.
+        """
         rows = 1 + len(round.tree)
         if round.verify_seconds <= 0 or rows >= len(ratios):
             return ratios
-        bare = [0.0, *(self.prices.verify(n) for n in range(1, len(ratios)))]
+        bare = [0.0, *(self.forward_costs.verify(n) for n in range(1, len(ratios)))]
         seconds = [ratio * cost for ratio, cost in zip(ratios, bare, strict=True)]
-        took = round.verify_seconds
-        here = max(took, (seconds[rows] + took) / 2)
+        measured = round.verify_seconds
+        here = max(measured, (seconds[rows] + measured) / 2)
         fewer = [min(each, here) for each in seconds[1:rows]]
-        more = [max(here, each - DOUBT * (each - here)) for each in seconds[rows + 1 :]]
-        found = zip((*fewer, here, *more), bare[1:], strict=True)
-        return (1.0, *(each / cost for each, cost in found))
+        more = [max(here, each - EXTRA_COST_DECAY * (each - here)) for each in seconds[rows + 1 :]]
+        pairs = zip((*fewer, here, *more), bare[1:], strict=True)
+        return (1.0, *(each / cost for each, cost in pairs))

@@ -1,5 +1,7 @@
-"""Shapes of a draft. A growing draft is a generator: it yields the tree it wants scored, is sent
-the scores, and returns the finished tree; whoever drives it may score many requests' together.
+"""Fixed shapes of a draft: chains, static trees and best-first trees.
+
+A growing draft is a generator. It yields the tree to be scored, is sent the scores, and returns the
+finished tree, so the caller may score the trees of many requests together.
 """
 
 from __future__ import annotations
@@ -20,14 +22,17 @@ from saccade.core.tree import ROOT, Tree, add
 Paths = tuple[tuple[int, ...], ...]
 """A static tree as paths of top-k ranks: (0, 1) is the runner-up after the best first token."""
 
-LONGEST, LARGEST = 63, 64  # tokens of a chain, nodes of a tree that a user writes
+# The largest shapes that a user may write.
+MAX_CHAIN_TOKENS = 63
+MAX_TREE_NODES = 64
 
 
 @dataclass(frozen=True)
 class Chain(Shape):
     """``length`` tokens in a row: the draft's arg-max when greedy, else a draw from its law.
 
-    Fewer where one of them would end the answer, or where a shape derived from this one stops.
+    There are fewer where one of them would end the answer, or where ``goes_on`` of a derived class
+    stops the chain.
     """
 
     family: ClassVar[str] = "chain"
@@ -37,11 +42,11 @@ class Chain(Shape):
     length: int
 
     @classmethod
-    def read(cls, text: str) -> Shape:
-        return Chain(size("chain", text, LONGEST))
+    def parse(cls, text: str) -> Shape:
+        return Chain(parse_size("chain", text, MAX_CHAIN_TOKENS))
 
     @property
-    def written(self) -> str:
+    def spelling(self) -> str:
         return f"chain-{self.length}"
 
     @property
@@ -57,15 +62,17 @@ class Chain(Shape):
         return type(self).goes_on is not Chain.goes_on
 
     def goes_on(self, scores: Scores, node: int, law: Law | None) -> bool:
-        """Whether one more token is drawn after ``node``, decided before the draw (see ``Tree``).
+        """Returns whether one more token is drawn after ``node``. It is decided before the draw
+        (see ``Tree``).
 
-        ``law`` is the draft's there. The first token of a draft is not asked about. Derive from
-        ``Chain`` and override this for a chain that stops by itself; it must be a pure function.
+        ``law`` is the draft's law there. It is not called for the first token of a draft. Derive
+        from ``Chain`` and override this for a chain that stops by itself; it must be a pure
+        function.
         """
         return True
 
-    def longer(self, tree: Tree, scores: Scores) -> Tree | None:
-        """The chain with one more token; None where it stops."""
+    def add_token(self, tree: Tree, scores: Scores) -> Tree | None:
+        """Returns the chain with one more token; None where it stops."""
         last = len(tree) - 1
         law = scores.law(last)
         if len(tree) and not self.goes_on(scores, last, law):
@@ -77,16 +84,19 @@ class Chain(Shape):
         tree, ended = Tree(), False
         while len(tree) < self.length and not ended:
             scores: Scores = yield tree
-            longer = self.longer(tree, scores)
+            longer = self.add_token(tree, scores)
             if longer is None:
                 break
-            tree, ended = longer, longer.tokens[-1] in scores.rules.ends
+            tree, ended = longer, longer.tokens[-1] in scores.rules.end_ids
         return tree
 
 
 def confidence(scores: Scores, node: int, law: Law | None) -> float:
-    """The draft's probability of the token after ``node``: of its choice when greedy, else the mean
-    over its draws, sum q^2, which is known before one is drawn."""
+    """Returns the draft's probability of the token after ``node``.
+
+    When greedy it is that of the draft's choice. When sampling it is the mean over the draws,
+    sum q^2, which does not depend on the draw.
+    """
     if isinstance(law, Tensor):
         return float(law.square().sum())
     plain = scores.logits(node).float().softmax(-1)
@@ -107,8 +117,8 @@ class Static(Shape):
         check_paths(self.paths)
 
     @classmethod
-    def read(cls, text: str) -> Shape:
-        """A user's own tree: ``0,1,0.0,0.1`` for two first tokens and two after the first."""
+    def parse(cls, text: str) -> Shape:
+        """Parses a tree: ``0,1,0.0,0.1`` has two first tokens, and two more after the first."""
         try:
             paths = tuple(tuple(int(rank) for rank in path.split(".")) for path in text.split(","))
             check_paths(paths)
@@ -117,14 +127,16 @@ class Static(Shape):
                 f"cannot read the tree paths-{text}: write ranks joined by dots, as in "
                 f"paths-0,1,0.0,0.1 ({error})"
             ) from error
-        if len(set(paths)) > LARGEST:
-            raise MethodError(f"a tree of {len(set(paths))} nodes is too large: {LARGEST} at most")
-        if (rank := max(map(max, paths))) >= LARGEST:
-            raise MethodError(f"a tree's ranks go from 0 to {LARGEST - 1}, not to {rank}")
+        if len(set(paths)) > MAX_TREE_NODES:
+            raise MethodError(
+                f"a tree of {len(set(paths))} nodes is too large: {MAX_TREE_NODES} at most"
+            )
+        if (rank := max(map(max, paths))) >= MAX_TREE_NODES:
+            raise MethodError(f"a tree's ranks go from 0 to {MAX_TREE_NODES - 1}, not to {rank}")
         return Static(tuple(dict.fromkeys(sorted(paths, key=lambda path: (len(path), path)))))
 
     @property
-    def written(self) -> str:
+    def spelling(self) -> str:
         return "paths-" + ",".join(".".join(map(str, path)) for path in self.paths)
 
     @property
@@ -137,10 +149,10 @@ class Static(Shape):
 
 @dataclass(frozen=True)
 class Best(Shape):
-    """The ``nodes`` likeliest tree by the draft's law: best first, one draft forward a node.
+    """The likeliest tree of ``nodes`` nodes by the draft's law, with one draft forward per node.
 
-    A child is never likelier than its parent, so this order finds the tree of greatest expected
-    acceptance under q.
+    A child is never likelier than its parent, so taking the likeliest node each time finds the tree
+    of greatest expected acceptance under q.
     """
 
     family: ClassVar[str] = "best"
@@ -150,11 +162,11 @@ class Best(Shape):
     nodes: int
 
     @classmethod
-    def read(cls, text: str) -> Shape:
-        return Best(size("best", text, LARGEST))
+    def parse(cls, text: str) -> Shape:
+        return Best(parse_size("best", text, MAX_TREE_NODES))
 
     @property
-    def written(self) -> str:
+    def spelling(self) -> str:
         return f"best-{self.nodes}"
 
     @property
@@ -164,30 +176,34 @@ class Best(Shape):
     def grow(self, state: State) -> Growing:
         tree = Tree()
         scores: Scores = yield tree
-        open_: list[tuple[float, int, int]] = []  # (-log of the path's probability, node, token)
-        _offer(open_, scores, ROOT, 0.0, self.nodes)
-        while len(tree) < self.nodes and open_:
-            worth, parent, token = heapq.heappop(open_)
+        # Each candidate is (-log of its path's probability, parent, token).
+        candidates: list[tuple[float, int, int]] = []
+        _push_children(candidates, scores, ROOT, 0.0, self.nodes)
+        while len(tree) < self.nodes and candidates:
+            surprise, parent, token = heapq.heappop(candidates)
             tree = add(tree, parent, token)
             if len(tree) < self.nodes:
                 scores = yield tree
-                _offer(open_, scores, len(tree) - 1, worth, self.nodes)
+                _push_children(candidates, scores, len(tree) - 1, surprise, self.nodes)
         return tree
 
 
-def _offer(
-    heap: list[tuple[float, int, int]], scores: Scores, node: int, worth: float, count: int
+def _push_children(
+    heap: list[tuple[float, int, int]], scores: Scores, node: int, surprise: float, count: int
 ) -> None:
+    """Pushes the likeliest tokens after ``node``, whose path has a -log probability of
+    ``surprise``."""
     law = torch.log_softmax(scores.logits(node).double(), -1)
     for token in scores.top(node, count):
         if bool(law[token].isfinite()):
-            heapq.heappush(heap, (worth - float(law[token]), node, token))
+            heapq.heappush(heap, (surprise - float(law[token]), node, token))
 
 
 def grow_static(paths: Paths) -> Growing:
+    """Grows a static tree of top-k ranks, one level per draft forward."""
     tree = Tree()
     node_of: dict[tuple[int, ...], int] = {(): ROOT}
-    levels = max((len(path) for path in paths), default=1)  # even of an empty tree one is looked at
+    levels = max((len(path) for path in paths), default=1)  # An empty tree scores its root too.
     for depth in range(1, levels + 1):
         level = sorted(path for path in paths if len(path) == depth and path[:-1] in node_of)
         scores: Scores = yield tree
@@ -198,24 +214,24 @@ def grow_static(paths: Paths) -> Growing:
         best = {above: tops[node_of[above]] for above in widest}
         for path in level:
             above, rank = path[:-1], path[-1]
-            if rank < len(best[above]):  # the rules may leave fewer tokens than the tree has ranks
+            if rank < len(best[above]):  # The rules may leave fewer tokens than there are ranks.
                 node_of[path] = len(tree)
                 tree = add(tree, node_of[above], best[above][rank])
     return tree
 
 
 def check_paths(paths: Sequence[Sequence[int]]) -> None:
-    """Raises ValueError unless every path's beginnings are paths too."""
-    known = {tuple(path) for path in paths}
-    for path in known:
-        if len(path) > 1 and path[:-1] not in known:
+    """Raises ValueError unless the parent of every path is a path too."""
+    unique = {tuple(path) for path in paths}
+    for path in unique:
+        if len(path) > 1 and path[:-1] not in unique:
             raise ValueError(f"tree path {list(path)} has no parent {list(path[:-1])}")
         if not path or min(path) < 0:
             raise ValueError(f"a tree path is a list of ranks from 0, not {list(path)}")
 
 
-def size(family: str, text: str, largest: int) -> int:
-    """The whole number N of ``FAMILY-N``. Raises MethodError where it is none up to ``largest``."""
+def parse_size(family: str, text: str, largest: int) -> int:
+    """Returns the N of ``FAMILY-N``. Raises MethodError unless it is from 1 to ``largest``."""
     count = int(text) if text.isascii() and text.isdigit() else 0
     if not 1 <= count <= largest:
         raise MethodError(f"shape={family}-{text}: write {family}-N with N from 1 to {largest}")

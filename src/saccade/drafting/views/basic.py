@@ -1,6 +1,6 @@
-"""What the draft sees: a function from (what the target revealed, its whole prompt) to its prompt.
+"""Views: what the draft reads, as a function of the target's prefill and the draft's whole prompt.
 
-Most views keep a budget of the visual tokens; each kind is one pure selector. Text is always kept.
+Most views keep a budget of the visual tokens, chosen by one pure selector. Text is always kept.
 """
 
 from __future__ import annotations
@@ -19,35 +19,36 @@ from saccade.core.prompt import Prefill, Prompt, Texts
 from saccade.core.protocols import Early, Positions, Refresh, View
 from saccade.drafting.views import saliency
 
-GOLDEN = (5**0.5 - 1) / 2
-LOOKED_AT, STEPS = 16, 32  # tokens that seed a draw; steps to the mean of what they are
+GOLDEN_RATIO = (5**0.5 - 1) / 2
+SEED_TOKENS = 16  # embeddings that the seed of a random view is computed from
+SEED_STEPS = 32  # The embeddings are rounded to their mean magnitude over this.
 
-Guide = Float[Tensor, " seen"] | None
-"""Attention per visual token of the draft's prompt, for the selectors that ask for it."""
+Guide = Float[Tensor, " visual"] | None
+"""Attention per visual token of the draft's prompt, for the selectors that need it."""
 
 Select = Callable[[Prompt, Guide, int], Int[Tensor, " kept"]]
 """(the draft's whole prompt, guide, budget) -> kept visual tokens."""
 
-Measure = Callable[[Prefill], Float[Tensor, " seen"]]
+Measure = Callable[[Prefill], Float[Tensor, " visual"]]
 
 
 @runtime_checkable
 class Ranking(Protocol):
-    """A selector that keeps the most salient tokens; without a guide, by what else it has."""
+    """A selector that keeps the most salient tokens, with a saliency that needs no guide too."""
 
-    def saliency(self, prompt: Prompt, guide: Guide) -> Float[Tensor, " seen"]: ...
+    def saliency(self, prompt: Prompt, guide: Guide) -> Float[Tensor, " visual"]: ...
 
     def __call__(self, prompt: Prompt, guide: Guide, budget: int) -> Int[Tensor, " kept"]: ...
 
 
 @dataclass(frozen=True)
 class Pruned(View):
-    """Keeps a share ``keep`` of the visual tokens, the ones ``select`` chooses.
+    """Keeps a share ``keep`` of the visual tokens: those that ``select`` chooses.
 
-    ``positions``: "original" leaves each token where it stood; "repacked" counts the kept tokens
-    from 0 as if nothing had been cut (one number on every axis). ``early``: what a draft that works
-    beside the target reads before the target's attention is known: nothing yet ("wait"), twice the
-    budget by the saliency that needs no target ("superset"), or everything ("all").
+    ``positions``: "original" leaves each token's position as it was; "repacked" counts the tokens
+    that stay from 0, with one number on every axis. ``early`` is what a draft beside the target
+    reads before there is attention: nothing ("wait"), twice the budget by the saliency that needs
+    no target ("superset"), or everything ("all").
     """
 
     name: str
@@ -56,7 +57,7 @@ class Pruned(View):
     attention: bool = False
     positions: Positions = "original"
     own_keys: bool = False
-    guide: Measure = saliency.attended  # used where ``attention`` is asked for
+    guide: Measure = saliency.attended  # used where ``attention`` is set
     refresh: Refresh | None = None
     early: Early = "wait"
     rounding: saliency.Rounding = "nearest"  # of the budget
@@ -73,34 +74,36 @@ class Pruned(View):
 
     def __call__(self, prefill: Prefill, prompt: Prompt) -> Prompt:
         pruned = prompt.select(self.choose(prefill, prompt))
-        return repacked(pruned) if self.positions == "repacked" else pruned
+        return repack(pruned) if self.positions == "repacked" else pruned
 
     def choose(
-        self, prefill: Prefill, prompt: Prompt, held: Int[Tensor, " held"] | None = None
+        self, prefill: Prefill, prompt: Prompt, available: Int[Tensor, " available"] | None = None
     ) -> Int[Tensor, " kept"]:
-        """The visual tokens kept of a whole prompt; among ``held``, where only those are there."""
+        """Returns the visual tokens to keep of a whole prompt; a choice among ``available``, where
+        only those were read."""
         guide = None
         if self.attention:
             assert prefill.mass is not None, f"view {self.name} needs recorded attention"
             guide = saliency.transfer(self.guide(prefill), prefill.prompt.grid, prompt.grid)
         count = self.budget(prompt)
-        if held is None or len(held) == prompt.seen:
+        if available is None or len(available) == prompt.visual_tokens:
             return self.select(prompt, guide, count)
         assert isinstance(self.select, Ranking)
-        return held[saliency.top(self.select.saliency(prompt, guide)[held], count)]
+        return available[saliency.top(self.select.saliency(prompt, guide)[available], count)]
 
     def budget(self, prompt: Prompt) -> int:
-        """How many visual tokens of a prompt are kept."""
+        """Returns how many visual tokens of a prompt are kept."""
         still = 0 if self.images is None else prompt.stills
-        moving = saliency.budget(prompt.seen - still, self.keep, self.rounding)
+        moving = saliency.budget(prompt.visual_tokens - still, self.keep, self.rounding)
         return moving + saliency.budget(still, self.images or 0, self.rounding)
 
-    def start(self, prompt: Prompt) -> Int[Tensor, " held"] | None:
-        """What a draft may read at once; None where it has to wait for the target."""
+    def early_tokens(self, prompt: Prompt) -> Int[Tensor, " early"] | None:
+        """Returns the visual tokens that a draft may read before the target's prefill has ended;
+        None where it has to wait."""
         if self.early == "wait":
             return None
         if self.early == "all":
-            return torch.arange(prompt.seen, device=prompt.visual.device)
+            return torch.arange(prompt.visual_tokens, device=prompt.visual.device)
         assert isinstance(self.select, Ranking)
         twice = 2 * self.budget(prompt)
         return saliency.top(self.select.saliency(prompt, None), twice)
@@ -108,48 +111,49 @@ class Pruned(View):
 
 @dataclass(frozen=True)
 class Affordable(View):
-    """An even sample, as large as the draft reads without slowing down: see ``plan``."""
+    """An even sample of the video, as large as the draft reads without getting slower. The share is
+    set by ``recipe.plan``."""
 
-    timed: ClassVar[bool] = True
+    needs_costs: ClassVar[bool] = True
 
     name: str = "affordable"
     keep: float | None = None
 
-    def settled(self, keep: float) -> Pruned:
+    def with_share(self, keep: float) -> Pruned:
         return replace(SCATTERED, keep=keep) if keep < 1 else FULL
 
     def __call__(self, prefill: Prefill, prompt: Prompt) -> Prompt:
         if self.keep is None:
             raise MethodError("how much is affordable has yet to be settled: see recipe.plan")
-        return self.settled(self.keep)(prefill, prompt)
+        return self.with_share(self.keep)(prefill, prompt)
 
 
 @dataclass(frozen=True)
-class Worded(View):
-    """Words in the place of each video or image: nothing visual is left (TABED's T and C).
+class TextView(View):
+    """Text in the place of each video or image, without any visual token (TABED's T and C).
 
-    ``says`` names the words in ``Prefill.words``. Positions count as in a text written so.
+    ``text_kind`` names the words in ``Prefill.words``. Positions count as in a text with them.
     """
 
     subset: ClassVar[bool] = False
 
     name: str
-    says: Literal["newline", "caption"]
+    text_kind: Literal["newline", "caption"]
 
     def __call__(self, prefill: Prefill, prompt: Prompt) -> Prompt:
-        return worded(prompt, prefill.words[self.says])
+        return replace_media(prompt, prefill.words[self.text_kind])
 
 
-def worded(prompt: Prompt, texts: Texts) -> Prompt:
-    """The prompt with each medium's rows replaced by ids, to be embedded by its model.
+def replace_media(prompt: Prompt, texts: Texts) -> Prompt:
+    """Returns the prompt with each medium's rows replaced by ids that its model has yet to embed.
 
-    Raises MethodError for several texts that are not one a medium.
+    Raises MethodError for several texts that are not one per medium.
     """
-    named = prompt.context[prompt.index]
-    # newlines within a picture go with it; a document's words elsewhere do not
-    pictures = prompt.visual | (prompt.fixed & torch.isin(named, named[prompt.visual]))
+    ids = prompt.context[prompt.index]
+    # Newlines within a picture are removed with it. Other fixed rows stay.
+    pictures = prompt.visual | (prompt.fixed & torch.isin(ids, ids[prompt.visual]))
     visual = prompt.visual.nonzero().squeeze(-1).flip(0).tolist()
-    first = torch.zeros_like(prompt.visual)  # the words stand where a medium's first row stood
+    first = torch.zeros_like(prompt.visual)  # A medium's text takes the place of its first row.
     first[[*dict(zip(prompt.grid[:, 0].flip(0).tolist(), visual, strict=True)).values()]] = True
     media = int(first.sum())
     each = texts * media if len(texts) == 1 else texts
@@ -160,22 +164,23 @@ def worded(prompt: Prompt, texts: Texts) -> Prompt:
     rows = (~pictures).long()
     rows[first] = rows.new_tensor([len(text) for text in each])
     at = torch.arange(len(prompt), device=rows.device).repeat_interleave(rows)
-    written = first[at]
-    blank = torch.full_like(at, -1)
-    blank[written] = blank.new_tensor([token for text in each for token in text])
+    replaced = first[at]
+    ids_to_embed = torch.full_like(at, -1)
+    new_ids = [token for text in each for token in text]
+    ids_to_embed[replaced] = ids_to_embed.new_tensor(new_ids)
     text = replace(
         prompt,
         embeds=prompt.embeds[at],
         positions=prompt.positions[:, at],
-        visual=torch.zeros_like(written),
+        visual=torch.zeros_like(replaced),
         fixed=prompt.fixed[at],
         grid=prompt.grid[:0],
         index=prompt.index[at],
         deepstack=(),
-        blank=blank,
+        ids_to_embed=ids_to_embed,
         coarse=None,
     )
-    return repacked(text)
+    return repack(text)
 
 
 @dataclass(frozen=True)
@@ -202,8 +207,8 @@ class Several(View):
         raise MethodError(f"only an ensemble reads {self.name}; use drafter=ensemble")
 
 
-def repacked(prompt: Prompt) -> Prompt:
-    """The same rows at positions 0, 1, 2, ... on every axis."""
+def repack(prompt: Prompt) -> Prompt:
+    """Returns the same rows at positions 0, 1, 2, ... on every axis."""
     row = torch.arange(len(prompt), device=prompt.positions.device)
     return replace(
         prompt,
@@ -214,42 +219,48 @@ def repacked(prompt: Prompt) -> Prompt:
 
 @dataclass(frozen=True)
 class Random:
-    """SpecVLM's SD-Rand: another draw for every video and every number ``draw``, which reproduces.
+    """SpecVLM's SD-Rand: a random choice that is the same for the same video and number ``draw``.
 
-    The seed is what the video's first dimension is at a few tokens, in steps so coarse that the
-    rounding of another batch or device hardly ever counts.
+    The seed comes from the first dimension of a few embeddings. They are rounded so coarsely that
+    the rounding errors of another batch or device hardly ever change it.
     """
 
     draw: int = 0
 
     def __call__(self, prompt: Prompt, guide: Guide, budget: int) -> Int[Tensor, " kept"]:
         generator = torch.Generator().manual_seed(self.seed(prompt))
-        order = torch.randperm(prompt.seen, generator=generator)
+        order = torch.randperm(prompt.visual_tokens, generator=generator)
         return order[:budget].sort().values.to(prompt.visual.device)
 
     def seed(self, prompt: Prompt) -> int:
-        some = saliency.spread(prompt.visual.nonzero().squeeze(-1), LOOKED_AT)
+        """Returns the seed of a prompt's choice."""
+        some = saliency.sample_evenly(prompt.visual.nonzero().squeeze(-1), SEED_TOKENS)
         first = prompt.embeds[some, 0].double().cpu()
-        steps = (first / first.abs().mean().clamp(min=1e-9) * STEPS).round().long().tolist()
-        told = repr((self.draw, prompt.seen, steps)).encode()
-        return int.from_bytes(sha256(told).digest()[:7], "big")
+        steps = (first / first.abs().mean().clamp(min=1e-9) * SEED_STEPS).round().long().tolist()
+        key = repr((self.draw, prompt.visual_tokens, steps)).encode()
+        return int.from_bytes(sha256(key).digest()[:7], "big")
 
 
 def uniform(prompt: Prompt, guide: Guide, budget: int) -> Int[Tensor, " kept"]:
-    """Evenly spaced in prompt order."""
-    return saliency.spread(torch.arange(prompt.seen, device=prompt.visual.device), budget)
+    """Returns tokens evenly spaced in prompt order."""
+    return saliency.sample_evenly(
+        torch.arange(prompt.visual_tokens, device=prompt.visual.device), budget
+    )
 
 
 def scattered(prompt: Prompt, guide: Guide, budget: int) -> Int[Tensor, " kept"]:
-    """As even in prompt order as ``uniform``, and in step with no grid: every fourth token of a
-    grid of eight columns is two columns. Token i comes at the fractional part of i / phi (the
-    golden ratio: Kronecker's low-discrepancy sequence), and the first of those are kept."""
-    turn = torch.arange(prompt.seen, dtype=torch.float64) * GOLDEN % 1
+    """Returns tokens as evenly spread as ``uniform``'s, but not in step with the grid.
+
+    Every fourth token of a grid of eight columns would be two of the columns. Here the tokens are
+    ordered by the fractional part of i / phi (the golden ratio: Kronecker's low-discrepancy
+    sequence), and the first ones are kept.
+    """
+    turn = torch.arange(prompt.visual_tokens, dtype=torch.float64) * GOLDEN_RATIO % 1
     return turn.argsort()[:budget].sort().values.to(prompt.visual.device)
 
 
 def attended(prompt: Prompt, guide: Guide, budget: int) -> Int[Tensor, " kept"]:
-    """The most attended tokens: SpecVLM's stage I alone."""
+    """Returns the most attended tokens: SpecVLM's stage I alone."""
     assert guide is not None
     return saliency.top(guide, budget)
 
@@ -262,5 +273,5 @@ AFFORDABLE = Affordable()
 ATTENTION = Pruned("attention", attended, attention=True)
 NONE = Pruned("none", uniform, keep=0.0)
 VIEWS = (FULL, NONE, RANDOM, UNIFORM, SCATTERED, AFFORDABLE, ATTENTION)
-TEXT = Worded("text", "newline")
-CAPTION = Worded("caption", "caption")
+TEXT = TextView("text", "newline")
+CAPTION = TextView("caption", "caption")

@@ -1,6 +1,6 @@
-"""The saliency of visual tokens, and selectors that turn it into a kept set. Pure functions.
+"""Scores visual tokens by saliency, and selects the tokens to keep. Pure functions.
 
-A selector returns indices of visual tokens, increasing. Ties go to the lower index everywhere.
+A selector returns increasing indices of visual tokens. Ties go to the lower index.
 """
 
 from __future__ import annotations
@@ -13,42 +13,46 @@ from torch import Tensor
 
 from saccade.core.prompt import Prefill
 
-ROUNDING = 12  # decimals: what equals up to rounding must not be scaled up as if it differed
+# Scores are rounded, so that z-scores do not magnify differences that are rounding errors.
+DECIMALS = 12
 
 
 Rounding = Literal["nearest", "down"]
 
 
-def budget(seen: int, keep: float, rounding: Rounding = "nearest") -> int:
-    """How many of ``seen`` visual tokens a share ``keep`` leaves: max(1, round), 0 for none.
+def budget(tokens: int, keep: float, rounding: Rounding = "nearest") -> int:
+    """Returns how many of ``tokens`` visual tokens a share ``keep`` leaves: at least 1 unless it is
+    zero.
 
-    Rounded "down" it is the product SpecVLM's published code truncates, seen (1 - r) with r = .9 a
-    float: 195 of 1,960.
+    "down" truncates tokens x (1 - r) as SpecVLM's published code does, with r = .9 as a float:
+    195 of 1,960.
     """
     if not 0 <= keep <= 1:
         raise ValueError(f"keep is a share between 0 and 1, not {keep}")
-    whole = int(seen * (1 - (1 - keep)) if rounding == "down" else seen * keep + 0.5)
-    return min(seen, max(1, whole)) if keep > 0 else 0
+    if keep == 0:
+        return 0
+    count = int(tokens * (1 - (1 - keep)) if rounding == "down" else tokens * keep + 0.5)
+    return min(tokens, max(1, count))
 
 
-def top(saliency: Float[Tensor, " seen"], count: int) -> Int[Tensor, " kept"]:
-    """The ``count`` most salient tokens."""
+def top(saliency: Float[Tensor, " visual"], count: int) -> Int[Tensor, " kept"]:
+    """Returns the ``count`` most salient tokens."""
     order = torch.sort(saliency, descending=True, stable=True).indices
     return order[:count].sort().values
 
 
-def top_mass(saliency: Float[Tensor, " seen"], share: float, most: int) -> Int[Tensor, " kept"]:
-    """The smallest top set whose saliency sums to ``share`` of the total, at most ``most``; none
-    reaches nothing."""
+def top_mass(saliency: Float[Tensor, " visual"], share: float, most: int) -> Int[Tensor, " kept"]:
+    """Returns the smallest set of the most salient tokens whose saliency sums to ``share`` of the
+    total, of at most ``most`` tokens. It is empty for a share of zero."""
     ranked, order = torch.sort(saliency.double(), descending=True, stable=True)
-    wanted = share * saliency.double().sum()
-    before = torch.nn.functional.pad(ranked.cumsum(0), (1, 0))[:-1]  # by those ranked above it
-    count = int((before < wanted).sum())
+    threshold = share * saliency.double().sum()
+    before = torch.nn.functional.pad(ranked.cumsum(0), (1, 0))[:-1]  # the sum of those ranked above
+    count = int((before < threshold).sum())
     return order[: min(count, most)].sort().values
 
 
-def spread(items: Int[Tensor, " item"], count: int) -> Int[Tensor, " kept"]:
-    """``count`` of the items, evenly spaced in the order given."""
+def sample_evenly(items: Int[Tensor, " item"], count: int) -> Int[Tensor, " kept"]:
+    """Returns ``count`` of the items, evenly spaced in their order."""
     count = min(count, len(items))
     if count == 0:
         return items[:0]
@@ -56,31 +60,33 @@ def spread(items: Int[Tensor, " item"], count: int) -> Int[Tensor, " kept"]:
     return items[at.to(items.device)]
 
 
-def rest(seen: int, kept: Int[Tensor, " kept"]) -> Int[Tensor, " left"]:
-    """The indices below ``seen`` that are not in ``kept``."""
-    left = torch.ones(seen, dtype=torch.bool, device=kept.device)
-    left[kept] = False
-    return left.nonzero().squeeze(-1)
+def rest(tokens: int, chosen: Int[Tensor, " chosen"]) -> Int[Tensor, " rest"]:
+    """Returns the indices below ``tokens`` that are not ``chosen``."""
+    mask = torch.ones(tokens, dtype=torch.bool, device=chosen.device)
+    mask[chosen] = False
+    return mask.nonzero().squeeze(-1)
 
 
-def attention(mass: Float[Tensor, "layer kv_head seen"]) -> Float[Tensor, " seen"]:
-    """SpecVLM's a_j (Eq. 5): mean over layers, heads and text queries of the attention on j."""
+def attention(mass: Float[Tensor, "layer kv_head visual"]) -> Float[Tensor, " visual"]:
+    """Returns SpecVLM's a_j (Eq. 5): the attention on j, averaged over layers and heads (the mass
+    is averaged over text queries already)."""
     return mass.mean((0, 1))
 
 
 def transfer(
-    saliency: Float[Tensor, " seen"], grid: Int[Tensor, "seen 4"], other: Int[Tensor, "cell 4"]
+    saliency: Float[Tensor, " visual"], grid: Int[Tensor, "visual 4"], other: Int[Tensor, "cell 4"]
 ) -> Float[Tensor, " cell"]:
-    """Saliency of one model's visual tokens, looked up for another model's finer or coarser grid.
+    """Transfers the saliency of one model's visual tokens to another model's finer or coarser grid.
 
-    Each cell of ``other`` takes that of the cell at the same relative (t, h, w) of its medium.
-    Where the media differ (tiles, or no grid at all), of the cell as far along in the prompt.
+    Each cell of ``other`` gets the saliency of the cell at the same relative (t, h, w) of its
+    medium. Where the media differ (tiles, or no grid at all), it gets that of the cell as far along
+    in the prompt.
     """
     if torch.equal(grid, other):
         return saliency
     if not len(grid):
         return torch.zeros(len(other), device=grid.device)
-    if not _alike(grid, other):
+    if not _show_same_media(grid, other):
         along = (torch.arange(len(other), device=grid.device) * 2 + 1) * len(grid)
         return saliency[along // (2 * len(other))]
     moved = torch.empty(len(other), dtype=saliency.dtype, device=saliency.device)
@@ -94,8 +100,8 @@ def transfer(
     return moved
 
 
-def _alike(grid: Int[Tensor, "seen 4"], other: Int[Tensor, "cell 4"]) -> bool:
-    """Whether both show the same media, each a full lattice on the side that is looked up."""
+def _show_same_media(grid: Int[Tensor, "visual 4"], other: Int[Tensor, "cell 4"]) -> bool:
+    """Returns whether both grids have the same media, and ``grid`` has every cell of each."""
     media = grid[:, 0].unique()
     if not torch.equal(media, other[:, 0].unique()):
         return False
@@ -103,22 +109,24 @@ def _alike(grid: Int[Tensor, "seen 4"], other: Int[Tensor, "cell 4"]) -> bool:
     return all(len(part) == int((part.amax(0) + 1).prod()) for part in parts)
 
 
-def attended(prefill: Prefill) -> Float[Tensor, " seen"]:
-    """How much the target's text attends to each visual token, among all it attends to."""
+def attended(prefill: Prefill) -> Float[Tensor, " visual"]:
+    """Returns the target's attention from text to each visual token, with a softmax over all
+    keys."""
     assert prefill.mass is not None, "the view did not ask for attention"
     return attention(prefill.mass)
 
 
-def relevant(prefill: Prefill) -> Float[Tensor, " seen"]:
-    """HIPPO's s_attn (Eq. 2): how much it attends to each, among the visual tokens alone."""
+def relevant(prefill: Prefill) -> Float[Tensor, " visual"]:
+    """Returns HIPPO's s_attn (Eq. 2): the attention with a softmax over the visual keys alone."""
     assert prefill.relevance is not None, "the view did not ask for attention"
     return attention(prefill.relevance)
 
 
-def temporal(embeds: Float[Tensor, "seen dim"], grid: Int[Tensor, "seen 4"]) -> Tensor:
-    """HIPPO's s_temp (Eq. 3-4), [seen]: 1 - mean cosine with this cell a frame before and after.
+def temporal(embeds: Float[Tensor, "visual dim"], grid: Int[Tensor, "visual 4"]) -> Tensor:
+    """Returns HIPPO's s_temp (Eq. 3-4), [visual]: 1 - mean cosine with the same cell in the frames
+    before and after.
 
-    A cell without neighbours has 1.
+    A cell without such neighbours has 1.
     """
     if not len(grid):
         return torch.zeros(0, device=grid.device)
@@ -127,19 +135,22 @@ def temporal(embeds: Float[Tensor, "seen dim"], grid: Int[Tensor, "seen 4"]) -> 
     count = torch.zeros_like(total)
     cell, order = torch.sort(through_time(grid))
     for step in (1, -1):
-        wanted = through_time(grid) + step
-        at = torch.searchsorted(cell, wanted).clamp(max=len(cell) - 1)
-        there = cell[at] == wanted
+        neighbour = through_time(grid) + step
+        at = torch.searchsorted(cell, neighbour).clamp(max=len(cell) - 1)
+        exists = cell[at] == neighbour
         cosine = (unit * unit[order[at]]).sum(-1)
-        total += cosine.where(there, torch.zeros_like(cosine))
-        count += there
-    return (1 - total / count.clamp(min=1)).round(decimals=ROUNDING)
+        total += cosine.where(exists, torch.zeros_like(cosine))
+        count += exists
+    return (1 - total / count.clamp(min=1)).round(decimals=DECIMALS)
 
 
-def spatial(embeds: Float[Tensor, "seen dim"], grid: Int[Tensor, "seen 4"], side: int) -> Tensor:
-    """HIPPO's s_spa (Eq. 5-6), [seen]: variance of a token's cosines within its crop, itself too.
+def spatial(
+    embeds: Float[Tensor, "visual dim"], grid: Int[Tensor, "visual 4"], side: int
+) -> Tensor:
+    """Returns HIPPO's s_spa (Eq. 5-6), [visual]: the variance of a token's cosines with all tokens
+    of its crop, itself included.
 
-    Crops tile a frame from its top left; ragged ones hold what members they have.
+    Crops tile a frame from its top left. Those at the edges have fewer members.
     """
     if not len(grid):
         return torch.zeros(0, device=grid.device)
@@ -152,16 +163,16 @@ def spatial(embeds: Float[Tensor, "seen dim"], grid: Int[Tensor, "seen 4"], side
     slot -= (counts.cumsum(0) - counts)[number[order]]
     members = unit.new_zeros(len(counts), int(counts.max()), unit.shape[1])
     members[number[order], slot] = unit[order]
-    cosine = members @ members.transpose(1, 2)  # absent members give 0
+    cosine = members @ members.transpose(1, 2)  # Members that a crop lacks give 0.
     size = counts[:, None]
     variance = cosine.pow(2).sum(-1) / size - (cosine.sum(-1) / size).pow(2)
     saliency = torch.empty(len(grid), dtype=torch.double, device=grid.device)
     saliency[order] = variance[number[order], slot].clamp(min=0)
-    return saliency.round(decimals=ROUNDING)
+    return saliency.round(decimals=DECIMALS)
 
 
-def per_frame(saliency: Float[Tensor, " seen"], grid: Int[Tensor, "seen 4"]) -> Tensor:
-    """Each frame's saliency with mean 0 and standard deviation 1; all 0 where they do not vary."""
+def per_frame(saliency: Float[Tensor, " visual"], grid: Int[Tensor, "visual 4"]) -> Tensor:
+    """Returns the saliency z-scored within each frame; 0 where it does not vary in a frame."""
     _, frame = torch.unique(grid[:, :2], dim=0, return_inverse=True)
     saliency = saliency.double()
     if not len(saliency):
@@ -169,14 +180,17 @@ def per_frame(saliency: Float[Tensor, " seen"], grid: Int[Tensor, "seen 4"]) -> 
     size = torch.bincount(frame).double()
     mean = torch.zeros_like(size).index_add_(0, frame, saliency) / size
     centred = saliency - mean[frame]
-    spread = (torch.zeros_like(size).index_add_(0, frame, centred.pow(2)) / size).sqrt()[frame]
-    varies = spread > 1e-9 * saliency.abs().max().clamp(min=1e-30)
-    return torch.where(varies, centred / spread, torch.zeros_like(centred))
+    variance = torch.zeros_like(size).index_add_(0, frame, centred.pow(2)) / size
+    deviation = variance.sqrt()[frame]
+    varies = deviation > 1e-9 * saliency.abs().max().clamp(min=1e-30)
+    return torch.where(varies, centred / deviation, torch.zeros_like(centred))
 
 
-def through_time(grid: Int[Tensor, "seen 4"]) -> Int[Tensor, " seen"]:
-    """A number per token that sorts by medium and cell, then counts up with t; the one before a
-    cell's first frame and the one after its last are nobody's."""
+def through_time(grid: Int[Tensor, "visual 4"]) -> Int[Tensor, " visual"]:
+    """Returns a number per token that sorts by medium and cell, then by t.
+
+    The numbers before a cell's first frame and after its last frame belong to no token.
+    """
     medium, t, h, w = grid.unbind(1)
     _, times, height, width = (grid.amax(0) + 1).unbind()
     return ((medium * height + h) * width + w) * (times + 1) + t

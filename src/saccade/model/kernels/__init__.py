@@ -23,7 +23,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import linear, silu
 
-from saccade.core.home import Measured
+from saccade.core.home import MeasurementFile
 from saccade.model import memory
 from saccade.model.kernels import compiled
 
@@ -39,7 +39,7 @@ LAID = 2**22  # bytes of matrices timed one after another: more than the nearest
 GAIN = 0.15  # of a product's time: a copy that never saves more is not worth its memory
 PROMPT = 64  # rows from which two matrices tell enough
 SHARE = 0.25  # of free memory that copies of weights may take
-_MEASURED = Measured("kernels.json")
+_MEASURED = MeasurementFile("kernels.json")
 
 Place = tuple[int, ...]  # what was timed: a shape, a number of rows, of keys
 

@@ -25,7 +25,7 @@ from transformers import PreTrainedTokenizerFast
 
 from saccade.core.errors import OptionError
 from saccade.core.sampling import BrokenLaw
-from saccade.core.tree import common
+from saccade.core.tree import common_length
 
 MASKS = 32  # prefixes whose masks are kept
 # Between a JSON's parts, as printers put it; not endless, since a model may write nothing else.
@@ -140,7 +140,7 @@ class Grammar:
 
     def _read(self, answer: tuple[int, ...]) -> bool:
         """Brings the parser there; False where it takes no such answer."""
-        same = common(self._at, answer)
+        same = common_length(self._at, answer)
         if same < len(self._at):
             self._matcher.rollback(len(self._at) - same)
         taken = self._matcher.try_consume_tokens(list(answer[same:])) if answer[same:] else 0

@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from saccade.core.errors import OptionError
-from saccade.core.tree import common
+from saccade.core.tree import common_length
 from saccade.inputs import Loaded, media, questions
 from saccade.world.train_draft.samples import append_answer, collate, draw_kept_mask
 
@@ -216,7 +216,7 @@ def _answer_spans(
         span = [
             i
             for i in text_tokens
-            if common(template_ids, question_ids) <= i < common(template_ids, answer_ids)
+            if common_length(template_ids, question_ids) <= i < common_length(template_ids, answer_ids)
         ]
         start, stop = (
             text_positions[len(text_positions) - len(text_tokens) + text_tokens.index(i)]

@@ -1,6 +1,6 @@
-"""One call under way: its requests are read, decoded round by round and reported.
+"""Answers a batch of requests: reads their prompts, decodes round by round, and makes the results.
 
-What both models keep of it is in its session and its drafter.
+The target's caches are in the batch's session, and the draft's in its drafter.
 """
 
 from __future__ import annotations
@@ -10,16 +10,16 @@ from typing import TypeVar
 
 import torch
 
-from saccade.core.options import Stops
 from saccade.core.prompt import Prompt, Turn
-from saccade.core.protocols import Schedule
+from saccade.core.protocols import Cut, Schedule
 from saccade.core.result import FinishReason, Result, Round, RoundRecord, Timings
-from saccade.core.timing import Clock, Phase, stopped_seconds, untold
-from saccade.core.tree import Tree, common
+from saccade.core.stopping import Stops
+from saccade.core.timing import Clock, Phase, ignore_phase, stopped_seconds
+from saccade.core.tree import Tree, common_length
 from saccade.drafting.drafters import SelfDrafter
 from saccade.drafting.fallback import Fallback
-from saccade.drafting.recipe import Recipe, chained, plan
-from saccade.drafting.schedule import NO_MEMORY, MemoryGuard, opening, parallel
+from saccade.drafting.recipe import Recipe, as_chains, plan
+from saccade.drafting.schedule import NO_MEMORY_REASON, MemoryGuard, opening_round, parallel
 from saccade.drafting.setup import Setup
 from saccade.drafting.views.basic import FULL
 from saccade.engine.request import Request
@@ -31,12 +31,13 @@ from saccade.model.tensor_parallel import agreeing
 T = TypeVar("T")
 
 
-class Call:
-    """The requests of one call, which share a drafter and are counted from 0.
+class RequestBatch:
+    """A batch of requests that share a drafter; they are numbered from 0.
 
-    The ``recipe`` is settled for this machine, and all is checked, before any work. In ``session``
-    the requests stand from ``first`` on; without one they get their own. Raises MethodError,
-    OptionError, or ModelError where the target has no memory for them.
+    Before any work the ``recipe`` is planned for this machine and everything is checked. The
+    requests have the numbers from ``first`` on in ``session``, or get a session of their own.
+
+    Raises MethodError, OptionError, or ModelError where the target has no memory for them.
     """
 
     def __init__(
@@ -49,18 +50,18 @@ class Call:
         exact: bool = False,
         session: Session | None = None,
         first: int = 0,
-        phase: Phase = untold,
+        phase: Phase = ignore_phase,
     ) -> None:
         self.target, self.draft = target, draft
-        self.wanted, self.exact = recipe, exact
+        self.requested_recipe, self.exact = recipe, exact
         if exact:
-            recipe = chained(recipe)
+            recipe = as_chains(recipe)
             batch_invariant.check(target)
         length = int(request.inputs["input_ids"].shape[1])
-        request.check(target)  # first: costs would be timed at a length nobody reads
+        request.check(target)  # This comes before ``plan``, which may time forwards of this length.
         self.recipe = plan(recipe, target, draft, length, exact, phase)
-        self._ask(request)
-        room = self.stops.options.max_new_tokens
+        self._set_request(request)
+        room = self.stops.limits.max_new_tokens
         view, shape = self.recipe.view, self.recipe.shape
         setup = Setup(target, draft, view, shape, self._draft_rules, room, request.words)
         self.drafter = Fallback(self.recipe.drafter(setup), target.vocab)
@@ -69,13 +70,13 @@ class Call:
             session = kind(target, self.rules, room=room)
         self.session, self.first = session, first
         self.prompts: Sequence[Prompt] = ()
-        self.decoding = False  # everything is read
+        self.decoding = False  # True once target and draft have read everything
         self._media = request.media
         self._turns: Mapping[int, Turn] = {}
-        self._live: Sequence[int] = ()  # those whose openings did not end them
+        self._unfinished: Sequence[int] = ()  # requests that their first token did not end
 
-    def _ask(self, request: Request) -> None:
-        """What belongs to one answer alone."""
+    def _set_request(self, request: Request) -> None:
+        """Sets up the state of one answer to each request of the batch."""
         if self.recipe.drafts:
             request.words.check(self.recipe.view)
         contexts = [torch.tensor(ids, device=self.target.device) for ids in request.ids]
@@ -86,37 +87,42 @@ class Call:
         self.spent: dict[str, float] = {}
         self.reused = [0] * len(contexts)
         self._records: list[list[RoundRecord]] = [[] for _ in contexts]
-        self._finish: dict[int, FinishReason] = {}
+        self._finish_reasons: dict[int, FinishReason] = {}
         self._clock, self._first_token = Clock(self.target.device), 0.0
-        self._stopped = stopped_seconds()
+        self._stopped_before = stopped_seconds()
 
     # -- reading -------------------------------------------------------------------------------
 
-    def reading(
-        self, phase: Phase = untold, keep: bool = False
+    def read(
+        self, phase: Phase = ignore_phase, keep: bool = False
     ) -> Generator[Round | None, None, None]:
-        """Both models' vision, prefill and what the draft is to see, a piece at a time: None after
-        a piece, and a request's opening as soon as the target has read it. Where that ends them all
-        the draft reads nothing, unless a turn may follow (``keep``)."""
+        """Reads the prompts piece by piece: vision, the target's prefill, then the draft's view.
+
+        Yields None after a piece, and a request's opening round as soon as the target has read its
+        prompt. Where the openings end all requests the draft reads nothing, unless the caches are
+        to stay for a later turn (``keep``).
+        """
         opened: dict[int, Round] = {}
-        reading = self._reading_turns if self._turns else self._reading_prompts
-        yield from self._within_scope(reading(phase, keep, opened))
-        self._live = [request for request, round in opened.items() if round.finish is None]
-        stay = opened if keep else self._live
-        if stay:
-            self.drafter.commit({request: opened[request].tokens for request in stay})
-            for request in opened.keys() - stay:
+        read = self._read_turns if self._turns else self._read_prompts
+        yield from self._within_scope(read(phase, keep, opened))
+        self._unfinished = [request for request, round in opened.items() if round.finish is None]
+        staying = opened if keep else self._unfinished
+        if staying:
+            self.drafter.commit({request: opened[request].tokens for request in staying})
+            for request in opened.keys() - staying:
                 self.drafter.end(request)
         self.decoding = True
 
-    def _opening(self, request: int, opened: dict[int, Round]) -> Round:
-        split = self.target.shares.count > 1  # then it is rank 0's in all, as in every round
-        cut = agreeing(self.stops.cut) if split else self.stops.cut
-        round = opened[request] = opening(self.session, request, cut, self.first)
-        self.note(round)
-        return round
+    def _open(self, request: int, opened: dict[int, Round]) -> Round:
+        """Emits a request's first token."""
+        cut: Cut = self.stops.cut
+        if self.target.shares.count > 1:
+            cut = agreeing(cut)  # All processes of a split target cut as rank 0 does.
+        opened[request] = opening_round(self.session, request, cut, self.first)
+        self.record(opened[request])
+        return opened[request]
 
-    def _reading_prompts(
+    def _read_prompts(
         self, phase: Phase, keep: bool, opened: dict[int, Round]
     ) -> Generator[Round | None, None, None]:
         target, drafter, request, spent = self.target, self.drafter, self.request, self.spent
@@ -125,7 +131,8 @@ class Call:
         drafter.encode(request.draft_inputs or request.inputs)
         self.prompts = target.prompts(request.inputs)
         spent["vision"] = clock.since()
-        trial.check(target)  # after the prompt, of which models say themselves what is special
+        # The prompt comes before this check, because models that cannot read it say so better.
+        trial.check(target)
         yield
         phase("prefill")
         clock = Clock(target.device)
@@ -147,60 +154,63 @@ class Call:
                 else:
                     prefills.append(prefill)
                     self.reused[place] = self.session.requests[number].reused
-                    yield self._opening(place, opened)
+                    yield self._open(place, opened)
                     clock.lap()
         if not keep and all(round.finish for round in opened.values()):
             return
         phase("guide")
         clock.lap()
         spent["draft_prefill"] = drafter.ready(prefills)
-        caption, hidden = spent["caption"], spent["caption_hidden"] = drafter.captioning()
+        caption, hidden = drafter.captioning_seconds()
+        spent["caption"], spent["caption_hidden"] = caption, hidden
         spent["guide"] = max(0.0, clock.lap() - spent["draft_prefill"] - (caption - hidden))
 
-    def goes_on(self, request: Request, recipe: Recipe, exact: bool) -> bool:
-        """Takes the conversation's next request, to be read from where the cached one parts from
-        it. Of another method, or with other videos, it is not taken, and nothing is changed."""
-        if (recipe, exact) != (self.wanted, self.exact) or self.target.rotates_by_length:
+    def try_continue(self, request: Request, recipe: Recipe, exact: bool) -> bool:
+        """Takes the conversation's next request over the caches there are, if that is possible.
+
+        Returns False, and changes nothing, where the method or the videos are others.
+        """
+        if (recipe, exact) != (self.requested_recipe, self.exact) or self.target.rotates_by_length:
             return False
-        turns = self._parting(request)
+        turns = self._turns_after_cached(request)
         if turns is None:
             return False
         request.check_length(self.target)
-        self._ask(request)
+        self._set_request(request)
         self._turns, self.decoding = turns, False
         self.reused = [len(ids) - len(turns[i].ids) for i, ids in enumerate(request.ids)]
         return True
 
-    def _parting(self, request: Request) -> dict[int, Turn] | None:
-        """How a request goes on from what is cached; None if it shows something else."""
+    def _turns_after_cached(self, request: Request) -> dict[int, Turn] | None:
+        """Returns how each request continues the cached text; None if it has other media."""
         media = request.media
-        # an answer right after a video stands elsewhere than the same words in a longer prompt
+        # An answer right after a video has other positions than the same words in a longer prompt.
         if any(bool((prompt.visual | prompt.fixed)[-1]) for prompt in self.prompts):
             return None
         if media.keys() != self._media.keys() or len(request.ids) != len(self.prompts):
             return None
         if not all(value.equal(self._media[name]) for name, value in media.items()):
             return None
-        found: dict[int, Turn] = {}
+        turns: dict[int, Turn] = {}
         for number, new in enumerate(request.ids):
             old = self.session.requests[number].context
-            same = common(old, new)
+            same = common_length(old, new)
             if {*old[same:], *new[same:]} & self.target.placeholders.keys():
                 return None
-            found[number] = Turn(len(old) - same, tuple(new[same:]))
-        return found
+            turns[number] = Turn(len(old) - same, tuple(new[same:]))
+        return turns
 
-    def _reading_turns(
+    def _read_turns(
         self, phase: Phase, keep: bool, opened: dict[int, Round]
     ) -> Generator[Round | None, None, None]:
-        """Only what is new; the draft keeps the view it had."""
+        """Reads the new tokens of a conversation; the draft's view stays as it is."""
         phase("prefill")
         clock = Clock(self.target.device)
         self.session.turn(self._turns, self.rules)
         self.session.score({number: Tree() for number in self._turns})
         self.spent["prefill"] = clock.lap()
         for request in self._turns:
-            yield self._opening(request, opened)
+            yield self._open(request, opened)
         phase("guide")
         clock.lap()
         self.drafter.turn(self._turns, self._draft_rules)
@@ -209,21 +219,25 @@ class Call:
     # -- decoding ------------------------------------------------------------------------------
 
     def rounds(self) -> Generator[Round, None, None]:
-        """Every round after the openings, by the recipe's own schedule, until all have ended."""
-        if not self._live:
+        """Yields every round after the openings, by the recipe's schedule, until all requests have
+        ended."""
+        if not self._unfinished:
             return
         schedule: Schedule = self.recipe.schedule
         session = MemoryGuard(
-            self.session, lambda trees, error: self.drafter.give_up(NO_MEMORY, error)
+            self.session, lambda trees, error: self.drafter.give_up(NO_MEMORY_REASON, error)
         )
-        rounds = schedule(session, self.drafter, self._live, self.stops.cut)
+        rounds = schedule(session, self.drafter, self._unfinished, self.stops.cut)
         for round in self._within_scope(rounds):
-            self.note(round)
+            self.record(round)
             yield round
 
     def _within_scope(self, steps: Iterator[T]) -> Generator[T, None, None]:
-        """These steps, each in the drafter's scope: what it changes of the process it changes for
-        the length of a step, and whoever iterates finds it as it was."""
+        """Yields these steps, running each within the drafter's scope.
+
+        The drafter may change the process's number of threads for a step; the caller never sees
+        the change.
+        """
         while True:
             with self.drafter.sharing_threads():
                 try:
@@ -232,23 +246,28 @@ class Call:
                     return
             yield step
 
-    def note(self, round: Round) -> None:
-        """Keeps what the results will say of a round."""
+    def record(self, round: Round) -> None:
+        """Keeps the scalars of a round for the results."""
         self._first_token = self._first_token or self._clock.since()
         self._records[round.request].append(round.scalars())
         if round.finish is not None:
-            self._finish[round.request] = round.finish
+            self._finish_reasons[round.request] = round.finish
 
     def results(self, decode: float | None = None, peak: int | None = None) -> list[Result]:
-        """One per request, once all have ended. ``decode`` in seconds; else the rounds' own sum."""
+        """Returns one result per request, once all have ended.
+
+        ``decode`` are the seconds of decoding; None takes the sum over the rounds. ``peak`` are
+        bytes of memory.
+        """
         if decode is None:
             decode = sum(r.draft_seconds + r.verify_seconds for own in self._records for r in own)
-        captures = stopped_seconds() - self._stopped
+        captures = stopped_seconds() - self._stopped_before
         total = self._clock.since() + captures
-        beside = dict(zip(("beside_prefill", "beside_draft"), self.drafter.beside(), strict=True))
-        spent = {**self.spent, **beside}
+        beside_prefill, beside_draft = self.drafter.parallel_seconds()
         timings = Timings(
-            **spent,
+            **self.spent,
+            beside_prefill=beside_prefill,
+            beside_draft=beside_draft,
             decode=decode,
             captures=captures,
             first_token=self._first_token,
@@ -260,12 +279,12 @@ class Call:
                 ids=tuple(answer),
                 text=self.request.text(answer, self.stops.stopped_by.get(number)),
                 method=self.recipe.name,
-                finish_reason=self._finish[number],
+                finish_reason=self._finish_reasons[number],
                 rounds=tuple(self._records[number]),
                 timings=timings,
                 prompt_tokens=len(prompts[number]),
-                visual_tokens=self.prompts[number].seen,
-                draft_visual_tokens=self.drafter.visible(number),
+                visual_tokens=self.prompts[number].visual_tokens,
+                draft_visual_tokens=self.drafter.visual_tokens(number),
                 fallback_reason=self.drafter.reason,
                 reused_tokens=self.reused[number],
                 warnings=self._warnings(number),
@@ -275,29 +294,31 @@ class Call:
         ]
 
     def _warnings(self, number: int) -> tuple[str, ...]:
-        """What was not as the method's name has it, or as in ``generate``."""
-        own = self.recipe.drafter is SelfDrafter and self.recipe.view != FULL
+        """Returns where this answer differs from what its method's name, or ``generate``, has one
+        expect."""
+        prunes_own_keys = self.recipe.drafter is SelfDrafter and self.recipe.view != FULL
+        drafts, visual_tokens = self.recipe.drafts, self.prompts[number].visual_tokens
         warnings = {
-            PLAIN: self.wanted.drafts and not self.recipe.drafts,
-            NOTHING_TO_PRUNE: self.recipe.drafts and own and not self.prompts[number].seen,
-            MOVED: self.prompts[number].moved,
-            TARGET_ALONE: self.recipe.drafts and self.rules[number] != self._draft_rules[number],
-            TAKES_TURNS: self._shares_a_gpu(),
+            DECODES_PLAINLY: self.requested_recipe.drafts and not self.recipe.drafts,
+            NOTHING_TO_PRUNE: drafts and prunes_own_keys and not visual_tokens,
+            TRAINED_POSITIONS: self.prompts[number].has_trained_positions,
+            TARGET_ALONE: drafts and self.rules[number] != self._draft_rules[number],
+            SHARED_GPU: self._shares_a_gpu(),
             SLOW_EXACT: self.exact and self.target.device.type == "cuda",
         }
         return tuple(text for text, holds in warnings.items() if holds)
 
     def _shares_a_gpu(self) -> bool:
-        """Whether a draft in a process of its own works on the target's GPU."""
+        """Returns whether a draft in a process of its own works on the target's GPU."""
         draft = self.draft
         if draft is None or self.recipe.schedule is not parallel or not self.recipe.drafts:
             return False
         return draft.device.type == "cuda" and draft.device == self.target.device
 
     def end(self, request: int) -> None:
-        """Frees what is kept of a request that no turn will follow."""
+        """Frees the caches of a request that no turn will follow."""
         self.session.end(self.first + request)
-        if self.decoding:  # else the draft has yet to read
+        if self.decoding:  # Before that the draft has no cache of it.
             self.drafter.end(request)
 
     def close(self) -> None:
@@ -309,7 +330,7 @@ NOTHING_TO_PRUNE = (
     "the prompt has no video and no document (context=) to prune, so the target drafted with all "
     "it reads, which is no faster than plain decoding"
 )
-MOVED = (
+TRAINED_POSITIONS = (
     "text after the video stands where this model was trained to see it; transformers' generate "
     "puts it elsewhere and may answer otherwise (positions library is as there)"
 )
@@ -317,7 +338,7 @@ TARGET_ALONE = (
     "the draft does not follow your own logits processor: it may remember earlier calls, so it is "
     "called for the target alone, once a token and in order, as generate calls it"
 )
-TAKES_TURNS = (
+SHARED_GPU = (
     "draft and target share one GPU, where two processes take turns unless MPS runs, so this "
     "parallel method gains nothing there: use a serial one, or a second GPU"
 )
@@ -325,4 +346,4 @@ SLOW_EXACT = (
     "exact=True computes every token with 16 rows and its attention in float32, block by block, so "
     "an answer on a GPU takes longer than without it"
 )
-PLAIN = "no draft model was given and the target's own drafts do not pay here: plain"
+DECODES_PLAINLY = "no draft model was given and the target's own drafts do not pay here: plain"

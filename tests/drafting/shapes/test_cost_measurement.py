@@ -18,9 +18,9 @@ from saccade.core.result import Round, Verdict
 from saccade.core.sampling import Sampling
 from saccade.core.tree import Tree, chain
 from saccade.drafting import recipe
-from saccade.drafting.shapes import costs as cost
+from saccade.drafting.shapes import cost_measurement
 from saccade.drafting.shapes import fit as fitting
-from saccade.drafting.shapes.fit import Fit, Learnt, Rate, expected_chain, expected_tree
+from saccade.drafting.shapes.fit import Fit, FitState, Rate, expected_chain, expected_tree
 from saccade.methods import resolve
 from saccade.methods.specvlm import TREE
 
@@ -68,16 +68,16 @@ def test_fit_chooses_what_a_search_over_everything_chooses():
             fit = Fit((TREE,), costs)
             speeds = {
                 n: expected_chain(rate, n) / (n * draft + costs.verify(n + 1))
-                for n in range(1, fitting.LONGEST + 1)
+                for n in range(1, fitting.MAX_CHAIN_LENGTH + 1)
             }
             speeds[TREE] = expected_tree(rate, TREE) / (5 * draft + costs.verify(26))
-            assert fit.choose(Learnt(Rate(rate * 8, 8.0))) == max(speeds, key=speeds.get)
+            assert fit.choose(FitState(Rate(rate * 8, 8.0))) == max(speeds, key=speeds.get)
 
 
 def test_a_better_draft_earns_longer_chains():
     """Claim: the chosen length does not fall as acceptance rises, and both ends differ."""
     fit = Fit((), COSTS)
-    lengths = [fit.choose(Learnt(Rate(rate, 1.0))) for rate in (0.1, 0.4, 0.7, 0.9, 0.99)]
+    lengths = [fit.choose(FitState(Rate(rate, 1.0))) for rate in (0.1, 0.4, 0.7, 0.9, 0.99)]
     assert lengths == sorted(lengths) and lengths[0] < lengths[-1]
 
 
@@ -98,7 +98,7 @@ def test_fit_folds_the_rate_towards_what_it_sees_and_forgets():
     """Claim: always accepted moves the rate up, always refused down to 0, whatever came before."""
     fit = Fit((), COSTS)
     state = fit.start()
-    assert state.accepted.share == pytest.approx(fitting.PRIOR_RATE)
+    assert state.accepted.share == pytest.approx(fitting.PRIOR_ACCEPTANCE)
     for _ in range(400):
         state = fit.fold(state, _round(4, "bonus"))
     assert state.accepted.share > 0.99
@@ -113,7 +113,7 @@ def test_fit_folds_the_rate_towards_what_it_sees_and_forgets():
 def test_a_round_cut_by_a_stop_is_no_refusal():
     """Claim: a verdict without a token of its own counts as accepted only (B3)."""
     fit = Fit((), COSTS)
-    hits, tries = fit.fold(Learnt(Rate(0.0, 0.0)), _round(2, None)).accepted
+    hits, tries = fit.fold(FitState(Rate(0.0, 0.0)), _round(2, None)).accepted
     assert (hits, tries) == (2.0, 2.0)
 
 
@@ -138,7 +138,7 @@ def test_costs_of_a_busy_moment_fade_within_an_answer():
     """Claim: where a step was measured that is not there, longer chains are soon tried and kept; a
     step that is there is found again each time, at a round in ten at most. Fails if costs are
     believed once and for all. When sampling nothing timed enters: the same lengths as ever."""
-    short = Fit((), STEP).choose(Learnt(Rate(0.9, 1.0)))
+    short = Fit((), STEP).choose(FitState(Rate(0.9, 1.0)))
     assert short == 4
     told = _answer(STEP, FLAT, 60)
     assert min(told[-20:]) >= 2 * short
@@ -163,15 +163,17 @@ def test_a_slow_hour_is_believed_of_more_rows_too():
 def test_shared_costs_are_a_part_of_the_whole():
     """Claim: the parts of all who share a forward make up the forward, and what one more row costs
     weighs more against the first the more there are. Fails if a crowd is taken for one."""
-    costs = Costs((1, 2, 26), (10.0, 10.4, 20.0), 1.0, apart=(0.5, 0.2))
-    assert costs.shared(1) == costs
+    costs = Costs((1, 2, 26), (10.0, 10.4, 20.0), 1.0, extra_request_seconds=(0.5, 0.2))
+    assert costs.per_request(1) == costs
     for requests in (2, 8, 32):
-        part = costs.shared(requests)
+        part = costs.per_request(requests)
         for rows in costs.rows:
             whole = costs.verify(requests * rows) + (requests - 1) * 0.5
             assert part.verify(rows) * requests == pytest.approx(whole)
         assert part.draft * requests == pytest.approx(1.0 + (requests - 1) * 0.2)
-    steep = [costs.shared(n).verify(8) / costs.shared(n).verify(1) for n in (1, 4, 16, 64)]
+    steep = [
+        costs.per_request(n).verify(8) / costs.per_request(n).verify(1) for n in (1, 4, 16, 64)
+    ]
     assert steep == sorted(steep) and steep[0] < 1.4 < 3 < steep[-1]
 
 
@@ -186,7 +188,7 @@ def test_an_unmeasured_fit_says_what_it_needs():
 )
 def test_bucket_is_the_nearest_power_of_two(tokens, size):
     """Claim: contexts share measurements by power of two, 64 at least."""
-    assert cost.bucket(tokens) == size
+    assert cost_measurement.context_bucket(tokens) == size
 
 
 def test_costs_are_measured_once_and_never_fall_with_rows(tmp_path, monkeypatch):
@@ -195,22 +197,27 @@ def test_costs_are_measured_once_and_never_fall_with_rows(tmp_path, monkeypatch)
     Fails if the key misses the pair, the file is not written, or noise leaves T(n) falling.
     """
     monkeypatch.setenv("SACCADE_CACHE", str(tmp_path))
-    monkeypatch.setattr(cost, "FEWEST", 1)
-    monkeypatch.setattr(cost, "POINTS", (1, 9, 3))
+    monkeypatch.setattr(cost_measurement, "MIN_REPEATS", 1)
+    monkeypatch.setattr(cost_measurement, "ROW_COUNTS", (1, 9, 3))
     target, draft = backbone(qwen25()), backbone(noisy(qwen25))
-    first = cost.measure(target, draft, context=64, draft_context=64)
+    first = cost_measurement.measure_costs(target, draft, context=64, draft_context=64)
     assert list(first.target) == sorted(first.target) and first.draft > 0
     (file,) = tmp_path.rglob("costs.json")
     calls = []
     monkeypatch.setattr(
-        cost, "_times", lambda m, asked, requests=1: calls.append(asked) or [1.0] * len(asked)
+        cost_measurement,
+        "_time_forwards",
+        lambda m, asked, requests=1: calls.append(asked) or [1.0] * len(asked),
     )
-    assert cost.measure(target, draft, context=64, draft_context=64) == first
+    assert cost_measurement.measure_costs(target, draft, context=64, draft_context=64) == first
     assert not calls
-    assert cost.measure(target, draft, context=128, draft_context=64) != first and calls
+    assert (
+        cost_measurement.measure_costs(target, draft, context=128, draft_context=64) != first
+        and calls
+    )
     assert len(json.loads(file.read_text())) == 2
     file.write_text("{")
-    assert cost.measure(target, draft, context=64, draft_context=64).draft == 1.0
+    assert cost_measurement.measure_costs(target, draft, context=64, draft_context=64).draft == 1.0
 
 
 @pytest.mark.parametrize(("one", "count"), [(0.005, 11), (0.04, 4), (2.0, 3)])
@@ -224,8 +231,8 @@ def test_a_slow_model_is_timed_at_fewer_points(tmp_path, monkeypatch, one, count
         asked.update(rows for keys, rows in wanted if keys == 128)
         return [one * (1 + rows / 100) for _, rows in wanted]
 
-    monkeypatch.setattr(cost, "_times", times)
-    found = cost.measure(backbone(qwen25()), backbone(qwen25()), context=128)
+    monkeypatch.setattr(cost_measurement, "_time_forwards", times)
+    found = cost_measurement.measure_costs(backbone(qwen25()), backbone(qwen25()), context=128)
     assert sorted(asked) == list(found.rows) and len(asked) == count
     assert found.rows[0] == 1 and found.rows[-1] == 26
     assert found.verify(13) == pytest.approx(one * 1.13)
@@ -236,7 +243,9 @@ def test_whoever_waits_for_a_timing_is_told(tmp_path, monkeypatch):
     tells; a second one, for which that is remembered, does not, nor does a method without prices.
     """
     monkeypatch.setenv("SACCADE_CACHE", str(tmp_path))
-    monkeypatch.setattr(cost, "_times", lambda model, asked, requests=1: [1.0] * len(asked))
+    monkeypatch.setattr(
+        cost_measurement, "_time_forwards", lambda model, asked, requests=1: [1.0] * len(asked)
+    )
     target, draft, told = qwen25(), noisy(qwen25), []
     for method in ("sd", "auto", "auto"):
         phases: list[str] = []
@@ -249,12 +258,17 @@ def test_whoever_waits_for_a_timing_is_told(tmp_path, monkeypatch):
 
 def test_a_point_is_timed_for_so_long_and_twice_at_least(monkeypatch):
     """Claim: quick forwards are repeated until their time is spent, slow ones twice."""
-    for seconds, count in ((0.0, cost.REPEATS), (0.05, cost.FEWEST)):
+    for seconds, count in (
+        (0.0, cost_measurement.MAX_REPEATS),
+        (0.05, cost_measurement.MIN_REPEATS),
+    ):
         tries = []
         monkeypatch.setattr(
-            cost, "step", lambda *_, s=seconds, t=tries: (t.append(1), time.sleep(s))[1] or 1.0
+            cost_measurement,
+            "time_step",
+            lambda *_, s=seconds, t=tries: (t.append(1), time.sleep(s))[1] or 1.0,
         )
-        cost._times(backbone(qwen25()), [(64, 1)])
+        cost_measurement._time_forwards(backbone(qwen25()), [(64, 1)])
         assert len(tries) == count
 
 
@@ -265,19 +279,22 @@ def test_costs_of_a_busy_hour_are_measured_again(tmp_path, monkeypatch, then, ag
     glance, as older versions wrote them, are measured again."""
     monkeypatch.setenv("SACCADE_CACHE", str(tmp_path))
     target, draft = backbone(qwen25()), backbone(noisy(qwen25))
-    glance, told = [[(cost.PROBE, 1)]] * 2, timed(monkeypatch, lambda keys, rows: 1.0)
+    glance, told = (
+        [[(cost_measurement.PROBE_KEYS, 1)]] * 2,
+        timed(monkeypatch, lambda keys, rows: 1.0),
+    )
     for now, expected in ((1.0, again), (3.0, False)):
-        cost.measure(target, draft, context=128)
+        cost_measurement.measure_costs(target, draft, context=128)
         (file,) = tmp_path.rglob("costs.json")
         ((key, known),) = json.loads(file.read_text()).items()
         known["probe"] = [then, then]
         if then is None:
             del known["steps"]
         file.write_text(json.dumps({key: known}))
-        monkeypatch.setattr(cost, "_TRUSTED", set())
+        monkeypatch.setattr(cost_measurement, "_TRUSTED", set())
         told = timed(monkeypatch, lambda keys, rows, now=now: now)
-        cost.measure(target, draft, context=128)
-        cost.measure(target, draft, context=128)
+        cost_measurement.measure_costs(target, draft, context=128)
+        cost_measurement.measure_costs(target, draft, context=128)
         assert (told != glance) is (expected or then is None)
 
 
@@ -289,7 +306,7 @@ def timed(monkeypatch, seconds):
         asked.append(list(wanted))
         return [seconds(*each) for each in wanted]
 
-    monkeypatch.setattr(cost, "_times", times)
+    monkeypatch.setattr(cost_measurement, "_time_forwards", times)
     return asked
 
 
@@ -298,23 +315,25 @@ def test_what_is_used_often_is_timed_at_every_point(tmp_path, monkeypatch):
     point, once, with the step it had overlooked; an earlier one does not, nor does the same,
     where a seed is to give one answer. Fails if few points are kept for good."""
     monkeypatch.setenv("SACCADE_CACHE", str(tmp_path))
-    monkeypatch.setattr(cost, "_TRUSTED", set())
+    monkeypatch.setattr(cost_measurement, "_TRUSTED", set())
     model = backbone(qwen25())
     timed(monkeypatch, lambda keys, rows: 2.0 if rows <= 12 else 3.0)
-    first = cost.measure(model, model, context=128)
+    first = cost_measurement.measure_costs(model, model, context=128)
     assert first.rows == (1, 8, 26) and first.verify(12) > 2.0
-    for _ in range(cost.OFTEN - 2):
-        monkeypatch.setattr(cost, "_TRUSTED", set())
-        assert cost.measure(model, model, context=128) == first
-    assert cost.measure(model, model, context=128) == first  # the last of them
-    assert cost.measure(model, model, context=128) == first  # in the same process as before
-    monkeypatch.setattr(cost, "_TRUSTED", set())
-    every = cost.measure(model, model, context=128)
-    assert every.rows == tuple(sorted(cost.POINTS)) and every.verify(12) == 2.0
-    monkeypatch.setattr(cost, "_TRUSTED", set())
+    for _ in range(cost_measurement.ANSWERS_BEFORE_ALL_POINTS - 2):
+        monkeypatch.setattr(cost_measurement, "_TRUSTED", set())
+        assert cost_measurement.measure_costs(model, model, context=128) == first
+    assert cost_measurement.measure_costs(model, model, context=128) == first  # the last of them
+    assert (
+        cost_measurement.measure_costs(model, model, context=128) == first
+    )  # in the same process as before
+    monkeypatch.setattr(cost_measurement, "_TRUSTED", set())
+    every = cost_measurement.measure_costs(model, model, context=128)
+    assert every.rows == tuple(sorted(cost_measurement.ROW_COUNTS)) and every.verify(12) == 2.0
+    monkeypatch.setattr(cost_measurement, "_TRUSTED", set())
     asked = timed(monkeypatch, lambda keys, rows: 2.0)
-    assert cost.measure(model, model, context=128) == every
-    assert asked == [[(cost.PROBE, 1)]] * 2
+    assert cost_measurement.measure_costs(model, model, context=128) == every
+    assert asked == [[(cost_measurement.PROBE_KEYS, 1)]] * 2
 
 
 def test_a_first_measurement_takes_few_forwards(tmp_path, monkeypatch):
@@ -322,22 +341,23 @@ def test_a_first_measurement_takes_few_forwards(tmp_path, monkeypatch):
     is shown settled with it, waits for a dozen forwards and two over all keys for each of three
     numbers of rows; a step over any share lies between those over few keys and over all."""
     monkeypatch.setenv("SACCADE_CACHE", str(tmp_path))
-    monkeypatch.setattr(cost, "_TRUSTED", set())
+    monkeypatch.setattr(cost_measurement, "_TRUSTED", set())
     run: list[tuple[int, int]] = []
 
     def step(session, keys, rows):
         run.append((keys, rows * len(session.requests)))
         return 1.0 + keys / 2048 + rows / 100
 
-    monkeypatch.setattr(cost, "step", step)
-    monkeypatch.setattr(cost, "SECONDS", 0.0)
+    monkeypatch.setattr(cost_measurement, "time_step", step)
+    monkeypatch.setattr(cost_measurement, "TIMING_SECONDS", 0.0)
     model = backbone(qwen25())
     plan = recipe.plan(resolve("auto/drafter=self"), model, None, 512)
     assert len(run) == 12 and sum(keys == 512 for keys, _ in run) == 6
     assert plan.shape.costs.draft == pytest.approx(1.01 + 256 / 2048)  # a half is shown
-    assert [cost.measure(model, model, context=512, draft_context=n).draft for n in (64, 16)] == [
-        pytest.approx(1.01 + 64 / 2048)
-    ] * 2
+    assert [
+        cost_measurement.measure_costs(model, model, context=512, draft_context=n).draft
+        for n in (64, 16)
+    ] == [pytest.approx(1.01 + 64 / 2048)] * 2
     assert len(run) == 12
 
 
@@ -346,7 +366,7 @@ def test_the_share_a_draft_can_afford(tmp_path, monkeypatch):
     prefill is at most a tenth of the target's; measured once. Fails if either bound is left out."""
     monkeypatch.setenv("SACCADE_CACHE", str(tmp_path))
     target, draft = backbone(qwen25()), backbone(qwen25(9, layers=1))
-    assert cost._size(target) > cost._size(draft)
+    assert cost_measurement._count_weights(target) > cost_measurement._count_weights(draft)
     for context, slower, ratio, share in (
         (1000, 1.18, 10, 0.5),
         (2000, 1.0, 10, 1.0),
@@ -355,15 +375,24 @@ def test_the_share_a_draft_can_afford(tmp_path, monkeypatch):
     ):
 
         def line(keys, rows, n=context, s=slower):
-            return 1 + (s - 1) * (keys - cost.PROBE) / (n - cost.PROBE)
+            return 1 + (s - 1) * (keys - cost_measurement.PROBE_KEYS) / (
+                n - cost_measurement.PROBE_KEYS
+            )
 
         asked = timed(monkeypatch, line)
-        monkeypatch.setattr(cost, "_size", lambda m, r=ratio: r if m is target else 1)
-        assert cost.affordable(target, draft, context) == share
+        monkeypatch.setattr(
+            cost_measurement, "_count_weights", lambda m, r=ratio: r if m is target else 1
+        )
+        assert cost_measurement.affordable_share(target, draft, context) == share
         measured = len(asked)
-        assert cost.affordable(target, draft, context) == share and len(asked) == measured > 0
+        assert (
+            cost_measurement.affordable_share(target, draft, context) == share
+            and len(asked) == measured > 0
+        )
     timed(monkeypatch, lambda keys, rows: 1.0)
-    assert cost.affordable(target, target, 300) == 1.0, "its own keys need no prefill"
+    assert cost_measurement.affordable_share(target, target, 300) == 1.0, (
+        "its own keys need no prefill"
+    )
 
 
 def test_bare_forwards_are_taken_in_turns_and_the_quickest_counts(monkeypatch):
@@ -374,6 +403,10 @@ def test_bare_forwards_are_taken_in_turns_and_the_quickest_counts(monkeypatch):
         order.append(rows)
         return 100.0 if len(order) % 5 == 0 else float(rows)
 
-    monkeypatch.setattr(cost, "step", step)
-    assert cost._times(backbone(qwen25()), [(64, 1), (64, 2), (64, 3)]) == [1.0, 2.0, 3.0]
+    monkeypatch.setattr(cost_measurement, "time_step", step)
+    assert cost_measurement._time_forwards(backbone(qwen25()), [(64, 1), (64, 2), (64, 3)]) == [
+        1.0,
+        2.0,
+        3.0,
+    ]
     assert order[:6] == [1, 2, 3, 1, 2, 3]

@@ -9,9 +9,9 @@ from helpers import llama
 from transformers import GenerationConfig, LogitsProcessorList, MaxLengthCriteria
 from transformers.generation import logits_process as hf
 
-from saccade.core import options
+from saccade.core import generation_settings
 from saccade.core.errors import OptionError
-from saccade.core.options import Options, Stops
+from saccade.core.stopping import Limits, Stops
 
 # One value of each setting that `generate` would compute differently.
 REFUSED = dict(
@@ -35,7 +35,7 @@ REFUSED = dict(
 
 
 def _settle(**settings):
-    return options.settle(llama(), None, settings)
+    return generation_settings.merge_settings(llama(), None, settings)
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -46,8 +46,8 @@ def test_a_setting_that_would_change_the_answer_is_refused_by_name(name):
 
 
 def test_every_refused_setting_is_tested():
-    """Claim: the table above covers ``options.REFUSED``. Fails when a name is added to one only."""
-    assert set(REFUSED) | {"num_return_sequences"} == set(options.REFUSED)
+    """Claim: the table above covers ``REFUSED``. Fails when a name is in one of them only."""
+    assert set(REFUSED) | {"num_return_sequences"} == set(generation_settings.REFUSED)
     sampled = dict(do_sample=True, num_return_sequences=3)
     with pytest.raises(OptionError, match="num_return_sequences=3"):
         _settle(**sampled)
@@ -75,13 +75,15 @@ BAD = [
 def test_a_value_that_cannot_be_used_is_an_option_error(settings):
     """Claim: values transformers refuses are errors for people too, before any work."""
     with pytest.raises(OptionError):
-        options.rules(llama(), _settle(**settings), [torch.tensor([1, 2, 3])])
+        generation_settings.sampling_rules(llama(), _settle(**settings), [torch.tensor([1, 2, 3])])
 
 
 def test_the_callers_and_the_models_configs_are_not_written_to():
     """Claim: settings live in a copy. Fails if one call's settings leak into the next."""
     given = GenerationConfig(max_new_tokens=7)
-    settled = options.settle(llama(), given, {"max_new_tokens": 9, "eos_token_id": 3})
+    settled = generation_settings.merge_settings(
+        llama(), given, {"max_new_tokens": 9, "eos_token_id": 3}
+    )
     assert (settled.max_new_tokens, given.max_new_tokens, given.eos_token_id) == (9, 7, None)
     _settle(max_new_tokens=9)
     assert llama().generation_config.max_new_tokens is None
@@ -90,7 +92,10 @@ def test_the_callers_and_the_models_configs_are_not_written_to():
 def test_none_means_not_given():
     """Claim: an argument that is None leaves the config's value. Fails if it erases it."""
     given = GenerationConfig(max_new_tokens=7)
-    assert options.settle(llama(), given, {"max_new_tokens": None}).max_new_tokens == 7
+    assert (
+        generation_settings.merge_settings(llama(), given, {"max_new_tokens": None}).max_new_tokens
+        == 7
+    )
 
 
 def test_rules_are_hugging_faces_own_for_each_request():
@@ -104,7 +109,7 @@ def test_rules_are_hugging_faces_own_for_each_request():
     )  # fmt: skip
     mine = LogitsProcessorList([hf.InfNanRemoveLogitsProcessor()])
     contexts = [torch.arange(4), torch.arange(9)]
-    found = options.rules(llama(), settled, contexts, extra=mine, seed=3)
+    found = generation_settings.sampling_rules(llama(), settled, contexts, extra=mine, seed=3)
     names = [type(rule).__name__ for rule in found[0].processors]
     assert names == [
         "RepetitionPenaltyLogitsProcessor", "NoRepeatNGramLogitsProcessor",
@@ -119,8 +124,10 @@ def test_rules_are_hugging_faces_own_for_each_request():
 
 def test_an_unseeded_call_gets_a_fresh_seed_shared_by_its_batch():
     """Claim: two calls differ; within one, requests differ by their number, not by the seed."""
-    one = options.rules(llama(), _settle(do_sample=True), [torch.arange(3)] * 2)
-    two = options.rules(llama(), _settle(do_sample=True), [torch.arange(3)])
+    one = generation_settings.sampling_rules(
+        llama(), _settle(do_sample=True), [torch.arange(3)] * 2
+    )
+    two = generation_settings.sampling_rules(llama(), _settle(do_sample=True), [torch.arange(3)])
     assert one[0].seed == one[1].seed != two[0].seed
 
 
@@ -130,29 +137,31 @@ def test_an_unseeded_call_gets_a_fresh_seed_shared_by_its_batch():
         (dict(max_new_tokens=5), 9, 5),
         (dict(max_length=12), 9, 3),
         (dict(max_length=12, max_new_tokens=7), 9, 7),
-        ({}, 9, options.MAX_NEW_TOKENS),
+        ({}, 9, generation_settings.MAX_NEW_TOKENS),
     ],
 )
 def test_the_limit_is_in_new_tokens(settings, longest, limit):
     """Claim: max_new_tokens wins, max_length counts the prompt, else a stated default."""
-    assert options.limits(_settle(**settings), longest).max_new_tokens == limit
+    assert generation_settings.answer_limits(_settle(**settings), longest).max_new_tokens == limit
 
 
 def test_a_max_length_below_the_prompt_says_the_numbers():
     """Claim: no room is an error with both numbers in it, not an empty answer."""
     with pytest.raises(OptionError, match="max_length=9 .* prompt of 9 tokens"):
-        options.limits(_settle(max_length=9), 9)
+        generation_settings.answer_limits(_settle(max_length=9), 9)
 
 
 def test_ends_and_stop_strings_come_as_one_or_many():
     """Claim: a single eos or stop string is a list of one; an empty stop string is refused."""
-    one = options.limits(_settle(eos_token_id=4, stop_strings="x"), 3)
-    many = options.limits(_settle(eos_token_id=[4, 5], stop_strings=["x", "y"]), 3)
+    one = generation_settings.answer_limits(_settle(eos_token_id=4, stop_strings="x"), 3)
+    many = generation_settings.answer_limits(
+        _settle(eos_token_id=[4, 5], stop_strings=["x", "y"]), 3
+    )
     assert (one.eos, one.stop) == ((4,), ("x",))
     assert (many.eos, many.stop) == ((4, 5), ("x", "y"))
-    assert options.limits(_settle(max_time=3.0), 3).criteria
+    assert generation_settings.answer_limits(_settle(max_time=3.0), 3).criteria
     with pytest.raises(OptionError, match="empty"):
-        options.limits(_settle(stop_strings=["a", ""]), 3)
+        generation_settings.answer_limits(_settle(stop_strings=["a", ""]), 3)
 
 
 def _letters(ids):
@@ -160,7 +169,7 @@ def _letters(ids):
 
 
 def _stops(decode=_letters, requests=1, **given) -> Stops:
-    return Stops(Options(**given), [torch.tensor([0, 1])] * requests, decode)
+    return Stops(Limits(**given), [torch.tensor([0, 1])] * requests, decode)
 
 
 def test_the_first_of_several_reasons_cuts():
@@ -259,11 +268,11 @@ def test_numbers_of_numpy_and_torch_are_numbers():
     written = GenerationConfig()
     for name, value in given.items():
         setattr(written, name, value)
-    for config in (_settle(**given), options.settle(llama(), written, {})):
+    for config in (_settle(**given), generation_settings.merge_settings(llama(), written, {})):
         found = {name: getattr(config, name) for name in plain}
         assert found == plain
         assert {type(found[name]) for name in ("max_new_tokens", "top_k")} == {int}
-    one = options.limits(_settle(eos_token_id=torch.tensor(4)), 3)
+    one = generation_settings.answer_limits(_settle(eos_token_id=torch.tensor(4)), 3)
     assert one.eos == (4,)
     for wrong in (np.float64(5.5), np.bool_(True), torch.tensor(1.5)):
         with pytest.raises(OptionError, match="whole number"):

@@ -1,0 +1,325 @@
+"""Turns GenerationConfig's names into sampling rules and limits of answers.
+
+Every argument is honoured or refused by name, never ignored.
+"""
+
+from __future__ import annotations
+
+import copy
+import secrets
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypedDict
+
+import torch
+from transformers import GenerationConfig, LogitsProcessorList, MaxTimeCriteria
+
+from saccade.core.errors import OptionError, first_line, suggest
+from saccade.core.plain import to_plain
+from saccade.core.sampling import Grammar, Processor, Sampling
+from saccade.core.stopping import MAX_NEW_TOKENS, Limits
+
+
+class Settings(TypedDict, total=False):
+    """The names of ``GenerationConfig`` that are in use, for editors and type checkers.
+
+    Other names of ``GenerationConfig`` are accepted too; an unknown name is an error.
+    """
+
+    max_new_tokens: int | None
+    min_new_tokens: int | None
+    max_length: int | None
+    max_time: float | None
+    do_sample: bool | None
+    temperature: float | None
+    top_p: float | None
+    top_k: int | None
+    min_p: float | None
+    typical_p: float | None
+    repetition_penalty: float | None
+    no_repeat_ngram_size: int | None
+    bad_words_ids: list[list[int]] | None
+    eos_token_id: int | list[int] | None
+    pad_token_id: int | None
+    stop_strings: str | list[str] | None
+
+
+class GenerateArguments(Settings, total=False):
+    """The settings, and what else ``generate`` of Transformers takes."""
+
+    generation_config: GenerationConfig | None
+    logits_processor: LogitsProcessorList | None
+    stopping_criteria: Sequence[Any] | None
+    prefix_allowed_tokens_fn: Callable[..., list[int]] | None
+
+
+OUR_NAMES = {  # Our name of an argument, by the name that other libraries give it.
+    "assistant_model": "draft",
+    "assistant_tokenizer": "draft_inputs",
+    "max_tokens": "max_new_tokens",
+    "stop": "stop_strings",
+}
+LEAST_WHOLE_NUMBERS = {  # The least value of each setting that is a whole number.
+    "max_new_tokens": 1,
+    "min_new_tokens": 0,
+    "max_length": 1,
+    "min_length": 0,
+    "top_k": -1,  # Some checkpoints have it. Transformers refuses it where it is used.
+    "no_repeat_ngram_size": 0,
+    "encoder_no_repeat_ngram_size": 0,
+}
+RANGES = {  # Each setting has to be above the first number and at most the second.
+    "temperature": (0.0, 1e6),
+    "top_p": (0.0, 1.0),
+    "typical_p": (0.0, 1.0),
+    "repetition_penalty": (0.0, 1e6),
+    "encoder_repetition_penalty": (0.0, 1e6),
+    "max_time": (0.0, 1e9),
+}
+SAMPLING_ONLY = ("temperature", "top_p", "typical_p")  # They have no effect on greedy decoding.
+SWITCHES = ("do_sample", "renormalize_logits", "remove_invalid_values")
+TOKEN_IDS = ("eos_token_id", "pad_token_id", "bad_words_ids", "suppress_tokens")
+
+# Settings that are numbers, switches or lists of ids.
+PLAIN_SETTINGS = {*LEAST_WHOLE_NUMBERS, *RANGES, *SWITCHES, *TOKEN_IDS}
+
+# Settings by which `generate` would compute what this engine does not, with the values that are
+# accepted because they change nothing.
+REFUSED: dict[str, tuple[Any, ...]] = {
+    "num_beams": (None, 1),
+    "num_beam_groups": (None, 1),
+    "num_return_sequences": (None, 1),
+    "penalty_alpha": (None,),
+    "dola_layers": (None,),
+    "guidance_scale": (None, 1, 1.0),
+    "constraints": (None,),
+    "force_words_ids": (None,),
+    "watermarking_config": (None,),
+    "token_healing": (None, False),
+    "prompt_lookup_num_tokens": (None,),
+    "return_dict_in_generate": (None, False),
+    "output_scores": (None, False),
+    "output_logits": (None, False),
+    "output_attentions": (None, False),
+    "output_hidden_states": (None, False),
+    "cache_implementation": (None,),
+}
+
+
+def merge_settings(
+    model: Any, generation_config: GenerationConfig | None, settings: Mapping[str, Any]
+) -> GenerationConfig:
+    """Returns the model's generation config, or the caller's, with the caller's settings over it.
+
+    Raises OptionError naming a setting that is unknown, wrong or not supported.
+    """
+    if not isinstance(generation_config, GenerationConfig | None):
+        kind = type(generation_config).__name__
+        raise OptionError(f"generation_config= is transformers' GenerationConfig, not {kind}")
+    config = copy.deepcopy(generation_config or model.generation_config)
+    for name in PLAIN_SETTINGS & vars(config).keys():
+        setattr(config, name, _as_plain(vars(config)[name]))
+    overrides = {name: _as_plain(value) for name, value in settings.items() if value is not None}
+    _check_settings({**config.to_dict(), **overrides})
+    try:
+        unknown = config.update(**overrides)
+    except (ValueError, TypeError) as error:
+        raise OptionError(first_line(error)) from error
+    if unknown:
+        known_names = config.to_dict()
+        hints = [f"{name}{suggest_argument(name, known_names)}" for name in sorted(unknown)]
+        raise OptionError(f"unknown generation argument {', '.join(hints)}")
+    merged = config.to_dict()
+    for name, allowed in REFUSED.items():
+        if merged.get(name) not in allowed:
+            raise OptionError(f"{name}={merged[name]!r} is not supported by saccade; leave it out")
+    return config
+
+
+def suggest_argument(name: str, names: Iterable[str]) -> str:
+    """Returns what to add to an error about an unknown argument: our name of it, or the nearest of
+    ``names``."""
+    our_name = OUR_NAMES.get(name)
+    return suggest(name, names) if our_name is None else f" (did you mean {our_name}?)"
+
+
+def _check_settings(settings: Mapping[str, Any]) -> None:
+    """Raises OptionError for a setting of the wrong type, or out of range."""
+    for name, least in LEAST_WHOLE_NUMBERS.items():
+        value = settings.get(name)
+        check_whole(name, value)
+        if value is not None and value < least:
+            raise OptionError(f"{name}={value} must be at least {least}")
+    for name, (low, high) in RANGES.items():
+        value = settings.get(name)
+        if value is None:
+            continue
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        is_unused = name in SAMPLING_ONLY and not settings.get("do_sample")
+        if is_number and value == low and is_unused:
+            continue
+        if not is_number or not low < value <= high:
+            raise OptionError(f"{name}={value!r} must be a number above {low:g} and up to {high:g}")
+    for name in SWITCHES:
+        if not isinstance(settings.get(name, False), bool | None):
+            raise OptionError(f"{name}={settings[name]!r} is neither True nor False")
+    for name in TOKEN_IDS:
+        for token in _flatten(settings.get(name)):
+            check_whole(name, token)
+    _check_stop_strings(settings.get("stop_strings"))
+
+
+def _check_stop_strings(stop: Any) -> None:
+    """Raises OptionError unless these are a string, a list of strings or None."""
+    if stop is None:
+        return
+    if isinstance(stop, str):
+        stop = [stop]
+    if not isinstance(stop, list | tuple) or not all(isinstance(each, str) for each in stop):
+        raise OptionError(f"stop_strings={stop!r} is neither a string nor a list of strings")
+    for text in stop:
+        check_text("a stop string", text)
+
+
+def _as_plain(value: Any) -> Any:
+    """Returns a setting as Python's own numbers and lists, whatever library made it."""
+    return to_plain(value.tolist() if isinstance(value, torch.Tensor) else value)
+
+
+def check_text(name: str, text: str) -> None:
+    """Raises OptionError for text with half of a surrogate pair, which no tokenizer takes."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        what = "holds half a character (a lone surrogate): give whole text"
+        raise OptionError(f"{name} {what}") from None
+
+
+def check_callables(**arguments: Any) -> None:
+    """Raises OptionError unless each argument is None or a list of callables."""
+    for name, several in arguments.items():
+        if several is None:
+            continue
+        is_list = isinstance(several, list | tuple)
+        if not is_list or not all(callable(each) for each in several):
+            raise OptionError(f"{name}= is a list of functions or such objects, not {several!r}")
+
+
+def check_whole(name: str, value: Any) -> None:
+    """Raises OptionError unless the value is None or a whole number."""
+    value = to_plain(value)
+    if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
+        raise OptionError(f"{name}={value!r} is not a whole number")
+
+
+def _flatten(tokens: Any) -> list[Any]:
+    """Returns all ids of nested lists."""
+    if not isinstance(tokens, list | tuple):
+        return [tokens]
+    return [token for each in tokens for token in _flatten(each)]
+
+
+def sampling_rules(
+    model: Any,
+    config: GenerationConfig,
+    contexts: Sequence[torch.Tensor],
+    *,
+    length: int = MAX_NEW_TOKENS,
+    extra: LogitsProcessorList | None = None,
+    allowed: Callable[..., list[int]] | None = None,
+    seed: int | None = None,
+    grammar: Grammar | None = None,
+) -> list[Sampling]:
+    """Returns each request's sampling rules, for answers up to ``length`` tokens.
+
+    The logits processors are those that Hugging Face makes for this config. Raises OptionError
+    where it refuses the settings.
+    """
+    rules = []
+    seed = secrets.randbits(63) if seed is None else seed
+    own_processors = copy_processors(extra or (), len(contexts))
+    for request, context in enumerate(contexts):
+        own = copy.copy(config)
+        own.max_length = len(context) + length
+        own.num_beams = own.num_return_sequences = 1  # Each request is a batch of one row here.
+        try:
+            model._prepare_special_tokens(own, device=context.device)
+            processors = model._get_logits_processor(
+                generation_config=own,
+                input_ids_seq_length=len(context),
+                encoder_input_ids=context[None],
+                prefix_allowed_tokens_fn=allowed and _for_request(allowed, request),
+                logits_processor=LogitsProcessorList(own_processors[request]),
+                device=str(context.device),
+                model_kwargs={},
+            )
+        except (ValueError, TypeError) as error:
+            reason = first_line(error)
+            raise OptionError(f"these generation settings cannot be used: {reason}") from error
+        sample = bool(config.do_sample)
+        rules.append(Sampling(sample, tuple(processors), seed, end_ids(config), grammar))
+    return rules
+
+
+def copy_processors(processors: Sequence[Processor], count: int) -> list[list[Processor]]:
+    """Returns the caller's processors for each of ``count`` requests.
+
+    A request alone gets the objects themselves, as in ``generate``. Several requests get copies,
+    since each is drafted at its own pace and a processor may remember earlier calls.
+
+    Raises OptionError naming the processor that cannot be copied.
+    """
+    if count == 1:
+        return [list(processors)]
+    return [[_copy(processor) for processor in processors] for _ in range(count)]
+
+
+def _copy(processor: Processor) -> Processor:
+    try:
+        return copy.deepcopy(processor)
+    except Exception as error:
+        raise OptionError(
+            f"the logits processor {type(processor).__name__} cannot be copied "
+            f"({first_line(error)}), and each request of a batch needs its own: pass one request"
+        ) from error
+
+
+def _for_request(allowed: Callable[..., list[int]], request: int) -> Callable[..., list[int]]:
+    """Returns the caller's ``prefix_allowed_tokens_fn`` for one request.
+
+    It is called with the request's number in the batch, although the request is alone here.
+    """
+    return lambda batch, ids: allowed(request, ids)
+
+
+def end_ids(config: GenerationConfig) -> tuple[int, ...]:
+    """Returns the ids that end an answer."""
+    eos = config.eos_token_id
+    if eos is None:
+        return ()
+    return (eos,) if isinstance(eos, int) else tuple(eos)
+
+
+def answer_limits(config: GenerationConfig, longest: int, criteria: Sequence[Any] = ()) -> Limits:
+    """Returns where answers stop. ``longest`` is the longest prompt in tokens, which
+    ``max_length`` includes. Raises OptionError where nothing is left for the answer."""
+    length = config.max_new_tokens
+    if length is None:
+        length = MAX_NEW_TOKENS if config.max_length is None else config.max_length - longest
+        if length < 1:
+            raise OptionError(
+                f"max_length={config.max_length} leaves no room after a prompt of {longest} "
+                "tokens; set max_new_tokens instead"
+            )
+    stop = config.stop_strings
+    if stop is None:
+        strings: tuple[str, ...] = ()
+    else:
+        strings = (stop,) if isinstance(stop, str) else tuple(stop)
+    if any(not string for string in strings):
+        raise OptionError("a stop string must not be empty")
+    timed = () if config.max_time is None else (MaxTimeCriteria(max_time=config.max_time),)
+    ends = end_ids(config)
+    pad = config.pad_token_id
+    if pad is None:
+        pad = ends[0] if ends else 0
+    return Limits(length, ends, strings, (*criteria, *timed), pad)

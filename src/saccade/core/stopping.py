@@ -1,0 +1,85 @@
+"""Decides where an answer stops: at an end id, a stop string, a limit or a caller's criterion."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from saccade.core.result import FinishReason
+
+MAX_NEW_TOKENS = 256  # of an answer, where neither the caller nor the model says more
+# A stop string is looked for in as many of the last tokens as it has bytes, since a token is at
+# least a byte, and in this many more, for special tokens that decode to nothing.
+EXTRA_WINDOW_TOKENS = 8
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How long an answer may get and where it stops."""
+
+    max_new_tokens: int = MAX_NEW_TOKENS
+    eos: tuple[int, ...] = ()
+    stop: tuple[str, ...] = ()
+    criteria: tuple[Callable[..., Any], ...] = ()
+    pad: int = 0  # the id that fills up the shorter answers of a batch
+
+
+class Stops:
+    """Cuts accepted tokens at the first end of sequence, stop string, limit or criterion.
+
+    Stop strings are looked for in the text of the answer (``decode``). A special token may be part
+    of a stop string, so they are looked for in the text with special tokens (``spell``) too.
+    """
+
+    def __init__(
+        self,
+        limits: Limits,
+        contexts: Sequence[torch.Tensor],
+        decode: Callable[[Sequence[int]], str] | None,
+        spell: Callable[[Sequence[int]], str] | None = None,
+    ) -> None:
+        self.limits = limits
+        self.answers: list[list[int]] = [[] for _ in contexts]
+        self.stopped_by: dict[int, str] = {}
+        self._contexts = contexts
+        self._decoders = [decoder for decoder in (decode, spell) if decoder is not None]
+        longest = max((len(string.encode()) for string in limits.stop), default=0)
+        self._window = longest + EXTRA_WINDOW_TOKENS
+
+    def cut(self, request: int, tokens: Sequence[int]) -> tuple[int, FinishReason | None]:
+        """Appends tokens to a request's answer up to where it stops.
+
+        Returns how many of ``tokens`` were appended, and why the request ends, if it does.
+        """
+        answer = self.answers[request]
+        for count, token in enumerate(tokens, start=1):
+            answer.append(token)
+            if token in self.limits.eos or self._ends_in_stop_string(request):
+                return count, "stop"
+            if len(answer) >= self.limits.max_new_tokens:
+                return count, "length"
+            if self.limits.criteria and self._meets_criterion(request):
+                return count, "stop"
+        return len(tokens), None
+
+    def _ends_in_stop_string(self, request: int) -> bool:
+        """Returns whether a stop string is in the last tokens, and notes the first of them."""
+        if not self.limits.stop:
+            return False
+        last = self.answers[request][-self._window :]
+        for tail in (decode(last) for decode in self._decoders):
+            found = [(tail.find(string), string) for string in self.limits.stop if string in tail]
+            if found:
+                self.stopped_by[request] = min(found)[1]
+                return True
+        return False
+
+    def _meets_criterion(self, request: int) -> bool:
+        """Returns whether one of the caller's stopping criteria holds for prompt and answer."""
+        context = self._contexts[request]
+        new = torch.tensor(self.answers[request], device=context.device)
+        ids = torch.cat([context, new])[None]
+        return any(bool(torch.as_tensor(rule(ids, None)).all()) for rule in self.limits.criteria)

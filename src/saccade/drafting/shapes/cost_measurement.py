@@ -1,0 +1,266 @@
+"""Measures what forwards of a target and a draft cost on this machine.
+
+The numbers are kept on disk: they are measured once per machine, pair of models and context length.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from saccade.core.costs import Costs
+from saccade.core.home import MeasurementFile
+from saccade.core.once import once
+from saccade.core.sampling import Sampling
+from saccade.core.timing import Clock, Phase, ignore_phase
+from saccade.core.tree import Tree, chain
+from saccade.model.backbone import Backbone
+from saccade.model.cuda_graphs import capture_new_sizes
+from saccade.model.kernels import compiled
+from saccade.model.session import RequestState, Session
+
+log = logging.getLogger(__name__)
+
+ROW_COUNTS = (
+    1,
+    8,
+    26,
+    4,
+    16,
+    2,
+    12,
+    6,
+    20,
+    3,
+    10,
+)  # Rows of a timed forward, the most telling first.
+FIRST_ROW_COUNTS = 3  # How many of them are timed however slow the model is.
+# Seconds for timing all row counts. Other forwards get as much time each, since somebody waits.
+TIMING_SECONDS = 0.6
+MIN_REPEATS = 2  # of each forward
+MAX_REPEATS = 10  # of each forward
+MANY_ROWS_FACTOR = (
+    1.5  # A forward of many rows takes about this many times as long as one of one row.
+)
+MANY_REQUESTS = 8  # Requests in the forward that shows what one more request costs.
+ANSWERS_BEFORE_ALL_POINTS = 8  # After this many answers all row counts are worth their time.
+SHARES = (1.0, 0.5, 0.25, 0.1, 0.05)  # Shares of a prompt that a draft may read.
+MAX_STEP_SLOWDOWN = 1.1  # of a draft's step, over its quickest
+MAX_PREFILL_SHARE = 0.1  # The draft's prefill may take this share of the target's.
+PROBE_KEYS = 64  # The context of a short forward that shows how busy the machine is.
+BUSY_SLOWDOWN = 1.25  # Costs are measured anew where the probe was this much slower back then.
+_MEASUREMENTS = MeasurementFile("costs.json")
+_TRUSTED: set[str] = set()  # Keys of costs that this process measured, or found to hold still.
+
+
+def measure_costs(
+    target: Backbone,
+    draft: Backbone,
+    *,
+    context: int = 2048,
+    draft_context: int = 256,
+    phase: Phase = ignore_phase,
+) -> Costs:
+    """Returns how long forwards of the target over ``context`` cached tokens take here, and those
+    of the draft over ``draft_context``.
+
+    They are measured once per machine and pair, and again where the machine was busier then; the
+    phase is "costs". A slow model is timed at few numbers of rows at first, and at all of them by
+    the first process after ``ANSWERS_BEFORE_ALL_POINTS`` answers. Costs never change within a
+    process, so a seed always gives the same answer.
+    """
+    measured = _load_or_measure(target, draft, context, phase)
+    _count_answer(target, draft, context, measured)
+    step = _draft_step_seconds(measured, context, draft_context)
+    target_extra, draft_extra = measured["apart"]
+    extra = (target_extra, draft_extra)
+    rows, seconds = tuple(measured["rows"]), tuple(measured["target"])
+    return Costs(rows, seconds, step, extra_request_seconds=extra)
+
+
+def _load_or_measure(
+    target: Backbone, draft: Backbone, context: int, phase: Phase
+) -> dict[str, Any]:
+    """Returns the stored measurements of this pair and context; measures where they no longer
+    hold, or where there are none."""
+    key = _key(target, draft, context)
+    stored = _MEASUREMENTS.load(key)
+    if stored is not None and (key in _TRUSTED or _still_holds(stored, target, draft)):
+        _TRUSTED.add(key)
+        return dict(stored)
+    phase("costs")
+    used = 0 if stored is None else stored.get("used", 0)
+    all_points = used >= ANSWERS_BEFORE_ALL_POINTS
+    measured = {**_measure(target, draft, context, all_points=all_points), "used": used}
+    _TRUSTED.add(key)
+    _MEASUREMENTS.save(key, measured)
+    log.info("measured forwards: %s", measured)
+    return measured
+
+
+def _count_answer(
+    target: Backbone, draft: Backbone, context: int, measured: Mapping[str, Any]
+) -> None:
+    """Counts one more answer by these costs, up to the number from which all points are timed."""
+    if (used := measured.get("used", 0)) < ANSWERS_BEFORE_ALL_POINTS:
+        _MEASUREMENTS.save(_key(target, draft, context), {**measured, "used": used + 1})
+
+
+def _measure(
+    target: Backbone, draft: Backbone, context: int, *, all_points: bool
+) -> dict[str, Any]:
+    """Times the forwards of a pair.
+
+    Returns seconds: "target" by the number of "rows"; "steps" of the draft over ``PROBE_KEYS`` and
+    over ``context`` keys; "apart", what another request adds to the target's and to the draft's
+    forward; "probe", short forwards of the target and the draft.
+    """
+    first = ROW_COUNTS[:FIRST_ROW_COUNTS]
+    probes = [(PROBE_KEYS, 1), (PROBE_KEYS, MANY_REQUESTS)]
+    alone, together, *times = _time_forwards(target, [*probes, *((context, n) for n in first)])
+    steps = [alone, times[0]]
+    # A slow model would take minutes at all row counts.
+    count = int(TIMING_SECONDS / (MIN_REPEATS * MANY_ROWS_FACTOR * times[0]))
+    rows = sorted(ROW_COUNTS if all_points else ROW_COUNTS[: max(FIRST_ROW_COUNTS, count)])
+    by_rows = dict(zip(first, times, strict=True))
+    if len(rows) > FIRST_ROW_COUNTS:
+        times = _time_forwards(target, [(context, each) for each in rows])
+        by_rows = dict(zip(rows, times, strict=True))
+    # Noise must not make more rows look cheaper than fewer.
+    seconds = [min(by_rows[each] for each in rows[place:]) for place in range(len(rows))]
+    (requests,) = _time_forwards(target, [(PROBE_KEYS, 1)], MANY_REQUESTS)
+    draft_steps, draft_requests = steps, requests
+    if draft is not target:
+        draft_steps = _time_forwards(draft, [(PROBE_KEYS, 1), (context, 1)])
+        (draft_requests,) = _time_forwards(draft, [(PROBE_KEYS, 1)], MANY_REQUESTS)
+    others = MANY_REQUESTS - 1
+    target_extra = max(0.0, requests - together) / others
+    draft_extra = max(0.0, draft_requests - draft_steps[0]) / others
+    return {
+        "rows": rows,
+        "target": seconds,
+        "steps": draft_steps,
+        "apart": [target_extra, draft_extra],
+        "probe": [alone, draft_steps[0]],
+    }
+
+
+def _draft_step_seconds(measured: Mapping[str, Any], context: int, keys: int) -> float:
+    """Returns the seconds of a draft's step over so many keys.
+
+    A step reads every key once, so its time lies on the line between those that were measured.
+    """
+    few, every = measured["steps"]
+    span = max(1, context - PROBE_KEYS)
+    return float(few + max(0.0, every - few) * max(0, keys - PROBE_KEYS) / span)
+
+
+def _still_holds(stored: Mapping[str, Any], target: Backbone, draft: Backbone) -> bool:
+    """Returns whether stored costs are complete and were not measured while the machine was busier
+    than now. One short forward of each model shows that at little cost."""
+    if "steps" not in stored:
+        return False
+    if stored["used"] >= ANSWERS_BEFORE_ALL_POINTS and len(stored["rows"]) < len(ROW_COUNTS):
+        return False
+    now = [_time_forwards(model, [(PROBE_KEYS, 1)])[0] for model in (target, draft)]
+    return all(BUSY_SLOWDOWN * new >= old for new, old in zip(now, stored["probe"], strict=True))
+
+
+def affordable_share(
+    target: Backbone, draft: Backbone, context: int, phase: Phase = ignore_phase
+) -> float:
+    """Returns the largest share of a prompt of ``context`` tokens that a draft reads cheaply.
+
+    Its steps are then at most ``MAX_STEP_SLOWDOWN`` times its quickest, and its prefill takes at
+    most ``MAX_PREFILL_SHARE`` of the target's. The target's own keys need no prefill.
+    """
+    largest = 1.0
+    if draft is not target:
+        largest = MAX_PREFILL_SHARE * _count_weights(target) / _count_weights(draft)
+    measured = _load_or_measure(target, draft, context, phase)
+    times = [_draft_step_seconds(measured, context, int(share * context)) for share in SHARES]
+    limit = MAX_STEP_SLOWDOWN * min(times)
+    quick = [share for share, seconds in zip(SHARES, times, strict=True) if seconds <= limit]
+    return max((share for share in quick if share <= largest), default=SHARES[-1])
+
+
+@once
+def _count_weights(model: Backbone) -> int:
+    """Returns how many weights a prompt's token is multiplied with."""
+    return sum(weight.numel() for weight in model.text.layers.parameters())
+
+
+def _time_forwards(
+    model: Backbone, forwards: Sequence[tuple[int, int]], requests: int = 1
+) -> list[float]:
+    """Returns the seconds of forwards, each given as (context, rows): the quickest of several
+    repeats.
+
+    The forwards are repeated in turns, so that a busy moment does not fall on one of them alone.
+    Slow forwards are repeated fewer times, because they vary less.
+    """
+    most = max(rows for _, rows in forwards)
+    # Each context has a session of its own, in which nothing but its rows changes.
+    sessions = {
+        context: filled_session(model, context, requests, most + 1)
+        for context in dict.fromkeys(context for context, _ in forwards)
+    }
+    for context, rows in forwards:
+        if sessions[context].cuda_graphs is not None:
+            time_step(sessions[context], context, rows)  # The capture is not part of the price.
+            capture_new_sizes()
+    clock = Clock(model.device)
+    repeats: list[list[float]] = []
+    allowed = TIMING_SECONDS * len(forwards) / len(ROW_COUNTS)
+    while len(repeats) < MIN_REPEATS or (len(repeats) < MAX_REPEATS and clock.since() < allowed):
+        repeats.append([time_step(sessions[context], context, rows) for context, rows in forwards])
+    return [min(times) for times in zip(*repeats, strict=True)]
+
+
+def filled_session(
+    model: Backbone, context: int, requests: int, room: int, *, cuda_graphs: bool | None = None
+) -> Session:
+    """Returns a session of requests that each have ``context`` keys, and room for ``room`` more."""
+    session = Session(model, [Sampling()] * requests, cuda_graphs=cuda_graphs)
+    for number in range(requests):
+        cache = session.cache(context + room)
+        for tensor in (*cache.keys, *cache.values):
+            tensor.fill_(1)  # Random keys would take longer to make and cost a forward the same.
+        cache.advance(context)
+        session.requests[number] = RequestState(cache, [], context)
+    return session
+
+
+def time_step(session: Session, context: int, rows: int) -> float:
+    """Returns the seconds of a forward of ``rows`` new tokens of each request of a filled
+    session."""
+    for request in session.requests.values():
+        request.pending, request.tree, request.rows = [0], Tree(), []
+        request.cache.length = context
+    trees = dict.fromkeys(session.requests, chain([0] * (rows - 1)))
+    clock = Clock(session.backbone.device)
+    session.score(trees)
+    return clock.since()
+
+
+def context_bucket(tokens: int) -> int:
+    """Returns the power of two nearest to ``tokens`` by ratio: the context length that costs are
+    measured at."""
+    return 1 << max(6, round(math.log2(max(tokens, 1))))
+
+
+def _key(target: Backbone, draft: Backbone, context: int) -> str:
+    """Returns the key of a pair's measurements in the file."""
+    return _MEASUREMENTS.key(context, compiled.version(), *_facts(target), *_facts(draft))
+
+
+@once
+def _facts(model: Backbone) -> tuple[object, ...]:
+    """Returns everything about a model that its costs depend on."""
+    kind = str(model.config.to_dict()), str(model.dtype), str(model.device)
+    gpu = torch.cuda.get_device_name(model.device) if model.device.type == "cuda" else None
+    return (*kind, model.fused is not None, gpu)
