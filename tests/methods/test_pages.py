@@ -240,4 +240,6 @@ def test_a_picture_of_it_shows_what_a_step_reads() -> None:
     (prefill,) = Session(target, [Sampling()]).prefill([prompt])
     pruned = ByPage(keep=0.3, page=3)(prefill, prompt)
     shares = kept_share(prompt, pruned)
-    assert len(shares) == prompt.visual_tokens and float(shares.sum()) == pytest.approx(pruned.visual_tokens)
+    assert len(shares) == prompt.visual_tokens and float(shares.sum()) == pytest.approx(
+        pruned.visual_tokens
+    )

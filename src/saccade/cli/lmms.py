@@ -22,8 +22,8 @@ from transformers import GenerationConfig
 from saccade.cli import loading
 from saccade.cli.options import LoadOptions
 from saccade.core.errors import OptionError, SaccadeError
-from saccade.core.stopping import MAX_NEW_TOKENS
 from saccade.core.result import Result, emitted_per_forward
+from saccade.core.stopping import MAX_NEW_TOKENS
 from saccade.corpus.answering import stream_answer
 from saccade.engine.generate import DEFAULT_METHOD
 from saccade.inputs import captions, media

@@ -59,31 +59,33 @@ def measure_kept_tokens(
     setup = Setup(target, draft, view, recipe.shape, [Sampling()], 1, words)
     session = Session(target, setup.rules)
     (prefill,) = session.prefill(target.prompts(inputs), record=view.attention)
-    prefill = replace(prefill, words=words.say(view, inputs)[0])
+    prefill = replace(prefill, words=words.replacement_texts(view, inputs)[0])
     prompt = prefill.prompt if own else _draft_prompt(setup, prefill, draft_inputs or inputs)
-    if not prompt.seen:
+    if not prompt.visual_tokens:
         return ()
     return tuple(_measure_view(each, prefill, prompt) for each in view.parts)
 
 
 def _draft_prompt(setup: Setup, prefill: Prefill, inputs: Inputs) -> Prompt:
     """Returns the draft's own prompt before the view drops anything."""
-    drafting = setup.drafting()
+    drafting = setup.draft_model()
     if drafting.shares_rows_with(setup.target):
         return drafting.adopt(prefill.prompt)
-    return drafting.prompts(setup.readable(inputs))[0]
+    return drafting.prompts(setup.draft_inputs(inputs))[0]
 
 
 def _measure_view(view: View, prefill: Prefill, prompt: Prompt) -> KeptTokens:
     """Applies one view and returns what it kept."""
-    early_choice = view.start(prompt)  # A draft that starts early has this choice before prefill.
+    early_choice = view.early_tokens(
+        prompt
+    )  # A draft that starts early has this choice before prefill.
     if early_choice is None:
         pruned = view(prefill, prompt)
     else:
         pruned = prompt.select(view.choose(prefill, prompt, early_choice))
     shares = on_grid(prompt, kept_share(prompt, pruned))
     are_means = isinstance(view, Pooled | Merged)
-    return KeptTokens(view.name, shares, pruned.seen, prompt.seen, are_means)
+    return KeptTokens(view.name, shares, pruned.visual_tokens, prompt.visual_tokens, are_means)
 
 
 def kept_share(prompt: Prompt, pruned: Prompt) -> Float[Tensor, " seen"]:
@@ -99,7 +101,7 @@ def kept_share(prompt: Prompt, pruned: Prompt) -> Float[Tensor, " seen"]:
     for head_rows in kept_rows:
         share[head_rows.cpu()] += 1 / len(kept_rows)
     if pruned.paged is not None:
-        share[pruned.paged.rows.cpu()] = pruned.paged.read / len(pruned.paged.rows)
+        share[pruned.paged.rows.cpu()] = pruned.paged.pages_per_step / len(pruned.paged.rows)
     return share[prompt.visual.cpu()]
 
 

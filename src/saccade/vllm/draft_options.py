@@ -33,7 +33,7 @@ class DraftOptions:
         """Returns the view. Raises MethodError or OptionError where it cannot work inside vLLM."""
         keep = "" if self.keep is None else f"/keep={self.keep:g}"
         view = resolve(f"specvlm/view={self.view}{keep}").view
-        if view.own_keys or view.timed or not view.subset or len(view.parts) > 1:
+        if view.own_keys or view.needs_costs or not view.subset or len(view.parts) > 1:
             raise OptionError(
                 f"view={self.view} does not work inside vLLM: choose one that keeps a part of the "
                 "video, for instance scattered, uniform, frames, full or specvlm"

@@ -19,7 +19,7 @@ from saccade.core.prompt import Prefill
 from saccade.core.protocols import Growing, View
 from saccade.core.sampling import Sampling
 from saccade.core.tree import Tree, add
-from saccade.drafting.drafters import MATCH, drive, lookup
+from saccade.drafting.drafters import MAX_MATCH_TOKENS, drive, lookup
 from saccade.drafting.shapes.policies import confidence
 from saccade.drafting.views.basic import SCATTERED
 from saccade.model.backbone import Backbone
@@ -87,7 +87,7 @@ class ModelDrafts(Drafts):
         ends: tuple[int, ...],
         memory: int,
     ) -> None:
-        rules = Sampling(ends=ends)
+        rules = Sampling(end_ids=ends)
         self._backbone, self._view, self._memory = backbone, view, memory
         self._session = Session(
             backbone, defaultdict(lambda: rules), vocab=vocab, banned=banned, room=LONG // 4
@@ -174,7 +174,7 @@ class LookupDrafts(Drafts):
         return {each.name: self._lookup(each, plan.length) for each in requests}
 
     def _lookup(self, requests: DraftRequest, length: int) -> ProposedTokens:
-        tokens = lookup(requests.ids, MATCH, length)
+        tokens = lookup(requests.ids, MAX_MATCH_TOKENS, length)
         length_before_placeholder = next(
             (i for i, token in enumerate(tokens) if token in self._banned), len(tokens)
         )
@@ -199,6 +199,6 @@ def grow_chain(plan: DraftPlan) -> Growing:
         if len(tree) and probability <= plan.min_probability:
             break
         tree = add(tree, last, token, None, confidence_in_token)
-        if token in scores.rules.ends:
+        if token in scores.rules.end_ids:
             break
     return tree

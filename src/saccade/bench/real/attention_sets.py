@@ -87,13 +87,13 @@ def measure_attention_sets(
     session = Session(target, [Sampling()], room=len(answer_ids))
     *_, first = session.reading(0, prompt, record=True, follow=STEP_TOKENS)
     assert isinstance(first, Prefill)
-    assert first.mass is not None and first.again is not None
+    assert first.mass is not None and first.with_latest_attention is not None
     steps, before = list[AnswerStep](), first.mass
     for start in range(0, len(answer_ids) - STEP_TOKENS, STEP_TOKENS):
         tokens = list(answer_ids[start : start + STEP_TOKENS])
         scores = session.score({0: chain(tokens)})[0]
         session.commit({0: tokens})
-        now = first.again().mass
+        now = first.with_latest_attention().mass
         assert now is not None
         steps.append(
             AnswerStep(tokens, [int(row.argmax()) for row in scores.rows[1:]], before, now)
@@ -195,7 +195,7 @@ def _sinks_and_last(mass: Mass, count: int) -> KeptMask:
 
 
 def _uniform(mass: Mass, count: int) -> KeptMask:
-    return mask_of_rows(mass, saliency.spread(torch.arange(mass.shape[-1]), count))
+    return mask_of_rows(mass, saliency.sample_evenly(torch.arange(mass.shape[-1]), count))
 
 
 def _random(draw: int) -> ChooseRows:

@@ -216,7 +216,9 @@ def _answer_spans(
         span = [
             i
             for i in text_tokens
-            if common_length(template_ids, question_ids) <= i < common_length(template_ids, answer_ids)
+            if common_length(template_ids, question_ids)
+            <= i
+            < common_length(template_ids, answer_ids)
         ]
         start, stop = (
             text_positions[len(text_positions) - len(text_tokens) + text_tokens.index(i)]
