@@ -1,4 +1,4 @@
-"""``saccade shapes make``."""
+"""``saccade shapes make``: writes a clip of the synthetic world."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ def shapes_make(
         raise OptionError(f"cannot write {out_file} as an .mp4: {first_line(error)}") from error
     truth = scenes.truth(scene, frames, size, fps=fps)
     turn = text.conversation(scene, "describe", seed)[0]
-    found = {**truth, "prompt": turn.question, "answer": turn.answer}
-    out_file.with_suffix(".json").write_text(json.dumps(found, indent=1) + "\n")
+    record = {**truth, "prompt": turn.question, "answer": turn.answer}
+    out_file.with_suffix(".json").write_text(json.dumps(record, indent=1) + "\n")
     if as_json:
-        typer.echo(json.dumps(found))
+        typer.echo(json.dumps(record))
     else:
         out.print(f"{out_file}: {frames} frames of {size} x {size}; the truth is beside it")

@@ -22,7 +22,7 @@ from saccade.engine.generate import DEFAULT_METHOD, Stream, stream
 from saccade.inputs import captions, media
 from saccade.inputs.loading import load_pair, use_threads
 from saccade.inputs.media import Clip, FrameSampling, Source
-from saccade.inputs.questions import Pair, shown
+from saccade.inputs.questions import Pair, clip_arguments
 from saccade.methods import resolve
 from saccade.world import knowing
 
@@ -131,7 +131,7 @@ class Model:
             self.pair.ask(question, **_seen(self._clips(media, frames)))
             for media, question in pairs
         ]
-        together = self.pair.together(asked)
+        together = self.pair.batch(asked)
         return answered(self.pair, together, self.method, seed=seed, **settings).finish()
 
     def chat(
@@ -149,7 +149,7 @@ class Model:
         clips = self._clips(media, frames)
         talk = Conversation(
             self.pair.target.backbone,
-            draft=self.pair.drafting,
+            draft=self.pair.draft_backbone,
             method=self.method,
             tokenizer=self.pair.target.tokenizer,
             captioner=self._captioner(clips),
@@ -174,7 +174,7 @@ class Model:
     def _captioner(self, clips: Sequence[Clip]) -> Any:
         """Who puts frames into words, for views that read a caption: the embedded pair alone."""
         frames = [list(clip.frames) for clip in clips]
-        return captions.chosen(None, self.pair.target.name, frames) if frames else None
+        return captions.lazy_captioner(None, self.pair.target.name, frames) if frames else None
 
 
 class Chat(AbstractContextManager["Chat"]):
@@ -283,7 +283,7 @@ def _sampling(frames: Any) -> FrameSampling:
 
 def _seen(clips: Sequence[Clip]) -> dict[str, Any]:
     """Clips as questions take them: single pictures are images."""
-    seen = [shown(clip) for clip in clips]
+    seen = [clip_arguments(clip) for clip in clips]
     return {
         kind: [each for one in seen for each in one.get(kind, ())] for kind in ("clips", "images")
     }
@@ -300,7 +300,7 @@ def answered(
     return stream(
         pair.target.backbone,
         inputs,
-        draft=pair.drafting,
+        draft=pair.draft_backbone,
         draft_inputs=own,
         method=method,
         tokenizer=pair.target.tokenizer,

@@ -15,7 +15,7 @@ from saccade.core.result import Result
 from saccade.corpus.answering import answered
 from saccade.corpus.keeping import Answer
 from saccade.corpus.manifest import UNEXPECTED, ClipJob, Row, Work
-from saccade.inputs import Pair, captions, load_pair, media, texts
+from saccade.inputs import Pair, captions, load_pair, media, subjects
 from saccade.inputs.loading import use_threads
 from saccade.methods import resolve
 
@@ -25,7 +25,7 @@ class Opened:
     """A job with its frames and texts."""
 
     job: ClipJob
-    seen: texts.About
+    seen: subjects.Subject
 
 
 class CorpusWorker:
@@ -60,9 +60,9 @@ class CorpusWorker:
 
     def _open(self, job: ClipJob) -> Opened | Row:
         try:
-            own = (texts.document(Path(job.text)),) if job.text else ()
+            own = (subjects.read_document(Path(job.text)),) if job.text else ()
             clip = media.read(job.path, self.work.sampling) if job.path else None
-            return Opened(job, texts.About(clip, own))
+            return Opened(job, subjects.Subject(clip, own))
         except Exception as error:
             return self._failed(job, error)
 
@@ -76,10 +76,10 @@ class CorpusWorker:
     def _together(self, many: Sequence[Opened]) -> list[Row]:
         began = time.perf_counter()
         pair = self._pair
-        asked = [pair.ask(each.job.prompt, **each.seen.asked) for each in many]
+        asked = [pair.ask(each.job.prompt, **each.seen.ask_arguments) for each in many]
         results = answered(
             pair,
-            pair.together(asked),
+            pair.batch(asked),
             self._recipe,
             captioner=self._captioner(many),
             exact=self.work.exact,
@@ -96,7 +96,8 @@ class CorpusWorker:
         """Captions of the clips for views that read one, made only if one is asked for."""
         name, target, device = self.work.captioner, self.work.target, dict(self.work.load)
         each = [
-            captions.chosen(name, target, one.seen.frames, device.get("device")) for one in many
+            captions.lazy_captioner(name, target, one.seen.frames, device.get("device"))
+            for one in many
         ]
         every = [captioner for captioner in each if captioner is not None]
         return (lambda inputs: [text for one in every for text in one(inputs)]) if every else None
@@ -106,7 +107,7 @@ class CorpusWorker:
         return self.work.row(job, error=str(error) if ours else UNEXPECTED + kind_and_line(error))
 
 
-def _told(seen: texts.About, result: Result) -> dict[str, Any]:
+def _told(seen: subjects.Subject, result: Result) -> dict[str, Any]:
     """What a row says of an answer."""
     return {
         "text": result.text,
@@ -115,10 +116,10 @@ def _told(seen: texts.About, result: Result) -> dict[str, Any]:
         "finish_reason": result.finish_reason,
         "method": result.method,
         "tau": result.tau,
-        "frames": seen.told["frames"],
+        "frames": seen.report_fields["frames"],
         "visual_tokens": result.visual_tokens,
         "fallback": result.fallback_reason,
-        "warnings": (*seen.told["warnings"], *result.warnings),
+        "warnings": (*seen.report_fields["warnings"], *result.warnings),
     }
 
 

@@ -19,7 +19,7 @@ from saccade.corpus.answering import answered
 from saccade.drafting.recipe import Recipe
 from saccade.drafting.schedule import parallel
 from saccade.drafting.setup import Captioner, Words
-from saccade.inputs import Pair, media, shown
+from saccade.inputs import Pair, clip_arguments, media
 from saccade.inputs.media import Clip
 from saccade.methods import SYSTEMS, resolve
 from saccade.ui.duel import Duel, Tell, duel
@@ -132,7 +132,7 @@ def answers(
     """The whole of a run: both answers, then what the draft saw. Raises SaccadeError."""
     recipe = resolve(checked(asked, settings).method)
     clip = read(asked.example, asked.upload, settings)
-    inputs, own = pair.ask(asked.prompt, **shown(clip))
+    inputs, own = pair.ask(asked.prompt, **clip_arguments(clip))
     length = int(inputs["input_ids"].shape[1])
     if length > settings.max_prompt:
         raise OptionError(
@@ -164,7 +164,7 @@ def answers(
         return
     words = Words(pair.encode, captioner)
     try:
-        seen = kept(pair.target.backbone, pair.drafting, settled[0], inputs, own, words)
+        seen = kept(pair.target.backbone, pair.draft_backbone, settled[0], inputs, own, words)
         yield replace(last, seen=seen)
     except Exception as error:  # the answers stand, whatever the picture of them does
         log.warning("the picture of what the draft saw failed", exc_info=error)

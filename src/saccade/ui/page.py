@@ -15,7 +15,7 @@ import gradio as gr
 
 from saccade.core.errors import SaccadeError
 from saccade.drafting.schedule import parallel
-from saccade.inputs.checkpoints import embedded
+from saccade.inputs.checkpoints import is_embedded
 from saccade.methods import SYSTEMS
 from saccade.ui import pictures, spelling
 from saccade.ui.asking import EXAMPLES, PageModels, PageQuestion, PageSettings, Shown, answers, read
@@ -59,7 +59,7 @@ def look(example: str | None, upload: str | None, settings: PageSettings) -> str
 
 def answering(settings: PageSettings) -> str:
     """Who answers, by name."""
-    if embedded(settings.target):
+    if is_embedded(settings.target):
         return "the embedded pair, which knows drawn shapes only"
     return settings.target + (f", drafted by {settings.draft}" if settings.draft else "")
 

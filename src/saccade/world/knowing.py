@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 from jaxtyping import UInt8
 
-from saccade.inputs.checkpoints import embedded
+from saccade.inputs.checkpoints import is_embedded
 from saccade.inputs.media import Clip
 
 FOREIGN = (
@@ -38,6 +38,6 @@ def drawn(frames: UInt8[np.ndarray, "frame height width 3"]) -> bool:
 def remarked(clip: Clip, target: str) -> Clip:
     """The clip, with ``FOREIGN`` among its warnings where the embedded pair is asked about what it
     cannot know."""
-    if not embedded(target) or drawn(clip.frames):
+    if not is_embedded(target) or drawn(clip.frames):
         return clip
     return replace(clip, warnings=(*clip.warnings, FOREIGN))

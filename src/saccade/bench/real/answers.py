@@ -23,7 +23,7 @@ from saccade.drafting.recipe import Recipe
 from saccade.drafting.shapes.costs import bucket, measure
 from saccade.engine.generate import stream
 from saccade.inputs import Loaded
-from saccade.inputs.questions import joined
+from saccade.inputs.questions import batch_inputs
 from saccade.model.backbone import Backbone
 from saccade.model.kept import Kept as Prompts
 
@@ -142,7 +142,7 @@ def answers(
     """How one method said it, of several documents in shared forwards; ``kept`` holds the prompts
     that were read before. Raises MethodError where a draft gave up: a wrong number."""
     target = model.backbone.keeping(kept)
-    inputs = joined(model, [ask(model, document) for document in documents])
+    inputs = batch_inputs(model, [ask(model, document) for document in documents])
     results = stream(target, inputs, method=recipe, draft=draft, **settings).finish()
     if why := next((each.fallback_reason for each in results if each.fallback_reason), None):
         raise MethodError(f"{recipe.name}: {why}")

@@ -168,7 +168,7 @@ def learnt(
         turns = told.turns[:last]
         parts = [part["type"] for turn in turns for part in turn["content"]]
         seen = clips[: parts.count("video")], images[: parts.count("image")]
-        inputs = questions.converse(name, processor, turns, *seen)
+        inputs = questions.conversation_inputs(name, processor, turns, *seen)
         room = most - inputs["input_ids"].shape[1]
         answer = told.turns[last]["content"][0]["text"]
         said = [*loaded.tokenizer(answer, add_special_tokens=False).input_ids, eos]
@@ -192,7 +192,7 @@ def _spans(
     is the same in both.
     """
     name, processor = loaded.name, loaded.processor
-    bare = questions.words(name, processor, turns)
+    bare = questions.template_ids(name, processor, turns)
     pads = sorted(loaded.backbone.placeholders)
     place = (~torch.isin(ids, torch.tensor(pads))).nonzero()[:, 0].tolist()
     words = [at for at, token in enumerate(bare) if token not in pads]
@@ -200,8 +200,8 @@ def _spans(
     for before, turn in pairwise(range(len(turns))):
         if turns[turn]["role"] != "assistant":
             continue
-        asked = questions.words(name, processor, turns[: before + 1])
-        told = questions.words(name, processor, turns[: turn + 1], continued=True)
+        asked = questions.template_ids(name, processor, turns[: before + 1])
+        told = questions.template_ids(name, processor, turns[: turn + 1], continues_last_turn=True)
         span = [at for at in words if common(bare, asked) <= at < common(bare, told)]
         start, stop = (
             place[len(place) - len(words) + words.index(at)] for at in (span[0], span[-1])
