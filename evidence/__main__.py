@@ -17,7 +17,7 @@ from evidence.commands.seeing import app as seeing
 from evidence.commands.speed import speed
 from evidence.commands.training import evaluate, train
 from evidence.commands.vllm import vllm
-from saccade.cli.app import called
+from saccade.cli.application import run_application
 
 app = typer.Typer(
     help="The papers' figures, tables and claims, measured again; how the embedded pair was made.",
@@ -54,7 +54,7 @@ app.add_typer(seeing, name="seeing")
 
 
 def main() -> None:
-    called(app)
+    run_application(app)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from unittest.mock import patch
 
 import typer
 
-from saccade.cli import options
+from saccade.cli import command_options
 from saccade.cli.terminal import Threads, Verbose, prepare
 from saccade.core.errors import OptionError
 
@@ -28,7 +28,7 @@ def accept(
     ] = False,
     sections: Annotated[str, typer.Option(help="Some of them, between commas.")] = "",
     methods: Annotated[str, typer.Option(help="Some of them, between commas.")] = "",
-    device: options.Device = None,
+    device: command_options.Device = None,
     threads: Threads = None,
     verbose: Verbose = False,
 ) -> None:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from saccade.cli import options
+from saccade.cli import command_options
 from saccade.cli.terminal import Json, Threads, Verbose, out, prepare
 from saccade.core.errors import OptionError
 
@@ -24,9 +24,9 @@ def gpu(
     tiny: Annotated[
         bool, typer.Option("--tiny", help="Shrunken shapes: tries the command, on a CPU too.")
     ] = False,
-    max_new_tokens: options.Tokens = 128,
-    repeat: options.Repeat = 3,
-    device: options.Device = None,
+    max_new_tokens: command_options.Tokens = 128,
+    repeat: command_options.Repeat = 3,
+    device: command_options.Device = None,
     threads: Threads = None,
     as_json: Json = False,
     verbose: Verbose = False,

@@ -13,17 +13,17 @@ from typing import Annotated
 import typer
 
 from evidence.commands.pair import PairOptions, TargetOptions
-from saccade.cli import options
+from saccade.cli import command_options
 from saccade.cli.bench import named_suites
-from saccade.cli.loading import split
-from saccade.cli.options import grouped
+from saccade.cli.command_options import with_option_groups
+from saccade.cli.run_setup import split_names
 from saccade.cli.terminal import Json, Threads, Verbose, out, prepare, status
 from saccade.core.errors import OptionError
 
 MIB = 2**20
 
 
-@grouped
+@with_option_groups
 def prefill(
     how: TargetOptions,
     visual_tokens: Annotated[int, typer.Option(min=1, help="About how many to read.")] = 8192,
@@ -67,7 +67,7 @@ def prefill(
     )
 
 
-@grouped
+@with_option_groups
 def verify(
     how: TargetOptions,
     visual_tokens: Annotated[int, typer.Option(min=1, help="Keys there are already.")] = 2048,
@@ -90,14 +90,14 @@ def verify(
     typer.echo(", ".join([f"over {visual_tokens} keys: T(1) {found[1] * 1e3:.2f} ms", *ratios]))
 
 
-@grouped
+@with_option_groups
 def flips(
     how: TargetOptions,
     suite: Annotated[str, typer.Option(help="Its items are the prompts.")] = "shapes-caption",
     limit: Annotated[int, typer.Option(min=1, help="Items.")] = 20,
     rows: Annotated[int, typer.Option(min=2, help="Rows of a forward, against one.")] = 8,
-    max_new_tokens: options.Tokens = 128,
-    exact: options.Exact = False,
+    max_new_tokens: command_options.Tokens = 128,
+    exact: command_options.Exact = False,
     as_json: Json = False,
     verbose: Verbose = False,
 ) -> None:
@@ -131,7 +131,7 @@ def flips(
     )
 
 
-@grouped
+@with_option_groups
 def pool(
     how: PairOptions,
     rows: Annotated[
@@ -140,7 +140,7 @@ def pool(
     methods: Annotated[str, typer.Option(help="Methods, by commas.")] = "ar,auto",
     suite: Annotated[str, typer.Option(help="Where the requests come from.")] = "shapes-caption",
     limit: Annotated[int, typer.Option(min=1, help="How many requests.")] = 16,
-    max_new_tokens: options.Tokens = 256,
+    max_new_tokens: command_options.Tokens = 256,
     path: Annotated[
         Path | None, typer.Option("--out", help="Write the numbers here, and a figure beside.")
     ] = None,
@@ -162,7 +162,7 @@ def pool(
             models.target.backbone,
             drafting,
             asked,
-            split(methods),
+            split_names(methods),
             rows or [1, 2, 4, 8],
             how.repeat,
         )
@@ -213,7 +213,7 @@ def following(
     text = next(find_documents([document]), None)
     if text is None:
         raise OptionError(f"{document} is shorter than 1,800 tokens")
-    found = follow(load(str(real_weights.made())), text, keep=keep, rounds=rounds)
+    found = follow(load(str(real_weights.require_checkpoint())), text, keep=keep, rounds=rounds)
     facts = {
         "command": shlex.join(["python", "-m", "evidence", *sys.argv[1:]]),
         "model": real_weights.NAME,
@@ -226,10 +226,10 @@ def following(
         page.write_text(put(page.read_text(), told(facts), MARKS))
 
 
-@grouped
+@with_option_groups
 def methods(
     how: PairOptions,
-    max_new_tokens: options.Tokens = 256,
+    max_new_tokens: command_options.Tokens = 256,
     path: Annotated[Path, typer.Option("--out", help="Keep the run here.")] = Path(
         "docs/results/methods.json"
     ),

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from saccade.cli import loading, options
-from saccade.cli.options import DeviceOptions
+from saccade.cli import command_options, run_setup
+from saccade.cli.command_options import DeviceOptions
 
 if TYPE_CHECKING:
     from saccade.inputs import Loaded, Pair
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 class TargetOptions(DeviceOptions):
     """A target, and what it is worked with."""
 
-    target: options.Target = None
+    target: command_options.Target = None
 
     def loaded(self) -> Loaded:
         from saccade.inputs import load
@@ -28,10 +28,10 @@ class TargetOptions(DeviceOptions):
 class PairOptions(TargetOptions):
     """A target and a draft whose runs are interleaved."""
 
-    draft: options.Draft = None
-    repeat: options.Repeat = 3
+    draft: command_options.Draft = None
+    repeat: command_options.Repeat = 3
 
     def models(self, *, quiet: bool) -> Pair:
-        return loading.models(
+        return run_setup.load_models(
             self.target or "shapes", self.draft, quiet=quiet, dtype=self.dtype, device=self.device
         )

@@ -122,4 +122,4 @@ def _began(
         "machine": "{processor}, {threads} threads, torch {torch}.".format(**environment()),
         "command": shlex.join(["python", "-m", "evidence", *sys.argv[1:]]),
     }
-    return load(str(weights.made())), texts, facts
+    return load(str(weights.require_checkpoint())), texts, facts

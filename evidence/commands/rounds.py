@@ -13,10 +13,9 @@ from rich.table import Table
 from rich.text import Text
 
 from evidence.commands.pair import PairOptions
-from saccade.cli import options
+from saccade.cli import command_options
 from saccade.cli.bench import named_suites
-from saccade.cli.loading import split
-from saccade.cli.options import grouped
+from saccade.cli.command_options import with_option_groups
 from saccade.cli.terminal import Json, Verbose, out, prepare, status
 from saccade.core.errors import OptionError
 
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
     from saccade.drafting.recipe import Recipe
 
 
-@grouped
+@with_option_groups
 def profile(
     how: PairOptions,
     methods: Annotated[str, typer.Option(help="Comma-separated; serial ones.")] = (
@@ -45,7 +44,7 @@ def profile(
     _profiled(how, _recipes(methods), suite, limit, settings, as_json)
 
 
-@grouped
+@with_option_groups
 def cost(
     how: PairOptions,
     methods: Annotated[str, typer.Option(help="Comma-separated.")] = (
@@ -58,7 +57,7 @@ def cost(
         str | None, typer.Option(help="0.9,0.8,...: the chance of each place of a draft.")
     ] = None,
     suite: Annotated[str, typer.Option(help="Its first item is the prompt.")] = "shapes-caption-2k",
-    max_new_tokens: options.Tokens = 128,
+    max_new_tokens: command_options.Tokens = 128,
     as_json: Json = False,
     verbose: Verbose = False,
 ) -> None:

@@ -11,8 +11,8 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from saccade.cli import loading, options
-from saccade.cli.loading import split
+from saccade.cli import command_options, run_setup
+from saccade.cli.run_setup import split_names
 from saccade.cli.terminal import Json, Threads, Verbose, out, prepare, status
 from saccade.core.errors import OptionError
 
@@ -23,7 +23,7 @@ def speed(
         typer.Option(help="decode-2k, whole-256, context-10k, auto, useless; else all."),
     ] = None,
     clips: Annotated[int, typer.Option(min=1, help="Of each part.")] = 4,
-    repeat: options.Repeat = 3,
+    repeat: command_options.Repeat = 3,
     path: Annotated[Path | None, typer.Option("--out", help="Keep the JSON here too.")] = None,
     threads: Threads = None,
     as_json: Json = False,
@@ -33,7 +33,7 @@ def speed(
     prepare(threads, verbose)
     from evidence import speed as measured
 
-    parts = measured.chosen(split(only or ""))
+    parts = measured.chosen(split_names(only or ""))
     if path is not None and not path.parent.is_dir():
         raise OptionError(f"cannot write {path}: there is no folder {path.parent}")
 
@@ -41,7 +41,7 @@ def speed(
         if path is not None:
             path.write_text(json.dumps(found) + "\n")
 
-    models = loading.models("shapes", None, quiet=as_json)
+    models = run_setup.load_models("shapes", None, quiet=as_json)
     assert models.draft is not None
     pair = measured.Pair(models.target, models.draft)
     with status("measuring", quiet=as_json) as tell:

@@ -36,7 +36,7 @@ def compared(
         resolve_methods(methods),
         repeat=repeat,
         settings={"max_new_tokens": tokens, "do_sample": False},
-        captioner=captions.chosen(None, "shapes", [list(clip.frames)], None),
+        captioner=captions.lazy_captioner(None, "shapes", [list(clip.frames)], None),
     )
     rows = {name: row.json() for name, row in timed.summaries().items()}
     ids = rows[BASELINE]["token_ids"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from saccade.bench.hardware.doctor import TYPICAL, Diagnosis, Outlook, examine
 from saccade.bench.hardware.published import CONFIGS
-from saccade.cli.doctor import ANSWER
+from saccade.cli.doctor import ANSWER_TOKENS
 from saccade.model.memory import gib
 
 PAIRS = (
@@ -30,7 +30,7 @@ def examine_pair(target: str, draft: str, tokens: int = 8192, keep: float = 0.1)
     return examine(
         (target, CONFIGS[target]()),
         (draft, CONFIGS[draft]()),
-        tokens=tokens + ANSWER,
+        tokens=tokens + ANSWER_TOKENS,
         keep=keep,
         device="cuda",
         there=2**60,

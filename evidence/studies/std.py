@@ -20,7 +20,7 @@ from saccade.core.sampling import Sampling
 from saccade.core.tree import ROOT, Tree, chain
 from saccade.drafting.views import saliency
 from saccade.engine.generate import stream
-from saccade.inputs.questions import joined
+from saccade.inputs.questions import batch_inputs
 from saccade.methods import resolve
 from saccade.model.session import Session
 
@@ -126,7 +126,7 @@ def io(lab: Lab) -> Data:
 def batch(lab: Lab) -> Data:
     """Table 1's setting: all clips in one batch, by every method in turn, three times over. Times
     as fast as ``ar`` in the same turn, in tokens by the second of decoding."""
-    inputs = joined(lab.target, [lab.inputs(number)[1] for number in range(lab.clips)])
+    inputs = batch_inputs(lab.target, [lab.inputs(number)[1] for number in range(lab.clips)])
     gains: dict[str, list[float]] = {method: [] for method in BATCHED}
     for turn in range(TURNS):
         rates = {}

@@ -147,7 +147,7 @@ def small_blip() -> ImageToText:
         BlipImageProcessor(size={"height": 384, "width": 384}),
         BertTokenizer(vocab={word: i for i, word in enumerate(vocab)}, bos_token="[DEC]"),
     )
-    return ImageToText(model, processor, [], tokens=SENTENCE)
+    return ImageToText(model, processor, [], max_tokens=SENTENCE)
 
 
 def quality(lab: Lab) -> Data:

@@ -156,7 +156,7 @@ def tokenizer(folder: Path) -> PreTrainedTokenizerFast:
 def begin(text: Path | None = None) -> tuple[Qwen2_5_VLForConditionalGeneration, Any]:
     """The shell of a Llama's checkpoint (that of `saccade real make` unless told), and its
     tokenizer. Raises ModelError where it is not there."""
-    folder = real_weights.made() if text is None else text
+    folder = real_weights.require_checkpoint() if text is None else text
     llama = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32, local_files_only=True)
     tok = tokenizer(folder)
     return shell(llama, build.load(EMBEDDED / "target"), tok), tok

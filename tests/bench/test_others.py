@@ -77,7 +77,7 @@ def test_a_comparison_says_so() -> None:
     for warning in (None, "other programs kept 2 of 2 cores busy"):
         found = Comparison(about, {}, {}, "", warning)
         with err.capture() as said, out.capture() as shown:
-            found.show(out)
+            found.print_to(out)
         assert said.get() == ("" if warning is None else f"{warning}\n")
         assert found.json().get("warning") == warning and "one run each" in shown.get()
 

@@ -32,7 +32,7 @@ from saccade.methods import resolve
 from saccade.model.kept import Kept
 
 # The user's, looked up before the tests have a cache folder of their own.
-CHECKPOINT = weights.checkpoint()
+CHECKPOINT = weights.checkpoint_folder()
 PACKAGE = Path(saccade.__file__).parent
 RESULTS = PACKAGE.parents[1] / "docs" / "results"
 LENGTH = 256  # tokens of the documents that they are asked about
@@ -100,13 +100,13 @@ def test_another_file_or_none_is_told(home, monkeypatch, content, code, said):
 def test_weights_that_are_not_here_name_the_command(home):
     """Claim: whoever asks for them first is told how to get them."""
     with pytest.raises(ModelError, match="saccade real make"):
-        weights.made()
+        weights.require_checkpoint()
 
 
 def test_a_checkpoint_is_there_whole_or_not_at_all(home, monkeypatch):
     """Claim: who kills it as soon as a config stands in its place finds the whole checkpoint there,
     over what an earlier one may have left. Fails where files are written or copied into place."""
-    tiny, left = checkpoints.make("llama", home / "tiny"), weights.checkpoint() / "left"
+    tiny, left = checkpoints.make("llama", home / "tiny"), weights.checkpoint_folder() / "left"
     left.mkdir(parents=True)
     monkeypatch.setitem(sys.modules, "gguf", ModuleType("gguf"))
     monkeypatch.setattr(weights, "fetch", lambda: left.parents[1] / "weights.gguf")
@@ -117,13 +117,13 @@ def test_a_checkpoint_is_there_whole_or_not_at_all(home, monkeypatch):
 
         def killed(*of: Any, step: Any = step, **more: Any) -> None:
             step(*of, **more)
-            if (weights.checkpoint() / "config.json").is_file():
+            if (weights.checkpoint_folder() / "config.json").is_file():
                 raise KeyboardInterrupt
 
         monkeypatch.setattr(owner, step.__name__, killed)
     with suppress(KeyboardInterrupt):
-        weights.make()
-    found = {file.name for file in weights.made().iterdir()}
+        weights.make_checkpoint()
+    found = {file.name for file in weights.require_checkpoint().iterdir()}
     assert {"config.json", "model.safetensors", "tokenizer.json"} <= found
     assert not left.exists()
 

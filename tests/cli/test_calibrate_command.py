@@ -12,7 +12,7 @@ from typer.testing import CliRunner, Result
 
 from saccade.bench import calibrate as calibrating
 from saccade.cli import calibrate as command
-from saccade.cli.config import read
+from saccade.cli.config_file import read_config
 from saccade.cli.terminal import err, out
 from saccade.core.errors import MethodError, OptionError, SaccadeError, VideoInputError
 from saccade.inputs import ask, load
@@ -56,7 +56,7 @@ def test_a_small_run_leaves_a_file_that_runs(
     ran = call(*words, "--json")
     assert ran.exit_code == 0, ran.exception
     printed = json.loads(ran.stdout)
-    config = read(path)
+    config = read_config(path)
     measured = config["measured"]
     assert printed["method"] == config["method"] and printed["measured"] == measured
     stages = [trial["stage"] for trial in measured["trials"]]
@@ -74,7 +74,7 @@ def test_a_small_run_leaves_a_file_that_runs(
     from saccade.engine import generate
     from saccade.inputs import media
 
-    clip = media.read(clips[0], media.FrameSampling(every=True))
+    clip = media.read_config(clips[0], media.FrameSampling(every=True))
     inputs = ask(target, "Describe the video in detail.", clips=[clip])
 
     def ids(method: str) -> tuple[int, ...]:
@@ -106,7 +106,7 @@ def test_without_a_video_it_draws_its_own(
     with out.capture() as shown, err.capture() as warned:
         ran = call("--max-new-tokens", 8, "--method", "sd")
     assert ran.exit_code == 0, ran.exception
-    assert read(tmp_path / "saccade.yaml")["method"] in ("auto", "ar")
+    assert read_config(tmp_path / "saccade.yaml")["method"] in ("auto", "ar")
     assert (
         "keep " in shown.get()
         and "sd" in shown.get()

@@ -12,8 +12,8 @@ import yaml
 
 from saccade.bench.calibrate import CONFIRM_STAGE, Calibration, Trial
 from saccade.bench.compare import Summary
-from saccade.cli.app import called
-from saccade.cli.config import read, write
+from saccade.cli.application import run_application
+from saccade.cli.config_file import read_config, write_config
 from saccade.core.errors import OptionError
 from saccade.methods import resolve
 
@@ -56,8 +56,8 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     path = tmp_path / "saccade.yaml"
     method = "specvlm/lambda=0.35/keep=0.2/shape=chain-9"
     found = calibration(method, 1.25, 2.5, environment=environment())
-    write(path, found)
-    config = read(path)
+    write_config(path, found)
+    config = read_config(path)
     measured = config.pop("measured")
     assert config == {
         "method": method,
@@ -87,14 +87,14 @@ def test_the_file_says_what_it_is_for_a_person(tmp_path: Path) -> None:
     line a trial."""
     path = tmp_path / "saccade.yaml"
     found = calibration("specvlm-self", 0.66, draft=None)
-    write(path, found)
+    write_config(path, found)
     text = path.read_text()
     assert text.startswith("# Made by `saccade calibrate`") and f"# {found.advice}." in text
-    assert "draft:" not in text and "draft" not in read(path)
+    assert "draft:" not in text and "draft" not in read_config(path)
     assert yaml.safe_load(text)["measured"]["worth_it"] is False
     assert sum("method: specvlm-self" in line for line in text.splitlines()) == 2
-    write(path, calibration("auto", 2.0))
-    assert "keep auto" in path.read_text() and read(path)["method"] == "auto"
+    write_config(path, calibration("auto", 2.0))
+    assert "keep auto" in path.read_text() and read_config(path)["method"] == "auto"
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,7 @@ def test_axes_may_be_keys(file: Callable[[str], Path], text: str, method: str | 
     """Claim: a key named as an axis is an override, in the file's order; the method resolves, and
     a list of paths is that tree."""
     path = file(text)
-    assert read(path).get("method") == method
+    assert read_config(path).get("method") == method
     if method is not None and "paths" in method:
         shape: Any = resolve(method).shape
         asked = yaml.safe_load(text)["shape"]
@@ -182,7 +182,7 @@ def test_a_bad_file_is_one_sentence(
     line that names the file and what is wrong."""
     path = file(text)
     with pytest.raises(OptionError) as refused:
-        read(path)
+        read_config(path)
     said = str(refused.value)
     assert str(path) in said and len(said.splitlines()) == 1 and len(said) < 700
     for word in words:
@@ -196,11 +196,11 @@ def test_a_file_that_cannot_be_read_or_written(
     one sentence and exit code 2."""
     (tmp_path / "video.mp4").write_bytes(b"\xff\xd8\xfe\x00" * 8)
     new = tmp_path / "no" / "such.yaml"
-    acts = {tmp_path / name: read for name in ("nowhere.yaml", ".", "video.mp4")}
-    for path, act in {**acts, new: lambda path: write(path, calibration("sd", 2.0))}.items():
+    acts = {tmp_path / name: read_config for name in ("nowhere.yaml", ".", "video.mp4")}
+    for path, act in {**acts, new: lambda path: write_config(path, calibration("sd", 2.0))}.items():
         with pytest.raises(SystemExit) as ended:
-            called(lambda standalone_mode, path=path, act=act: act(path))
+            run_application(lambda standalone_mode, path=path, act=act: act(path))
         said = capsys.readouterr().err
         assert ended.value.code == 2 and str(path) in said and len(said.splitlines()) == 1
     with pytest.raises(OSError, match="no one"):  # of no file: a bug, and told as one
-        called(Mock(side_effect=OSError("no one's")))
+        run_application(Mock(side_effect=OSError("no one's")))

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from commands import Call
 
-from saccade.cli.chat import READ
-from saccade.inputs import texts
+from saccade.cli.chat import DOCUMENT_ADDED
+from saccade.inputs import subjects
 from saccade.model.backbone import Backbone
 
 WORDS = "A red circle moves left. " * 20
@@ -51,7 +51,7 @@ def test_what_is_no_text_is_told_before_any_model(
     }
     for name, content in made.items():
         (tmp_path / name).write_bytes(content)
-    monkeypatch.setattr(texts, "LONGEST", 90)
+    monkeypatch.setattr(subjects, "MAX_DOCUMENT_BYTES", 90)
     says = {
         "nowhere.txt": "does not exist",
         ".": "cannot be read",
@@ -116,5 +116,5 @@ def test_a_conversation_about_documents(
     both = json.loads(call("describe", "What moves?", *how, "--document", more)[1])
     assert last["token_ids"] == both["token_ids"]
     assert last["visual_tokens"] == both["visual_tokens"] == third["visual_tokens"]
-    assert said.count(READ) == 1 and "is empty" in said and "this model reads" in said
+    assert said.count(DOCUMENT_ADDED) == 1 and "is empty" in said and "this model reads" in said
     assert "name a file of text" in said

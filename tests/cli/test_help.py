@@ -12,9 +12,9 @@ import pytest
 import typer
 
 import saccade
-from saccade.cli.app import OTHERS, SECTIONS, app
-from saccade.cli.chat import SAID
-from saccade.cli.options import QUESTION, asked
+from saccade.cli.application import OTHER_OPTIONS, SECTIONS, app
+from saccade.cli.chat import REPLIES
+from saccade.cli.command_options import QUESTION, resolve_question
 from saccade.cli.terminal import console, status
 from saccade.core.errors import OptionError
 
@@ -27,7 +27,7 @@ def test_help_is_in_sections(call: Call, command: str) -> None:
     code, printed, _ = call(command, "--help")
     assert code == 0
     titles = [line[:-1] for line in printed.splitlines() if line.endswith(":") and line[0] != " "]
-    known = [title for title in (*SECTIONS, OTHERS) if title in titles]
+    known = [title for title in (*SECTIONS, OTHER_OPTIONS) if title in titles]
     assert [title for title in titles if title in known] == known
     assert {"Models", "Decoding", "Hardware", "Output"} <= set(known)
     assert printed.count("--target") == 1
@@ -37,7 +37,7 @@ def test_help_is_in_sections(call: Call, command: str) -> None:
 def test_nothing_common_is_left_to_the_others(call: Call) -> None:
     """Claim: of `describe`, only --help is in no section."""
     printed = call("describe", "--help")[1]
-    assert printed.split(f"{OTHERS}:")[1].count("--") == 1
+    assert printed.split(f"{OTHER_OPTIONS}:")[1].count("--") == 1
 
 
 def test_short_names_are_the_same_everywhere() -> None:
@@ -65,9 +65,9 @@ def test_the_question_may_stand_after_the_video(call: Call, clip: Path) -> None:
     first = json.loads(call(*words, "Name only the colours, in order.")[1])
     second = json.loads(call(*words, "-p", "Name only the colours, in order.")[1])
     assert first["token_ids"] == second["token_ids"] and first["tokens"] <= 8
-    assert asked(None, "why?") == asked("why?", QUESTION) == "why?"
+    assert resolve_question(None, "why?") == resolve_question("why?", QUESTION) == "why?"
     with pytest.raises(OptionError, match="not both"):
-        asked("why?", "what?")
+        resolve_question("why?", "what?")
 
 
 def test_chat_knows_its_words(call: Call, clip: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,7 +82,7 @@ def test_chat_knows_its_words(call: Call, clip: Path, monkeypatch: pytest.Monkey
     assert [each["question"] for each in answers] == [colours, QUESTION, colours]
     assert answers[0]["token_ids"] == answers[2]["token_ids"]
     assert answers[2]["reused_tokens"] == 0 < answers[1]["reused_tokens"]
-    assert all(words in told for words in SAID.values())
+    assert all(words in told for words in REPLIES.values())
 
 
 def test_completion_can_be_installed(call: Call) -> None:

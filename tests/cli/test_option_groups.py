@@ -12,8 +12,8 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from saccade.cli import options
-from saccade.cli.options import DrawOptions, LoadOptions, grouped
+from saccade.cli import command_options
+from saccade.cli.command_options import LoadOptions, SamplingOptions, with_option_groups
 from saccade.core.errors import OptionError
 from saccade.corpus.manifest import CaptionSettings
 from saccade.model.backbone import Backbone
@@ -25,7 +25,7 @@ class Size:
     tall: Annotated[bool, typer.Option("--tall", help="Upright.")] = False
 
 
-@grouped
+@with_option_groups
 def draw(name: Annotated[str, typer.Argument()], size: Size, times: int = 1) -> None:
     """Says what it was given."""
     typer.echo(f"{name} {size} {times}")
@@ -52,14 +52,14 @@ def test_called_from_python_a_group_has_its_defaults(capsys: pytest.CaptureFixtu
 def test_options_become_settings() -> None:
     """Claim: nothing of sampling is set without a temperature, and then it is refused by name;
     ``threads`` are none of a checkpoint's."""
-    assert DrawOptions().settings() == {"do_sample": False}
-    drawn = DrawOptions(temperature=0.5, top_k=3, stop=["x"]).settings()
+    assert SamplingOptions().generation_settings() == {"do_sample": False}
+    drawn = SamplingOptions(temperature=0.5, top_k=3, stop=["x"]).generation_settings()
     assert drawn == {
         **dict(do_sample=True, temperature=0.5, top_p=None, top_k=3), "stop_strings": ["x"]
     }  # fmt: skip
     with pytest.raises(OptionError, match="--temperature above 0"):
-        DrawOptions(top_p=0.5).settings()
-    assert "threads" not in LoadOptions(threads=2).load
+        SamplingOptions(top_p=0.5).generation_settings()
+    assert "threads" not in LoadOptions(threads=2).load_arguments
 
 
 @pytest.mark.parametrize("given", [(), ("--positions", "trained")])
@@ -119,4 +119,4 @@ def test_positions_are_part_of_what_decides_an_answer() -> None:
 def test_beside_a_document_a_single_argument_may_be_the_question(words, told):
     """Claim: what names no file is asked about the document; files, addresses and names of files
     that are missing are the video, and without a document everything is."""
-    assert options.shown(*words) == told
+    assert command_options.split_arguments(*words) == told

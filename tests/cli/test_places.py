@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from saccade.cli import printing
+from saccade.cli import output_streams
 from saccade.core import home
 
 SAID = "─── 3 × “é” → 😀 ▀▀ …"
@@ -38,7 +38,7 @@ def test_every_text_can_be_printed(monkeypatch: pytest.MonkeyPatch, encoding: st
     monkeypatch.setattr(sys, "stdout", stream)
     with pytest.raises(UnicodeEncodeError):
         (SAID + "\ud83d").encode(encoding)
-    printing.prepare_streams()
+    output_streams.prepare_streams()
     stream.write(json.dumps(SAID, ensure_ascii=False))
     stream.flush()
     written = kept.getvalue().decode(encoding)

@@ -14,7 +14,7 @@ import pytest
 from evidence import checkpoints
 from evidence.commands.checkpoint import FAMILIES
 from saccade.bench import peers
-from saccade.cli import loading
+from saccade.cli import run_setup
 from saccade.cli.compare import PEERS
 from saccade.core.errors import MethodError, ModelError, suggest
 from saccade.inputs import checkpoints as places
@@ -88,7 +88,7 @@ def test_the_listing_is_the_registrys() -> None:
     assert found["methods"].items() <= live.methods.items(), "run `make listed`"
     assert list(found["axes"]) == [axis for axis in live.axes if axis in found["axes"]]
     assert all(set(told) <= set(live.axes[axis]) for axis, told in found["axes"].items())
-    assert loading.listing() == live
+    assert run_setup.list_methods() == live
 
 
 def test_a_listing_of_other_files_is_not_believed(

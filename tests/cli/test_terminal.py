@@ -149,7 +149,7 @@ def test_a_bar_counts_or_pulses(monkeypatch: pytest.MonkeyPatch) -> None:
         page = io.StringIO()
         console = Console(file=page, force_terminal=on_terminal, width=100)
         monkeypatch.setattr(terminal, "err", console)
-        with terminal.steps(quiet=quiet) as tell:
+        with terminal.progress_bars(quiet=quiet) as tell:
             tell("one")
             for i in range(3):
                 tell("two", i + 1, 3)

@@ -25,8 +25,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from typer.testing import CliRunner
 
-from saccade.cli import replicas as several
-from saccade.cli.app import app as cli_app
+from saccade.cli import serve_replicas as several
+from saccade.cli.application import app as cli_app
 from saccade.core.errors import OptionError, SaccadeError
 from saccade.corpus import manifest as manifests
 from saccade.corpus.worker import CorpusWorker
@@ -233,20 +233,20 @@ def test_settings_reach_another_process_and_ray_takes_them() -> None:
     """
     from ray import serve
 
-    from saccade.serve import replicas
-    from saccade.serve.settings import Settings
+    from saccade.serve import ray_replicas
+    from saccade.serve.server_settings import ServerSettings
 
-    settings = Settings(rows=3, queue=4, threads=2)
+    settings = ServerSettings(max_running=3, max_waiting=4, threads=2)
     assert pickle.loads(pickle.dumps(settings)) == settings
-    assert "secret" not in repr(replace(settings, key="secret"))  # Ray may log what it is given
-    growing = replicas.options(settings, 2, 5, 9.0, gpus=True)
-    found = serve.deployment(replicas.Replica, **growing)
+    assert "secret" not in repr(replace(settings, api_key="secret"))  # Ray may log what it is given
+    growing = ray_replicas.deployment_options(settings, 2, 5, 9.0, uses_gpus=True)
+    found = serve.deployment(ray_replicas.Replica, **growing)
     assert found.max_ongoing_requests == 7
     scaling = growing["autoscaling_config"]
     assert (scaling["min_replicas"], scaling["max_replicas"]) == (2, 5)
     assert scaling["target_ongoing_requests"] == 3
     assert found.ray_actor_options["num_gpus"] == 1 and found.ray_actor_options["num_cpus"] == 2
-    fixed = replicas.options(settings, 2, 2, 9.0)
+    fixed = ray_replicas.deployment_options(settings, 2, 2, 9.0)
     assert fixed["num_replicas"] == 2 and "autoscaling_config" not in fixed
 
 
@@ -255,12 +255,14 @@ def test_settings_reach_another_process_and_ray_takes_them() -> None:
 def test_merged_metrics_keep_every_sample_apart() -> None:
     """Claim: each sample of each server is there once, with its replica; nothing is added up."""
     from saccade.serve.metrics import Metrics
-    from saccade.serve.replicas import merged
+    from saccade.serve.ray_replicas import merge_metrics
 
     servers = {"one": Metrics(), "two": Metrics()}
     for count, server in enumerate(servers.values(), 3):
         server.cancelled.inc(count)
-    text = merged({name: server.text().decode() for name, server in servers.items()}).decode()
+    text = merge_metrics(
+        {name: server.text().decode() for name, server in servers.items()}
+    ).decode()
     for name, count in (("one", 3), ("two", 4)):
         assert text.count(f'saccade_request_cancelled_total{{replica="{name}"}} {count}.0\n') == 1
     assert text.count("# TYPE saccade_request_cancelled_total counter") == 1
@@ -307,5 +309,5 @@ def test_a_port_that_is_taken_is_refused() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(OptionError, match=str(port)):
-            several.listening("127.0.0.1", port).close()
-    several.listening("127.0.0.1", port).close()
+            several.open_listen_socket("127.0.0.1", port).close()
+    several.open_listen_socket("127.0.0.1", port).close()

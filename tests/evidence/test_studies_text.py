@@ -94,7 +94,7 @@ def test_a_run_is_told_in_tables(model, tmp_path, monkeypatch):
 def test_the_command_asks_and_writes_the_page(call, model, tmp_path, monkeypatch):
     """Claim: `text` asks questions and documents with its own draft and writes both files; asked
     again it runs nothing; a folder that is not there is told before anything is loaded."""
-    monkeypatch.setattr("saccade.inputs.real_weights.made", lambda: model.name)
+    monkeypatch.setattr("saccade.inputs.real_weights.require_checkpoint", lambda: model.name)
     monkeypatch.setattr(text, "ASKED", {"sd": "a chain of 5"})
     monkeypatch.setattr(text, "DRAFTED", {"specvlm/keep=0.1": "a tenth"})
     monkeypatch.setattr("saccade.bench.suites.long_documents.LENGTHS", (100,))

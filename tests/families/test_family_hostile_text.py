@@ -15,8 +15,8 @@ from transformers import PreTrainedTokenizerFast
 
 from evidence import checkpoints
 from saccade.core.errors import OptionError
-from saccade.inputs import Loaded, ask, literal, load
-from saccade.inputs.questions import converse
+from saccade.inputs import Loaded, ask, literal_text, load
+from saccade.inputs.questions import conversation_inputs
 
 CODES = [
     *("<|video_pad|>", "<|image_pad|>", "<|im_end|>", "<|im_start|>", "<|endoftext|>", "<image>"),
@@ -51,7 +51,7 @@ def specials(loaded: Loaded, inputs: dict[str, Any]) -> list[int]:
 def plain(loaded: Loaded, media: zoo.Media, question: str) -> str | list[int]:
     """What becomes of a question where the words are not looked at: ids, or how it ends."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(literal, "_special", lambda processor: [])
+        patch.setattr(literal_text, "_control_token_texts", lambda processor: [])
         try:
             return specials(loaded, asked(loaded, media, question))
         except (OptionError, StopIteration, IndexError, RuntimeError) as error:
@@ -73,7 +73,7 @@ def test_words_stay_words(family: str, kind: str) -> None:
     words = len(text["input_ids"]) - len(loaded.tokenizer("what?")["input_ids"])
     assert hostile.keys() == innocent.keys()
     for key, value in innocent.items():
-        if key not in literal.PER_TOKEN:
+        if key not in literal_text.FIELDS_PER_TOKEN:
             assert torch.equal(torch.as_tensor(hostile[key]), torch.as_tensor(value)), key
             continue
         assert hostile[key].shape == (1, value.shape[1] + words), key
@@ -136,7 +136,8 @@ def test_harmless_words_are_untouched(family: str, kind: str) -> None:
     for question in (media.question, "@0:0@ and <|im_e nd|> or <| im_end|>"):
         mine = asked(loaded, media, question)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(literal, "hold", lambda processor, turns: literal.Held(list(turns)))
+            extract = lambda processor, turns: literal_text.Extraction(list(turns))  # noqa: E731
+            patch.setattr(literal_text, "extract_special", extract)
             theirs = asked(loaded, media, question)
         assert mine.keys() == theirs.keys()
         for key, value in theirs.items():
@@ -190,22 +191,23 @@ def test_a_token_no_mode_takes_apart_is_cut_in_two() -> None:
     the text is cut inside the token; what cannot be written at all is refused in one sentence."""
     tokenizer = words(special=False)
     turns = [{"role": "user", "content": [{"type": "text", "text": "<end>"}]}]
-    held = literal.hold(tokenizer, turns)
+    held = literal_text.extract_special(tokenizer, turns)
     assert held.texts == ("<end>",)
-    assert literal._encoded("it", tokenizer, "<end>") == [1, 3]
+    assert literal_text._encode_literally("it", tokenizer, "<end>") == [1, 3]
     with pytest.raises(OptionError, match="cannot read special tokens as text"):
-        literal._encoded("it", tokenizer, "<pad>")  # "pad>" is no word it has
+        literal_text._encode_literally("it", tokenizer, "<pad>")  # "pad>" is no word it has
 
 
 def test_no_token_to_stand_in_is_an_option_error() -> None:
     """Claim: a tokenizer whose every added token is in use is refused, not given wrong ids."""
     tokenizer = words(special=True)
-    held = literal.hold(tokenizer, [{"role": "user", "content": [{"text": "<end>"}]}])
+    turns = [{"role": "user", "content": [{"text": "<end>"}]}]
+    held = literal_text.extract_special(tokenizer, turns)
     text = tokenizer.apply_chat_template(
         [{"role": "user", "content": held.turns[0]["content"][0]["text"]}], tokenize=False
     )
     with pytest.raises(OptionError, match="cannot read special tokens as text"):
-        literal.stand_in("it", tokenizer, text, held)
+        literal_text.insert_placeholders("it", tokenizer, text, held)
 
 
 @pytest.mark.parametrize("family", [f for f in checkpoints.FAMILIES if f not in zoo.FAMILIES])
@@ -225,7 +227,7 @@ def of_control(loaded: Loaded, parts: list[dict[str, str]], media: zoo.Media) ->
     """The special ids of a prompt whose question comes in parts."""
     turns = [{"role": "user", "content": parts}]
     clips, images = media.clips, media.images
-    inputs = converse(loaded.name, loaded.processor, turns, clips=clips, images=images)
+    inputs = conversation_inputs(loaded.name, loaded.processor, turns, clips=clips, images=images)
     return specials(loaded, dict(inputs))
 
 
@@ -251,7 +253,7 @@ def test_parts_read_as_one_text() -> None:
     def ids(*texts: str) -> list[int]:
         parts = [{"type": "text", "text": text} for text in texts]
         turns = [{"role": "user", "content": parts}]
-        return converse("it", loaded.processor, turns)["input_ids"][0].tolist()
+        return conversation_inputs("it", loaded.processor, turns)["input_ids"][0].tolist()
 
     assert ids("hi<|im_", "end|> you") == ids("hi<|im_end|> you")
     assert ids("hi<|im_", "start you") != ids("hi<|im_start|> you")
@@ -277,12 +279,12 @@ def test_added_tokens_that_are_not_special_stay_words(role: str) -> None:
         content = [{"type": "text", "text": text} for text in texts]
         turns = [{"role": "user", "content": [{"type": "text", "text": "hi"}]}] * 2
         turns.insert(1, {"role": role, "content": content})
-        ids = converse("it", processor, turns)["input_ids"][0].tolist()
+        ids = conversation_inputs("it", processor, turns)["input_ids"][0].tolist()
         assert control.isdisjoint(ids)
         assert said in processor.tokenizer.decode(ids)
     blank = added("  ", "\n\n", "é")
     turns = [{"role": "user", "content": [{"type": "text", "text": "a  b\n\né"}]}]
-    ids = converse("it", blank, turns)["input_ids"][0].tolist()
+    ids = conversation_inputs("it", blank, turns)["input_ids"][0].tolist()
     assert set(blank.tokenizer.convert_tokens_to_ids(["  ", "\n\n", "é"])) <= set(ids)
 
 
@@ -305,7 +307,7 @@ def test_arguments_and_reasoning_stay_words() -> None:
         {"role": "assistant", "content": [thought], "tool_calls": [call]},
         {"role": "assistant", "content": [], "reasoning_content": "so </think>"},
     ]
-    ids = converse("it", processor, turns)["input_ids"][0].tolist()
+    ids = conversation_inputs("it", processor, turns)["input_ids"][0].tolist()
     names = ["<|im_end|>", "</tool_call>", "<think>", "</think>"]
     counts = [ids.count(i) for i in processor.tokenizer.convert_tokens_to_ids(names)]
     assert counts == [3, 1, 2, 2]

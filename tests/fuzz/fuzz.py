@@ -32,11 +32,11 @@ from saccade.core.errors import SaccadeError
 from saccade.inputs import footprint
 from saccade.inputs.loading import read_config
 from saccade.inputs.media import Limits
-from saccade.inputs.media.guard import Guard
+from saccade.inputs.media.guard import DecoderPool
 from saccade.methods import resolve
-from saccade.serve.app import parsed
-from saccade.serve.bodies import cut
-from saccade.serve.wire import ChatRequest
+from saccade.serve.request_bodies import cut_data_urls
+from saccade.serve.request_schema import ChatRequest
+from saccade.serve.routes import parse_request
 
 CORPUS = Path(__file__).parent / "corpus"
 SLOW = 20.0  # seconds after which a case is a finding too
@@ -72,9 +72,9 @@ def mutated(seeds: list[bytes], draw: random.Random) -> bytes:
     return bytes(data)
 
 
-def _media(guard: Guard) -> Act:
+def _media(decoder_pool: DecoderPool) -> Act:
     def read(data: bytes) -> object:
-        clip = guard.read(data, limits=SMALL)
+        clip = decoder_pool.read(data, limits=SMALL)
         assert len(clip.frames) == len(clip.timestamps) > 0 and clip.metadata["fps"] > 0
         return clip
 
@@ -90,18 +90,18 @@ def _config(folder: Path) -> Act:
 
 
 def _body(data: bytes) -> object:
-    text, apart = cut(bytearray(data))
-    return parsed(ChatRequest, text, apart)
+    text, apart = cut_data_urls(bytearray(data))
+    return parse_request(ChatRequest, text, apart)
 
 
 @contextmanager
 def targets(only: str | None) -> Iterator[dict[str, Act]]:
     """What is tried, by name."""
     with ExitStack() as stack:
-        guard = stack.enter_context(Guard(seconds=10.0))
+        decoder_pool = stack.enter_context(DecoderPool(seconds=10.0))
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         acts: dict[str, Act] = {
-            "media": _media(guard),
+            "media": _media(decoder_pool),
             "bodies": _body,
             "names": lambda data: resolve(data[:200].decode(errors="replace")),
             "configs": _config(folder),

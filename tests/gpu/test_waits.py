@@ -114,7 +114,7 @@ def test_a_draft_device_is_the_drafts():
         places = [str(model.backbone.device) for model in (target, draft)]
         assert places == ["cuda:0", "cuda:1"]
         model = saccade.load(device="cuda:0", draft_device="cuda:1")
-        assert str(model.pair.drafting.device) == "cuda:1"
+        assert str(model.pair.draft_backbone.device) == "cuda:1"
     with pytest.raises(OptionError, match="there is none"):
         load_pair("some/model", None, draft_device="cpu")
     with pytest.raises(OptionError, match="not available"):

@@ -152,7 +152,7 @@ def test_captions_are_made_one_call_at_a_time(monkeypatch):
         inside.pop()
         return "a box"
 
-    monkeypatch.setattr(captions.ImageToText, "_said", said)
+    monkeypatch.setattr(captions.ImageToText, "_caption", said)
     with ThreadPoolExecutor(4) as pool:
         calls = [pool.submit(captions.ImageToText(None, None, FRAMES[:2]), {}) for _ in range(4)]
     assert [call.result() for call in calls] == [[["a box", "a box"]]] * 4

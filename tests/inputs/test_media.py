@@ -28,7 +28,7 @@ from reels import (
 
 from saccade.core.errors import VideoInputError
 from saccade.inputs.media import FrameSampling, Limits, read, read_image
-from saccade.inputs.media.opening import opened
+from saccade.inputs.media.media_file import open_media
 from saccade.inputs.media.video import Video
 
 
@@ -70,11 +70,11 @@ def test_skipping_is_invisible(x264):
     chance = random.Random(0)
     for _ in range(25):
         wanted = sorted(chance.sample(range(60), 3))
-        with opened(data, Limits()) as file:
+        with open_media(data, Limits()) as file:
             got = dict(Video(file, Limits()).fetch(wanted))
         assert list(got) == wanted
         assert all(np.array_equal(got[i], whole.frames[i]) for i in wanted)
-    with opened(data, Limits()) as file:
+    with open_media(data, Limits()) as file:
         reel = Video(file, Limits())
         assert 35 < reel.starts[55] and (np.diff(reel.starts) >= 0).all()
 

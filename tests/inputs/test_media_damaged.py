@@ -32,8 +32,8 @@ from reels import (
 )
 
 from saccade.core.errors import VideoInputError
-from saccade.inputs.media import Clip, FrameSampling, Limits, images, opening, read, read_image
-from saccade.inputs.media.opening import Handle, opened
+from saccade.inputs.media import Clip, FrameSampling, Limits, images, media_file, read, read_image
+from saccade.inputs.media.media_file import Handle, open_media
 from saccade.inputs.media.video import Video
 
 
@@ -201,7 +201,7 @@ def test_v16_size_hidden_from_header():
     """A size that only the first frame tells (MPEG-4 in MOV) is not probed for by a decoder with no
     limit: ours, with the limit, is the first to run."""
     data = video("mov", "mpeg4", n=2)
-    with opened(data, Limits()) as file:
+    with open_media(data, Limits()) as file:
         reel = Video(file, Limits())
         assert reel.size == (WIDTH, HEIGHT)
         with reel._stream() as (_, stream):
@@ -286,7 +286,7 @@ def test_v24_v25_playlists(kind, sniffing, mp4, tmp_path, monkeypatch):
         with av.open(io.BytesIO(data)) as container:
             assert len(list(container.decode(video=0))) == 30
     if not sniffing:
-        monkeypatch.setattr(opening, "_mistake", lambda head: None)
+        monkeypatch.setattr(media_file, "_find_mistake", lambda head: None)
     names = []
     sys.addaudithook(lambda event, args: event == "open" and names.append(str(args[0])))
     for name in ("list.m3u8", "list.mp4"):

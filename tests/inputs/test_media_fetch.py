@@ -26,7 +26,7 @@ from reels import still, video
 
 from saccade.core.errors import VideoInputError
 from saccade.inputs.media import fetch
-from saccade.inputs.media.fetch import Fetched, Sources
+from saccade.inputs.media.fetch import FetchedMedia, Sources
 
 BYTES = b"\x89PNG" + bytes(range(256)) * 40
 
@@ -160,13 +160,15 @@ def test_data_addresses():
     """Claim: a data: address gives its bytes, whatever the case of its head; `video/jpeg` a list
     of frames in order."""
     clip, image = video(n=2), still("JPEG")
-    assert Sources().load(data_url(clip)) == Fetched("bytes", clip)
+    assert Sources().load(data_url(clip)) == FetchedMedia("bytes", clip)
     assert Sources().load(data_url(image, "image/png")).data == image
     assert Sources().load("DATA:Image/PNG;x=y;Base64," + data_url(b"abc")[22:]).data == b"abc"
     frames = [b"one", b"two", b"three"]
     listed = ",".join(base64.b64encode(frame).decode() for frame in frames)
     assert Sources().load(f"data:video/jpeg;base64,{listed}").frames == tuple(frames)
-    assert Sources().load(data_url(b"one", "video/jpeg")) == Fetched("frames", frames=(b"one",))
+    assert Sources().load(data_url(b"one", "video/jpeg")) == FetchedMedia(
+        "frames", frames=(b"one",)
+    )
 
 
 @pytest.mark.parametrize(
@@ -238,7 +240,9 @@ def test_v27_files_inside_the_folder(tmp_path):
     sources = Sources(root=root)
     good = root / "a clip.mp4"
     for head in ("file://", "file:", "FILE://localhost"):
-        assert sources.load(f"{head}{root}/a%20clip.mp4") == Fetched("path", path=good.resolve())
+        assert sources.load(f"{head}{root}/a%20clip.mp4") == FetchedMedia(
+            "path", path=good.resolve()
+        )
     with pytest.raises(VideoInputError, match="must be inside the allowed folder") as caught:
         sources.load(f"file://{tmp_path}/secret.mp4")
     assert caught.value.code == "not_allowed" and str(tmp_path) not in str(caught.value)
@@ -416,7 +420,7 @@ def test_hops_are_followed_and_counted(server, names):
         "/loop": leading("/loop"),
     }
     sources = here(server, "start.example", "next.example")
-    assert sources.load(server.at("/a", "start.example")) == Fetched("bytes", BYTES)
+    assert sources.load(server.at("/a", "start.example")) == FetchedMedia("bytes", BYTES)
     port = server.port
     assert server.asked == [
         ("/a", f"start.example:{port}"),
@@ -544,7 +548,7 @@ def test_https_checks_the_name(tmp_path, names, monkeypatch):
 def test_public_addresses():
     """Claim: of a few well-known public addresses none is taken for a private one."""
     for address in ("8.8.8.8", "93.184.216.34", "2606:4700:4700::1111", "2a00:1450::1"):
-        assert fetch.public(ipaddress.ip_address(address))
+        assert fetch.is_public(ipaddress.ip_address(address))
 
 
 @given(url=st.text(max_size=60) | st.builds("{}{}".format,

@@ -1,6 +1,6 @@
 """Decoding in a guarded process: the same clips, and a parent that survives whatever comes back.
 
-A hostile child is played by putting other code in its place: what it runs is `guard.BOOT`.
+A hostile child is played by putting other code in its place: in `guard.CHILD_COMMAND`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from reels import EVERY, animation, faststart, numbers, picture, sound, still, v
 
 from saccade.core.errors import OptionError, VideoInputError
 from saccade.inputs.media import FrameSampling, Limits, guard, read, read_frames, read_image
-from saccade.inputs.media.guard import Guard
+from saccade.inputs.media.guard import DecoderPool
 
 SMALL = Limits(max_pixels=1 << 20, max_memory=1 << 26)
 
@@ -36,7 +36,7 @@ SMALL = Limits(max_pixels=1 << 20, max_memory=1 << 26)
 @pytest.fixture(scope="module")
 def shared():
     """One guard for the tests that do not harm it."""
-    with Guard() as found:
+    with DecoderPool() as found:
         yield found
 
 
@@ -53,15 +53,17 @@ def played(monkeypatch):
     """A guard whose first child runs this code before it serves; those after it are honest."""
     guards = []
 
-    def make(code: str, **more: float) -> Guard:
-        honest = guard.BOOT
+    def make(code: str, **more: float) -> DecoderPool:
+        honest = guard.CHILD_COMMAND
         monkeypatch.setattr(
-            guard, "BOOT", f"import saccade.inputs.media.guard as g\n{code}\ng.serve()"
+            guard,
+            "CHILD_COMMAND",
+            f"import saccade.inputs.media.guard as g\n{code}\ng.serve_requests()",
         )
-        made = Guard(**{"seconds": 20.0, **more})
-        with made._child(guard.Stop()):
+        made = DecoderPool(**{"seconds": 20.0, **more})
+        with made._child(guard.StopSignal()):
             pass  # it starts here
-        monkeypatch.setattr(guard, "BOOT", honest)
+        monkeypatch.setattr(guard, "CHILD_COMMAND", honest)
         guards.append(made)
         return made
 
@@ -150,7 +152,7 @@ def test_a_child_is_light():
 def answering(code: str) -> str:
     """A child whose answer to any request is made by this code."""
     body = "\n".join(f"    {line}" for line in code.splitlines())
-    return f"import os, signal, resource\ndef answer(*asked):\n{body}\ng._clip = answer"
+    return f"import os, signal, resource\ndef answer(*asked):\n{body}\ng._read_clip = answer"
 
 
 DEATHS = {
@@ -239,9 +241,9 @@ def saying(said: bytes | dict, pixels: bytes = bytes(8 + 192)) -> str:
     header = said if isinstance(said, bytes) else json.dumps(said).encode()
     return f"""
 def one(parent):
-    (size,) = g.SIZE.unpack(g._received(parent, 8))
-    for n in g.json.loads(g._received(parent, size))["sizes"]:
-        g._received(parent, n)
+    (size,) = g.SIZE.unpack(g._receive_bytes(parent, 8))
+    for n in g.json.loads(g._receive_bytes(parent, size))["sizes"]:
+        g._receive_bytes(parent, n)
     parent.sendall(g.SIZE.pack({len(header)}) + {header!r} + {pixels!r})
 g._serve_one = one"""
 
@@ -281,7 +283,7 @@ def test_a_huge_header_is_not_read(played):
         made.read(still())
 
 
-def told(made: Guard) -> str:
+def told(made: DecoderPool) -> str:
     """What a child found out, said as a refusal."""
     with pytest.raises(VideoInputError) as caught:
         made.read(still())
@@ -318,20 +320,20 @@ def test_a_child_does_not_import_from_where_it_stands(monkeypatch, tmp_path):
     (tmp_path / "json.py").write_text("raise SystemExit('hijacked')")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", ["", *sys.path])
-    with Guard() as made:
+    with DecoderPool() as made:
         assert made.read_image(still()).shape == (48, 64, 3)
 
 
 def test_a_child_that_cannot_start_is_no_fault_of_the_input():
     """Claim: a guard that cannot start a child, because it ends at once or the system gives no
     process, says so as an option's error; the next call starts one."""
-    made = Guard()
+    made = DecoderPool()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "executable", "/nonexistent/python")
         with pytest.raises(OptionError, match="cannot start"):
             made.read(still())
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(guard, "BOOT", "raise SystemExit(1)")
+        patch.setattr(guard, "CHILD_COMMAND", "raise SystemExit(1)")
         with pytest.raises(OptionError, match="cannot start"):
             made.read(still())
     assert made.read_image(still()).shape == (48, 64, 3)
@@ -343,12 +345,12 @@ def test_large_pictures_meet_the_memory_cap():
     with the parent and the next call unharmed."""
     big = video("matroska", "ffv1", n=8, size=(3840, 2160),
                 image=lambda i: np.zeros((2160, 3840, 3), np.uint8))  # fmt: skip
-    with Guard(memory=420 << 20) as small:
+    with DecoderPool(memory=420 << 20) as small:
         with pytest.raises(VideoInputError) as caught:
             small.read(big, EVERY)
         assert caught.value.code == "too_large" and "memory" in str(caught.value)
         assert small.read(video()).source_frames == 30
-    with Guard() as large:
+    with DecoderPool() as large:
         assert large.read(big, EVERY).frames.shape == (8, 2160, 3840, 3)
 
 
@@ -356,7 +358,7 @@ def test_many_threads_share_a_few_children():
     """Claim: called from eight threads, two children answer each with its own clip."""
     lengths = [3, 5, 7, 9] * 6
     clips = {n: video(n=n, rate=10) for n in set(lengths)}
-    with Guard(children=2) as made, ThreadPoolExecutor(8) as pool:
+    with DecoderPool(processes=2) as made, ThreadPoolExecutor(8) as pool:
         found = list(pool.map(lambda n: made.read(clips[n], EVERY), lengths))
         assert len(set(made._idle.queue)) == 2
     assert [numbers(clip) for clip in found] == [list(range(n)) for n in lengths]
@@ -365,7 +367,7 @@ def test_many_threads_share_a_few_children():
 def test_children_are_replaced_and_end():
     """Claim: a child that died while idle, or has answered its share, is replaced without a word;
     closing ends all of them and refuses further calls; a child whose parent is gone ends."""
-    made = Guard()
+    made = DecoderPool()
     made.read(still())
     (first,) = made._idle.queue
     assert made.read(still()).source_frames == 1 and list(made._idle.queue) == [first]
@@ -373,7 +375,7 @@ def test_children_are_replaced_and_end():
     first.process.wait()
     made.read(still())
     (second,) = made._idle.queue
-    second.left = 1
+    second.requests_left = 1
     made.read(still())
     made.read(still())
     (third,) = made._idle.queue
@@ -382,7 +384,7 @@ def test_children_are_replaced_and_end():
     assert third.process.poll() is not None
     with pytest.raises(OptionError, match="closed"):
         made.read(still())
-    orphan = guard._Child(guard.MEMORY)
+    orphan = guard._Child(guard.MEMORY_BYTES)
     orphan.socket.shutdown(socket.SHUT_RDWR)  # what the end of the parent does
     assert orphan.process.wait(10) == 0
     orphan.end()
@@ -454,18 +456,18 @@ def _slow(played):
 @pytest.mark.parametrize("when", ["before", "while it works"])
 def test_a_call_that_nobody_wants_is_ended(played, when):
     """Claim: stopping ends a call at once, and the next one is answered by a fresh child."""
-    slow, stop = _slow(played), guard.Stop()
+    slow, stop = _slow(played), guard.StopSignal()
     with ThreadPoolExecutor(1) as pool:
         if when == "before":
-            stop()
+            stop.set()
         reading = pool.submit(slow.read, video(n=3), EVERY, None, stop)
         if when != "before":
             with pytest.raises(TimeoutError):
                 reading.result(0.5)
-            stop()
+            stop.set()
         with pytest.raises(VideoInputError):
             reading.result(5)
-    stop()  # twice is nothing
+    stop.set()  # twice is nothing
     if when != "before":
         assert len(slow.read(video(n=3), EVERY).frames) == 3
 

@@ -18,11 +18,12 @@ from reels import EVERY, animation, faststart, refused, sound, still, video
 from saccade.core.errors import VideoInputError
 from saccade.inputs.loading import read_config, read_processor
 from saccade.inputs.media import Limits, guard, read, read_frames, read_image
-from saccade.inputs.media.guard import Guard, Stop
+from saccade.inputs.media.guard import DecoderPool, StopSignal
 
 FORMS = (None, "channels_last")  # of a picture's axes: to be guessed, and told
 SLOW_CHILD = (
-    "import saccade.inputs.media.guard as g, time\ng.read = lambda *_: time.sleep(60)\ng.serve()"
+    "import saccade.inputs.media.guard as g, time\n"
+    "g.read = lambda *_: time.sleep(60)\ng.serve_requests()"
 )
 
 
@@ -75,14 +76,14 @@ def test_silent_3_lists_of_frames_end_in_their_time() -> None:
 @pytest.fixture
 def slow(monkeypatch: pytest.MonkeyPatch):
     """Two decoders that are held by files which never end; those who come later get honest ones."""
-    honest = guard.BOOT
-    monkeypatch.setattr(guard, "BOOT", SLOW_CHILD)
-    made = Guard(seconds=50, children=2, share=1.0)
+    honest = guard.CHILD_COMMAND
+    monkeypatch.setattr(guard, "CHILD_COMMAND", SLOW_CHILD)
+    made = DecoderPool(seconds=50, processes=2, share=1.0)
     with ThreadPoolExecutor(8) as pool:
         held = [pool.submit(made.read, video(n=3), EVERY) for _ in range(2)]
         while len(made._busy) < 2:
             time.sleep(0.01)
-        monkeypatch.setattr(guard, "BOOT", honest)
+        monkeypatch.setattr(guard, "CHILD_COMMAND", honest)
         yield made, pool, held
         made.close()
 
@@ -105,9 +106,9 @@ def test_silent_3_who_waits_for_a_decoder_in_vain_is_told(slow, monkeypatch) -> 
     made, _, _ = slow
     made.share = 1000.0
     with pytest.raises(VideoInputError, match="waited for a decoder") as caught:
-        made.read_image(still(), stop=Stop(time.monotonic() + 0.3))
+        made.read_image(still(), stop=StopSignal(time.monotonic() + 0.3))
     assert caught.value.status == 503
-    monkeypatch.setattr(guard, "PATIENCE", 0.2)
+    monkeypatch.setattr(guard, "WAIT_SECONDS", 0.2)
     with pytest.raises(VideoInputError, match="waited for a decoder"):
         made.read_image(still())
 
@@ -141,10 +142,10 @@ def test_silent_3_an_endless_stream_takes_little_memory(head: bytes) -> None:
 
 def test_silent_3_streams_beyond_what_is_held_in_memory_are_whole(monkeypatch) -> None:
     """Claim: a stream that goes to disk gives the clip its bytes give."""
-    from saccade.inputs.media import opening
+    from saccade.inputs.media import media_file
 
-    monkeypatch.setattr(opening, "HELD", 1000)
-    monkeypatch.setattr(opening, "PIECE", 333)
+    monkeypatch.setattr(media_file, "MAX_STREAM_MEMORY_BYTES", 1000)
+    monkeypatch.setattr(media_file, "STREAM_PIECE_BYTES", 333)
     data = video()
     assert (read(io.BytesIO(data), EVERY).frames == read(data, EVERY).frames).all()
     assert (read_image(io.BytesIO(still())) == read_image(still())).all()

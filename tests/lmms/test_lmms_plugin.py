@@ -86,13 +86,15 @@ def image(seed: int = 1) -> Image.Image:
 )
 def test_generation_settings_mean_what_they_say(given: dict, expected: dict):
     """Claim: a task's settings arrive as ours, greedy where lmms-eval means greedy."""
-    settings, unknown = lmms.generation(given, 9)
+    settings, unknown = lmms.generation_settings(given, 9)
     assert settings == {"max_new_tokens": 9, **expected} and unknown == []
 
 
 def test_what_is_no_generation_setting_is_named():
     """Claim: image_aspect_ratio and the like come back by name; stops can be left out."""
-    settings, unknown = lmms.generation({"image_aspect_ratio": "pad", "until": "x"}, 9, until=False)
+    settings, unknown = lmms.generation_settings(
+        {"image_aspect_ratio": "pad", "until": "x"}, 9, uses_stops=False
+    )
     assert unknown == ["image_aspect_ratio"]
     assert settings == {"do_sample": False, "max_new_tokens": 9}
 
@@ -129,7 +131,7 @@ def test_text_alone_is_a_question_with_its_history():
         {"role": "assistant", "content": "Two."},
         {"role": "user", "content": "Why?"},
     ]
-    found = lmms.question(turns, FrameSampling())
+    found = lmms.ask_arguments(turns, FrameSampling())
     assert found["question"] == "Why?"
     assert found["history"] == [("Be brief.\n\nOne? Or two?", "Two.")]
     assert "parts" not in found and not found["clips"] and not found["images"]
@@ -145,7 +147,7 @@ def test_pictures_stay_between_their_words():
         text("and after"),
         {"type": "image", "url": pixels},
     )
-    found = lmms.question(turn, FrameSampling())
+    found = lmms.ask_arguments(turn, FrameSampling())
     kinds = ["text", "image", "text", "image"]
     assert [part["type"] for part in found["parts"]] == kinds
     assert all(set(part) <= {"type", "text"} for part in found["parts"])
@@ -158,33 +160,33 @@ def test_a_picture_is_read_from_a_file_or_bytes(tmp_path: Path):
     image().save(path)
     data = path.read_bytes()
     ways = [str(path), path, data, {"bytes": data, "path": None}, {"path": str(path)}]
-    assert all(np.array_equal(lmms.picture(way), np.asarray(image())) for way in ways)
+    assert all(np.array_equal(lmms.read_picture(way), np.asarray(image())) for way in ways)
     with pytest.raises(OptionError, match="NoneType"):
-        lmms.picture(None)
+        lmms.read_picture(None)
 
 
 def test_a_video_is_a_file_a_part_of_one_or_its_frames(tmp_path: Path):
     """Claim: files are read as asked, cuts and counts included; frames count as two a second."""
     path = tmp_path / "a.mp4"
     drawing.write_clip(scenes.scene(1), path, 16, 56, fps=8)
-    whole = lmms.clip({"url": str(path)}, FrameSampling(num_frames=8))
+    whole = lmms.read_clip({"url": str(path)}, FrameSampling(num_frames=8))
     assert len(whole.frames) == 8 and whole.duration == 2.0
     for part in (
         {"url": path, "start_time": 1.0},
         {"url": {"type": "video", "url": str(path), "video_start": 1.0, "video_end": 2.0}},
     ):
-        assert lmms.clip(part, FrameSampling(num_frames=4)).timestamps.tolist() == [
+        assert lmms.read_clip(part, FrameSampling(num_frames=4)).timestamps.tolist() == [
             1.0,
             1.25,
             1.5,
             1.75,
         ]
     for frames in (whole.frames, [Image.fromarray(frame) for frame in whole.frames]):
-        found = lmms.clip({"url": frames}, FrameSampling(num_frames=4))
+        found = lmms.read_clip({"url": frames}, FrameSampling(num_frames=4))
         assert np.array_equal(found.frames, whole.frames[::2])
         assert found.timestamps.tolist() == [0.0, 1.0, 2.0, 3.0] and found.duration == 4.0
     with pytest.raises(OptionError, match="no such part"):
-        lmms.clip({"url": whole.frames, "start_time": 1.0}, FrameSampling())
+        lmms.read_clip({"url": whole.frames, "start_time": 1.0}, FrameSampling())
 
 
 @pytest.mark.parametrize(
@@ -206,7 +208,7 @@ def test_a_video_is_a_file_a_part_of_one_or_its_frames(tmp_path: Path):
 def test_what_cannot_be_shown_is_refused(messages: list, why: str):
     """Claim: sound, late media and broken turns are each refused in a sentence."""
     with pytest.raises(OptionError, match=why):
-        lmms.question(messages, FrameSampling())
+        lmms.ask_arguments(messages, FrameSampling())
 
 
 # -- answers -----------------------------------------------------------------------------------

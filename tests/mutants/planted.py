@@ -1152,8 +1152,8 @@ MUTANTS = (
     Mutant(
         "a grammar's parser believes it read what it refused",
         "serve/formats/grammar.py",
-        "self._at = list(answer[: same + taken])",
-        "self._at = list(answer)",
+        "self._parsed_ids = list(answer[: same + consumed])",
+        "self._parsed_ids = list(answer)",
         ("serve/test_formats.py::test_a_grammar_is_a_function_of_the_answer",),
     ),
     Mutant(
@@ -1241,15 +1241,15 @@ MUTANTS = (
     # -- what people and clients give ------------------------------------------------------------
     Mutant(
         "words: only special tokens are control tokens",
-        "inputs/literal.py",
+        "inputs/literal_text.py",
         'return len(content) > 1 and bool(content.replace(BLANK, " ").strip())',
         "return False",
         (f"{HOSTILE}::test_added_tokens_that_are_not_special_stay_words",),
     ),
     Mutant(
         "words: each part is looked at by itself",
-        "inputs/literal.py",
-        "if _controls(processor, written) != _controls(processor, template):",
+        "inputs/literal_text.py",
+        "if _control_tokens(processor, written) != _control_tokens(processor, template):",
         "if False:",
         (f"{HOSTILE}::test_parts_together_spell_no_control_token[qwen2.5-vl-image]",),
     ),
@@ -1269,15 +1269,15 @@ MUTANTS = (
     ),
     Mutant(
         "tool calls: the first closing mark ends a call",
-        "serve/formats/tools.py",
+        "serve/formats/tool_calls.py",
         "members, end = read_object(text, inside)",
         "members, end = read_object(text[: text.find(dialect.closing) % (len(text) + 1)], inside)",
         ("serve/test_formats.py::test_words_and_calls_are_told_apart",),
     ),
     Mutant(
         "replayed messages: silent fields are refused",
-        "serve/wire.py",
-        'if name in known or not (value is None or value in ("", [], {}))',
+        "serve/request_schema.py",
+        'if name in fields or not (field is None or field in ("", [], {}))',
         "if True",
         ("serve/test_replay.py::test_other_messages_and_parts_may_be_silent_too",),
     ),

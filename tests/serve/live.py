@@ -23,10 +23,10 @@ from saccade.drafting.recipe import Recipe
 from saccade.engine.scheduler import Event, Scheduler
 from saccade.inputs import Pair
 from saccade.methods import resolve
-from saccade.serve.app import app
-from saccade.serve.listening import Impatient, listening
-from saccade.serve.service import Engine, Service, engine
-from saccade.serve.settings import Media, Settings
+from saccade.serve.listen_socket import HeaderTimeoutProtocol, open_listen_socket
+from saccade.serve.routes import make_app
+from saccade.serve.server_settings import MediaSettings, ServerSettings
+from saccade.serve.service import Engine, Service, make_engine
 
 METHOD = "specvlm"
 QUESTION = "Describe the video."
@@ -81,20 +81,20 @@ def made(
     *,
     rows: int = 4,
     queue: int = 32,
-    media: Media | None = None,
+    media: MediaSettings | None = None,
     most_tokens: int = 256,
     prefix_cache: int = 256 << 20,
 ) -> Engine:
     """The engine that ``saccade serve`` makes of these models."""
     recipe = resolve(method) if isinstance(method, str) else method
-    settings = Settings(
-        media=media or Media(),
-        rows=rows,
-        queue=queue,
-        most_tokens=most_tokens,
-        prefix_cache=prefix_cache,
+    settings = ServerSettings(
+        media=media or MediaSettings(),
+        max_running=rows,
+        max_waiting=queue,
+        max_answer_tokens=most_tokens,
+        prefix_cache_bytes=prefix_cache,
     )
-    return engine(settings, recipe, models.target, models.draft)
+    return make_engine(settings, recipe, models.target, models.draft)
 
 
 class Slow:
@@ -124,12 +124,15 @@ def slowed(engine: Engine, seconds: float = 0.1) -> Slow:
 def serving(
     start: Callable[[], Engine], *, key: str | None = None, wait: bool = True, **limits: Any
 ) -> Iterator[Live]:
-    """A server on a thread; ``limits`` are the service's."""
-    service = Service(Settings(key=key, **limits))
-    line = listening("127.0.0.1", 0)
+    """A server on a thread; ``limits`` are fields of its settings."""
+    service = Service(ServerSettings(api_key=key, **limits))
+    line = open_listen_socket("127.0.0.1", 0)
     url = "http://{}:{}".format(*line.getsockname())
     config = uvicorn.Config(
-        app(service, start), http=Impatient, log_level="critical", timeout_graceful_shutdown=3
+        make_app(service, start),
+        http=HeaderTimeoutProtocol,
+        log_level="critical",
+        timeout_graceful_shutdown=3,
     )
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, args=([line],), name="uvicorn")

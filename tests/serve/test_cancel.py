@@ -106,18 +106,19 @@ def test_who_hangs_up_while_its_video_is_decoded_frees_place_and_decoder(
 ):
     """Claim: the place is free within a second, though both decoders hang over such videos; and
     the next video is read, because the hanging decoders were ended."""
-    honest, hanging = guard.BOOT, "import time, saccade.inputs.media.guard as g\n"
-    hanging += "g.read = lambda *_: time.sleep(60)\ng.serve()"
+    honest = guard.CHILD_COMMAND
+    hanging = "import time, saccade.inputs.media.guard as g\n"
+    hanging += "g.read = lambda *_: time.sleep(60)\ng.serve_requests()"
     content = [video_part(clips[0]), text_part(QUESTION)]
     with serving(lambda: made(models, "ar")) as live:
         assert live.service.engine is not None
-        decoding = live.service.engine.reader._guard._busy
+        decoding = live.service.engine.reader._decoders._busy
         for stream in (True, False, True, False):
-            monkeypatch.setattr(guard, "BOOT", hanging)
+            monkeypatch.setattr(guard, "CHILD_COMMAND", hanging)
             with hung_up(live, request(content, stream=stream)):
                 assert soon(lambda: live.queue.slots == 1)
                 assert soon(lambda: len(decoding) == 1)
-            monkeypatch.setattr(guard, "BOOT", honest)
+            monkeypatch.setattr(guard, "CHILD_COMMAND", honest)
             assert live.empties(SOON) and soon(lambda: not decoding, SOON)
         assert live.ask(content).status_code == 200
         metrics = live.client.get("/metrics").text
@@ -141,7 +142,7 @@ def test_who_hangs_up_before_its_body_is_whole_holds_nothing(slow):
 def test_who_never_reads_its_stream_loses_its_place(models):
     """Claim: a client that takes nothing of a large stream holds its place for the answer's time
     and no longer."""
-    with serving(lambda: made(models, "ar", most_tokens=2048), seconds=2.0) as live:
+    with serving(lambda: made(models, "ar", most_tokens=2048), timeout_seconds=2.0) as live:
         many = request(stream=True, logprobs=True, top_logprobs=20, n=4, temperature=2.0, seed=3)
         with hung_up(live, many | {"max_tokens": 2048}):
             assert soon(lambda: live.queue.slots == 4)

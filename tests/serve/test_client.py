@@ -23,7 +23,7 @@ from serve.live import (
 from typer.testing import CliRunner
 
 import saccade
-from saccade.cli.app import app as command
+from saccade.cli.application import app as command
 from saccade.inputs import Pair, media
 
 
@@ -188,13 +188,13 @@ def test_stop_strings_end_the_answer_and_are_never_shown(endpoint, asking):
     middle = len(whole) // 2
     stops = [whole[i : i + size] for size in (1, 2, 7, 19) for i in (3, middle)]
     for stop in dict.fromkeys(stops):
-        cut = whole[: whole.index(stop)]
+        cut_data_urls = whole[: whole.index(stop)]
         for given in (stop, ["never there", stop]):
             answer = endpoint.chat(messages=asking["video"], stop=given)
-            assert _text(answer) == cut, stop
+            assert _text(answer) == cut_data_urls, stop
             assert answer.choices[0].finish_reason == "stop"
         chunks = endpoint.streamed(messages=asking["video"], stop=stop)
-        assert _joined(chunks) == cut
+        assert _joined(chunks) == cut_data_urls
 
 
 def test_a_stop_that_only_begins_is_shown_in_the_end(endpoint, asking):

@@ -22,9 +22,8 @@ from serve.live import (
 )  # fmt: skip
 
 import saccade
-from saccade.serve.errors import NOT_SUPPORTED
-from saccade.serve.wire import ChatRequest, TextRequest
-from saccade.world.drawn_world import FOREIGN_CLIP_WARNING
+from saccade.serve.api_errors import NOT_SUPPORTED
+from saccade.serve.request_schema import ChatRequest, TextRequest
 
 DOCS = Path(__file__).parents[2] / "docs/serve.md"
 
@@ -145,7 +144,7 @@ def test_pages_of_an_origin_may_ask(models, origin):
         "Access-Control-Request-Method": "POST",
         "Access-Control-Request-Headers": "content-type, authorization",
     }
-    with serving(lambda: made(models, "ar"), cors=(origin,)) as live:
+    with serving(lambda: made(models, "ar"), cors_origins=(origin,)) as live:
         asked = live.client.options("/v1/chat/completions", headers=headers)
         assert asked.status_code == 200
         assert asked.headers["access-control-allow-origin"] == origin

@@ -25,11 +25,11 @@ from saccade.core.tree import Tree, add
 from saccade.engine.request import Request
 from saccade.engine.request_batch import RequestBatch
 from saccade.inputs import Pair, ask
-from saccade.inputs.literal import special_in
+from saccade.inputs.literal_text import find_control_token
 from saccade.methods import resolve
-from saccade.serve.formats import grammar, tools
+from saccade.serve.formats import grammar, tool_calls
 from saccade.serve.formats.strict_json import Unfinished, read_object
-from saccade.serve.wire import Called
+from saccade.serve.request_schema import CalledFunction
 
 SCHEMA: dict[str, Any] = {
     "type": "object",
@@ -112,8 +112,8 @@ def test_every_way_of_drafting_obeys(models, plainly, method):
 def test_a_draft_in_its_own_process_obeys_too(models, vocabulary, sampled):
     """Claim: all that hippo's draft proposes follows the grammar, greedy and drawn, and some of it
     stands. Fails if its rules lose the grammar on their way."""
-    rules = vocabulary.grammar(grammar.json_schema(SCHEMA), "x")
-    target, draft = models.target, models.drafting
+    rules = vocabulary.grammar(grammar.json_schema_grammar(SCHEMA), "x")
+    target, draft = models.target, models.draft_backbone
     settings = dict(max_new_tokens=60, do_sample=sampled, seed=3)
     inputs = ask(target, "hi")
     request = Request.of(target.backbone, inputs, grammar=rules, **settings)
@@ -165,7 +165,7 @@ def test_a_form_ends_where_the_config_names_no_end(models, plain, method, monkey
         assert all(re.fullmatch(ENDING[1]["guided_regex"], text) for text in drawn)
     endless = grammar.Vocabulary(SimpleNamespace(eos_token_id=None), 1024, [])
     with pytest.raises(OptionError, match="names no token that ends an answer"):
-        endless.grammar(grammar.regex("a"), "x")
+        endless.grammar(grammar.regex_grammar("a"), "x")
 
 
 def test_any_object_is_an_object(auto):
@@ -222,7 +222,7 @@ def test_a_grammar_is_a_function_of_the_answer(models, vocabulary):
     """Claim: in whatever order it is asked, forwards, backwards and across branches, it says what a
     fresh one says."""
     encode = models.target.tokenizer.encode
-    source = grammar.json_schema(SCHEMA)
+    source = grammar.json_schema_grammar(SCHEMA)
     whole = [encode('{"colour": "red", "count": 7}'), encode('{"count": 55'), [5, 5, 5]]
     prefixes = [tuple(ids[:end]) for ids in whole for end in range(len(ids) + 1)]
     prefixes += [(*whole[0], 1018), (*whole[0], 1018, 7)]
@@ -241,7 +241,7 @@ def test_a_grammar_is_a_function_of_the_answer(models, vocabulary):
 def test_drafts_see_what_answers_may_hold(models, vocabulary):
     """Claim: at every node of a tree laws and likeliest tokens are the grammar's; elsewhere raw."""
     encode = models.target.tokenizer.encode
-    rules = Sampling(sample=True, grammar=vocabulary.grammar(grammar.regex("ab|cd"), "x"))
+    rules = Sampling(sample=True, grammar=vocabulary.grammar(grammar.regex_grammar("ab|cd"), "x"))
     a, b, c, d = (encode(letter)[0] for letter in "abcd")
     tree = add(add(Tree(), -1, a), -1, 7)
     rows = list(torch.randn(3, 1024, generator=torch.Generator().manual_seed(0)))
@@ -258,7 +258,7 @@ def test_drafts_see_what_answers_may_hold(models, vocabulary):
 
 def test_a_draft_without_these_ids_goes_on(vocabulary):
     """Claim: where a smaller vocabulary has none of the allowed ids, its law is its own."""
-    rules = Sampling(grammar=vocabulary.grammar(grammar.regex("zz"), "x"))
+    rules = Sampling(grammar=vocabulary.grammar(grammar.regex_grammar("zz"), "x"))
     logits = torch.arange(8.0)
     assert rules.law(logits, (), ()) == 7
 
@@ -380,7 +380,7 @@ def test_tools_that_would_speak_for_the_template_are_refused(calling, models):
     spoilt = [{"type": "function", "function": {"name": "f", "description": "<|im_end|>"}}]
     answer = calling.ask("hi", tools=spoilt)
     assert answer.status_code == 400 and "<|im_end|>" in answer.json()["error"]["message"]
-    assert special_in(models.target.processor, ["nothing"]) is None
+    assert find_control_token(models.target.processor, ["nothing"]) is None
 
 
 def test_a_template_without_tools_is_told(auto):
@@ -399,39 +399,54 @@ def written(**arguments: Any) -> str:
 
 
 PARTED = [
-    (tools.QWEN, "hi", "hi", []),
-    (tools.QWEN, "so\n<tool_call>\n{}\n</tool_call>", None, []),
-    (tools.QWEN, 'a <tool_call>{"name": "paint", "arguments": {}}</tool_call>', "a", ["paint"]),
-    (tools.QWEN, 'a <tool_call>{"name": "other", "arguments": {}}</tool_call>', None, []),
-    (tools.QWEN, 'a <tool_call>{"name": "paint", "argu', None, []),
+    (tool_calls.QWEN, "hi", "hi", []),
+    (tool_calls.QWEN, "so\n<tool_call>\n{}\n</tool_call>", None, []),
     (
-        tools.QWEN,
+        tool_calls.QWEN,
+        'a <tool_call>{"name": "paint", "arguments": {}}</tool_call>',
+        "a",
+        ["paint"],
+    ),
+    (tool_calls.QWEN, 'a <tool_call>{"name": "other", "arguments": {}}</tool_call>', None, []),
+    (tool_calls.QWEN, 'a <tool_call>{"name": "paint", "argu', None, []),
+    (
+        tool_calls.QWEN,
         '<tool_call>{"name": "paint", "arguments": {"a": "é"}}</tool_call>\n'
         '<tool_call>{"name": "count", "arguments": {}}</tool_call>',
         "",
         ["paint", "count"],
     ),
-    *((tools.QWEN, f"{written(text=text)} b", "", ["paint"]) for text in MARKED),
-    (tools.QWEN, f"{written(t='</tool_call>')}{written(t='<tool_call>')}", "", ["paint", "paint"]),
+    *((tool_calls.QWEN, f"{written(text=text)} b", "", ["paint"]) for text in MARKED),
     (
-        tools.QWEN,
+        tool_calls.QWEN,
+        f"{written(t='</tool_call>')}{written(t='<tool_call>')}",
+        "",
+        ["paint", "paint"],
+    ),
+    (
+        tool_calls.QWEN,
         '<tool_call>{"name": "other", "arguments": {"t": "<tool_call>{"}}</tool_call> a',
         None,
         [],
     ),
-    (tools.QWEN, f"<tool_call> is a mark. {written()}", "<tool_call> is a mark.", ["paint"]),
-    (tools.QWEN, f"<tool_call>{{a}}</tool>{written()}", "<tool_call>{a}</tool>", ["paint"]),
-    (tools.QWEN, '<tool_call>{"name": "paint", "arguments": {"x": NaN}}</tool_call>', None, []),
-    (tools.QWEN, '<tool_call>{"name": "paint", "arguments": {"x": 01}}</tool_call>', None, []),
-    (tools.QWEN, '<tool_call>{"name": "paint", "arguments": {}} and</tool_call>', None, []),
-    (tools.QWEN, '<tool_call>{"name": "paint", "arguments": {}}', None, []),
-    (tools.LLAMA, '{"name": "paint", "parameters": {"x": -Infinity}}', None, []),
-    (tools.LLAMA, "hi", "hi", []),
-    (tools.LLAMA, ' {"name": "paint", "parameters": {"a": 1}}', "", ["paint"]),
-    (tools.LLAMA, '{"name": "paint", "parameters": {}}; {"name": "count", "parameters": {}}',
+    (tool_calls.QWEN, f"<tool_call> is a mark. {written()}", "<tool_call> is a mark.", ["paint"]),
+    (tool_calls.QWEN, f"<tool_call>{{a}}</tool>{written()}", "<tool_call>{a}</tool>", ["paint"]),
+    (
+        tool_calls.QWEN,
+        '<tool_call>{"name": "paint", "arguments": {"x": NaN}}</tool_call>',
+        None,
+        [],
+    ),
+    (tool_calls.QWEN, '<tool_call>{"name": "paint", "arguments": {"x": 01}}</tool_call>', None, []),
+    (tool_calls.QWEN, '<tool_call>{"name": "paint", "arguments": {}} and</tool_call>', None, []),
+    (tool_calls.QWEN, '<tool_call>{"name": "paint", "arguments": {}}', None, []),
+    (tool_calls.LLAMA, '{"name": "paint", "parameters": {"x": -Infinity}}', None, []),
+    (tool_calls.LLAMA, "hi", "hi", []),
+    (tool_calls.LLAMA, ' {"name": "paint", "parameters": {"a": 1}}', "", ["paint"]),
+    (tool_calls.LLAMA, '{"name": "paint", "parameters": {}}; {"name": "count", "parameters": {}}',
      "", ["paint", "count"]),
-    (tools.LLAMA, '{"name": "paint", "parameters": {}} and', None, []),
-    (tools.LLAMA, '{"a": 1}', None, []),
+    (tool_calls.LLAMA, '{"name": "paint", "parameters": {}} and', None, []),
+    (tool_calls.LLAMA, '{"a": 1}', None, []),
 ]  # fmt: skip
 
 
@@ -440,15 +455,15 @@ def test_words_and_calls_are_told_apart(dialect, text, words, names):
     """Claim: calls of known functions are calls, all else is words; what is told while an answer is
     under way is the beginning of what is told at its end."""
     known = {"paint", "count"}
-    whole, calls = tools.split(dialect, text, known, done=True)
+    whole, calls = tool_calls.split_answer(dialect, text, known, is_complete=True)
     assert whole == (text if words is None else words)
     assert [call.name for call in calls] == names
     for end in range(len(text) + 1):
-        early, certain = tools.split(dialect, text[:end], known, done=False)
+        early, certain = tool_calls.split_answer(dialect, text[:end], known, is_complete=False)
         assert whole.startswith(early) and calls[: len(certain)] == certain
 
 
-@pytest.mark.parametrize("dialect", [tools.QWEN, tools.LLAMA])
+@pytest.mark.parametrize("dialect", [tool_calls.QWEN, tool_calls.LLAMA])
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -463,11 +478,11 @@ def test_words_and_calls_are_told_apart(dialect, text, words, names):
 def test_arguments_are_the_models_own_words(dialect, arguments):
     """Claim: a client gets the arguments as the model wrote them, which are JSON: no number loses
     digits or becomes Infinity. Sent back, they are taken."""
-    text = f'{{"name": "paint", "{dialect.arguments}": {arguments}}}'
+    text = f'{{"name": "paint", "{dialect.arguments_key}": {arguments}}}'
     whole = f"{dialect.opening}{text}{dialect.closing}"
-    words, (call,) = tools.split(dialect, whole, {"paint"}, done=True)
+    words, (call,) = tool_calls.split_answer(dialect, whole, {"paint"}, is_complete=True)
     assert (words, call.arguments) == ("", arguments)
-    assert Called(name=call.name, arguments=call.arguments)
+    assert CalledFunction(name=call.name, arguments=call.arguments)
 
 
 PIECES = [
@@ -516,7 +531,7 @@ def test_strict_json_reads_what_json_reads(text):
 
 def test_a_parser_that_gives_up_ends_that_answer(vocabulary, monkeypatch):
     """Claim: a grammar too large to follow is a broken law, which ends one request alone."""
-    used = vocabulary.grammar(grammar.regex("a+"), "x")
+    used = vocabulary.grammar(grammar.regex_grammar("a+"), "x")
 
     class Broken:
         def try_consume_tokens(self, tokens: list[int]) -> int:

@@ -38,9 +38,8 @@ from saccade import cli
 from saccade.cli import serve as command
 from saccade.core.errors import ModelError, OptionError
 from saccade.inputs.media.fetch import Sources
+from saccade.serve.server_settings import ServerSettings
 from saccade.serve.service import Engine, Service
-from saccade.serve.settings import Settings
-from saccade.world.drawn_world import FOREIGN_CLIP_WARNING
 
 LONG = dict(temperature=2.0, seed=1, max_tokens=40)
 
@@ -139,7 +138,7 @@ class Running:
     """`run` in the main thread, and a thread that acts while it does."""
 
     def __init__(self, models: Any, drain: float, seconds: float = 0.1) -> None:
-        self.service = Service(Settings())
+        self.service = Service(ServerSettings())
         self.engine = made(models, "ar", rows=2, queue=4)
         self.pool: Slow = slowed(self.engine, seconds)
         self.drain, self.url = drain, ""
@@ -157,7 +156,9 @@ class Running:
 
         with ThreadPoolExecutor(1) as threads:
             acting = threads.submit(work)
-            command.run(self.service, start or (lambda: self.engine), "127.0.0.1", port, self.drain)
+            command.run_server(
+                self.service, start or (lambda: self.engine), "127.0.0.1", port, self.drain
+            )
             return acting.result(10)
 
 
@@ -190,7 +191,7 @@ def test_a_signal_lets_answers_end_and_takes_no_new_ones(models, stream, number)
             asked = threads.submit(_post, client, stream=stream)
             assert soon(lambda: self_running(run))
             _signal(number)
-            assert soon(lambda: run.service.draining)
+            assert soon(lambda: run.service.is_draining)
             told = client.get("/health"), client.get("/live"), _post(client)
             return alone, asked.result(30), [answer.status_code for answer in told]
 
@@ -267,7 +268,7 @@ def test_a_second_signal_ends_it_at_once(models, monkeypatch):
             asked = threads.submit(_post, client, **LONG)
             assert soon(lambda: self_running(run))
             _signal()
-            assert soon(lambda: run.service.draining) and codes == []
+            assert soon(lambda: run.service.is_draining) and codes == []
             _signal()
             assert soon(lambda: codes == [128 + signal.SIGTERM])
             return asked.result(30)
@@ -282,7 +283,7 @@ def test_what_kept_the_models_from_loading_is_raised():
         raise ModelError("no checkpoint here")
 
     with pytest.raises(ModelError, match="no checkpoint here"):
-        command.run(Service(Settings()), start, "127.0.0.1", 0, 60)
+        command.run_server(Service(ServerSettings()), start, "127.0.0.1", 0, 60)
 
 
 @contextmanager
@@ -368,7 +369,7 @@ def test_an_answer_has_its_time(models, stream):
     for one that waited in the queue."""
     engine = made(models, "ar", rows=1)
     slowed(engine, 0.2)
-    with serving(lambda: engine, seconds=1.0) as live:
+    with serving(lambda: engine, timeout_seconds=1.0) as live:
         with ThreadPoolExecutor(2) as threads:
             asked = [threads.submit(live.ask, stream=stream, **LONG) for _ in range(2)]
             for each in asked:

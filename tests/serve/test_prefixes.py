@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 from serve.live import METHOD, Live, image_part, made, serving, text_part, video_part
 
-from saccade.cli.serve import _bytes
+from saccade.cli.serve import _parse_size
 from saccade.core.errors import OptionError
 from saccade.inputs import Pair
 from saccade.inputs.media import FrameSampling, Limits
 from saccade.inputs.media.fetch import Sources
-from saccade.serve.settings import Media
+from saccade.serve.server_settings import MediaSettings
 
-MEDIA = Media(sampling=FrameSampling(num_frames=16))
+MEDIA = MediaSettings(sampling=FrameSampling(num_frames=16))
 
 QUESTIONS = ("Describe the video.", "What colour is it?", "How many objects are there?")
 
@@ -62,15 +62,15 @@ def test_another_question_about_a_video_is_answered_as_without(keeping, forgetti
 def test_no_decoder_runs_twice_for_the_same_bytes(keeping, clips, picture, monkeypatch):
     """Claim: media come from what is kept, told by their bytes; other bytes are decoded."""
     assert keeping.service.engine is not None
-    guard = keeping.service.engine.reader._guard
+    decoder_pool = keeping.service.engine.reader._decoders
     decoded: list[str] = []
-    before = guard._clip
+    before = decoder_pool._clip
 
     def counted(task: str, *args: Any) -> Any:
         decoded.append(task)
         return before(task, *args)
 
-    monkeypatch.setattr(guard, "_clip", counted)
+    monkeypatch.setattr(decoder_pool, "_clip", counted)
     for part in (video_part(clips[2]), image_part(picture)):
         for question in QUESTIONS:
             assert keeping.ask([part, text_part(question)]).status_code == 200
@@ -147,7 +147,7 @@ def test_little_room_keeps_little(models, clips):
         for clip in clips:
             assert live.ask([video_part(clip), text_part("hi")]).status_code == 200
         assert live.service.engine is not None
-        kept = live.service.engine.kept
+        kept = live.service.engine.prefix_cache
         assert 0 < kept.bytes <= 3 << 20
         numbers = dict(
             line.rsplit(" ", 1) for line in live.client.get("/metrics").text.splitlines()
@@ -162,11 +162,11 @@ def test_little_room_keeps_little(models, clips):
 )
 def test_sizes_are_read(text, size):
     """Claim: sizes are bytes, of 1000 or 1024 as they say."""
-    assert _bytes(text) == size
+    assert _parse_size(text) == size
 
 
 @pytest.mark.parametrize("text", ["", "two", "-1", "1e9", "2GiBs", "inf"])
 def test_what_is_no_size_is_refused(text):
     """Claim: anything else is told in one sentence with what would do."""
     with pytest.raises(OptionError, match="write 2GiB"):
-        _bytes(text)
+        _parse_size(text)

@@ -28,7 +28,7 @@ from serve.live import (
 from saccade.inputs import Pair, media
 from saccade.inputs.media import Limits
 from saccade.inputs.media.fetch import Sources
-from saccade.serve.settings import Media
+from saccade.serve.server_settings import MediaSettings
 
 
 def _refused(response: httpx.Response, *statuses: int) -> dict[str, Any]:
@@ -219,7 +219,10 @@ def test_only_json_is_taken(server):
 def small(models) -> Any:
     """A server that takes 10 kB, with a key and few media."""
     with serving(
-        lambda: made(models, media=Media(most=3)), key="sesame", body=10_000, seconds=3.0
+        lambda: made(models, media=MediaSettings(max_items=3)),
+        key="sesame",
+        max_body_bytes=10_000,
+        timeout_seconds=3.0,
     ) as live:
         yield live
 
@@ -331,7 +334,9 @@ def test_too_many_media_are_refused_before_any_is_read(small, clips, picture):
 def open_(models, clips: list[Path]) -> Any:
     """A server with a folder, whose requests may choose up to six frames."""
     root = clips[0].parent
-    media_ = Media(Sources(root=root), Limits(max_frames=6, root=root), options=True)
+    media_ = MediaSettings(
+        Sources(root=root), Limits(max_frames=6, root=root), clients_may_choose_frames=True
+    )
     with serving(lambda: made(models, media=media_)) as live:
         yield live
 

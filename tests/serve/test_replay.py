@@ -15,7 +15,7 @@ from PIL import Image
 from serve.live import Live, made, request, serving
 
 from saccade.inputs import Pair
-from saccade.serve.wire import ChatRequest
+from saccade.serve.request_schema import ChatRequest
 
 USER = {"role": "user", "content": "hi"}
 SILENT: list[dict[str, Any]] = [

@@ -27,8 +27,8 @@ from serve.live import Live, jpeg, made, request, serving
 from saccade.core.result import Result, Timings
 from saccade.engine.request import Request
 from saccade.engine.scheduler import Event
-from saccade.serve.reading import RequestReader
-from saccade.serve.wire import ChatRequest
+from saccade.serve.request_reader import RequestReader
+from saccade.serve.request_schema import ChatRequest
 
 CHECKS = [
     not_a_server_error,

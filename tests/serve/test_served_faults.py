@@ -152,15 +152,15 @@ DEATHS = {
 @pytest.mark.parametrize("death", DEATHS)
 def test_a_decoder_that_dies_is_one_refusal(models, clips, monkeypatch, death):
     """Claim: a decoder that crashes over a video is a 4xx for it, and the next is answered."""
-    honest = guard.BOOT
+    honest = guard.CHILD_COMMAND
     code = (
         f"import os, signal, saccade.inputs.media.guard as g\ng.read = lambda *_: {DEATHS[death]}"
     )
     content = [video_part(clips[0]), text_part(QUESTION)]
     with serving(lambda: made(models, "ar")) as live:
-        monkeypatch.setattr(guard, "BOOT", f"{code}\ng.serve()")
+        monkeypatch.setattr(guard, "CHILD_COMMAND", f"{code}\ng.serve_requests()")
         refused = live.ask(content)
-        monkeypatch.setattr(guard, "BOOT", honest)
+        monkeypatch.setattr(guard, "CHILD_COMMAND", honest)
         assert refused.status_code in (400, 413), refused.text
         assert live.ask(content).status_code == 200 and live.empties()
 

@@ -22,15 +22,15 @@ from serve.live import Live, made, request, serving, text_part, video_part
 from saccade.inputs import Pair
 from saccade.inputs.media import guard
 from saccade.inputs.media.fetch import Sources
-from saccade.inputs.media.guard import Guard, Stop
-from saccade.serve import bodies, listening
-from saccade.serve.app import app
-from saccade.serve.bodies import cut
-from saccade.serve.errors import ApiError
-from saccade.serve.formats.replies import ChatForm
+from saccade.inputs.media.guard import DecoderPool, StopSignal
+from saccade.serve import listen_socket, request_bodies
+from saccade.serve.api_errors import ApiError
+from saccade.serve.formats.responses import ChatForm
+from saccade.serve.request_bodies import cut_data_urls
+from saccade.serve.request_schema import ChatRequest
+from saccade.serve.routes import make_app
+from saccade.serve.server_settings import ServerSettings
 from saccade.serve.service import Service
-from saccade.serve.settings import Settings
-from saccade.serve.wire import ChatRequest
 
 TESTS = Path(__file__).parents[1]
 HEADERS = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
@@ -58,7 +58,7 @@ def test_silent_5_a_connection_that_sends_no_whole_headers_is_closed(
 ) -> None:
     """Claim: silence, half a header, headers a byte at a time and half a second request are cut off
     in their time. Control: a body that comes slowly is waited for."""
-    monkeypatch.setattr(listening, "SILENCE", 1.0)
+    monkeypatch.setattr(listen_socket, "HEADER_TIMEOUT_SECONDS", 1.0)
     first = b"GET /live HTTP/1.1\r\nHost: x\r\n\r\n"
     for pieces in ((), (HEADERS,), tuple(bytes([byte]) for byte in HEADERS), (first, HEADERS)):
         answered, took = _said(server, *pieces)
@@ -94,23 +94,23 @@ def test_silent_3_slow_files_leave_the_server_to_others(
     with serving(lambda: made(models)) as live, ThreadPoolExecutor(4) as pool:
         assert live.service.engine is not None
         reader = live.service.engine.reader
-        with monkeypatch.context() as patch, Guard(50, children=2, share=1.0) as own:
+        with monkeypatch.context() as patch, DecoderPool(50, processes=2, share=1.0) as own:
             slow = "import saccade.inputs.media.guard as g, time\n"
-            slow += "g.read = lambda *_: time.sleep(60)\ng.serve()"
-            patch.setattr(reader, "_guard", own)
-            patch.setattr(guard, "BOOT", slow)
+            slow += "g.read = lambda *_: time.sleep(60)\ng.serve_requests()"
+            patch.setattr(reader, "_decoders", own)
+            patch.setattr(guard, "CHILD_COMMAND", slow)
             held = [pool.submit(live.post, ask) for _ in range(2)]
             while len(own._busy) < 2:
                 time.sleep(0.01)
             patch.undo()
-            patch.setattr(reader, "_guard", own)
-            patch.setattr(guard, "PATIENCE", 0.3)
+            patch.setattr(reader, "_decoders", own)
+            patch.setattr(guard, "WAIT_SECONDS", 0.3)
             own.share = 1000.0
             told = live.post(ask)
             assert told.status_code == 503 and told.headers["Retry-After"] == "10"
             assert "waited for a decoder" in told.json()["error"]["message"]
             own.share = 0.2
-            patch.setattr(guard, "PATIENCE", 20.0)
+            patch.setattr(guard, "WAIT_SECONDS", 20.0)
             assert live.post(ask).status_code == 200
             own.close()
             assert {each.result(20).status_code for each in held} <= {503, 400, 413}
@@ -126,18 +126,21 @@ def _status(name: str) -> int:
 def taken() -> float:
     """How much more memory this process takes to read a body of 64 MB, in its sizes."""
 
-    def read(asked: ChatRequest, stop: Stop, apart: dict[str, memoryview]) -> None:
-        (url,) = asked.addresses
-        assert len(Sources().written(apart.pop(url)).data) > 1 << 19
+    def read(asked: ChatRequest, stop: StopSignal, data_urls: dict[str, memoryview]) -> None:
+        (url,) = asked.media_urls
+        assert len(Sources().decode_data_url(data_urls.pop(url)).data) > 1 << 19
         raise ApiError(400, "loaded")
 
     def free(*_: object) -> None:
         pass
 
-    queue = SimpleNamespace(rows=8, queue=8, slots=0, alive=True, reserve=free, release=free)
-    service = Service(Settings())
+    queue = SimpleNamespace(
+        max_running=8, max_waiting=8, slots=0, is_alive=True, reserve=free, release=free
+    )
+    service = Service(ServerSettings())
     service.engine = SimpleNamespace(  # type: ignore[assignment]
-        queue=queue, reader=SimpleNamespace(check=free, read=read, form=lambda asked: ChatForm())
+        queue=queue,
+        reader=SimpleNamespace(check=free, read=read, response_form=lambda request: ChatForm()),
     )
 
     async def body(size: int) -> AsyncIterator[bytes]:
@@ -149,7 +152,7 @@ def taken() -> float:
 
     async def ask(size: int) -> None:
         headers = {"Content-Type": "application/json"}
-        transport = httpx.ASGITransport(app(service))
+        transport = httpx.ASGITransport(make_app(service))
         async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
             path = "/v1/chat/completions"
             answer = await client.post(path, content=body(size), headers=headers)
@@ -200,9 +203,9 @@ def test_silent_3_what_is_cut_out_of_a_body_can_be_put_back(spelt: Callable[[str
     said, to the byte, and the text is short. Short addresses stay, so does text that looks like
     one."""
     told = _request(f"data:video/mp4;base64,{LARGE}", "data:x", f"DATA:video/jpeg;base64,{LARGE}=")
-    text, apart = cut(bytearray(spelt(json.dumps(told)).encode()))
-    assert len(text) < 1000 and list(apart) == ["data:0", "data:1"]
-    for name, address in apart.items():
+    text, data_urls = cut_data_urls(bytearray(spelt(json.dumps(told)).encode()))
+    assert len(text) < 1000 and list(data_urls) == ["data:0", "data:1"]
+    for name, address in data_urls.items():
         text = text.replace(b'"%s"' % name.encode(), json.dumps(str(address, "ascii")).encode())
     assert json.loads(text) == told
 
@@ -212,10 +215,10 @@ def test_silent_3_a_body_that_is_no_base64_is_left_as_it_is() -> None:
     begin; one that does not end is not touched."""
     for url in ("é" * (1 << 16), LARGE + "\\", LARGE[:-1] + '/"'):
         told = _request("data:" + url)
-        text, apart = cut(bytearray(json.dumps(told).replace("/", "\\/").encode()))
-        assert json.loads(text) == told and not apart
+        text, data_urls = cut_data_urls(bytearray(json.dumps(told).replace("/", "\\/").encode()))
+        assert json.loads(text) == told and not data_urls
     text = b'{"url": "data:' + LARGE.encode()
-    assert cut(bytearray(text)) == (text, {})
+    assert cut_data_urls(bytearray(text)) == (text, {})
 
 
 def test_silent_3_long_addresses_elsewhere_and_long_texts_are_told(
@@ -227,7 +230,7 @@ def test_silent_3_long_addresses_elsewhere_and_long_texts_are_told(
     for asked in ({"metadata": {"url": url}}, _request(url, "data:0")):
         said = server.post({**request(), **asked})
         assert said.status_code == 400 and "data: address" in said.json()["error"]["message"]
-    monkeypatch.setattr(bodies, "TEXT", 1 << 20)
+    monkeypatch.setattr(request_bodies, "MAX_TEXT_BYTES", 1 << 20)
     said = server.ask("x" * (1 << 20))
     assert said.status_code == 413 and "1048576 bytes of text" in said.json()["error"]["message"]
 
@@ -235,7 +238,10 @@ def test_silent_3_long_addresses_elsewhere_and_long_texts_are_told(
 def test_silent_3_bodies_that_wait_to_be_read_count(models: Pair, tmp_path: Path) -> None:
     """Claim: what is here of bodies is bounded until their media are read: beyond four of full size
     the next is told to come again, and their room is free afterwards."""
-    with serving(lambda: made(models), body=1 << 20) as live, ThreadPoolExecutor(8) as pool:
+    with (
+        serving(lambda: made(models), max_body_bytes=1 << 20) as live,
+        ThreadPoolExecutor(8) as pool,
+    ):
         assert live.service.engine is not None
         reader, before = live.service.engine.reader, live.service.engine.reader.read
         waits = [True]

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from saccade.serve.answer import UNFINISHED, WINDOW, Writer
+from saccade.serve.detokenizer import DECODE_WINDOW_TOKENS, UNFINISHED, StreamingDetokenizer
 
 TEXTS = [
     "plain words",
@@ -44,7 +44,7 @@ def _blocks(ids: Sequence[int], sizes: Sequence[int]) -> list[list[int]]:
 @pytest.mark.parametrize("size", range(1, 10))
 def test_pieces_of_any_size_are_the_text(text, size, decode):
     """Claim: their sum is the text and no piece holds half a character, for every block size."""
-    writer, pieces = Writer(decode, []), []
+    writer, pieces = StreamingDetokenizer(decode, []), []
     for block in _blocks(text.encode(), [size]):
         pieces.append(writer.write(block))
     pieces.append(writer.finish(text))
@@ -60,7 +60,7 @@ def test_pieces_of_any_size_are_the_text(text, size, decode):
 @settings(max_examples=300)
 def test_whatever_the_bytes_nothing_is_lost(ids, sizes):
     """Claim: also where the answer is no text at all, the pieces are what it decodes to."""
-    writer = Writer(_bytes, [])
+    writer = StreamingDetokenizer(_bytes, [])
     said = "".join(map(writer.write, _blocks(ids, sizes)))
     assert said + writer.finish(_bytes(ids)) == _bytes(ids)
 
@@ -73,12 +73,12 @@ def test_whatever_the_bytes_nothing_is_lost(ids, sizes):
 @settings(max_examples=300)
 def test_nothing_of_a_stop_string_is_shown(text, stops, sizes):
     """Claim: up to the first stop everything is shown, of it nothing, in whatever pieces."""
-    cut = min((text.index(stop) for stop in stops if stop in text), default=len(text))
-    writer, said = Writer(_bytes, stops), ""
+    cut_data_urls = min((text.index(stop) for stop in stops if stop in text), default=len(text))
+    writer, said = StreamingDetokenizer(_bytes, stops), ""
     for block in _blocks(text.encode(), sizes):
         said += writer.write(block)
-        assert text[:cut].startswith(said)
-    assert said + writer.finish(text[:cut]) == text[:cut]
+        assert text[:cut_data_urls].startswith(said)
+    assert said + writer.finish(text[:cut_data_urls]) == text[:cut_data_urls]
 
 
 def test_a_long_answer_is_not_decoded_over_and_over():
@@ -89,7 +89,7 @@ def test_a_long_answer_is_not_decoded_over_and_over():
         lengths.append(len(ids))
         return _bytes(ids)
 
-    writer, text = Writer(decode, ["never"]), "some words " * 500
+    writer, text = StreamingDetokenizer(decode, ["never"]), "some words " * 500
     said = "".join(map(writer.write, _blocks(text.encode(), [3])))
     assert said + writer.finish(text) == text
-    assert max(lengths) <= 3 * WINDOW
+    assert max(lengths) <= 3 * DECODE_WINDOW_TOKENS

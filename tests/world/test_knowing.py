@@ -69,6 +69,6 @@ def test_nothing_else_is(kind: str) -> None:
 
 def test_the_pair_is_known_by_name_and_folder() -> None:
     """Claim: the embedded models are known by both; no other is."""
-    assert checkpoints.embedded("shapes") and checkpoints.embedded("shapes-draft")
-    assert checkpoints.embedded(str(checkpoints.EMBEDDED / "target"))
-    assert not checkpoints.embedded("Qwen/Qwen2.5-VL-7B-Instruct")
+    assert checkpoints.is_embedded("shapes") and checkpoints.is_embedded("shapes-draft")
+    assert checkpoints.is_embedded(str(checkpoints.EMBEDDED / "target"))
+    assert not checkpoints.is_embedded("Qwen/Qwen2.5-VL-7B-Instruct")

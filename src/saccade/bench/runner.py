@@ -238,7 +238,7 @@ class _ItemRun:
         else:
             with Conversation(
                 self.pair.target.backbone,
-                draft=self.pair.drafting,
+                draft=self.pair.draft_backbone,
                 method=recipe,
                 tokenizer=self.pair.target.tokenizer,
                 seed=self.seed,

@@ -1,5 +1,9 @@
-"""The command line. Parses, calls, shows; everything heavy is imported only when a command runs."""
+"""The command line.
 
-from saccade.cli.app import main
+Commands parse their options, call the library and print results. Large libraries are imported only
+when a command runs.
+"""
+
+from saccade.cli.application import main
 
 __all__ = ["main"]

@@ -1,4 +1,4 @@
-"""``saccade bench``: suites run by every method, and the report."""
+"""``saccade bench``: runs suites by several methods, and writes the report."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from saccade.cli import loading, options
-from saccade.cli.options import LoadOptions, ModelOptions, grouped
+from saccade.cli import command_options, run_setup
+from saccade.cli.command_options import LoadOptions, ModelOptions, with_option_groups
 from saccade.cli.terminal import Verbose, err, out, prepare
 from saccade.core.errors import OptionError, suggest
 
@@ -26,11 +26,11 @@ bench_app = typer.Typer(
 
 
 @bench_app.callback()
-@grouped
+@with_option_groups
 def bench(
     context: typer.Context,
     models: ModelOptions,
-    how: LoadOptions,
+    loading: LoadOptions,
     suite: Annotated[
         str,
         typer.Option(help="Comma-separated, NAME or NAME@paper; list, or all (embedded)."),
@@ -59,7 +59,7 @@ def bench(
     ] = None,
     temperature: Annotated[float, typer.Option(min=0, help="Sample at it; 0: greedy.")] = 0.0,
     seed: Annotated[int, typer.Option(help="Names the noise of sampling.")] = 0,
-    exact: options.Exact = False,
+    exact: command_options.Exact = False,
     verbose: Verbose = False,
 ) -> None:
     """Run suites by several methods, interleaved; results.jsonl, report.md and figures."""
@@ -71,8 +71,8 @@ def bench(
 
         out.print("\n".join([*shapes.suites(), *BENCHMARKS]))
         return
-    known = loading.known(models, how)
-    prepare(known.threads, verbose)
+    settings = run_setup.resolve_settings(models, loading)
+    prepare(settings.threads, verbose)
     from rich.progress import (
         BarColumn,
         MofNCompleteColumn,
@@ -87,8 +87,8 @@ def bench(
 
     part = json_lines.parse_shard(shard)
     suites = named_suites(suite, data)
-    names = _methods(methods, exact)
-    pair = known.models(quiet=False)
+    names = _check_method_names(methods, exact)
+    pair = settings.load_models(quiet=False)
     watch = Watch()
     plan = runner.Benchmark(suites, names, limit, part, seed, max_new_tokens, exact, temperature)
 
@@ -106,7 +106,7 @@ def bench(
             pair.target,
             pair.draft,
             out_dir,
-            captioner=known.captions,
+            captioner=settings.make_captioner,
             on_progress=lambda what, done, whole: bar.update(
                 task, description=what, completed=done, total=whole
             ),
@@ -127,35 +127,36 @@ def bench_report(
     out.print(f"{report.write_report(run)} has the report", markup=False, soft_wrap=True)
 
 
-def named_suites(given: str, data: Path | None) -> tuple[Suite, ...]:
-    """Suites by their names between commas. Raises OptionError for one nobody knows."""
+def named_suites(names: str, data: Path | None) -> tuple[Suite, ...]:
+    """Returns suites by their names between commas. Raises OptionError for an unknown one."""
     from saccade.bench.suites import shapes
     from saccade.bench.suites.search import open_dataset
 
-    known = shapes.suites()
-    found: list[Suite] = []
-    for name in dict.fromkeys(loading.split(given)):
+    drawn_suites = shapes.suites()
+    suites: list[Suite] = []
+    for name in dict.fromkeys(run_setup.split_names(names)):
         if name == "all":
-            found += [suite for task, suite in known.items() if task in shapes.TASKS]
-        elif name in known:
-            found.append(known[name])
-        elif near := suggest(name, known):
-            raise OptionError(f"there is no suite {name!r}{near}: saccade bench --suite list")
+            suites += [suite for task, suite in drawn_suites.items() if task in shapes.TASKS]
+        elif name in drawn_suites:
+            suites.append(drawn_suites[name])
+        elif suggestion := suggest(name, drawn_suites):
+            raise OptionError(f"there is no suite {name!r}{suggestion}: saccade bench --suite list")
         else:
             benchmark, _, paper = name.partition("@")
-            found.append(open_dataset(benchmark, data, paper=paper or None))
-    if not found:
+            suites.append(open_dataset(benchmark, data, paper=paper or None))
+    if not suites:
         raise OptionError("name a suite: saccade bench --suite list")
-    return tuple({suite.name: suite for suite in found}.values())
+    return tuple({suite.name: suite for suite in suites}.values())
 
 
-def _methods(given: str, exact: bool = False) -> tuple[str, ...]:
+def _check_method_names(text: str, exact: bool = False) -> tuple[str, ...]:
+    """Returns the methods named between commas. Raises MethodError for one that cannot run."""
     from saccade.bench.draft_only import draft_only_recipe, is_draft_only
     from saccade.methods import SYSTEMS
 
-    chosen = loading.method_names(given)
-    for name in filter(is_draft_only, chosen):
+    names = run_setup.parse_method_names(text)
+    for name in filter(is_draft_only, names):
         draft_only_recipe(name)
-    ours = [n for n in chosen if not is_draft_only(n) and (n in SYSTEMS or "/" in n)]
-    loading.recipes(ours, exact)
-    return chosen
+    ours = [n for n in names if not is_draft_only(n) and (n in SYSTEMS or "/" in n)]
+    run_setup.resolve_recipes(ours, exact)
+    return names

@@ -1,4 +1,4 @@
-"""``saccade calibrate``."""
+"""``saccade calibrate``: finds the method that decodes fastest on a pair and its videos."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from saccade.cli import loading, options
-from saccade.cli.options import DeviceOptions, FrameOptions, grouped
+from saccade.cli import command_options, run_setup
+from saccade.cli.command_options import DeviceOptions, FrameOptions, with_option_groups
 from saccade.cli.terminal import Json, Verbose, err, out, prepare, status
 from saccade.core.errors import OptionError
 
@@ -19,23 +19,25 @@ if TYPE_CHECKING:
     from saccade.bench.calibrate import Calibration
     from saccade.inputs.media import Clip
 
-FIRST_SEED = 30_000_000  # neither trained on nor what `evidence eval` measures
-CLIPS, FRAMES, SIZE = 4, 64, 224  # of the clips, half are held out
+FIRST_SEED = 30_000_000  # Such scenes were not trained on, and `evidence eval` uses others.
+CLIPS = 4  # Half of them are held out.
+FRAMES = 64
+SIZE = 224  # Pixels.
 
 
-@grouped
+@with_option_groups
 def calibrate(
     frames: FrameOptions,
-    how: DeviceOptions,
+    device_options: DeviceOptions,
     videos: Annotated[
         list[str] | None,
         typer.Argument(help="Videos, GIFs, images or folders; the target shapes makes its own."),
     ] = None,
-    prompt: options.Prompt = options.QUESTION,
+    prompt: command_options.Prompt = command_options.QUESTION,
     target: Annotated[
         str, typer.Option("--target", "-t", help="A checkpoint folder or hub id.")
     ] = "shapes",
-    draft: options.Draft = None,
+    draft: command_options.Draft = None,
     method: Annotated[
         str | None,
         typer.Option(
@@ -45,7 +47,7 @@ def calibrate(
             "Without it: auto, or specvlm-self where there is no draft.",
         ),
     ] = None,
-    max_new_tokens: options.Tokens = 128,
+    max_new_tokens: command_options.Tokens = 128,
     seconds: Annotated[float, typer.Option(min=1, help="About how long it may take.")] = 600,
     out_file: Annotated[
         Path, typer.Option("--out", help="The file to write, for --config.")
@@ -61,30 +63,30 @@ def calibrate(
     """
     _check_writable(out_file)
     if method is not None:
-        loading.check_methods([method])
+        run_setup.check_methods([method])
     if not videos and target != "shapes":
         raise OptionError(
             f"give a video or more: only the target shapes makes its own, not {target}"
         )
-    loading.look_for(target, draft)
+    run_setup.check_checkpoints(target, draft)
     sampling = frames.sampling()
-    clips = [loading.read(video, sampling, quiet=as_json) for video in videos or ()]
-    prepare(how.threads, verbose, quiet=as_json)
-    from saccade.bench import calibrate as calibrating
+    clips = [run_setup.read_clip(video, sampling, quiet=as_json) for video in videos or ()]
+    prepare(device_options.threads, verbose, quiet=as_json)
+    from saccade.bench import calibrate as calibration
     from saccade.bench.hardware.others import Watch
-    from saccade.cli.config import write
-    from saccade.inputs import shown
+    from saccade.cli.config_file import write_config
+    from saccade.inputs import clip_arguments
 
     if method is not None:
-        calibrating.check_method(method)
+        calibration.check_method(method)
     with status("loading the models", quiet=as_json) as tell:
-        clips = clips or _own(tell)
-        models = loading.models(target, draft, quiet=True, **how.load)
-        asked = [models.ask(prompt, **shown(clip)) for clip in clips]
+        clips = clips or _draw_clips(tell)
+        models = run_setup.load_models(target, draft, quiet=True, **device_options.load_arguments)
+        requests = [models.ask(prompt, **clip_arguments(clip)) for clip in clips]
         watch = Watch()
-        found = calibrating.calibrate(
+        result = calibration.calibrate(
             models,
-            asked,
+            requests,
             method=method,
             seconds=seconds,
             max_new_tokens=max_new_tokens,
@@ -92,60 +94,60 @@ def calibrate(
         )
     if (warning := watch.said()) is not None:
         err.print(warning, style="yellow", markup=False, soft_wrap=True)
-    write(out_file, found)
+    write_config(out_file, result)
     if as_json:
-        typer.echo(json.dumps(found.json()))
+        typer.echo(json.dumps(result.json()))
         return
-    _show(found)
+    _print_result(result)
     out.print(f"Written to {out_file}: saccade describe VIDEO --config {out_file}", soft_wrap=True)
 
 
-def _show(found: Calibration) -> None:
-    """What was tried, and what came out of it."""
+def _print_result(result: Calibration) -> None:
+    """Prints the trials and the result."""
     from saccade.bench.terminal_output import make_table
 
-    tried = make_table(["stage", "method"], ["runs", "tau", "decode x", "whole x", "auto x"])
-    for trial in found.table:
-        beside = found.speedup_over_auto(trial)
-        tried.add_row(
+    trials = make_table(["stage", "method"], ["runs", "tau", "decode x", "whole x", "auto x"])
+    for trial in result.table:
+        against_auto = result.speedup_over_auto(trial)
+        trials.add_row(
             trial.stage,
             trial.method,
             str(len(trial.summaries)),
             f"{trial.tau:.2f}",
             f"{trial.speedup:.2f}" + ("" if trial.fallback is None else " (gave up)"),
             f"{trial.end_to_end_speedup:.2f}",
-            "" if beside is None else f"{beside:.2f}",
-            style="bold" if trial is found.best else None,
+            "" if against_auto is None else f"{against_auto:.2f}",
+            style="bold" if trial is result.best else None,
         )
-    out.print(tried)
+    out.print(trials)
     out.print(
         "[dim]x: against ar run by run, medians; whole: with all before the first token; "
         "auto x: decoding, against auto run by run[/dim]",
         soft_wrap=True,
     )
     out.print(
-        f"\n{found.advice} (tau {found.best.tau:.2f}; {found.seconds:.0f} s in all)",
+        f"\n{result.advice} (tau {result.best.tau:.2f}; {result.seconds:.0f} s in all)",
         soft_wrap=True,
         markup=False,
         highlight=False,
     )
-    if found.skipped:
+    if result.skipped:
         err.print(
-            f"no time for: {', '.join(found.skipped)}; give more --seconds",
+            f"no time for: {', '.join(result.skipped)}; give more --seconds",
             style="yellow",
             markup=False,
         )
 
 
 def _check_writable(path: Path) -> None:
-    """Before minutes are spent: whether the file can be written in the end."""
+    """Raises OptionError, before minutes are spent, where the file could not be written."""
     place = path if path.exists() else path.parent
     if path.is_dir() or not os.access(place, os.W_OK):
         raise OptionError(f"cannot write {path}; give --out a file in a folder that can be written")
 
 
-def _own(tell: Callable[[str], None]) -> list[Clip]:
-    """Clips of the synthetic world that nothing was trained on."""
+def _draw_clips(tell: Callable[[str], None]) -> list[Clip]:
+    """Draws clips of the synthetic world that no model was trained on."""
     from saccade.world import drawing, scenes
 
     clips = []

@@ -1,4 +1,4 @@
-"""``saccade caption`` and ``saccade caption-merge``: many videos to one file."""
+"""``saccade caption`` and ``saccade caption-merge``: describe many videos in one file."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from saccade.cli import loading, options
-from saccade.cli.options import ClipOptions, LoadOptions, ModelOptions, grouped
-from saccade.cli.terminal import Json, Verbose, out, pace, prepare
+from saccade.cli import command_options, run_setup
+from saccade.cli.command_options import ClipOptions, LoadOptions, ModelOptions, with_option_groups
+from saccade.cli.terminal import Json, Verbose, out, prepare, progress_line
 from saccade.core.errors import OptionError
 
 if TYPE_CHECKING:
     from saccade.corpus.caption_run import AnswerJobs
 
-NAMED = 5  # ids named in a message, at most
+MAX_IDS_IN_MESSAGE = 5
 
 Manifest = Annotated[
     Path,
@@ -25,17 +25,17 @@ Manifest = Annotated[
 ]
 
 
-@grouped
+@with_option_groups
 def caption(
     manifest: Manifest,
     models: ModelOptions,
     frames: ClipOptions,
-    how: LoadOptions,
+    loading: LoadOptions,
     out_path: Annotated[
         Path,
         typer.Option("--out", help="One JSON row a video; an interrupted run is gone on with."),
     ] = Path("captions.jsonl"),
-    prompt: options.Prompt = options.QUESTION,
+    prompt: command_options.Prompt = command_options.QUESTION,
     shard: Annotated[
         str, typer.Option(help="i/n: every n-th video, from the i-th, to a file of its own.")
     ] = "1/1",
@@ -50,9 +50,9 @@ def caption(
     workers: Annotated[
         int | None, typer.Option(min=1, help="With --ray; else one a GPU, or one a node.")
     ] = None,
-    method: options.Method = None,
-    max_new_tokens: options.Tokens = 256,
-    exact: options.Exact = False,
+    method: command_options.Method = None,
+    max_new_tokens: command_options.Tokens = 256,
+    exact: command_options.Exact = False,
     as_json: Json = False,
     verbose: Verbose = False,
 ) -> None:
@@ -65,21 +65,21 @@ def caption(
         raise OptionError("--workers are of a cluster: give --ray, or several --shard")
     from saccade.corpus import json_lines
 
-    known = loading.known(models, how, method)
+    settings = run_setup.resolve_settings(models, loading, method)
     part = json_lines.parse_shard(shard)
-    prepare(known.threads, verbose)
+    prepare(settings.threads, verbose)
     from saccade.corpus import caption_run
     from saccade.corpus import manifest as manifests
 
-    loading.recipes([known.method], exact)  # refused now, in a sentence, and not by every video
+    run_setup.resolve_recipes([settings.method], exact)  # So that a wrong method is refused once.
     work = manifests.CaptionSettings(
-        **vars(known),
+        **vars(settings),
         max_new_tokens=max_new_tokens,
         sampling=frames.sampling(),
         exact=exact,
     )
 
-    def answer() -> AnswerJobs:
+    def make_answerer() -> AnswerJobs:
         if ray is not None:
             from saccade.corpus.cluster import answer_on_cluster
 
@@ -90,23 +90,24 @@ def caption(
 
     jobs = json_lines.shard_items(manifests.read_jobs(manifest, prompt), part)
     path = caption_run.shard_path(out_path, part)
-    loading.warn_of_embedded(known.target)
-    with pace("loading the models") as say:
-        found = caption_run.run_jobs(
+    run_setup.warn_about_embedded_pair(settings.target)
+    with progress_line("loading the models") as say:
+        progress = caption_run.run_jobs(
             jobs,
             path,
             work,
-            answer,
+            make_answerer,
             batch=batch,
             retry=retry_errors,
-            on_progress=lambda standing: say(str(standing), standing.done == standing.whole),
+            on_progress=lambda now: say(str(now), now.done == now.whole),
         )
     if as_json:
-        typer.echo(json.dumps({"out": str(path), **asdict(found)}))
+        typer.echo(json.dumps({"out": str(path), **asdict(progress)}))
         return
-    again = "; --retry-errors does these again" if found.errors else ""
+    hint = "; --retry-errors does these again" if progress.errors else ""
     out.print(
-        f"{path} has {found.done} of {found.whole} rows, {found.errors} of them errors{again}",
+        f"{path} has {progress.done} of {progress.whole} rows, "
+        f"{progress.errors} of them errors{hint}",
         markup=False,
         soft_wrap=True,
     )
@@ -124,22 +125,22 @@ def caption_merge(
     from saccade.corpus import caption_run
     from saccade.corpus import manifest as manifests
 
-    found = caption_run.merge_shards(
-        manifests.read_jobs(manifest, options.QUESTION), parts, out_path
+    result = caption_run.merge_shards(
+        manifests.read_jobs(manifest, command_options.QUESTION), parts, out_path
     )
     if as_json:
-        typer.echo(json.dumps({"out": str(out_path), **asdict(found)}))
+        typer.echo(json.dumps({"out": str(out_path), **asdict(result)}))
     else:
-        out.print(f"{out_path} has {found.rows} rows", markup=False, soft_wrap=True)
+        out.print(f"{out_path} has {result.rows} rows", markup=False, soft_wrap=True)
         for what, ids in (
-            ("missing", found.missing),
-            ("errors", found.errors),
-            ("in several files", found.doubled),
-            ("not in the manifest, left out", found.unknown),
+            ("missing", result.missing),
+            ("errors", result.errors),
+            ("in several files", result.doubled),
+            ("not in the manifest, left out", result.unknown),
         ):
             if ids:
-                more = ", ..." if len(ids) > NAMED else ""
-                listed = ", ".join(ids[:NAMED]) + more
-                out.print(f"{what}: {len(ids)} ({listed})", markup=False, soft_wrap=True)
-    if found.missing or found.errors:
+                rest = ", ..." if len(ids) > MAX_IDS_IN_MESSAGE else ""
+                id_list = ", ".join(ids[:MAX_IDS_IN_MESSAGE]) + rest
+                out.print(f"{what}: {len(ids)} ({id_list})", markup=False, soft_wrap=True)
+    if result.missing or result.errors:
         raise typer.Exit(1)

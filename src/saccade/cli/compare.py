@@ -1,4 +1,4 @@
-"""``saccade compare``, and the comparison that ``saccade demo`` shows too."""
+"""``saccade compare``, and the comparison that ``saccade demo`` prints too."""
 
 from __future__ import annotations
 
@@ -11,106 +11,115 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from saccade.cli import loading, options
-from saccade.cli.options import ClipOptions, LoadOptions, ModelOptions, grouped
+from saccade.cli import command_options, run_setup
+from saccade.cli.command_options import ClipOptions, LoadOptions, ModelOptions, with_option_groups
 from saccade.cli.terminal import Json, Verbose, err, out, prepare, status
 
 if TYPE_CHECKING:
     from saccade.core.result import Result
     from saccade.inputs import Pair
-    from saccade.inputs.texts import About
+    from saccade.inputs.subjects import Subject
 
-REPEAT, MANY = 3, 8
-PEERS = ("hf", "hf-assisted", "hf-assisted-seeing", "hf-lookup")  # others' implementations
+REPEATS = 3  # Runs of each method.
+MAX_REPEATED_METHODS = 8  # With more methods, each runs once.
+PEERS = ("hf", "hf-assisted", "hf-assisted-seeing", "hf-lookup")  # Other implementations.
 
 
-@grouped
+@with_option_groups
 def compare(
     models: ModelOptions,
     frames: ClipOptions,
-    how: LoadOptions,
-    video: options.Video = None,
-    question: options.Question = None,
-    document: options.Documents = None,
+    loading: LoadOptions,
+    video: command_options.Video = None,
+    question: command_options.Question = None,
+    document: command_options.Documents = None,
     methods: Annotated[
         str | None,
         typer.Option(
             "--methods", "-m", help="Comma-separated, or all; hf, hf-assisted, hf-lookup too."
         ),
     ] = None,
-    prompt: options.Prompt = options.QUESTION,
-    max_new_tokens: options.Tokens = 256,
+    prompt: command_options.Prompt = command_options.QUESTION,
+    max_new_tokens: command_options.Tokens = 256,
     repeat: Annotated[
         int | None,
         typer.Option(
             min=1,
-            help=f"Interleaved runs a method; else {REPEAT}, or 1 of more than {MANY} methods.",
+            help=f"Interleaved runs a method; else {REPEATS}, "
+            f"or 1 of more than {MAX_REPEATED_METHODS} methods.",
         ),
     ] = None,
-    seed: options.Seed = None,
-    exact: options.Exact = False,
-    trace: options.Trace = None,
+    seed: command_options.Seed = None,
+    exact: command_options.Exact = False,
+    trace: command_options.Trace = None,
     as_json: Json = False,
     verbose: Verbose = False,
 ) -> None:
     """Run several methods on one video or document, interleaved, and show what each one costs."""
-    video, question = options.shown(video, question, bool(document))
-    prompt = options.asked(question, prompt)
-    known = loading.known(models, how)
-    names = loading.method_names(f"ar,{known.method},hf" if methods is None else methods)
-    loading.check_methods(names, beside=PEERS)
-    seen = loading.about(video, document, frames.sampling(), quiet=as_json, target=known.target)
-    prepare(known.threads, verbose, quiet=as_json)
+    video, question = command_options.split_arguments(video, question, bool(document))
+    prompt = command_options.resolve_question(question, prompt)
+    settings = run_setup.resolve_settings(models, loading)
+    names = run_setup.parse_method_names(f"ar,{settings.method},hf" if methods is None else methods)
+    run_setup.check_methods(names, extra_names=PEERS)
+    subject = run_setup.read_subject(
+        video, document, frames.sampling(), quiet=as_json, target=settings.target
+    )
+    prepare(settings.threads, verbose, quiet=as_json)
     from saccade.bench.compare import resolve_methods
 
     ours = [name for name, recipe in resolve_methods(names).items() if recipe is not None]
-    loading.recipes(ours, exact)
-    pair = known.models(quiet=as_json)
-    found = compared(
+    run_setup.resolve_recipes(ours, exact)
+    pair = settings.load_models(quiet=as_json)
+    comparison = compare_methods(
         pair,
-        seen,
+        subject,
         {
             "video": None if video is None else Path(video).name,
             **({"documents": [file.name for file in document]} if document else {}),
         },
         prompt,
         names,
-        repeat=repeat or (REPEAT if len(names) <= MANY else 1),
+        repeat=repeat or (REPEATS if len(names) <= MAX_REPEATED_METHODS else 1),
         max_new_tokens=max_new_tokens,
         seed=seed,
-        captioner=known.captions(seen.frames),
+        captioner=settings.make_captioner(subject.frames),
         exact=exact,
     )
     if trace is not None:
         from saccade.engine import trace as traces
 
-        for name, result in found.results.items():
-            safe = name.replace("/", "_")
-            traces.write_trace(trace.with_name(f"{trace.stem}-{safe}{trace.suffix}"), result)
+        for name, result in comparison.results.items():
+            file_name = name.replace("/", "_")
+            traces.write_trace(trace.with_name(f"{trace.stem}-{file_name}{trace.suffix}"), result)
     if as_json:
-        typer.echo(json.dumps(found.json()))
+        typer.echo(json.dumps(comparison.json()))
         return
-    out.print(found.answer, markup=False)
+    out.print(comparison.answer, markup=False)
     out.print()
-    found.show(out)
+    comparison.print_to(out)
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Rows and what they were measured on: the JSON contract of `compare` and `demo`."""
+    """The result of a comparison, and the JSON of `compare` and `demo`.
+
+    ``about`` has what was measured and on which device, and ``rows`` a row for each method.
+    """
 
     about: dict[str, Any]
     rows: dict[str, Any]
     results: dict[str, Result]
     answer: str
-    warning: str | None = None  # why not to trust the times
+    warning: str | None = None  # Why the times may be wrong.
 
     def json(self) -> dict[str, Any]:
-        warned = {} if self.warning is None else {"warning": self.warning}
+        """Returns the JSON object of the comparison."""
+        warning = {} if self.warning is None else {"warning": self.warning}
         rows = {name: row.json() for name, row in self.rows.items()}
-        return {**self.about, **warned, "methods": rows}
+        return {**self.about, **warning, "methods": rows}
 
-    def show(self, page: Console) -> None:
+    def print_to(self, page: Console) -> None:
+        """Prints the table and its notes."""
         from saccade.bench import terminal_output
 
         about, times = self.about, self.about["repeat"]
@@ -126,47 +135,50 @@ class Comparison:
             err.print(self.warning, style="yellow", markup=False, soft_wrap=True)
 
 
-def compared(
+def compare_methods(
     models: Pair,
-    seen: About,
-    called: Mapping[str, Any],
+    subject: Subject,
+    labels: Mapping[str, Any],
     prompt: str,
     names: Sequence[str],
     *,
     repeat: int,
     max_new_tokens: int,
-    **others: Any,
+    **race_options: Any,
 ) -> Comparison:
-    """Methods side by side on one question about what is ``seen``, ``called`` so in the JSON;
-    ``others`` as :func:`saccade.bench.compare.run_interleaved`."""
+    """Runs methods side by side on one question about a subject.
+
+    ``labels`` are fields of the JSON that name the subject. ``race_options`` are those of
+    :func:`saccade.bench.compare.run_interleaved`.
+    """
     import torch
 
     from saccade.bench.compare import BASELINE, resolve_methods, run_interleaved
     from saccade.bench.hardware.others import Watch
 
     backbone = models.target.backbone
-    asked = models.ask(prompt, **seen.asked)
+    inputs = models.ask(prompt, **subject.ask_arguments)
     watch = Watch()
     with status("comparing", quiet=not err.is_terminal) as tell:
-        timed = run_interleaved(
+        outcome = run_interleaved(
             models,
-            asked,
+            inputs,
             resolve_methods(names),
             repeat=repeat,
             settings={"max_new_tokens": max_new_tokens, "do_sample": False},
             on_run=lambda name, round: tell(f"run {round} of {repeat}: {name}"),
-            **others,
+            **race_options,
         )
-    warning = watch.said([run.decode for run in timed.runs[BASELINE]])
-    results = timed.last_results()
-    base = results[BASELINE]
+    warning = watch.said([run.decode for run in outcome.runs[BASELINE]])
+    results = outcome.last_results()
+    baseline = results[BASELINE]
     about = {
-        **called,
-        "visual_tokens": base.visual_tokens,
+        **labels,
+        "visual_tokens": baseline.visual_tokens,
         "max_new_tokens": max_new_tokens,
         "device": str(backbone.device),
         "dtype": str(backbone.dtype).removeprefix("torch."),
         "threads": torch.get_num_threads(),
         "repeat": repeat,
     }
-    return Comparison(about, timed.summaries(), results, base.text or "", warning)
+    return Comparison(about, outcome.summaries(), results, baseline.text or "", warning)

@@ -1,4 +1,4 @@
-"""``saccade demo``."""
+"""``saccade demo``: describes a drawn video with the embedded pair, and compares methods."""
 
 from __future__ import annotations
 
@@ -8,18 +8,20 @@ from typing import Annotated
 
 import typer
 
-from saccade.cli import loading, options
-from saccade.cli.compare import compared
-from saccade.cli.options import DEFAULT_METHOD
+from saccade.cli import command_options, run_setup
+from saccade.cli.command_options import DEFAULT_METHOD
+from saccade.cli.compare import compare_methods
 from saccade.cli.terminal import Json, Threads, Verbose, console, out, prepare
 
-PICTURE = 80  # characters across, to be read at half a page's width
-DEMO_SEED, DEMO_FRAMES, DEMO_SIZE = 20_000_002, 64, 224  # never trained on
+PICTURE_WIDTH = 80  # Characters a line; the picture must be readable at half a page's width.
+DEMO_SEED = 20_000_002  # The pair was not trained on this scene.
+DEMO_FRAMES = 64
+DEMO_SIZE = 224  # Pixels.
 
 
 def demo(
-    max_new_tokens: options.Tokens = 256,
-    repeat: options.Repeat = 3,
+    max_new_tokens: command_options.Tokens = 256,
+    repeat: command_options.Repeat = 3,
     threads: Threads = None,
     picture: Annotated[
         Path | None, typer.Option(help="Save the answer in its colours as an SVG.")
@@ -30,38 +32,38 @@ def demo(
     """Describe a video with the embedded pair, plainly and drafted, and compare."""
     prepare(threads, verbose)
     from saccade.bench import terminal_output
-    from saccade.inputs.texts import About
+    from saccade.inputs.subjects import Subject
     from saccade.world import descriptions, drawing, scenes
 
     scene = scenes.scene(DEMO_SEED)
     clip = drawing.render_through_mp4(scene, DEMO_FRAMES, DEMO_SIZE)
-    models = loading.models("shapes", None, quiet=as_json)
+    models = run_setup.load_models("shapes", None, quiet=as_json)
     methods = ["ar", DEFAULT_METHOD, "specvlm/shape=fit", "hf"]
-    found = compared(
+    comparison = compare_methods(
         models,
-        About(clip),
+        Subject(clip),
         {"video": "demo.mp4"},
-        options.QUESTION,
+        command_options.QUESTION,
         methods,
         repeat=repeat,
         max_new_tokens=max_new_tokens,
     )
     if as_json:
-        typer.echo(json.dumps(found.json()))
+        typer.echo(json.dumps(comparison.json()))
         return
-    result = found.results[DEFAULT_METHOD]
+    result = comparison.results[DEFAULT_METHOD]
     typist = terminal_output.IncrementalDecoder(models.target.decode)
-    page = out if picture is None else console(record=True, width=PICTURE)
-    page.print(terminal_output.frames_as_text(clip.frames, width=PICTURE // 4 - 2))
+    page = out if picture is None else console(record=True, width=PICTURE_WIDTH)
+    page.print(terminal_output.frames_as_text(clip.frames, width=PICTURE_WIDTH // 4 - 2))
     page.print(
         "[bold]The target's answer, drafted by the small model:[/bold] ",
         *[*(typist.type(round) for round in result.rounds), typist.rest()],
         sep="",
     )
     page.print(terminal_output.legend())
-    if picture is not None:  # of the answer: times are another machine's soon
+    if picture is not None:  # It has the answer alone, since times differ between machines.
         picture.write_text(terminal_output.remove_web_fonts(page.export_svg(title="saccade demo")))
     out.print(
         f"\n[bold]What the generator drew:[/bold] [dim]{descriptions.describe(scene)}[/dim]\n"
     )
-    found.show(out)
+    comparison.print_to(out)

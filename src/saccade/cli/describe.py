@@ -1,4 +1,4 @@
-"""``saccade describe``, and how an answer is shown as it comes."""
+"""``saccade describe``, and the printing of an answer while it is decoded."""
 
 from __future__ import annotations
 
@@ -12,9 +12,24 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from saccade.cli import loading, options
-from saccade.cli.options import ClipOptions, DrawOptions, LoadOptions, ModelOptions, grouped
-from saccade.cli.terminal import Json, Quiet, Verbose, err, hush, out, prepare, steps
+from saccade.cli import command_options, run_setup
+from saccade.cli.command_options import (
+    ClipOptions,
+    LoadOptions,
+    ModelOptions,
+    SamplingOptions,
+    with_option_groups,
+)
+from saccade.cli.terminal import (
+    Json,
+    Quiet,
+    Verbose,
+    err,
+    out,
+    prepare,
+    progress_bars,
+    silence_output,
+)
 from saccade.core.errors import BROKEN, ModelError, OptionError
 
 if TYPE_CHECKING:
@@ -23,11 +38,10 @@ if TYPE_CHECKING:
     from saccade.core.result import Result
     from saccade.engine.generate import Stream
     from saccade.inputs import Loaded
-    from saccade.inputs.texts import About
+    from saccade.inputs.subjects import Subject
 
-
-Shown = Literal["all", "text", "nothing"]
-PHASES = {
+OutputDetail = Literal["all", "text", "nothing"]
+PHASE_TEXTS = {
     "costs": "timing forwards on this machine, once",
     "vision": "looking at the frames",
     "prefill": "reading the prompt",
@@ -36,24 +50,24 @@ PHASES = {
 }
 
 
-@grouped
+@with_option_groups
 def describe(
     models: ModelOptions,
     frames: ClipOptions,
-    drawing: DrawOptions,
-    how: LoadOptions,
+    sampling: SamplingOptions,
+    loading: LoadOptions,
     video: Annotated[
         str | None, typer.Argument(help="A video, GIF, image or folder of frames; - is stdin.")
     ] = None,
-    question: options.Question = None,
-    prompt: options.Prompt = options.QUESTION,
-    document: options.Documents = None,
-    method: options.Method = None,
-    max_new_tokens: options.Tokens = 256,
-    seed: options.Seed = None,
-    exact: options.Exact = False,
-    tp: options.Tp = False,
-    trace: options.Trace = None,
+    question: command_options.Question = None,
+    prompt: command_options.Prompt = command_options.QUESTION,
+    document: command_options.Documents = None,
+    method: command_options.Method = None,
+    max_new_tokens: command_options.Tokens = 256,
+    seed: command_options.Seed = None,
+    exact: command_options.Exact = False,
+    tp: command_options.Tp = False,
+    trace: command_options.Trace = None,
     as_json: Json = False,
     quiet: Quiet = False,
     verbose: Verbose = False,
@@ -62,41 +76,44 @@ def describe(
 
     A target over several GPUs: torchrun --nproc-per-node 4 -m saccade describe ... --tp
     """
-    video, question = options.shown(video, question, bool(document))
-    prompt = options.asked(question, prompt)
-    if tp and method is None:  # auto times forwards, which processes would do apart
+    video, question = command_options.split_arguments(video, question, bool(document))
+    prompt = command_options.resolve_question(question, prompt)
+    if tp and method is None:  # auto measures costs, which would differ between processes.
         method = "specvlm" if models.draft or models.target in (None, "shapes") else "std"
-    known, show = loading.known(models, how, method), showing(as_json, quiet)
+    settings = run_setup.resolve_settings(models, loading, method)
+    detail = output_detail(as_json, quiet)
     if tp:
-        _in_several_processes(video or "", exact)
-    seen = loading.about(
-        *(video, document, frames.sampling()),
-        quiet=show != "all",
+        _prepare_process(video or "", exact)
+    subject = run_setup.read_subject(
+        video,
+        document,
+        frames.sampling(),
+        quiet=detail != "all",
         warn=not quiet,
-        target=known.target,
+        target=settings.target,
     )
-    prepare(known.threads, verbose, quiet=show != "all")
+    prepare(settings.threads, verbose, quiet=detail != "all")
     from saccade.corpus.answering import stream_answer
     from saccade.drafting.recipe import for_split_target
     from saccade.model import tensor_parallel
 
-    (recipe,) = loading.recipes([known.method], exact)
+    (recipe,) = run_setup.resolve_recipes([settings.method], exact)
     recipe = for_split_target(recipe) if tp else recipe
-    pair = known.models(quiet=show != "all", tp=tp)
+    pair = settings.load_models(quiet=detail != "all", tp=tp)
     if tp and seed is None:
         seed = tensor_parallel.agreed(secrets.randbits(63))
-    begin = partial(
+    start = partial(
         stream_answer,
         pair,
-        pair.ask(prompt, **seen.asked),
+        pair.ask(prompt, **subject.ask_arguments),
         recipe,
-        captioner=known.captions(seen.frames),
+        captioner=settings.make_captioner(subject.frames),
         seed=seed,
         exact=exact,
         max_new_tokens=max_new_tokens,
-        **drawing.settings(),
+        **sampling.generation_settings(),
     )
-    result = answer(pair.target, begin, show)
+    result = print_answer(pair.target, start, detail)
     if tp:
         tensor_parallel.leave()
         if tensor_parallel.rank():
@@ -106,27 +123,30 @@ def describe(
 
         traces.write_trace(trace, result)
     if as_json:
-        typer.echo(json.dumps(described(result, seen)))
+        typer.echo(json.dumps(result_fields(result, subject)))
 
 
-def _in_several_processes(video: str, exact: bool) -> None:
-    """Of the processes of --tp the first speaks. Raises OptionError for what they cannot do."""
+def _prepare_process(video: str, exact: bool) -> None:
+    """Silences all processes of --tp but the first. Raises OptionError for what they cannot do."""
     from saccade.model import tensor_parallel
 
     if tensor_parallel.rank():
-        hush()
+        silence_output()
     if exact:
         raise OptionError("--exact adds in one order, a split target does not: leave out one")
     if video == "-":
         raise OptionError("with --tp every process reads the video: give a file and not stdin")
 
 
-def showing(as_json: bool, quiet: bool) -> Shown:
-    return "nothing" if as_json else "text" if quiet else "all"
+def output_detail(as_json: bool, quiet: bool) -> OutputDetail:
+    """Returns how much of an answer is printed while it is decoded."""
+    if as_json:
+        return "nothing"
+    return "text" if quiet else "all"
 
 
-def answer(target: Loaded, begin: Callable[..., Stream], shown: Shown) -> Result:
-    """Runs a stream to its end and shows it as it goes; ``begin`` is given ``on_phase``."""
+def print_answer(target: Loaded, start: Callable[..., Stream], detail: OutputDetail) -> Result:
+    """Runs a stream to its end and prints it meanwhile; ``start`` is called with ``on_phase``."""
     from saccade.bench import terminal_output
 
     typist = terminal_output.IncrementalDecoder(target.decode)
@@ -134,23 +154,23 @@ def answer(target: Loaded, begin: Callable[..., Stream], shown: Shown) -> Result
         "all": lambda text: out.print(text, end="", soft_wrap=True, markup=False),
         "text": lambda text: typer.echo(str(text), nl=False),
         "nothing": lambda text: None,
-    }[shown]
-    with steps(quiet=shown != "all") as tell:
+    }[detail]
+    with progress_bars(quiet=detail != "all") as tell:
 
         def on_phase(phase: str) -> None:
-            tell(PHASES.get(phase, phase))
+            tell(PHASE_TEXTS.get(phase, phase))
 
-        rounds = begin(on_phase=on_phase)
+        rounds = start(on_phase=on_phase)
         first = next(rounds)
     try:
         for round in chain([first], rounds):
             write(typist.type(round.scalars()))
-    finally:  # Ctrl-C leaves what was written, and the prompt on a line of its own
+    finally:  # After Ctrl-C the text remains, and the shell's prompt gets a line of its own.
         write(typist.rest() + "\n")
     result = rounds.results[0]
     if result.finish_reason == "error":
         raise ModelError(BROKEN)
-    if shown == "all":
+    if detail == "all":
         rate = result.tokens_per_second or 0.0
         reused = f", {result.reused_tokens} tokens reused" if result.reused_tokens else ""
         err.print(
@@ -160,12 +180,13 @@ def answer(target: Loaded, begin: Callable[..., Stream], shown: Shown) -> Result
         )
         if any(round.tokens for round in result.rounds):
             err.print(terminal_output.legend())
-        for told in filter(None, [*result.warnings, result.fallback_reason]):
-            err.print(told, style="yellow", markup=False)
+        for warning in filter(None, [*result.warnings, result.fallback_reason]):
+            err.print(warning, style="yellow", markup=False)
     return result
 
 
-def described(result: Result, seen: About) -> dict[str, Any]:
+def result_fields(result: Result, subject: Subject) -> dict[str, Any]:
+    """Returns the JSON of an answer."""
     import torch
 
     timings = result.timings
@@ -188,8 +209,8 @@ def described(result: Result, seen: About) -> dict[str, Any]:
         "draft_visual_tokens": result.draft_visual_tokens,
         "reused_tokens": result.reused_tokens,
         "peak_bytes": result.peak_bytes,
-        "frames": seen.told["frames"],
+        "frames": subject.report_fields["frames"],
         "threads": torch.get_num_threads(),
         "timings": asdict(timings),
-        "warnings": [*seen.told["warnings"], *result.warnings],
+        "warnings": [*subject.report_fields["warnings"], *result.warnings],
     }

@@ -1,4 +1,4 @@
-"""``saccade doctor``: can these two work together, do they fit, and is it worth it."""
+"""``saccade doctor``: checks whether two models work together, fit in memory, and pay off."""
 
 from __future__ import annotations
 
@@ -8,18 +8,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.text import Text
 
-from saccade.cli import loading, options
-from saccade.cli.options import FrameOptions, grouped
+from saccade.cli import command_options, run_setup
+from saccade.cli.command_options import FrameOptions, with_option_groups
 from saccade.cli.terminal import Json, Verbose, err, out, prepare, status
 from saccade.core.errors import SaccadeError
 
 if TYPE_CHECKING:
     from saccade.bench.hardware.doctor import Diagnosis
 
-TOKENS, ANSWER = 8192, 256
+DEFAULT_PROMPT_TOKENS = 8192
+ANSWER_TOKENS = 256
 
 
-@grouped
+@with_option_groups
 def doctor(
     frames: FrameOptions,
     video: Annotated[
@@ -33,20 +34,21 @@ def doctor(
     ] = "shapes",
     draft: Annotated[str | None, typer.Option("--draft", "-d", help="Likewise.")] = None,
     tokens: Annotated[
-        int | None, typer.Option(min=1, help=f"Of the prompt, without a video; else {TOKENS}.")
+        int | None,
+        typer.Option(min=1, help=f"Of the prompt, without a video; else {DEFAULT_PROMPT_TOKENS}."),
     ] = None,
     keep: Annotated[
         float, typer.Option(min=0.001, max=1, help="The share of them the draft reads.")
     ] = 0.1,
-    prompt: options.Prompt = options.QUESTION,
-    dtype: options.Dtype = None,
-    device: options.Device = None,
-    draft_device: options.DraftDevice = None,
+    prompt: command_options.Prompt = command_options.QUESTION,
+    dtype: command_options.Dtype = None,
+    device: command_options.Device = None,
+    draft_device: command_options.DraftDevice = None,
     memory: Annotated[
         float | None, typer.Option(min=0, help="Plan for this many GiB and not for this machine.")
     ] = None,
-    quantize: options.Quantize = None,
-    trust_remote_code: options.Trust = False,
+    quantize: command_options.Quantize = None,
+    trust_remote_code: command_options.Trust = False,
     as_json: Json = False,
     verbose: Verbose = False,
 ) -> None:
@@ -59,67 +61,73 @@ def doctor(
 
     if draft is None and target == "shapes":
         draft = "shapes-draft"
-    loading.look_for(*(name for name in (target, draft) if name not in CONFIGS), weights=False)
-    clip = None if video is None else loading.read(video, frames.sampling(), quiet=as_json)
+    run_setup.check_checkpoints(
+        *(name for name in (target, draft) if name not in CONFIGS), weights=False
+    )
+    clip = None if video is None else run_setup.read_clip(video, frames.sampling(), quiet=as_json)
     prepare(None, verbose)
     from saccade.bench.hardware.doctor import examine
-    from saccade.inputs import loading as reading
-    from saccade.inputs import questions
+    from saccade.inputs import loading, questions
     from saccade.model.memory import GIB, available
 
-    place = reading.pick_device(device)
+    place = loading.pick_device(device)
     with status("reading the configs", quiet=as_json):
-        mine = _config(target, trust_remote_code)
-        theirs = None if draft is None else (draft, _config(draft, trust_remote_code))
-        problems, notes = _together((target, mine), theirs, trust_remote_code)
+        target_model = (target, _read_config(target, trust_remote_code))
+        draft_model = None
+        if draft is not None:
+            draft_model = (draft, _read_config(draft, trust_remote_code))
+        problems, notes = _check_together(target_model, draft_model, trust_remote_code)
     if clip is not None:
-        reader = reading.read_processor(target, mine, trust_remote_code=trust_remote_code)
-        shown = questions.shown(clip)
-        asked = questions.put(
-            target, reader, prompt, shown.get("clips", ()), shown.get("images", ()), ()
+        processor = loading.read_processor(*target_model, trust_remote_code=trust_remote_code)
+        media = questions.clip_arguments(clip)
+        inputs = questions.question_inputs(
+            target, processor, prompt, media.get("clips", ()), media.get("images", ()), ()
         )
-        tokens = int(asked["input_ids"].shape[1])
-    elsewhere = None if draft_device is None else reading.pick_device(draft_device)
-    precision = reading.precision(dtype, place)
-    bits = None if quantize is None else reading.bits(quantize)
-    found = examine(
-        (target, mine),
-        theirs,
-        tokens=(tokens or TOKENS) + ANSWER,
+        tokens = int(inputs["input_ids"].shape[1])
+    draft_place = None if draft_device is None else loading.pick_device(draft_device)
+    precision = loading.precision(dtype, place)
+    bits = None if quantize is None else loading.bits(quantize)
+    diagnosis = examine(
+        target_model,
+        draft_model,
+        tokens=(tokens or DEFAULT_PROMPT_TOKENS) + ANSWER_TOKENS,
         keep=keep,
         dtype=precision,
         device=place.type,
         there=available(place) if memory is None else int(memory * GIB),
-        draft_there=None if elsewhere in (None, place) else available(elsewhere),
+        draft_there=None if draft_place in (None, place) else available(draft_place),
         bits=bits,
         problems=problems,
         notes=notes,
     )
     if as_json:
-        typer.echo(json.dumps(found.json()))
+        typer.echo(json.dumps(diagnosis.json()))
     else:
-        _show(found, place.type)
-    if found.problems:
+        _print_diagnosis(diagnosis, place.type)
+    if diagnosis.problems:
         raise typer.Exit(1)
 
 
-def _config(name: str, trust: bool) -> Any:
+def _read_config(name: str, trust_remote_code: bool) -> Any:
+    """Returns the config of a checkpoint, or of a published size by its name."""
     from saccade.bench.hardware.published import CONFIGS
-    from saccade.inputs import loading as reading
+    from saccade.inputs import loading
 
-    made = CONFIGS.get(name)
-    if made is not None:
-        return made()
-    return reading.read_config(name, trust_remote_code=trust, weights=False)
+    make_config = CONFIGS.get(name)
+    if make_config is not None:
+        return make_config()
+    return loading.read_config(name, trust_remote_code=trust_remote_code, weights=False)
 
 
-def _together(
-    target: tuple[str, Any], draft: tuple[str, Any] | None, trust: bool
+def _check_together(
+    target: tuple[str, Any], draft: tuple[str, Any] | None, trust_remote_code: bool
 ) -> tuple[list[str], list[str]]:
-    """Why they cannot work, and what is worth knowing."""
+    """Returns the reasons why two models cannot work together, and further notes.
+
+    A model is its name and its config.
+    """
     from saccade.bench.hardware.published import CONFIGS
-    from saccade.inputs import architectures
-    from saccade.inputs import loading as reading
+    from saccade.inputs import architectures, loading
     from saccade.model import families
 
     problems: list[str] = []
@@ -136,54 +144,57 @@ def _together(
     if any(name in CONFIGS for name, _ in both):
         notes.append("a published size has no tokenizer here, so tokens were not compared")
     else:
-        readers = [
-            reading.read_processor(name, config, trust_remote_code=trust) for name, config in both
+        processors = [
+            loading.read_processor(name, config, trust_remote_code=trust_remote_code)
+            for name, config in both
         ]
-        inner = [getattr(reader, "tokenizer", reader) for reader in readers]
+        tokenizers = [getattr(each, "tokenizer", each) for each in processors]
         try:
-            reading.check_tokenizers(target[0], inner[0], draft[0], inner[1])
+            loading.check_tokenizers(target[0], tokenizers[0], draft[0], tokenizers[1])
             notes.append("their tokenizers agree, token by token")
         except SaccadeError as error:
             problems.append(str(error))
     sizes = [architectures.text_config(config).vocab_size for _, config in both]
     if sizes[0] != sizes[1]:
         notes.append(f"vocabularies padded to {sizes[0]} and {sizes[1]}: the common part is used")
-    kinds = [config.model_type for _, config in both]
-    if kinds[0] != kinds[1]:
-        notes.append(f"different families ({kinds[0]}, {kinds[1]}): each looks with its own eyes")
+    types = [config.model_type for _, config in both]
+    if types[0] != types[1]:
+        notes.append(f"different families ({types[0]}, {types[1]}): each looks with its own eyes")
     if architectures.reads_text_only(draft[1]) and not architectures.reads_text_only(target[1]):
         notes.append("the draft reads text only: it guesses without the video")
     return problems, notes
 
 
-def _fixed(device: str) -> str:
-    """What else a step is expected to cost."""
+def _fixed_cost_text(device: str) -> str:
+    """Returns what a step is expected to cost beside the bytes that it reads."""
     return "" if device == "cpu" else " and a fixed time a layer"
 
 
-def _show(found: Diagnosis, device: str) -> None:
+def _print_diagnosis(diagnosis: Diagnosis, device: str) -> None:
     from saccade.bench.terminal_output import make_table
     from saccade.model.memory import gib
 
     table = make_table(["model"], ["weights", "cache", "a step reads"])
-    for part in found.parts:
+    for part in diagnosis.parts:
         table.add_row(Text(part.name), gib(part.weights), gib(part.cache), gib(part.step))
     out.print(table)
     out.print(
-        f"[dim]{found.tokens} tokens; {gib(found.needed)} needed, {gib(found.there)} free on "
-        f"{device}[/dim]\n"
+        f"[dim]{diagnosis.tokens} tokens; {gib(diagnosis.needed)} needed, "
+        f"{gib(diagnosis.there)} free on {device}[/dim]\n"
     )
-    if found.outlook:
+    if diagnosis.outlook:
         expected = make_table([], ["accepted", "best chain", "decode x"])
-        for each in found.outlook:
-            expected.add_row(f"{each.rate:.0%}", str(each.length), f"{each.speedup:.2f}")
+        for estimate in diagnosis.outlook:
+            expected.add_row(
+                f"{estimate.rate:.0%}", str(estimate.length), f"{estimate.speedup:.2f}"
+            )
         out.print(expected)
         out.print(
-            f"[dim]expected from the bytes read{_fixed(device)}: a draft's step costs "
-            f"{found.ratio:.3f} of the target's; measure with saccade calibrate[/dim]\n"
+            f"[dim]expected from the bytes read{_fixed_cost_text(device)}: a draft's step costs "
+            f"{diagnosis.ratio:.3f} of the target's; measure with saccade calibrate[/dim]\n"
         )
-    for note in found.notes:
+    for note in diagnosis.notes:
         err.print(note, style="dim", markup=False)
-    if found.outlook or found.problems:
-        style = "bold red" if found.problems else "bold"
-        out.print(found.verdict, style=style, markup=False, soft_wrap=True)
+    if diagnosis.outlook or diagnosis.problems:
+        style = "bold red" if diagnosis.problems else "bold"
+        out.print(diagnosis.verdict, style=style, markup=False, soft_wrap=True)

@@ -2,7 +2,7 @@
 
 lmms-eval finds it through the entry point ``lmms_eval.models``; nothing in the package imports it.
 A task's chat messages become a question and its media, its generation settings become ours, and
-what cannot be honoured is refused or warned about by name.
+what is not supported is refused or warned about by name.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from PIL import Image
 from tqdm import tqdm
 from transformers import GenerationConfig
 
-from saccade.cli import loading
-from saccade.cli.options import LoadOptions
+from saccade.cli import run_setup
+from saccade.cli.command_options import LoadOptions
 from saccade.core.errors import OptionError, SaccadeError
 from saccade.core.result import Result, emitted_per_forward
 from saccade.core.stopping import MAX_NEW_TOKENS
@@ -29,23 +29,29 @@ from saccade.engine.generate import DEFAULT_METHOD
 from saccade.inputs import captions, media
 from saccade.inputs.loading import use_threads
 from saccade.inputs.media import Clip, FrameSampling
-from saccade.inputs.media.choose import DEFAULT_FPS
-from saccade.inputs.media.clip import enlarged
+from saccade.inputs.media.clip import enlarge
+from saccade.inputs.media.frame_sampling import DEFAULT_FPS
 from saccade.world import drawing
 
 try:
     from lmms_eval.api.model import lmms as Model
-except ImportError:  # all but lmms-eval's own formats is tested without it
+except ImportError:  # Most tests of this file run without lmms-eval.
     Model = object
 
 log = logging.getLogger(__name__)
 
-KNOWN = frozenset(GenerationConfig().to_dict())
-DRAWING = ("temperature", "top_p", "top_k", "min_p", "typical_p")  # of no use to greedy decoding
+GENERATION_SETTINGS = frozenset(GenerationConfig().to_dict())
+SAMPLING_SETTINGS = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "typical_p",
+)  # Greedy decoding ignores them.
 
 
 def manifest() -> Any:
-    """What the entry point resolves to: lmms-eval's card of this model."""
+    """Returns lmms-eval's manifest of this model, to which the entry point resolves."""
     from lmms_eval.models.registry_v2 import ModelManifest
 
     return ModelManifest("saccade", chat_class_path=f"{__name__}.Saccade")
@@ -70,7 +76,7 @@ class Saccade(Model):
     Raises OptionError, ModelError or MethodError, in one sentence.
     """
 
-    is_simple = False  # of lmms-eval's two interfaces, the one with chat messages
+    is_simple = False  # This selects the interface of lmms-eval with chat messages.
 
     def __init__(
         self,
@@ -85,7 +91,7 @@ class Saccade(Model):
         seed: int = 0,
         captioner: str | None = None,
         batch_size: int | str = 1,
-        **how: Any,
+        **load_options: Any,
     ) -> None:
         super().__init__()
         if str(batch_size) != "1":
@@ -93,15 +99,17 @@ class Saccade(Model):
         if int(os.environ.get("WORLD_SIZE", "1")) > 1:
             raise OptionError("saccade runs in one process; share a task out by --offset, --limit")
         use_threads(threads)
-        (self._recipe,) = loading.recipes([method.strip("\"'")])
+        (self._recipe,) = run_setup.resolve_recipes([method.strip("\"'")])
         self._sampling = FrameSampling(num_frames=frames)
-        self._longest, self._until, self._seed = max_new_tokens, until, seed
-        self._captioner, self._device = captioner, how.get("device")
-        self._models = loading.models(target, draft, quiet=True, **LoadOptions(**how).load)
+        self._max_new_tokens, self._uses_stops, self._seed = max_new_tokens, until, seed
+        self._captioner, self._device = captioner, load_options.get("device")
+        self._models = run_setup.load_models(
+            target, draft, quiet=True, **LoadOptions(**load_options).load_arguments
+        )
         self._warned: set[str] = set()
 
     def generate_until(self, requests: Sequence[Any]) -> list[Any]:
-        """Answers in the order asked; then logs what they took."""
+        """Returns answers in the order of the requests, and logs their statistics."""
         from lmms_eval.api.instance import GenerationResult, TokenCounts
         from lmms_eval.models.model_utils.gen_metrics import log_metrics
 
@@ -113,19 +121,20 @@ class Saccade(Model):
         ]
 
     def results(self, requests: Sequence[Any]) -> Iterator[Result]:
-        """One a request, in the order asked. An error says which document it is about."""
+        """Yields one result a request, in order. An error names the document it is about."""
         for number, request in enumerate(tqdm(requests, desc="saccade")):
-            _, messages, given, document, task, split = request.args
+            _, messages, kwargs, document, task, split = request.args
             try:
-                found = self._answer(messages(self.task_dict[task][split][document]), given, number)
+                document_messages = messages(self.task_dict[task][split][document])
+                result = self._answer(document_messages, kwargs, number)
             except SaccadeError as error:
                 error.add_note(f"(document {document} of {task}, split {split})")
                 raise
-            if found.fallback_reason is not None:
-                self._warn(f"plain decoding took over: {found.fallback_reason}")
-            if found.finish_reason == "error":
+            if result.fallback_reason is not None:
+                self._warn(f"plain decoding took over: {result.fallback_reason}")
+            if result.finish_reason == "error":
                 log.warning("document %s of %s: the target's logits hold NaN", document, task)
-            yield found
+            yield result
 
     def loglikelihood(self, requests: Sequence[Any]) -> list[Any]:
         raise OptionError("saccade writes answers and scores none: use a generate_until task")
@@ -134,61 +143,65 @@ class Saccade(Model):
         raise OptionError("saccade answers tasks of one round: use a generate_until task")
 
     def _answer(
-        self, messages: Sequence[Mapping[str, Any]], given: Mapping[str, Any], number: int
+        self, messages: Sequence[Mapping[str, Any]], kwargs: Mapping[str, Any], number: int
     ) -> Result:
         target = self._models.target
         if any(message["role"] == "system" for message in messages):
             self._warn("system messages are put in front of the first question")
-        asked = question(messages, self._sampling)
-        settings, unknown = generation(given, self._longest, until=self._until)
+        arguments = ask_arguments(messages, self._sampling)
+        settings, unknown = generation_settings(
+            kwargs, self._max_new_tokens, uses_stops=self._uses_stops
+        )
         for name in unknown:
             self._warn(f"generation_kwargs: {name} is no generation setting and is left out")
-        shown = [list(clip.frames) for clip in asked["clips"]]
-        shown += [[picture] for picture in asked["images"]]
-        caption = captions.chosen(self._captioner, target.name, shown, self._device)
+        all_frames = [list(clip.frames) for clip in arguments["clips"]]
+        all_frames += [[image] for image in arguments["images"]]
+        captioner = captions.lazy_captioner(self._captioner, target.name, all_frames, self._device)
         rounds = stream_answer(
             self._models,
-            self._models.ask(**asked),
+            self._models.ask(**arguments),
             self._recipe,
-            captioner=caption if shown else None,
+            captioner=captioner if all_frames else None,
             seed=settings.pop("seed", self._seed) + number,
             **settings,
         )
         return rounds.finish()[0]
 
-    def _warn(self, what: str) -> None:
-        """Once a run."""
-        if what not in self._warned:
-            log.warning(what)
-            self._warned.add(what)
+    def _warn(self, message: str) -> None:
+        """Logs a warning, once a run."""
+        if message not in self._warned:
+            log.warning(message)
+            self._warned.add(message)
 
 
-def generation(
-    given: Mapping[str, Any], longest: int, *, until: bool = True
+def generation_settings(
+    kwargs: Mapping[str, Any], max_new_tokens: int, *, uses_stops: bool = True
 ) -> tuple[dict[str, Any], list[str]]:
-    """A task's generation_kwargs as :func:`saccade.run` takes them, and the names it does not.
+    """Returns a task's generation_kwargs for :func:`saccade.run`, and the names it does not know.
 
-    Greedy at temperature 0, without ``do_sample``, and where neither is set. ``longest`` is for
-    tasks that limit no answer; ``until`` says whether their stop strings count.
+    Decoding is greedy at temperature 0, without ``do_sample``, and where neither is set.
+    ``max_new_tokens`` is for tasks that limit no answer.
     """
-    found = {name: value for name, value in given.items() if value is not None}
-    stops = found.pop("until", ())
+    settings = {name: value for name, value in kwargs.items() if value is not None}
+    stops = settings.pop("until", ())
     stops = [stop for stop in ([stops] if isinstance(stops, str) else stops) if stop]
-    unknown = sorted(found.keys() - KNOWN - {"seed"})
-    found = {name: value for name, value in found.items() if name not in unknown}
-    heat = found.get("temperature")
-    found["do_sample"] = bool(found.get("do_sample", heat)) and heat != 0
-    if not found["do_sample"]:
-        found = {name: value for name, value in found.items() if name not in DRAWING}
-    if "max_length" not in found:
-        found.setdefault("max_new_tokens", longest)
-    if until and stops:
-        found["stop_strings"] = stops
-    return found, unknown
+    unknown = sorted(settings.keys() - GENERATION_SETTINGS - {"seed"})
+    settings = {name: value for name, value in settings.items() if name not in unknown}
+    temperature = settings.get("temperature")
+    settings["do_sample"] = bool(settings.get("do_sample", temperature)) and temperature != 0
+    if not settings["do_sample"]:
+        settings = {
+            name: value for name, value in settings.items() if name not in SAMPLING_SETTINGS
+        }
+    if "max_length" not in settings:
+        settings.setdefault("max_new_tokens", max_new_tokens)
+    if uses_stops and stops:
+        settings["stop_strings"] = stops
+    return settings, unknown
 
 
-def question(messages: Sequence[Mapping[str, Any]], sampling: FrameSampling) -> dict[str, Any]:
-    """Chat messages as what `ask` takes, their media read: ``sampling`` says what of a video.
+def ask_arguments(messages: Sequence[Mapping[str, Any]], sampling: FrameSampling) -> dict[str, Any]:
+    """Turns chat messages into keyword arguments of `ask`, and reads their media.
 
     System messages go in front of the first question. Raises OptionError for sound, for media
     after the first question, and where user and assistant do not take turns.
@@ -197,23 +210,28 @@ def question(messages: Sequence[Mapping[str, Any]], sampling: FrameSampling) -> 
     roles = [message["role"] for message in messages if message["role"] != "system"]
     if not len(roles) % 2 or roles != [("user", "assistant")[n % 2] for n in range(len(roles))]:
         raise OptionError(f"not a conversation that ends in a question: {', '.join(roles)}")
-    told = [part for message in messages if message["role"] == "system" for part in _parts(message)]
-    turns[0] = [*({**part, "text": f"{part['text']}\n\n"} for part in told), *turns[0]]
-    if strange := {part["type"] for turn in turns for part in turn} - {"text", "image", "video"}:
-        raise OptionError(f"saccade is shown text, images and videos, not {', '.join(strange)}")
+    system = [message for message in messages if message["role"] == "system"]
+    system_parts = [part for message in system for part in _parts(message)]
+    turns[0] = [*({**part, "text": f"{part['text']}\n\n"} for part in system_parts), *turns[0]]
+    if unsupported := {part["type"] for turn in turns for part in turn} - {
+        "text",
+        "image",
+        "video",
+    }:
+        raise OptionError(f"saccade is shown text, images and videos, not {', '.join(unsupported)}")
     if any(part["type"] != "text" for turn in turns[1:] for part in turn):
         raise OptionError("media after the first question of a conversation are not supported")
     texts = ["".join(part["text"] for part in turn if part["type"] == "text") for turn in turns]
-    shown = {
+    arguments = {
         "question": texts[-1],
         "history": list(zip(texts[:-1:2], texts[1::2], strict=True)),
-        "clips": [clip(part, sampling) for part in turns[0] if part["type"] == "video"],
-        "images": [picture(part["url"]) for part in turns[0] if part["type"] == "image"],
+        "clips": [read_clip(part, sampling) for part in turns[0] if part["type"] == "video"],
+        "images": [read_picture(part["url"]) for part in turns[0] if part["type"] == "image"],
     }
-    if shown["clips"] or shown["images"]:
-        kept = ("type", "text")
-        shown["parts"] = [{key: part[key] for key in kept if key in part} for part in turns[0]]
-    return shown
+    if arguments["clips"] or arguments["images"]:
+        keys = ("type", "text")
+        arguments["parts"] = [{key: part[key] for key in keys if key in part} for part in turns[0]]
+    return arguments
 
 
 def _parts(message: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
@@ -221,46 +239,46 @@ def _parts(message: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
     return [{"type": "text", "text": content}] if isinstance(content, str) else content
 
 
-def picture(shown: Any) -> np.ndarray:
-    """[height width 3] of a picture in memory, a file's path, or a file's bytes."""
-    if isinstance(shown, Mapping):  # as the datasets library leaves it undecoded
-        shown = shown.get("bytes") or shown.get("path")
-    if isinstance(shown, Image.Image):
-        shown = np.array(shown.convert("RGB"))  # writable, as torch wants it
-    if isinstance(shown, np.ndarray) and shown.dtype == np.uint8 and shown.shape[2:] == (3,):
-        return enlarged(shown)
-    if not isinstance(shown, str | Path | bytes):
-        raise OptionError(f"a picture cannot be read from {type(shown).__name__}")
-    return media.read_image(shown)
+def read_picture(source: Any) -> np.ndarray:
+    """Returns the pixels [height width 3] of a picture in memory, or a file's path or bytes."""
+    if isinstance(source, Mapping):  # The datasets library has this form before decoding.
+        source = source.get("bytes") or source.get("path")
+    if isinstance(source, Image.Image):
+        source = np.array(source.convert("RGB"))  # A copy, because torch needs a writable array.
+    if isinstance(source, np.ndarray) and source.dtype == np.uint8 and source.shape[2:] == (3,):
+        return enlarge(source)
+    if not isinstance(source, str | Path | bytes):
+        raise OptionError(f"a picture cannot be read from {type(source).__name__}")
+    return media.read_image(source)
 
 
-def clip(part: Mapping[str, Any], sampling: FrameSampling) -> Clip:
-    """A video in a file, whole or from start to end, or its pictures, taken to be 2 a second."""
-    shown, start, end = part["url"], part.get("start_time"), part.get("end_time")
-    if isinstance(shown, Mapping):
-        start, end = shown.get("video_start", start), shown.get("video_end", end)
-        shown = shown.get("video") or shown.get("url") or shown.get("path")
-    if isinstance(shown, str | Path | bytes):
-        return media.read(shown, replace(sampling, start=start, end=end))
-    if start is not None or end is not None or not isinstance(shown, list | np.ndarray):
-        raise OptionError(f"no such part of a video can be read from {type(shown).__name__}")
-    frames = np.stack([picture(each) for each in shown])
-    whole = len(frames)
-    count = min(sampling.num_frames or whole, whole)
-    taken = drawing.make_clip(frames[np.arange(count) * whole // count], whole / DEFAULT_FPS)
-    return replace(taken, fps=DEFAULT_FPS, source_frames=whole)
+def read_clip(part: Mapping[str, Any], sampling: FrameSampling) -> Clip:
+    """Reads a video from a file, from start to end, or from pictures at 2 frames a second."""
+    source, start, end = part["url"], part.get("start_time"), part.get("end_time")
+    if isinstance(source, Mapping):
+        start, end = source.get("video_start", start), source.get("video_end", end)
+        source = source.get("video") or source.get("url") or source.get("path")
+    if isinstance(source, str | Path | bytes):
+        return media.read(source, replace(sampling, start=start, end=end))
+    if start is not None or end is not None or not isinstance(source, list | np.ndarray):
+        raise OptionError(f"no such part of a video can be read from {type(source).__name__}")
+    frames = np.stack([read_picture(each) for each in source])
+    total = len(frames)
+    count = min(sampling.num_frames or total, total)
+    sampled = drawing.make_clip(frames[np.arange(count) * total // count], total / DEFAULT_FPS)
+    return replace(sampled, fps=DEFAULT_FPS, source_frames=total)
 
 
 def summary(results: Sequence[Result]) -> dict[str, Any]:
-    """What the answers took, as lmms-eval's `log_metrics` takes it. Seconds are ours alone."""
+    """Returns statistics of the answers for lmms-eval's `log_metrics`, with our seconds alone."""
     tokens = sum(len(each.ids) for each in results)
-    whole = sum(each.timings.total for each in results)
+    total = sum(each.timings.total for each in results)
     decode = sum(each.timings.decode for each in results)
     rounds = [round for each in results for round in each.rounds]
     return {
-        "total_elapsed_time": whole,
+        "total_elapsed_time": total,
         "total_gen_tokens": tokens,
-        "avg_speed": tokens / whole if whole else 0.0,
+        "avg_speed": tokens / total if total else 0.0,
         "additional_metrics": {
             "tau": emitted_per_forward(rounds) or 0.0,
             "decode_speed": tokens / decode if decode else 0.0,

@@ -1,4 +1,4 @@
-"""``saccade methods``."""
+"""``saccade methods``: lists the methods and the choices on each axis."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from saccade.cli import loading
+from saccade.cli import run_setup
 from saccade.cli.terminal import Json, out
 
 if TYPE_CHECKING:
@@ -25,28 +25,29 @@ def methods(
     as_json: Json = False,
 ) -> None:
     """The named methods, what each chooses, and the choices there are on each axis."""
-    known = loading.listing()
+    listing = run_setup.list_methods()
     if name is not None:
-        known = _only(known, name)
+        listing = _select_method(listing, name)
     if as_json:
-        typer.echo(json.dumps({"methods": known.methods, "axes": known.axes}))
+        typer.echo(json.dumps({"methods": listing.methods, "axes": listing.axes}))
         return
     table = Table(box=None, pad_edge=False, show_header=False)
-    for each, told in known.methods.items():
-        chosen = "/".join(f"{axis}={value}" for axis, value in told.items() if axis != "about")
-        table.add_row(Text(each, "bold"), Text.assemble(told["about"], "\n", (chosen, "dim")))
+    for method, fields in listing.methods.items():
+        choices = "/".join(f"{axis}={value}" for axis, value in fields.items() if axis != "about")
+        description = Text.assemble(fields["about"], "\n", (choices, "dim"))
+        table.add_row(Text(method, "bold"), description)
     out.print(table)
     out.print(
         "\nAny choice can be swapped: NAME/axis=value/..., e.g. specvlm/shape=chain-7/keep=0.05\n"
     )
-    choices = Table(box=None, pad_edge=False, show_header=False)
-    for axis, values in known.axes.items():
-        choices.add_row(Text(axis, "bold"), ", ".join(values))
-    out.print(choices)
+    axes = Table(box=None, pad_edge=False, show_header=False)
+    for axis, values in listing.axes.items():
+        axes.add_row(Text(axis, "bold"), ", ".join(values))
+    out.print(axes)
 
 
-def _only(known: Listing, name: str) -> Listing:
-    """The listing of one method, without overrides. Raises MethodError for a name that is none."""
-    known.check(name)
+def _select_method(listing: Listing, name: str) -> Listing:
+    """Returns the listing of one method, without overrides. Raises MethodError for no method."""
+    listing.check(name)
     base = name.partition("/")[0]
-    return replace(known, methods={base: known.methods[base]})
+    return replace(listing, methods={base: listing.methods[base]})

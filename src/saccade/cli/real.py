@@ -1,4 +1,4 @@
-"""``saccade real`` and ``saccade bench real``."""
+"""``saccade real`` and ``saccade bench real``: methods on real weights."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from saccade.cli import loading, options
+from saccade.cli import command_options, run_setup
 from saccade.cli.terminal import Threads, Verbose, out, prepare, status
 from saccade.core.errors import OptionError
 
@@ -34,7 +34,7 @@ def real_make() -> None:
     from saccade.inputs import real_weights as weights
 
     with status("making the checkpoint", quiet=False):
-        folder = weights.make()
+        folder = weights.make_checkpoint()
     out.print(str(folder), soft_wrap=True, markup=False)
 
 
@@ -45,7 +45,7 @@ def bench_real(
     ] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="So many, the shortest.")] = None,
     methods: Annotated[str | None, typer.Option(help="Comma-separated.")] = None,
-    max_new_tokens: options.Tokens = 64,
+    max_new_tokens: command_options.Tokens = 64,
     penalty: Annotated[
         float | None,
         typer.Option(min=1, help="On tokens that stand in the answer already; 1.1 unless told."),
@@ -64,19 +64,19 @@ def bench_real(
     prepare(threads, verbose)
     from saccade.bench.real import answers as measure
     from saccade.bench.real.attention_sets import measure_attention_sets
-    from saccade.bench.real.results_page import forward_sizes, make_page
+    from saccade.bench.real.results_page import forward_sizes
     from saccade.bench.suites.long_documents import find_documents, shortest_documents
     from saccade.engine.trace import environment
     from saccade.inputs import load
     from saccade.inputs import real_weights as weights
     from saccade.methods import resolve
 
-    names = list(measure.METHODS) if methods is None else loading.method_names(methods)
+    names = list(measure.METHODS) if methods is None else run_setup.parse_method_names(methods)
     recipes = [resolve(name) for name in names]
     texts = shortest_documents(list(find_documents(paths or [])), limit)
     if not texts:
         raise OptionError("none of these files is a text of 1,800 tokens or more")
-    model = load(str(weights.made()))
+    model = load(str(weights.require_checkpoint()))
     penalty = penalty or measure.REPETITION_PENALTY
     settings = measure.answer_settings(model, max_new_tokens, penalty)
     facts = {
@@ -103,7 +103,7 @@ def bench_real(
             look=measure_attention_sets,
             on_progress=tell,
         )
-    told = make_page(results.only(texts, names))
+    text = page(results.only(texts, names))
     if out_file is not None:
-        out_file.write_text(told)
-    out.print(told, markup=False, soft_wrap=True)
+        out_file.write_text(text)
+    out.print(text, markup=False, soft_wrap=True)

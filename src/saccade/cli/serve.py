@@ -13,25 +13,25 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from saccade.cli import loading, options
-from saccade.cli.options import LoadOptions, ModelOptions, grouped
+from saccade.cli import command_options, run_setup
+from saccade.cli.command_options import LoadOptions, ModelOptions, with_option_groups
 from saccade.cli.terminal import Verbose, err, prepare
 from saccade.core.errors import OptionError, how_to_install
 
 if TYPE_CHECKING:
     from saccade.serve.service import Engine, Service
 
-NEEDED = ("fastapi", "uvicorn", "prometheus_client", "llguidance")
+REQUIRED_PACKAGES = ("fastapi", "uvicorn", "prometheus_client", "llguidance")
 MIB = 1 << 20
 
 
-@grouped
+@with_option_groups
 def serve(
     models: ModelOptions,
-    how: LoadOptions,
+    loading: LoadOptions,
     host: Annotated[str, typer.Option(help="Where to listen.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes any free one.")] = 8000,
-    method: options.Method = None,
+    method: command_options.Method = None,
     served_name: Annotated[
         list[str] | None, typer.Option(help="What requests call the model (repeatable).")
     ] = None,
@@ -46,7 +46,7 @@ def serve(
     queue: Annotated[int, typer.Option(min=0, help="Requests that may wait beside them.")] = 32,
     timeout: Annotated[float, typer.Option(min=0.1, help="Seconds an answer may take.")] = 600,
     drain: Annotated[float, typer.Option(min=0, help="Seconds SIGTERM waits for answers.")] = 30,
-    max_new_tokens: options.Tokens = 2048,
+    max_new_tokens: command_options.Tokens = 2048,
     max_choices: Annotated[int, typer.Option(min=1, help="The largest n.")] = 8,
     replicas: Annotated[
         int | None, typer.Option(min=1, help="So many servers on a Ray cluster, behind one port.")
@@ -58,8 +58,8 @@ def serve(
         str | None,
         typer.Option(help="The cluster of --replicas: local, auto (this machine's) or host:port."),
     ] = None,
-    fps: options.Fps = None,
-    num_frames: options.NumFrames = None,
+    fps: command_options.Fps = None,
+    num_frames: command_options.NumFrames = None,
     media_root: Annotated[
         Path | None, typer.Option(help="A folder whose files file:// addresses may name.")
     ] = None,
@@ -84,22 +84,22 @@ def serve(
     prefix_cache: Annotated[
         str, typer.Option(help="Media and prompts kept for later requests: a size, 0 for none.")
     ] = "2GiB",
-    exact: options.Exact = False,
+    exact: command_options.Exact = False,
     verbose: Verbose = False,
 ) -> None:
     """Answer over HTTP, as OpenAI's chat completions (needs the extra `serve`)."""
-    missing = [name for name in NEEDED if find_spec(name) is None]
+    missing = [name for name in REQUIRED_PACKAGES if find_spec(name) is None]
     if missing:
         raise OptionError(f"saccade serve needs {', '.join(missing)}: {how_to_install('serve')}")
     if replicas is None and (ray is not None or max_replicas is not None):
         raise OptionError("--ray and --max-replicas are of several servers: give --replicas")
-    known = loading.known(models, how, method)
-    loading.warn_of_embedded(known.target)
-    prepare(known.threads, verbose)
+    run_settings = run_setup.resolve_settings(models, loading, method)
+    run_setup.warn_about_embedded_pair(run_settings.target)
+    prepare(run_settings.threads, verbose)
     from saccade.inputs.media import FrameSampling, Limits
     from saccade.inputs.media.fetch import Sources
-    from saccade.serve.service import build, chosen
-    from saccade.serve.settings import Media, Settings
+    from saccade.serve.server_settings import MediaSettings, ServerSettings
+    from saccade.serve.service import build_service, resolve_recipe
 
     if media_root is not None and not media_root.is_dir():
         raise OptionError(f"--media-root {media_root} is not a folder")
@@ -107,10 +107,10 @@ def serve(
         raise OptionError("--private-media-hosts is about hosts named by --media-host: name them")
     if api_key is not None and not api_key.strip():
         raise OptionError("the API key is empty: give one, or leave --api-key and its variable out")
-    settings = Settings(
-        **vars(known),
-        names=tuple(served_name or [Path(known.target).name]),
-        media=Media(
+    settings = ServerSettings(
+        **vars(run_settings),
+        model_names=tuple(served_name or [Path(run_settings.target).name]),
+        media=MediaSettings(
             Sources(
                 root=media_root,
                 hosts=tuple(media_host or ()),
@@ -120,100 +120,109 @@ def serve(
             ),
             Limits(max_bytes=max_media_mb * MIB, max_frames=max_frames, root=media_root),
             FrameSampling(fps, num_frames),
-            options=allow_media_options,
+            clients_may_choose_frames=allow_media_options,
         ),
-        key=api_key,
-        cors=tuple(cors or ()),
-        rows=rows,
-        queue=queue,
-        seconds=timeout,
-        choices=max_choices,
-        most_tokens=max_new_tokens,
-        body=max_body_mb * MIB,
-        prefix_cache=_bytes(prefix_cache),
+        api_key=api_key,
+        cors_origins=tuple(cors or ()),
+        max_running=rows,
+        max_waiting=queue,
+        timeout_seconds=timeout,
+        max_choices=max_choices,
+        max_answer_tokens=max_new_tokens,
+        max_body_bytes=max_body_mb * MIB,
+        prefix_cache_bytes=_parse_size(prefix_cache),
         exact=exact,
     )
     if replicas is not None:
-        from saccade.cli.replicas import run as run_several
+        from saccade.cli.serve_replicas import run_replicas
 
-        chosen(settings)  # refused now, and not by every replica
-        cluster = ray or "local"
-        run_several(
-            settings, host, port, drain, address=cluster, replicas=replicas, most=max_replicas
+        resolve_recipe(settings)  # So that an unknown method is refused before replicas start.
+        run_replicas(
+            settings,
+            host,
+            port,
+            drain,
+            cluster=ray or "local",
+            replicas=replicas,
+            max_replicas=max_replicas,
         )
         return
-    service, start = build(settings)
-    run(service, start, host, port, drain)
+    service, start = build_service(settings)
+    run_server(service, start, host, port, drain)
 
 
-def run(
+def run_server(
     service: Service,
     start: Callable[[], Engine],
     host: str,
     port: int,
-    drain: float,
+    drain_seconds: float,
 ) -> None:
-    """Serves until a signal; then lets what is under way end, up to ``drain`` seconds.
+    """Serves until a signal, then waits up to ``drain_seconds`` for requests under way.
 
-    A second signal ends at once. Raises what kept the models from being loaded, and OptionError
-    where nothing can listen.
+    A second signal ends the process at once. Raises the error that kept the models from being
+    loaded, and OptionError where it cannot listen on the address.
     """
     import uvicorn
 
-    from saccade.serve.app import app
-    from saccade.serve.listening import Impatient, listening
+    from saccade.serve.listen_socket import HeaderTimeoutProtocol, open_listen_socket
+    from saccade.serve.routes import make_app
 
-    line = listening(host, port)
+    listen_socket = open_listen_socket(host, port)
 
     class Server(uvicorn.Server):
-        until = 0.0
+        drain_deadline = 0.0
 
         def handle_exit(self, sig: int, frame: Any) -> None:
-            if service.draining:
-                os._exit(128 + sig)  # children notice that their parent has gone
-            service.draining, self.until = True, time.monotonic() + drain
+            if service.is_draining:
+                os._exit(128 + sig)  # Child processes notice it and end too.
+            service.is_draining = True
+            self.drain_deadline = time.monotonic() + drain_seconds
 
         async def on_tick(self, counter: int) -> bool:
-            if service.draining and not self.should_exit:
-                self.drained()
+            if service.is_draining and not self.should_exit:
+                self.check_drained()
             self.should_exit |= service.failure is not None
             return await super().on_tick(counter)
 
-        def drained(self) -> None:
-            """Ends the main loop when nobody is served, or time is up and those who are know."""
-            late = time.monotonic() > self.until
-            if late and service.engine is not None:
-                service.engine.queue.close()
-            self.should_exit = late or not service.busy
+        def check_drained(self) -> None:
+            """Ends the main loop when no request is left, or when the drain time has passed.
 
-    def told() -> Engine:
-        found = start()
-        err.print(f"ready: {service.settings.names[0]}", style="dim", markup=False)
-        return found
+            In the second case the requests that are left get an error first.
+            """
+            is_late = time.monotonic() > self.drain_deadline
+            if is_late and service.engine is not None:
+                service.engine.queue.close()
+            self.should_exit = is_late or not service.is_busy
+
+    def start_and_announce() -> Engine:
+        engine = start()
+        err.print(f"ready: {service.settings.model_names[0]}", style="dim", markup=False)
+        return engine
 
     config = uvicorn.Config(
-        app(service, told),
-        http=Impatient,
-        log_level="error",  # clients that send no HTTP are their own affair
+        make_app(service, start_and_announce),
+        http=HeaderTimeoutProtocol,
+        log_level="error",  # Below this, uvicorn logs every client that sends invalid HTTP.
         timeout_graceful_shutdown=5,
         server_header=False,
     )
-    err.print(f"{_address(line)}/v1 is loading its models", style="dim", soft_wrap=True)
-    with line:
-        Server(config).run([line])
+    err.print(f"{_url(listen_socket)}/v1 is loading its models", style="dim", soft_wrap=True)
+    with listen_socket:
+        Server(config).run([listen_socket])
     if service.failure is not None:
         raise service.failure
 
 
-def _bytes(size: str) -> int:
-    """2GiB, 500MB or a number of bytes. Raises OptionError."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?) *(?:([kmgt])(i?)b?|b)?", size.strip().lower())
-    if found is None:
+def _parse_size(size: str) -> int:
+    """Returns the bytes of a size such as 2GiB, 500MB or 1000. Raises OptionError."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?) *(?:([kmgt])(i?)b?|b)?", size.strip().lower())
+    if match is None:
         raise OptionError(f"--prefix-cache {size} is no size: write 2GiB, 500MB or 0")
-    number, unit, binary = found.groups()
+    number, unit, binary = match.groups()
     return int(float(number) * (1024 if binary else 1000) ** (" kmgt".index(unit or " ")))
 
 
-def _address(line: socket.socket) -> str:
-    host, port = line.getsockname()[:2]
+def _url(listen_socket: socket.socket) -> str:
+    host, port = listen_socket.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

@@ -1,4 +1,4 @@
-"""``saccade shapes make``."""
+"""``saccade shapes make``: writes a clip of the synthetic world."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def shapes_make(
     as_json: Json = False,
 ) -> None:
     """Write one clip of the world as a real MP4, and what is true of it as JSON."""
-    from saccade.world import dialogues, drawing, scenes
+    from saccade.world import drawing, scenes
 
     scene = scenes.scene(seed)
     if size % 2:
@@ -36,10 +36,10 @@ def shapes_make(
     except (ArithmeticError, MemoryError, ValueError) as error:
         raise OptionError(f"cannot write {out_file} as an .mp4: {first_line(error)}") from error
     truth = scenes.scene_facts(scene, frames, size, fps=fps)
-    turn = dialogues.conversation(scene, "describe", seed)[0]
-    found = {**truth, "prompt": turn.question, "answer": turn.answer}
-    out_file.with_suffix(".json").write_text(json.dumps(found, indent=1) + "\n")
+    turn = text.conversation(scene, "describe", seed)[0]
+    record = {**truth, "prompt": turn.question, "answer": turn.answer}
+    out_file.with_suffix(".json").write_text(json.dumps(record, indent=1) + "\n")
     if as_json:
-        typer.echo(json.dumps(found))
+        typer.echo(json.dumps(record))
     else:
         out.print(f"{out_file}: {frames} frames of {size} x {size}; the truth is beside it")

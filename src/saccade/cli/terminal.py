@@ -1,4 +1,4 @@
-"""What every command shares: consoles, a status line, logging, and the options they all take."""
+"""What all commands share: consoles, lines of progress, logging, and common options."""
 
 from __future__ import annotations
 
@@ -13,14 +13,13 @@ from rich.console import Console
 from rich.logging import RichHandler
 from rich.text import Text
 
-EVERY = 30.0  # seconds between lines of progress where there is no terminal
+LOG_INTERVAL_SECONDS = 30.0  # Between lines of progress where there is no terminal.
+PIPED_WIDTH = 120  # Characters a line where standard output is no terminal.
 
-PIPED_WIDTH = 120
 
-
-def console(**how: Any) -> Console:
-    """A console that prints what it is given: no :word: becomes a picture, no number a colour."""
-    return Console(highlight=False, emoji=False, **how)
+def console(**options: Any) -> Console:
+    """Returns a console that prints text literally, without emoji or highlighting."""
+    return Console(highlight=False, emoji=False, **options)
 
 
 out, err = console(), console(stderr=True)
@@ -34,7 +33,7 @@ Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Log what happens
 
 
 def prepare(threads: int | None, verbose: bool, *, quiet: bool = False) -> None:
-    """Threads and logging, before anything heavy runs; importing torch takes seconds by itself."""
+    """Sets up logging and threads, and imports torch, which takes seconds by itself."""
     logging.basicConfig(
         level=logging.INFO if verbose else logging.ERROR,
         format="%(message)s",
@@ -51,14 +50,14 @@ def prepare(threads: int | None, verbose: bool, *, quiet: bool = False) -> None:
     use_threads(threads)
 
 
-def hush() -> None:
-    """Nothing more is said here: of several processes, one speaks."""
+def silence_output() -> None:
+    """Stops all output of this process, where another process prints for it."""
     out.quiet = err.quiet = True
 
 
 @contextmanager
 def status(what: str, *, quiet: bool) -> Iterator[Callable[[str], None]]:
-    """A line that says what is going on, on a terminal only; yields how to change it."""
+    """Displays a line on a terminal with what is going on; yields a function that changes it."""
     if quiet or not err.is_terminal:
         yield lambda text: None
         return
@@ -67,35 +66,35 @@ def status(what: str, *, quiet: bool) -> Iterator[Callable[[str], None]]:
 
 
 @contextmanager
-def pace(what: str, *, quiet: bool = False) -> Iterator[Callable[[str, bool], None]]:
-    """How far long work is: a line that changes on a terminal, one now and then in a log.
+def progress_line(what: str, *, quiet: bool = False) -> Iterator[Callable[[str, bool], None]]:
+    """Displays the progress of long work: a changing line on a terminal, else lines in a log.
 
-    Yields what is called with it and with whether that is the end.
+    Yields a function to call with a text, and with whether it is the last one.
     """
     if quiet or err.is_terminal:
         with status(what, quiet=quiet) as update:
             yield lambda text, last: update(text)
         return
-    said = time.monotonic()
+    logged_at = time.monotonic()
 
     def tell(text: str, last: bool) -> None:
-        nonlocal said
-        if last or time.monotonic() - said >= EVERY:
-            said = time.monotonic()
+        nonlocal logged_at
+        if last or time.monotonic() - logged_at >= LOG_INTERVAL_SECONDS:
+            logged_at = time.monotonic()
             err.print(text, markup=False, soft_wrap=True)
 
     yield tell
 
 
-class Tell(Protocol):
-    """Called with what is going on, and how far it is where that is known."""
+class ProgressCallback(Protocol):
+    """A function that is called with the current step, and with its progress where known."""
 
     def __call__(self, what: str, done: int = 0, total: int | None = None) -> None: ...
 
 
 @contextmanager
-def steps(*, quiet: bool) -> Iterator[Tell]:
-    """A bar for one step after the other, on a terminal only; it pulses where no end is known."""
+def progress_bars(*, quiet: bool) -> Iterator[ProgressCallback]:
+    """Displays a bar for one step after another on a terminal; a bar without a total pulses."""
     if quiet or not err.is_terminal:
         yield lambda what, done=0, total=None: None
         return
@@ -104,14 +103,14 @@ def steps(*, quiet: bool) -> Iterator[Tell]:
     what, count = "{task.description}", "{task.fields[count]}"
     columns = TextColumn(what, markup=False), BarColumn(), TextColumn(count, markup=False)
     with Progress(*columns, TimeElapsedColumn(), console=err, transient=True) as bars:
-        shown: dict[str, TaskID] = {}
+        tasks: dict[str, TaskID] = {}
 
         def tell(what: str, done: int = 0, total: int | None = None) -> None:
-            if what not in shown:
-                for before in shown.values():
-                    bars.update(before, visible=False)
-                shown[what] = bars.add_task(what, total=total, count="")
+            if what not in tasks:
+                for earlier in tasks.values():
+                    bars.update(earlier, visible=False)
+                tasks[what] = bars.add_task(what, total=total, count="")
             count = "" if total is None else f"{done}/{total}"
-            bars.update(shown[what], completed=done, total=total, count=count)
+            bars.update(tasks[what], completed=done, total=total, count=count)
 
         yield tell

@@ -1,4 +1,4 @@
-"""``saccade train-draft``."""
+"""``saccade train-draft``: trains a draft by a paper's recipe."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Annotated
 
 import typer
 
-from saccade.cli.options import grouped
-from saccade.cli.terminal import Json, Threads, Verbose, out, pace, prepare
+from saccade.cli.command_options import with_option_groups
+from saccade.cli.terminal import Json, Threads, Verbose, out, prepare, progress_line
 from saccade.world.train_draft.recipes import Settings
 
 
-@grouped
+@with_option_groups
 def train_draft(
     out_dir: Annotated[Path, typer.Option("--out", help="The folder the draft is written to.")],
     settings: Settings,
@@ -28,17 +28,17 @@ def train_draft(
     prepare(threads, verbose)
     from saccade.world.train_draft import run
 
-    with pace("loading the models", quiet=as_json) as say:
+    with progress_line("loading the models", quiet=as_json) as say:
 
         def tell(phase: str, done: int, total: int, loss: float | None) -> None:
-            at = phase if loss is None else f"{phase}, loss {loss:.3f}"
-            say(f"{at}: {done} of {total} samples", done == total)
+            stage = phase if loss is None else f"{phase}, loss {loss:.3f}"
+            say(f"{stage}: {done} of {total} samples", done == total)
 
-        found = run.train_draft(out_dir, settings, resume=resume, on_progress=tell)
+        report = run.train_draft(out_dir, settings, resume=resume, on_progress=tell)
     if as_json:
-        typer.echo(json.dumps(found))
+        typer.echo(json.dumps(report))
         return
-    for phase in found["phases"]:
+    for phase in report["phases"]:
         out.print(
             f"{phase['phase']}: {phase['steps']} steps of {' + '.join(phase['trains'])}, "
             f"loss {phase['loss_first']:.3f} -> {phase['loss_last']:.3f}"

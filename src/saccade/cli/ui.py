@@ -1,4 +1,4 @@
-"""``saccade ui``."""
+"""``saccade ui``: serves the web page."""
 
 from __future__ import annotations
 
@@ -9,25 +9,26 @@ from typing import Annotated
 
 import typer
 
-from saccade.cli import loading, options
-from saccade.cli.options import LoadOptions, ModelOptions, grouped
+from saccade.cli import command_options, run_setup
+from saccade.cli.command_options import LoadOptions, ModelOptions, with_option_groups
 from saccade.cli.terminal import Verbose, out, prepare
 from saccade.core.errors import OptionError, how_to_install
 
-HOST, PORT = "127.0.0.1", 7860
-PATIENCE = 2  # seconds open pages get when it ends
+HOST = "127.0.0.1"
+PORT = 7860
+SHUTDOWN_SECONDS = 2  # How long open pages have when the server ends.
 
 
-@grouped
+@with_option_groups
 def ui(
     models: ModelOptions,
-    how: LoadOptions,
-    method: options.Method = None,
+    loading: LoadOptions,
+    method: command_options.Method = None,
     host: Annotated[str, typer.Option(help="Address to listen at; 0.0.0.0 is everywhere.")] = HOST,
     port: Annotated[
         int, typer.Option(min=0, max=65535, help="Port to listen at; 0 takes a free one.")
     ] = PORT,
-    max_new_tokens: options.Tokens = 1024,
+    max_new_tokens: command_options.Tokens = 1024,
     max_upload_mb: Annotated[int, typer.Option(min=1, help="The largest file to read.")] = 200,
     max_frames: Annotated[int, typer.Option(min=1, help="Frames taken of a video at most.")] = 64,
     max_prompt: Annotated[
@@ -38,30 +39,32 @@ def ui(
     """A web page: drop a video and watch it answered plainly and with a draft, side by side."""
     if importlib.util.find_spec("gradio") is None:
         raise OptionError(f"the page needs gradio: {how_to_install('ui')}")
-    known = loading.known(models, how, method)
-    loading.recipes([known.method])
-    from saccade.serve.listening import listening
+    settings = run_setup.resolve_settings(models, loading, method)
+    run_setup.resolve_recipes([settings.method])
+    from saccade.serve.listen_socket import open_listen_socket
 
-    with listening(host, port) as door, tempfile.TemporaryDirectory() as uploads:
+    with open_listen_socket(host, port) as listen_socket, tempfile.TemporaryDirectory() as uploads:
         os.environ |= {"GRADIO_ANALYTICS_ENABLED": "False", "GRADIO_TEMP_DIR": uploads}
-        prepare(known.threads, verbose)
+        prepare(settings.threads, verbose)
         import uvicorn
 
         from saccade.inputs.media import Limits
-        from saccade.ui import page, page_run
+        from saccade.ui import page
 
-        loaded = known.models(quiet=False)
-        pair = page_run.PageModels(loaded.target, loaded.draft, known.captions)
+        loaded = settings.load_models(quiet=False)
+        pair = asking.PageModels(loaded.target, loaded.draft, settings.make_captioner)
         limits = Limits(max_bytes=max_upload_mb << 20, max_frames=max_frames, max_seconds=60)
-        settings = page_run.PageSettings(
-            method=known.method,
-            target=known.target,
+        page_settings = asking.PageSettings(
+            method=settings.method,
+            target=settings.target,
             draft=None if loaded.draft is None else loaded.draft.name,
             limits=limits,
             max_prompt=max_prompt,
             max_new_tokens=max_new_tokens,
         )
-        app = page.make_app(page.build_page(lambda: pair, settings), settings)
-        config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=PATIENCE)
-        out.print(f"http://{host}:{door.getsockname()[1]}  (Ctrl-C ends it)", markup=False)
-        uvicorn.Server(config).run(sockets=[door])
+        app = page.make_app(page.build_page(lambda: pair, page_settings), page_settings)
+        config = uvicorn.Config(
+            app, log_level="warning", timeout_graceful_shutdown=SHUTDOWN_SECONDS
+        )
+        out.print(f"http://{host}:{listen_socket.getsockname()[1]}  (Ctrl-C ends it)", markup=False)
+        uvicorn.Server(config).run(sockets=[listen_socket])

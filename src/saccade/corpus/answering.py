@@ -22,7 +22,7 @@ from saccade.engine.generate import DEFAULT_METHOD, Stream, stream
 from saccade.inputs import captions, media
 from saccade.inputs.loading import load_pair, use_threads
 from saccade.inputs.media import Clip, FrameSampling, Source
-from saccade.inputs.questions import Pair, shown
+from saccade.inputs.questions import Pair
 from saccade.methods import resolve
 from saccade.world import drawn_world
 
@@ -134,8 +134,8 @@ class Model:
             self.pair.ask(question, **_media_arguments(self._read_clips(media, frames)))
             for media, question in pairs
         ]
-        together = self.pair.together(encoded)
-        return stream_answer(self.pair, together, self.method, seed=seed, **settings).finish()
+        batch = self.pair.batch(encoded)
+        return stream_answer(self.pair, batch, self.method, seed=seed, **settings).finish()
 
     def chat(
         self,
@@ -155,7 +155,7 @@ class Model:
         clips = self._read_clips(media, frames)
         conversation = Conversation(
             self.pair.target.backbone,
-            draft=self.pair.drafting,
+            draft=self.pair.draft_backbone,
             method=self.method,
             tokenizer=self.pair.target.tokenizer,
             captioner=self._captioner(clips),
@@ -180,7 +180,7 @@ class Model:
     def _captioner(self, clips: Sequence[Clip]) -> Any:
         """Returns the captioner for views that read a caption; only the embedded pair has one."""
         frames = [list(clip.frames) for clip in clips]
-        return captions.chosen(None, self.pair.target.name, frames) if frames else None
+        return captions.lazy_captioner(None, self.pair.target.name, frames) if frames else None
 
 
 class Chat(AbstractContextManager["Chat"]):
@@ -318,7 +318,7 @@ def stream_answer(
     return stream(
         pair.target.backbone,
         inputs,
-        draft=pair.drafting,
+        draft=pair.draft_backbone,
         draft_inputs=draft_inputs,
         method=method,
         tokenizer=pair.target.tokenizer,

@@ -13,7 +13,7 @@ from typing import Any
 from saccade.core.errors import OptionError
 from saccade.inputs.checkpoints import Answering
 from saccade.inputs.media import FrameSampling
-from saccade.inputs.media.opening import is_visible
+from saccade.inputs.media.media_file import is_visible
 
 VIDEOS = (".mp4", ".m4v", ".mov", ".mkv", ".webm", ".avi", ".gif", ".webp")
 ANSWER_SETTINGS = ("dtype", "quantize", "positions")  # Loading options that change answers.

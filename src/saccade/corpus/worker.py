@@ -79,7 +79,7 @@ class CorpusWorker:
         questions = [pair.ask(each.job.prompt, **each.media.asked) for each in jobs]
         results = stream_answer(
             pair,
-            pair.together(questions),
+            pair.batch(questions),
             self._recipe,
             captioner=self._combined_captioner(jobs),
             exact=self.settings.exact,
@@ -102,7 +102,7 @@ class CorpusWorker:
         """
         name, target = self.settings.captioner, self.settings.target
         device = dict(self.settings.load).get("device")
-        chosen = [captions.chosen(name, target, job.media.frames, device) for job in jobs]
+        chosen = [captions.lazy_captioner(name, target, job.media.frames, device) for job in jobs]
         captioners = [captioner for captioner in chosen if captioner is not None]
         if not captioners:
             return None

@@ -1,6 +1,7 @@
-"""From files and names to what a model reads: clips, loaded models, and a question's inputs.
+"""Turns files and names into what a model reads: clips, loaded models, and a question's inputs.
 
-The names below are imported when first used: whoever only decodes a video does not wait for torch.
+The names below are imported when they are first used, so that decoding a video does not import
+torch.
 """
 
 from importlib import import_module
@@ -8,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from saccade.inputs.loading import Loaded, load, load_pair
-    from saccade.inputs.questions import Pair, ask, ask_draft, shown
+    from saccade.inputs.questions import Pair, ask, ask_draft, clip_arguments
 
 _HOMES = {
     "loading": ("Loaded", "load", "load_pair"),
-    "questions": ("Pair", "ask", "ask_draft", "shown"),
+    "questions": ("Pair", "ask", "ask_draft", "clip_arguments"),
 }
 
-__all__ = ["Loaded", "Pair", "ask", "ask_draft", "load", "load_pair", "shown"]
+__all__ = ["Loaded", "Pair", "ask", "ask_draft", "clip_arguments", "load", "load_pair"]
 
 
 def __getattr__(name: str) -> Any:

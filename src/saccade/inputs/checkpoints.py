@@ -1,5 +1,7 @@
-"""What a checkpoint is called and where it lies, before any library of models is asked; and which
-of them answer, as commands, a corpus and a server are told."""
+"""Names and folders of checkpoints, checked before any library of models is imported.
+
+`Answering` has the models and the method with which commands, a corpus and a server answer.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +17,10 @@ from typing import Any
 
 from saccade.core.errors import ModelError
 
-PATIENCE = 3.0  # seconds for the hub to answer at all
+HUB_TIMEOUT_SECONDS = 3.0  # The hub must answer within this time.
 
 EMBEDDED = Path(__file__).parents[1] / "world" / "pair"
-NAMES = {  # what --target and --draft call the pair in the package
+NAMES = {  # The names by which --target and --draft call the embedded models.
     "shapes": EMBEDDED / "target",
     "shapes-draft": EMBEDDED / "draft",
     "shapes-draft-naive": EMBEDDED / "draft-naive",
@@ -27,35 +29,38 @@ NAMES = {  # what --target and --draft call the pair in the package
 
 @dataclass(frozen=True)
 class Answering:
-    """Who answers, and how. Plain values, so that they can be sent to another machine."""
+    """Which models answer and by which method, as plain values that another machine can read."""
 
     target: str = "shapes"
     draft: str | None = None
     method: str = "auto"
-    captioner: str | None = None  # for views that read a caption
+    captioner: str | None = None  # For views that read a caption.
     threads: int | None = None
-    load: tuple[tuple[str, Any], ...] = ()  # settings of `load`: dtype, device, ...
+    load: tuple[tuple[str, Any], ...] = ()  # Arguments of `load`: dtype, device, ...
 
 
 def source_of(name: str) -> str:
-    """The folder or hub id that a name stands for. Raises ModelError for what is no name."""
+    """Returns the folder or hub id of a name. Raises ModelError for what is no name."""
     if not isinstance(name, str | Path) or not str(name):
         raise ModelError(f"a model is a checkpoint folder or a hub id, not {name!r}")
     return str(NAMES.get(name, name))
 
 
-def embedded(name: str) -> bool:
+def is_embedded(name: str) -> bool:
     """Whether a model's name or folder is the embedded pair's."""
     return source_of(name).startswith(str(EMBEDDED))
 
 
 def looks_local(source: str) -> bool:
-    """Whether this is a folder, here or not, and no hub id."""
+    """Whether a source is a folder, existing or not, rather than a hub id."""
     return source.startswith((".", "/", "~")) or Path(source).exists() or source.count("/") > 1
 
 
 def check_folder(name: str, source: str, *, weights: bool = True) -> None:
-    """Says what a local folder lacks before transformers tries to find it elsewhere."""
+    """Raises ModelError, which says what a local folder lacks.
+
+    Without this check transformers would look for the model elsewhere.
+    """
     folder = Path(source)
     if not looks_local(source):
         return
@@ -68,16 +73,16 @@ def check_folder(name: str, source: str, *, weights: bool = True) -> None:
 
 
 def check(name: str, *, weights: bool = True) -> None:
-    """Raises ModelError for a checkpoint that cannot be had, before anything heavy is imported."""
+    """Raises ModelError for a missing checkpoint, before any large library is imported."""
     source = source_of(name)
     check_folder(name, source, weights=weights)
     cached_only(name, source)
 
 
 def cached_only(name: str, source: str) -> bool:
-    """Whether to read a model from the local cache alone, the hub being out of reach.
+    """Whether to read a model from the local cache alone, because the hub cannot be reached.
 
-    Raises ModelError where it is not there either. The hub is asked once a process.
+    Raises ModelError where the model is not cached either. The hub is tried once a process.
     """
     if looks_local(source) or offline() or _reachable(endpoint()):
         return False
@@ -85,10 +90,10 @@ def cached_only(name: str, source: str) -> bool:
     from huggingface_hub.constants import HF_HUB_CACHE
 
     try:
-        found = try_to_load_from_cache(source, "config.json")
-    except ValueError as error:  # a name that no model can have
+        cached = try_to_load_from_cache(source, "config.json")
+    except ValueError as error:  # No model can have this name.
         raise ModelError(f"no checkpoint folder at {name!r}, and no hub id: give one") from error
-    if not isinstance(found, str):
+    if not isinstance(cached, str):
         raise ModelError(
             f"the hub ({endpoint()}) cannot be reached and {name!r} is not in the local cache "
             f"({HF_HUB_CACHE}): check the network, or give a checkpoint folder"
@@ -97,30 +102,32 @@ def cached_only(name: str, source: str) -> bool:
 
 
 def offline() -> bool:
-    """Whether the user wants the hub left alone."""
+    """Whether the environment forbids using the hub."""
     return os.environ.get("HF_HUB_OFFLINE", "0") not in ("", "0")
 
 
 def endpoint() -> str:
+    """Returns the address of the hub."""
     return os.environ.get("HF_ENDPOINT") or "https://huggingface.co"
 
 
 @cache
 def _reachable(address: str) -> bool:
-    """Whether a server answers there, whatever it says, by the proxies the environment names."""
-    answered = []
+    """Whether a server answers at an address, through the environment's proxies if any."""
+    responses = []
 
-    def ask() -> None:
+    def request() -> None:
         try:
-            urllib.request.urlopen(urllib.request.Request(address, method="HEAD"), timeout=PATIENCE)
+            head = urllib.request.Request(address, method="HEAD")
+            urllib.request.urlopen(head, timeout=HUB_TIMEOUT_SECONDS)
         except urllib.error.HTTPError:
-            pass  # it answers
+            pass  # An error is an answer too.
         except (OSError, ValueError, http.client.HTTPException):
             return
-        answered.append(True)
+        responses.append(True)
 
-    # a name server that is silent is bound by no timeout of a socket's
-    asking = threading.Thread(target=ask, daemon=True)
-    asking.start()
-    asking.join(PATIENCE)
-    return bool(answered)
+    # The timeout of a socket does not bound a name server that is silent.
+    thread = threading.Thread(target=request, daemon=True)
+    thread.start()
+    thread.join(HUB_TIMEOUT_SECONDS)
+    return bool(responses)

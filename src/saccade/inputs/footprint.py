@@ -1,4 +1,4 @@
-"""How much memory a model's weights take, from its config alone, and whether they fit."""
+"""Computes from a config alone how much memory a model's weights take, and whether they fit."""
 
 from __future__ import annotations
 
@@ -11,50 +11,52 @@ from saccade.core.errors import ModelError, SaccadeError, kind_and_line
 from saccade.inputs import architectures
 from saccade.model import memory
 
-WAYS = {"--dtype bfloat16": 2.0, "--quantize bnb-8bit": 1.0, "--quantize bnb-4bit": 0.5}
-"""What makes a model smaller, and the bytes a weight takes then."""
+BYTES_PER_WEIGHT = {"--dtype bfloat16": 2.0, "--quantize bnb-8bit": 1.0, "--quantize bnb-4bit": 0.5}
+"""The options that make a model smaller, and the bytes that a weight takes with each."""
 
 
 @dataclass(frozen=True)
 class Footprint:
-    """A model in numbers (not bytes)."""
+    """The size of a model, counted in numbers rather than bytes."""
 
-    parameters: int  # all weights
-    decoder: int  # weights a token passes through: layers and head, of experts those chosen
-    kv: int  # keys and values a token leaves
+    parameters: int  # All weights.
+    decoder: int  # Weights that a token passes through: layers, head and the selected experts.
+    kv: int  # Keys and values that a token adds to the cache.
     layers: int
     vocab: int
 
     def weights(self, size: float) -> int:
-        """Bytes of all weights at ``size`` bytes a number."""
+        """Returns the bytes of all weights at ``size`` bytes a number."""
         return int(self.parameters * size)
 
     def step(self, size: float, tokens: int, cache_size: float) -> float:
-        """Bytes a forward of one token reads over ``tokens`` cached ones."""
+        """Returns the bytes that a forward of one token reads over ``tokens`` cached ones."""
         return self.decoder * size + self.kv * tokens * cache_size
 
 
 def footprint(config: Any, *, trust_remote_code: bool = False) -> Footprint:
-    """Counts the weights of a model that is built without any.
+    """Counts the weights of a model by building it without allocating them.
 
     Raises ModelError for a model without a decoder of layers.
     """
     try:
-        kind, text = architectures.model_class(config), architectures.text_config(config)
+        model_class = architectures.model_class(config)
+        text = architectures.text_config(config)
         with torch.device("meta"):
             if config.model_type in architectures.THINKERS:
-                model = kind(config.thinker_config)
+                model = model_class(config.thinker_config)
             else:
-                model = kind.from_config(config, trust_remote_code=trust_remote_code)
-        known = text.to_dict()
-        chosen = known.get("num_experts_per_tok") or 1
-        share = chosen / (known.get("num_experts") or known.get("num_local_experts") or chosen)
+                model = model_class.from_config(config, trust_remote_code=trust_remote_code)
+        settings = text.to_dict()
+        selected = settings.get("num_experts_per_tok") or 1
+        experts = settings.get("num_experts") or settings.get("num_local_experts") or selected
+        share = selected / experts  # The part of the experts' weights that a token uses.
         decoder = sum(
             int(weight.numel() * (share if ".experts." in name else 1))
             for name, weight in model.get_decoder().layers.named_parameters()
         )
-        heads = known.get("num_key_value_heads") or text.num_attention_heads
-        width = known.get("head_dim") or text.hidden_size // text.num_attention_heads
+        heads = settings.get("num_key_value_heads") or text.num_attention_heads
+        width = settings.get("head_dim") or text.hidden_size // text.num_attention_heads
         return Footprint(
             parameters=sum(weight.numel() for weight in model.parameters()),
             decoder=decoder + model.get_output_embeddings().weight.numel(),
@@ -68,13 +70,14 @@ def footprint(config: Any, *, trust_remote_code: bool = False) -> Footprint:
         ) from error
     except SaccadeError:
         raise
-    except Exception as error:  # numbers that no model can have
-        said = f"config.json describes no model that can be built ({kind_and_line(error)})"
-        raise ModelError(said) from error
+    except Exception as error:  # The config has numbers that no model can have.
+        reason = kind_and_line(error)
+        message = f"config.json describes no model that can be built ({reason})"
+        raise ModelError(message) from error
 
 
 def number_size(dtype: Any, config: Any) -> int:
-    """Bytes a number takes; "auto" is the checkpoint's own type."""
+    """Returns the bytes of a number; a dtype of "auto" is the checkpoint's own type."""
     if isinstance(dtype, torch.dtype):
         return dtype.itemsize
     own = getattr(config, "dtype", None)
@@ -82,7 +85,7 @@ def number_size(dtype: Any, config: Any) -> int:
 
 
 def stored_bits(config: Any) -> int | None:
-    """Bits a weight takes in a checkpoint that is quantised itself; None where it is not."""
+    """Returns the bits of a weight in a quantised checkpoint, None for another checkpoint."""
     settings = config.to_dict().get("quantization_config")
     if not settings:
         return None
@@ -92,9 +95,13 @@ def stored_bits(config: Any) -> int | None:
 
 
 def weight_size(dtype: Any, config: Any, bits: int | None = None) -> float:
-    """Bytes a weight takes: of ``bits``, as stored in a quantised checkpoint, or a number's."""
-    packed = bits or stored_bits(config)
-    return number_size(dtype, config) if packed is None else packed / 8
+    """Returns the bytes of a weight.
+
+    It takes ``bits`` where they are given, else as many as in a quantised checkpoint, else those of
+    a number.
+    """
+    packed_bits = bits or stored_bits(config)
+    return number_size(dtype, config) if packed_bits is None else packed_bits / 8
 
 
 def check(
@@ -108,36 +115,38 @@ def check(
 ) -> None:
     """Raises ModelError, before any weight is read, if the weights cannot fit on ``device``.
 
-    They are those of the config: what its files lack would be made. None is any number of devices:
-    nothing is known then.
+    They are counted from the config, since transformers would create those that the files lack. A
+    ``device`` of None stands for several devices, for which nothing is checked.
     """
     if device is None:
         return
-    there = memory.available(device)
-    found = footprint(config, trust_remote_code=trust_remote_code)
-    if found.weights(weight_size(dtype, config, bits)) > there * (1 - memory.SPARE):
-        raise ModelError(advice(name, config, found, dtype, device, bits=bits))
+    available = memory.available(device)
+    size = footprint(config, trust_remote_code=trust_remote_code)
+    if size.weights(weight_size(dtype, config, bits)) > available * (1 - memory.SPARE):
+        raise ModelError(advice(name, config, size, dtype, device, bits=bits))
 
 
 def advice(
     name: str,
     config: Any,
-    found: Footprint,
+    model: Footprint,
     dtype: Any,
     device: torch.device,
     *,
     bits: int | None = None,
 ) -> str:
-    """One sentence: what was needed, what there is, and what would fit."""
-    there = memory.available(device)
+    """Returns a sentence with the memory needed, the memory available, and what would fit."""
+    available = memory.available(device)
     size = weight_size(dtype, config, bits)
-    fit = [
-        f"{way} ({memory.gib(found.weights(each))})"
-        for way, each in WAYS.items()
-        if each < size and found.weights(each) < there * (1 - memory.SPARE)
+    fitting = [
+        f"{option} ({memory.gib(model.weights(smaller_size))})"
+        for option, smaller_size in BYTES_PER_WEIGHT.items()
+        if smaller_size < size and model.weights(smaller_size) < available * (1 - memory.SPARE)
     ]
-    would = f"{fit[0]} would fit" if fit else "a smaller model, or --device-map auto, might fit"
+    suggestion = "a smaller model, or --device-map auto, might fit"
+    if fitting:
+        suggestion = f"{fitting[0]} would fit"
     return (
-        f"{name} does not fit: its weights take {memory.gib(found.weights(size))}, "
-        f"and {device.type} has {memory.gib(there)} free; {would}"
+        f"{name} does not fit: its weights take {memory.gib(model.weights(size))}, "
+        f"and {device.type} has {memory.gib(available)} free; {suggestion}"
     )

@@ -1,4 +1,4 @@
-"""A folder or hub id to a loaded model, with a sentence for everything that can go wrong."""
+"""Loads a model from a folder or hub id, with a sentence for everything that can go wrong."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from saccade.inputs.checkpoints import cached_only, check_folder, offline, sourc
 from saccade.model import families, kernels, memory
 from saccade.model.backbone import Backbone
 
-MANY = 16  # threads a processor
-MOST_PARTS = 10_000  # layers or experts of a model
-COUNTS = re.compile(r"layers$|depth$|num_\w*experts$")
-Places = Literal["auto", "library", "trained"]
+MAX_THREADS_PER_CPU = 16
+MAX_PARTS = 10_000  # Layers or experts of a model.
+COUNT_FIELDS = re.compile(r"layers$|depth$|num_\w*experts$")
+PositionRule = Literal["auto", "library", "trained"]
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-PLAIN = (*DTYPES.values(), torch.float64)
+FLOAT_DTYPES = (*DTYPES.values(), torch.float64)
 
 
 def _torchao() -> Any:
@@ -42,8 +42,10 @@ def _torchao() -> Any:
     return TorchAoConfig(Int8WeightOnlyConfig())
 
 
-QUANTIZERS: dict[str, tuple[str, int, Callable[[], Any]]] = {  # package, bits, settings
-    # its outliers are found over all rows of a forward: with them, drafted rows change each other
+# By name: the package, the bits of a weight, and the function that makes the settings.
+QUANTIZERS: dict[str, tuple[str, int, Callable[[], Any]]] = {
+    # The threshold is zero because outliers are searched in all rows of a forward, so that drafted
+    # rows would change each other.
     "bnb-8bit": (
         "bitsandbytes",
         8,
@@ -56,18 +58,19 @@ QUANTIZERS: dict[str, tuple[str, int, Callable[[], Any]]] = {  # package, bits, 
 
 @dataclass(frozen=True)
 class Loaded:
-    """A checkpoint ready to answer."""
+    """A loaded model and its processor."""
 
     name: str
     backbone: Backbone
-    processor: Any  # or a tokenizer, for a text-only model
+    processor: Any  # Of a text-only model this is a tokenizer.
 
     @property
     def tokenizer(self) -> Any:
+        """The processor's tokenizer."""
         return getattr(self.processor, "tokenizer", self.processor)
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Ids as text, without special tokens."""
+        """Returns ids as text, without special tokens."""
         return self.tokenizer.decode(list(ids), skip_special_tokens=True)
 
 
@@ -80,7 +83,7 @@ def load(
     quantize: str | None = None,
     trust_remote_code: bool = False,
     fused: bool | None = None,
-    positions: Places = "auto",
+    positions: PositionRule = "auto",
     tp: bool = False,
 ) -> Loaded:
     """Loads a checkpoint folder, a hub id, or one of the embedded models by ``checkpoints.NAMES``.
@@ -100,9 +103,9 @@ def load(
     """
     if device is not None and device_map is not None:
         raise OptionError("give a device or a device map, not both")
-    if positions not in get_args(Places):
-        known = ", ".join(get_args(Places))
-        raise OptionError(f"unknown positions {positions!r}; known: {known}")
+    if positions not in get_args(PositionRule):
+        rules = ", ".join(get_args(PositionRule))
+        raise OptionError(f"unknown positions {positions!r}; known: {rules}")
     if tp and (device_map is not None or quantize is not None):
         raise OptionError("a target split over processes takes no device map and no quantizer")
     place = pick_device(architectures.local_device(device) if tp else device)
@@ -112,79 +115,81 @@ def load(
     if device_map is not None or quantize is not None:
         settings["device_map"] = device_map or {"": place}
     elif place.type != "cpu" and not tp:
-        settings["device_map"] = {"": place}  # weights are read to where they are to be
+        settings["device_map"] = {"": place}  # So that weights are read directly into their place.
     config = read_config(name, trust_remote_code=trust_remote_code)
-    kind = architectures.model_class(config)
+    model_class = architectures.model_class(config)
     families.refuse(config, architectures.text_config(config))
     if tp:
         settings |= architectures.split(name, architectures.text_config(config))
-    packed = None if quantize is None else bits(quantize)
-    where = None if device_map or tp else place
+    packed_bits = None if quantize is None else bits(quantize)
+    single_device = None if device_map or tp else place
     footprint.check(
         name,
         config,
         settings["dtype"],
-        where,
-        bits=packed,
+        single_device,
+        bits=packed_bits,
         trust_remote_code=trust_remote_code,
     )
     processor = read_processor(name, config, trust_remote_code=trust_remote_code)
     try:
-        model, found = _read(
-            kind,
+        model, loading_info = _from_pretrained(
+            model_class,
             name,
             trust_remote_code,
             output_loading_info=True,
-            ignore_mismatched_sizes=True,  # to be told of all, and to refuse them by name
+            ignore_mismatched_sizes=True,  # So that all of them can be refused by name below.
             **settings,
         )
-        _complete(name, model, found)
-        if where is not None and quantize is None:
-            model = model.to(place)  # what is no weight, too
+        _check_weights(name, model, loading_info)
+        if single_device is not None and quantize is None:
+            model = model.to(place)  # This moves buffers, which are no weights, too.
     except SaccadeError:
         raise
-    except Exception as error:  # libraries raise almost anything over files that are spoilt
+    except Exception as error:  # Libraries raise almost anything over damaged files.
         if memory.ran_out(error):
-            counted = footprint.footprint(config, trust_remote_code=trust_remote_code)
-            reason = footprint.advice(name, config, counted, settings["dtype"], place, bits=packed)
-            raise ModelError(reason) from error
-        raise ModelError(_why(name, error)) from error
-    places = families.positions(config) if positions == "auto" else positions
-    loaded = Loaded(name, Backbone(model.eval(), fused=fused, positions=places), processor)
-    kernels.release_threads()  # whoever answers may be another one
+            size = footprint.footprint(config, trust_remote_code=trust_remote_code)
+            message = footprint.advice(
+                name, config, size, settings["dtype"], place, bits=packed_bits
+            )
+            raise ModelError(message) from error
+        raise ModelError(_loading_message(name, error)) from error
+    rule = families.positions(config) if positions == "auto" else positions
+    loaded = Loaded(name, Backbone(model.eval(), fused=fused, positions=rule), processor)
+    kernels.release_threads()  # Another thread may run the model.
     return loaded
 
 
-def _complete(name: str, model: Any, found: Mapping[str, Any]) -> None:
-    """Raises ModelError unless every weight was read, whole and finite; tied ones are read once."""
-    foreign = found["unexpected_keys"]
-    if model.config.model_type in architectures.THINKERS:  # such a checkpoint holds a talker too
-        foreign = ()
-    for weights, what in (
-        (found["missing_keys"], "lacks"),
-        ([key for key, *_ in found["mismatched_keys"]], "has in another shape"),
-        (foreign, "has beyond what its model knows"),
+def _check_weights(name: str, model: Any, loading_info: Mapping[str, Any]) -> None:
+    """Raises ModelError unless every weight was read and is finite; tied weights are read once."""
+    unexpected = loading_info["unexpected_keys"]
+    if model.config.model_type in architectures.THINKERS:  # These checkpoints include a talker.
+        unexpected = ()
+    for weights, problem in (
+        (loading_info["missing_keys"], "lacks"),
+        ([key for key, *_ in loading_info["mismatched_keys"]], "has in another shape"),
+        (unexpected, "has beyond what its model knows"),
     ):
         if names := sorted(weights):
             more = f" and {len(names) - 3} more" if len(names) > 3 else ""
             raise ModelError(
-                f"{name} {what}: {', '.join(names[:3])}{more}; its config.json and its weights do "
-                "not belong together, or a file is missing"
+                f"{name} {problem}: {', '.join(names[:3])}{more}; its config.json and its weights "
+                "do not belong together, or a file is missing"
             )
     for key, weight in model.named_parameters():
-        if weight.dtype in PLAIN and not weight.is_meta:
+        if weight.dtype in FLOAT_DTYPES and not weight.is_meta:
             if not all(bool(end.isfinite()) for end in weight.detach().aminmax()):
                 raise ModelError(f"{name} holds NaN or infinity in {key}: it would answer noise")
 
 
 def load_pair(
-    target: str, draft: str | None, *, draft_device: str | None = None, **place: Any
+    target: str, draft: str | None, *, draft_device: str | None = None, **options: Any
 ) -> tuple[Loaded, Loaded | None]:
-    """Both models; ``place`` as :func:`load`. Raises ModelError where they do not fit together, and
-    OptionError for a ``draft_device`` without a draft.
+    """Loads a target and a draft; ``options`` are those of :func:`load`.
 
-    The target may be spread over devices, split or quantised; the draft is on one device, which is
-    the target's unless ``draft_device`` names another.
+    The target may be spread over devices, split or quantised. The draft is on one device, which is
+    the target's unless ``draft_device`` names another. Raises ModelError where the two do not fit
+    together, and OptionError for a ``draft_device`` without a draft.
     """
     if draft_device is not None:
         if draft is None and target != "shapes":
@@ -192,62 +197,66 @@ def load_pair(
                 f"draft_device={draft_device} says where the draft is, and there is none: name one "
                 "with draft= (--draft), or leave draft_device (--draft-device) out"
             )
-        pick_device(draft_device)  # before the target is read
-    loaded = load(target, **place)
+        pick_device(draft_device)  # It is checked before the target is read.
+    loaded = load(target, **options)
     if draft is None and target == "shapes":
         draft = "shapes-draft"
     if draft is None:
         return loaded, None
-    if place.get("tp"):  # every process has a draft of its own, where its part of the target is
-        place["device"] = architectures.local_device(place.get("device"))
+    if options.get("tp"):  # Every process has a draft of its own beside its part of the target.
+        options["device"] = architectures.local_device(options.get("device"))
     if draft_device is not None:
-        place["device"] = draft_device
-    drafter = load(draft, **{**place, "device_map": None, "quantize": None, "tp": False})
-    check_pair(loaded, drafter)
-    return loaded, drafter
+        options["device"] = draft_device
+    loaded_draft = load(draft, **{**options, "device_map": None, "quantize": None, "tp": False})
+    check_pair(loaded, loaded_draft)
+    return loaded, loaded_draft
 
 
 def read_config(name: str, *, trust_remote_code: bool = False, weights: bool = True) -> Any:
-    """A checkpoint's config, no weight touched; ``weights`` says whether there must be some."""
+    """Reads a checkpoint's config alone; ``weights`` says whether it must have weights too."""
     check_folder(name, source_of(name), weights=weights)
     try:
-        config = _read(AutoConfig, name, trust_remote_code)
+        config = _from_pretrained(AutoConfig, name, trust_remote_code)
         architectures.register(config)
     except SaccadeError:
         raise
     except Exception as error:
-        raise ModelError(_why(name, error)) from error
+        raise ModelError(_loading_message(name, error)) from error
     _check_counts(name, config.to_dict())
     return config
 
 
 def _check_counts(name: str, settings: Mapping[Any, Any]) -> None:
-    """Refuses more parts than any model has, which would be built one by one, without end."""
+    """Refuses more layers or experts than any model has, since building them never ends."""
     for key, value in settings.items():
         if isinstance(value, Mapping):
             _check_counts(name, value)
-        elif COUNTS.search(str(key)) and isinstance(value, int) and value > MOST_PARTS:
+        elif COUNT_FIELDS.search(str(key)) and isinstance(value, int) and value > MAX_PARTS:
             raise ModelError(f"the config.json of {name} asks for {key}={value}: it is spoilt")
 
 
-def _read(kind: Any, name: str, trust: bool, **how: Any) -> Any:
-    """What a class of transformers makes of a checkpoint; from the local cache where it must."""
+def _from_pretrained(loader: Any, name: str, trust_remote_code: bool, **options: Any) -> Any:
+    """Calls ``from_pretrained`` of a class, with the local cache alone where the hub is away."""
     source = source_of(name)
-    local = cached_only(name, source)
-    return kind.from_pretrained(source, trust_remote_code=trust, local_files_only=local, **how)
+    return loader.from_pretrained(
+        source,
+        trust_remote_code=trust_remote_code,
+        local_files_only=cached_only(name, source),
+        **options,
+    )
 
 
 def read_processor(name: str, config: Any, *, trust_remote_code: bool = False) -> Any:
-    """What turns text and pixels into a model's inputs: a tokenizer, for a text-only model."""
-    reader = AutoTokenizer if architectures.reads_text_only(config) else AutoProcessor
+    """Reads a model's processor; of a text-only model this is a tokenizer."""
+    loader = AutoTokenizer if architectures.reads_text_only(config) else AutoProcessor
     try:
-        return _read(reader, name, trust_remote_code)
+        return _from_pretrained(loader, name, trust_remote_code)
     except Exception as error:
-        raise ModelError(_why(name, error)) from error
+        raise ModelError(_loading_message(name, error)) from error
 
 
 def pick_device(device: str | None) -> torch.device:
-    """The device asked for, or a GPU where there is one, else the CPU."""
+    """Returns a device by its name; without a name, a GPU where there is one, else the CPU."""
     if device is None:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -261,14 +270,14 @@ def pick_device(device: str | None) -> torch.device:
 
 
 def use_threads(threads: int | None) -> None:
-    """Has PyTorch use so many of the CPU. Raises OptionError for more than a machine bears."""
+    """Sets the number of PyTorch's threads. Raises OptionError for too many or too few."""
     check_whole("threads", threads)
     if threads is None:
         return
-    most = MANY * (os.cpu_count() or 1)
+    most = MAX_THREADS_PER_CPU * (os.cpu_count() or 1)
     if not 1 <= threads <= most:
-        what = "more than this machine bears" if threads > most else "too few"
-        raise OptionError(f"--threads {threads} is {what}: 1 to {most}")
+        problem = "more than this machine bears" if threads > most else "too few"
+        raise OptionError(f"--threads {threads} is {problem}: 1 to {most}")
     torch.set_num_threads(threads)
 
 
@@ -277,27 +286,30 @@ def check_pair(target: Loaded, draft: Loaded) -> None:
     check_tokenizers(target.name, target.tokenizer, draft.name, draft.tokenizer)
 
 
-def check_tokenizers(target: str, mine: Any, draft: str, theirs: Any) -> None:
-    """Raises ModelError, naming the first difference, unless tokens agree one by one.
+def check_tokenizers(target: str, target_tokenizer: Any, draft: str, draft_tokenizer: Any) -> None:
+    """Raises ModelError, naming the first difference, unless the tokens of both agree.
 
-    Vocabularies may be padded differently, and one may end in special tokens the other lacks.
+    Vocabularies may be padded differently, and one may end in special tokens that the other lacks.
     """
-    ours, others = _tokens(mine), _tokens(theirs)
-    extra = {*mine.added_tokens_decoder, *theirs.added_tokens_decoder}
-    common = min(max(ours), max(others))
-    for number in sorted(ours.keys() | others.keys()):
-        if number > common and number in extra:
+    target_tokens, draft_tokens = _tokens(target_tokenizer), _tokens(draft_tokenizer)
+    added = {*target_tokenizer.added_tokens_decoder, *draft_tokenizer.added_tokens_decoder}
+    last_common = min(max(target_tokens), max(draft_tokens))
+    for number in sorted(target_tokens.keys() | draft_tokens.keys()):
+        if number > last_common and number in added:
             continue
-        if ours.get(number) != others.get(number):
+        if target_tokens.get(number) != draft_tokens.get(number):
             raise ModelError(
                 f"{draft} cannot draft for {target}: their tokenizers differ at id "
-                f"{number} ({others.get(number)!r} against {ours.get(number)!r}); "
+                f"{number} ({draft_tokens.get(number)!r} against {target_tokens.get(number)!r}); "
                 "choose a draft of the same family"
             )
 
 
 def precision(dtype: str | None, place: torch.device) -> Any:
-    """The torch type of that name; by default float32 on a CPU, else "auto", the checkpoint's."""
+    """Returns the torch type of a name.
+
+    Without a name it is float32 on a CPU, and elsewhere "auto", the checkpoint's own.
+    """
     if dtype is not None and dtype not in DTYPES:
         raise OptionError(f"unknown dtype {dtype!r}; known: {', '.join(DTYPES)}")
     if dtype is not None:
@@ -306,14 +318,14 @@ def precision(dtype: str | None, place: torch.device) -> Any:
 
 
 def bits(quantizer: str) -> int:
-    """Bits a weight takes with one of ``QUANTIZERS``."""
+    """Returns the bits of a weight with one of ``QUANTIZERS``. Raises OptionError for another."""
     if quantizer not in QUANTIZERS:
         raise OptionError(f"unknown quantizer {quantizer!r}; known: {', '.join(QUANTIZERS)}")
     return QUANTIZERS[quantizer][1]
 
 
 def _quantizer(name: str) -> Any:
-    bits(name)
+    bits(name)  # Raises OptionError for an unknown name.
     package, _, settings = QUANTIZERS[name]
     if importlib.util.find_spec(package) is None:
         raise OptionError(f"{name} needs the package {package}: pip install {package}")
@@ -324,30 +336,37 @@ def _tokens(tokenizer: Any) -> dict[int, str]:
     return {number: token for token, number in tokenizer.get_vocab().items()}
 
 
-def _broken(folder: Path) -> str | None:
-    """Which file of a checkpoint is not what it should be, where that can be told."""
+def _find_broken_file(folder: Path) -> str | None:
+    """Returns which of a checkpoint's JSON files is broken and how, None where none is."""
     for file in sorted(folder.glob("*.json")):
         try:
-            held = json.loads(file.read_bytes())
+            content = json.loads(file.read_bytes())
         except (ValueError, OSError, RecursionError):
             return f"its {file.name} is no JSON file that can be read"
-        needed = {"added_tokens", "model"} if file.name == "tokenizer.json" else set()
-        if not isinstance(held, dict) or needed - held.keys():
-            lacks = f"lacks {', '.join(sorted(needed))}" if needed else "holds no settings"
-            return f"its {file.name} {lacks}: copy it again"
+        required = {"added_tokens", "model"} if file.name == "tokenizer.json" else set()
+        if not isinstance(content, dict) or required - content.keys():
+            problem = "holds no settings"
+            if required:
+                problem = f"lacks {', '.join(sorted(required))}"
+            return f"its {file.name} {problem}: copy it again"
     return None
 
 
-def _why(name: str, error: Exception) -> str:
+def _loading_message(name: str, error: Exception) -> str:
+    """Returns a sentence for an error of a library that could not read a checkpoint."""
     source = source_of(name)
     if "trust_remote_code" in str(error):
         return f"{name} comes with code of its own; --trust-remote-code runs it, if you trust it"
     if isinstance(error, ImportError) or Path(source).is_dir():
-        lacks = f"a file of it lacks the entry {error}" if isinstance(error, KeyError) else None
-        said = _broken(Path(source)) or lacks or first_line(error)
-        return f"the checkpoint in {name} cannot be loaded: {said}"
+        reason = first_line(error)
+        if isinstance(error, KeyError):
+            reason = f"a file of it lacks the entry {error}"
+        reason = _find_broken_file(Path(source)) or reason
+        return f"the checkpoint in {name} cannot be loaded: {reason}"
     if "safetensors" in str(error):
         return f"{name} holds no safetensors weights; only those are read"
-    cached = f"the local cache ({HF_HUB_CACHE})"
-    where = f"{cached} alone, since HF_HUB_OFFLINE is set" if offline() else f"the hub and {cached}"
-    return f"cannot find or load model {name!r}: looked in {where}; a checkpoint folder works too"
+    cache = f"the local cache ({HF_HUB_CACHE})"
+    places = f"the hub and {cache}"
+    if offline():
+        places = f"{cache} alone, since HF_HUB_OFFLINE is set"
+    return f"cannot find or load model {name!r}: looked in {places}; a checkpoint folder works too"

@@ -1,4 +1,4 @@
-"""Videos, images and a question (after earlier turns, if any) to a model's inputs."""
+"""Makes a model's inputs of videos, images and a question, after earlier turns if there are any."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from saccade.core.errors import ModelError, OptionError, first_line
 from saccade.core.generation_settings import check_text
 from saccade.core.prompt import CONTEXT, Inputs
-from saccade.inputs import literal
+from saccade.inputs import literal_text
 from saccade.inputs.loading import Loaded
 from saccade.inputs.media import Clip
 from saccade.model.backbone import Backbone
@@ -26,24 +26,28 @@ class Pair:
     draft: Loaded | None = None
 
     @property
-    def drafting(self) -> Backbone | None:
+    def draft_backbone(self) -> Backbone | None:
         return None if self.draft is None else self.draft.backbone
 
-    def ask(self, question: str, **asked: Any) -> tuple[Inputs, Inputs | None]:
-        """The target's inputs and the draft's own, arguments as :func:`ask`; None where there is no
-        draft or the target's inputs serve it too."""
-        inputs = ask(self.target, question, **asked)
+    def ask(self, question: str, **arguments: Any) -> tuple[Inputs, Inputs | None]:
+        """Returns the target's inputs and the draft's own; arguments are those of :func:`ask`.
+
+        The draft's are None where there is no draft, or where it uses the target's inputs.
+        """
+        inputs = ask(self.target, question, **arguments)
         if self.draft is None:
             return inputs, None
-        return inputs, ask_draft(self.target, self.draft, question, **asked)
+        return inputs, ask_draft(self.target, self.draft, question, **arguments)
 
-    def together(
-        self, asked: Sequence[tuple[Inputs, Inputs | None]]
+    def batch(
+        self, requests: Sequence[tuple[Inputs, Inputs | None]]
     ) -> tuple[Inputs, Inputs | None]:
-        """Several of what :meth:`ask` gave as one batch; see :func:`joined`."""
-        owns = [own for _, own in asked if own is not None]
-        inputs = joined(self.target, [inputs for inputs, _ in asked])
-        return inputs, joined(self.draft, owns) if self.draft and owns else None
+        """Joins several results of :meth:`ask` into one batch; see :func:`batch_inputs`."""
+        all_draft_inputs = [draft for _, draft in requests if draft is not None]
+        inputs = batch_inputs(self.target, [inputs for inputs, _ in requests])
+        if self.draft is None or not all_draft_inputs:
+            return inputs, None
+        return inputs, batch_inputs(self.draft, all_draft_inputs)
 
 
 def ask(
@@ -57,65 +61,69 @@ def ask(
     last: Sequence[Mapping[str, str]] | None = None,
     documents: Sequence[str] = (),
 ) -> Inputs:
-    """What the processor makes of videos, images and a question (after earlier turns, if any).
+    """Returns the processor's inputs of videos, images and a question, after earlier turns.
 
-    ``documents`` are long texts that views may prune; they stand after the pictures.
-    ``parts`` is the first message as a chat template takes it, where pictures stand between words;
-    ``last`` the last one, where a further question shows pictures of its own.
+    ``history`` has the earlier questions and answers. ``documents`` are long texts that views may
+    prune; they follow the images. ``parts`` is the first message in the form of chat templates,
+    where images stand between words. ``last`` is the last message, where a further question has
+    images of its own.
     """
     processor = loaded.processor
-    return put(loaded.name, processor, question, clips, images, history, parts, documents, last)
-
-
-def ask_draft(target: Loaded, draft: Loaded, question: str, **asked: Any) -> Inputs | None:
-    """The draft's own inputs, arguments as :func:`ask`; None where the target's serve it too."""
-    return None if same_inputs(target, draft) else ask(draft, question, **asked)
-
-
-def same_inputs(target: Loaded, draft: Loaded) -> bool:
-    """Whether the target's inputs serve the draft too."""
-    # a text-only draft reads the target's ids
-    return draft.processor is draft.tokenizer or (
-        _described(target.processor) == _described(draft.processor)
+    return question_inputs(
+        loaded.name, processor, question, clips, images, history, parts, documents, last
     )
 
 
-def shown(clip: Clip) -> dict[str, Any]:
-    """A clip as what :func:`ask` takes: a single picture is an image."""
+def ask_draft(target: Loaded, draft: Loaded, question: str, **arguments: Any) -> Inputs | None:
+    """Returns the draft's own inputs, None where it uses the target's.
+
+    The arguments are those of :func:`ask`.
+    """
+    return None if same_inputs(target, draft) else ask(draft, question, **arguments)
+
+
+def same_inputs(target: Loaded, draft: Loaded) -> bool:
+    """Whether the draft uses the target's inputs."""
+    is_text_only = draft.processor is draft.tokenizer  # Such a draft reads the target's ids.
+    return is_text_only or _processor_key(target.processor) == _processor_key(draft.processor)
+
+
+def clip_arguments(clip: Clip) -> dict[str, Any]:
+    """Returns a clip as keyword arguments of :func:`ask`; a single picture is an image."""
     if len(clip.frames) == 1 and clip.source_frames == 1:
         return {"images": list(clip.frames)}
     return {"clips": [clip]}
 
 
-def joined(loaded: Loaded, many: Sequence[Inputs]) -> Inputs:
-    """Several requests of one processor as one batch, padded on the left as generation wants it.
+def batch_inputs(loaded: Loaded, requests: Sequence[Inputs]) -> Inputs:
+    """Joins several requests' inputs into one batch, padded on the left as generation needs it.
 
-    Raises OptionError where they cannot stand in one batch.
+    Raises OptionError where they cannot be in one batch.
     """
-    if len(many) == 1:
-        return many[0]
-    token = loaded.tokenizer.pad_token_id
-    pads = {"input_ids": loaded.tokenizer.eos_token_id if token is None else token}
-    masked = [{"attention_mask": torch.ones_like(one["input_ids"]), **one} for one in many]
+    if len(requests) == 1:
+        return requests[0]
+    pad_id = loaded.tokenizer.pad_token_id
+    pads = {"input_ids": loaded.tokenizer.eos_token_id if pad_id is None else pad_id}
+    masked = [{"attention_mask": torch.ones_like(one["input_ids"]), **one} for one in requests]
     if any(CONTEXT in one for one in masked):
         masked = [{CONTEXT: torch.zeros_like(one["input_ids"]), **one} for one in masked]
     longest = max(one["input_ids"].shape[1] for one in masked)
     if any(one.keys() != masked[0].keys() for one in masked):
         raise OptionError(f"{loaded.name} cannot read videos and pictures in one batch")
 
-    def padded(one: Inputs, name: str) -> torch.Tensor:
-        if one[name].shape != one["input_ids"].shape:  # not one entry a token
+    def pad(one: Inputs, name: str) -> torch.Tensor:
+        if one[name].shape != one["input_ids"].shape:  # It has no entry for each token.
             return one[name]
         missing = longest - one[name].shape[1]
         return torch.nn.functional.pad(one[name], (missing, 0), value=pads.get(name) or 0)
 
     try:
-        return {name: torch.cat([padded(one, name) for one in masked]) for name in masked[0]}
+        return {name: torch.cat([pad(one, name) for one in masked]) for name in masked[0]}
     except (AttributeError, TypeError, RuntimeError) as error:
         raise OptionError(f"{loaded.name} cannot read these videos in one batch") from error
 
 
-def put(
+def question_inputs(
     name: str,
     processor: Any,
     question: str,
@@ -126,26 +134,26 @@ def put(
     documents: Sequence[str] = (),
     last: Sequence[Mapping[str, str]] | None = None,
 ) -> Inputs:
-    """:func:`ask` without a loaded model. Raises OptionError for what are no words."""
-    several = isinstance(documents, list | tuple)
-    if not several or not all(isinstance(each, str) for each in documents):
+    """Does what :func:`ask` does without a loaded model. Raises OptionError for what is no text."""
+    is_list = isinstance(documents, list | tuple)
+    if not is_list or not all(isinstance(each, str) for each in documents):
         raise OptionError("documents are a list of texts, such as [text]")
     if not isinstance(question, str):
         raise OptionError(f"a question is text, not {type(question).__name__}")
     media = [{"type": "video"} for _ in clips] + [{"type": "image"} for _ in images]
-    media += [literal.document(text) for text in documents]
+    media += [literal_text.document_part(text) for text in documents]
     turns: list[dict[str, Any]] = []
-    for asked, answered in history:
-        turns.append({"role": "user", "content": [{"type": "text", "text": asked}]})
-        turns.append({"role": "assistant", "content": [{"type": "text", "text": answered}]})
+    for earlier_question, answer in history:
+        turns.append({"role": "user", "content": [{"type": "text", "text": earlier_question}]})
+        turns.append({"role": "assistant", "content": [{"type": "text", "text": answer}]})
     turns.append({"role": "user", "content": [{"type": "text", "text": question}]})
     turns[0]["content"] = [*media, *turns[0]["content"]] if parts is None else [*parts]
     if last is not None:
         turns[-1]["content"] = [*last]
-    return converse(name, processor, turns, clips, images)
+    return conversation_inputs(name, processor, turns, clips, images)
 
 
-def converse(
+def conversation_inputs(
     name: str,
     processor: Any,
     turns: Sequence[Mapping[str, Any]],
@@ -153,40 +161,41 @@ def converse(
     images: Sequence[np.ndarray] = (),
     *,
     tools: Sequence[Mapping[str, Any]] = (),
-    continued: bool = False,
+    continues_last_turn: bool = False,
 ) -> Inputs:
-    """What the processor makes of a conversation as chat templates take it.
+    """Returns the processor's inputs of a conversation in the form of chat templates.
 
     Each turn has a role and a content of parts: ``{"type": "text", "text": ...}``, the same of type
-    "document" for text that views may prune, and
-    ``{"type": "video"}`` or ``{"type": "image"}`` where the next of ``clips`` or ``images`` stands.
+    "document" for text that views may prune, and ``{"type": "video"}`` or ``{"type": "image"}``
+    in the place of the next of ``clips`` or ``images``.
     An assistant's turn may have ``tool_calls`` and ``reasoning_content`` as templates take them.
-    ``tools`` are told as the template tells of them; ``continued`` leaves the last turn, the
-    assistant's, unfinished.
+    The template describes the ``tools`` to the model. With ``continues_last_turn`` the last turn,
+    the assistant's, is left unfinished. Raises ModelError or OptionError for what the model cannot
+    read.
     """
     if not getattr(processor, "chat_template", None):
         raise ModelError(f"{name} has no chat template, so questions cannot be put to it")
     for part in (part for turn in turns for part in turn["content"]):
         check_text("the text", part.get("text", ""))
-    text_only = getattr(processor, "tokenizer", None) is None
-    if text_only and (clips or images):
+    is_text_only = getattr(processor, "tokenizer", None) is None
+    if is_text_only and (clips or images):
         raise ModelError(f"{name} reads text only; give a vision-language --target")
     if clips and getattr(processor, "video_processor", None) is None:
         raise ModelError(f"{name} reads images and no videos; give it a picture")
-    text, standing = _written(name, processor, turns, tools, continued)
-    if text_only:
+    text, placeholders = _render(name, processor, turns, tools, continues_last_turn)
+    if is_text_only:
         inputs = processor(text, return_tensors="pt", add_special_tokens=False)
-        return literal.spell(name, inputs, standing)
-    seen: dict[str, Any] = {}
-    clips = [_long_enough(clip, processor) for clip in clips]
+        return literal_text.replace_placeholders(name, inputs, placeholders)
+    media: dict[str, Any] = {}
+    clips = [_pad_clip(clip, processor) for clip in clips]
     if clips:
-        seen["videos"] = [clip.frames for clip in clips]
-        seen["video_metadata"] = [clip.metadata for clip in clips]
-        seen["do_sample_frames"] = False
+        media["videos"] = [clip.frames for clip in clips]
+        media["video_metadata"] = [clip.metadata for clip in clips]
+        media["do_sample_frames"] = False
     if images:
-        seen["images"] = [list(images)]  # those of one request: some families look at how many
+        media["images"] = [list(images)]  # One list a request: some families count the images.
     try:
-        inputs = processor(text=[text], return_tensors="pt", **seen)
+        inputs = processor(text=[text], return_tensors="pt", **media)
     except (ValueError, TypeError) as error:
         if len({len(clip.frames) for clip in clips}) > 1:
             raise OptionError(
@@ -194,14 +203,14 @@ def converse(
                 "choose a number of frames (--num-frames)"
             ) from error
         raise OptionError(f"{name} cannot take this: {first_line(error)}") from error
-    if "video_second_per_grid" in inputs:  # taken from a default, not from the videos
+    if "video_second_per_grid" in inputs:  # The processor computes it from a default rate.
         group = int(processor.video_processor.temporal_patch_size)
         inputs["video_second_per_grid"] = torch.tensor([group / c.sampled_fps for c in clips])
-    return literal.spell(name, inputs, standing)
+    return literal_text.replace_placeholders(name, inputs, placeholders)
 
 
-def _long_enough(clip: Clip, processor: Any) -> Clip:
-    """The clip, its last frame repeated where it has fewer than a processor puts in one row.
+def _pad_clip(clip: Clip, processor: Any) -> Clip:
+    """Repeats a clip's last frame where it has fewer frames than the processor joins into one.
 
     Some processors do this themselves and some (Qwen3-VL's) refuse such a clip.
     """
@@ -213,25 +222,32 @@ def _long_enough(clip: Clip, processor: Any) -> Clip:
     return replace(clip, frames=frames, timestamps=times)
 
 
-def words(
-    name: str, processor: Any, turns: Sequence[Mapping[str, Any]], *, continued: bool = False
+def template_ids(
+    name: str,
+    processor: Any,
+    turns: Sequence[Mapping[str, Any]],
+    *,
+    continues_last_turn: bool = False,
 ) -> list[int]:
-    """The ids of a conversation's template alone, as :func:`converse` takes it: each picture is
-    still the mark that stands for it."""
-    text, standing = _written(name, processor, turns, (), continued)
+    """Returns the ids of a conversation before images and videos are expanded into their tokens.
+
+    The conversation is that of :func:`conversation_inputs`.
+    """
+    text, placeholders = _render(name, processor, turns, (), continues_last_turn)
     tokenizer = getattr(processor, "tokenizer", processor)
-    found = literal.spell(name, tokenizer(text, return_tensors="pt"), standing)
-    return list(found["input_ids"][0].tolist())
+    encoded = tokenizer(text, return_tensors="pt")
+    inputs = literal_text.replace_placeholders(name, encoded, placeholders)
+    return list(inputs["input_ids"][0].tolist())
 
 
-def _written(
+def _render(
     name: str,
     processor: Any,
     turns: Sequence[Mapping[str, Any]],
     tools: Sequence[Mapping[str, Any]],
-    continued: bool,
-) -> tuple[str, literal.Standing | None]:
-    """A conversation as its template has it, and what stands in it for words."""
+    continues_last_turn: bool,
+) -> tuple[str, literal_text.Placeholders | None]:
+    """Returns a conversation as its template writes it, and the texts that must stay literal."""
     is_text_only = getattr(processor, "tokenizer", None) is None
 
     def render(turns: list[dict[str, Any]]) -> str:
@@ -243,17 +259,17 @@ def _written(
         return str(
             processor.apply_chat_template(
                 turns,
-                add_generation_prompt=not continued,
-                continue_final_message=continued,
+                add_generation_prompt=not continues_last_turn,
+                continue_final_message=continues_last_turn,
                 tokenize=False,
                 **({"tools": [*tools]} if tools else {}),
             )
         )
 
-    return literal.write(name, processor, turns, render)
+    return literal_text.render_conversation(name, processor, turns, render)
 
 
-def _described(processor: Any) -> str:
-    """How a processor prepares pixels and places them in the text."""
+def _processor_key(processor: Any) -> str:
+    """Returns a text that is equal for processors which prepare pixels and prompts equally."""
     inner = getattr(processor, "tokenizer", None)
     return repr((inner is None or processor.to_dict(), processor.chat_template))

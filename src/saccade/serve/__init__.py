@@ -1,17 +1,21 @@
 """An OpenAI-compatible server. The life of one request:
 
-1. `app` checks key, size and draining, and `wire` the JSON: what is unknown is refused by name.
-2. `call` takes slots for its answers in the `queue`, or it is told when to come again (429).
-3. `reading` loads its media (`media.fetch`), decodes them in a guarded process (`media.guard`) and
-   lets the processor make inputs of the conversation, all in one of `service`'s threads; of a form
-   that is asked for, `formats.grammar` says which tokens may follow.
-4. The `queue` hands it to its one engine thread, where `engine.scheduler` works on all
-   requests at once; rounds come back as they happen, and a client that hangs up takes its rows
-   with it.
-5. `answer` turns rounds into text, chunks, log-probabilities and the numbers of speculation,
-   and `formats.replies` gives them OpenAI's shape, calls of tools (`formats.tools`) among them.
+1. `routes` checks the API key, the size of the body and whether the server is draining.
+   `request_schema` checks the JSON: a field that it does not know is refused by name.
+2. `completion_handler` reserves slots in the `queue` for the answers. Where none is free the client
+   is refused with 429 and the seconds after which to try again.
+3. `request_reader` loads the media (`media.fetch`), decodes them in a guarded process
+   (`media.guard`) and lets the processor make inputs of the conversation, all of it in one of
+   `service`'s threads. Where the client asks for a format, `formats.grammar` says which tokens may
+   follow.
+4. The `queue` hands the request to its one engine thread, where `engine.scheduler` works on all
+   requests at once. Rounds come back as they happen, and a client that disconnects frees its rows.
+5. `detokenizer` and `response_fields` turn rounds into text, log-probabilities and the statistics
+   of speculation. `formats.responses` gives them OpenAI's shape, including tool calls
+   (`formats.tool_calls`).
 
-What one request read (media, vision, prompts) is kept for later ones: `model.kept`.
+What one request read (media, vision, prompts) is kept for later ones in `model.kept`.
 
-A server is a `service`, made of `settings`; `errors` has the form of what is told instead.
+A server is a `service`, which is made of `server_settings`. `api_errors` has the form of an error
+response.
 """

@@ -1,7 +1,7 @@
-"""One engine thread, the requests it works on, and a bounded queue of those that wait.
+"""One engine thread, the requests that it runs, and a bounded queue of those that wait.
 
-A request has a slot from the moment it is let in until it has ended: at most ``rows`` are worked
-on at once, as far as memory goes, and ``queue`` more may wait, be it for their media to be read.
+A request has a slot from its admission until it has ended. At most ``max_running`` run at once, as
+far as memory goes, and ``max_waiting`` more may wait, for their media to be read or for a row.
 """
 
 from __future__ import annotations
@@ -22,26 +22,28 @@ from saccade.core.result import Result
 from saccade.engine.request import Request
 from saccade.engine.scheduler import Event as EngineEvent
 from saccade.engine.scheduler import Scheduler
-from saccade.serve.answer import Likely, likelihoods
-from saccade.serve.errors import ApiError
+from saccade.serve.api_errors import ApiError
+from saccade.serve.response_fields import TokenLogprobs, token_logprobs
 
 log = logging.getLogger(__name__)
 
-WAIT = (1, 60)  # seconds a client may be told to come again after
+MIN_RETRY_SECONDS = 1  # The shortest and longest Retry-After that a refused client gets.
+MAX_RETRY_SECONDS = 60
+DURATION_WEIGHT = 1 / 4  # How much the last answer counts in the average time of an answer.
 
 
-def busy(seconds: int) -> ApiError:
-    """No slot is free; ``seconds`` is when one may be."""
-    said = f"all places are taken: try again in {seconds} s"
-    return ApiError(429, said, headers={"Retry-After": str(seconds)})
+def busy_error(seconds: int) -> ApiError:
+    """Returns the error for a client when no slot is free; one may be in ``seconds``."""
+    message = f"all places are taken: try again in {seconds} s"
+    return ApiError(429, message, headers={"Retry-After": str(seconds)})
 
 
 @dataclass(frozen=True)
 class NewTokens:
-    """What one round added."""
+    """The tokens that one round added, with log-probabilities where the client wants them."""
 
     tokens: tuple[int, ...]
-    likely: tuple[Likely, ...] = ()
+    logprobs: tuple[TokenLogprobs, ...] = ()
 
 
 Event = NewTokens | Result | Exception
@@ -49,62 +51,65 @@ Event = NewTokens | Result | Exception
 
 @dataclass(eq=False)
 class QueuedRequest:
-    """One answer to work on. What happens to it is told on the event loop, in order."""
+    """One answer to generate. Its events arrive on the event loop, in order."""
 
-    asked: Request
-    end: float  # on the clock of time.monotonic
-    top: int | None = None  # how many likeliest tokens to tell; None tells nothing of likelihoods
-    index: int = 0  # among the answers of one call, which are told of in one queue
+    request: Request
+    deadline: float  # On the clock of time.monotonic.
+    top_logprobs: int | None = (
+        None  # How many likeliest tokens to report; None reports no logprobs.
+    )
+    index: int = 0  # Among the answers to one HTTP request, which share a queue of events.
     events: asyncio.Queue[tuple[int, Event]] = field(default_factory=asyncio.Queue)
     loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
-    number: int | None = None  # in the engine's scheduler
-    cancelled: bool = False  # nobody wants it any more; its rows are free within a round
+    number: int | None = None  # Its number in the engine's scheduler, once it has joined.
+    is_cancelled: bool = False  # Its client has gone; its row becomes free within a round.
 
-    def tell(self, event: Event) -> None:
-        """From any thread."""
+    def send(self, event: Event) -> None:
+        """Puts an event into the queue of events; any thread may call."""
         try:
             self.loop.call_soon_threadsafe(self.events.put_nowait, (self.index, event))
-        except RuntimeError:  # the loop has been closed: nobody listens
-            log.debug("nobody listens any more")
+        except RuntimeError:
+            log.debug("The event loop has been closed, so nobody reads this event.")
 
 
 class RequestQueue:
-    """Lets requests in, keeps the engine thread busy with them, and tells them what happens."""
+    """Admits requests, runs them on the engine thread, and sends them their events."""
 
-    def __init__(self, engine: Scheduler, *, rows: int, queue: int) -> None:
-        self.rows, self.queue = rows, queue
+    def __init__(self, engine: Scheduler, *, max_running: int, max_waiting: int) -> None:
+        self.max_running, self.max_waiting = max_running, max_waiting
         self._engine = engine
         self._slots = 0
-        self._spell = 1.0  # seconds a request takes, by those seen so far
+        self._mean_seconds = 1.0  # How long an answer takes, by the last ones.
         self._arrived: deque[QueuedRequest] = deque()
-        self._waiting: deque[QueuedRequest] = deque()  # the engine thread's own, like all below
-        self._working: dict[int, QueuedRequest] = {}
+        # Only the engine thread changes these two.
+        self._waiting: deque[QueuedRequest] = deque()
+        self._running: dict[int, QueuedRequest] = {}
         self._changed = threading.Condition()
         self._stopping = False
-        self._threads = torch.get_num_threads()
-        self._thread = threading.Thread(target=self._work, name="engine", daemon=True)
+        self._torch_threads = torch.get_num_threads()
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
 
     # -- for the event loop --------------------------------------------------------------------
 
     def reserve(self, slots: int) -> None:
-        """Takes slots. Raises ApiError where they are not to be had."""
+        """Takes slots. Raises ApiError where too few are free."""
         with self._changed:
-            if self._slots + slots > self.rows + self.queue:
-                ahead = max(1, self._slots + slots - self.rows)
-                spell = self._spell * ahead / self.rows
-                raise busy(min(max(math.ceil(spell), WAIT[0]), WAIT[1]))
+            if self._slots + slots > self.max_running + self.max_waiting:
+                ahead = max(1, self._slots + slots - self.max_running)
+                seconds = math.ceil(self._mean_seconds * ahead / self.max_running)
+                raise busy_error(min(max(seconds, MIN_RETRY_SECONDS), MAX_RETRY_SECONDS))
             self._slots += slots
 
     def release(self, slots: int, seconds: float | None = None) -> None:
-        """Gives slots back; ``seconds`` is how long an answer took."""
+        """Gives slots back; ``seconds`` is how long a finished answer took."""
         with self._changed:
             self._slots -= slots
             if seconds is not None:
-                self._spell += (seconds - self._spell) / 4
+                self._mean_seconds += DURATION_WEIGHT * (seconds - self._mean_seconds)
 
     def submit(self, requests: Sequence[QueuedRequest]) -> None:
-        """Hands requests in; they are told. Raises ApiError once the thread has ended."""
+        """Hands requests to the engine thread. Raises ApiError once that has ended."""
         with self._changed:
             if self._stopping:
                 raise ApiError(503, "the engine has stopped")
@@ -113,113 +118,118 @@ class RequestQueue:
 
     @property
     def running(self) -> int:
-        """Answers whose rows are worked on."""
-        return len(self._working)
+        """How many answers have rows in the engine."""
+        return len(self._running)
 
     @property
     def waiting(self) -> int:
-        """Those with a slot whose rows are not worked on, media that are read included."""
-        return max(0, self._slots - len(self._working))
+        """How many answers have a slot and no row yet, also while media are read."""
+        return max(0, self._slots - len(self._running))
 
     @property
     def slots(self) -> int:
-        """Taken slots, of ``rows + queue``."""
+        """How many of the ``max_running + max_waiting`` slots are in use."""
         return self._slots
 
     @property
-    def alive(self) -> bool:
-        """Whether it still takes requests."""
+    def is_alive(self) -> bool:
+        """Whether it still accepts requests."""
         return self._thread.is_alive() and not self._stopping
 
     def close(self) -> None:
-        """Ends the thread after the round it is in; whoever is left is told."""
+        """Ends the thread after its current round; requests that are left get an error."""
         with self._changed:
             self._stopping = True
             self._changed.notify()
 
     def stop(self, seconds: float = 10.0) -> None:
-        """Closes, and waits until the thread has ended."""
+        """Closes, and waits up to ``seconds`` until the thread has ended."""
         self.close()
         self._thread.join(seconds)
 
     # -- the engine thread ---------------------------------------------------------------------
 
-    def _work(self) -> None:
-        torch.set_num_threads(self._threads)  # each thread has a number of its own
+    def _run(self) -> None:
+        torch.set_num_threads(self._torch_threads)  # PyTorch keeps this number per thread.
         try:
-            while self._next():
-                self._send_off()
-                self._let_in()
-                for news in self._engine.step():
-                    self._pass_on(news)
+            while self._wait_for_work():
+                self._remove_ended()
+                self._admit()
+                for event in self._engine.step():
+                    self._dispatch(event)
         except BaseException:
-            log.exception("the engine thread broke")
-            self._end(ApiError(503, "the engine has stopped: the server must be started again"))
+            log.exception("The engine thread has failed.")
+            self._fail_all(
+                ApiError(503, "the engine has stopped: the server must be started again")
+            )
         else:
-            self._end(ApiError(503, "the server is shutting down: ask another one"))
+            self._fail_all(ApiError(503, "the server is shutting down: ask another one"))
 
-    def _next(self) -> bool:
-        """Waits until there is something to do; whether there is."""
+    def _wait_for_work(self) -> bool:
+        """Waits until there is work to do; returns False when the thread is to end."""
         with self._changed:
-            while not (self._stopping or self._arrived or self._waiting or self._working):
+            while not (self._stopping or self._arrived or self._waiting or self._running):
                 self._changed.wait()
             self._waiting += self._arrived
             self._arrived.clear()
             return not self._stopping
 
-    def _let_in(self) -> None:
-        """Those who fit, in the order they came."""
-        while self._waiting and len(self._working) < self.rows:
+    def _admit(self) -> None:
+        """Starts waiting requests in the order in which they came, as long as they fit."""
+        while self._waiting and len(self._running) < self.max_running:
             request = self._waiting[0]
-            if self._working and not self._engine.fits(request.asked):
+            if self._running and not self._engine.fits(request.request):
                 return
             self._waiting.popleft()
             try:
-                request.number = self._engine.join(request.asked)
+                request.number = self._engine.join(request.request)
             except Exception as error:
-                request.tell(error)
+                request.send(error)
             else:
-                self._working[request.number] = request
+                self._running[request.number] = request
 
-    def _pass_on(self, news: EngineEvent) -> None:
-        request = self._working.get(news.number)
+    def _dispatch(self, event: EngineEvent) -> None:
+        """Sends an event of the engine to the request that it is about."""
+        request = self._running.get(event.number)
         if request is None:
             return
-        if news.round is None:  # the last of it: its row is free when its client hears of it
-            del self._working[news.number]
+        if event.round is None:
+            # This is its last event. Its row must be free before its client receives the result.
+            del self._running[event.number]
         else:
-            top = request.top
-            likely = () if top is None else tuple(likelihoods(news.round, top))
-            request.tell(NewTokens(news.round.tokens, likely))
-        if news.result is not None:
-            request.tell(news.result)
-        if news.error is not None:
-            if not isinstance(news.error, SaccadeError):
-                log.error("a request failed", exc_info=news.error)
-            request.tell(news.error)
+            top = request.top_logprobs
+            logprobs = () if top is None else tuple(token_logprobs(event.round, top))
+            request.send(NewTokens(event.round.tokens, logprobs))
+        if event.result is not None:
+            request.send(event.result)
+        if event.error is not None:
+            if not isinstance(event.error, SaccadeError):
+                log.error("A request failed.", exc_info=event.error)
+            request.send(event.error)
 
-    def _send_off(self) -> None:
-        """Those whom nobody wants any more, and those whose time is up."""
+    def _remove_ended(self) -> None:
+        """Removes requests that were cancelled and those whose deadline has passed."""
         now = time.monotonic()
-        for request in (*self._working.values(), *self._waiting):
-            if not request.cancelled and request.end >= now:
+        for request in (*self._running.values(), *self._waiting):
+            if not request.is_cancelled and request.deadline >= now:
                 continue
-            request.tell(ApiError(504, "the answer took too long"))
+            request.send(ApiError(504, "the answer took too long"))
             if request.number is None:
                 self._waiting.remove(request)
             else:
-                del self._working[request.number]
+                del self._running[request.number]
                 self._engine.leave(request.number)
 
-    def _end(self, why: ApiError) -> None:
+    def _fail_all(self, error: ApiError) -> None:
+        """Sends an error to every request that is left, and frees their rows."""
         with self._changed:
             self._stopping = True
-            told = [*self._arrived, *self._waiting, *self._working.values()]
-        for request in told:
-            request.tell(why)
+            remaining = [*self._arrived, *self._waiting, *self._running.values()]
+        for request in remaining:
+            request.send(error)
         try:
-            for number in list(self._working):
+            for number in list(self._running):
                 self._engine.leave(number)
-        except Exception:  # an engine that broke may not let go either
-            log.debug("the engine did not let go", exc_info=True)
-        self._working.clear()
+        except Exception:
+            log.debug("An engine that has failed could not free its rows either.", exc_info=True)
+        self._running.clear()

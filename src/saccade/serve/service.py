@@ -1,4 +1,4 @@
-"""What a server is: its settings and its state, and the engine that answers once it is loaded."""
+"""A server's settings and state, and the engine that answers once its models are loaded."""
 
 from __future__ import annotations
 
@@ -17,138 +17,146 @@ from saccade.drafting.schedule import parallel
 from saccade.engine.scheduler import Scheduler
 from saccade.inputs import Loaded, load_pair
 from saccade.inputs.loading import use_threads
-from saccade.inputs.media.guard import Guard
+from saccade.inputs.media.guard import DecoderPool
 from saccade.methods import resolve
 from saccade.model.kept import Kept
-from saccade.serve.errors import ApiError
+from saccade.serve.api_errors import ApiError
 from saccade.serve.metrics import Metrics
 from saccade.serve.queue import RequestQueue
-from saccade.serve.reading import RequestReader
-from saccade.serve.settings import Settings
+from saccade.serve.request_reader import RequestReader
+from saccade.serve.server_settings import ServerSettings
 
 T = TypeVar("T")
 
-READERS = 32  # threads that read media and words; a client that goes may leave one for a while
+# Threads that read media and text. One whose client has gone may stay busy for a while.
+MAX_READER_THREADS = 32
+MEDIA_DECODERS = 2  # Processes that decode media.
 
 
-class Threads:
-    """A thread for each piece of work, up to a number at once; the rest waits its turn.
+class BoundedThreads:
+    """Runs each piece of work in a thread of its own, at most ``max_threads`` of them at once.
 
-    Who is cancelled while waiting does not wait for the thread. They are daemons: none keeps the
-    process from ending.
+    A caller that is cancelled while it waits does not wait for its thread. The threads are daemons,
+    so that none keeps the process from ending.
     """
 
-    def __init__(self, most: int) -> None:
-        self._free = asyncio.Semaphore(most)
+    def __init__(self, max_threads: int) -> None:
+        self._free = asyncio.Semaphore(max_threads)
 
     async def run(self, act: Callable[[], T]) -> T:
-        """What ``act`` gives or raises, from a thread."""
+        """Returns or raises what ``act`` does in a thread."""
         await self._free.acquire()
         loop = asyncio.get_running_loop()
-        found: Future[T] = Future()
-        found.set_running_or_notify_cancel()  # who waits may go, the work goes on
+        result: Future[T] = Future()
+        result.set_running_or_notify_cancel()  # A cancelled caller does not stop the work.
 
         def work() -> None:
             try:
-                found.set_result(act())
+                result.set_result(act())
             except BaseException as error:
-                found.set_exception(error)
-            with suppress(RuntimeError):  # the loop has been closed: nobody waits
+                result.set_exception(error)
+            with suppress(RuntimeError):  # The event loop has been closed.
                 loop.call_soon_threadsafe(self._free.release)
 
         threading.Thread(target=work, name="reader", daemon=True).start()
-        return await asyncio.wrap_future(found)
+        return await asyncio.wrap_future(result)
 
 
 @dataclass(frozen=True)
 class Engine:
-    """What answers, once it has been loaded."""
+    """The parts that answer requests, once the models are loaded."""
 
     queue: RequestQueue
     reader: RequestReader
     decode: Callable[[Sequence[int]], str]
     close: Callable[[], None] = lambda: None
-    kept: Kept = field(default_factory=lambda: Kept(0))
+    prefix_cache: Kept = field(default_factory=lambda: Kept(0))
 
     def stop(self) -> None:
-        """Ends its processes and its thread; who still waits is told."""
+        """Ends its processes and its thread; requests that still wait get an error."""
         self.close()
         self.queue.stop()
 
 
 @dataclass
 class Service:
-    """A server's settings and state: it has an engine as soon as there is one."""
+    """A server's settings and state."""
 
-    settings: Settings
-    engine: Engine | None = None
-    draining: bool = False
-    failure: Exception | None = None  # why there will never be an engine
+    settings: ServerSettings
+    engine: Engine | None = None  # None until the models are loaded.
+    is_draining: bool = False
+    failure: Exception | None = None  # Why the models could not be loaded.
     metrics: Metrics = field(default_factory=Metrics)
-    born: int = field(default_factory=lambda: int(time.time()))
-    threads: Threads = field(default_factory=lambda: Threads(READERS))
+    started_at: int = field(default_factory=lambda: int(time.time()))
+    reader_threads: BoundedThreads = field(
+        default_factory=lambda: BoundedThreads(MAX_READER_THREADS)
+    )
 
-    def ready(self) -> Engine:
-        """The engine. Raises ApiError while there is none for newcomers."""
-        if self.draining:
+    def require_engine(self) -> Engine:
+        """Returns the engine. Raises ApiError while the server takes no new requests."""
+        if self.is_draining:
             raise ApiError(503, "the server is shutting down: ask another one")
         if self.failure is not None:
             raise ApiError(503, "the models could not be loaded: the server's log says why")
         if self.engine is None:
             raise ApiError(503, "the models are being loaded: try again soon")
-        if not self.engine.queue.alive:
+        if not self.engine.queue.is_alive:
             raise ApiError(503, "the engine has stopped: the server must be started again")
         return self.engine
 
     @property
-    def busy(self) -> bool:
+    def is_busy(self) -> bool:
+        """Whether any request is being answered."""
         return self.engine is not None and self.engine.queue.slots > 0
 
-    def numbers(self) -> bytes:
-        """The metrics as they are now, in Prometheus' form."""
+    def metrics_text(self) -> bytes:
+        """Returns the current metrics in Prometheus' text format."""
         if self.engine is not None:
             self.metrics.running.set(self.engine.queue.running)
             self.metrics.waiting.set(self.engine.queue.waiting)
-            self.metrics.kept.set(self.engine.kept.bytes)
+            self.metrics.cache_bytes.set(self.engine.prefix_cache.bytes)
         return self.metrics.text()
 
 
-def build(settings: Settings) -> tuple[Service, Callable[[], Engine]]:
-    """The server, without models yet, and what loads them: both for `app`.
+def build_service(settings: ServerSettings) -> tuple[Service, Callable[[], Engine]]:
+    """Returns the service, still without models, and the function that loads them.
 
-    Raises MethodError for a method there is not; what starts the models raises the rest.
+    Both are what `routes.make_app` takes. Raises MethodError for an unknown method; the returned
+    function raises what goes wrong in loading.
     """
-    recipe = chosen(settings)
+    recipe = resolve_recipe(settings)
     if recipe.schedule is parallel:
-        process.prepare()  # the draft's process starts while the models load
+        process.prepare()  # So that the draft's process starts while the models load.
 
     def start() -> Engine:
-        use_threads(settings.threads)  # the engine's thread takes over the number
+        use_threads(settings.threads)  # The engine's thread takes the number over.
         loaded = load_pair(settings.target, settings.draft, **dict(settings.load))
-        return engine(settings, recipe, *loaded)
+        return make_engine(settings, recipe, *loaded)
 
     return Service(settings), start
 
 
-def chosen(settings: Settings) -> Recipe:
-    """The method. Raises MethodError where there is none, or none of it that is exact."""
+def resolve_recipe(settings: ServerSettings) -> Recipe:
+    """Returns the method's recipe. Raises MethodError for an unknown or an inexact method."""
     recipe = resolve(settings.method)
     return as_chains(recipe) if settings.exact else recipe
 
 
-def engine(settings: Settings, recipe: Recipe, target: Loaded, draft: Loaded | None) -> Engine:
-    """What answers, with these models."""
-    guard = Guard(children=2)
-    kept = Kept(settings.prefix_cache)
-    # a prompt that is read in other pieces is rounded otherwise, which `exact` rules out
-    keys = kept if settings.prefix_cache and not settings.exact else None
+def make_engine(
+    settings: ServerSettings, recipe: Recipe, target: Loaded, draft: Loaded | None
+) -> Engine:
+    """Returns an engine of these models."""
+    guard = DecoderPool(processes=MEDIA_DECODERS)
+    prefix_cache = Kept(settings.prefix_cache_bytes)
+    # A prompt that is prefilled in other pieces is rounded otherwise, which `exact` rules out.
+    keys = prefix_cache if settings.prefix_cache_bytes and not settings.exact else None
     models = [None if each is None else each.backbone.keeping(keys) for each in (target, draft)]
     assert models[0] is not None
-    requests = Scheduler(models[0], recipe, models[1], exact=settings.exact)
+    scheduler = Scheduler(models[0], recipe, models[1], exact=settings.exact)
     return Engine(
-        RequestQueue(requests, rows=settings.rows, queue=settings.queue),
-        RequestReader(target, draft, settings, guard, kept),
+        RequestQueue(scheduler, max_running=settings.max_running, max_waiting=settings.max_waiting),
+        RequestReader(target, draft, settings, guard, prefix_cache),
         target.decode,
         guard.close,
-        kept,
+        prefix_cache,
     )

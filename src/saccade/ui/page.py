@@ -18,7 +18,6 @@ import gradio as gr
 from saccade.bench.terminal_output import KIND_MEANINGS
 from saccade.core.errors import SaccadeError
 from saccade.drafting.schedule import parallel
-from saccade.inputs.checkpoints import embedded
 from saccade.methods import SYSTEMS
 from saccade.ui import method_controls, pictures
 from saccade.ui.page_run import (

@@ -183,7 +183,7 @@ def run_question(
     words = Words(pair.encode, captioner)
     try:
         views = measure_kept_tokens(
-            pair.target.backbone, pair.drafting, planned_recipe, inputs, draft_inputs, words
+            pair.target.backbone, pair.draft_backbone, planned_recipe, inputs, draft_inputs, words
         )
         yield replace(last, views=views)
     except Exception as error:  # The answers are valid even if this picture fails.

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 from jaxtyping import UInt8
 
-from saccade.inputs.checkpoints import embedded
+from saccade.inputs.checkpoints import is_embedded
 from saccade.inputs.media import Clip
 
 FOREIGN_CLIP_WARNING = (
@@ -40,6 +40,6 @@ def is_drawn_world(frames: UInt8[np.ndarray, "frame height width 3"]) -> bool:
 
 def warn_if_foreign(clip: Clip, target: str) -> Clip:
     """Adds a warning to a clip of anything else, where the embedded pair is the target."""
-    if not embedded(target) or is_drawn_world(clip.frames):
+    if not is_embedded(target) or is_drawn_world(clip.frames):
         return clip
     return replace(clip, warnings=(*clip.warnings, FOREIGN_CLIP_WARNING))

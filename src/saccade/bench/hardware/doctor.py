@@ -14,7 +14,13 @@ from typing import Any
 
 from saccade.core.errors import ModelError
 from saccade.drafting.shapes.fit import expected_chain
-from saccade.inputs.footprint import WAYS, Footprint, footprint, number_size, weight_size
+from saccade.inputs.footprint import (
+    BYTES_PER_WEIGHT,
+    Footprint,
+    footprint,
+    number_size,
+    weight_size,
+)
 from saccade.model.memory import GIB, SPARE, gib
 
 RATES = (0.6, 0.7, 0.8, 0.9)
@@ -202,7 +208,7 @@ def _smaller(parts: Sequence[Part], there: int, size: float) -> str:
     cache = sum(part.cache for part in parts)
     weights = sum(part.weights for part in parts)
     numbers, rest = parts[0].weights / size, weights - parts[0].weights
-    for way, each in WAYS.items():
+    for way, each in BYTES_PER_WEIGHT.items():
         # another type is the draft's and the caches' too, fewer bits are of the target's weights
         typed = way.startswith("--dtype")
         needed = (weights + cache) * each / size if typed else numbers * each + rest + cache

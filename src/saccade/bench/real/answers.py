@@ -23,7 +23,6 @@ from saccade.drafting.recipe import Recipe
 from saccade.drafting.shapes.cost_measurement import context_bucket, measure_costs
 from saccade.engine.generate import stream
 from saccade.inputs import Loaded
-from saccade.inputs.questions import joined
 from saccade.model.backbone import Backbone
 from saccade.model.kept import Kept as Prompts
 

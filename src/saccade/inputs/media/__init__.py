@@ -1,23 +1,29 @@
-"""Files and bytes to frames, with limits. How a file becomes frames:
+"""Reads frames from files and bytes, within limits. How a file becomes frames:
 
-1. `opening` checks that the path may be read and tells by the first bytes what the file is.
-2. `video` or `images` makes a reel of it: when each frame appears, found without keeping any frame.
-3. `choose` turns what was asked for into moments, and those into the frames on screen then.
-4. The reel decodes these frames and no more than it must; they are a `Clip`.
+1. `media_file` checks that the path may be read, and detects the file's type by its first bytes.
+2. `video` or `images` makes a reel of it: the times at which frames appear, without the frames.
+3. `frame_sampling` turns the request into moments, and those into the frames displayed then.
+4. The reel decodes these frames, and no others where that is possible. They are a `Clip`.
 
-The bytes are taken to be hostile: every limit is checked on what a file declares before a decoder
-starts, then again on what comes out of it. Knows nothing of models, processors or addresses.
+The bytes may be hostile. Every limit is checked on what a file declares before a decoder starts,
+and again on what the decoder returns. This package knows no models, processors or addresses.
 """
 
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from saccade.inputs.media.choose import Progress, sample
 from saccade.inputs.media.clip import Clip, FrameSampling, Image
-from saccade.inputs.media.images import Animation, Pictures, folder, listed, read_image
+from saccade.inputs.media.frame_sampling import Progress, sample
+from saccade.inputs.media.images import (
+    Animation,
+    ImageSequence,
+    image_folder,
+    image_list,
+    read_image,
+)
 from saccade.inputs.media.limits import Limits, bad_option
-from saccade.inputs.media.opening import Source, allowed, opened
+from saccade.inputs.media.media_file import Source, check_path, open_media
 
 __all__ = [
     "Clip", "Image", "Limits", "Progress", "FrameSampling", "Source",
@@ -31,22 +37,24 @@ def read(
     limits: Limits | None = None,
     progress: Progress | None = None,
 ) -> Clip:
-    """Frames of a video, an animation, an image or a folder of images; "-" is standard input.
+    """Reads frames of a video, an animation, an image or a folder of images.
 
-    `progress(done, total)` is called as frames are kept, and may raise to stop. Whatever is wrong
-    with the input is a `VideoInputError`.
+    A source of "-" is standard input. `progress(done, total)` is called after each frame, and may
+    raise to stop. Raises VideoInputError for whatever is wrong with the input.
     """
     sampling, limits = sampling or FrameSampling(), limits or Limits()
     if limits.max_frames and (sampling.num_frames or 0) > limits.max_frames:
         raise bad_option(f"num_frames may be at most {limits.max_frames}", limits.max_frames)
     if isinstance(source, str | Path) and source != "-":
-        path = allowed(source, limits)
+        path = check_path(source, limits)
         if path.is_dir():
-            return _pictures(folder(path, sampling.fps, limits), sampling, limits, progress)
-    with opened(source, limits) as file:
+            return _sample_sequence(
+                image_folder(path, sampling.fps, limits), sampling, limits, progress
+            )
+    with open_media(source, limits) as file:
         if file.kind == "image":
             return sample(Animation(file, limits), sampling, limits, progress)
-        # PyAV is imported here: whoever reads no video, on a bare GPU machine say, needs none.
+        # PyAV is imported here, so that it is needed for reading videos only.
         from saccade.inputs.media.video import Video
 
         return sample(Video(file, limits), sampling, limits, progress)
@@ -58,15 +66,15 @@ def read_frames(
     limits: Limits | None = None,
     progress: Progress | None = None,
 ) -> Clip:
-    """Encoded images as one clip, `fps` being the rate they were taken at (default 1)."""
+    """Reads encoded images as one clip; `fps` is the rate at which they were taken (default 1)."""
     limits, sampling = limits or Limits(), FrameSampling(fps=fps)
-    return _pictures(listed(pictures, fps, limits), sampling, limits, progress)
+    return _sample_sequence(image_list(pictures, fps, limits), sampling, limits, progress)
 
 
-def _pictures(
-    reel: Pictures, sampling: FrameSampling, limits: Limits, progress: Progress | None
+def _sample_sequence(
+    reel: ImageSequence, sampling: FrameSampling, limits: Limits, progress: Progress | None
 ) -> Clip:
-    """All of them unless a number is asked for."""
+    """Takes all images unless the sampling asks for a number of them."""
     if not (sampling.num_frames or sampling.every):
         sampling = replace(sampling, fps=reel.rate)
     return sample(reel, sampling, limits, progress)

@@ -1,6 +1,7 @@
-"""What is asked for, a `FrameSampling`, and what comes of it, a `Clip`.
+"""The request for frames, a `FrameSampling`, and its result, a `Clip`.
 
-Knows what image and video processors make of frames and times; not where either comes from.
+This module knows what image and video processors make of frames and times, and not where they come
+from.
 """
 
 import math
@@ -17,15 +18,16 @@ Frames = UInt8[np.ndarray, "frame height width 3"]
 Image = UInt8[np.ndarray, "height width 3"]
 Seconds = Float64[np.ndarray, "frame"]
 
-MIN_SIDE = 5  # image processors take a side of 1, 3 or 4 pixels for channels
+MIN_SIDE = 5  # In pixels. Image processors mistake a side of 1, 3 or 4 pixels for channels.
 
 
 @dataclass(frozen=True)
 class FrameSampling:
-    """The moments to take: by `fps`, by `num_frames` or `every`, from `start` to `end` seconds.
+    """Which moments to sample: by `fps`, `num_frames` or `every`, from `start` to `end` seconds.
 
-    With none of the three: 2 frames a second, at least 4. No source frame is taken twice to reach
-    a count. A folder of images gives them all, `fps` being the rate they were taken at (default 1).
+    Without these it takes 2 frames a second, and at least 4. No source frame is taken twice to
+    reach a count. A folder of images gives all of them, and `fps` is the rate at which they were
+    taken (default 1).
     """
 
     fps: float | int | None = None
@@ -39,8 +41,8 @@ class FrameSampling:
             object.__setattr__(self, name, to_plain(getattr(self, name)))
         for name in ("fps", "start", "end"):
             value = getattr(self, name)
-            number = isinstance(value, int | float) and not isinstance(value, bool)
-            if value is not None and not (number and 0 <= value <= 1e9):
+            is_number = isinstance(value, int | float) and not isinstance(value, bool)
+            if value is not None and not (is_number and 0 <= value <= 1e9):
                 raise bad_option(f"{name} must be a number, 0 or more and finite")
         if self.fps is not None and not 1e-4 <= self.fps <= 1000:
             raise bad_option("fps must be between 0.0001 and 1000", 1000)
@@ -61,17 +63,17 @@ class Clip:
 
     frames: Frames
     timestamps: Seconds
-    duration: float  # of the whole source
-    fps: float  # the source's average rate
-    source_frames: int  # counted from packets
-    sampled_fps: float  # the rate at which `frames` follow each other
+    duration: float  # Of the whole source, in seconds.
+    fps: float  # The source's average rate.
+    source_frames: int  # Counted from packets.
+    sampled_fps: float  # The rate at which `frames` follow each other.
     warnings: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        """Processors take pixels of another type or range as they come, and answers are wrong."""
+        """Checks types and shapes, because processors would silently misread other pixels."""
         frames, times = self.frames, self.timestamps
-        numbers = isinstance(frames, np.ndarray) and frames.dtype == np.uint8
-        if not numbers or frames.shape[3:] != (3,) or not frames.size:
+        is_bytes = isinstance(frames, np.ndarray) and frames.dtype == np.uint8
+        if not is_bytes or frames.shape[3:] != (3,) or not frames.size:
             raise bad_option("a clip's frames are bytes in an array of [frames, height, width, 3]")
         if np.shape(times) != (len(frames),) or not np.isfinite(times).all():
             raise bad_option("a clip needs a time for each of its frames, in seconds")
@@ -80,16 +82,16 @@ class Clip:
 
     @property
     def metadata(self) -> dict[str, Any]:
-        """What transformers' `VideoMetadata` takes, with `do_sample_frames=False`.
+        """The fields of transformers' `VideoMetadata`, for use with `do_sample_frames=False`.
 
         Processors compute the rate as len(indices) / total * fps (Qwen2.5-VL) and the times as
         index / fps (Qwen3-VL). With a whole number of ticks per sampled frame the first is exact
-        and the second good to half a millisecond; one tick is enough for evenly spaced frames.
-        A fresh dict each time: processors write to it.
+        and the second is within half a millisecond. One tick is enough for evenly spaced
+        frames. Each call returns a new dict, because processors write to it.
         """
         number = self.timestamps * self.sampled_fps
-        even = np.abs(np.rint(number) - number).max() <= 5e-4 * self.sampled_fps
-        ticks = 1 if even else math.ceil(1000 / self.sampled_fps)
+        is_even = np.abs(np.rint(number) - number).max() <= 5e-4 * self.sampled_fps
+        ticks = 1 if is_even else math.ceil(1000 / self.sampled_fps)
         n, height, width, _ = self.frames.shape
         return {
             "total_num_frames": n * ticks,
@@ -101,12 +103,15 @@ class Clip:
         }
 
 
-def enlarged(image: Image) -> np.ndarray:
-    """Repeat the pixels of an image so small that a side could be taken for channels."""
+def enlarge(image: Image) -> np.ndarray:
+    """Repeats the pixels of an image so small that a side could be mistaken for channels."""
     times = math.ceil(MIN_SIDE / min(image.shape[:2]))
     return image if times <= 1 else image.repeat(times, axis=0).repeat(times, axis=1)
 
 
-def near(rate: float, nominal: float) -> float:
-    """The nominal rate where the measured one is within 1 % of it: MKV rounds to milliseconds."""
+def snap_rate(rate: float, nominal: float) -> float:
+    """Returns the nominal rate where the measured one is within 1 % of it, else the measured one.
+
+    MKV rounds times to milliseconds, which makes the measured rate inexact.
+    """
     return float(nominal if nominal and abs(rate / nominal - 1) < 0.01 else rate)

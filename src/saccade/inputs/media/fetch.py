@@ -1,9 +1,10 @@
-"""Where a server may take media from: data: addresses, files of one folder, hosts it was told of.
+"""Loads a server's media: data: addresses, files of one folder, and the hosts that it allows.
 
-A client's address is hostile: it may name the machine itself, its neighbours or a cloud's metadata
-service, in any spelling, at once, by redirect or by a name that changes its mind. So a name is
-resolved once, every address it has is judged, and the connection goes to one of those; each hop of
-a redirect starts over. Bytes are counted as they come. Knows nothing of what the bytes hold.
+A client's address may be hostile. It may name this machine, its neighbours or a cloud's metadata
+service, in any spelling, directly, by a redirect or by a name that resolves differently each time.
+So a name is resolved once, each of its addresses is checked, and the connection goes to one of
+those. Every redirect starts over. Bytes are counted as they arrive. This module does not know what
+the bytes contain.
 """
 
 from __future__ import annotations
@@ -26,19 +27,19 @@ from typing import Literal
 from urllib.parse import SplitResult, unquote, urljoin, urlsplit
 
 from saccade.core.errors import VideoInputCode, VideoInputError
-from saccade.inputs.media.limits import Limits, left, refusal
-from saccade.inputs.media.opening import allowed
+from saccade.inputs.media.limits import Limits, refusal, seconds_left
+from saccade.inputs.media.media_file import check_path
 
-MAX_FRAMES = 10_000  # of a list in a data: address
-MAX_ADDRESS = 8192  # characters of an address that is fetched
-MAX_TRIED = 4  # addresses of one name
-REDIRECTS = (301, 302, 303, 307, 308)
-PORTS = {"http": 80, "https": 443}
-PIECE = 1 << 16
-UNICAST = ipaddress.ip_network("2000::/3")
-# Beyond what `is_global` knows: protocols' and relays' own blocks, tunnels that wrap another
-# address, and a cloud's service at an address that looks like anyone's (Azure).
-SPECIAL = tuple(
+MAX_FRAMES = 10_000  # Frames in one data: address.
+MAX_URL_CHARACTERS = 8192  # Of an address that is fetched.
+MAX_CONNECT_ATTEMPTS = 4  # So many addresses of one name are tried.
+REDIRECT_STATUSES = (301, 302, 303, 307, 308)
+DEFAULT_PORTS = {"http": 80, "https": 443}
+PIECE_BYTES = 1 << 16
+GLOBAL_UNICAST = ipaddress.ip_network("2000::/3")
+# `is_global` does not exclude these: blocks of protocols and relays, tunnels that wrap another
+# address, and Azure's metadata service, whose address looks like a public one.
+SPECIAL_NETWORKS = tuple(
     ipaddress.ip_network(block)
     for block in ("192.0.0.0/24", "192.88.99.0/24", "2001::/23", "2002::/16", "168.63.129.16/32")
 )
@@ -47,8 +48,8 @@ IPAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
 @dataclass(frozen=True)
-class Fetched:
-    """What an address stands for: bytes of a video or an image, encoded frames, or a file."""
+class FetchedMedia:
+    """The media at an address: bytes of a video or an image, encoded frames, or a file."""
 
     kind: Literal["bytes", "frames", "path"]
     data: bytes = b""
@@ -58,13 +59,13 @@ class Fetched:
 
 @dataclass(frozen=True)
 class Sources:
-    """What may be loaded. As it is: data: addresses only.
+    """Where media may be loaded from; by default from data: addresses only.
 
-    `root` is the folder whose files file: addresses may name. `hosts` are the hosts that may be
-    asked over http and https, as "example.com", "*.example.com" (any name below it) or, for a port
-    that is not the usual one, "example.com:8000"; with `any_host` every public host may. `private`
-    lets those in `hosts`, and no others, be on this machine or its network. `seconds` and
-    `max_bytes` bound one load, all redirects together.
+    `root` is the folder whose files file: addresses may name. `hosts` are the hosts from which
+    media may be fetched over http and https: "example.com", "*.example.com" (any name below it)
+    or, for a port that is not the usual one, "example.com:8000". With `any_host` every public host
+    is allowed. With `private` those in `hosts` alone may be on this machine or its network.
+    `seconds` and `max_bytes` bound one load, including all its redirects.
     """
 
     root: Path | None = None
@@ -75,112 +76,121 @@ class Sources:
     seconds: float = 30.0
     redirects: int = 3
 
-    def load(self, url: str) -> Fetched:
-        """What the address stands for. Raises VideoInputError, in which it is not repeated."""
+    def load(self, url: str) -> FetchedMedia:
+        """Loads the media at an address. Raises VideoInputError, which does not repeat it."""
         url = url.strip(" \t\r\n")
         scheme = url[:16].partition(":")[0].lower()
         if scheme == "data":
-            return self.written(memoryview(url.encode()))
+            return self.decode_data_url(memoryview(url.encode()))
         if scheme == "file":
             return self._file(url)
-        if scheme in PORTS:
-            return Fetched("bytes", self._fetch(url))
-        raise _refused("is of a kind that is not opened: give a data: address")
+        if scheme in DEFAULT_PORTS:
+            return FetchedMedia("bytes", self._fetch(url))
+        raise _address_refusal("is of a kind that is not opened: give a data: address")
 
-    def written(self, url: memoryview) -> Fetched:
-        """:meth:`load` of the bytes of a data: address, which are read where they lie."""
-        head, found, _ = bytes(url[:MAX_ADDRESS]).partition(b",")
+    def decode_data_url(self, url: memoryview) -> FetchedMedia:
+        """Decodes a data: address without copying its text. Raises VideoInputError."""
+        head, comma, _ = bytes(url[:MAX_URL_CHARACTERS]).partition(b",")
         kind, *options = [
             part.strip() for part in head[5:].decode(errors="replace").lower().split(";")
         ]
-        if not found or options[-1:] != ["base64"]:
-            raise _refused("has no data: write data:video/mp4;base64, and the bytes", "bad_option")
+        if not comma or options[-1:] != ["base64"]:
+            raise _address_refusal(
+                "has no data: write data:video/mp4;base64, and the bytes", "bad_option"
+            )
         if kind.partition("/")[0] not in ("video", "image"):
-            raise _refused("must say video or image, as data:video/mp4 does", "unsupported")
+            raise _address_refusal("must say video or image, as data:video/mp4 does", "unsupported")
         body = url[len(head) + 1 :]
         if len(body) * 3 // 4 > self.max_bytes + 2:
             raise self._too_large()
         if kind != "video/jpeg":
-            return Fetched("bytes", _decoded(body))
+            return FetchedMedia("bytes", _decode_base64(body))
         commas = [match.start() for match in islice(re.finditer(b",", body), MAX_FRAMES)]
         if len(commas) == MAX_FRAMES:
-            raise _refused(f"holds over {MAX_FRAMES} frames: send fewer", "too_long", MAX_FRAMES)
+            raise _address_refusal(
+                f"holds over {MAX_FRAMES} frames: send fewer", "too_long", MAX_FRAMES
+            )
         pairs = zip([-1, *commas], [*commas, len(body)], strict=True)
-        return Fetched("frames", frames=tuple(_decoded(body[a + 1 : b]) for a, b in pairs))
+        return FetchedMedia(
+            "frames", frames=tuple(_decode_base64(body[a + 1 : b]) for a, b in pairs)
+        )
 
-    def _file(self, url: str) -> Fetched:
+    def _file(self, url: str) -> FetchedMedia:
         if self.root is None:
-            raise _refused("names a file, which this server does not open: send its bytes")
+            raise _address_refusal("names a file, which this server does not open: send its bytes")
         match = re.fullmatch(r"file:(?://(?:localhost)?)?(/[^?#]*)", url, re.IGNORECASE)
         if match is None:
-            raise _refused("is no address of a file: write file: and its whole path")
-        return Fetched("path", path=allowed(unquote(match[1]), Limits(root=self.root)))
+            raise _address_refusal("is no address of a file: write file: and its whole path")
+        return FetchedMedia("path", path=check_path(unquote(match[1]), Limits(root=self.root)))
 
     def _fetch(self, url: str) -> bytes:
-        end = time.monotonic() + self.seconds
+        deadline = time.monotonic() + self.seconds
         try:
             for _ in range(self.redirects + 1):
-                place = _place(url)
-                with self._answer(place, end) as answer:
-                    if answer.status not in REDIRECTS:
-                        return self._body(answer, end)
-                    url = _next(place, url, answer.getheader("Location") or "")
+                place = _parse_url(url)
+                with self._get(place, deadline) as response:
+                    if response.status not in REDIRECT_STATUSES:
+                        return self._read_body(response, deadline)
+                    url = _redirect_url(place, url, response.getheader("Location") or "")
         except (OSError, http.client.HTTPException, ValueError):
-            # a timeout, a name that is none, a broken certificate, an answer that is not HTTP
+            # These are timeouts, unknown names, broken certificates and responses that are no HTTP.
             what = "could not be fetched: check it, or send the bytes"
-            raise _refused(what, "unreachable") from None
-        raise _refused("leads from one address to the next too often", "unreachable")
+            raise _address_refusal(what, "unreachable") from None
+        raise _address_refusal("leads from one address to the next too often", "unreachable")
 
     @contextmanager
-    def _answer(self, place: WebAddress, end: float) -> Iterator[http.client.HTTPResponse]:
-        """The head of the answer to a GET, from an address that was judged."""
-        addresses = self._judged(place, end)
-        with _connected(place, addresses, end) as connection:
+    def _get(self, place: WebAddress, deadline: float) -> Iterator[http.client.HTTPResponse]:
+        """Yields the response to a GET, of which only the head has been read."""
+        addresses = self._allowed_addresses(place, deadline)
+        with _connect(place, addresses, deadline) as connection:
             connection.putrequest("GET", place.target, skip_accept_encoding=True)
             connection.putheader("Accept-Encoding", "identity")
             connection.putheader("User-Agent", "saccade")
             connection.putheader("Connection", "close")
             connection.endheaders()
-            with connection.getresponse() as answer:
-                yield answer
+            with connection.getresponse() as response:
+                yield response
 
-    def _judged(self, place: WebAddress, end: float) -> list[IPAddress]:
-        """Every address of a host that may be asked, found once."""
-        listed = any(_names(entry, place) for entry in self.hosts)
-        if not listed and not (self.any_host and place.port == PORTS[place.scheme]):
-            raise _refused("is at a host that this server does not ask: send the bytes")
-        found = _resolved(place.host, place.port, left(end))
-        if not found:
+    def _allowed_addresses(self, place: WebAddress, deadline: float) -> list[IPAddress]:
+        """Resolves a host once and returns its addresses. Raises VideoInputError if not allowed."""
+        is_listed = any(_matches_host(entry, place) for entry in self.hosts)
+        if not is_listed and not (self.any_host and place.port == DEFAULT_PORTS[place.scheme]):
+            raise _address_refusal("is at a host that this server does not ask: send the bytes")
+        addresses = _resolve(place.host, place.port, seconds_left(deadline))
+        if not addresses:
             raise OSError("no address")
-        if not (listed and self.private) and not all(map(public, found)):
-            raise _refused("is at a host that this server does not ask: send the bytes")
-        return found[:MAX_TRIED]
+        if not (is_listed and self.private) and not all(map(is_public, addresses)):
+            raise _address_refusal("is at a host that this server does not ask: send the bytes")
+        return addresses[:MAX_CONNECT_ATTEMPTS]
 
-    def _body(self, answer: http.client.HTTPResponse, end: float) -> bytes:
-        if answer.status != 200:
-            what = f"was answered with status {answer.status}: check it, or send the bytes"
-            raise _refused(what, "unreachable")
-        if (answer.getheader("Content-Encoding") or "identity").lower() != "identity":
-            raise _refused("was answered in a compressed form, which is not read", "unsupported")
-        if (answer.length or 0) > self.max_bytes:
+    def _read_body(self, response: http.client.HTTPResponse, deadline: float) -> bytes:
+        if response.status != 200:
+            what = f"was answered with status {response.status}: check it, or send the bytes"
+            raise _address_refusal(what, "unreachable")
+        if (response.getheader("Content-Encoding") or "identity").lower() != "identity":
+            raise _address_refusal(
+                "was answered in a compressed form, which is not read", "unsupported"
+            )
+        if (response.length or 0) > self.max_bytes:
             raise self._too_large()
-        body, announced = bytearray(), answer.length
-        while piece := answer.read(PIECE):
+        announced = response.length
+        body = bytearray()
+        while piece := response.read(PIECE_BYTES):
             body += piece
             if len(body) > self.max_bytes:
                 raise self._too_large()
-        if left(end) <= 0 or (announced is not None and len(body) < announced):
+        if seconds_left(deadline) <= 0 or (announced is not None and len(body) < announced):
             raise OSError("cut short")
         return bytes(body)
 
     def _too_large(self) -> VideoInputError:
         what = f"holds more than {self.max_bytes} bytes: cut it or compress it"
-        return _refused(what, "too_large", self.max_bytes)
+        return _address_refusal(what, "too_large", self.max_bytes)
 
 
 @dataclass(frozen=True)
 class WebAddress:
-    """A web address taken apart: what to connect to, and what to ask for there."""
+    """The parts of a web address: what to connect to, and the path to request there."""
 
     scheme: str
     host: str
@@ -188,35 +198,39 @@ class WebAddress:
     target: str
 
 
-def public(address: IPAddress) -> bool:
-    """Whether an address is anyone's: not this machine's, its network's or a cloud's service.
+def is_public(address: IPAddress) -> bool:
+    """Whether an address is on the public internet.
 
-    Of IPv6 only what is handed out for single hosts, without the blocks that wrap an IPv4 address.
+    Addresses of this machine, its network and of a cloud's services are not. Of IPv6 only global
+    unicast addresses are, without the blocks that wrap an IPv4 address.
     """
-    if address.version == 6 and address not in UNICAST:
+    if address.version == 6 and address not in GLOBAL_UNICAST:
         return False
-    special = address.is_multicast or any(address in block for block in SPECIAL)
-    return address.is_global and not special
+    is_special = address.is_multicast or any(address in block for block in SPECIAL_NETWORKS)
+    return address.is_global and not is_special
 
 
-def _refused(
+def _address_refusal(
     what: str, code: VideoInputCode = "not_allowed", limit: int | None = None
 ) -> VideoInputError:
     return refusal("the address", what, code, limit)
 
 
-def _decoded(text: memoryview) -> bytes:
+def _decode_base64(text: memoryview) -> bytes:
+    """Decodes base64. Raises VideoInputError where it is broken or empty."""
     try:
-        data = _base64(text)
+        data = _lenient_base64(text)
     except ValueError:
-        raise _refused("holds broken base64: encode the bytes again", "bad_option") from None
+        raise _address_refusal(
+            "holds broken base64: encode the bytes again", "bad_option"
+        ) from None
     if not data:
-        raise _refused("holds no bytes: give a video or an image", "empty")
+        raise _address_refusal("holds no bytes: give a video or an image", "empty")
     return data
 
 
-def _base64(text: memoryview) -> bytes:
-    """The bytes. Encoders may break lines and leave the padding out. Raises ValueError."""
+def _lenient_base64(text: memoryview) -> bytes:
+    """Decodes base64 that may have line breaks and lack its padding. Raises ValueError."""
     with suppress(ValueError):
         return binascii.a2b_base64(text, strict_mode=True)
     in_one_line = bytes(text).translate(None, delete=b" \t\r\n")
@@ -224,109 +238,112 @@ def _base64(text: memoryview) -> bytes:
     return binascii.a2b_base64(in_one_line + missing, strict_mode=True)
 
 
-def _place(url: str) -> WebAddress:
-    """A web address in the one spelling that has one meaning; everything else is refused."""
-    if len(url) > MAX_ADDRESS or not re.fullmatch(r"[!-~]+", url) or "\\" in url:
-        raise _refused("holds characters that must be escaped: write it in plain ASCII")
+def _parse_url(url: str) -> WebAddress:
+    """Parses a web address. Raises VideoInputError for a spelling with another possible meaning."""
+    if len(url) > MAX_URL_CHARACTERS or not re.fullmatch(r"[!-~]+", url) or "\\" in url:
+        raise _address_refusal("holds characters that must be escaped: write it in plain ASCII")
     try:
         parts = urlsplit(url)
         port = parts.port
     except ValueError:
-        raise _refused("cannot be taken apart: check it") from None
+        raise _address_refusal("cannot be taken apart: check it") from None
     scheme, host = parts.scheme, _host(parts)
-    if scheme not in PORTS:
-        raise _refused("leads to an address that is not opened: give a data: address")
+    if scheme not in DEFAULT_PORTS:
+        raise _address_refusal("leads to an address that is not opened: give a data: address")
     target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-    return WebAddress(scheme, host, PORTS[scheme] if port is None else port, target)
+    return WebAddress(scheme, host, DEFAULT_PORTS[scheme] if port is None else port, target)
 
 
 def _host(parts: SplitResult) -> str:
     if "@" in parts.netloc or "%" in parts.netloc:
-        raise _refused("names a user or hides its host: leave that out")
+        raise _address_refusal("names a user or hides its host: leave that out")
     host = (parts.hostname or "").lower()
     with suppress(ValueError):
         if parts.netloc.startswith("["):
             return str(ipaddress.IPv6Address(host))
         host = host.removesuffix(".")
         labels = host.split(".")
-        if re.fullmatch(r"\d+|0x[0-9a-f]*", labels[-1]):  # a number: in the usual four parts only
+        if re.fullmatch(r"\d+|0x[0-9a-f]*", labels[-1]):  # A number is allowed in four parts only.
             return str(ipaddress.IPv4Address(host))
         if all(re.fullmatch(r"[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9])?", label) for label in labels):
             return host
-    raise _refused("names no host that can be read: check it")
+    raise _address_refusal("names no host that can be read: check it")
 
 
-def _next(place: WebAddress, url: str, location: str) -> str:
-    """Where a redirect leads; not from a protected connection to an open one."""
+def _redirect_url(place: WebAddress, url: str, location: str) -> str:
+    """Returns where a redirect leads. Raises VideoInputError for one from https to http."""
     url = urljoin(url, location)
     if not location or (place.scheme == "https" and not url.lower().startswith("https:")):
-        raise _refused("leads to an address that is not opened: send the bytes")
+        raise _address_refusal("leads to an address that is not opened: send the bytes")
     return url
 
 
-def _names(entry: str, place: WebAddress) -> bool:
-    """Whether an entry of the operator's list stands for a place."""
+def _matches_host(entry: str, place: WebAddress) -> bool:
+    """Whether an entry of the operator's list of hosts allows an address."""
     host, _, port = entry.lower().rpartition(":")
     if not port.isdecimal() or (host.count(":") and not host.endswith("]")):
         host, port = entry.lower(), ""
     host = host.removeprefix("[").removesuffix("]")
-    if place.port != (int(port) if port else PORTS[place.scheme]):
+    if place.port != (int(port) if port else DEFAULT_PORTS[place.scheme]):
         return False
     return place.host == host or (host.startswith("*.") and place.host.endswith(host[1:]))
 
 
-def _resolved(host: str, port: int, seconds: float) -> list[IPAddress]:
-    """The addresses of a name; the system's own search for them knows no deadline."""
-    found: queue.Queue[list[IPAddress]] = queue.Queue()
+def _resolve(host: str, port: int, seconds: float) -> list[IPAddress]:
+    """Returns the addresses of a name; none after ``seconds``, a limit that the system lacks."""
+    results: queue.Queue[list[IPAddress]] = queue.Queue()
 
     def search() -> None:
         answers = []
         with suppress(OSError, UnicodeError):
             answers = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-        found.put([ipaddress.ip_address(str(each[4][0]).partition("%")[0]) for each in answers])
+        results.put([ipaddress.ip_address(str(each[4][0]).partition("%")[0]) for each in answers])
 
     threading.Thread(target=search, daemon=True).start()
     with suppress(queue.Empty):
-        return list(dict.fromkeys(found.get(timeout=max(seconds, 0))))
+        return list(dict.fromkeys(results.get(timeout=max(seconds, 0))))
     return []
 
 
 @contextmanager
-def _connected(
-    place: WebAddress, addresses: list[IPAddress], end: float
+def _connect(
+    place: WebAddress, addresses: list[IPAddress], deadline: float
 ) -> Iterator[http.client.HTTPConnection]:
-    """A connection to the first of these addresses that answers, cut at the deadline.
+    """Yields a connection to the first address that answers, which is cut at the deadline.
 
-    The address is the host's name only in what is said: the TLS greeting and the Host header.
+    The host's name is used only inside the connection: in TLS and in the Host header.
     """
-    line = None
+    connected_socket = None
     for address in addresses:
         with suppress(OSError):
-            line = socket.create_connection((str(address), place.port), timeout=left(end))
+            connected_socket = socket.create_connection(
+                (str(address), place.port), timeout=seconds_left(deadline)
+            )
             break
-    if line is None:
+    if connected_socket is None:
         raise OSError("no connection")
     with ExitStack() as stack:
-        stack.callback(line.close)
+        stack.callback(connected_socket.close)
         if place.scheme == "https":
-            line = ssl.create_default_context().wrap_socket(
-                line, server_hostname=place.host, do_handshake_on_connect=False
+            connected_socket = ssl.create_default_context().wrap_socket(
+                connected_socket, server_hostname=place.host, do_handshake_on_connect=False
             )
-            stack.callback(line.close)
-        # A timeout of the socket starts over with every byte; this one does not.
-        watch = threading.Timer(left(end), _cut, [line])
-        watch.daemon = True
-        watch.start()
-        stack.callback(watch.cancel)
-        if isinstance(line, ssl.SSLSocket):
-            line.do_handshake()
+            stack.callback(connected_socket.close)
+        # A timeout of the socket starts over with every byte, so a timer enforces the deadline.
+        timer = threading.Timer(seconds_left(deadline), _shut_down, [connected_socket])
+        timer.daemon = True
+        timer.start()
+        stack.callback(timer.cancel)
+        if isinstance(connected_socket, ssl.SSLSocket):
+            connected_socket.do_handshake()
         connection = http.client.HTTPConnection(place.host, place.port)
-        connection.default_port = PORTS[place.scheme]
-        connection.sock = line
+        connection.default_port = DEFAULT_PORTS[place.scheme]
+        connection.sock = connected_socket
         stack.callback(connection.close)
         yield connection
 
 
-def _cut(line: socket.socket) -> None:
+def _shut_down(connected_socket: socket.socket) -> None:
     with suppress(OSError):
-        socket.socket.shutdown(line, socket.SHUT_RDWR)  # under TLS too, and nothing else touched
+        # The plain socket's method also works below TLS, and changes nothing else.
+        socket.socket.shutdown(connected_socket, socket.SHUT_RDWR)

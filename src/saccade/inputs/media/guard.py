@@ -1,10 +1,11 @@
-"""Decoding in a process of its own, for a server that must survive hostile files.
+"""Decodes media in child processes, for a server that must survive hostile files.
 
-A decoder that is broken into, crashes, hangs or eats the memory takes only its own process down.
-The child gets no secrets of the environment, little memory, few open files, may write no file, and
-has a deadline; it is not kept from reading files or from the network, for which run the server in a
-container. What it sends back is checked like any other hostile input: numbers as JSON and pixels as
-bytes, never pickles. Knows what `read` takes and gives; nothing of how it decodes.
+A decoder that is exploited, crashes, hangs or uses up its memory takes only its own process down.
+A child gets no secrets of the environment, little memory and few open files, may write no file, and
+has a deadline. It can still read files and use the network; to prevent that, run the server in a
+container. What it sends back is checked like any other hostile input: numbers are sent as JSON and
+pixels as bytes, never as pickles. This module knows the arguments and results of `read`, and not
+how it decodes.
 """
 
 import json
@@ -31,75 +32,82 @@ import numpy as np
 from saccade.core.errors import OptionError, VideoInputCode, VideoInputError
 from saccade.inputs.media import read, read_frames, read_image
 from saccade.inputs.media.clip import MIN_SIDE, Clip, FrameSampling, Image
-from saccade.inputs.media.limits import TOO_SLOW, Limits, Why, left, refusal
-from saccade.inputs.media.opening import printable
+from saccade.inputs.media.limits import TOO_SLOW, Limits, Refusal, refusal, seconds_left
+from saccade.inputs.media.media_file import printable
 
-MEMORY = 4 << 30  # of address space: of that, Python and the libraries take about half of one
-REUSED = 200  # requests a child answers before a fresh one takes its place
-STARTING = 60.0  # seconds a child may take to import what it needs
-SHARE = 10.0  # seconds a call may keep a child for which another waits
-PATIENCE = 60.0  # seconds a call waits for a child
-POLL = 0.1
-OPEN_FILES = 32
-MAX_HEADER = 1 << 20  # bytes of JSON from a child
-MAX_SENTENCE = 500
+MEMORY_BYTES = 4 << 30  # Address space of a child. Python and the libraries take half a GiB of it.
+MAX_REQUESTS_PER_CHILD = 200  # After so many requests a fresh child takes its place.
+START_TIMEOUT_SECONDS = 60.0  # A child may take so long to import what it needs.
+SHARE_SECONDS = 10.0  # A call may keep a child so long while another call waits for one.
+WAIT_SECONDS = 60.0  # A call waits at most so long for a child.
+POLL_SECONDS = 0.1
+MAX_OPEN_FILES = 32
+MAX_HEADER_BYTES = 1 << 20  # Of the JSON that a child sends.
+MAX_SENTENCE_CHARACTERS = 500
 SIZE = struct.Struct(">Q")
 READY = b"to work."
-OUT_OF_MEMORY = 77  # a child's exit code
-BOOT = "from saccade.inputs.media.guard import serve; serve()"
-HERE = str(Path(__file__).parents[3])  # where a child finds this package
-# What the loader and the clock need; keys and tokens stay with the parent.
-PASSED = ("LD_LIBRARY_PATH", "PATH", "LANG", "LC_ALL", "TZ", "SYSTEMROOT")
+OUT_OF_MEMORY_EXIT = 77
+CHILD_COMMAND = "from saccade.inputs.media.guard import serve_requests; serve_requests()"
+PACKAGE_FOLDER = str(Path(__file__).parents[3])  # Where a child finds this package.
+# The loader and the clock need these variables. Keys and tokens stay with the parent.
+PASSED_VARIABLES = ("LD_LIBRARY_PATH", "PATH", "LANG", "LC_ALL", "TZ", "SYSTEMROOT")
 CODES = frozenset(get_args(VideoInputCode))
 
-DAMAGED: Why = ("is damaged: the decoder broke off; convert it again", "damaged")
-TOO_LARGE: Why = ("needs more memory than it may have: scale it down", "too_large")
-CROWDED: Why = (
+DAMAGED: Refusal = ("is damaged: the decoder broke off; convert it again", "damaged")
+TOO_LARGE: Refusal = ("needs more memory than it may have: scale it down", "too_large")
+CROWDED: Refusal = (
     "took long to read while others waited: try again later, take a part or scale it down",
     "busy",
 )
-WAITED: Why = ("waited for a decoder, and all of them read other files: try again later", "busy")
-DEATHS = {OUT_OF_MEMORY: TOO_LARGE, -signal.SIGKILL: TOO_LARGE, -signal.SIGXCPU: TOO_SLOW}
+WAITED: Refusal = (
+    "waited for a decoder, and all of them read other files: try again later",
+    "busy",
+)
+REFUSAL_BY_EXIT = {
+    OUT_OF_MEMORY_EXIT: TOO_LARGE,
+    -signal.SIGKILL: TOO_LARGE,
+    -signal.SIGXCPU: TOO_SLOW,
+}
 
 
-class Guard(AbstractContextManager["Guard"]):
-    """Reads media in child processes, `children` at a time; any thread may call.
+class DecoderPool(AbstractContextManager["DecoderPool"]):
+    """Reads media in child processes, at most `processes` at once; any thread may call it.
 
-    Whatever happens to a child is a `VideoInputError`, and the next call gets a fresh one.
-    `seconds` bounds one call from the moment it has a child, and `share` once another waits for
-    one; `memory` the address space of one child in bytes. A call that is given a `Stop` can be
-    ended from another thread.
+    Whatever happens to a child is a `VideoInputError`, and the next call gets a fresh child.
+    `seconds` bounds one call from the moment it has a child, and `share` does once another call
+    waits for one. `memory` is the address space of one child in bytes. A call with a `StopSignal`
+    can be ended from another thread.
     """
 
     def __init__(
         self,
         seconds: float = 60.0,
-        memory: int = MEMORY,
-        children: int = 1,
-        share: float = SHARE,
+        memory: int = MEMORY_BYTES,
+        processes: int = 1,
+        share: float = SHARE_SECONDS,
     ) -> None:
         self.seconds, self.memory, self.share = seconds, memory, share
         self._idle: queue.LifoQueue[_Child | None] = queue.LifoQueue()
-        for _ in range(children):
+        for _ in range(processes):
             self._idle.put(None)
         self._busy: set[_Child] = set()
-        self._closed = False
+        self._is_closed = False
 
     def __exit__(self, *args: object) -> None:
         self.close()
 
     def close(self) -> None:
         """Ends the children, and with them the calls under way."""
-        self._closed = True
-        for busy in list(self._busy):
-            busy.process.kill()
-        waiting = []
+        self._is_closed = True
+        for child in list(self._busy):
+            child.process.kill()
+        idle = []
         with suppress(queue.Empty):
             while True:
-                waiting.append(self._idle.get_nowait())
-        for child in waiting:
-            if child is not None:
-                child.end()
+                idle.append(self._idle.get_nowait())
+        for idle_child in idle:
+            if idle_child is not None:
+                idle_child.end()
             self._idle.put(None)
 
     def read(
@@ -107,7 +115,7 @@ class Guard(AbstractContextManager["Guard"]):
         source: bytes | Path,
         sampling: FrameSampling | None = None,
         limits: Limits | None = None,
-        stop: "Stop | None" = None,
+        stop: "StopSignal | None" = None,
     ) -> Clip:
         """As :func:`saccade.inputs.media.read`."""
         more = {"sampling": asdict(sampling or FrameSampling())}
@@ -118,13 +126,13 @@ class Guard(AbstractContextManager["Guard"]):
         pictures: Sequence[bytes],
         fps: float | int | None = None,
         limits: Limits | None = None,
-        stop: "Stop | None" = None,
+        stop: "StopSignal | None" = None,
     ) -> Clip:
         """As :func:`saccade.inputs.media.read_frames`."""
         return self._clip("read_frames", pictures, limits, {"fps": fps}, stop)
 
     def read_image(
-        self, source: bytes | Path, limits: Limits | None = None, stop: "Stop | None" = None
+        self, source: bytes | Path, limits: Limits | None = None, stop: "StopSignal | None" = None
     ) -> Image:
         """As :func:`saccade.inputs.media.read_image`."""
         return self._clip("read_image", [source], limits, {}, stop).frames[0]
@@ -135,9 +143,9 @@ class Guard(AbstractContextManager["Guard"]):
         sources: Sequence[bytes | Path],
         limits: Limits | None,
         more: Mapping[str, Any],
-        stop: "Stop | None",
+        stop: "StopSignal | None",
     ) -> Clip:
-        limits, stop = limits or Limits(), stop or Stop()
+        limits, stop = limits or Limits(), stop or StopSignal()
         seconds = min(self.seconds, limits.max_seconds or self.seconds)
         paths = [str(source) for source in sources if isinstance(source, Path)]
         payloads = [source for source in sources if isinstance(source, bytes)]
@@ -145,197 +153,221 @@ class Guard(AbstractContextManager["Guard"]):
         limits.check(label, nbytes=sum(map(len, payloads)))
         plain = asdict(limits) | {"root": None if limits.root is None else str(limits.root)}
         plain["max_seconds"] = seconds
-        asked = {"task": task, "paths": paths, "limits": plain, **more}
-        asked |= {"sizes": [len(payload) for payload in payloads], "seconds": seconds}
-        most = limits.max_memory or self.memory
+        request = {"task": task, "paths": paths, "limits": plain, **more}
+        request |= {"sizes": [len(payload) for payload in payloads], "seconds": seconds}
+        max_bytes = limits.max_memory or self.memory
         with self._child(stop) as child:
-            end = min(time.monotonic() + seconds, stop.end)
+            deadline = min(time.monotonic() + seconds, stop.deadline)
             try:
-                child.send(asked, payloads, end)
-                answer = child.receive(most, end)
+                child.send(request, payloads, deadline)
+                result = child.receive(max_bytes, deadline)
             except TimeoutError:
                 raise refusal(label, *TOO_SLOW, seconds) from None
             except (OSError, EOFError):
-                why = DEATHS.get(child.end(), DAMAGED)
-                raise refusal(label, *(CROWDED if child.overdue else why)) from None
-            except Nonsense:
+                reason = REFUSAL_BY_EXIT.get(child.end(), DAMAGED)
+                raise refusal(label, *(CROWDED if child.is_overdue else reason)) from None
+            except InvalidResponse:
                 raise refusal(label, *DAMAGED) from None
-        if isinstance(answer, VideoInputError):
-            raise answer
-        return answer
+        if isinstance(result, VideoInputError):
+            raise result
+        return result
 
     @contextmanager
-    def _child(self, stop: "Stop") -> Iterator["_Child"]:
-        """A child for one request: it goes back if it is still well, else nothing does."""
-        child, kept = self._turn(stop), None
+    def _child(self, stop: "StopSignal") -> Iterator["_Child"]:
+        """Yields a child for one request, which is used again only if it is still usable."""
+        child = self._take_turn(stop)
+        returned = None
         try:
             stop.check()
-            if child is not None and not child.well():
+            if child is not None and not child.is_usable():
                 child.end()
                 child = None
             child = child or _Child(self.memory)
-            child.since = time.monotonic()
+            child.lent_at = time.monotonic()
             self._busy.add(child)
             stop.watch(child.process)
-            yield child  # after an exception it is ended: it may still be sending
-            kept = child if child.well() else None
+            yield child  # After an exception it is ended, because it may still be sending.
+            returned = child if child.is_usable() else None
         finally:
             stop.watch(None)
             if child is not None:
                 self._busy.discard(child)
-            if child is not None and kept is None:
+            if child is not None and returned is None:
                 child.end()
-            self._idle.put(kept)
-            if self._closed:
+            self._idle.put(returned)
+            if self._is_closed:
                 self.close()
 
-    def _turn(self, stop: "Stop") -> "_Child | None":
-        """The next free place; who has had a share while others wait is ended for it."""
-        end = min(time.monotonic() + PATIENCE, stop.end)
-        while not self._closed:
+    def _take_turn(self, stop: "StopSignal") -> "_Child | None":
+        """Waits for a free place, and returns the idle child in it, if there is one.
+
+        A call that has used up its share of time while others wait is ended.
+        """
+        deadline = min(time.monotonic() + WAIT_SECONDS, stop.deadline)
+        while not self._is_closed:
             stop.check()
             try:
-                return self._idle.get(timeout=min(left(end), POLL))
+                return self._idle.get(timeout=min(seconds_left(deadline), POLL_SECONDS))
             except TimeoutError:
                 raise refusal("the input", *WAITED) from None
             except queue.Empty:
-                eldest = min(list(self._busy), key=lambda child: child.since, default=None)
-                if eldest is not None and eldest.since + self.share < time.monotonic():
-                    eldest.overdue = True
+                eldest = min(list(self._busy), key=lambda child: child.lent_at, default=None)
+                if eldest is not None and eldest.lent_at + self.share < time.monotonic():
+                    eldest.is_overdue = True
                     eldest.process.kill()
         raise OptionError("this reader of media is closed: make another")
 
 
-class Stop:
-    """Ends a call of a guard from another thread: nobody wants any more what it reads.
+class StopSignal:
+    """Ends a call of a `DecoderPool` from another thread, when its result is no longer needed.
 
-    After ``end``, on the clock of time.monotonic, nobody does either.
+    A call also ends at ``deadline``, on the clock of time.monotonic.
     """
 
-    def __init__(self, end: float = math.inf) -> None:
-        self.end = end
+    def __init__(self, deadline: float = math.inf) -> None:
+        self.deadline = deadline
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
-        self._said = False
+        self._is_set = False
 
-    def __call__(self) -> None:
+    def set(self) -> None:
+        """Ends the call, now or when it next looks."""
         with self._lock:
-            self._said = True
+            self._is_set = True
         self.watch(self._process)
 
     def watch(self, process: "subprocess.Popen[bytes] | None") -> None:
-        """The process that works for the call now, if any does."""
+        """Notes the process that works for the call now, None for no process."""
         with self._lock:
             self._process = process
-            if self._said and process is not None:
+            if self._is_set and process is not None:
                 process.kill()
 
     def check(self) -> None:
-        """Raises VideoInputError once it was said."""
-        if self._said:
+        """Raises VideoInputError once it is set."""
+        if self._is_set:
             raise refusal("the input", "is no longer wanted: ask again", "unreadable")
 
 
-class Nonsense(Exception):
-    """A child said something that is no answer."""
+class InvalidResponse(Exception):
+    """A child sent something that is no valid response."""
 
 
 class _Child:
-    """One process, and the socket to it."""
+    """A child process and the socket to it."""
 
     def __init__(self, memory: int) -> None:
-        self.left = REUSED
-        self.since, self.overdue = 0.0, False  # when it was lent; whether others waited too long
-        self.socket, theirs = socket.socketpair()
-        kept = {name: os.environ[name] for name in PASSED if name in os.environ}
-        path = [os.path.abspath(entry) for entry in [*filter(None, sys.path), HERE]]
-        more = {"PYTHONPATH": os.pathsep.join(path), "OPENBLAS_NUM_THREADS": "1"}
+        self.requests_left = MAX_REQUESTS_PER_CHILD
+        self.lent_at = 0.0  # When the current call got it, on the clock of time.monotonic.
+        self.is_overdue = False  # Whether it was ended because other calls waited too long.
+        self.socket, child_socket = socket.socketpair()
+        inherited = {name: os.environ[name] for name in PASSED_VARIABLES if name in os.environ}
+        path = [os.path.abspath(entry) for entry in [*filter(None, sys.path), PACKAGE_FOLDER]]
+        own = {"PYTHONPATH": os.pathsep.join(path), "OPENBLAS_NUM_THREADS": "1"}
         try:
-            with theirs:
+            with child_socket:
                 self.process = subprocess.Popen(
-                    [sys.executable, "-P", "-c", BOOT, str(theirs.fileno()), str(memory)],
-                    env=kept | more | {"MALLOC_ARENA_MAX": "2"},
-                    pass_fds=[theirs.fileno()],
+                    [
+                        sys.executable,
+                        "-P",
+                        "-c",
+                        CHILD_COMMAND,
+                        str(child_socket.fileno()),
+                        str(memory),
+                    ],
+                    env=inherited | own | {"MALLOC_ARENA_MAX": "2"},
+                    pass_fds=[child_socket.fileno()],
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
                     stderr=subprocess.DEVNULL,
-                    start_new_session=True,  # Ctrl-C is for the parent, which then ends it
+                    start_new_session=True,  # Ctrl-C goes to the parent alone, which then ends it.
                 )
         except OSError:
             self.socket.close()
-            raise _no_start(memory) from None
+            raise _start_error(memory) from None
         ready = b""
         with suppress(OSError, EOFError):
-            ready = _received(self.socket, len(READY), time.monotonic() + STARTING)
+            deadline = time.monotonic() + START_TIMEOUT_SECONDS
+            ready = _receive_bytes(self.socket, len(READY), deadline)
         if ready != READY:
             self.end()
-            raise _no_start(memory)
+            raise _start_error(memory)
 
-    def well(self) -> bool:
+    def is_usable(self) -> bool:
         """Whether it can take another request."""
-        return self.left > 0 and self.process.poll() is None
+        return self.requests_left > 0 and self.process.poll() is None
 
     def end(self) -> int:
-        """Ends it; what it ended with, if it did so by itself."""
-        self.left = 0
+        """Ends the process and returns its exit code, which is its own if it ended by itself."""
+        self.requests_left = 0
         self.socket.close()
-        with suppress(subprocess.TimeoutExpired):  # a crash closes the socket before it is over
+        with suppress(
+            subprocess.TimeoutExpired
+        ):  # A crash closes the socket before the process ends.
             self.process.wait(0.5)
         self.process.kill()
         return self.process.wait()
 
-    def send(self, asked: Mapping[str, Any], payloads: Sequence[bytes], end: float) -> None:
-        self.left -= 1
-        header = json.dumps(asked).encode()
+    def send(self, request: Mapping[str, Any], payloads: Sequence[bytes], deadline: float) -> None:
+        """Sends a request. Raises TimeoutError after the deadline."""
+        self.requests_left -= 1
+        header = json.dumps(request).encode()
         for part in (SIZE.pack(len(header)), header, *payloads):
             view = memoryview(part)
             while view:
-                self.socket.settimeout(left(end))
+                self.socket.settimeout(seconds_left(deadline))
                 view = view[self.socket.send(view[: 1 << 20]) :]
 
-    def receive(self, most: int, end: float) -> Clip | VideoInputError:
-        """What it answers, believed only as far as it can be checked: frames of `most` bytes."""
-        (size,) = SIZE.unpack(_received(self.socket, SIZE.size, end))
-        if size > MAX_HEADER:
-            raise Nonsense
+    def receive(self, max_bytes: int, deadline: float) -> Clip | VideoInputError:
+        """Returns the child's result after checking it; its frames have at most `max_bytes`.
+
+        Raises InvalidResponse for anything that is no valid result.
+        """
+        (size,) = SIZE.unpack(_receive_bytes(self.socket, SIZE.size, deadline))
+        if size > MAX_HEADER_BYTES:
+            raise InvalidResponse
         try:
-            said = json.loads(_received(self.socket, size, end))
-            if "error" in said:
-                return _error(**said)
-            shape, facts = _shape(said.pop("shape"), most), _facts(**said)
+            header = json.loads(_receive_bytes(self.socket, size, deadline))
+            if "error" in header:
+                return _check_error(**header)
+            shape = _check_shape(header.pop("shape"), max_bytes)
+            fields = _check_fields(**header)
         except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
-            raise Nonsense from None
+            raise InvalidResponse from None
         timestamps = np.empty(shape[0], np.float64)
         frames = np.empty(shape, np.uint8)
-        self._fill(timestamps, end)
-        self._fill(frames, end)
+        self._fill(timestamps, deadline)
+        self._fill(frames, deadline)
         if not (np.isfinite(timestamps).all() and (np.diff(timestamps) >= 0).all()):
-            raise Nonsense
-        return Clip(frames, timestamps, **facts)
+            raise InvalidResponse
+        return Clip(frames, timestamps, **fields)
 
-    def _fill(self, array: np.ndarray, end: float) -> None:
+    def _fill(self, array: np.ndarray, deadline: float) -> None:
+        """Fills an array with bytes from the child. Raises EOFError where they end too soon."""
         view = array.data.cast("B")
         while view:
-            self.socket.settimeout(left(end))
-            got = self.socket.recv_into(view)
-            if not got:
+            self.socket.settimeout(seconds_left(deadline))
+            count = self.socket.recv_into(view)
+            if not count:
                 raise EOFError
-            view = view[got:]
+            view = view[count:]
 
 
-def _no_start(memory: int) -> OptionError:
+def _start_error(memory: int) -> OptionError:
     what = f"allow it more memory than {memory} bytes, and this user another process"
     return OptionError(f"the process that reads media cannot start: {what}")
 
 
-def _received(line: socket.socket, size: int, end: float | None = None) -> bytes:
-    """Exactly so many bytes, by a deadline if there is one; in one piece wherever the kernel gives
-    them so."""
+def _receive_bytes(connection: socket.socket, size: int, deadline: float | None = None) -> bytes:
+    """Receives exactly ``size`` bytes, without copying them where they arrive in one piece.
+
+    Raises TimeoutError after the deadline, and EOFError where the connection ends before.
+    """
     pieces = []
     while size:
-        if end is not None:
-            line.settimeout(left(end))
-        piece = line.recv(size, socket.MSG_WAITALL)
+        if deadline is not None:
+            connection.settimeout(seconds_left(deadline))
+        piece = connection.recv(size, socket.MSG_WAITALL)
         if not piece:
             raise EOFError
         pieces.append(piece)
@@ -343,100 +375,107 @@ def _received(line: socket.socket, size: int, end: float | None = None) -> bytes
     return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
 
-def _is_sentence(said: Any) -> bool:
-    """Whether it can be shown: no control characters, and no path."""
-    fine = isinstance(said, str) and len(said) <= MAX_SENTENCE
-    return fine and said.isprintable() and "/" not in said
+def _is_sentence(value: Any) -> bool:
+    """Whether a value is text that may be displayed: no control characters, and no path."""
+    is_short = isinstance(value, str) and len(value) <= MAX_SENTENCE_CHARACTERS
+    return is_short and value.isprintable() and "/" not in value
 
 
-def _error(error: Any, code: Any, limit: Any) -> VideoInputError:
-    """A refusal as the child worded it, if it is one of ours in form."""
+def _check_error(error: Any, code: Any, limit: Any) -> VideoInputError:
+    """Returns the child's refusal. Raises InvalidResponse where it has not the form of ours."""
     if not _is_sentence(error) or code not in CODES or not isinstance(limit, int | float | None):
-        raise Nonsense
+        raise InvalidResponse
     return VideoInputError(error, code, limit)
 
 
-def _shape(said: Any, most: int) -> tuple[int, int, int, int]:
-    frames, height, width = said
-    whole = all(type(side) is int for side in said)
-    if not whole or frames < 1 or min(height, width) < MIN_SIDE:
-        raise Nonsense
-    if frames * height * width * 3 > most:
-        raise Nonsense
+def _check_shape(shape: Any, max_bytes: int) -> tuple[int, int, int, int]:
+    """Returns the shape of the frames. Raises InvalidResponse for one that cannot be."""
+    frames, height, width = shape
+    are_integers = all(type(side) is int for side in shape)
+    if not are_integers or frames < 1 or min(height, width) < MIN_SIDE:
+        raise InvalidResponse
+    if frames * height * width * 3 > max_bytes:
+        raise InvalidResponse
     return frames, height, width, 3
 
 
-def _facts(duration: Any, fps: Any, source_frames: Any, sampled_fps: Any, warnings: Any) -> Any:
-    """The other fields of a clip: numbers that can be reckoned with, sentences without tricks."""
+def _check_fields(
+    duration: Any, fps: Any, source_frames: Any, sampled_fps: Any, warnings: Any
+) -> Any:
+    """Returns the other fields of a clip. Raises InvalidResponse for invalid numbers or texts."""
     rates = [float(value) for value in (duration, fps, sampled_fps)]
     if (
         not all(math.isfinite(rate) and rate > 0 for rate in rates)
         or type(source_frames) is not int
     ):
-        raise Nonsense
+        raise InvalidResponse
     if not all(map(_is_sentence, warnings)):
-        raise Nonsense
+        raise InvalidResponse
     return {
         "duration": rates[0], "fps": rates[1], "source_frames": source_frames,
         "sampled_fps": rates[2], "warnings": tuple(warnings),
     }  # fmt: skip
 
 
-# The child
+# What follows runs in the child.
 
 
-def serve() -> None:
-    """Answers requests until the parent hangs up."""
+def serve_requests() -> None:
+    """Answers requests until the parent closes the connection."""
     descriptor, memory = map(int, sys.argv[1:])
-    import_module("saccade.inputs.media.video")  # now: a first video must not wait for PyAV
+    import_module("saccade.inputs.media.video")  # So that the first video does not wait for PyAV.
     resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_NOFILE, (OPEN_FILES, OPEN_FILES))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (MAX_OPEN_FILES, MAX_OPEN_FILES))
     with socket.socket(fileno=descriptor) as parent, suppress(EOFError, ConnectionError):
         parent.sendall(READY)
         while True:
             try:
                 _serve_one(parent)
             except MemoryError:
-                os._exit(OUT_OF_MEMORY)
+                os._exit(OUT_OF_MEMORY_EXIT)
 
 
 def _serve_one(parent: socket.socket) -> None:
-    (size,) = SIZE.unpack(_received(parent, SIZE.size))
-    asked = json.loads(_received(parent, size))
-    payloads = [_received(parent, size) for size in asked["sizes"]]
-    _allow_seconds(asked["seconds"])
+    (size,) = SIZE.unpack(_receive_bytes(parent, SIZE.size))
+    request = json.loads(_receive_bytes(parent, size))
+    payloads = [_receive_bytes(parent, size) for size in request["sizes"]]
+    _limit_cpu_time(request["seconds"])
     try:
-        clip = _clip(asked, payloads)
+        clip = _read_clip(request, payloads)
         arrays = [np.ascontiguousarray(array) for array in (clip.timestamps, clip.frames)]
-        said = {
+        header = {
             "shape": clip.frames.shape[:3], "duration": clip.duration, "fps": clip.fps,
             "source_frames": clip.source_frames, "sampled_fps": clip.sampled_fps,
             "warnings": clip.warnings,
         }  # fmt: skip
     except VideoInputError as error:
-        arrays, said = [], {"error": str(error), "code": error.code, "limit": error.limit}
-    header = json.dumps(said).encode()
-    parent.sendall(SIZE.pack(len(header)) + header)
+        arrays = []
+        header = {"error": str(error), "code": error.code, "limit": error.limit}
+    encoded = json.dumps(header).encode()
+    parent.sendall(SIZE.pack(len(encoded)) + encoded)
     for array in arrays:
         parent.sendall(array.data.cast("B"))
 
 
-def _clip(asked: Mapping[str, Any], payloads: Sequence[bytes]) -> Clip:
-    plain = asked["limits"]
+def _read_clip(request: Mapping[str, Any], payloads: Sequence[bytes]) -> Clip:
+    plain = request["limits"]
     limits = Limits(**plain | {"root": plain["root"] and Path(plain["root"])})
-    sources: list[bytes | Path] = [*payloads, *map(Path, asked["paths"])]
-    if asked["task"] == "read_frames":
-        return read_frames(payloads, asked["fps"], limits)
-    if asked["task"] == "read_image":
+    sources: list[bytes | Path] = [*payloads, *map(Path, request["paths"])]
+    if request["task"] == "read_frames":
+        return read_frames(payloads, request["fps"], limits)
+    if request["task"] == "read_image":
         image = read_image(sources[0], limits)
         return Clip(image[None], np.zeros(1), 1.0, 1.0, 1, 1.0)
-    return read(sources[0], FrameSampling(**asked["sampling"]), limits)
+    return read(sources[0], FrameSampling(**request["sampling"]), limits)
 
 
-def _allow_seconds(seconds: float) -> None:
-    """A bound for a child whose parent has gone and can no longer end it: all cores, that long."""
+def _limit_cpu_time(seconds: float) -> None:
+    """Limits the child's CPU time to ``seconds`` on all cores.
+
+    The parent usually ends a child that takes longer, but it may itself have ended.
+    """
     used = resource.getrusage(resource.RUSAGE_SELF)
-    most = used.ru_utime + used.ru_stime + seconds * (os.cpu_count() or 1)
-    resource.setrlimit(resource.RLIMIT_CPU, (math.ceil(most) + 1, resource.RLIM_INFINITY))
+    max_seconds = used.ru_utime + used.ru_stime + seconds * (os.cpu_count() or 1)
+    resource.setrlimit(resource.RLIMIT_CPU, (math.ceil(max_seconds) + 1, resource.RLIM_INFINITY))

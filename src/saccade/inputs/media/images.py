@@ -1,14 +1,14 @@
-"""Images, animations, and lists or folders of images, read by Pillow.
+"""Reads images, animations, and lists or folders of images with Pillow.
 
-Only listed formats are decoded, and none before its declared size is allowed. Knows nothing of
-videos, and not why a frame is wanted.
+Only listed formats are decoded, and only after the declared size was checked. This module knows no
+videos.
 """
 
 import contextlib
 import re
 import sys
 import threading
-import warnings
+import warnings as python_warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,52 +18,63 @@ from PIL import Image as PILImage
 from PIL import ImageOps
 
 from saccade.core.errors import VideoInputError
-from saccade.inputs.media.clip import Image, enlarged
+from saccade.inputs.media.clip import Image, enlarge
 from saccade.inputs.media.limits import Limits, refusal, too_many_pixels
-from saccade.inputs.media.opening import File, Source, blame, is_visible, opened, printable
-from saccade.inputs.media.png import without_long_texts
+from saccade.inputs.media.media_file import (
+    File,
+    Source,
+    is_visible,
+    open_media,
+    printable,
+    translate_errors,
+)
+from saccade.inputs.media.png import strip_long_texts
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 FOLDER_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp")
-PICTURES_FPS = 1.0
-FASTEST = 5e8  # pixels a second that Pillow does not exceed
-MAX_ANIMATION = 40_000  # frames: each is decoded to learn how long it is shown
+DEFAULT_SEQUENCE_FPS = 1.0
+MAX_PIXELS_PER_SECOND = 5e8  # Pillow decodes no more on any machine.
+MAX_ANIMATION_FRAMES = 40_000  # Each is decoded to learn how long it is displayed.
 
 _warnings_lock = threading.Lock()
 
 
 def read_image(source: Source, limits: Limits | None = None) -> Image:
-    """One image, upright, on white where it is transparent; of an animation, the first frame."""
+    """Reads one image, upright and on white where it is transparent.
+
+    Of an animation it reads the first frame.
+    """
     limits = limits or Limits()
-    with opened(source, limits) as file:
+    with open_media(source, limits) as file:
         if file.kind != "image":
             raise file.refusal("is not an image; give a PNG, JPEG, WebP, GIF or BMP", "unsupported")
-        with _image(file, limits) as image, blame(file):
-            return enlarged(_rgb(image))
+        with _open_image(file, limits) as image, translate_errors(file):
+            return enlarge(_rgb(image))
 
 
 class Animation:
-    """An animated GIF, WebP or PNG; or any one image, shown for a second."""
+    """A reel of an animated GIF, WebP or PNG, or of any one image, which lasts a second."""
 
     def __init__(self, file: File, limits: Limits) -> None:
-        self.file, self.limits, self.label, self.tick = file, limits, file.label, 1e-3
-        self.notes: list[str] = []
+        self.file, self.limits, self.label = file, limits, file.label
+        self.tick = 1e-3
+        self.warnings: list[str] = []
         seconds: list[float] = []
-        with _image(file, limits) as image:
+        with _open_image(file, limits) as image:
             self.size = image.size
-            with blame(file):
+            with translate_errors(file):
                 count = image.n_frames if image.format in ("GIF", "WEBP", "PNG") else 1
-            if count > MAX_ANIMATION:
+            if count > MAX_ANIMATION_FRAMES:
                 raise file.refusal("has too many frames; cut it into parts", "too_long")
             width, height = self.size
-            limits.check(self.label, work=width * height * count / FASTEST)
+            limits.check(self.label, work=width * height * count / MAX_PIXELS_PER_SECOND)
             try:
                 while len(seconds) < count:
-                    file.check()
-                    with blame(file):
+                    file.check_time()
+                    with translate_errors(file):
                         image.seek(len(seconds))
-                        image.load()  # a WebP frame tells its length only then
-                    # Like browsers, show a frame of length 0 for a tenth of a second.
+                        image.load()  # Only then does a WebP frame have its duration.
+                    # Like browsers, display a frame of duration 0 for a tenth of a second.
                     seconds.append((image.info.get("duration") or 100) / 1000 if count > 1 else 1.0)
             except VideoInputError as error:
                 if error.code == "too_slow":
@@ -71,40 +82,41 @@ class Animation:
         if not seconds:
             raise file.refusal("is damaged or cut short: copy it again", "truncated")
         if len(seconds) < count:
-            self.notes.append(f"cut short or damaged: read {len(seconds)} of {count} frames")
+            self.warnings.append(f"cut short or damaged: read {len(seconds)} of {count} frames")
         self.times = np.cumsum([0.0, *seconds[:-1]])
         self.duration, self.rate = sum(seconds), len(seconds) / sum(seconds)
 
-    def fetch(self, wanted: Sequence[int]) -> Iterator[tuple[int, Image]]:
-        with _image(self.file, self.limits) as image:
-            for number in wanted:
-                with blame(self.file):
+    def fetch(self, numbers: Sequence[int]) -> Iterator[tuple[int, Image]]:
+        with _open_image(self.file, self.limits) as image:
+            for number in numbers:
+                with translate_errors(self.file):
                     image.seek(number)
                     array = _rgb(image)
                 yield number, array
 
 
-class Pictures:
-    """Images one after another, at a steady rate."""
+class ImageSequence:
+    """A reel of images one after another, at a steady rate."""
 
     def __init__(
         self, label: str, pictures: Sequence[Path | bytes], fps: float | int | None, limits: Limits
     ) -> None:
-        self.label, self.pictures, self.limits, self.tick = label, pictures, limits, 1e-6
-        self.rate = float(fps or PICTURES_FPS)
-        self.notes: list[str] = []
-        with opened(pictures[0], limits) as file, _image(file, limits) as image:
+        self.label, self.pictures, self.limits = label, pictures, limits
+        self.tick = 1e-6
+        self.rate = float(fps or DEFAULT_SEQUENCE_FPS)
+        self.warnings: list[str] = []
+        with open_media(pictures[0], limits) as file, _open_image(file, limits) as image:
             self.size = image.size
         self.times = np.arange(len(pictures)) / self.rate
         self.duration = len(pictures) / self.rate
 
-    def fetch(self, wanted: Sequence[int]) -> Iterator[tuple[int, Image]]:
-        for number in wanted:
+    def fetch(self, numbers: Sequence[int]) -> Iterator[tuple[int, Image]]:
+        for number in numbers:
             yield number, read_image(self.pictures[number], self.limits)
 
 
-def folder(path: Path, fps: float | int | None, limits: Limits) -> Pictures:
-    """The images of a folder in natural order: frame2 before frame10."""
+def image_folder(path: Path, fps: float | int | None, limits: Limits) -> ImageSequence:
+    """Returns the images of a folder in natural order, with frame2 before frame10."""
     label = printable(path.name)
     try:
         paths = sorted(
@@ -117,24 +129,24 @@ def folder(path: Path, fps: float | int | None, limits: Limits) -> Pictures:
         raise refusal(label, what, "unreadable") from None
     if not paths:
         raise refusal(label, "holds no PNG, JPEG or WebP image", "empty")
-    return Pictures(label, paths, fps, limits)
+    return ImageSequence(label, paths, fps, limits)
 
 
-def listed(pictures: Sequence[bytes], fps: float | int | None, limits: Limits) -> Pictures:
-    """Encoded images as the frames of one clip."""
+def image_list(pictures: Sequence[bytes], fps: float | int | None, limits: Limits) -> ImageSequence:
+    """Returns encoded images as the frames of one clip."""
     limits.check("the list of frames", nbytes=sum(map(len, pictures)))
     if not pictures:
         raise refusal("the list of frames", "is empty: give at least one image", "empty")
-    return Pictures("the list of frames", pictures, fps, limits)
+    return ImageSequence("the list of frames", pictures, fps, limits)
 
 
 @contextlib.contextmanager
-def _image(file: File, limits: Limits) -> Iterator[Any]:
-    """An image of which only the header has been read, and whose size is allowed."""
+def _open_image(file: File, limits: Limits) -> Iterator[Any]:
+    """Yields an image whose size is allowed, and of which only the header has been read."""
     with contextlib.ExitStack() as stack:
-        with blame(file), _warnings_lock, warnings.catch_warnings():
-            warnings.simplefilter("error", PILImage.DecompressionBombWarning)
-            encoded = without_long_texts(file.handle)
+        with translate_errors(file), _warnings_lock, python_warnings.catch_warnings():
+            python_warnings.simplefilter("error", PILImage.DecompressionBombWarning)
+            encoded = strip_long_texts(file.handle)
             try:
                 image: Any = stack.enter_context(PILImage.open(encoded, formats=FORMATS))
             except (PILImage.DecompressionBombWarning, PILImage.DecompressionBombError):
@@ -145,10 +157,10 @@ def _image(file: File, limits: Limits) -> Iterator[Any]:
 
 
 def _rgb(image: Any) -> Image:
-    """Upright 8-bit RGB, on white where transparent."""
-    with contextlib.suppress(Exception):  # broken EXIF is no reason to refuse a picture
+    """Returns an image as upright 8-bit RGB, on white where it is transparent."""
+    with contextlib.suppress(Exception):  # Broken EXIF is no reason to refuse an image.
         image = ImageOps.exif_transpose(image)
-    if image.mode.startswith("I"):  # 16 bits of grey
+    if image.mode.startswith("I"):  # This is 16-bit grey.
         return np.repeat((np.asarray(image) >> 8).astype(np.uint8)[..., None], 3, axis=2)
     if image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info:
         white = PILImage.new("RGBA", image.size, "white")

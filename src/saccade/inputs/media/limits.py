@@ -1,6 +1,6 @@
-"""What may be read, and the one sentence with which the rest is refused.
+"""Limits on what may be read, and the sentences of refusals.
 
-Knows sizes, lengths and words; no file, no decoder and no frame.
+This module knows sizes and durations, and no file, decoder or frame.
 """
 
 import math
@@ -11,22 +11,22 @@ from pathlib import Path
 
 from saccade.core.errors import VideoInputCode, VideoInputError
 
-Why = tuple[str, VideoInputCode]
-TOO_SLOW: Why = (
+Refusal = tuple[str, VideoInputCode]
+TOO_SLOW: Refusal = (
     "took too long to read: take a part, take fewer frames or scale it down",
     "too_slow",
 )
-MAX_ASPECT = 200  # longest side over shortest; image processors refuse more
+MAX_ASPECT = 200  # The longest side over the shortest. Image processors refuse more.
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What may be read; 0 or None means no limit.
+    """Limits on what may be read; 0 or None means no limit.
 
-    `max_memory` bounds the bytes of the chosen frames. A sampling rate that passes `max_frames` or
-    `max_memory` is lowered, with a warning; a count is refused. Only files inside `root` are read.
-    `max_seconds` bound the reading of one source, and what no machine could read in them is refused
-    before it is decoded.
+    `max_memory` bounds the bytes of the chosen frames. A sampling rate that exceeds `max_frames` or
+    `max_memory` is lowered with a warning, while a count that exceeds them is refused. Only files
+    inside `root` are read. `max_seconds` bounds the reading of one source; a source that no machine
+    could read in that time is refused before it is decoded.
     """
 
     max_bytes: int | None = 2 << 30
@@ -45,8 +45,10 @@ class Limits:
         seconds: float = 0.0,
         work: float = 0.0,
     ) -> None:
-        """Refuse what is over a limit, or a shape that no processor takes; `work` is the seconds
-        that the fastest machine needs."""
+        """Raises VideoInputError for what exceeds a limit, or a shape that no processor accepts.
+
+        `work` is the number of seconds that the fastest machine needs.
+        """
         if self.max_bytes and nbytes > self.max_bytes:
             what = f"is larger than {self.max_bytes} bytes: cut it or compress it"
             raise refusal(label, what, "too_large", self.max_bytes)
@@ -64,20 +66,20 @@ class Limits:
                 label, f"{what}: take a part or scale it down", "too_slow", self.max_seconds
             )
 
-    def watch(self, label: str) -> Callable[[], None]:
-        """What raises from the moment on at which `max_seconds` have passed."""
-        end = time.monotonic() + (self.max_seconds or math.inf)
+    def start_timer(self, label: str) -> Callable[[], None]:
+        """Returns a function that raises VideoInputError once `max_seconds` have passed."""
+        deadline = time.monotonic() + (self.max_seconds or math.inf)
 
         def check() -> None:
-            if time.monotonic() > end:
+            if time.monotonic() > deadline:
                 raise refusal(label, *TOO_SLOW, self.max_seconds)
 
         return check
 
 
-def left(end: float) -> float:
-    """Seconds to a deadline (of ``time.monotonic``). Raises TimeoutError after it."""
-    seconds = end - time.monotonic()
+def seconds_left(deadline: float) -> float:
+    """Returns the seconds to a deadline (of ``time.monotonic``). Raises TimeoutError after it."""
+    seconds = deadline - time.monotonic()
     if seconds <= 0:
         raise TimeoutError
     return seconds

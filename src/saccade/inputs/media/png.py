@@ -1,7 +1,7 @@
-"""PNG files without texts and profiles that Pillow refuses to read for their length.
+"""Removes texts and profiles from PNG files that Pillow refuses for their length.
 
-Tools of image generation write whole prompts and workflows beside the pixels. Nobody here reads
-them, and a picture is no worse for them.
+Tools of image generation write whole prompts and workflows beside the pixels, which are not needed
+here.
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ from typing import Any
 from PIL import PngImagePlugin
 
 SIGNATURE = b"\x89PNG\r\n\x1a\n"
-TEXTS = (b"tEXt", b"zTXt", b"iTXt", b"iCCP")
+CHUNK_OVERHEAD = 12  # Bytes of a chunk's length, type and checksum.
+TEXT_CHUNKS = (b"tEXt", b"zTXt", b"iTXt", b"iCCP")
 
 
-def without_long_texts(file: Any) -> Any:
-    """The file from its beginning, or, where it is a PNG with texts too long, a copy without."""
+def strip_long_texts(file: Any) -> Any:
+    """Returns the file, or a copy without the texts that are too long where it is such a PNG."""
     file.seek(0)
     if file.read(len(SIGNATURE)) != SIGNATURE:
         file.seek(0)
@@ -26,53 +27,55 @@ def without_long_texts(file: Any) -> Any:
     dropped: list[tuple[int, int]] = []
     total = 0
     for kind, start, length in _chunks(file):
-        if kind not in TEXTS:
+        if kind not in TEXT_CHUNKS:
             continue
         size = _text_size(file, kind, length)
         total += size
         if size >= PngImagePlugin.MAX_TEXT_CHUNK or total > PngImagePlugin.MAX_TEXT_MEMORY:
-            dropped.append((start, start + length + 12))
+            dropped.append((start, start + length + CHUNK_OVERHEAD))
             total -= size
     file.seek(0)
-    return _without(file, dropped) if dropped else file
+    return _copy_without(file, dropped) if dropped else file
 
 
 def _chunks(file: Any) -> Iterator[tuple[bytes, int, int]]:
-    """The kind of every chunk, where it begins, and the length of what it holds. The file stands at
-    what the chunk holds."""
+    """Yields the type of every chunk, where it begins, and the length of its data.
+
+    The file is positioned at the chunk's data.
+    """
     start = len(SIGNATURE)
     while len(head := file.read(8)) == 8:
         length, kind = int.from_bytes(head[:4]), head[4:]
         yield kind, start, length
-        start += length + 12
+        start += length + CHUNK_OVERHEAD
         file.seek(start)
 
 
 def _text_size(file: Any, kind: bytes, length: int) -> int:
-    """How many bytes a text is, unpacked; no more of it is unpacked than is allowed."""
-    most = PngImagePlugin.MAX_TEXT_CHUNK
+    """Returns how many bytes a text has when decompressed, reading no more than is allowed."""
+    max_size = PngImagePlugin.MAX_TEXT_CHUNK
     if kind == b"tEXt":
-        return length if length <= most else most + 1
-    _, _, packed = file.read(min(length, most)).partition(b"\0")
+        return length if length <= max_size else max_size + 1
+    _, _, packed = file.read(min(length, max_size)).partition(b"\0")
     if kind == b"iTXt":
-        if packed[:1] != b"\1":  # It is not packed.
-            return length if length <= most else most + 1
+        if packed[:1] != b"\1":  # It is not compressed.
+            return length if length <= max_size else max_size + 1
         packed = packed[2:].split(b"\0", 2)[-1]
     else:
         packed = packed[1:]
     try:
-        return len(zlib.decompressobj().decompress(packed, most + 1))
+        return len(zlib.decompressobj().decompress(packed, max_size + 1))
     except zlib.error:
         return 0
 
 
-def _without(file: Any, dropped: list[tuple[int, int]]) -> io.BytesIO:
-    kept = io.BytesIO()
-    done = 0
+def _copy_without(file: Any, dropped: list[tuple[int, int]]) -> io.BytesIO:
+    copy = io.BytesIO()
+    copied_until = 0
     for start, end in dropped:
-        kept.write(file.read(start - done))
+        copy.write(file.read(start - copied_until))
         file.seek(end)
-        done = end
-    kept.write(file.read())
-    kept.seek(0)
-    return kept
+        copied_until = end
+    copy.write(file.read())
+    copy.seek(0)
+    return copy

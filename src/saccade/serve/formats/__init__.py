@@ -1,1 +1,5 @@
-"""Formats an answer is held to: JSON and regular expressions (`grammar`), tool calls (`tools`)."""
+"""The formats of answers.
+
+`grammar` constrains an answer to a JSON schema or a regular expression, `tool_calls` reads and
+constrains calls of tools, and `responses` writes answers in OpenAI's form.
+"""

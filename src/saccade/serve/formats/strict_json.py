@@ -1,7 +1,8 @@
 """Reads JSON that a model writes, also while it is still being written.
 
-Other than ``json``, this tells text that is not JSON from text that has not ended yet, takes no
-``NaN`` or ``Infinity``, and gives values as they are written: no number loses digits or its range.
+Unlike ``json``, it distinguishes text that is not JSON from text that has not ended yet, refuses
+``NaN`` and ``Infinity``, and returns values as they are written, so that no number loses digits or
+range.
 The grammar is that of RFC 8259.
 """
 
@@ -13,8 +14,8 @@ import re
 from decimal import Decimal
 from typing import Any
 
-MAX_DEPTH = 200  # Objects and arrays inside each other. A parser that recurses takes about 1000.
-MAX_DIGITS = 4000  # Of an integer. Python writes none of more than 4300.
+MAX_DEPTH = 200  # Levels of objects and arrays. A recursive parser allows about 1000.
+MAX_INTEGER_DIGITS = 4000  # Python writes no integer of more than 4300.
 CLOSING = {"{": "}", "[": "]"}
 BLANKS = re.compile(r"[ \t\n\r]*")
 IN_STRING = r'(?:[^"\\\x00-\x1f]|\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4}))*+'
@@ -34,8 +35,10 @@ class Unfinished(ValueError):
 
 
 def read_object(text: str, at: int = 0) -> tuple[dict[str, str], int]:
-    """The members of the object that begins at ``at``, each value as it is written, and where the
-    object ends. Raises NotJson or Unfinished."""
+    """Returns the members of the object that begins at ``at``, and where the object ends.
+
+    Each value is the text as written. Raises NotJson or Unfinished.
+    """
     members: dict[str, str] = {}
     at = _expect(text, at, "{")
     if text[at : at + 1] == "}":
@@ -53,7 +56,7 @@ def read_object(text: str, at: int = 0) -> tuple[dict[str, str], int]:
 
 
 def parse_object(text: str) -> dict[str, Any]:
-    """The object that a whole text is. Raises ValueError where it is none.
+    """Parses a text that is one JSON object as a whole. Raises ValueError where it is not.
 
     A number beyond a float's range becomes an integer, which is written as a number again.
     """
@@ -64,8 +67,8 @@ def parse_object(text: str) -> dict[str, Any]:
 
 
 def value_end(text: str, at: int = 0) -> int:
-    """Where the value that begins at ``at`` ends. Raises NotJson or Unfinished."""
-    open_until: list[str] = []  # the brackets that close what is open here
+    """Returns where the value that begins at ``at`` ends. Raises NotJson or Unfinished."""
+    open_until: list[str] = []  # The brackets that close what is open at this point.
     while True:
         at = _skip_blanks(text, at)
         opening = text[at : at + 1]
@@ -99,22 +102,22 @@ def _parse_number(digits: str) -> float | int:
     if math.isfinite(value):
         return value
     exact = Decimal(digits)
-    if exact.adjusted() > MAX_DIGITS:
+    if exact.adjusted() > MAX_INTEGER_DIGITS:
         raise NotJson
     return int(exact)
 
 
 def _skip_blanks(text: str, at: int) -> int:
-    """The place of the next character that is no blank. Raises Unfinished where there is none."""
-    found = BLANKS.match(text, at)
-    assert found is not None
-    if found.end() == len(text):
+    """Returns the index of the next character that is no blank. Raises Unfinished at the end."""
+    blanks = BLANKS.match(text, at)
+    assert blanks is not None
+    if blanks.end() == len(text):
         raise Unfinished
-    return found.end()
+    return blanks.end()
 
 
 def _expect(text: str, at: int, mark: str) -> int:
-    """The place of what follows this mark, both after any blanks."""
+    """Returns the index of what follows this mark; blanks before and after the mark are skipped."""
     at = _skip_blanks(text, at)
     if text[at] != mark:
         raise NotJson
@@ -130,7 +133,7 @@ def _string_end(text: str, at: int) -> int:
 
 
 def _scalar_end(text: str, at: int) -> int:
-    """Where a string, a number or one of the words ends."""
+    """Returns where a string, a number or one of the words ends."""
     if text[at] == '"':
         return _string_end(text, at)
     for word in WORDS:
@@ -145,10 +148,10 @@ def _scalar_end(text: str, at: int) -> int:
 
 
 def _match_end(whole: re.Pattern[str], start: re.Pattern[str], text: str, at: int) -> int:
-    begun = start.match(text, at)
-    if begun is not None and begun.end() == len(text):
+    beginning = start.match(text, at)
+    if beginning is not None and beginning.end() == len(text):
         raise Unfinished
-    found = whole.match(text, at)
-    if found is None:
+    match = whole.match(text, at)
+    if match is None:
         raise NotJson
-    return found.end()
+    return match.end()

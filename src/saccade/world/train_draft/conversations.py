@@ -179,7 +179,7 @@ def training_sample(
         turns = conversation.turns[:last]
         parts = [part["type"] for turn in turns for part in turn["content"]]
         visible_media = clips[: parts.count("video")], images[: parts.count("image")]
-        inputs = questions.converse(name, processor, turns, *visible_media)
+        inputs = questions.conversation_inputs(name, processor, turns, *visible_media)
         room = max_length - inputs["input_ids"].shape[1]
         answer = conversation.turns[last]["content"][0]["text"]
         answer_ids = [*loaded.tokenizer(answer, add_special_tokens=False).input_ids, eos]
@@ -203,22 +203,22 @@ def _answer_spans(
     is the same in both.
     """
     name, processor = loaded.name, loaded.processor
-    template_ids = questions.words(name, processor, turns)
+    prompt_ids = questions.template_ids(name, processor, turns)
     placeholders = sorted(loaded.backbone.placeholders)
     text_positions = (~torch.isin(ids, torch.tensor(placeholders))).nonzero()[:, 0].tolist()
-    text_tokens = [i for i, token in enumerate(template_ids) if token not in placeholders]
+    text_tokens = [i for i, token in enumerate(prompt_ids) if token not in placeholders]
     spans = []
     for previous, turn in pairwise(range(len(turns))):
         if turns[turn]["role"] != "assistant":
             continue
-        question_ids = questions.words(name, processor, turns[: previous + 1])
-        answer_ids = questions.words(name, processor, turns[: turn + 1], continued=True)
+        question_ids = questions.template_ids(name, processor, turns[: previous + 1])
+        answer_ids = questions.template_ids(
+            name, processor, turns[: turn + 1], continues_last_turn=True
+        )
         span = [
             i
             for i in text_tokens
-            if common_length(template_ids, question_ids)
-            <= i
-            < common_length(template_ids, answer_ids)
+            if common_length(prompt_ids, question_ids) <= i < common_length(prompt_ids, answer_ids)
         ]
         start, stop = (
             text_positions[len(text_positions) - len(text_tokens) + text_tokens.index(i)]

@@ -1,7 +1,7 @@
-"""The options that several commands take, alone and in groups, and what holds without them.
+"""The options that several commands take, alone and in groups, and their defaults.
 
-A command takes a group as one parameter, annotated with the group's class; `grouped` makes an
-option of each of its fields.
+A command takes a group as one parameter, annotated with the group's class. The decorator
+`with_option_groups` makes an option of each of its fields.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 
 QUESTION = "Describe the video in detail."
 DEFAULT_METHOD = "auto"
-NAMES = re.compile(r"://|\.[A-Za-z]\w{1,4}$")  # an address, or a file that may be missing
+# Matches an address, or the name of a file, which may be missing.
+FILE_OR_URL = re.compile(r"://|\.[A-Za-z]\w{1,4}$")
 
 Method = Annotated[
     str | None,
@@ -92,8 +93,8 @@ Trust = Annotated[
 KEYWORD = Parameter.KEYWORD_ONLY
 
 
-def _in_a_folder(path: Path | None) -> Path | None:
-    """A file that will be written after the work. Raises OptionError where it could not be."""
+def _check_folder(path: Path | None) -> Path | None:
+    """Returns the path of a file to be written. Raises OptionError where it has no folder."""
     if path is not None and not path.parent.is_dir():
         raise OptionError(f"{path} cannot be written: there is no folder {path.parent}")
     return path
@@ -102,14 +103,14 @@ def _in_a_folder(path: Path | None) -> Path | None:
 Trace = Annotated[
     Path | None,
     typer.Option(
-        help="Write the rounds here (JSON lines), a file a method.", callback=_in_a_folder
+        help="Write the rounds here (JSON lines), a file a method.", callback=_check_folder
     ),
 ]
 
 
 @dataclass(frozen=True)
 class ModelOptions:
-    """Which models answer; a file of `calibrate` says what is left out."""
+    """Which models answer; a file of `calibrate` has what is left out."""
 
     target: Target = None
     draft: Draft = None
@@ -124,21 +125,21 @@ class ModelOptions:
 
 @dataclass(frozen=True)
 class DeviceOptions:
-    """What a model is worked with."""
+    """The device, number type and threads with which models run."""
 
     threads: Threads = None
     dtype: Dtype = None
     device: Device = None
 
     @property
-    def load(self) -> dict[str, Any]:
-        """The settings of :func:`saccade.inputs.load` among them."""
+    def load_arguments(self) -> dict[str, Any]:
+        """The fields that are arguments of :func:`saccade.inputs.load_pair`."""
         return {name: value for name, value in asdict(self).items() if name != "threads"}
 
 
 @dataclass(frozen=True)
 class LoadOptions(DeviceOptions):
-    """How and where models are loaded: also such as fit no single device."""
+    """How and where models are loaded, including models that do not fit one device."""
 
     device_map: Annotated[
         str | None, typer.Option(help="auto spreads the target over the devices there are.")
@@ -151,7 +152,7 @@ class LoadOptions(DeviceOptions):
 
 @dataclass(frozen=True)
 class FrameOptions:
-    """Which frames of a video are taken."""
+    """Which frames of a video to take."""
 
     fps: Fps = None
     num_frames: NumFrames = None
@@ -165,7 +166,7 @@ class FrameOptions:
 
 @dataclass(frozen=True)
 class ClipOptions(FrameOptions):
-    """Which frames are taken, and of which part of a video."""
+    """Which frames to take, and from which part of a video."""
 
     start: Annotated[float | None, typer.Option(help="Start at this second.")] = None
     end: Annotated[float | None, typer.Option(help="End at this second.")] = None
@@ -175,16 +176,16 @@ class ClipOptions(FrameOptions):
 
 
 @dataclass(frozen=True)
-class DrawOptions:
-    """How an answer's tokens are drawn."""
+class SamplingOptions:
+    """How an answer's tokens are sampled, and where it stops."""
 
     temperature: Annotated[float, typer.Option(min=0, help="0 decodes greedily.")] = 0.0
     top_p: Annotated[float | None, typer.Option(help="Nucleus sampling.")] = None
     top_k: Annotated[int | None, typer.Option(help="Sample among the k likeliest.")] = None
     stop: Annotated[list[str] | None, typer.Option(help="Stop at this text (repeatable).")] = None
 
-    def settings(self) -> dict[str, Any]:
-        """The generation settings they are. Raises OptionError for such as need sampling."""
+    def generation_settings(self) -> dict[str, Any]:
+        """Returns transformers' generation settings. Raises OptionError for a conflict."""
         sampling = {"temperature": self.temperature, "top_p": self.top_p, "top_k": self.top_k}
         if self.temperature == 0:
             if self.top_p is not None or self.top_k is not None:
@@ -194,17 +195,21 @@ class DrawOptions:
         return {"do_sample": self.temperature > 0, **sampling, **stops}
 
 
-def shown(video: str | None, question: str | None, beside: bool) -> tuple[str | None, str | None]:
-    """What is the video and what the question: ``beside`` a document a single argument that names
-    no file is the question."""
-    if video is None or question is not None or not beside:
+def split_arguments(
+    video: str | None, question: str | None, has_document: bool
+) -> tuple[str | None, str | None]:
+    """Returns the video and the question of a command's arguments.
+
+    With a document, a single argument that names no file is the question.
+    """
+    if video is None or question is not None or not has_document:
         return video, question
-    named = video.strip() in ("", "-") or NAMES.search(video) or os.path.exists(video)
-    return (video, None) if named else (None, video)
+    is_file = video.strip() in ("", "-") or FILE_OR_URL.search(video) or os.path.exists(video)
+    return (video, None) if is_file else (None, video)
 
 
-def asked(question: str | None, prompt: str) -> str:
-    """The question, given after the video or by --prompt. Raises OptionError for both."""
+def resolve_question(question: str | None, prompt: str) -> str:
+    """Returns the question after the video or in --prompt. Raises OptionError for both."""
     if question is not None and prompt != QUESTION:
         raise OptionError("give the question after the video or by --prompt, not both")
     if question is not None and os.path.exists(question):
@@ -212,33 +217,35 @@ def asked(question: str | None, prompt: str) -> str:
     return prompt if question is None else question
 
 
-def grouped(command: Callable[..., None]) -> Callable[..., None]:
-    """A command whose groups of options typer sees as one option for each of their fields.
+def with_option_groups(command: Callable[..., None]) -> Callable[..., None]:
+    """Wraps a command so that typer sees an option for each field of its groups of options.
 
-    A field's annotation and default are the option's. Called with some options only, the command
-    gets its groups with the defaults of the rest.
+    An option has the annotation and the default of its field. Options that are left out in a call
+    of the command have their defaults in its groups.
     """
     hints = get_type_hints(command, include_extras=True)
-    groups: dict[str, Any] = {name: kind for name, kind in hints.items() if is_dataclass(kind)}
+    groups: dict[str, Any] = {name: hint for name, hint in hints.items() if is_dataclass(hint)}
     options: list[Parameter] = []
     for name, parameter in inspect.signature(command).parameters.items():
         if (group := groups.get(name)) is None:
             options.append(parameter.replace(kind=KEYWORD, annotation=hints[name]))
             continue
-        kinds = get_type_hints(group, include_extras=True)
+        field_hints = get_type_hints(group, include_extras=True)
         options += [
-            Parameter(each.name, KEYWORD, default=each.default, annotation=kinds[each.name])
-            for each in fields(group)
+            Parameter(
+                field.name, KEYWORD, default=field.default, annotation=field_hints[field.name]
+            )
+            for field in fields(group)
         ]
 
     @wraps(command)
-    def called(**given: Any) -> None:
-        made = {
-            name: group(**{f.name: given.pop(f.name) for f in fields(group) if f.name in given})
-            for name, group in groups.items()
-        }
-        command(**given, **made)
+    def wrapper(**arguments: Any) -> None:
+        filled_groups = {}
+        for name, group in groups.items():
+            names = [field.name for field in fields(group) if field.name in arguments]
+            filled_groups[name] = group(**{name: arguments.pop(name) for name in names})
+        command(**arguments, **filled_groups)
 
-    called.__annotations__ = {each.name: each.annotation for each in options}
-    vars(called)["__signature__"] = inspect.Signature(options)
-    return called
+    wrapper.__annotations__ = {option.name: option.annotation for option in options}
+    vars(wrapper)["__signature__"] = inspect.Signature(options)
+    return wrapper

@@ -1,4 +1,4 @@
-"""The application: every command by its name, its help in sections, and errors in a line."""
+"""The application: its commands, their help in sections, and errors as one line."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 from typer.core import TyperCommand
 
-from saccade.cli import printing
+from saccade.cli import output_streams
 from saccade.cli.bench import bench_app
 from saccade.cli.calibrate import calibrate
 from saccade.cli.caption import caption, caption_merge
@@ -59,25 +59,28 @@ SECTIONS: dict[str, tuple[str, ...]] = {
         *("repeat", "seconds"),
     ),
 }
-OTHERS = "Other options"
+OTHER_OPTIONS = "Other options"
 
 
-class Sections(TyperCommand):
-    """A command whose help is in ``SECTIONS``, in their order; what is in none comes last."""
+class SectionedCommand(TyperCommand):
+    """A command whose help has the ``SECTIONS`` in their order, and other options at the end."""
 
     def get_short_help_str(self, limit: int = 45) -> str:
-        """The first sentence of its help, whole, in as many lines as it needs."""
+        """Returns the whole first sentence of the help, in as many lines as it needs."""
         return super().get_short_help_str(limit=1000)
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        told = {param.name: param.get_help_record(ctx) for param in self.get_params(ctx)}
-        names = {title: [name for name in own if told.get(name)] for title, own in SECTIONS.items()}
-        placed = {name for own in names.values() for name in own}
-        names[OTHERS] = [name for name in told if told[name] and name not in placed]
-        for title, own in names.items():
-            if own:
+        records = {param.name: param.get_help_record(ctx) for param in self.get_params(ctx)}
+        sections = {
+            title: [name for name in names if records.get(name)]
+            for title, names in SECTIONS.items()
+        }
+        placed = {name for names in sections.values() for name in names}
+        sections[OTHER_OPTIONS] = [name for name in records if records[name] and name not in placed]
+        for title, names in sections.items():
+            if names:
                 with formatter.section(title):
-                    formatter.write_dl([told[name] for name in own])
+                    formatter.write_dl([records[name] for name in names])
 
 
 app = typer.Typer(
@@ -98,19 +101,19 @@ def top(
         raise typer.Exit()
 
 
-app.command(cls=Sections)(demo)
-app.command(cls=Sections)(describe)
-app.command(cls=Sections)(chat)
-app.command(cls=Sections)(caption)
-app.command("caption-merge", cls=Sections)(caption_merge)
-app.command(cls=Sections)(compare)
-app.command(cls=Sections)(serve)
-app.command(cls=Sections)(ui)
-app.command(cls=Sections)(methods)
-app.command(cls=Sections)(calibrate)
-app.command(cls=Sections)(doctor)
-app.command("train-draft", cls=Sections)(train_draft)
-bench_app.command("real", cls=Sections)(bench_real)
+app.command(cls=SectionedCommand)(demo)
+app.command(cls=SectionedCommand)(describe)
+app.command(cls=SectionedCommand)(chat)
+app.command(cls=SectionedCommand)(caption)
+app.command("caption-merge", cls=SectionedCommand)(caption_merge)
+app.command(cls=SectionedCommand)(compare)
+app.command(cls=SectionedCommand)(serve)
+app.command(cls=SectionedCommand)(ui)
+app.command(cls=SectionedCommand)(methods)
+app.command(cls=SectionedCommand)(calibrate)
+app.command(cls=SectionedCommand)(doctor)
+app.command("train-draft", cls=SectionedCommand)(train_draft)
+bench_app.command("real", cls=SectionedCommand)(bench_real)
 app.add_typer(bench_app, name="bench")
 app.add_typer(real_app, name="real")
 app.add_typer(shapes_app, name="shapes")
@@ -118,30 +121,30 @@ app.add_typer(shapes_app, name="shapes")
 
 def main() -> None:
     """Runs the command line."""
-    called(app)
+    run_application(app)
 
 
-def called(commands: typer.Typer) -> None:
-    """Runs commands: an error meant for a person is one line and exit code 2."""
-    printing.prepare_streams()
+def run_application(commands: typer.Typer) -> None:
+    """Runs commands; an error for the user is printed as one line with exit code 2."""
+    output_streams.prepare_streams()
     try:
         try:
             commands(standalone_mode=True)
-        finally:  # Typer leaves by SystemExit.
-            printing.flush_output()
+        finally:  # Typer ends by SystemExit.
+            output_streams.flush_output()
     except SaccadeError as error:
         _fail(str(error))
     except OSError as error:
-        if error.filename is not None:  # A file stands in the way, or is not ours to write.
+        if error.filename is not None:  # A file cannot be read, written or replaced.
             _fail(f"{error.filename}: {error.strerror}")
-        if error.errno not in printing.UNWRITABLE:
+        if error.errno not in output_streams.UNWRITABLE_ERRNOS:
             raise
-        printing.forget_output()
+        output_streams.discard_output()
         _fail(f"the output cannot be written: {error.strerror}")
     except KeyboardInterrupt:
         sys.exit(130)
 
 
-def _fail(what: str) -> NoReturn:
-    err.print(f"saccade: {what}", markup=False, soft_wrap=True)
+def _fail(message: str) -> NoReturn:
+    err.print(f"saccade: {message}", markup=False, soft_wrap=True)
     sys.exit(2)

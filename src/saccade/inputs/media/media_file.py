@@ -1,7 +1,8 @@
-"""A path, bytes or a stream to an open file of known kind, or a refusal.
+"""Opens a path, bytes or a stream as a file of a known type, or refuses it.
 
-Decides which paths may be read, tells kinds apart by the first bytes, and names a file in messages
-without giving away where it lies. Knows no decoder; `blame` is how the decoders' failures are told.
+It checks which paths may be read, detects types by the first bytes, and names files in messages
+without revealing their folders. It knows no decoder; `translate_errors` turns the errors of
+decoders into ours.
 """
 
 import contextlib
@@ -16,16 +17,17 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from saccade.core.errors import VideoInputCode, VideoInputError
-from saccade.inputs.media.limits import Limits, Why, bad_option, refusal
+from saccade.inputs.media.limits import Limits, Refusal, bad_option, refusal
 
-HEAD = 64  # bytes that tell what a file is
-READABLE = "MP4, MOV, MKV, WebM, AVI, GIF, WebP, PNG or JPEG"
-PIECE, HELD = 1 << 20, 64 << 20  # bytes of a stream read at once, and held in memory
+HEAD_BYTES = 64  # So many bytes show what type a file has.
+READABLE_TYPES = "MP4, MOV, MKV, WebM, AVI, GIF, WebP, PNG or JPEG"
+STREAM_PIECE_BYTES = 1 << 20  # So much of a stream is read at once.
+MAX_STREAM_MEMORY_BYTES = 64 << 20  # A longer stream is kept in a temporary file.
 
 
 @runtime_checkable
 class Readable(Protocol):
-    """A file object; it is read from where it stands, to its end."""
+    """A file object, which is read from its current position to its end."""
 
     def read(self, size: int = -1, /) -> bytes: ...
 
@@ -34,37 +36,39 @@ Source = str | Path | bytes | Readable
 
 
 class Handle:
-    """A file to read and seek while there is time, but not to name: FFmpeg may take a name for an
-    address."""
+    """A file that can be read and sought until its time is up.
 
-    def __init__(self, file: Any, check: Callable[[], None]) -> None:
-        self._read, self._check = file.read, check
+    It has no name, because FFmpeg could take a name for an address.
+    """
+
+    def __init__(self, file: Any, check_time: Callable[[], None]) -> None:
+        self._read, self._check_time = file.read, check_time
         self.seek, self.tell = file.seek, file.tell
 
     def read(self, size: int = -1) -> bytes:
-        self._check()
+        self._check_time()
         return self._read(size)
 
 
 @dataclass
 class File:
-    """An open input, the name to use in messages, and what its first bytes look like."""
+    """An open input, its name for messages, and the type that its first bytes show."""
 
     handle: Handle
     label: str
-    kind: str | None  # "image", the name of a video container, or unknown
-    size: int  # bytes
-    check: Callable[[], None]  # raises once its time is up
+    kind: str | None  # "image", the name of a video container, or None where it is unknown.
+    size: int  # In bytes.
+    check_time: Callable[[], None]  # Raises VideoInputError once its time is up.
 
     def refusal(self, what: str, code: VideoInputCode) -> VideoInputError:
         return refusal(self.label, what, code)
 
 
-def allowed(path: str | Path, limits: Limits) -> Path:
-    """The resolved path, if there is something there that may be read."""
+def check_path(path: str | Path, limits: Limits) -> Path:
+    """Returns the resolved path. Raises VideoInputError where nothing there may be read."""
     if re.match("[A-Za-z][A-Za-z0-9+.-]+:/", str(path)):
         raise refusal("an address", "is not opened: download it and give the file", "not_allowed")
-    if path == "":  # to pathlib it is the current folder
+    if path == "":  # To pathlib this is the current folder.
         raise refusal("a file without a name", "does not exist: check the path", "missing")
     label = printable(Path(path).name)
     try:
@@ -74,20 +78,23 @@ def allowed(path: str | Path, limits: Limits) -> Path:
         mode = resolved.stat().st_mode
     except PermissionError:
         raise refusal(label, "may not be read: change its permissions", "unreadable") from None
-    except (OSError, ValueError, RuntimeError):  # ValueError: a zero byte; RuntimeError: a loop
-        first = "" if Path(label).suffix else "; media come first, then the question"
-        raise refusal(label, f"does not exist: check the path{first}", "missing") from None
-    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):  # a pipe would block, a device never end
+    except (OSError, ValueError, RuntimeError):  # A zero byte is a ValueError, a loop the last.
+        hint = "" if Path(label).suffix else "; media come first, then the question"
+        raise refusal(label, f"does not exist: check the path{hint}", "missing") from None
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):  # A pipe blocks; a device never ends.
         raise refusal(label, "is not a file; give a video file or '-'", "not_a_video")
     return resolved
 
 
 @contextlib.contextmanager
-def opened(source: Source, limits: Limits) -> Iterator[File]:
-    """The source as a file whose size is allowed and whose first bytes promise frames."""
+def open_media(source: Source, limits: Limits) -> Iterator[File]:
+    """Yields the source as a file whose size is allowed and whose first bytes may be media.
+
+    Raises VideoInputError for a source that is none.
+    """
     with contextlib.ExitStack() as stack:
         if isinstance(source, str | Path) and source != "-":
-            path = allowed(source, limits)
+            path = check_path(source, limits)
             label, size = printable(Path(source).name), path.stat().st_size
             try:
                 handle: Any = stack.enter_context(path.open("rb"))
@@ -103,27 +110,31 @@ def opened(source: Source, limits: Limits) -> Iterator[File]:
                 if not isinstance(pipe, Readable):
                     what = "a video is a path, bytes or an open file"
                     raise bad_option(f"{what}, not {type(source).__name__}")
-                handle = stack.enter_context(tempfile.SpooledTemporaryFile(HELD))
-                size = _keep(pipe, handle, label, limits)
+                handle = stack.enter_context(tempfile.SpooledTemporaryFile(MAX_STREAM_MEMORY_BYTES))
+                size = _copy_stream(pipe, handle, label, limits)
         limits.check(label, nbytes=size)
         if not size:
             raise refusal(label, "is empty: give a video or an image", "empty")
         handle.seek(0)
-        head, check = handle.read(HEAD), limits.watch(label)
-        if problem := _mistake(head):
+        head = handle.read(HEAD_BYTES)
+        check_time = limits.start_timer(label)
+        if problem := _find_mistake(head):
             raise refusal(label, *problem)
-        yield File(Handle(handle, check), label, _kind(head), size, check)
+        yield File(Handle(handle, check_time), label, _detect_kind(head), size, check_time)
 
 
-def _keep(pipe: Readable, file: Any, label: str, limits: Limits) -> int:
-    """Keeps what a stream gives, piece by piece; how many bytes it is. What is no video, or too
-    much, is not read to its end."""
+def _copy_stream(pipe: Readable, file: Any, label: str, limits: Limits) -> int:
+    """Copies a stream into a file piece by piece, and returns its size in bytes.
+
+    A stream that is no video or too large is not read to its end.
+    """
     try:
-        while piece := pipe.read(PIECE):
+        while piece := pipe.read(STREAM_PIECE_BYTES):
             if not isinstance(piece, bytes):
                 raise refusal(label, "is open as text: open it with 'rb'", "bad_option")
-            if not file.tell() and len(piece) >= HEAD and (problem := _mistake(piece[:HEAD])):
-                raise refusal(label, *problem)
+            if not file.tell() and len(piece) >= HEAD_BYTES:
+                if problem := _find_mistake(piece[:HEAD_BYTES]):
+                    raise refusal(label, *problem)
             file.write(piece)
             limits.check(label, nbytes=file.tell())
     except ValueError:
@@ -135,15 +146,15 @@ def _keep(pipe: Readable, file: Any, label: str, limits: Limits) -> int:
 
 
 @contextlib.contextmanager
-def blame(file: File) -> Iterator[None]:
-    """Turn any failure of a library into ours: their messages can hold memory addresses."""
+def translate_errors(file: File) -> Iterator[None]:
+    """Turns any error of a library into ours, since theirs can contain memory addresses."""
     try:
         yield
     except VideoInputError:
         raise
     except MemoryError:
         raise file.refusal("needs more memory than there is: scale it down", "too_large") from None
-    except Exception:  # decoders raise almost anything on hostile bytes
+    except Exception:  # Decoders raise almost anything on hostile bytes.
         raise file.refusal("is damaged or cut short: copy it again", "truncated") from None
 
 
@@ -157,7 +168,8 @@ def printable(name: str) -> str:
     return "".join(c if c.isprintable() else "?" for c in name)[:80] or "the folder"
 
 
-def _kind(head: bytes) -> str | None:
+def _detect_kind(head: bytes) -> str | None:
+    """Returns the type of file that begins with these bytes, as in ``File.kind``."""
     if head.startswith((b"\x89PNG", b"\xff\xd8\xff", b"GIF8", b"BM")) or head[8:12] == b"WEBP":
         return "image"
     if head[4:8] in (b"ftyp", b"moov", b"mdat", b"wide", b"free", b"skip"):
@@ -167,18 +179,19 @@ def _kind(head: bytes) -> str | None:
     return "AVI" if head.startswith(b"RIFF") and head[8:12] == b"AVI " else None
 
 
-def _mistake(head: bytes) -> Why | None:
-    """What is wrong with these first bytes, for what is given by mistake or with intent."""
+def _find_mistake(head: bytes) -> Refusal | None:
+    """Returns why a file with these first bytes is refused; None where nothing is wrong."""
     text = head.removeprefix(b"\xef\xbb\xbf").strip()
-    if all(32 <= byte < 127 or byte in b"\t\r\n" for byte in text):  # whose words nobody is shown
+    # No message repeats the text itself.
+    if all(32 <= byte < 127 or byte in b"\t\r\n" for byte in text):
         what = "a web page" if text.startswith(b"<") else "text"
-        return f"is not a video but {what}: give {READABLE}", "not_a_video"
+        return f"is not a video but {what}: give {READABLE_TYPES}", "not_a_video"
     if not any(head):
-        return f"is not a video but zeros: give {READABLE}", "not_a_video"
+        return f"is not a video but zeros: give {READABLE_TYPES}", "not_a_video"
     if head[4:8] == b"ftyp" and head[8:12] in (b"heic", b"heix", b"mif1", b"avif", b"avis"):
         return "is a HEIC or AVIF image; convert it to JPEG or PNG", "unsupported"
     if head.startswith((b"ID3", b"fLaC")) or head[:4] + head[8:12] == b"RIFFWAVE":
-        return f"has no video stream (sound only): give {READABLE}", "no_video_stream"
+        return f"has no video stream (sound only): give {READABLE_TYPES}", "no_video_stream"
     if head.startswith((b"OggS", b"FLV", b"0&\xb2u", b"\0\0\1\xba", b"%PDF", b"PK\3\4")):
-        return f"is of a kind that is not read; convert it to {READABLE}", "unsupported"
+        return f"is of a kind that is not read; convert it to {READABLE_TYPES}", "unsupported"
     return None

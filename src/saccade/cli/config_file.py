@@ -1,0 +1,102 @@
+"""Reads and writes the YAML file of ``saccade calibrate`` and ``--config``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from saccade.core.errors import MethodError, OptionError
+from saccade.methods import AXES, resolve
+
+if TYPE_CHECKING:
+    from saccade.bench.calibrate import Calibration
+
+MAX_FILE_BYTES = 100_000
+KEYS = ("method", "target", "draft", "threads", *AXES, "measured")
+SHARE = ((int, float), "a number between 0 and 1")
+# By key: the types of its value, and how an error describes them.
+VALUE_TYPES: Mapping[str, tuple[tuple[type, ...], str]] = {
+    "threads": ((int,), "a whole number from 1"),
+    "keep": SHARE,
+    "lambda": SHARE,
+    "shape": ((str, list), "a name, or a tree as paths like [[0], [1], [0, 0]]"),
+    "measured": ((dict,), "keys and values"),
+}
+NAME = ((str,), "a name")
+
+
+def write_config(path: Path, calibration: Calibration) -> None:
+    """Writes a small file that :func:`read_config` reads and a person can edit."""
+    head = (
+        "# Made by `saccade calibrate`; read by --config. Holds for this pair and this machine.\n"
+        f"# {calibration.advice}.\n"
+    )
+    plain = json.loads(json.dumps(calibration.json()))  # torch's version is a subclass of str.
+    content = {key: value for key, value in plain.items() if value is not None}
+    text = yaml.safe_dump(
+        content, sort_keys=False, allow_unicode=True, default_flow_style=None, width=200
+    )
+    path.write_text(head + text, encoding="utf-8")
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """Reads the method, target, draft, threads and measurements in a file.
+
+    An axis may be a key, as one more override of the method. Raises OptionError for an unknown key
+    or a wrong value.
+    """
+    content = {key: value for key, value in _read_mapping(path).items() if value is not None}
+    for key, value in content.items():
+        types, description = VALUE_TYPES.get(key, NAME)
+        is_valid = type(value) in types and value != "" and (key != "threads" or value >= 1)
+        if not is_valid or (isinstance(value, list) and not all(map(_is_path, value))):
+            raise OptionError(f"{path}: {key} must be {description}, not {str(value)[:40]!r}")
+    overrides = [f"{key}={_axis_value(value)}" for key, value in content.items() if key in AXES]
+    config = {key: value for key, value in content.items() if key not in AXES}
+    if "method" in content or overrides:
+        config["method"] = "/".join([content.get("method", "specvlm").strip(), *overrides])
+        try:
+            resolve(config["method"])
+        except MethodError as error:
+            raise OptionError(f"{path}: {error}") from error
+    return config
+
+
+def _read_mapping(path: Path) -> dict[str, Any]:
+    """Reads the keys and values of a YAML file. Raises OptionError for any other file."""
+    with path.open("rb") as file:
+        raw = file.read(MAX_FILE_BYTES + 1)
+    if len(raw) > MAX_FILE_BYTES:
+        raise OptionError(f"{path} is too large for a config: {MAX_FILE_BYTES} bytes at most")
+    try:
+        node = yaml.compose(raw, yaml.SafeLoader)
+        content = yaml.safe_load(raw)
+    except Exception as error:  # Converters of values raise more than YAMLError.
+        mark = getattr(error, "problem_mark", None)
+        where = "" if mark is None else f" (line {mark.line + 1})"
+        raise OptionError(f"{path} cannot be read as YAML{where}") from error
+    allowed = f"known keys: {', '.join(KEYS)}"
+    if not isinstance(content, dict | None):
+        raise OptionError(f"{path} holds no keys and values; {allowed}")
+    keys = [] if content is None else [key.value for key, _ in node.value]
+    for key in content or ():
+        if key not in KEYS:
+            raise OptionError(f"{path}: unknown key {key!r}; {allowed}")
+        if keys.count(key) > 1:
+            raise OptionError(f"{path}: key {key!r} is given twice")
+    return content or {}
+
+
+def _is_path(value: Any) -> bool:
+    return isinstance(value, list) and all(type(rank) is int for rank in value)
+
+
+def _axis_value(value: Any) -> str:
+    """Returns an override's value as it is written in a method's name."""
+    if isinstance(value, list):
+        return "paths-" + ",".join(".".join(map(str, path)) for path in value)
+    return str(value)

@@ -1,0 +1,199 @@
+"""Turns a command's options into what it works with: names, recipes, clips and models."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from saccade.cli.command_options import DEFAULT_METHOD, LoadOptions, ModelOptions
+from saccade.cli.terminal import err, progress_bars, status
+from saccade.core.errors import OptionError
+from saccade.inputs import checkpoints, subjects
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from saccade.drafting.recipe import Recipe
+    from saccade.inputs import Pair
+    from saccade.inputs.media import Clip, FrameSampling
+    from saccade.methods.listing import Listing
+
+
+class RunSettings(checkpoints.Answering):
+    """Which models and method to run, from the command line, a config file, or the defaults."""
+
+    def load_models(self, *, quiet: bool, tp: bool = False) -> Pair:
+        """Loads the target and the draft."""
+        return load_models(self.target, self.draft, quiet=quiet, tp=tp, **dict(self.load))
+
+    def make_captioner(self, media: Sequence[Sequence[np.ndarray]]) -> Any:
+        """Returns a captioner for the frames of each video and image, None where there is none."""
+        from saccade.inputs import captions
+
+        return captions.lazy_captioner(
+            self.captioner, self.target, media, dict(self.load)["device"]
+        )
+
+
+def resolve_settings(
+    models: ModelOptions, loading: LoadOptions, method: str | None = None
+) -> RunSettings:
+    """Returns the settings of a run.
+
+    An option of the command line is preferred to the config file's, and that to the default. Raises
+    MethodError or ModelError for a method or checkpoint that does not exist.
+    """
+    config: dict[str, Any] = {}
+    if models.config is not None:
+        from saccade.cli.config_file import read_config
+
+        config = read_config(models.config)
+    draft = models.draft
+    # The draft in the file belongs to the target in the file.
+    if draft is None and models.target in (None, config.get("target")):
+        draft = config.get("draft")
+    settings = RunSettings(
+        config.get("target", "shapes") if models.target is None else models.target,
+        draft,
+        config.get("method", DEFAULT_METHOD) if method is None else method,
+        models.captioner,
+        loading.threads or config.get("threads"),
+        tuple(loading.load_arguments.items()),
+    )
+    check_methods([settings.method])
+    check_checkpoints(settings.target, settings.draft)
+    return settings
+
+
+def check_checkpoints(*names: str | None, weights: bool = True) -> None:
+    """Raises ModelError for a missing checkpoint, before PyTorch is imported."""
+    for name in (each for each in names if each is not None):
+        with status(f"looking for {name}", quiet=False):
+            checkpoints.check(name, weights=weights)
+
+
+def list_methods() -> Listing:
+    """Returns every method: from the stored listing, or from the methods where others are added."""
+    from saccade.methods.listing import load_listing
+
+    if (stored := load_listing()) is not None:
+        return stored
+    from saccade.methods import names
+
+    return names.listing()
+
+
+def check_methods(names: Iterable[str], extra_names: Sequence[str] = ()) -> None:
+    """Raises MethodError for a name that is neither a method's nor one of ``extra_names``.
+
+    The values of its axes are checked when it is resolved.
+    """
+    listing = list_methods()
+    extra: dict[str, dict[str, str]] = {name: {} for name in extra_names}
+    listing = replace(listing, methods={**listing.methods, **extra})
+    for name in names:
+        listing.check(name)
+
+
+def split_names(names: str) -> list[str]:
+    """Returns the names between commas."""
+    return [name.strip() for name in names.split(",") if name.strip()]
+
+
+def parse_method_names(text: str) -> tuple[str, ...]:
+    """Returns the methods named between commas, each once; ``all`` stands for every method."""
+    methods = list_methods().methods
+    names: list[str] = []
+    for name in split_names(text):
+        names += methods if name == "all" else [name]
+    if not names:
+        raise OptionError("name a method: saccade methods")
+    return tuple(dict.fromkeys(names))
+
+
+def resolve_recipes(methods: Sequence[str], exact: bool = False) -> list[Recipe]:
+    """Returns the recipes of methods by name.
+
+    Where a draft works in parallel, its process starts while the models load. Raises MethodError
+    for a method of trees with ``exact``.
+    """
+    from saccade.drafting.parallel import process
+    from saccade.drafting.recipe import as_chains
+    from saccade.drafting.schedule import parallel
+    from saccade.methods import resolve
+
+    recipes = [resolve(method) for method in methods]
+    if exact:
+        recipes = [as_chains(recipe) for recipe in recipes]
+    if any(recipe.schedule is parallel for recipe in recipes):
+        process.prepare()
+    return recipes
+
+
+def read_clip(
+    video: str,
+    sampling: FrameSampling,
+    *,
+    quiet: bool,
+    warn: bool = True,
+    target: str | None = None,
+) -> Clip:
+    """Reads a clip and prints its warnings.
+
+    With the embedded pair as the ``target``, one says that it knows nothing of such a clip.
+    """
+    from saccade.inputs import media
+
+    if not video.strip():
+        raise OptionError(
+            "name a video: a file, a folder of frames, or - for standard input; "
+            "a text is named by --document, where a command takes one"
+        )
+    with progress_bars(quiet=quiet) as tell:
+        tell("opening the video")
+        clip = media.read(video, sampling, progress=partial(tell, "decoding frames"))
+    if target is not None:
+        from saccade.world import drawn_world
+
+        clip = drawn_world.warn_if_foreign(clip, target)
+    for warning in clip.warnings if warn else ():
+        err.print(warning, style="yellow", markup=False, soft_wrap=True)
+    return clip
+
+
+def warn_about_embedded_pair(target: str) -> None:
+    """Prints what the embedded pair can describe, before any media are read."""
+    from saccade.world import drawn_world
+
+    if checkpoints.is_embedded(target):
+        err.print(drawn_world.FOREIGN_CLIP_WARNING, style="yellow", markup=False, soft_wrap=True)
+
+
+def load_models(target: str, draft: str | None, *, quiet: bool, **options: Any) -> Pair:
+    """Loads both models; ``options`` are those of :func:`saccade.inputs.load_pair`."""
+    from saccade.inputs import Pair, load_pair
+
+    with status("loading the models", quiet=quiet):
+        return Pair(*load_pair(target, draft, **options))
+
+
+def read_subject(
+    video: str | None,
+    documents: Sequence[Path] | None,
+    sampling: FrameSampling,
+    *,
+    quiet: bool,
+    warn: bool = True,
+    target: str,
+) -> subjects.Subject:
+    """Reads what a question is about: documents first, and a video only where one is named."""
+    texts = tuple(subjects.read_document(file) for file in documents or ())
+    if video is not None or not texts:
+        clip = read_clip(video or "", sampling, quiet=quiet, warn=warn, target=target)
+        return subjects.Subject(clip, texts)
+    if warn:
+        warn_about_embedded_pair(target)
+    return subjects.Subject(None, texts)

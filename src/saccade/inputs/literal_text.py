@@ -1,0 +1,309 @@
+"""Keeps users' text literal where it spells a control token.
+
+A processor writes template and text into one string and then looks for control tokens in all of
+it. A question with ``<|video_pad|>`` in it would therefore reserve a place for a video that does
+not exist, and one with ``<|im_end|>`` would end the user's turn. Here a placeholder token, which
+occurs nowhere else, stands for such a text in the string. In the ids it is replaced by the ids of
+the text, encoded as if no token were special. A text that spells no control token is left alone.
+
+Every token that was added to the tokenizer's vocabulary is a control token, whether it is marked
+special or not. Several texts can spell one together that none of them spells alone, and the
+template decides which texts are adjacent. So the conversation is compared with one in which a mark
+stands for every text. Where the two have different control tokens, the texts made the difference,
+and all of them are replaced.
+
+Documents are replaced in the same way, which shows which ids are theirs: see ``CONTEXT``.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import count
+from typing import Any
+
+import torch
+from tokenizers import AddedToken
+
+from saccade.core.errors import OptionError
+from saccade.core.prompt import CONTEXT, Inputs
+
+DOCUMENT = "document"  # The type of a message's part.
+REASONING = "reasoning_content"  # The name that templates use for a turn's reasoning.
+REASONING_START, REASONING_END = "<think>", "</think>"
+BLANK = "\u2581"  # SentencePiece writes a blank like this.
+FIELDS_PER_TOKEN = ("input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids")
+
+
+def document_part(text: str) -> dict[str, str]:
+    """Returns a document as a part of a message."""
+    return {"type": DOCUMENT, "text": f"{text.strip()}\n\n"}
+
+
+@dataclass(frozen=True)
+class Extraction:
+    """Texts that were taken out of turns, and the turns with a mark in the place of each."""
+
+    turns: list[dict[str, Any]]
+    texts: tuple[str, ...] = ()
+    mark: str = ""
+    documents: frozenset[int] = frozenset()  # The indices of the texts that are documents.
+
+
+@dataclass(frozen=True)
+class Placeholders:
+    """The placeholder's id, and the ids of the texts that it stands for, in order."""
+
+    token: int
+    ids: tuple[list[int], ...]
+    are_documents: tuple[bool, ...]
+
+
+def find_control_token(processor: Any, texts: Iterable[str]) -> str | None:
+    """Returns a control token that one of these texts spells, None where none does."""
+    tokens = _control_token_texts(processor)
+    return next((token for text in texts for token in tokens if token in text), None)
+
+
+def extract_special(processor: Any, turns: Sequence[Mapping[str, Any]]) -> Extraction:
+    """Takes out each text that spells a control token, but for the blanks around it."""
+    pattern = re.compile("|".join(map(re.escape, _control_token_texts(processor))) or r"\b\B")
+    return _extract(turns, lambda text: pattern.search(text) is not None)
+
+
+def extract_all(turns: Sequence[Mapping[str, Any]]) -> Extraction:
+    """Takes out every text, but for the blanks around it."""
+    return _extract(turns, lambda text: True)
+
+
+def render_conversation(
+    name: str,
+    processor: Any,
+    turns: Sequence[Mapping[str, Any]],
+    render: Callable[[list[dict[str, Any]]], str],
+) -> tuple[str, Placeholders | None]:
+    """Returns the conversation as ``render`` (a chat template) writes it, with texts kept literal.
+
+    Besides its content a turn may have ``reasoning_content`` and ``tool_calls``, whose arguments
+    are text of the model or a client as well. Raises OptionError where a tokenizer cannot encode
+    such text.
+    """
+    turns = [_separate_reasoning(processor, turn) for turn in turns]
+    extraction = extract_special(processor, turns)
+    written = render(extraction.turns)
+    full_extraction = extract_all(turns)
+    if full_extraction.texts != extraction.texts:
+        template = render(full_extraction.turns)
+        if _control_tokens(processor, written) != _control_tokens(processor, template):
+            extraction, written = full_extraction, template
+    return insert_placeholders(name, processor, written, extraction)
+
+
+def insert_placeholders(
+    name: str, processor: Any, templated: str, extraction: Extraction
+) -> tuple[str, Placeholders | None]:
+    """Returns the templated string with a placeholder for every text, and the texts' ids.
+
+    Texts that the template wrote next to each other are encoded together.
+    """
+    if not extraction.texts:
+        return templated, None
+    tokenizer = getattr(processor, "tokenizer", processor)
+    mark = re.escape(extraction.mark) + r"(\d+)@"
+    texts: list[tuple[str, bool]] = []  # Each text, and whether it is a document.
+    pieces: list[str] = []
+    done = 0
+    for match in re.finditer(mark, templated):
+        number = int(match[1])
+        is_adjacent = bool(texts) and match.start() == done
+        text, is_document = extraction.texts[number], number in extraction.documents
+        if is_adjacent and not is_document and not texts[-1][1]:
+            texts[-1] = (texts[-1][0] + text, False)
+        else:
+            pieces.append(templated[done : match.start()])
+            texts.append((text, is_document))
+        done = match.end()
+    pieces.append(templated[done:])
+    ids = tuple(_encode_literally(name, processor, text) for text, _ in texts)
+    # An added token that does not occur in the conversation becomes the placeholder.
+    for number, added in tokenizer.added_tokens_decoder.items():
+        is_plain = not (added.lstrip or added.rstrip or added.single_word)
+        is_used = added.content in {*_media_tokens(processor), tokenizer.unk_token}
+        if not is_plain or is_used or added.content in templated:
+            continue
+        text = added.content.join(pieces)
+        if tokenizer(text)["input_ids"].count(number) == len(texts):
+            are_documents = tuple(is_document for _, is_document in texts)
+            return text, Placeholders(number, ids, are_documents)
+    raise _cannot_encode_error(name)
+
+
+def replace_placeholders(name: str, inputs: Inputs, placeholders: Placeholders | None) -> Inputs:
+    """Returns the processor's inputs with the ids of every text in the place of its placeholder."""
+    if placeholders is None:
+        return inputs
+    length = inputs["input_ids"].shape[1]
+    places = (inputs["input_ids"][0] == placeholders.token).nonzero()[:, 0]
+    if len(places) != len(placeholders.ids):
+        raise _cannot_encode_error(name)
+    repeats = torch.ones(length, dtype=torch.long)
+    repeats[places] = torch.tensor([len(ids) for ids in placeholders.ids])
+    rows = torch.arange(length).repeat_interleave(repeats)
+    expanded = {key: inputs[key][:, rows] for key in FIELDS_PER_TOKEN if key in inputs}
+    ids = expanded["input_ids"]
+    is_text = ids == placeholders.token
+    ids[is_text] = torch.tensor([i for text_ids in placeholders.ids for i in text_ids])
+    if any(placeholders.are_documents):
+        lengths = torch.tensor([len(text_ids) for text_ids in placeholders.ids])
+        is_document = torch.tensor(placeholders.are_documents).long().repeat_interleave(lengths)
+        expanded[CONTEXT] = torch.zeros_like(ids).masked_scatter(is_text, is_document)
+    return {**inputs, **expanded}
+
+
+def _extract(turns: Sequence[Mapping[str, Any]], must_extract: Callable[[str], bool]) -> Extraction:
+    """Puts a mark in the place of every document, and of each text that must be extracted."""
+    used = set(re.findall(r"@\d+:", repr(turns)))
+    mark = next(mark for mark in (f"@{number}:" for number in count()) if mark not in used)
+    texts: list[str] = []
+    documents: set[int] = set()
+
+    def replace(text: str, extracted: str) -> str:
+        """Returns a mark with the text's own blanks around it, and stores the extracted text."""
+        texts.append(extracted)
+        return text.replace(text.strip(), f"{mark}{len(texts) - 1}@")
+
+    def of_part(part: Mapping[str, str]) -> dict[str, str]:
+        text, is_document = part.get("text", ""), part.get("type") == DOCUMENT
+        if not text.strip() or not (is_document or must_extract(text)):
+            return dict(part)
+        if is_document:
+            documents.add(len(texts))
+        return {**part, "type": "text", "text": replace(text, text.strip())}
+
+    def of_argument(value: Any) -> Any:
+        """Handles the arguments of a call, whose strings templates write as JSON."""
+        match value:
+            case str() if value.strip() and must_extract(value):
+                return replace(value, json.dumps(value.strip(), ensure_ascii=False)[1:-1])
+            case dict():
+                return {of_argument(key): of_argument(each) for key, each in value.items()}
+            case list():
+                return [of_argument(each) for each in value]
+        return value
+
+    def of_call(call: Mapping[str, Any]) -> dict[str, Any]:
+        function = call["function"]
+        return {
+            **call,
+            "function": {**function, "arguments": of_argument(function["arguments"])},
+        }
+
+    def of_turn(turn: Mapping[str, Any]) -> dict[str, Any]:
+        new_turn = {**turn, "content": [of_part(part) for part in turn["content"]]}
+        reasoning = turn.get(REASONING, "")
+        if reasoning.strip() and must_extract(reasoning):
+            new_turn[REASONING] = replace(reasoning, reasoning.strip())
+        if "tool_calls" in turn:
+            new_turn["tool_calls"] = [of_call(call) for call in turn["tool_calls"]]
+        return new_turn
+
+    new_turns = [of_turn(turn) for turn in turns]
+    return Extraction(new_turns, tuple(texts), mark, frozenset(documents))
+
+
+def _separate_reasoning(processor: Any, turn: Mapping[str, Any]) -> dict[str, Any]:
+    """Moves the reasoning of an assistant's turn into a field of its own.
+
+    Templates that support reasoning look for its end in the text, to leave it out of earlier turns.
+    They could not find it in a text that has been extracted.
+    """
+    texts = [part.get("text", "") for part in turn["content"]]
+    supports_reasoning = REASONING in str(getattr(processor, "chat_template", ""))
+    if turn["role"] != "assistant" or not supports_reasoning:
+        return dict(turn)
+    if len(texts) != 1 or REASONING in turn:
+        return dict(turn)
+    before, end, after = texts[0].rpartition(REASONING_END)
+    if not end:
+        return dict(turn)
+    reasoning = before.rpartition(REASONING_START)[2].strip("\n")
+    content = [{**turn["content"][0], "text": after.lstrip("\n")}]
+    return {**turn, "content": content, REASONING: reasoning}
+
+
+def _control_tokens(processor: Any, text: str) -> tuple[list[int], list[int]]:
+    """Returns the control tokens in a text.
+
+    First the ids of those that the tokenizer reads, in order, and then how often the text contains
+    each of those that the processor looks for.
+    """
+    control_texts = _control_token_texts(processor)
+    tokenizer = getattr(processor, "tokenizer", processor)
+    ids = _control_ids(tokenizer, control_texts)
+    read = [number for number in tokenizer(text)["input_ids"] if number in ids]
+    media_tokens = sorted(_media_tokens(processor) & set(control_texts))
+    return read, [text.count(token) for token in media_tokens]
+
+
+def _control_ids(tokenizer: Any, tokens: Iterable[str]) -> set[int]:
+    ids = {tokenizer.convert_tokens_to_ids(token) for token in tokens}
+    return ids - {tokenizer.unk_token_id}
+
+
+def _control_token_texts(processor: Any) -> list[str]:
+    """Returns what a tokenizer or its processor does not read as text, the longest first.
+
+    Some vocabularies have runs of blanks or single characters as added tokens. Those are text.
+    """
+    tokenizer = getattr(processor, "tokenizer", processor)
+    added = tokenizer.added_tokens_decoder.values()
+    tokens = {token.content for token in added if token.special or _is_control(token.content)}
+    tokens |= _media_tokens(processor)
+    return sorted(tokens - {""}, key=lambda token: (-len(token), token))
+
+
+def _is_control(content: str) -> bool:
+    """Whether an added token that is not marked special may control the model."""
+    return len(content) > 1 and bool(content.replace(BLANK, " ").strip())
+
+
+def _media_tokens(processor: Any) -> set[str]:
+    """Returns the tokens that a processor itself looks for, such as those of images."""
+    fields = {key: value for key, value in vars(processor).items() if key.endswith("_token")}
+    return {str(value) for value in fields.values() if isinstance(value, str | AddedToken)}
+
+
+def _encode_literally(name: str, processor: Any, text: str) -> list[int]:
+    """Encodes a text without control tokens, and checks that it decodes the same.
+
+    Where a tokenizer has no mode for that, control tokens are cut in two. Raises OptionError where
+    neither works.
+    """
+    tokenizer = getattr(processor, "tokenizer", processor)
+    control_texts = _control_token_texts(processor)
+    forbidden = _control_ids(tokenizer, control_texts)
+    present = [token for token in control_texts if token in text]
+    whole = _copy_tokenizer(tokenizer)(text, add_special_tokens=False, split_special_tokens=True)
+    pieces = re.split(
+        "|".join(f"(?<={re.escape(t[0])})(?={re.escape(t[1:])})" for t in control_texts), text
+    )
+    cut = [tokenizer(piece, add_special_tokens=False)["input_ids"] for piece in pieces if piece]
+    for ids in (whole["input_ids"], [number for piece in cut for number in piece]):
+        decoded = tokenizer.decode(ids, clean_up_tokenization_spaces=False)
+        if not forbidden & set(ids) and all(token in decoded for token in present):
+            return list(ids)
+    raise _cannot_encode_error(name)
+
+
+@lru_cache(maxsize=4)
+def _copy_tokenizer(tokenizer: Any) -> Any:
+    """Copies a tokenizer, because the mode is a switch on it that other threads would see."""
+    return copy.deepcopy(tokenizer)
+
+
+def _cannot_encode_error(name: str) -> OptionError:
+    return OptionError(f"{name} cannot read special tokens as text: leave them out of the question")

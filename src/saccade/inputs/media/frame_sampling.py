@@ -1,0 +1,158 @@
+"""Chooses which frames to take: moments in time, and the frame that is displayed at each.
+
+It knows a source as a `Reel`, by its timeline alone, and not how its frames are decoded.
+"""
+
+import math
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+from PIL import Image as PILImage
+
+from saccade.core.errors import VideoInputCode
+from saccade.inputs.media.clip import (
+    Clip,
+    Frames,
+    FrameSampling,
+    Image,
+    Seconds,
+    enlarge,
+    snap_rate,
+)
+from saccade.inputs.media.limits import Limits, bad_option, refusal
+
+DEFAULT_FPS = 2.0
+DEFAULT_MIN_FRAMES = 4
+
+Progress = Callable[[int, int], None]
+
+
+@runtime_checkable
+class Reel(Protocol):
+    """A source whose timeline is known, and whose frames can be fetched by number, ascending."""
+
+    label: str
+    times: Seconds  # When each frame appears; the first is 0.
+    tick: float  # The seconds to which `times` are rounded.
+    duration: float  # In seconds.
+    rate: float  # The average number of frames a second.
+    size: tuple[int, int]  # Width and height in pixels.
+    warnings: list[str]
+
+    def fetch(self, numbers: Sequence[int]) -> Iterator[tuple[int, Image]]: ...
+
+
+def sample(reel: Reel, sampling: FrameSampling, limits: Limits, progress: Progress | None) -> Clip:
+    """Returns the frames that `sampling` asks for, within `limits`, as far as they decode."""
+    limits.check(reel.label, size=reel.size, seconds=reel.duration)
+    moments, rate = _moments(reel, sampling, limits)
+    # The frame displayed at a moment is the last one that has appeared by then.
+    displayed = np.searchsorted(reel.times, moments + _slack(reel), side="right") - 1
+    is_repeated = np.diff(displayed, prepend=-1) == 0
+    appearances = np.maximum(reel.times[displayed], sampling.start or 0.0)
+    timestamps = np.where(is_repeated, moments, appearances)
+    frames, is_decoded = _decode(reel, displayed, limits, progress)
+    if not is_decoded.all():
+        lost = int((~is_decoded).sum())
+        reel.warnings.append(
+            f"{lost} of {len(is_decoded)} frames could not be decoded and were left out"
+        )
+        frames, timestamps = frames[is_decoded], timestamps[is_decoded]
+    return Clip(
+        frames,
+        timestamps,
+        duration=reel.duration,
+        fps=reel.rate,
+        source_frames=len(reel.times),
+        sampled_fps=rate,
+        warnings=tuple(reel.warnings),
+    )
+
+
+def _moments(reel: Reel, sampling: FrameSampling, limits: Limits) -> tuple[Seconds, float]:
+    """Returns the moments to sample, in seconds, and the rate at which they follow each other."""
+    start = sampling.start or 0.0
+    end = min(sampling.end or math.inf, reel.duration)
+    if start >= reel.duration:
+        raise bad_option(f"start is {start:g} s but {reel.label} is {reel.duration:.2f} s long")
+    slack = _slack(reel)
+    first = int(np.searchsorted(reel.times, start + slack, side="right")) - 1
+    last = max(int(np.searchsorted(reel.times, end - slack, side="left")), first + 1)
+    available = last - first
+
+    count = available
+    rate = 0.0  # Zero means evenly spaced moments.
+    if sampling.num_frames:
+        count = min(sampling.num_frames, available)
+        if count < sampling.num_frames:
+            reel.warnings.append(f"took all {count} frames, there are no more")
+    elif not sampling.every:
+        # A moment counts if it is at least half a frame before the end.
+        rate = float(sampling.fps or DEFAULT_FPS)
+        count = math.ceil((end - start - 0.5 / reel.rate) * rate)
+        min_count = 1 if sampling.fps else DEFAULT_MIN_FRAMES
+        if count < min_count:
+            count = min_count
+            rate = rate if min_count == 1 else 0.0
+        count = min(count, available)
+
+    width, height = reel.size
+    frames_in_memory = sys.maxsize
+    if limits.max_memory:
+        frames_in_memory = limits.max_memory // max(width * height * 3, 1)
+    max_count = min(limits.max_frames or sys.maxsize, frames_in_memory)
+    if count > max_count and (sampling.every or sampling.num_frames or not frames_in_memory):
+        what = f"would give {count} frames of {width}x{height} and {max_count} are allowed"
+        code: VideoInputCode = "too_long" if frames_in_memory else "too_many_pixels"
+        advice = "ask for fewer, or give start and end"
+        raise refusal(reel.label, f"{what}: {advice}", code, max_count)
+    if count > max_count:
+        reel.warnings.append(f"took {max_count} frames, evenly spaced, instead of {count}")
+        count, rate = max_count, 0.0
+
+    if count == available:
+        times = reel.times[first:last]
+        following = reel.times[last] if last < len(reel.times) else reel.duration
+        return times, snap_rate(count / max(following - times[0], 1e-6), reel.rate)
+    rate = rate or count / (end - start)
+    return start + np.arange(count) / rate, rate
+
+
+def _slack(reel: Reel) -> float:
+    """Returns how many seconds a time may be off: half its rounding, and little next to a frame."""
+    return min(reel.tick / 2, 0.1 / reel.rate) + 1e-9
+
+
+def _decode(
+    reel: Reel, displayed: np.ndarray, limits: Limits, progress: Progress | None
+) -> tuple[Frames, Any]:
+    """Returns the `displayed` frames, all of one size, and which of them could be decoded."""
+    frames = np.empty((0, 0, 0, 3), np.uint8)
+    is_decoded = np.zeros(len(displayed), bool)
+    is_resized = False
+    check_time = limits.start_timer(reel.label)
+    for number, image in reel.fetch(np.unique(displayed).tolist()):
+        check_time()
+        image = enlarge(image)
+        if not is_decoded.any():
+            if limits.max_memory and len(displayed) * image.nbytes > limits.max_memory:
+                what = "has larger frames than it declares: convert it again"
+                raise refusal(reel.label, what, "too_many_pixels", limits.max_memory)
+            frames = np.empty((len(displayed), *image.shape), np.uint8)
+        if image.shape != frames.shape[1:]:
+            height, width = frames.shape[1:3]
+            image = np.asarray(PILImage.fromarray(image).resize((width, height)))
+            is_resized = True
+        rows = slice(*np.searchsorted(displayed, [number, number + 1]))
+        frames[rows] = image
+        is_decoded[rows] = True
+        if progress:
+            progress(int(is_decoded.sum()), len(displayed))
+    if not is_decoded.any():
+        what = "is damaged, or its frames are too large: none can be decoded"
+        raise refusal(reel.label, what, "damaged")
+    if is_resized:
+        reel.warnings.append("the frame size changes: all frames were resized to the first")
+    return frames, is_decoded

@@ -1,0 +1,71 @@
+"""What a question is about: a clip, long texts from files, or both."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from saccade.core.errors import OptionError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from saccade.inputs.media import Clip
+
+MAX_DOCUMENT_BYTES = 2**26  # More than any model reads, so a larger file is not even opened.
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What a question is about: a clip, long texts that views may prune, or both."""
+
+    clip: Clip | None = None
+    documents: tuple[str, ...] = ()
+
+    @property
+    def ask_arguments(self) -> dict[str, Any]:
+        """The keyword arguments for :meth:`saccade.inputs.Pair.ask`."""
+        from saccade.inputs.questions import clip_arguments
+
+        media = {} if self.clip is None else clip_arguments(self.clip)
+        return {**media, "documents": self.documents}
+
+    @property
+    def frames(self) -> list[list[np.ndarray]]:
+        """The frames of each video and image, for a captioner."""
+        return [] if self.clip is None else [list(self.clip.frames)]
+
+    @property
+    def report_fields(self) -> dict[str, Any]:
+        """What is reported beside an answer: the number of frames, and the clip's warnings."""
+        if self.clip is None:
+            return {"frames": 0, "warnings": []}
+        return {"frames": len(self.clip.frames), "warnings": [*self.clip.warnings]}
+
+
+def read_document(file: Path) -> str:
+    """Returns the text of a file. Raises OptionError where the file is not a text."""
+    try:
+        if file.is_file() and file.stat().st_size > MAX_DOCUMENT_BYTES:
+            raise OptionError(
+                f"the document {file} has over {MAX_DOCUMENT_BYTES >> 20} MB, more than a model "
+                "reads: give a part of it"
+            )
+        text = file.read_text("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise OptionError(_not_text_message(file)) from error
+    except FileNotFoundError as error:
+        raise OptionError(f"the document {file} does not exist: name a file of text") from error
+    except OSError as error:
+        reason = (error.strerror or "no reason is known").lower()
+        raise OptionError(f"the document {file} cannot be read ({reason}): name another") from error
+    if "\0" in text:
+        raise OptionError(_not_text_message(file))
+    if not text.strip():
+        raise OptionError(f"the document {file} is empty: name a file with words in it")
+    return text
+
+
+def _not_text_message(file: Path) -> str:
+    return f"the document {file} is no text: name a file in UTF-8, a video without --document"

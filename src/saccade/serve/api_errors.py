@@ -1,0 +1,115 @@
+"""Error responses: a status and a sentence, in OpenAI's form."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+from starlette.exceptions import HTTPException
+
+from saccade.core.errors import OptionError, SaccadeError, VideoInputError
+
+log = logging.getLogger(__name__)
+
+BUSY_DECODER_RETRY_SECONDS = 10  # A media decoder is likely to be free again after so long.
+CLIENT_CLOSED_REQUEST = 499  # As nginx calls it: nobody is left to read this status.
+INVALID_REQUEST = "invalid_request_error"
+ERROR_TYPES = {
+    401: "authentication_error",
+    404: "not_found_error",
+    429: "rate_limit_error",
+    503: "unavailable_error",
+    504: "timeout_error",
+}
+
+
+class Failure(BaseModel):
+    """An error's body."""
+
+    message: str
+    type: str
+    param: str | None
+    code: int
+
+
+class FailureBody(BaseModel):
+    error: Failure
+
+
+class ApiError(SaccadeError):
+    """An error response that ends a request; ``param`` is the field that it is about."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        param: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status, self.message, self.param, self.headers = status, message, param, headers
+
+    def body(self) -> dict[str, Any]:
+        """Returns the JSON of the response."""
+        default = INVALID_REQUEST if self.status < 500 else "server_error"
+        error_type = ERROR_TYPES.get(self.status, default)
+        failure = Failure(message=self.message, type=error_type, param=self.param, code=self.status)
+        return FailureBody(error=failure).model_dump()
+
+
+def to_api_error(error: Exception) -> ApiError:
+    """Returns the response for an error; it shows nothing of an error that is not one of ours."""
+    match error:
+        case ApiError():
+            return error
+        case HTTPException():
+            return ApiError(error.status_code, str(error.detail), headers=error.headers)
+        case VideoInputError():
+            headers = None
+            if error.code == "busy":
+                headers = {"Retry-After": str(BUSY_DECODER_RETRY_SECONDS)}
+            return ApiError(error.status, str(error), "messages", headers)
+        case SaccadeError():
+            param = "messages" if isinstance(error, OptionError) else None
+            return ApiError(400, str(error), param)
+    log.error("A request failed.", exc_info=error)
+    return ApiError(500, "something went wrong in the server")
+
+
+NOT_SUPPORTED = {
+    *("presence_penalty", "frequency_penalty", "logit_bias", "refusal"),
+    *("store", "echo", "suffix", "best_of"),
+}
+"""Fields of which only values that change nothing are accepted."""
+WRONG_TYPE_ERRORS = {"string_type", "list_type"}
+UNION_TAGS = {
+    *("str", "user", "system", "developer", "assistant", "tool"),
+    *("dict", "json_object", "document"),
+}
+"""Names that pydantic puts into a field's location for the members of a union it tried."""
+
+
+def validation_api_error(error: ValidationError) -> ApiError:
+    """Returns the response for the first thing wrong with a request, by the name of its field."""
+    errors = error.errors(include_url=False, include_input=False)
+    # Where a field may have several types, the error of the type that fits says more.
+    first = next((each for each in errors if each["type"] not in WRONG_TYPE_ERRORS), errors[0])
+    field = ".".join(step for step, _ in groupby(_field_names(first["loc"])))
+    if first["type"] == "extra_forbidden":
+        return ApiError(400, f"{field} is not a field this server knows: leave it out", field)
+    if NOT_SUPPORTED & set(field.split(".")):
+        return ApiError(400, f"{field} is not supported by this server: leave it out", field)
+    reason = first["msg"].removeprefix("Value error, ")
+    message = f"{field}: {reason[:1].lower()}{reason[1:]}" if field else reason
+    return ApiError(400, message[:500], field or None)
+
+
+def _field_names(location: Sequence[int | str]) -> Iterator[str]:
+    """Yields the names in a field's location, without those of the union's members tried there."""
+    for step in location:
+        text = str(step)
+        if not text[:1].isupper() and "[" not in text and text not in UNION_TAGS:
+            yield text[:40]

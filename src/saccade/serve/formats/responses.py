@@ -1,0 +1,182 @@
+"""Writes answers in OpenAI's form: a chat's message or plain text, whole or as a stream."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+from pydantic import BaseModel
+
+from saccade.core.result import Result
+from saccade.serve.formats.tool_calls import Dialect, ParsedCall, split_answer
+
+Body = dict[str, Any]
+"""The fields of a choice beside its index, its log-probabilities and its finish reason."""
+
+
+@dataclass(frozen=True)
+class TextForm:
+    """The form of a text completion, which is also its own stream."""
+
+    object_name: ClassVar[str] = "text_completion"
+    chunk_object_name: ClassVar[str] = "text_completion"
+    id_prefix: ClassVar[str] = "cmpl"
+
+    def choice(self, result: Result) -> Body:
+        return {"text": result.text, "finish_reason": result.finish_reason}
+
+    def stream(self) -> TextForm:
+        return self
+
+    def begin(self) -> list[Body]:
+        return []
+
+    def write(self, piece: str) -> list[Body]:
+        """Returns the bodies that are certain once this piece of text has come."""
+        return [{"text": piece}] if piece else []
+
+    def end(self, result: Result) -> tuple[list[Body], Body, str]:
+        """Returns the bodies that were held back, the last body, and the finish reason."""
+        return [], {"text": ""}, result.finish_reason
+
+
+@dataclass(frozen=True)
+class ChatForm:
+    """The form of a chat completion.
+
+    ``dialect`` is how the model writes tool calls, None where it may make none.
+    """
+
+    dialect: Dialect | None = None
+    tool_names: Collection[str] = ()
+
+    object_name: ClassVar[str] = "chat.completion"
+    chunk_object_name: ClassVar[str] = "chat.completion.chunk"
+    id_prefix: ClassVar[str] = "chatcmpl"
+
+    def choice(self, result: Result) -> Body:
+        text, calls = self.split(result.text or "", is_complete=True)
+        message: Body = {"role": "assistant", "content": text or None, "refusal": None}
+        if calls:
+            message["tool_calls"] = [call.response_fields() for call in calls]
+        else:
+            message["content"] = text
+        return {"message": message, "finish_reason": self.finish_reason(result, calls)}
+
+    def stream(self) -> ChatStream:
+        return ChatStream(self)
+
+    def split(self, text: str, *, is_complete: bool) -> tuple[str, list[ParsedCall]]:
+        """Returns the text and the calls of an answer, as far as they are certain."""
+        if self.dialect is None:
+            return text, []
+        return split_answer(self.dialect, text, self.tool_names, is_complete=is_complete)
+
+    def finish_reason(self, result: Result, calls: list[ParsedCall]) -> str:
+        return "tool_calls" if calls and result.finish_reason == "stop" else result.finish_reason
+
+
+class ChatStream:
+    """The deltas of a chat's message: how much of its text and calls has been sent."""
+
+    def __init__(self, form: ChatForm) -> None:
+        self._form = form
+        self._answer = ""
+        self._sent_characters = 0
+        self._sent_calls = 0
+
+    def begin(self) -> list[Body]:
+        return [{"delta": {"role": "assistant", "content": ""}}]
+
+    def write(self, piece: str) -> list[Body]:
+        if not piece:
+            return []
+        self._answer += piece
+        return self._deltas(*self._form.split(self._answer, is_complete=False))
+
+    def end(self, result: Result) -> tuple[list[Body], Body, str]:
+        text, calls = self._form.split(self._answer, is_complete=True)
+        return self._deltas(text, calls), {"delta": {}}, self._form.finish_reason(result, calls)
+
+    def _deltas(self, text: str, calls: list[ParsedCall]) -> list[Body]:
+        """Returns what has not been sent of a text and its calls, and counts it as sent."""
+        bodies: list[Body] = []
+        if len(text) > self._sent_characters:
+            bodies.append({"delta": {"content": text[self._sent_characters :]}})
+            self._sent_characters = len(text)
+        for index, call in enumerate(calls[self._sent_calls :], start=self._sent_calls):
+            fields = {"index": index, **call.response_fields()}
+            bodies.append({"delta": {"tool_calls": [fields]}})
+        self._sent_calls = len(calls)
+        return bodies
+
+
+ResponseForm = TextForm | ChatForm
+"""How the answers to one request are written."""
+
+# The schema of responses, for the OpenAPI page. A test checks real responses against it.
+
+
+class PromptTokensDetails(BaseModel):
+    cached_tokens: int  # Tokens of the prompt that were read for an earlier request.
+
+
+class Usage(BaseModel):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+
+
+class ResponseFunction(BaseModel):
+    name: str
+    arguments: str
+
+
+class ResponseToolCall(BaseModel):
+    id: str
+    type: Literal["function"]
+    function: ResponseFunction
+
+
+class Answer(BaseModel):
+    role: Literal["assistant"]
+    content: str | None
+    refusal: None
+    tool_calls: list[ResponseToolCall] | None = None
+
+
+class Choice(BaseModel):
+    index: int
+    message: Answer
+    logprobs: dict[str, Any] | None
+    finish_reason: Literal["stop", "length", "tool_calls"]
+
+
+class TextChoice(BaseModel):
+    index: int
+    text: str
+    logprobs: None
+    finish_reason: Literal["stop", "length"]
+
+
+class AnyCompletion(BaseModel):
+    """The fields of every completion; a stream's events have the same in parts."""
+
+    id: str
+    created: int
+    model: str
+    usage: Usage
+    metrics: dict[str, Any]
+    saccade: dict[str, Any]
+
+
+class Completion(AnyCompletion):
+    object: Literal["chat.completion"]
+    choices: list[Choice]
+
+
+class TextCompletion(AnyCompletion):
+    object: Literal["text_completion"]
+    choices: list[TextChoice]

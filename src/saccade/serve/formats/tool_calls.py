@@ -1,0 +1,169 @@
+"""Reads tool calls in the forms in which Qwen's and Llama's models write them.
+
+Qwen's (and Hermes') models write ``<tool_call>{"name": ..., "arguments": {...}}</tool_call>`` for
+each call. Llama's (from 3.1 on) ``{"name": ..., "parameters": {...}}`` and nothing else,
+with ``;`` between several calls.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from saccade.core.errors import OptionError
+from saccade.serve.formats.grammar import JSON_WHITESPACE
+from saccade.serve.formats.strict_json import NotJson, Unfinished, read_object
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """How a model writes a call: between two marks, or as the whole answer where they are empty.
+
+    ``arguments_key`` is the key of the arguments in the call's object.
+    """
+
+    opening: str
+    closing: str
+    arguments_key: str
+
+
+QWEN = Dialect("<tool_call>", "</tool_call>", "arguments")
+LLAMA = Dialect("", "", "parameters")
+
+
+@dataclass(frozen=True)
+class ParsedCall:
+    """A tool call that a model made; ``arguments`` is JSON, as the model wrote it."""
+
+    name: str
+    arguments: str
+
+    def response_fields(self) -> dict[str, Any]:
+        """Returns the call in OpenAI's form, under a fresh id."""
+        function = {"name": self.name, "arguments": self.arguments}
+        return {"id": f"call_{secrets.token_hex(12)}", "type": "function", "function": function}
+
+
+def find_dialect(template: Any) -> Dialect | None:
+    """Returns the dialect that a chat template asks for, None where it is not one of these two."""
+    text = template if isinstance(template, str) else json.dumps(template, default=str)
+    if "tools" not in text or "<function=" in text:  # Qwen's coder models use a third one.
+        return None
+    if QWEN.opening in text:
+        return QWEN
+    return LLAMA if '"parameters"' in text or '\\"parameters\\"' in text else None
+
+
+def call_grammar(dialect: Dialect, tools: Sequence[Mapping[str, Any]]) -> str:
+    """Returns the grammar (llguidance's Lark) of one call of one of these functions."""
+    from llguidance import LLMatcher
+
+    line = "\n" if dialect.opening else ""
+    lines = ["start: " + " | ".join(f"f{number}" for number in range(len(tools)))]
+    for number, tool in enumerate(tools):
+        before = f'{dialect.opening}{line}{{"name": {json.dumps(tool["name"])}, '
+        before += f'"{dialect.arguments_key}": '
+        after = "}" + line + dialect.closing
+        lines += [
+            f"f{number}: {json.dumps(before)} j{number} {json.dumps(after)}",
+            f"j{number}: %json {json.dumps(_arguments_schema(tool))}",
+        ]
+    return str(LLMatcher.grammar_from_lark("\n".join(lines)))
+
+
+def _arguments_schema(tool: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the JSON schema of a function's arguments. Raises OptionError if not an object's."""
+    parameters = tool.get("parameters") or {}
+    if parameters.get("type", "object") != "object":
+        raise OptionError(f"tools: the parameters of {tool['name']} must be of type object")
+    return {"type": "object", "x-guidance": {"whitespace_pattern": JSON_WHITESPACE}, **parameters}
+
+
+def split_answer(
+    dialect: Dialect, text: str, tool_names: Collection[str], *, is_complete: bool
+) -> tuple[str, list[ParsedCall]]:
+    """Splits an answer into words and calls; of an incomplete one it returns what is certain.
+
+    Whatever is not a call of one of ``tool_names`` is words, and so is a call that was cut off. A
+    call's object is read as JSON, so that a mark inside one of its strings is part of that string.
+    """
+    if not dialect.opening:
+        return _split_unmarked(dialect, text, tool_names, is_complete)
+    calls: list[ParsedCall] = []
+    words_end: int | None = None  # Where the words end, once that is certain.
+    at = 0
+    while (start := text.find(dialect.opening, at)) >= 0:
+        try:
+            call, at = _marked_call(dialect, text, start, tool_names)
+        except Unfinished:
+            if words_end is None and not is_complete:
+                words_end = start
+            break
+        if call is not None:
+            calls.append(call)
+            words_end = start if words_end is None else words_end
+    words = text[:words_end]
+    if not is_complete and words_end is None:
+        words = words[: len(words) - _mark_overlap(words, dialect.opening)]
+    return (words if is_complete and not calls else words.rstrip()), calls
+
+
+def _marked_call(
+    dialect: Dialect, text: str, start: int, tool_names: Collection[str]
+) -> tuple[ParsedCall | None, int]:
+    """Returns the call whose opening mark is at ``start``, and the index at which to read on.
+
+    The call is None where the mark begins none. Raises Unfinished where the text ends too soon.
+    """
+    inside = start + len(dialect.opening)
+    try:
+        members, end = read_object(text, inside)
+    except NotJson:
+        return None, inside
+    rest = text[end:].lstrip()
+    if rest.startswith(dialect.closing):
+        return _call(dialect, members, tool_names), len(text) - len(rest) + len(dialect.closing)
+    if dialect.closing.startswith(rest):
+        raise Unfinished
+    return None, end
+
+
+def _split_unmarked(
+    dialect: Dialect, text: str, tool_names: Collection[str], is_complete: bool
+) -> tuple[str, list[ParsedCall]]:
+    """Splits an answer that is either all calls or all words."""
+    rest = text.strip()
+    if not is_complete:
+        return ("", []) if rest[:1] in ("", "{") else (text.rstrip(), [])
+    calls: list[ParsedCall] = []
+    while rest:
+        try:
+            members, end = read_object(rest)
+        except (NotJson, Unfinished):
+            return text, []
+        call = _call(dialect, members, tool_names)
+        if call is None:
+            return text, []
+        calls.append(call)
+        rest = rest[end:].lstrip("; \n")
+    return ("", calls) if calls else (text, [])
+
+
+def _call(
+    dialect: Dialect, members: Mapping[str, str], tool_names: Collection[str]
+) -> ParsedCall | None:
+    """Returns the call that an object stands for, None where it is no call of a known tool."""
+    name, arguments = members.get("name", ""), members.get(dialect.arguments_key, "")
+    if not (name.startswith('"') and arguments.startswith("{")):
+        return None
+    tool_name = json.loads(name)
+    return ParsedCall(tool_name, arguments) if tool_name in tool_names else None
+
+
+def _mark_overlap(text: str, mark: str) -> int:
+    """Returns how many of the text's last characters may be the beginning of a mark."""
+    longest = min(len(mark) - 1, len(text))
+    return next((n for n in range(longest, 0, -1) if text.endswith(mark[:n])), 0)

@@ -1,0 +1,57 @@
+"""Opens the socket of a server, and closes connections that send no request."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from typing import Any
+
+from uvicorn.protocols.http.auto import AutoHTTPProtocol
+
+from saccade.core.errors import OptionError
+
+HEADER_TIMEOUT_SECONDS = 20.0  # A connection must have sent all headers of a request by then.
+
+
+def open_listen_socket(host: str, port: int) -> socket.socket:
+    """Returns a socket that listens on a host and port. Raises OptionError where it cannot."""
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        return socket.create_server(address[:2], family=family, backlog=2048)
+    except OSError as error:
+        reason = (error.strerror or "it is no address").lower()
+        message = f"cannot listen on {host} port {port}: {reason}; choose another --port or --host"
+        raise OptionError(message) from None
+
+
+class HeaderTimeoutProtocol(AutoHTTPProtocol):
+    """Uvicorn's protocol with a timeout for headers, which uvicorn lacks.
+
+    A connection that has no request under way is closed ``HEADER_TIMEOUT_SECONDS`` after it was
+    opened, or after it sent the first bytes since its last request.
+    """
+
+    _timeout: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        self._update_timeout()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._update_timeout()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._stop_timeout()
+
+    def _update_timeout(self) -> None:
+        if self.cycle is not None and not self.cycle.response_complete:
+            self._stop_timeout()
+        elif self._timeout is None:
+            self._timeout = self.loop.call_later(HEADER_TIMEOUT_SECONDS, self.transport.close)
+
+    def _stop_timeout(self) -> None:
+        if self._timeout is not None:
+            self._timeout.cancel()
+            self._timeout = None

@@ -1,0 +1,189 @@
+"""Several servers behind one address: a Ray Serve application.
+
+Each replica is a process with models of its own and the application of `routes.py`. Ray's proxies
+pass each request to the replica that has the fewest, and restart a replica that died. This module
+does not know how a server answers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from contextlib import suppress
+from typing import Any
+
+from prometheus_client import Metric, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+from ray import serve
+from ray.serve.exceptions import RayServeException
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from saccade.core.errors import OptionError
+from saccade.serve.api_errors import ApiError
+from saccade.serve.routes import METRICS_MEDIA_TYPE, make_app
+from saccade.serve.server_settings import ServerSettings
+from saccade.serve.service import build_service
+
+APP_NAME = "saccade"  # The name of the application and of its deployment.
+REPLICA_HEADER = b"x-saccade-replica"
+LOADING_POLL_SECONDS = 0.1  # How often it is checked whether the models are loaded.
+METRICS_TIMEOUT_SECONDS = 5.0  # How long a replica has to return its metrics.
+MAX_START_ATTEMPTS = 3  # So often may a replica fail to start before Ray Serve gives up.
+
+
+@serve.ingress()
+class Replica:
+    """One of several servers. Ray Serve calls its methods; other replicas call `metrics`."""
+
+    def __init__(self, settings: ServerSettings) -> None:
+        self._service, self._start = build_service(settings)
+        self._id = serve.get_replica_context().replica_id.unique_id
+
+    def __serve_build_asgi_app__(self) -> ASGIApp:
+        return ReplicaApp(make_app(self._service, self._start), self._id, collect_metrics)
+
+    async def check_health(self) -> None:
+        """Returns once the models are loaded, so that no request is sent here before.
+
+        Raises RuntimeError where they cannot be loaded or the engine has stopped.
+        """
+        while self._service.engine is None and self._service.failure is None:
+            await asyncio.sleep(LOADING_POLL_SECONDS)
+        try:
+            self._service.require_engine()
+        except ApiError as error:
+            raise RuntimeError(str(self._service.failure or error.message)) from None
+
+    def metrics(self) -> tuple[str, str]:
+        """Returns this replica's id and its metrics."""
+        return self._id, self._service.metrics_text().decode()
+
+
+class ReplicaApp:
+    """A replica's application: responses name the replica, and /metrics has those of all."""
+
+    def __init__(
+        self, app: ASGIApp, name: str, collect: Callable[[], Awaitable[Mapping[str, str]]]
+    ) -> None:
+        self._app, self._name, self._collect = app, name.encode(), collect
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_with_name(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message = {
+                    **message,
+                    "headers": [*message["headers"], (REPLICA_HEADER, self._name)],
+                }
+            await send(message)
+
+        if scope["type"] == "http" and (scope["method"], scope["path"]) == ("GET", "/metrics"):
+            text = merge_metrics(await self._collect())
+            response = Response(text, media_type=METRICS_MEDIA_TYPE)
+            await response(scope, receive, send_with_name)
+            return
+        await self._app(scope, receive, send_with_name)
+
+
+async def collect_metrics() -> dict[str, str]:
+    """Returns the metrics of every replica that answers in time, by its id."""
+    responses = serve.get_deployment_handle(APP_NAME, APP_NAME).broadcast("metrics")
+    results = await responses.results_async(
+        timeout_s=METRICS_TIMEOUT_SECONDS, return_exceptions=True
+    )
+    return dict(result for result in results if not isinstance(result, BaseException))
+
+
+def merge_metrics(texts: Mapping[str, str]) -> bytes:
+    """Returns the metrics of several servers as one text; each sample gets a label ``replica``."""
+    families: dict[str, Metric] = {}
+    for replica, text in texts.items():
+        for each in text_string_to_metric_families(text):
+            family = families.setdefault(
+                each.name, Metric(each.name, each.documentation, each.type)
+            )
+            family.samples += [
+                sample._replace(labels={"replica": replica, **sample.labels})
+                for sample in each.samples
+            ]
+    return generate_latest(_FamilyRegistry(families.values()))
+
+
+class _FamilyRegistry:
+    """Families of metrics in the form of a registry."""
+
+    def __init__(self, families: Iterable[Metric]) -> None:
+        self._families = families
+
+    def collect(self) -> Iterable[Metric]:
+        return self._families
+
+
+def deployment_options(
+    settings: ServerSettings,
+    replicas: int,
+    max_replicas: int,
+    drain_seconds: float,
+    uses_gpus: bool = False,
+) -> dict[str, Any]:
+    """Returns Ray Serve's options for ``replicas`` of them, and up to ``max_replicas`` under load.
+
+    A replica gets as many requests as it has slots. As many again may wait in the proxy, which
+    refuses further ones with 429. More replicas are started where each has more requests than it
+    can run at once.
+    """
+    slots = settings.max_running + settings.max_waiting
+    scaling: dict[str, Any] = {"num_replicas": replicas}
+    if max_replicas > replicas:
+        scaling = {
+            "autoscaling_config": {
+                "min_replicas": replicas,
+                "initial_replicas": replicas,
+                "max_replicas": max_replicas,
+                "target_ongoing_requests": settings.max_running,
+            }
+        }
+    return {
+        **scaling,
+        "name": APP_NAME,
+        "max_ongoing_requests": slots,
+        "max_queued_requests": slots,
+        "backpressure_config": {"status_code": 429, "retry_after_s": 1},
+        "graceful_shutdown_timeout_s": drain_seconds,
+        "max_constructor_retry_count": MAX_START_ATTEMPTS,
+        "ray_actor_options": {"num_cpus": settings.threads or 1, "num_gpus": int(uses_gpus)},
+    }
+
+
+def deploy(settings: ServerSettings, options: dict[str, Any], host: str, port: int) -> None:
+    """Starts the replicas and the proxies, and returns when they answer.
+
+    ``options`` are those of `deployment_options`. This process must have joined the cluster. Every
+    node needs this package and the checkpoints under the same paths. Raises OptionError where the
+    replicas cannot be started.
+    """
+    logging.getLogger("ray.serve").setLevel(logging.ERROR)
+    serve.start(http_options={"host": host, "port": port})
+    try:
+        deployment = serve.deployment(Replica, **options)
+        serve.run(deployment.bind(settings), name=APP_NAME, route_prefix="/")
+    except (RuntimeError, RayServeException) as error:
+        raise OptionError(
+            f"the replicas could not be started: {_deployment_message() or error}"
+        ) from error
+
+
+def shut_down() -> None:
+    """Ends the replicas, after requests under way have ended or the drain time has passed."""
+    with suppress(RayServeException):  # Raised where the application was never started.
+        serve.delete(APP_NAME)
+
+
+def _deployment_message() -> str:
+    """Returns the last line of what Ray Serve reports of replicas that did not start."""
+    status = serve.status().applications.get(APP_NAME)
+    deployments = [] if status is None else status.deployments.values()
+    messages = [deployment.message for deployment in deployments]
+    lines = [line.strip() for text in messages for line in text.splitlines() if line.strip()]
+    return lines[-1] if lines else ""

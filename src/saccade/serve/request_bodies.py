@@ -1,0 +1,165 @@
+"""Reads the bodies of requests, up to a size and a deadline.
+
+Nearly all of a large body is data: addresses. A parser would copy those several times, so they are
+cut out first. They stay in the buffer where they arrived, and the parser sees a short name in the
+place of each.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from contextlib import AbstractContextManager, suppress
+from dataclasses import dataclass
+
+from fastapi import Request
+from starlette.requests import ClientDisconnect
+
+from saccade.serve.api_errors import CLIENT_CLOSED_REQUEST, ApiError
+from saccade.serve.queue import busy_error
+
+DISCARD_SECONDS = 2.0  # The rest of a body that is too long is read and dropped for so long.
+MIN_CUT_BYTES = 1 << 16  # A shorter data: address is left in the text.
+MAX_TEXT_BYTES = 32 << 20  # What may be left of a body without those addresses.
+DATA_URL = re.compile(rb'"url"\s*:\s*"((?i:data):)')
+NOT_A_BLANK = re.compile(rb"[^ ]")
+# Encoders such as PHP's and .NET's may escape the characters of base64 and its line ends.
+ESCAPES = {b"": (b"\\n", b"\\r", b"\\t"),
+         b"/": (b"\\/", b"\\u002f", b"\\u002F"), b"+": (b"\\u002b", b"\\u002B"),
+         b"=": (b"\\u003d", b"\\u003D")}  # fmt: skip
+MAX_FULL_BODIES = 4  # So many bodies of full size may arrive or wait for a decoder at once.
+
+
+@dataclass
+class BodyMemory:
+    """How much memory the bodies of all requests may use, and how much they use now."""
+
+    max_bytes: int  # One body's limit; ``MAX_FULL_BODIES`` times as much is the limit of all.
+    used_bytes: int = 0
+
+
+class RequestBody(AbstractContextManager["RequestBody"]):
+    """One request's body. Its bytes count as used until it is released, when its media are read.
+
+    ``data_urls`` are its long data: addresses, by the names that stand for them in its text.
+    """
+
+    def __init__(self, memory: BodyMemory) -> None:
+        self._memory, self._size = memory, 0
+        self.data_urls: dict[str, memoryview] = {}
+
+    def __exit__(self, *exception: object) -> None:
+        self.release()
+
+    def release(self) -> None:
+        """Frees the body's memory for other requests."""
+        self._memory.used_bytes -= self._size
+        self._size = 0
+        self.data_urls.clear()
+
+    async def read(self, request: Request, deadline: float) -> bytes:
+        """Returns the body's text. Raises ApiError where it is too large or late.
+
+        ``deadline`` is on the clock of time.monotonic.
+        """
+        memory = self._memory
+        announced = request.headers.get("content-length", "0")
+        if announced.isdecimal() and (len(announced) > 18 or int(announced) > memory.max_bytes):
+            raise await self._too_large(request)
+        body = bytearray()
+        try:
+            async with asyncio.timeout(max(0.0, deadline - time.monotonic())):
+                async for piece in request.stream():
+                    body += piece
+                    memory.used_bytes += len(piece)
+                    self._size = len(body)
+                    if len(body) > memory.max_bytes:
+                        body.clear()
+                        raise await self._too_large(request)
+                    if memory.used_bytes > MAX_FULL_BODIES * memory.max_bytes:
+                        raise busy_error(1)
+            text, self.data_urls = cut_data_urls(body)
+            return text
+        except TimeoutError:
+            message = "the request took too long to arrive: send a shorter video"
+            raise ApiError(408, message) from None
+        except ClientDisconnect:
+            raise ApiError(CLIENT_CLOSED_REQUEST, "the client has gone") from None
+
+    async def _too_large(self, request: Request) -> ApiError:
+        """Returns the error for a body that is too large.
+
+        What is still coming is read and dropped for a while, since a client that is sending reads
+        no response.
+        """
+        max_bytes = self._memory.max_bytes
+        if "expect" not in request.headers:  # With this header it has sent nothing yet.
+            with suppress(TimeoutError):
+                async with asyncio.timeout(DISCARD_SECONDS):
+                    left = max_bytes
+                    more = True
+                    while more and left > 0:
+                        message = await request.receive()
+                        left -= len(message.get("body", b""))
+                        more = message.get("more_body", False)
+        return ApiError(413, f"the request is larger than {max_bytes} bytes: send a shorter video")
+
+
+def cut_data_urls(body: bytearray) -> tuple[bytes, dict[str, memoryview]]:
+    """Returns a JSON body without its long data: addresses, and those by the names in their place.
+
+    It looks at the strings alone. The caller, which knows the schema, must check that they stand
+    where media are read. Raises ApiError where too much text is left.
+    """
+    pieces: list[memoryview | bytes] = []
+    data_urls: dict[str, memoryview] = {}
+    view = memoryview(body)
+    done = start = 0
+    while match := DATA_URL.search(body, start):
+        start = match.start(1)
+        end = body.find(b'"', start)
+        if end - start < MIN_CUT_BYTES or not _unescape(body, start, end):
+            start += 1
+            continue
+        end = body.find(b'"', start)  # Unescaping may have made it shorter.
+        name = f"data:{len(data_urls)}"
+        data_urls[name] = view[start:end]
+        pieces += [view[done:start], name.encode(), b'"']
+        after = NOT_A_BLANK.search(body, end + 1)
+        done = start = len(body) if after is None else after.start()
+    if len(body) - done + sum(map(len, pieces)) > MAX_TEXT_BYTES:
+        limit = f"more than {MAX_TEXT_BYTES} bytes of text"
+        raise ApiError(
+            413, f"the request holds {limit}: media go into data: addresses of plain base64"
+        )
+    return b"".join([*pieces, view[done:]]), data_urls
+
+
+def _unescape(body: bytearray, start: int, end: int) -> bool:
+    """Replaces escapes of base64's characters in place; returns whether no other escape is left.
+
+    Spaces after the string fill the room that becomes free.
+    """
+    if body.find(b"\\", start, end) < 0:
+        return True
+    if body[end - 1 : end] == b"\\":
+        return False  # This quote is escaped, so the string goes on after it.
+    read = written = start
+    is_plain = True
+    while read < end and is_plain:
+        stop = min(read + MIN_CUT_BYTES, end)
+        late = body.rfind(b"\\", stop - 5, stop)
+        if late > read and stop < end:
+            stop = late  # So that no escape is cut in two.
+        piece = bytes(body[read:stop])
+        for character, escapes in ESCAPES.items():
+            for escape in escapes:
+                piece = piece.replace(escape, character)
+        is_plain = b"\\" not in piece
+        if is_plain:
+            body[written : written + len(piece)] = piece
+            read, written = stop, written + len(piece)
+    rest = bytes(body[read:end])  # It begins at the first escape of another kind.
+    body[written : end + 1] = rest + b'"' + b" " * (end - written - len(rest))
+    return is_plain

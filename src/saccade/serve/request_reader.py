@@ -1,0 +1,364 @@
+"""Turns a request into engine requests: loads media, decodes them, and makes the model's inputs."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Hashable, Sequence
+from typing import Any
+
+import numpy as np
+from jinja2 import TemplateError
+from PIL import Image
+
+from saccade.core import options
+from saccade.core.prompt import Inputs
+from saccade.engine.request import Request
+from saccade.inputs import Loaded, captions, literal_text
+from saccade.inputs.checkpoints import is_embedded
+from saccade.inputs.media import Clip, FrameSampling
+from saccade.inputs.media.fetch import FetchedMedia
+from saccade.inputs.media.guard import DecoderPool, StopSignal
+from saccade.inputs.questions import conversation_inputs, same_inputs
+from saccade.model.kept import Kept, digest, prepared
+from saccade.serve.api_errors import ApiError
+from saccade.serve.formats import grammar, tool_calls
+from saccade.serve.formats.responses import ChatForm, ResponseForm, TextForm
+from saccade.serve.formats.strict_json import parse_object
+from saccade.serve.request_schema import (
+    AssistantMessage,
+    ChatRequest,
+    CompletionRequest,
+    DocumentPart,
+    ImagePart,
+    JsonObject,
+    JsonSchema,
+    Message,
+    Part,
+    TextPart,
+    TextRequest,
+    VideoPart,
+    content_parts,
+    tool_calls_of,
+)
+from saccade.serve.server_settings import ServerSettings
+from saccade.world import drawn_world
+
+MAX_CHARACTERS_PER_TOKEN = 16  # On average. A text with more is refused before it is tokenized.
+MODEL_NAME = "this model"  # Errors do not show a checkpoint's name, which may be a path.
+TEMPLATE_ROLES = {"developer": "system"}  # The newer name and the one that templates know.
+DataUrls = dict[str, memoryview]  # A body's long data: addresses, see `request_bodies`.
+LOW_DETAIL_SIZE = (512, 512)  # In pixels: a picture of low detail is shrunk to fit into it.
+
+
+class RequestReader:
+    """Reads requests: media, text and options. Any thread may call it."""
+
+    def __init__(
+        self,
+        target: Loaded,
+        draft: Loaded | None,
+        settings: ServerSettings,
+        decoders: DecoderPool,
+        prefix_cache: Kept,
+    ) -> None:
+        self._target, self._media = target, settings.media
+        self._decoders, self._prefix_cache = decoders, prefix_cache
+        # The draft, where it needs inputs of its own.
+        self._draft = None if draft is None or same_inputs(target, draft) else draft
+        self._captioner, self._target_name = settings.captioner, settings.target
+        self._max_answer_tokens = settings.max_answer_tokens
+        self._context = target.backbone.context or sys.maxsize
+        eos_ids = options.ends(target.backbone.model.generation_config)
+        self._vocabulary = grammar.Vocabulary(target.tokenizer, target.backbone.vocab, eos_ids)
+        template = getattr(target.processor, "chat_template", None) or ""
+        self._dialect = tool_calls.find_dialect(template)
+        # A tokenizer changes its own settings while it works.
+        self._processor_lock = threading.Lock()
+
+    def response_form(self, request: CompletionRequest) -> ResponseForm:
+        """Returns the form in which the answers to a request are written."""
+        if not isinstance(request, ChatRequest):
+            return TextForm()
+        names = frozenset(tool.function.name for tool in request.callable_tools)
+        return ChatForm(self._dialect if names else None, names)
+
+    def check(self, request: CompletionRequest) -> None:
+        """Checks, before any work, that this server allows the request. Raises ApiError."""
+        max_tokens = self._max_answer_tokens
+        if request.token_limit is not None and request.token_limit > max_tokens:
+            newer = "max_completion_tokens"
+            field = newer if vars(request).get(newer) is not None else "max_tokens"
+            raise ApiError(400, f"{field}: this server writes at most {max_tokens} tokens", field)
+        characters = sum(map(len, request.texts))
+        if characters > MAX_CHARACTERS_PER_TOKEN * self._context:
+            message = f"{characters} characters are more than this model reads: send less text"
+            field = "messages" if isinstance(request, ChatRequest) else "prompt"
+            raise ApiError(400, message, field)
+        if isinstance(request, ChatRequest):
+            self._check_chat(request)
+
+    def _check_chat(self, request: ChatRequest) -> None:
+        max_items = self._media.max_items
+        if len(request.media_urls) > max_items:
+            message = f"messages: at most {max_items} images and videos together"
+            raise ApiError(400, message, "messages")
+        if not self._media.clients_may_choose_frames:
+            for field in ("media_io_kwargs", "mm_processor_kwargs"):
+                if getattr(request, field) is not None:
+                    raise ApiError(
+                        400, f"{field} is not allowed here: the server chooses the frames", field
+                    )
+        self._sampling(request)
+        calls = [call.function for turn in request.messages for call in tool_calls_of(turn)]
+        if (request.callable_tools or calls) and self._dialect is None:
+            reason = "this model's chat template carries no tools in a way that is known here"
+            raise ApiError(400, f"tools: {reason}", "tools")
+        texts = [tool.model_dump_json() for tool in request.callable_tools]
+        texts += [call.name for call in calls]
+        token = literal_text.find_control_token(self._target.processor, texts)
+        if token is not None:
+            raise ApiError(400, f"tools: {token} means something else to this model", "tools")
+        if request.required_tools and _answer_grammar(request) is not None:
+            reason = "a call that is required has a form of its own: leave the other one out"
+            raise ApiError(400, f"tool_choice: {reason}", "tool_choice")
+
+    def read(
+        self, request: CompletionRequest, stop: StopSignal, data_urls: DataUrls
+    ) -> tuple[list[Request], list[str]]:
+        """Returns an engine request for each answer, and warnings about the media.
+
+        The answers differ in their seeds. Media are removed from ``data_urls`` as they are read,
+        which frees their memory. Another thread may stop the decoding. Raises SaccadeError.
+        """
+        if isinstance(request, ChatRequest):
+            return self._read_chat(request, stop, data_urls)
+        assert isinstance(request, TextRequest)
+        with self._processor_lock:
+            inputs = self._target.tokenizer(request.prompt, return_tensors="pt")
+        return self._engine_requests(request, inputs, None, None), []
+
+    def _read_chat(
+        self, request: ChatRequest, stop: StopSignal, data_urls: DataUrls
+    ) -> tuple[list[Request], list[str]]:
+        sampling = self._sampling(request)
+        clips: list[Clip] = []
+        images: list[np.ndarray] = []
+        media: list[Sequence[np.ndarray]] = []
+        for part in (part for turn in request.messages for part in content_parts(turn)):
+            stop.check()
+            if isinstance(part, ImagePart):
+                image = self._image(self._load_media(part.image_url.url, data_urls), stop)
+                if part.image_url.detail == "low":
+                    image = _shrink(image)
+                images.append(image)
+                media.append(images[-1:])
+            elif isinstance(part, VideoPart):
+                video = self._load_media(part.video_url.url, data_urls)
+                clips.append(self._clip(video, sampling, stop))
+                media.append(list(clips[-1].frames))
+        draft_inputs = None
+        with self._processor_lock:
+            inputs = self._inputs(self._target, request, clips, images)
+            if self._draft is not None:
+                draft_inputs = self._inputs(self._draft, request, clips, images)
+        device = str(self._target.backbone.device)
+        captioner = captions.lazy_captioner(self._captioner, self._target_name, media, device)
+        engine_requests = self._engine_requests(request, inputs, draft_inputs, captioner)
+        warnings = [warning for clip in clips for warning in clip.warnings]
+        all_frames = [*(image[None] for image in images), *(clip.frames for clip in clips)]
+        if is_embedded(self._target_name) and not all(map(drawn_world.is_drawn_world, all_frames)):
+            warnings.append(drawn_world.FOREIGN_CLIP_WARNING)
+        return engine_requests, warnings
+
+    def _inputs(
+        self,
+        loaded: Loaded,
+        request: ChatRequest,
+        clips: Sequence[Clip],
+        images: Sequence[np.ndarray],
+    ) -> Inputs:
+        turns = [_template_turn(turn) for turn in request.messages]
+        tools = [tool.model_dump(exclude_none=True) for tool in request.callable_tools]
+        continues_last_turn = request.messages[-1].role == "assistant"
+        try:
+            with prepared(loaded.processor, self._prefix_cache):
+                return conversation_inputs(
+                    MODEL_NAME,
+                    loaded.processor,
+                    turns,
+                    clips,
+                    images,
+                    tools=tools,
+                    continues_last_turn=continues_last_turn,
+                )
+        except TemplateError as error:
+            message = f"the model's template refuses this: {' '.join(str(error).split())[:200]}"
+            raise ApiError(400, message, "messages") from None
+
+    def _engine_requests(
+        self,
+        request: CompletionRequest,
+        inputs: Inputs,
+        draft_inputs: Inputs | None,
+        captioner: Any,
+    ) -> list[Request]:
+        """Returns an engine request for each answer. Raises ApiError for a prompt too long."""
+        prompt_tokens = int(inputs["input_ids"].shape[1])
+        room = self._context - prompt_tokens
+        if room < (request.token_limit or 1):
+            answer = f" and {request.token_limit} of answer" if request.token_limit else ""
+            raise ApiError(
+                400,
+                f"{prompt_tokens} tokens of prompt{answer} are more than the {self._context} this "
+                "model reads: send fewer frames or less text",
+                "messages",
+            )
+        source = _answer_grammar(request) or self._required_call_grammar(request)
+        # The token that ends a format ends the answer too, even if the config names no such token.
+        eos_ids = None if source is None else sorted(self._vocabulary.eos_ids)
+        return [
+            Request.of(
+                self._target.backbone,
+                inputs,
+                draft_inputs=draft_inputs,
+                tokenizer=self._target.tokenizer,
+                seed=None if request.seed is None else (request.seed + choice) % 2**63,
+                captioner=captioner,
+                max_new_tokens=request.token_limit or min(room, self._max_answer_tokens),
+                stop_strings=request.stops or None,
+                grammar=None if source is None else self._vocabulary.grammar(*source),
+                eos_token_id=eos_ids,
+                **request.sampling_options,
+            )
+            for choice in range(request.n or 1)
+        ]
+
+    def _required_call_grammar(self, request: CompletionRequest) -> tuple[str, str] | None:
+        """Returns the grammar of a tool call that must be made, and the field it comes from."""
+        if not isinstance(request, ChatRequest) or not request.required_tools:
+            return None
+        if self._dialect is None:
+            return None
+        functions = [tool.function.model_dump(exclude_none=True) for tool in request.required_tools]
+        return tool_calls.call_grammar(self._dialect, functions), "tools"
+
+    def _sampling(self, request: ChatRequest) -> FrameSampling:
+        """Returns how frames are chosen: as the request says, else by the server's settings."""
+        video = None if request.media_io_kwargs is None else request.media_io_kwargs.video
+        options: dict[str, Any] = {}
+        for video_options in (video, request.mm_processor_kwargs):
+            if video_options is not None:
+                options |= video_options.model_dump(exclude_none=True)
+        return FrameSampling(**options) if options else self._media.sampling
+
+    def _load_media(self, url: str, data_urls: DataUrls) -> FetchedMedia:
+        sources, data_url = self._media.sources, data_urls.pop(url, None)
+        return sources.load(url) if data_url is None else sources.decode_data_url(data_url)
+
+    def _image(self, media: FetchedMedia, stop: StopSignal) -> np.ndarray:
+        if media.kind == "frames":
+            raise ApiError(400, "an image_url holds a list of frames: use video_url", "messages")
+        source = media.data if media.path is None else media.path
+        return self._prefix_cache.made(
+            ("image", _content_key(media)),
+            lambda: self._decoders.read_image(source, self._media.limits, stop),
+            lambda image: image.nbytes,
+        )
+
+    def _clip(self, media: FetchedMedia, sampling: FrameSampling, stop: StopSignal) -> Clip:
+        limits = self._media.limits
+        if media.kind == "frames":
+            if sampling.num_frames is not None and sampling != self._media.sampling:
+                message = "num_frames: a list of frames is taken whole, so leave it out"
+                raise ApiError(400, message, "num_frames")
+        source = media.data if media.path is None else media.path
+
+        def decode() -> Clip:
+            if media.kind == "frames":
+                return self._decoders.read_frames(media.frames, sampling.fps, limits, stop)
+            return self._decoders.read(source, sampling, limits, stop)
+
+        key = ("clip", _content_key(media), sampling)
+        return self._prefix_cache.made(key, decode, lambda clip: clip.frames.nbytes)
+
+
+def _answer_grammar(request: CompletionRequest) -> tuple[str, str] | None:
+    """Returns the grammar that an answer must follow, and the field that asks for it.
+
+    Raises ApiError where two fields ask for one.
+    """
+    outputs, response_format = request.structured_outputs, vars(request).get("response_format")
+    regexes = {"guided_regex": request.guided_regex}
+    schemas = {"guided_json": request.guided_json}
+    if outputs is not None:
+        regexes["structured_outputs.regex"] = outputs.regex
+        schemas["structured_outputs.json"] = outputs.json_form
+    if isinstance(response_format, JsonObject):
+        schemas["response_format"] = {"type": "object"}
+    if isinstance(response_format, JsonSchema):
+        schemas["response_format"] = response_format.json_schema.json_form
+    grammars = [
+        (grammar.regex_grammar(regex), field)
+        for field, regex in regexes.items()
+        if regex is not None
+    ]
+    grammars += [
+        (grammar.json_schema_grammar(schema), field)
+        for field, schema in schemas.items()
+        if schema is not None
+    ]
+    if len(grammars) > 1:
+        first, second = grammars[0][1], grammars[1][1]
+        message = f"{first} and {second} ask for two forms: leave one of them out"
+        raise ApiError(400, message, second)
+    return grammars[0] if grammars else None
+
+
+def _content_key(media: FetchedMedia) -> Hashable:
+    """Returns what distinguishes media in the cache: their bytes, or the state of a file."""
+    if media.path is None:
+        return digest(media.kind, media.data, media.frames)
+    try:
+        state = media.path.stat()
+    except OSError as error:
+        raise ApiError(400, "the file cannot be read: send another", "messages") from error
+    return media.path, state.st_mtime_ns, state.st_size, state.st_ino
+
+
+def _shrink(image: np.ndarray) -> np.ndarray:
+    """Returns the image, made smaller where it does not fit into ``LOW_DETAIL_SIZE``."""
+    small = Image.fromarray(image)
+    small.thumbnail(LOW_DETAIL_SIZE)
+    return np.array(small)
+
+
+def _template_turn(turn: Message) -> dict[str, Any]:
+    """Returns a message in the form that chat templates take."""
+    content = [_template_part(part) for part in content_parts(turn)]
+    role = TEMPLATE_ROLES.get(turn.role, turn.role)
+    template_turn: dict[str, Any] = {"role": role, "content": content}
+    calls = [call.function for call in tool_calls_of(turn)]
+    if calls:
+        template_turn["tool_calls"] = [
+            {
+                "type": "function",
+                "function": {"name": call.name, "arguments": parse_object(call.arguments)},
+            }
+            for call in calls
+        ]
+    if isinstance(turn, AssistantMessage) and turn.reasoning_text:
+        template_turn[literal_text.REASONING] = turn.reasoning_text
+    return template_turn
+
+
+def _template_part(part: Part) -> dict[str, str]:
+    match part:
+        case TextPart():
+            return {"type": "text", "text": part.text}
+        case DocumentPart():
+            return literal_text.document_part(part.text)
+        case ImagePart():
+            return {"type": "image"}
+        case VideoPart():
+            return {"type": "video"}
