@@ -16,6 +16,7 @@ from evidence.commands.pair import PairOptions
 from saccade.cli import command_options
 from saccade.cli.bench import named_suites
 from saccade.cli.command_options import with_option_groups
+from saccade.cli.run_setup import split_names
 from saccade.cli.terminal import Json, Verbose, out, prepare, status
 from saccade.core.errors import OptionError
 
@@ -87,7 +88,7 @@ def _recipes(methods: str) -> dict[str, Recipe]:
 
     return {
         name: recipe
-        for name, recipe in resolve_methods(split(methods)).items()
+        for name, recipe in resolve_methods(split_names(methods)).items()
         if recipe is not None
     }
 

@@ -24,6 +24,7 @@ from serve.live import (
 import saccade
 from saccade.serve.api_errors import NOT_SUPPORTED
 from saccade.serve.request_schema import ChatRequest, TextRequest
+from saccade.world.drawn_world import FOREIGN_CLIP_WARNING
 
 DOCS = Path(__file__).parents[2] / "docs/serve.md"
 

@@ -40,6 +40,7 @@ from saccade.core.errors import ModelError, OptionError
 from saccade.inputs.media.fetch import Sources
 from saccade.serve.server_settings import ServerSettings
 from saccade.serve.service import Engine, Service
+from saccade.world.drawn_world import FOREIGN_CLIP_WARNING
 
 LONG = dict(temperature=2.0, seed=1, max_tokens=40)
 

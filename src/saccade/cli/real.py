@@ -64,7 +64,7 @@ def bench_real(
     prepare(threads, verbose)
     from saccade.bench.real import answers as measure
     from saccade.bench.real.attention_sets import measure_attention_sets
-    from saccade.bench.real.results_page import forward_sizes
+    from saccade.bench.real.results_page import forward_sizes, make_page
     from saccade.bench.suites.long_documents import find_documents, shortest_documents
     from saccade.engine.trace import environment
     from saccade.inputs import load
@@ -103,7 +103,7 @@ def bench_real(
             look=measure_attention_sets,
             on_progress=tell,
         )
-    text = page(results.only(texts, names))
+    text = make_page(results.only(texts, names))
     if out_file is not None:
         out_file.write_text(text)
     out.print(text, markup=False, soft_wrap=True)

@@ -26,7 +26,7 @@ def shapes_make(
     as_json: Json = False,
 ) -> None:
     """Write one clip of the world as a real MP4, and what is true of it as JSON."""
-    from saccade.world import drawing, scenes
+    from saccade.world import dialogues, drawing, scenes
 
     scene = scenes.scene(seed)
     if size % 2:
@@ -36,7 +36,7 @@ def shapes_make(
     except (ArithmeticError, MemoryError, ValueError) as error:
         raise OptionError(f"cannot write {out_file} as an .mp4: {first_line(error)}") from error
     truth = scenes.scene_facts(scene, frames, size, fps=fps)
-    turn = text.conversation(scene, "describe", seed)[0]
+    turn = dialogues.conversation(scene, "describe", seed)[0]
     record = {**truth, "prompt": turn.question, "answer": turn.answer}
     out_file.with_suffix(".json").write_text(json.dumps(record, indent=1) + "\n")
     if as_json:

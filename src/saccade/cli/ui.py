@@ -49,12 +49,12 @@ def ui(
         import uvicorn
 
         from saccade.inputs.media import Limits
-        from saccade.ui import page
+        from saccade.ui import page, page_run
 
         loaded = settings.load_models(quiet=False)
-        pair = asking.PageModels(loaded.target, loaded.draft, settings.make_captioner)
+        pair = page_run.PageModels(loaded.target, loaded.draft, settings.make_captioner)
         limits = Limits(max_bytes=max_upload_mb << 20, max_frames=max_frames, max_seconds=60)
-        page_settings = asking.PageSettings(
+        page_settings = page_run.PageSettings(
             method=settings.method,
             target=settings.target,
             draft=None if loaded.draft is None else loaded.draft.name,

@@ -22,7 +22,7 @@ from saccade.engine.generate import DEFAULT_METHOD, Stream, stream
 from saccade.inputs import captions, media
 from saccade.inputs.loading import load_pair, use_threads
 from saccade.inputs.media import Clip, FrameSampling, Source
-from saccade.inputs.questions import Pair
+from saccade.inputs.questions import Pair, clip_arguments
 from saccade.methods import resolve
 from saccade.world import drawn_world
 
@@ -299,7 +299,7 @@ def _media_arguments(clips: Sequence[Clip]) -> dict[str, Any]:
     """Returns clips as arguments of :meth:`Pair.ask`, where single pictures are images."""
     arguments: dict[str, Any] = {"clips": [], "images": []}
     for clip in clips:
-        for kind, values in shown(clip).items():
+        for kind, values in clip_arguments(clip).items():
             arguments[kind].extend(values)
     return arguments
 

@@ -15,7 +15,7 @@ from saccade.core.result import Result
 from saccade.corpus.answering import stream_answer
 from saccade.corpus.caption_run import AnswerJobs
 from saccade.corpus.manifest import UNEXPECTED_ERROR, CaptionSettings, ClipJob, Row
-from saccade.inputs import Pair, captions, load_pair, media, texts
+from saccade.inputs import Pair, captions, load_pair, media, subjects
 from saccade.inputs.loading import use_threads
 from saccade.methods import resolve
 
@@ -25,7 +25,7 @@ class OpenedJob:
     """A job with its frames and texts."""
 
     job: ClipJob
-    media: texts.About
+    media: subjects.Subject
 
 
 class CorpusWorker:
@@ -60,9 +60,9 @@ class CorpusWorker:
 
     def _open(self, job: ClipJob) -> OpenedJob | Row:
         try:
-            documents = (texts.document(Path(job.text)),) if job.text else ()
+            documents = (subjects.read_document(Path(job.text)),) if job.text else ()
             clip = media.read(job.path, self.settings.sampling) if job.path else None
-            return OpenedJob(job, texts.About(clip, documents))
+            return OpenedJob(job, subjects.Subject(clip, documents))
         except Exception as error:
             return self._error_row(job, error)
 
@@ -76,7 +76,7 @@ class CorpusWorker:
     def _answer_together(self, jobs: Sequence[OpenedJob]) -> list[Row]:
         start = time.perf_counter()
         pair = self._pair
-        questions = [pair.ask(each.job.prompt, **each.media.asked) for each in jobs]
+        questions = [pair.ask(each.job.prompt, **each.media.ask_arguments) for each in jobs]
         results = stream_answer(
             pair,
             pair.batch(questions),
@@ -114,7 +114,7 @@ class CorpusWorker:
         return self.settings.row(job, error=UNEXPECTED_ERROR + kind_and_line(error))
 
 
-def _answer_fields(media: texts.About, result: Result) -> dict[str, Any]:
+def _answer_fields(media: subjects.Subject, result: Result) -> dict[str, Any]:
     """Returns the fields of a row that come from an answer."""
     return {
         "text": result.text,
@@ -123,10 +123,10 @@ def _answer_fields(media: texts.About, result: Result) -> dict[str, Any]:
         "finish_reason": result.finish_reason,
         "method": result.method,
         "tau": result.tau,
-        "frames": media.told["frames"],
+        "frames": media.report_fields["frames"],
         "visual_tokens": result.visual_tokens,
         "fallback": result.fallback_reason,
-        "warnings": (*media.told["warnings"], *result.warnings),
+        "warnings": (*media.report_fields["warnings"], *result.warnings),
     }
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from jinja2 import TemplateError
 from PIL import Image
 
-from saccade.core import options
+from saccade.core import generation_settings
 from saccade.core.prompt import Inputs
 from saccade.engine.request import Request
 from saccade.inputs import Loaded, captions, literal_text
@@ -69,7 +69,7 @@ class RequestReader:
         self._captioner, self._target_name = settings.captioner, settings.target
         self._max_answer_tokens = settings.max_answer_tokens
         self._context = target.backbone.context or sys.maxsize
-        eos_ids = options.ends(target.backbone.model.generation_config)
+        eos_ids = generation_settings.end_ids(target.backbone.model.generation_config)
         self._vocabulary = grammar.Vocabulary(target.tokenizer, target.backbone.vocab, eos_ids)
         template = getattr(target.processor, "chat_template", None) or ""
         self._dialect = tool_calls.find_dialect(template)

@@ -18,6 +18,7 @@ import gradio as gr
 from saccade.bench.terminal_output import KIND_MEANINGS
 from saccade.core.errors import SaccadeError
 from saccade.drafting.schedule import parallel
+from saccade.inputs.checkpoints import is_embedded
 from saccade.methods import SYSTEMS
 from saccade.ui import method_controls, pictures
 from saccade.ui.page_run import (
@@ -69,7 +70,7 @@ def preview_clip(example: str | None, upload: str | None, settings: PageSettings
 
 def describe_models(settings: PageSettings) -> str:
     """Returns the name of what answers."""
-    if embedded(settings.target):
+    if is_embedded(settings.target):
         return "the embedded pair, which knows drawn shapes only"
     return settings.target + (f", drafted by {settings.draft}" if settings.draft else "")
 

@@ -19,7 +19,7 @@ from saccade.corpus.answering import stream_answer
 from saccade.drafting.recipe import Recipe
 from saccade.drafting.schedule import parallel
 from saccade.drafting.setup import Captioner, Words
-from saccade.inputs import Pair, media, shown
+from saccade.inputs import Pair, clip_arguments, media
 from saccade.inputs.media import Clip
 from saccade.methods import SYSTEMS, resolve
 from saccade.ui.duel import Duel, OnPhase, run_duel
@@ -145,7 +145,7 @@ def run_question(
     check_question(question, settings)
     recipe = resolve(question.method)
     clip = read_clip(question.example, question.upload, settings)
-    inputs, draft_inputs = pair.ask(question.prompt, **shown(clip))
+    inputs, draft_inputs = pair.ask(question.prompt, **clip_arguments(clip))
     length = int(inputs["input_ids"].shape[1])
     if length > settings.max_prompt:
         raise OptionError(

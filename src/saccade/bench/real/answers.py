@@ -23,6 +23,7 @@ from saccade.drafting.recipe import Recipe
 from saccade.drafting.shapes.cost_measurement import context_bucket, measure_costs
 from saccade.engine.generate import stream
 from saccade.inputs import Loaded
+from saccade.inputs.questions import batch_inputs
 from saccade.model.backbone import Backbone
 from saccade.model.kept import Kept as Prompts
 
@@ -155,7 +156,7 @@ def answer_documents(
     failed, because its numbers would be wrong.
     """
     target = model.backbone.keeping(prompt_cache)
-    inputs = joined(model, [ask(model, document) for document in documents])
+    inputs = batch_inputs(model, [ask(model, document) for document in documents])
     results = stream(target, inputs, method=recipe, draft=draft, **settings).finish()
     if reason := next((each.fallback_reason for each in results if each.fallback_reason), None):
         raise MethodError(f"{recipe.name}: {reason}")

@@ -225,7 +225,7 @@ def _answer_spans(
             for i in (span[0], span[-1])
         )
         stop += 1
-        if ids[start:stop].tolist() != [template_ids[i] for i in span]:
+        if ids[start:stop].tolist() != [prompt_ids[i] for i in span]:
             raise OptionError(f"the answers in a conversation of {name} cannot be told apart")
         stop += int(ids[stop]) == loaded.tokenizer.eos_token_id
         spans.append((start, stop))
