@@ -21,7 +21,7 @@ RATES = (0.6, 0.7, 0.8, 0.9)
 LONGEST = 12
 SLOPE = {"cpu": 0.055, "cuda": 0.005}
 """What one more row adds to a verifying forward, as a share of T(1): on a CPU measured on tiny
-models (docs/LOG.md), on a GPU assumed, since nothing has been timed there."""
+models (notebook/LOG.md), on a GPU assumed, since nothing has been timed there."""
 PAYS, HARDLY = 1.3, 1.05
 TYPICAL = 0.8  # an acceptance rate the papers' pairs reach
 

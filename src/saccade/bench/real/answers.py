@@ -38,7 +38,7 @@ METHODS = (
 )
 HEADER = "<|im_start|>assistant\n"  # what an answer follows in the model's template
 # Under it a greedy answer of this model hardly ever repeats itself; without it two fifths of the
-# answer do, and any draft guesses a loop (docs/LOG.md).
+# answer do, and any draft guesses a loop (notebook/LOG.md).
 PENALTY = 1.1
 Settings = Mapping[str, Any]
 """What ``generate()`` and every method are told alike."""

@@ -21,15 +21,13 @@ TASKS = (
     "What is the most important thing that the text above says? Answer in a paragraph.",
     "Continue the text above.",
 )
-# What docs/results/real.md was made of, in its order: in a clone, what is asked about by default.
-PAGE = (
-    *("README.md", "CHANGELOG.md"),
-    *(f"docs/{name}.md" for name in ("LOG", "bench", "families", "lossless", "numbers")),
-    *(f"docs/{name}.md" for name in ("reliability", "scaling", "serve", "structure", "vllm")),
-    *(f"docs/methods/{name}.md" for name in ("a-sixth-method", "fresh", "hippo", "sage")),
-    *(f"docs/methods/{name}.md" for name in ("sparse-to-dense", "specvlm", "tabed")),
-    *("src/saccade/world/scenes.py", "src/saccade/drafting/drafters.py"),
-    *("src/saccade/model/session.py", "src/saccade/inputs/media/guard.py"),
+# The texts that docs/results/real.md was made of, in its order. They lie in a clone, kept as they
+# were when they were asked about, so that the same questions can be asked again.
+MEASURED_TEXTS = (
+    *("README.md", "CHANGELOG.md", "LOG.md", "bench.md", "families.md", "lossless.md"),
+    *("numbers.md", "reliability.md", "scaling.md", "serve.md", "structure.md", "vllm.md"),
+    *("a-sixth-method.md", "fresh.md", "hippo.md", "sage.md", "sparse-to-dense.md"),
+    *("specvlm.md", "tabed.md", "scenes.py", "drafters.py", "session.py", "guard.py"),
 )
 
 
@@ -56,8 +54,8 @@ def repeated(ids: Sequence[int]) -> float:
 
 
 def documents(paths: Sequence[Path]) -> Iterator[Document]:
-    """One a file, as long as it fills; without paths those of ``PAGE`` where all of them are there,
-    in a clone, and else the package's own code.
+    """One a file, as long as it fills; without paths those of ``MEASURED_TEXTS`` where all of them
+    are there, in a clone, and else the package's own code.
 
     Raises OptionError where a path is neither a file nor a folder.
     """
@@ -82,5 +80,6 @@ def shortest(texts: Sequence[Document], count: int | None) -> list[Document]:
 
 
 def _own(package: Path) -> list[Path]:
-    page = [package.parents[1] / name for name in PAGE]
-    return page if all(file.is_file() for file in page) else [package]
+    folder = package.parents[1] / "notebook" / "texts"
+    texts = [folder / name for name in MEASURED_TEXTS]
+    return texts if all(file.is_file() for file in texts) else [package]
