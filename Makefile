@@ -1,5 +1,5 @@
 # What CI runs is what you run. `make check test` before a commit.
-.PHONY: check test quick slow typed scale oldest newest bench demo wheel results families mutants rounding fuzz vllm vllm-bench peers docs listed numbers screens
+.PHONY: check test quick slow typed scale oldest newest bench demo wheel results families mutants rounding fuzz vllm vllm-bench peers docs listed numbers screens gpu-budgets
 
 check:  ## lint, format, types
 	uv run ruff check src tests evidence examples docs
@@ -121,3 +121,6 @@ $(FLASHSPEC)/made: pyproject.toml
 peers:  ## docs/results/peers.md, on an idle machine: vLLM, OpenVINO, FlashSpec, each in its environment
 	-$(MAKE) --keep-going $(VLLM)/made $(OPENVINO)/made $(FLASHSPEC)/made
 	uv run python -m evidence peers
+
+gpu-budgets:  ## docs/results/gpu-budgets.md and .json: what a round of each method does on a pretended GPU
+	uv run python tests/gpu/budgets.py

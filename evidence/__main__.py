@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import typer
 
+from evidence.commands.accept import accept
 from evidence.commands.checkpoint import make_checkpoint
 from evidence.commands.figure import figure
 from evidence.commands.gpu import gpu
@@ -43,6 +44,7 @@ app.command()(following)
 app.command()(text)
 app.command()(ablations)
 app.command()(gpu)
+app.command()(accept)
 app.command()(vllm)
 app.command()(peers)
 app.command("make-checkpoint")(make_checkpoint)

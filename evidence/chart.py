@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from saccade.bench import measures, records
 from saccade.bench.compare import BASELINE
-from saccade.bench.figures import COLOURS, save
+from saccade.bench.figures import COLOURS, save_figure
 from saccade.bench.measures import Interval
 from saccade.bench.records import Answer
 
@@ -31,7 +31,7 @@ Bars = Mapping[str, Mapping[str, tuple[Interval, Interval]]]
 
 def bars(run: Path) -> Bars:
     """A chart's numbers: of each panel, those of its methods that the stored run has."""
-    _, answers = records.stored(run)
+    _, answers = records.read_finished_run(run)
     methods = [name for name in METHODS if any(answer.method == name for answer in answers)]
     return {suite: {name: _of(answers, suite, name) for name in methods} for suite in PANELS}
 
@@ -88,4 +88,4 @@ def draw(found: Bars) -> Figure:
 def write(run: Path, path: Path) -> None:
     """The chart as an SVG whose words are words, so that a reader and a test can find them."""
     with matplotlib.rc_context({"svg.fonttype": "none", "font.family": "sans-serif"}):
-        save(draw(bars(run)), path)
+        save_figure(draw(bars(run)), path)

@@ -14,7 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from saccade.bench.figures import COLOURS, DASHES, MANY, SMALL, name_axes
+from saccade.bench.figures import COLOURS, DASHES, FONT_SIZE, MARKERS, name_axes
 
 MARKS = "osD^v "
 Data = dict[str, Any]
@@ -37,7 +37,7 @@ def lines(data: Data) -> Figure:
             x = data.get("at") or range(1, len(y) + 1)
             middle, reach = _intervals(y)
             style = {
-                "marker": MARKS[i] if len(own) <= len(MARKS) else MANY[i % len(MANY)],
+                "marker": MARKS[i] if len(own) <= len(MARKS) else MARKERS[i % len(MARKERS)],
                 "ls": DASHES[(i + i // len(COLOURS)) % len(DASHES)],
                 "c": COLOURS[i % len(COLOURS)],
                 "mfc": "none",
@@ -70,7 +70,7 @@ def lines(data: Data) -> Figure:
             axis.set_ylim(bottom=-0.05 * axis.get_ylim()[1])
     if data.get("apart"):
         for axis in figure.axes:
-            axis.legend(fontsize=SMALL, loc="center left", bbox_to_anchor=(1, 0.5))
+            axis.legend(fontsize=FONT_SIZE, loc="center left", bbox_to_anchor=(1, 0.5))
         return figure
     most = max(figure.axes, key=lambda axis: len(axis.get_legend_handles_labels()[0]))
     handles = dict(zip(*reversed(most.get_legend_handles_labels()), strict=True))
@@ -98,8 +98,8 @@ def bars(data: Data) -> Figure:
         name_axes(axis, data["x"], "")
         axis.label_outer()
         axis.set_axisbelow(True)
-        axis.set_title(title, fontsize=SMALL)
-        axis.set_yticks(range(len(rows)), list(rows), fontsize=SMALL)
+        axis.set_title(title, fontsize=FONT_SIZE)
+        axis.set_yticks(range(len(rows)), list(rows), fontsize=FONT_SIZE)
         axis.set_ylim(len(rows) - 0.45, -0.55)
         for name, at in data.get("marks", {}).items():
             axis.axvline(at, color="black", ls="--", lw=1, label=name)
@@ -118,7 +118,7 @@ def _legend(figure: Figure, handles: Sequence[Any], names: Sequence[str]) -> Non
     """Above the axes, in as many columns as fit (of a mark and letters of about 0.06 inches)."""
     fit = int(figure.get_figwidth() / (0.06 * max(map(len, names)) + 0.5))
     place: Any = {"ncols": min(4, max(1, fit)), "loc": "outside upper center"}
-    figure.legend(handles, names, fontsize=SMALL, **place)
+    figure.legend(handles, names, fontsize=FONT_SIZE, **place)
 
 
 def _bars(axis: Axes, rows: Data, series: Sequence[str], stacked: bool) -> None:
@@ -159,13 +159,13 @@ def maps(data: Data) -> Figure:
             values = np.maximum(np.asarray(frame, dtype=float), floor)
             shown = axis.imshow(np.log10(values), cmap="Greys", vmin=np.log10(floor), vmax=0)
             axis.set(xticks=[], yticks=[])
-        row[0].set_ylabel(name, fontsize=SMALL)
+        row[0].set_ylabel(name, fontsize=FONT_SIZE)
     for axis, label in zip(axes[-1], data["labels"], strict=True):
-        axis.set_xlabel(label, fontsize=SMALL)
+        axis.set_xlabel(label, fontsize=FONT_SIZE)
     assert shown is not None
     bar = figure.colorbar(shown, ax=axes, shrink=0.9)
-    bar.set_label(data["z"], fontsize=SMALL)
-    bar.ax.tick_params(labelsize=SMALL - 1)
+    bar.set_label(data["z"], fontsize=FONT_SIZE)
+    bar.ax.tick_params(labelsize=FONT_SIZE - 1)
     return figure
 
 
@@ -195,12 +195,12 @@ def shaded(data: Data) -> Figure:
             at = np.arange(1, len(weights) + 1)
             axis.step(at, weights, where="mid", c=COLOURS[i], ls=DASHES[i], lw=1.4, label=name)
         name_axes(axis, data["x"], data["y"])
-        axis.set_title(title, fontsize=SMALL)
+        axis.set_title(title, fontsize=FONT_SIZE)
         axis.xaxis.set_major_locator(MaxNLocator(integer=True))
         if axis is not figure.axes[-1]:
             axis.set_xlabel("")  # the answers have lengths of their own, so the ticks stay
     names = figure.axes[0].get_legend_handles_labels()
-    figure.legend(*names, fontsize=SMALL, ncols=4, loc="outside upper center")
+    figure.legend(*names, fontsize=FONT_SIZE, ncols=4, loc="outside upper center")
     return figure
 
 

@@ -45,23 +45,23 @@ def _tau(own: Sequence[Answer], plain: Sequence[Answer]) -> str:
 
 
 def _accepted(own: Sequence[Answer], plain: Sequence[Answer]) -> str:
-    return _said(measures.accepted(own) if _drafted(own) else None)
+    return _said(measures.accepted_per_forward(own) if _drafted(own) else None)
 
 
 def _mat(own: Sequence[Answer], plain: Sequence[Answer]) -> str:
     """Across rounds for a draft that goes on while it is judged, by the round for any other."""
     ahead = bool(own) and resolve(own[0].method).schedule is parallel
-    count = measures.mean_accepted if ahead else measures.accepted
+    count = measures.accepted_between_refusals if ahead else measures.accepted_per_forward
     return _said(count(own) if _drafted(own) else None)
 
 
 def _share(own: Sequence[Answer], plain: Sequence[Answer]) -> str:
-    found = measures.acceptance(own)
+    found = measures.acceptance_rate(own)
     return _said(None if found is None else 100 * found, 1)
 
 
 def _rate(own: Sequence[Answer], plain: Sequence[Answer]) -> str:
-    return _said(measures.rate(own), 0)
+    return _said(measures.tokens_per_second(own), 0)
 
 
 def _speedup(own: Sequence[Answer], plain: Sequence[Answer], whole: bool = False) -> str:

@@ -17,12 +17,12 @@ import numpy as np
 
 from saccade.bench import measures
 from saccade.bench.compare import BASELINE
-from saccade.bench.peers import Run
+from saccade.bench.peers import TimedRun
 
 AUTO, PEER = "auto", "hf"
 ENOUGH = 3  # clips for an interval
 
-Seconds = Callable[[Run], float]
+Seconds = Callable[[TimedRun], float]
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Raced:
     """One part's runs: for each clip, every method's timed runs in order."""
 
     clips: tuple[str, ...]  # ids of the suite's items, which end in their seeds
-    runs: tuple[Mapping[str, Sequence[Run]], ...]
+    runs: tuple[Mapping[str, Sequence[TimedRun]], ...]
     errors: Mapping[str, str] = field(default_factory=dict)  # of peers
 
     def methods(self) -> tuple[str, ...]:
@@ -73,12 +73,12 @@ class Ratio:
     detail: Mapping[str, Any]
 
 
-def decoding(run: Run) -> float:
+def decoding(run: TimedRun) -> float:
     """Seconds of decoding a token, from the second token on."""
     return run.decode / run.counted
 
 
-def whole(run: Run) -> float:
+def whole(run: TimedRun) -> float:
     """Seconds of an answer a token, all included: two ways to write one text have as many."""
     return run.total / max(1, len(run.ids))
 

@@ -32,9 +32,9 @@ from evidence.ratios import (
     versus,
     whole,
 )
-from saccade.bench.compare import BASELINE, named, race
-from saccade.bench.peers import Run
-from saccade.bench.runner import shown
+from saccade.bench.compare import BASELINE, resolve_methods, run_interleaved
+from saccade.bench.peers import TimedRun
+from saccade.bench.runner import media_arguments
 from saccade.bench.suites import shapes
 from saccade.bench.suites.types import Item
 from saccade.core.errors import OptionError
@@ -69,7 +69,7 @@ class Pair(questions.Pair):
 
 def random_weights(pair: Pair, inputs: Sequence[Inputs]) -> tuple[Loaded, Recipes]:
     """A draft of the same build that learnt nothing; its vision tower is another's as well."""
-    return untrained(pair.draft), named([AUTO])
+    return untrained(pair.draft), resolve_methods([AUTO])
 
 
 def untrained(model: Loaded, seed: int = 0) -> Loaded:
@@ -109,11 +109,11 @@ def wrong_video(pair: Pair, inputs: Sequence[Inputs]) -> tuple[Loaded, Recipes]:
         "this draft looks with its own eyes: give it draft_inputs"
     )
     (prompt,) = target.prompts(other)
-    recipe = named([AUTO])[AUTO]
+    recipe = resolve_methods([AUTO])[AUTO]
     assert recipe is not None
     fitted = plan(recipe, target, draft, int(this["input_ids"].shape[1]))
     swapped = replace(fitted, view=Elsewhere(fitted.view, prompt.embeds[prompt.visual]))
-    return pair.draft, {**named([]), AUTO: swapped}
+    return pair.draft, {**resolve_methods([]), AUTO: swapped}
 
 
 @dataclass(frozen=True)
@@ -223,16 +223,16 @@ def measure(part: Part, pair: Pair, *, clips: int, repeat: int, tell: Tell) -> R
     settings |= part.settings
     count = part.clips or clips
     ids: list[str] = []
-    runs: list[Mapping[str, Sequence[Run]]] = []
+    runs: list[Mapping[str, Sequence[TimedRun]]] = []
     errors: dict[str, str] = {}
     for item, inputs, following in islice(_fitting(part, pair, settings, tell), count):
         tell(f"{part.title}: clip {len(ids) + 1} of {count}")
         beside = pair
-        recipes: Recipes = named(part.methods)
+        recipes: Recipes = resolve_methods(part.methods)
         if part.spoil is not None:
             draft, recipes = part.spoil(pair, (inputs, _inputs(pair, following)))
             beside = Pair(pair.target, draft)
-        raced = race(
+        timed = run_interleaved(
             beside,
             (inputs, None),
             recipes,
@@ -244,8 +244,8 @@ def measure(part: Part, pair: Pair, *, clips: int, repeat: int, tell: Tell) -> R
             ),
         )
         ids.append(item.id)
-        runs.append(raced.runs)
-        errors |= raced.errors
+        runs.append(timed.runs)
+        errors |= timed.errors
     if not ids:
         raise OptionError(f"{part.suite} has no clip whose answer has {part.natural} tokens")
     return Raced(tuple(ids), tuple(runs), errors)
@@ -267,60 +267,60 @@ def _fitting(
 
 
 def _inputs(pair: Pair, item: Item) -> Inputs:
-    return ask(pair.target, item.question, **shown(item))
+    return ask(pair.target, item.question, **media_arguments(item))
 
 
 # -- reporting ----------------------------------------------------------------------------------
 
 
-def judged(part: Part, raced: Raced) -> Iterator[Ratio]:
+def judged(part: Part, timed: Raced) -> Iterator[Ratio]:
     """Every ratio of a part against its goal."""
     for goal in part.goals:
-        found = goal.figure(raced)
+        found = goal.figure(timed)
         met = None if goal.least is None or found.value is None else found.value >= goal.least
         yield Ratio(
             part.name, goal.name, found.value, goal.least, met, found.interval, found.detail
         )
 
 
-def differing(raced: Raced) -> list[tuple[str, str]]:
+def differing(timed: Raced) -> list[tuple[str, str]]:
     """(clip, method) of every answer that is not plain decoding's, token for token."""
     return [
         (clip, name)
-        for clip, own in zip(raced.clips, raced.runs, strict=True)
+        for clip, own in zip(timed.clips, timed.runs, strict=True)
         for name, runs in own.items()
         if any(each.ids != own[BASELINE][0].ids for each in runs)
     ]
 
 
-def summary(part: Part, raced: Raced) -> dict[str, Any]:
+def summary(part: Part, timed: Raced) -> dict[str, Any]:
     """What was run and what each method took, medians over clips of medians over turns."""
 
     def middle(name: str, figure: Seconds) -> float:
-        return median(median(map(figure, own[name])) for own in raced.runs)
+        return median(median(map(figure, own[name])) for own in timed.runs)
 
     methods = {}
-    for name in raced.methods():
-        every = [each.result for own in raced.runs for each in own[name] if each.result is not None]
+    for name in timed.methods():
+        every = [each.result for own in timed.runs for each in own[name] if each.result is not None]
         rounds = [round for result in every for round in result.rounds]
         methods[name] = {
             "tau": emitted_each(rounds),
-            "tokens": [len(own[name][0].ids) for own in raced.runs],
+            "tokens": [len(own[name][0].ids) for own in timed.runs],
             "ms a token": 1e3 * middle(name, decoding),
             "decode seconds": middle(name, lambda each: each.decode),
             "before seconds": middle(name, lambda each: each.total - each.decode),
             "total seconds": middle(name, lambda each: each.total),
             "fallback": next((r.fallback_reason for r in every if r.fallback_reason), None),
         }
-    apart = differing(raced)
+    apart = differing(timed)
     return {
         "part": part.name,
         "about": part.about,
         "suite": part.suite,
-        "clips": list(raced.clips),
+        "clips": list(timed.clips),
         "settings": dict(part.settings),
         "methods": methods,
-        "errors": dict(raced.errors),
+        "errors": dict(timed.errors),
         "identical": not apart,
         "differing": apart,
     }
@@ -350,8 +350,8 @@ def speed(
         "ratios": [],
     }
     for part in parts:
-        raced = measure(part, pair, clips=clips, repeat=repeat, tell=tell)
-        found["parts"].append(summary(part, raced))
-        found["ratios"] += [asdict(ratio) for ratio in judged(part, raced)]
+        timed = measure(part, pair, clips=clips, repeat=repeat, tell=tell)
+        found["parts"].append(summary(part, timed))
+        found["ratios"] += [asdict(ratio) for ratio in judged(part, timed)]
         keep(found)
     return found

@@ -1,8 +1,14 @@
 """A cache held to what it promises: rows that hold nothing are NaN here, and others never are."""
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+
 import torch
 
 from saccade.model.cache import Cache
+
+around: Callable[[], AbstractContextManager[None]] = nullcontext
+"""What every check runs inside. Tests that count what happens on a device set it."""
 
 
 def poison(cache: Cache, spare: int = 0) -> None:

@@ -49,8 +49,8 @@ def answer(
 
 def lines(folder: Path) -> list[dict[str, Any]]:
     """A run's answers as they stand in the file, without the line about the run."""
-    every = map(json.loads, (folder / records.RESULTS).read_text().splitlines()[1:])
-    return [line for line in every if records.DONE not in line]
+    every = map(json.loads, (folder / records.RESULTS_FILE).read_text().splitlines()[1:])
+    return [line for line in every if records.ITEM_DONE_KEY not in line]
 
 
 def tables(markdown: str) -> list[dict[str, dict[str, str]]]:

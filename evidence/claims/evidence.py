@@ -107,7 +107,7 @@ def accepted(tau: float) -> float:
 
 def speed_of(answer: Answer) -> float:
     """Tokens a second of decoding."""
-    return 1 / measures.per_token(answer)
+    return 1 / measures.seconds_per_token(answer)
 
 
 def whole_speed_of(answer: Answer) -> float:
@@ -155,7 +155,7 @@ def _known(found: Interval | None) -> Interval:
 @cache
 def _by_method(folder: Path) -> dict[tuple[str, str], list[Answer]]:
     found: dict[tuple[str, str], list[Answer]] = {}
-    for answer in records.stored(folder)[1]:
+    for answer in records.read_finished_run(folder)[1]:
         if not answer.error:
             found.setdefault((answer.suite, answer.method), []).append(answer)
     return found

@@ -46,9 +46,10 @@ def fastest(e: Evidence) -> Finding:
 
 
 def accepts(e: Evidence) -> Finding:
-    own = measures.mean_accepted(e.answers(RUN, "shapes-caption", OWN)) or 0.0
+    own = measures.accepted_between_refusals(e.answers(RUN, "shapes-caption", OWN)) or 0.0
     found = {"hippo": own} | {
-        name: measures.accepted(e.answers(RUN, "shapes-caption", name)) or 0.0 for name in BASELINES
+        name: measures.accepted_per_forward(e.answers(RUN, "shapes-caption", name)) or 0.0
+        for name in BASELINES
     }
     most = max(found[name] for name in BASELINES)
     verdict = graded(found["hippo"] > most)

@@ -36,7 +36,8 @@ def fastest(e: Evidence) -> Finding:
 
 def accepts(e: Evidence) -> Finding:
     found = {
-        name: measures.acceptance(e.answers(*CAPTIONS, name)) or 0.0 for name in ("std", *OTHERS)
+        name: measures.acceptance_rate(e.answers(*CAPTIONS, name)) or 0.0
+        for name in ("std", *OTHERS)
     }
     verdict = graded(found["std"] > max(found[name] for name in OTHERS))
     return Finding(
@@ -45,7 +46,7 @@ def accepts(e: Evidence) -> Finding:
 
 
 def skipping(e: Evidence) -> Finding:
-    rate = measures.acceptance(e.answers(*CAPTIONS, "layerskip")) or 0.0
+    rate = measures.acceptance_rate(e.answers(*CAPTIONS, "layerskip")) or 0.0
     found = e.speed(*CAPTIONS, "layerskip")
     return Finding(skips(rate, found[2]), f"accepts {rate:.1%}, {said(found)}x")
 
@@ -103,7 +104,7 @@ def fewer_keys(e: Evidence) -> Finding:
     answers = e.answers(*CAPTIONS, "std")
     steps = sum(sum(answer.drafted) for answer in answers)
     gamma = steps / sum(answer.rounds for answer in answers)
-    alpha = measures.acceptance(answers) or 0.0
+    alpha = measures.acceptance_rate(answers) or 0.0
     kept = sum(a.prompt_tokens - a.visual_tokens + (a.draft_visual_tokens or 0) for a in answers)
     needed = kept / sum(answer.prompt_tokens for answer in answers) + 1 / gamma
     verdict = graded(alpha > needed)

@@ -44,7 +44,7 @@ def figure(
     prepare(threads, verbose)
     from evidence import studies
     from evidence.training.agreement import FRAMES
-    from saccade.bench.figures import save
+    from saccade.bench.figures import save_figure
 
     if name == "all":
         with status("loading the pair", quiet=False) as tell:
@@ -64,5 +64,5 @@ def figure(
                 clips or study.clips, size or study.size, max_new_tokens or study.tokens, tell
             )
             studies.write(data, name, lab)
-    save(study.draw(studies.read(data, name)), path)
+    save_figure(study.draw(studies.read(data, name)), path)
     out.print(f"{path}, from {data}", markup=False, soft_wrap=True)

@@ -104,7 +104,7 @@ def flips(
     """How often the target alone picks another token when it reads several rows at once."""
     prepare(how.threads, verbose)
     from evidence.hardware.flips import flips as counted
-    from saccade.bench.runner import shown
+    from saccade.bench.runner import media_arguments
     from saccade.inputs import ask
 
     loaded = how.loaded()
@@ -112,7 +112,7 @@ def flips(
     found = [
         counted(
             loaded.backbone,
-            ask(loaded, item.question, **shown(item)),
+            ask(loaded, item.question, **media_arguments(item)),
             rows=rows,
             tokens=max_new_tokens,
             exact=exact,
@@ -150,8 +150,8 @@ def pool(
     """Serve the same requests with so many rows at once: tokens a second of all together."""
     prepare(how.threads, verbose)
     from evidence.hardware.throughput import draw, questions, race
-    from saccade.bench.figures import save
-    from saccade.bench.show import columns
+    from saccade.bench.figures import save_figure
+    from saccade.bench.terminal_output import make_table
 
     (chosen,) = named_suites(suite, None)
     models = how.models(quiet=as_json)
@@ -169,12 +169,12 @@ def pool(
     rates = [asdict(each) | {"tokens_per_second": each.tokens_per_second} for each in found]
     if path is not None:
         path.write_text(json.dumps(rates, indent=1) + "\n")
-        save(draw(found), path.with_suffix(".png"))
+        save_figure(draw(found), path.with_suffix(".png"))
     if as_json:
         typer.echo(json.dumps(rates))
         return
     numbers = ["rows", "tok/s", "s in all", "first token s", "ms a token", "95 %", "same ids"]
-    table = columns(["method"], numbers)
+    table = make_table(["method"], numbers)
     for each in found:
         table.add_row(
             each.method,
@@ -206,11 +206,11 @@ def following(
     prepare(threads, verbose)
     from evidence.hardware.following import MARKS, follow, told
     from evidence.studies.ablations import put
-    from saccade.bench.suites.texts import documents
+    from saccade.bench.suites.long_documents import find_documents
     from saccade.engine.trace import environment
     from saccade.inputs import load, real_weights
 
-    text = next(documents([document]), None)
+    text = next(find_documents([document]), None)
     if text is None:
         raise OptionError(f"{document} is shorter than 1,800 tokens")
     found = follow(load(str(real_weights.made())), text, keep=keep, rounds=rounds)

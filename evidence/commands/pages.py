@@ -21,7 +21,7 @@ def report(
     from evidence import layouts
     from saccade.bench import report
 
-    path = report.write(run, layouts.section)
+    path = report.write_report(run, layouts.section)
     out.print(f"{path} has the report", markup=False, soft_wrap=True)
 
 

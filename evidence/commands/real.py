@@ -39,13 +39,13 @@ def text(
 
     model, texts, facts = _began(paths, path, limit, max_new_tokens, together)
     facts["settings"]["draft_bits"] = study.BITS
-    settings = measure.settings(model, max_new_tokens, measure.PENALTY)
+    settings = measure.answer_settings(model, max_new_tokens, measure.REPETITION_PENALTY)
     results = measure.Results(path.with_suffix(".json"), facts)
     asked = [each for kind in study.TASKS.values() for each in kind[:limit]]
     with status("rounding a draft", quiet=False) as tell:
         draft = study.rounded(model)
         for some, methods in ((asked, study.ASKED), (texts, study.DRAFTED)):
-            measure.over(
+            measure.run_methods(
                 model,
                 some,
                 [resolve(name) for name in methods],
@@ -53,12 +53,12 @@ def text(
                 results,
                 together=together,
                 draft=draft.backbone,
-                tell=tell,
+                on_progress=tell,
             )
         for each in (*asked, *texts):
-            if not results.looked(each):
+            if not results.has_attention(each):
                 tell(f"{each.name}: the draft's entropy")
-                own = results.truth(each, lambda: ())
+                own = results.reference(each, lambda: ())
                 results.add([study.unsure(model, draft, each, own)], "looked")
     path.write_text(study.page(results.facts))
     out.print(f"{path} has the tables", markup=False, soft_wrap=True)
@@ -86,12 +86,14 @@ def ablations(
     from saccade.bench.real import answers as measure
 
     model, texts, facts = _began(paths, path, limit, max_new_tokens, together)
-    settings = measure.settings(model, max_new_tokens, measure.PENALTY)
+    settings = measure.answer_settings(model, max_new_tokens, measure.REPETITION_PENALTY)
     results = measure.Results(path, facts)
     with status("asking", quiet=False) as tell:
         study.over_clips(Lab(clips), results, tell)
         choices = list(study.CHOICES.values())
-        measure.over(model, texts, choices, settings, results, together=together, tell=tell)
+        measure.run_methods(
+            model, texts, choices, settings, results, together=together, on_progress=tell
+        )
     table = study.table(results.facts["measured"])
     if page.is_file():
         page.write_text(study.put(page.read_text(), table))
@@ -102,20 +104,20 @@ def _began(
     paths: list[Path] | None, path: Path, limit: int | None, count: int, together: int
 ) -> tuple[Any, list[Any], dict[str, Any]]:
     """The model, the documents, and what a page says of a run."""
-    from saccade.bench.real.answers import PENALTY
-    from saccade.bench.suites.texts import documents
+    from saccade.bench.real.answers import REPETITION_PENALTY
+    from saccade.bench.suites.long_documents import find_documents
     from saccade.engine.trace import environment
     from saccade.inputs import load
     from saccade.inputs import real_weights as weights
 
     if not path.parent.is_dir():
         raise OptionError(f"cannot write {path}: there is no folder {path.parent}")
-    texts = list(islice(documents(paths or []), limit))
+    texts = list(islice(find_documents(paths or []), limit))
     if not texts:
         raise OptionError("none of these files is a text of 1,800 tokens or more")
     facts = {
         "model": weights.NAME,
-        "settings": {"max_new_tokens": count, "penalty": PENALTY},
+        "settings": {"max_new_tokens": count, "penalty": REPETITION_PENALTY},
         "together": together,
         "machine": "{processor}, {threads} threads, torch {torch}.".format(**environment()),
         "command": shlex.join(["python", "-m", "evidence", *sys.argv[1:]]),

@@ -84,9 +84,13 @@ def cost(
 
 def _recipes(methods: str) -> dict[str, Recipe]:
     """Our methods among these names; a peer has no rounds."""
-    from saccade.bench.compare import named
+    from saccade.bench.compare import resolve_methods
 
-    return {name: recipe for name, recipe in named(split(methods)).items() if recipe is not None}
+    return {
+        name: recipe
+        for name, recipe in resolve_methods(split(methods)).items()
+        if recipe is not None
+    }
 
 
 def _rate(text: str) -> float:
@@ -118,7 +122,7 @@ def _profiled(
         found = profile(
             models.target,
             models.draft,
-            [ask(models.target, item.question, **runner.shown(item)) for item in items],
+            [ask(models.target, item.question, **runner.media_arguments(item)) for item in items],
             recipes,
             settings={**longest, **settings},
             repeat=how.repeat,
@@ -141,10 +145,10 @@ def _profiled(
 
 def table(found: Sequence[Profile]) -> Table:
     """A line a method: what a round does, its milliseconds and where they go, the ideal."""
-    from saccade.bench.show import columns
+    from saccade.bench.terminal_output import make_table
 
     heads = ("tau", "gamma", "rows", "ms", "draft", "verify", "rest", "level", "c", "T(n)", "bare")
-    made = columns(["method"], [*heads, "ideal", "got", "share"])
+    made = make_table(["method"], [*heads, "ideal", "got", "share"])
     for each in found:
         parts = (each.drafting, each.verifying, each.rest)
         made.add_row(

@@ -60,9 +60,9 @@ def speed(
 def goals(ratios: Sequence[Mapping[str, Any]]) -> Table:
     """A line a ratio of a run: the value, its interval, the goal, and whether it is
     met."""
-    from saccade.bench.show import columns
+    from saccade.bench.terminal_output import make_table
 
-    table = columns(["part", "ratio"], ["x", "95 %", "goal", "met"])
+    table = make_table(["part", "ratio"], ["x", "95 %", "goal", "met"])
     for each in ratios:
         value, goal, met = each["value"], each["goal"], each["met"]
         within = "" if each["interval"] is None else "{:.3f} to {:.3f}".format(*each["interval"])

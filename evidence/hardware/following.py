@@ -8,8 +8,8 @@ from dataclasses import dataclass, fields, replace
 from statistics import median
 from typing import Any, TypeVar
 
-from saccade.bench.real.looks import question
-from saccade.bench.suites.texts import Document
+from saccade.bench.real.attention_sets import document_inputs
+from saccade.bench.suites.long_documents import Document
 from saccade.core.prompt import Prefill
 from saccade.core.protocols import Refresh
 from saccade.core.sampling import Sampling
@@ -83,7 +83,7 @@ def follow(model: Loaded, document: Document, *, keep: float, rounds: int) -> Fo
     """Rounds of which three drafted tokens stand, over the document's own words; verifications
     with and without a view that follows take turns."""
     target = model.backbone.keeping(Kept(KEPT_BYTES))
-    (prompt,) = target.prompts(question(model, document))
+    (prompt,) = target.prompts(document_inputs(model, document))
     refresh = Refresh()
     view, clock = PerHead(keep=keep, refresh=refresh), Clock(target.device)
     room = rounds * (ACCEPTED + 1)

@@ -24,6 +24,7 @@ from saccade.inputs import Loaded, architectures
 from saccade.inputs.footprint import Footprint, footprint
 from saccade.methods import resolve
 from saccade.model.backbone import Backbone
+from saccade.model.cuda_graphs import capture_new_sizes
 
 BANDWIDTH = {"H100": 3.35e12, "H200": 4.8e12}  # bytes a second, as published (SXM)
 ROWS = (1, 2, 4, 8, 16, 26)
@@ -139,6 +140,8 @@ def steps(
     for count in rows:
         times, logits = [], []
         for session.cuda_graphs in (fixed, None):
+            cost.step(session, context, count)
+            capture_new_sizes()
             took = [cost.step(session, context, count) for _ in range(repeat + 3)][3:]
             request = session.requests[0]
             assert request.root is not None

@@ -9,7 +9,7 @@ from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from saccade.bench.compare import BASELINE, named, race
+from saccade.bench.compare import BASELINE, resolve_methods, run_interleaved
 from saccade.bench.hardware.others import Watch
 from saccade.inputs import Pair, captions, media
 from saccade.world import drawing, scenes
@@ -30,19 +30,19 @@ def compared(
         drawing.write_clip(scenes.scene(seed), path, FRAMES, SIZE)
         clip = media.read(path, media.FrameSampling(every=True))
     watch = Watch()
-    raced = race(
+    timed = run_interleaved(
         pair,
         pair.ask(QUESTION, clips=[clip]),
-        named(methods),
+        resolve_methods(methods),
         repeat=repeat,
         settings={"max_new_tokens": tokens, "do_sample": False},
         captioner=captions.chosen(None, "shapes", [list(clip.frames)], None),
     )
-    rows = {name: row.json() for name, row in raced.rows().items()}
+    rows = {name: row.json() for name, row in timed.summaries().items()}
     ids = rows[BASELINE]["token_ids"]
     for row in rows.values():
         del row["token_ids"]
-    warning = watch.said([run.decode for run in raced.runs[BASELINE]])
+    warning = watch.said([run.decode for run in timed.runs[BASELINE]])
     return {"seed": seed, "token_ids": ids, "warning": warning, "methods": rows}
 
 

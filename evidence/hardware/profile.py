@@ -20,9 +20,9 @@ from statistics import mean, median
 from typing import Any
 
 from saccade.bench import measures
-from saccade.bench.compare import BASELINE, race
+from saccade.bench.compare import BASELINE, run_interleaved
 from saccade.bench.measures import Interval
-from saccade.bench.peers import Run
+from saccade.bench.peers import TimedRun
 from saccade.core.errors import OptionError
 from saccade.core.prompt import Inputs
 from saccade.core.result import Result, RoundRecord
@@ -117,10 +117,12 @@ def profile(
     Raises OptionError for a draft whose level is no one forward.
     """
     drafting = {name: _drafts(name, recipe, target, draft) for name, recipe in recipes.items()}
-    ran: dict[str, list[tuple[Bare, list[Run], list[Run]]]] = {name: [] for name in recipes}
+    ran: dict[str, list[tuple[Bare, list[TimedRun], list[TimedRun]]]] = {
+        name: [] for name in recipes
+    }
     for number, inputs in enumerate(clips):
         where = f"clip {number + 1} of {len(clips)}"
-        raced = race(
+        timed = run_interleaved(
             Pair(target, draft),
             (inputs, None),
             recipes,
@@ -129,9 +131,9 @@ def profile(
             on_run=lambda name, turn, where=where: tell(f"{where}, turn {turn}: {name}"),
         )
         tell(f"{where}: bare forwards")
-        bare = _bare(target.backbone, drafting, raced.runs)
-        for name, runs in raced.runs.items():
-            ran[name].append((bare[name], runs, raced.runs[BASELINE]))
+        bare = _bare(target.backbone, drafting, timed.runs)
+        for name, runs in timed.runs.items():
+            ran[name].append((bare[name], runs, timed.runs[BASELINE]))
     return [_profiled(name, own) for name, own in ran.items()]
 
 
@@ -152,7 +154,7 @@ def _drafts(name: str, recipe: Recipe, target: Loaded, draft: Loaded | None) -> 
 def _bare(
     target: Backbone,
     drafting: Mapping[str, Backbone | None],
-    runs: Mapping[str, Sequence[Run]],
+    runs: Mapping[str, Sequence[TimedRun]],
 ) -> dict[str, Bare]:
     """Bare forwards of one clip, for every method."""
     results = {name: [_result(run) for run in own] for name, own in runs.items()}
@@ -172,14 +174,16 @@ def _bare(
     return {name: Bare(judged, found.get((name, 1), 0.0)) for name in runs}
 
 
-def _result(run: Run) -> Result:
+def _result(run: TimedRun) -> Result:
     assert run.result is not None, "peers have no rounds"
     if run.result.fallback_reason is not None:
         raise OptionError(f"{run.result.method} gave up drafting: {run.result.fallback_reason}")
     return run.result
 
 
-def _profiled(name: str, clips: Sequence[tuple[Bare, Sequence[Run], Sequence[Run]]]) -> Profile:
+def _profiled(
+    name: str, clips: Sequence[tuple[Bare, Sequence[TimedRun], Sequence[TimedRun]]]
+) -> Profile:
     ideals, measured, shares = [], [], []
     for bare, runs, plain in clips:
         best = [ideal(_result(run).rounds, bare) for run in runs]

@@ -11,7 +11,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from saccade.bench.figures import COLOURS
-from saccade.bench.runner import shown
+from saccade.bench.runner import media_arguments
 from saccade.bench.suites.types import Item
 from saccade.engine.request import Request
 from saccade.engine.scheduler import Scheduler
@@ -39,7 +39,7 @@ class Throughput:
 
 def questions(target: Loaded, items: Iterable[Item], limit: int) -> list[Request]:
     """A suite's items as requests, as a server would take them; of several turns the first."""
-    asked = (ask(target, item.question, **shown(item)) for item in items)
+    asked = (ask(target, item.question, **media_arguments(item)) for item in items)
     return [Request.of(target.backbone, inputs, max_new_tokens=limit) for inputs in asked]
 
 

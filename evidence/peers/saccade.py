@@ -37,7 +37,9 @@ def shown(asked: Asked) -> Shown:
     torch.set_num_threads(asked.threads)
     target, draft = load_pair("shapes", "shapes-draft")
     assert draft is not None
-    return Shown(target, draft, drawing.clip(np.load(asked.frames), asked.seconds), asked.words)
+    return Shown(
+        target, draft, drawing.make_clip(np.load(asked.frames), asked.seconds), asked.words
+    )
 
 
 def timed(decode: Callable[[Shown, Inputs, int], Turn]) -> Callable[[Asked], Callable[[int], Turn]]:
@@ -88,7 +90,7 @@ def plain(seconds: Callable[[Asked], float]) -> Callable[[Asked], Callable[[int]
 
     def made(asked: Asked) -> Callable[[int], Turn]:
         target = load("shapes", positions="trained")
-        clip = drawing.clip(np.load(asked.frames), seconds(asked))
+        clip = drawing.make_clip(np.load(asked.frames), seconds(asked))
 
         def answer(tokens: int) -> Turn:
             inputs = ask(target, asked.words, clips=[clip])

@@ -72,7 +72,7 @@ def every(folder: Path, tell: Callable[[str], None], names: Sequence[str] = ()) 
         path = folder / f"{name}.json"
         if not path.exists():
             write(path, name, Lab(study.clips, study.size, study.tokens, tell, album=album))
-        figures.save(study.draw(read(path, name)), path.with_suffix(".png"))
+        figures.save_figure(study.draw(read(path, name)), path.with_suffix(".png"))
     page = folder / "README.md"
     page.write_text(index(folder))
     return page

@@ -14,8 +14,8 @@ import numpy as np
 from evidence.studies.lab import Lab
 from evidence.training import agreement
 from saccade.bench.measures import interval
-from saccade.bench.real.answers import Measured, Results
-from saccade.bench.suites.texts import Document
+from saccade.bench.real.answers import MethodResult, Results
+from saccade.bench.suites.long_documents import Document
 from saccade.core.prompt import Prefill, Prompt
 from saccade.core.protocols import Refresh, View
 from saccade.drafting.recipe import Recipe
@@ -116,11 +116,11 @@ def over_clips(lab: Lab, results: Results, tell: Callable[[str], None]) -> None:
         if not missing:
             continue
         clip, inputs = lab.inputs(number)
-        truth = results.truth(document, lambda c=clip, i=inputs: lab.answer("ar", c, i).ids)
+        truth = results.reference(document, lambda c=clip, i=inputs: lab.answer("ar", c, i).ids)
         for name in missing:
             tell(f"clip {number + 1} of {lab.clips}, {name}")
             found = lab.answer(OVER_CLIPS[name], clip, inputs)
-            results.add([Measured.of(document, name, found, truth)], "measured")
+            results.add([MethodResult.of(document, name, found, truth)], "measured")
 
 
 def table(measured: Sequence[Row]) -> str:

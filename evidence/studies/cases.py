@@ -13,7 +13,7 @@ from evidence.studies import methods
 from evidence.studies.lab import Lab
 from evidence.studies.specvlm import CALIBRATED
 from evidence.studies.study import Study
-from saccade.bench.figures import COLOURS, SMALL
+from saccade.bench.figures import COLOURS, FONT_SIZE
 from saccade.core.result import Result
 
 METHODS = {"a tenth of the video": CALIBRATED, "all of it": "sd-tree"}
@@ -60,7 +60,7 @@ def draw(data: Data) -> Figure:
         methods.veiled(above, case | {"size": data["size"]}, number)
         told = ", ".join(f"{value:.2f} from {what}" for what, value in case["accepted"].items())
         axis = below.subplots()
-        axis.set_title(f"accepted a round: {told}", fontsize=SMALL)
+        axis.set_title(f"accepted a round: {told}", fontsize=FONT_SIZE)
         _write(axis, case["words"])
     return figure
 

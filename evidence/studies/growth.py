@@ -10,7 +10,7 @@ from evidence.studies import stand_in
 from evidence.studies.lab import Lab, interval
 from evidence.studies.study import Study
 from evidence.training.agreement import FRAMES
-from saccade.bench.measures import per_token
+from saccade.bench.measures import seconds_per_token
 from saccade.drafting.recipe import plan
 from saccade.methods import resolve
 
@@ -44,7 +44,7 @@ def growth(lab: Lab) -> Data:
     for size in sizes:
         ran = lab.race(*METHODS.values(), size=size, eos_token_id=endless)
         for name, method in METHODS.items():
-            spent = [1e3 * per_token(own) for own in ran[method]]
+            spent = [1e3 * seconds_per_token(own) for own in ran[method]]
             lines[name].append(list(interval(spent, np.median)))
     across = f"visual tokens (log scale), answers of {lab.tokens} tokens"
     panels = {"milliseconds of decoding a token": lines}

@@ -14,8 +14,8 @@ from evidence.studies import methods
 from evidence.studies.lab import TAU, Lab, interval
 from evidence.studies.specvlm import less, over_shares
 from evidence.studies.study import Study
-from saccade.bench import draft_only, words
-from saccade.bench.runner import shown
+from saccade.bench import draft_only, text_scores
+from saccade.bench.runner import media_arguments
 from saccade.bench.suites.shapes import LENGTHS, SHORTEST, suites
 from saccade.inputs import ask
 
@@ -100,24 +100,24 @@ def _answered(lab: Lab, length: str) -> Data:
     right: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for number, item in enumerate(islice(suites()[name].items(), lab.clips)):
         lab.tell(f"{name}, question {number + 1} of {lab.clips}")
-        media = shown(item)
+        media = media_arguments(item)
         inputs = ask(lab.target, item.question, **media)
         plain = lab.answer("ar", media["clips"][0], inputs).ids
         said: dict[tuple[str, str], Sequence[int]] = {("the target", "the target"): plain}
         for what, draft in lab.drafts.items():
             for row, view in ANSWERED.items():
-                said[row, f"a draft that {what}"] = draft_only.answer(
+                said[row, f"a draft that {what}"] = draft_only.draft_answer(
                     lab.target,
                     draft,
                     inputs,
                     None,
-                    draft_only.recipe(f"draft/view={view}"),
+                    draft_only.draft_only_recipe(f"draft/view={view}"),
                     tokens=lab.tokens,
                     ends=model.generation_config.eos_token_id,
                 )
         for (row, series), ids in said.items():
             text = tokenizer.decode(list(ids), skip_special_tokens=True)
-            right[row][series].append(words.exact(text, item.answers))
+            right[row][series].append(text_scores.exact_match(text, item.answers))
     return {row: {name: interval(own) for name, own in by.items()} for row, by in right.items()}
 
 

@@ -134,10 +134,12 @@ class Lab:
     def _timed(self, method: str, clip: Clip, inputs: Inputs, settings: dict[str, Any]) -> Answer:
         blank = Answer("shapes", "", 0, method)
         if method not in PEERS:
-            return replace(blank, **records.of(self.answer(method, clip, inputs, **settings)))
+            return replace(
+                blank, **records.result_fields(self.answer(method, clip, inputs, **settings))
+            )
         settings = {"max_new_tokens": self.tokens, "do_sample": False, **settings}
         timed = PEERS[method](self.target, self.draft, inputs, settings)
-        return replace(blank, **records.of_peer(timed))
+        return replace(blank, **records.peer_fields(timed))
 
     def rounds(self, method: str, number: int = 0) -> Sequence[RoundRecord]:
         return self.run(method, number).forwards

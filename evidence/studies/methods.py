@@ -16,7 +16,7 @@ from matplotlib.figure import Figure, FigureBase
 from evidence.draw import Data
 from evidence.studies.lab import Lab
 from evidence.training import agreement
-from saccade.bench.figures import COLOURS, SMALL, name_axes
+from saccade.bench.figures import COLOURS, FONT_SIZE, name_axes
 from saccade.core.result import RoundRecord
 from saccade.core.tree import height
 from saccade.methods import resolve
@@ -124,8 +124,8 @@ def veiled(figure: FigureBase, data: Data, number: int = 0) -> None:
             clear = seen.repeat(len(picture) // high, 0).repeat(picture.shape[1] // wide, 1)
             axis.imshow(np.where(clear, picture, 0.75 + 0.2 * picture))
             axis.set(xticks=[], yticks=[])
-            axis.set_xlabel(f"{seen.sum()} of {seen.size}", fontsize=SMALL)
-        row[0].set_ylabel(f"{view}\n{len(cells)} in all", fontsize=SMALL)
+            axis.set_xlabel(f"{seen.sum()} of {seen.size}", fontsize=FONT_SIZE)
+        row[0].set_ylabel(f"{view}\n{len(cells)} in all", fontsize=FONT_SIZE)
 
 
 def _rounds(axis: Axes, judged: Any, accepted: Any) -> None:
@@ -141,4 +141,4 @@ def _rounds(axis: Axes, judged: Any, accepted: Any) -> None:
     axis.plot(early, 0 * early, "x", c=COLOURS[-1], ms=4, label="draft not ready")
     name_axes(axis, "round", "drafted tokens")
     axis.set_ylim(top=1.5 * max(1, judged.max(initial=0)))
-    axis.legend(fontsize=SMALL, ncols=4, loc="upper center")
+    axis.legend(fontsize=FONT_SIZE, ncols=4, loc="upper center")

@@ -25,7 +25,7 @@ from saccade.core.options import limits, settle
 from saccade.core.tree import height
 from saccade.inputs import Loaded, ask
 from saccade.methods import sage
-from saccade.world import text
+from saccade.world import dialogues
 
 SPEED = "times as fast as ar (decoding)"
 TASKS = {"describing a clip": "describe", "listing its events": "events"}
@@ -84,7 +84,7 @@ def _shot(lab: Lab, task: str, number: int) -> Shot:
         return lab.shot(number)
     lab.tell(f"{task}, clip {number + 1} of {lab.clips}")
     scene, clip, _ = agreement.held_out(number, lab.size)
-    question = text.conversation(scene, task, number)[0].question
+    question = dialogues.conversation(scene, task, number)[0].question
     return lab.look(number, clip, ask(lab.target, question, clips=[clip]))
 
 

@@ -26,14 +26,14 @@ from evidence.training import agreement, evaluate
 from evidence.training.labels import content_words
 from evidence.training.stages import SEEING, SEEING_DRAFT
 from saccade.bench import measures
-from saccade.bench.real import answers, looks
-from saccade.bench.suites.texts import Document
+from saccade.bench.real import answers, attention_sets
+from saccade.bench.suites.long_documents import Document
 from saccade.core.prompt import Inputs, Prefill
 from saccade.engine.trace import environment
 from saccade.inputs import Loaded, ask
 from saccade.inputs.media import Clip
 from saccade.methods import hippo, resolve, specvlm
-from saccade.world import scenes, text
+from saccade.world import dialogues, scenes
 from saccade.world.train_draft.samples import Canvas
 
 Row = Mapping[str, Any]
@@ -81,7 +81,7 @@ def shown(tokenizer: Any) -> Iterator[Shown]:
     """Those whose true description has ``LEAST`` tokens or more."""
     for number in count():
         scene = scenes.scene(agreement.FIRST_SEED + number)
-        turn = text.conversation(scene, "describe", number)[0]
+        turn = dialogues.conversation(scene, "describe", number)[0]
         if len(tokenizer(turn.answer)["input_ids"]) >= LEAST:
             yield Shown(number, turn.question, turn.answer)
 
@@ -161,18 +161,25 @@ def alike(said: str, true: str) -> float:
     return 2 * (one & other).total() / max(1, one.total() + other.total())
 
 
-def ways(first: Prefill) -> Mapping[str, Sequence[looks.Choose]]:
+def ways(first: Prefill) -> Mapping[str, Sequence[attention_sets.ChooseRows]]:
     """Those of ``looks``, every draw at random by a name of its own; HIPPO's and SpecVLM's choice;
     nothing."""
 
-    def chosen(view: Any) -> looks.Choose:
-        def choose(whole: looks.Mass, before: looks.Mass, now: looks.Mass, held: int) -> looks.Kept:
+    def chosen(view: Any) -> attention_sets.ChooseRows:
+        def choose(
+            whole: attention_sets.Mass,
+            before: attention_sets.Mass,
+            now: attention_sets.Mass,
+            held: int,
+        ) -> attention_sets.KeptMask:
             share = held / now.shape[-1]
-            return looks.these(now, replace(view, keep=share).choose(first, first.prompt))
+            return attention_sets.mask_of_rows(
+                now, replace(view, keep=share).choose(first, first.prompt)
+            )
 
         return choose
 
-    known = dict(looks.CHOICES)
+    known = dict(attention_sets.CHOICES)
     draws = {RANDOM.format(draw): [way] for draw, way in enumerate(known.pop("random"))}
     nothing = torch.zeros(0, dtype=torch.long)
     return {
@@ -180,7 +187,7 @@ def ways(first: Prefill) -> Mapping[str, Sequence[looks.Choose]]:
         "HIPPO's holistic choice": [chosen(hippo.VIEW)],
         "SpecVLM's choice": [chosen(specvlm.VIEW)],
         **draws,
-        "none": [lambda whole, before, now, held: looks.these(now, nothing)],
+        "none": [lambda whole, before, now, held: attention_sets.mask_of_rows(now, nothing)],
     }
 
 
@@ -198,11 +205,11 @@ def judge(
     chosen = list(islice(shown(model.tokenizer), clips))
     documents = [each.document for each in chosen]
     settings = {"max_new_tokens": TOKENS, "do_sample": False}
-    look = partial(looks.looks, ask=about, shares=KEEPS, chosen=ways)
+    look = partial(attention_sets.measure_attention_sets, ask=about, shares=KEEPS, chosen=ways)
     recipes = [resolve(name) for name in ("ar", *SELF, *DRAFTED)]
-    answers.over(
+    answers.run_methods(
         model, documents, recipes, settings, results,
-        together=together, look=look, draft=draft.backbone, ask=about, tell=tell,
+        together=together, look=look, draft=draft.backbone, ask=about, on_progress=tell,
     )  # fmt: skip
     done = {row["document"] for row in results.facts["told"]}
     lab = Lab(clips, SIZE, TOKENS, target=model)
@@ -210,7 +217,7 @@ def judge(
         document = each.document
         if document.name not in done:
             tell(f"{document.name}, another clip's pixels")
-            own = model.decode(results.truth(document, lambda: ()))
+            own = model.decode(results.reference(document, lambda: ()))
             _, clip = agreement.held_out(each.number + 1, SIZE)[:2]
             said = lab.answer("ar", clip, about(model, document, 1), draft=draft).text or ""
             row = Told(
@@ -246,7 +253,7 @@ def race(
     load = os.getloadavg()[0]
     found = Some(clips, SIZE, TOKENS, tell, target=model, only=chosen).race(*RACED, draft=draft)
     tell("forwards by rows")
-    cost = answers.costs(model, SIZE + TOKENS)
+    cost = answers.forward_costs(model, SIZE + TOKENS)
     results.add([Costs(torch.get_num_threads(), load, **cost)], "costs")
     rows = [
         Raced(

@@ -11,7 +11,7 @@ import numpy as np
 from evidence.studies.lab import interval
 from evidence.studies.seeing import DRAFTED, FORCED, KEEPS, LEAST, RANDOM, SELF, SIZE, TOKENS
 from saccade.bench.measures import RESAMPLES, Interval
-from saccade.bench.real.looks import DRAWS
+from saccade.bench.real.attention_sets import RANDOM_DRAWS
 
 Row = Mapping[str, Any]
 
@@ -113,7 +113,7 @@ def _sets(looked: Sequence[Row]) -> Iterator[str]:
         f"{len({row['document'] for row in looked})} clips. Of the attention that a clip gets at "
         "a moment of the answer, the share on a set of its "
         "tokens; how often the next token is the same where the model sees that set alone; and "
-        f"that less the same at random, where the interval is over clips and {DRAWS} draws."
+        f"that less the same at random, where the interval is over clips and {RANDOM_DRAWS} draws."
     )
     at = [f"{keep:g}" for keep in KEEPS]
     head = [f"{what} {keep}" for what in ("on it at", "same at", "less random at") for keep in at]
@@ -121,7 +121,7 @@ def _sets(looked: Sequence[Row]) -> Iterator[str]:
     by: dict[tuple[str, float], dict[str, Row]] = {}
     for row in looked:
         by.setdefault((row["chosen"], row["keep"]), {})[row["document"]] = row
-    draws = {RANDOM.format(draw) for draw in range(DRAWS)}
+    draws = {RANDOM.format(draw) for draw in range(RANDOM_DRAWS)}
     for name in dict.fromkeys(row["chosen"] for row in looked if row["agrees"] is not None):
         if name in draws:
             continue
@@ -140,7 +140,7 @@ def _sets(looked: Sequence[Row]) -> Iterator[str]:
 
 def random(by: Mapping[tuple[str, float], Mapping[str, Row]], keep: float) -> np.ndarray:
     """How often the next token is the same over a set at random: [clip, draw]."""
-    each = [by[RANDOM.format(draw), keep] for draw in range(DRAWS)]
+    each = [by[RANDOM.format(draw), keep] for draw in range(RANDOM_DRAWS)]
     return np.array([[own[clip]["agrees"] for own in each] for clip in each[0]])
 
 

@@ -47,7 +47,7 @@ def _gains(lab: Lab, names: Sequence[str]) -> Data:
     ran = lab.race("ar", *names)
     faster = [interval(measures.speedups(ran[name], ran["ar"]), np.median) for name in names]
     return {
-        "acceptance rate": {"std": [_each(measures.acceptance, ran[name]) for name in names]},
+        "acceptance rate": {"std": [_each(measures.acceptance_rate, ran[name]) for name in names]},
         "times as fast as ar (decoding)": {"std": faster, "ar": [1.0] * len(names)},
     }
 
@@ -116,7 +116,7 @@ def io(lab: Lab) -> Data:
         [1 / speedup for speedup in measures.speedups(ran[name], ran["ar"])] for name in names
     ]
     lines = {
-        "keys read (predicted)": [_each(measures.predicted_io, ran[name]) for name in names],
+        "keys read (predicted)": [_each(measures.predicted_key_reads, ran[name]) for name in names],
         "seconds (measured)": [interval(own, np.median) for own in slower],
         "ar": [1.0] * len(names),
     }

@@ -20,7 +20,7 @@ from saccade.core.result import Timings
 from saccade.engine.generate import run
 from saccade.inputs import Loaded, ask
 from saccade.methods import resolve
-from saccade.world import drawing, text
+from saccade.world import dialogues, drawing
 from saccade.world import scenes as world
 
 STEPS = 20  # of the weights tried
@@ -64,7 +64,7 @@ def _answers(lab: Lab) -> Iterator[tuple[str, Shot]]:
     the lab's clips the one whose next answer says most again of what was said."""
     yield f'first turn: "{agreement.held_out(0, lab.size)[2]}"', lab.shot(0)
     scenes = [world.scene(agreement.FIRST_SEED + number) for number in range(lab.clips)]
-    talks = [text.conversation(scene, "chat", i)[:2] for i, scene in enumerate(scenes)]
+    talks = [dialogues.conversation(scene, "chat", i)[:2] for i, scene in enumerate(scenes)]
     number = max(range(lab.clips), key=lambda i: len(talks[i][1].answer))
     first, second = (turn.question for turn in talks[number])
     clip, _ = lab.inputs(number)

@@ -25,8 +25,8 @@ from evidence.draw import Data
 from evidence.studies.lab import Lab, interval
 from evidence.studies.study import Study
 from evidence.studies.tabed import _picture
-from saccade.bench import words
-from saccade.bench.runner import shown
+from saccade.bench import text_scores
+from saccade.bench.runner import media_arguments
 from saccade.bench.suites.shapes import TASKS, suites
 from saccade.core.errors import OptionError
 from saccade.core.prompt import Inputs
@@ -167,10 +167,10 @@ def quality(lab: Lab) -> Data:
         longest = min(lab.tokens, suite.setting.max_new_tokens)
         for number, item in enumerate(islice(suite.items(), lab.clips)):
             lab.tell(f"{suite.name}, {number + 1} of {lab.clips}")
-            media = shown(item)
+            media = media_arguments(item)
             for name, (reader, seeing) in readers.items():
                 said = _said(reader, item.question, media if seeing else {}, longest)
-                found = words.score(item.task, said, item.answers)
+                found = text_scores.score(item.task, said, item.answers)
                 measure = "accuracy" if "accuracy" in found else "rouge_l"
                 row = f"{suite.name}\n{MEASURES[measure]}"
                 scores.setdefault(row, {}).setdefault(name, []).append(round(found[measure], 4))

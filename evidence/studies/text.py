@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from evidence.studies.lab import interval
 from evidence.studies.sage import entropies
 from evidence.training import agreement
-from saccade.bench.real.looks import question
-from saccade.bench.suites.texts import Document
+from saccade.bench.real.attention_sets import document_inputs
+from saccade.bench.suites.long_documents import Document
 from saccade.drafting.views.basic import FULL
 from saccade.inputs import Loaded
 from saccade.model.backbone import Backbone
@@ -127,7 +127,7 @@ class Unsure:
 
 def unsure(model: Loaded, draft: Loaded, document: Document, said: Sequence[int]) -> Unsure:
     """The draft reads all the target reads."""
-    guide = agreement.guided(model.backbone, question(model, document))
+    guide = agreement.guided(model.backbone, document_inputs(model, document))
     laws = agreement.along(draft, model, guide, FULL, said)
     return Unsure(document.name, document.digest, entropies(laws))
 

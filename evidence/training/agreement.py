@@ -25,7 +25,7 @@ from saccade.inputs.media import Clip
 from saccade.methods import resolve
 from saccade.model.backbone import Backbone
 from saccade.model.session import Session
-from saccade.world import drawing, scenes, text
+from saccade.world import dialogues, drawing, scenes
 
 SIZES = (256, 2048)
 FRAMES = {
@@ -55,7 +55,7 @@ def held_out(number: int, size: int, *, max_objects: int = 6) -> tuple[scenes.Sc
     times = (np.arange(frames) * seconds / frames).astype(np.float64)
     rate = frames / seconds
     clip = Clip(pictures, times, seconds, rate, frames, rate)
-    return scene, clip, text.conversation(scene, "describe", number)[0].question
+    return scene, clip, dialogues.conversation(scene, "describe", number)[0].question
 
 
 def evaluate(

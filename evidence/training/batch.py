@@ -17,10 +17,10 @@ from transformers import Qwen2_5_VLModel
 
 from evidence.training.labels import PROBES, content_words, labels
 from evidence.training.model import CELL, PATCH, config
+from saccade.world import dialogues
 from saccade.world import scenes as world
-from saccade.world import text
 from saccade.world.train_draft import samples
-from saccade.world.train_draft.samples import EVAL_SEED, Canvas, Dialogue, pictures
+from saccade.world.train_draft.samples import EVAL_SEED, Canvas, Dialogue, render_pictures
 
 KINDS = (
     *("colour", "shape", "size", "where", "count", "motion", "time", "event", "texture", "truth"),
@@ -85,7 +85,7 @@ def row(tok: Any, talk: Dialogue, canvas: Canvas) -> Example:
     ids: list[int] = []
     wanted: list[int] = []
     kinds: list[int] = []
-    for i, turn in enumerate(text.conversation(talk.scene, talk.task, talk.seed)):
+    for i, turn in enumerate(dialogues.conversation(talk.scene, talk.task, talk.seed)):
         ask = [*_pieces(tok, "<|im_start|>user\n"), *(shown if i == 0 else ())]
         ask += [*_pieces(tok, turn.question), *_pieces(tok, "<|im_end|>\n<|im_start|>assistant\n")]
         said, said_kinds = _answer(tok, turn.answer)
@@ -102,12 +102,12 @@ def draw(
     tok: Any, canvas: Canvas, seed: int, task: str | None = None, max_objects: int = 6
 ) -> Example:
     """A random row of the canvas; its scene, task, questions and length all follow from `seed`."""
-    return row(tok, samples.draw(canvas, seed, task, max_objects), canvas)
+    return row(tok, samples.draw_dialogue(canvas, seed, task, max_objects), canvas)
 
 
 def pixels(talk: Dialogue, canvas: Canvas, *, probes: bool = True) -> tuple[np.ndarray, np.ndarray]:
     """Frame pairs uint8 [g, 2, H, W, 3] and probe labels [visual tokens, 7] (or [0, 7])."""
-    frames = pictures(talk, canvas)
+    frames = render_pictures(talk, canvas)
     if canvas.kind == "video":
         shown = [(talk.scene, canvas.frames)]
         pairs = frames.reshape(-1, 2, *frames.shape[1:])

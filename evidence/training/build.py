@@ -16,7 +16,7 @@ from transformers import (
 )
 
 from evidence.training.model import SPECIAL, SPECIAL_ID, VOCAB, create
-from saccade.world import scenes, text
+from saccade.world import dialogues, scenes
 
 CHAT_TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n"
@@ -49,7 +49,9 @@ _IMAGES: dict[str, Any] = dict(
 def _sayings(count: int) -> Iterator[str]:
     for seed in range(count):
         scene = scenes.scene(seed)
-        for turn in text.conversation(scene, text.TASKS[seed % len(text.TASKS)], seed):
+        for turn in dialogues.conversation(
+            scene, dialogues.TASKS[seed % len(dialogues.TASKS)], seed
+        ):
             yield turn.question
             yield turn.answer
 

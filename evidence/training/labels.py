@@ -7,7 +7,7 @@ import re
 import numpy as np
 from numpy.typing import NDArray
 
-from saccade.world.drawing import sprite, strokes, window
+from saccade.world.drawing import clip_and_sprite_slices, sprite, strokes
 from saccade.world.scenes import COLORS, MOTIONS, SHAPES, SIZES, TEXTURES, Scene, state_at
 
 PROBES = ("shape", "color", "size", "motion", "row", "col", "time")
@@ -36,7 +36,7 @@ def labels(
     steps, rows, cols = frames // temporal, height // cell, width // cell
     ids = np.zeros((frames, height, width), dtype=np.uint8)
     for stroke in strokes(scene, frames, height, width):
-        where, part = window(stroke, height, width)
+        where, part = clip_and_sprite_slices(stroke, height, width)
         mask = sprite(scene.objects[stroke.index].shape, stroke.radius).mask[part]
         ids[where][:, mask] = stroke.index + 1
     ids = ids[: steps * temporal, : rows * cell, : cols * cell]

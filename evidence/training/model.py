@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
 
-from saccade.world.train_draft.run import untrained
+from saccade.world.train_draft.run import make_untrained_model
 
 VOCAB = 1024
 SPECIAL = (
@@ -79,7 +79,7 @@ def config(layers: int) -> Qwen2_5_VLConfig:
 
 def create(layers: int, seed: int = 0) -> Qwen2_5_VLForConditionalGeneration:
     """A freshly initialised fp32 model."""
-    return untrained(config(layers), seed)
+    return make_untrained_model(config(layers), seed)
 
 
 def _norm(x: Tensor, weight: Tensor, eps: float = EPS) -> Tensor:

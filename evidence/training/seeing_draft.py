@@ -23,7 +23,7 @@ from evidence.training.seeing import round_once
 from evidence.training.stages import SEEING_DRAFT, Stage
 from evidence.training.train import BF16, Pair, answers, state_of, steps
 from saccade.inputs.checkpoints import EMBEDDED
-from saccade.world.train_draft.run import untrained
+from saccade.world.train_draft.run import make_untrained_model
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ def begin(whole: Any, tok: Any, layers: int) -> Any:
         setattr(told, f"{name}_token_id", getattr(whole.config, f"{name}_token_id"))
     for name in ("vocab_size", "bos_token_id", "eos_token_id", "pad_token_id"):
         setattr(told.text_config, name, getattr(whole.config.text_config, name))
-    model = untrained(told, 0)
+    model = make_untrained_model(told, 0)
     state, old = model.state_dict(), pair.state_dict()
     for name, value in state.items():
         if value.shape == old[name].shape:

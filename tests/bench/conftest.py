@@ -37,6 +37,6 @@ def ran(embedded: Embedded, tmp_path_factory: pytest.TempPathFactory) -> Ran:
     folder = tmp_path_factory.mktemp("whole")
     jaxtyping.config.update("jaxtyping_disable", True)
     try:
-        return Ran(plan, folder, runner.run(plan, *embedded, folder))
+        return Ran(plan, folder, runner.run_benchmark(plan, *embedded, folder))
     finally:
         jaxtyping.config.update("jaxtyping_disable", False)

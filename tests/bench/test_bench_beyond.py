@@ -32,8 +32,8 @@ def test_the_draft_alone_writes_what_it_would_draft(view: str) -> None:
     target = Loaded("t", backbone(qwen25()), None)
     draft = Loaded("d", backbone(noisy(qwen25, 0, 0.3)), None)
     inputs = video_input(3)
-    asked = draft_only.recipe(f"draft/view={view}")
-    found = draft_only.answer(target, draft, inputs, None, asked, tokens=12, ends=())
+    asked = draft_only.draft_only_recipe(f"draft/view={view}")
+    found = draft_only.draft_answer(target, draft, inputs, None, asked, tokens=12, ends=())
     (prompt,) = target.backbone.prompts(inputs)
     (guide,) = Session(target.backbone, [Sampling()]).prefill([prompt], record=asked.view.attention)
     kept = asked.view(guide, draft.backbone.prompts(inputs)[0])
@@ -51,7 +51,7 @@ def test_the_draft_alone_writes_what_it_would_draft(view: str) -> None:
 def test_views_a_draft_cannot_answer_under_are_refused(name: str) -> None:
     """Claim: a view that writes words in a video's place is refused in one sentence."""
     with pytest.raises(OptionError, match="by itself under one view"):
-        draft_only.recipe(name)
+        draft_only.draft_only_recipe(name)
 
 
 def test_a_run_leaves_the_figures_its_methods_allow(tmp_path: Path) -> None:
@@ -60,10 +60,10 @@ def test_a_run_leaves_the_figures_its_methods_allow(tmp_path: Path) -> None:
     drafted: dict[str, Any] = dict(accepted=(3, 1), drafted=(3, 3), nodes=(3, 3), own=2, verify=0.5)
     plain = answers("ar", decode=4.0, accepted=(0,) * 8, drafted=(0,) * 8, nodes=(0,) * 8, own=8)
     some = [*plain, *answers("sd", **drafted), *answers("hf", decode=5.0)]
-    made = {path.name for path in figures.write(tmp_path, "suite", some)}
+    made = {path.name for path in figures.draw_figures(tmp_path, "suite", some)}
     assert made == {"suite-speed.png", "suite-stages.png", "suite-positions.png"}
     rest = [each for each in some if each.method != "sd"]
-    assert [path.name for path in figures.write(tmp_path, "rest", rest)] == [
+    assert [path.name for path in figures.draw_figures(tmp_path, "rest", rest)] == [
         "rest-speed.png", "rest-stages.png",
     ]  # fmt: skip
     assert all(path.stat().st_size > 5000 for path in tmp_path.iterdir())

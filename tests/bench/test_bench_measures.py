@@ -49,7 +49,7 @@ def test_mean_accepted_runs_on_over_full_rounds(
     count as full. Control: the mean a round is smaller wherever a round was full.
     """
     one = answer("a", "sd", accepted, drafted)
-    found = measures.mean_accepted([one])
+    found = measures.accepted_between_refusals([one])
     assert found is not None and found == pytest.approx(sum(runs) / len(runs))
     by_round = sum(accepted) / len(accepted)
     assert found >= by_round and (found > by_round) == (len(runs) < len(accepted))
@@ -61,8 +61,8 @@ def test_mean_accepted_ends_with_the_answer() -> None:
     Fails if rounds of all answers are strung together: (5) and (2) would make one run of 7.
     """
     ends, begins = answer("a", "sd", (5,), (5,)), answer("b", "sd", (2,), (5,))
-    assert measures.mean_accepted([ends, begins]) == pytest.approx((5 + 2) / 2)
-    assert measures.mean_accepted([]) is None
+    assert measures.accepted_between_refusals([ends, begins]) == pytest.approx((5 + 2) / 2)
+    assert measures.accepted_between_refusals([]) is None
 
 
 def test_acceptance_counts_all_nodes() -> None:
@@ -71,9 +71,9 @@ def test_acceptance_counts_all_nodes() -> None:
     Fails if the deepest path stands for the tree.
     """
     tree = answer("a", "sage", (2, 1), (3, 3), nodes=(7, 5))
-    assert measures.acceptance([tree]) == pytest.approx(3 / 12)
-    assert measures.acceptance([SOME, FULL]) == pytest.approx(13 / 25)
-    assert measures.acceptance([PLAIN]) is None
+    assert measures.acceptance_rate([tree]) == pytest.approx(3 / 12)
+    assert measures.acceptance_rate([SOME, FULL]) == pytest.approx(13 / 25)
+    assert measures.acceptance_rate([PLAIN]) is None
 
 
 def test_by_position_and_histogram() -> None:
@@ -83,10 +83,12 @@ def test_by_position_and_histogram() -> None:
     """
     short = answer("a", "sd", (2, 1, 0), (2, 4, 1))
     # place 0: reached by 3, passed by 2; place 1: by 2 and 1; places 2 and 3: by 1 and 0
-    assert measures.by_position([short]) == pytest.approx([2 / 3, 1 / 2, 0, 0])
-    assert measures.histogram([short, SOME]) == pytest.approx([2 / 6, 1 / 6, 2 / 6, 0, 0, 1 / 6])
-    assert measures.by_position([PLAIN]) == [] and measures.histogram([]) == []
-    assert measures.histogram([PLAIN]) == [1.0]
+    assert measures.acceptance_by_position([short]) == pytest.approx([2 / 3, 1 / 2, 0, 0])
+    assert measures.accepted_histogram([short, SOME]) == pytest.approx(
+        [2 / 6, 1 / 6, 2 / 6, 0, 0, 1 / 6]
+    )
+    assert measures.acceptance_by_position([PLAIN]) == [] and measures.accepted_histogram([]) == []
+    assert measures.accepted_histogram([PLAIN]) == [1.0]
 
 
 def test_rate_is_per_counted_token() -> None:
@@ -96,8 +98,8 @@ def test_rate_is_per_counted_token() -> None:
     """
     timed = [answer("a", decode=2.0, counted=8), answer("b", decode=1.0, counted=9)]
     timed.append(answer("c", decode=1.0, counted=90))
-    assert measures.rate(timed) == pytest.approx(9.0)
-    assert measures.rate([answer(decode=0.0)]) is None
+    assert measures.tokens_per_second(timed) == pytest.approx(9.0)
+    assert measures.tokens_per_second([answer(decode=0.0)]) is None
 
 
 def test_speedups_pair_by_item_and_turn() -> None:
@@ -191,7 +193,7 @@ def test_predicted_io_is_stds() -> None:
         draft_visual_tokens=60,
     )
     read = (5 * (60 + 100) + 1000 + 100) / (7 / 15 * 5)
-    assert measures.predicted_io([own]) == pytest.approx(read / 1100)
+    assert measures.predicted_key_reads([own]) == pytest.approx(read / 1100)
     assert read == pytest.approx(1900 * 3 / 7)
-    assert measures.predicted_io([SOME]) is None  # nobody knows what its draft saw
-    assert measures.predicted_io([PLAIN]) is None
+    assert measures.predicted_key_reads([SOME]) is None  # nobody knows what its draft saw
+    assert measures.predicted_key_reads([PLAIN]) is None

@@ -11,8 +11,8 @@ from helpers import few
 from torch import nn
 from written_out import Embedded
 
-from saccade.bench.compare import BASELINE, named, race
-from saccade.bench.peers import PEERS, Run, timed
+from saccade.bench.compare import BASELINE, resolve_methods, run_interleaved
+from saccade.bench.peers import PEERS, TimedRun, peer_run
 from saccade.bench.suites import shapes
 from saccade.core.prompt import Inputs
 from saccade.inputs import Pair, ask
@@ -49,12 +49,12 @@ def forwards(module: nn.Module) -> Iterator[list[int]]:
         handle.remove()
 
 
-def peer(name: str, embedded: Embedded, inputs: Inputs, **more: Any) -> tuple[Run, int]:
+def peer(name: str, embedded: Embedded, inputs: Inputs, **more: Any) -> tuple[TimedRun, int]:
     """A peer's answer and the target's decoder forwards it took."""
     settings = {"do_sample": False, "max_new_tokens": TOKENS, **more}
     with forwards(embedded.target.backbone.model.get_decoder()) as count:
-        timed = PEERS[name](*embedded, inputs, settings)
-    return timed, count[0]
+        run = PEERS[name](*embedded, inputs, settings)
+    return run, count[0]
 
 
 @pytest.mark.parametrize("suite", few(["shapes-caption", "shapes-diff"], 1))
@@ -100,7 +100,7 @@ def test_the_hook_is_removed(embedded: Embedded) -> None:
 
 
 def decoding(ids: tuple[int, ...], first: float, total: float, early: int = 1) -> object:
-    run = timed(ids, first, total, early)
+    run = peer_run(ids, first, total, early)
     return run.decode, run.counted
 
 
@@ -125,12 +125,14 @@ def test_compare_counts_decoding_from_the_second_token(
     Fails if a peer that hands over 4 of 10 tokens at first is credited with all 10, or ours with
     the token that came of the prefill.
     """
-    given = timed(tuple(range(10)), 2.0, 5.0, early=4)
+    given = peer_run(tuple(range(10)), 2.0, 5.0, early=4)
     monkeypatch.setitem(PEERS, "hf-early", lambda *whatever: given)
     settings = {"do_sample": False, "max_new_tokens": 6}
     inputs = asked(embedded, "shapes-caption")
-    raced = race(Pair(*embedded), (inputs, None), named(["hf-early"]), repeat=1, settings=settings)
-    rows, results = raced.rows(), raced.last()
+    timed = run_interleaved(
+        Pair(*embedded), (inputs, None), resolve_methods(["hf-early"]), repeat=1, settings=settings
+    )
+    rows, results = timed.summaries(), timed.last_results()
     row, plain = rows["hf-early"], rows[BASELINE]
     assert (row.decode_seconds, row.prefill_seconds, row.total_seconds) == (3.0, 2.0, 5.0)
     assert row.tokens == 10 and row.tokens_per_second == pytest.approx(6 / 3)
@@ -140,7 +142,7 @@ def test_compare_counts_decoding_from_the_second_token(
     assert plain.speedup_decode == plain.speedup_end_to_end == 1.0
     assert row.speedup_decode == pytest.approx((times.decode / 5) / (3 / 6))
     assert row.speedup_end_to_end == pytest.approx((times.total / 6) / (5 / 10))
-    assert Run((), 1.0, 2.0, 3).result is None
+    assert TimedRun((), 1.0, 2.0, 3).result is None
 
 
 def test_a_peer_that_fails_without_a_word_is_a_row(
@@ -151,14 +153,14 @@ def test_a_peer_that_fails_without_a_word_is_a_row(
     Fails if the first line of nothing is asked for.
     """
 
-    def crash(*given: Any) -> Run:
+    def crash(*given: Any) -> TimedRun:
         raise AssertionError
 
     monkeypatch.setitem(PEERS, "hf-crash", crash)
     settings = {"do_sample": False, "max_new_tokens": 3}
     inputs = asked(embedded, "shapes-qa")
-    rows = race(
-        Pair(*embedded), (inputs, None), named(["hf-crash"]), repeat=1, settings=settings
-    ).rows()
+    rows = run_interleaved(
+        Pair(*embedded), (inputs, None), resolve_methods(["hf-crash"]), repeat=1, settings=settings
+    ).summaries()
     assert (rows["hf-crash"].error or "").startswith("AssertionError")
     assert rows[BASELINE].tokens == 3

@@ -33,6 +33,7 @@ NUMBERS = dict(
         draft=0.4,
         verify=0.5,
     ),
+    captures=0.05,
     **dict(decode=0.9, counted=2, prompt_tokens=30, visual_tokens=20, draft_visual_tokens=2),
     **dict(reused_tokens=4, own=1, peak=123),
 )
@@ -52,9 +53,9 @@ def test_every_field_comes_back(tmp_path: Path) -> None:
     same = [f.name for f in fields(Answer) if getattr(FULL, f.name) == getattr(blank, f.name)]
     assert not same
     about = {"plan": {"seed": 1}, "fingerprint": "f"}
-    records.write(tmp_path, about, [FULL, blank])
-    records.write(tmp_path, {"another": "line"}, [replace(FULL, turn=2)])
-    assert records.read(tmp_path) == (about, [FULL, blank, replace(FULL, turn=2)])
+    records.append_answers(tmp_path, about, [FULL, blank])
+    records.append_answers(tmp_path, {"another": "line"}, [replace(FULL, turn=2)])
+    assert records.read_run(tmp_path) == (about, [FULL, blank, replace(FULL, turn=2)])
 
 
 def test_fields_of_a_result() -> None:
@@ -70,6 +71,7 @@ def test_fields_of_a_result() -> None:
         beside_draft=8,
         caption=7,
         caption_hidden=5,
+        captures=10,
     )
     result = Result(
         *((4, 6, 9, 4), "text", "sage", "length", (tree, cut), times, 30, 20, 2),
@@ -77,7 +79,7 @@ def test_fields_of_a_result() -> None:
         reused_tokens=7,
         peak_bytes=99,
     )
-    found = Answer(suite="", item="", turn=0, method="", **records.of(result))
+    found = Answer(suite="", item="", turn=0, method="", **records.result_fields(result))
     expected: dict[str, Any] = {
         **{"ids": (4, 6, 9, 4), "text": "text", "total": 11, "first": 5, "vision": 1},
         **{
@@ -89,6 +91,7 @@ def test_fields_of_a_result() -> None:
             "beside_draft": 8,
             "caption": 7,
             "caption_hidden": 5,
+            "captures": 10,
             "draft": 0.75,
             "verify": 0.75,
             "counted": 3,
@@ -105,22 +108,22 @@ def test_a_torn_line_is_cut_off(tmp_path: Path) -> None:
 
     Fails if a torn line is kept: the next answer would be glued to it.
     """
-    path = tmp_path / records.RESULTS
-    records.write(tmp_path, {"fingerprint": "f"}, [answer("a"), answer("b")])
+    path = tmp_path / records.RESULTS_FILE
+    records.append_answers(tmp_path, {"fingerprint": "f"}, [answer("a"), answer("b")])
     whole = path.read_bytes()
     path.write_bytes(whole[:-9])
-    assert [each.item for each in records.read(tmp_path)[1]] == ["a"]
+    assert [each.item for each in records.read_run(tmp_path)[1]] == ["a"]
     assert path.read_bytes() == whole[: whole.index(b"\n", whole.index(b'{"done')) + 1]
-    records.write(tmp_path, {}, [answer("b")])
+    records.append_answers(tmp_path, {}, [answer("b")])
     assert path.read_bytes() == whole
     assert [each["item"] for each in lines(tmp_path)] == ["a", "b"]
 
 
 def torn(ran: Ran, folder: Path, keep: int) -> int:
     """A copy of a run torn within the last item, ``keep`` bytes of its last line left."""
-    whole = (ran.folder / records.RESULTS).read_bytes()
+    whole = (ran.folder / records.RESULTS_FILE).read_bytes()
     last = whole.rindex(b"\n", 0, -1) + 1
-    (folder / records.RESULTS).write_bytes(whole[: last + keep])
+    (folder / records.RESULTS_FILE).write_bytes(whole[: last + keep])
     return last
 
 
@@ -131,7 +134,7 @@ def test_a_torn_item_is_run_again(ran: Ran, embedded: Embedded, tmp_path: Path, 
     Fails if an item counts as done once any line of it is there. ``keep=0``: torn between lines.
     """
     torn(ran, tmp_path, keep)
-    found = runner.run(ran.plan, *embedded, tmp_path)
+    found = runner.run_benchmark(ran.plan, *embedded, tmp_path)
     keys = [(each.suite, each.item, each.method, each.turn) for each in found]
     assert keys == [(each.suite, each.item, each.method, each.turn) for each in ran.answers]
 
@@ -140,10 +143,10 @@ def test_no_run(tmp_path: Path) -> None:
     """Claim: a folder without a run, or with an empty file, is refused in a sentence."""
     for folder in (tmp_path, tmp_path / "nowhere"):
         with pytest.raises(OptionError, match="holds no results.jsonl"):
-            records.read(folder)
-    (tmp_path / records.RESULTS).write_text('{"torn')
+            records.read_run(folder)
+    (tmp_path / records.RESULTS_FILE).write_text('{"torn')
     with pytest.raises(OptionError, match="empty"):
-        records.read(tmp_path)
+        records.read_run(tmp_path)
     assert not (tmp_path / "nowhere").exists()
 
 
@@ -152,22 +155,22 @@ def test_another_plans_run(ran: Ran, embedded: Embedded, tmp_path: Path) -> None
 
     Fails if runs of unlike plans are mixed. Control: with the plan's own fingerprint it goes on.
     """
-    path = tmp_path / records.RESULTS
-    path.write_bytes((ran.folder / records.RESULTS).read_bytes())
+    path = tmp_path / records.RESULTS_FILE
+    path.write_bytes((ran.folder / records.RESULTS_FILE).read_bytes())
     before = path.read_bytes()
     with pytest.raises(OptionError, match="another plan"):
-        runner.run(replace(ran.plan, seed=1), *embedded, tmp_path)
+        runner.run_benchmark(replace(ran.plan, seed=1), *embedded, tmp_path)
     assert path.read_bytes() == before
-    assert runner.run(ran.plan, *embedded, tmp_path) == ran.answers
+    assert runner.run_benchmark(ran.plan, *embedded, tmp_path) == ran.answers
     assert path.read_bytes() == before
 
 
 def test_lines_are_json(ran: Ran) -> None:
     """Claim: a line about the run, one an answer, one when an item is done: each readable JSON."""
-    first, *rest = (ran.folder / records.RESULTS).read_text().split("\n")[:-1]
+    first, *rest = (ran.folder / records.RESULTS_FILE).read_text().split("\n")[:-1]
     assert set(json.loads(first)) == {"plan", "fingerprint", "environment"}
     every = [json.loads(line) for line in rest]
-    assert [line for line in every if records.DONE not in line] == [
+    assert [line for line in every if records.ITEM_DONE_KEY not in line] == [
         json.loads(json.dumps(asdict(each))) for each in ran.answers
     ]
-    assert sum(records.DONE in line for line in every) == len(list(ran.plan.items()))
+    assert sum(records.ITEM_DONE_KEY in line for line in every) == len(list(ran.plan.items()))

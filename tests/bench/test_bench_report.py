@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from written_out import answer, tables
 
-from saccade.bench import measures, records, report, words
+from saccade.bench import measures, records, report, text_scores
 from saccade.bench.measures import Interval
 from saccade.bench.records import Answer
 from saccade.core.errors import OptionError
@@ -77,7 +77,7 @@ def flat(found: Interval | float | None) -> list[float]:
 
 def table(column: str) -> dict[str, dict[str, str]]:
     """The one table that has this column."""
-    every = tables(report.markdown(ABOUT, ANSWERS))
+    every = tables(report.report_markdown(ABOUT, ANSWERS))
     (found,) = [each for each in every if column in next(iter(each.values()))]
     return found
 
@@ -90,9 +90,9 @@ SPEED: dict[str, Callable[[list[Answer]], Interval | float | None]] = {
     "n": lambda own: float(len(own)),
     "same": lambda own: float(sum(each.identical is True for each in own)),
     "tau": measures.tau_interval,
-    "accepted": measures.accepted,
-    "MAT": measures.mean_accepted,
-    "accept": measures.acceptance,
+    "accepted": measures.accepted_per_forward,
+    "MAT": measures.accepted_between_refusals,
+    "accept": measures.acceptance_rate,
     "decode x": lambda own: middle(own, False),
     "whole x": lambda own: middle(own, True),
 }
@@ -110,9 +110,9 @@ def test_the_speed_table() -> None:
         for column, figure in SPEED.items():
             cell = numbers(found[method][column])
             assert cell == pytest.approx(flat(figure(own)), abs=0.0051), (method, column)
-        assert numbers(found[method]["tok/s"]) == [round(measures.rate(own) or 0)]
+        assert numbers(found[method]["tok/s"]) == [round(measures.tokens_per_second(own) or 0)]
         assert numbers(found[method]["first token s"]) == [0.7]
-        said = [words.score("caption", each.text, each.answers) for each in own]
+        said = [text_scores.score("caption", each.text, each.answers) for each in own]
         expected = [sum(each[name] for each in said) / 3 for name in ("rouge_l", "meteor")]
         assert numbers(found[method]["answers"]) == pytest.approx(expected, abs=0.0051)
 
@@ -170,10 +170,10 @@ def test_captions_are_told_apart() -> None:
         replace(each, caption=0.5, caption_hidden=0.125) if each.method == "sage" else each
         for each in ANSWERS
     ]
-    text = report.markdown(ABOUT, with_captions)
+    text = report.report_markdown(ABOUT, with_captions)
     (line,) = (line for line in text.splitlines() if line.startswith("Captions of"))
     assert line.startswith("Captions of `sage`: 0.500 s, of which 0.125 beside")
-    assert "Captions of" not in report.markdown(ABOUT, ANSWERS)
+    assert "Captions of" not in report.report_markdown(ABOUT, ANSWERS)
     own = [each for each in with_captions if each.method == "sage"]
     guide = records.STAGES["guide"]
     assert [guide(a) - guide(b) for a, b in zip(own, of("sage"), strict=True)] == pytest.approx(
@@ -186,11 +186,11 @@ def test_the_formulas() -> None:
     row, own, plain = table("Eq. 1")["sage"], of("sage"), of("ar")
     expected = [measures.predicted_speedup(own, plain)]
     assert numbers(row["Eq. 1"]) == pytest.approx(expected, abs=0.0051)
-    assert numbers(row["I/O"]) == pytest.approx([measures.predicted_io(own)], abs=0.0051)
+    assert numbers(row["I/O"]) == pytest.approx([measures.predicted_key_reads(own)], abs=0.0051)
     assert row["measured x"] == table("decode x")["sage"]["decode x"]
     places, shares = row["accepted at 1, 2, 3, ..."], row["rounds with 0, 1, 2, ..."]
-    assert numbers(places) == pytest.approx(measures.by_position(own), abs=0.0051)
-    assert numbers(shares) == pytest.approx(measures.histogram(own), abs=0.0051)
+    assert numbers(places) == pytest.approx(measures.acceptance_by_position(own), abs=0.0051)
+    assert numbers(shares) == pytest.approx(measures.accepted_histogram(own), abs=0.0051)
 
 
 def test_failures_are_listed() -> None:
@@ -198,7 +198,7 @@ def test_failures_are_listed() -> None:
 
     Fails if a failure is only a missing number. Control: without failures nothing is listed.
     """
-    printed = report.markdown(ABOUT, ANSWERS)
+    printed = report.report_markdown(ABOUT, ANSWERS)
     listed = [line for line in printed.splitlines() if line.startswith("- ")]
     assert listed == [
         "- `hf-lookup`: ValueError: no match",
@@ -207,7 +207,7 @@ def test_failures_are_listed() -> None:
     row = table("decode x")["hf-lookup"]
     assert row["n"] == row["same"] == "0" and row["tau"] == row["decode x"] == row["answers"] == ""
     well = [each for each in ANSWERS if each.method in ("ar", "hf")]
-    assert "\n- " not in report.markdown(ABOUT, well)
+    assert "\n- " not in report.report_markdown(ABOUT, well)
     for name in ("the-target", "the-draft", "float32", "an abacus", "3 items, 1000 visual"):
         assert name in printed
 
@@ -219,8 +219,8 @@ def test_suites_apart(tmp_path: Path) -> None:
     """
     others = [replace(each, suite="other", decode=2 * each.decode) for each in of("ar")]
     others += [replace(each, suite="other") for each in of("sage")]
-    records.write(tmp_path, ABOUT, [*ANSWERS, *others])
-    printed = report.write(tmp_path).read_text()
+    records.append_answers(tmp_path, ABOUT, [*ANSWERS, *others])
+    printed = report.write_report(tmp_path).read_text()
     assert (tmp_path / "report.md").read_text() == printed
     assert re.findall(r"^## (.*)", printed, re.M) == ["handmade", "other"]
     first, second = [each for each in tables(printed) if "tau" in next(iter(each.values()))]
@@ -231,5 +231,5 @@ def test_suites_apart(tmp_path: Path) -> None:
 def test_no_results_no_report(tmp_path: Path) -> None:
     """Claim: without results there is a sentence and no file."""
     with pytest.raises(OptionError, match="holds no results"):
-        report.write(tmp_path)
+        report.write_report(tmp_path)
     assert not list(tmp_path.iterdir())

@@ -16,7 +16,7 @@ from written_out import Embedded, Ran, lines
 
 import saccade.drafting.schedule
 from saccade.bench import records, runner
-from saccade.bench.peers import PEERS, Run
+from saccade.bench.peers import PEERS, TimedRun
 from saccade.bench.records import Answer
 from saccade.bench.suites import shapes
 from saccade.bench.suites.types import Item
@@ -55,9 +55,9 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
     def note(self: Any, name: str, recipe: Any, settings: dict[str, Any]) -> list[Answer]:
         if settings["max_new_tokens"] != runner.WARM_UP_TOKENS:
             found.append((self.item.id, name))
-        return [self._blank(name, 0)]
+        return [self._empty_answer(name, 0)]
 
-    monkeypatch.setattr(runner._Bench, "answer", note)
+    monkeypatch.setattr(runner._ItemRun, "answer", note)
     return found
 
 
@@ -130,7 +130,7 @@ def test_a_second_turn_may_show_a_picture_of_its_own(embedded: Embedded, tmp_pat
         return lambda inputs: (seen.append(len(media)), [["a picture"] * len(media)])[1]
 
     plan = replace(short("ar", "sd/view=caption", suite=suite), max_new_tokens=6)
-    found = runner.run(plan, *embedded, tmp_path, captioner=captioner)
+    found = runner.run_benchmark(plan, *embedded, tmp_path, captioner=captioner)
     assert [(each.method, each.turn) for each in found] == [
         (method, turn) for method in plan.methods for turn in (0, 1)
     ]
@@ -162,14 +162,14 @@ def test_a_sampled_run_claims_no_equality(embedded: Embedded, tmp_path: Path) ->
     plain decoding's."""
     greedy = runner.Benchmark((CAPTION,), ("sd", "hf"), limit=1, max_new_tokens=10)
     drawn = replace(greedy, temperature=4.0)
-    first = {each.method: each for each in runner.run(drawn, *embedded, tmp_path / "a")}
-    again = {each.method: each for each in runner.run(drawn, *embedded, tmp_path / "b")}
-    plain = {each.method: each for each in runner.run(greedy, *embedded, tmp_path / "c")}
+    first = {each.method: each for each in runner.run_benchmark(drawn, *embedded, tmp_path / "a")}
+    again = {each.method: each for each in runner.run_benchmark(drawn, *embedded, tmp_path / "b")}
+    plain = {each.method: each for each in runner.run_benchmark(greedy, *embedded, tmp_path / "c")}
     assert {each.identical for each in first.values()} == {None}
     assert {each.identical for each in plain.values()} == {True}
     assert all(first[name].ids == again[name].ids != plain[name].ids for name in first)
     with pytest.raises(OptionError, match="another plan"):
-        runner.run(greedy, *embedded, tmp_path / "a")
+        runner.run_benchmark(greedy, *embedded, tmp_path / "a")
 
 
 # -- order, shards, limits ---------------------------------------------------------------------
@@ -182,8 +182,8 @@ def test_order_rotates(embedded: Embedded, asked: list[tuple[str, str]], tmp_pat
     rotation goes on where an interrupted run left off.
     """
     plan = runner.Benchmark((CAPTION,), ("sd", "hf"), limit=2, max_new_tokens=5)
-    runner.run(plan, *embedded, tmp_path)
-    runner.run(replace(plan, limit=5), *embedded, tmp_path)
+    runner.run_benchmark(plan, *embedded, tmp_path)
+    runner.run_benchmark(replace(plan, limit=5), *embedded, tmp_path)
     items = [item.id for _, item in replace(plan, limit=5).items()]
     assert [item for item, _ in asked] == [item for item in items for _ in range(3)]
     orders = [[m for item, m in asked if item == each] for each in items]
@@ -213,8 +213,8 @@ def test_shards_partition_the_items(count: int, limit: int) -> None:
 def test_shards_run_apart(embedded: Embedded, asked: list[tuple[str, str]], tmp_path: Path) -> None:
     """Claim: shards run into folders of their own, and a folder takes one shard only."""
     plan = runner.Benchmark((CAPTION,), ("ar",), limit=3, shard=(0, 2), max_new_tokens=5)
-    first = runner.run(plan, *embedded, tmp_path / "1")
-    second = runner.run(replace(plan, shard=(1, 2)), *embedded, tmp_path / "2")
+    first = runner.run_benchmark(plan, *embedded, tmp_path / "1")
+    second = runner.run_benchmark(replace(plan, shard=(1, 2)), *embedded, tmp_path / "2")
     assert len(first) == 2 and len(second) == 1
     assert sorted(item for item, _ in asked) == [item.id for item in list(CAPTION.items())[:3]]
 
@@ -244,7 +244,7 @@ def test_fingerprint(embedded: Embedded) -> None:
 def test_unknown_method_writes_nothing(embedded: Embedded, tmp_path: Path) -> None:
     """Claim: a method nobody knows is refused before the folder is made."""
     with pytest.raises(MethodError, match="hf-lookup"):
-        runner.run(short("ar", "magic"), *embedded, tmp_path / "new")
+        runner.run_benchmark(short("ar", "magic"), *embedded, tmp_path / "new")
     assert not (tmp_path / "new").exists()
 
 
@@ -263,15 +263,15 @@ def test_interrupted_and_gone_on_with(ran: Ran, embedded: Embedded, tmp_path: Pa
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        runner.run(ran.plan, *embedded, tmp_path, tell=stop)
-    before = records.read(tmp_path)[1]
+        runner.run_benchmark(ran.plan, *embedded, tmp_path, on_progress=stop)
+    before = records.read_run(tmp_path)[1]
     assert keys(before) == keys(ran.answers)[:3]
     told: list[int] = []
-    found = runner.run(
-        ran.plan, *embedded, tmp_path, tell=lambda what, done, whole: told.append(done)
+    found = runner.run_benchmark(
+        ran.plan, *embedded, tmp_path, on_progress=lambda what, done, whole: told.append(done)
     )
     assert min(told) == 1 and max(told) == 4
-    assert found[:3] == before and found == records.read(tmp_path)[1]
+    assert found[:3] == before and found == records.read_run(tmp_path)[1]
     assert keys(found) == keys(ran.answers)
     assert [each.ids for each in found] == [each.ids for each in ran.answers]
 
@@ -283,9 +283,9 @@ def test_killed_and_gone_on_with(embedded: Embedded, tmp_path: Path) -> None:
     Fails if the file holds half an item, or an item is run twice or answered otherwise.
     """
     plan = runner.Benchmark((CHAT,), ("ar", "sd"), max_new_tokens=8)
-    file = tmp_path / "killed" / records.RESULTS
+    file = tmp_path / "killed" / records.RESULTS_FILE
     work = (plan, *embedded, tmp_path / "killed")
-    process = get_context("fork").Process(target=runner.run, args=work, daemon=True)
+    process = get_context("fork").Process(target=runner.run_benchmark, args=work, daemon=True)
     process.start()
     while process.is_alive() and not (file.exists() and file.stat().st_size):
         time.sleep(0.01)
@@ -296,8 +296,8 @@ def test_killed_and_gone_on_with(embedded: Embedded, tmp_path: Path) -> None:
     assert counted and set(counted.values()) == {4}  # two methods, two turns
 
     plan = replace(plan, limit=len(counted) + 1)
-    found = runner.run(plan, *embedded, tmp_path / "killed")
-    whole = runner.run(plan, *embedded, tmp_path / "whole")
+    found = runner.run_benchmark(plan, *embedded, tmp_path / "killed")
+    whole = runner.run_benchmark(plan, *embedded, tmp_path / "whole")
     assert keys(found) == keys(whole) and len(found) == 4 * (len(counted) + 1)
     assert [each.ids for each in found] == [each.ids for each in whole]
 
@@ -314,12 +314,12 @@ def test_a_peers_crash_is_a_row(
     videos; if a release mends it, its row must hold ar's ids.
     """
 
-    def crash(*given: Any) -> Run:
+    def crash(*given: Any) -> TimedRun:
         raise AssertionError  # without a word
 
     monkeypatch.setitem(PEERS, "hf-crash", crash)
     plan = short("hf-crash", "hf-lookup", "hf", "ar", suite=CHAT)
-    found = runner.run(plan, *embedded, tmp_path)
+    found = runner.run_benchmark(plan, *embedded, tmp_path)
     assert Counter(each.method for each in found)["ar"] == 2
     rows = {each.method: each for each in found if not each.turn}
     assert list(rows) == ["ar", "hf-crash", "hf-lookup", "hf"]
@@ -340,8 +340,8 @@ def test_our_own_crash_ends_the_run(
 
     monkeypatch.setattr(saccade.drafting.schedule, "judged", crash)
     with pytest.raises(AssertionError, match="ours"):
-        runner.run(short("ar"), *embedded, tmp_path)
-    assert not (tmp_path / records.RESULTS).exists()
+        runner.run_benchmark(short("ar"), *embedded, tmp_path)
+    assert not (tmp_path / records.RESULTS_FILE).exists()
 
 
 def test_a_fallback_says_so(
@@ -356,7 +356,7 @@ def test_a_fallback_says_so(
         raise RuntimeError("the draft is out")
 
     monkeypatch.setattr(ModelDrafter, "propose", fail)
-    rows = by_method(runner.run(short("ar", "sd", "hf"), *embedded, tmp_path))
+    rows = by_method(runner.run_benchmark(short("ar", "sd", "hf"), *embedded, tmp_path))
     assert "the draft is out" in (rows["sd"].fallback or "")
     assert rows["sd"].identical is True and not any(rows["sd"].drafted)
     assert rows["ar"].fallback is rows["hf"].fallback is None
@@ -379,7 +379,7 @@ def test_a_draft_that_changes_answers_shows(
 
     monkeypatch.setattr(saccade.drafting.schedule, "verify", believe)
     plan = replace(short("ar", "sd/view=none", "hf"), max_new_tokens=40)
-    rows = by_method(runner.run(plan, *embedded, tmp_path))
+    rows = by_method(runner.run_benchmark(plan, *embedded, tmp_path))
     blind = rows["sd/view=none"]
     assert blind.identical is False and blind.ids != rows["ar"].ids
     assert rows["ar"].identical is rows["hf"].identical is True
@@ -388,7 +388,7 @@ def test_a_draft_that_changes_answers_shows(
 def test_pictures_run_too(embedded: Embedded, tmp_path: Path) -> None:
     """Claim: items of pictures are answered like those of videos, by a seeing peer as well."""
     plan = short("ar", "specvlm", "hf", "hf-assisted-seeing", suite=PAIR)
-    found = runner.run(plan, *embedded, tmp_path)
+    found = runner.run_benchmark(plan, *embedded, tmp_path)
     assert [each.error for each in found] == [None] * 4
     assert all(each.identical for each in found) and found[0].visual_tokens == 256
 
@@ -412,8 +412,8 @@ def test_media_are_read_once_an_item(
         return medium.read()
 
     plan = runner.Benchmark((Counting(),), ("ar", "sd", "hf"), limit=2, max_new_tokens=5)
-    runner.run(plan, *embedded, tmp_path)
-    runner.run(plan, *embedded, tmp_path)
+    runner.run_benchmark(plan, *embedded, tmp_path)
+    runner.run_benchmark(plan, *embedded, tmp_path)
     first: list[Item] = list(CAPTION.items())[:2]
     assert read == [item.media[0].name for item in first]
     assert len(asked) == 6

@@ -12,11 +12,11 @@ from written_out import Embedded
 
 import saccade
 from saccade.bench.suites import shapes
-from saccade.bench.suites.benchmarks import TURNS
+from saccade.bench.suites.benchmarks import SECOND_TURNS
 from saccade.bench.suites.types import Item, Suite
 from saccade.inputs import ask
 from saccade.inputs.media import Clip
-from saccade.world import descriptions, drawing, scenes, text
+from saccade.world import descriptions, dialogues, drawing, scenes
 
 SUITES = shapes.suites()
 STATED = {"": 256, "-2k": 2048, "-8k": 8192, "-10k": 10240}
@@ -107,9 +107,9 @@ def test_answers_are_the_worlds() -> None:
         assert found["ood"].question not in known
         assert found["diff"].answers == (descriptions.describe_diff(scene, seed),)
         qa, chat = found["qa"], found["chat"]
-        said = {turn.question: turn.answer for turn in text.conversation(scene, "qa", seed)}
+        said = {turn.question: turn.answer for turn in dialogues.conversation(scene, "qa", seed)}
         assert qa.answers == (said[qa.question],) and qa.then == ()
-        turns = text.conversation(scene, "chat", seed)
+        turns = dialogues.conversation(scene, "chat", seed)
         assert chat.answers == (turns[0].answer,) and chat.question == turns[0].question
         assert chat.then == (turns[1].question,)
 
@@ -118,18 +118,18 @@ def test_second_turns_are_the_published_ones() -> None:
     """Claim: after a description of a picture the second turn asks for a caption, a summary or a
     story in the words of TABED's code, and for qa it is the next item, picture and all; the last
     one's is the first."""
-    listed = {name: items(f"shapes-second-{name}") for name in TURNS}
-    assert {name for name, question in TURNS.items() if question is None} == {"qa"}
-    for name, question in TURNS.items():
+    listed = {name: items(f"shapes-second-{name}") for name in SECOND_TURNS}
+    assert {name for name, question in SECOND_TURNS.items() if question is None} == {"qa"}
+    for name, question in SECOND_TURNS.items():
         for item, after in zip(listed[name], [*listed[name][1:], listed[name][0]], strict=True):
             scene = scenes.scene(item.meta["seed"])
             assert item.answers == (descriptions.describe_image(scene),)
             if question is not None:
-                assert item.asked == (item.question, question) and item.next is None
+                assert item.questions == (item.question, question) and item.next is None
                 continue
             assert item.next is not None and item.then == ()
             assert plain(item.next) == {**plain(after), "next": None}
-            assert item.asked == (item.question, after.question)
+            assert item.questions == (item.question, after.question)
     picture = listed["qa"][0].media[0].read()
     scene = scenes.scene(shapes.FIRST_SEED)
     assert np.array_equal(picture, drawing.image_frame(scene, 448, 448))  # type: ignore[arg-type]

@@ -14,17 +14,17 @@ from hypothesis import strategies as st
 
 from saccade.bench import calibrate as calibrating
 from saccade.bench.calibrate import (
+    AUTO_CANDIDATES,
     CANDIDATES,
-    CONFIRM,
-    OPEN,
-    PASSES,
-    START,
-    TIE,
+    CONFIRM_STAGE,
+    MAX_CONFIRMING_RUNS,
+    START_STAGE,
+    TIE_MARGIN,
     Calibration,
     Trial,
-    choose,
+    choose_fastest,
+    choose_or_fall_back,
     search,
-    verdict,
 )
 from saccade.bench.compare import Summary
 from saccade.core.errors import MethodError, OptionError
@@ -137,7 +137,7 @@ def test_half_is_searched_on_and_half_held_out() -> None:
     assert [(video, len(methods)) for video, methods in bench.calls] == [
         (0, 4),
         *((video, size) for size in sizes for video in (0, 1)),
-        *((2, 3), (3, 3)) * PASSES,
+        *((2, 3), (3, 3)) * MAX_CONFIRMING_RUNS,
     ]
     assert bench.calls[0][1] == ["ar", "auto", "specvlm", "specvlm/shape=fit"]
     assert bench.calls[-1][1][:2] == ["ar", "auto"]
@@ -166,8 +166,8 @@ def test_what_is_reported_chose_nothing() -> None:
     is measured again (x 2); fails if the flattering timing is reported."""
     bench = Bench(lambda method, video: 2.0 if video else 9.0)
     found, table, _ = bench.search(videos=2)
-    assert found.stage == CONFIRM and found.speedup == 2.0 and found is table[-1]
-    assert len(found.readings) == PASSES and max(t.speedup for t in table) == 9.0
+    assert found.stage == CONFIRM_STAGE and found.speedup == 2.0 and found is table[-1]
+    assert len(found.summaries) == MAX_CONFIRMING_RUNS and max(t.speedup for t in table) == 9.0
 
 
 # -- never slower -------------------------------------------------------------------------------
@@ -188,7 +188,7 @@ def test_the_answer_is_never_slower_on_what_was_held_out(random: Any, base: str)
     assert skipped == () and found in table[-3:]
     if found.method != "ar":
         assert found.speedup > 1 and found.speedup >= gain("auto", 3)
-    assert found.method in ("ar", "auto") or found.speedup > (1 + TIE) * gain("auto", 3)
+    assert found.method in ("ar", "auto") or found.speedup > (1 + TIE_MARGIN) * gain("auto", 3)
 
 
 def test_by_default_it_begins_from_auto_and_what_is_fitted() -> None:
@@ -206,8 +206,8 @@ def test_by_default_it_begins_from_auto_and_what_is_fitted() -> None:
     for each in table:
         by.setdefault(each.stage, []).append(each.method)
     fit = "auto/shape=fit"
-    assert by[START] == ["ar", "auto", fit]
-    assert by["view"] == [fit, *(f"{fit}/view={value}" for value in OPEN["view"])]
+    assert by[START_STAGE] == ["ar", "auto", fit]
+    assert by["view"] == [fit, *(f"{fit}/view={value}" for value in AUTO_CANDIDATES["view"])]
     assert [m for m in by["keep"] if "keep=" not in m] == [fit]
     assert "specvlm" not in "".join(by["shape"]) and len(by["shape"]) == len(CANDIDATES["shape"])
     assert {resolve(m).view.name for m in by["view"]} == {"affordable", "specvlm"}
@@ -233,13 +233,18 @@ def test_what_the_verdict_is() -> None:
         ((1, 1.0), "ar"),
         ((1, 1.1), "auto"),
     ]:
-        assert verdict(trials(*speedups)).method == method, speedups
+        assert choose_or_fall_back(trials(*speedups)).method == method, speedups
     plain, auto = trial("ar", 1, 1, 1), trial("auto", 2, 6, 1.5)
-    assert verdict([plain, auto, trial("sd", 2.2, 6.6, 1.0)]).method == "sd"
-    assert verdict([plain, trial("auto", 2, 2, 2), trial("sd", 9, 2, 2)]).method == "auto"
-    assert verdict([*trials(1, 1.5), trial("sd", 2, fallback="no memory")]).method == "auto"
-    assert verdict([*trials(1, 1.5), trial("sd", 2, whole=1.4)]).method == "auto"
-    assert verdict([trial("ar", 1), trial("auto", 2, whole=0.9)]).method == "ar"
+    assert choose_or_fall_back([plain, auto, trial("sd", 2.2, 6.6, 1.0)]).method == "sd"
+    assert (
+        choose_or_fall_back([plain, trial("auto", 2, 2, 2), trial("sd", 9, 2, 2)]).method == "auto"
+    )
+    assert (
+        choose_or_fall_back([*trials(1, 1.5), trial("sd", 2, fallback="no memory")]).method
+        == "auto"
+    )
+    assert choose_or_fall_back([*trials(1, 1.5), trial("sd", 2, whole=1.4)]).method == "auto"
+    assert choose_or_fall_back([trial("ar", 1), trial("auto", 2, whole=0.9)]).method == "ar"
 
 
 def test_lambdas_are_judged_by_accepted_length_first() -> None:
@@ -273,11 +278,16 @@ def test_an_axis_that_is_set_stays_and_one_that_is_not_there_is_left_out() -> No
     """Claim: `keep=0.2` is kept; `sd`, which sees everything, is calibrated in shape alone."""
     bench = Bench(lambda method, video: 2.0)
     _, table, skipped = bench.search("specvlm/keep=0.2")
-    assert {t.stage for t in table} == {START, "lambda", "shape", CONFIRM} and skipped == ()
+    assert {t.stage for t in table} == {
+        START_STAGE,
+        "lambda",
+        "shape",
+        CONFIRM_STAGE,
+    } and skipped == ()
     own = [t.method for t in table if t.method not in ("ar", "auto")]
     assert all(chosen(method)["keep"] == "0.2" for method in own)
     _, table, skipped = bench.search("sd")
-    assert {t.stage for t in table} == {START, "shape", CONFIRM} and skipped == ()
+    assert {t.stage for t in table} == {START_STAGE, "shape", CONFIRM_STAGE} and skipped == ()
     own = [t.method for t in table if t.method not in ("ar", "auto")]
     assert all(resolve(method).view is resolve("sd").view for method in own)
 
@@ -315,13 +325,13 @@ def test_nothing_begins_that_would_run_past_the_time(budget: int, videos: int, p
     found, table, skipped = bench.search(videos=videos, seconds=budget)
     assert bench.now - 1000 <= max(budget, 4 * pace) + 1e-9
     stages = [t.stage for t in table]
-    assert stages[0] == START and found in table
+    assert stages[0] == START_STAGE and found in table
     for axis in AXES:
         assert stages.count(axis) in (0, len(CANDIDATES[axis]))
         assert (axis in skipped) == (axis not in stages)
-    assert (CONFIRM in skipped) == (found.stage != CONFIRM)
-    assert (CONFIRM in skipped) == (budget < 7 * pace)
-    assert len({len(t.readings) for t in table if t.stage == "shape"}) <= 1
+    assert (CONFIRM_STAGE in skipped) == (found.stage != CONFIRM_STAGE)
+    assert (CONFIRM_STAGE in skipped) == (budget < 7 * pace)
+    assert len({len(t.summaries) for t in table if t.stage == "shape"}) <= 1
 
 
 def test_what_was_not_confirmed_is_not_kept() -> None:
@@ -330,8 +340,8 @@ def test_what_was_not_confirmed_is_not_kept() -> None:
     for auto, method in ((1.2, "auto"), (0.9, "ar")):
         bench = Bench(lambda method, video: 2.0, seconds=10, auto=auto)
         found, table, skipped = bench.search(seconds=1)
-        assert found.method == method and {t.stage for t in table} == {START}
-        assert skipped == (*AXES, CONFIRM) and len(bench.calls) == 1
+        assert found.method == method and {t.stage for t in table} == {START_STAGE}
+        assert skipped == (*AXES, CONFIRM_STAGE) and len(bench.calls) == 1
 
 
 def test_time_that_just_suffices_is_used() -> None:
@@ -344,7 +354,7 @@ def test_time_that_just_suffices_is_used() -> None:
         (4 + sum(sizes) + 2, ("shape",)),
         (4 + sizes[0] + 3, ("keep", "shape")),
         (4 + 3, AXES),
-        (4 + 2, (*AXES, CONFIRM)),
+        (4 + 2, (*AXES, CONFIRM_STAGE)),
     ]
     for seconds, left_out in ends:
         bench = Bench(lambda method, video: 2.0, seconds=1.0)
@@ -357,7 +367,7 @@ def test_an_early_stage_leaves_time_for_the_later_ones() -> None:
     bench = Bench(lambda method, video: 2.0, seconds=1.0)
     _, table, skipped = bench.search(videos=40, seconds=160)
     assert skipped == ()
-    assert all(1 < len(t.readings) < 20 for t in table if t.stage in AXES)
+    assert all(1 < len(t.summaries) < 20 for t in table if t.stage in AXES)
 
 
 # -- choosing -----------------------------------------------------------------------------------
@@ -369,12 +379,12 @@ def test_ties_go_to_the_cheaper() -> None:
     less, more = "specvlm/keep=0.1/shape=fit", "specvlm/keep=0.3/shape=fit"
     close = [trial(less, 1.985), trial(more, 2.0)]
     apart = [trial(less, 1.95), trial(more, 2.0)]
-    assert choose(close, kept=more).method == less
-    assert choose(close[::-1], kept=more).method == less
-    assert choose(apart, kept=less).method == more
+    assert choose_fastest(close, unchanged=more).method == less
+    assert choose_fastest(close[::-1], unchanged=more).method == less
+    assert choose_fastest(apart, unchanged=less).method == more
     shapes = [trial("sd/shape=chain-3", 2.0), trial("sd/shape=chain-5", 1.99)]
-    assert choose(shapes, kept="sd/shape=chain-5").method == "sd/shape=chain-5"
-    assert choose(shapes, kept="sd").method == "sd/shape=chain-3"
+    assert choose_fastest(shapes, unchanged="sd/shape=chain-5").method == "sd/shape=chain-5"
+    assert choose_fastest(shapes, unchanged="sd").method == "sd/shape=chain-3"
 
 
 def test_a_noisy_clock_is_not_believed() -> None:
@@ -386,29 +396,31 @@ def test_a_noisy_clock_is_not_believed() -> None:
     """
     less, more = trial("specvlm/keep=0.1", 1.5, taus=[4.8]), trial("specvlm/keep=0.3", 2.2)
     same = trial("specvlm/keep=0.3", 2.2, taus=[4.8])
-    assert choose([less, same], kept=same.method) is less
+    assert choose_fastest([less, same], unchanged=same.method) is less
     one, two = (trial(f"specvlm/lambda={n}", x, taus=[4.8]) for n, x in ((0.5, 1.0), (0.2, 2.0)))
-    assert choose([one, two], kept=one.method) is one
-    assert choose([one, two], kept="neither") is two
-    assert choose([less, replace_tau(more, 4.9)], kept=less.method).method == more.method
+    assert choose_fastest([one, two], unchanged=one.method) is one
+    assert choose_fastest([one, two], unchanged="neither") is two
+    assert (
+        choose_fastest([less, replace_tau(more, 4.9)], unchanged=less.method).method == more.method
+    )
     fit = trial("specvlm/keep=0.3/shape=fit", 2.2, taus=[4.8])
-    assert choose([trial("specvlm/keep=0.1/shape=fit", 1.5, taus=[4.8]), fit], "x") is fit
+    assert choose_fastest([trial("specvlm/keep=0.1/shape=fit", 1.5, taus=[4.8]), fit], "x") is fit
     chain = trial("specvlm/keep=0.3/shape=chain-5", 2.2, taus=[4.8])
-    assert choose([less, chain], "x") is chain
+    assert choose_fastest([less, chain], "x") is chain
     several = trial("specvlm/keep=0.3", 2.2, 2.2, taus=[4.8, 5.0])
     fewer = trial("specvlm/keep=0.1", 1.5, 1.5, taus=[5.8, 4.9])
-    assert choose([fewer, several], "x") is several
+    assert choose_fastest([fewer, several], "x") is several
 
 
 def replace_tau(given: Trial, tau: float) -> Trial:
-    return replace(given, readings=tuple(replace(r, tau=tau) for r in given.readings))
+    return replace(given, summaries=tuple(replace(r, tau=tau) for r in given.summaries))
 
 
 def test_a_draft_that_gave_up_is_no_choice() -> None:
     """Claim: a fallback to plain decoding is passed over, unless there is nothing else."""
     gone, sound = trial("sd/shape=fit", 3.0, fallback="no memory"), trial("sd", 1.1)
-    assert choose([gone, sound], kept="sd") is sound
-    assert choose([gone], kept="sd") is gone
+    assert choose_fastest([gone, sound], unchanged="sd") is sound
+    assert choose_fastest([gone], unchanged="sd") is gone
 
 
 def calibration(best: Trial, **more: Any) -> Calibration:
@@ -439,11 +451,13 @@ def test_worth_it_says_whether_it_beats_plain_decoding() -> None:
 def test_the_advice_is_a_line() -> None:
     """Claim: it says what to keep and on what grounds: the method with its gains over both, `auto`,
     `ar`, and where there was no time or nothing to hold out."""
-    auto, sd = (replace(trial(name, x), stage=CONFIRM) for name, x in (("auto", 2), ("sd", 3)))
+    auto, sd = (
+        replace(trial(name, x), stage=CONFIRM_STAGE) for name, x in (("auto", 2), ("sd", 3))
+    )
     found = calibration(sd, table=(auto, sd))
     assert found.advice == "use sd: x 3.00 against ar, x 1.50 against auto, on 1 video(s) held out"
     assert found.json()["measured"]["against_auto"] == found.against_auto == 1.5
-    early = replace(trial("auto", 2), stage=START)
+    early = replace(trial("auto", 2), stage=START_STAGE)
     assert calibration(early).advice == "keep auto: there was no time to confirm anything else"
 
 
@@ -454,8 +468,8 @@ def test_the_advice_is_what_the_confirmation_says() -> None:
     because nothing was faster beside a row that decodes faster."""
 
     def advice(*met: Trial) -> str:
-        table = tuple(replace(each, stage=CONFIRM) for each in (trial("ar", 1), *met))
-        return calibration(verdict(table), table=table, held_out=0).advice
+        table = tuple(replace(each, stage=CONFIRM_STAGE) for each in (trial("ar", 1), *met))
+        return calibration(choose_or_fall_back(table), table=table, held_out=0).advice
 
     auto = trial("auto", 2)
     for other, said in [
@@ -486,29 +500,31 @@ def test_every_verdict_has_grounds(figures: list[float]) -> None:
         trial(name, decode, whole=whole)
         for name, decode, whole in zip(("auto", "sd"), figures[::2], figures[1::2], strict=True)
     ]
-    table = tuple(replace(row, stage=CONFIRM) for row in rows)
-    found = calibration(verdict(table), table=table)
+    table = tuple(replace(row, stage=CONFIRM_STAGE) for row in rows)
+    found = calibration(choose_or_fall_back(table), table=table)
     assert found.advice.startswith(("keep ", "use sd"))
     if found.method != "ar":
-        assert found.best.speedup > 1 and found.best.whole >= 1 - TIE
+        assert found.best.speedup > 1 and found.best.end_to_end_speedup >= 1 - TIE_MARGIN
     if found.method == "sd":
-        assert figures[2] > figures[0] and figures[3] >= (1 - TIE) * figures[1]
+        assert figures[2] > figures[0] and figures[3] >= (1 - TIE_MARGIN) * figures[1]
 
 
 def stub(
     monkeypatch: pytest.MonkeyPatch, rows: Callable[[str], Summary]
 ) -> Callable[..., Calibration]:
-    """`calibrate` over a `race` that runs nothing."""
+    """`calibrate` over a comparison that runs nothing."""
 
-    def race(*given: Any, repeat: int, settings: dict[str, Any], on_run: Any, **more: Any) -> Any:
+    def no_run(*given: Any, repeat: int, settings: dict[str, Any], on_run: Any, **more: Any) -> Any:
         _, (inputs, own), methods = given
         on_run("ar", 0)
         assert settings == {"max_new_tokens": 128, "do_sample": False} and repeat == 1
         assert not more and own is None
         last = {"ar": SimpleNamespace(visual_tokens=inputs["n"])}
-        return SimpleNamespace(rows=lambda: {m: rows(m) for m in methods}, last=lambda: last)
+        return SimpleNamespace(
+            summaries=lambda: {m: rows(m) for m in methods}, last_results=lambda: last
+        )
 
-    monkeypatch.setattr(calibrating, "race", race)
+    monkeypatch.setattr(calibrating, "run_interleaved", no_run)
     loaded = Loaded("big", Backbone(helpers.qwen25()), None)
     return lambda videos, **more: calibrating.calibrate(
         Pair(loaded), [({"n": n}, None) for n in videos], **more
@@ -522,7 +538,7 @@ def test_rows_become_readings(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = Summary(identical_to_ar=True, speedup_end_to_end=2.0, tau=3.0)
     gains = {"ar": 1.0, "auto": 2.0}
     run = stub(monkeypatch, lambda m: replace(rows, speedup_decode=gains.get(m, 1.5)))
-    found = run([7, 9], tell=told.append)
+    found = run([7, 9], on_progress=told.append)
     assert (found.method, found.best.speedup, found.best.tau) == ("auto", 2.0, 3.0)
     assert found.worth_it and found.held_out == 1 and found.against_auto == 1.0
     assert found.visual_tokens == (7, 9) and (found.target, found.draft) == ("big", None)

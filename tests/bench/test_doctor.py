@@ -57,6 +57,26 @@ def test_the_bytes_of_a_pair() -> None:
     assert pair(keep=1.0).parts[1].cache == 1 * 100 * 4
 
 
+def test_a_draft_elsewhere_is_counted_there() -> None:
+    """Claim: with the draft on another device the target's alone must fit beside the target, and
+    the draft's where it is; each that does not is named. Fails if both are counted together."""
+    together = int((4000 + 800 + 400 + 40) / (1 - SPARE))
+    alone, own = int(4800 / (1 - SPARE)) + 1, int(440 / (1 - SPARE)) + 1
+    assert pair(there=together - 1).problems and not pair(there=alone, draft_there=own).problems
+    (target,) = pair(there=alone - 2, draft_there=own).problems
+    (draft,) = pair(there=alone, draft_there=own - 2).problems
+    assert target.startswith("big needs") and draft.startswith("small needs")
+
+
+def test_the_process_of_a_draft_is_told_of_on_a_gpu() -> None:
+    """Claim: on a GPU the plan says what a draft in a process of its own takes beside its weights;
+    on a CPU, and without a draft, it does not."""
+    assert any("a process of its own" in note for note in pair(device="cuda").notes)
+    assert not pair(device="cpu").notes and pair(device="cpu").child == 0
+    alone = examine(("big", Config(BIG)), None, tokens=100, device="cuda", there=GIB)
+    assert not alone.notes and alone.child == 0
+
+
 def test_fewer_bits_are_the_targets_weights_alone() -> None:
     """Claim: quantising shrinks the target's weights and what a step reads of them, and neither
     caches nor the draft. Fails if the draft is thought to be quantised too."""
@@ -66,13 +86,45 @@ def test_fewer_bits_are_the_targets_weights_alone() -> None:
     assert found.ratio > plain.ratio
 
 
+def test_a_layer_costs_a_fixed_time_on_a_gpu() -> None:
+    """Claim: on a GPU a step costs its bytes and a fixed time for each layer, counted by hand; on a
+    CPU its bytes alone. Fails if a small draft's step is thought to cost its bytes: by those a 0.5B
+    would take a fifteenth of a 7B, and it takes more than a quarter."""
+    layer = 64e-6 * 0.85 * 3.35e12
+    found = pair(device="cuda")
+    assert [part.fixed for part in found.parts] == pytest.approx([4 * layer, layer])
+    assert found.ratio == pytest.approx((360 + layer) / (4000 + 4 * layer))
+    assert [part.fixed for part in pair(device="cpu").parts] == [0, 0]
+    seven = Footprint(8_290_000_000, 7_070_000_000, 28_672, 28, 152_064)
+    half = Footprint(500_000_000, 494_000_000, 12_288, 24, 151_936)
+    on_paper = examine(
+        ("7B", Config(seven)), ("0.5B", Config(half)), tokens=12_288, device="cuda", there=2**50
+    )
+    target, draft = on_paper.parts
+    assert target.h100_seconds == pytest.approx(7.0e-3, rel=0.02)
+    assert draft.h100_seconds == pytest.approx(1.9e-3, rel=0.02)
+    assert draft.step / target.step < 0.075 < 0.25 < on_paper.ratio
+
+
+def test_a_draft_in_a_process_of_its_own_is_counted() -> None:
+    """Claim: a note names what a parallel method takes besides, and where that alone does not fit,
+    says that other methods do. Fails if it is forgotten."""
+    enough = int((pair().needed + 100) / (1 - SPARE))
+    roomy, tight = (pair(there=there, device="cuda") for there in (2 * GIB, enough))
+    assert "does not fit" in pair(device="cuda", draft_there=enough).notes[-1]
+    assert roomy.child == tight.child == GIB // 2
+    assert "process" in roomy.notes[-1] and "does not fit" not in roomy.notes[-1]
+    assert not tight.problems and "does not fit" in tight.notes[-1]
+
+
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.parametrize("decoder", [1, 20, 80, 200, 500, 790])
 def test_the_best_chain_is_the_best(device: str, decoder: int) -> None:
     """Claim: at every rate, the chain named is the one with the most tokens a time, over all
     lengths up to well beyond the bound. Fails if a better length is passed over."""
     found = pair(Footprint(1000, decoder, 0, 1, 320), device=device)
-    ratio = decoder * 4 / 4000
+    layer = doctor.FIXED[device]
+    ratio = (decoder * 4 + layer) / (4000 + 4 * layer)
     assert found.ratio == pytest.approx(ratio)
     assert [each.rate for each in found.outlook] == list(RATES)
     for each in found.outlook:
@@ -192,6 +244,6 @@ def test_json_has_what_is_shown() -> None:
     found = pair(notes=["a note"])
     shown = found.json()
     assert shown["verdict"] == found.verdict and shown["needed"] == found.needed
-    assert shown["notes"] == ("a note",) and shown["problems"] == ()
+    assert shown["notes"][0] == "a note" and shown["problems"] == ()
     assert [each["rate"] for each in shown["outlook"]] == list(RATES)
     assert [each["name"] for each in shown["parts"]] == ["big", "small"]

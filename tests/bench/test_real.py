@@ -22,9 +22,9 @@ import transformers
 import saccade
 from evidence import checkpoints
 from saccade.bench.real import answers as measure
-from saccade.bench.real import looks
-from saccade.bench.real.page import Sizes, page
-from saccade.bench.suites import texts as documents
+from saccade.bench.real import attention_sets
+from saccade.bench.real.results_page import ForwardSizes, make_page
+from saccade.bench.suites import long_documents as documents
 from saccade.core.errors import ModelError, OptionError
 from saccade.inputs import load
 from saccade.inputs import real_weights as weights
@@ -135,11 +135,11 @@ def test_documents_are_long_texts_in_turn(tmp_path):
     """Claim: every file that is long enough, in order, with the next task and length each."""
     for name, size in (("a.md", 6000), ("b.py", 9000), ("c.bin", 9000), ("d.txt", 100)):
         (tmp_path / name).write_text("x" * size)
-    found = list(documents.documents([tmp_path]))
+    found = list(documents.find_documents([tmp_path]))
     assert [(each.name, each.tokens) for each in found] == [("a.md", 1800), ("b.py", 2500)]
     assert found[0].task != found[1].task
     with pytest.raises(OptionError, match="neither"):
-        list(documents.documents([tmp_path / "nowhere"]))
+        list(documents.find_documents([tmp_path / "nowhere"]))
 
 
 def test_without_paths_the_measured_texts_are_asked_about(tmp_path, monkeypatch):
@@ -148,11 +148,11 @@ def test_without_paths_the_measured_texts_are_asked_about(tmp_path, monkeypatch)
     code. Fails when a text in notebook/texts is moved or changed by a letter."""
     stored = json.loads((RESULTS / "real.json").read_text())["measured"]
     asked = dict.fromkeys((row["document"], row["digest"], row["task"]) for row in stored)
-    found = [(each.name, each.digest, each.task) for each in documents.documents([])]
+    found = [(each.name, each.digest, each.task) for each in documents.find_documents([])]
     assert found == [*asked] and len(found) == 23
     alone = shutil.copytree(PACKAGE / "bench", tmp_path / "a" / "saccade")
     monkeypatch.setattr(saccade, "__file__", str(alone / "__init__.py"))
-    own = {each.name for each in documents.documents([])}
+    own = {each.name for each in documents.find_documents([])}
     assert "compare.py" in own and "README.md" not in own
 
 
@@ -163,12 +163,12 @@ def test_an_oracle_holds_most_and_every_choice_its_count():
     first, before, now = (torch.rand(3, 2, 40, generator=generator).softmax(-1) for _ in range(3))
     for count in (4, 10, 20):
         held = {}
-        for name, choose in ((n, way) for n, own in looks.CHOICES.items() for way in own):
+        for name, choose in ((n, way) for n, own in attention_sets.CHOICES.items() for way in own):
             kept = choose(first, before, now, count)
             assert kept.shape == now.shape and bool((kept.sum(-1) == count).all())
             held[name] = float((now * kept).sum(-1).mean())
-        drawn = [choose(first, before, now, count) for choose in looks.CHOICES["random"]]
-        assert len({str(kept.tolist()) for kept in drawn}) == looks.DRAWS > 1
+        drawn = [choose(first, before, now, count) for choose in attention_sets.CHOICES["random"]]
+        assert len({str(kept.tolist()) for kept in drawn}) == attention_sets.RANDOM_DRAWS > 1
         best = next(name for name in held if name.startswith("oracle"))
         assert all(held[best] >= other for other in held.values())
 
@@ -182,8 +182,10 @@ def test_over_the_whole_document_the_target_goes_on_as_it_does(tmp_path):
     model = load(str(folder), device="cpu")
     document = documents.Document("a", "some words of a text, " * 30, "Go on.", 100)
     said = [11 * number % 250 for number in range(30)]
-    found = looks.looks(model, document, said, Kept(measure.KEPT_BYTES), shares=(0.02, 1.0))
-    assert len(found) == 2 * (len(looks.CHOICES) + 1)
+    found = attention_sets.measure_attention_sets(
+        model, document, said, Kept(measure.PROMPT_CACHE_BYTES), shares=(0.02, 1.0)
+    )
+    assert len(found) == 2 * (len(attention_sets.CHOICES) + 1)
     for look in found:
         if look.keep == 1.0:
             assert look.mass == pytest.approx(1) and look.agrees in (1.0, None)
@@ -210,9 +212,9 @@ def test_a_page_says_what_was_measured():
     ]
     looked = [
         {"document": "a", "keep": keep, "chosen": "oracle", "mass": keep, "agrees": 0.5}
-        for keep in looks.SHARES
+        for keep in attention_sets.SHARES
     ]
-    text = page(
+    text = make_page(
         {
             "measured": measured,
             "looked": looked,
@@ -237,11 +239,11 @@ def asked() -> tuple[Any, Any, Any, Any, Any]:
     """The real model, two texts of the package, the settings, what ``generate()`` says of them, and
     their prompts, read once."""
     model = load(str(CHECKPOINT), device="cpu")
-    own = islice(documents.documents([PACKAGE]), 2)
+    own = islice(documents.find_documents([PACKAGE]), 2)
     short = [replace(document, tokens=LENGTH) for document in own]
-    settings = measure.settings(model, 26, measure.PENALTY)
-    truths = [measure.truth(model, document, settings) for document in short]
-    return model, short, settings, truths, Kept(measure.KEPT_BYTES)
+    settings = measure.answer_settings(model, 26, measure.REPETITION_PENALTY)
+    truths = [measure.generate_reference(model, document, settings) for document in short]
+    return model, short, settings, truths, Kept(measure.PROMPT_CACHE_BYTES)
 
 
 @needs_weights
@@ -253,7 +255,7 @@ def test_real_weights_answer_as_generate_does(asked, name, keep):
     answers as ``generate()``; it drafts, and over no more than that part and the text around."""
     model, short, settings, truths, kept = asked
     recipe = resolve(f"{name}/keep={keep}")
-    for found in measure.answers(model, short, recipe, settings, truths, kept):
+    for found in measure.answer_documents(model, short, recipe, settings, truths, kept):
         assert found.same and found.drafted > 1
         assert 0 < found.kept <= keep * LENGTH + SLACK
 
@@ -264,11 +266,15 @@ def test_on_real_weights_a_look_ago_holds_more_than_at_prefill(asked):
     """Claim: of what each head attends to in a document while it is answered about, the tenth of
     one look ago holds more than the tenth at prefill."""
     model, short, _, truths, kept = asked
-    names = looks.TAIL, "fresh: each head's top a look ago", "std: each head's top at prefill"
-    ways = {name: looks.CHOICES[name] for name in names}
+    names = (
+        attention_sets.TAIL,
+        "fresh: each head's top a look ago",
+        "std: each head's top at prefill",
+    )
+    ways = {name: attention_sets.CHOICES[name] for name in names}
     held = {
         look.chosen: look.mass
-        for look in looks.looks(
+        for look in attention_sets.measure_attention_sets(
             model, short[0], truths[0], kept, shares=[0.1], chosen=lambda first: ways
         )
     }
@@ -281,12 +287,14 @@ def test_a_run_goes_on_where_it_was_cut_short(tmp_path):
     facts = {"model": "M", "settings": {"max_new_tokens": 8}, "together": 1}
     path, document = tmp_path / "real.json", documents.Document("a", "text", "?", 4)
     other = documents.Document("a", "changed", "?", 4)
-    row = measure.Measured("a", document.digest, "?", 9, "fresh", True, 8, 0, 2, 1, 9, 3, 1, [1])
+    row = measure.MethodResult(
+        "a", document.digest, "?", 9, "fresh", True, 8, 0, 2, 1, 9, 3, 1, [1]
+    )
     first = measure.Results(path, facts)
-    assert first.truth(document, lambda: [1, 2]) == (1, 2)
+    assert first.reference(document, lambda: [1, 2]) == (1, 2)
     first.add([row], "measured")
     again = measure.Results(path, facts)
-    assert again.truth(document, lambda: [9]) == (1, 2)
+    assert again.reference(document, lambda: [9]) == (1, 2)
     assert again.missing(document, ["fresh", "std"]) == ["std"]
     assert again.missing(other, ["fresh"]) == ["fresh"]
     assert again.only([document], ["fresh"])["measured"] == [asdict(row)]
@@ -308,7 +316,7 @@ def test_a_penalty_spares_the_documents_words():
 def test_where_bytes_break_even():
     """Claim: at the context where it begins to pay the speed by bytes is 1, below it less and above
     it more; where each round loses more than it makes, it never pays."""
-    sizes = Sizes(1000, 1)
+    sizes = ForwardSizes(1000, 1)
     context = sizes.even(4, 9, 0.1)
     assert sizes.speed(4, 9, 0.1, context) == pytest.approx(1)
     assert sizes.speed(4, 9, 0.1, context / 2) < 1 < sizes.speed(4, 9, 0.1, context * 2)
@@ -317,9 +325,9 @@ def test_where_bytes_break_even():
 
 def test_a_loop_is_told_from_a_text():
     """Claim: of a text that says everything once nothing is repeated, of a loop nearly all."""
-    assert documents.repeated(range(40)) == 0
-    assert documents.repeated([1, 2, 3] * 20) > 0.9
-    assert documents.repeated([1, 2]) == 0
+    assert documents.repeated_share(range(40)) == 0
+    assert documents.repeated_share([1, 2, 3] * 20) > 0.9
+    assert documents.repeated_share([1, 2]) == 0
 
 
 @pytest.mark.parametrize("name", ["real", "real-8k"])
@@ -329,7 +337,7 @@ def test_a_stored_page_is_what_its_rows_say(name):
     of twenty documents or more."""
     stored = RESULTS / f"{name}.json"
     found = json.loads(stored.read_text())
-    assert stored.with_suffix(".md").read_text() == page(found)
+    assert stored.with_suffix(".md").read_text() == make_page(found)
     assert all(row["same"] for row in found["measured"])
     if name == "real":
         asked = {(row["document"], row["method"]) for row in found["measured"]}
@@ -361,5 +369,5 @@ def test_the_methods_pages_say_what_the_run_says(name, shown, over):
 def test_a_few_documents_are_the_shortest():
     """Claim: of all documents so many of the shortest are asked about, as they come."""
     texts = [documents.Document(f"{n}", "", "", n) for n in (5, 2, 9, 2, 1)]
-    assert [each.tokens for each in documents.shortest(texts, 3)] == [2, 2, 1]
-    assert documents.shortest(texts, None) == texts
+    assert [each.tokens for each in documents.shortest_documents(texts, 3)] == [2, 2, 1]
+    assert documents.shortest_documents(texts, None) == texts

@@ -46,7 +46,7 @@ def test_a_run_its_report_and_a_second_run(
     def never(*given: Any) -> Any:
         raise AssertionError("run twice")
 
-    monkeypatch.setattr(runner._Bench, "answer", never)
+    monkeypatch.setattr(runner._ItemRun, "answer", never)
     before = (out / "results.jsonl").read_bytes()
     (out / "report.md").unlink()
     assert call(*words)[0] == 0

@@ -240,13 +240,16 @@ def test_the_embedded_pair_says_what_it_does_not_know(
     line, and among the JSON's warnings; about a drawn clip, and with --quiet, it is not."""
     from PIL import Image
 
-    from saccade.world.knowing import FOREIGN
+    from saccade.world.drawn_world import FOREIGN_CLIP_WARNING
 
     noise = np.random.default_rng(0).integers(0, 256, (112, 112, 3), dtype=np.uint8)
     picture = tmp_path / "photo.png"
     Image.fromarray(noise).save(picture)
     words = ["--max-new-tokens", 4, "--method", "ar"]
     _, printed, said = call("describe", picture, *words, "--json")
-    assert FOREIGN in said.splitlines() and FOREIGN in json.loads(printed)["warnings"]
-    assert FOREIGN not in call("describe", picture, *words, "--quiet")[2]
-    assert FOREIGN not in call("describe", clip, *words)[2]
+    assert (
+        FOREIGN_CLIP_WARNING in said.splitlines()
+        and FOREIGN_CLIP_WARNING in json.loads(printed)["warnings"]
+    )
+    assert FOREIGN_CLIP_WARNING not in call("describe", picture, *words, "--quiet")[2]
+    assert FOREIGN_CLIP_WARNING not in call("describe", clip, *words)[2]

@@ -10,7 +10,7 @@ from unittest.mock import Mock
 import pytest
 import yaml
 
-from saccade.bench.calibrate import CONFIRM, Calibration, Trial
+from saccade.bench.calibrate import CONFIRM_STAGE, Calibration, Trial
 from saccade.bench.compare import Summary
 from saccade.cli.app import called
 from saccade.cli.config import read, write
@@ -21,10 +21,10 @@ from saccade.methods import resolve
 def calibration(method: str, *speedups: float, **more: Any) -> Calibration:
     """What a search found, made up."""
     rows = [Summary(speedup_decode=x, tau=3.5, identical_to_ar=True) for x in speedups]
-    best = Trial(CONFIRM, method, tuple(rows))
+    best = Trial(CONFIRM_STAGE, method, tuple(rows))
     given: dict[str, Any] = {
         "best": best,
-        "table": (Trial(CONFIRM, "auto", tuple(rows)), best),
+        "table": (Trial(CONFIRM_STAGE, "auto", tuple(rows)), best),
         "skipped": (),
         "target": "shapes",
         "draft": "shapes-draft",

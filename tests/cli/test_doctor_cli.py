@@ -15,6 +15,7 @@ from evidence import checkpoints
 Call = Callable[..., tuple[int, str, str]]
 FIELDS = {
     "parts", "there", "tokens", "ratio", "outlook", "problems", "notes", "needed", "verdict",
+    "child",
 }  # fmt: skip
 
 

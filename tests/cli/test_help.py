@@ -121,3 +121,20 @@ def test_consoles_are_made_in_one_place() -> None:
         if isinstance(node, ast.Call) and getattr(node.func, "id", None) == "Console"
     }
     assert made == {"terminal.py"}
+
+
+def test_a_list_of_commands_is_not_cut(call: Call) -> None:
+    """Claim: what a command does is told whole, in as many lines as it needs."""
+    code, printed, _ = call("--help")
+    assert code == 0 and "..." not in printed.split("Commands:")[1]
+    assert "Answer a question about a video or document" in " ".join(printed.split())
+
+
+def test_one_method_is_listed_alone(call: Call) -> None:
+    """Claim: `methods NAME` lists that method, with or without overrides in the name, and a name
+    that is none is a sentence with the nearest one."""
+    for name in ("specvlm", "specvlm/keep=0.2"):
+        code, printed, _ = call("methods", name, "--json")
+        assert code == 0 and list(json.loads(printed)["methods"]) == ["specvlm"]
+    code, printed, said = call("methods", "specvlmm")
+    assert code == 2 and printed == "" and "did you mean specvlm?" in said

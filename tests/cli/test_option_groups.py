@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from saccade.cli import options
 from saccade.cli.options import DrawOptions, LoadOptions, grouped
 from saccade.core.errors import OptionError
-from saccade.corpus.manifest import Work
+from saccade.corpus.manifest import CaptionSettings
 from saccade.model.backbone import Backbone
 
 
@@ -94,8 +94,11 @@ def test_positions_nobody_knows_are_refused(
 def test_positions_are_part_of_what_decides_an_answer() -> None:
     """Claim: rows of a corpus made at other positions are not taken for this run's; what a
     checkpoint decides is the same said or not."""
-    keys = [Work(load=(("positions", place),)).key for place in ("auto", "library", "trained")]
-    assert len(set(keys)) == 3 and Work().key == keys[0]
+    keys = [
+        CaptionSettings(load=(("positions", place),)).key
+        for place in ("auto", "library", "trained")
+    ]
+    assert len(set(keys)) == 3 and CaptionSettings().key == keys[0]
 
 
 @pytest.mark.parametrize(

@@ -26,8 +26,8 @@ def videos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def work() -> manifests.Work:
-    return manifests.Work(
+def work() -> manifests.CaptionSettings:
+    return manifests.CaptionSettings(
         method="specvlm/shape=chain-3",
         max_new_tokens=TOKENS,
         sampling=FrameSampling(num_frames=4),
@@ -37,4 +37,4 @@ def work() -> manifests.Work:
 
 @pytest.fixture
 def jobs(videos: Path) -> list[manifests.Job]:
-    return manifests.jobs(videos, "Describe the video in detail.")
+    return manifests.read_jobs(videos, "Describe the video in detail.")

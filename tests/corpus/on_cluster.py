@@ -19,10 +19,10 @@ from typing import Any
 import ray
 from ray.cluster_utils import Cluster
 
+from saccade.corpus import caption_run
 from saccade.corpus import cluster as spread
-from saccade.corpus import keeping
 from saccade.corpus import manifest as manifests
-from saccade.corpus.manifest import ClipJob, Row, Work
+from saccade.corpus.manifest import CaptionSettings, ClipJob, Row
 from saccade.inputs.media import FrameSampling
 
 
@@ -45,7 +45,7 @@ def standing(out: Path, cluster: Cluster, second: Any) -> None:
     class Standin:
         """Answers with its process and node, and dies where a job's id says so."""
 
-        def __init__(self, work: Work) -> None:
+        def __init__(self, work: CaptionSettings) -> None:
             self._node = ray.get_runtime_context().get_node_id()
 
         def __call__(self, jobs: Sequence[ClipJob]) -> list[Row]:
@@ -56,25 +56,28 @@ def standing(out: Path, cluster: Cluster, second: Any) -> None:
                 if "poison" in job.id or ("once" in job.id and first):
                     os.kill(os.getpid(), signal.SIGKILL)
             time.sleep(0.2)
-            return [Row(job.id, job.video, job.prompt, Work().key, text=self._node) for job in jobs]
+            return [
+                Row(job.id, job.video, job.prompt, CaptionSettings().key, text=self._node)
+                for job in jobs
+            ]
 
     names = [*"abcde", "once", *"fghij", "poison"]
     jobs = [ClipJob(name, f"{name}.mp4", "?", f"/{name}.mp4") for name in names]
     told: list[int] = []
-    found = keeping.run(
+    found = caption_run.run_jobs(
         jobs,
         out,
-        Work(),
-        lambda: spread.over(Work(), cluster.address, 2, Standin),
+        CaptionSettings(),
+        lambda: spread.answer_on_cluster(CaptionSettings(), cluster.address, 2, Standin),
         batch=2,
-        tell=lambda now: told.append(now.done),
+        on_progress=lambda now: told.append(now.done),
     )
     (folder / "told.json").write_text(json.dumps([found.done, found.errors, told]))
 
 
 def losing(out: Path, cluster: Cluster, second: Any, videos: str) -> None:
     """Real workers, one a node; a node is lost as soon as there are two rows."""
-    work = Work(
+    work = CaptionSettings(
         method="specvlm/shape=chain-3",
         max_new_tokens=8,
         sampling=FrameSampling(num_frames=4),
@@ -83,14 +86,20 @@ def losing(out: Path, cluster: Cluster, second: Any, videos: str) -> None:
     )
     gone = False
 
-    def tell(now: keeping.Standing) -> None:
+    def tell(now: caption_run.Progress) -> None:
         nonlocal gone
         if now.done >= 2 and not gone:
             gone = True
             cluster.remove_node(second, allow_graceful=False)
 
-    jobs = manifests.jobs(Path(videos), "Describe the video in detail.")
-    found = keeping.run(jobs, out, work, lambda: spread.over(work, cluster.address, 2), tell=tell)
+    jobs = manifests.read_jobs(Path(videos), "Describe the video in detail.")
+    found = caption_run.run_jobs(
+        jobs,
+        out,
+        work,
+        lambda: spread.answer_on_cluster(work, cluster.address, 2),
+        on_progress=tell,
+    )
     (out.parent / "told.json").write_text(json.dumps([found.done, found.errors, gone]))
 
 
@@ -98,12 +107,17 @@ def broken(out: Path, cluster: Cluster, second: Any) -> None:
     """Workers that cannot be made at all."""
 
     class Never:
-        def __init__(self, work: Work) -> None:
+        def __init__(self, work: CaptionSettings) -> None:
             raise ModuleNotFoundError("no such thing here")
 
     jobs = [ClipJob(name, name, "?", name) for name in "ab"]
     try:
-        keeping.run(jobs, out, Work(), lambda: spread.over(Work(), cluster.address, 1, Never))
+        caption_run.run_jobs(
+            jobs,
+            out,
+            CaptionSettings(),
+            lambda: spread.answer_on_cluster(CaptionSettings(), cluster.address, 1, Never),
+        )
     except Exception as error:
         (out.parent / "told.json").write_text(json.dumps([type(error).__name__, str(error)]))
 

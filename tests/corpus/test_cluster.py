@@ -73,13 +73,13 @@ def test_a_lost_node_costs_no_row(videos: Path, tmp_path: Path) -> None:
     """Claim: with the real worker, the rows are those of this process though a node was lost."""
     rows, (done, errors, gone) = on_a_cluster(tmp_path, "losing", videos)
     assert gone and (done, errors) == (6, 1) and len({row["id"] for row in rows}) == 6 == len(rows)
-    work = manifests.Work(
+    work = manifests.CaptionSettings(
         method="ar",
         max_new_tokens=8,
         sampling=FrameSampling(num_frames=4),
         load=(("device", "cpu"),),
     )
-    truth = CorpusWorker(work)(manifests.jobs(videos, "Describe the video in detail."))
+    truth = CorpusWorker(work)(manifests.read_jobs(videos, "Describe the video in detail."))
     assert {row["id"]: row["text"] for row in rows} == {row.id: row.text for row in truth}
 
 
@@ -95,4 +95,4 @@ def test_without_ray_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) ->
     """Claim: without the extra, --ray is refused by its name."""
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(OptionError, match=r"uv run --extra ray.*CLONE\[ray\]"):
-        spread.over(manifests.Work(), "auto")
+        spread.answer_on_cluster(manifests.CaptionSettings(), "auto")

@@ -18,11 +18,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from saccade.core.errors import OptionError
-from saccade.corpus import keeping, rows
+from saccade.corpus import caption_run, json_lines
 from saccade.corpus import manifest as manifests
 from saccade.corpus import worker as workers
-from saccade.corpus.manifest import ClipJob, Row, Work
-from saccade.corpus.worker import CorpusWorker, here
+from saccade.corpus.manifest import CaptionSettings, ClipJob, Row
+from saccade.corpus.worker import CorpusWorker, answer_locally
 from saccade.inputs.media import FrameSampling
 
 pytestmark = pytest.mark.usefixtures("unchecked")
@@ -39,11 +39,13 @@ def texts(path: Path) -> dict[str, Any]:
     return {each["id"]: each["text"] for each in found}
 
 
-def told(work: Work, job: ClipJob, **more: Any) -> Row:
+def told(work: CaptionSettings, job: ClipJob, **more: Any) -> Row:
     return Row(job.id, job.video, job.prompt, work.key, **{"text": "said", **more})
 
 
-def saying(work: Work, log: list[str], fail: Callable[[str], Any] = lambda id: None) -> Any:
+def saying(
+    work: CaptionSettings, log: list[str], fail: Callable[[str], Any] = lambda id: None
+) -> Any:
     """Work without a model: says the same of every video, or what `fail` makes of its id."""
 
     def answers(groups: Iterable[Sequence[ClipJob]]) -> Iterator[list[Row]]:
@@ -67,14 +69,14 @@ def test_a_manifest_names_documents(tmp_path: Path, videos: Path) -> None:
     ]
     listed, out = tmp_path / "jobs.jsonl", tmp_path / "captions.jsonl"
     listed.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    work = Work(
+    work = CaptionSettings(
         method="std",
         max_new_tokens=4,
         sampling=FrameSampling(num_frames=4),
         load=(("device", "cpu"),),
     )
-    jobs = manifests.jobs(listed, "What moves?")
-    keeping.run(jobs, out, work, lambda: here(work), batch=2)
+    jobs = manifests.read_jobs(listed, "What moves?")
+    caption_run.run_jobs(jobs, out, work, lambda: answer_locally(work), batch=2)
     alone, both, missing = read(out)
     assert alone["error"] is None is both["error"] and alone["text"] and both["frames"] == 4
     assert (alone["id"], alone["frames"]) == ("notes.txt", 0)
@@ -82,14 +84,14 @@ def test_a_manifest_names_documents(tmp_path: Path, videos: Path) -> None:
     assert "missing.txt does not exist" in missing["error"]
     changed = [replace(jobs[1], document="other.txt")]
     with pytest.raises(OptionError, match=r"notes\.txt, which is not"):
-        keeping.run(changed, out, work, lambda: here(work))
+        caption_run.run_jobs(changed, out, work, lambda: answer_locally(work))
     before = {k: v for k, v in both.items() if k != "document"}
     out.write_text(json.dumps(before) + "\n")
     with pytest.raises(OptionError, match="not what the manifest asks"):
-        keeping.run(jobs[1:2], out, work, lambda: here(work))
+        caption_run.run_jobs(jobs[1:2], out, work, lambda: answer_locally(work))
     out.write_text(json.dumps({**before, "id": "a.mp4", "video": "a.mp4"}) + "\n")
     old = [ClipJob("a.mp4", "a.mp4", "What moves?", "a.mp4")]
-    assert keeping.run(old, out, work, lambda: here(work)).done == 1
+    assert caption_run.run_jobs(old, out, work, lambda: answer_locally(work)).done == 1
 
 
 # -- real answers ------------------------------------------------------------------------------
@@ -98,15 +100,18 @@ def test_a_manifest_names_documents(tmp_path: Path, videos: Path) -> None:
 @pytest.fixture(scope="session")
 def alone(tmp_path_factory: pytest.TempPathFactory, videos: Path) -> dict[str, dict[str, Any]]:
     """Every video's row, answered one by one."""
-    work = Work(
+    work = CaptionSettings(
         method="ar",
         max_new_tokens=8,
         sampling=FrameSampling(num_frames=4),
         load=(("device", "cpu"),),
     )
     path = tmp_path_factory.mktemp("alone") / "captions.jsonl"
-    keeping.run(
-        manifests.jobs(videos, "Describe the video in detail."), path, work, lambda: here(work)
+    caption_run.run_jobs(
+        manifests.read_jobs(videos, "Describe the video in detail."),
+        path,
+        work,
+        lambda: answer_locally(work),
     )
     return {each["id"]: each for each in read(path)}
 
@@ -115,7 +120,7 @@ def test_a_bad_video_costs_one_row(alone: dict[str, dict[str, Any]]) -> None:
     """Claim: five videos are answered and measured, the broken sixth is a sentence in its row."""
     bad, alone = alone["bad.mp4"], {k: v for k, v in alone.items() if k != "bad.mp4"}
     assert bad["text"] is None and "bad.mp4" in bad["error"]
-    assert not bad["error"].startswith(manifests.UNEXPECTED)
+    assert not bad["error"].startswith(manifests.UNEXPECTED_ERROR)
     assert len(alone) == 5 and len({each["text"] for each in alone.values()}) > 1
     for each in alone.values():
         assert each["error"] is None and each["tokens"] == 8 and each["frames"] == 4
@@ -123,21 +128,23 @@ def test_a_bad_video_costs_one_row(alone: dict[str, dict[str, Any]]) -> None:
 
 
 def test_a_batch_answers_what_each_answers_alone(
-    alone: dict[str, dict[str, Any]], jobs: list[ClipJob], work: Work, tmp_path: Path
+    alone: dict[str, dict[str, Any]], jobs: list[ClipJob], work: CaptionSettings, tmp_path: Path
 ) -> None:
     """Claim: drafted in batches of 4, in fp32, the rows say what plain decoding says one by one.
 
     Fails if a request of a batch reads another's; the videos were together if ``together`` says 4.
     """
     path = tmp_path / "captions.jsonl"
-    found = keeping.run(jobs, path, work, lambda: here(work), batch=4)
+    found = caption_run.run_jobs(jobs, path, work, lambda: answer_locally(work), batch=4)
     assert (found.done, found.errors) == (6, 1)
     assert texts(path) == {name: each["text"] for name, each in alone.items()}
     assert sorted(each["together"] for each in read(path)) == [1, 2, 2, 3, 3, 3]
     assert max(each["tau"] or 0 for each in read(path)) > 1.0
 
 
-def test_prompts_of_several_lengths_are_one_batch(jobs: list[ClipJob], work: Work) -> None:
+def test_prompts_of_several_lengths_are_one_batch(
+    jobs: list[ClipJob], work: CaptionSettings
+) -> None:
     """Claim: padding to the longest prompt changes no answer. Control: the prompts do."""
     worker = CorpusWorker(work)
     asked = [replace(jobs[1], id="a"), replace(jobs[1], id="b", prompt="What is there? " * 4)]
@@ -149,7 +156,7 @@ def test_prompts_of_several_lengths_are_one_batch(jobs: list[ClipJob], work: Wor
 
 
 def test_what_cannot_be_one_batch_is_answered_one_by_one(
-    jobs: list[ClipJob], work: Work, tmp_path: Path
+    jobs: list[ClipJob], work: CaptionSettings, tmp_path: Path
 ) -> None:
     """Claim: a picture beside a video is no batch, and both are answered all the same."""
     from PIL import Image
@@ -193,35 +200,39 @@ def test_a_kill_loses_nothing_that_was_told(
 # -- the bookkeeping, without a model ----------------------------------------------------------
 
 
-def test_what_has_a_row_is_not_done_again(jobs: list[ClipJob], work: Work, tmp_path: Path) -> None:
+def test_what_has_a_row_is_not_done_again(
+    jobs: list[ClipJob], work: CaptionSettings, tmp_path: Path
+) -> None:
     """Claim: a second run asks for no worker; errors are done again only on request, once."""
     path, log = tmp_path / "out.jsonl", list[str]()
     fail = {"bad.mp4": "too bad"}.get
-    found = keeping.run(jobs, path, work, saying(work, log, fail))
+    found = caption_run.run_jobs(jobs, path, work, saying(work, log, fail))
     assert (found.done, found.errors, len(log)) == (6, 1, 6)
 
     def never() -> Any:
         raise AssertionError("models loaded for nothing")
 
-    assert keeping.run(jobs, path, work, never).done == 6
-    assert keeping.run(jobs, path, work, saying(work, log), retry=True).errors == 0
+    assert caption_run.run_jobs(jobs, path, work, never).done == 6
+    assert caption_run.run_jobs(jobs, path, work, saying(work, log), retry=True).errors == 0
     assert log[6:] == ["bad.mp4"] and len(texts(path)) == 6
-    assert keeping.run(jobs, path, work, never, retry=True).done == 6
+    assert caption_run.run_jobs(jobs, path, work, never, retry=True).done == 6
 
 
 def test_retrying_one_shard_keeps_the_other_rows(
-    jobs: list[ClipJob], work: Work, tmp_path: Path
+    jobs: list[ClipJob], work: CaptionSettings, tmp_path: Path
 ) -> None:
     """Claim: rows of jobs that are not asked for stay in the file, errors too."""
     path = tmp_path / "out.jsonl"
-    keeping.run(jobs, path, work, saying(work, [], lambda id: "bad"))
+    caption_run.run_jobs(jobs, path, work, saying(work, [], lambda id: "bad"))
     log: list[str] = []
-    keeping.run(jobs[:2], path, work, saying(work, log), retry=True)
+    caption_run.run_jobs(jobs[:2], path, work, saying(work, log), retry=True)
     assert log == [job.id for job in jobs[:2]]
     assert sum(each["error"] == "bad" for each in read(path)) == 4 and len(texts(path)) == 6
 
 
-def test_an_interrupt_keeps_what_was_told(jobs: list[ClipJob], work: Work, tmp_path: Path) -> None:
+def test_an_interrupt_keeps_what_was_told(
+    jobs: list[ClipJob], work: CaptionSettings, tmp_path: Path
+) -> None:
     """Claim: Ctrl-C in the fourth video leaves three rows and no lock."""
 
     def fail(id: str) -> None:
@@ -230,54 +241,58 @@ def test_an_interrupt_keeps_what_was_told(jobs: list[ClipJob], work: Work, tmp_p
 
     path = tmp_path / "out.jsonl"
     with pytest.raises(KeyboardInterrupt):
-        keeping.run(jobs, path, work, saying(work, [], fail))
+        caption_run.run_jobs(jobs, path, work, saying(work, [], fail))
     assert [each["id"] for each in read(path)] == [job.id for job in jobs[:3]]
     assert os.listdir(tmp_path) == ["out.jsonl"]
 
 
-def test_two_workers_do_not_write_one_file(jobs: list[ClipJob], work: Work, tmp_path: Path) -> None:
+def test_two_workers_do_not_write_one_file(
+    jobs: list[ClipJob], work: CaptionSettings, tmp_path: Path
+) -> None:
     """Claim: while one process writes, another is refused, by name; afterwards it is not."""
     path = tmp_path / "out.jsonl"
-    with rows.locked(path):
+    with json_lines.write_lock(path):
         with pytest.raises(OptionError, match=f"process {os.getpid()}.*--shard"):
-            keeping.run(jobs, path, work, saying(work, []))
-    assert keeping.run(jobs, path, work, saying(work, [])).done == 6
+            caption_run.run_jobs(jobs, path, work, saying(work, []))
+    assert caption_run.run_jobs(jobs, path, work, saying(work, [])).done == 6
 
 
-def test_another_runs_file_is_refused(jobs: list[ClipJob], work: Work, tmp_path: Path) -> None:
+def test_another_runs_file_is_refused(
+    jobs: list[ClipJob], work: CaptionSettings, tmp_path: Path
+) -> None:
     """Claim: answers of another length or to another question are not mixed with these.
 
     Control: another method, which answers the same, goes on.
     """
     path = tmp_path / "out.jsonl"
-    keeping.run(jobs[:3], path, work, saying(work, []))
+    caption_run.run_jobs(jobs[:3], path, work, saying(work, []))
     longer = replace(work, max_new_tokens=9)
     with pytest.raises(OptionError, match="another target, length"):
-        keeping.run(jobs, path, longer, saying(longer, []))
+        caption_run.run_jobs(jobs, path, longer, saying(longer, []))
     other = [replace(job, prompt="Why?") for job in jobs]
     with pytest.raises(OptionError, match="not what the manifest asks"):
-        keeping.run(other, path, work, saying(work, []))
+        caption_run.run_jobs(other, path, work, saying(work, []))
     path.with_name("not.jsonl").write_text('{"id": 3}\n')
     with pytest.raises(OptionError, match="no file of captions"):
-        keeping.run(jobs, path.with_name("not.jsonl"), work, saying(work, []))
+        caption_run.run_jobs(jobs, path.with_name("not.jsonl"), work, saying(work, []))
     same = replace(work, method="ar", draft="some-draft")
-    assert keeping.run(jobs, path, same, saying(same, [])).done == 6
+    assert caption_run.run_jobs(jobs, path, same, saying(same, [])).done == 6
 
 
-def test_a_broken_machine_stops_the_run(work: Work, tmp_path: Path) -> None:
+def test_a_broken_machine_stops_the_run(work: CaptionSettings, tmp_path: Path) -> None:
     """Claim: ten unexpected failures in a row end a run; ten bad videos do not."""
     many = [ClipJob(str(i), str(i), "?", str(i)) for i in range(30)]
     path, log = tmp_path / "out.jsonl", list[str]()
-    broken = saying(work, log, lambda id: f"{manifests.UNEXPECTED}RuntimeError: no GPU")
+    broken = saying(work, log, lambda id: f"{manifests.UNEXPECTED_ERROR}RuntimeError: no GPU")
     with pytest.raises(OptionError, match="10 videos in a row.*no GPU"):
-        keeping.run(many, path, work, broken)
+        caption_run.run_jobs(many, path, work, broken)
     assert len(log) == len(read(path)) == 10
-    found = keeping.run(many, path, work, saying(work, log, lambda id: "bad"), retry=True)
+    found = caption_run.run_jobs(many, path, work, saying(work, log, lambda id: "bad"), retry=True)
     assert found.done == found.errors == 30
 
 
 def test_the_unexpected_is_told_as_such(
-    jobs: list[ClipJob], work: Work, monkeypatch: pytest.MonkeyPatch
+    jobs: list[ClipJob], work: CaptionSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Claim: what is no fault of a video fails its row, by type and message, and not the run."""
     worker = CorpusWorker(work)
@@ -285,9 +300,9 @@ def test_the_unexpected_is_told_as_such(
     def broken(*args: Any, **kwargs: Any) -> Any:
         raise RuntimeError("a kernel\nfailed")
 
-    monkeypatch.setattr(workers, "answered", broken)
+    monkeypatch.setattr(workers, "stream_answer", broken)
     (row,) = worker([jobs[1]])
-    assert row.error == f"{manifests.UNEXPECTED}RuntimeError: a kernel" and row.text is None
+    assert row.error == f"{manifests.UNEXPECTED_ERROR}RuntimeError: a kernel" and row.text is None
 
 
 def test_a_full_disk_is_told(tmp_path: Path) -> None:
@@ -297,7 +312,7 @@ def test_a_full_disk_is_told(tmp_path: Path) -> None:
     path = tmp_path / "out.jsonl"
     path.symlink_to("/dev/full")
     with pytest.raises(OptionError, match="cannot write .*space"):
-        rows.append(path, [{"id": "a"}])
+        json_lines.append_rows(path, [{"id": "a"}])
 
 
 @given(st.data())
@@ -305,45 +320,45 @@ def test_a_file_cut_anywhere_is_gone_on_with(data: st.DataObject) -> None:
     """Claim: cut at any byte, a file's whole rows stay and the rest is done again, once each."""
     import tempfile
 
-    work = Work()
+    work = CaptionSettings()
     many = [ClipJob(f"é{i}", f"v{i}.mp4", "?", "v") for i in range(4)]
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "out.jsonl"
-        keeping.run(many, path, work, saying(work, []))
+        caption_run.run_jobs(many, path, work, saying(work, []))
         whole = path.read_bytes()
         size = data.draw(st.integers(0, len(whole)))
         path.write_bytes(whole[:size])
         log: list[str] = []
-        keeping.run(many, path, work, saying(work, log))
+        caption_run.run_jobs(many, path, work, saying(work, log))
         assert len(log) == 4 - whole[:size].count(b"\n")
         assert path.read_bytes() == whole
 
 
 def test_the_merge_prefers_answers_and_tells_of_strangers(
-    jobs: list[ClipJob], work: Work, tmp_path: Path
+    jobs: list[ClipJob], work: CaptionSettings, tmp_path: Path
 ) -> None:
     """Claim: an id two files have is one row, its answer before its error; others are left out."""
     one, two, out = (tmp_path / f"{name}.jsonl" for name in ("one", "two", "out"))
-    keeping.run(jobs, one, work, saying(work, [], lambda id: "bad"))
-    keeping.run(jobs[:2], two, work, saying(work, []))
-    found = keeping.merge(jobs[1:], [one, two], out)
+    caption_run.run_jobs(jobs, one, work, saying(work, [], lambda id: "bad"))
+    caption_run.run_jobs(jobs[:2], two, work, saying(work, []))
+    found = caption_run.merge_shards(jobs[1:], [one, two], out)
     assert found.doubled == tuple(job.id for job in jobs[:2]) and not found.missing
     assert found.unknown == (jobs[0].id,) and found.errors == tuple(j.id for j in jobs[2:])
     assert [each["error"] for each in read(out)] == [None, *["bad"] * 4]
     longer = replace(work, max_new_tokens=9)
-    keeping.run(jobs[:1], tmp_path / "three.jsonl", longer, saying(longer, []))
+    caption_run.run_jobs(jobs[:1], tmp_path / "three.jsonl", longer, saying(longer, []))
     with pytest.raises(OptionError, match="different runs"):
-        keeping.merge(jobs, [one, tmp_path / "three.jsonl"], out)
+        caption_run.merge_shards(jobs, [one, tmp_path / "three.jsonl"], out)
 
 
 def test_a_shard_without_videos_leaves_a_file(
-    jobs: list[ClipJob], work: Work, tmp_path: Path
+    jobs: list[ClipJob], work: CaptionSettings, tmp_path: Path
 ) -> None:
     """Claim: where there are more shards than videos, all of them can be merged."""
     parts = [tmp_path / f"{i}.jsonl" for i in range(2)]
-    keeping.run(jobs, parts[0], work, saying(work, []))
-    keeping.run([], parts[1], work, saying(work, []))
-    assert keeping.merge(jobs, parts, tmp_path / "out.jsonl").rows == 6
+    caption_run.run_jobs(jobs, parts[0], work, saying(work, []))
+    caption_run.run_jobs([], parts[1], work, saying(work, []))
+    assert caption_run.merge_shards(jobs, parts, tmp_path / "out.jsonl").rows == 6
 
 
 # -- manifests ---------------------------------------------------------------------------------
@@ -362,12 +377,12 @@ def test_every_kind_of_manifest(videos: Path, tmp_path: Path) -> None:
     every = [tmp_path / name for name in ("list.txt", "list.jsonl", "list.csv")]
     every += [videos, videos.parent / "beside.txt"]
     for manifest in every:
-        assert [Path(job.path) for job in manifests.jobs(manifest, "?")] == [
+        assert [Path(job.path) for job in manifests.read_jobs(manifest, "?")] == [
             videos / name for name in names
         ]
-    assert [job.prompt for job in manifests.jobs(every[1], "?")] == ["Why?", *["?"] * 5]
-    assert [job.id for job in manifests.jobs(every[2], "?")] == list("012345")
-    assert [job.id for job in manifests.jobs(videos, "?")] == names
+    assert [job.prompt for job in manifests.read_jobs(every[1], "?")] == ["Why?", *["?"] * 5]
+    assert [job.id for job in manifests.read_jobs(every[2], "?")] == list("012345")
+    assert [job.id for job in manifests.read_jobs(videos, "?")] == names
 
 
 @pytest.mark.parametrize(
@@ -387,21 +402,24 @@ def test_a_manifest_that_is_wrong_is_refused(
     """Claim: what cannot be read is told with its line."""
     (tmp_path / name).write_text(text)
     with pytest.raises(OptionError, match=why):
-        manifests.jobs(tmp_path / name, "?")
+        manifests.read_jobs(tmp_path / name, "?")
     with pytest.raises(OptionError, match="no manifest"):
-        manifests.jobs(tmp_path / "none.txt", "?")
+        manifests.read_jobs(tmp_path / "none.txt", "?")
 
 
 @given(st.integers(1, 9), st.integers(0, 40))
 def test_shards_share_out_the_items(count: int, items: int) -> None:
     """Claim: every item is in exactly one of n shards, and no shard is two larger than another."""
-    parts = [rows.part(range(items), rows.shard(f"{i + 1}/{count}")) for i in range(count)]
+    parts = [
+        json_lines.shard_items(range(items), json_lines.parse_shard(f"{i + 1}/{count}"))
+        for i in range(count)
+    ]
     assert sorted(item for part in parts for item in part) == [*range(items)]
     assert max(map(len, parts)) - min(map(len, parts)) <= 1
 
 
 def test_how_far_it_is_in_words() -> None:
     """Claim: the time left is what is to be done by the rate of this run, not of earlier ones."""
-    assert str(keeping.Standing(10, 4, 1, 0, 0.0)) == "4 of 10 done, 1 errors"
-    said = str(keeping.Standing(1000, 400, 2, 100, 50.0))
+    assert str(caption_run.Progress(10, 4, 1, 0, 0.0)) == "4 of 10 done, 1 errors"
+    said = str(caption_run.Progress(1000, 400, 2, 100, 50.0))
     assert said == "400 of 1000 done, 2 errors, 2.00 a second, 0:05:00 left"

@@ -65,6 +65,7 @@ def test_captions_are_made_while_the_target_reads(
     reads its prompt: each waits until the other has begun. Fails where one comes after the other,
     which ends in the captioner's error."""
     monkeypatch.setattr(captioning, "cores", lambda: torch.get_num_threads() + 1)
+    plain()  # a target's first answer also compares its logits with the model's own
     captioning_began, reading_began = threading.Event(), threading.Event()
     read = Session.reading
     met, threads = [], []

@@ -96,7 +96,7 @@ def test_a_model_arrives_with_its_ties(line):
     with no_more_descriptors(spare=2):
         here.send(model)
         found = there.receive(1.0)
-    assert descriptors() == before
+    assert descriptors() <= before  # an object of an earlier test may close its own meanwhile
     assert found[-1].weight is found[0].weight and found[0].weight.requires_grad
     assert all(map(torch.equal, found.state_dict().values(), model.state_dict().values()))
 

@@ -20,7 +20,7 @@ from saccade.core.errors import ModelError, OptionError, VideoInputError
 from saccade.core.options import Asked
 from saccade.core.result import spelt
 from saccade.inputs import media
-from saccade.world import drawing, knowing, scenes
+from saccade.world import drawing, drawn_world, scenes
 
 ROOT = Path(__file__).parents[2]
 PAGES = [
@@ -105,7 +105,7 @@ def test_several_videos_and_pictures(
     picture = tmp_path / "noise.png"
     noise = np.random.default_rng(0).integers(0, 256, (112, 112, 3), dtype=np.uint8)
     Image.fromarray(noise).save(picture)
-    with pytest.warns(UserWarning, match=re.escape(knowing.FOREIGN)):
+    with pytest.warns(UserWarning, match=re.escape(drawn_world.FOREIGN_CLIP_WARNING)):
         model.describe(picture, "Describe the image in detail.", max_new_tokens=2)
     with pytest.raises(saccade.OptionError, match="give a video, or None for text alone"):
         model.describe([], QUESTION)

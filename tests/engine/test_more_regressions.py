@@ -40,14 +40,14 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 import saccade
-from saccade.bench.show import UNFINISHED, Typist
+from saccade.bench.terminal_output import UNFINISHED, IncrementalDecoder
 from saccade.core import verify as verify_module
 from saccade.core.errors import ModelError
 from saccade.core.result import RoundRecord
 from saccade.core.tree import Tree, chain
 from saccade.inputs import load
 from saccade.inputs.checkpoints import EMBEDDED
-from saccade.model import families
+from saccade.model import families, trial
 
 pytestmark = pytest.mark.usefixtures("unchecked")
 
@@ -165,6 +165,7 @@ def test_b11_control_past_its_window_it_would_answer_wrongly(monkeypatch):
     """Control: with the refusal taken out, tokens beyond the window differ from generate's, so
     there is something to refuse; within the window they do not."""
     monkeypatch.setattr(families, "refuse", lambda whole, text: None)
+    monkeypatch.setattr(trial, "check", lambda target: None)  # which would notice it too
     model = mistral()
     for length, same in ((3, True), (20, False)):
         inputs, count = text_input(1, length), 4
@@ -237,7 +238,7 @@ TOKENIZERS = {"bytes": by_bytes, "byte fallback": by_fallback}
 
 def typed(tokenizer: PreTrainedTokenizerFast, ids: Sequence[int], block: int) -> list[str]:
     """The pieces a person sees of tokens that come ``block`` at a time, the rest last."""
-    typist = Typist(lambda part: tokenizer.decode(list(part), skip_special_tokens=True))
+    typist = IncrementalDecoder(lambda part: tokenizer.decode(list(part), skip_special_tokens=True))
     pieces = []
     for start in range(0, len(ids), block):
         part = tuple(ids[start : start + block])

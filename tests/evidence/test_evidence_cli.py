@@ -61,11 +61,11 @@ def test_a_report_ends_with_the_papers_tables(
     call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Claim: the report is the wheel's own and, below it, the tables of the papers."""
-    monkeypatch.setattr(report.figures, "write", lambda *given: [])
+    monkeypatch.setattr(report.figures, "draw_figures", lambda *given: [])
     shutil.copy(RESULTS / "bench-2k" / "results.jsonl.gz", tmp_path)
     code, printed, said = call("report", tmp_path)
     assert code == 0 and "report.md" in printed, said
-    own = report.markdown(*records.stored(tmp_path))
+    own = report.report_markdown(*records.read_finished_run(tmp_path))
     page = (tmp_path / "report.md").read_text()
     assert page.startswith(own) and "papers' layouts" not in own
     assert page[len(own) :].lstrip().startswith("## In the papers' layouts")

@@ -179,7 +179,7 @@ def test_a_picture_is_redrawn_from_its_numbers(call, tmp_path, name, monkeypatch
 def test_an_svg_holds_no_date(tmp_path):
     """Claim: nothing in the file says when it was drawn. Fails if matplotlib's default metadata
     comes back, and every redrawing would be a change in the repository."""
-    figures.save(draw.lines(OVER_ROUNDS), tmp_path / "a.svg")
+    figures.save_figure(draw.lines(OVER_ROUNDS), tmp_path / "a.svg")
     assert "date" not in (tmp_path / "a.svg").read_text()
 
 

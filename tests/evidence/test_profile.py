@@ -12,8 +12,8 @@ from written_out import Embedded
 from evidence.hardware import profile as profiling
 from evidence.hardware.imposed import ImposedAcceptance, imposed
 from evidence.hardware.profile import Bare, Profile, bare_seconds, forwards, ideal, profile
-from saccade.bench.compare import named
-from saccade.bench.runner import shown
+from saccade.bench.compare import resolve_methods
+from saccade.bench.runner import media_arguments
 from saccade.bench.suites import shapes
 from saccade.core.errors import OptionError
 from saccade.core.result import RoundRecord
@@ -59,13 +59,13 @@ def test_plain_decoding_is_its_own_ideal() -> None:
 
 def profiled(embedded: Embedded, recipes: Mapping[str, Recipe], count: int = 16) -> list[Profile]:
     item = next(iter(shapes.suites()["shapes-caption"].items()))
-    inputs = ask(embedded.target, item.question, **shown(item))
+    inputs = ask(embedded.target, item.question, **media_arguments(item))
     settings = {"max_new_tokens": count, "do_sample": False}
     return profile(*embedded, [inputs], recipes, settings=settings, repeat=1)
 
 
 def recipes(*methods: str) -> dict[str, Recipe]:
-    return {name: recipe for name, recipe in named(methods).items() if recipe is not None}
+    return {name: recipe for name, recipe in resolve_methods(methods).items() if recipe is not None}
 
 
 METHODS = ("sd/shape=chain-3", "specvlm", "specvlm-self", "lookup")
@@ -100,7 +100,7 @@ def test_a_round_is_drafting_verifying_and_the_rest(
 
     target, draft = (loaded.backbone for loaded in embedded)
     item = next(iter(shapes.suites()["shapes-caption"].items()))
-    prompt = int(ask(embedded.target, item.question, **shown(item))["input_ids"].shape[1])
+    prompt = int(ask(embedded.target, item.question, **media_arguments(item))["input_ids"].shape[1])
     kept = round_half(256 * (resolve("specvlm").view.keep or 1))
     assert filled == [
         (target, prompt + 8),

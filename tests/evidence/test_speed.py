@@ -13,8 +13,8 @@ from written_out import Embedded
 from evidence import ratios, speed
 from evidence.ratios import Goal, Raced
 from evidence.speed import Elsewhere, Pair, Part
-from saccade.bench.compare import named, race
-from saccade.bench.peers import Run
+from saccade.bench.compare import resolve_methods, run_interleaved
+from saccade.bench.peers import TimedRun
 from saccade.bench.suites import shapes
 from saccade.core.errors import OptionError
 from saccade.core.prompt import Prefill
@@ -24,12 +24,12 @@ from saccade.methods import resolve
 pytestmark = pytest.mark.usefixtures("unchecked")
 
 
-def ran(decode: float, before: float = 1.0, ids: tuple[int, ...] = (7,) * 11) -> Run:
+def ran(decode: float, before: float = 1.0, ids: tuple[int, ...] = (7,) * 11) -> TimedRun:
     """Ten tokens of decoding after the first one."""
-    return Run(ids, decode, before + decode, len(ids) - 1)
+    return TimedRun(ids, decode, before + decode, len(ids) - 1)
 
 
-def raced(**methods: list[list[float]]) -> Raced:
+def timed(**methods: list[list[float]]) -> Raced:
     """Clips x turns of seconds of decoding, by method; everything else takes a second."""
     clips = len(next(iter(methods.values())))
     return Raced(
@@ -51,14 +51,14 @@ def test_amdahl_by_hand() -> None:
 def test_a_turn_is_set_against_the_same_turn() -> None:
     """Claim: a clip's figure is the median of its turns' ratios. Control: where the machine slows
     down on the way the ratio of medians is another number, so it cannot stand for it."""
-    found = raced(ar=[[2.0, 4.0, 40.0]], auto=[[1.0, 4.0, 10.0]])
+    found = timed(ar=[[2.0, 4.0, 40.0]], auto=[[1.0, 4.0, 10.0]])
     assert ratios.faster(found, "auto", "ar") == [2.0]
     assert median([2.0, 4.0, 40.0]) / median([1.0, 4.0, 10.0]) != 2.0
 
 
 def test_the_whole_counts_what_comes_before() -> None:
     """Claim: end to end is of total seconds. Fails if it is of decoding."""
-    found = raced(ar=[[3.0]], auto=[[1.0]])
+    found = timed(ar=[[3.0]], auto=[[1.0]])
     assert ratios.faster(found, "auto", "ar", ratios.whole) == [2.0]
 
 
@@ -72,7 +72,7 @@ def test_an_answer_made_longer_by_hand() -> None:
 def test_the_best_is_one_drafting_method() -> None:
     """Claim: the best has the highest median over clips; plain decoders are never it, and it is
     one method for all clips. Fails if each clip may choose its own."""
-    found = raced(
+    found = timed(
         ar=[[4.0], [4.0], [4.0]],
         hf=[[0.1], [0.1], [0.1]],
         auto=[[1.0], [4.0], [4.0]],
@@ -100,13 +100,13 @@ def test_share_of_amdahl_by_hand() -> None:
 def test_auto_is_ranked_by_total_seconds() -> None:
     """Claim: the fastest fixed method's seconds of all clips over `auto`'s; plain decoding is a
     fixed method. Control: the median clip says another number."""
-    found = raced(ar=[[3.0], [3.0], [3.0]], sd=[[1.0], [1.0], [6.0]], auto=[[2.0], [2.0], [4.0]])
+    found = timed(ar=[[3.0], [3.0], [3.0]], sd=[[1.0], [1.0], [6.0]], auto=[[2.0], [2.0], [4.0]])
     figure = ratios.of_best_fixed(found)
     assert figure.value == 1.0 and figure.detail["best"] == "sd"
     assert median(ratios.faster(found, "auto", "sd")) == 0.5
     low, high = figure.interval or (0, 0)
     assert low == 0.5 and high == 1.5  # three times the same clip, the extremes of resampling
-    plain = ratios.of_best_fixed(raced(ar=[[1.0]], sd=[[2.0]], auto=[[4.0]]))
+    plain = ratios.of_best_fixed(timed(ar=[[1.0]], sd=[[2.0]], auto=[[4.0]]))
     assert (plain.value, plain.detail["best"], plain.interval) == (0.25, "ar", None)
 
 
@@ -117,7 +117,7 @@ def part(goals: tuple[Goal, ...]) -> Part:
 def test_goals_are_met_or_missed_or_neither() -> None:
     """Claim: at the goal is met, below is missed, without a goal neither; a peer that crashed
     leaves no value and says why."""
-    found = raced(ar=[[4.0]], auto=[[2.0]])
+    found = timed(ar=[[4.0]], auto=[[2.0]])
     figure = ratios.versus("auto", "ar")
     goals = tuple(
         Goal(name, figure, least) for name, least in (("a", 2.0), ("b", 2.1), ("c", None))
@@ -133,7 +133,7 @@ def test_goals_are_met_or_missed_or_neither() -> None:
 def test_another_answer_is_seen() -> None:
     """Control: one id of one turn of one method, a peer's too, makes a part not identical."""
     for method in ("auto", "hf"):
-        other = raced(ar=[[1.0, 1.0]], auto=[[1.0, 1.0]], hf=[[1.0, 1.0]])
+        other = timed(ar=[[1.0, 1.0]], auto=[[1.0, 1.0]], hf=[[1.0, 1.0]])
         assert speed.differing(other) == []
         other.runs[0][method][1] = ran(1.0, ids=(7,) * 10 + (8,))  # type: ignore[index]
         assert speed.differing(other) == [("clip-0", method)]
@@ -156,7 +156,7 @@ def test_the_parts_are_what_was_asked_for() -> None:
     for each in speed.PARTS:
         found.setdefault(each.name, []).extend(goal.least for goal in each.goals)
         assert each.suite in shapes.suites()
-        named(each.methods)
+        resolve_methods(each.methods)
     assert found == GOALS and tuple(found) == speed.NAMES
     assert shapes.FIRST_SEED == 60_000_000
     assert len(speed.chosen([])) == len(speed.PARTS) and len(speed.chosen(["auto"])) == 7
@@ -182,10 +182,10 @@ def test_answers_of_a_stated_length(both: Pair) -> None:
     end alike, and have exactly so many tokens. Control: left alone this one ends before."""
     settings = {"min_new_tokens": 40, "max_new_tokens": 40, "do_sample": False}
     asked = inputs(both, 0, "shapes-qa")
-    found = race(
+    found = run_interleaved(
         both,
         (asked, None),
-        named(["auto", "sd/shape=chain-3", "hf"]),
+        resolve_methods(["auto", "sd/shape=chain-3", "hf"]),
         repeat=1,
         settings=settings,
     )

@@ -19,7 +19,7 @@ from saccade.bench.records import Answer
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "docs" / "results"
 OTHERS = ("hf", "draft")  # what is no method of ours: other libraries', and the draft by itself
-stored = cache(records.stored)
+stored = cache(records.read_finished_run)
 RUNS = sorted(path.parent for path in RESULTS.glob("*/results.jsonl.gz"))
 
 
@@ -37,7 +37,7 @@ def test_a_stored_report_is_its_runs(run):
     for suite, name in re.findall(r"!\[((\S+)-\w+\.png)\]", (run / "report.md").read_text()):
         drawn.setdefault(name, []).append(suite)
         assert (run / suite).is_file()
-    assert (run / "report.md").read_text() == report.markdown(
+    assert (run / "report.md").read_text() == report.report_markdown(
         about, answers, drawn, layouts.section(answers)
     )
 

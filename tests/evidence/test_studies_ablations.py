@@ -16,7 +16,7 @@ from evidence.studies import ablations
 from evidence.studies.ablations import OURS, Anchored
 from evidence.studies.lab import Lab
 from saccade.bench.real.answers import Results
-from saccade.bench.suites.texts import Document
+from saccade.bench.suites.long_documents import Document
 from saccade.core.prompt import Prefill, Prompt
 from saccade.inputs import load
 from saccade.methods.std import PerHead

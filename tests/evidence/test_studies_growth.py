@@ -14,7 +14,7 @@ from evidence.studies import growth, stand_in
 from evidence.studies import lab as labs
 from evidence.studies.lab import Lab
 from evidence.training import agreement
-from saccade.bench.peers import PEERS, Run, timed
+from saccade.bench.peers import PEERS, TimedRun, peer_run
 from saccade.bench.records import Answer
 from saccade.core.result import Round
 from saccade.methods import resolve
@@ -53,14 +53,16 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, int]]:
         seen.append((method, inputs, settings.get("max_new_tokens", self.tokens)))
         return method
 
-    def peer(target: Any, draft: Any, inputs: Any, settings: dict[str, Any]) -> Run:
+    def peer(target: Any, draft: Any, inputs: Any, settings: dict[str, Any]) -> TimedRun:
         assert settings["do_sample"] is False and settings["eos_token_id"] == -1
         seen.append(("hf", inputs, settings["max_new_tokens"]))
-        return timed(ids=(1, 2, 3, 4), first=2.0, total=8.0)
+        return peer_run(ids=(1, 2, 3, 4), first=2.0, total=8.0)
 
     monkeypatch.setattr(Lab, "answer", answer)
     monkeypatch.setattr(Lab, "inputs", lambda lab, number, size: (None, 100 * size + number))
-    monkeypatch.setattr(labs.records, "of", lambda result: {"text": result, "decode": 3.0})
+    monkeypatch.setattr(
+        labs.records, "result_fields", lambda result: {"text": result, "decode": 3.0}
+    )
     monkeypatch.setitem(PEERS, "hf", peer)
     return seen
 

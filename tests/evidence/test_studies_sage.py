@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import math
-import re
 from collections.abc import Sequence
-from pathlib import Path
 from statistics import mean
 from typing import Any
 
@@ -88,7 +85,7 @@ def test_the_events_question_is_about_events(lab):
     assert (one.clip.frames == other.clip.frames).all() and one.ids != other.ids
     scene = sage.agreement.held_out(1, 64)[0]
     asked = lab.target.tokenizer.decode(other.inputs["input_ids"][0])
-    assert sage.text.conversation(scene, "events", 1)[0].question in asked
+    assert sage.dialogues.conversation(scene, "events", 1)[0].question in asked
 
 
 def test_the_band_holds_white_noise_and_nothing_that_hangs_together():

@@ -73,7 +73,7 @@ def test_a_run_is_told_in_tables(tmp_path, monkeypatch):
     assert len(found["told"]) == 2 and len(found["forced"]) == 2 * 3
     sets = {row["chosen"] for row in found["looked"]}
     assert {"none", "SpecVLM's choice", "random, draw 4"} <= sets and "random" not in sets
-    monkeypatch.setattr(answers, "answers", None)
+    monkeypatch.setattr(answers, "answer_documents", None)
     again = answers.Results(path, facts, seeing.KINDS)
     seeing.judge(model, draft, NAMES["shapes"], 2, again, together=2)
     assert again.facts == found

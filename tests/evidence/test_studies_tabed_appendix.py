@@ -13,7 +13,7 @@ import pytest
 
 from evidence import draw, studies
 from evidence.studies import Lab, tabed_appendix
-from saccade.bench import records, words
+from saccade.bench import records, text_scores
 from saccade.bench.suites.shapes import TASKS, suites
 from saccade.core.errors import OptionError
 from saccade.inputs import load
@@ -60,7 +60,7 @@ def test_every_reader_is_shown_what_its_name_says(lab, monkeypatch):
         assert row.endswith("exact match" if task == "shapes-qa" else "ROUGE-L")
         for item in islice(suites()[task].items(), 2):
             for name in data["scores"][row]:
-                right = words.score(item.task, next(said), item.answers)[measure]
+                right = text_scores.score(item.task, next(said), item.answers)[measure]
                 wanted.setdefault(row + name, []).append(round(right, 4))
         for name, scores in data["scores"][row].items():
             assert scores == wanted[row + name]
@@ -84,14 +84,14 @@ def test_the_stored_scores_are_those_of_the_stored_run(method, reader):
     """Claim: the stored Table 5 has, item by item, the scores of the answers that bench-256 wrote
     with other code, of the target and of the draft by itself. Fails if either saw anything else."""
     data = studies.read(RESULTS / "figures" / "tabed-quality.json", "tabed-quality")
-    _, answers = records.stored(RESULTS / "bench-256")
+    _, answers = records.read_finished_run(RESULTS / "bench-256")
     for row, own in data["scores"].items():
         suite = row.split("\n")[0]
         (scores,) = (own[name] for name in own if name == reader or name.startswith(f"{reader} on"))
         theirs = [a for a in answers if (a.suite, a.method, a.turn) == (suite, method, 0)]
         assert len(scores) == len(theirs) == 50
         measure = "accuracy" if suite == "shapes-qa" else "rouge_l"
-        truth = [words.score(a.task, a.text, a.answers)[measure] for a in theirs]
+        truth = [text_scores.score(a.task, a.text, a.answers)[measure] for a in theirs]
         assert scores == [round(each, 4) for each in truth], suite
 
 

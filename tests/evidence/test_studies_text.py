@@ -11,7 +11,7 @@ import torch
 from evidence import checkpoints
 from evidence.studies import text
 from saccade.bench.real import answers as measure
-from saccade.bench.suites.texts import Document
+from saccade.bench.suites.long_documents import Document
 from saccade.inputs import Loaded, load
 from saccade.methods import resolve
 
@@ -68,12 +68,14 @@ def test_a_run_is_told_in_tables(model, tmp_path, monkeypatch):
     texts = [Document("a text", "a text of words, " * 60, "Go on.", 120)]
     facts = {"model": "M", "settings": {"max_new_tokens": 6}, "together": 2, "command": "C"}
     results = measure.Results(tmp_path / "real-drafts.json", facts)
-    settings = measure.settings(model, 6, measure.PENALTY)
+    settings = measure.answer_settings(model, 6, measure.REPETITION_PENALTY)
     for some, names in ((asked, ("sd", "sd/shape=sage")), (texts, ("specvlm/keep=0.1", "sage"))):
         recipes = [resolve(name) for name in names]
-        measure.over(model, some, recipes, settings, results, together=2, draft=draft.backbone)
+        measure.run_methods(
+            model, some, recipes, settings, results, together=2, draft=draft.backbone
+        )
     for each in (*asked, *texts):
-        said = results.truth(each, lambda: ())
+        said = results.reference(each, lambda: ())
         results.add([text.unsure(model, draft, each, said)], "looked")
     found = json.loads((tmp_path / "real-drafts.json").read_text())
     assert len(found["measured"]) == 6 and all(row["same"] for row in found["measured"])
@@ -95,7 +97,7 @@ def test_the_command_asks_and_writes_the_page(call, model, tmp_path, monkeypatch
     monkeypatch.setattr("saccade.inputs.real_weights.made", lambda: model.name)
     monkeypatch.setattr(text, "ASKED", {"sd": "a chain of 5"})
     monkeypatch.setattr(text, "DRAFTED", {"specvlm/keep=0.1": "a tenth"})
-    monkeypatch.setattr("saccade.bench.suites.texts.LENGTHS", (100,))
+    monkeypatch.setattr("saccade.bench.suites.long_documents.LENGTHS", (100,))
     (tmp_path / "page.md").write_text("some words of a text, " * 30)
     page = tmp_path / "told.md"
     words = ("text", tmp_path / "page.md", "--limit", 1, "--max-new-tokens", 5, "--out", page)
@@ -105,7 +107,7 @@ def test_the_command_asks_and_writes_the_page(call, model, tmp_path, monkeypatch
     assert [row["method"] for row in found["measured"]] == ["sd", "sd", "specvlm/keep=0.1"]
     assert found["settings"]["draft_bits"] == text.BITS and len(found["looked"]) == 3
     assert page.read_text() == text.page(found)
-    monkeypatch.setattr(measure, "answers", None)
+    monkeypatch.setattr(measure, "answer_documents", None)
     assert call(*words)[0] == 0
     code, _, said = call("text", "--out", tmp_path / "no" / "told.md")
     assert code == 2 and "no folder" in said

@@ -221,7 +221,7 @@ def named(text: str) -> set[tuple[str, str]]:
 def shown(seed: int) -> set[tuple[str, str]]:
     """The (colour, shape) pairs of the middle frame."""
     scene = scenes.scene(seed)
-    return {(s.color, scene.objects[s.index].shape) for s in scenes.seen(scene, 4.5 / 8)}
+    return {(s.color, scene.objects[s.index].shape) for s in scenes.visible_states(scene, 4.5 / 8)}
 
 
 def hits(texts: Sequence[str], seeds: Sequence[int]) -> int:

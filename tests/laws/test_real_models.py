@@ -9,7 +9,7 @@ slow tests' 3,200 one 0.1 away. ``auto`` and ``fit`` are given costs at which th
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import cache
 from itertools import pairwise
 from typing import Any
@@ -227,7 +227,7 @@ def test_control_a_misjudged_ensemble_is_seen_end_to_end(monkeypatch):
             def draw(self, node: int, law: Any = None) -> Any:
                 return real(self, node, law)[0], self.parts[0].law(node)
 
-        return OneViewsLaw(**vars(mixed))
+        return OneViewsLaw(**{f.name: getattr(mixed, f.name) for f in fields(mixed) if f.init})
 
     monkeypatch.setattr(Mixture, "_mix", wrong)
-    assert p_value("tabed-mt/shape=chain-2", CALLS // 4) < ALPHA
+    assert p_value("tabed-mt/shape=chain-2", CALLS // 2) < ALPHA

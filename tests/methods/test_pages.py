@@ -28,7 +28,7 @@ from saccade.methods.names import choices
 from saccade.methods.pages import ByPage
 from saccade.model.cache import Cache, Pages
 from saccade.model.session import Session
-from saccade.ui.kept import share
+from saccade.ui.kept_tokens import kept_share
 
 BY_FAMILY = pytest.mark.parametrize("family", CASES)
 
@@ -237,5 +237,5 @@ def test_a_picture_of_it_shows_what_a_step_reads() -> None:
     (prompt,) = target.prompts(video_input(1, grid=(2, 8, 10)))
     (prefill,) = Session(target, [Sampling()]).prefill([prompt])
     pruned = ByPage(keep=0.3, page=3)(prefill, prompt)
-    shares = share(prompt, pruned)
+    shares = kept_share(prompt, pruned)
     assert len(shares) == prompt.seen and float(shares.sum()) == pytest.approx(pruned.seen)

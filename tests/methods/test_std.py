@@ -349,7 +349,7 @@ def test_no_second_copy_of_the_weights(method, fused):
     model = drafter.session.backbone
     owned = pointers(target.model)
     assert pointers(model.text) and pointers(model.text) <= owned
-    assert model._head.weight.data_ptr() in owned
+    assert model.head_module.weight.data_ptr() in owned
     if fused:
         storages = {p.untyped_storage().data_ptr() for p in target.model.parameters()}
         assert model.fused is not None

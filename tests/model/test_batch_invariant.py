@@ -31,7 +31,7 @@ from saccade.drafting.shapes.auto import Auto
 from saccade.drafting.shapes.fit import Fit, Learnt, Rate
 from saccade.drafting.shapes.policies import Chain
 from saccade.methods import SYSTEMS, resolve
-from saccade.model import batch_invariant
+from saccade.model import batch_invariant, cuda_graphs
 from saccade.model.attention import Segment, Step
 from saccade.model.backbone import Backbone
 from saccade.model.batch_invariant import (
@@ -292,6 +292,24 @@ def test_control_each_half_alone_is_not_enough(dtype, kind, unchecked):
         pytest.skip("products of fp16 happen to be the same for any number of rows on some CPUs")
     found = along(_begun(kind, dtype), TEXT[:BLOCK], random.Random(0))
     assert not torch.equal(found, one_by_one(kind, dtype, BLOCK))
+
+
+@low
+@pytest.mark.parametrize("family", few(["qwen2_5_vl", "llama"], 1))
+def test_captured_forwards_give_the_same_bits(family, dtype, monkeypatch):
+    """Claim: captured forwards, whose number of blocks is that of their size, give the bits of
+    ordinary ones: the same ids, and at each token equal logits. Fails if a block more, a row beyond
+    the text or the place of a block in memory changes a sum."""
+    inputs = asked(family, dtype)
+    settings: dict[str, Any] = {"exact": True, "draft": draft_of(family, dtype)}
+    _, ordinary = told(model_of(family, dtype), inputs, METHODS[0], **settings)
+    monkeypatch.setattr(cuda_graphs, "DEVICES", ("cpu",))
+    target = Backbone(copy.deepcopy(FAMILIES[family](0)).to(dtype))
+    for _ in range(2):
+        result, captured = told(target, inputs, METHODS[0], **settings)
+        assert torch.equal(ordinary, captured)
+    kinds = {kind for kind, _ in target.graphs[target.layers]._runs}
+    assert kinds == {batch_invariant.EXACT} and result.timings.captures == 0
 
 
 def test_a_tree_is_refused_by_the_session():

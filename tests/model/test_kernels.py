@@ -315,13 +315,25 @@ def test_weights_changed_behind_our_back_are_laid_out_anew():
     [(192, 192), (896, 192), (192, 448), (4608, 3584), (1536, 8960), (20000, 256)],
 )
 def test_a_weight_tells_of_a_change_to_any_part(rows, into):
-    """Claim: every fortieth of a weight's rows, and of its columns, holds a number by which a
-    change is noticed: a head's are more. Fails for the same columns of every row, as in a grid."""
-    seen = kernels._spread(torch.arange(rows * into, dtype=torch.float64).view(rows, into))
-    assert len(seen) <= 2 * max(kernels.TELLING, rows)
-    for places, size in ((seen // into, rows), (seen % into, into)):
-        parts = min(40, size)
-        assert len((places * parts // size).unique()) == parts
+    """Claim: every row of a weight and every one of its columns holds an entry by which a change is
+    noticed, and there are no more than about as many as its longer side. Fails for entries of the
+    same columns of every row, as in a grid."""
+    numbers = torch.arange(rows * into, dtype=torch.float64).view(rows, into)
+    for weight in (numbers, numbers.t()):
+        seen = kernels.sample(weight)
+        assert len(seen) <= 1.1 * max(rows, into) + 2
+        assert len((seen // into).unique()) == rows and len((seen % into).unique()) == into
+
+
+@pytest.mark.parametrize("where", [(slice(None), 3), (5,), (slice(8, 12), slice(None))])
+def test_a_changed_row_or_column_is_noticed(where):
+    """Claim: writing to a row, a column or a head of ``weight.data`` is noticed, in memory that is
+    laid out either way. Control: nothing is noticed before."""
+    for weight in (torch.randn(300, 700), torch.randn(700, 300).t()):
+        before = kernels.sample(weight).numpy().tobytes()
+        assert kernels.sample(weight).numpy().tobytes() == before
+        weight.data[where] = 0.5
+        assert kernels.sample(weight).numpy().tobytes() != before
 
 
 TASKS = Path("/proc/self/task")

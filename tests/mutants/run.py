@@ -31,6 +31,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from planted import MUTANTS, Mutant
 
+# As in tests/conftest.py, and before anything that is imported below imports Triton.
+os.environ.setdefault("TRITON_INTERPRET", "1")
+
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "src" / "saccade"
 LIMIT = 90.0  # seconds a mutant's tests may take

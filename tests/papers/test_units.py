@@ -129,6 +129,6 @@ def test_accepted_is_tau_without_the_targets_own() -> None:
     a last round that had none; it is None without rounds."""
     some = answer("a", "sd", ROUNDS, (5,) * 6)
     cut = answer("b", "sd", (1, 5), (5, 5), own=1)
-    assert measures.accepted([some, cut]) == pytest.approx((sum(ROUNDS) + 6) / 8)
+    assert measures.accepted_per_forward([some, cut]) == pytest.approx((sum(ROUNDS) + 6) / 8)
     assert measures.tau([some]) == pytest.approx(ACCEPTED + 1)
-    assert measures.accepted([]) is None
+    assert measures.accepted_per_forward([]) is None

@@ -24,7 +24,7 @@ from serve.live import (
 import saccade
 from saccade.serve.errors import NOT_SUPPORTED
 from saccade.serve.wire import ChatRequest, TextRequest
-from saccade.world.knowing import FOREIGN
+from saccade.world.drawn_world import FOREIGN_CLIP_WARNING
 
 DOCS = Path(__file__).parents[2] / "docs/http.md"
 
@@ -211,8 +211,8 @@ def test_what_the_embedded_pair_cannot_know_is_told(server, clips, tmp_path):
     photo, clip = image_part(tmp_path / "photo.png"), video_part(clips[0])
     for content, told in (([photo], True), ([clip, photo], True), ([clip], False), ([], False)):
         body = server.ask([*content, text_part("What is this?")]).json()
-        assert (FOREIGN in body["saccade"]["warnings"]) == told
+        assert (FOREIGN_CLIP_WARNING in body["saccade"]["warnings"]) == told
     more = dict(stream=True, stream_options={"include_usage": True})
     text = server.ask([photo, text_part("What is this?")], **more).text
     last = [line for line in text.splitlines() if line.startswith("data: {")][-1]
-    assert FOREIGN in json.loads(last[6:])["saccade"]["warnings"]
+    assert FOREIGN_CLIP_WARNING in json.loads(last[6:])["saccade"]["warnings"]

@@ -40,7 +40,7 @@ from saccade.core.errors import ModelError, OptionError
 from saccade.inputs.media.fetch import Sources
 from saccade.serve.service import Engine, Service
 from saccade.serve.settings import Settings
-from saccade.world.knowing import FOREIGN
+from saccade.world.drawn_world import FOREIGN_CLIP_WARNING
 
 LONG = dict(temperature=2.0, seed=1, max_tokens=40)
 
@@ -293,7 +293,7 @@ def process(*words: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
     with subprocess.Popen(serve, stderr=subprocess.PIPE, text=True) as running:
         assert running.stderr is not None
         try:
-            assert running.stderr.readline() == FOREIGN + "\n"
+            assert running.stderr.readline() == FOREIGN_CLIP_WARNING + "\n"
             line = running.stderr.readline()
             found = re.search(r"http://[0-9.:]+", line)
             assert found, line + running.stderr.read()

@@ -20,7 +20,7 @@ def test_a_fresh_draft_comes_to_agree_with_the_target(tmp_path: Path) -> None:
     """Claim: over unseen clips an untrained draft agrees nowhere, a trained one at a third of the
     positions and more, and the loss of its last tenth is below half of its first."""
     target = NAMES["shapes"]
-    before = run.fresh(load("shapes", fused=False), 2, seed=0)
+    before = run.make_fresh_draft(load("shapes", fused=False), 2, seed=0)
     before.backbone.model.save_pretrained(tmp_path / "before")
     settings = Settings(
         phases="instruction", steps=120, batch_size=8, lr_scale=100.0, distill=0.5, drop_visual=0.9

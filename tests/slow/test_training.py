@@ -10,7 +10,7 @@ from transformers.video_utils import VideoMetadata
 from evidence.training import build, evaluate, train
 from evidence.training.batch import collate, draw
 from evidence.training.model import create, embed, grow, patches, read, see
-from saccade.world import drawing, text
+from saccade.world import dialogues, drawing
 from saccade.world import scenes as world
 from saccade.world.train_draft.samples import Canvas
 
@@ -50,7 +50,7 @@ def test_a_row_is_what_the_processor_and_model_make(
     shown = [{"type": "video" if canvas.kind == "video" else "image"}]
     shown *= 2 if canvas.kind == "diff" else 1
     messages = []
-    for turn in text.conversation(talk.scene, task, talk.seed):
+    for turn in dialogues.conversation(talk.scene, task, talk.seed):
         content = [*shown, {"type": "text", "text": turn.question}]
         messages += [{"role": "user", "content": content}]
         messages += [{"role": "assistant", "content": turn.answer}]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from saccade.inputs import load
-from saccade.ui.asking import PageModels
+from saccade.ui.page_run import PageModels
 
 
 @pytest.fixture(scope="session")

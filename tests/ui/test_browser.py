@@ -18,7 +18,7 @@ pytest.importorskip("playwright", reason="the browser's driver is a development 
 
 from playwright.sync_api import Browser, Page, expect, sync_playwright  # noqa: E402
 
-from saccade.ui import spelling  # noqa: E402
+from saccade.ui import method_controls  # noqa: E402
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 CHROMIUM = next(filter(None, map(shutil.which, NAMES)), None)
@@ -101,7 +101,7 @@ def page(served: Served, browser: Browser) -> Iterator[Page]:
 def ask(page: Page, method: str, tokens: int) -> None:
     unfold(page)
     written = page.locator("#sac-method input")
-    _, explained = spelling.explained(method)
+    _, explained = method_controls.explain_method(method)
     for _ in range(20):  # a page that is still waking up hears no Enter
         written.fill(method)
         written.press("Enter")

@@ -14,8 +14,8 @@ from saccade.core.tree import Tree, chain
 from saccade.engine.generate import run
 from saccade.inputs import ask
 from saccade.inputs.media import Limits
-from saccade.ui.asking import PageModels, PageQuestion, PageSettings, Shown, answers
-from saccade.ui.duel import Duel, Tell, duel
+from saccade.ui.duel import Duel, OnPhase, run_duel
+from saccade.ui.page_run import PageModels, PageQuestion, PageRun, PageSettings, run_question
 
 SHORT = "Five shapes, short (256)"
 TOKENS = 24
@@ -35,7 +35,9 @@ class Clock:
 class Steps:
     """A stream whose every round takes the same time and emits tokens 1, 2, 3, ..."""
 
-    def __init__(self, clock: Clock, tell: Tell, prefill: float, each: float, rounds: int) -> None:
+    def __init__(
+        self, clock: Clock, tell: OnPhase, prefill: float, each: float, rounds: int
+    ) -> None:
         self.results: list[Result] = []
         self.closed = False
         self._work = self._rounds(clock, tell, prefill, each, rounds)
@@ -47,7 +49,7 @@ class Steps:
         self.closed = True
 
     def _rounds(
-        self, clock: Clock, tell: Tell, prefill: float, each: float, rounds: int
+        self, clock: Clock, tell: OnPhase, prefill: float, each: float, rounds: int
     ) -> Iterator[Round]:
         tell("prefill")
         clock.now += prefill
@@ -70,25 +72,25 @@ def raced(
     """All snapshots of two made-up streams: (seconds of prefill, seconds a round, rounds)."""
     clock, streams = Clock(), []
 
-    def begin(shape: tuple[float, float, int]) -> Callable[[Tell], Steps]:
-        def start(tell: Tell) -> Steps:
+    def begin(shape: tuple[float, float, int]) -> Callable[[OnPhase], Steps]:
+        def start(tell: OnPhase) -> Steps:
             streams.append(Steps(clock, tell, *shape))
             return streams[-1]
 
         return start
 
     sides = ("ar", begin(plain)), ("x", begin(drafted))
-    return list(duel(*sides, spelt, every=0.0, clock=clock, **others)), streams
+    return list(run_duel(*sides, spelt, snapshot_seconds=0.0, clock=clock, **others)), streams
 
 
-def asked(method: str, **others: Any) -> PageQuestion:
+def question_for(method: str, **others: Any) -> PageQuestion:
     plain: dict[str, Any] = {"example": SHORT, "upload": None, "prompt": "Describe the video."}
     plain |= {"method": method, "tokens": TOKENS, "temperature": 0.0, "seed": 0}
     return PageQuestion(**{**plain, **others})
 
 
-def last(pair: PageModels, question: PageQuestion) -> list[Shown]:
-    return list(answers(pair, PageSettings(), question, lambda: False))
+def last(pair: PageModels, question: PageQuestion) -> list[PageRun]:
+    return list(run_question(pair, PageSettings(), question, lambda: False))
 
 
 @pytest.mark.parametrize(("slow", "fast"), [(3.0, 1.0), (1.0, 7.0), (2.0, 2.0)])
@@ -109,29 +111,29 @@ def test_each_clock_counts_its_own_work_alone_and_the_ratio_follows() -> None:
     prefill, counted as decoding."""
     found, streams = raced((4.0, 2.0, 11), (5.0, 1.0, 11))
     end = found[-1]
-    assert end.over and end.same and not end.halted
-    assert (end.plain.seconds, end.plain.before) == (26.0, 4.0)
-    assert (end.drafted.seconds, end.drafted.before) == (16.0, 5.0)
-    assert end.plain.per_token == pytest.approx(2.2)
+    assert end.is_complete and end.same_tokens and not end.stopped
+    assert (end.plain.seconds, end.plain.seconds_before_decoding) == (26.0, 4.0)
+    assert (end.drafted.seconds, end.drafted.seconds_before_decoding) == (16.0, 5.0)
+    assert end.plain.seconds_per_token == pytest.approx(2.2)
     assert end.speedup == pytest.approx(2.0)
-    assert end.speedup_whole == pytest.approx(26 / 16)
+    assert end.end_to_end_speedup == pytest.approx(26 / 16)
     assert all(stream.closed for stream in streams)
 
 
 def test_other_tokens_are_called_other_tokens() -> None:
     """Control: answers that differ must not be called the same."""
     found, _ = raced((0.0, 1.0, 5), (0.0, 1.0, 6))
-    assert found[-1].same is False
-    assert found[0].same is None and found[0].speedup is None
+    assert found[-1].same_tokens is False
+    assert found[0].same_tokens is None and found[0].speedup is None
 
 
 def test_stopping_ends_both_before_another_step() -> None:
     """Claim: once asked to stop no step is taken, the last snapshot says so, streams are closed."""
     asks = iter([False] * 9 + [True] * 99)
-    found, streams = raced((1.0, 1.0, 50), (1.0, 1.0, 50), halted=lambda: next(asks))
+    found, streams = raced((1.0, 1.0, 50), (1.0, 1.0, 50), should_stop=lambda: next(asks))
     end = found[-1]
-    assert end.halted and not end.over
-    assert end.plain.tokens + end.drafted.tokens <= 5
+    assert end.stopped and not end.is_complete
+    assert end.plain.token_count + end.drafted.token_count <= 5
     assert {end.plain.phase, end.drafted.phase} == {"stopped"}
     assert len(streams) == 2 and all(stream.closed for stream in streams)
 
@@ -140,11 +142,11 @@ def test_closing_it_closes_both_streams() -> None:
     """Claim: whoever stops asking for snapshots leaves no stream open behind."""
     clock, streams = Clock(), []
 
-    def begin(tell: Tell) -> Steps:
+    def begin(tell: OnPhase) -> Steps:
         streams.append(Steps(clock, tell, 1.0, 1.0, 50))
         return streams[-1]
 
-    going = duel(("ar", begin), ("x", begin), spelt, every=0.0, clock=clock)
+    going = run_duel(("ar", begin), ("x", begin), spelt, snapshot_seconds=0.0, clock=clock)
     for _ in range(6):
         next(going)
     going.close()
@@ -171,12 +173,12 @@ def test_a_round_is_spelt_in_pieces_of_its_kinds() -> None:
 
     clock = Clock()
     sides = ("ar", lambda tell: Steps(clock, tell, 0.0, 1.0, 1)), ("x", lambda tell: Made())
-    side = list(duel(*sides, spelt, every=0.0, clock=clock))[-1].drafted
+    side = list(run_duel(*sides, spelt, snapshot_seconds=0.0, clock=clock))[-1].drafted
     kinds = "accepted", "accepted", "recovered", "accepted", "bonus"
     assert [(piece.text, piece.kind) for piece in side.pieces] == list(
         zip("abcde", kinds, strict=True)
     )
-    assert (side.tau, side.rate) == (2.5, 3 / 4)
+    assert (side.tau, side.acceptance_rate) == (2.5, 3 / 4)
 
 
 @pytest.mark.parametrize("method", ["auto", "sage", "tabed", "specvlm-self"])
@@ -184,12 +186,12 @@ def test_both_answers_are_the_ones_each_gives_alone(models: PageModels, method: 
     """Claim: taking turns over one target changes neither answer, and the pieces spell them.
 
     Fails if one stream's work leaks into the other's."""
-    shown = last(models, asked(method))
+    shown = last(models, question_for(method))
     end = shown[-1].duel
     inputs = ask(models.target, "Describe the video.", clips=[shown[-1].clip])
     settings: dict[str, Any] = {"max_new_tokens": TOKENS, "do_sample": False}
     alone = run(models.target.backbone, inputs, method="ar", **settings)
-    assert end.same
+    assert end.same_tokens
     assert end.plain.result is not None and end.plain.result.ids == alone.ids
     assert end.drafted.result is not None and end.drafted.result.ids == alone.ids
     assert end.drafted.result.fallback_reason is None
@@ -200,7 +202,7 @@ def test_both_answers_are_the_ones_each_gives_alone(models: PageModels, method: 
 
 def test_a_sampled_answer_is_the_one_its_seed_gives_alone(models: PageModels) -> None:
     """Claim: temperature and seed reach the drafted side; and the plain one, so that both draw."""
-    shown = last(models, asked("sd", temperature=1.5, seed=7))[-1]
+    shown = last(models, question_for("sd", temperature=1.5, seed=7))[-1]
     inputs = ask(models.target, "Describe the video.", clips=[shown.clip])
     settings: dict[str, Any] = {"max_new_tokens": TOKENS, "do_sample": True, "temperature": 1.5}
     for method, side in (("ar", shown.duel.plain), ("sd", shown.duel.drafted)):
@@ -216,13 +218,13 @@ def test_what_is_shown_as_kept_is_as_much_as_the_draft_read(
     """Claim: the picture's counts are the engine's, and the shares add up to them.
 
     Fails if the view was applied to another prompt, or drawn at other cells."""
-    end = last(models, asked(method, tokens=4))[-1]
-    assert end.seen and end.duel.drafted.result is not None
-    counts = [one.count for one in end.seen]
+    end = last(models, question_for(method, tokens=4))[-1]
+    assert end.views and end.duel.drafted.result is not None
+    counts = [one.kept_count for one in end.views]
     assert max(counts) == end.duel.drafted.result.draft_visual_tokens
-    for one in end.seen:
-        assert one.share.shape == (16, 4, 4) and one.whole == 256
-        assert float(one.share.sum()) == pytest.approx(one.count, abs=1e-2)
+    for one in end.views:
+        assert one.share.shape == (16, 4, 4) and one.total_count == 256
+        assert float(one.share.sum()) == pytest.approx(one.kept_count, abs=1e-2)
 
 
 def test_a_draft_that_fails_says_why_and_the_answer_stands(
@@ -235,8 +237,8 @@ def test_a_draft_that_fails_says_why_and_the_answer_stands(
         raise RuntimeError("no more guesses")
 
     monkeypatch.setattr(ModelDrafter, "commit", broken)
-    end = last(models, asked("specvlm"))[-1].duel
-    assert end.same and end.drafted.result is not None
+    end = last(models, question_for("specvlm"))[-1].duel
+    assert end.same_tokens and end.drafted.result is not None
     assert "no more guesses" in str(end.drafted.result.fallback_reason)
 
 
@@ -244,14 +246,14 @@ def test_a_picture_that_fails_costs_no_answer(
     models: PageModels, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Claim: when what the draft saw cannot be worked out, both answers stand and it says so."""
-    from saccade.ui import asking
+    from saccade.ui import page_run
 
     def broken(*_: Any) -> Any:
         raise RuntimeError("no grid")
 
-    monkeypatch.setattr(asking, "kept", broken)
-    end = last(models, asked("specvlm", tokens=4))[-1]
-    assert end.duel.over and end.why == "What the draft saw cannot be shown: no grid"
+    monkeypatch.setattr(page_run, "measure_kept_tokens", broken)
+    end = last(models, question_for("specvlm", tokens=4))[-1]
+    assert end.duel.is_complete and end.views_error == "What the draft saw cannot be shown: no grid"
 
 
 @pytest.mark.parametrize(
@@ -273,7 +275,7 @@ def test_what_cannot_be_asked_is_refused_in_a_sentence(
     from saccade.core.errors import SaccadeError
 
     with pytest.raises(SaccadeError, match=says) as refused:
-        last(models, asked(**{"method": "auto", **question}))
+        last(models, question_for(**{"method": "auto", **question}))
     assert isinstance(refused.value, error)
 
 
@@ -281,11 +283,11 @@ def test_a_prompt_beyond_the_house_limit_is_refused_before_any_work(models: Page
     """Claim: a clip of more tokens than the page takes is refused with both numbers."""
     settings = PageSettings(limits=Limits(), max_prompt=100)
     with pytest.raises(Exception, match=r"are 2\d\d tokens and the page takes 100"):
-        list(answers(models, settings, asked("auto"), lambda: False))
+        list(run_question(models, settings, question_for("auto"), lambda: False))
 
 
 def test_a_missing_draft_is_a_sentence(models: PageModels) -> None:
     """Claim: a method that wants a draft model says so where there is none."""
     alone = PageModels(models.target, None)
     with pytest.raises(ModelError, match="drafts with a second model"):
-        last(alone, asked("specvlm"))
+        last(alone, question_for("specvlm"))

@@ -16,7 +16,7 @@ from PIL import Image
 
 from saccade.core.errors import OptionError
 from saccade.inputs.media import Limits
-from saccade.ui.asking import EXAMPLES, PageSettings
+from saccade.ui.page_run import EXAMPLES, PageSettings
 
 Call = Callable[..., tuple[int, str, str]]
 TRAINED_BELOW = 10_000_000  # training draws its seeds there
@@ -37,15 +37,15 @@ from saccade.ui import page
 def nobody():
     raise AssertionError("the page asked for models before there was anything to answer")
 
-built = page.build(nobody)
-assert page.app(built) is not None
+built = page.build_page(nobody)
+assert page.make_app(built) is not None
 print(built.analytics_enabled, *sorted(type(block).__name__ for block in built.blocks.values()))
 """
 
 
 @pytest.mark.slow
 def test_the_page_is_built_without_models_and_tells_nobody() -> None:
-    """Claim: ``build`` and ``app`` load no model, and analytics are off.
+    """Claim: ``build_page`` and ``make_app`` load no model, and analytics are off.
 
     Fails if a component's name or an option of gradio's changed. In a process of its own: gradio
     leaves event loops open behind it."""
@@ -73,13 +73,14 @@ def endless(*asked):
         steps.append("closed")
 
 from saccade.methods import SYSTEMS
-from saccade.ui.asking import EXAMPLES, Shown
+from saccade.ui.page_run import EXAMPLES, PageRun
 from saccade.ui.duel import Column, Duel
 
-shown = Shown(Duel(Column("ar"), Column("x")), SYSTEMS["sd"], next(iter(EXAMPLES.values())).clip())
-page.answers = endless
+duel = Duel(Column("ar"), Column("x"))
+shown = PageRun(duel, SYSTEMS["sd"], next(iter(EXAMPLES.values())).clip())
+page.run_question = endless
 door = socket.create_server(("127.0.0.1", 0))
-config = uvicorn.Config(page.app(page.build(lambda: None)), log_level="error")
+config = uvicorn.Config(page.make_app(page.build_page(lambda: None)), log_level="error")
 server = uvicorn.Server(config)
 threading.Thread(target=server.run, args=([door],), daemon=True).start()
 at = f"http://127.0.0.1:{door.getsockname()[1]}"
@@ -122,11 +123,11 @@ def test_looking_at_a_clip_shows_frames_or_the_sentence(page: Any, tmp_path: Pat
     picture, other = tmp_path / "one.png", tmp_path / "page.mp4"
     Image.fromarray(np.full((32, 32, 3), 200, np.uint8)).save(picture)
     other.write_text("<html>gone</html>")
-    assert page.look(None, str(picture), PageSettings()).count("<img") == 1
-    refused = page.look(None, str(other), PageSettings())
+    assert page.preview_clip(None, str(picture), PageSettings()).count("<img") == 1
+    refused = page.preview_clip(None, str(other), PageSettings())
     assert "page.mp4 is not a video" in refused and "sac-error" in refused
     assert "<img" not in refused and "Traceback" not in refused
-    assert "pick an example clip" in page.look(None, None, PageSettings())
+    assert "pick an example clip" in page.preview_clip(None, None, PageSettings())
 
 
 def test_limits_of_the_house_hold_for_uploads(page: Any, tmp_path: Path) -> None:
@@ -134,7 +135,7 @@ def test_limits_of_the_house_hold_for_uploads(page: Any, tmp_path: Path) -> None
     picture = tmp_path / "one.png"
     Image.fromarray(np.full((32, 32, 3), 200, np.uint8)).save(picture)
     small = PageSettings(limits=Limits(max_bytes=10))
-    assert "larger than 10 bytes" in page.look(None, str(picture), small)
+    assert "larger than 10 bytes" in page.preview_clip(None, str(picture), small)
 
 
 def test_a_bug_is_a_sentence_too(page: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,9 +144,9 @@ def test_a_bug_is_a_sentence_too(page: Any, monkeypatch: pytest.MonkeyPatch) -> 
     def broken(*_: Any) -> Any:
         raise RuntimeError("secret")
 
-    monkeypatch.setattr(page, "read", broken)
-    said = page.look("x", None, PageSettings())
-    assert page.WRONG in said and "secret" not in said
+    monkeypatch.setattr(page, "read_clip", broken)
+    said = page.preview_clip("x", None, PageSettings())
+    assert page.INTERNAL_ERROR in said and "secret" not in said
 
 
 @pytest.fixture

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 import torch
 
-from saccade.bench.show import MEANING
+from saccade.bench.terminal_output import KIND_MEANINGS
 from saccade.core.result import Result, RoundRecord, Timings
-from saccade.ui import pictures, spelling
+from saccade.ui import method_controls, pictures
 from saccade.ui.duel import Column, Duel, Piece
-from saccade.ui.kept import KeptClips
+from saccade.ui.kept_tokens import KeptTokens
 
 CSS = Path(pictures.__file__).with_name("page.css")
 EVIL = "<script>alert(1)</script>\"'&"
@@ -43,12 +43,12 @@ def test_each_kind_has_a_look_beyond_its_hue() -> None:
     Fails if two kinds differ by colour alone."""
     css = CSS.read_text()
     looks = set()
-    for kind in MEANING:
+    for kind in KIND_MEANINGS:
         (rule,) = re.findall(rf"\n\.sac-{kind} {{(.*?)}}", css, re.S)
         line = re.search(r"text-decoration: underline (\w+)", rule)
         assert line
         looks.add(line.group(1))
-    assert len(looks) == len(MEANING) == 3
+    assert len(looks) == len(KIND_MEANINGS) == 3
 
 
 @pytest.mark.parametrize("theme", [":root", ".dark"])
@@ -62,7 +62,7 @@ def test_colours_can_be_read(theme: str) -> None:
 
     (block,) = re.findall(rf"\n{re.escape(theme)} {{(.*?)}}", CSS.read_text(), re.S)
     ground = light("#ffffff" if theme == ":root" else "#0b0f19")
-    for name in (*MEANING, "faint", "wrong"):
+    for name in (*KIND_MEANINGS, "faint", "wrong"):
         (colour,) = re.findall(rf"--sac-{name}: (#\w{{6}});", block)
         low, high = sorted((light(colour), ground))
         assert (high + 0.05) / (low + 0.05) >= 4.5, name
@@ -85,8 +85,8 @@ def test_no_picture_passes_markup_on() -> None:
     side = Column(EVIL, EVIL, (Piece(EVIL, "bonus"),))
     drawn = [
         pictures.tree(BRANCHED, lambda token: EVIL, EVIL),
-        pictures.over_rounds([RoundRecord((1,), (-1,), (1,), 2, "bonus", 0, 0, (1.0,))], [EVIL]),
-        pictures.seen(frames, [0.0], KeptClips(EVIL, share, 4, 4)),
+        pictures.rounds_chart([RoundRecord((1,), (-1,), (1,), 2, "bonus", 0, 0, (1.0,))], [EVIL]),
+        pictures.kept_frames(frames, [0.0], KeptTokens(EVIL, share, 4, 4)),
         pictures.column(side, True),
         pictures.column(side, False),
         pictures.message(EVIL),
@@ -139,7 +139,7 @@ def test_rounds_show_bars_trees_and_weights_where_there_are_any() -> None:
     """Claim: two bars a round; depth and width for trees that branch; a line a view's weight."""
 
     def curves(rounds: list[RoundRecord], views: list[str]) -> tuple[int, int]:
-        svg = parsed(pictures.over_rounds(rounds, views, 0))
+        svg = parsed(pictures.rounds_chart(rounds, views, 0))
         titles = [t.text for t in svg.iter("text") if t.attrib.get("class") == "sac-title"]
         bars = [b for b in svg.iter("rect") if b.find("title") is not None]
         assert len(bars) == 2 * len(rounds)
@@ -153,7 +153,7 @@ def test_rounds_show_bars_trees_and_weights_where_there_are_any() -> None:
 
 def test_bars_are_as_tall_as_what_they_count() -> None:
     """Claim: accepted over drafted is the ratio of the bars' heights."""
-    svg = parsed(pictures.over_rounds([BRANCHED]))
+    svg = parsed(pictures.rounds_chart([BRANCHED]))
     drafted, accepted = [
         float(bar.attrib["height"]) for bar in svg.iter("rect") if bar.find("title") is not None
     ]
@@ -162,7 +162,7 @@ def test_bars_are_as_tall_as_what_they_count() -> None:
 
 def test_plain_rounds_say_so() -> None:
     """Claim: where nothing was drafted there is a sentence and no empty picture."""
-    assert "Nothing was drafted" in pictures.over_rounds([PLAIN, PLAIN])
+    assert "Nothing was drafted" in pictures.rounds_chart([PLAIN, PLAIN])
 
 
 def test_dropped_cells_are_dim_and_kept_ones_are_not() -> None:
@@ -170,7 +170,7 @@ def test_dropped_cells_are_dim_and_kept_ones_are_not() -> None:
     that half the heads kept is between."""
     frame = np.full((64, 64, 3), (250, 60, 60), np.uint8)
     share = np.array([[1.0, 0.0], [0.5, np.nan]])
-    drawn = np.asarray(pictures.overlaid(frame, share)).astype(int)
+    drawn = np.asarray(pictures.overlay_kept_tokens(frame, share)).astype(int)
     quarter = drawn.shape[0] // 4
     kept, dropped = drawn[quarter, quarter], drawn[quarter, 3 * quarter]
     half = drawn[3 * quarter, quarter]
@@ -195,7 +195,7 @@ def test_the_outcome_says_whether_tokens_are_the_same() -> None:
     assert '<b class="sac-same">NO</b>' in pictures.outcome(Duel(one, other), False)
     assert "drawn apart" in pictures.outcome(Duel(one, other), True)
     assert pictures.outcome(Duel(one, Column("x")), False) == ""
-    assert "Stopped" in pictures.outcome(Duel(one, Column("x"), halted=True), False)
+    assert "Stopped" in pictures.outcome(Duel(one, Column("x"), stopped=True), False)
 
 
 @pytest.mark.parametrize(
@@ -212,22 +212,22 @@ def test_a_control_changes_its_own_axis_alone(
     method: str, axis: str, value: str, becomes: str
 ) -> None:
     """Claim: what a control does to the writing, and that the rest of it stays."""
-    assert spelling.changed(method, axis, value) == becomes
+    assert method_controls.set_axis(method, axis, value) == becomes
 
 
 def test_every_choice_on_the_menu_is_one_of_the_engine() -> None:
     """Claim: each entry is understood by ``resolve``: refused, if at all, for what it meets.
 
     Fails if the menu offers what no axis knows."""
-    for axis, values in spelling.MENU.items():
+    for axis, values in method_controls.MENU.items():
         for value in values:
-            possible, words = spelling.explained(f"sd/{axis}={value}")
+            possible, words = method_controls.explain_method(f"sd/{axis}={value}")
             assert possible or not words.startswith(("unknown", "cannot read", f"{axis}=")), words
 
 
 def test_a_method_is_explained_or_refused_in_a_sentence() -> None:
     """Claim: a method that can be is told by its choices, another by why it cannot be."""
-    possible, words = spelling.explained("specvlm/shape=fit")
+    possible, words = method_controls.explain_method("specvlm/shape=fit")
     assert possible and "view specvlm" in words and "shape fit" in words
-    possible, words = spelling.explained("pearl/shape=tree")
+    possible, words = method_controls.explain_method("pearl/shape=tree")
     assert not possible and "parallel schedule drafts a chain" in words

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from saccade.inputs.loading import Loaded
 from saccade.vllm import draft as module
-from saccade.vllm import features
+from saccade.vllm import mm_features
 from saccade.vllm.draft import Draft
 
 LONGEST = 512
@@ -117,7 +117,7 @@ def loaded(patch: pytest.MonkeyPatch, model: Any, runner: Any, **options: Any) -
     patch.setattr(module, "load", lambda name, **_: Loaded(name, backbone(model), None))
     patch.setattr(module, "check_tokenizers", lambda *_: None)
     patch.setattr(module.AutoTokenizer, "from_pretrained", lambda *_, **__: None)
-    patch.setattr(features, "batches", lambda carried: [one.data for one in carried])
+    patch.setattr(mm_features, "group_batches", lambda carried: [one.data for one in carried])
     memory = options.pop("memory", 0.01)
     made = Draft(config(memory=memory, **options), runner)
     made.load_model(None)

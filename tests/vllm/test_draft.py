@@ -18,8 +18,8 @@ from saccade.core.prompt import Prefill
 from saccade.core.sampling import Sampling
 from saccade.core.tree import Tree
 from saccade.model.session import Session
-from saccade.vllm import caches, features, mending
-from saccade.vllm.draft import Draft, alike
+from saccade.vllm import cpu_fixes, mm_features, request_drafts
+from saccade.vllm.draft import Draft, are_alike
 
 
 @pytest.fixture
@@ -78,7 +78,7 @@ def test_equal_rows_are_taken_from_the_engine(monkeypatch, runner):
     for name in ("a", "b"):
         runner.add(name, qwen25(), video(), truth("qwen2_5_vl"))
     runner.step(draft)
-    assert draft._alike
+    assert draft._rows_are_alike
     runner.add("c", qwen25(), video(), truth("qwen2_5_vl"))
     monkeypatch.setattr(
         type(draft._loaded.backbone), "prompts", lambda *_: pytest.fail("the tower ran")
@@ -94,9 +94,9 @@ def test_other_rows_are_not(monkeypatch, runner):
     runner.encoder_cache["a"] = torch.randn_like(runner.encoder_cache["a"])
     while runner.requests:
         runner.step(draft)
-    assert draft._alike is False
+    assert draft._rows_are_alike is False
     assert runner.drafted == runner.accepted
-    assert not alike(torch.ones(2, 3), torch.ones(2, 4))
+    assert not are_alike(torch.ones(2, 3), torch.ones(2, 4))
 
 
 def test_chunks_of_a_prompt_get_no_draft(monkeypatch, runner):
@@ -150,7 +150,7 @@ def test_pixels_that_were_let_go_are_not_needed_beside_rows(monkeypatch, runner)
     del runner.encoder_cache["c"]
     runner.step(draft)
     assert [len(runner.flying[name]) for name in ("a", "b", "c")] == [5, 5, 0]
-    draft._alike = False
+    draft._rows_are_alike = False
     runner.add("d", qwen25(), video(), truth("qwen2_5_vl"))
     runner.requests["d"].mm_features = runner.requests["b"].mm_features
     runner.step(draft)
@@ -172,7 +172,7 @@ def test_memory_is_bounded(monkeypatch, runner):
 def test_memory_is_bounded_while_answers_grow(monkeypatch, runner):
     """Claim: where two caches have to grow in the same round and there is room for one, the other
     request goes on without drafts, and no round ends above what was allowed."""
-    monkeypatch.setattr(caches, "LONG", 0)  # caches begin with the prompt and 64 rows
+    monkeypatch.setattr(request_drafts, "LONG", 0)  # caches begin with the prompt and 64 rows
     allowed = 290 * backbone(qwen25()).token_bytes  # 2 x 95 rows, and not 2 x 142
     draft = loaded(monkeypatch, qwen25(), runner, view="full", memory=allowed / 2**30)
     for name in ("a", "b"):
@@ -269,19 +269,21 @@ def test_bytes_are_scaled_as_the_processor_would():
     pictures = torch.randint(0, 256, (2, 3, 4, 4), dtype=torch.uint8)
     mean, std = torch.tensor(rule.image_mean), torch.tensor(rule.image_std)
     real = (pictures.float() / 255 - mean.view(3, 1, 1)) / std.view(3, 1, 1)
-    torch.testing.assert_close(features.normal(pictures, rule), real)
+    torch.testing.assert_close(mm_features.normalize_pixels(pictures, rule), real)
     patches = pictures.reshape(2, -1)
-    torch.testing.assert_close(features.normal(patches, rule), real.reshape(2, -1))
-    assert features.normal(real, None) is real
+    torch.testing.assert_close(mm_features.normalize_pixels(patches, rule), real.reshape(2, -1))
+    assert mm_features.normalize_pixels(real, None) is real
 
 
 def test_a_request_s_value_goes_to_each_of_its_drafted_tokens():
     """Claim: what mends vLLM's sampler on a CPU repeats a value once a drafted token, of any type,
     leaves requests without drafts out, and exchanges the value that stands for greedy."""
     ends = torch.tensor([2, 2, 5], dtype=torch.int32)
-    heat = mending.expanded(torch.tensor([0.5, 0.7, 0.0]), ends, 5, replace_from=0, replace_to=1)
+    heat = cpu_fixes.expand_to_tokens(
+        torch.tensor([0.5, 0.7, 0.0]), ends, 5, replace_from=0, replace_to=1
+    )
     assert heat.tolist() == [0.5, 0.5, 1, 1, 1]
-    ks = mending.expanded(torch.tensor([3, 5, 9], dtype=torch.int32), ends, 5)
+    ks = cpu_fixes.expand_to_tokens(torch.tensor([3, 5, 9], dtype=torch.int32), ends, 5)
     assert ks.tolist() == [3, 3, 9, 9, 9] and ks.dtype == torch.int32
 
 
@@ -293,6 +295,6 @@ def test_limits_meet_rows_or_nothing_happens():
 
     with pytest.raises(RuntimeError):
         limit(torch.empty(0, 4), torch.empty(0, dtype=torch.int))
-    mended = mending.of_rows(limit)
+    mended = cpu_fixes.skip_empty(limit)
     assert mended(torch.empty(0, 4), torch.empty(0, dtype=torch.int)).shape == (0, 4)
     assert mended(torch.tensor([[1.0, 2.0]]), torch.tensor([1])).tolist() == [[-torch.inf, 2.0]]

@@ -36,7 +36,7 @@ class CPUModelRunner(GPUModelRunner):
 def vllm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The file of the runner's module, in a process that has not imported it yet."""
     assert not _imported(), "these claims are about processes without vLLM"
-    *folders, name = plugin.MODULE.split(".")
+    *folders, name = plugin.RUNNER_MODULE.split(".")
     file = tmp_path.joinpath(*folders, f"{name}.py")
     file.parent.mkdir(parents=True)
     file.write_text(MODULE)
@@ -64,12 +64,12 @@ def test_a_runner_meets_the_draft_it_made(vllm, early, monkeypatch):
     """Claim: whether the plug-in is called before the runner's module is imported or after, and
     again at any time, a runner meets the draft that it made, once; one of a subclass as well."""
     met = []
-    monkeypatch.setattr(Draft, "meet", lambda draft, runner: met.append((draft, runner)))
+    monkeypatch.setattr(Draft, "set_runner", lambda draft, runner: met.append((draft, runner)))
     if early:
         plugin.register()
         plugin.register()
         assert not _imported()
-    module = importlib.import_module(plugin.MODULE)
+    module = importlib.import_module(plugin.RUNNER_MODULE)
     plugin.register()
     plugin.register()
     made = [module.GPUModelRunner(_draft, device="cuda"), module.CPUModelRunner(_draft)]
@@ -82,23 +82,23 @@ def test_who_does_not_draft_with_us_is_left_alone(vllm):
     """Claim: a runner with another draft, or none, is made as ever; a module that has no such
     class is imported as ever; one that breaks, breaks as ever."""
     plugin.register()
-    assert importlib.util.find_spec(plugin.MODULE).origin == str(vllm)
+    assert importlib.util.find_spec(plugin.RUNNER_MODULE).origin == str(vllm)
     vllm.write_text(MODULE + "\nraise RuntimeError('torn')\n")
     with pytest.raises(RuntimeError, match="torn"):
-        importlib.import_module(plugin.MODULE)
+        importlib.import_module(plugin.RUNNER_MODULE)
     vllm.write_text(MODULE + "\n# whole again\n")
-    runners = importlib.import_module(plugin.MODULE).GPUModelRunner
-    other = SimpleNamespace(meet=lambda _: pytest.fail("this one asked for nothing"))
+    runners = importlib.import_module(plugin.RUNNER_MODULE).GPUModelRunner
+    other = SimpleNamespace(set_runner=lambda _: pytest.fail("this one asked for nothing"))
     assert runners(lambda: other).drafter is other and runners(lambda: None).drafter is None
-    del sys.modules[plugin.MODULE]
+    del sys.modules[plugin.RUNNER_MODULE]
     vllm.write_text("class AnotherRunner: ...\n# and its name is long\n")
-    assert importlib.import_module(plugin.MODULE).AnotherRunner()
+    assert importlib.import_module(plugin.RUNNER_MODULE).AnotherRunner()
 
 
 def test_without_the_plug_in_the_engine_does_not_start(vllm, monkeypatch):
     """Claim: a draft whose runner would never show itself says so while the engine starts, and
     names VLLM_PLUGINS where that is why."""
-    runners = importlib.import_module(plugin.MODULE).GPUModelRunner
+    runners = importlib.import_module(plugin.RUNNER_MODULE).GPUModelRunner
     with pytest.raises(OptionError, match="install Saccade .* beside vLLM 0.32 or newer"):
         runners(_draft)
     monkeypatch.setenv("VLLM_PLUGINS", "saccades,other")

@@ -13,7 +13,7 @@ from helpers import video_input as video
 from saccade.core.sampling import Sampling
 from saccade.model.attention import Step
 from saccade.model.session import Session
-from saccade.vllm.watching import Watch
+from saccade.vllm.attention_watch import AttentionWatch
 
 
 class Impl:
@@ -55,7 +55,7 @@ def test_what_is_watched_is_what_we_record(cuts):
     decoding = SimpleNamespace(num_prompt_tokens=3, mm_features=[1], prompt_token_ids=[1, 2, VIDEO])
     reading = SimpleNamespace(num_prompt_tokens=31, mm_features=[1], prompt_token_ids=ids)
     runner = SimpleNamespace(input_batch=batch, requests={"old": decoding, "new": reading})
-    watch = Watch(runner, layers, {VIDEO: "video"})
+    watch = AttentionWatch(runner, layers, {VIDEO: "video"})
     start = 0
     for stop in cuts:
         batch.num_computed_tokens_cpu = np.array([3, start])
@@ -80,7 +80,7 @@ def test_keys_of_prompts_under_way_are_bounded():
     reading = SimpleNamespace(num_prompt_tokens=31, mm_features=[1], prompt_token_ids=ids)
     batch = SimpleNamespace(req_ids=["a", "b"])
     runner = SimpleNamespace(input_batch=batch, requests={"a": reading, "b": reading, "c": reading})
-    watch = Watch(runner, layers, {VIDEO: "video"}, 1.5 * one)
+    watch = AttentionWatch(runner, layers, {VIDEO: "video"}, 1.5 * one)
 
     def step(starts: list[int], count: int) -> None:
         batch.num_computed_tokens_cpu = np.array(starts)
@@ -106,7 +106,7 @@ def test_what_came_from_a_prefix_cache_is_not_guessed():
     reading = SimpleNamespace(num_prompt_tokens=31, mm_features=[1], prompt_token_ids=ids)
     batch = SimpleNamespace(req_ids=["a"], num_computed_tokens_cpu=np.array([16]))
     runner = SimpleNamespace(input_batch=batch, requests={"a": reading})
-    watch = Watch(runner, layers, {VIDEO: "video"})
+    watch = AttentionWatch(runner, layers, {VIDEO: "video"})
     for start, stop in ((16, 31), (0, 16)):
         batch.num_computed_tokens_cpu = np.array([start])
         meta = SimpleNamespace(query_start_loc=torch.tensor([0, stop - start]))
@@ -114,10 +114,10 @@ def test_what_came_from_a_prefix_cache_is_not_guessed():
             layer.impl.forward(layer, q[start:stop], k[start:stop], k[start:stop], None, meta)
         if start:
             assert watch.take("a") is None
-    assert watch._readings
+    assert watch._prompts
     runner.requests = {}
     watch.forget_ended()
-    assert not watch._readings
+    assert not watch._prompts
     watch.close()
     assert all("forward" not in vars(layer.impl) for layer in layers.values())
     assert "forward" not in vars(layers["0"].impl)
@@ -127,7 +127,9 @@ def test_what_fails_in_watching_costs_the_target_nothing(caplog):
     """Claim: an error while looking is told once, every layer attends as before, and nothing is
     looked at from then on."""
     layers = _layers(2)
-    watch = Watch(SimpleNamespace(requests={}), layers, {VIDEO: "video"})  # without a batch
+    watch = AttentionWatch(
+        SimpleNamespace(requests={}), layers, {VIDEO: "video"}
+    )  # without a batch
     row, meta = torch.zeros(1, 4, 32), SimpleNamespace(query_start_loc=torch.tensor([0, 1]))
     for layer in list(layers.values())[1:]:
         assert layer.impl.forward(layer, row, row, row, None, meta, output=None) == "attended"

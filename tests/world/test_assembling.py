@@ -18,9 +18,9 @@ from evidence import checkpoints
 from saccade.core.errors import ModelError, OptionError
 from saccade.inputs import Loaded, ask, load
 from saccade.world.train_draft import run
-from saccade.world.train_draft.assembling import assembled
-from saccade.world.train_draft.recipes import RECIPES, Settings, parts
-from saccade.world.train_draft.run import started
+from saccade.world.train_draft.assembly import assemble_draft
+from saccade.world.train_draft.recipes import RECIPES, Settings, parts_by_parameter
+from saccade.world.train_draft.run import make_starting_draft
 
 FORMS = ("llava-1.5", "llava-next", "llava-onevision")
 TINY = dict(steps=4, batch_size=2, lr_scale=10.0)
@@ -66,7 +66,7 @@ def test_a_draft_is_the_targets_class_around_smaller_parts(folder: Path, form: s
     a weight is left untrained that had been trained."""
     whole = target(folder, form)
     language = load(str(folder / "language"), fused=False).backbone.model
-    made = assembled(whole, str(folder / "language"), None, seed=0)
+    made = assemble_draft(whole, str(folder / "language"), None, seed=0)
     model: Any = made.backbone.model
     assert type(model) is type(whole.backbone.model) and made.processor is whole.processor
     now, text, seeing = (
@@ -86,9 +86,11 @@ def test_a_draft_is_the_targets_class_around_smaller_parts(folder: Path, form: s
     assert seeing.keys() == theirs.keys()
     assert all(torch.equal(weight, theirs[name]) for name, weight in seeing.items())
 
-    other = assembled(whole, str(folder / "language"), None, seed=1).backbone.model.state_dict()
-    same = assembled(whole, str(folder / "language"), None, seed=0).backbone.model.state_dict()
-    kinds = parts(model)
+    other = assemble_draft(
+        whole, str(folder / "language"), None, seed=1
+    ).backbone.model.state_dict()
+    same = assemble_draft(whole, str(folder / "language"), None, seed=0).backbone.model.state_dict()
+    kinds = parts_by_parameter(model)
     for name, weight in model.state_dict().items():
         assert torch.equal(weight, same[name])
         drawn = kinds[name] == "projector" and not name.endswith("bias")
@@ -106,7 +108,7 @@ def test_a_draft_is_the_targets_class_around_smaller_parts(folder: Path, form: s
 def test_a_tower_may_be_named(folder: Path) -> None:
     """Claim: the tower of a CLIP that reads text too is taken out of it, weight by weight, with its
     own number of layers."""
-    made = assembled(
+    made = assemble_draft(
         target(folder, "llava-1.5"), str(folder / "language"), str(folder / "clip"), seed=0
     )
     clip = hf.CLIPModel.from_pretrained(folder / "clip")
@@ -133,7 +135,7 @@ def test_what_does_not_go_together_is_refused(folder: Path) -> None:
         ((llava, words, str(folder / "none")), "no checkpoint folder"),
     ):
         with pytest.raises(ModelError, match=says) as caught:
-            assembled(*arguments, seed=0)
+            assemble_draft(*arguments, seed=0)
         assert "\n" not in str(caught.value)
     with pytest.raises(OptionError, match="leave --draft out"):
         run.train_draft(folder / "out", Settings(draft=words, language=words, **TINY))
@@ -146,18 +148,21 @@ def test_the_recipes_name_what_tabed_starts_from(folder: Path, monkeypatch: Any)
     """Claim: without names a draft for a target of LLaVA's form starts from LLaMA-68M or -160M
     (Miao et al., 2023) behind the target's own CLIP, and for the embedded target from nothing."""
     asked = []
-    monkeypatch.setattr(run, "assembled", lambda target, *given: asked.append(given))
+    monkeypatch.setattr(run, "assemble_draft", lambda target, *given: asked.append(given))
     whole = target(folder, "llava-1.5")
     for name, model in (
         ("llava-1.5-68m", "JackFram/llama-68m"),
         ("llava-1.5-160m", "JackFram/llama-160m"),
         ("llava-onevision-68m", "JackFram/llama-68m"),
     ):
-        started(whole, RECIPES[name], Settings(recipe=name, seed=3))
+        make_starting_draft(whole, RECIPES[name], Settings(recipe=name, seed=3))
         assert asked.pop() == (model, None, 3)
-    started(whole, RECIPES["llava-1.5-68m"], Settings(language="mine", tower="eyes"))
+    make_starting_draft(whole, RECIPES["llava-1.5-68m"], Settings(language="mine", tower="eyes"))
     assert asked == [("mine", "eyes", 0)]
-    assert started(load("shapes"), RECIPES["llava-1.5-68m"], Settings()).name == "a fresh draft"
+    assert (
+        make_starting_draft(load("shapes"), RECIPES["llava-1.5-68m"], Settings()).name
+        == "a fresh draft"
+    )
 
 
 def test_a_run_over_llavas_data_trains_and_its_draft_drafts(folder: Path, tmp_path: Path) -> None:
@@ -175,13 +180,13 @@ def test_a_run_over_llavas_data_trains_and_its_draft_drafts(folder: Path, tmp_pa
         rows.append({"id": number, "image": f"coco/{number}.png", "conversations": said})
     (tmp_path / "data.json").write_text(json.dumps(rows))
     names = dict(target=str(folder / "llava-1.5"), language=str(folder / "language"))
-    start = assembled(target(folder, "llava-1.5"), names["language"], None, seed=0)
+    start = assemble_draft(target(folder, "llava-1.5"), names["language"], None, seed=0)
     for data in (str(tmp_path / "data.json"), None):
         out = tmp_path / f"out{data is None}"
         found = run.train_draft(out, Settings(**names, data=data, distill=0.5, **TINY))
         assert [phase["phase"] for phase in found["phases"]] == ["pretraining", "instruction"]
         draft = load(str(out))
-        kinds, before = parts(draft.backbone.model), start.backbone.model.state_dict()
+        kinds, before = parts_by_parameter(draft.backbone.model), start.backbone.model.state_dict()
         moved = {
             kinds[name]
             for name, weight in draft.backbone.model.state_dict().items()

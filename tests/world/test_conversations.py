@@ -15,7 +15,7 @@ from evidence import checkpoints
 from saccade.core.errors import OptionError
 from saccade.inputs import Loaded, load
 from saccade.world.train_draft import conversations
-from saccade.world.train_draft.conversations import Conversations, learnt
+from saccade.world.train_draft.conversations import Conversations, training_sample
 
 FAMILIES = ("llava-1.5", "llava-next", "llava-onevision", "qwen2.5-vl")
 TALK = (
@@ -78,8 +78,8 @@ def test_every_answer_of_a_conversation_is_learnt(folder: Path, family: str) -> 
     human says, though a human says the same words; each label is the token after its place. Fails
     where the last answer alone is learnt, or a picture's rows shift the others."""
     loaded = model(folder, family)
-    (told,) = conversations.read(written(folder, [row()]))
-    found = learnt(loaded, told, np.random.default_rng(0), 0.0)
+    (told,) = conversations.read_conversations(written(folder, [row()]))
+    found = training_sample(loaded, told, np.random.default_rng(0), 0.0)
     assert found is not None
     end = loaded.tokenizer.eos_token
     assert labelled(loaded, found) == [what + end for who, what in TALK if who == "gpt"]
@@ -98,7 +98,7 @@ def test_marks_are_where_media_stand(folder: Path) -> None:
         row(turns=[("system", "Be short."), ("human", "Look."), ("gpt", "C."), ("human", "So?")]),
         {"conversations": said(("human", "No picture."), ("gpt", "D."))},
     ]
-    first, second, third = conversations.read(written(folder, rows))
+    first, second, third = conversations.read_conversations(written(folder, rows))
     kinds = [[part["type"] for part in turn["content"]] for turn in first.turns]
     assert kinds == [["text", "image", "text"], ["text"], ["text", "image"], ["text"]]
     assert [path.name for path in first.images] == ["0.png", "1.png"]
@@ -110,7 +110,9 @@ def test_marks_are_where_media_stand(folder: Path) -> None:
     for family in ("llava-1.5", "qwen2.5-vl"):
         loaded = model(folder, family)
         end = loaded.tokenizer.eos_token
-        answers = [learnt(loaded, told, np.random.default_rng(0), 0.0) for told in (first, third)]
+        answers = [
+            training_sample(loaded, told, np.random.default_rng(0), 0.0) for told in (first, third)
+        ]
         assert [labelled(loaded, each) for each in answers if each] == [
             ["A." + end, "B." + end],
             ["D." + end],
@@ -121,8 +123,8 @@ def test_what_is_too_long_loses_its_end(folder: Path, monkeypatch: Any) -> None:
     """Claim: a conversation longer than the draft reads loses its last turns; a single answer its
     end; one whose question alone is too long is passed over for the next."""
     loaded = model(folder, "llava-1.5")
-    (told,) = conversations.read(written(folder, [row()]))
-    whole = learnt(loaded, told, np.random.default_rng(0), 0.0)
+    (told,) = conversations.read_conversations(written(folder, [row()]))
+    whole = training_sample(loaded, told, np.random.default_rng(0), 0.0)
     assert whole is not None
     end, length = loaded.tokenizer.eos_token, whole["input_ids"].shape[1]
     for context, expected in (
@@ -131,11 +133,11 @@ def test_what_is_too_long_loses_its_end(folder: Path, monkeypatch: Any) -> None:
         (int((whole["labels"][0] >= 0).nonzero()[0, 0]) + 4, ["A r"]),
     ):
         monkeypatch.setattr(loaded.backbone, "context", context)
-        found = learnt(loaded, told, np.random.default_rng(0), 0.0)
+        found = training_sample(loaded, told, np.random.default_rng(0), 0.0)
         assert found is not None and labelled(loaded, found) == expected
         assert found["input_ids"].shape[1] <= context
     monkeypatch.setattr(loaded.backbone, "context", 4)
-    assert learnt(loaded, told, np.random.default_rng(0), 0.0) is None
+    assert training_sample(loaded, told, np.random.default_rng(0), 0.0) is None
     with pytest.raises(OptionError, match="every conversation is too long"):
         Conversations(loaded, [told], (0, 0), count=1, batch=1, drop=0.0)[0]
 
@@ -148,7 +150,7 @@ def test_every_conversation_comes_once_before_any_comes_again(folder: Path, fami
     turns = [("human", "What?"), ("gpt", "It is {}.")]
     rows = [row(n, [turns[0], ("gpt", f"It is {n}.")]) for n in range(3)]
     rows.append({"conversations": said(turns[0], ("gpt", "It is 3."))})
-    told = conversations.read(written(folder, rows))
+    told = conversations.read_conversations(written(folder, rows))
     loaded = model(folder, family)
     data = Conversations(loaded, told, (5, 1), count=4, batch=2, drop=0.5)
     seen = []
@@ -183,18 +185,25 @@ def test_what_is_not_llavas_is_refused_in_a_sentence(folder: Path, rows: Any, sa
     """Claim: a file that is not whole is refused with the entry and what it lacks, before a model
     is loaded."""
     with pytest.raises(OptionError, match=says) as caught:
-        conversations.read(written(folder, rows, "bad.json"))
+        conversations.read_conversations(written(folder, rows, "bad.json"))
     assert "\n" not in str(caught.value)
 
 
 def test_a_line_an_entry_and_files_that_are_none(folder: Path) -> None:
     """Claim: .jsonl has an entry a line; what cannot be read is said."""
     (folder / "data.jsonl").write_text("\n".join(json.dumps(row(n)) for n in range(2)))
-    assert [told.id for told in conversations.read(str(folder / "data.jsonl"))] == ["r0", "r1"]
+    assert [told.id for told in conversations.read_conversations(str(folder / "data.jsonl"))] == [
+        "r0",
+        "r1",
+    ]
     elsewhere = folder / "elsewhere"
     elsewhere.mkdir()
-    assert conversations.read(written(elsewhere, [row()]), str(folder))[0].images[0].exists()
+    assert (
+        conversations.read_conversations(written(elsewhere, [row()]), str(folder))[0]
+        .images[0]
+        .exists()
+    )
     (folder / "none.json").write_text("{")
     for name, says in (("none.json", "is not JSON"), ("nowhere.json", "cannot read")):
         with pytest.raises(OptionError, match=says):
-            conversations.read(str(folder / name))
+            conversations.read_conversations(str(folder / name))

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from saccade.inputs import checkpoints, media
-from saccade.world import drawing, knowing, scenes
+from saccade.world import drawing, drawn_world, scenes
 
 
 @pytest.mark.parametrize("size", [56, 112, 224, (120, 200)])
@@ -18,7 +18,7 @@ def test_every_drawn_clip_is_of_the_world(size: int | tuple[int, int]) -> None:
     150 scenes: were one in 50 refused, this would pass one time in 20."""
     sides = (size, size) if isinstance(size, int) else size
     for seed in range(20_000_000, 20_000_150):
-        assert knowing.drawn(drawing.render(scenes.scene(seed), 3, *sides)), seed
+        assert drawn_world.is_drawn_world(drawing.render(scenes.scene(seed), 3, *sides)), seed
 
 
 def test_a_clip_that_was_compressed_still_is(tmp_path: Path) -> None:
@@ -27,9 +27,9 @@ def test_a_clip_that_was_compressed_still_is(tmp_path: Path) -> None:
         path = tmp_path / f"{seed}.mp4"
         drawing.write_clip(scenes.scene(seed), path, 16, 112)
         clip = media.read(path)
-        assert knowing.drawn(clip.frames)
-        assert knowing.drawn(clip.frames[:1])
-        assert knowing.remarked(clip, "shapes") is clip
+        assert drawn_world.is_drawn_world(clip.frames)
+        assert drawn_world.is_drawn_world(clip.frames[:1])
+        assert drawn_world.warn_if_foreign(clip, "shapes") is clip
 
 
 def others() -> dict[str, np.ndarray]:
@@ -60,11 +60,11 @@ def others() -> dict[str, np.ndarray]:
 def test_nothing_else_is(kind: str) -> None:
     """Claim: none of these is taken for the drawn world, so that it is said of each."""
     frames = others()[kind]
-    assert not knowing.drawn(frames)
+    assert not drawn_world.is_drawn_world(frames)
     times = np.arange(4.0)
     clip = media.Clip(frames, times, 4.0, 1.0, 4, 1.0)
-    assert knowing.FOREIGN in knowing.remarked(clip, "shapes").warnings
-    assert knowing.remarked(clip, "some/model") is clip
+    assert drawn_world.FOREIGN_CLIP_WARNING in drawn_world.warn_if_foreign(clip, "shapes").warnings
+    assert drawn_world.warn_if_foreign(clip, "some/model") is clip
 
 
 def test_the_pair_is_known_by_name_and_folder() -> None:

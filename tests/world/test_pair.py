@@ -17,7 +17,7 @@ import saccade
 from evidence import reference
 from saccade.methods import SYSTEMS
 from saccade.model.backbone import Backbone
-from saccade.world import drawing, scenes, text
+from saccade.world import dialogues, drawing, scenes
 
 pytestmark = pytest.mark.usefixtures("unchecked")
 
@@ -58,7 +58,7 @@ def _clip(processor: Any, number: int) -> Any:
     task = ("describe", "describe", "events", "chat")[number % 4]
     scene = scenes.scene(seed)
     pixels = drawing.render(scene, frames, 112)
-    asked = text.conversation(scene, task, seed)[0].question
+    asked = dialogues.conversation(scene, task, seed)[0].question
     content = [{"type": "video"}, {"type": "text", "text": asked}]
     prompt = processor.apply_chat_template(
         [{"role": "user", "content": content}], add_generation_prompt=True, tokenize=False

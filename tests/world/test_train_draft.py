@@ -24,9 +24,20 @@ from saccade.core.sampling import Sampling
 from saccade.inputs import ask, load
 from saccade.model.backbone import Backbone
 from saccade.world.train_draft import run as training
-from saccade.world.train_draft.recipes import RECIPES, Settings, parts, shared, trained
-from saccade.world.train_draft.samples import Samples, answered, together
-from saccade.world.train_draft.trainer import Training, answers, loss_of, trainer
+from saccade.world.train_draft.recipes import (
+    RECIPES,
+    Settings,
+    parts_by_parameter,
+    share_steps,
+    trained_parameters,
+)
+from saccade.world.train_draft.samples import Samples, append_answer, collate
+from saccade.world.train_draft.trainer import (
+    PhaseRun,
+    answer_logits,
+    distillation_loss,
+    make_trainer,
+)
 
 SEEING = ("qwen2_5_vl", "qwen2_vl", "llava_onevision")
 # Where the parts are in these families, written down by hand.
@@ -55,7 +66,7 @@ def sample(family: str, seed: int, *, lost: int = 0, longer: int = 0) -> dict[st
         inputs = inputs if family == "qwen2_5_vl" else no_seconds(inputs)
     stay = torch.ones_like(inputs["input_ids"], dtype=torch.bool)
     stay[0, (inputs["input_ids"][0] == VIDEO).nonzero()[: 2 * lost : 2, 0]] = False
-    return answered(inputs, [11, 22, 33, 44, 55 + seed], stay)
+    return append_answer(inputs, [11, 22, 33, 44, 55 + seed], stay)
 
 
 # -- the recipes -------------------------------------------------------------------------------
@@ -90,13 +101,13 @@ def test_the_recipes_are_the_papers() -> None:
 def test_the_phases_share_the_steps(name: str, steps: int) -> None:
     """Claim: all steps are given, each phase has one, and shares are the papers' to within two."""
     phases = RECIPES[name].phases
-    found = shared(steps, phases)
+    found = share_steps(steps, phases)
     assert sum(found) == steps and min(found) >= 1
     theirs = {2: [558 / 256, 665 / 128], 4: [558, 4000, 3200, 1600]}[len(phases)]
     exact = [steps * share / sum(theirs) for share in theirs]
     assert all(abs(a - b) < len(phases) for a, b in zip(found, exact, strict=True))
     with pytest.raises(OptionError, match="too few"):
-        shared(len(phases) - 1, phases)
+        share_steps(len(phases) - 1, phases)
 
 
 # -- what trains -------------------------------------------------------------------------------
@@ -105,7 +116,7 @@ def test_the_phases_share_the_steps(name: str, steps: int) -> None:
 @pytest.mark.parametrize("family", SEEING)
 def test_parts_are_found_by_structure(family: str) -> None:
     """Claim: each parameter is in the part its name says; families need no code of their own."""
-    found = parts(FAMILIES[family]())
+    found = parts_by_parameter(FAMILIES[family]())
     assert found == {name: by_hand(family, name) for name in found}
 
 
@@ -113,14 +124,14 @@ def test_parts_are_found_by_structure(family: str) -> None:
 @pytest.mark.parametrize("name", ["llava-1.5-68m", "llava-onevision-68m"])
 def test_only_what_a_phase_trains_gets_gradient(family: str, name: str) -> None:
     """Claim: after a backward pass the gradients are those of the phase's parts, and no others."""
-    batch = together([sample(family, 0)])
+    batch = collate([sample(family, 0)])
     for phase in RECIPES[name].phases:
         model = copy.deepcopy(FAMILIES[family]()).train()
-        chosen = trained(model, phase)
+        chosen = trained_parameters(model, phase)
         for key, p in model.named_parameters():
             p.requires_grad_(key in chosen)
-        logits, wanted = answers(model, batch, whole=False)
-        torch.autograd.backward(loss_of(logits, wanted, None, 0.0))
+        logits, wanted = answer_logits(model, batch, whole_prompt=False)
+        torch.autograd.backward(distillation_loss(logits, wanted, None, 0.0))
         moved = {key for key, p in model.named_parameters() if p.grad is not None}
         assert {by_hand(family, key) for key in moved} == set(phase.trains)
         # what no video reaches: the newline of images, the norm after the layer that is read
@@ -131,16 +142,16 @@ def test_only_what_a_phase_trains_gets_gradient(family: str, name: str) -> None:
 def test_a_model_that_does_not_see_is_refused() -> None:
     """Claim: no recipe fits a text model, and the sentence says what is missing."""
     with pytest.raises(ModelError, match="no projector"):
-        parts(llama())
+        parts_by_parameter(llama())
 
 
 def test_the_vision_tower_learns_at_a_fifth_of_the_rate(pair: Path, tmp_path: Path) -> None:
     """Claim: the optimizer holds each trained parameter once, the tower's at rate / 5."""
     draft = load("shapes-draft-naive", fused=False)
     phase = RECIPES["llava-onevision-68m"].phases[1]
-    work = Training(phase, 1, Settings(), 0, tmp_path, 60.0)
-    made = trainer(work, draft, draft, lambda *args: None)
-    assert made.args.gradient_accumulation_steps * work.together == 512
+    work = PhaseRun(phase, 1, Settings(), 0, tmp_path, 60.0)
+    made = make_trainer(work, draft, draft, lambda *args: None)
+    assert made.args.gradient_accumulation_steps * work.samples_per_forward == 512
     groups = made.create_optimizer().param_groups
     rates = {id(p): group["lr"] for group in groups for p in group["params"]}
     assert len(rates) == len(list(draft.backbone.model.parameters()))
@@ -164,9 +175,9 @@ def test_the_loss_is_the_plain_one() -> None:
         for token in range(7):
             away += float(theirs[token] * (theirs[token] / ours[token]).log()) / 5
     for weight in (0.0, 0.3, 1.0):
-        found = float(loss_of(q, wanted, p, weight))
+        found = float(distillation_loss(q, wanted, p, weight))
         assert found == pytest.approx((1 - weight) * truth + weight * away, abs=1e-12)
-    assert float(loss_of(q, wanted, None, 0.3)) == pytest.approx(truth, abs=1e-12)
+    assert float(distillation_loss(q, wanted, None, 0.3)) == pytest.approx(truth, abs=1e-12)
     assert abs(truth - away) > 0.1, "a mix of equals would prove nothing"
 
 
@@ -178,7 +189,7 @@ def test_dropped_tokens_leave_the_others_where_they_were(family: str, lost: int)
     model = FAMILIES[family]()
     samples = [sample(family, 0, lost=lost), sample(family, 1, lost=2 * lost, longer=3)]
     with torch.no_grad():
-        found, wanted = answers(model, together(samples), whole=False)
+        found, wanted = answer_logits(model, collate(samples), whole_prompt=False)
     assert wanted.tolist() == [11, 22, 33, 44, 55, 11, 22, 33, 44, 56]
     text = {"input_ids", "attention_mask", "mm_token_type_ids"}
     backbone = Backbone(copy.deepcopy(model), fused=False)
@@ -260,11 +271,11 @@ def test_a_run_trains_and_its_draft_drafts(straight: tuple[Path, dict[str, Any]]
     the target's bit for bit (LLaVA-1.5 never trains it), projector and language have moved."""
     out, found = straight
     assert [p["phase"] for p in found["phases"]] == ["pretraining", "instruction"]
-    assert [p["steps"] for p in found["phases"]] == shared(4, RECIPES["llava-1.5-68m"].phases)
+    assert [p["steps"] for p in found["phases"]] == share_steps(4, RECIPES["llava-1.5-68m"].phases)
     assert not (out / "checkpoints").exists()
     target, draft = load("shapes"), load(str(out))
-    start = training.fresh(target, 2, seed=0).backbone.model.state_dict()
-    for name, part in parts(draft.backbone.model).items():
+    start = training.make_fresh_draft(target, 2, seed=0).backbone.model.state_dict()
+    for name, part in parts_by_parameter(draft.backbone.model).items():
         now = draft.backbone.model.state_dict()[name]
         assert torch.equal(now, start[name]) == (part == "vision"), name
     tower = "model.visual.blocks.0.attn.qkv.weight"
@@ -291,7 +302,7 @@ def test_an_interrupted_run_goes_on_bit_for_bit(
 
     out = tmp_path / "cut"
     with pytest.raises(KeyboardInterrupt):
-        training.train_draft(out, TINY, tell=cut, save_every_s=0)
+        training.train_draft(out, TINY, on_progress=cut, save_every_s=0)
     left = {path.parent.name + "/" + path.name for path in out.glob("checkpoints/*/checkpoint-*")}
     assert left == {"1-pretraining/checkpoint-2", "2-instruction/checkpoint-1"}
     (out / "checkpoints" / "2-instruction" / "checkpoint-9").mkdir()  # cut while it was written

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from reels import nearest
 
-from saccade.world import descriptions, drawing, text
+from saccade.world import descriptions, dialogues, drawing
 from saccade.world import scenes as world
 from saccade.world.scenes import Scene
 
@@ -28,13 +28,13 @@ def test_same_seed_same_pixels_and_words():
         pixels = drawing.render(first, 6, 84, 112)
         drawing.render(world.scene(seed + 1), 6, 84, 112)
         assert np.array_equal(pixels, drawing.render(second, 6, 84, 112))
-        for task in text.TASKS:
-            assert text.conversation(first, task, 3) == text.conversation(second, task, 3)
+        for task in dialogues.TASKS:
+            assert dialogues.conversation(first, task, 3) == dialogues.conversation(second, task, 3)
     scenes = {replace(s, seed=0) for s in SCENES}
     assert len(scenes) > 290
     assert len({descriptions.describe(s) for s in SCENES}) > 290
     assert len({drawing.render(s, 4, 56).tobytes() for s in SCENES[:50]}) == 50
-    prompts = {text.conversation(SCENES[0], "qa", seed) for seed in range(10)}
+    prompts = {dialogues.conversation(SCENES[0], "qa", seed) for seed in range(10)}
     assert len(prompts) == 10
 
 
@@ -109,12 +109,12 @@ def test_descriptions_are_true():
         body = sentences[2 if appear else 1 :]
         for index, (thing, sentence) in enumerate(zip(scene.objects, body, strict=False)):
             assert f"{thing.color} {thing.shape}" in sentence
-            assert world.place(thing.start) in sentence.lower()
+            assert world.cell_name(thing.start) in sentence.lower()
             assert ("small" in sentence or "little" in sentence) == (thing.size == "small")
             late = ("later", "will be", "at first")
             assert any(w in sentence for w in late) == (index in appear)
             if thing.start != thing.end:
-                assert f"{thing.motion} to the {world.place(thing.end)}" in sentence
+                assert f"{thing.motion} to the {world.cell_name(thing.end)}" in sentence
         recap = next(s for s in body if re.match("At the end|In the end|The last pic|When it", s))
         named = [m.groups() for m in _OBJECT.finditer(recap)]
         truth = []
@@ -124,7 +124,7 @@ def test_descriptions_are_true():
                 if event.index == index and event.kind != "appear":
                     color = event.color
             if color is not None:
-                truth.append((color, thing.shape, world.place(thing.end)))
+                truth.append((color, thing.shape, world.cell_name(thing.end)))
         assert named == sorted(truth, key=lambda t: world.CELLS.index(t[2])) or (
             recap.startswith("The last") and len(truth) == 0
         )
@@ -156,11 +156,11 @@ def test_answers_are_true():
             for i, o in enumerate(scene.objects)
             if not any(e.index == i and e.kind == "appear" for e in scene.events)
         ]
-        for turn in text.conversation(scene, "qa", 1):
+        for turn in dialogues.conversation(scene, "qa", 1):
             asked, answer = turn.question, turn.answer
             cell = re.search(r"in the ([a-z ]+?)(?: at the start)?[?.,]", asked)
             if "colour" in asked and cell and "end" not in asked:
-                thing = next(o for o in here if world.place(o.start) == cell[1])
+                thing = next(o for o in here if world.cell_name(o.start) == cell[1])
                 assert answer == f"It is {thing.color}."
                 checked["colour"] += 1
             elif count := re.search(r"(\w+) shapes.* at the start", asked):
@@ -169,7 +169,7 @@ def test_answers_are_true():
                 checked["count"] += 1
             elif where := re.match(r"Where (?:is|does) the (\w+) (\w+) .*start", asked):
                 thing = next(o for o in here if (o.color, o.shape) == where.groups())
-                assert answer == f"In the {world.place(thing.start)}."
+                assert answer == f"In the {world.cell_name(thing.start)}."
                 checked["place"] += 1
             elif there := re.search(r"a (\w+) (\w+) at the start\?", asked):
                 yes = any((o.color, o.shape) == there.groups() for o in here)
@@ -188,26 +188,26 @@ def test_prompts_fix_the_kind_of_answer():
     for scene in SCENES[:40]:
         known: dict[str, str] = {}
         for seed in range(20):
-            for turn in text.conversation(scene, "qa", seed):
+            for turn in dialogues.conversation(scene, "qa", seed):
                 assert known.setdefault(turn.question, turn.answer) == turn.answer
 
 
 def test_edit_differs_as_said():
     """Claim: the two pictures differ in one or two objects, and the answer names those."""
     for scene in SCENES[:200]:
-        other, found = world.changes(scene, 5)
+        other, found = world.edit_with_changes(scene, 5)
         assert other == world.edit(scene, 5)
         assert 1 <= len(found) <= 2
 
         def looks(s: Scene) -> set[tuple[str, str, str, str]]:
-            at = [(s.objects[x.index], x) for x in world.seen(s, 0.5)]
-            return {(o.size, x.color, o.shape, world.place(x.cell)) for o, x in at}
+            at = [(s.objects[x.index], x) for x in world.visible_states(s, 0.5)]
+            return {(o.size, x.color, o.shape, world.cell_name(x.cell)) for o, x in at}
 
         before, after = looks(scene), looks(other)
         assert {c.look for c in found if c.kind != "new"} == before - after
         assert len(after - before) == sum(c.kind != "gone" for c in found)
         assert {c.look for c in found if c.kind == "new"} <= after - before
-        answer = text.conversation(scene, "diff", 5)[0].answer
+        answer = dialogues.conversation(scene, "diff", 5)[0].answer
         for change in found:
             assert f"{change.look[1]} {change.look[2]} in the {change.look[3]}" in answer
         assert (drawing.render(scene, 1, 56) != drawing.render(other, 1, 56)).any()
@@ -217,20 +217,20 @@ def test_lengths():
     """Claim: descriptions have 55 to 300 words and marks, lists and pictures no more than 120."""
     for scene in SCENES:
         for task, low, high in (("describe", 55, 300), ("image", 8, 120), ("events", 8, 120)):
-            answer = text.conversation(scene, task, 0)[0].answer
+            answer = dialogues.conversation(scene, task, 0)[0].answer
             assert low <= len(re.findall(r"\w+|[^\w\s]", answer)) <= high
-        assert 3 <= len(text.conversation(scene, "qa", 0)) <= 6
-        assert 2 <= len(text.conversation(scene, "chat", 0)) <= 4
+        assert 3 <= len(dialogues.conversation(scene, "qa", 0)) <= 6
+        assert 2 <= len(dialogues.conversation(scene, "chat", 0)) <= 4
     with pytest.raises(ValueError, match="no such task"):
-        text.conversation(SCENES[0], "song", 0)
+        dialogues.conversation(SCENES[0], "song", 0)
 
 
 def test_vocabulary_is_small_and_plain():
     """Claim: under 350 words in all, so that a 1,024-entry BPE holds nearly every one."""
     words = set()
     for scene in SCENES:
-        for task in text.TASKS:
-            for turn in text.conversation(scene, task, scene.seed):
+        for task in dialogues.TASKS:
+            for turn in dialogues.conversation(scene, task, scene.seed):
                 words |= set(re.findall(r"\w+", f"{turn.question} {turn.answer}"))
                 assert turn.answer.isascii() and "  " not in turn.answer
                 assert turn.answer[0].isupper() and turn.answer[-1] == "."
@@ -254,7 +254,7 @@ def test_written_clip_decodes(tmp_path: Path):
         assert clip.shape == (24, 112, 168, 3)
         raw = drawing.render(scene, 24, 112, 168)
         assert abs(clip.astype(float) - raw).mean() < 6
-        for state in world.seen(scene, 0.5 + 0.5 / 24):
+        for state in world.visible_states(scene, 0.5 + 0.5 / 24):
             if scene.objects[state.index].shape not in ("circle", "triangle", "cross"):
                 continue
             y, x = int(state.y * 112 / 3), int(state.x * 168 / 3)
@@ -279,7 +279,7 @@ def test_a_clips_file_is_the_same_whenever_it_is_written(tmp_path):
 def test_truth_is_json():
     """Claim: the facts of a clip survive JSON, and times are seconds within the clip."""
     for scene in SCENES[:30]:
-        facts = world.truth(scene, 16, 112, fps=8.0)
+        facts = world.scene_facts(scene, 16, 112, fps=8.0)
         assert json.loads(json.dumps(facts)) == facts
         assert facts["seconds"] == 2.0
         assert all(0 < e["seconds"] < 2 for e in facts["events"])

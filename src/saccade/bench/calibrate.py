@@ -1,9 +1,10 @@
-"""The setting that decodes fastest for a pair and a machine, from a handful of videos.
+"""Finds the setting that decodes fastest for a pair of models on this machine, from a few videos.
 
-One axis after the other (view or lambda, keep, shape), each from the best so far; every candidate
-runs beside plain decoding on the first half of the videos. The fastest of several noisy timings
-flatters itself, so the winner then meets ``auto`` and ``ar`` on the videos held out, and replaces
-them only where it beats both there: what is written is never slower than doing nothing.
+The search tries one axis after the other (view or lambda, keep, shape), each from the best setting
+so far. Every candidate runs beside plain decoding on the first half of the videos. The fastest of
+several noisy timings looks better than it is, so the winner then meets ``auto`` and ``ar`` on the
+other videos, and replaces them only where it beats both: the result is never slower than the
+default.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any
 
 import torch
 
-from saccade.bench.compare import BASELINE, Summary, named, race
+from saccade.bench.compare import BASELINE, Summary, resolve_methods, run_interleaved
 from saccade.core.errors import MethodError, OptionError
 from saccade.core.prompt import Inputs
 from saccade.drafting.shapes.policies import Best, Chain, Static
@@ -28,7 +29,8 @@ from saccade.methods import resolve
 
 Candidates = Mapping[str, Sequence[str]]
 
-LAMBDAS = ("0.01", "0.02", "0.05", "0.1", "0.2", "0.5")  # attention is flat: small ones matter
+# Attention is flat, so that small lambdas matter.
+LAMBDAS = ("0.01", "0.02", "0.05", "0.1", "0.2", "0.5")
 CANDIDATES: Candidates = {
     "lambda": LAMBDAS,
     "keep": ("0.05", "0.1", "0.2", "0.3", "0.5", "1"),
@@ -37,42 +39,44 @@ CANDIDATES: Candidates = {
         *("best-8", "best-16"),
     ),
 }
-# auto names no view of its own choice, so there the view is an axis as well
-OPEN: Candidates = {
+# `auto` chooses no view of its own, so the view is an axis as well.
+AUTO_CANDIDATES: Candidates = {
     "view": tuple(f"specvlm/lambda={value}" for value in LAMBDAS),
     **{axis: values for axis, values in CANDIDATES.items() if axis != "lambda"},
 }
-BY_LENGTH = ("lambda", "view")  # axes on which lambdas compete, by accepted length first
-START, CONFIRM = "start", "confirm"
-REFERENCE, ALONE = DEFAULT_METHOD, "specvlm-self"  # where it begins with a draft, and without one
-TIE = 0.02  # figures this close to each other say nothing
-PASSES = 3  # runs of each video held out, at most
+LAMBDA_AXES = ("lambda", "view")  # Axes where candidates are first compared by accepted tokens.
+START_STAGE = "start"
+CONFIRM_STAGE = "confirm"
+REFERENCE = DEFAULT_METHOD  # Where the search begins with a draft model.
+REFERENCE_WITHOUT_DRAFT = "specvlm-self"
+TIE_MARGIN = 0.02  # Speeds that differ by less count as equal.
+MAX_CONFIRMING_RUNS = 3  # Of each video that the search did not use.
 
 
-Measure = Callable[[int, Sequence[str]], Mapping[str, Summary]]
-"""(video, methods) -> the figures of each and of ``ar``, from interleaved runs."""
+MeasureMethods = Callable[[int, Sequence[str]], Mapping[str, Summary]]
+"""Takes a video's index and methods; returns the figures of each and of ``ar``, run in turns."""
 
 
 @dataclass(frozen=True)
 class Trial:
-    """One method at one stage of the search: what it did in each run, and medians over them."""
+    """One method at one stage of the search: its figures in each run, and medians over the runs."""
 
     stage: str
     method: str
-    readings: tuple[Summary, ...]
+    summaries: tuple[Summary, ...]
 
     @property
     def speedup(self) -> float:
-        return median(_decode(row) for row in self.readings)
+        return median(_decode_speedup(row) for row in self.summaries)
 
     @property
-    def whole(self) -> float:
+    def end_to_end_speedup(self) -> float:
         """As ``speedup``, with all that comes before the first token."""
-        return median(_whole(row) for row in self.readings)
+        return median(_whole_speedup(row) for row in self.summaries)
 
     @property
     def taus(self) -> list[float]:
-        return [row.tau or 0.0 for row in self.readings]
+        return [row.tau or 0.0 for row in self.summaries]
 
     @property
     def tau(self) -> float:
@@ -80,26 +84,30 @@ class Trial:
 
     @property
     def fallback(self) -> str | None:
-        return next((row.fallback_reason for row in self.readings if row.fallback_reason), None)
+        return next((row.fallback_reason for row in self.summaries if row.fallback_reason), None)
 
     def json(self) -> dict[str, Any]:
-        found = {"stage": self.stage, "method": self.method, "runs": len(self.readings)}
-        found |= {"speedup": round(self.speedup, 3), "whole": round(self.whole, 3)}
-        found |= {"tau": round(self.tau, 3)}
-        return found if self.fallback is None else {**found, "fallback": self.fallback}
+        fields = {"stage": self.stage, "method": self.method, "runs": len(self.summaries)}
+        fields |= {"speedup": round(self.speedup, 3), "whole": round(self.end_to_end_speedup, 3)}
+        fields |= {"tau": round(self.tau, 3)}
+        return fields if self.fallback is None else {**fields, "fallback": self.fallback}
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """The setting to use, what it gains, and what that was measured on."""
+    """The setting to use, its gain, and what that was measured on.
+
+    ``skipped`` has the stages for which there was no time, ``visual_tokens`` a number per video.
+    ``held_out`` is the number of videos that the search did not use: none if there is only one.
+    """
 
     best: Trial
     table: tuple[Trial, ...]
-    skipped: tuple[str, ...]  # stages there was no time for
+    skipped: tuple[str, ...]
     target: str
     draft: str | None
-    visual_tokens: tuple[int, ...]  # of each video measured
-    held_out: int  # videos that chose nothing; of a single one, none
+    visual_tokens: tuple[int, ...]
+    held_out: int
     max_new_tokens: int
     threads: int
     seconds: float
@@ -111,38 +119,41 @@ class Calibration:
 
     @property
     def worth_it(self) -> bool:
-        """Whether it beats plain decoding; a draft that gave up has not."""
+        """Whether it beats plain decoding; a method whose draft failed does not."""
         return self.best.speedup > 1 and self.best.fallback is None
 
     @property
     def against_auto(self) -> float | None:
-        """What was chosen beside ``auto``, see ``beside``."""
-        return self.beside(self.best)
+        """The chosen method's :meth:`speedup_over_auto`."""
+        return self.speedup_over_auto(self.best)
 
-    def beside(self, trial: Trial) -> float | None:
-        """How many times as fast as ``auto`` it decoded in the same runs; None: never side by
-        side."""
+    def speedup_over_auto(self, trial: Trial) -> float | None:
+        """Returns how many times as fast as ``auto`` a trial decoded in the same runs.
+
+        None where the two never ran side by side.
+        """
         auto = [t for t in self.table if (t.stage, t.method) == (trial.stage, REFERENCE)]
-        return _ratio(trial, auto[0], _decode) if auto else None
+        return _speed_ratio(trial, auto[0], _decode_speedup) if auto else None
 
     @property
     def advice(self) -> str:
-        """What to do, and on what grounds, in a line."""
-        where = f"on {self.held_out} video(s) held out" if self.held_out else "on the one video"
+        """What to do, and for which reasons, in one line."""
+        videos = f"on {self.held_out} video(s) held out" if self.held_out else "on the one video"
         if self.method not in (BASELINE, REFERENCE):
             gains = f"x {self.best.speedup:.2f} against ar, x {self.against_auto:.2f} against auto"
-            return f"use {self.method}: {gains}, {where}"
-        keep = "keep plain decoding (ar)" if self.method == BASELINE else "keep auto"
-        if self.best.stage != CONFIRM:
-            return f"{keep}: there was no time to confirm anything else"
-        plain, *met = [trial for trial in self.table if trial.stage == CONFIRM]
-        lost = [_lost(trial, [met[0], plain]) for trial in met if trial is not self.best]
-        grounds = f"{'; '.join(lost)}, {where}" if lost else "the search found nothing faster"
-        return f"{keep}: {grounds}"
+            return f"use {self.method}: {gains}, {videos}"
+        decision = "keep plain decoding (ar)" if self.method == BASELINE else "keep auto"
+        if self.best.stage != CONFIRM_STAGE:
+            return f"{decision}: there was no time to confirm anything else"
+        plain, *confirmed = [trial for trial in self.table if trial.stage == CONFIRM_STAGE]
+        others = [trial for trial in confirmed if trial is not self.best]
+        losses = [_loss_reason(trial, [confirmed[0], plain]) for trial in others]
+        grounds = f"{'; '.join(losses)}, {videos}" if losses else "the search found nothing faster"
+        return f"{decision}: {grounds}"
 
     def json(self) -> dict[str, Any]:
-        """What the file holds."""
-        measured = {
+        """Returns the content of the calibration's file."""
+        measurements = {
             "worth_it": self.worth_it,
             "speedup": round(self.best.speedup, 3),
             "against_auto": None if self.against_auto is None else round(self.against_auto, 3),
@@ -157,66 +168,68 @@ class Calibration:
             "trials": [trial.json() for trial in self.table],
         }
         names = {"method": self.method, "target": self.target, "draft": self.draft}
-        return {**names, "threads": self.threads, "measured": measured}
+        return {**names, "threads": self.threads, "measured": measurements}
 
 
 def calibrate(
     pair: Pair,
-    asked: Sequence[tuple[Inputs, Inputs | None]],
+    questions: Sequence[tuple[Inputs, Inputs | None]],
     *,
     method: str | None = None,
     candidates: Candidates | None = None,
     seconds: float = 600,
     max_new_tokens: int = 128,
-    tell: Callable[[str], None] | None = None,
+    on_progress: Callable[[str], None] | None = None,
 ) -> Calibration:
-    """The fastest setting that ``method`` leads to over ``asked``, in about ``seconds``, or
-    ``auto`` or ``ar`` where that is not faster than they are.
+    """Returns the fastest setting that the search from ``method`` finds in about ``seconds``.
 
-    ``method`` is where the search begins: ``auto`` if none is named, and ``specvlm-self`` in its
-    place without a draft model. An axis that it sets itself stays as it is. Raises MethodError
+    It is ``auto`` or ``ar`` where nothing is faster than they are. Without a ``method`` the search
+    begins at ``auto``, or at ``specvlm-self`` where there is no draft model. An axis that the
+    method sets itself is not changed. ``on_progress`` takes a line for people. Raises MethodError
     where a candidate writes other tokens than plain decoding.
     """
     method = method or REFERENCE
-    method = ALONE if pair.draft is None and method == REFERENCE else method
-    check(method)
-    if not asked or seconds <= 0:
+    if pair.draft is None and method == REFERENCE:
+        method = REFERENCE_WITHOUT_DRAFT
+    check_method(method)
+    if not questions or seconds <= 0:
         raise OptionError("calibrating needs a video or more and some seconds")
-    seen: dict[int, int] = {}
+    visual_tokens: dict[int, int] = {}
 
     def measure(video: int, methods: Sequence[str]) -> dict[str, Summary]:
         def on_run(name: str, round: int) -> None:
-            if tell is not None:
-                tell(f"video {video + 1} of {len(asked)}: {'' if round else 'warming up '}{name}")
+            if on_progress is not None:
+                state = "" if round else "warming up "
+                on_progress(f"video {video + 1} of {len(questions)}: {state}{name}")
 
         settings = {"max_new_tokens": max_new_tokens, "do_sample": False}
-        raced = race(
+        timed = run_interleaved(
             pair,
-            asked[video],
-            named(methods),
+            questions[video],
+            resolve_methods(methods),
             repeat=1,
             settings=settings,
             on_run=on_run,
         )
-        seen[video] = raced.last()[BASELINE].visual_tokens
-        return raced.rows()
+        visual_tokens[video] = timed.last_results()[BASELINE].visual_tokens
+        return timed.summaries()
 
-    started = time.monotonic()
-    found = search(method, len(asked), measure, candidates=candidates, seconds=seconds)
+    start = time.monotonic()
+    result = search(method, len(questions), measure, candidates=candidates, seconds=seconds)
     return Calibration(
-        *found,
+        *result,
         target=pair.target.name,
         draft=None if pair.draft is None else pair.draft.name,
-        visual_tokens=tuple(seen[video] for video in sorted(seen)),
-        held_out=len(asked) // 2,
+        visual_tokens=tuple(visual_tokens[video] for video in sorted(visual_tokens)),
+        held_out=len(questions) // 2,
         max_new_tokens=max_new_tokens,
         threads=torch.get_num_threads(),
-        seconds=time.monotonic() - started,
+        seconds=time.monotonic() - start,
         environment=environment(),
     )
 
 
-def check(method: str) -> None:
+def check_method(method: str) -> None:
     """Raises MethodError or OptionError unless ``method`` can be calibrated."""
     if not resolve(method).drafts:
         raise OptionError(f"{method!r} drafts nothing, so there is nothing to calibrate")
@@ -228,185 +241,218 @@ def check(method: str) -> None:
 def search(
     base: str,
     videos: int,
-    measure: Measure,
+    measure: MeasureMethods,
     *,
     candidates: Candidates | None = None,
     seconds: float = 600,
     clock: Callable[[], float] = time.monotonic,
 ) -> tuple[Trial, tuple[Trial, ...], tuple[str, ...]]:
-    """From ``base`` to (what to use, every trial in order, the stages there was no time for).
+    """Searches from ``base``; returns what to use, every trial in order, and the skipped stages.
 
-    The first half of the videos is searched on, the rest held out (a single one is both). The start
-    on the first video always runs; after it nothing begins that would, at the pace measured so
-    far, run past the time or leave none to confirm in. Each stage gets an even share of the time
-    left. A stage is cut to fewer videos, never to fewer candidates.
+    The first half of the videos is searched on, and the rest is held out; a single video is both.
+    The start on the first video always runs. After it, nothing begins that would run past the time
+    at the pace measured so far, or leave none to confirm in. Each stage gets an even share of the
+    remaining time. A stage is cut to fewer videos, never to fewer candidates.
     """
     deadline = clock() + seconds
-    pace: dict[int, float] = {}  # seconds a method, by video
+    seconds_per_method: dict[int, float] = {}  # By video.
     table: list[Trial] = []
     skipped: list[str] = []
 
-    def stage(
-        name: str, methods: Sequence[str], over: Sequence[int], end: float, left: int = 1
+    def run_stage(
+        name: str,
+        methods: Sequence[str],
+        stage_videos: Sequence[int],
+        stage_deadline: float,
+        stages_left: int = 1,
     ) -> list[Trial]:
-        share = clock() + (end - clock()) / left
-        readings: list[Mapping[str, Summary]] = []
+        share_end = clock() + (stage_deadline - clock()) / stages_left
+        summaries: list[Mapping[str, Summary]] = []
         runs = len({BASELINE, *methods})
-        for video in over:
-            begun = clock()
-            needed = runs * pace.get(video, max(pace.values(), default=0))
-            if pace and begun + needed > (share if readings else end):
+        for video in stage_videos:
+            start = clock()
+            slowest = max(seconds_per_method.values(), default=0)
+            expected = runs * seconds_per_method.get(video, slowest)
+            limit = share_end if summaries else stage_deadline
+            if seconds_per_method and start + expected > limit:
                 break
-            readings.append(measure(video, methods))
-            pace[video] = (clock() - begun) / runs
-            if wrong := [method for method in methods if not readings[-1][method].identical_to_ar]:
+            summaries.append(measure(video, methods))
+            seconds_per_method[video] = (clock() - start) / runs
+            by_method = summaries[-1]
+            if differing := [name for name in methods if not by_method[name].identical_to_ar]:
                 raise MethodError(
-                    f"{wrong[0]} wrote other tokens than plain decoding on video {video + 1}: a "
-                    "bug in float32, rounding in lower precision (try --dtype float32)"
+                    f"{differing[0]} wrote other tokens than plain decoding on video {video + 1}: "
+                    "a bug in float32, rounding in lower precision (try --dtype float32)"
                 )
-        if not readings:
+        if not summaries:
             skipped.append(name)
             return []
         trials = [
-            Trial(name, method, tuple(found[method] for found in readings)) for method in methods
+            Trial(name, method, tuple(by_method[method] for by_method in summaries))
+            for method in methods
         ]
         table.extend(trials)
         return trials
 
-    searched, held = range((videos + 1) // 2), range((videos + 1) // 2, videos) or range(videos)
+    half = (videos + 1) // 2
+    search_videos = range(half)
+    held_out_videos = range(half, videos) or range(videos)
     if candidates is None:
-        candidates = OPEN if base.split("/")[0] == REFERENCE else CANDIDATES
-    fitted = [] if "/shape=" in base else [f"{base}/shape=fit"]
-    _, own = _methods(base, fitted)
+        candidates = AUTO_CANDIDATES if base.split("/")[0] == REFERENCE else CANDIDATES
+    fit_names = [] if "/shape=" in base else [f"{base}/shape=fit"]
+    _, start_methods = _possible_methods(base, fit_names)
     references = [BASELINE, REFERENCE]
-    trials = stage(START, [*dict.fromkeys((*references, *own))], searched[:1], deadline)
-    safe = verdict(trials[:2])
-    best = choose([trial for trial in trials if trial.method in own], own[0])
-    confirming = deadline - (len(references) + 1) * max(pace.values())
+    first_methods = [*dict.fromkeys((*references, *start_methods))]
+    trials = run_stage(START_STAGE, first_methods, search_videos[:1], deadline)
+    fallback = choose_or_fall_back(trials[:2])
+    start_trials = [trial for trial in trials if trial.method in start_methods]
+    best = choose_fastest(start_trials, start_methods[0])
+    search_deadline = deadline - (len(references) + 1) * max(seconds_per_method.values())
     axes = [axis for axis in candidates if f"/{axis}=" not in base]
     for number, axis in enumerate(axes):
-        names = [_with(best.method, axis, value) for value in candidates[axis]]
-        kept, methods = _methods(best.method, names)
-        left = len(axes) - number + 1
-        if len(methods) > 1 and (trials := stage(axis, methods, searched, confirming, left)):
-            best = choose(_longest(trials) if axis in BY_LENGTH else trials, kept)
-    last = [*dict.fromkeys((*references, best.method))]
-    confirmed = stage(CONFIRM, last, [*held] * PASSES, deadline)
-    return verdict(confirmed) if confirmed else safe, tuple(table), tuple(skipped)
+        names = [_set_axis(best.method, axis, value) for value in candidates[axis]]
+        unchanged, methods = _possible_methods(best.method, names)
+        stages_left = len(axes) - number + 1
+        if len(methods) <= 1:
+            continue
+        trials = run_stage(axis, methods, search_videos, search_deadline, stages_left)
+        if trials:
+            finalists = _longest_accepted(trials) if axis in LAMBDA_AXES else trials
+            best = choose_fastest(finalists, unchanged)
+    final_methods = [*dict.fromkeys((*references, best.method))]
+    confirming_videos = [*held_out_videos] * MAX_CONFIRMING_RUNS
+    confirmed = run_stage(CONFIRM_STAGE, final_methods, confirming_videos, deadline)
+    chosen = choose_or_fall_back(confirmed) if confirmed else fallback
+    return chosen, tuple(table), tuple(skipped)
 
 
-def verdict(trials: Sequence[Trial]) -> Trial:
-    """What to use, of the same runs of ``ar``, ``auto`` and perhaps another: the other only where
-    it beats ``auto``, and either only where it beats ``ar``."""
+def choose_or_fall_back(trials: Sequence[Trial]) -> Trial:
+    """Returns what to use, from the same runs of ``ar``, ``auto`` and perhaps another method.
+
+    The other method must beat both, and ``auto`` must beat ``ar``.
+    """
     plain, auto, *others = trials
     for other in others:
-        if _beats(other, auto, 1 + TIE) and _beats(other, plain, 1):
+        if _is_faster(other, auto, 1 + TIE_MARGIN) and _is_faster(other, plain, 1):
             return other
-    return auto if _beats(auto, plain, 1) else plain
+    return auto if _is_faster(auto, plain, 1) else plain
 
 
-def _beats(trial: Trial, other: Trial, by: float) -> bool:
-    """Whether it decodes more than ``by`` times as fast run by run, and its whole answers, with all
-    that comes before the first token, are no slower."""
-    whole = _ratio(trial, other, _whole) >= 1 - TIE
-    return trial.fallback is None and whole and _ratio(trial, other, _decode) > by
+def _is_faster(trial: Trial, other: Trial, by: float) -> bool:
+    """Returns whether a trial decodes more than ``by`` times as fast as another, run by run.
+
+    Its whole answers, with everything before the first token, must not be slower either.
+    """
+    whole = _speed_ratio(trial, other, _whole_speedup) >= 1 - TIE_MARGIN
+    return trial.fallback is None and whole and _speed_ratio(trial, other, _decode_speedup) > by
 
 
-def _lost(trial: Trial, references: Sequence[Trial]) -> str:
-    """Which of the references it did not beat, and in what."""
+def _loss_reason(trial: Trial, references: Sequence[Trial]) -> str:
+    """Returns which of the references a trial did not beat, and in what."""
     if trial.fallback is not None:
         return f"{trial.method} gave up drafting"
     for other in references:
-        by = 1 if other.method == BASELINE else 1 + TIE
-        if other is trial or _beats(trial, other, by):
+        by = 1 if other.method == BASELINE else 1 + TIE_MARGIN
+        if other is trial or _is_faster(trial, other, by):
             continue
-        decode = _ratio(trial, other, _decode)
-        said = f"{trial.method} decoded x {decode:.2f} against {other.method}"
+        decode = _speed_ratio(trial, other, _decode_speedup)
+        ratio = f"{trial.method} decoded x {decode:.2f} against {other.method}"
         if decode > by:
-            return f"{said}, but x {_ratio(trial, other, _whole):.2f} for whole answers"
-        return f"{said}, no more than runs differ by" if decode > 1 - TIE else said
+            return (
+                f"{ratio}, but x {_speed_ratio(trial, other, _whole_speedup):.2f} for whole answers"
+            )
+        return f"{ratio}, no more than runs differ by" if decode > 1 - TIE_MARGIN else ratio
     raise ValueError(f"{trial.method} beat all of them")
 
 
-def _decode(row: Summary) -> float:
+def _decode_speedup(row: Summary) -> float:
     return row.speedup_decode or 0.0
 
 
-def _whole(row: Summary) -> float:
+def _whole_speedup(row: Summary) -> float:
     return row.speedup_end_to_end or 0.0
 
 
-def _ratio(trial: Trial, other: Trial, figure: Callable[[Summary], float]) -> float:
-    """The median ratio of two methods' figures over the runs they shared."""
-    pairs = zip(trial.readings, other.readings, strict=True)
-    return median(figure(mine) / max(figure(its), 1e-9) for mine, its in pairs)
+def _speed_ratio(trial: Trial, other: Trial, figure: Callable[[Summary], float]) -> float:
+    """Returns the median ratio of two methods' figures over the runs that they shared."""
+    pairs = zip(trial.summaries, other.summaries, strict=True)
+    return median(figure(own) / max(figure(reference), 1e-9) for own, reference in pairs)
 
 
-def _longest(trials: Sequence[Trial]) -> list[Trial]:
-    """Of the trials that set a lambda, those whose drafts are accepted longest; and the others.
+def _longest_accepted(trials: Sequence[Trial]) -> list[Trial]:
+    """Of the trials that set a lambda, keeps those whose drafts are accepted longest.
 
-    What lambda changes is which tokens the draft sees, so the clock has little to say about it.
+    Lambda changes which tokens the draft sees, so acceptance says more about it than noisy speeds.
+    Trials that set no lambda are all kept.
     """
     longest = max((trial.tau for trial in trials if _sets_lambda(trial)), default=0.0)
-    return [t for t in trials if not _sets_lambda(t) or t.tau >= (1 - TIE) * longest]
+    return [t for t in trials if not _sets_lambda(t) or t.tau >= (1 - TIE_MARGIN) * longest]
 
 
 def _sets_lambda(trial: Trial) -> bool:
     return "/lambda=" in trial.method
 
 
-def _with(method: str, axis: str, value: str) -> str:
-    """The method's name with a value of its own on an axis."""
+def _set_axis(method: str, axis: str, value: str) -> str:
+    """Returns the method's name with one axis set to a value."""
     others = [part for part in method.split("/") if not part.startswith(f"{axis}=")]
     return "/".join([*others, f"{axis}={value}"])
 
 
-def choose(trials: Sequence[Trial], kept: str) -> Trial:
-    """The fastest; of those as good as tied, the one that keeps least, then ``kept``, as it was.
+def choose_fastest(trials: Sequence[Trial], unchanged: str) -> Trial:
+    """Returns the fastest trial; of tied ones that which keeps least, then the ``unchanged`` one.
 
-    A draft that gave up is no choice unless they all did, nor is one that another must beat.
+    A method whose draft failed is chosen only if all failed. A dominated trial is never chosen.
     """
-    sound = [trial for trial in trials if trial.fallback is None] or list(trials)
-    able = [trial for trial in sound if not any(_beaten(trial, other, kept) for other in sound)]
-    fastest = max(trial.speedup for trial in able)
-    tied = [trial for trial in able if trial.speedup >= (1 - TIE) * fastest]
-    return min(tied, key=lambda t: (_keep(t.method), t.method != kept, -t.speedup))
+    working = [trial for trial in trials if trial.fallback is None] or list(trials)
+    undominated = [
+        trial
+        for trial in working
+        if not any(_is_dominated(trial, other, unchanged) for other in working)
+    ]
+    fastest = max(trial.speedup for trial in undominated)
+    tied = [trial for trial in undominated if trial.speedup >= (1 - TIE_MARGIN) * fastest]
+    return min(tied, key=lambda t: (_kept_share(t.method), t.method != unchanged, -t.speedup))
 
 
-def _beaten(trial: Trial, other: Trial, kept: str) -> bool:
-    """Whether ``other`` cannot be slower, whatever a noisy clock said: the same drafts of the same
-    fixed shape, no more of the video kept, no fewer tokens a round on any video. Two that are
-    alike in all of it: the one that changes nothing."""
-    own, its = resolve(trial.method), resolve(other.method)
-    fixed = isinstance(own.shape, Chain | Static | Best)
-    if not fixed or (own.shape, own.drafter) != (its.shape, its.drafter):
+def _is_dominated(trial: Trial, other: Trial, unchanged: str) -> bool:
+    """Returns whether ``other`` cannot be slower, whatever a noisy clock measured.
+
+    That is so where both have the same drafter and the same fixed shape, and ``other`` keeps no
+    more of the video and has no fewer tokens per round on any video. Of two that are equal in all
+    of this, the one that changes nothing dominates.
+    """
+    recipe, other_recipe = resolve(trial.method), resolve(other.method)
+    fixed = isinstance(recipe.shape, Chain | Static | Best)
+    if not fixed or (recipe.shape, recipe.drafter) != (other_recipe.shape, other_recipe.drafter):
         return False
     taus = [*zip(trial.taus, other.taus, strict=True)]
-    spared = _keep(trial.method) - _keep(other.method)
-    if spared < 0 or any(mine > theirs for mine, theirs in taus):
+    kept_difference = _kept_share(trial.method) - _kept_share(other.method)
+    if kept_difference < 0 or any(own > others for own, others in taus):
         return False
     return (
-        spared > 0
-        or any(mine < theirs for mine, theirs in taus)
-        or other.method == kept != trial.method
+        kept_difference > 0
+        or any(own < others for own, others in taus)
+        or other.method == unchanged != trial.method
     )
 
 
-def _methods(best: str, names: Sequence[str]) -> tuple[str, list[str]]:
-    """What stands for ``best`` at the next stage, and all its methods: the names that can be.
+def _possible_methods(best: str, names: Sequence[str]) -> tuple[str, list[str]]:
+    """Returns the name that stands for ``best`` at the next stage, and all methods of that stage.
 
-    A name that spells out what ``best`` does anyway takes its place.
+    Names that are no possible method are left out. A name that spells out what ``best`` does
+    anyway replaces it.
     """
     recipes = {}
     for name in (best, *names):
         try:
             recipes[name] = replace(resolve(name), name="", about="")
         except MethodError:
-            continue  # not every axis has every choice
-    same = [name for name in recipes if name != best and recipes[name] == recipes[best]]
-    return (same[0], [name for name in recipes if name != best]) if same else (best, [*recipes])
+            continue  # Not every axis has every choice.
+    equal = [name for name in recipes if name != best and recipes[name] == recipes[best]]
+    return (equal[0], [name for name in recipes if name != best]) if equal else (best, [*recipes])
 
 
-def _keep(name: str) -> float:
-    keep = resolve(name).view.keep
-    return 1.0 if keep is None else keep
+def _kept_share(name: str) -> float:
+    share = resolve(name).view.keep
+    return 1.0 if share is None else share

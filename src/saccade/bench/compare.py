@@ -1,4 +1,4 @@
-"""Several methods on one prompt in interleaved runs: identical answers, and what each one cost."""
+"""Runs several methods on one prompt in turns, and compares their answers and what they cost."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from dataclasses import asdict, dataclass, replace
 from statistics import median
 from typing import Any
 
-from saccade.bench.peers import PEERS, Run
+from saccade.bench.peers import PEERS, TimedRun
 from saccade.core.errors import MethodError, OptionError, SaccadeError, kind_and_line
 from saccade.core.prompt import CONTEXT, Inputs
 from saccade.core.result import Result
-from saccade.corpus.answering import answered
+from saccade.corpus.answering import stream_answer
 from saccade.drafting.recipe import Recipe
 from saccade.drafting.setup import Captioner
 from saccade.inputs import Pair
@@ -23,10 +23,11 @@ BASELINE = "ar"
 
 @dataclass(frozen=True)
 class Summary:
-    """One method's figures: medians over the runs; None where a method has no such figure.
+    """One method's figures: medians over the runs, or None where a method has no such figure.
 
-    ``decode_seconds`` is of the tokens after the first, ``prefill_seconds`` all else (vision, both
-    prefills, guidance). Speedups are per token against ``ar``, run by run, then medians.
+    ``decode_seconds`` covers the tokens after the first, ``prefill_seconds`` everything else
+    (vision, both prefills, guidance). Speedups are per token against ``ar``: ratios run by run,
+    then their median.
     """
 
     token_ids: tuple[int, ...] | None = None
@@ -46,7 +47,7 @@ class Summary:
     error: str | None = None
 
     def json(self) -> dict[str, Any]:
-        """The contract's fields; ``error`` only where there is one."""
+        """Returns the fields of the JSON output; ``error`` is there only if there is one."""
         fields = asdict(self)
         if self.error is None:
             del fields["error"]
@@ -54,36 +55,37 @@ class Summary:
 
 
 @dataclass(frozen=True)
-class Raced:
-    """Every timed run of every method, in order, and why a peer has none."""
+class TimedRuns:
+    """Every timed run of every method, in order, and the error of each peer that failed."""
 
-    runs: dict[str, list[Run]]
+    runs: dict[str, list[TimedRun]]
     errors: dict[str, str]
 
-    def rows(self) -> dict[str, Summary]:
-        """Every method's figures; one that failed is a row with ``error``."""
-        return {
-            name: Summary(error=self.errors[name])
-            if name in self.errors
-            else _row(own, self.runs[BASELINE])
-            for name, own in self.runs.items()
-        }
+    def summaries(self) -> dict[str, Summary]:
+        """Returns every method's figures; a method that failed has only ``error``."""
+        summaries = {}
+        for name, runs in self.runs.items():
+            if name in self.errors:
+                summaries[name] = Summary(error=self.errors[name])
+            else:
+                summaries[name] = _summarize(runs, self.runs[BASELINE])
+        return summaries
 
-    def last(self) -> dict[str, Result]:
-        """The last result of each method of ours."""
-        ran = {name: own[-1].result for name, own in self.runs.items() if own}
-        return {name: result for name, result in ran.items() if result is not None}
+    def last_results(self) -> dict[str, Result]:
+        """Returns the last result of each of our methods; peers have none."""
+        results = {name: runs[-1].result for name, runs in self.runs.items() if runs}
+        return {name: result for name, result in results.items() if result is not None}
 
 
-def named(methods: Sequence[str]) -> dict[str, Recipe | None]:
-    """Each method's recipe (None: a peer), ``ar`` first and always there."""
+def resolve_methods(methods: Sequence[str]) -> dict[str, Recipe | None]:
+    """Returns each method's recipe, or None for a peer; ``ar`` is always there and comes first."""
     order = [BASELINE, *(name for name in methods if name != BASELINE)]
     return {name: None if name in PEERS else _resolve(name) for name in order}
 
 
-def race(
+def run_interleaved(
     pair: Pair,
-    asked: tuple[Inputs, Inputs | None],
+    question: tuple[Inputs, Inputs | None],
     recipes: Mapping[str, Recipe | None],
     *,
     repeat: int = 3,
@@ -92,47 +94,53 @@ def race(
     captioner: Captioner | None = None,
     exact: bool = False,
     on_run: Callable[[str, int], None] | None = None,
-) -> Raced:
-    """Every method once, then again, after a short warm-up of each (of one per schedule, for a
-    single run). ``asked`` as of :meth:`Pair.ask`, ``recipes`` as of ``named``: None stands for the
-    peer of that name. ``exact`` is :func:`saccade.stream`'s."""
+) -> TimedRuns:
+    """Runs every method once, then again, after a short warm-up of each.
+
+    ``question`` is the result of :meth:`Pair.ask`, ``recipes`` that of ``resolve_methods``, where
+    None stands for the peer of that name. A single run warms up one method per schedule only.
+    ``exact`` is :func:`saccade.stream`'s. A peer that raises is recorded in ``errors``.
+    """
     if repeat < 1:
         raise OptionError(f"repeat={repeat} must be at least 1")
-    runs: dict[str, list[Run]] = {name: [] for name in recipes}
+    runs: dict[str, list[TimedRun]] = {name: [] for name in recipes}
     errors: dict[str, str] = {}
-    theirs = {name: value for name, value in asked[0].items() if name != CONTEXT}
-    warm = {**settings, "max_new_tokens": min(WARM_UP_TOKENS, settings["max_new_tokens"])}
-    warm.pop("min_new_tokens", None)
-    started: set[object] = set()
-    for round in range(repeat + 1):
+    peer_inputs = {name: value for name, value in question[0].items() if name != CONTEXT}
+    warm_up_settings = {
+        **settings,
+        "max_new_tokens": min(WARM_UP_TOKENS, settings["max_new_tokens"]),
+    }
+    warm_up_settings.pop("min_new_tokens", None)
+    warm_schedules: set[object] = set()
+    for iteration in range(repeat + 1):
         for name, recipe in recipes.items():
             if name in errors:
                 continue
-            if not round and repeat == 1 and recipe is not None:
-                # a quick look warms up what a schedule starts, not every method
-                if recipe.schedule in started:
+            if not iteration and repeat == 1 and recipe is not None:
+                # A single run warms up what a schedule starts, and not every method.
+                if recipe.schedule in warm_schedules:
                     continue
-                started.add(recipe.schedule)
+                warm_schedules.add(recipe.schedule)
             if on_run is not None:
-                on_run(name, round)
+                on_run(name, iteration)
             try:
-                own = {**(settings if round else warm)}
+                run_settings = {**(settings if iteration else warm_up_settings)}
                 if recipe is None:
-                    timed = PEERS[name](pair.target, pair.draft, theirs, own)
+                    run = PEERS[name](pair.target, pair.draft, peer_inputs, run_settings)
                 else:
-                    own |= {"seed": seed, "captioner": captioner, "exact": exact}
-                    rounds = answered(pair, asked, recipe, **own)
-                    timed = _timed(rounds.finish()[0])
+                    run_settings |= {"seed": seed, "captioner": captioner, "exact": exact}
+                    rounds = stream_answer(pair, question, recipe, **run_settings)
+                    run = _timed_run(rounds.finish()[0])
             except SaccadeError:
                 raise
-            except Exception as error:  # a peer's crash is a finding, not the end of the comparison
+            except Exception as error:  # A peer that crashes does not end the comparison.
                 if recipe is not None:
                     raise
                 errors[name] = kind_and_line(error)
                 continue
-            if round:
-                runs[name].append(timed)
-    return Raced(runs, errors)
+            if iteration:
+                runs[name].append(run)
+    return TimedRuns(runs, errors)
 
 
 def _resolve(name: str) -> Recipe:
@@ -143,14 +151,14 @@ def _resolve(name: str) -> Recipe:
         raise MethodError(f"{error} (and, for comparing: {peers})") from None
 
 
-def _timed(result: Result) -> Run:
+def _timed_run(result: Result) -> TimedRun:
     counted = max(1, len(result.ids) - 1)
-    return Run(result.ids, result.timings.decode, result.timings.total, counted, result)
+    return TimedRun(result.ids, result.timings.decode, result.timings.total, counted, result)
 
 
-def _row(runs: Sequence[Run], baseline: Sequence[Run]) -> Summary:
+def _summarize(runs: Sequence[TimedRun], baseline: Sequence[TimedRun]) -> Summary:
     last, ids = runs[-1], runs[-1].ids
-    row = Summary(
+    summary = Summary(
         token_ids=ids,
         tokens=len(ids),
         identical_to_ar=all(run.ids == base.ids for run, base in zip(runs, baseline, strict=True)),
@@ -158,15 +166,15 @@ def _row(runs: Sequence[Run], baseline: Sequence[Run]) -> Summary:
         prefill_seconds=median(run.total - run.decode for run in runs),
         total_seconds=median(run.total for run in runs),
         tokens_per_second=median(run.counted / run.decode for run in runs),
-        speedup_decode=median(_ratios(runs, baseline, lambda run: run.decode / run.counted)),
+        speedup_decode=median(_speed_ratios(runs, baseline, lambda run: run.decode / run.counted)),
         speedup_end_to_end=median(
-            _ratios(runs, baseline, lambda run: run.total / max(1, len(run.ids)))
+            _speed_ratios(runs, baseline, lambda run: run.total / max(1, len(run.ids)))
         ),
     )
     if last.result is None:
-        return row
+        return summary
     return replace(
-        row,
+        summary,
         tau=last.result.tau,
         acceptance_rate=last.result.acceptance_rate,
         rounds=len(last.result.forwards),
@@ -175,8 +183,8 @@ def _row(runs: Sequence[Run], baseline: Sequence[Run]) -> Summary:
     )
 
 
-def _ratios(
-    runs: Sequence[Run], baseline: Sequence[Run], per_token: Callable[[Run], float]
+def _speed_ratios(
+    runs: Sequence[TimedRun], baseline: Sequence[TimedRun], per_token: Callable[[TimedRun], float]
 ) -> Iterator[float]:
-    for own, base in zip(runs, baseline, strict=True):
-        yield per_token(base) / per_token(own)
+    for run, base in zip(runs, baseline, strict=True):
+        yield per_token(base) / per_token(run)

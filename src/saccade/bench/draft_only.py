@@ -1,7 +1,7 @@
-"""What the draft answers by itself under a view: HIPPO's Fig. 3 and TABED's Table 9.
+"""The draft's own answer under a view: HIPPO's Fig. 3 and TABED's Table 9.
 
-A view that keeps what matters leaves the draft's own answers right; one that does not, shows here
-before it shows in the acceptance.
+A view that keeps what matters leaves the draft's own answers right. A view that does not shows here
+before it shows in the acceptance rate.
 """
 
 from __future__ import annotations
@@ -23,41 +23,43 @@ PREFIX = "draft"
 
 
 def is_draft_only(name: str) -> bool:
-    """Whether a name means the draft by itself: ``draft`` or ``draft/view=...``."""
+    """Returns whether a method's name means the draft alone: ``draft`` or ``draft/view=...``."""
     return name == PREFIX or name.startswith(PREFIX + "/")
 
 
-def recipe(name: str) -> Recipe:
-    """The recipe whose view the draft is to answer under. Raises OptionError for views of words."""
-    found = resolve("sd" + name.removeprefix(PREFIX))
-    if isinstance(found.view, Worded):
+def draft_only_recipe(name: str) -> Recipe:
+    """Returns the recipe whose view the draft answers under. Raises OptionError for text views."""
+    recipe = resolve("sd" + name.removeprefix(PREFIX))
+    if isinstance(recipe.view, Worded):
         raise OptionError(f"{name}: a draft answers by itself under one view of the pixels")
-    return found
+    return recipe
 
 
-def answer(
+def draft_answer(
     target: Loaded,
     draft: Loaded,
     inputs: Inputs,
-    own: Inputs | None,
-    view: Recipe,
+    draft_inputs: Inputs | None,
+    recipe: Recipe,
     *,
     tokens: int,
     ends: Sequence[int],
 ) -> list[int]:
-    """The draft's greedy answer over the visual tokens that the view keeps of its prompt."""
-    setup = Setup(target.backbone, draft.backbone, view.view, view.shape, [Sampling()], tokens)
+    """Returns the draft's greedy answer over the visual tokens that the recipe's view keeps."""
+    setup = Setup(target.backbone, draft.backbone, recipe.view, recipe.shape, [Sampling()], tokens)
     common, banned = setup.common()
-    prompts = target.backbone.prompts(inputs)
-    guide = Session(target.backbone, [Sampling()]).prefill(prompts, record=view.view.attention)
-    readable = setup.readable(inputs if own is None else own)
-    read = draft.backbone.prompts(readable, coarse=setup.coarse)
+    target_prompts = target.backbone.prompts(inputs)
+    target_prefills = Session(target.backbone, [Sampling()]).prefill(
+        target_prompts, record=recipe.view.attention
+    )
+    readable = setup.readable(inputs if draft_inputs is None else draft_inputs)
+    prompts = draft.backbone.prompts(readable, coarse=setup.coarse)
     session = Session(draft.backbone, [Sampling()], vocab=common, banned=banned, room=tokens)
-    session.prefill([view.view(guide[0], read[0])])
-    found: list[int] = []
-    while len(found) < tokens and not (found and found[-1] in ends):
-        law = session.score({0: Tree()})[0].law(-1)
-        assert isinstance(law, int), "greedy"
-        found.append(law)
-        session.commit({0: [law]})
-    return found
+    session.prefill([recipe.view(target_prefills[0], prompts[0])])
+    ids: list[int] = []
+    while len(ids) < tokens and not (ids and ids[-1] in ends):
+        token = session.score({0: Tree()})[0].law(-1)
+        assert isinstance(token, int), "greedy"
+        ids.append(token)
+        session.commit({0: [token]})
+    return ids

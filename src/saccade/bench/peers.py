@@ -18,62 +18,69 @@ from saccade.inputs import Loaded
 
 
 @dataclass(frozen=True)
-class Run:
-    """One timed run of one method, or of a peer."""
+class TimedRun:
+    """One timed run of one method or peer, in seconds.
+
+    ``counted`` is the number of tokens that came of decoding; the first comes of the prefill.
+    ``result`` is None for a peer, and ``first`` is a peer's time to its first token.
+    """
 
     ids: tuple[int, ...]
-    decode: float  # seconds of it, and of all
+    decode: float
     total: float
-    counted: int  # tokens that came of decoding: the first comes of the prefill
-    result: Result | None = None  # None for a peer
-    first: float = 0.0  # of a peer, seconds to the first of its tokens
+    counted: int
+    result: Result | None = None
+    first: float = 0.0
 
 
-def timed(ids: tuple[int, ...], first: float, total: float, early: int = 1) -> Run:
-    """A peer's run. An assisted one hands over several tokens at first, ``early``: decoding is what
-    follows them; everything, if all came at once."""
+def peer_run(ids: tuple[int, ...], first: float, total: float, early: int = 1) -> TimedRun:
+    """Returns a peer's run.
+
+    An assisted peer returns its first ``early`` tokens at once. Decoding is what follows them, or
+    everything if all tokens came at once.
+    """
     if len(ids) <= early:
-        return Run(ids, total, total, max(1, len(ids)), first=first)
-    return Run(ids, total - first, total, len(ids) - early, first=first)
+        return TimedRun(ids, total, total, max(1, len(ids)), first=first)
+    return TimedRun(ids, total - first, total, len(ids) - early, first=first)
 
 
-Peer = Callable[[Loaded, Loaded | None, Inputs, dict[str, Any]], Run]
+Peer = Callable[[Loaded, Loaded | None, Inputs, dict[str, Any]], TimedRun]
 
 
-class _FirstToken(BaseStreamer):
-    """Notes when the first generated token arrives; the prompt comes before it."""
+class _FirstTokenTimer(BaseStreamer):
+    """Notes when the first generated token arrives; the first call has the prompt."""
 
     def __init__(self) -> None:
         self.calls = 0
-        self.at = 0.0
+        self.seconds_at = 0.0
         self.early = 1
 
     def put(self, value: Tensor) -> None:
         self.calls += 1
         if self.calls == 2:
-            self.at, self.early = time.perf_counter(), value.numel()
+            self.seconds_at, self.early = time.perf_counter(), value.numel()
 
     def end(self) -> None: ...
 
 
-def hf(target: Loaded, draft: Loaded | None, inputs: Inputs, settings: dict[str, Any]) -> Run:
-    """``model.generate``: plain decoding with Hugging Face's cache."""
+def hf(target: Loaded, draft: Loaded | None, inputs: Inputs, settings: dict[str, Any]) -> TimedRun:
+    """Runs ``model.generate``: plain decoding with Hugging Face's cache."""
     model = target.backbone.model
-    place = target.backbone.device
-    moved = {k: v.to(place) if isinstance(v, Tensor) else v for k, v in inputs.items()}
-    streamer = _FirstToken()
-    started = time.perf_counter()
-    clock = Clock(place)
-    out = model.generate(**moved, streamer=streamer, **settings)
-    took = clock.since()
+    device = target.backbone.device
+    inputs_on_device = {k: v.to(device) if isinstance(v, Tensor) else v for k, v in inputs.items()}
+    streamer = _FirstTokenTimer()
+    start = time.perf_counter()
+    clock = Clock(device)
+    out = model.generate(**inputs_on_device, streamer=streamer, **settings)
+    seconds = clock.since()
     ids = tuple(out[0, inputs["input_ids"].shape[1] :].tolist())
-    return timed(ids, streamer.at - started, took, streamer.early)
+    return peer_run(ids, streamer.seconds_at - start, seconds, streamer.early)
 
 
 def hf_assisted(
     target: Loaded, draft: Loaded | None, inputs: Inputs, settings: dict[str, Any]
-) -> Run:
-    """Assisted generation as shipped: the assistant is never shown the video."""
+) -> TimedRun:
+    """Runs assisted generation as shipped, where the assistant never sees the video."""
     if draft is None:
         raise ValueError("hf-assisted needs a draft model")
     return hf(target, draft, inputs, {**settings, "assistant_model": draft.backbone.model})
@@ -81,47 +88,51 @@ def hf_assisted(
 
 def hf_assisted_seeing(
     target: Loaded, draft: Loaded | None, inputs: Inputs, settings: dict[str, Any]
-) -> Run:
-    """Assisted generation with its assistant's eyes opened: a hook hands it the pixels that
-    transformers drops on the way, in the one call that reads the prompt."""
+) -> TimedRun:
+    """Runs assisted generation with an assistant that sees the video.
+
+    A hook adds the pixels that transformers drops, in the one call that reads the prompt.
+    """
     if draft is None:
         raise ValueError("hf-assisted-seeing needs a draft model")
-    seen = {name: value for name, value in inputs.items() if name not in ("input_ids",)}
+    media = {name: value for name, value in inputs.items() if name not in ("input_ids",)}
     length = inputs["input_ids"].shape[1]
 
-    def show(module: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    def add_media(module: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         ids = kwargs.get("input_ids")
         if ids is None or ids.shape[1] < length:
-            return args, kwargs  # it goes on from its cache
-        whole = {name: _longer(value, ids) for name, value in seen.items()}
-        given = {name: value for name, value in kwargs.items() if name != "mm_encoder_outputs"}
-        return args, {**given, **whole, "position_ids": None}
+            return args, kwargs  # This call continues from the assistant's cache.
+        media_inputs = {name: _extend_to(value, ids) for name, value in media.items()}
+        other_inputs = {
+            name: value for name, value in kwargs.items() if name != "mm_encoder_outputs"
+        }
+        return args, {**other_inputs, **media_inputs, "position_ids": None}
 
-    handle = draft.backbone.model.register_forward_pre_hook(show, with_kwargs=True)
+    handle = draft.backbone.model.register_forward_pre_hook(add_media, with_kwargs=True)
     try:
         return hf_assisted(target, draft, inputs, settings)
     finally:
         handle.remove()
 
 
-def _longer(value: Any, ids: Tensor) -> Any:
-    """A row of the prompt's length brought to that of ``ids``: text follows the prompt."""
+def _extend_to(value: Any, ids: Tensor) -> Any:
+    """Extends a row of the prompt's length to that of ``ids``, where text follows the prompt."""
     if not isinstance(value, Tensor):
         return value
     value = value.to(ids.device)
     if value.ndim != 2 or value.shape[0] != 1 or value.is_floating_point():
         return value
-    more = ids.shape[1] - value.shape[1]
-    if not 0 < more < 64:
+    missing = ids.shape[1] - value.shape[1]
+    if not 0 < missing < 64:
         return value
-    fill = 1 if bool(value.bool().all()) else 0  # a mask goes on with ones, kinds of tokens do not
-    return torch.cat([value, value.new_full((1, more), fill)], 1)
+    fill = 1 if bool(value.bool().all()) else 0  # Masks go on with ones, token types with zeros.
+    return torch.cat([value, value.new_full((1, missing), fill)], 1)
 
 
 def hf_lookup(
     target: Loaded, draft: Loaded | None, inputs: Inputs, settings: dict[str, Any]
-) -> Run:
-    """Prompt lookup as shipped: n-grams over all ids, placeholders included."""
+) -> TimedRun:
+    """Runs prompt lookup as shipped: n-grams over all ids, placeholders included."""
     return hf(target, draft, inputs, {**settings, "prompt_lookup_num_tokens": 5})
 
 

@@ -1,7 +1,7 @@
-"""What a run leaves: one line of JSON about the run, then one per answer, to be gone on with.
+"""The results of a run on disk: one JSON line about the run, then one per answer.
 
-Answers are written when every method is done with an item, and a line that says so ends them: what
-follows the last such line was cut short, and is cut off.
+Answers are written once every method has answered an item, and a line that says so ends them. When
+a run is resumed, lines after the last such line are removed, because that item was cut short.
 """
 
 from __future__ import annotations
@@ -14,53 +14,61 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from saccade.bench.peers import Run
+from saccade.bench.peers import TimedRun
 from saccade.core.errors import OptionError
 from saccade.core.result import Result
 from saccade.core.tree import height
-from saccade.corpus import rows
+from saccade.corpus import json_lines
 
-RESULTS = "results.jsonl"
-DONE = "done"
+RESULTS_FILE = "results.jsonl"
+ITEM_DONE_KEY = "done"
 
 
 @dataclass(frozen=True)
 class Answer:
-    """One answer of one method to one question of one item."""
+    """One answer of one method to one question of one item. The fields are those of the file.
+
+    Times are in seconds. ``total`` runs from inputs to the last token, ``first`` to the first.
+    ``guide`` is for choosing what the draft sees. ``caption_hidden`` is the part of ``caption``
+    that delayed nothing, and ``beside_prefill`` and ``beside_draft`` are the draft's work beside
+    the target, which delays nothing either. ``draft`` and ``verify`` are sums over the rounds.
+    ``decode`` begins where everything before the rounds ends.
+    """
 
     suite: str
     item: str
-    turn: int  # of a conversation, from 0
+    turn: int  # Of a conversation, from 0.
     method: str
     ids: tuple[int, ...] = ()
     text: str = ""
-    identical: bool | None = None  # to ``ar`` of the same item
-    total: float = 0.0  # seconds, from inputs to the last token
-    first: float = 0.0  # to the first token
+    identical: bool | None = None  # Whether the ids are those of ``ar`` for the same item.
+    total: float = 0.0
+    first: float = 0.0
     vision: float = 0.0
     prefill: float = 0.0
-    guide: float = 0.0  # choosing what the draft sees
-    caption: float = 0.0  # the captioner's seconds, and
-    caption_hidden: float = 0.0  # those of them that nobody waited for
+    guide: float = 0.0
+    caption: float = 0.0
+    caption_hidden: float = 0.0
     draft_prefill: float = 0.0
-    beside_prefill: float = 0.0  # the draft's beside the target, which holds nobody up
+    beside_prefill: float = 0.0
     beside_draft: float = 0.0
-    draft: float = 0.0  # of the rounds
+    draft: float = 0.0
     verify: float = 0.0
-    decode: float = 0.0  # from the end of what comes before the rounds
-    counted: int = 1  # tokens that came of decoding
+    decode: float = 0.0  # From the end of what comes before the rounds.
+    captures: float = 0.0  # Of CUDA graphs between rounds, which later answers use too.
+    counted: int = 1  # The tokens that came of decoding.
     prompt_tokens: int = 0
     visual_tokens: int = 0
     draft_visual_tokens: int | None = None
     reused_tokens: int = 0
-    accepted: tuple[int, ...] = ()  # per round
-    drafted: tuple[int, ...] = ()  # per round, the deepest path of it
-    nodes: tuple[int, ...] = ()  # per round, all of it
-    own: int = 0  # rounds that ended in a token of the target's
-    peak: int | None = None  # bytes above what there was before, where it can be measured
+    accepted: tuple[int, ...] = ()  # Per round.
+    drafted: tuple[int, ...] = ()  # Per round, the depth of the draft.
+    nodes: tuple[int, ...] = ()  # Per round, all tokens of the draft.
+    own: int = 0  # The rounds that ended in a token of the target's own.
+    peak: int | None = None  # Bytes above the memory in use before, where that can be measured.
     fallback: str | None = None
     error: str | None = None
-    answers: tuple[str, ...] = ()  # what would have been right
+    answers: tuple[str, ...] = ()  # The right answers.
     task: str = ""
     meta: dict[str, Any] = field(default_factory=dict)
 
@@ -83,11 +91,11 @@ STAGES: Mapping[str, Callable[[Answer], float]] = {
     "verify": lambda answer: answer.verify,
     "rest": lambda answer: answer.rest,
 }
-"""Where an answer's seconds go."""
+"""The stages of an answer, and the seconds of each."""
 
 
-def of(result: Result) -> dict[str, Any]:
-    """The fields of an answer that a result of ours knows."""
+def result_fields(result: Result) -> dict[str, Any]:
+    """Returns the fields of an answer that one of our results has."""
     timings = asdict(result.timings)
     return dict(
         ids=result.ids,
@@ -110,59 +118,64 @@ def of(result: Result) -> dict[str, Any]:
     )
 
 
-def of_peer(run: Run) -> dict[str, Any]:
-    """The fields of an answer that a peer's run knows."""
+def peer_fields(run: TimedRun) -> dict[str, Any]:
+    """Returns the fields of an answer that a peer's run has."""
     return {name: value for name, value in vars(run).items() if name != "result"}
 
 
-def write(folder: Path, about: dict[str, Any], fresh: Sequence[Answer]) -> None:
-    """Appends the answers of whole items; the line about the run comes first in a new file."""
-    path = folder / RESULTS
+def append_answers(folder: Path, about: dict[str, Any], answers: Sequence[Answer]) -> None:
+    """Appends the answers of whole items; a new file begins with the line about the run."""
+    path = folder / RESULTS_FILE
     lines = [] if path.exists() else [about]
-    for item, own in groupby(fresh, lambda answer: (answer.suite, answer.item)):
-        lines += [asdict(answer) for answer in own]
-        lines.append({DONE: item})
-    rows.append(path, lines)
+    for item, item_answers in groupby(answers, lambda answer: (answer.suite, answer.item)):
+        lines += [asdict(answer) for answer in item_answers]
+        lines.append({ITEM_DONE_KEY: item})
+    json_lines.append_rows(path, lines)
 
 
-def read(folder: Path) -> tuple[dict[str, Any], list[Answer]]:
-    """The line about a run and its answers. An item cut short is cut off the file.
+def read_run(folder: Path) -> tuple[dict[str, Any], list[Answer]]:
+    """Returns the line about a run and its answers, and removes an incomplete item from the file.
 
     Raises OptionError where there is no run.
     """
-    path = folder / RESULTS
+    path = folder / RESULTS_FILE
     if not path.is_file():
-        raise OptionError(f"{folder} holds no {RESULTS}; saccade bench --out {folder} makes one")
-    whole = path.read_bytes()
-    if b"\n" not in whole:
+        raise OptionError(
+            f"{folder} holds no {RESULTS_FILE}; saccade bench --out {folder} makes one"
+        )
+    content = path.read_bytes()
+    if b"\n" not in content:
         raise OptionError(f"{path} is empty: delete it to start anew")
-    (header, end), *others = rows.lines(whole)
-    found: list[Answer] = []
-    fresh: list[Answer] = []
+    (header, end), *others = json_lines.complete_lines(content)
+    answers: list[Answer] = []
+    item_answers: list[Answer] = []
     for line, size in others:
         fields = json.loads(line)
-        if DONE not in fields:
-            fresh.append(_answer(fields))
+        if ITEM_DONE_KEY not in fields:
+            item_answers.append(_answer_from_json(fields))
             continue
-        found, fresh, end = found + fresh, [], size
-    rows.cut(path, end)
-    return json.loads(header), found
+        answers, item_answers, end = answers + item_answers, [], size
+    json_lines.truncate(path, end)
+    return json.loads(header), answers
 
 
-def stored(folder: Path) -> tuple[dict[str, Any], list[Answer]]:
-    """A finished run, as it is or packed (``results.jsonl.gz``); nothing is mended.
+def read_finished_run(folder: Path) -> tuple[dict[str, Any], list[Answer]]:
+    """Returns a finished run, packed (``results.jsonl.gz``) or not; the file is not changed.
 
     Raises OptionError where there is none.
     """
-    packed = folder / f"{RESULTS}.gz"
+    packed = folder / f"{RESULTS_FILE}.gz"
     if not packed.is_file():
-        return read(folder)
+        return read_run(folder)
     first, *rest = gzip.decompress(packed.read_bytes()).decode().splitlines()
     fields = map(json.loads, rest)
-    return json.loads(first), [_answer(each) for each in fields if DONE not in each]
+    return json.loads(first), [
+        _answer_from_json(each) for each in fields if ITEM_DONE_KEY not in each
+    ]
 
 
-def _answer(fields: dict[str, Any]) -> Answer:
+def _answer_from_json(fields: dict[str, Any]) -> Answer:
+    """Returns the answer of one JSON line, where tuples are lists."""
     for name in ("ids", "accepted", "drafted", "nodes", "answers"):
         fields[name] = tuple(fields[name])
     return Answer(**fields)

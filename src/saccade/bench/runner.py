@@ -1,7 +1,7 @@
-"""Runs suites: every method on every item, interleaved, resumable, the answers compared.
+"""Runs suites: every method answers every item in turns, and an interrupted run can be resumed.
 
-Methods take turns on one item before the next item begins, and who goes first rotates, so that what
-disturbs the machine for a while disturbs all of them alike.
+Methods take turns on one item before the next item begins, and the first one rotates, so that
+whatever disturbs the machine for a while disturbs all methods alike.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from saccade.bench import draft_only, records
-from saccade.bench.compare import BASELINE, WARM_UP_TOKENS, named
+from saccade.bench.compare import BASELINE, WARM_UP_TOKENS, resolve_methods
 from saccade.bench.draft_only import is_draft_only
 from saccade.bench.peers import PEERS
 from saccade.bench.records import Answer
@@ -36,35 +36,35 @@ from saccade.inputs import Loaded, Pair
 from saccade.inputs.media import Clip
 from saccade.model.memory import Peak
 
-Tell = Callable[[str, int, int], None]
-"""(what is being done, items done, items in all)"""
+OnProgress = Callable[[str, int, int], None]
+"""Called with what is being done, the number of items done, and the number of all items."""
 
 
 @dataclass(frozen=True)
 class Benchmark:
-    """What to run. Its fingerprint decides whether an interrupted run may be gone on with."""
+    """What to run. A run can be resumed by a plan with the same fingerprint."""
 
     suites: tuple[Suite, ...]
     methods: tuple[str, ...]
     limit: int | None = None
-    shard: tuple[int, int] = (0, 1)  # this one, of so many
+    shard: tuple[int, int] = (0, 1)  # Its index and the number of shards.
     seed: int = 0
-    max_new_tokens: int | None = None  # else each suite's own
+    max_new_tokens: int | None = None  # By default each suite's own.
     exact: bool = False
-    temperature: float = 0.0  # 0: greedy
+    temperature: float = 0.0  # 0 is greedy.
 
     def items(self) -> Iterator[tuple[Suite, Item]]:
-        """This shard's items: every ``n``-th of each suite's first ``limit``."""
+        """Yields this shard's items: every ``count``-th of each suite's first ``limit``."""
         number, count = self.shard
         for suite in self.suites:
-            for place, item in enumerate(suite.items()):
-                if self.limit is not None and place >= self.limit:
+            for position, item in enumerate(suite.items()):
+                if self.limit is not None and position >= self.limit:
                     break
-                if place % count == number:
+                if position % count == number:
                     yield suite, item
 
     def about(self, target: Loaded, draft: Loaded | None) -> dict[str, Any]:
-        """The first line of a run's file."""
+        """Returns the first line of a run's file."""
         plan = {
             "methods": list(self.methods),
             "suites": [suite.name for suite in self.suites],
@@ -76,7 +76,7 @@ class Benchmark:
             "dtype": str(target.backbone.dtype).removeprefix("torch."),
             "device": str(target.backbone.device),
         }
-        if self.exact:  # runs made before there was a choice keep their fingerprint
+        if self.exact:  # Runs from before this option existed keep their fingerprint.
             plan["exact"] = True
         if self.temperature:
             plan["temperature"] = self.temperature
@@ -84,142 +84,157 @@ class Benchmark:
         return {"plan": plan, "fingerprint": key, "environment": environment()}
 
 
-def run(
+def run_benchmark(
     plan: Benchmark,
     target: Loaded,
     draft: Loaded | None,
     folder: Path,
     *,
     captioner: Callable[[Sequence[Sequence[np.ndarray]]], Any] | None = None,
-    tell: Tell = lambda what, done, whole: None,
+    on_progress: OnProgress = lambda what, done, total: None,
 ) -> list[Answer]:
-    """Every answer of the plan, those of an earlier, interrupted run in ``folder`` included.
+    """Returns every answer of the plan, with those of an interrupted run in ``folder``.
 
     ``captioner`` makes a captioner of the frames of each video and image, for views that read one.
-    Raises OptionError where ``folder`` holds another plan's run.
+    Raises OptionError where ``folder`` has another plan's run.
     """
     recipes = {
-        **named([name for name in plan.methods if not is_draft_only(name)]),
-        **{name: draft_only.recipe(name) for name in plan.methods if is_draft_only(name)},
+        **resolve_methods([name for name in plan.methods if not is_draft_only(name)]),
+        **{
+            name: draft_only.draft_only_recipe(name) for name in plan.methods if is_draft_only(name)
+        },
     }
-    about, pair = plan.about(target, draft), Pair(target, draft)
+    about = plan.about(target, draft)
+    pair = Pair(target, draft)
     folder.mkdir(parents=True, exist_ok=True)
-    known: list[Answer] = []
-    if (folder / records.RESULTS).exists():
-        earlier, known = records.read(folder)
+    answers: list[Answer] = []
+    if (folder / records.RESULTS_FILE).exists():
+        earlier, answers = records.read_run(folder)
         if earlier["fingerprint"] != about["fingerprint"]:
             raise OptionError(
                 f"{folder} holds a run of another plan: give another --out, or delete it"
             )
-    finished = {(answer.suite, answer.item) for answer in known}
+    finished = {(answer.suite, answer.item) for answer in answers}
     todo = [(suite, item) for suite, item in plan.items() if (suite.name, item.id) not in finished]
-    whole = len(finished) + len(todo)
+    total = len(finished) + len(todo)
     settings: dict[str, Any] = {"do_sample": plan.temperature > 0}
     if plan.temperature:
         settings["temperature"] = plan.temperature
-    warmed: set[str] = set()
+    warm_suites: set[str] = set()
     for number, (suite, item) in enumerate(todo):
-        longest = plan.max_new_tokens or suite.setting.max_new_tokens
-        bench = _Bench(pair, item, turns(item), captioner, plan.seed, plan.exact)
+        max_new_tokens = plan.max_new_tokens or suite.setting.max_new_tokens
+        item_run = _ItemRun(pair, item, turn_arguments(item), captioner, plan.seed, plan.exact)
         order = list(recipes)
-        if suite.name not in warmed:
+        if suite.name not in warm_suites:
             for name in order:
-                tell(f"{suite.name}: warming up {name}", len(finished) + number, whole)
-                bench.answer(name, recipes[name], {**settings, "max_new_tokens": WARM_UP_TOKENS})
-            warmed.add(suite.name)
-        turn = (len(finished) + number) % len(order)
-        found: dict[str, list[Answer]] = {}
-        for name in (*order[turn:], *order[:turn]):
-            tell(f"{suite.name}: {name}", len(finished) + number, whole)
-            own = bench.answer(name, recipes[name], {**settings, "max_new_tokens": longest})
-            found[name] = [replace(answer, suite=suite.name) for answer in own]
-        if not plan.temperature:  # sampled answers share a law, and need not be equal
-            found = {name: list(_judged(own, found[BASELINE])) for name, own in found.items()}
-        fresh = [answer for name in order for answer in found[name]]
-        records.write(folder, about, fresh)
-        known += fresh
-    records.write(folder, about, [])  # a shard without items leaves a run too
-    tell("done", whole, whole)
-    return known
+                on_progress(f"{suite.name}: warming up {name}", len(finished) + number, total)
+                item_run.answer(name, recipes[name], {**settings, "max_new_tokens": WARM_UP_TOKENS})
+            warm_suites.add(suite.name)
+        rotation = (len(finished) + number) % len(order)
+        by_method: dict[str, list[Answer]] = {}
+        for name in (*order[rotation:], *order[:rotation]):
+            on_progress(f"{suite.name}: {name}", len(finished) + number, total)
+            method_answers = item_run.answer(
+                name, recipes[name], {**settings, "max_new_tokens": max_new_tokens}
+            )
+            by_method[name] = [replace(answer, suite=suite.name) for answer in method_answers]
+        if not plan.temperature:  # Sampled answers of one law need not be equal.
+            by_method = {
+                name: list(_compare_with_baseline(method_answers, by_method[BASELINE]))
+                for name, method_answers in by_method.items()
+            }
+        new_answers = [answer for name in order for answer in by_method[name]]
+        records.append_answers(folder, about, new_answers)
+        answers += new_answers
+    records.append_answers(folder, about, [])  # A shard without items leaves a file too.
+    on_progress("done", total, total)
+    return answers
 
 
-def _judged(answers: Sequence[Answer], baseline: Sequence[Answer]) -> Iterator[Answer]:
-    """With the word on whether each says what plain decoding says."""
+def _compare_with_baseline(
+    answers: Sequence[Answer], baseline: Sequence[Answer]
+) -> Iterator[Answer]:
+    """Yields the answers with ``identical`` set to whether plain decoding has the same ids."""
     for answer, plain in zip(answers, baseline, strict=False):
         same = None if answer.error or plain.error else answer.ids == plain.ids
         yield replace(answer, identical=same)
 
 
-def turns(item: Item) -> list[dict[str, Any]]:
-    """What `ask` takes of media at each turn, read now."""
-    first = shown(item)
-    found = [first] * (1 + len(item.then))
+def turn_arguments(item: Item) -> list[dict[str, Any]]:
+    """Reads an item's media, and returns them as arguments of ``ask`` for each turn."""
+    first = media_arguments(item)
+    arguments = [first] * (1 + len(item.then))
     if item.next is not None:
-        more = shown(item.next)
-        both = {kind: [*first[kind], *more[kind]] for kind in ("clips", "images")}
-        found.append({**first, **both, "last": more.get("parts")})
-    return found
+        next_media = media_arguments(item.next)
+        all_media = {kind: [*first[kind], *next_media[kind]] for kind in ("clips", "images")}
+        arguments.append({**first, **all_media, "last": next_media.get("parts")})
+    return arguments
 
 
-def shown(item: Item) -> dict[str, Any]:
-    """An item's media as what `ask` takes, read now."""
+def media_arguments(item: Item) -> dict[str, Any]:
+    """Reads an item's media, and returns them as arguments of ``ask``."""
     media = [medium.read() for medium in item.media]
-    found: dict[str, Any] = {
+    arguments: dict[str, Any] = {
         "clips": [each for each in media if isinstance(each, Clip)],
         "images": [each for each in media if not isinstance(each, Clip)],
     }
     if media:
-        found["parts"] = [
+        arguments["parts"] = [
             {"type": "text", "text": part} if isinstance(part, str) else {"type": part.kind}
             for part in message_parts(item)
         ]
-    return found
+    return arguments
 
 
 @dataclass(frozen=True)
-class _Bench:
-    """One item and the models that answer it."""
+class _ItemRun:
+    """One item, and the models that answer it.
+
+    ``captioner`` takes the frames of each medium.
+    """
 
     pair: Pair
     item: Item
-    shown: list[dict[str, Any]]  # at each turn
-    captioner: Callable[[Sequence[Sequence[np.ndarray]]], Any] | None  # of each medium's frames
+    media_by_turn: list[dict[str, Any]]
+    captioner: Callable[[Sequence[Sequence[np.ndarray]]], Any] | None
     seed: int
     exact: bool
 
-    def caption(self, turn: int) -> Any:
-        clips, images = self.shown[turn]["clips"], self.shown[turn]["images"]
+    def captioner_for(self, turn: int) -> Any:
+        clips, images = self.media_by_turn[turn]["clips"], self.media_by_turn[turn]["images"]
         media = [*(list(clip.frames) for clip in clips), *([image] for image in images)]
         return self.captioner(media) if self.captioner is not None and media else None
 
     def answer(self, name: str, recipe: Recipe | None, settings: dict[str, Any]) -> list[Answer]:
-        """One answer per turn of the item; of the draft by itself, to the first question. What a
-        peer gets wrong, or a method that cannot serve this item, is a finding and not an end."""
-        count = 1 if is_draft_only(name) else len(self.item.asked)
-        found: list[Answer] = []
-        said: list[str] = []
+        """Returns one answer per turn of the item, or for the draft alone to the first question.
+
+        An error of a peer, or of a method that cannot serve this item, is recorded as its answer.
+        """
+        count = 1 if is_draft_only(name) else len(self.item.questions)
+        answers: list[Answer] = []
+        earlier_answers: list[str] = []
         try:
-            with self._answering(name, recipe, settings) as answer:
+            with self._turn_answerer(name, recipe, settings) as answer:
                 for turn in range(count):
-                    fields = answer(turn, *self._inputs(turn, said))
-                    said.append(fields["text"])
-                    found.append(replace(self._blank(name, turn), **fields))
+                    fields = answer(turn, *self._inputs(turn, earlier_answers))
+                    earlier_answers.append(fields["text"])
+                    answers.append(replace(self._empty_answer(name, turn), **fields))
         except Exception as error:
-            ours = recipe is not None and not isinstance(error, SaccadeError)
-            if ours or name == BASELINE:
+            is_our_bug = recipe is not None and not isinstance(error, SaccadeError)
+            if is_our_bug or name == BASELINE:
                 raise
-            return [self._blank(name, 0, error=kind_and_line(error))]
-        return found
+            return [self._empty_answer(name, 0, error=kind_and_line(error))]
+        return answers
 
     @contextmanager
-    def _answering(
+    def _turn_answerer(
         self, name: str, recipe: Recipe | None, settings: dict[str, Any]
     ) -> Iterator[Callable[[int, Inputs, Inputs | None], dict[str, Any]]]:
-        """What answers one turn after the other, with the fields of an answer."""
+        """Yields a function that answers one turn after another, and returns an answer's fields."""
         if recipe is None:
-            yield partial(self._by_peer, name, settings)
+            yield partial(self._answer_by_peer, name, settings)
         elif is_draft_only(name):
-            yield partial(self._by_draft, name, recipe, settings)
+            yield partial(self._answer_by_draft, name, recipe, settings)
         else:
             with Conversation(
                 self.pair.target.backbone,
@@ -229,61 +244,68 @@ class _Bench:
                 seed=self.seed,
                 exact=self.exact,
                 **settings,
-            ) as talk:
-                yield lambda turn, inputs, own: records.of(
-                    talk.run(inputs, draft_inputs=own, captioner=self.caption(turn))
+            ) as conversation:
+                yield lambda turn, inputs, draft_inputs: records.result_fields(
+                    conversation.run(
+                        inputs, draft_inputs=draft_inputs, captioner=self.captioner_for(turn)
+                    )
                 )
 
-    def _by_draft(
+    def _answer_by_draft(
         self,
         name: str,
         recipe: Recipe,
         settings: dict[str, Any],
         turn: int,
         inputs: Inputs,
-        own: Inputs | None,
+        draft_inputs: Inputs | None,
     ) -> dict[str, Any]:
-        """What the draft says by itself."""
+        """Returns the fields of the draft's own answer."""
         if self.pair.draft is None:
             raise OptionError(f"{name} needs a draft model: give --draft")
         config = settle(self.pair.target.backbone.model, None, settings)
-        began = time.perf_counter()
-        ids = draft_only.answer(
+        start = time.perf_counter()
+        ids = draft_only.draft_answer(
             self.pair.target,
             self.pair.draft,
             inputs,
-            own,
+            draft_inputs,
             recipe,
             tokens=settings["max_new_tokens"],
             ends=ends(config),
         )
         text = self._text(ids)
-        return {"ids": tuple(ids), "text": text, "total": time.perf_counter() - began}
+        return {"ids": tuple(ids), "text": text, "total": time.perf_counter() - start}
 
-    def _by_peer(
-        self, name: str, settings: dict[str, Any], turn: int, inputs: Inputs, own: Inputs | None
+    def _answer_by_peer(
+        self,
+        name: str,
+        settings: dict[str, Any],
+        turn: int,
+        inputs: Inputs,
+        draft_inputs: Inputs | None,
     ) -> dict[str, Any]:
-        torch.manual_seed(self.seed)  # a peer samples with torch's own noise
+        torch.manual_seed(self.seed)  # A peer samples with torch's own noise.
         peak = Peak(self.pair.target.backbone.devices)
-        timed = PEERS[name](self.pair.target, self.pair.draft, inputs, dict(settings))
-        taken = peak.bytes()
+        run = PEERS[name](self.pair.target, self.pair.draft, inputs, dict(settings))
+        peak_bytes = peak.bytes()
         return {
-            **records.of_peer(timed),
-            "text": self._text(timed.ids),
+            **records.peer_fields(run),
+            "text": self._text(run.ids),
             "prompt_tokens": int(inputs["input_ids"].shape[1]),
-            "peak": taken,
+            "peak": peak_bytes,
         }
 
     def _text(self, ids: Sequence[int]) -> str:
         return str(self.pair.target.tokenizer.decode(list(ids), skip_special_tokens=True))
 
-    def _inputs(self, turn: int, said: Sequence[str]) -> tuple[Inputs, Inputs | None]:
-        """Of the target, and of the draft where it looks with its own eyes."""
-        asked = self.item.asked
-        history = list(zip(asked[:turn], said[:turn], strict=True))
-        return self.pair.ask(asked[turn], **self.shown[turn], history=history)
+    def _inputs(self, turn: int, earlier_answers: Sequence[str]) -> tuple[Inputs, Inputs | None]:
+        """Returns the inputs of the target, and those of a draft with a processor of its own."""
+        questions = self.item.questions
+        history = list(zip(questions[:turn], earlier_answers[:turn], strict=True))
+        return self.pair.ask(questions[turn], **self.media_by_turn[turn], history=history)
 
-    def _blank(self, name: str, turn: int, error: str | None = None) -> Answer:
+    def _empty_answer(self, name: str, turn: int, error: str | None = None) -> Answer:
         item = self.item
         return Answer(
             suite="",

@@ -40,7 +40,18 @@ SECTIONS: dict[str, tuple[str, ...]] = {
         *("exact", "keep", "max_choices"),
     ),
     "Hardware": (
-        *("device", "dtype", "threads", "quantize", "device_map", "tp", "memory", "batch", "ray"),
+        *(
+            "device",
+            "dtype",
+            "threads",
+            "quantize",
+            "draft_device",
+            "device_map",
+            "tp",
+            "memory",
+            "batch",
+            "ray",
+        ),
         *("workers", "replicas", "max_replicas"),
     ),
     "Output": (
@@ -53,6 +64,10 @@ OTHERS = "Other options"
 
 class Sections(TyperCommand):
     """A command whose help is in ``SECTIONS``, in their order; what is in none comes last."""
+
+    def get_short_help_str(self, limit: int = 45) -> str:
+        """The first sentence of its help, whole, in as many lines as it needs."""
+        return super().get_short_help_str(limit=1000)
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         told = {param.name: param.get_help_record(ctx) for param in self.get_params(ctx)}

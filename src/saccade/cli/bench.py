@@ -83,9 +83,9 @@ def bench(
 
     from saccade.bench import report, runner
     from saccade.bench.hardware.others import Watch
-    from saccade.corpus import rows
+    from saccade.corpus import json_lines
 
-    part = rows.shard(shard)
+    part = json_lines.parse_shard(shard)
     suites = named_suites(suite, data)
     names = _methods(methods, exact)
     pair = known.models(quiet=False)
@@ -101,19 +101,19 @@ def bench(
         transient=True,
     ) as bar:
         task = bar.add_task("starting", total=None)
-        runner.run(
+        runner.run_benchmark(
             plan,
             pair.target,
             pair.draft,
             out_dir,
             captioner=known.captions,
-            tell=lambda what, done, whole: bar.update(
+            on_progress=lambda what, done, whole: bar.update(
                 task, description=what, completed=done, total=whole
             ),
         )
     if (warning := watch.said()) is not None:
         err.print(warning, style="yellow", markup=False, soft_wrap=True)
-    path = report.write(out_dir)
+    path = report.write_report(out_dir)
     out.print(f"{path} has the report", markup=False, soft_wrap=True)
 
 
@@ -124,7 +124,7 @@ def bench_report(
     """Write a run's report.md and figures anew."""
     from saccade.bench import report
 
-    out.print(f"{report.write(run)} has the report", markup=False, soft_wrap=True)
+    out.print(f"{report.write_report(run)} has the report", markup=False, soft_wrap=True)
 
 
 def named_suites(given: str, data: Path | None) -> tuple[Suite, ...]:
@@ -150,12 +150,12 @@ def named_suites(given: str, data: Path | None) -> tuple[Suite, ...]:
 
 
 def _methods(given: str, exact: bool = False) -> tuple[str, ...]:
-    from saccade.bench.draft_only import is_draft_only, recipe
+    from saccade.bench.draft_only import draft_only_recipe, is_draft_only
     from saccade.methods import SYSTEMS
 
     chosen = loading.method_names(given)
     for name in filter(is_draft_only, chosen):
-        recipe(name)
+        draft_only_recipe(name)
     ours = [n for n in chosen if not is_draft_only(n) and (n in SYSTEMS or "/" in n)]
     loading.recipes(ours, exact)
     return chosen

@@ -76,7 +76,7 @@ def calibrate(
     from saccade.inputs import shown
 
     if method is not None:
-        calibrating.check(method)
+        calibrating.check_method(method)
     with status("loading the models", quiet=as_json) as tell:
         clips = clips or _own(tell)
         models = loading.models(target, draft, quiet=True, **how.load)
@@ -88,7 +88,7 @@ def calibrate(
             method=method,
             seconds=seconds,
             max_new_tokens=max_new_tokens,
-            tell=tell,
+            on_progress=tell,
         )
     if (warning := watch.said()) is not None:
         err.print(warning, style="yellow", markup=False, soft_wrap=True)
@@ -102,18 +102,18 @@ def calibrate(
 
 def _show(found: Calibration) -> None:
     """What was tried, and what came out of it."""
-    from saccade.bench.show import columns
+    from saccade.bench.terminal_output import make_table
 
-    tried = columns(["stage", "method"], ["runs", "tau", "decode x", "whole x", "auto x"])
+    tried = make_table(["stage", "method"], ["runs", "tau", "decode x", "whole x", "auto x"])
     for trial in found.table:
-        beside = found.beside(trial)
+        beside = found.speedup_over_auto(trial)
         tried.add_row(
             trial.stage,
             trial.method,
-            str(len(trial.readings)),
+            str(len(trial.summaries)),
             f"{trial.tau:.2f}",
             f"{trial.speedup:.2f}" + ("" if trial.fallback is None else " (gave up)"),
-            f"{trial.whole:.2f}",
+            f"{trial.end_to_end_speedup:.2f}",
             "" if beside is None else f"{beside:.2f}",
             style="bold" if trial is found.best else None,
         )
@@ -151,5 +151,5 @@ def _own(tell: Callable[[str], None]) -> list[Clip]:
     clips = []
     for number in range(CLIPS):
         tell(f"drawing clip {number + 1} of {CLIPS}")
-        clips.append(drawing.filmed(scenes.scene(FIRST_SEED + number), FRAMES, SIZE))
+        clips.append(drawing.render_through_mp4(scenes.scene(FIRST_SEED + number), FRAMES, SIZE))
     return clips

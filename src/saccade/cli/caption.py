@@ -15,7 +15,7 @@ from saccade.cli.terminal import Json, Verbose, out, pace, prepare
 from saccade.core.errors import OptionError
 
 if TYPE_CHECKING:
-    from saccade.corpus.keeping import Answer
+    from saccade.corpus.caption_run import AnswerJobs
 
 NAMED = 5  # ids named in a message, at most
 
@@ -63,43 +63,43 @@ def caption(
     """
     if workers is not None and ray is None:
         raise OptionError("--workers are of a cluster: give --ray, or several --shard")
-    from saccade.corpus import rows
+    from saccade.corpus import json_lines
 
     known = loading.known(models, how, method)
-    part = rows.shard(shard)
+    part = json_lines.parse_shard(shard)
     prepare(known.threads, verbose)
-    from saccade.corpus import keeping
+    from saccade.corpus import caption_run
     from saccade.corpus import manifest as manifests
 
     loading.recipes([known.method], exact)  # refused now, in a sentence, and not by every video
-    work = manifests.Work(
+    work = manifests.CaptionSettings(
         **vars(known),
         max_new_tokens=max_new_tokens,
         sampling=frames.sampling(),
         exact=exact,
     )
 
-    def answer() -> Answer:
+    def answer() -> AnswerJobs:
         if ray is not None:
-            from saccade.corpus.cluster import over
+            from saccade.corpus.cluster import answer_on_cluster
 
-            return over(work, ray, workers)
-        from saccade.corpus.worker import here
+            return answer_on_cluster(work, ray, workers)
+        from saccade.corpus.worker import answer_locally
 
-        return here(work)
+        return answer_locally(work)
 
-    jobs = rows.part(manifests.jobs(manifest, prompt), part)
-    path = keeping.shard_path(out_path, part)
+    jobs = json_lines.shard_items(manifests.read_jobs(manifest, prompt), part)
+    path = caption_run.shard_path(out_path, part)
     loading.warn_of_embedded(known.target)
     with pace("loading the models") as say:
-        found = keeping.run(
+        found = caption_run.run_jobs(
             jobs,
             path,
             work,
             answer,
             batch=batch,
             retry=retry_errors,
-            tell=lambda standing: say(str(standing), standing.done == standing.whole),
+            on_progress=lambda standing: say(str(standing), standing.done == standing.whole),
         )
     if as_json:
         typer.echo(json.dumps({"out": str(path), **asdict(found)}))
@@ -121,10 +121,12 @@ def caption_merge(
     as_json: Json = False,
 ) -> None:
     """Join shards in the manifest's order and say what is missing; exits with 1 if anything is."""
-    from saccade.corpus import keeping
+    from saccade.corpus import caption_run
     from saccade.corpus import manifest as manifests
 
-    found = keeping.merge(manifests.jobs(manifest, options.QUESTION), parts, out_path)
+    found = caption_run.merge_shards(
+        manifests.read_jobs(manifest, options.QUESTION), parts, out_path
+    )
     if as_json:
         typer.echo(json.dumps({"out": str(out_path), **asdict(found)}))
     else:

@@ -61,9 +61,9 @@ def compare(
     loading.check_methods(names, beside=PEERS)
     seen = loading.about(video, document, frames.sampling(), quiet=as_json, target=known.target)
     prepare(known.threads, verbose, quiet=as_json)
-    from saccade.bench.compare import named
+    from saccade.bench.compare import resolve_methods
 
-    ours = [name for name, recipe in named(names).items() if recipe is not None]
+    ours = [name for name, recipe in resolve_methods(names).items() if recipe is not None]
     loading.recipes(ours, exact)
     pair = known.models(quiet=as_json)
     found = compared(
@@ -111,17 +111,17 @@ class Comparison:
         return {**self.about, **warned, "methods": rows}
 
     def show(self, page: Console) -> None:
-        from saccade.bench import show
+        from saccade.bench import terminal_output
 
         about, times = self.about, self.about["repeat"]
         runs = "one run each" if times == 1 else f"medians of {times} interleaved runs"
-        page.print(show.table(self.rows))
+        page.print(terminal_output.summary_table(self.rows))
         page.print(
             f"[dim]{about['visual_tokens']} visual tokens, {about['dtype']} on {about['device']}, "
             f"{about['threads']} threads; {runs}; "
             "x against ar in the same run; before: vision, prefill, guidance[/dim]"
         )
-        show.notes(page, self.rows)
+        terminal_output.print_notes(page, self.rows)
         if self.warning is not None:
             err.print(self.warning, style="yellow", markup=False, soft_wrap=True)
 
@@ -138,27 +138,27 @@ def compared(
     **others: Any,
 ) -> Comparison:
     """Methods side by side on one question about what is ``seen``, ``called`` so in the JSON;
-    ``others`` as :func:`saccade.bench.compare.race`."""
+    ``others`` as :func:`saccade.bench.compare.run_interleaved`."""
     import torch
 
-    from saccade.bench.compare import BASELINE, named, race
+    from saccade.bench.compare import BASELINE, resolve_methods, run_interleaved
     from saccade.bench.hardware.others import Watch
 
     backbone = models.target.backbone
     asked = models.ask(prompt, **seen.asked)
     watch = Watch()
     with status("comparing", quiet=not err.is_terminal) as tell:
-        raced = race(
+        timed = run_interleaved(
             models,
             asked,
-            named(names),
+            resolve_methods(names),
             repeat=repeat,
             settings={"max_new_tokens": max_new_tokens, "do_sample": False},
             on_run=lambda name, round: tell(f"run {round} of {repeat}: {name}"),
             **others,
         )
-    warning = watch.said([run.decode for run in raced.runs[BASELINE]])
-    results = raced.last()
+    warning = watch.said([run.decode for run in timed.runs[BASELINE]])
+    results = timed.last_results()
     base = results[BASELINE]
     about = {
         **called,
@@ -169,4 +169,4 @@ def compared(
         "threads": torch.get_num_threads(),
         "repeat": repeat,
     }
-    return Comparison(about, raced.rows(), results, base.text or "", warning)
+    return Comparison(about, timed.summaries(), results, base.text or "", warning)

@@ -29,12 +29,12 @@ def demo(
 ) -> None:
     """Describe a video with the embedded pair, plainly and drafted, and compare."""
     prepare(threads, verbose)
-    from saccade.bench import show
+    from saccade.bench import terminal_output
     from saccade.inputs.texts import About
     from saccade.world import descriptions, drawing, scenes
 
     scene = scenes.scene(DEMO_SEED)
-    clip = drawing.filmed(scene, DEMO_FRAMES, DEMO_SIZE)
+    clip = drawing.render_through_mp4(scene, DEMO_FRAMES, DEMO_SIZE)
     models = loading.models("shapes", None, quiet=as_json)
     methods = ["ar", DEFAULT_METHOD, "specvlm/shape=fit", "hf"]
     found = compared(
@@ -50,17 +50,17 @@ def demo(
         typer.echo(json.dumps(found.json()))
         return
     result = found.results[DEFAULT_METHOD]
-    typist = show.Typist(models.target.decode)
+    typist = terminal_output.IncrementalDecoder(models.target.decode)
     page = out if picture is None else console(record=True, width=PICTURE)
-    page.print(show.frames(clip.frames, width=PICTURE // 4 - 2))
+    page.print(terminal_output.frames_as_text(clip.frames, width=PICTURE // 4 - 2))
     page.print(
         "[bold]The target's answer, drafted by the small model:[/bold] ",
         *[*(typist.type(round) for round in result.rounds), typist.rest()],
         sep="",
     )
-    page.print(show.legend())
+    page.print(terminal_output.legend())
     if picture is not None:  # of the answer: times are another machine's soon
-        picture.write_text(show.offline_svg(page.export_svg(title="saccade demo")))
+        picture.write_text(terminal_output.remove_web_fonts(page.export_svg(title="saccade demo")))
     out.print(
         f"\n[bold]What the generator drew:[/bold] [dim]{descriptions.describe(scene)}[/dim]\n"
     )

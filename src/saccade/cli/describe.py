@@ -76,7 +76,7 @@ def describe(
         target=known.target,
     )
     prepare(known.threads, verbose, quiet=show != "all")
-    from saccade.corpus.answering import answered
+    from saccade.corpus.answering import stream_answer
     from saccade.drafting.recipe import split
     from saccade.model import tensor_parallel
 
@@ -86,7 +86,7 @@ def describe(
     if tp and seed is None:
         seed = tensor_parallel.agreed(secrets.randbits(63))
     begin = partial(
-        answered,
+        stream_answer,
         pair,
         pair.ask(prompt, **seen.asked),
         recipe,
@@ -127,9 +127,9 @@ def showing(as_json: bool, quiet: bool) -> Shown:
 
 def answer(target: Loaded, begin: Callable[..., Stream], shown: Shown) -> Result:
     """Runs a stream to its end and shows it as it goes; ``begin`` is given ``on_phase``."""
-    from saccade.bench import show
+    from saccade.bench import terminal_output
 
-    typist = show.Typist(target.decode)
+    typist = terminal_output.IncrementalDecoder(target.decode)
     write: Callable[[Text | str], None] = {
         "all": lambda text: out.print(text, end="", soft_wrap=True, markup=False),
         "text": lambda text: typer.echo(str(text), nl=False),
@@ -159,7 +159,7 @@ def answer(target: Loaded, begin: Callable[..., Stream], shown: Shown) -> Result
             f"{result.timings.total:.2f} s in all[/dim]"
         )
         if any(round.tokens for round in result.rounds):
-            err.print(show.legend())
+            err.print(terminal_output.legend())
         for told in filter(None, [*result.warnings, result.fallback_reason]):
             err.print(told, style="yellow", markup=False)
     return result

@@ -41,6 +41,7 @@ def doctor(
     prompt: options.Prompt = options.QUESTION,
     dtype: options.Dtype = None,
     device: options.Device = None,
+    draft_device: options.DraftDevice = None,
     memory: Annotated[
         float | None, typer.Option(min=0, help="Plan for this many GiB and not for this machine.")
     ] = None,
@@ -52,7 +53,7 @@ def doctor(
     """Look at a pair before any weight is loaded: does it fit together, in memory, and pay?
 
     Exits with 1 where it cannot work. The speedup is an expectation from the bytes each model
-    reads; `saccade calibrate` measures it.
+    reads and, on a GPU, a fixed time for each of its layers; `saccade calibrate` measures it.
     """
     from saccade.bench.hardware.published import CONFIGS
 
@@ -78,6 +79,7 @@ def doctor(
             target, reader, prompt, shown.get("clips", ()), shown.get("images", ()), ()
         )
         tokens = int(asked["input_ids"].shape[1])
+    elsewhere = None if draft_device is None else reading.pick_device(draft_device)
     precision = reading.precision(dtype, place)
     bits = None if quantize is None else reading.bits(quantize)
     found = examine(
@@ -88,6 +90,7 @@ def doctor(
         dtype=precision,
         device=place.type,
         there=available(place) if memory is None else int(memory * GIB),
+        draft_there=None if elsewhere in (None, place) else available(elsewhere),
         bits=bits,
         problems=problems,
         notes=notes,
@@ -153,11 +156,16 @@ def _together(
     return problems, notes
 
 
+def _fixed(device: str) -> str:
+    """What else a step is expected to cost."""
+    return "" if device == "cpu" else " and a fixed time a layer"
+
+
 def _show(found: Diagnosis, device: str) -> None:
-    from saccade.bench.show import columns
+    from saccade.bench.terminal_output import make_table
     from saccade.model.memory import gib
 
-    table = columns(["model"], ["weights", "cache", "a step reads"])
+    table = make_table(["model"], ["weights", "cache", "a step reads"])
     for part in found.parts:
         table.add_row(Text(part.name), gib(part.weights), gib(part.cache), gib(part.step))
     out.print(table)
@@ -166,13 +174,13 @@ def _show(found: Diagnosis, device: str) -> None:
         f"{device}[/dim]\n"
     )
     if found.outlook:
-        expected = columns([], ["accepted", "best chain", "decode x"])
+        expected = make_table([], ["accepted", "best chain", "decode x"])
         for each in found.outlook:
             expected.add_row(f"{each.rate:.0%}", str(each.length), f"{each.speedup:.2f}")
         out.print(expected)
         out.print(
-            f"[dim]expected from the bytes read: a draft's step costs {found.ratio:.3f} of the "
-            "target's; measure with saccade calibrate[/dim]\n"
+            f"[dim]expected from the bytes read{_fixed(device)}: a draft's step costs "
+            f"{found.ratio:.3f} of the target's; measure with saccade calibrate[/dim]\n"
         )
     for note in found.notes:
         err.print(note, style="dim", markup=False)

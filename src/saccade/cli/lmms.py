@@ -24,7 +24,7 @@ from saccade.cli.options import LoadOptions
 from saccade.core.errors import OptionError, SaccadeError
 from saccade.core.options import MAX_NEW_TOKENS
 from saccade.core.result import Result, emitted_each
-from saccade.corpus.answering import answered
+from saccade.corpus.answering import stream_answer
 from saccade.engine.generate import DEFAULT_METHOD
 from saccade.inputs import captions, media
 from saccade.inputs.loading import use_threads
@@ -57,8 +57,8 @@ class Saccade(Model):
     Args (``--model_args``; all but ``target`` may be left out):
         target, draft: a checkpoint folder, a hub id, or one of the embedded models.
         method: as in ``saccade methods``; in quotes if it has commas.
-        device, dtype, device_map, quantize, trust_remote_code, positions: as
-            :func:`saccade.inputs.load`.
+        device, draft_device, dtype, device_map, quantize, trust_remote_code, positions: as
+            :func:`saccade.inputs.load_pair`.
         threads: of the CPU.
         frames: to take of each video, evenly in time; else 2 a second, at least 4.
         max_new_tokens: for tasks that set no limit.
@@ -146,7 +146,7 @@ class Saccade(Model):
         shown = [list(clip.frames) for clip in asked["clips"]]
         shown += [[picture] for picture in asked["images"]]
         caption = captions.chosen(self._captioner, target.name, shown, self._device)
-        rounds = answered(
+        rounds = stream_answer(
             self._models,
             self._models.ask(**asked),
             self._recipe,
@@ -247,7 +247,7 @@ def clip(part: Mapping[str, Any], sampling: FrameSampling) -> Clip:
     frames = np.stack([picture(each) for each in shown])
     whole = len(frames)
     count = min(sampling.num_frames or whole, whole)
-    taken = drawing.clip(frames[np.arange(count) * whole // count], whole / DEFAULT_FPS)
+    taken = drawing.make_clip(frames[np.arange(count) * whole // count], whole / DEFAULT_FPS)
     return replace(taken, fps=DEFAULT_FPS, source_frames=whole)
 
 

@@ -136,9 +136,9 @@ def read(
         tell("opening the video")
         clip = media.read(video, sampling, progress=partial(tell, "decoding frames"))
     if target is not None:
-        from saccade.world import knowing
+        from saccade.world import drawn_world
 
-        clip = knowing.remarked(clip, target)
+        clip = drawn_world.warn_if_foreign(clip, target)
     for warning in clip.warnings if warn else ():
         err.print(warning, style="yellow", markup=False, soft_wrap=True)
     return clip
@@ -146,10 +146,10 @@ def read(
 
 def warn_of_embedded(target: str) -> None:
     """Says what the embedded pair knows, before it answers about media nobody has seen yet."""
-    from saccade.world import knowing
+    from saccade.world import drawn_world
 
     if checkpoints.embedded(target):
-        err.print(knowing.FOREIGN, style="yellow", markup=False, soft_wrap=True)
+        err.print(drawn_world.FOREIGN_CLIP_WARNING, style="yellow", markup=False, soft_wrap=True)
 
 
 def models(target: str, draft: str | None, *, quiet: bool, **how: Any) -> Pair:

@@ -75,6 +75,9 @@ Exact = Annotated[
 Repeat = Annotated[int, typer.Option(min=1, help="Interleaved runs of each method.")]
 Dtype = Annotated[str | None, typer.Option(help="float32, bfloat16 or float16.")]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, ...")]
+DraftDevice = Annotated[
+    str | None, typer.Option(help="Where the draft is, if not beside the target: cuda:1, ...")
+]
 Quantize = Annotated[
     str | None,
     typer.Option(help="Read the target in fewer bits: bnb-8bit, bnb-4bit or torchao-int8."),
@@ -140,6 +143,7 @@ class LoadOptions(DeviceOptions):
     device_map: Annotated[
         str | None, typer.Option(help="auto spreads the target over the devices there are.")
     ] = None
+    draft_device: DraftDevice = None
     quantize: Quantize = None
     trust_remote_code: Trust = False
     positions: Positions = "auto"

@@ -63,9 +63,9 @@ def bench_real(
     """Methods that draft with the target itself, over long texts on real weights."""
     prepare(threads, verbose)
     from saccade.bench.real import answers as measure
-    from saccade.bench.real.looks import looks
-    from saccade.bench.real.page import page, sizes
-    from saccade.bench.suites.texts import documents, shortest
+    from saccade.bench.real.attention_sets import measure_attention_sets
+    from saccade.bench.real.results_page import forward_sizes, make_page
+    from saccade.bench.suites.long_documents import find_documents, shortest_documents
     from saccade.engine.trace import environment
     from saccade.inputs import load
     from saccade.inputs import real_weights as weights
@@ -73,28 +73,37 @@ def bench_real(
 
     names = list(measure.METHODS) if methods is None else loading.method_names(methods)
     recipes = [resolve(name) for name in names]
-    texts = shortest(list(documents(paths or [])), limit)
+    texts = shortest_documents(list(find_documents(paths or [])), limit)
     if not texts:
         raise OptionError("none of these files is a text of 1,800 tokens or more")
     model = load(str(weights.made()))
-    penalty = penalty or measure.PENALTY
-    settings = measure.settings(model, max_new_tokens, penalty)
+    penalty = penalty or measure.REPETITION_PENALTY
+    settings = measure.answer_settings(model, max_new_tokens, penalty)
     facts = {
         "model": weights.NAME,
         "settings": {"max_new_tokens": max_new_tokens, "penalty": penalty},
         "together": together,
-        "sizes": asdict(sizes(model)),
+        "sizes": asdict(forward_sizes(model)),
         "machine": "{processor}, {threads} threads, torch {torch}.".format(**environment()),
         "command": shlex.join(["saccade", *sys.argv[1:]]),
     }
     results = measure.Results(None if out_file is None else out_file.with_suffix(".json"), facts)
     with status("asking", quiet=False) as tell:
         if together == 1:
-            results.facts["costs"] = measure.costs(model, max(each.tokens for each in texts))
-        measure.over(
-            model, texts, recipes, settings, results, together=together, look=looks, tell=tell
+            results.facts["costs"] = measure.forward_costs(
+                model, max(each.tokens for each in texts)
+            )
+        measure.run_methods(
+            model,
+            texts,
+            recipes,
+            settings,
+            results,
+            together=together,
+            look=measure_attention_sets,
+            on_progress=tell,
         )
-    told = page(results.only(texts, names))
+    told = make_page(results.only(texts, names))
     if out_file is not None:
         out_file.write_text(told)
     out.print(told, markup=False, soft_wrap=True)

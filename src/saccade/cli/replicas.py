@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from saccade.cli.terminal import err
 from saccade.core.errors import OptionError, extra
-from saccade.corpus.cluster import LOCAL, join
+from saccade.corpus.cluster import LOCAL, join_cluster
 from saccade.serve.listening import listening
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def run(
     if address == LOCAL:
         listening(host, port).close()  # where somebody listens already, Ray would try without end
     # on a cluster of our own, processors are counted as asked for: replicas never wait for one
-    ray = join(address, MISSING, num_cpus=most * (settings.threads or 1))
+    ray = join_cluster(address, MISSING, num_cpus=most * (settings.threads or 1))
     from saccade.serve.replicas import deploy, end, options  # imports Ray
 
     on_cpu = dict(settings.load).get("device") == "cpu"

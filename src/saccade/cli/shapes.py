@@ -26,7 +26,7 @@ def shapes_make(
     as_json: Json = False,
 ) -> None:
     """Write one clip of the world as a real MP4, and what is true of it as JSON."""
-    from saccade.world import drawing, scenes, text
+    from saccade.world import dialogues, drawing, scenes
 
     scene = scenes.scene(seed)
     if size % 2:
@@ -35,8 +35,8 @@ def shapes_make(
         drawing.write_clip(scene, out_file, frames, size, fps=fps)
     except (ArithmeticError, MemoryError, ValueError) as error:
         raise OptionError(f"cannot write {out_file} as an .mp4: {first_line(error)}") from error
-    truth = scenes.truth(scene, frames, size, fps=fps)
-    turn = text.conversation(scene, "describe", seed)[0]
+    truth = scenes.scene_facts(scene, frames, size, fps=fps)
+    turn = dialogues.conversation(scene, "describe", seed)[0]
     found = {**truth, "prompt": turn.question, "answer": turn.answer}
     out_file.with_suffix(".json").write_text(json.dumps(found, indent=1) + "\n")
     if as_json:

@@ -34,7 +34,7 @@ def train_draft(
             at = phase if loss is None else f"{phase}, loss {loss:.3f}"
             say(f"{at}: {done} of {total} samples", done == total)
 
-        found = run.train_draft(out_dir, settings, resume=resume, tell=tell)
+        found = run.train_draft(out_dir, settings, resume=resume, on_progress=tell)
     if as_json:
         typer.echo(json.dumps(found))
         return

@@ -48,12 +48,12 @@ def ui(
         import uvicorn
 
         from saccade.inputs.media import Limits
-        from saccade.ui import asking, page
+        from saccade.ui import page, page_run
 
         loaded = known.models(quiet=False)
-        pair = asking.PageModels(loaded.target, loaded.draft, known.captions)
+        pair = page_run.PageModels(loaded.target, loaded.draft, known.captions)
         limits = Limits(max_bytes=max_upload_mb << 20, max_frames=max_frames, max_seconds=60)
-        settings = asking.PageSettings(
+        settings = page_run.PageSettings(
             method=known.method,
             target=known.target,
             draft=None if loaded.draft is None else loaded.draft.name,
@@ -61,7 +61,7 @@ def ui(
             max_prompt=max_prompt,
             max_new_tokens=max_new_tokens,
         )
-        app = page.app(page.build(lambda: pair, settings), settings)
+        app = page.make_app(page.build_page(lambda: pair, settings), settings)
         config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=PATIENCE)
         out.print(f"http://{host}:{door.getsockname()[1]}  (Ctrl-C ends it)", markup=False)
         uvicorn.Server(config).run(sockets=[door])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import torch
@@ -59,6 +59,12 @@ class Prompt:
 
     def __len__(self) -> int:
         return self.embeds.shape[0]
+
+    def to(self, device: torch.device) -> Prompt:
+        """The prompt with all its tensors on a device; itself where they are there already."""
+        if self.embeds.device == device:
+            return self
+        return replace(self, **_moved(self, device))
 
     @property
     def seen(self) -> int:
@@ -141,6 +147,20 @@ def with_context(prompt: Prompt, marked: Bool[Tensor, " len"]) -> Prompt:
     )
 
 
+def _moved(of: Prompt | Prefill, device: torch.device) -> dict[str, Any]:
+    """The fields that are tensors, or tuples of them, on a device."""
+    found: dict[str, Any] = {}
+    for each in fields(of):
+        value = getattr(of, each.name)
+        if isinstance(value, Tensor):
+            found[each.name] = value.to(device)
+        elif isinstance(value, Paged):
+            found[each.name] = replace(value, rows=value.rows.to(device))
+        elif isinstance(value, tuple) and all(isinstance(part, Tensor) for part in value):
+            found[each.name] = tuple(part.to(device) for part in value)
+    return found
+
+
 Texts = tuple[tuple[int, ...], ...]
 """Ids to write in the place of media: one text for all of them, or one each in prompt order."""
 
@@ -161,6 +181,13 @@ class Prefill:
     """The same with the attention of the rows judged last, where a view follows the answer."""
     words: Mapping[str, Texts] = field(default_factory=dict)
     """What a view may write in the place of videos and images: "newline", "caption"."""
+
+    def to(self, device: torch.device) -> Prefill:
+        """What a view reads of it on a device: for a draft elsewhere than the target. The cache
+        stays where it is."""
+        if self.logits.device == device and self.prompt.embeds.device == device:
+            return self
+        return replace(self, prompt=self.prompt.to(device), **_moved(self, device))
 
 
 @dataclass(frozen=True)

@@ -141,7 +141,8 @@ def emitted_each(rounds: Sequence[RoundRecord]) -> float | None:
 
 @dataclass(frozen=True)
 class Timings:
-    """Seconds on the wall clock; ``total`` is from inputs to the last token."""
+    """Seconds on the wall clock; ``total`` is from inputs to the last token. What ``captures``
+    counts is in ``total`` and in nothing else."""
 
     vision: float = 0.0  # the target's embedding of the prompt, its vision tower included
     prefill: float = 0.0  # target
@@ -152,6 +153,7 @@ class Timings:
     beside_prefill: float = 0.0  # the draft's, beside the target: of its prompt, choosing included,
     beside_draft: float = 0.0  # and of its steps; who waits for it is in a round's draft_seconds
     decode: float = 0.0  # every round
+    captures: float = 0.0  # CUDA graphs made between rounds, which later answers use; on GPUs only
     first_token: float = 0.0  # from inputs to the first emitted token
     total: float = 0.0
 
@@ -186,7 +188,8 @@ class Result:
         """Tokens emitted a target forward, the target's own included: TABED's block efficiency.
         The prefill's token is in neither count.
 
-        The tau of SpecVLM and SAGE leaves the target's own out: ``bench.measures.accepted``.
+        The tau of SpecVLM and SAGE leaves the target's own out, as
+        ``bench.measures.accepted_per_forward`` does.
         """
         return emitted_each(self.rounds)
 

@@ -6,14 +6,14 @@ every node over prompt + committed text + path, to the target's logits and the d
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import isnan
 from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from transformers.generation import logits_process as hf
 
@@ -28,6 +28,7 @@ Grammar = Callable[[Sequence[int]], Bool[Tensor, " vocab"] | None]
 """An answer's beginning -> the tokens it lets follow, on the CPU; None where it has no say."""
 
 AT_ONCE = 2**16  # logits
+NO_TOKEN = -1  # in the place of an id where the logits hold NaN or the rules forbid all
 ROLES = {"draft": 1, "accept": 2, "own": 3}
 
 # These look at the logits alone, so they need no ids.
@@ -137,10 +138,10 @@ class Sampling:
         Raises BrokenLaw on NaN: an arg-max of nothing must not pass for a token.
         """
         if not self.sample:
-            best, token = scores.max(-1)
-            if isnan(best.item()):
+            token = _likeliest(scores)
+            if token is None:
                 raise BrokenLaw("the logits hold NaN")
-            return int(token)
+            return token
         law = torch.softmax(scores.float(), dim=-1)
         if bool(law[0].isnan()):  # one NaN spreads over the whole softmax
             raise BrokenLaw("the logits hold NaN")
@@ -199,7 +200,8 @@ class Scores:
         if not self.rules.plain or len(self.rows) < 2 or copied > AT_ONCE:
             return self.law
         best, tokens = torch.stack(list(self.rows)).max(-1)
-        return self.law if bool(best.isnan().any()) else dict(enumerate(tokens.tolist(), ROOT)).get
+        found = tokens.masked_fill_(best.isnan(), NO_TOKEN).tolist()
+        return self.law if NO_TOKEN in found else dict(enumerate(found, ROOT)).get
 
     def _below(self, node: int) -> list[int]:
         return [self.tree.tokens[n] for n in path(self.tree, node)]
@@ -213,9 +215,32 @@ class Scores:
     def top(self, node: int, count: int) -> list[int]:
         """The ``count`` likeliest tokens after ``node``, likeliest first; fewer where the rules
         leave no more."""
-        row = self.logits(node)
-        best = torch.topk(row, min(count, row.shape[0]))
-        return best.indices[~best.values.isneginf()].tolist()
+        return self.tops({node: count})[node]
+
+    def tops(self, counts: Mapping[int, int]) -> dict[int, list[int]]:
+        """:meth:`top` of each node; of all nodes on a GPU together, which is waited for once."""
+        if not counts:
+            return {}
+        rows = {node: self.logits(node) for node in counts}
+        if all(row.device.type != "cpu" for row in rows.values()):
+            most = max(counts.values())
+            every = torch.stack([*rows.values()]) if len(rows) > 1 else rows[next(iter(rows))][None]
+            best = self._likeliest_first(every, most).tolist()
+        else:  # on a CPU stacking would copy what need not be copied
+            best = [self._likeliest_first(rows[n], count).tolist() for n, count in counts.items()]
+        return {
+            node: [token for token in tokens[:count] if token != NO_TOKEN]
+            for (node, count), tokens in zip(counts.items(), best, strict=True)
+        }
+
+    def _likeliest_first(
+        self, logits: Float[Tensor, "*rows vocab"], count: int
+    ) -> Int[Tensor, "*rows count"]:
+        """The ids of the largest logits, largest first; NO_TOKEN for what the rules forbid."""
+        best = torch.topk(logits, min(count, logits.shape[-1]))
+        if not self.rules.processors and self.rules.grammar is None:
+            return best.indices  # There is nothing to forbid, and a GPU is sent two kernels less.
+        return best.indices.masked_fill(best.values.isneginf(), NO_TOKEN)
 
     def draw(self, node: int, law: Law | None = None) -> tuple[int, Float[Tensor, " vocab"] | None]:
         """A token after ``node`` and the law it was drawn from (None: greedy, it was chosen).
@@ -251,6 +276,15 @@ class Scores:
         A session that knows no context counts the tokens it generated.
         """
         return max(len(self.context), self.offset)
+
+
+def _likeliest(scores: Float[Tensor, " vocab"]) -> int | None:
+    """The id of the largest score; None where one is NaN."""
+    best, token = scores.max(-1)
+    if scores.device.type == "cpu":
+        return None if isnan(best.item()) else int(token)
+    found = int(token.masked_fill(best.isnan(), NO_TOKEN))  # a GPU is waited for once
+    return None if found == NO_TOKEN else found
 
 
 def prob(law: Law, token: int) -> float:

@@ -1,7 +1,8 @@
-"""A corpus of videos to one file of captions: resumable, one row a video, a worker a shard.
+"""Writes captions for a corpus of videos into one file: resumable, one row a video, many workers.
 
-A manifest names the jobs (``manifest``), a worker holds the models and answers a few at a time
-(``worker``, or many of them in ``cluster``), and ``keeping`` appends each answer the moment it is
-there. Rows come in any order, one per id; what goes wrong with a video is its own row. Nothing here
-knows the command line, and only ``worker`` models, so that whoever hands out work starts fast.
+``manifest`` reads the jobs. ``worker`` holds the models and answers a few jobs at a time, and
+``cluster`` runs many workers. ``caption_run`` appends each row as soon as it is there, by
+``json_lines``. Rows come in any order, one per id; an error with one video is that video's row.
+Nothing here imports the command line, and only ``worker`` loads models, so the process that hands
+out work starts fast.
 """

@@ -1,7 +1,7 @@
-"""From files to answers: ``saccade.load`` names two models, and what it gives is asked questions.
+"""Answers questions about files: ``saccade.load`` loads two models and returns what answers.
 
-Everything here is put together from ``inputs`` (files to frames, names to models) and ``engine``
-(frames to text), which can be used alone.
+This module combines ``inputs`` (files to frames, names to models) and ``engine`` (frames to text),
+which can also be used alone.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from saccade.inputs.loading import load_pair, use_threads
 from saccade.inputs.media import Clip, FrameSampling, Source
 from saccade.inputs.questions import Pair, shown
 from saccade.methods import resolve
-from saccade.world import knowing
+from saccade.world import drawn_world
 
 QUESTION = "Describe the video in detail."
-ALONE = "shapes"
+EMBEDDED_TARGET = "shapes"
 
 Media = Source | Clip
 """A video, an animation, an image, a folder of frames, its bytes, or frames already read."""
-Several = Media | Sequence[Media] | None
+MediaInput = Media | Sequence[Media] | None
 
 
 class Frames(TypedDict, total=False):
@@ -44,16 +44,17 @@ class Frames(TypedDict, total=False):
     every: bool
 
 
-class Nothing(TypedDict):
-    """No other arguments: what is not known is refused by name."""
+class NoOtherArguments(TypedDict):
+    """No other arguments, so that an unknown one is refused by name."""
 
 
 @dataclass(frozen=True)
 class Model:
-    """A target, the draft beside it if there is one, and the method they answer by.
+    """A target, its draft if there is one, and the method by which they answer.
 
-    Answers are the target's own, whatever the method. In every question ``media`` is one thing to
-    look at, several, or None for text alone; what is wrong with it raises VideoInputError.
+    The answers are the target's own, whatever the method. In every question ``media`` is one
+    video or picture, several, or None for text alone. Media that cannot be used raise
+    VideoInputError.
     """
 
     pair: Pair
@@ -61,7 +62,7 @@ class Model:
 
     def describe(
         self,
-        media: Several,
+        media: MediaInput,
         question: str = QUESTION,
         *,
         documents: Sequence[str] = (),
@@ -70,28 +71,28 @@ class Model:
         seed: int | None = None,
         **settings: Unpack[Asked],
     ) -> Result:
-        """The answer to a question about one or several videos, with how it came about.
+        """Returns the answer to a question about media, with its statistics.
 
         Args:
-            media: what to look at.
-            question: what is asked about it.
+            media: one video or picture, several, or None.
+            question: the question about it.
             documents: long texts beside it, of which a draft may see a part.
             frames: which frames to take, such as ``{"fps": 2}``; by default 2 a second.
             exact: bit for bit plain decoding's answer in bf16 and fp16 too.
-            seed: names the noise of sampling.
+            seed: of the noise that sampling uses.
             settings: ``GenerationConfig``'s names: max_new_tokens (else the model's own, or 256),
                 do_sample, temperature, ...
 
         Raises:
             VideoInputError, OptionError, ModelError: in one sentence.
         """
-        how: dict[str, Any] = {"documents": documents, "frames": frames}
-        how |= {"exact": exact, "seed": seed}
-        return self.stream(media, question, **how, **settings).finish()[0]
+        options: dict[str, Any] = {"documents": documents, "frames": frames}
+        options |= {"exact": exact, "seed": seed}
+        return self.stream(media, question, **options, **settings).finish()[0]
 
     def stream(
         self,
-        media: Several,
+        media: MediaInput,
         question: str = QUESTION,
         *,
         documents: Sequence[str] = (),
@@ -100,24 +101,26 @@ class Model:
         seed: int | None = None,
         **settings: Unpack[Asked],
     ) -> Stream:
-        """The rounds of an answer as they come, each with the ``text`` it adds; arguments as
-        :meth:`describe`. The whole is in ``results`` afterwards."""
-        clips = self._clips(media, frames)
-        asked = self.pair.ask(question, **_seen(clips), documents=documents)
-        how = {"captioner": self._captioner(clips), "exact": exact, "seed": seed}
-        return answered(self.pair, asked, self.method, **how, **settings)
+        """Yields the rounds of an answer as they come, each with the ``text`` it adds.
+
+        Arguments are those of :meth:`describe`. ``results`` has the whole answer afterwards.
+        """
+        clips = self._read_clips(media, frames)
+        encoded = self.pair.ask(question, **_media_arguments(clips), documents=documents)
+        options = {"captioner": self._captioner(clips), "exact": exact, "seed": seed}
+        return stream_answer(self.pair, encoded, self.method, **options, **settings)
 
     def batch(
         self,
-        questions: Sequence[tuple[Several, str]],
+        questions: Sequence[tuple[MediaInput, str]],
         *,
         frames: Frames | None = None,
         seed: int | None = None,
         **settings: Unpack[Asked],
     ) -> list[Result]:
-        """The answers to several questions, each with its media, worked on together.
+        """Returns the answers to several questions, each with its media, decoded in one batch.
 
-        Raises OptionError where they cannot stand in one batch: videos beside pictures.
+        Raises OptionError where they cannot share a batch: videos beside pictures.
         """
         try:
             pairs = [(media, question) for media, question in questions]
@@ -127,16 +130,16 @@ class Model:
             ) from error
         if not pairs:
             return []
-        asked = [
-            self.pair.ask(question, **_seen(self._clips(media, frames)))
+        encoded = [
+            self.pair.ask(question, **_media_arguments(self._read_clips(media, frames)))
             for media, question in pairs
         ]
-        together = self.pair.together(asked)
-        return answered(self.pair, together, self.method, seed=seed, **settings).finish()
+        together = self.pair.together(encoded)
+        return stream_answer(self.pair, together, self.method, seed=seed, **settings).finish()
 
     def chat(
         self,
-        media: Several,
+        media: MediaInput,
         *,
         documents: Sequence[str] = (),
         frames: Frames | None = None,
@@ -144,10 +147,13 @@ class Model:
         seed: int | None = None,
         **settings: Unpack[Asked],
     ) -> Chat:
-        """A conversation about the same media, for a ``with``: caches stay from turn to turn, and
-        only what is new is read. Arguments as :meth:`describe`."""
-        clips = self._clips(media, frames)
-        talk = Conversation(
+        """Starts a conversation about the same media, to be used in a ``with``.
+
+        Arguments are those of :meth:`describe`. Caches stay from turn to turn, so only new tokens
+        are prefilled.
+        """
+        clips = self._read_clips(media, frames)
+        conversation = Conversation(
             self.pair.target.backbone,
             draft=self.pair.drafting,
             method=self.method,
@@ -157,22 +163,22 @@ class Model:
             seed=seed,
             **settings,
         )
-        return Chat(self.pair, talk, {**_seen(clips), "documents": documents})
+        return Chat(self.pair, conversation, {**_media_arguments(clips), "documents": documents})
 
-    def _clips(self, several: Several, frames: Frames | None) -> list[Clip]:
-        """Every video, decoded; what is worth knowing about one is a warning."""
-        sampling = _sampling({} if frames is None else frames)
-        clips = [
-            each if isinstance(each, Clip) else media.read(each, sampling)
-            for each in _many(several)
-        ]
-        clips = [knowing.remarked(clip, self.pair.target.name) for clip in clips]
-        for warning in dict.fromkeys(said for clip in clips for said in clip.warnings):
+    def _read_clips(self, several: MediaInput, frames: Frames | None) -> list[Clip]:
+        """Decodes every video or picture, and issues the warnings that come with it."""
+        sampling = _frame_sampling({} if frames is None else frames)
+        clips = []
+        for each in _media_list(several):
+            clip = each if isinstance(each, Clip) else media.read(each, sampling)
+            clips.append(drawn_world.warn_if_foreign(clip, self.pair.target.name))
+        for warning in dict.fromkeys(warning for clip in clips for warning in clip.warnings):
             warnings.warn(warning, stacklevel=4)
+        return clips
         return clips
 
     def _captioner(self, clips: Sequence[Clip]) -> Any:
-        """Who puts frames into words, for views that read a caption: the embedded pair alone."""
+        """Returns the captioner for views that read a caption; only the embedded pair has one."""
         frames = [list(clip.frames) for clip in clips]
         return captions.chosen(None, self.pair.target.name, frames) if frames else None
 
@@ -180,40 +186,47 @@ class Model:
 class Chat(AbstractContextManager["Chat"]):
     """A conversation about the same media. Close it, or use it in a ``with``, to free the caches.
 
-    ``history`` is every earlier question with its answer.
+    ``history`` has every earlier question with its answer.
     """
 
-    def __init__(self, pair: Pair, talk: Conversation, seen: dict[str, Any]) -> None:
+    def __init__(
+        self, pair: Pair, conversation: Conversation, media_arguments: dict[str, Any]
+    ) -> None:
         self.history: list[tuple[str, str]] = []
-        self._pair, self._talk, self._seen = pair, talk, seen
+        self._pair = pair
+        self._conversation = conversation
+        self._media_arguments = media_arguments
 
     def ask(self, question: str, **settings: Unpack[Asked]) -> Result:
-        """The next answer; settings hold for this one."""
-        inputs, own = self._pair.ask(question, **self._seen, history=self.history)
-        result = self._talk.run(inputs, draft_inputs=own, **settings)
+        """Returns the next answer; the settings are for this turn alone."""
+        inputs, draft_inputs = self._pair.ask(
+            question, **self._media_arguments, history=self.history
+        )
+        result = self._conversation.run(inputs, draft_inputs=draft_inputs, **settings)
         self.history.append((question, result.text or ""))
         return result
 
     def close(self) -> None:
-        self._talk.close()
+        self._conversation.close()
 
     def __exit__(self, *exception: object) -> None:
         self.close()
 
 
 def load(
-    target: str = ALONE,
+    target: str = EMBEDDED_TARGET,
     draft: str | None = None,
     *,
     method: str | Recipe = DEFAULT_METHOD,
     dtype: str | None = None,
     device: str | None = None,
     device_map: str | None = None,
+    draft_device: str | None = None,
     quantize: str | None = None,
     trust_remote_code: bool = False,
     positions: Literal["auto", "library", "trained"] = "auto",
     threads: int | None = None,
-    **others: Unpack[Nothing],
+    **others: Unpack[NoOtherArguments],
 ) -> Model:
     """Loads a target, and a draft for it, to ask them about videos.
 
@@ -227,6 +240,7 @@ def load(
             checkpoint's own.
         device: by default a GPU where there is one.
         device_map: "auto" spreads the target over the devices there are.
+        draft_device: where the draft is, if not beside the target: "cuda:1", say.
         quantize: "bnb-8bit", "bnb-4bit" or "torchao-int8", for the target.
         trust_remote_code: whether to run code that comes with a checkpoint.
         positions: of text after a Qwen2.5-VL video; "library" is where ``generate`` puts it,
@@ -242,54 +256,68 @@ def load(
         raise OptionError(f"saccade.load does not take {name}{ours(name, load.__annotations__)}")
     recipe = method if isinstance(method, Recipe) else resolve(method)
     use_threads(threads)
-    how = {"dtype": dtype, "device": device, "device_map": device_map, "quantize": quantize}
-    whose = {"trust_remote_code": trust_remote_code, "positions": positions}
-    pair = Pair(*load_pair(target, draft, **how, **whose))
+    pair = Pair(
+        *load_pair(
+            target,
+            draft,
+            draft_device=draft_device,
+            dtype=dtype,
+            device=device,
+            device_map=device_map,
+            quantize=quantize,
+            trust_remote_code=trust_remote_code,
+            positions=positions,
+        )
+    )
     return Model(pair, recipe)
 
 
-def _many(several: Several) -> Sequence[Media]:
-    """Bytes are one video, though Python counts them as a sequence."""
-    if isinstance(several, list | tuple):
-        if not several:
+def _media_list(media: MediaInput) -> Sequence[Media]:
+    """Returns media as a list. Bytes are one video, though Python counts them as a sequence."""
+    if isinstance(media, list | tuple):
+        if not media:
             raise OptionError("no media: give a video, or None for text alone")
-        return several
-    return () if several is None else [cast(Media, several)]
+        return media
+    return () if media is None else [cast(Media, media)]
 
 
-def _sampling(frames: Any) -> FrameSampling:
-    """Frames as asked for. Raises OptionError for names that nobody knows."""
+def _frame_sampling(frames: Any) -> FrameSampling:
+    """Returns how frames are sampled. Raises OptionError for unknown names."""
     if not isinstance(frames, Mapping):
         raise OptionError(f'frames= are by name, such as {{"fps": 2}}, not {frames!r}')
-    known = Frames.__annotations__
+    names = Frames.__annotations__
     for name in frames:
-        if name not in known:
-            told = suggest(str(name), known)
-            raise OptionError(f"frames= knows no {name!r}{told}; known: {', '.join(known)}")
+        if name not in names:
+            hint = suggest(str(name), names)
+            raise OptionError(f"frames= knows no {name!r}{hint}; known: {', '.join(names)}")
     return FrameSampling(**frames)
 
 
-def _seen(clips: Sequence[Clip]) -> dict[str, Any]:
-    """Clips as questions take them: single pictures are images."""
-    seen = [shown(clip) for clip in clips]
-    return {
-        kind: [each for one in seen for each in one.get(kind, ())] for kind in ("clips", "images")
-    }
+def _media_arguments(clips: Sequence[Clip]) -> dict[str, Any]:
+    """Returns clips as arguments of :meth:`Pair.ask`, where single pictures are images."""
+    arguments: dict[str, Any] = {"clips": [], "images": []}
+    for clip in clips:
+        for kind, values in shown(clip).items():
+            arguments[kind].extend(values)
+    return arguments
 
 
-def answered(
-    pair: Pair, asked: tuple[Inputs, Inputs | None], method: str | Recipe, /, **settings: Any
+def stream_answer(
+    pair: Pair, question: tuple[Inputs, Inputs | None], method: str | Recipe, /, **settings: Any
 ) -> Stream:
-    """The answer of both models to what :meth:`Pair.ask` made of a question; ``settings`` as
-    :func:`saccade.stream`'s."""
-    inputs, own = asked
-    if said := sorted({"draft", "method"} & settings.keys()):
-        raise OptionError(f"{said[0]}= belongs where the models are loaded: saccade.load")
+    """Returns the stream of an answer to a question that :meth:`Pair.ask` has encoded.
+
+    ``settings`` are those of :func:`saccade.stream`. Raises OptionError where they name a draft or
+    a method.
+    """
+    inputs, draft_inputs = question
+    if misplaced := sorted({"draft", "method"} & settings.keys()):
+        raise OptionError(f"{misplaced[0]}= belongs where the models are loaded: saccade.load")
     return stream(
         pair.target.backbone,
         inputs,
         draft=pair.drafting,
-        draft_inputs=own,
+        draft_inputs=draft_inputs,
         method=method,
         tokenizer=pair.target.tokenizer,
         **settings,

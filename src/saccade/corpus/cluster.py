@@ -1,8 +1,8 @@
-"""A corpus over a Ray cluster: actors hold the models, and whoever is free takes the next videos.
+"""Captions a corpus over a Ray cluster: actors hold the models, and an idle one gets the next jobs.
 
-Plain actors and not ``ray.data``, whose pools give a video that kills its worker to one worker
-after the other without end: here what died with its worker is tried again, alone, and is an error
-row after ``TRIES``. Rows are written by the caller, in one process, so none can be doubled.
+These are plain actors and not ``ray.data``, whose pools hand a video that kills its worker to one
+worker after another without end. Here the jobs of a dead worker are tried again one by one, and
+become error rows after ``MAX_ATTEMPTS``. Only the caller's process writes rows, so none is doubled.
 """
 
 from __future__ import annotations
@@ -16,25 +16,27 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from saccade.core.errors import OptionError, extra, first_line
-from saccade.corpus.keeping import Answer
-from saccade.corpus.manifest import UNEXPECTED, ClipJob, Row, Work
+from saccade.corpus.caption_run import AnswerJobs
+from saccade.corpus.manifest import UNEXPECTED_ERROR, CaptionSettings, ClipJob, Row
 
-TRIES = 3  # times a video may take its worker down with it
-LOCAL = "local"  # the address of a cluster of this machine alone, made for the run
+MAX_ATTEMPTS = 3  # How many workers a video may kill before it becomes an error row.
+LOCAL = "local"  # The address of a cluster of this machine alone, started for the run.
 
 
-def models(work: Work) -> Callable[[Sequence[ClipJob]], list[Row]]:
-    """The worker that answers; whoever hands out work need not load what it needs."""
+def load_worker(settings: CaptionSettings) -> Callable[[Sequence[ClipJob]], list[Row]]:
+    """Loads a worker's models; the process that hands out jobs never imports them."""
     from saccade.corpus.worker import CorpusWorker
 
-    return CorpusWorker(work)
+    return CorpusWorker(settings)
 
 
-class Held:
-    """A worker as an actor: ``ready`` returns once the models are loaded."""
+class WorkerActor:
+    """A worker as a Ray actor: ``ready`` returns once the models are loaded."""
 
-    def __init__(self, work: Work, make: Callable[[Work], Any]) -> None:
-        self._worker = make(work)
+    def __init__(
+        self, settings: CaptionSettings, make_worker: Callable[[CaptionSettings], Any]
+    ) -> None:
+        self._worker = make_worker(settings)
 
     def ready(self) -> None: ...
 
@@ -43,35 +45,39 @@ class Held:
         return rows
 
 
-def over(
-    work: Work,
+def answer_on_cluster(
+    settings: CaptionSettings,
     address: str,
     workers: int | None = None,
-    make: Callable[[Work], Any] = models,
-) -> Answer:
-    """Answers on a Ray cluster: "local", "auto" (the one this machine belongs to) or an address.
+    make_worker: Callable[[CaptionSettings], Any] = load_worker,
+) -> AnswerJobs:
+    """Returns a function that answers jobs on a Ray cluster.
 
-    ``workers`` is one a GPU, or one a node where there are none. Every node needs this package, the
-    checkpoints and the videos under the same paths. Raises OptionError where there is no cluster.
+    ``address`` is "local", "auto" (the cluster this machine belongs to) or an address. ``workers``
+    is by default one per GPU, or one per node where there are no GPUs. Every node needs this
+    package, the checkpoints and the videos under the same paths. Raises OptionError where there is
+    no cluster.
     """
-    ray = join(address, f"--ray needs Ray: {extra('ray')}")
-    there = ray.cluster_resources()
-    gpus = int(there.get("GPU", 0))
+    ray = join_cluster(address, f"--ray needs Ray: {extra('ray')}")
+    resources = ray.cluster_resources()
+    gpus = int(resources.get("GPU", 0))
     count = workers or gpus or len([node for node in ray.nodes() if node["Alive"]])
-    needs = {"num_gpus": 1 if gpus else 0, "num_cpus": 1}
-    # a worker is not restarted by Ray: one that died comes back as another, and is counted
-    worker = ray.remote(Held).options(max_restarts=0, max_task_retries=0, **needs)
+    resources_per_worker = {"num_gpus": 1 if gpus else 0, "num_cpus": 1}
+    # Ray does not restart a worker, because a dead worker's jobs have to be counted.
+    actor_class = ray.remote(WorkerActor).options(
+        max_restarts=0, max_task_retries=0, **resources_per_worker
+    )
 
     def answers(groups: Iterable[Sequence[ClipJob]]) -> Iterator[Sequence[Row]]:
         waiting = deque(list(group) for group in groups)
-        deaths: Counter[str] = Counter()  # of workers, by the video they died with
-        vain = 0  # deaths since a worker last did anything
-        loading: dict[Any, Any] = {}  # only who has the models is given videos
+        deaths: Counter[str] = Counter()  # Of workers, by the job that they died with.
+        deaths_in_a_row = 0  # Deaths of workers since one last returned rows.
+        loading: dict[Any, Any] = {}  # Actors that are still loading their models.
         busy: dict[Any, tuple[Any, list[ClipJob]]] = {}
         idle: list[Any] = []
 
         def start_worker() -> None:
-            actor = worker.remote(work, make)
+            actor = actor_class.remote(settings, make_worker)
             loading[actor.ready.remote()] = actor
 
         try:
@@ -86,22 +92,22 @@ def over(
                 try:
                     rows = ray.get(done)
                 except ray.exceptions.RayError as error:
-                    vain += 1
-                    if vain >= TRIES * (count + 1):
+                    deaths_in_a_row += 1
+                    if deaths_in_a_row >= MAX_ATTEMPTS * (count + 1):
                         raise OptionError(
-                            f"{vain} workers died one after the other, the last of "
-                            f"{_why(error)}: what is done is kept"
+                            f"{deaths_in_a_row} workers died one after the other, the last of "
+                            f"{_cause(error)}: finished rows are kept"
                         ) from error
                     ray.kill(actor)
                     start_worker()
-                    again, lost = _shared_out(work, group, deaths, error)
-                    waiting.extendleft(again)
-                    if lost:
-                        yield lost
+                    retried, error_rows = _retry_or_fail(settings, group, deaths, error)
+                    waiting.extendleft(retried)
+                    if error_rows:
+                        yield error_rows
                     continue
                 idle.append(actor)
                 if rows:
-                    vain = 0
+                    deaths_in_a_row = 0
                     yield rows
         finally:
             for actor in [*idle, *loading.values(), *(actor for actor, _ in busy.values())]:
@@ -111,41 +117,43 @@ def over(
     return answers
 
 
-def join(address: str, missing: str, **local: Any) -> Any:
-    """Ray, once this process belongs to the cluster at that address; ``local`` is for a new one.
+def join_cluster(address: str, missing: str, **local_options: Any) -> Any:
+    """Joins the Ray cluster at an address and returns Ray; a new local one gets ``local_options``.
 
-    Raises OptionError where there is no Ray (``missing`` says what to do) or no cluster.
+    Raises OptionError where Ray is not installed (with the sentence ``missing``) or where there is
+    no cluster.
     """
     if importlib.util.find_spec("ray") is None:
         raise OptionError(missing)
-    # under `uv run`, Ray would copy this folder to its workers and install it for each
+    # Under `uv run`, Ray would copy this folder to its workers and install it for each of them.
     os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
-    ray: Any = importlib.import_module("ray")  # which need not be there
+    ray: Any = importlib.import_module("ray")  # Ray is an optional dependency.
     try:
         ray.init(
             address=address,
             logging_level=logging.ERROR,
             log_to_driver=False,
             include_dashboard=False if address == LOCAL else None,
-            **(local if address == LOCAL else {}),
+            **(local_options if address == LOCAL else {}),
         )
-    except Exception as error:  # ConnectionError, ValueError, its own: whatever it says is why
-        said = first_line(error) or type(error).__name__
-        raise OptionError(f"no Ray cluster at {address}: {said}") from error
+    except Exception as error:  # Ray raises ConnectionError, ValueError and errors of its own.
+        reason = first_line(error) or type(error).__name__
+        raise OptionError(f"no Ray cluster at {address}: {reason}") from error
     return ray
 
 
-def _shared_out(
-    work: Work, group: Sequence[ClipJob], deaths: Counter[str], error: Exception
+def _retry_or_fail(
+    settings: CaptionSettings, group: Sequence[ClipJob], deaths: Counter[str], error: Exception
 ) -> tuple[list[list[ClipJob]], list[Row]]:
-    """What died with its worker: alone from now on, or an error after so many times."""
+    """Returns the jobs of a dead worker as groups of one, and error rows for those that give up."""
     deaths.update(job.id for job in group)
-    died = f"{UNEXPECTED}death of {TRIES} workers, the last of {_why(error)}"
-    again = [[job] for job in group if deaths[job.id] < TRIES]
-    return again, [work.row(job, error=died) for job in group if deaths[job.id] >= TRIES]
+    message = f"{UNEXPECTED_ERROR}death of {MAX_ATTEMPTS} workers, the last of {_cause(error)}"
+    retried = [[job] for job in group if deaths[job.id] < MAX_ATTEMPTS]
+    failed = [job for job in group if deaths[job.id] >= MAX_ATTEMPTS]
+    return retried, [settings.row(job, error=message) for job in failed]
 
 
-def _why(error: Exception) -> str:
-    """The line of Ray's long story that says what happened."""
-    told = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {told[-1] if told else ''}"
+def _cause(error: Exception) -> str:
+    """Returns the last line of Ray's long message, which says what happened."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[-1] if lines else ''}"

@@ -1,4 +1,4 @@
-"""What is to be done: the jobs of a manifest, how they are answered, and what a row says."""
+"""The jobs of a manifest, the settings by which they are answered, and the rows of answers."""
 
 from __future__ import annotations
 
@@ -16,38 +16,45 @@ from saccade.inputs.media import FrameSampling
 from saccade.inputs.media.opening import is_visible
 
 VIDEOS = (".mp4", ".m4v", ".mov", ".mkv", ".webm", ".avi", ".gif", ".webp")
-DECIDING = ("dtype", "quantize", "positions")  # of how models are loaded, what changes answers
-UNEXPECTED = "unexpected "  # how the error of a row begins that is no fault of the video
+ANSWER_SETTINGS = ("dtype", "quantize", "positions")  # Loading options that change answers.
+UNEXPECTED_ERROR = "unexpected "  # How a row's error begins that is not the video's fault.
 
 
 @dataclass(frozen=True)
 class ClipJob:
-    """One video, document, or both to be put into words; empty where there is none."""
+    """One video, one document, or both, to be described; an empty string where there is none.
 
-    id: str
-    video: str  # as the manifest has it
-    prompt: str
-    path: str  # where it is
-    document: str = ""  # as the manifest has it
-    text: str = ""  # where that is
-
-
-@dataclass(frozen=True)
-class Row:
-    """One job's answer, or why there is none."""
+    ``video`` and ``document`` are spelt as in the manifest; ``path`` and ``text`` are their files.
+    """
 
     id: str
     video: str
     prompt: str
-    run: str = ""  # `Work.key` of what answered
+    path: str
+    document: str = ""
+    text: str = ""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One job's answer, or the reason why there is none.
+
+    ``run`` is the key of the settings, ``tau`` tokens per target forward, and ``together`` the
+    number of jobs of the batch, which took ``seconds``.
+    """
+
+    id: str
+    video: str
+    prompt: str
+    run: str = ""
     text: str | None = None
     error: str | None = None
     tokens: int = 0
     finish_reason: str | None = None
     method: str | None = None
-    tau: float | None = None  # tokens a forward of the target
-    seconds: float = 0.0  # of the whole batch it was answered in
-    together: int = 1  # how many that were
+    tau: float | None = None
+    seconds: float = 0.0
+    together: int = 1
     frames: int = 0
     visual_tokens: int = 0
     fallback: str | None = None
@@ -56,8 +63,8 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Work(Answering):
-    """How every job is answered."""
+class CaptionSettings(Answering):
+    """The settings by which every job is answered."""
 
     max_new_tokens: int = 256
     sampling: FrameSampling = field(default_factory=FrameSampling)
@@ -65,88 +72,98 @@ class Work(Answering):
 
     @property
     def key(self) -> str:
-        """Names what decides the answers: neither draft nor method do."""
-        load = {k: v for k, v in self.load if k in DECIDING and v not in (None, "auto")}
-        told = [self.target, self.max_new_tokens, asdict(self.sampling), load]
-        return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:12]
+        """A digest of the settings that decide the answers; the draft and the method do not."""
+        load = {k: v for k, v in self.load if k in ANSWER_SETTINGS and v not in (None, "auto")}
+        parts = [self.target, self.max_new_tokens, asdict(self.sampling), load]
+        return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:12]
 
-    def row(self, job: ClipJob, **what: Any) -> Row:
-        """What came of a job."""
-        return Row(job.id, job.video, job.prompt, self.key, document=job.document, **what)
+    def row(self, job: ClipJob, **fields: Any) -> Row:
+        """Returns a job's row."""
+        return Row(job.id, job.video, job.prompt, self.key, document=job.document, **fields)
 
 
-def jobs(manifest: Path, question: str) -> list[ClipJob]:
-    """What a manifest asks for, in its order.
+def read_jobs(manifest: Path, question: str) -> list[ClipJob]:
+    """Returns the jobs of a manifest, in its order.
 
-    A folder (every video below it), a ``.jsonl`` or ``.csv`` with ``video``, ``document`` (a file
-    of long text) or both and perhaps ``id`` and ``prompt``, or a text file with a path a line. A
-    relative path is looked for beside the manifest first. Raises OptionError, with the line, where
-    it cannot be read or an id comes twice.
+    A manifest is a folder (every video below it), a ``.jsonl`` or ``.csv`` file with ``video``,
+    ``document`` (a file of long text) or both and perhaps ``id`` and ``prompt``, or a text file
+    with a path a line. A line that begins with # is a comment. A relative path is looked for beside
+    the manifest first. Raises OptionError, with the line, where the manifest cannot be read or an
+    id comes twice.
     """
     if manifest.is_dir():
-        found = sorted(
+        videos = sorted(
             path
             for path in manifest.rglob("*")
             if path.suffix.lower() in VIDEOS and is_visible(path)
         )
-        named = [str(path.relative_to(manifest)) for path in found]
-        entries = [(name, {"video": name}) for name in named]
+        names = [str(path.relative_to(manifest)) for path in videos]
+        entries = [(name, {"video": name}) for name in names]
     elif manifest.is_file():
-        entries = list(_READERS.get(manifest.suffix.lower(), _paths)(manifest))
+        entries = list(_READERS.get(manifest.suffix.lower(), _path_entries)(manifest))
     else:
         raise OptionError(f"no manifest at {manifest}: give a list of videos or a folder of them")
     if not entries:
         raise OptionError(f"{manifest} names no video")
-    seen: dict[str, str] = {}
+    first_places: dict[str, str] = {}
     jobs = []
 
-    def placed(name: str) -> str:
+    def resolve_path(name: str) -> str:
+        if not name:
+            return ""
         beside = (manifest if manifest.is_dir() else manifest.parent) / name
-        return str((beside if beside.exists() else Path(name)).absolute()) if name else ""
+        path = beside if beside.exists() else Path(name)
+        return str(path.absolute())
 
-    for where, given in entries:
-        video, text = (given.get(name) or "" for name in ("video", "document"))
+    for place, entry in entries:
+        video = entry.get("video") or ""
+        text = entry.get("document") or ""
         if not isinstance(video, str) or not isinstance(text, str) or not (video or text):
             raise OptionError(
-                f"{where} of {manifest} has no video: id, video, document, prompt are read"
+                f"{place} of {manifest} has no video: id, video, document, prompt are read"
             )
-        own = given.get("id")
-        name = str((video or text) if own in (None, "") else own)
-        if name in seen:
-            raise OptionError(f"{where} of {manifest} has the id of {seen[name]}: {name}")
-        seen[name] = where
-        prompt = str(given.get("prompt") or question)
-        jobs.append(ClipJob(name, video, prompt, placed(video), text, placed(text)))
+        own_id = entry.get("id")
+        name = str((video or text) if own_id in (None, "") else own_id)
+        if name in first_places:
+            raise OptionError(f"{place} of {manifest} has the id of {first_places[name]}: {name}")
+        first_places[name] = place
+        prompt = str(entry.get("prompt") or question)
+        path, document_path = resolve_path(video), resolve_path(text)
+        jobs.append(ClipJob(name, video, prompt, path, text, document_path))
     return jobs
 
 
+COMMENT = "#"
 Entries = Iterator[tuple[str, dict[str, Any]]]
-"""(where, to tell people; its fields)"""
+"""Pairs of a place, for messages, and the fields of one entry."""
 
 
-def _paths(manifest: Path) -> Entries:
+def _path_entries(manifest: Path) -> Entries:
     for number, line in enumerate(_text(manifest).splitlines(), start=1):
-        if line.strip():
+        if line.strip() and not line.startswith(COMMENT):
             yield f"line {number}", {"video": line.strip()}
 
 
-def _json(manifest: Path) -> Entries:
+def _json_entries(manifest: Path) -> Entries:
     for number, line in enumerate(_text(manifest).split("\n"), start=1):
-        if not line.strip():
+        if not line.strip() or line.startswith(COMMENT):
             continue
         try:
-            given = json.loads(line)
+            entry = json.loads(line)
         except ValueError:
-            given = None
-        if not isinstance(given, dict):
+            entry = None
+        if not isinstance(entry, dict):
             raise OptionError(f"line {number} of {manifest} is no JSON object")
-        yield f"line {number}", given
+        yield f"line {number}", entry
 
 
-def _csv(manifest: Path) -> Entries:
-    reader = csv.DictReader(_text(manifest).splitlines(keepends=True))
+def _csv_entries(manifest: Path) -> Entries:
+    lines = _text(manifest).splitlines(keepends=True)
+    head = next((at for at, line in enumerate(lines) if not line.startswith(COMMENT)), len(lines))
+    reader = csv.DictReader(lines[head:])
     for line in reader:
-        yield f"line {reader.line_num}", line
+        if not str(next(iter(line.values()))).startswith(COMMENT):
+            yield f"line {head + reader.line_num}", line
 
 
 def _text(manifest: Path) -> str:
@@ -156,4 +173,4 @@ def _text(manifest: Path) -> str:
         raise OptionError(f"{manifest} cannot be read as text: give a list of videos") from error
 
 
-_READERS: dict[str, Callable[[Path], Entries]] = {".jsonl": _json, ".csv": _csv}
+_READERS: dict[str, Callable[[Path], Entries]] = {".jsonl": _json_entries, ".csv": _csv_entries}

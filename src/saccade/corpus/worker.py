@@ -1,4 +1,4 @@
-"""Who does it: the models, held, and called with jobs."""
+"""The worker: loads the models once, and answers jobs."""
 
 from __future__ import annotations
 
@@ -12,102 +12,110 @@ from typing import Any
 from saccade.core.errors import SaccadeError, kind_and_line
 from saccade.core.prompt import Inputs
 from saccade.core.result import Result
-from saccade.corpus.answering import answered
-from saccade.corpus.keeping import Answer
-from saccade.corpus.manifest import UNEXPECTED, ClipJob, Row, Work
+from saccade.corpus.answering import stream_answer
+from saccade.corpus.caption_run import AnswerJobs
+from saccade.corpus.manifest import UNEXPECTED_ERROR, CaptionSettings, ClipJob, Row
 from saccade.inputs import Pair, captions, load_pair, media, texts
 from saccade.inputs.loading import use_threads
 from saccade.methods import resolve
 
 
 @dataclass(frozen=True)
-class Opened:
+class OpenedJob:
     """A job with its frames and texts."""
 
     job: ClipJob
-    seen: texts.About
+    media: texts.About
 
 
 class CorpusWorker:
-    """The models, held; called with jobs, gives their rows. Several jobs are one batch if they can.
+    """Loads the models, and returns the rows of the jobs that it is called with.
 
-    In fp32 a request answers in a batch what it answers alone.
+    Several jobs are one batch where they can be. In fp32 a job's answer is the same in a batch.
     """
 
-    def __init__(self, work: Work) -> None:
-        self.work = work
-        use_threads(work.threads)
-        self._recipe = resolve(work.method)
-        self._pair = Pair(*load_pair(work.target, work.draft, **dict(work.load)))
+    def __init__(self, settings: CaptionSettings) -> None:
+        self.settings = settings
+        use_threads(settings.threads)
+        self._recipe = resolve(settings.method)
+        self._pair = Pair(*load_pair(settings.target, settings.draft, **dict(settings.load)))
 
     def __call__(self, jobs: Sequence[ClipJob]) -> list[Row]:
         return self.answer(self.open(jobs))
 
-    def open(self, jobs: Sequence[ClipJob]) -> list[Opened | Row]:
-        """Reads the videos, which needs no model: another thread may do it meanwhile."""
+    def open(self, jobs: Sequence[ClipJob]) -> list[OpenedJob | Row]:
+        """Reads the videos. This needs no model, so another thread may do it meanwhile."""
         return [self._open(job) for job in jobs]
 
-    def answer(self, given: Sequence[Opened | Row]) -> list[Row]:
-        """A row for each."""
-        rows = [each for each in given if isinstance(each, Row)]
-        opened = [each for each in given if isinstance(each, Opened)]
+    def answer(self, jobs_or_rows: Sequence[OpenedJob | Row]) -> list[Row]:
+        """Returns a row for each job."""
+        rows = [each for each in jobs_or_rows if isinstance(each, Row)]
+        opened = [each for each in jobs_or_rows if isinstance(each, OpenedJob)]
         if len(opened) > 1:
             try:
-                return rows + self._together(opened)
-            except Exception:  # whoever is to blame will fail alone too, and be told so
+                return rows + self._answer_together(opened)
+            except Exception:  # The job at fault fails alone too, and gets its error row there.
                 pass
-        return rows + [self._alone(each) for each in opened]
+        return rows + [self._answer_alone(each) for each in opened]
 
-    def _open(self, job: ClipJob) -> Opened | Row:
+    def _open(self, job: ClipJob) -> OpenedJob | Row:
         try:
-            own = (texts.document(Path(job.text)),) if job.text else ()
-            clip = media.read(job.path, self.work.sampling) if job.path else None
-            return Opened(job, texts.About(clip, own))
+            documents = (texts.document(Path(job.text)),) if job.text else ()
+            clip = media.read(job.path, self.settings.sampling) if job.path else None
+            return OpenedJob(job, texts.About(clip, documents))
         except Exception as error:
-            return self._failed(job, error)
+            return self._error_row(job, error)
 
-    def _alone(self, opened: Opened) -> Row:
+    def _answer_alone(self, opened: OpenedJob) -> Row:
         try:
-            (row,) = self._together([opened])
+            (row,) = self._answer_together([opened])
         except Exception as error:
-            return self._failed(opened.job, error)
+            return self._error_row(opened.job, error)
         return row
 
-    def _together(self, many: Sequence[Opened]) -> list[Row]:
-        began = time.perf_counter()
+    def _answer_together(self, jobs: Sequence[OpenedJob]) -> list[Row]:
+        start = time.perf_counter()
         pair = self._pair
-        asked = [pair.ask(each.job.prompt, **each.seen.asked) for each in many]
-        results = answered(
+        questions = [pair.ask(each.job.prompt, **each.media.asked) for each in jobs]
+        results = stream_answer(
             pair,
-            pair.together(asked),
+            pair.together(questions),
             self._recipe,
-            captioner=self._captioner(many),
-            exact=self.work.exact,
-            max_new_tokens=self.work.max_new_tokens,
+            captioner=self._combined_captioner(jobs),
+            exact=self.settings.exact,
+            max_new_tokens=self.settings.max_new_tokens,
             do_sample=False,
         ).finish()
-        seconds = time.perf_counter() - began
-        return [
-            self.work.row(each.job, **_told(each.seen, result), seconds=seconds, together=len(many))
-            for each, result in zip(many, results, strict=True)
-        ]
+        seconds = time.perf_counter() - start
+        rows = []
+        for each, result in zip(jobs, results, strict=True):
+            fields = _answer_fields(each.media, result)
+            rows.append(self.settings.row(each.job, **fields, seconds=seconds, together=len(jobs)))
+        return rows
 
-    def _captioner(self, many: Sequence[Opened]) -> Callable[[Inputs], list[Any]] | None:
-        """Captions of the clips for views that read one, made only if one is asked for."""
-        name, target, device = self.work.captioner, self.work.target, dict(self.work.load)
-        each = [
-            captions.chosen(name, target, one.seen.frames, device.get("device")) for one in many
-        ]
-        every = [captioner for captioner in each if captioner is not None]
-        return (lambda inputs: [text for one in every for text in one(inputs)]) if every else None
+    def _combined_captioner(
+        self, jobs: Sequence[OpenedJob]
+    ) -> Callable[[Inputs], list[Any]] | None:
+        """Returns a function that makes captions of all clips, or None where there is no captioner.
 
-    def _failed(self, job: ClipJob, error: Exception) -> Row:
-        ours = isinstance(error, SaccadeError)
-        return self.work.row(job, error=str(error) if ours else UNEXPECTED + kind_and_line(error))
+        Views that read captions call it; other views do not, so no caption is made in vain.
+        """
+        name, target = self.settings.captioner, self.settings.target
+        device = dict(self.settings.load).get("device")
+        chosen = [captions.chosen(name, target, job.media.frames, device) for job in jobs]
+        captioners = [captioner for captioner in chosen if captioner is not None]
+        if not captioners:
+            return None
+        return lambda inputs: [text for captioner in captioners for text in captioner(inputs)]
+
+    def _error_row(self, job: ClipJob, error: Exception) -> Row:
+        if isinstance(error, SaccadeError):
+            return self.settings.row(job, error=str(error))
+        return self.settings.row(job, error=UNEXPECTED_ERROR + kind_and_line(error))
 
 
-def _told(seen: texts.About, result: Result) -> dict[str, Any]:
-    """What a row says of an answer."""
+def _answer_fields(media: texts.About, result: Result) -> dict[str, Any]:
+    """Returns the fields of a row that come from an answer."""
     return {
         "text": result.text,
         "error": "the target's numbers broke (NaN)" if result.finish_reason == "error" else None,
@@ -115,26 +123,26 @@ def _told(seen: texts.About, result: Result) -> dict[str, Any]:
         "finish_reason": result.finish_reason,
         "method": result.method,
         "tau": result.tau,
-        "frames": seen.told["frames"],
+        "frames": media.told["frames"],
         "visual_tokens": result.visual_tokens,
         "fallback": result.fallback_reason,
-        "warnings": (*seen.told["warnings"], *result.warnings),
+        "warnings": (*media.told["warnings"], *result.warnings),
     }
 
 
-def here(work: Work) -> Answer:
-    """Answers in this process: the next videos are read while the models are busy."""
-    worker = CorpusWorker(work)
+def answer_locally(settings: CaptionSettings) -> AnswerJobs:
+    """Returns a function that answers in this process, and reads videos ahead in a thread."""
+    worker = CorpusWorker(settings)
 
     def answers(groups: Iterable[Sequence[ClipJob]]) -> Iterator[Sequence[Row]]:
         with ThreadPoolExecutor(1) as reader:
-            coming = None
+            pending = None
             for group in groups:
-                following = reader.submit(worker.open, group)
-                if coming is not None:
-                    yield worker.answer(coming.result())
-                coming = following
-            if coming is not None:
-                yield worker.answer(coming.result())
+                next_pending = reader.submit(worker.open, group)
+                if pending is not None:
+                    yield worker.answer(pending.result())
+                pending = next_pending
+            if pending is not None:
+                yield worker.answer(pending.result())
 
     return answers

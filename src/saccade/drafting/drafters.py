@@ -208,14 +208,7 @@ class ModelDrafter(SessionDrafter):
     def __init__(self, setup: Setup) -> None:
         draft = setup.drafting()
         common, banned = setup.common()
-        session = Session(
-            draft,
-            setup.rules,
-            vocab=common,
-            banned=banned,
-            room=setup.room,
-            views=len(setup.view.parts),
-        )
+        session = Session(draft, setup.rules, vocab=common, banned=banned, room=setup.room)
         super().__init__(session, setup.shape)
         self._setup = setup
         self._shares = not setup.coarse and draft.shares_rows_with(setup.target)
@@ -256,7 +249,7 @@ class ModelDrafter(SessionDrafter):
         words, read, clock = self._telling.told(), [], Clock(model.device)
         prompts, looking = self._look(prefills), clock.lap()
         for i, prompt in enumerate(prompts):
-            told = replace(prefills[i], words=words[i])
+            told = replace(prefills[i].to(model.device), words=words[i])
             pruned = [view(told, prompt) for view in views]  # each is a row of the batch
             self._seen[i] = max(each.seen for each in pruned)
             read += pruned

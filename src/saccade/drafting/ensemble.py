@@ -168,7 +168,7 @@ class EnsembleDrafter(ModelDrafter):
         views = torch.stack(
             [torch.stack([part.raw(node) for node in nodes]) for part in q.parts]
         ).double()
-        p = torch.stack([round.p.raw(node) for node in nodes]).double()[:, : views.shape[-1]]
+        p = torch.stack([round.p.raw(node) for node in nodes])[:, : views.shape[-1]].to(views)
         banned = views.isneginf().all(0)  # ids no draft may propose say nothing about the views
         p = p.masked_fill(banned, float("-inf")).log_softmax(-1)
         return self._weighting.fold(state, p, views.log_softmax(-1))

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 from saccade.core.protocols import Drafter, Growth, State
 from saccade.core.sampling import Scores
+from saccade.core.timing import now
 from saccade.core.tree import Tree
 from saccade.drafting.drafters import drive
 from saccade.model.session import score_together
@@ -33,9 +33,9 @@ def proposals(drafters: Sequence[tuple[Drafter, Mapping[int, State]]]) -> list[P
                 found |= _together(growths)
     for place, (drafter, states) in enumerate(drafters):
         if place not in found:
-            began = time.perf_counter()
+            began = now()
             trees = drafter.propose(states)
-            each = (time.perf_counter() - began) / max(1, len(states))
+            each = (now() - began) / max(1, len(states))
             found[place] = trees, dict.fromkeys(states, each)
     return [found[place] for place in range(len(drafters))]
 
@@ -43,7 +43,7 @@ def proposals(drafters: Sequence[tuple[Drafter, Mapping[int, State]]]) -> list[P
 def _together(growths: Mapping[int, Growth]) -> dict[int, Proposal]:
     growing = {(at, number): each for at, g in growths.items() for number, each in g.drafts.items()}
     seen: dict[tuple[int, int], Scores] = {}
-    seconds, last = dict.fromkeys(growing, 0.0), time.perf_counter()
+    seconds, last = dict.fromkeys(growing, 0.0), now()
 
     def score(trees: dict[tuple[int, int], Tree]) -> dict[tuple[int, int], Scores]:
         nonlocal last
@@ -51,7 +51,7 @@ def _together(growths: Mapping[int, Growth]) -> dict[int, Proposal]:
         for (place, request), tree in trees.items():
             asked[place][request] = tree
         scored = score_together([(growths[place].session, own) for place, own in asked.items()])
-        before, last = last, time.perf_counter()
+        before, last = last, now()
         for key in trees:
             seconds[key] += (last - before) / len(trees)
         told = zip(asked, scored, strict=True)

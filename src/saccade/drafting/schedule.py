@@ -8,17 +8,18 @@ post-verification (the optimistic round). After a refusal nothing is in flight.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from saccade.core.protocols import Cut, Drafter, Scoring, State
 from saccade.core.result import FinishReason, Load, Round, Verdict
 from saccade.core.sampling import BrokenLaw, Scores
+from saccade.core.timing import now
 from saccade.core.tree import ROOT, Tree, below
 from saccade.core.verify import verify
 from saccade.drafting.growing import proposals
 from saccade.model import memory
+from saccade.model.cuda_graphs import capture_new_sizes
 
 Judgement = tuple[dict[int, Verdict], dict[int, FinishReason | None]]
 """What stands of each request's tree, and why the request ends if it does."""
@@ -69,11 +70,11 @@ def serial(target: Scoring, draft: Drafter, requests: Sequence[int], cut: Cut) -
 
 def advance(target: Scoring, groups: Sequence[Group]) -> Iterator[tuple[Group, Round]]:
     """One round of all requests of all groups, in one forward of the target."""
-    began = time.perf_counter()
+    began = now()
     drafted = proposals([(group.drafter, _drafting(group)) for group in groups])
-    drafting = time.perf_counter() - began
+    drafting = now() - began
 
-    began = time.perf_counter()
+    began = now()
     proposed = [
         (group, trees | group.unjudged, parts | dict.fromkeys(group.unjudged, 0.0))
         for group, (trees, parts) in zip(groups, drafted, strict=True)
@@ -89,14 +90,15 @@ def advance(target: Scoring, groups: Sequence[Group]) -> Iterator[tuple[Group, R
         outcomes.append((group, trees, parts, laws, judgement))
         emitted |= {group.first + r: verdict.tokens for r, verdict in judgement[0].items()}
     target.commit(emitted)
-    verifying = time.perf_counter() - began
+    verifying = now() - began
+    capture_new_sizes()
 
     rows = len(scored) + sum(len(tree) for _, trees, _ in proposed for tree in trees.values())
     for group, trees, parts, laws, judgement in outcomes:
-        began = time.perf_counter()
+        began = now()
         group.drafter.commit({r: verdict.tokens for r, verdict in judgement[0].items()})
         group.unjudged = unjudged(trees, judgement)
-        committing = time.perf_counter() - began
+        committing = now() - began
         spent = drafting + committing, verifying
         loads: dict[int, Load | None] = dict.fromkeys(trees)
         if len(scored) > 1:
@@ -110,23 +112,24 @@ def parallel(target: Scoring, draft: Drafter, requests: Sequence[int], cut: Cut)
     group = Group.begun(draft, requests, cut)
     in_flight = draft.propose(group.states)
     while in_flight:
-        began = time.perf_counter()
+        began = now()
         laws = target.score(in_flight)
-        scored = time.perf_counter()
+        scored = now()
         trees = draft.extend(in_flight)
-        waited = time.perf_counter()
+        waited = now()
 
         verdicts, endings = judged(trees, laws, cut)
         live = [request for request in in_flight if endings[request] is None]
         emitted = {request: verdict.tokens for request, verdict in verdicts.items()}
         target.commit(emitted)
-        verified = time.perf_counter()
+        verified = now()
         draft.commit(emitted)
         in_flight = {r: Tree() for r in live}
         if onward := [r for r in live if verdicts[r].own is None]:
             in_flight |= draft.propose({request: group.states[request] for request in onward})
         in_flight |= unjudged(trees, (verdicts, endings))
-        waiting = waited - scored + time.perf_counter() - verified
+        waiting = waited - scored + now() - verified
+        capture_new_sizes()
         spent = waiting, scored - began + verified - waited
         yield from _rounds(group, trees, laws, (verdicts, endings), spent)
 

@@ -14,16 +14,16 @@ from saccade.core.options import Stops
 from saccade.core.prompt import Prompt, Turn
 from saccade.core.protocols import Schedule
 from saccade.core.result import FinishReason, Result, Round, RoundRecord, Timings
-from saccade.core.timing import Clock, Phase, untold
+from saccade.core.timing import Clock, Phase, stopped_seconds, untold
 from saccade.core.tree import Tree, common
 from saccade.drafting.drafters import SelfDrafter
 from saccade.drafting.fallback import Fallback
 from saccade.drafting.recipe import Recipe, chained, plan
-from saccade.drafting.schedule import NO_MEMORY, MemoryGuard, opening
+from saccade.drafting.schedule import NO_MEMORY, MemoryGuard, opening, parallel
 from saccade.drafting.setup import Setup
 from saccade.drafting.views.basic import FULL
 from saccade.engine.request import Request
-from saccade.model import batch_invariant
+from saccade.model import batch_invariant, trial
 from saccade.model.backbone import Backbone
 from saccade.model.session import Session
 from saccade.model.tensor_parallel import agreeing
@@ -51,7 +51,8 @@ class Call:
         first: int = 0,
         phase: Phase = untold,
     ) -> None:
-        self.target, self.wanted, self.exact = target, recipe, exact
+        self.target, self.draft = target, draft
+        self.wanted, self.exact = recipe, exact
         if exact:
             recipe = chained(recipe)
             batch_invariant.check(target)
@@ -87,6 +88,7 @@ class Call:
         self._records: list[list[RoundRecord]] = [[] for _ in contexts]
         self._finish: dict[int, FinishReason] = {}
         self._clock, self._first_token = Clock(self.target.device), 0.0
+        self._stopped = stopped_seconds()
 
     # -- reading -------------------------------------------------------------------------------
 
@@ -123,6 +125,7 @@ class Call:
         drafter.encode(request.draft_inputs or request.inputs)
         self.prompts = target.prompts(request.inputs)
         spent["vision"] = clock.since()
+        trial.check(target)  # after the prompt, of which models say themselves what is special
         yield
         phase("prefill")
         clock = Clock(target.device)
@@ -157,7 +160,7 @@ class Call:
     def goes_on(self, request: Request, recipe: Recipe, exact: bool) -> bool:
         """Takes the conversation's next request, to be read from where the cached one parts from
         it. Of another method, or with other videos, it is not taken, and nothing is changed."""
-        if (recipe, exact) != (self.wanted, self.exact):
+        if (recipe, exact) != (self.wanted, self.exact) or self.target.rotates_by_length:
             return False
         turns = self._parting(request)
         if turns is None:
@@ -240,10 +243,17 @@ class Call:
         """One per request, once all have ended. ``decode`` in seconds; else the rounds' own sum."""
         if decode is None:
             decode = sum(r.draft_seconds + r.verify_seconds for own in self._records for r in own)
-        total = self._clock.since()
+        captures = stopped_seconds() - self._stopped
+        total = self._clock.since() + captures
         beside = dict(zip(("beside_prefill", "beside_draft"), self.drafter.beside(), strict=True))
         spent = {**self.spent, **beside}
-        timings = Timings(**spent, decode=decode, first_token=self._first_token, total=total)
+        timings = Timings(
+            **spent,
+            decode=decode,
+            captures=captures,
+            first_token=self._first_token,
+            total=total,
+        )
         prompts = self.request.ids
         return [
             Result(
@@ -272,8 +282,17 @@ class Call:
             NOTHING_TO_PRUNE: self.recipe.drafts and own and not self.prompts[number].seen,
             MOVED: self.prompts[number].moved,
             TARGET_ALONE: self.recipe.drafts and self.rules[number] != self._draft_rules[number],
+            TAKES_TURNS: self._shares_a_gpu(),
+            SLOW_EXACT: self.exact and self.target.device.type == "cuda",
         }
         return tuple(text for text, holds in warnings.items() if holds)
+
+    def _shares_a_gpu(self) -> bool:
+        """Whether a draft in a process of its own works on the target's GPU."""
+        draft = self.draft
+        if draft is None or self.recipe.schedule is not parallel or not self.recipe.drafts:
+            return False
+        return draft.device.type == "cuda" and draft.device == self.target.device
 
     def end(self, request: int) -> None:
         """Frees what is kept of a request that no turn will follow."""
@@ -297,5 +316,13 @@ MOVED = (
 TARGET_ALONE = (
     "the draft does not follow your own logits processor: it may remember earlier calls, so it is "
     "called for the target alone, once a token and in order, as generate calls it"
+)
+TAKES_TURNS = (
+    "draft and target share one GPU, where two processes take turns unless MPS runs, so this "
+    "parallel method gains nothing there: use a serial one, or a second GPU"
+)
+SLOW_EXACT = (
+    "exact=True computes every token with 16 rows and its attention in float32, block by block, so "
+    "an answer on a GPU takes longer than without it"
 )
 PLAIN = "no draft model was given and the target's own drafts do not pay here: plain"

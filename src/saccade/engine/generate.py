@@ -55,7 +55,8 @@ class Stream(Iterator[Round]):
         exact: bool = False,
     ) -> None:
         phase = on_phase or untold
-        if call is None or not call.goes_on(request, recipe, exact):
+        same = call is not None and (call.target, call.draft) == (target, draft)
+        if call is None or not same or not call.goes_on(request, recipe, exact):
             before = call
             call = Call(target, recipe, request, draft=draft, exact=exact, phase=phase)
             if before is not None:

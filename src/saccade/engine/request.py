@@ -19,10 +19,13 @@ from saccade.core.sampling import Grammar, Sampling
 from saccade.drafting.setup import Captioner, Words
 from saccade.model import memory
 from saccade.model.backbone import Backbone
+from saccade.model.cuda_graphs import unused_bytes
 from saccade.model.session import LONG
 
 PREPARED = {"attention_mask", "position_ids", "mm_token_type_ids", "mm_encoder_outputs"}
 PIXELS = {"image": "pixel_values", "video": "pixel_values_videos"}  # and ..._grid_thw beside them
+# Transformers 5.17 leaves the pixels to its callable. Later ones pass what the tower made of them.
+UNREAD = {*PIXELS.values(), "image_sizes", "batch_num_images", "pixel_attention_mask"}
 # What generate passes to its own loops. The cache is named "cache" from Transformers 5.24 on.
 IGNORABLE = ("past_key_values", "cache", "logits_to_keep", "use_cache", "synced_gpus")
 
@@ -75,12 +78,16 @@ class Request:
 
         Raises OptionError in one sentence.
         """
-        inputs = _with_documents(_readable(target, inputs), context, draft_inputs)
         options.check_whole("seed", seed)
         options.check_called(logits_processor=logits_processor, stopping_criteria=stopping_criteria)
         if prefix_allowed_tokens_fn is not None and not callable(prefix_allowed_tokens_fn):
             raise OptionError("prefix_allowed_tokens_fn= is a function of (request, ids)")
         config = options.settle(target.model, generation_config, settings)
+        pad, ends = config.pad_token_id, options.ends(config)
+        inputs = _with_mask(_readable(target, inputs), pad, ends)
+        if isinstance(draft_inputs, Mapping):
+            draft_inputs = _with_mask(draft_inputs, pad, ends)
+        inputs = _with_documents(inputs, context, draft_inputs)
         limits = options.limits(config, inputs["input_ids"].shape[1], stopping_criteria or ())
         if limits.stop and tokenizer is None:
             raise OptionError("stop strings need the tokenizer: pass tokenizer=")
@@ -120,7 +127,7 @@ class Request:
         """
         checked = options.settle(target.model, generation_config, {})
         features = {k: v for k, v in given.items() if v is not None and k not in IGNORABLE}
-        others = features.keys() - PREPARED
+        others = features.keys() - PREPARED - UNREAD
         if unknown := [name for name in others if not name.endswith(("_grid_thw", "_ts"))]:
             raise OptionError(f"saccade.generate does not take {', '.join(sorted(unknown))}")
         sampling = Sampling(
@@ -187,7 +194,8 @@ class Request:
         """Whether the target's device has memory for these caches and ``beside`` tokens more; of
         several devices nobody knows."""
         tokens, several = self.tokens() + beside, len(set(target.devices)) > 1
-        return several or memory.has_room(tokens, target.token_bytes, target.device)
+        unused = unused_bytes(target)
+        return several or memory.has_room(tokens, target.token_bytes, target.device, unused)
 
     def too_long(self, target: Backbone) -> ModelError:
         """What to raise where memory runs out."""
@@ -254,6 +262,25 @@ def _readable(target: Backbone, inputs: Inputs) -> Inputs:
     for kind, name in PIXELS.items():
         _check_grid(f"{kind}_grid_thw", inputs.get(f"{kind}_grid_thw"), name, inputs.get(name))
     return found
+
+
+def _with_mask(inputs: Inputs, pad: int | None, ends: Sequence[int]) -> Inputs:
+    """The inputs with the attention mask that ``generate`` infers where none is given.
+
+    Its rule: pad tokens are hidden, unless the pad token also ends answers. Raises OptionError
+    where that hides all of a request.
+    """
+    ids = inputs.get("input_ids")
+    if inputs.get("attention_mask") is not None or pad is None or pad in ends:
+        return inputs
+    if not isinstance(ids, Tensor) or not bool((ids == pad).any()):
+        return inputs
+    mask = (ids != pad).long()
+    if not _keeps_some(mask, ids):
+        raise OptionError(
+            f"a request is nothing but pad tokens ({pad}): give attention_mask= if they are text"
+        )
+    return {**inputs, "attention_mask": mask}
 
 
 def _keeps_some(mask: Any, ids: Tensor) -> bool:
@@ -338,9 +365,10 @@ def check_streamer(streamer: Any, requests: int) -> None:
 
 
 def backbone(model: nn.Module | Backbone) -> Backbone:
+    """The backbone of a model as it is at this moment, whatever was done to it since."""
     if not isinstance(model, nn.Module | Backbone):
         raise OptionError(f"a model is a loaded Hugging Face model, not {type(model).__name__}")
-    return model if isinstance(model, Backbone) else Backbone.of(model)
+    return model.current() if isinstance(model, Backbone) else Backbone.of(model)
 
 
 def _decoder(tokenizer: Any, skips_special: bool) -> Callable[[Sequence[int]], str] | None:

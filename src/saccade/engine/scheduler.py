@@ -11,12 +11,13 @@ takes turns within one.
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from saccade.core.errors import ModelError
 from saccade.core.result import Result, Round
 from saccade.core.sampling import Sampling
+from saccade.core.timing import now
 from saccade.core.tree import Tree
 from saccade.drafting.recipe import Recipe
 from saccade.drafting.schedule import NO_MEMORY, Group, MemoryGuard, advance, serial
@@ -88,6 +89,7 @@ class Scheduler:
 
     def join(self, request: Request) -> int:
         """Takes a request in; its number. Raises OptionError or ModelError before any work."""
+        self._follow_changes()
         self.fits(request)  # lets go of what is kept where it must
         number, target, draft, exact = self._next, self._target, self._draft, self._exact
         first = 0 if self._session is None else number
@@ -105,6 +107,22 @@ class Scheduler:
         self._entries[number] = _Entry(call, call.reading(), group, call.rounds())
         self._next += 1
         return number
+
+    def _follow_changes(self) -> None:
+        """Answers by the models as they are now. Raises ModelError where answers are under way by
+        a target that was changed since."""
+        target = self._target.current()
+        self._draft = None if self._draft is None else self._draft.current()
+        if target is self._target:
+            return
+        if self._entries:
+            raise ModelError(
+                "the model was changed while answers of it are under way: ask again when they "
+                "have ended"
+            )
+        self._target = target
+        if self._session is not None:
+            self._session = Session(target, self._rules, room=ANSWER)
 
     def leave(self, number: int) -> None:
         """Forgets a request, and frees what it held."""
@@ -137,12 +155,12 @@ class Scheduler:
     def _round(self, numbers: Sequence[int]) -> list[Event]:
         """A round of these."""
         live = {number: self._entries[number] for number in numbers}
-        began = time.perf_counter()
+        began = now()
         if self._session is None:
             told = [event for number in live for event in self._turn(number, live[number])]
         else:
             told = self._together(self._session, live)
-        self._pace = self._pace.fold(len(live), time.perf_counter() - began)
+        self._pace = self._pace.fold(len(live), now() - began)
         for number in numbers:  # others have waited longer now
             if number in self._entries:
                 self._entries[number] = self._entries.pop(number)
@@ -156,9 +174,9 @@ class Scheduler:
         """The next piece of a prompt, or its first token."""
         entry = self._entries[number]
         try:
-            began = time.perf_counter()
+            began = now()
             opening = next(entry.pieces, None)
-            entry.reading += time.perf_counter() - began
+            entry.reading += now() - began
             if opening is None:
                 return []
             self._reading, entry.opened = entry.reading, True

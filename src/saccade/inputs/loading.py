@@ -111,6 +111,8 @@ def load(
         settings["quantization_config"] = _quantizer(quantize)
     if device_map is not None or quantize is not None:
         settings["device_map"] = device_map or {"": place}
+    elif place.type != "cpu" and not tp:
+        settings["device_map"] = {"": place}  # weights are read to where they are to be
     config = read_config(name, trust_remote_code=trust_remote_code)
     kind = architectures.model_class(config)
     families.refuse(config, architectures.text_config(config))
@@ -137,8 +139,8 @@ def load(
             **settings,
         )
         _complete(name, model, found)
-        if "device_map" not in settings and not tp:
-            model = model.to(place)
+        if where is not None and quantize is None:
+            model = model.to(place)  # what is no weight, too
     except SaccadeError:
         raise
     except Exception as error:  # libraries raise almost anything over files that are spoilt
@@ -176,11 +178,22 @@ def _complete(name: str, model: Any, found: Mapping[str, Any]) -> None:
                 raise ModelError(f"{name} holds NaN or infinity in {key}: it would answer noise")
 
 
-def load_pair(target: str, draft: str | None, **place: Any) -> tuple[Loaded, Loaded | None]:
-    """Both models; ``place`` as :func:`load`. Raises ModelError where they do not fit together.
+def load_pair(
+    target: str, draft: str | None, *, draft_device: str | None = None, **place: Any
+) -> tuple[Loaded, Loaded | None]:
+    """Both models; ``place`` as :func:`load`. Raises ModelError where they do not fit together, and
+    OptionError for a ``draft_device`` without a draft.
 
-    The target may be spread over devices, split or quantised; the draft is on one device.
+    The target may be spread over devices, split or quantised; the draft is on one device, which is
+    the target's unless ``draft_device`` names another.
     """
+    if draft_device is not None:
+        if draft is None and target != "shapes":
+            raise OptionError(
+                f"draft_device={draft_device} says where the draft is, and there is none: name one "
+                "with draft= (--draft), or leave draft_device (--draft-device) out"
+            )
+        pick_device(draft_device)  # before the target is read
     loaded = load(target, **place)
     if draft is None and target == "shapes":
         draft = "shapes-draft"
@@ -188,6 +201,8 @@ def load_pair(target: str, draft: str | None, **place: Any) -> tuple[Loaded, Loa
         return loaded, None
     if place.get("tp"):  # every process has a draft of its own, where its part of the target is
         place["device"] = architectures.local_device(place.get("device"))
+    if draft_device is not None:
+        place["device"] = draft_device
     drafter = load(draft, **{**place, "device_map": None, "quantize": None, "tp": False})
     check_pair(loaded, drafter)
     return loaded, drafter

@@ -182,6 +182,10 @@ def merge(first: Part, second: Part) -> Queries:
 def _way(groups: int, dtype: torch.dtype, ways: Ways, segment: Segment, new: int) -> Way:
     """How ``new`` rows attend, which are all of a segment or its last one, and with which mask."""
     name = ways.at(new, segment.at + segment.stop - segment.start)
+    device = segment.cache.keys[0].device
+    masked = segment.block is not None or new > 1
+    if new <= FOLD_LIMIT and masked and segment.pages is None and device.type != "cpu":
+        return _attend_folded, segment.mask.to(device).repeat(groups, 1)
     if new <= FOLD_LIMIT or segment.pages is not None:
         return FEW_ROWS[name], _bias(segment, new, groups, dtype, name)
     if segment.block is None:
@@ -209,7 +213,7 @@ def _attend(
     no copy of them."""
     grouped = q.reshape(k.shape[0], -1, q.shape[2])
     out = scaled_dot_product_attention(grouped[None], k[None], v[None], bias, scale=scale)
-    return out.view(q.shape)
+    return out.reshape(q.shape)  # a GPU's flash kernel lays rows before heads
 
 
 def _spell_out(
@@ -238,6 +242,16 @@ def _attend_long(
     if last == k.shape[1]:
         return own[0]
     return merge(partial(q, k[:, :-last], v[:, :-last], scale), own)
+
+
+def _attend_folded(
+    q: Queries, k: Keys, v: Keys, block: Bool[Tensor, "rows last"], scale: float
+) -> Queries:
+    """A few rows on a GPU: :func:`_attend_long`, with a group's heads as further queries. A mask
+    over all keys would be read by each layer, and keeps a GPU from splitting the keys."""
+    grouped = q.reshape(k.shape[0], -1, q.shape[2])
+    # A GPU's flash kernel lays rows before heads, so this may copy.
+    return _attend_long(grouped, k, v, block, scale).reshape(q.shape)
 
 
 FEW_ROWS: dict[str, Callable[..., Queries]] = {

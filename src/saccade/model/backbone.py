@@ -6,10 +6,12 @@ language model, token lists in, hidden states out.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from copy import copy
 from dataclasses import replace
+from functools import partial
 from typing import Any, Literal, cast
 
 import torch
@@ -18,6 +20,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from saccade.core.errors import ModelError
 from saccade.core.once import once
@@ -26,12 +29,28 @@ from saccade.model import families, memory, tensor_parallel
 from saccade.model.attention import Step, ways_of
 from saccade.model.cache import Cache
 from saccade.model.decoder import FusedDecoder
+from saccade.model.fidelity import (
+    HOOKS,
+    Description,
+    Snapshot,
+    foreign_hooks,
+    is_patched,
+    lock_of,
+    refuse_autocast,
+)
 from saccade.model.kept import Kept, looked_at
+from saccade.model.kernels.few_rows import Kernels, kernels_for
 from saccade.model.kernels.tower import Tower
 from saccade.model.prompting import Reader
+from saccade.model.rotary import depends_on_length, rotate_by_length
+
+log = logging.getLogger(__name__)
 
 ATTENTION = "saccade"
 REMEMBERED = "_saccade_backbone"
+
+APART = {torch.float32: 1e-4, torch.float16: 0.02, torch.bfloat16: 0.05, torch.float64: 1e-6}
+"""How far logits may be apart by rounding alone, as a share of the largest."""
 
 
 class Backbone:
@@ -50,14 +69,24 @@ class Backbone:
         fused: bool | None = None,
         positions: Literal["library", "trained"] = "library",
     ) -> None:
+        # What is made here outlives the caller's inference mode, and his weights become part of it:
+        # tensors made in that mode could never be trained again.
+        with torch.inference_mode(False), torch.no_grad():
+            self._build(model, fused, positions)
+
+    def _build(
+        self, model: nn.Module, fused: bool | None, positions: Literal["library", "trained"]
+    ) -> None:
         self.model = cast(Any, model)
+        self._wanted, self._positions = fused, positions
         try:
             families.refuse(self.model.config, self.model.config.get_text_config(decoder=True))
             self.text = cast(Any, self.model.get_decoder())
-            config, layers = cast(Any, self.text.config), self.text.layers
+            config = cast(Any, self.text.config)
+            layers = self.text.layers[: config.num_hidden_layers]
             self.heads: int = config.num_attention_heads
             self.kv_heads: int = config.num_key_value_heads or self.heads
-            head = self._head = cast(Any, self.model.get_output_embeddings())
+            head = self.head_module = cast(Any, self.model.get_output_embeddings())
             self.vocab: int = head.weight.shape[0]
         except AttributeError as error:
             raise ModelError(
@@ -68,7 +97,7 @@ class Backbone:
         self.heads //= self.shares.count  # those of this process from here on
         self.kv_heads //= self.shares.count
         self.config = config
-        self.layers: int = config.num_hidden_layers
+        self.layers: int = len(layers)
         self.head_dim: int = (
             config.to_dict().get("head_dim") or config.hidden_size // config.num_attention_heads
         )
@@ -77,8 +106,8 @@ class Backbone:
         self.context: int | None = config.to_dict().get("max_position_embeddings")
         self._embed: Any = self.model.get_input_embeddings()
         self.embeddings: int = self._embed.weight.shape[0]  # ids it can read; heads may be wider
-        self.device = _place(self._embed)
-        self.devices = [_place(layer) for layer in layers]
+        self.device = place_of(self._embed)
+        self.devices = [place_of(layer) for layer in layers]
         self.dtype: torch.dtype = head.weight.dtype
         trained = positions == "trained"
         self._reader = Reader(self.model, self.text, self.axes, self.device, trained)
@@ -90,20 +119,88 @@ class Backbone:
             )
         memory.keep_freed()  # before anything is timed
         self.ways = ways_of(self.heads, self.kv_heads, self.head_dim, self.devices, self.dtype)
+        self.rotates_by_length = depends_on_length(self.text)
+        self.lock = lock_of(self.text)
         self._tower = Tower(self.model, self.text, head)
         self.kept: Kept | None = None  # what later prompts need not read again; a server's
+        self.graphs: dict[int, Any] = {}  # of cuda_graphs, by layers; shared by copies of this
+        self.whole: Backbone | None = None  # the model of which this is the first layers
         self.fused = (
             FusedDecoder(self.text, head, self.axes) if known and fused is not False else None
         )
+        heads = self.heads, self.kv_heads, self.head_dim
+        self.few_rows: Kernels | None = None  # by which captured forwards attend, on GPUs
+        if self.fused is not None:
+            self.few_rows = kernels_for(*heads, self.devices, self.dtype)
+        self.tried = False  # whether its logits were compared with ``generate``'s
+        self._newest: Backbone | None = None  # made when the model was found changed
+        modules = [*self.model.modules()]
+        outside = [each for each in modules if any(self.text is part for part in each.modules())]
+        self.outside: list[nn.Module] = [each for each in outside if each is not self.text]
+        self.through_model: bool | None = None  # whether the model does more than apply its head
+        if any(foreign_hooks(each) or is_patched(each) for each in self.outside):
+            self.through_model = True
+        self._snapshot, self.description = self._look_at_modules()
 
     @classmethod
     def of(cls, model: nn.Module) -> Backbone:
-        """The backbone of a model, made once for as long as the model keeps its weights."""
-        # kept on the model itself, so that both are freed together
-        found: Backbone | None = vars(model).get(REMEMBERED)
-        if found is None or found.model is not model or (found.fused and found.fused.stale()):
-            found = vars(model)[REMEMBERED] = cls(model)
-        return found
+        """The backbone of a model as it is now, made anew only when something was changed."""
+        with lock_of(model):
+            # It is kept on the model itself, so that both are freed together.
+            kept: Backbone | None = vars(model).get(REMEMBERED)
+            found = cls(model) if kept is None or kept.model is not model else kept.current()
+            if found is not kept:
+                vars(model)[REMEMBERED] = found
+            return found
+
+    # -- following the model -------------------------------------------------------------------
+
+    def current(self) -> Backbone:
+        """This backbone if its model is what it was, else one of the model as it is now.
+
+        Every answer begins with it. A few microseconds for each layer where nothing was changed.
+        """
+        newest = self._newest or self
+        if newest._is_current():
+            return newest
+        with self.lock:
+            newest = self._newest or self
+            if newest._is_current():
+                return newest
+            snapshot, description = newest._look_at_modules()
+            if description == newest.description and not newest._weights_changed():
+                newest._snapshot = snapshot  # something that does not matter was changed
+                return newest
+            found = Backbone(self.model, fused=self._wanted, positions=self._positions)
+            found.kept = self.kept
+            same = found.description.structure == newest.description.structure
+            found.tried = newest.tried and same
+            if same:
+                found.through_model = newest.through_model
+            if found.kept is not None:
+                found.kept.clear()  # what the model gave before, it may not give now
+            self._newest = found
+            return found
+
+    def _is_current(self) -> bool:
+        return self._snapshot.is_current() and not self._weights_changed()
+
+    def _weights_changed(self) -> bool:
+        """Whether weights of which there are copies were written to."""
+        decoder = self.fused is not None and self.fused.weights_changed()
+        return decoder or self._tower.weights_changed()
+
+    def _look_at_modules(self) -> tuple[Snapshot, Description]:
+        # Such a rotary module remembers the last text; none of ours computes with what it holds.
+        notes = self.text.rotary_emb if self.rotates_by_length else None
+        modules = [each for each in self.model.modules() if each is not notes]
+        configs = [each for each in {id(c): c for c in self._configs()}.values()]
+        return Snapshot(modules, configs, self.outside), Description.of(modules, configs)
+
+    def _configs(self) -> Iterator[Any]:
+        for module in self.model.modules():
+            if "config" in vars(module):
+                yield vars(module)["config"]
 
     @torch.no_grad()
     def prompts(
@@ -116,7 +213,16 @@ class Backbone:
         ``coarse`` asks for ``Prompt.coarse``, which only families that have it (:attr:`coarsens`)
         give; the vision tower looks once all the same.
         """
+        with self.lock:
+            return self._read_prompts(inputs, looked, coarse)
+
+    def _read_prompts(
+        self, inputs: Inputs, looked: Sequence[Any] | None, coarse: bool
+    ) -> list[Prompt]:
+        refuse_autocast(self.device)
         coarse, seen = coarse and self.coarsens, [*(looked or ())]
+        if self.kept is not None:
+            inputs = self.kept.send_pixels(inputs, self.device)
         with looked_at(self.model, self.kept), self._shown(looked), self._tower.quick():
             with self.record_vision(seen) if coarse else nullcontext():
                 found = self._reader.read(inputs)
@@ -149,13 +255,17 @@ class Backbone:
         step: Step,
         deepstack: tuple[Tensor, Tensor] | None = None,
         last: bool = False,
+        length: int | None = None,
     ) -> Float[Tensor, "rows dim"]:
         """Hidden states (after the last norm) of a flat list of tokens; ``step`` is the attention.
 
         Text stands at one position on every axis: a list of them will do.
         ``deepstack`` is (mask of visual rows, [layer, seen, dim] to add to the first layers).
         ``last``: only the last one is wanted; what comes before it may be left out.
+        ``length``: tokens of the prompt these rows are of, which rotary rules may depend on; a row
+        that was written is the last of its text.
         """
+        refuse_autocast(self.device)
         if self.fused is not None:
             rotation = self.fused.rotation(embeds, positions)
             if deepstack is not None and len(deepstack[1]) >= self.layers:
@@ -167,18 +277,19 @@ class Backbone:
         if deepstack is not None:
             mask, layers = deepstack
             extra = {"visual_pos_masks": mask[None], "deepstack_visual_embeds": list(layers)}
-        before = self.text.config._attn_implementation
-        self.text.config._attn_implementation = ATTENTION  # for the length of this call
-        try:
-            out = self.text(
-                inputs_embeds=embeds[None],
-                position_ids=positions[:, None] if self.axes > 1 else positions,
-                use_cache=False,
-                saccade_step=step,
-                **extra,
-            )
-        finally:
-            self.text.config._attn_implementation = before
+        with self.lock, self._turning(positions, length):
+            before = self.text.config._attn_implementation
+            self.text.config._attn_implementation = ATTENTION  # for the length of this call
+            try:
+                out = self.text(
+                    inputs_embeds=embeds[None],
+                    position_ids=positions[:, None] if self.axes > 1 else positions,
+                    use_cache=False,
+                    saccade_step=step,
+                    **extra,
+                )
+            finally:
+                self.text.config._attn_implementation = before
         return out.last_hidden_state[0]
 
     def prepare(self, threads: int) -> None:
@@ -194,9 +305,65 @@ class Backbone:
         if self.fused is not None:
             self.fused.refresh()
 
+    @contextmanager
+    def _turning(self, positions: Int[Tensor, "axes all"], length: int | None) -> Iterator[None]:
+        """While this lasts each row is rotated as in a text of its own length, where that tells."""
+        if not self.rotates_by_length:
+            yield
+            return
+        lengths = positions[0] + 1 if length is None else positions.new_full((1,), length)
+        rotary = self.text.rotary_emb
+        with _attributes(rotary, forward=partial(rotate_by_length, rotary, lengths)):
+            yield
+
     def logits(self, hidden: Float[Tensor, "rows dim"]) -> Float[Tensor, "rows vocab"]:
-        head = self._head if self.fused is None or self.fused.head is None else self.fused.head
+        """The model's logits: its head's output, and what its own forward makes of that."""
+        whole = self.whole or self  # A model that is stopped early has the whole one's head.
+        if whole.through_model is None:
+            whole.through_model = whole._does_more_than_its_head()
+        if whole.through_model:
+            return whole._logits_of_model(hidden)
+        head = (
+            self.head_module if self.fused is None or self.fused.head is None else self.fused.head
+        )
         return head(hidden).to(self.device)
+
+    def _logits_of_model(self, hidden: Float[Tensor, "rows dim"]) -> Float[Tensor, "rows vocab"]:
+        """Logits by the model's own forward, in which its decoder gives these hidden states.
+
+        Families scale or cap what their head gives, each in its own way.
+        """
+
+        def give(*args: Any, **kwargs: Any) -> BaseModelOutputWithPast:
+            return BaseModelOutputWithPast(last_hidden_state=hidden[None])
+
+        unhooked: dict[str, Any] = {name: {} for name in HOOKS}  # hooks have seen these states
+        plain = next(id_ for id_ in range(self.embeddings) if id_ not in self.placeholders)
+        ids = torch.full((1, len(hidden)), plain, device=self.device)
+        with self.lock, _attributes(self.text, forward=give, **unhooked):
+            out = self.model(input_ids=ids, use_cache=False)
+        return out.logits[0].to(self.device)
+
+    @torch.no_grad()
+    def _does_more_than_its_head(self) -> bool:
+        """Whether the model's logits are other numbers than its head gives.
+
+        A cap shows on large logits alone, so hidden states are tried that are far too large.
+        """
+        noise = torch.Generator().manual_seed(0)
+        hidden = torch.randn(2, self.config.hidden_size, generator=noise)
+        hidden = (hidden * torch.tensor([[1.0], [64.0]])).to(self.device, self.dtype)
+        try:
+            theirs = self._logits_of_model(hidden)
+        except Exception as error:  # a model raises almost anything over a prompt it does not take
+            log.info("the model's head is tried alone: %s", error)
+            return False
+        ours = self.head_module(hidden).to(self.device)
+        if ours.shape != theirs.shape:
+            return True
+        gap = (ours.float() - theirs.float()).abs().amax(1)
+        most = theirs.float().abs().amax(1)
+        return bool((gap > APART.get(self.dtype, APART[torch.bfloat16]) * most).any())
 
     @property
     def token_bytes(self) -> int:
@@ -223,6 +390,7 @@ class Backbone:
     def first(self, layers: int) -> Backbone:
         """The same model stopped after its first ``layers``, then its norm and head; no copies."""
         short = copy(self)
+        short.whole = self.whole or self
         short.layers, short.devices = layers, self.devices[:layers]
         short.fused = None if self.fused is None else self.fused.first(layers)
         short.text = copy(self.text)
@@ -294,10 +462,27 @@ class Backbone:
     @torch.no_grad()
     def adopt(self, prompt: Prompt) -> Prompt:
         """Another model's prompt with its visual rows kept and its text embedded by this one."""
+        prompt = prompt.to(self.device)
         embeds = self.embed(prompt.context)
         seen = prompt.visual | prompt.fixed
         embeds[seen] = prompt.embeds[seen].to(embeds)
         return replace(prompt, embeds=embeds)
+
+
+@contextmanager
+def _attributes(module: nn.Module, **values: Any) -> Iterator[None]:
+    """While this lasts a module has these attributes instead of its own."""
+    own, before = vars(module), {name: vars(module).get(name) for name in values}
+    there = {name for name in values if name in own}
+    own.update(values)
+    try:
+        yield
+    finally:
+        for name in values:
+            if name in there:
+                own[name] = before[name]
+            else:
+                del own[name]
 
 
 def _step_attention(
@@ -314,7 +499,7 @@ def _step_attention(
 AttentionInterface.register(ATTENTION, _step_attention)
 
 
-def _place(module: nn.Module) -> torch.device:
+def place_of(module: nn.Module) -> torch.device:
     """Where a module computes; of one that is kept elsewhere and fetched, where accelerate says."""
     hook = vars(module).get("_hf_hook")
     if hook is not None and hook.execution_device is not None:
@@ -335,5 +520,5 @@ def _equal(mine: dict[str, Tensor], theirs: dict[str, Tensor]) -> bool:
 
 def _tower(backbone: Backbone) -> dict[str, Tensor]:
     """Every weight between pixels and the language model."""
-    text = {id(p) for p in backbone.text.parameters()} | {id(backbone._head.weight)}
+    text = {id(p) for p in backbone.text.parameters()} | {id(backbone.head_module.weight)}
     return {n: p for n, p in backbone.model.named_parameters() if id(p) not in text}

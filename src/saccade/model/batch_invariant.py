@@ -11,21 +11,28 @@ is tried once for each model, and exactness refused where it fails.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from functools import partial
+from typing import ClassVar
 from weakref import WeakKeyDictionary
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from saccade.core.errors import MethodError, ModelError
 from saccade.model.attention import Keys, Segment, Step
 from saccade.model.backbone import Backbone
 from saccade.model.cache import Cache
+from saccade.model.cache_pool import CachePool
+from saccade.model.cuda_graphs import Attention, Kind, Rows, Slots, write
 from saccade.model.kernels.attended import Queries
-from saccade.model.session import Rows, Session
+from saccade.model.session import Session
 
 ROWS = 16
 BLOCK = 256  # keys
+Block = Float[Tensor, "kv_head block head_dim"]
+"""``BLOCK`` keys or values, in fp32."""
 CHAINS = "exact=True needs drafts that are chains: use shape=chain-N, fit or auto"
 
 _tried: WeakKeyDictionary[Backbone, dict[tuple[object, ...], bool]] = WeakKeyDictionary()
@@ -34,23 +41,34 @@ _tried: WeakKeyDictionary[Backbone, dict[tuple[object, ...], bool]] = WeakKeyDic
 class BatchInvariantSession(Session):
     """A session whose rows depend on the text alone, where :func:`check` lets the model pass."""
 
-    def _forward(self, rows: Rows, *, alone: bool) -> Float[Tensor, "wanted vocab"]:
-        model, (segments, ids, positions, wanted) = self.backbone, rows
+    def _forward(self, rows: Rows) -> Float[Tensor, "wanted vocab"]:
+        segments, ids, positions, wanted = rows
         found = []
         for segment in segments:
             if segment.block is not None:
                 raise MethodError(CHAINS)
             for start in range(segment.start, segment.stop, ROWS):
                 stop = min(start + ROWS, segment.stop)
-                # the last row again, so that nothing new enters; none of the real rows sees it
-                spare = ROWS - (stop - start)
-                tokens = ids[start:stop] + ids[stop - 1 : stop] * spare
-                places = positions[start:stop] + positions[stop - 1 : stop] * spare
                 at = segment.at + start - segment.start
-                step = BatchInvariantStep(Segment(segment.cache, 0, ROWS, at, asked=segment.asked))
-                laws = model.logits(model.forward(model.embed(tokens), places, step))
-                found += [laws[row - start] for row in wanted if start <= row < stop]
-        return torch.stack(found)
+                part = Segment(segment.cache, 0, stop - start, at, asked=segment.asked)
+                own = [row - start for row in wanted if start <= row < stop]
+                found.append(self._part(Rows([part], ids[start:stop], positions[start:stop], own)))
+        return torch.cat(found)
+
+    def _part(self, rows: Rows) -> Float[Tensor, "wanted vocab"]:
+        """Logits of some of at most ``ROWS`` rows of one request, the last ones."""
+        if self.cuda_graphs is None or rows.segments[0].asked is not None:
+            return self._ordinary(rows)
+        return self.cuda_graphs.logits(rows, self._ordinary, EXACT)
+
+    def _ordinary(self, rows: Rows) -> Float[Tensor, "wanted vocab"]:
+        model, ((segment,), ids, positions, wanted) = self.backbone, rows
+        # The last row again, so that nothing new enters; none of the real rows sees it.
+        spare = ROWS - (segment.stop - segment.start)
+        tokens, places = ids + ids[-1:] * spare, positions + positions[-1:] * spare
+        step = BatchInvariantStep(Segment(segment.cache, 0, ROWS, segment.at, asked=segment.asked))
+        laws = model.logits(model.forward(model.embed(tokens), places, step))
+        return laws[segment.stop - len(wanted) : segment.stop]
 
 
 class BatchInvariantStep(Step):
@@ -78,24 +96,45 @@ def ordered(q: Queries, k: Keys, v: Keys, last: Int[Tensor, " new"], scale: floa
     heads, new, width = q.shape
     kv_heads, seen, _ = k.shape
     grouped = (q.reshape(kv_heads, -1, width).float() * scale).contiguous()
+    starts = range(0, seen, BLOCK)
+    column = torch.arange(BLOCK, device=q.device)
+    futures = (
+        # elsewhere every row sees every key
+        column + start > last[:, None] if start + BLOCK > seen - new else None
+        for start in starts
+    )
+    keys, values = (_block(k, start) for start in starts), (_block(v, start) for start in starts)
+    return _add_blocks(grouped, keys, values, futures, new).view(heads, new, width).to(q.dtype)
+
+
+def _add_blocks(
+    grouped: Float[Tensor, "kv_head queries head_dim"],
+    keys: Iterable[Block],
+    values: Iterable[Block],
+    futures: Iterable[Bool[Tensor, "new block"] | None],
+    new: int,
+) -> Float[Tensor, "kv_head queries head_dim"]:
+    """Softmax attention, in fp32, whose every sum over keys goes block by block.
+
+    ``futures`` hide keys of a block from each of the ``new`` rows; None hides nothing.
+    """
     scores = []
-    for start in range(0, seen, BLOCK):
-        score = grouped @ _block(k, start).transpose(1, 2)
-        if start + BLOCK > seen - new:  # elsewhere every row sees every key
-            future = torch.arange(start, start + BLOCK, device=q.device) > last[:, None]
-            score.view(kv_heads, -1, new, BLOCK).masked_fill_(future, float("-inf"))
+    for key, future in zip(keys, futures, strict=True):
+        score = grouped @ key.transpose(1, 2)
+        if future is not None:
+            score.view(len(score), -1, new, BLOCK).masked_fill_(future, float("-inf"))
         scores.append(score)
     # a maximum is the same in whatever order it is taken, and never that of hidden keys alone
     top = torch.stack([score.amax(-1) for score in scores]).amax(0)[..., None]
     total, mixed = torch.zeros_like(top), torch.zeros_like(grouped)
-    for start, score in zip(range(0, seen, BLOCK), scores, strict=True):
+    for score, value in zip(scores, values, strict=True):
         weight = score.sub_(top).exp_()
         total += weight.sum(-1, keepdim=True)
-        mixed += weight @ _block(v, start)
-    return (mixed / total).view(heads, new, width).to(q.dtype)
+        mixed += weight @ value
+    return mixed / total
 
 
-def _block(rows: Keys, start: int) -> Float[Tensor, "kv_head block head_dim"]:
+def _block(rows: Keys, start: int) -> Block:
     """``BLOCK`` rows as a tensor of their own, zeros after the last: what lies there may be NaN,
     and kernels may round by how their input lies in memory."""
     part = rows[:, start : start + BLOCK]
@@ -105,6 +144,64 @@ def _block(rows: Keys, start: int) -> Float[Tensor, "kv_head block head_dim"]:
     block[:, : part.shape[1]] = part
     block[:, part.shape[1] :] = 0
     return block
+
+
+# -- captured ----------------------------------------------------------------------------------
+
+
+class Exact(Kind):
+    """The attention of :func:`ordered` in a captured forward: the same products over as many blocks
+    as the size has. Blocks after a row's last key change no bit."""
+
+    branches: ClassVar[bool] = False
+    rows: ClassVar[int | None] = ROWS
+
+    def attention(self, slots: Slots, pool: CachePool, groups: int) -> Attention:
+        size = slots.size
+        places = slots.tokens[2]
+        first_rows, capacities, _ = slots.caches
+        heads = torch.arange(pool.kv_heads, device=places.device)
+        base = first_rows + heads * capacities
+        column = torch.arange(size.keys, device=places.device).view(-1, 1, BLOCK)
+        # [block, kv_head, key]: each block lies by itself
+        read = (base[:, None] + column).clamp_(max=pool.rows - 1)
+        after = (column > places[0, -1])[..., None]
+        futures = column.view(-1, 1, BLOCK) > places[0][:, None]
+        written = base[:, None] + places
+        return partial(_attend_by_blocks, pool, written.flatten(), read, after, futures)
+
+    def agree(self, captured: Tensor, ordinary: Tensor) -> bool:
+        """Bit for bit."""
+        return torch.equal(captured, ordinary)
+
+
+def _attend_by_blocks(
+    pool: CachePool,
+    written: Int[Tensor, " place"],
+    read: Int[Tensor, "block_number kv_head block"],
+    after: Bool[Tensor, "block_number 1 block 1"],
+    futures: Bool[Tensor, "block_number new block"],
+    layer: int,
+    q: Queries,
+    k: Keys,
+    v: Keys,
+    scale: float,
+) -> Float[Tensor, "new out"]:
+    heads, new, width = q.shape
+    write(pool.keys[layer], pool.values[layer], written, k, v)
+    grouped = (q.reshape(k.shape[0], -1, width).float() * scale).contiguous()
+    keys, values = (
+        torch.where(after, 0, buffer.index_select(0, read.flatten()).view(*read.shape, width))
+        .float()
+        .unbind()
+        for buffer in (pool.keys[layer], pool.values[layer])
+    )
+    out = _add_blocks(grouped, keys, values, futures.unbind(), new)
+    out = out.view(heads, new, width).to(q.dtype)
+    return out.transpose(0, 1).reshape(new, -1)
+
+
+EXACT = Exact()
 
 
 # -- what is left to the machine ---------------------------------------------------------------

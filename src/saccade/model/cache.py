@@ -13,6 +13,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from saccade.core.prompt import Paged
+from saccade.model.cache_pool import CachePool, Lease
 
 
 class Cache:
@@ -27,10 +28,19 @@ class Cache:
         *,
         dtype: torch.dtype = torch.float32,
         devices: Sequence[torch.device | str] = (),
+        pool: CachePool | None = None,
     ) -> None:
-        """``devices``: where each layer's tensors live; on the CPU by default."""
+        """``devices``: where each layer's tensors live; on the CPU by default. ``pool``: whose rows
+        they are, of a model on one device, as long as it has memory."""
         self.length = 0
+        self.pool = pool
+        self.lease: Lease | None = None
         shape = (kv_heads, max(capacity, 1), head_dim)
+        if pool is not None:
+            self.lease = pool.lease(shape[1], layers)
+        if self.lease is not None:
+            self.keys, self.values = self.lease.keys, self.lease.values
+            return
         places = devices or ["cpu"] * layers
         self.keys = [torch.empty(shape, dtype=dtype, device=place) for place in places]
         self.values = [torch.empty(shape, dtype=dtype, device=place) for place in places]
@@ -48,6 +58,16 @@ class Cache:
         if length <= self.capacity:
             return
         capacity = max(length, self.capacity * 3 // 2)
+        lease = None if self.pool is None else self.pool.lease(capacity, len(self.keys))
+        if lease is not None:
+            for old, new in zip(
+                (*self.keys, *self.values), (*lease.keys, *lease.values), strict=True
+            ):
+                new[:, : old.shape[1]] = old
+            self.lease, self.keys, self.values = lease, lease.keys, lease.values
+            return
+        if self.lease is not None:  # The pool may move, and these tensors do not follow any more.
+            self.keys, self.values = [*self.keys], [*self.values]
         for tensors in (self.keys, self.values):
             for layer, old in enumerate(tensors):
                 new = torch.empty(
@@ -55,6 +75,7 @@ class Cache:
                 )
                 new[:, : old.shape[1]] = old
                 tensors[layer] = new
+        self.lease = None
 
     def write(
         self,
@@ -84,8 +105,10 @@ class Cache:
         start, self.length = self.length + stay, self.length + len(path)
         if start < self.length:
             rows = torch.tensor(path[stay:]) + start - stay
+            # Each device is sent them once, not once a layer.
+            rows_on = {device: send(rows, device) for device in {k.device for k in self.keys}}
             for layer in (*self.keys, *self.values):
-                layer[:, start : self.length] = layer.index_select(1, rows.to(layer.device))
+                layer[:, start : self.length] = layer.index_select(1, rows_on[layer.device])
 
     def truncate(self, length: int) -> None:
         """Forgets everything from ``length`` on."""
@@ -104,10 +127,13 @@ class Cache:
         rows: Int[Tensor, " kept"] | Int[Tensor, "layer kv_head kept"],
         room: int,
         layers: int | None = None,
+        *,
+        pooled: bool = True,
     ) -> Cache:
         """A new cache with copies of these rows, of the first ``layers``, and room for more.
 
-        One set of rows for all heads, or one for each.
+        One set of rows for all heads, or one for each. ``pooled``: in this one's pool, if it has
+        one; what is only to be copied from later is better off elsewhere.
         """
         heads, capacity, width = self.keys[0].shape
         depth = len(self.keys) if layers is None else layers
@@ -118,6 +144,7 @@ class Cache:
             rows.shape[-1] + room,
             dtype=self.keys[0].dtype,
             devices=[keys.device for keys in self.keys[:depth]],
+            pool=self.pool if pooled else None,
         )
         # Flat rows and index_select: many times faster than torch.gather.
         start = torch.arange(heads, device=rows.device)[:, None] * capacity
@@ -162,6 +189,14 @@ class Cache:
             keys, values = other.read(layer, stop)
             self.write(layer, self.length, keys[:, start:], values[:, start:])
         self.advance(stop - start)
+
+
+def send(values: Tensor, device: torch.device) -> Tensor:
+    """A copy of a few numbers of the CPU on a device: to a GPU from pinned memory, so that nobody
+    waits for it."""
+    if device.type != "cuda":
+        return values.to(device)
+    return values.pin_memory().to(device, non_blocking=True)
 
 
 def together(columns: Int[Tensor, " seen"]) -> slice | Int[Tensor, " seen"]:

@@ -17,9 +17,13 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn.functional import rms_norm
+from transformers.activations import SiLUActivation
 
+from saccade.model import memory
 from saccade.model.attention import Attend
+from saccade.model.fidelity import is_from_library, oddities, settings
 from saccade.model.kernels import Matrix, Quickest, Use
+from saccade.model.kernels.few_rows import FewRowAttention
 
 # Text models known to be exactly this decoder.
 KNOWN = (
@@ -69,7 +73,7 @@ class FusedDecoder:
     in place are changed here too (their copies by :meth:`refresh`, with which every prompt begins).
     """
 
-    def __init__(self, text: Any, head: nn.Module, axes: int) -> None:
+    def __init__(self, text: Any, head: Any, axes: int) -> None:
         config = text.config
         self.heads: int = config.num_attention_heads
         self.kv_heads: int = config.num_key_value_heads
@@ -79,13 +83,14 @@ class FusedDecoder:
         self.norm_of = RmsNorm(config.hidden_size, config.rms_norm_eps, text.norm.weight)
         self.norm: Tensor = text.norm.weight.data
         self.eps = float(config.rms_norm_eps)
-        self.layers = [_fuse(layer) for layer in text.layers]
+        self.layers = [_fuse(layer) for layer in text.layers[: config.num_hidden_layers]]
+        memory.return_unused(self.norm.device)  # the weights that were fused are freed
         self.rotary: nn.Module = text.rotary_emb
         self.axes = axes
         self._table: tuple[Tensor, Tensor] | None = None
-        self._first = first.q_proj
-        # a head wrapped by something else is not ours to multiply with
-        self.head = Matrix(head.weight.data, head.bias) if type(head) is nn.Linear else None
+        # A head that somebody wrapped, hooked or quantised is not ours to multiply with.
+        plain_head = type(head) is nn.Linear and not oddities([("the head", head)])
+        self.head = Matrix(head.weight.data, head.bias) if plain_head else None
         inner = [matrix for layer in self.layers for matrix in layer.matrices]
         self._quickest = Quickest(inner if self.head is None else [*inner, self.head])
         self.refresh()
@@ -100,29 +105,43 @@ class FusedDecoder:
         short.layers = self.layers[:layers]
         return short
 
-    def stale(self) -> bool:
-        """Whether the modules' weights were replaced since (moved to a device, cast, loaded)."""
-        weight, fused = self._first.weight, self.layers[0].qkv.weight
-        return weight.data_ptr() != fused.data_ptr() or weight.dtype != fused.dtype
+    def weights_changed(self) -> bool:
+        """As :meth:`Quickest.weights_changed`."""
+        return self._quickest.weights_changed()
 
     @staticmethod
     def knows(text: Any) -> bool:
-        """Whether this decoder computes what those modules compute (plain weights, static rope)."""
+        """Whether this decoder computes what those modules compute: plain weights, static rope, all
+        layers alike, and nothing hooked, patched or put in the place of what was loaded."""
         config = text.config.to_dict()
         rope = (config.get("rope_parameters") or {}).get("rope_type", "default")
         if config.get("model_type") not in KNOWN or rope not in ("default", "llama3", "linear"):
             return False
         if config.get("hidden_act") != "silu" or config.get("mlp_bias"):
             return False
-        attention, mlp = text.layers[0].self_attn, text.layers[0].mlp
-        linears = (attention.q_proj, attention.o_proj, mlp.gate_proj, mlp.down_proj)
-        # quantised weights are other tensors, offloaded ones are elsewhere
-        plain = all(
-            type(module) is nn.Linear and type(module.weight.data) is Tensor for module in linears
-        )
+        layers = text.layers[: text.config.num_hidden_layers]
+        own = all(is_from_library(type(module)) for module in text.modules())
+        if not len(layers) or not own or oddities(text.named_modules()):
+            return False
+        first = _blueprint(layers[0])
+        if any(_blueprint(layer) != first for layer in layers):
+            return False
+        attention, mlp = layers[0].self_attn, layers[0].mlp
+        projections = (attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj)
+        linears = (*projections, mlp.gate_proj, mlp.up_proj, mlp.down_proj)
+        biases = [module.bias for module in linears[3:] if isinstance(module, nn.Linear)]
+        same_bias = len({module.bias is None for module in projections[:3]}) == 1
+        plain = all(type(module) is nn.Linear for module in linears)
+        if not plain or not same_bias or any(bias is not None for bias in biases):
+            return False
+        norms = [text.norm, layers[0].input_layernorm, layers[0].post_attention_layernorm]
+        alike = len({(type(norm), norm.variance_epsilon) for norm in norms}) == 1
+        if not alike or text.norm.variance_epsilon != text.config.rms_norm_eps:
+            return False
+        # An offloaded weight is elsewhere.
         devices = {parameter.device for parameter in text.parameters()}
         here = len(devices) == 1 and torch.device("meta") not in devices
-        return plain and here and attention.o_proj.bias is None
+        return here and type(mlp.act_fn) in (nn.SiLU, SiLUActivation)
 
     def decode(
         self,
@@ -131,9 +150,11 @@ class FusedDecoder:
         step: Attend,
         deepstack: tuple[Tensor, Tensor] | None = None,
         last: bool = False,
+        few_rows: FewRowAttention | None = None,
     ) -> Float[Tensor, "rows dim"]:
         """The layers, given each token's (cos, sin). ``last``: only the last token's hidden state
-        is wanted; the last layer computes keys, values and queries alone of the others."""
+        is wanted; the last layer computes keys, values and queries alone of the others.
+        ``few_rows`` attends in the place of ``step``, and norms and rotates by itself."""
         count = embeds.shape[0]
         heads, kv_heads, width, norm = self.heads, self.kv_heads, self.head_dim, self.norm_of
         cos, sin = rotation
@@ -141,16 +162,24 @@ class FusedDecoder:
         hidden = embeds
         for index, layer in enumerate(self.layers):
             normed = norm(hidden, layer.norm_in)
-            qkv = layer.qkv(normed).view(count, heads + 2 * kv_heads, width).transpose(0, 1)
-            qk, v = qkv[: heads + kv_heads], qkv[heads + kv_heads :]
-            if layer.norm_qk is not None:
-                parts = zip(qk.split((heads, kv_heads)), layer.norm_qk, strict=True)
-                qk = torch.cat([rms_norm(part, (width,), each, self.eps) for part, each in parts])
-            turned = torch.cat((qk[..., half:], qk[..., :half]), -1)
-            qk = torch.addcmul(qk * cos, turned, sin)
-            if last and index == len(self.layers) - 1:
-                step, hidden = partial(step, last=True), hidden[-1:]
-            mixed = step(index, qk[:heads], qk[heads:], v, self.scale)
+            by_head = layer.qkv(normed).view(count, heads + 2 * kv_heads, width)
+            if few_rows is not None:
+                mixed = few_rows.rotate_and_attend(
+                    index, by_head, self.scale, rotation, layer.norm_qk, self.eps
+                )
+            else:
+                qkv = by_head.transpose(0, 1)
+                qk, v = qkv[: heads + kv_heads], qkv[heads + kv_heads :]
+                if layer.norm_qk is not None:
+                    parts = zip(qk.split((heads, kv_heads)), layer.norm_qk, strict=True)
+                    qk = torch.cat(
+                        [rms_norm(part, (width,), each, self.eps) for part, each in parts]
+                    )
+                turned = torch.cat((qk[..., half:], qk[..., :half]), -1)
+                qk = torch.addcmul(qk * cos, turned, sin)
+                if last and index == len(self.layers) - 1:
+                    step, hidden = partial(step, last=True), hidden[-1:]
+                mixed = step(index, qk[:heads], qk[heads:], v, self.scale)
             hidden = layer.out.onto(hidden, mixed)
             normed = norm(hidden, layer.norm_mlp)
             hidden = layer.down.onto(hidden, layer.gated(normed))
@@ -210,8 +239,28 @@ def _fuse(layer: Any) -> Layer:
     )
 
 
+def _blueprint(layer: nn.Module) -> tuple[object, ...]:
+    """What a layer is made of: its modules' classes and settings, and the shapes of its weights."""
+    return tuple(
+        (name, type(module), settings(module, leave_out="layer_idx"), _shapes(module))
+        for name, module in layer.named_modules()
+    )
+
+
+def _shapes(module: nn.Module) -> list[tuple[str, torch.Size | None]]:
+    own = vars(module)["_parameters"]
+    return [(name, None if each is None else each.shape) for name, each in own.items()]
+
+
 def _stack(parameters: list[nn.Parameter]) -> Tensor:
-    """The parameters stacked by rows; each becomes a view of its part."""
+    """The parameters stacked by rows; each becomes a view of its part.
+
+    Where they are such views already (of a model that was sent from another process, or had a
+    decoder before) that memory is used again.
+    """
+    fused = _stacked(parameters)
+    if fused is not None:
+        return fused
     fused = torch.cat([parameter.data for parameter in parameters])
     at = 0
     for parameter in parameters:
@@ -219,3 +268,18 @@ def _stack(parameters: list[nn.Parameter]) -> Tensor:
         parameter.data = fused[at : at + rows]
         at += rows
     return fused
+
+
+def _stacked(parameters: list[nn.Parameter]) -> Tensor | None:
+    """All parameters as one tensor without a copy, where they lie one after the other."""
+    first = parameters[0].data
+    end = first.storage_offset()
+    for parameter in parameters:
+        part = parameter.data
+        here = part.untyped_storage().data_ptr() == first.untyped_storage().data_ptr()
+        same = part.dtype == first.dtype and part.shape[1:] == first.shape[1:]
+        if not (here and same and part.is_contiguous() and part.storage_offset() == end):
+            return None
+        end += part.numel()
+    rows = sum(parameter.shape[0] for parameter in parameters)
+    return first.as_strided((rows, *first.shape[1:]), first.stride(), first.storage_offset())

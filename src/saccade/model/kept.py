@@ -88,6 +88,16 @@ class Kept:
             self.put(key, found, size(found))
         return found
 
+    def send_pixels(self, inputs: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
+        """A processor's output with its pixels on a device, digested before they are sent there."""
+        found = dict(inputs)
+        for name, value in inputs.items():
+            pixels = isinstance(value, Tensor) and value.is_floating_point() and value.ndim > 1
+            if pixels and value.device != device and not value.is_inference():
+                sent = found[name] = value.to(device)
+                self._told[sent] = sent._version, _of_tensor(value)
+        return found
+
     def digest(self, *values: Any) -> bytes:
         """:func:`digest`, which reads a tensor that is seen again only once."""
 
@@ -150,7 +160,7 @@ class Beginnings:
         if before is not None and same == len(before.prompt):
             self._kept.drop(key)
         rows = torch.arange(len(prompt), device=prompt.index.device)
-        found = Beginning(self._owner, prompt, _ids(prompt), cache.select(rows, 0))
+        found = Beginning(self._owner, prompt, _ids(prompt), cache.select(rows, 0, pooled=False))
         own = size([prompt.embeds, prompt.positions, *prompt.deepstack])
         self._kept.put(found.cache, found, found.cache.bytes + own)
 

@@ -81,9 +81,17 @@ def keep_freed() -> None:
     torch.empty(31 * 2**20, dtype=torch.uint8)
 
 
-def has_room(tokens: int, each: int, device: torch.device) -> bool:
-    """Whether keys and values, ``each`` bytes a token, fit beside what is there."""
-    return tokens * each <= available(device) * (1 - SPARE)
+def return_unused(device: torch.device) -> None:
+    """Gives what torch has reserved on a GPU and nobody uses back to it, for tensors of other sizes
+    and for other processes. It waits for the GPU, so it is for after rare moves of much memory."""
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+
+
+def has_room(tokens: int, each: int, device: torch.device, unused: int = 0) -> bool:
+    """Whether keys and values, ``each`` bytes a token, fit beside what is there; ``unused`` bytes
+    of what is taken are theirs to use."""
+    return tokens * each <= available(device) * (1 - SPARE) + unused
 
 
 def too_long(tokens: int, each: int, device: torch.device) -> ModelError:

@@ -117,7 +117,8 @@ class Reader:
         def stop(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             raise _Captured(kwargs)
 
-        handle = self.text.register_forward_pre_hook(stop, with_kwargs=True)
+        # It comes before others' hooks: what they change, they change when the decoder reads it.
+        handle = self.text.register_forward_pre_hook(stop, with_kwargs=True, prepend=True)
         moved = {
             key: value.to(self.device) if isinstance(value, Tensor) else value
             for key, value in inputs.items()

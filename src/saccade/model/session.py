@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import pairwise
-from typing import NamedTuple
 
 import torch
 from jaxtyping import Float, Int
@@ -23,8 +22,8 @@ from saccade.core.sampling import Sampling, Scores
 from saccade.core.tree import Tree
 from saccade.model.attention import Segment, Step
 from saccade.model.backbone import Backbone
-from saccade.model.cache import Cache, Pages
-from saccade.model.cuda_graphs import CudaGraphs, automatic
+from saccade.model.cache import Cache, Pages, send
+from saccade.model.cuda_graphs import CudaGraphs, Rows, graphs_of, pays
 from saccade.model.kept import Beginnings
 from saccade.model.kernels.attended import JudgedRow, Note, Recent, RowQueries
 
@@ -61,21 +60,12 @@ class RequestState:
     pages: Pages | None = None  # of its source, read into the cache's first rows
 
 
-class Rows(NamedTuple):
-    """The tokens of one forward: those of one request after another's, a segment each."""
-
-    segments: list[Segment]
-    ids: list[int]
-    positions: list[int]
-    wanted: list[int]  # the rows whose laws are asked for
-
-
 class Session:
     """Scores and commits over a cache, one :class:`RequestState` per prompt.
 
     ``vocab`` clips the laws to the ids draft and target share; ``banned`` ids are never proposed
-    (placeholders of images and videos). ``cuda_graphs`` runs single requests in steps of fixed
-    shape: None where they pay (on GPUs). So many prompts are ``views`` of one request.
+    (placeholders of images and videos). ``cuda_graphs`` runs steps of fixed sizes, captured once a
+    model: None where they pay (on GPUs).
     """
 
     def __init__(
@@ -88,17 +78,18 @@ class Session:
         room: int = 512,
         chunk: int = CHUNK,
         cuda_graphs: bool | None = None,
-        views: int = 1,
     ) -> None:
         self.backbone = backbone
         self.rules = rules
         self.requests: dict[int, RequestState] = {}
-        self._vocab, self._views = vocab, views
+        self._vocab = vocab
         self._banned = torch.tensor(list(banned), dtype=torch.long, device=backbone.device)
         self._room, self.chunk = min(room, LONG) + ROOM, chunk
-        fixed = automatic(backbone) if cuda_graphs is None else cuda_graphs
-        self.cuda_graphs = CudaGraphs(backbone) if fixed else None
-        self._beginnings = None if backbone.kept is None else Beginnings(backbone.kept, backbone)
+        fixed = pays(backbone) if cuda_graphs is None else cuda_graphs
+        self.cuda_graphs: CudaGraphs | None = graphs_of(backbone) if fixed else None
+        # A prompt's keys are another prompt's only where they do not depend on its length.
+        shared = None if backbone.rotates_by_length else backbone.kept
+        self._beginnings = None if shared is None else Beginnings(shared, backbone)
 
     # -- starting ------------------------------------------------------------------------------
 
@@ -110,6 +101,11 @@ class Session:
             for prefill in self.reading(number, prompt, record=record, place=number)
             if prefill is not None
         ]
+
+    def cache(self, capacity: int) -> Cache:
+        """Room for the keys and values of a request: where captured forwards find them, if any."""
+        graphs = self.cuda_graphs
+        return self.backbone.cache(capacity) if graphs is None else graphs.cache(capacity)
 
     def reading(
         self,
@@ -128,7 +124,7 @@ class Session:
         model = self.backbone
         if model.fused is not None:
             model.fused.refresh()
-        cache = model.cache(len(prompt) + self._room)
+        cache = self.cache(len(prompt) + self._room)
         columns = prompt.visual.nonzero().squeeze(-1)
         text = prompt.text_after()
         noted = len(columns) if record else 0
@@ -183,7 +179,9 @@ class Session:
         model, step = self.backbone, self._step([segment])
         start, stop = segment.at, segment.at + segment.stop
         rows = prompt.embeds[start:stop], prompt.positions[:, start:stop]
-        hidden = model.forward(*rows, step, prompt.deepstack_of(start, stop), True)
+        length = (int(prompt.positions.max()) + 1,) if model.rotates_by_length else ()
+        deepstack = prompt.deepstack_of(start, stop)
+        hidden = model.forward(*rows, step, deepstack, True, *length)
         if step.calls != model.layers:
             raise ModelError(
                 f"{type(model.model).__name__} computes its attention in a way of its own, "
@@ -282,8 +280,6 @@ class Session:
     def end(self, request: int) -> None:
         """Frees a finished request's cache."""
         self.requests.pop(request, None)
-        if self.cuda_graphs is not None:
-            self.cuda_graphs.forget()
 
     # -- the two verbs -------------------------------------------------------------------------
 
@@ -376,21 +372,23 @@ class Session:
 
     # -- one forward ---------------------------------------------------------------------------
 
-    def _forward(self, rows: Rows, *, alone: bool) -> Float[Tensor, "wanted vocab"]:
-        """Logits of the wanted rows; keys and values of all are written. ``alone``: they are all
-        of one request of this session."""
+    def _forward(self, rows: Rows) -> Float[Tensor, "wanted vocab"]:
+        """Logits of the wanted rows; keys and values of all are written."""
+        # Queries that are kept, and pages that are chosen by them, are new in every forward. The
+        # model's own forward, where logits come from it, may run Python that no graph records.
+        ever_new = any(segment.asked or segment.pages for segment in rows.segments)
+        whole = self.backbone.whole or self.backbone
+        if self.cuda_graphs is None or ever_new or whole.through_model:
+            return self._ordinary(rows)
+        return self.cuda_graphs.logits(rows, self._ordinary)
+
+    def _ordinary(self, rows: Rows) -> Float[Tensor, "wanted vocab"]:
+        """A forward that is sent to the device kernel by kernel."""
         model, (segments, ids, positions, wanted) = self.backbone, rows
-
-        def ordinary() -> Float[Tensor, "wanted vocab"]:
-            hidden = model.forward(model.embed(ids), positions, self._step(segments))
-            if len(wanted) < len(ids):
-                hidden = hidden[torch.tensor(wanted, device=hidden.device)]
-            return model.logits(hidden)
-
-        ever_new = any(segment.asked or segment.pages for segment in segments)
-        if self.cuda_graphs is None or not alone or ever_new:
-            return ordinary()
-        return self.cuda_graphs.logits(segments, ids, positions, wanted, ordinary)
+        hidden = model.forward(model.embed(ids), positions, self._step(segments))
+        if len(wanted) < len(ids):
+            hidden = hidden[send(torch.tensor(wanted), hidden.device)]
+        return model.logits(hidden)
 
     def _step(self, segments: list[Segment]) -> Step:
         model = self.backbone
@@ -413,8 +411,7 @@ def score_together(asked: Sequence[tuple[Session, Mapping[int, Tree]]]) -> list[
     first = asked[0][0]
     laws = torch.empty(0, first.backbone.vocab, device=first.backbone.device)
     if rows.segments:
-        one = len(rows.segments) == len(first.requests) <= first._views
-        laws = first._forward(rows, alone=len(asked) == 1 and one)
+        laws = first._forward(rows)
     return [
         session._told(trees, laws[start:stop])
         for (session, trees), (start, stop) in zip(asked, pairwise(ends), strict=True)

@@ -42,7 +42,7 @@ from saccade.serve.wire import (
     called,
     parts,
 )
-from saccade.world import knowing
+from saccade.world import drawn_world
 
 CHARACTERS = 16  # a token holds on average at most; more text is not even tokenized
 MODEL = "this model"  # a checkpoint's name may be a path of this machine
@@ -160,8 +160,8 @@ class RequestReader:
         answers = self._settled(asked, inputs, draft_inputs, captioner)
         warnings = [warning for clip in clips for warning in clip.warnings]
         shown = [*(image[None] for image in images), *(clip.frames for clip in clips)]
-        if embedded(self._name) and not all(map(knowing.drawn, shown)):
-            warnings.append(knowing.FOREIGN)
+        if embedded(self._name) and not all(map(drawn_world.is_drawn_world, shown)):
+            warnings.append(drawn_world.FOREIGN_CLIP_WARNING)
         return answers, warnings
 
     def _inputs(

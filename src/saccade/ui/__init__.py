@@ -1,5 +1,6 @@
-"""The web page: plain decoding and a method side by side, and what the method did.
+"""The web page: plain decoding and a method side by side, and what the draft did.
 
-``asking`` is a whole run: ``duel`` the two answers, ``kept`` finds what the draft saw. ``pictures``
-draws, ``spelling`` reads methods. Only ``page`` knows gradio.
+``page_run`` makes a whole run, ``duel`` decodes the two answers in turns, and ``kept_tokens``
+measures which visual tokens the draft reads. ``pictures`` draws, and ``method_controls`` parses and
+edits the name of a method. Only ``page`` imports gradio.
 """

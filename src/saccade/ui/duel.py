@@ -1,8 +1,8 @@
-"""Two answers to one question in one process, each with a clock of its own.
+"""Decodes two answers to one question in turns in one process, each with a clock of its own.
 
-They share the machine's cores, so they take turns: whichever has worked least so far takes the next
-step, and so both advance on screen at the speeds they would show against each other alone. It is a
-demonstration: each finds the processor's caches full of the other's weights, and a draft in a
+Both share the machine's cores, so whichever has worked least so far takes the next step. Both
+therefore advance on screen at their true relative speeds. This is a demonstration and not a
+measurement: each side finds the processor's caches full of the other's weights, and a draft in a
 process of its own goes on while the other side works.
 """
 
@@ -13,29 +13,29 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from saccade.bench.show import Typist
+from saccade.bench.terminal_output import IncrementalDecoder
 from saccade.core.result import Kind, Result, Round, RoundRecord, emitted_each
 from saccade.engine.generate import Stream
 
-EVERY = 0.15  # seconds between two snapshots
-READING = "reading the video"
+SNAPSHOT_SECONDS = 0.15  # Between two snapshots.
+READING_PHASE = "reading the video"
 
-Tell = Callable[[str], None]
+OnPhase = Callable[[str], None]
 Clock = Callable[[], float]
 Decode = Callable[[Sequence[int]], str]
 
 
-Begin = Callable[[Tell], Stream]
-"""Starts an answer whose phases are told to the function given; an exception from it ends it."""
+StartAnswer = Callable[[OnPhase], Stream]
+"""Starts an answer and calls the given function with every phase. If that raises, it ends."""
 
 
-class Halted(Exception):
-    """Somebody pressed stop."""
+class StopRequested(Exception):
+    """A person pressed stop."""
 
 
 @dataclass(frozen=True)
 class Piece:
-    """Some of an answer's text, and how its token came."""
+    """Some text of an answer, and whether its token was accepted, recovered or a bonus token."""
 
     text: str
     kind: Kind
@@ -43,30 +43,34 @@ class Piece:
 
 @dataclass(frozen=True)
 class Column:
-    """One answer so far."""
+    """The state of one answer.
+
+    ``seconds`` counts this answer's own work. ``seconds_before_decoding`` is its part for vision,
+    prefill and guidance. ``result`` is None until the answer is complete.
+    """
 
     method: str
     phase: str = "waiting"
     pieces: tuple[Piece, ...] = ()
     rounds: tuple[RoundRecord, ...] = ()
-    seconds: float = 0.0  # of its own work
-    before: float = 0.0  # of these, what came before decoding: vision, prefill, guidance
-    result: Result | None = None  # once it is complete
+    seconds: float = 0.0
+    seconds_before_decoding: float = 0.0
+    result: Result | None = None
 
     @property
     def text(self) -> str:
         return "".join(piece.text for piece in self.pieces)
 
     @property
-    def tokens(self) -> int:
+    def token_count(self) -> int:
         return sum(len(round.emitted) for round in self.rounds)
 
     @property
-    def drafted(self) -> int:
+    def drafted_count(self) -> int:
         return sum(len(round.tokens) for round in self.rounds)
 
     @property
-    def accepted(self) -> int:
+    def accepted_count(self) -> int:
         return sum(len(round.accepted) for round in self.rounds)
 
     @property
@@ -75,31 +79,33 @@ class Column:
         return emitted_each(self.rounds)
 
     @property
-    def rate(self) -> float | None:
-        """Accepted over drafted tokens."""
-        return self.accepted / self.drafted if self.drafted else None
+    def acceptance_rate(self) -> float | None:
+        """Accepted over drafted tokens; None if nothing was drafted."""
+        return self.accepted_count / self.drafted_count if self.drafted_count else None
 
     @property
-    def per_token(self) -> float | None:
-        """Seconds of decoding a token. The first comes of the prefill, as ``compare`` counts."""
-        seconds = self.seconds - self.before
-        return seconds / (self.tokens - 1) if self.tokens > 1 and seconds > 0 else None
+    def seconds_per_token(self) -> float | None:
+        """Seconds of decoding per token, without the first token, which comes from the prefill."""
+        seconds = self.seconds - self.seconds_before_decoding
+        if self.token_count <= 1 or seconds <= 0:
+            return None
+        return seconds / (self.token_count - 1)
 
 
 @dataclass(frozen=True)
 class Duel:
-    """Both answers at one moment."""
+    """The state of both answers at one moment."""
 
     plain: Column
     drafted: Column
-    halted: bool = False
+    stopped: bool = False
 
     @property
-    def over(self) -> bool:
+    def is_complete(self) -> bool:
         return self.plain.result is not None and self.drafted.result is not None
 
     @property
-    def same(self) -> bool | None:
+    def same_tokens(self) -> bool | None:
         """Whether both emitted the same tokens; None until both are complete."""
         if self.plain.result is None or self.drafted.result is None:
             return None
@@ -107,116 +113,119 @@ class Duel:
 
     @property
     def speedup(self) -> float | None:
-        """Of decoding, a token; None until both are complete."""
-        plain, drafted = self.plain.per_token, self.drafted.per_token
-        return plain / drafted if self.over and plain and drafted else None
+        """How much faster the drafted answer decodes per token; None until both are complete."""
+        plain, drafted = self.plain.seconds_per_token, self.drafted.seconds_per_token
+        return plain / drafted if self.is_complete and plain and drafted else None
 
     @property
-    def speedup_whole(self) -> float | None:
-        """From the question to the last token, a token; None until both are complete."""
-        if not (self.over and self.plain.tokens and self.drafted.tokens and self.drafted.seconds):
+    def end_to_end_speedup(self) -> float | None:
+        """As :attr:`speedup`, but from the question to the last token."""
+        if not self.is_complete or not self.drafted.seconds:
             return None
-        plain = self.plain.seconds / self.plain.tokens
-        return plain / (self.drafted.seconds / self.drafted.tokens)
+        if not self.plain.token_count or not self.drafted.token_count:
+            return None
+        plain = self.plain.seconds / self.plain.token_count
+        return plain / (self.drafted.seconds / self.drafted.token_count)
 
 
 @dataclass
-class Entrant:
-    """One side at work: a stream, and what has come of it."""
+class AnswerRunner:
+    """Decodes one answer step by step, and keeps its state in ``column``."""
 
-    side: Column
-    begin: Begin
-    typist: Typist
-    halted: Callable[[], bool]
+    column: Column
+    start_answer: StartAnswer
+    typist: IncrementalDecoder
+    should_stop: Callable[[], bool]
     clock: Clock
     stream: Stream | None = None
-    _began: float = 0.0
+    _step_start: float = 0.0
 
     def start(self) -> None:
-        """Settles what there is to settle; what a method measures of this machine is not timed."""
-        self.stream = self.begin(self._tell)
-        self.change(phase=READING)
+        """Makes the stream; what a method measures of this machine is not timed."""
+        self.stream = self.start_answer(self._set_phase)
+        self.update(phase=READING_PHASE)
 
     def step(self) -> None:
-        """One round, its seconds added to this side's; the first brings all before it, too."""
+        """Runs one round and adds its seconds; the first step includes vision and prefill."""
         assert self.stream is not None
-        self._began = self.clock()
+        self._step_start = self.clock()
         try:
             round: Round | None = next(self.stream)
         except StopIteration:
             round = None
-        self.change(seconds=self._seconds())
-        pieces, rounds = self.side.pieces, self.side.rounds
+        self.update(seconds=self._seconds_so_far())
+        pieces, rounds = self.column.pieces, self.column.rounds
         if round is None:
             result = self.stream.results[0]
-            if (rest := self.typist.rest()) and rounds:  # half a character
+            if (rest := self.typist.rest()) and rounds:  # An incomplete character may be left.
                 pieces += (Piece(rest, rounds[-1].kinds[-1]),)
             phase = "stopped by an error" if result.finish_reason == "error" else "done"
-            self.change(result=result, phase=phase, pieces=pieces)
+            self.update(result=result, phase=phase, pieces=pieces)
             return
         record = round.scalars()
-        typed = tuple(Piece(text, kind) for text, kind in self.typist.pieces(record))
-        self.change(rounds=(*rounds, record), pieces=pieces + typed)
+        new_pieces = tuple(Piece(text, kind) for text, kind in self.typist.pieces(record))
+        self.update(rounds=(*rounds, record), pieces=pieces + new_pieces)
 
-    def change(self, **what: Any) -> None:
-        self.side = replace(self.side, **what)
+    def update(self, **changes: Any) -> None:
+        self.column = replace(self.column, **changes)
 
     def close(self) -> None:
         if self.stream is not None:
             self.stream.close()
 
-    def _seconds(self) -> float:
-        """Of its own work, what it is at included."""
-        return self.side.seconds + self.clock() - self._began
+    def _seconds_so_far(self) -> float:
+        """Returns the seconds of this answer's own work, the step under way included."""
+        return self.column.seconds + self.clock() - self._step_start
 
-    def _tell(self, phase: str) -> None:
-        if self.halted():
-            raise Halted
+    def _set_phase(self, phase: str) -> None:
+        if self.should_stop():
+            raise StopRequested
         if phase == "decode":
-            self.change(phase="answering", before=self._seconds())
+            self.update(phase="answering", seconds_before_decoding=self._seconds_so_far())
 
 
-def duel(
-    plain: tuple[str, Begin],
-    drafted: tuple[str, Begin],
+def run_duel(
+    plain: tuple[str, StartAnswer],
+    drafted: tuple[str, StartAnswer],
     decode: Decode,
     *,
-    halted: Callable[[], bool] = lambda: False,
-    every: float = EVERY,
+    should_stop: Callable[[], bool] = lambda: False,
+    snapshot_seconds: float = SNAPSHOT_SECONDS,
     clock: Clock = time.perf_counter,
 ) -> Iterator[Duel]:
-    """Both answers as they come, a snapshot every so often; the last has both results.
+    """Decodes both answers and yields a snapshot every so often; the last one has both results.
 
-    Each side is a method's name and how to begin its answer. ``halted`` is asked before every step
-    and phase. Closing the iterator ends both answers; what they raise comes through.
+    Each side is a method's name and a function that starts its answer. ``should_stop`` is called
+    before every step and phase. Closing the iterator ends both answers. Exceptions of either
+    answer are raised.
     """
-    both = [
-        Entrant(Column(name), begin, Typist(decode), halted, clock)
-        for name, begin in (plain, drafted)
+    runners = [
+        AnswerRunner(Column(name), start_answer, IncrementalDecoder(decode), should_stop, clock)
+        for name, start_answer in (plain, drafted)
     ]
 
     def snapshot(stopped: bool = False) -> Duel:
-        return Duel(both[0].side, both[1].side, stopped)
+        return Duel(runners[0].column, runners[1].column, stopped)
 
     try:
-        for each in both:
-            each.change(phase="getting ready")
+        for runner in runners:
+            runner.update(phase="getting ready")
             yield snapshot()
-            each.start()
-        shown = clock() - every
-        while running := [each for each in both if each.side.result is None]:
-            if halted():
-                raise Halted
-            turn = min(running, key=lambda each: each.side.seconds)
-            if clock() - shown >= every or not turn.side.rounds:
-                shown = clock()
+            runner.start()
+        last_snapshot = clock() - snapshot_seconds
+        while running := [runner for runner in runners if runner.column.result is None]:
+            if should_stop():
+                raise StopRequested
+            next_runner = min(running, key=lambda runner: runner.column.seconds)
+            if clock() - last_snapshot >= snapshot_seconds or not next_runner.column.rounds:
+                last_snapshot = clock()
                 yield snapshot()
-            turn.step()
+            next_runner.step()
         yield snapshot()
-    except Halted:
-        for each in both:
-            each.change(phase="stopped" if each.side.result is None else "done")
+    except StopRequested:
+        for runner in runners:
+            runner.update(phase="stopped" if runner.column.result is None else "done")
         yield snapshot(stopped=True)
     finally:
-        for each in both:
-            each.close()
+        for runner in runners:
+            runner.close()

@@ -1,5 +1,7 @@
-"""The page: its layout, and which event shows what. The work is ``asking``'s, the drawing
-``pictures``'."""
+"""The layout of the page, and which event shows what.
+
+``page_run`` does the work and ``pictures`` the drawing.
+"""
 
 from __future__ import annotations
 
@@ -13,24 +15,33 @@ from typing import Any
 
 import gradio as gr
 
+from saccade.bench.terminal_output import KIND_MEANINGS
 from saccade.core.errors import SaccadeError
 from saccade.drafting.schedule import parallel
 from saccade.inputs.checkpoints import embedded
 from saccade.methods import SYSTEMS
-from saccade.ui import pictures, spelling
-from saccade.ui.asking import EXAMPLES, PageModels, PageQuestion, PageSettings, Shown, answers, read
+from saccade.ui import method_controls, pictures
+from saccade.ui.page_run import (
+    EXAMPLES,
+    PageModels,
+    PageQuestion,
+    PageRun,
+    PageSettings,
+    read_clip,
+    run_question,
+)
 
 log = logging.getLogger(__name__)
 
 TITLE = "Saccade"
-WRONG = "something went wrong inside Saccade; the terminal it was started from says what"
+INTERNAL_ERROR = "something went wrong inside Saccade; the terminal it was started from says what"
 QUESTION = "Describe the video in detail."
 CSS = Path(__file__).with_name("page.css")
 WAITING = pictures.message("Waiting for its turn …")
-SAW = "<h2>What the draft saw</h2>"
-TREE = "<h2>What it guessed in one round</h2>"
-ROUNDS = "<h2>Round by round</h2>"
-AXES = {  # what is chosen of a method, and how its control is called
+VIEWS_HEADING = "<h2>What the draft saw</h2>"
+TREE_HEADING = "<h2>What it guessed in one round</h2>"
+ROUNDS_HEADING = "<h2>Round by round</h2>"
+AXIS_LABELS = {  # The label of each control, by the part of a method that it edits.
     "drafter": "Drafter",
     "view": "View of the draft",
     "keep": "Share of visual tokens kept",
@@ -42,72 +53,75 @@ AXES = {  # what is chosen of a method, and how its control is called
 # -- what events show --------------------------------------------------------------------------
 
 
-def look(example: str | None, upload: str | None, settings: PageSettings) -> str:
-    """The clip as frames, or the sentence why it cannot be read."""
+def preview_clip(example: str | None, upload: str | None, settings: PageSettings) -> str:
+    """Returns the clip as frames, or the sentence why it cannot be read."""
     try:
-        clip = read(example, upload, settings)
+        clip = read_clip(example, upload, settings)
     except SaccadeError as error:
         return pictures.message(str(error), "error")
-    except Exception as error:  # a bug: the person gets a sentence, the terminal the rest
+    except Exception as error:  # This is a bug: a person gets a sentence, the terminal the rest.
         log.error("a clip could not be shown", exc_info=error)
-        return pictures.message(WRONG, "error")
+        return pictures.message(INTERNAL_ERROR, "error")
     count = len(clip.frames)
     about = f"{count} frames of {clip.duration:.1f} s" if count > 1 else "one picture"
     notes = "".join(pictures.message(note) for note in clip.warnings)
     return pictures.strip(clip.frames, clip.timestamps.tolist()) + pictures.message(about) + notes
 
 
-def answering(settings: PageSettings) -> str:
-    """Who answers, by name."""
+def describe_models(settings: PageSettings) -> str:
+    """Returns the name of what answers."""
     if embedded(settings.target):
         return "the embedded pair, which knows drawn shapes only"
     return settings.target + (f", drafted by {settings.draft}" if settings.draft else "")
 
 
-def explain(method: str) -> str:
-    possible, words = spelling.explained(method)
+def explain_method_html(method: str) -> str:
+    """Returns the description of a method, or the sentence why it is impossible."""
+    possible, words = method_controls.explain_method(method)
     return pictures.message(words, "note" if possible else "error")
 
 
-def saw(shown: Shown) -> str:
-    """The frames with what the draft kept of them."""
-    if shown.why:
-        return pictures.message(shown.why)
-    if shown.seen is None:
+def views_html(run_state: PageRun) -> str:
+    """Returns the frames with what the draft kept of them."""
+    if run_state.views_error:
+        return pictures.message(run_state.views_error)
+    if run_state.views is None:
         return pictures.message("working out what the draft saw …")
-    if not shown.seen:
-        words = "The draft of this method looks at no picture." if shown.recipe.drafts else ""
+    if not run_state.views:
+        words = "The draft of this method looks at no picture." if run_state.recipe.drafts else ""
         return pictures.message(words or "Plain decoding: nothing is drafted.")
-    clip = shown.clip
+    clip = run_state.clip
     times = clip.timestamps.tolist()
-    return SAW + "".join(pictures.seen(clip.frames, times, view) for view in shown.seen)
+    return VIEWS_HEADING + "".join(
+        pictures.kept_frames(clip.frames, times, view) for view in run_state.views
+    )
 
 
-def round_of(pair: PageModels, shown: Shown | None, number: int) -> tuple[str, str]:
-    """The tree of a round, counted from 1, and all rounds with that one pointed at."""
-    if shown is None or not shown.rounds:
+def round_html(pair: PageModels, run_state: PageRun | None, number: int) -> tuple[str, str]:
+    """Returns the tree of a round, counted from 1, and all rounds with that one pointed at."""
+    if run_state is None or not run_state.rounds:
         return "", ""
-    found = shown.rounds
-    at = max(1, min(int(number), len(found))) - 1
-    parts = shown.recipe.view.parts
+    rounds = run_state.rounds
+    index = max(1, min(int(number), len(rounds))) - 1
+    parts = run_state.recipe.view.parts
     views = [part.name for part in parts] if len(parts) > 1 else []
-    before = [token for round in found[:at] for token in round.emitted][-1:]
-    start = pair.word(before[0]) if before else ""
-    picture = pictures.tree(found[at], pair.word, start)
-    return TREE + picture, ROUNDS + pictures.over_rounds(found, views, at)
+    before = [token for round in rounds[:index] for token in round.emitted][-1:]
+    start = pair.token_text(before[0]) if before else ""
+    picture = pictures.tree(rounds[index], pair.token_text, start)
+    return TREE_HEADING + picture, ROUNDS_HEADING + pictures.rounds_chart(rounds, views, index)
 
 
 # -- the page ----------------------------------------------------------------------------------
 
 
-def build(
+def build_page(
     pair: Callable[[], PageModels],
     settings: PageSettings = PageSettings(),  # noqa: B008 frozen
 ) -> gr.Blocks:
-    """The page as gradio blocks; ``pair`` is asked for when there is something to answer."""
-    # a model works best in one thread, and events come in whichever is free
+    """Returns the page as gradio blocks; ``pair`` is called when there is something to answer."""
+    # A model is quickest when one thread uses it, but gradio runs an event in any free thread.
     worker = ThreadPoolExecutor(1, "saccade-ui")
-    halts: dict[str, Event] = {}  # by the browser's tab, while it has a run
+    stop_events: dict[str, Event] = {}  # By the browser's tab, while it has a run.
 
     def run(
         example: str | None,
@@ -119,55 +133,82 @@ def build(
         seed: float | None,
         request: gr.Request,
     ) -> Iterator[dict[Any, Any]]:
-        numbers = int(tokens or 0), float(temperature or 0.0), None if seed is None else int(seed)
-        asked = PageQuestion(example, upload, prompt, method, *numbers)
-        blank = {error: "", result: "", saw_frames: "", tree: "", over: "", last: None}
+        question = PageQuestion(
+            example=example,
+            upload=upload,
+            prompt=prompt,
+            method=method,
+            tokens=int(tokens or 0),
+            temperature=float(temperature or 0.0),
+            seed=None if seed is None else int(seed),
+        )
+        empty = {
+            error_view: "",
+            result_view: "",
+            views_view: "",
+            tree_view: "",
+            rounds_view: "",
+            last: None,
+        }
         hidden = {slider: gr.Slider(visible=False), details: gr.Accordion(visible=False)}
-        yield {**blank, **hidden, left: "", right: "", note: "", halt: gr.Button(visible=True)}
+        yield {
+            **empty,
+            **hidden,
+            plain_view: "",
+            drafted_view: "",
+            note_view: "",
+            stop_button: gr.Button(visible=True),
+        }
+        sampled = question.temperature > 0
         tab = str(request.session_hash)
-        halted = halts[tab] = Event()
-        steps = answers(pair(), settings, asked, halted.is_set)
+        stop_event = stop_events[tab] = Event()
+        states = run_question(pair(), settings, question, stop_event.is_set)
         try:
-            while (shown := worker.submit(next, steps, None).result()) is not None:
-                yield _progress(shown, asked.temperature > 0) | _complete(shown)
-        except SaccadeError as wrong:
-            refused = pictures.message(str(wrong), "error")
-            yield {error: refused, result: "", answered: gr.Column(visible=False)}
-        except Exception as wrong:
-            log.error("a run failed", exc_info=wrong)
-            yield {error: pictures.message(WRONG, "error"), result: ""}
-        finally:  # also where the tab has gone, and nobody asks for more
-            halts.pop(tab, None)
-            worker.submit(steps.close)
-        yield {halt: gr.Button(visible=False)}
+            while (run_state := worker.submit(next, states, None).result()) is not None:
+                yield _answers_so_far(run_state, sampled) | _draft_pictures(run_state)
+        except SaccadeError as failure:
+            refusal = pictures.message(str(failure), "error")
+            yield {error_view: refusal, result_view: "", answers_column: gr.Column(visible=False)}
+        except Exception as failure:
+            log.error("a run failed", exc_info=failure)
+            yield {error_view: pictures.message(INTERNAL_ERROR, "error"), result_view: ""}
+        finally:  # This also runs where the tab was closed and nobody reads any more.
+            stop_events.pop(tab, None)
+            worker.submit(states.close)
+        yield {stop_button: gr.Button(visible=False)}
 
-    def _progress(shown: Shown, sampled: bool) -> dict[Any, Any]:
+    def _answers_so_far(run_state: PageRun, sampled: bool) -> dict[Any, Any]:
         return {
-            answered: gr.Column(visible=True),
-            left: pictures.column(shown.duel.plain, False),
-            right: pictures.column(shown.duel.drafted, True),
-            result: pictures.outcome(shown.duel, sampled),
-            note: pictures.mark("how", shown.recipe.schedule is parallel),
+            answers_column: gr.Column(visible=True),
+            plain_view: pictures.column(run_state.duel.plain, False),
+            drafted_view: pictures.column(run_state.duel.drafted, True),
+            result_view: pictures.outcome(run_state.duel, sampled),
+            note_view: pictures.static_html("how", run_state.recipe.schedule is parallel),
         }
 
-    def _complete(shown: Shown) -> dict[Any, Any]:
-        """What is drawn once the answers are complete, or stopped."""
-        if not (shown.duel.over or shown.duel.halted) or not shown.rounds:
+    def _draft_pictures(run_state: PageRun) -> dict[Any, Any]:
+        """Returns what is drawn once the answers are complete or stopped."""
+        if not (run_state.duel.is_complete or run_state.duel.stopped) or not run_state.rounds:
             return {}
-        count = len(shown.rounds)
-        chosen = max(range(count), key=lambda i: len(shown.rounds[i].tokens)) + 1
-        picture, lines = round_of(pair(), shown, chosen)
-        moved = gr.Slider(maximum=max(2, count), value=chosen, visible=count > 1)
-        frames = saw(shown) if shown.duel.over else ""
-        drawn = {tree: picture, over: lines, slider: moved, saw_frames: frames}
-        return {last: shown, details: gr.Accordion(visible=True), **drawn}
+        count = len(run_state.rounds)
+        chosen = max(range(count), key=lambda i: len(run_state.rounds[i].tokens)) + 1
+        picture, chart = round_html(pair(), run_state, chosen)
+        new_slider = gr.Slider(maximum=max(2, count), value=chosen, visible=count > 1)
+        frames = views_html(run_state) if run_state.duel.is_complete else ""
+        pictures_by_view = {
+            tree_view: picture,
+            rounds_view: chart,
+            slider: new_slider,
+            views_view: frames,
+        }
+        return {last: run_state, details: gr.Accordion(visible=True), **pictures_by_view}
 
     def stop(request: gr.Request) -> None:
-        if (halt := halts.get(str(request.session_hash))) is not None:
-            halt.set()
+        if (stop_event := stop_events.get(str(request.session_hash))) is not None:
+            stop_event.set()
 
     with gr.Blocks(title=TITLE, analytics_enabled=False, delete_cache=(600, 3600)) as page:
-        head = pictures.mark("head", TITLE, answering(settings))
+        head = pictures.static_html("head", TITLE, describe_models(settings))
         gr.HTML(head, elem_classes="sac-head", js_on_load=None)
         last = gr.State(None)
         with gr.Row():
@@ -175,7 +216,7 @@ def build(
                 prompt = gr.Textbox(QUESTION, label="Question", lines=1, max_lines=4)
                 with gr.Row(elem_classes="sac-buttons"):
                     go = gr.Button("Answer", variant="primary")
-                    halt = gr.Button("Stop", visible=False)
+                    stop_button = gr.Button("Stop", visible=False)
                 example = gr.Radio([*EXAMPLES], value=next(iter(EXAMPLES)), label="Example video")
                 with gr.Accordion("Advanced", open=False):
                     method = gr.Dropdown(
@@ -185,63 +226,82 @@ def build(
                         elem_id="sac-method",
                         allow_custom_value=True,
                     )
-                    about = gr.HTML(explain(settings.method), elem_id="sac-about", js_on_load=None)
+                    about = gr.HTML(
+                        explain_method_html(settings.method), elem_id="sac-about", js_on_load=None
+                    )
                     with gr.Row():
-                        axes = [_control(axis) for axis in AXES]
+                        axes = [_control(axis) for axis in AXIS_LABELS]
                     with gr.Row():
                         tokens = gr.Number(192, label="Max new tokens", precision=0)
                         temperature = gr.Number(0, label="Temperature (0: greedy)", step=0.1)
                         seed = gr.Number(0, label="Seed", precision=0)
             with gr.Column(min_width=320):
                 upload = gr.File(label="Your own: a video, a GIF, a picture", height=120)
-                clip = gr.HTML(look(next(iter(EXAMPLES)), None, settings), js_on_load=None)
-        error = gr.HTML("", elem_id="sac-error", js_on_load=None)
-        result = gr.HTML("", elem_id="sac-result", js_on_load=None)
-        with gr.Column(visible=False, elem_id="sac-answers") as answered:
+                clip_view = gr.HTML(
+                    preview_clip(next(iter(EXAMPLES)), None, settings), js_on_load=None
+                )
+        error_view = gr.HTML("", elem_id="sac-error", js_on_load=None)
+        result_view = gr.HTML("", elem_id="sac-result", js_on_load=None)
+        with gr.Column(visible=False, elem_id="sac-answers") as answers_column:
             with gr.Row(equal_height=True):
                 with gr.Column(min_width=320):
-                    left = gr.HTML("", elem_id="sac-plain", js_on_load=None)
+                    plain_view = gr.HTML("", elem_id="sac-plain", js_on_load=None)
                 with gr.Column(min_width=320):
-                    right = gr.HTML("", elem_id="sac-drafted", js_on_load=None)
-            gr.HTML(pictures.mark("legend", pictures.MEANING), js_on_load=None)
+                    drafted_view = gr.HTML("", elem_id="sac-drafted", js_on_load=None)
+            gr.HTML(pictures.static_html("legend", KIND_MEANINGS), js_on_load=None)
         with gr.Accordion("What the draft did", open=True, visible=False) as details:
-            note = gr.HTML("", js_on_load=None)
-            saw_frames = gr.HTML("", elem_id="sac-seen", js_on_load=None)
+            note_view = gr.HTML("", js_on_load=None)
+            views_view = gr.HTML("", elem_id="sac-seen", js_on_load=None)
             slider = gr.Slider(1, 2, 1, step=1, label="Round (in the picture below)", visible=False)
-            tree = gr.HTML("", elem_id="sac-tree", js_on_load=None)
-            over = gr.HTML("", elem_id="sac-rounds", js_on_load=None)
+            tree_view = gr.HTML("", elem_id="sac-tree", js_on_load=None)
+            rounds_view = gr.HTML("", elem_id="sac-rounds", js_on_load=None)
 
         quiet: dict[str, Any] = {"show_progress": "hidden", "queue": False}
         quiet |= {"api_visibility": "private"}
-        for axis, control in zip(AXES, axes, strict=True):
+        for axis, control in zip(AXIS_LABELS, axes, strict=True):
             control.input(
-                lambda now, value, axis=axis: spelling.changed(now, axis, value or ""),
+                lambda now, value, axis=axis: method_controls.set_axis(now, axis, value or ""),
                 [method, control],
                 method,
                 **quiet,
             )
         method.change(_controls, method, [about, *axes], **quiet)
-        seeing = partial(look, settings=settings)
+        preview = partial(preview_clip, settings=settings)
         example.input(lambda: None, None, upload, **quiet)
-        example.input(lambda chosen: (seeing(chosen, None), ""), example, [clip, error], **quiet)
+        example.input(
+            lambda chosen: (preview(chosen, None), ""), example, [clip_view, error_view], **quiet
+        )
         upload.change(
-            lambda chosen, own: (seeing(chosen, own), "", None if own else chosen),
-            [example, upload], [clip, error, example], **quiet,
+            lambda chosen, own: (preview(chosen, own), "", None if own else chosen),
+            [example, upload], [clip_view, error_view, example], **quiet,
         )  # fmt: skip
-        asked = [example, upload, prompt, method, tokens, temperature, seed]
-        drawn: Any = {error, result, left, right, note, saw_frames, slider, tree, over, last, halt}
-        drawn |= {answered, details}
-        gr.on([go.click, prompt.submit], lambda: WAITING, None, result, **quiet).then(
+        form = [example, upload, prompt, method, tokens, temperature, seed]
+        outputs: Any = {
+            error_view,
+            result_view,
+            plain_view,
+            drafted_view,
+            note_view,
+            views_view,
+            slider,
+            tree_view,
+            rounds_view,
+            last,
+            stop_button,
+        }
+        outputs |= {answers_column, details}
+        gr.on([go.click, prompt.submit], lambda: WAITING, None, result_view, **quiet).then(
             run,
-            asked,
-            drawn,
+            form,
+            outputs,
             concurrency_limit=1,
             show_progress="hidden",
             api_visibility="private",
         )
-        halt.click(stop, **quiet)
+        stop_button.click(stop, **quiet)
         slider.change(
-            lambda shown, number: round_of(pair(), shown, number), [last, slider], [tree, over],
+            lambda run_state, number: round_html(pair(), run_state, number), 
+            [last, slider], [tree_view, rounds_view],
             **quiet,
         )  # fmt: skip
         page.unload(stop)
@@ -249,21 +309,30 @@ def build(
 
 
 def _control(axis: str) -> Any:
-    if axis not in spelling.MENU:
-        return gr.Textbox("", label=AXES[axis], placeholder="share, 0 to 1")
-    offered = [("its own", spelling.AS_IT_IS), *((name, name) for name in spelling.MENU[axis])]
-    at_first = spelling.AS_IT_IS
-    return gr.Dropdown(offered, value=at_first, label=AXES[axis], allow_custom_value=True)
+    """Returns the control of one axis."""
+    if axis not in method_controls.MENU:
+        return gr.Textbox("", label=AXIS_LABELS[axis], placeholder="share, 0 to 1")
+    menu = [(name, name) for name in method_controls.MENU[axis]]
+    unchanged = method_controls.UNCHANGED
+    return gr.Dropdown(
+        [("its own", unchanged), *menu],
+        value=unchanged,
+        label=AXIS_LABELS[axis],
+        allow_custom_value=True,
+    )
 
 
 def _controls(method: str) -> list[Any]:
-    """What the method is, and the controls as it is written."""
-    _, axes = spelling.taken_apart(method)
-    return [explain(method), *(axes.get(axis, spelling.AS_IT_IS) for axis in AXES)]
+    """Returns the description of a method and the value of every control."""
+    _, axes = method_controls.split_method(method)
+    return [
+        explain_method_html(method),
+        *(axes.get(axis, method_controls.UNCHANGED) for axis in AXIS_LABELS),
+    ]
 
 
-def app(page: gr.Blocks, settings: PageSettings = PageSettings()) -> Any:  # noqa: B008 frozen
-    """The page as an ASGI application that asks nothing of any other host."""
+def make_app(page: gr.Blocks, settings: PageSettings = PageSettings()) -> Any:  # noqa: B008 frozen
+    """Returns the page as an ASGI application that asks nothing of any other host."""
     from fastapi import FastAPI
 
     plain = ["system-ui", "sans-serif"]

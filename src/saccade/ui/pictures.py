@@ -1,8 +1,8 @@
-"""What the page shows, as HTML and SVG: text by how it came, frames, trees, rounds.
+"""Draws what the page shows, as HTML and SVG: text by kind of token, frames, trees, rounds.
 
-Here is what there is to draw and where it stands; the marks are those of ``pictures.html``, which
-escapes every string. Everything is inline, so nothing is fetched, and how a token came is never
-told by colour alone.
+This module computes what is drawn and where; the markup is in ``pictures.html``, which escapes
+every string. Everything is inline, so the page fetches nothing. How a token came is never shown by
+colour alone.
 """
 
 from __future__ import annotations
@@ -19,18 +19,19 @@ import numpy as np
 from jinja2 import Environment, FileSystemLoader
 from PIL import Image, ImageDraw
 
-from saccade.bench.show import MEANING
+from saccade.bench.terminal_output import KIND_MEANINGS
 from saccade.core.result import RoundRecord
 from saccade.core.tree import ROOT, Tree, add, children, depths, follow
 from saccade.ui.duel import Column, Duel
-from saccade.ui.kept import KeptClips
+from saccade.ui.kept_tokens import KeptTokens
 
-Word = Callable[[int], str]
-"""A token's id -> how it is spelt."""
+TokenText = Callable[[int], str]
+"""Maps a token's id to its text."""
 
-FRAMES, WIDE = 8, 176  # frames shown, and how wide
-LOOKS = 5  # of lines over the rounds, in page.css
-MARKS: Any = (
+MAX_FRAMES = 8  # How many frames of a clip are drawn at most.
+FRAME_WIDTH = 176  # In pixels.
+LINE_STYLES = 5  # How many styles page.css has for lines over the rounds.
+TEMPLATES: Any = (
     Environment(loader=FileSystemLoader(Path(__file__).parent), autoescape=True)
     .get_template("pictures.html")
     .module
@@ -40,62 +41,71 @@ MARKS: Any = (
 # -- text --------------------------------------------------------------------------------------
 
 
-def mark(name: str, *what: Any) -> str:
-    """A mark that needs nothing but what it shows: ``head`` (the page's title and who answers),
-    ``how`` (both answers share the machine; whether one drafts in its own process), ``legend``."""
-    return str(vars(MARKS)[name](*what))
+def static_html(name: str, *values: Any) -> str:
+    """Returns a part of the page that does not change during a run.
+
+    ``head`` takes the page's title and the name of what answers, ``how`` whether the method drafts
+    in a process of its own, and ``legend`` the meaning of each kind of token.
+    """
+    return str(vars(TEMPLATES)[name](*values))
 
 
 def message(text: str, kind: str = "note") -> str:
-    """A sentence in a box; nothing for none."""
-    return str(MARKS.message(text, kind))
+    """Returns a sentence in a box, or nothing for an empty sentence."""
+    return str(TEMPLATES.message(text, kind))
 
 
 def column(side: Column, coloured: bool) -> str:
-    """One answer: its measures so far above its text, each run of one kind in one span."""
+    """Returns one answer: its measures above its text, one span for each run of one kind."""
     runs = groupby(side.pieces, key=lambda piece: piece.kind)
     spans = [(kind, "".join(piece.text for piece in run)) for kind, run in runs]
-    return str(MARKS.column(side, spans if coloured else None))
+    return str(TEMPLATES.column(side, spans if coloured else None))
 
 
 def outcome(duel: Duel, sampled: bool) -> str:
-    """Who was how much faster, and whether the answers are the same."""
-    return str(MARKS.outcome(duel, sampled))
+    """Returns how much faster the drafted answer was, and whether both have the same tokens."""
+    return str(TEMPLATES.outcome(duel, sampled))
 
 
 # -- frames ------------------------------------------------------------------------------------
 
 
 def strip(frames: np.ndarray, times: Sequence[float]) -> str:
-    """Some of the frames ``[frame, height, width, 3]`` in a row."""
-    labels = [(i, f"{times[i]:.1f} s") for i in _spread(len(frames))]
+    """Returns some of the frames ``[frame, height, width, 3]`` in a row."""
+    labels = [(i, f"{times[i]:.1f} s") for i in _spread_evenly(len(frames))]
     pictures = [
         (_png(Image.fromarray(frames[i])), label, f"frame at {label}") for i, label in labels
     ]
-    return str(MARKS.strip(pictures))
+    return str(TEMPLATES.strip(pictures))
 
 
-def seen(frames: np.ndarray, times: Sequence[float], one: KeptClips) -> str:
-    """The frames as one view has them: what it dropped is dimmed, what it kept is framed."""
-    steps, pictures = one.share.shape[0], []
-    for step in _spread(steps) if one.count else []:
-        i = step * len(frames) // steps  # the first of the frames a token stands for
-        share = one.share[step].numpy()
-        kept, whole = int(np.nansum(share > 0)), int(np.sum(~np.isnan(share)))
-        label = f"{times[i]:.1f} s: {kept}/{whole}"
-        pictures.append((_png(overlaid(frames[i], share)), label, f"{one.view} at {label} kept"))
-    apart = bool(((one.share > 0) & (one.share < 0.99)).any())  # heads keep tokens of their own
-    return str(MARKS.seen(one, apart, pictures))
+def kept_frames(frames: np.ndarray, times: Sequence[float], view: KeptTokens) -> str:
+    """Returns the frames as one view keeps them: dropped tokens are dimmed, kept ones framed."""
+    steps = view.share.shape[0]
+    pictures = []
+    for step in _spread_evenly(steps) if view.kept_count else []:
+        i = step * len(frames) // steps  # The first of the frames that one token covers.
+        share = view.share[step].numpy()
+        kept_count = int(np.nansum(share > 0))
+        total_count = int(np.sum(~np.isnan(share)))
+        label = f"{times[i]:.1f} s: {kept_count}/{total_count}"
+        alt = f"{view.view} at {label} kept"
+        pictures.append((_png(overlay_kept_tokens(frames[i], share)), label, alt))
+    heads_differ = bool(((view.share > 0) & (view.share < 0.99)).any())
+    return str(TEMPLATES.kept_frames(view, heads_differ, pictures))
 
 
-def overlaid(frame: np.ndarray, share: np.ndarray) -> Image.Image:
-    """A frame with its grid of visual tokens over it: the less kept, the darker."""
-    picture = Image.fromarray(frame).resize(_size(frame), Image.Resampling.BILINEAR)
+def overlay_kept_tokens(frame: np.ndarray, share: np.ndarray) -> Image.Image:
+    """Returns a frame with its grid of visual tokens: the fewer heads keep one, the darker it is.
+
+    ``frame`` is ``[height, width, 3]``, ``share`` ``[rows, columns]`` from 0 to 1 or NaN.
+    """
+    picture = Image.fromarray(frame).resize(_picture_size(frame), Image.Resampling.BILINEAR)
     rows, columns = share.shape
-    dim = Image.fromarray((np.nan_to_num(share).clip(0, 1) * 255).astype(np.uint8))
-    light = dim.resize(picture.size, Image.Resampling.NEAREST)
+    share_picture = Image.fromarray((np.nan_to_num(share).clip(0, 1) * 255).astype(np.uint8))
+    mask = share_picture.resize(picture.size, Image.Resampling.NEAREST)
     grey = Image.blend(picture.convert("L").convert("RGB"), Image.new("RGB", picture.size), 0.72)
-    picture = Image.composite(picture, grey, light)
+    picture = Image.composite(picture, grey, mask)
     pen = ImageDraw.Draw(picture)
     for row, column in np.argwhere(np.nan_to_num(share) > 0):
         box = [column / columns, row / rows, (column + 1) / columns, (row + 1) / rows]
@@ -106,151 +116,183 @@ def overlaid(frame: np.ndarray, share: np.ndarray) -> Image.Image:
     return picture
 
 
-def _size(frame: np.ndarray) -> tuple[int, int]:
+def _picture_size(frame: np.ndarray) -> tuple[int, int]:
     height, width = frame.shape[:2]
-    return WIDE, max(1, round(WIDE * height / width))
+    return FRAME_WIDTH, max(1, round(FRAME_WIDTH * height / width))
 
 
 def _png(picture: Image.Image) -> str:
-    """A picture as a PNG file in base 64."""
+    """Returns a picture as a PNG file in base 64, at most twice as large as it is displayed."""
     file = io.BytesIO()
     small = picture.copy()
-    small.thumbnail((2 * WIDE, 2 * WIDE))
+    small.thumbnail((2 * FRAME_WIDTH, 2 * FRAME_WIDTH))
     small.save(file, "PNG")
     return base64.b64encode(file.getvalue()).decode()
 
 
-def _spread(length: int) -> list[int]:
-    return [int(i) for i in np.linspace(0, length - 1, min(FRAMES, length)).round()]
+def _spread_evenly(length: int) -> list[int]:
+    """Returns at most ``MAX_FRAMES`` indices, evenly spread, with the first and the last."""
+    return [int(i) for i in np.linspace(0, length - 1, min(MAX_FRAMES, length)).round()]
 
 
 # -- one round ---------------------------------------------------------------------------------
 
-ROW, GAP, LETTER, PAD = 30, 26, 7.4, 9
+# Lengths of the picture of a tree, in pixels.
+NODE_ROW = 30
+COLUMN_GAP = 26
+LETTER_WIDTH = 7.4
+NODE_PADDING = 9
+MIN_NODE_WIDTH = 38.0
 
 
-def tree(round: RoundRecord, word: Word, before: str = "") -> str:
-    """A round's draft: accepted nodes filled and joined by a thick line, then the target's own
-    token. ``before`` ends the text it extends; a node's title has what the draft gave it."""
-    spelt = [shown(word(token)) for token in round.tokens]
-    grown = Tree(round.tokens, round.parents)
-    accepted = follow(grown, round.accepted)
-    kinds = ["accepted" if i in accepted else "refused" for i in range(len(spelt))]
+def tree(round: RoundRecord, token_text: TokenText, before: str = "") -> str:
+    """Returns one round's draft as a picture, with the target's own token at its end.
+
+    Accepted nodes are filled and joined by a thick line. ``before`` is the end of the text that the
+    round extends. A node's title has the probability that the draft gave it.
+    """
+    labels = [visible_whitespace(token_text(token)) for token in round.tokens]
+    drawn = Tree(round.tokens, round.parents)
+    accepted = follow(drawn, round.accepted)
+    kinds = ["accepted" if i in accepted else "refused" for i in range(len(labels))]
     if round.own is not None and round.kind is not None:
-        spelt.append(shown(word(round.own)))
-        grown = add(grown, accepted[-1] if accepted else ROOT, round.own)
+        labels.append(visible_whitespace(token_text(round.own)))
+        drawn = add(drawn, accepted[-1] if accepted else ROOT, round.own)
         kinds.append(round.kind)
-    odds = dict(enumerate(round.note)) if len(round.note) == len(round.tokens) else {}
-    depth, height = [0, *depths(grown.parents)], _heights(grown)
-    labels = [shown(before) or "start", *spelt]
-    widths = [max(38.0, len(label) * LETTER + 2 * PAD) for label in labels]
-    columns = [max(w for w, d in zip(widths, depth, strict=True) if d == level)
-               for level in range(max(depth) + 1)]  # fmt: skip
-    lefts = [sum(columns[:level]) + GAP * level + 2 for level in range(len(columns))]
+    probabilities = dict(enumerate(round.note)) if len(round.note) == len(round.tokens) else {}
+    node_depths = [0, *depths(drawn.parents)]
+    node_lines = _node_lines(drawn)
+    node_labels = [visible_whitespace(before) or "start", *labels]
+    widths = [
+        max(MIN_NODE_WIDTH, len(label) * LETTER_WIDTH + 2 * NODE_PADDING) for label in node_labels
+    ]
+    columns = [
+        max(width for width, depth in zip(widths, node_depths, strict=True) if depth == level)
+        for level in range(max(node_depths) + 1)
+    ]
+    lefts = [sum(columns[:level]) + COLUMN_GAP * level + 2 for level in range(len(columns))]
     nodes = [
         {
             "label": label,
             "kind": kind,
-            "odds": odds.get(node - 1),
-            "parent": grown.parents[node - 1] + 1 if node else None,
-            "x": _short(lefts[depth[node]]),
-            "y": ROW * height[node] + ROW / 2 + 2,
+            "odds": probabilities.get(node - 1),
+            "parent": drawn.parents[node - 1] + 1 if node else None,
+            "x": _round_to_tenth(lefts[node_depths[node]]),
+            "y": NODE_ROW * node_lines[node] + NODE_ROW / 2 + 2,
             "width": widths[node],
         }
-        for node, (label, kind) in enumerate(zip(labels, ["start", *kinds], strict=True))
+        for node, (label, kind) in enumerate(zip(node_labels, ["start", *kinds], strict=True))
     ]
-    across, down = lefts[-1] + columns[-1] + 4, ROW * (max(height) + 1) + 6
-    own = "" if round.kind is None else f", then a token {MEANING[round.kind]}"
-    said = f"{len(round.tokens)} drafted, {len(round.accepted)} accepted{own}"
-    said = "the prompt's own token: nothing was drafted for it" if round.opening else said
-    return str(MARKS.tree(nodes, said, math.ceil(across), down))
+    width = math.ceil(lefts[-1] + columns[-1] + 4)
+    height = NODE_ROW * (max(node_lines) + 1) + 6
+    own_token = "" if round.kind is None else f", then a token {KIND_MEANINGS[round.kind]}"
+    caption = f"{len(round.tokens)} drafted, {len(round.accepted)} accepted{own_token}"
+    if round.opening:
+        caption = "the prompt's own token: nothing was drafted for it"
+    return str(TEMPLATES.tree(nodes, caption, width, height))
 
 
-def shown(text: str) -> str:
-    """A token's text with its spaces and line ends to be seen."""
+def visible_whitespace(text: str) -> str:
+    """Returns a token's text with visible spaces and line ends."""
     return text.replace(" ", "·").replace("\n", "⏎")
 
 
-def _heights(tree: Tree) -> list[int]:
-    """The line of every node, the root's first: leaves one below another, parents beside the
-    first of their children."""
-    found = [0] * (len(tree) + 1)
-    lines = count()
+def _node_lines(tree: Tree) -> list[int]:
+    """Returns the line of every node, the root's first.
+
+    Leaves lie one below another, and a parent lies beside the first of its children.
+    """
+    node_lines = [0] * (len(tree) + 1)
+    next_lines = count()
 
     def place(node: int) -> int:
         below = [place(child) for child in children(tree, node)]
-        found[node + 1] = below[0] if below else next(lines)
-        return found[node + 1]
+        node_lines[node + 1] = below[0] if below else next(next_lines)
+        return node_lines[node + 1]
 
     place(ROOT)
-    return found
+    return node_lines
 
 
 # -- over the rounds ---------------------------------------------------------------------------
 
 
 class Size(NamedTuple):
-    """Lengths of the picture of the rounds: panels one below another, all equally large."""
+    """Lengths of the picture of the rounds, in pixels: equally large panels below one another."""
 
     across: int = 720
-    panel: int = 96  # how tall the bars and lines of one may be
+    panel: int = 96  # The height of the bars and lines of one panel.
     left: int = 44
     right: int = 624
-    top: int = 20  # above a panel, where its title stands
-    side: int = 632  # where the names of bars and lines stand
+    top: int = 20  # The height above a panel, for its title.
+    side: int = 632  # Where the names of bars and lines start.
 
 
 SIZE = Size()
 
 
-def over_rounds(
+def rounds_chart(
     rounds: Sequence[RoundRecord], views: Sequence[str] = (), chosen: int | None = None
 ) -> str:
-    """What changed from round to round: drafted and accepted tokens; the depth and width of trees
-    that branch; the weights of an ensemble's ``views``. ``chosen`` is the round to point at."""
+    """Returns what changed from round to round, as a picture of one to three panels.
+
+    The panels are drafted and accepted tokens; depth and width where trees branch; and the weights
+    of an ensemble's ``views``. ``chosen`` is the index of the round that is pointed at.
+    """
     if not any(round.tokens for round in rounds):
         return message("Nothing was drafted, so there are no rounds to show.")
-    each = (SIZE.right - SIZE.left) / len(rounds)  # a round's place across
-    middles = [_short(SIZE.left + (i + 0.5) * each) for i in range(len(rounds))]
-    deep = [depths(round.parents) for round in rounds]
+    round_width = (SIZE.right - SIZE.left) / len(rounds)
+    middles = [_round_to_tenth(SIZE.left + (i + 0.5) * round_width) for i in range(len(rounds))]
+    round_depths = [depths(round.parents) for round in rounds]
     sizes = {
-        "depth": [max(own, default=0) for own in deep],
-        "width": [max(map(own.count, own), default=0) for own in deep],
+        "depth": [max(depths_of_nodes, default=0) for depths_of_nodes in round_depths],
+        "width": [
+            max(map(depths_of_nodes.count, depths_of_nodes), default=0)
+            for depths_of_nodes in round_depths
+        ],
     }
     panels = []
     if max(sizes["width"]) > 1:
-        top = _even(max(map(max, sizes.values())))
-        panels.append(("levels and widest level of the tree", top, _lines(sizes, middles, top)))
+        top = _next_even_number(max(map(max, sizes.values())))
+        panels.append(
+            ("levels and widest level of the tree", top, _place_lines(sizes, middles, top))
+        )
     if views and all(len(round.note) == len(views) for round in rounds if round.tokens):
         notes = [round.note or (float("nan"),) * len(views) for round in rounds]
         weights = dict(zip(views, zip(*notes, strict=True), strict=True))
-        panels.append(("weight of each view", 1.0, _lines(weights, middles, 1.0)))
-    most = _even(max(len(round.tokens) for round in rounds))
-    thick, step = max(1.0, _short(0.8 * each)), math.ceil(len(rounds) / 10)
-    return str(MARKS.over_rounds(rounds, most, panels, middles, thick, step, chosen, SIZE))
+        panels.append(("weight of each view", 1.0, _place_lines(weights, middles, 1.0)))
+    max_drafted = _next_even_number(max(len(round.tokens) for round in rounds))
+    bar_width = max(1.0, _round_to_tenth(0.8 * round_width))
+    label_step = math.ceil(len(rounds) / 10)
+    return str(
+        TEMPLATES.rounds_chart(
+            rounds, max_drafted, panels, middles, bar_width, label_step, chosen, SIZE
+        )
+    )
 
 
-def _lines(
+def _place_lines(
     lines: Mapping[str, Sequence[float]], middles: Sequence[float], top: float
 ) -> list[dict[str, Any]]:
-    """Lines over the rounds, each named where it ends; names are kept from touching."""
-    found: list[dict[str, Any]] = []
+    """Returns lines over the rounds, each with a name at its end; names do not overlap."""
+    placed: list[dict[str, Any]] = []
     for i, (name, line) in enumerate(lines.items()):
         heights = [SIZE.top + SIZE.panel * (1 - value / top) for value in line]
         places = [(x, y) for x, y in zip(middles, heights, strict=True) if not math.isnan(y)]
         if places:
-            found.append({"name": name, "look": i % LOOKS, "places": places})
+            placed.append({"name": name, "look": i % LINE_STYLES, "places": places})
     below = 0.0
-    for each in sorted(found, key=lambda each: each["places"][-1][1]):
-        below = each["below"] = max(_short(each["places"][-1][1]) + 4, below + 14)
-    return found
+    for curve in sorted(placed, key=lambda curve: curve["places"][-1][1]):
+        below = max(_round_to_tenth(curve["places"][-1][1]) + 4, below + 14)
+        curve["below"] = below
+    return placed
 
 
-def _even(most: float) -> float:
-    """The next even number, so that the middle is whole."""
+def _next_even_number(most: float) -> float:
+    """Returns the next even number, so that half of it is a whole number."""
     return 2.0 * max(1, math.ceil(most / 2))
 
 
-def _short(length: float) -> float:
-    """A length as it is written: to a tenth of a pixel."""
+def _round_to_tenth(length: float) -> float:
+    """Rounds a length to a tenth of a pixel, as it is written into the picture."""
     return round(length, 1)

@@ -1,9 +1,9 @@
 """Saccade's draft inside vLLM: a small model that sees a pruned video drafts for vLLM's target.
 
-vLLM owns the loop, the paging and the verdict; from here come the tokens to be judged. ``draft`` is
-the class that vLLM's ``custom_class`` method asks for, ``features`` and ``watching`` read what its
-runner holds, and ``plugin`` has the runner show itself. ``proposing``, ``caches`` and ``pace`` know
-no engine: another one could ask them too.
+vLLM owns the loop, the paging and the verification; this package proposes the tokens to verify.
+``draft`` is the class that vLLM's ``custom_class`` method asks for. ``mm_features`` and
+``attention_watch`` read what its runner holds, and ``plugin`` gives the draft that runner.
+``proposer``, ``request_drafts`` and ``draft_length`` know no engine, so another one could use them.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
-    """The class when it is asked for: the plug-in, which every process calls, needs none of it."""
+    """Imports the class when it is used, because every process imports this package."""
     if name == "Draft":
         from saccade.vllm.draft import Draft
 

@@ -1,8 +1,8 @@
-"""What is said about a scene at length: descriptions, lists of events, differences of two pictures.
+"""Descriptions of a scene: long ones, lists of events, and differences of two pictures.
 
-All of it is determined by the pixels: the wording (one of four voices) belongs to the background
-texture, and objects come in reading order of their start cells, so that little is left to guess
-once the video is seen. Pure functions; knows no model.
+All texts are determined by the pixels. The wording (one of four voices) belongs to the background
+texture, and objects come in reading order of their start cells, so that little is left to guess for
+a reader who sees the video. These are pure functions and know no model.
 """
 
 from __future__ import annotations
@@ -14,14 +14,29 @@ from typing import Any
 
 import yaml
 
-from saccade.world.scenes import Cell, Happening, Object, Scene, State, changes, place, seen
+from saccade.world.scenes import (
+    Cell,
+    Event,
+    Object,
+    Scene,
+    State,
+    cell_name,
+    edit_with_changes,
+    visible_states,
+)
 
 NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight")
 
 
 @dataclass(frozen=True)
 class Voice:
-    """The wording of one texture: its words, and its sentences with their gaps."""
+    """The wording of one texture: its words, and templates of its sentences.
+
+    ``nothing`` is the sentence where there is no event; ``later`` says how many objects are there
+    at the start where some come later. ``starts`` and ``comes`` are for an object that is there
+    from the start and for one that is not, ``stands`` for an object in a picture, and ``final``
+    for what is visible at the end.
+    """
 
     noun: str
     small: str
@@ -30,15 +45,15 @@ class Voice:
     turn: str
     vanish: str
     appear: str
-    when: Sequence[str]  # of the quarters
+    when: Sequence[str]  # By the quarter of the clip.
     still: str
-    nothing: str  # where there is no event
+    nothing: str
     opening: str
-    later: str  # how many of the objects are there at the start, where some come later
-    starts: str  # an object that is there from the start, and what it does
-    comes: str  # one that is not
-    stands: str  # an object in a picture
-    final: str  # what is visible at the end
+    later: str
+    starts: str
+    comes: str
+    stands: str
+    final: str
 
 
 WORDS: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("words.yaml").read_text())
@@ -51,49 +66,49 @@ def voice_of(scene: Scene) -> Voice:
     return VOICES[scene.voice]
 
 
-def cap(text: str) -> str:
+def capitalize(text: str) -> str:
     return text[0].upper() + text[1:]
 
 
-def join(parts: Sequence[str]) -> str:
-    """'a', 'a and b', 'a, b and c'."""
+def join_words(parts: Sequence[str]) -> str:
+    """Joins words as 'a', 'a and b' or 'a, b and c'."""
     return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"
 
 
-def counted(number: int, noun: str) -> str:
+def count_phrase(number: int, noun: str) -> str:
     return f"{NUMBERS[number]} {noun}{'' if number == 1 else 's'}"
 
 
-def size_of(scene: Scene, thing: Object) -> str:
+def size_word(scene: Scene, thing: Object) -> str:
     return voice_of(scene).large if thing.size == "large" else voice_of(scene).small
 
 
-def named(scene: Scene, index: int, color: str | None = None, *, size: bool = True) -> str:
-    """'large red circle', in the scene's voice; with its start colour unless told."""
+def object_name(scene: Scene, index: int, color: str | None = None, *, size: bool = True) -> str:
+    """Returns 'large red circle' in the scene's voice, by default in its colour at the start."""
     thing = scene.objects[index]
     words = [color or thing.color, thing.shape]
-    return " ".join([size_of(scene, thing), *words] if size else words)
+    return " ".join([size_word(scene, thing), *words] if size else words)
 
 
-def within(cell: Cell) -> str:
-    return f"in the {place(cell)}"
+def place_phrase(cell: Cell) -> str:
+    return f"in the {cell_name(cell)}"
 
 
-def motion(scene: Scene, thing: Object) -> str:
-    """What a thing does, as a predicate: 'moves right to the top right', 'stays still'."""
+def motion_phrase(scene: Scene, thing: Object) -> str:
+    """Returns what an object does: 'moves right to the top right', 'stays still'."""
     voice = voice_of(scene)
     if thing.motion == "still":
         return voice.still
     if thing.motion == "loop":
         return f"{voice.move} in a loop"
-    return f"{voice.move} {thing.motion} to the {place(thing.end)}"
+    return f"{voice.move} {thing.motion} to the {cell_name(thing.end)}"
 
 
-def change(scene: Scene, event: Happening) -> str:
-    """An event as a clause without its time: 'the large red circle turns green'."""
+def event_clause(scene: Scene, event: Event) -> str:
+    """Returns an event as a clause without its time: 'the large red circle turns green'."""
     voice, thing = voice_of(scene), scene.objects[event.index]
-    where = f" {within(thing.start)}" if thing.start == thing.end else ""
-    name = named(scene, event.index)
+    where = f" {place_phrase(thing.start)}" if thing.start == thing.end else ""
+    name = object_name(scene, event.index)
     if event.kind == "recolour":
         return f"the {name}{where} {voice.turn} {event.color}"
     if event.kind == "vanish":
@@ -101,17 +116,17 @@ def change(scene: Scene, event: Happening) -> str:
     return f"a {name} {voice.appear}{where}"
 
 
-def final(scene: Scene) -> list[State]:
-    """What is visible at the end, in reading order of where it is then."""
-    return sorted(seen(scene, 1.0), key=lambda s: (scene.objects[s.index].end, s.index))
+def final_states(scene: Scene) -> list[State]:
+    """Returns what is visible at the end, in reading order of the last places."""
+    return sorted(visible_states(scene, 1.0), key=lambda s: (scene.objects[s.index].end, s.index))
 
 
-def _of_them(number: int) -> str:
-    """A number that stands alone: 'none', 'one', 'two'."""
+def _number_word(number: int) -> str:
+    """Returns a number that stands alone: 'none', 'one', 'two'."""
     return NUMBERS[number] if number else "none"
 
 
-def _are(number: int) -> str:
+def _is_or_are(number: int) -> str:
     return "is" if number == 1 else "are"
 
 
@@ -120,136 +135,153 @@ def _are(number: int) -> str:
 
 def _opening(scene: Scene, number: int, **medium: str) -> str:
     voice = voice_of(scene)
-    words = {"things": counted(number, voice.noun), "are": _are(number), "texture": scene.texture}
-    return cap(voice.opening.format(**medium, **words))
+    words = {
+        "things": count_phrase(number, voice.noun),
+        "are": _is_or_are(number),
+        "texture": scene.texture,
+    }
+    return capitalize(voice.opening.format(**medium, **words))
 
 
 def _sentence(scene: Scene, index: int) -> str:
-    """The sentence of a description about one object."""
+    """Returns the sentence of a description about one object."""
     voice, thing = voice_of(scene), scene.objects[index]
     comes = any(e.index == index and e.kind == "appear" for e in scene.events)
-    words = {"where": within(thing.start), "place": place(thing.start)}
-    does = motion(scene, thing)
-    said = voice.comes if comes else voice.starts
-    return cap(said.format(name=named(scene, index), does=does, **words))
+    words = {"where": place_phrase(thing.start), "place": cell_name(thing.start)}
+    does = motion_phrase(scene, thing)
+    template = voice.comes if comes else voice.starts
+    return capitalize(template.format(name=object_name(scene, index), does=does, **words))
 
 
-def _timed(scene: Scene) -> list[str]:
-    """A sentence an event, or the one that there is none."""
+def _event_sentences(scene: Scene) -> list[str]:
+    """Returns a sentence per event, or the sentence that there is none."""
     voice = voice_of(scene)
-    said = [cap(f"{voice.when[e.quarter]}, {change(scene, e)}.") for e in scene.events]
-    return said or [voice.nothing]
+    sentences = [
+        capitalize(f"{voice.when[e.quarter]}, {event_clause(scene, e)}.") for e in scene.events
+    ]
+    return sentences or [voice.nothing]
 
 
 def _relation(scene: Scene, one: State, other: State, cells: tuple[Cell, Cell]) -> str:
-    """How the first thing stands to the last."""
+    """Returns how the first object stands to the last."""
     word = "above" if cells[0][0] < cells[1][0] else "to the left of"
-    first, last = (named(scene, state.index, state.color) for state in (one, other))
+    first, last = (object_name(scene, state.index, state.color) for state in (one, other))
     return f"The {first} is {word} the {last}."
 
 
 def _recap(scene: Scene) -> list[str]:
-    """What is visible at the end, then how many moved, then one relation."""
-    last, voice, number = final(scene), voice_of(scene), len(scene.objects)
-    names = [
-        f"a {named(scene, s.index, s.color, size=False)} {within(scene.objects[s.index].end)}"
-        for s in last
-    ]
-    said = [voice.final.format(things=join(names or ["nothing"]))]
+    """Returns what is visible at the end, how many objects moved, and one relation."""
+    end_states, voice, number = final_states(scene), voice_of(scene), len(scene.objects)
+    names = []
+    for state in end_states:
+        name = object_name(scene, state.index, state.color, size=False)
+        names.append(f"a {name} {place_phrase(scene.objects[state.index].end)}")
+    sentences = [voice.final.format(things=join_words(names or ["nothing"]))]
     moving = sum(o.start != o.end for o in scene.objects)
     staying = number - moving
     if number == 1:
         does = "goes to another place" if moving else "keeps its place"
-        said.append(f"The only {voice.noun} {does}.")
+        sentences.append(f"The only {voice.noun} {does}.")
     else:
-        said.append(
-            f"In all, {counted(moving, voice.noun)} {'goes' if moving == 1 else 'go'} to another "
-            f"place and {_of_them(staying)} {'keeps its' if staying == 1 else 'keep their'} place."
+        go = "goes" if moving == 1 else "go"
+        keep = "keeps its" if staying == 1 else "keep their"
+        sentences.append(
+            f"In all, {count_phrase(moving, voice.noun)} {go} to another place "
+            f"and {_number_word(staying)} {keep} place."
         )
-    if len(last) > 1:
-        ends = scene.objects[last[0].index].end, scene.objects[last[-1].index].end
-        said.append(_relation(scene, last[0], last[-1], ends))
-    return said
+    if len(end_states) > 1:
+        ends = scene.objects[end_states[0].index].end, scene.objects[end_states[-1].index].end
+        sentences.append(_relation(scene, end_states[0], end_states[-1], ends))
+    return sentences
 
 
 def _empty_rows(cells: Sequence[Cell]) -> str:
     rows = ("top", "middle", "bottom")
-    free = [name for r, name in enumerate(rows) if all(cell[0] != r for cell in cells)]
-    if not free:
+    empty = [name for r, name in enumerate(rows) if all(cell[0] != r for cell in cells)]
+    if not empty:
         return "No row is empty."
-    return f"The {join(free)} {'rows are' if len(free) > 1 else 'row is'} empty."
+    return f"The {join_words(empty)} {'rows are' if len(empty) > 1 else 'row is'} empty."
 
 
 # -- texts -------------------------------------------------------------------------------------
 
 
 def describe(scene: Scene) -> str:
-    """The long description of a video: opening, objects, events in time order, recap."""
+    """Returns the long description of a video: opening, objects, events in time order, recap."""
     number = len(scene.objects)
-    said = [_opening(scene, number, video="video", clip="clip")]
+    sentences = [_opening(scene, number, video="video", clip="clip")]
     later = sum(e.kind == "appear" for e in scene.events)
     if later:
-        there = number - later
-        words = voice_of(scene).later.format(there=NUMBERS[there], are=_are(there))
-        said.append(cap(words))
-    said += [_sentence(scene, i) for i in range(number)]
-    rows = _empty_rows([scene.objects[state.index].start for state in seen(scene, 0.0)])
-    said.append(f"At the start, {rows[0].lower()}{rows[1:]}")
-    return " ".join([*said, *_timed(scene), *_recap(scene)])
+        at_start = number - later
+        words = voice_of(scene).later.format(there=NUMBERS[at_start], are=_is_or_are(at_start))
+        sentences.append(capitalize(words))
+    sentences += [_sentence(scene, i) for i in range(number)]
+    rows = _empty_rows([scene.objects[state.index].start for state in visible_states(scene, 0.0)])
+    sentences.append(f"At the start, {rows[0].lower()}{rows[1:]}")
+    return " ".join([*sentences, *_event_sentences(scene), *_recap(scene)])
 
 
 def summary(scene: Scene) -> str:
-    """One short sentence about a video, in the words of a small captioner."""
+    """Returns one short sentence about a video, in the words of a small captioner."""
     names = [f"a {o.color} {o.shape}" for o in scene.objects]
-    return f"{cap(join(names))} on a {scene.texture} background."
+    return f"{capitalize(join_words(names))} on a {scene.texture} background."
 
 
 def events(scene: Scene) -> str:
-    """The list of changes with their times, then who travels where."""
+    """Returns the list of changes with their times, then which object travels where."""
     moves = [
-        f"the {named(scene, i)} {motion(scene, o)}"
+        f"the {object_name(scene, i)} {motion_phrase(scene, o)}"
         for i, o in enumerate(scene.objects)
         if o.start != o.end
     ]
     none = f"No {voice_of(scene).noun} goes to another place."
-    return " ".join([*_timed(scene), f"{cap(join(moves))}." if moves else none])
+    return " ".join(
+        [*_event_sentences(scene), f"{capitalize(join_words(moves))}." if moves else none]
+    )
 
 
 def describe_image(scene: Scene) -> str:
-    """The long description of the picture at time 0.5."""
+    """Returns the long description of the picture at time 0.5."""
     voice = voice_of(scene)
-    states = sorted(seen(scene, 0.5), key=lambda s: (s.cell, s.index))
+    states = sorted(visible_states(scene, 0.5), key=lambda s: (s.cell, s.index))
     number = len(states)
-    said = [_opening(scene, number, video="image", clip="picture")]
+    sentences = [_opening(scene, number, video="image", clip="picture")]
     for s in states:
-        words = {"where": within(s.cell), "place": place(s.cell)}
-        said.append(cap(voice.stands.format(name=named(scene, s.index, s.color), **words)))
+        words = {"where": place_phrase(s.cell), "place": cell_name(s.cell)}
+        sentences.append(
+            capitalize(voice.stands.format(name=object_name(scene, s.index, s.color), **words))
+        )
     if states:
         large = sum(scene.objects[s.index].size == "large" for s in states)
         small = number - large
-        said.append(
-            f"In all, {_of_them(large)} {_are(large)} {voice.large} and "
-            f"{_of_them(small)} {_are(small)} {voice.small}."
+        sentences.append(
+            f"In all, {_number_word(large)} {_is_or_are(large)} {voice.large} and "
+            f"{_number_word(small)} {_is_or_are(small)} {voice.small}."
         )
-        said.append(_empty_rows([s.cell for s in states]))
+        sentences.append(_empty_rows([s.cell for s in states]))
     if number > 1:
-        said.append(_relation(scene, states[0], states[-1], (states[0].cell, states[-1].cell)))
-    return " ".join(said)
+        sentences.append(_relation(scene, states[0], states[-1], (states[0].cell, states[-1].cell)))
+    return " ".join(sentences)
 
 
 def describe_diff(scene: Scene, seed: int) -> str:
-    """The differences between the pictures of `scene` and of `edit(scene, seed)`."""
-    edited, found = changes(scene, seed)
-    said = ["There is one difference." if len(found) == 1 else "There are two differences."]
-    for each in found:
-        size, color, shape, where = each.look
+    """Returns the differences between the pictures of `scene` and of `edit(scene, seed)`."""
+    edited, differences = edit_with_changes(scene, seed)
+    sentences = [
+        "There is one difference." if len(differences) == 1 else "There are two differences."
+    ]
+    for difference in differences:
+        size, color, shape, where = difference.look
         look = f"{size} {color} {shape} in the {where}"
-        said.append(WORDS["differences"][each.kind].format(look=look, word=each.word))
-    before, after = (len(seen(s, 0.5)) for s in (scene, edited))
-    if before == after:
-        said.append(f"Both images have {counted(after, 'shape')}.")
-    else:
-        said.append(
-            f"The first image has {counted(before, 'shape')} and the second has {_of_them(after)}."
+        sentences.append(
+            WORDS["differences"][difference.kind].format(look=look, word=difference.word)
         )
-    return " ".join(said)
+    before, after = (len(visible_states(s, 0.5)) for s in (scene, edited))
+    if before == after:
+        sentences.append(f"Both images have {count_phrase(after, 'shape')}.")
+    else:
+        sentences.append(
+            f"The first image has {count_phrase(before, 'shape')} "
+            f"and the second has {_number_word(after)}."
+        )
+    return " ".join(sentences)

@@ -1,7 +1,7 @@
-"""The exact pixels of a scene: frames, one picture, an MP4.
+"""Renders the exact pixels of a scene: frames, one picture, or an MP4.
 
-A scene gives the same pixels on every machine, at any number of frames and any size. The background
-carries a soft tint, red growing with x, green with y and blue with time, because the
+A scene gives the same pixels on every machine, for any number of frames and any size. The
+background has a soft tint, where red grows with x, green with y and blue with time, because the
 vision-language model that looks at it has only relative positions.
 """
 
@@ -37,28 +37,29 @@ RADII = (10.5, 16.5)
 
 
 class Sprite(NamedTuple):
-    """Coverage [n, n] in 0..1, the part of it drawn in the contrast colour, and a mask."""
+    """Coverage [n, n] from 0 to 1, the part of it in the contrast colour, and a mask."""
 
     cover: NDArray[np.float32]
     cue: NDArray[np.float32]
     mask: NDArray[np.bool_]
 
 
-def _half(radius: float) -> int:
-    """Half the side of a sprite, less its middle pixel; the tips of a star reach to 1.1."""
+def _half_side(radius: float) -> int:
+    """Returns half the side of a sprite without its middle pixel; tips of a star reach to 1.1."""
     return math.ceil(1.1 * radius) + 1
 
 
 @lru_cache(maxsize=256)
 def sprite(shape: str, radius: float) -> Sprite:
-    half = _half(radius)
-    fine = 4
-    axis = (np.arange((2 * half + 1) * fine) + 0.5) / fine - half - 0.5
+    """Returns the sprite of a shape with a radius in pixels."""
+    half = _half_side(radius)
+    subpixels = 4
+    axis = (np.arange((2 * half + 1) * subpixels) + 0.5) / subpixels - half - 0.5
     y, x = np.meshgrid(axis / radius, axis / radius, indexing="ij")
-    far = np.hypot(y, x)
-    cue = np.zeros_like(far, dtype=bool)
+    distance = np.hypot(y, x)
+    cue = np.zeros_like(distance, dtype=bool)
     if shape == "circle":
-        inside = far <= 1
+        inside = distance <= 1
     elif shape == "square":
         inside = np.maximum(abs(y), abs(x)) <= 0.88
         cue = inside & (abs(y) <= 0.22)
@@ -67,41 +68,41 @@ def sprite(shape: str, radius: float) -> Sprite:
     elif shape == "cross":
         inside = (np.minimum(abs(y), abs(x)) <= 0.34) & (np.maximum(abs(y), abs(x)) <= 1)
     elif shape == "ring":
-        inside = (far <= 1) & (far >= 0.55)
+        inside = (distance <= 1) & (distance >= 0.55)
     elif shape == "star":
         # Fold the plane into one half point, from a tip (angle 0, radius 1.1) to a notch.
         fold = np.pi / 5
         angle = abs((np.arctan2(x, -y) + fold) % (2 * fold) - fold)
-        u, v = far * np.cos(angle), far * np.sin(angle)
+        u, v = distance * np.cos(angle), distance * np.sin(angle)
         notch_u, notch_v = 0.48 * np.cos(fold), 0.48 * np.sin(fold)
         inside = (u - 1.1) * notch_v - v * (notch_u - 1.1) <= 0
-        cue = inside & (far <= 0.26)
+        cue = inside & (distance <= 0.26)
     else:
         raise ValueError(f"no such shape: {shape!r}")
 
     def shrink(a: NDArray[np.bool_]) -> NDArray[np.float32]:
         n = 2 * half + 1
-        return a.reshape(n, fine, n, fine).mean(axis=(1, 3), dtype=np.float32)
+        return a.reshape(n, subpixels, n, subpixels).mean(axis=(1, 3), dtype=np.float32)
 
     cover = shrink(inside)
     return Sprite(cover, shrink(cue), cover >= 0.5)
 
 
 @lru_cache(maxsize=512)
-def _paint(shape: str, radius: float, color: str) -> tuple[NDArray[Any], NDArray[Any]]:
-    """(what stays of the ground [n, n, 1], what is added to it [n, n, 3]), float32."""
-    drawn = sprite(shape, radius)
+def _paint_layers(shape: str, radius: float, color: str) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Returns the share of the ground that stays [n, n, 1], and what is added to it [n, n, 3]."""
+    shape_sprite = sprite(shape, radius)
     ink = 245.0 if color in ("black", "blue") else 15.0
     rgb = PALETTE[COLORS.index(color)].astype(np.float32)
-    cue = drawn.cue[..., None]
-    # The half rounds when the sum is cut to uint8.
-    added = (drawn.cover[..., None] - cue) * rgb + cue * ink + np.float32(0.5)
-    return 1 - drawn.cover[..., None], added.astype(np.float32)
+    cue = shape_sprite.cue[..., None]
+    # The half makes the cut to uint8 round.
+    ink_layer = (shape_sprite.cover[..., None] - cue) * rgb + cue * ink + np.float32(0.5)
+    return 1 - shape_sprite.cover[..., None], ink_layer.astype(np.float32)
 
 
 @lru_cache(maxsize=32)
-def _ground(texture: str, height: int, width: int) -> NDArray[np.uint8]:
-    """The background without its time tint, [height, width, 3]. Patterns are fixed in pixels."""
+def _background(texture: str, height: int, width: int) -> NDArray[np.uint8]:
+    """Returns the background without its time tint, [height, width, 3]; patterns are in pixels."""
     y, x = np.arange(height)[:, None], np.arange(width)[None, :]
     pattern = np.zeros((height, width))
     if texture == "striped":
@@ -136,10 +137,11 @@ class Stroke:
 
 
 def strokes(scene: Scene, frames: int, height: int, width: int) -> Iterator[Stroke]:
+    """Yields every object's strokes: its places in runs of frames that look the same."""
     scale = min(height, width) / 112
     for index, thing in enumerate(scene.objects):
         radius = round(RADII[SIZES.index(thing.size)] * scale * 4) / 4
-        half = _half(radius)
+        half = _half_side(radius)
         states = [state_at(scene, index, (k + 0.5) / frames) for k in range(frames)]
         places = [
             None
@@ -151,15 +153,17 @@ def strokes(scene: Scene, frames: int, height: int, width: int) -> Iterator[Stro
             )
             for state in states
         ]
-        for place, run in groupby(range(frames), key=places.__getitem__):
-            if place is not None:
+        for position, run in groupby(range(frames), key=places.__getitem__):
+            if position is not None:
                 first, *more = run
-                yield Stroke(first, first + len(more) + 1, index, *place, radius)
+                yield Stroke(first, first + len(more) + 1, index, *position, radius)
 
 
-def window(stroke: Stroke, height: int, width: int) -> tuple[tuple[slice, ...], ...]:
-    """(slices of the clip [frames, y, x], slices of the sprite [y, x]), cut at the borders."""
-    n = 2 * _half(stroke.radius) + 1
+def clip_and_sprite_slices(
+    stroke: Stroke, height: int, width: int
+) -> tuple[tuple[slice, ...], ...]:
+    """Returns slices of the clip [frames, y, x] and of the sprite [y, x], cut at the borders."""
+    n = 2 * _half_side(stroke.radius) + 1
     y0, y1 = max(0, stroke.top), min(height, stroke.top + n)
     x0, x1 = max(0, stroke.left), min(width, stroke.left + n)
     return (
@@ -169,40 +173,44 @@ def window(stroke: Stroke, height: int, width: int) -> tuple[tuple[slice, ...], 
 
 
 def render(scene: Scene, frames: int, height: int, width: int | None = None) -> NDArray[np.uint8]:
-    """The pixels, uint8 [frames, height, width, 3] in RGB; a square without `width`.
+    """Returns the pixels, uint8 [frames, height, width, 3] in RGB; a square without `width`.
 
     Frame k shows the time (k + 0.5) / frames of the clip. Sides are at least 56 pixels.
     """
     width = height if width is None else width
     if frames < 1 or min(height, width) < 56:
         raise ValueError(f"want frames >= 1 and sides >= 56, got {frames}, {height} x {width}")
-    clip = np.empty((frames, height, width, 3), dtype=np.uint8)
-    ground = _ground(scene.texture, height, width)
-    clip[:] = ground
+    pixels = np.empty((frames, height, width, 3), dtype=np.uint8)
+    ground = _background(scene.texture, height, width)
+    pixels[:] = ground
     for k in range(frames):
         tint = np.uint8(round(80 * (k + 0.5) / frames))
-        clip[k, :, :, 2] = ground[..., 2] - np.uint8(40) + tint
+        pixels[k, :, :, 2] = ground[..., 2] - np.uint8(40) + tint
     for stroke in strokes(scene, frames, height, width):
-        where, part = window(stroke, height, width)
-        stays, added = _paint(scene.objects[stroke.index].shape, stroke.radius, stroke.color)
-        clip[where] = (clip[where] * stays[part] + added[part]).astype(np.uint8)
-    return clip
+        clip_slices, sprite_slices = clip_and_sprite_slices(stroke, height, width)
+        ground_share, ink_layer = _paint_layers(
+            scene.objects[stroke.index].shape, stroke.radius, stroke.color
+        )
+        pixels[clip_slices] = (
+            pixels[clip_slices] * ground_share[sprite_slices] + ink_layer[sprite_slices]
+        ).astype(np.uint8)
+    return pixels
 
 
 def image_frame(scene: Scene, height: int, width: int | None = None) -> NDArray[np.uint8]:
-    """The picture at time 0.5, uint8 [height, width, 3]: what the image tasks speak about."""
+    """Returns the picture at time 0.5, uint8 [height, width, 3], for the image tasks."""
     frame: NDArray[np.uint8] = render(scene, 1, height, width)[0]
     return frame
 
 
-def clip(frames: NDArray[np.uint8], seconds: float) -> Clip:
-    """Frames [frames, height, width, 3] that follow each other evenly, as if read from a file."""
+def make_clip(frames: NDArray[np.uint8], seconds: float) -> Clip:
+    """Returns evenly timed frames [frames, height, width, 3] as a clip, as if read from a file."""
     times, rate = np.arange(len(frames)) * seconds / len(frames), len(frames) / seconds
     return Clip(frames, times, seconds, rate, len(frames), rate)
 
 
-def filmed(scene: Scene, frames: int, size: int) -> Clip:
-    """The clip as a file would give it: through an MP4, every frame."""
+def render_through_mp4(scene: Scene, frames: int, size: int) -> Clip:
+    """Returns the clip as a file would give it: written as an MP4 and read back, every frame."""
     with TemporaryDirectory() as folder:
         path = Path(folder) / "clip.mp4"
         write_clip(scene, path, frames, size)
@@ -217,7 +225,7 @@ def write_clip(
     width: int | None = None,
     fps: float = 8.0,
 ) -> None:
-    """Write the clip as an MP4 (H.264, yuv420p) of `frames` frames at `fps`; even sides only."""
+    """Writes the clip as an MP4 (H.264, yuv420p) of `frames` frames at `fps`; even sides only."""
     import av
 
     width = height if width is None else width
@@ -227,7 +235,7 @@ def write_clip(
     with av.open(str(path), "w") as container:
         stream = container.add_stream("libx264", rate=rate)
         stream.width, stream.height, stream.pix_fmt = width, height, "yuv420p"
-        # without the last the same pictures give other bytes, by where memory happens to lie
+        # Without the last option the file's bytes depend on where memory happens to lie.
         stream.options = {
             "crf": "16", "preset": "veryfast", "threads": "1", "x264-params": "cpu-independent=1"
         }  # fmt: skip

@@ -18,7 +18,7 @@ from openpyxl.cell.text import InlineFont
 
 from saccade.bench.suites import rows
 from saccade.bench.suites.datasets import Dataset, message_parts
-from saccade.bench.suites.places import VIDEO, Index
+from saccade.bench.suites.media_index import VIDEO_SUFFIXES, MediaIndex
 from saccade.bench.suites.search import open_dataset
 from saccade.bench.suites.types import Item, LayoutError
 from saccade.core.errors import OptionError, VideoInputError
@@ -152,7 +152,7 @@ def test_a_member_that_is_cut_short_is_told_when_it_is_read(
     root.mkdir()
     (root / "v.tar").write_bytes(tarred({"v.mp4": art.clip})[:1000])
     with pytest.raises(VideoInputError, match="v.mp4 cannot be unpacked from v.tar: it is cut sho"):
-        Index((root,), VIDEO).find("v.mp4").local()
+        MediaIndex((root,), VIDEO_SUFFIXES).find("v.mp4").local()
     assert not [path for path in unpacked.rglob("*") if path.is_file()]
 
 
@@ -177,7 +177,7 @@ def test_a_member_cannot_climb_out(
     root.mkdir()
     pack = zipped if kind == "zip" else tarred
     (root / f"videos.{kind}").write_bytes(pack({member: art.clip, "ok.mp4": art.clip}))
-    index = Index((root,), VIDEO)
+    index = MediaIndex((root,), VIDEO_SUFFIXES)
     with pytest.raises(LayoutError, match="evil.mp4 is missing|no name that can be looked up"):
         index.find("evil.mp4")
     with pytest.raises(LayoutError):
@@ -200,7 +200,7 @@ def test_links_in_archives_are_no_members(art: Art, tmp_path: Path):
         entry = zipfile.ZipInfo("link.mp4")
         entry.external_attr = 0o120777 << 16
         book.writestr(entry, "/etc/passwd")
-    index = Index((root,), VIDEO)
+    index = MediaIndex((root,), VIDEO_SUFFIXES)
     for name in ("soft.mp4", "hard.mp4", "link.mp4"):
         with pytest.raises(LayoutError, match=f"{name} is missing"):
             index.find(name)
@@ -215,7 +215,7 @@ def test_a_member_longer_than_declared_is_refused(art: Art, tmp_path: Path, unpa
     data[at : at + 4] = (100).to_bytes(4, "little")
     (root / "v.zip").write_bytes(bytes(data))
     with pytest.raises(VideoInputError, match="v.mp4 cannot be unpacked from v.zip"):
-        Index((root,), VIDEO).find("v.mp4").local()
+        MediaIndex((root,), VIDEO_SUFFIXES).find("v.mp4").local()
     assert not [path for path in unpacked.rglob("*") if path.is_file()]
 
 
@@ -458,4 +458,4 @@ def test_a_workbook_is_read_as_it_is_shown(tmp_path: Path):
     path = tmp_path / "book.xlsx"
     book.save(path)
     found = rows.read_rows([path])
-    assert list(found.take([0, 1])) == [{"ID": None, "name": "x"}, {"ID": "7", "name": None}]
+    assert list(found.rows_at([0, 1])) == [{"ID": None, "name": "x"}, {"ID": "7", "name": None}]

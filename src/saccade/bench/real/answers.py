@@ -1,4 +1,4 @@
-"""Methods on real weights: answers beside ``generate()``'s, and what has been measured so far."""
+"""Runs methods on real weights beside ``generate()``, and stores what has been measured so far."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from transformers import LogitsProcessor, LogitsProcessorList
 
-from saccade.bench.real.looks import Asking, Looked, question
-from saccade.bench.suites.texts import Document, repeated
+from saccade.bench.real.attention_sets import AttentionShare, MakeInputs, document_inputs
+from saccade.bench.suites.long_documents import Document, repeated_share
 from saccade.core.errors import MethodError
 from saccade.core.prompt import CONTEXT
 from saccade.core.result import Result
@@ -27,8 +27,8 @@ from saccade.inputs.questions import joined
 from saccade.model.backbone import Backbone
 from saccade.model.kept import Kept as Prompts
 
-KINDS = "measured", "looked"
-KEPT_BYTES = 2**32  # of prompts: what is asked about a document is read once
+ROW_KINDS = "measured", "looked"
+PROMPT_CACHE_BYTES = 2**32  # So that every document's prompt is prefilled once.
 METHODS = (
     "ar",
     *("std/keep=0.1", "fresh/keep=0.1", "pages/keep=0.1"),
@@ -36,43 +36,47 @@ METHODS = (
     *("std/keep=0.25", "fresh/keep=0.25", "pages/keep=0.25"),
     *("streaming/keep=0.25", "std/view=random/keep=0.25"),
 )
-HEADER = "<|im_start|>assistant\n"  # what an answer follows in the model's template
-# Under it a greedy answer of this model hardly ever repeats itself; without it two fifths of the
-# answer do, and any draft guesses a loop (notebook/LOG.md).
-PENALTY = 1.1
+ANSWER_HEADER = "<|im_start|>assistant\n"  # The text before an answer in the model's template.
+# With this penalty a greedy answer of this model hardly ever repeats itself. Without it two fifths
+# of an answer do, and any draft predicts a loop.
+REPETITION_PENALTY = 1.1
 Settings = Mapping[str, Any]
-"""What ``generate()`` and every method are told alike."""
-Look = Callable[[Loaded, Document, Sequence[int], Prompts], list[Looked]]
+"""The arguments that ``generate()`` and every method share."""
+MeasureAttention = Callable[[Loaded, Document, Sequence[int], Prompts], list[AttentionShare]]
 
 
 class AnswerPenalty(LogitsProcessor):
     """Keskar et al.'s penalty (2019, CTRL) on tokens that stand in the answer already.
 
-    Hugging Face's counts the prompt's tokens too, so that an answer shuns its document's words.
+    Hugging Face's also counts the prompt's tokens, so that an answer avoids its document's words.
     """
 
     def __init__(self, penalty: float, header: Sequence[int]) -> None:
-        """``header``: the ids that an answer follows; the first of them begins nothing else."""
+        """``header`` has the ids before an answer; its first id begins nothing else."""
         self.penalty = penalty
         self.header = tuple(header)
 
     def __call__(
         self, ids: Int[Tensor, "batch seen"], scores: Float[Tensor, "batch vocab"]
     ) -> Float[Tensor, "batch vocab"]:
-        found = scores.clone()
-        for text, own in zip(ids, found, strict=True):
-            begun = (text == self.header[0]).nonzero()
-            said = text[int(begun[-1]) + len(self.header) :].unique() if len(begun) else text[:0]
-            said = said[said < len(own)]
-            own[said] = torch.where(
-                own[said] < 0, own[said] * self.penalty, own[said] / self.penalty
+        penalized = scores.clone()
+        for text, row in zip(ids, penalized, strict=True):
+            headers = (text == self.header[0]).nonzero()
+            answer_tokens = (
+                text[int(headers[-1]) + len(self.header) :].unique() if len(headers) else text[:0]
             )
-        return found
+            answer_tokens = answer_tokens[answer_tokens < len(row)]
+            row[answer_tokens] = torch.where(
+                row[answer_tokens] < 0,
+                row[answer_tokens] * self.penalty,
+                row[answer_tokens] / self.penalty,
+            )
+        return penalized
 
 
-def settings(model: Loaded, count: int, penalty: float) -> dict[str, Any]:
-    """Greedy answers of so many tokens at most that are kept from going round in circles."""
-    rule = AnswerPenalty(penalty, model.tokenizer(HEADER)["input_ids"])
+def answer_settings(model: Loaded, count: int, penalty: float) -> dict[str, Any]:
+    """Returns the settings of greedy answers of at most ``count`` tokens that do not loop."""
+    rule = AnswerPenalty(penalty, model.tokenizer(ANSWER_HEADER)["input_ids"])
     return {
         "max_new_tokens": count,
         "do_sample": False,
@@ -81,35 +85,42 @@ def settings(model: Loaded, count: int, penalty: float) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class Measured:
-    """One document by one method."""
+class MethodResult:
+    """One method's answer about one document.
+
+    ``same`` says whether it is ``generate()``'s answer, ``repeated`` is the share of its four-grams
+    that occurred in it before, ``tau`` counts tokens per target forward, ``drafted`` those per
+    round, and ``taken`` has the accepted tokens of each forward.
+    """
 
     document: str
     digest: str
     task: str
     prompt_tokens: int
     method: str
-    same: bool  # as generate()
+    same: bool
     tokens: int
-    repeated: float  # the share of the answer's four-grams that stood in it before
-    tau: float | None  # tokens a forward of the target, its own included
+    repeated: float
+    tau: float | None
     accepted: float | None
-    drafted: float  # tokens a round
+    drafted: float
     kept: int | None
     decode_seconds: float
-    taken: Sequence[int] = ()  # accepted tokens, forward by forward
+    taken: Sequence[int] = ()
 
     @classmethod
-    def of(cls, document: Document, method: str, result: Result, truth: Sequence[int]) -> Measured:
+    def of(
+        cls, document: Document, method: str, result: Result, reference: Sequence[int]
+    ) -> MethodResult:
         return cls(
             document.name,
             document.digest,
             document.task,
             result.prompt_tokens,
             method,
-            result.ids == tuple(truth),
+            result.ids == tuple(reference),
             len(result.ids),
-            repeated(result.ids),
+            repeated_share(result.ids),
             result.tau,
             result.acceptance_rate,
             sum(len(each.tokens) for each in result.rounds) / max(1, len(result.forwards)),
@@ -119,68 +130,75 @@ class Measured:
         )
 
 
-def truth(
-    model: Loaded, document: Document, settings: Settings, ask: Asking = question
+def generate_reference(
+    model: Loaded, document: Document, settings: Settings, ask: MakeInputs = document_inputs
 ) -> tuple[int, ...]:
-    """What ``generate()`` says of the document."""
+    """Returns the ids of ``generate()``'s answer about the document."""
     inputs = ask(model, document)
-    own = {name: value for name, value in inputs.items() if name != CONTEXT}
+    model_inputs = {name: value for name, value in inputs.items() if name != CONTEXT}
     length = inputs["input_ids"].shape[1]
-    return tuple(model.backbone.model.generate(**own, **settings)[0, length:].tolist())
+    return tuple(model.backbone.model.generate(**model_inputs, **settings)[0, length:].tolist())
 
 
-def answers(
+def answer_documents(
     model: Loaded,
     documents: Sequence[Document],
     recipe: Recipe,
     settings: Settings,
-    truths: Sequence[tuple[int, ...]],
-    kept: Prompts,
+    references: Sequence[tuple[int, ...]],
+    prompt_cache: Prompts,
     draft: Backbone | None = None,
-    ask: Asking = question,
-) -> list[Measured]:
-    """How one method said it, of several documents in shared forwards; ``kept`` holds the prompts
-    that were read before. Raises MethodError where a draft gave up: a wrong number."""
-    target = model.backbone.keeping(kept)
+    ask: MakeInputs = document_inputs,
+) -> list[MethodResult]:
+    """Returns one method's answers about several documents, decoded in one batch.
+
+    ``prompt_cache`` has the prompts that were prefilled before. Raises MethodError where a draft
+    failed, because its numbers would be wrong.
+    """
+    target = model.backbone.keeping(prompt_cache)
     inputs = joined(model, [ask(model, document) for document in documents])
     results = stream(target, inputs, method=recipe, draft=draft, **settings).finish()
-    if why := next((each.fallback_reason for each in results if each.fallback_reason), None):
-        raise MethodError(f"{recipe.name}: {why}")
+    if reason := next((each.fallback_reason for each in results if each.fallback_reason), None):
+        raise MethodError(f"{recipe.name}: {reason}")
     return [
-        Measured.of(document, recipe.name, result, truth)
-        for document, result, truth in zip(documents, results, truths, strict=True)
+        MethodResult.of(document, recipe.name, result, reference)
+        for document, result, reference in zip(documents, results, references, strict=True)
     ]
 
 
 class Results:
-    """What has been measured so far, in a file where one is named: a run that was cut short goes on
-    from there, as long as the settings and a document's text are the same."""
+    """The results so far, stored in a file if one is named.
+
+    An interrupted run continues from its file, if the settings and a document's text are the same.
+    """
 
     def __init__(
-        self, path: Path | None, facts: Mapping[str, Any], kinds: Sequence[str] = KINDS
+        self, path: Path | None, facts: Mapping[str, Any], kinds: Sequence[str] = ROW_KINDS
     ) -> None:
-        """``kinds``: of rows."""
+        """``kinds`` are the kinds of rows."""
         self._path = path
         self.facts: dict[str, Any] = {**facts, "truths": {}, **{kind: [] for kind in kinds}}
         if path is None or not path.is_file():
             return
-        found = json.loads(path.read_text())
-        same = all(found.get(name) == facts[name] for name in ("model", "settings"))
-        if same and found.get("together") == facts["together"]:
-            self.facts.update({name: found[name] for name in ("truths", *kinds)})
+        earlier = json.loads(path.read_text())
+        same = all(earlier.get(name) == facts[name] for name in ("model", "settings"))
+        if same and earlier.get("together") == facts["together"]:
+            self.facts.update({name: earlier[name] for name in ("truths", *kinds)})
 
     def missing(self, document: Document, methods: Sequence[str]) -> list[str]:
-        """The methods that have not answered about a document."""
-        done = {row["method"] for row in self.facts["measured"] if _of(row, document)}
+        """Returns the methods that have not answered about a document."""
+        done = {row["method"] for row in self.facts["measured"] if _is_row_of(row, document)}
         return [method for method in methods if method not in done]
 
-    def looked(self, document: Document) -> bool:
-        return any(_of(row, document) for row in self.facts["looked"])
+    def has_attention(self, document: Document) -> bool:
+        return any(_is_row_of(row, document) for row in self.facts["looked"])
 
-    def truth(self, document: Document, say: Callable[[], Sequence[int]]) -> tuple[int, ...]:
-        """What ``generate()`` said of a document, asked once."""
+    def reference(
+        self, document: Document, generate: Callable[[], Sequence[int]]
+    ) -> tuple[int, ...]:
+        """Returns ``generate()``'s answer about a document, and generates it only once."""
         if document.digest not in self.facts["truths"]:
-            self.facts["truths"][document.digest] = list(say())
+            self.facts["truths"][document.digest] = list(generate())
             self._write()
         return tuple(self.facts["truths"][document.digest])
 
@@ -190,13 +208,13 @@ class Results:
 
     def _write(self) -> None:
         if self._path is not None:
-            fresh = self._path.with_suffix(".part")
-            fresh.write_text(_lines(self.facts) + "\n")
-            fresh.replace(self._path)
+            new_path = self._path.with_suffix(".part")
+            new_path.write_text(_format_facts(self.facts) + "\n")
+            new_path.replace(self._path)
 
     def only(self, documents: Sequence[Document], methods: Sequence[str]) -> dict[str, Any]:
-        """The facts with the rows of these alone, in their order."""
-        measured, looked = self.facts["measured"], self.facts["looked"]
+        """Returns the facts with the rows of these documents and methods alone, in their order."""
+        measured, attention_rows = self.facts["measured"], self.facts["looked"]
         return {
             **self.facts,
             "measured": [
@@ -204,20 +222,22 @@ class Results:
                 for document in documents
                 for method in methods
                 for row in measured
-                if _of(row, document) and row["method"] == method
+                if _is_row_of(row, document) and row["method"] == method
             ],
-            "looked": [row for each in documents for row in looked if _of(row, each)],
+            "looked": [
+                row for each in documents for row in attention_rows if _is_row_of(row, each)
+            ],
         }
 
 
-def costs(model: Loaded, tokens: int) -> dict[str, Any]:
-    """Seconds of the target's forwards by rows, over about so many keys."""
+def forward_costs(model: Loaded, tokens: int) -> dict[str, Any]:
+    """Returns the seconds of the target's forwards by rows, over about ``tokens`` keys."""
     target, context = model.backbone, bucket(tokens)
-    found = measure(target, target, context=context, draft_context=context)
-    return {"context": context, "rows": found.rows, "seconds": found.target}
+    measured = measure(target, target, context=context, draft_context=context)
+    return {"context": context, "rows": measured.rows, "seconds": measured.target}
 
 
-def over(
+def run_methods(
     model: Loaded,
     documents: Sequence[Document],
     recipes: Sequence[Recipe],
@@ -225,44 +245,50 @@ def over(
     results: Results,
     *,
     together: int,
-    look: Look | None = None,
+    look: MeasureAttention | None = None,
     draft: Backbone | None = None,
-    ask: Asking = question,
-    tell: Callable[[str], None] = lambda text: None,
+    ask: MakeInputs = document_inputs,
+    on_progress: Callable[[str], None] = lambda text: None,
 ) -> None:
-    """What ``results`` lack of these documents by these methods, and where the target looks."""
-    kept = Prompts(KEPT_BYTES)
+    """Adds what ``results`` lack of these documents and methods, and the target's attention."""
+    prompt_cache = Prompts(PROMPT_CACHE_BYTES)
     for start in range(0, len(documents), together):
         group = documents[start : start + together]
-        wanted = [r for r in recipes if any(results.missing(each, [r.name]) for each in group)]
-        unseen = [each for each in group if look and not results.looked(each)]
-        if not wanted and not unseen:
+        needed = [r for r in recipes if any(results.missing(each, [r.name]) for each in group)]
+        unwatched = [each for each in group if look and not results.has_attention(each)]
+        if not needed and not unwatched:
             continue
-        where = f"{group[0].name}, {start + 1} of {len(documents)}"
-        tell(where)
-        truths = [results.truth(each, partial(truth, model, each, settings, ask)) for each in group]
-        for recipe in wanted:
-            tell(f"{where}, {recipe.name}")
+        progress = f"{group[0].name}, {start + 1} of {len(documents)}"
+        on_progress(progress)
+        references = [
+            results.reference(each, partial(generate_reference, model, each, settings, ask))
+            for each in group
+        ]
+        for recipe in needed:
+            on_progress(f"{progress}, {recipe.name}")
             results.add(
-                answers(model, group, recipe, settings, truths, kept, draft, ask), "measured"
+                answer_documents(
+                    model, group, recipe, settings, references, prompt_cache, draft, ask
+                ),
+                "measured",
             )
-        for each, said in zip(group, truths, strict=True):
-            if look and each in unseen:
-                tell(f"{each.name}: where the target looks")
-                results.add(look(model, each, said, kept), "looked")
-        kept.clear()
+        for each, answer_ids in zip(group, references, strict=True):
+            if look and each in unwatched:
+                on_progress(f"{each.name}: where the target looks")
+                results.add(look(model, each, answer_ids, prompt_cache), "looked")
+        prompt_cache.clear()
 
 
-def _lines(facts: Mapping[str, Any]) -> str:
-    """JSON with a row a line, so that a file of them can be read and compared."""
-    told = {
+def _format_facts(facts: Mapping[str, Any]) -> str:
+    """Returns JSON with a row a line, so that files of it can be read and compared."""
+    lines = {
         name: "[\n  " + ",\n  ".join(json.dumps(row) for row in value) + "\n ]"
         if isinstance(value, list) and value
         else json.dumps(value)
         for name, value in facts.items()
     }
-    return "{\n " + ",\n ".join(f"{json.dumps(k)}: {v}" for k, v in told.items()) + "\n}"
+    return "{\n " + ",\n ".join(f"{json.dumps(k)}: {v}" for k, v in lines.items()) + "\n}"
 
 
-def _of(row: Mapping[str, Any], document: Document) -> bool:
+def _is_row_of(row: Mapping[str, Any], document: Document) -> bool:
     return (row["document"], row["digest"]) == (document.name, document.digest)

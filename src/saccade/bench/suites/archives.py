@@ -1,6 +1,6 @@
 """Media packed in zip and tar archives, whole or in parts.
 
-Nothing is unpacked but the members asked for, under names made here, so no archive can write
+Only requested members are unpacked, under names that are made here, so no archive can write
 anywhere else.
 """
 
@@ -27,14 +27,14 @@ from typing import Any
 
 from saccade.core.errors import VideoInputError
 
-_FAULTS = (
+_READ_ERRORS = (
     OSError, EOFError, RuntimeError, NotImplementedError, zlib.error, zipfile.BadZipFile,
     tarfile.TarError, UnicodeDecodeError,
 )  # fmt: skip
 
 
-class _Joined(io.RawIOBase):
-    """Parts of a file that was cut into pieces, read as one."""
+class _JoinedParts(io.RawIOBase):
+    """A file that was cut into parts, read as one."""
 
     def __init__(self, files: Sequence[Path], stack: ExitStack) -> None:
         super().__init__()
@@ -42,7 +42,7 @@ class _Joined(io.RawIOBase):
         self.starts = [0]
         for path in files:
             self.starts.append(self.starts[-1] + path.stat().st_size)
-        self.at = 0
+        self.position = 0
 
     def readable(self) -> bool:
         return True
@@ -51,91 +51,93 @@ class _Joined(io.RawIOBase):
         return True
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        self.at = max(0, offset + (0, self.at, self.starts[-1])[whence])
-        return self.at
+        self.position = max(0, offset + (0, self.position, self.starts[-1])[whence])
+        return self.position
 
     def tell(self) -> int:
-        return self.at
+        return self.position
 
     def readinto(self, buffer: Any) -> int:
-        if self.at >= self.starts[-1]:
+        if self.position >= self.starts[-1]:
             return 0
-        part = bisect_right(self.starts, self.at) - 1
-        self.files[part].seek(self.at - self.starts[part])
-        data = self.files[part].read(min(len(buffer), self.starts[part + 1] - self.at))
+        part = bisect_right(self.starts, self.position) - 1
+        self.files[part].seek(self.position - self.starts[part])
+        data = self.files[part].read(min(len(buffer), self.starts[part + 1] - self.position))
         buffer[: len(data)] = data
-        self.at += len(data)
+        self.position += len(data)
         return len(data)
 
 
 @dataclass(frozen=True)
 class Archive:
-    """A zip or tar, whole or in parts. Links, folders and names that climb are not members."""
+    """A zip or tar, whole or in parts. Links, folders and unsafe names are not members."""
 
     name: str
     files: tuple[Path, ...]
 
     @cached_property
     def listing(self) -> tuple[Mapping[str, int], str]:
-        """Bytes of each member by name, and what is wrong with the archive, or nothing."""
-        found: dict[str, int] = {}
-        if lack := _gap([path.name for path in self.files]):
-            return found, f"{self.name} is in parts and {lack} is missing"
+        """The size of each member in bytes by name, and what is wrong with the archive, or ""."""
+        sizes: dict[str, int] = {}
+        if missing := _missing_part([path.name for path in self.files]):
+            return sizes, f"{self.name} is in parts and {missing} is missing"
         try:
             with self._open() as archive:
                 for name, size, _ in archive:
-                    if harmless(name):
-                        found[name] = size
-            whole = not self.name.lower().endswith(".tar") or self._ended
-        except _FAULTS:
-            whole = False
-        return found, "" if whole else f"{self.name} is cut short or damaged"
+                    if is_safe_name(name):
+                        sizes[name] = size
+            is_whole = not self.name.lower().endswith(".tar") or self._has_end_block
+        except _READ_ERRORS:
+            is_whole = False
+        return sizes, "" if is_whole else f"{self.name} is cut short or damaged"
 
     @property
-    def _ended(self) -> bool:
-        """Whether a tar ends with an empty block: tarfile takes any end for the end."""
+    def _has_end_block(self) -> bool:
+        """Whether a tar ends with an empty block; tarfile itself accepts any end."""
         with self.files[-1].open("rb") as file:
             file.seek(-min(512, self.files[-1].stat().st_size), os.SEEK_END)
             return not any(file.read())
 
     def extract(self, names: Sequence[str], folder: Path) -> Path:
-        """These members as files in a folder that is made whole or not at all.
+        """Unpacks members into a folder, which appears complete or not at all.
 
         Raises `VideoInputError` where they cannot be read.
         """
         if folder.is_dir():
             return folder
-        wanted, listing = set(names), self.listing[0]
+        remaining, listing = set(names), self.listing[0]
         try:
             folder.parent.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".part-") as scratch:
-                made = Path(scratch) / "made"
-                made.mkdir()
+                target = Path(scratch) / "made"
+                target.mkdir()
                 with self._open() as archive:
                     for name, size, handle in archive:
-                        if name in wanted and listing.get(name) == size:
-                            with handle() as source, (made / file_name(name)).open("wb") as out:
-                                _copy(source, out, size)
-                            wanted.discard(name)
-                            if not wanted:
+                        if name in remaining and listing.get(name) == size:
+                            with handle() as source, (target / file_name(name)).open("wb") as out:
+                                _copy_exactly(source, out, size)
+                            remaining.discard(name)
+                            if not remaining:
                                 break
-                if wanted:
+                if remaining:
                     raise EOFError
                 if not folder.is_dir():
-                    made.rename(folder)
-        except _FAULTS:
-            if folder.is_dir():  # another process was faster
+                    target.rename(folder)
+        except _READ_ERRORS:
+            if folder.is_dir():  # Another process was faster.
                 return folder
             label = file_name(names[0])
-            what = f"{label} cannot be unpacked from {self.name}: it is cut short, or the disk full"
-            raise VideoInputError(what, "truncated") from None
+            message = (
+                f"{label} cannot be unpacked from {self.name}: it is cut short, or the disk full"
+            )
+            raise VideoInputError(message, "truncated") from None
         return folder
 
     @contextmanager
     def _open(self) -> Iterator[Iterator[tuple[str, int, Any]]]:
-        """Regular files as (name, bytes, a function that opens it)."""
+        """Yields the regular files as (name, size in bytes, a function that opens it)."""
         with ExitStack() as stack:
-            raw = io.BufferedReader(_Joined(self.files, stack), 1 << 16)
+            raw = io.BufferedReader(_JoinedParts(self.files, stack), 1 << 16)
             if ".zip" in self.name.lower():
                 zipped = stack.enter_context(zipfile.ZipFile(raw))
                 yield (
@@ -151,59 +153,59 @@ class Archive:
 
     @cached_property
     def key(self) -> str:
-        """Changes with the archive, so that what was unpacked of an older one is not used."""
+        """A digest that changes with the archive, so that old unpacked files are not used."""
         facts = [(str(p.resolve()), p.stat().st_size, p.stat().st_mtime_ns) for p in self.files]
         return hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
 
 
-def archives(paths: Sequence[Path]) -> tuple[Archive, ...]:
-    """The archives among these files, the parts of one put together."""
-    found: dict[Path, list[tuple[int, str, Path]]] = {}
+def find_archives(paths: Sequence[Path]) -> tuple[Archive, ...]:
+    """Returns the archives among these files, with the parts of one put together."""
+    parts_by_archive: dict[Path, list[tuple[int, str, Path]]] = {}
     for path in paths:
-        stem, part = _part(path.name)
+        stem, part = _split_part(path.name)
         if re.search(r"\.(zip|tar|tgz|tar\.gz)$", stem.lower()):
-            found.setdefault(path.with_name(stem), []).append((len(part), part, path))
+            parts_by_archive.setdefault(path.with_name(stem), []).append((len(part), part, path))
     return tuple(
-        Archive(whole.name, tuple(path for *_, path in sorted(parts)))
-        for whole, parts in sorted(found.items())
+        Archive(archive_path.name, tuple(path for *_, path in sorted(parts)))
+        for archive_path, parts in sorted(parts_by_archive.items())
     )
 
 
-def _part(name: str) -> tuple[str, str]:
-    """ "videos.tar.part.aa" as ("videos.tar", "aa"); of a whole archive the part is empty."""
+def _split_part(name: str) -> tuple[str, str]:
+    """Splits "videos.tar.part.aa" into ("videos.tar", "aa"); of a whole archive the part is ""."""
     pattern = r"(.+\.(?:zip|tar|tgz|tar\.gz))\.(?:part[._-]?)?([a-z]{2,3}|\d{1,4})"
     match = re.fullmatch(pattern, name, re.IGNORECASE)
     return (match[1], match[2]) if match and match[2] != "gz" else (name, "")
 
 
-def _gap(names: Sequence[str]) -> str:
-    """Of parts in order the first that is missing before the last one there is, if any."""
-    parts = [_part(name)[1].lower() for name in names]
+def _missing_part(names: Sequence[str]) -> str:
+    """Returns the first part that is missing before the last one, or ""."""
+    parts = [_split_part(name)[1].lower() for name in names]
     width, last = len(parts[0]), parts[-1]
-    every: Iterator[str]
+    expected: Iterator[str]
     if last.isdigit():
-        first = min(1, int(parts[0]))  # some count from 0
-        every = (f"{number:0{width}d}" for number in range(first, int(last)))
+        first = min(1, int(parts[0]))  # Some parts are counted from 0.
+        expected = (f"{number:0{width}d}" for number in range(first, int(last)))
     else:
-        every = takewhile(last.__ne__, map("".join, product(ascii_lowercase, repeat=width)))
-    return next((f"part {each}" for each in every if each not in parts), "")
+        expected = takewhile(last.__ne__, map("".join, product(ascii_lowercase, repeat=width)))
+    return next((f"part {each}" for each in expected if each not in parts), "")
 
 
-def harmless(name: str) -> bool:
-    """A relative name that stays below where it is put."""
+def is_safe_name(name: str) -> bool:
+    """Returns whether a relative name stays below the folder that it is put into."""
     path = PurePosixPath(name)
     bad = path.is_absolute() or ".." in path.parts or "\\" in name or "\0" in name
     return bool(path.parts) and not bad and not re.match("[A-Za-z]:", name)
 
 
 def file_name(name: str) -> str:
-    """The last part of a member's name, safe to print and to make a file of."""
+    """Returns the last part of a member's name, safe to print and as a file's name."""
     last = "".join(c if c.isprintable() else "_" for c in PurePosixPath(name).name)
     return last[-120:] or "member"
 
 
-def _copy(source: io.BufferedIOBase, out: io.BufferedIOBase, size: int) -> None:
-    """Exactly as many bytes as were declared: an archive may lie about them."""
+def _copy_exactly(source: io.BufferedIOBase, out: io.BufferedIOBase, size: int) -> None:
+    """Copies exactly the declared number of bytes, because an archive may lie about it."""
     left = size
     while left and (data := source.read(min(left, 1 << 20))):
         out.write(data)

@@ -16,11 +16,11 @@ from saccade.bench.suites.types import Setting, Task
 class Source:
     """One publication of a benchmark."""
 
-    repos: tuple[str, ...]  # the newest id first; all of them hold the same files
-    files: Mapping[str, tuple[str, ...]]  # by split, patterns of which the first that fits counts
-    small: bool = False  # the files hold no pictures, so they may be fetched unasked
+    repos: tuple[str, ...]  # The newest id first; all of them have the same files.
+    files: Mapping[str, tuple[str, ...]]  # By split: patterns, of which the first that fits counts.
+    small: bool = False  # Whether there are no pictures, so that files may be fetched unasked.
     gated: bool = False
-    nested: str | None = None  # a column whose list holds the rows
+    nested: str | None = None  # A column whose list has the rows.
     revisions: tuple[str | None, ...] = (None,)
 
 
@@ -28,12 +28,12 @@ class Source:
 class Media:
     """Media that lie beside the rows."""
 
-    folders: Mapping[str, tuple[str, ...]]  # by part ("" is every part), the first that has it
-    whole: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # uncut: mind start and end
-    packed: tuple[str, ...] = ()  # patterns of the archives, for messages
-    unpacked: tuple[str, ...] = ()  # below HF_HOME, where lmms-eval unpacks them
-    frame_rate: float = 1.0  # of folders of frames, per second
-    fold: bool = True  # names may differ in case
+    folders: Mapping[str, tuple[str, ...]]  # By part ("" is every part), the first that has it.
+    whole: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # Uncut: use start and end.
+    packed: tuple[str, ...] = ()  # Patterns of the archives, for messages.
+    unpacked: tuple[str, ...] = ()  # Below HF_HOME, where lmms-eval unpacks them.
+    frame_rate: float = 1.0  # Of folders of frames, per second.
+    fold: bool = True  # Whether names may differ in case.
 
 
 @dataclass(frozen=True)
@@ -41,67 +41,67 @@ class Join:
     """Pictures kept apart from the questions."""
 
     files: Mapping[str, tuple[str, ...]]
-    key: str  # of the pictures
-    on: str  # of the questions
+    key: str  # The key's column of the pictures.
+    on: str  # The key's column of the questions.
     column: str
 
 
 @dataclass(frozen=True)
 class Benchmark:
-    """What is known of one benchmark. Of a column's names those that exist are used."""
+    """The description of one benchmark. Of a column's names those that exist are used."""
 
     title: str
     sources: tuple[Source, ...]
     task: Task
     columns: Mapping[str, tuple[str, ...]]  # id, question, answer, options, image, video, ...
-    papers: Mapping[str, Setting]  # how each ran it, the one that counts unasked first
+    papers: Mapping[str, Setting]  # How each paper ran it; the first is the default.
     media: Media | None = None
     join: Join | None = None
     parts: tuple[str, ...] = ()
-    part_column: str | None = None  # holds the part; without it each part has its own files
-    where: tuple[str, str] | None = None  # a column and the value its rows have
+    part_column: str | None = None  # The column of the part; by default each part has its files.
+    where: tuple[str, str] | None = None  # A column and the value that its rows have.
     option: str = "{letter}. {text}"
     optional: frozenset[str] = frozenset({"id", "options", "start", "end", "then"})
 
 
-def _benchmark(said: Mapping[str, Any]) -> Benchmark:
-    """A benchmark of the file. Media in a folder for each part name the parts."""
-    given: dict[str, Any] = {name: _tuples(value) for name, value in said.items()}
-    given["sources"] = tuple(Source(**source) for source in given["sources"])
-    given["papers"] = {
+def _benchmark(entry: Mapping[str, Any]) -> Benchmark:
+    """Makes a benchmark of an entry of the file. Folders of media name the parts."""
+    fields: dict[str, Any] = {name: _lists_to_tuples(value) for name, value in entry.items()}
+    fields["sources"] = tuple(Source(**source) for source in fields["sources"])
+    fields["papers"] = {
         name: setting
-        for paper, stated in given["papers"].items()
+        for paper, stated in fields["papers"].items()
         for name, setting in _settings(paper, **stated)
     }
-    if "media" in given:
-        given["media"] = Media(**given["media"])
-        given.setdefault("parts", tuple(filter(None, given["media"].folders)))
-    if "join" in given:
-        given["join"] = Join(**given["join"])
-    if "optional" in given:
-        given["optional"] = frozenset(given["optional"])
-    return Benchmark(**given)
+    if "media" in fields:
+        fields["media"] = Media(**fields["media"])
+        fields.setdefault("parts", tuple(filter(None, fields["media"].folders)))
+    if "join" in fields:
+        fields["join"] = Join(**fields["join"])
+    if "optional" in fields:
+        fields["optional"] = frozenset(fields["optional"])
+    return Benchmark(**fields)
 
 
 def _settings(name: str, turns: bool = False, **stated: Any) -> Iterator[tuple[str, Setting]]:
-    """A paper's setting by its name, and one for each of its second turns."""
+    """Yields a paper's setting with its name, and one for each of its second turns."""
     setting = Setting(**stated)
     yield name, setting
-    for kind, question in TURNS.items() if turns else ():
-        worded = f"{setting.paper}; second turn as its published code words it"
-        yield f"{name}-{kind}", replace(setting, paper=worded, then=question, next=not question)
+    for kind, question in SECOND_TURNS.items() if turns else ():
+        source = f"{setting.paper}; second turn as its published code words it"
+        yield f"{name}-{kind}", replace(setting, paper=source, then=question, next=not question)
 
 
-def _tuples(value: Any) -> Any:
-    """The same without lists."""
+def _lists_to_tuples(value: Any) -> Any:
+    """Returns a value with tuples instead of lists."""
     if isinstance(value, dict):
-        return {name: _tuples(each) for name, each in value.items()}
-    return tuple(map(_tuples, value)) if isinstance(value, list) else value
+        return {name: _lists_to_tuples(each) for name, each in value.items()}
+    return tuple(map(_lists_to_tuples, value)) if isinstance(value, list) else value
 
 
 _FILE = yaml.safe_load(Path(__file__).with_name("benchmarks.yaml").read_text(encoding="utf-8"))
-TURNS: Mapping[str, str | None] = _FILE["turns"]
-"""Kinds of second turns, and what they ask; None: what the next sample does."""
+SECOND_TURNS: Mapping[str, str | None] = _FILE["turns"]
+"""The kinds of second turns and their questions; None stands for the next sample's question."""
 BENCHMARKS: Mapping[str, Benchmark] = {
-    name: _benchmark(said) for name, said in _FILE["benchmarks"].items()
+    name: _benchmark(entry) for name, entry in _FILE["benchmarks"].items()
 }

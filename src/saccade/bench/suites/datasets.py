@@ -1,7 +1,7 @@
-"""The papers' benchmarks, read where they lie on disk, in the layouts they are published in.
+"""The papers' benchmarks, read from disk in the layouts in which they are published.
 
-`benchmarks.yaml` says of each which files and columns it has and how the papers ran it; one loader
-reads them all. An item that cannot be used is listed with its reason, and the others go on.
+`benchmarks.yaml` describes the files and columns of each, and how the papers ran it; one loader
+reads them all. An item that cannot be used is listed with the reason, and the others go on.
 """
 
 from __future__ import annotations
@@ -18,23 +18,30 @@ import numpy as np
 from saccade.bench.suites import wording
 from saccade.bench.suites.archives import file_name
 from saccade.bench.suites.benchmarks import Benchmark
-from saccade.bench.suites.places import Index, Place
+from saccade.bench.suites.media_index import MediaIndex, MediaPlace
 from saccade.bench.suites.rows import Row, Rows
-from saccade.bench.suites.types import MARK, Item, LayoutError, Medium, Setting, in_a_row
+from saccade.bench.suites.types import (
+    IMAGE_MARK,
+    Item,
+    LayoutError,
+    Medium,
+    Setting,
+    with_next_items,
+)
 from saccade.core.errors import OptionError, VideoInputError
 from saccade.inputs import media
 from saccade.inputs.media import Clip, FrameSampling
 
-SEED = 42  # of the samples; SpecVLM's published code draws with it, and in this way
+SAMPLE_SEED = 42  # SpecVLM's published code draws its samples with this seed, in this way.
 
 
 @contextmanager
-def damage(title: str, remedy: str) -> Iterator[None]:
-    """Says what to do about a `LayoutError` of a whole file."""
+def explain_damage(title: str, remedy: str) -> Iterator[None]:
+    """Turns a `LayoutError` of a whole file into an `OptionError` that says what to do."""
     try:
         yield
-    except LayoutError as fault:
-        raise OptionError(f"{title}: {fault}: {remedy}") from None
+    except LayoutError as error:
+        raise OptionError(f"{title}: {error}: {remedy}") from None
 
 
 @dataclass(frozen=True)
@@ -47,33 +54,35 @@ class Unusable:
 
 @dataclass(frozen=True)
 class Dataset:
-    """A benchmark whose files were found. Of `setting.samples`, drawn by `SEED`, the usable ones
-    come first in the order they were drawn; a sample that cannot be used is replaced by the next.
+    """A benchmark whose files were found.
+
+    Of `setting.samples`, drawn by `SAMPLE_SEED`, the usable ones come first in the order in which
+    they were drawn; a sample that cannot be used is replaced by the next.
     """
 
     name: str
     setting: Setting
     benchmark: Benchmark
-    tables: tuple[tuple[str, Rows], ...]  # part, rows
-    part: str = ""  # the only one wanted, of a benchmark whose parts are a column
-    pictures: Rows | None = None  # of a join
-    index: Index | None = None  # of media beside the rows
-    remedy: str = ""  # the command that fetches what is missing
+    tables: tuple[tuple[str, Rows], ...]  # Pairs of a part and its rows.
+    part: str = ""  # The selected part, of a benchmark whose parts are a column.
+    pictures: Rows | None = None  # Of a join.
+    index: MediaIndex | None = None  # Of media beside the rows.
+    remedy: str = ""  # The command that fetches what is missing.
 
     def items(self) -> Iterator[Item]:
-        """Every usable item. Raises `OptionError` where the rows turn out to be damaged."""
-        found = (entry for entry in self.entries() if isinstance(entry, Item))
-        return in_a_row(found) if self.setting.next else found
+        """Yields every usable item. Raises `OptionError` where the rows are damaged."""
+        items = (entry for entry in self.entries() if isinstance(entry, Item))
+        return with_next_items(items) if self.setting.next else items
 
     def entries(self) -> Iterator[Item | Unusable]:
-        """Usable or not, in order; nothing is decoded or unpacked yet."""
-        numbers, wanted = self._numbers, self.setting.samples
-        if wanted is not None:
-            order = np.random.default_rng(SEED).permutation(len(numbers))
-            numbers = [numbers[place] for place in order]
+        """Yields all samples in order, usable or not; nothing is decoded or unpacked yet."""
+        numbers, wanted_count = self._numbers, self.setting.samples
+        if wanted_count is not None:
+            order = np.random.default_rng(SAMPLE_SEED).permutation(len(numbers))
+            numbers = [numbers[table] for table in order]
         usable = 0
-        while numbers and (wanted is None or usable < wanted):
-            drawn = numbers if wanted is None else numbers[: wanted - usable]
+        while numbers and (wanted_count is None or usable < wanted_count):
+            drawn = numbers if wanted_count is None else numbers[: wanted_count - usable]
             numbers = numbers[len(drawn) :]
             for entry in self._read(sorted(drawn)):
                 usable += isinstance(entry, Item)
@@ -81,20 +90,22 @@ class Dataset:
 
     @cached_property
     def _numbers(self) -> list[tuple[int, int]]:
-        """Every row that belongs to the benchmark: its table and its number there."""
+        """The table and the row number of every row that belongs to the benchmark."""
         column, value = self.benchmark.where or (self.benchmark.part_column, self.part)
-        found = []
-        for place, (_, rows) in enumerate(self.tables):
-            kept = list(range(len(rows)))
+        items = []
+        for table, (_, rows) in enumerate(self.tables):
+            rows_of_part = list(range(len(rows)))
             if column and value:
                 with self._damage():
-                    kept = [n for n, has in enumerate(rows.column(column)) if has == value]
-            found += [(place, number) for number in kept]
-        return found
+                    rows_of_part = [
+                        n for n, cell in enumerate(rows.column(column)) if cell == value
+                    ]
+            items += [(table, number) for number in rows_of_part]
+        return items
 
     @cached_property
     def _joined(self) -> Mapping[str, int]:
-        """Rows of the pictures by their key."""
+        """Row numbers of the pictures by their key."""
         if self.pictures is None or self.benchmark.join is None:
             return {}
         with self._damage():
@@ -102,105 +113,115 @@ class Dataset:
         return {str(key): number for number, key in enumerate(keys)}
 
     def _read(self, drawn: Sequence[tuple[int, int]]) -> Iterator[Item | Unusable]:
-        for place, (part, rows) in enumerate(self.tables):
-            numbers = [number for table, number in drawn if table == place]
-            taken = rows.take(numbers)
+        for table, (part, rows) in enumerate(self.tables):
+            numbers = [number for own_table, number in drawn if own_table == table]
+            selected_rows = rows.rows_at(numbers)
             for number in numbers:
                 with self._damage():
-                    row = next(taken)
-                source = wording.first(row, self.benchmark.columns.get("id", ()))
+                    row = next(selected_rows)
+                source = wording.first_value(row, self.benchmark.columns.get("id", ()))
                 name = "/".join(str(word) for word in (part, source) if word not in ("", None))
                 name = f"{name}#{number}"
                 try:
                     yield self._item(name, part, row)
-                except LayoutError as fault:
-                    yield Unusable(name, str(fault))
+                except LayoutError as error:
+                    yield Unusable(name, str(error))
 
     def _item(self, name: str, part: str, row: Row) -> Item:
-        """The sample as the paper puts it. Raises `LayoutError` where it cannot be."""
-        known, prompt, task = self.benchmark, self.setting.prompt, self.benchmark.task
-        columns = known.columns
-        raw = wording.first(row, columns["question"])
+        """Returns the sample as the paper words it. Raises `LayoutError` where it cannot."""
+        benchmark, prompt, task = self.benchmark, self.setting.prompt, self.benchmark.task
+        columns = benchmark.columns
+        raw = wording.first_value(row, columns["question"])
         if not isinstance(raw, str) or not raw.strip():
             raise LayoutError("it has no question")
         answers: tuple[str, ...] = ()
-        code = task == "text"  # its spaces count
-        question = raw if code else wording.MARKS.sub("", raw).strip()
-        options = wording.texts(row, columns.get("options", ()))
+        code = task == "text"  # Spaces matter in code.
+        question = raw if code else wording.IMAGE_MARKS.sub("", raw).strip()
+        options = wording.column_texts(row, columns.get("options", ()))
         if task == "choice" and not options:
             question, options = wording.split_options(question)
         if task == "choice" and "{question}" not in prompt:
-            task, options = "caption", ()  # a free description has no right letter
+            task, options = "caption", ()  # A free description has no right letter.
         elif task == "choice":
             if len(options) < 2:
                 raise LayoutError("it has no options to choose from")
-            answers = wording.letter(wording.first(row, columns["answer"]), options)
+            answers = wording.right_letter(wording.first_value(row, columns["answer"]), options)
         else:
-            answers = wording.answers(wording.first(row, columns["answer"]), verbatim=code)
-        shown = self._media(name, part, row)
-        if MARK in prompt and prompt.count(MARK) != len(shown):
-            what = f"it has {len(shown)} images where the prompt has {prompt.count(MARK)}"
+            answers = wording.right_answers(
+                wording.first_value(row, columns["answer"]), verbatim=code
+            )
+        media_items = self._media(name, part, row)
+        if IMAGE_MARK in prompt and prompt.count(IMAGE_MARK) != len(media_items):
+            what = (
+                f"it has {len(media_items)} images where the prompt has {prompt.count(IMAGE_MARK)}"
+            )
             raise LayoutError(what)
         lettered = zip(wording.LETTERS, options, strict=False)
-        lines = (known.option.format(letter=letter, text=text) for letter, text in lettered)
+        lines = (benchmark.option.format(letter=letter, text=text) for letter, text in lettered)
         words = {
             "question": question,
-            "options": wording.MARKS.sub("", "\n".join(lines)),
+            "options": wording.IMAGE_MARKS.sub("", "\n".join(lines)),
         }
-        captions = [wording.MARKS.sub("", text).strip() for text in wording.CAPTION.findall(raw)]
+        captions = [
+            wording.IMAGE_MARKS.sub("", text).strip()
+            for text in wording.NUMBERED_CAPTION.findall(raw)
+        ]
         words |= {f"caption{n}": text for n, text in enumerate(captions, 1) if text}
         try:
-            asked = re.sub(r"\{(question|options|caption\d)\}", lambda m: words[m[1]], prompt)
-        except KeyError as lack:
-            raise LayoutError(f"its question has no {lack.args[0]}") from None
+            question = re.sub(r"\{(question|options|caption\d)\}", lambda m: words[m[1]], prompt)
+        except KeyError as missing:
+            raise LayoutError(f"its question has no {missing.args[0]}") from None
         used = {column for names in columns.values() for column in names}
         meta = {
             key: value
             for key, value in row.items()
             if key not in used and isinstance(value, str | int | float | bool)
         }
-        then = wording.texts(row, columns.get("then", ()))
+        then = wording.column_texts(row, columns.get("then", ()))
         then += (self.setting.then,) if self.setting.then else ()
-        told = {**meta, "part": part}
-        return Item(name, task, asked, shown, answers, options, then, meta=told)
+        meta = {**meta, "part": part}
+        return Item(name, task, question, media_items, answers, options, then, meta=meta)
 
     def _media(self, name: str, part: str, row: Row) -> tuple[Medium, ...]:
-        known, columns = self.benchmark, self.benchmark.columns
-        if known.join is not None:
-            key = str(row.get(known.join.on))
+        benchmark, columns = self.benchmark, self.benchmark.columns
+        if benchmark.join is not None:
+            key = str(row.get(benchmark.join.on))
             if key not in self._joined:
                 raise LayoutError(f"there is no image {key[:80]!r}")
             read = partial(self._joined_image, self._joined[key], key[:80])
             return (Medium("image", key[:80], read),)
         if "video" in columns:
             return (self._video(part, row),)
-        found = []
+        items = []
         for column in columns.get("image", ()):
             values = row.get(column)
             for value in values if isinstance(values, list) else [values]:
                 if value is not None:
-                    found.append(self._image(value, f"{name} {column}"))
-        if "image" in columns and not found:
+                    items.append(self._image(value, f"{name} {column}"))
+        if "image" in columns and not items:
             raise LayoutError("it has no image")
-        return tuple(found)
+        return tuple(items)
 
     def _video(self, part: str, row: Row) -> Medium:
-        beside, name = self.benchmark.media, wording.first(row, self.benchmark.columns["video"])
-        if beside is None or self.index is None or not isinstance(name, str) or not name:
+        media_layout, name = (
+            self.benchmark.media,
+            wording.first_value(row, self.benchmark.columns["video"]),
+        )
+        if media_layout is None or self.index is None or not isinstance(name, str) or not name:
             raise LayoutError("it names no video")
         start = end = None
         try:
-            place = self.index.find(name, _of_part(beside.folders, part))
+            place = self.index.find(name, _folders_of_part(media_layout.folders, part))
         except LayoutError:
-            if not (whole := _of_part(beside.whole, part)):
+            if not (uncut_folders := _folders_of_part(media_layout.whole, part)):
                 raise
-            place = self.index.find(name, whole)
+            place = self.index.find(name, uncut_folders)
             start, end = row.get("start"), row.get("end")
-        read = partial(_read_video, place, self.setting.frames, start, end, beside.frame_rate)
+        read = partial(_read_video, place, self.setting.frames, start, end, media_layout.frame_rate)
         return Medium("video", file_name(name), read)
 
     def _image(self, value: Any, label: str) -> Medium:
-        """A picture in the row (bytes, or a struct with them), or the name of a file."""
+        """Returns a picture of the row (bytes, or a struct with them), or of a file it names."""
         data = value.get("bytes") if isinstance(value, Mapping) else value
         name = value.get("path") if isinstance(value, Mapping) else None
         if isinstance(data, bytes) and data:
@@ -211,66 +232,70 @@ class Dataset:
             raise LayoutError("an image of it is empty")
         if self.index is None:
             raise LayoutError(f"{file_name(path)} is not in its row and nothing is beside it")
-        beside = self.benchmark.media
-        place = self.index.find(path, _of_part(beside.folders, "") if beside else ("",))
+        media_layout = self.benchmark.media
+        place = self.index.find(
+            path, _folders_of_part(media_layout.folders, "") if media_layout else ("",)
+        )
         return Medium("image", file_name(path), lambda: media.read_image(place.local()))
 
     def _joined_image(self, number: int, label: str) -> np.ndarray:
         assert self.pictures is not None and self.benchmark.join is not None
         with self._damage():
-            row = next(iter(self.pictures.take([number])))
+            row = next(iter(self.pictures.rows_at([number])))
         try:
             medium = self._image(row[self.benchmark.join.column], label)
-        except LayoutError as fault:
-            raise VideoInputError(f"{label}: {fault}", "damaged") from None
+        except LayoutError as error:
+            raise VideoInputError(f"{label}: {error}", "damaged") from None
         image = medium.read()
         assert isinstance(image, np.ndarray)
         return image
 
     def _damage(self) -> AbstractContextManager[None]:
-        return damage(self.benchmark.title, self.remedy)
+        return explain_damage(self.benchmark.title, self.remedy)
 
 
 def message_parts(item: Item) -> tuple[str | Medium, ...]:
-    """The item as a chat message: media first, or where the prompt marks them."""
-    texts = item.question.split(MARK)
+    """Returns the item as a chat message: media first, or where the prompt marks them."""
+    texts = item.question.split(IMAGE_MARK)
     if len(texts) != len(item.media) + 1:
         return (*item.media, item.question)
-    found: list[str | Medium] = []
+    parts: list[str | Medium] = []
     for text, medium in zip(texts, (*item.media, None), strict=True):
-        found += [text.strip()] if text.strip() else []
-        found += [medium] if medium is not None else []
-    return tuple(found)
+        parts += [text.strip()] if text.strip() else []
+        parts += [medium] if medium is not None else []
+    return tuple(parts)
 
 
-def _of_part(folders: Mapping[str, tuple[str, ...]], part: str) -> tuple[str, ...]:
+def _folders_of_part(folders: Mapping[str, tuple[str, ...]], part: str) -> tuple[str, ...]:
     return folders.get(part, folders.get("", ()))
 
 
-def _read_video(place: Place, frames: int | None, start: Any, end: Any, frame_rate: float) -> Clip:
-    """The video's frames from `start` to `end` seconds; a folder's are `frame_rate` a second."""
+def _read_video(
+    place: MediaPlace, frames: int | None, start: Any, end: Any, frame_rate: float
+) -> Clip:
+    """Reads frames from `start` to `end` seconds; a folder has `frame_rate` frames a second."""
     path = place.local()
-    folder = path.is_dir()
-    scale = frame_rate if folder else 1.0  # a folder read by count is taken for one a second
+    is_folder = path.is_dir()
+    time_scale = frame_rate if is_folder else 1.0  # A folder is read as one frame a second.
     first, last = (
-        float(t) * scale if isinstance(t, int | float) and not isinstance(t, bool) else None
+        float(t) * time_scale if isinstance(t, int | float) and not isinstance(t, bool) else None
         for t in (start, end)
     )
     clip = media.read(path, FrameSampling(num_frames=frames, start=first, end=last))
-    if not folder:
+    if not is_folder:
         return clip
     return replace(
         clip,
-        timestamps=clip.timestamps / scale,
-        duration=clip.duration / scale,
-        fps=clip.fps * scale,
-        sampled_fps=clip.sampled_fps * scale,
+        timestamps=clip.timestamps / time_scale,
+        duration=clip.duration / time_scale,
+        fps=clip.fps * time_scale,
+        sampled_fps=clip.sampled_fps * time_scale,
     )
 
 
 def _read_image(data: bytes, label: str) -> np.ndarray:
     try:
         return media.read_image(data)
-    except VideoInputError as fault:
-        words = str(fault).replace("the input", label, 1)
-        raise VideoInputError(words, fault.code, fault.limit) from None
+    except VideoInputError as error:
+        message = str(error).replace("the input", label, 1)
+        raise VideoInputError(message, error.code, error.limit) from None

@@ -1,4 +1,4 @@
-"""Rows of a benchmark as they lie on disk: in parquet, JSON or a workbook. Knows no benchmark."""
+"""Rows of a benchmark on disk: in parquet, JSON or a workbook. Knows no benchmark."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from saccade.core.errors import OptionError, extra
 
 Row = Mapping[str, Any]
 
-MAX_SHEET = 64 << 20  # bytes of XML in a workbook
+MAX_SHEET_BYTES = 64 << 20  # Of XML in a workbook.
 
 
 @dataclass(frozen=True)
-class Listed:
-    """Rows that are in memory already."""
+class InMemoryRows:
+    """Rows that are in memory."""
 
     rows: tuple[Row, ...]
 
@@ -38,30 +38,30 @@ class Listed:
     def column(self, name: str) -> list[Any]:
         return [row.get(name) for row in self.rows]
 
-    def take(self, numbers: Sequence[int]) -> Iterator[Row]:
+    def rows_at(self, numbers: Sequence[int]) -> Iterator[Row]:
         return (self.rows[number] for number in numbers)
 
 
 @dataclass(frozen=True)
-class Parquet:
-    """Parquet files read a row group at a time, as pictures make a whole file large."""
+class ParquetRows:
+    """Parquet files, read by row group because pictures make a whole file large."""
 
     files: tuple[Path, ...]
 
     @cached_property
     def _groups(self) -> tuple[tuple[int, Path, int], ...]:
-        """Of each row group: the number of its first row, its file, its place in the file."""
-        found, start = [], 0
+        """The number of each row group's first row, its file, and its place in the file."""
+        groups, start = [], 0
         for path in self.files:
-            with _parquet(path) as file:
+            with _open_parquet(path) as file:
                 for group in range(file.num_row_groups):
-                    found.append((start, path, group))
+                    groups.append((start, path, group))
                     start += file.metadata.row_group(group).num_rows
-        return (*found, (start, Path(), -1))
+        return (*groups, (start, Path(), -1))
 
     @cached_property
     def names(self) -> tuple[str, ...]:
-        with _parquet(self.files[0]) as file:
+        with _open_parquet(self.files[0]) as file:
             return tuple(file.schema_arrow.names)
 
     def __len__(self) -> int:
@@ -70,24 +70,24 @@ class Parquet:
     def column(self, name: str) -> list[Any]:
         values: list[Any] = []
         for path in self.files:
-            with _parquet(path) as file:
+            with _open_parquet(path) as file:
                 values += file.read(columns=[name]).column(name).to_pylist()
         return values
 
-    def take(self, numbers: Sequence[int]) -> Iterator[Row]:
+    def rows_at(self, numbers: Sequence[int]) -> Iterator[Row]:
         starts = [start for start, _, _ in self._groups]
         for number in numbers:
             start, path, group = self._groups[bisect_right(starts, number) - 1]
-            rows = _group(path, group, path.stat().st_mtime_ns)
+            rows = _read_group(path, group, path.stat().st_mtime_ns)
             yield rows.slice(number - start, 1).to_pylist()[0]
 
 
-Rows = Listed | Parquet
-"""Rows in a fixed order, read when asked for."""
+Rows = InMemoryRows | ParquetRows
+"""Rows in a fixed order, read on demand."""
 
 
 def read_rows(files: Sequence[Path], nested: str | None = None) -> Rows:
-    """The rows of these files, all of one kind; `nested` names a list whose entries are the rows.
+    """Returns the rows of files of one kind; `nested` names a list whose entries are the rows.
 
     Raises `LayoutError` for what is cut short, damaged or a pointer to a file kept elsewhere.
     """
@@ -96,7 +96,7 @@ def read_rows(files: Sequence[Path], nested: str | None = None) -> Rows:
             if file.read(23) == b"version https://git-lfs":
                 raise LayoutError(f"{path.name} is only a Git LFS pointer, not the file itself")
     if files[0].suffix == ".parquet":
-        table = Parquet(tuple(files))
+        table = ParquetRows(tuple(files))
         len(table)
         return table
     rows: list[Row] = []
@@ -105,35 +105,37 @@ def read_rows(files: Sequence[Path], nested: str | None = None) -> Rows:
             rows += _workbook(path) if path.suffix == ".xlsx" else _json(path)
         except OptionError:
             raise
-        except Exception:  # a damaged workbook makes its reader raise whatever it trips over
+        except Exception:  # A damaged workbook makes its reader raise anything.
             raise LayoutError(f"{path.name} is cut short or damaged") from None
     if nested:
         rows = [{**row, **inner} for row in rows for inner in row.get(nested) or ()]
-    return Listed(tuple(rows))
+    return InMemoryRows(tuple(rows))
 
 
 def missing_shards(files: Sequence[Path]) -> list[str]:
-    """Names that should be beside these, going by "-00000-of-00003"."""
+    """Returns the names of missing files, going by "-00000-of-00003" in the others."""
     names = {path.name for path in files}
-    wanted: set[str] = set()
+    expected: set[str] = set()
     for name in names:
         if match := re.fullmatch(r"(.*)-\d{5}-of-(\d{5})(\..*)", name):
             stem, count, suffix = match.groups()
-            wanted |= {f"{stem}-{n:05d}-of-{count}{suffix}" for n in range(min(int(count), 10000))}
-    return sorted(wanted - names)
+            expected |= {
+                f"{stem}-{n:05d}-of-{count}{suffix}" for n in range(min(int(count), 10000))
+            }
+    return sorted(expected - names)
 
 
 def _library(name: str) -> Any:
-    """A library that only benchmarks need."""
+    """Imports a library that only benchmarks need."""
     try:
         return import_module(name)
     except ImportError:
-        said = f"reading benchmarks needs {name.partition('.')[0]}: {extra('datasets')}"
-        raise OptionError(said) from None
+        message = f"reading benchmarks needs {name.partition('.')[0]}: {extra('datasets')}"
+        raise OptionError(message) from None
 
 
 @contextmanager
-def _parquet(path: Path) -> Iterator[Any]:
+def _open_parquet(path: Path) -> Iterator[Any]:
     parquet = _library("pyarrow.parquet")
     try:
         with parquet.ParquetFile(path) as file:
@@ -142,16 +144,16 @@ def _parquet(path: Path) -> Iterator[Any]:
         raise LayoutError(f"{path.name} is cut short or damaged") from None
 
 
-@lru_cache(maxsize=2)  # rows of a group are asked for one after another
-def _group(path: Path, group: int, changed: int) -> Any:
-    with _parquet(path) as file:
+@lru_cache(maxsize=2)  # Rows of one group are read one after another.
+def _read_group(path: Path, group: int, changed: int) -> Any:
+    with _open_parquet(path) as file:
         return file.read_row_group(group)
 
 
 def _json(path: Path) -> list[Row]:
     text = path.read_text(encoding="utf-8")
     lines = path.suffix == ".jsonl"
-    # Not splitlines(): a text may hold other line ends, and JSON leaves them as they are.
+    # splitlines() would not do: a text may contain other line ends, which JSON does not escape.
     rows = [json.loads(line) for line in text.split("\n") if line.strip()] if lines else None
     rows = json.loads(text) if rows is None else rows
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
@@ -160,10 +162,10 @@ def _json(path: Path) -> list[Row]:
 
 
 def _workbook(path: Path) -> list[Row]:
-    """The first sheet of an .xlsx as texts, its first row being the names."""
+    """Returns the first sheet of an .xlsx as texts, with the first row as names."""
     excel = _library("openpyxl")
     with path.open("rb") as file:
-        if any(part.file_size > MAX_SHEET for part in zipfile.ZipFile(file).infolist()):
+        if any(part.file_size > MAX_SHEET_BYTES for part in zipfile.ZipFile(file).infolist()):
             raise ValueError("too large a sheet")
         book = excel.load_workbook(file, read_only=True, data_only=True)
         names, *lines = book.worksheets[0].iter_rows(values_only=True)

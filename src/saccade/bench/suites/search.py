@@ -1,4 +1,4 @@
-"""Finding a benchmark on disk, and saying what is missing and how to fetch it."""
+"""Finds a benchmark on disk, or says what is missing and which command fetches it."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from saccade.bench.suites.benchmarks import BENCHMARKS, Benchmark, Source
-from saccade.bench.suites.datasets import Dataset, damage
-from saccade.bench.suites.places import IMAGE, VIDEO, Index
+from saccade.bench.suites.datasets import Dataset, explain_damage
+from saccade.bench.suites.media_index import IMAGE_SUFFIXES, VIDEO_SUFFIXES, MediaIndex
 from saccade.bench.suites.rows import Rows, missing_shards, read_rows
 from saccade.bench.suites.types import Setting
 from saccade.core.errors import OptionError
@@ -26,49 +26,58 @@ def open_dataset(
     *,
     paper: str | None = None,
 ) -> Dataset:
-    """A benchmark as a suite: `name` is one of `BENCHMARKS`, or "mvbench/action_count", a part.
+    """Returns a benchmark as a suite.
 
-    `root` is its folder, a folder that holds it, or a snapshot of the hub; without it the local hub
-    cache is searched, and annotations without pictures may be fetched. `paper` is one of the
-    benchmark's `papers` (default: the first). Raises `OptionError`, with the command that helps,
-    where files are missing, cut short or changed.
+    `name` is one of `BENCHMARKS`, or "mvbench/action_count" for a part. `root` is its folder, a
+    folder that contains it, or a snapshot of the hub. Without it the local hub cache is searched,
+    and annotations without pictures may be fetched. `paper` is one of the benchmark's `papers`, by
+    default the first. Raises `OptionError`, with the command that helps, where files are missing,
+    incomplete or changed.
     """
     key, part = _parse(name)
-    known = BENCHMARKS[key]
-    if paper is not None and paper not in known.papers:
-        raise OptionError(f"{known.title} has no setting {paper!r}: use {', '.join(known.papers)}")
-    setting = known.papers[paper or next(iter(known.papers))]
-    fitting = [source for source in known.sources if setting.split in source.files]
-    parts = () if known.part_column or not known.parts else (part,) if part else known.parts
-    search = _Search(known, setting.split, parts or ("",), Path(root) if root is not None else None)
-    for look in (search.folders, search.fetched):
-        for source, folder in ((s, f) for s in fitting for f in look(s)):
+    benchmark = BENCHMARKS[key]
+    if paper is not None and paper not in benchmark.papers:
+        raise OptionError(
+            f"{benchmark.title} has no setting {paper!r}: use {', '.join(benchmark.papers)}"
+        )
+    setting = benchmark.papers[paper or next(iter(benchmark.papers))]
+    sources = [source for source in benchmark.sources if setting.split in source.files]
+    parts = (
+        () if benchmark.part_column or not benchmark.parts else (part,) if part else benchmark.parts
+    )
+    search = _Search(
+        benchmark, setting.split, parts or ("",), Path(root) if root is not None else None
+    )
+    for find_folders in (search.folders, search.fetch):
+        for source, folder in ((s, f) for s in sources for f in find_folders(s)):
             if dataset := search.load(source, folder, setting):
-                only = part if known.part_column else ""
-                return replace(dataset, name=f"{key}/{part}" if part else key, part=only)
-    raise search.absent(fitting[0])
+                wanted_part = part if benchmark.part_column else ""
+                return replace(dataset, name=f"{key}/{part}" if part else key, part=wanted_part)
+    raise search.not_found_error(sources[0])
 
 
 @dataclass(frozen=True)
 class _Search:
-    """Where to look for one split of a benchmark, and what to say where it is not."""
+    """Searches for one split of a benchmark, and makes the messages where it is not found."""
 
-    known: Benchmark
+    benchmark: Benchmark
     split: str
     parts: tuple[str, ...]
     root: Path | None
 
     def folders(self, source: Source) -> Iterator[Path]:
-        """Folders that may be the dataset's own, the likeliest first; without a root those of the
-        hub's client."""
-        hub = ["--".join(("datasets", *repo.split("/"))) for repo in source.repos]
+        """Yields folders that may be the dataset's own, the likeliest first.
+
+        Without a root these are folders of the hub's client.
+        """
+        hub_names = ["--".join(("datasets", *repo.split("/"))) for repo in source.repos]
         if self.root is None:
             from huggingface_hub import constants
 
-            bases = [Path(constants.HF_HUB_CACHE, name) for name in hub]
+            bases = [Path(constants.HF_HUB_CACHE, name) for name in hub_names]
         elif self.root.is_dir():
             names = [repo.rpartition("/")[2] for repo in source.repos]
-            bases = [self.root, *(self.root / name for name in (*names, *source.repos, *hub))]
+            bases = [self.root, *(self.root / name for name in (*names, *source.repos, *hub_names))]
         else:
             raise OptionError(f"there is no folder {self.root}: {self.remedy(source)}")
         for base in bases:
@@ -77,103 +86,116 @@ class _Search:
                 yield from _snapshots(base)
 
     def load(self, source: Source, folder: Path, setting: Setting) -> Dataset | None:
-        """The dataset in this folder, if it holds any of its files."""
-        known, remedy = self.known, self.remedy(source)
-        files = {part: _matching(folder, source.files[self.split], part) for part in self.parts}
+        """Returns the dataset in this folder, or None if it has none of its files."""
+        benchmark, remedy = self.benchmark, self.remedy(source)
+        files = {
+            part: _matching_files(folder, source.files[self.split], part) for part in self.parts
+        }
         if not any(files.values()):
             return None
-        if lacking := [part for part, found in files.items() if not found]:
-            names = ", ".join(self._patterns(source.files, lacking[:3]))
-            raise self._half(f"{names} is missing", remedy)
-        wanted = [names for role, names in known.columns.items() if role not in known.optional]
-        extra = (known.part_column, known.where and known.where[0], known.join and known.join.on)
-        wanted += [(name,) for name in extra if name]
-        tables = tuple((part, self._rows(source, paths, wanted)) for part, paths in files.items())
+        if missing := [part for part, paths in files.items() if not paths]:
+            names = ", ".join(self._patterns(source.files, missing[:3]))
+            raise self._incomplete_error(f"{names} is missing", remedy)
+        required = [
+            names for role, names in benchmark.columns.items() if role not in benchmark.optional
+        ]
+        more_columns = (
+            benchmark.part_column,
+            benchmark.where and benchmark.where[0],
+            benchmark.join and benchmark.join.on,
+        )
+        required += [(name,) for name in more_columns if name]
+        tables = tuple((part, self._rows(source, paths, required)) for part, paths in files.items())
         pictures = index = None
-        if known.join is not None:
-            paths = _matching(folder, known.join.files[self.split], "")
+        if benchmark.join is not None:
+            paths = _matching_files(folder, benchmark.join.files[self.split], "")
             if not paths:
-                names = ", ".join(known.join.files[self.split])
-                raise self._half(f"{names} is missing", remedy)
-            pictures = self._rows(source, paths, [(known.join.key,), (known.join.column,)])
-        if known.media is not None:
-            remedy = self.remedy(source, beside=True)
-            videos = "video" in known.columns
-            roots, suffixes = self._roots(source, folder), VIDEO if videos else IMAGE
-            index = Index(roots, suffixes, videos, known.media.fold)
-            if index.bare:
+                names = ", ".join(benchmark.join.files[self.split])
+                raise self._incomplete_error(f"{names} is missing", remedy)
+            pictures = self._rows(source, paths, [(benchmark.join.key,), (benchmark.join.column,)])
+        if benchmark.media is not None:
+            remedy = self.remedy(source, with_media=True)
+            videos = "video" in benchmark.columns
+            roots, suffixes = (
+                self._roots(source, folder),
+                VIDEO_SUFFIXES if videos else IMAGE_SUFFIXES,
+            )
+            index = MediaIndex(roots, suffixes, videos, benchmark.media.fold)
+            if index.is_empty:
                 what = "videos" if videos else "images"
-                names = ", ".join(known.media.packed)
-                raise self._half(f"its {what} ({names}) are missing", remedy)
-        return Dataset(known.title, setting, known, tables, "", pictures, index, remedy)
+                names = ", ".join(benchmark.media.packed)
+                raise self._incomplete_error(f"its {what} ({names}) are missing", remedy)
+        return Dataset(benchmark.title, setting, benchmark, tables, "", pictures, index, remedy)
 
-    def remedy(self, source: Source, beside: bool = False) -> str:
-        """The command that fetches the files, or the media beside them."""
-        repo, media_files = source.repos[0], self.known.media
+    def remedy(self, source: Source, with_media: bool = False) -> str:
+        """Returns the command that fetches the files, or the media beside them."""
+        repo, media_files = source.repos[0], self.benchmark.media
         include = self._patterns(source.files, self.parts)
-        if self.known.join is not None:
-            include += self.known.join.files[self.split]
-        if beside and media_files is not None:
+        if self.benchmark.join is not None:
+            include += self.benchmark.join.files[self.split]
+        if with_media and media_files is not None:
             include = list(media_files.packed)
-        words = ["hf", "download", repo, "--repo-type", "dataset"]
-        words += ["--revision", source.revisions[0]] if source.revisions[0] else []
-        words += [word for pattern in include for word in ("--include", pattern)]
-        words += ["--local-dir", str(self.root)] if self.root is not None else []
-        gate = (
+        command = ["hf", "download", repo, "--repo-type", "dataset"]
+        command += ["--revision", source.revisions[0]] if source.revisions[0] else []
+        command += [word for pattern in include for word in ("--include", pattern)]
+        command += ["--local-dir", str(self.root)] if self.root is not None else []
+        gate_note = (
             f" (it is gated: first accept its terms at https://huggingface.co/datasets/{repo} "
             "and run `hf auth login`)"
         )
-        return f"fetch it with `{shlex.join(words)}`" + (gate if source.gated else "")
+        return f"fetch it with `{shlex.join(command)}`" + (gate_note if source.gated else "")
 
-    def absent(self, source: Source) -> OptionError:
-        """Nothing of it was found."""
-        title, root = self.known.title, self.root
-        where = "the local hub cache" if root is None else str(root)
+    def not_found_error(self, source: Source) -> OptionError:
+        """Returns the error for a dataset that was not found."""
+        title, root = self.benchmark.title, self.root
+        place = "the local hub cache" if root is None else str(root)
         empty = root is not None and not any(root.iterdir())
         state = "is empty" if empty else "is not"
-        said = f"{where} {state}" if empty else f"{title} {state} in {where}"
-        return OptionError(f"{said}: {self.remedy(source)}")
+        problem = f"{place} {state}" if empty else f"{title} {state} in {place}"
+        return OptionError(f"{problem}: {self.remedy(source)}")
 
     def _patterns(self, files: Mapping[str, tuple[str, ...]], parts: Sequence[str]) -> list[str]:
-        named = ("*",) if len(parts) > 3 else parts
-        return [files[self.split][0].format(part=part) for part in named]
+        names = ("*",) if len(parts) > 3 else parts
+        return [files[self.split][0].format(part=part) for part in names]
 
-    def _half(self, what: str, remedy: str) -> OptionError:
-        return OptionError(f"{self.known.title} is only half there, {what}: {remedy}")
+    def _incomplete_error(self, what: str, remedy: str) -> OptionError:
+        return OptionError(f"{self.benchmark.title} is only half there, {what}: {remedy}")
 
     def _rows(
-        self, source: Source, files: Sequence[Path], wanted: Sequence[tuple[str, ...]]
+        self, source: Source, files: Sequence[Path], required: Sequence[tuple[str, ...]]
     ) -> Rows:
-        """Rows whose columns are those of the table."""
+        """Returns the rows, whose columns must be those of the benchmark."""
         remedy = self.remedy(source)
-        if lacking := missing_shards(files):
-            raise self._half(f"{lacking[0]} is missing", remedy)
-        with damage(self.known.title, remedy):
+        if missing := missing_shards(files):
+            raise self._incomplete_error(f"{missing[0]} is missing", remedy)
+        with explain_damage(self.benchmark.title, remedy):
             rows = read_rows(files, source.nested)
             names = rows.names
         if not len(rows):
-            raise self._half(f"{files[0].name} holds no rows", remedy)
-        for names_of_one in wanted:
-            if not set(names_of_one) & set(names):
-                has = ", ".join(names[:12])
+            raise self._incomplete_error(f"{files[0].name} holds no rows", remedy)
+        for alternatives in required:
+            if not set(alternatives) & set(names):
+                columns = ", ".join(names[:12])
                 raise OptionError(
-                    f"{files[0].name} of {self.known.title} has no column {names_of_one[0]!r} "
-                    f"(it has {has}), so its layout is another one: {remedy}"
+                    f"{files[0].name} of {self.benchmark.title} has no column {alternatives[0]!r} "
+                    f"(it has {columns}), so its layout is another one: {remedy}"
                 )
         return rows
 
     def _roots(self, source: Source, folder: Path) -> tuple[Path, ...]:
-        """Folders with media: its own, its other revisions', and where lmms-eval unpacks."""
-        found = [folder]
+        """Returns folders with media: its own, its other revisions', and lmms-eval's."""
+        roots = [folder]
         if folder.parent.name == "snapshots" and len(source.revisions) > 1:
-            found += [path for path in _snapshots(folder.parent.parent) if path != folder]
-        if self.root is None and self.known.media is not None:
+            roots += [path for path in _snapshots(folder.parent.parent) if path != folder]
+        if self.root is None and self.benchmark.media is not None:
             home = os.environ.get("HF_HOME") or os.path.expanduser("~/.cache/huggingface")
-            found += [p for name in self.known.media.unpacked if (p := Path(home, name)).is_dir()]
-        return tuple(found)
+            roots += [
+                p for name in self.benchmark.media.unpacked if (p := Path(home, name)).is_dir()
+            ]
+        return tuple(roots)
 
-    def fetched(self, source: Source) -> Iterator[Path]:
-        """A snapshot fetched now, where no folder was given and nothing forbids it."""
+    def fetch(self, source: Source) -> Iterator[Path]:
+        """Fetches a snapshot, where no folder was given and nothing forbids it."""
         from huggingface_hub import constants, snapshot_download
         from huggingface_hub.errors import GatedRepoError
 
@@ -190,15 +212,15 @@ class _Search:
                 )
             except GatedRepoError:
                 remedy = self.remedy(replace(source, gated=True))
-                raise OptionError(f"{self.known.title} is gated: {remedy}") from None
-            except Exception as fault:  # the client raises its own, its transport's, the system's
-                logger.info("%s could not be fetched: %s", repo, type(fault).__name__)
+                raise OptionError(f"{self.benchmark.title} is gated: {remedy}") from None
+            except Exception as error:  # The client raises many kinds of errors.
+                logger.info("%s could not be fetched: %s", repo, type(error).__name__)
             else:
                 yield Path(path)
 
 
 def _parse(name: str) -> tuple[str, str]:
-    """A key of `BENCHMARKS` and a part of it or "", however the name is written."""
+    """Returns a key of `BENCHMARKS` and its part or ""; case and punctuation do not matter."""
     plain = {re.sub(r"[^a-z0-9]", "", key): key for key in BENCHMARKS}
     first, _, part = name.partition("/")
     key = plain.get(re.sub(r"[^a-z0-9]", "", first.lower()))
@@ -211,7 +233,7 @@ def _parse(name: str) -> tuple[str, str]:
 
 
 def _snapshots(base: Path) -> list[Path]:
-    """Snapshots of a repository in the hub cache, that of its main branch first."""
+    """Returns the snapshots of a repository in the hub cache, the main branch's first."""
     if not (folder := base / "snapshots").is_dir():
         return []
     main = base / "refs" / "main"
@@ -220,7 +242,7 @@ def _snapshots(base: Path) -> list[Path]:
     return sorted(found, key=lambda path: (path.name != named, path.name))
 
 
-def _matching(folder: Path, patterns: Sequence[str], part: str) -> list[Path]:
-    """Files of the first pattern that has any."""
+def _matching_files(folder: Path, patterns: Sequence[str], part: str) -> list[Path]:
+    """Returns the files of the first pattern that matches any."""
     found = (sorted(folder.glob(pattern.format(part=part))) for pattern in patterns)
     return next((files for files in found if files), [])

@@ -1,6 +1,6 @@
-"""Suites of the synthetic world: made from seeds, with the true answers, at several lengths.
+"""Suites of the synthetic world: made from seeds, with the right answers, at several lengths.
 
-Seeds start where neither training nor ``evidence eval`` nor ``calibrate`` ever went.
+The seeds start where neither training nor ``evidence eval`` nor ``calibrate`` ever used any.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from saccade.bench.suites.benchmarks import TURNS
-from saccade.bench.suites.types import Item, Medium, Setting, Task, in_a_row
+from saccade.bench.suites.benchmarks import SECOND_TURNS
+from saccade.bench.suites.types import Item, Medium, Setting, Task, with_next_items
 from saccade.inputs.media import Clip
-from saccade.world import drawing, scenes, text
+from saccade.world import dialogues, drawing, scenes
+from saccade.world.dialogues import Exchange
 from saccade.world.scenes import Scene
-from saccade.world.text import Exchange
 
 FIRST_SEED = 60_000_000
 SAMPLES = 50
@@ -23,7 +23,7 @@ FPS = 8.0
 
 @dataclass(frozen=True)
 class Length:
-    """How a clip is drawn: a token sees two frames of 28 by 28 pixels."""
+    """The size of a clip; one token covers two frames of 28 by 28 pixels."""
 
     frames: int
     height: int
@@ -40,16 +40,16 @@ LENGTHS = {
     "8k": Length(256, 224, 224),
     "10k": Length(320, 224, 224),
 }
-LONG = "10k"  # captions alone: a long context to compare plain decoders in
+LONG = "10k"  # For captions alone: a long context, on which plain decoders are compared.
 PICTURE = 448, 448
-PICTURES = {"256": (224, 448), "2k": (896, 896)}  # height, width; the processor takes no more
-SHORTEST = "256"  # of a name without a length: a run of every method takes minutes
+PICTURES = {"256": (224, 448), "2k": (896, 896)}  # (height, width) that the processor can take.
+SHORTEST = "256"  # The length of a name without one, so that a run takes minutes.
 
 
 def _frames(scene: Scene, length: Length) -> Clip:
-    """The frames as drawn: no codec stands between the world and the model."""
+    """Returns the frames as they are rendered, without a codec in between."""
     frames = drawing.render(scene, length.frames, length.height, length.width)
-    return drawing.clip(frames, length.frames / FPS)
+    return drawing.make_clip(frames, length.frames / FPS)
 
 
 def _clip(scene: Scene, length: str) -> tuple[Medium, ...]:
@@ -63,11 +63,11 @@ def _wide_clip(scene: Scene, length: str) -> tuple[Medium, ...]:
 
 
 def _pictures(scene: Scene, length: str) -> tuple[Medium, ...]:
-    """Two that differ in one or two things."""
-    both = {"before": scene, "after": scenes.edit(scene, scene.seed)}
+    """Returns two pictures that differ in one or two things."""
+    pictures = {"before": scene, "after": scenes.edit(scene, scene.seed)}
     return tuple(
         Medium("image", name, partial(drawing.image_frame, each, *PICTURES[length]))
-        for name, each in both.items()
+        for name, each in pictures.items()
     )
 
 
@@ -78,19 +78,23 @@ def _picture(scene: Scene, length: str) -> tuple[Medium, ...]:
 
 @dataclass(frozen=True)
 class Kind:
-    """What is asked about a scene: one of the world's tasks, all of its turns or some."""
+    """A kind of item about a scene: one of the world's tasks, with all of its turns or some.
 
-    asked: str
-    longest: int  # answer, in tokens
+    ``then`` is the question of a second turn. ``next`` says whether the second turn is the next
+    item, with its picture.
+    """
+
+    world_task: str
+    max_answer_tokens: int
     task: Task = "open"
     turns: Callable[[Sequence[Exchange], int], Sequence[Exchange]] = lambda turns, seed: turns
     media: Callable[[Scene, str], tuple[Medium, ...]] = _clip
-    then: str | None = None  # a second turn's question, beside the world's
-    next: bool = False  # whether the second turn is the next item, with its picture
+    then: str | None = None
+    next: bool = False
 
     def item(self, name: str, seed: int, length: str) -> Item:
         scene = scenes.scene(seed)
-        first, *then = self.turns(text.conversation(scene, self.asked, seed), seed)
+        first, *then = self.turns(dialogues.conversation(scene, self.world_task, seed), seed)
         return Item(
             id=f"{name}-{length}-{seed}",
             task=self.task,
@@ -110,20 +114,20 @@ UNHEARD = "Tell a friend who cannot see this clip everything that goes on in it.
 TASKS: Mapping[str, Kind] = {
     "shapes-caption": Kind("describe", 256, "caption"),
     "shapes-events": Kind("events", 128),
-    # a clip has several short questions, and the seed picks
+    # A clip has several short questions, and the seed selects one.
     "shapes-qa": Kind("qa", 32, "short", lambda turns, seed: turns[seed % len(turns) :][:1]),
     "shapes-chat": Kind("chat", 192, turns=lambda turns, seed: turns[:2]),
     "shapes-diff": Kind("diff", 128, media=_pictures),
-    # what training never showed: a question in other words, of frames that are not square
+    # Training had neither such questions nor frames that are not square.
     "shapes-ood": Kind("describe", 256, "caption", _in_other_words, _wide_clip),
 }
-# TABED's second turns: over a picture, or over two of which the second comes with its question.
-# The world's models were never asked for a summary or a story: what they say then is nothing known.
+# TABED's second turns: about one picture, or about two of which the second comes with its question.
+# The world's models were not trained on summaries or stories, so their answers here mean nothing.
 SECOND: Mapping[str, Kind] = {
     f"shapes-second-{name}": Kind(
         "image", 128, media=_picture, then=question, next=question is None
     )
-    for name, question in TURNS.items()
+    for name, question in SECOND_TURNS.items()
 }
 
 
@@ -139,19 +143,21 @@ class Shapes:
     def items(self) -> Iterator[Item]:
         kind = {**TASKS, **SECOND}[self.kind]
         seeds = range(FIRST_SEED, FIRST_SEED + (self.setting.samples or SAMPLES))
-        found = (kind.item(self.kind, seed, self.length) for seed in seeds)
-        return in_a_row(found) if kind.next else found
+        items = (kind.item(self.kind, seed, self.length) for seed in seeds)
+        return with_next_items(items) if kind.next else items
 
 
 def suites() -> dict[str, Shapes]:
-    """Every suite by name: ``shapes-caption`` (256 visual tokens), ``shapes-caption-2k``, ..."""
-    found = {}
+    """Returns every suite by name: ``shapes-caption`` (256 visual tokens), ``-caption-2k``, ..."""
+    suites_by_name = {}
     for task, kind in {**TASKS, **SECOND}.items():
         lengths = [SHORTEST] if task in SECOND else PICTURES if kind.media is _pictures else LENGTHS
         for length in lengths:
             if length == LONG and task != "shapes-caption":
                 continue
             name = task if length == SHORTEST else f"{task}-{length}"
-            setting = Setting("the embedded world", samples=SAMPLES, max_new_tokens=kind.longest)
-            found[name] = Shapes(name, task, length, setting)
-    return found
+            setting = Setting(
+                "the embedded world", samples=SAMPLES, max_new_tokens=kind.max_answer_tokens
+            )
+            suites_by_name[name] = Shapes(name, task, length, setting)
+    return suites_by_name

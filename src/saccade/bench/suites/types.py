@@ -1,6 +1,6 @@
-"""What a benchmark is made of: a suite gives items, an item its media and question.
+"""The parts of a benchmark: a suite yields items, and an item has media and a question.
 
-Media are read when they are asked for, so a suite of thousands costs nothing to list.
+Media are read when their reader is called, so listing a suite of thousands costs nothing.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ import numpy as np
 from saccade.inputs.media import Clip
 
 Task = Literal["caption", "choice", "short", "open", "text"]
-"""How an answer is judged: by its words (caption, open), by an option's letter (choice), exactly
-(short), or not at all by us (text: reasoning and code)."""
+"""How an answer is scored: by its words (caption, open), by an option's letter (choice), exactly
+(short), or not at all (text: reasoning and code)."""
 
 
-MARK = "<image>"  # where a question has an image; without it the media come before the text
+IMAGE_MARK = "<image>"  # Where a question has an image; by default media come before the text.
 
 
 class LayoutError(Exception):
-    """Files are not as they should be; the message is a clause without a subject's folder."""
+    """A benchmark's files are malformed; the message is a clause that does not name the folder."""
 
 
 @dataclass(frozen=True)
@@ -30,55 +30,60 @@ class Medium:
     """A video or an image, read by calling it."""
 
     kind: Literal["video", "image"]
-    name: str  # for messages: a file name, never a path
-    read: Callable[[], Clip | np.ndarray]  # a Clip of a video, [height width 3] of an image
+    name: str  # For messages: a file name, never a path.
+    read: Callable[[], Clip | np.ndarray]  # Returns a Clip, or an image [height width 3].
 
 
 @dataclass(frozen=True)
 class Item:
-    """One sample of a suite, ready to be put to a model."""
+    """One sample of a suite, ready for a model.
+
+    Any of ``answers`` is right; it is empty where there is none to compare with. ``then`` are
+    further questions of the conversation, and ``next`` is asked after all of them, with its own
+    media.
+    """
 
     id: str
     task: Task
-    question: str  # as the paper words it, options included
+    question: str  # As the paper words it, with the options.
     media: tuple[Medium, ...] = ()
-    answers: tuple[str, ...] = ()  # any of them is right; empty where there is none to compare with
-    options: tuple[str, ...] = ()  # of a choice, in order: A, B, ...
-    then: tuple[str, ...] = ()  # further questions of a conversation
-    next: Item | None = None  # asked after all of them, and shows something of its own
+    answers: tuple[str, ...] = ()
+    options: tuple[str, ...] = ()  # Of a choice, in order: A, B, ...
+    then: tuple[str, ...] = ()
+    next: Item | None = None
     meta: Mapping[str, Any] = field(default_factory=dict)
 
     @property
-    def asked(self) -> tuple[str, ...]:
+    def questions(self) -> tuple[str, ...]:
         """The question of every turn."""
         last = () if self.next is None else (self.next.question,)
         return (self.question, *self.then, *last)
 
 
-def in_a_row(items: Iterable[Item]) -> Iterator[Item]:
-    """Each with the one after it as what is asked next; the last with the first."""
-    first = before = None
+def with_next_items(items: Iterable[Item]) -> Iterator[Item]:
+    """Yields each item with the following one as ``next``; the last with the first."""
+    first = previous = None
     for item in items:
         first = first or item
-        if before is not None:
-            yield replace(before, next=item)
-        before = item
-    if before is not None:
-        yield replace(before, next=first)
+        if previous is not None:
+            yield replace(previous, next=item)
+        previous = item
+    if previous is not None:
+        yield replace(previous, next=first)
 
 
 @dataclass(frozen=True)
 class Setting:
-    """How a paper ran a benchmark, as data: a test compares it with the paper."""
+    """How a paper ran a benchmark, as data that a test compares with the paper."""
 
-    paper: str  # where it is stated: "SpecVLM, Sec. 4.1"
+    paper: str  # Where this is stated: "SpecVLM, Sec. 4.1".
     samples: int | None = None
     max_new_tokens: int = 256
     frames: int | None = None
     split: str = "test"
-    prompt: str = "{question}"  # {question} and, of a choice, {options}
-    then: str | None = None  # the second turn's question
-    next: bool = False  # whether the second turn is the next sample, with its images
+    prompt: str = "{question}"  # {question} and, of a choice, {options}.
+    then: str | None = None  # The second turn's question.
+    next: bool = False  # Whether the second turn is the next sample, with its images.
 
 
 @runtime_checkable
@@ -92,5 +97,5 @@ class Suite(Protocol):
     def setting(self) -> Setting: ...
 
     def items(self) -> Iterator[Item]:
-        """Every item, the same ones in the same order each time."""
+        """Yields every item, the same ones in the same order each time."""
         ...

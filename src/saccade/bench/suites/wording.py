@@ -1,4 +1,4 @@
-"""What a row of a benchmark says: its texts, options and right answers."""
+"""Reads the texts, options and right answers of a benchmark's row."""
 
 from __future__ import annotations
 
@@ -10,35 +10,35 @@ from saccade.bench.suites.rows import Row
 from saccade.bench.suites.types import LayoutError
 
 LETTERS = "ABCDEFGHIJ"
-LETTERED = re.compile(r"\(?([A-J])[).:]\s*(.*)")
-MARKS = re.compile(r"<image>|\{image#\d+\}")
-CAPTION = re.compile(r"Caption\s*#\s*\d+\s*:(.*?)(?=Caption\s*#\s*\d+\s*:|\Z)", re.DOTALL)
+LETTERED_OPTION = re.compile(r"\(?([A-J])[).:]\s*(.*)")
+IMAGE_MARKS = re.compile(r"<image>|\{image#\d+\}")
+NUMBERED_CAPTION = re.compile(r"Caption\s*#\s*\d+\s*:(.*?)(?=Caption\s*#\s*\d+\s*:|\Z)", re.DOTALL)
 
 
-def first(row: Row, names: Sequence[str]) -> Any:
+def first_value(row: Row, names: Sequence[str]) -> Any:
     return next((row[name] for name in names if row.get(name) is not None), None)
 
 
-def texts(row: Row, names: Sequence[str]) -> tuple[str, ...]:
-    """The texts of these columns, lists included, without padding and without their letters."""
+def column_texts(row: Row, names: Sequence[str]) -> tuple[str, ...]:
+    """Returns the texts of these columns, with lists unpacked, without padding and letters."""
     values: list[Any] = []
     for name in names:
         value = row.get(name)
         values += value if isinstance(value, list) else [value]
-    texts = [text for text in (str(v).strip() for v in values if v is not None) if text]
-    texts = [text for text in texts if text != "N/A"]
-    matches = [LETTERED.fullmatch(text) for text in texts]
-    if texts and all(m and m[1] == letter for m, letter in zip(matches, LETTERS, strict=False)):
-        texts = [match[2] for match in matches if match]
-    return tuple(texts)
+    cleaned = [text for text in (str(v).strip() for v in values if v is not None) if text]
+    cleaned = [text for text in cleaned if text != "N/A"]
+    matches = [LETTERED_OPTION.fullmatch(text) for text in cleaned]
+    if cleaned and all(m and m[1] == letter for m, letter in zip(matches, LETTERS, strict=False)):
+        cleaned = [match[2] for match in matches if match]
+    return tuple(cleaned)
 
 
 def split_options(text: str) -> tuple[str, tuple[str, ...]]:
-    """A question and its options where both are in one text, an option a line."""
+    """Splits a text into a question and its options, where each option is a line."""
     question: list[str] = []
     options: list[str] = []
     for line in text.splitlines():
-        match = LETTERED.fullmatch(line.strip())
+        match = LETTERED_OPTION.fullmatch(line.strip())
         if match and len(options) < len(LETTERS) and match[1] == LETTERS[len(options)]:
             options.append(match[2].strip())
         elif options:
@@ -48,29 +48,33 @@ def split_options(text: str) -> tuple[str, tuple[str, ...]]:
     return "\n".join(question).strip(), tuple(options)
 
 
-def letter(answer: Any, options: Sequence[str]) -> tuple[str, ...]:
-    """The letter of the right option, given as a letter, a number or the option's text."""
+def right_letter(answer: Any, options: Sequence[str]) -> tuple[str, ...]:
+    """Returns the letter of the right option, given as a letter, a number or the option's text."""
     letters = LETTERS[: len(options)]
     if answer is None or answer == "" or answer == -1:
         return ()
     if isinstance(answer, int) and 0 <= answer < len(letters):
         return (letters[answer],)
     text = str(answer).strip()
-    bare = text.strip("(). ").upper()
-    same = [
+    stripped = text.strip("(). ").upper()
+    equal_options = [
         c for c, option in zip(letters, options, strict=False) if option.lower() == text.lower()
     ]
-    match = LETTERED.fullmatch(text)
-    for found in (same[0] if same else "", bare, match[1] if match else ""):
-        if len(found) == 1 and found in letters:
-            return (found,)
+    match = LETTERED_OPTION.fullmatch(text)
+    for candidate in (
+        equal_options[0] if equal_options else "",
+        stripped,
+        match[1] if match else "",
+    ):
+        if len(candidate) == 1 and candidate in letters:
+            return (candidate,)
     raise LayoutError(f"its answer {text[:40]!r} is none of its options")
 
 
-def answers(answer: Any, verbatim: bool = False) -> tuple[str, ...]:
-    """Every answer that is right, each once."""
+def right_answers(answer: Any, verbatim: bool = False) -> tuple[str, ...]:
+    """Returns every right answer, each once."""
     values = answer if isinstance(answer, list) else [] if answer is None else [answer]
     if verbatim:
         return tuple(str(value) for value in values)
-    texts = (text.strip() for value in values for text in str(value).split("<OR>"))
-    return tuple(dict.fromkeys(text for text in texts if text))
+    cleaned = (text.strip() for value in values for text in str(value).split("<OR>"))
+    return tuple(dict.fromkeys(text for text in cleaned if text))

@@ -30,10 +30,12 @@ from transformers import PreTrainedModel
 from saccade.core.prompt import Inputs, Prefill, Prompt, Turn
 from saccade.core.protocols import View
 from saccade.core.sampling import Sampling, Scores
+from saccade.core.timing import now
 from saccade.core.tree import Tree, add, after
 from saccade.drafting.parallel.channel import Channel, SharedTensor
 from saccade.drafting.shapes.policies import Chain
 from saccade.model.backbone import Backbone
+from saccade.model.cuda_graphs import capture_new_sizes
 from saccade.model.session import Session
 
 log = logging.getLogger(__name__)
@@ -123,7 +125,8 @@ class Child:
 
     def ready(self, prefills: Sequence[Prefill]) -> None:
         """Cuts what was read to the view's choice, or reads only now."""
-        began, before = time.perf_counter(), self._reading
+        began, before = now(), self._reading
+        prefills = [prefill.to(self._backbone.device) for prefill in prefills]
         view, seen = self._job.view, {}
         if not self._held:
             pruned = [view(*shown) for shown in zip(prefills, self._prompts, strict=True)]
@@ -138,17 +141,17 @@ class Child:
                 self._session.narrow(i, stays.nonzero().squeeze(-1))
         for i in seen:
             self._lines.setdefault(i, Line(self._job.shape.length))
-        self._reading = before + time.perf_counter() - began
+        self._reading = before + now() - began
         self._tell("ready", seen, self._reading)
 
     def _read(self, prompts: Sequence[Prompt]) -> None:
         """Reads prompts a piece at a time. Raises Abandoned after one where nobody wants them."""
-        began = time.perf_counter()
+        began = now()
         for number, prompt in enumerate(prompts):
             for _ in self._session.reading(number, prompt, place=number):
                 if self._is_abandoned():
                     raise Abandoned
-        self._reading += time.perf_counter() - began
+        self._reading += now() - began
 
     def limit(self, limits: Mapping[int, int]) -> None:
         """How long each chain may get from here."""
@@ -187,9 +190,9 @@ class Child:
     def step(self) -> None:
         """One more token for every request that may have one, where the shape goes on."""
         wanted = {request: line for request, line in self._lines.items() if line.open}
-        began = time.perf_counter()
+        began = now()
         scored = self._session.score({r: line.chain for r, line in wanted.items()})
-        self._drafting += time.perf_counter() - began
+        self._drafting += now() - began
         for request, line in wanted.items():
             scores = replace(scored[request], began=line.began)
             longer = self._longer(request, line, scores)
@@ -244,6 +247,7 @@ class Desk:
                     self._act(*self._mail.popleft())
                 if self._child is not None and self._child.busy():
                     self._child.step()
+                    capture_new_sizes()
             except ConnectionError:
                 raise
             except Abandoned:

@@ -7,6 +7,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
+
 from saccade.core.costs import Costs
 from saccade.core.home import Measured
 from saccade.core.once import once
@@ -14,6 +16,7 @@ from saccade.core.sampling import Sampling
 from saccade.core.timing import Clock, Phase, untold
 from saccade.core.tree import Tree, chain
 from saccade.model.backbone import Backbone
+from saccade.model.cuda_graphs import capture_new_sizes
 from saccade.model.kernels import compiled
 from saccade.model.session import RequestState, Session
 
@@ -138,13 +141,21 @@ def _times(model: Backbone, asked: Sequence[tuple[int, int]], requests: int = 1)
     """Seconds of forwards of (context, rows) each: the quickest of several, taken in turns, so that
     a busy moment neither counts nor falls on one of them alone. Slow forwards are taken fewer
     times: they vary less."""
-    longest, most = max(asked)[0], max(rows for _, rows in asked)
-    session = filled(model, longest, requests, most + 1)
+    most = max(rows for _, rows in asked)
+    # Each context has a session of its own, in which nothing but its rows changes.
+    sessions = {
+        context: filled(model, context, requests, most + 1)
+        for context in dict.fromkeys(context for context, _ in asked)
+    }
+    for context, rows in asked:
+        if sessions[context].cuda_graphs is not None:
+            step(sessions[context], context, rows)  # What is captured is not the step's price.
+            capture_new_sizes()
     clock = Clock(model.device)
     took: list[list[float]] = []
     allowed = SECONDS * len(asked) / len(POINTS)
     while len(took) < FEWEST or (len(took) < REPEATS and clock.since() < allowed):
-        took.append([step(session, *each) for each in asked])
+        took.append([step(sessions[context], context, rows) for context, rows in asked])
     return [min(times) for times in zip(*took, strict=True)]
 
 
@@ -154,7 +165,7 @@ def filled(
     """Requests that each read ``context`` random keys, with room for ``room`` more."""
     session = Session(model, [Sampling()] * requests, cuda_graphs=cuda_graphs)
     for number in range(requests):
-        cache = model.cache(context + room)
+        cache = session.cache(context + room)
         for tensor in (*cache.keys, *cache.values):
             tensor.fill_(1)  # drawn ones take longer than a forward, and cost it as much
         cache.advance(context)
@@ -185,4 +196,5 @@ def _key(target: Backbone, draft: Backbone, context: int) -> str:
 @once
 def _facts(model: Backbone) -> tuple[object, ...]:
     kind = str(model.config.to_dict()), str(model.dtype), str(model.device)
-    return (*kind, model.fused is not None)
+    gpu = torch.cuda.get_device_name(model.device) if model.device.type == "cuda" else None
+    return (*kind, model.fused is not None, gpu)

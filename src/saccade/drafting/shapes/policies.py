@@ -194,7 +194,8 @@ def grow_static(paths: Paths) -> Growing:
         widest: dict[tuple[int, ...], int] = {}
         for path in level:
             widest[path[:-1]] = max(widest.get(path[:-1], 0), path[-1] + 1)
-        best = {above: scores.top(node_of[above], count) for above, count in widest.items()}
+        tops = scores.tops({node_of[above]: count for above, count in widest.items()})
+        best = {above: tops[node_of[above]] for above in widest}
         for path in level:
             above, rank = path[:-1], path[-1]
             if rank < len(best[above]):  # the rules may leave fewer tokens than the tree has ranks

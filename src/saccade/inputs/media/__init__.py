@@ -18,7 +18,6 @@ from saccade.inputs.media.clip import Clip, FrameSampling, Image
 from saccade.inputs.media.images import Animation, Pictures, folder, listed, read_image
 from saccade.inputs.media.limits import Limits, bad_option
 from saccade.inputs.media.opening import Source, allowed, opened
-from saccade.inputs.media.video import Video
 
 __all__ = [
     "Clip", "Image", "Limits", "Progress", "FrameSampling", "Source",
@@ -45,8 +44,12 @@ def read(
         if path.is_dir():
             return _pictures(folder(path, sampling.fps, limits), sampling, limits, progress)
     with opened(source, limits) as file:
-        reel = (Animation if file.kind == "image" else Video)(file, limits)
-        return sample(reel, sampling, limits, progress)
+        if file.kind == "image":
+            return sample(Animation(file, limits), sampling, limits, progress)
+        # PyAV is imported here: whoever reads no video, on a bare GPU machine say, needs none.
+        from saccade.inputs.media.video import Video
+
+        return sample(Video(file, limits), sampling, limits, progress)
 
 
 def read_frames(

@@ -22,6 +22,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import asdict
+from importlib import import_module
 from pathlib import Path
 from typing import Any, get_args
 
@@ -387,6 +388,7 @@ def _facts(duration: Any, fps: Any, source_frames: Any, sampled_fps: Any, warnin
 def serve() -> None:
     """Answers requests until the parent hangs up."""
     descriptor, memory = map(int, sys.argv[1:])
+    import_module("saccade.inputs.media.video")  # now: a first video must not wait for PyAV
     resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))

@@ -8,6 +8,7 @@ wins nowhere is not kept.
 from __future__ import annotations
 
 import ctypes
+import math
 import time
 from bisect import bisect_left
 from collections import defaultdict
@@ -28,7 +29,6 @@ from saccade.model.kernels import compiled
 
 ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 256)
 FIRST = (1, 256, 8, 4, 16, 2, 64)  # what is timed first, should there be no time for all
-TELLING, GOLDEN = 300, 0.618  # numbers of a weight that tell whether it was changed; its columns
 FEW = (1, 4, 16)  # rows of attention
 KEYS = (512, 1024, 2048, 4096)
 MANY, LONG = (768,), (1024, 2048)  # rows and keys of a prompt
@@ -213,7 +213,7 @@ class Quickest:
 
     def __init__(self, matrices: Sequence[Matrix]) -> None:
         self._matrices = matrices if matrices and may_copy(matrices) else ()
-        self._telling = [_spread(matrix.weight) for matrix in self._matrices]
+        self._samples = [sample(matrix.weight) for matrix in self._matrices]
         self._seen: list[bytes] = []
         self._choices: dict[int, list[Choice]] = {}  # by how many threads there are
         self._threads = 0
@@ -221,9 +221,17 @@ class Quickest:
     def __bool__(self) -> bool:
         return bool(self._matrices)
 
+    def weights_changed(self) -> bool:
+        """Whether weights were changed in place since they were laid out: a row of one, a column,
+        or more. ``weight.data`` may be written to without leaving a trace in its version."""
+        return bool(self._seen) and self._seen != self._sampled()
+
+    def _sampled(self) -> list[bytes]:
+        return [each.numpy().tobytes() for each in self._samples]
+
     def refresh(self) -> None:
-        """Lays the weights out anew if they were changed in place, by whatever means but a few
-        numbers at a time; multiplies by what is quickest with the threads there are now.
+        """Lays the weights out anew if they were changed in place, and multiplies by what is
+        quickest with the threads there are now.
 
         For each number of threads it is chosen once, and the copies that it takes stay, so nobody
         pays for a number of threads that somebody else used before. There are never more copies
@@ -231,7 +239,7 @@ class Quickest:
         """
         if not self._matrices:
             return
-        seen = [each.numpy().tobytes() for each in self._telling]
+        seen = self._sampled()
         threads = torch.get_num_threads()
         if self._seen == seen and self._threads == threads:
             return
@@ -245,13 +253,21 @@ class Quickest:
             matrix.choose(choice)
 
 
-def _spread(weight: Float[Tensor, "out into"]) -> Tensor:
-    """Numbers from all over a weight, in its memory: from rows apart, each of a column further on,
-    so that none of its parts is left out that is a head's, or larger."""
-    rows, into = weight.shape
+def sample(weight: Float[Tensor, "out into"]) -> Float[Tensor, "*sampled"]:
+    """Entries of a weight, in its own memory, that tell whether it was changed: at least one of
+    every row and one of every column, about as many as its longer side.
+
+    The entries stand ``step`` apart. A step of at most a row's length leaves out no row. One that
+    shares no divisor with that length meets another column each time until all were met, which
+    takes as many entries as there are columns; a step of at most the number of rows gives them.
+    """
     if not weight.is_contiguous():
-        return weight[:: max(1, rows // TELLING)]
-    return weight.view(-1)[:: rows // TELLING * into + max(1, int(GOLDEN * into))]
+        return sample(weight.t()) if weight.t().is_contiguous() else weight
+    rows, into = weight.shape
+    step = max(1, min(rows, into - 1))
+    while math.gcd(step, into) > 1:
+        step -= 1
+    return weight.view(-1)[::step]
 
 
 def choices(matrices: Sequence[Matrix]) -> list[Choice]:

@@ -18,6 +18,7 @@ from saccade.model.kernels import compiled
 
 Queries = Float[Tensor, "head new head_dim"]
 CACHED = 2**20  # logits worked on at once: what a processor's caches hold
+ON_A_GPU = 2**26  # there, where every piece is some launches more
 
 
 @torch.no_grad()
@@ -38,7 +39,8 @@ def attended(
             noted = compiled.Noted.of(len(sees), columns, each, sees)
             compiled.attend(q, k[:, :end], None, None, 1.0, noted)
         return mass
-    chosen, few = together(columns.cpu()), max(1, CACHED // (len(asked[0]) * end))
+    at_once = CACHED if keys[0].device.type == "cpu" else ON_A_GPU
+    chosen, few = together(columns.cpu()), max(1, at_once // (len(asked[0]) * end))
     found = []
     for q, k in zip(asked, keys, strict=True):
         parts = zip(q.split(few, 1), sees.split(few), strict=True)

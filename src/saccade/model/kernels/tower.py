@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from saccade.model import kernels
-from saccade.model.kernels import Matrix, Quickest, compiled, fp32_on_cpu
+from saccade.model.fidelity import is_patched
+from saccade.model.kernels import Matrix, Quickest, compiled, fp32_on_cpu, windows
 
 
 class Tower:
@@ -26,9 +27,11 @@ class Tower:
 
     def __init__(self, model: nn.Module, decoder: nn.Module, head: nn.Module) -> None:
         own = {*decoder.modules(), head}
+        outside = [module for module in model.modules() if module not in own]
+        self._windowed = windows.towers_of(outside)
         forwards: list[tuple[nn.Module, Matrix, Callable[[Tensor], Tensor]]] = []
-        for module in model.modules():
-            if module in own or not _plain(module):
+        for module in outside:
+            if not _plain(module):
                 continue
             if type(module) is nn.Linear:
                 matrix = Matrix(module.weight.data, module.bias)
@@ -44,6 +47,10 @@ class Tower:
         """As :meth:`Quickest.refresh`, with which every prompt begins."""
         self._quickest.refresh()
 
+    def weights_changed(self) -> bool:
+        """As :meth:`Quickest.weights_changed`."""
+        return self._quickest.weights_changed()
+
     @contextmanager
     def quick(self) -> Iterator[None]:
         """While this lasts the modules multiply by what was measured to be quickest."""
@@ -54,7 +61,8 @@ class Tower:
             theirs = ALL_ATTENTION_FUNCTIONS["sdpa"]
             ALL_ATTENTION_FUNCTIONS["sdpa"] = partial(self._attend, theirs)
         try:
-            yield
+            with windows.attended_at_once(self._windowed):
+                yield
         finally:
             with suppress(KeyError):  # it never was there, or another thread's prompt took it away
                 del ALL_ATTENTION_FUNCTIONS["sdpa"]
@@ -103,7 +111,8 @@ class Tower:
 def _plain(module: nn.Module) -> bool:
     """Whether a module's own weight is what it multiplies with, and nobody else stepped in."""
     weight = module._parameters.get("weight")
-    return weight is not None and type(weight.data) is Tensor and "forward" not in vars(module)
+    own = "forward" not in vars(module) and not is_patched(module)
+    return own and weight is not None and type(weight.data) is Tensor
 
 
 def _linear(matrix: Matrix) -> Callable[[Tensor], Tensor]:

@@ -1,9 +1,9 @@
-"""Conversations in LLaVA's format, to train a draft on: a list of ``{"id", "image" or "video",
-"conversations": [{"from": "human" or "gpt", "value"}, ...]}`` as JSON, or such an entry a line.
+"""Training conversations in LLaVA's format: a JSON list, or a file with one entry a line.
 
-``<image>`` and ``<video>`` in what a human says mark where its media stand; without a mark they
-come first. Every answer of a conversation is learnt. Like the world's samples an item follows from
-(seed, phase, index) alone.
+An entry is ``{"id", "image" or "video", "conversations": [{"from": "human" or "gpt", "value"},
+...]}``. ``<image>`` and ``<video>`` in a human's text mark where its media stand; without a mark
+they come first. Every answer of a conversation is learnt. As in the world's samples, an item
+depends on (seed, phase, index) alone.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from torch.utils.data import Dataset
 from saccade.core.errors import OptionError
 from saccade.core.tree import common
 from saccade.inputs import Loaded, media, questions
-from saccade.world.train_draft.samples import answered, kept, together
+from saccade.world.train_draft.samples import append_answer, collate, draw_kept_mask
 
 log = logging.getLogger(__name__)
 
 ROLES = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant"}
 ROLES |= {"system": "system"}
-MARKS = re.compile(r"(<image>|<video>)")
-FRAMES = 32  # of a video, as LLaVA-OneVision takes them
+MEDIA_MARKS = re.compile(r"(<image>|<video>)")
+FRAMES_PER_VIDEO = 32  # As in LLaVA-OneVision.
 
 
 @dataclass(frozen=True)
-class Told:
-    """A conversation: turns as chat templates take them, an answer last, and its media's files."""
+class LlavaConversation:
+    """A conversation: turns as chat templates take them, ending in an answer, and media files."""
 
     id: str
     turns: tuple[Mapping[str, Any], ...]
@@ -45,9 +45,12 @@ class Told:
     videos: tuple[Path, ...] = ()
 
 
-def read(data: str, folder: str | None = None) -> tuple[Told, ...]:
-    """Every conversation of a file. Raises OptionError, naming the entry, for one that is not whole
-    or whose media are not below ``folder`` (the file's own where none is given)."""
+def read_conversations(data: str, folder: str | None = None) -> tuple[LlavaConversation, ...]:
+    """Returns every conversation of a file.
+
+    Raises OptionError, naming the entry, for one that is incomplete or whose media are not below
+    ``folder`` (by default the file's own).
+    """
     path = Path(data)
     root = path.parent if folder is None else Path(folder)
     try:
@@ -62,34 +65,34 @@ def read(data: str, folder: str | None = None) -> tuple[Told, ...]:
         raise OptionError(f"{data} is not JSON: {error}") from error
     if not isinstance(rows, list) or not rows:
         raise OptionError(f"{data} is no list of conversations, as LLaVA's data are")
-    found = []
+    conversations = []
     for number, row in enumerate(rows):
         try:
-            found.append(_told(row, root))
+            conversations.append(_parse_conversation(row, root))
         except (KeyError, TypeError, AttributeError, ValueError) as error:
-            why = f"it has no {error}" if isinstance(error, KeyError) else str(error)
+            reason = f"it has no {error}" if isinstance(error, KeyError) else str(error)
             raise OptionError(
-                f"entry {number} of {data} is not in LLaVA's format: {why}"
+                f"entry {number} of {data} is not in LLaVA's format: {reason}"
             ) from error
-    return tuple(found)
+    return tuple(conversations)
 
 
-def _told(row: Mapping[str, Any], root: Path) -> Told:
-    """One entry. Raises ValueError, KeyError or TypeError for what is not as it should be."""
-    files = {kind: _files(row.get(kind), root) for kind in ("image", "video")}
+def _parse_conversation(row: Mapping[str, Any], root: Path) -> LlavaConversation:
+    """Parses one entry. Raises ValueError, KeyError or TypeError where it is malformed."""
+    files = {kind: _media_files(row.get(kind), root) for kind in ("image", "video")}
     turns: list[dict[str, Any]] = []
-    for said in row["conversations"]:
-        if (role := ROLES.get(said["from"])) is None:
-            raise ValueError(f"nobody is called {said['from']!r}; known: {', '.join(ROLES)}")
-        pieces = MARKS.split(said["value"]) if role == "user" else [said["value"]]
-        content = [part for piece in pieces if (part := _part(piece)) is not None]
+    for message in row["conversations"]:
+        if (role := ROLES.get(message["from"])) is None:
+            raise ValueError(f"nobody is called {message['from']!r}; known: {', '.join(ROLES)}")
+        pieces = MEDIA_MARKS.split(message["value"]) if role == "user" else [message["value"]]
+        content = [part for piece in pieces if (part := _content_part(piece)) is not None]
         if not content:
-            raise ValueError(f"{said['from']} says nothing in it")
+            raise ValueError(f"{message['from']} says nothing in it")
         turns.append({"role": role, "content": content})
     roles = [turn["role"] for turn in turns if turn["role"] != "system"]
     if not roles or roles[::2] != ["user"] * len(roles[::2]) or "user" in roles[1::2]:
         raise ValueError("a human and gpt do not take turns in it")
-    if roles[-1] == "user":  # asked and not answered
+    if roles[-1] == "user":  # The last question has no answer.
         del turns[-1]
     if len(roles) < 2:
         raise ValueError("nothing is answered in it")
@@ -100,38 +103,41 @@ def _told(row: Mapping[str, Any], root: Path) -> Told:
             first["content"] = [{"type": kind} for _ in paths] + first["content"]
         elif len(paths) != parts.count(kind):
             raise ValueError(f"it has {len(paths)} {kind}s and {parts.count(kind)} marks for them")
-    return Told(str(row.get("id", "")), tuple(turns), files["image"], files["video"])
+    return LlavaConversation(str(row.get("id", "")), tuple(turns), files["image"], files["video"])
 
 
-def _part(piece: str) -> dict[str, str] | None:
-    if MARKS.fullmatch(piece):
+def _content_part(piece: str) -> dict[str, str] | None:
+    if MEDIA_MARKS.fullmatch(piece):
         return {"type": piece.strip("<>")}
     return {"type": "text", "text": piece.strip()} if piece.strip() else None
 
 
-def _files(named: Any, root: Path) -> tuple[Path, ...]:
-    names = [named] if isinstance(named, str) else named or []
-    for path in (found := tuple(root / name for name in names)):
+def _media_files(value: Any, root: Path) -> tuple[Path, ...]:
+    names = [value] if isinstance(value, str) else value or []
+    for path in (paths := tuple(root / name for name in names)):
         if not path.exists():
             raise ValueError(f"there is no {path}")
-    return found
+    return paths
 
 
 class Conversations(Dataset[dict[str, Tensor]]):
-    """Batches of conversations, every one once before any comes again; one too long for the draft
-    loses its last turns, and one whose first question is too long is passed over."""
+    """Batches of conversations; every conversation comes once before any comes again.
+
+    A conversation that is too long for the draft loses its last turns, and one whose first question
+    is too long is skipped.
+    """
 
     def __init__(
         self,
         loaded: Loaded,
-        told: Sequence[Told],
+        conversations: Sequence[LlavaConversation],
         seed: tuple[int, int],
         *,
         count: int,
         batch: int,
         drop: float,
     ) -> None:
-        self._loaded, self._told, self._seed = loaded, told, seed
+        self._loaded, self._conversations, self._seed = loaded, conversations, seed
         self._count, self._batch, self._drop = count, batch, drop
 
     def __len__(self) -> int:
@@ -139,76 +145,86 @@ class Conversations(Dataset[dict[str, Tensor]]):
 
     def __getitem__(self, index: int) -> dict[str, Tensor]:
         rng = np.random.default_rng([*self._seed, index])
-        places = range(index * self._batch, (index + 1) * self._batch)
-        return together([self._sample(place, rng) for place in places])
+        positions = range(index * self._batch, (index + 1) * self._batch)
+        return collate([self._sample(position, rng) for position in positions])
 
-    def _sample(self, place: int, rng: np.random.Generator) -> dict[str, Tensor]:
-        whole = len(self._told)
-        for ahead in range(whole):
-            again, at = divmod(place + ahead, whole)
-            order = np.random.default_rng([*self._seed, again]).permutation(whole)
-            told = self._told[int(order[at])]
-            if (found := learnt(self._loaded, told, rng, self._drop)) is not None:
-                return found
-            log.warning("conversation %s is too long for the draft: passed over", told.id)
+    def _sample(self, position: int, rng: np.random.Generator) -> dict[str, Tensor]:
+        total = len(self._conversations)
+        for skipped in range(total):
+            epoch, offset = divmod(position + skipped, total)
+            order = np.random.default_rng([*self._seed, epoch]).permutation(total)
+            conversation = self._conversations[int(order[offset])]
+            if (sample := training_sample(self._loaded, conversation, rng, self._drop)) is not None:
+                return sample
+            log.warning("conversation %s is too long for the draft: passed over", conversation.id)
         raise OptionError(f"every conversation is too long for {self._loaded.name}")
 
 
-def learnt(
-    loaded: Loaded, told: Told, rng: np.random.Generator, drop: float
+def training_sample(
+    loaded: Loaded, conversation: LlavaConversation, rng: np.random.Generator, drop: float
 ) -> dict[str, Tensor] | None:
-    """A conversation as a model reads it, with the label of every answer's tokens; None where its
-    first question leaves no room for an answer."""
+    """Returns a conversation as a model reads it, with the tokens of every answer as labels.
+
+    None where its first question leaves no room for an answer.
+    """
     name, processor, eos = loaded.name, loaded.processor, loaded.tokenizer.eos_token_id
-    images = [media.read_image(path) for path in told.images]
-    clips = [media.read(path, media.FrameSampling(num_frames=FRAMES)) for path in told.videos]
-    most = loaded.backbone.context or 1 << 30
-    answers = [at for at, turn in enumerate(told.turns) if turn["role"] == "assistant"]
-    for last in reversed(answers):
-        turns = told.turns[:last]
+    images = [media.read_image(path) for path in conversation.images]
+    clips = [
+        media.read(path, media.FrameSampling(num_frames=FRAMES_PER_VIDEO))
+        for path in conversation.videos
+    ]
+    max_length = loaded.backbone.context or 1 << 30
+    answer_turns = [i for i, turn in enumerate(conversation.turns) if turn["role"] == "assistant"]
+    for last in reversed(answer_turns):
+        turns = conversation.turns[:last]
         parts = [part["type"] for turn in turns for part in turn["content"]]
-        seen = clips[: parts.count("video")], images[: parts.count("image")]
-        inputs = questions.converse(name, processor, turns, *seen)
-        room = most - inputs["input_ids"].shape[1]
-        answer = told.turns[last]["content"][0]["text"]
-        said = [*loaded.tokenizer(answer, add_special_tokens=False).input_ids, eos]
-        if len(said) <= room or (last == answers[0] and room > 0):
+        visible_media = clips[: parts.count("video")], images[: parts.count("image")]
+        inputs = questions.converse(name, processor, turns, *visible_media)
+        room = max_length - inputs["input_ids"].shape[1]
+        answer = conversation.turns[last]["content"][0]["text"]
+        answer_ids = [*loaded.tokenizer(answer, add_special_tokens=False).input_ids, eos]
+        if len(answer_ids) <= room or (last == answer_turns[0] and room > 0):
             break
     else:
         return None
-    found = answered(inputs, said[:room], kept(loaded, inputs, rng, drop))
-    ids, labels = found["input_ids"][0], found["labels"][0]
-    for start, stop in _spans(loaded, turns, ids[: -len(said[:room])]):
+    sample = append_answer(inputs, answer_ids[:room], draw_kept_mask(loaded, inputs, rng, drop))
+    ids, labels = sample["input_ids"][0], sample["labels"][0]
+    for start, stop in _answer_spans(loaded, turns, ids[: -len(answer_ids[:room])]):
         labels[start - 1 : stop - 1] = ids[start:stop]
-    return found
+    return sample
 
 
-def _spans(
+def _answer_spans(
     loaded: Loaded, turns: Sequence[Mapping[str, Any]], ids: Tensor
 ) -> list[tuple[int, int]]:
-    """Where the earlier answers stand in a prompt's ids, the token that ends each included.
+    """Returns the spans of the earlier answers in a prompt's ids, with the token that ends each.
 
-    Found in the template without its media, whose rows would only be counted: what is no medium's
+    They are searched in the template without its media, because everything except the media's rows
     is the same in both.
     """
     name, processor = loaded.name, loaded.processor
-    bare = questions.words(name, processor, turns)
-    pads = sorted(loaded.backbone.placeholders)
-    place = (~torch.isin(ids, torch.tensor(pads))).nonzero()[:, 0].tolist()
-    words = [at for at, token in enumerate(bare) if token not in pads]
-    found = []
-    for before, turn in pairwise(range(len(turns))):
+    template_ids = questions.words(name, processor, turns)
+    placeholders = sorted(loaded.backbone.placeholders)
+    text_positions = (~torch.isin(ids, torch.tensor(placeholders))).nonzero()[:, 0].tolist()
+    text_tokens = [i for i, token in enumerate(template_ids) if token not in placeholders]
+    spans = []
+    for previous, turn in pairwise(range(len(turns))):
         if turns[turn]["role"] != "assistant":
             continue
-        asked = questions.words(name, processor, turns[: before + 1])
-        told = questions.words(name, processor, turns[: turn + 1], continued=True)
-        span = [at for at in words if common(bare, asked) <= at < common(bare, told)]
+        question_ids = questions.words(name, processor, turns[: previous + 1])
+        answer_ids = questions.words(name, processor, turns[: turn + 1], continued=True)
+        span = [
+            i
+            for i in text_tokens
+            if common(template_ids, question_ids) <= i < common(template_ids, answer_ids)
+        ]
         start, stop = (
-            place[len(place) - len(words) + words.index(at)] for at in (span[0], span[-1])
+            text_positions[len(text_positions) - len(text_tokens) + text_tokens.index(i)]
+            for i in (span[0], span[-1])
         )
         stop += 1
-        if ids[start:stop].tolist() != [bare[at] for at in span]:
+        if ids[start:stop].tolist() != [template_ids[i] for i in span]:
             raise OptionError(f"the answers in a conversation of {name} cannot be told apart")
         stop += int(ids[stop]) == loaded.tokenizer.eos_token_id
-        found.append((start, stop))
-    return found
+        spans.append((start, stop))
+    return spans

@@ -1,10 +1,10 @@
-"""The recipes of TABED's appendix H for training a draft, as data; and what they freeze.
+"""TABED's recipes for training a draft (appendix H), as data, and the parameters they train.
 
 TABED (appendix H.1, tables 7 and 8) trains its drafts by the procedures of LLaVA-1.5 (Liu et al.,
 2024: align the projector, then tune projector and language model) and of LLaVA-OneVision (Li et
 al., 2024: align the projector, then everything in three phases, the vision tower at a fifth of the
-rate). The phases share the steps asked for as they share them in the papers: samples x epochs /
-batch size. Runs nothing.
+rate). The phases share the requested steps in the papers' proportions: samples x epochs / batch
+size. This module runs nothing.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from saccade.core.errors import ModelError, OptionError
 if TYPE_CHECKING:
     from torch import nn
 
-Kind = Literal["video", "image", "diff"]  # of media, as the world has them
-EVERYTHING: tuple[Kind, ...] = ("video", "image", "diff")
+Kind = Literal["video", "image", "diff"]  # The world's kinds of media.
+ALL_KINDS: tuple[Kind, ...] = ("video", "image", "diff")
 Part = Literal["projector", "language", "vision"]
 # What families call the modules between a vision tower and the language model.
 PROJECTORS = {"multi_modal_projector", "merger", "deepstack_merger_list", "connector"}
@@ -31,25 +31,27 @@ PROJECTORS |= {"aligner", "image_newline"}
 
 @dataclass(frozen=True)
 class Phase:
-    """What one phase trains, and how; the rates are of AdamW."""
+    """What one phase trains, and how; the rates are those of AdamW."""
 
     name: str
     trains: tuple[Part, ...]
     learning_rate: float
     batch_size: int
-    samples: int  # in the data of the recipe's authors
-    media: tuple[Kind, ...] = EVERYTHING
-    vision_rate: float = 1.0  # the vision tower's learning rate, as a share of the others'
+    samples: int  # In the data of the recipe's authors.
+    media: tuple[Kind, ...] = ALL_KINDS
+    vision_rate: float = 1.0  # The vision tower's learning rate over that of the other parts.
     epochs: int = 1
     schedule: str = "cosine"
-    warmup: float = 0.03  # share of the phase's steps
+    warmup: float = 0.03  # The share of the phase's steps.
     weight_decay: float = 0.0
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What a run was asked for, as the options of ``saccade train-draft``; a resumed run has to ask
-    for the same. A draft that sees already may do without the first of the recipe's ``phases``."""
+    """The options of ``saccade train-draft``; a resumed run must have the same.
+
+    A draft that already sees may leave out the first of the recipe's ``phases``.
+    """
 
     recipe: Annotated[
         str, typer.Option(help="llava-1.5-68m, llava-1.5-160m or llava-onevision-68m.")
@@ -81,7 +83,7 @@ class Settings:
     steps: Annotated[
         int, typer.Option(min=1, help="Optimizer steps, shared by the phases as in the paper.")
     ] = 100
-    distill: Annotated[  # of KL(target || draft) in the loss, the rest is cross-entropy
+    distill: Annotated[  # The weight of KL(target || draft); the rest is cross-entropy.
         float, typer.Option(metavar="WEIGHT", help="Weight of the target's law in the loss, 0-1.")
     ] = 0.0
     drop_visual: Annotated[
@@ -111,17 +113,17 @@ _LLAVA = (
 )
 
 
-def _everything(name: str, samples: int, media: tuple[Kind, ...]) -> Phase:
-    parts: tuple[Part, ...] = ("projector", "language", "vision")
-    return Phase(name, parts, 1e-5, 512, samples, media, vision_rate=0.2)
+def _train_all(name: str, samples: int, media: tuple[Kind, ...]) -> Phase:
+    trains: tuple[Part, ...] = ("projector", "language", "vision")
+    return Phase(name, trains, 1e-5, 512, samples, media, vision_rate=0.2)
 
 
 # Table 8. Samples are Li et al.'s: 558 K, 4 M, 3.2 M and 1.6 M.
 _ONEVISION = (
     Phase("alignment", ("projector",), 1e-3, 512, 558_000, ("image",), vision_rate=0.2),
-    _everything("knowledge", 4_000_000, ("image",)),
-    _everything("single-image", 3_200_000, ("image",)),
-    _everything("onevision", 1_600_000, EVERYTHING),
+    _train_all("knowledge", 4_000_000, ("image",)),
+    _train_all("single-image", 3_200_000, ("image",)),
+    _train_all("onevision", 1_600_000, ALL_KINDS),
 )
 # LLaMA-68M and LLaMA-160M (Miao et al., 2023). A fresh draft of the world has their layers.
 _SMALL, _LARGE = "JackFram/llama-68m", "JackFram/llama-160m"
@@ -132,53 +134,58 @@ RECIPES = {
 }
 
 
-def recipe(name: str, phases: str | None = None) -> DraftRecipe:
-    """A recipe by its name, or only those of its phases that ``phases`` names."""
+def select_recipe(name: str, phases: str | None = None) -> DraftRecipe:
+    """Returns a recipe by its name, or only those of its phases that ``phases`` names."""
     if name not in RECIPES:
         raise OptionError(f"unknown recipe {name!r}; recipes: {', '.join(RECIPES)}")
-    whole = RECIPES[name]
+    recipe = RECIPES[name]
     if phases is None:
-        return whole
-    wanted, known = [part.strip() for part in phases.split(",")], [p.name for p in whole.phases]
-    if unknown := [part for part in wanted if part not in known]:
-        raise OptionError(f"{name} has no phase {unknown[0]!r}; phases: {', '.join(known)}")
-    return replace(whole, phases=tuple(p for p in whole.phases if p.name in wanted))
+        return recipe
+    names = [part.strip() for part in phases.split(",")]
+    phase_names = [phase.name for phase in recipe.phases]
+    if unknown := [part for part in names if part not in phase_names]:
+        raise OptionError(f"{name} has no phase {unknown[0]!r}; phases: {', '.join(phase_names)}")
+    return replace(recipe, phases=tuple(p for p in recipe.phases if p.name in names))
 
 
-def shared(steps: int, phases: Sequence[Phase]) -> list[int]:
-    """The steps of each phase: in the papers' proportions, at least one each."""
+def share_steps(steps: int, phases: Sequence[Phase]) -> list[int]:
+    """Returns the steps of each phase: in the papers' proportions, at least one each."""
     if steps < len(phases):
         raise OptionError(f"--steps {steps} is too few for {len(phases)} phases; give one for each")
-    theirs = [phase.samples * phase.epochs / phase.batch_size for phase in phases]
-    exact = [1 + (steps - len(phases)) * share / sum(theirs) for share in theirs]
-    found = [math.floor(share) for share in exact]
-    behind = sorted(range(len(phases)), key=lambda i: found[i] - exact[i])
-    for i in behind[: steps - sum(found)]:
-        found[i] += 1
-    return found
+    weights = [phase.samples * phase.epochs / phase.batch_size for phase in phases]
+    exact_steps = [1 + (steps - len(phases)) * share / sum(weights) for share in weights]
+    steps_by_phase = [math.floor(share) for share in exact_steps]
+    by_remainder = sorted(range(len(phases)), key=lambda i: steps_by_phase[i] - exact_steps[i])
+    for i in by_remainder[: steps - sum(steps_by_phase)]:
+        steps_by_phase[i] += 1
+    return steps_by_phase
 
 
-def parts(model: nn.Module) -> dict[str, Part]:
-    """The part every parameter belongs to, by its name.
+def parts_by_parameter(model: nn.Module) -> dict[str, Part]:
+    """Returns the part of every parameter, by the parameter's name.
 
     What decodes, embeds or predicts text is language; of the rest, what a family puts between
     tower and text (``PROJECTORS``) is the projector.
     """
-    whole: Any = model
-    text = [whole.get_decoder(), whole.get_input_embeddings(), whole.get_output_embeddings()]
+    any_model: Any = model
+    text = [
+        any_model.get_decoder(),
+        any_model.get_input_embeddings(),
+        any_model.get_output_embeddings(),
+    ]
     language = {id(p) for module in text for p in module.parameters()}
-    found: dict[str, Part] = {}
+    part_by_name: dict[str, Part] = {}
     for name, p in model.named_parameters():
         if id(p) in language:
-            found[name] = "language"
+            part_by_name[name] = "language"
         else:
-            found[name] = "projector" if PROJECTORS & set(name.split(".")) else "vision"
+            part_by_name[name] = "projector" if PROJECTORS & set(name.split(".")) else "vision"
     for part in ("projector", "vision"):
-        if part not in found.values():
+        if part not in part_by_name.values():
             raise ModelError(f"no {part} is known in {type(model).__name__}, so no recipe fits it")
-    return found
+    return part_by_name
 
 
-def trained(model: nn.Module, phase: Phase) -> dict[str, Part]:
-    """The parameters a phase trains, by name, and the part each belongs to."""
-    return {name: part for name, part in parts(model).items() if part in phase.trains}
+def trained_parameters(model: nn.Module, phase: Phase) -> dict[str, Part]:
+    """Returns the parameters that a phase trains, by name, with the part of each."""
+    return {name: part for name, part in parts_by_parameter(model).items() if part in phase.trains}

@@ -1,7 +1,7 @@
-"""Samples to train a draft on: conversations about the world, spelled by a model's own processor.
+"""Training samples for a draft: conversations about the world, encoded by a model's processor.
 
-Any family whose processor ``saccade.inputs.ask`` can drive will do. An item follows from (seed,
-phase, index) alone, so a resumed run sees what an uninterrupted one would have seen.
+Any family whose processor ``saccade.inputs.ask`` can drive will do. An item depends on (seed,
+phase, index) alone, so a resumed run sees what an uninterrupted run would have seen.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset
 
 from saccade.inputs import Loaded, ask
-from saccade.world import drawing, scenes, text
+from saccade.world import dialogues, drawing, scenes
 from saccade.world.train_draft.recipes import Kind
 
-EVAL_SEED = 10_000_000  # training draws its scenes below it
-TASKS = {"describe": 0.45, "events": 0.10, "qa": 0.15, "chat": 0.15}  # of videos, and their shares
+EVAL_SEED = 10_000_000  # Training draws its scenes below this seed.
+TASKS = {"describe": 0.45, "events": 0.10, "qa": 0.15, "chat": 0.15}  # The shares of video tasks.
 KIND_SHARES = {"video": 0.8, "image": 0.1, "diff": 0.1}
-FILLER = {  # on the right of the shorter samples of a batch, where causal attention never looks
+PADDING_VALUES = {  # Right of a batch's shorter samples, where causal attention never looks.
     "labels": -100, "input_ids": 0, "attention_mask": 0, "stay": 0, "mm_token_type_ids": 0,
 }  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Canvas:
-    """What a sample shows: a clip of `frames`, one picture, or two pictures to compare."""
+    """The medium of a sample: a clip of `frames`, one picture, or two pictures to compare."""
 
     kind: Kind
     frames: int
@@ -50,24 +50,26 @@ CANVASES: dict[Kind, list[Canvas]] = {
 }
 
 
-def readable(loaded: Loaded, kinds: Sequence[Kind]) -> Sequence[Kind]:
-    """Those of these kinds that a model's processor takes: some know no videos."""
+def readable_kinds(loaded: Loaded, kinds: Sequence[Kind]) -> Sequence[Kind]:
+    """Returns the kinds that a model's processor takes; some processors take no videos."""
     videos = getattr(loaded.processor, "video_processor", None) is not None
     return [kind for kind in kinds if kind != "video" or videos]
 
 
 @dataclass(frozen=True)
 class Dialogue:
-    """A conversation to be had: about which scene, which of the world's tasks, drawn by `seed`."""
+    """A conversation to be rendered: its scene, one of the world's tasks, and the seed."""
 
     scene: scenes.Scene
     task: str
     seed: int
-    seconds: float  # of the clip
+    seconds: float  # Of the clip.
 
 
-def draw(canvas: Canvas, seed: int, task: str | None = None, max_objects: int = 6) -> Dialogue:
-    """A random talk of the canvas; its scene, task, questions and length all follow from `seed`."""
+def draw_dialogue(
+    canvas: Canvas, seed: int, task: str | None = None, max_objects: int = 6
+) -> Dialogue:
+    """Draws a conversation; its scene, task, questions and length depend on `seed` alone."""
     rng = np.random.default_rng([7, seed])
     if task is None:
         task = canvas.kind
@@ -78,8 +80,8 @@ def draw(canvas: Canvas, seed: int, task: str | None = None, max_objects: int = 
     return Dialogue(scenes.scene(seed, max_objects=max_objects), task, seed, seconds)
 
 
-def pictures(talk: Dialogue, canvas: Canvas) -> NDArray[np.uint8]:
-    """The frames of the clip, or the pictures, [g, H, W, 3]."""
+def render_pictures(talk: Dialogue, canvas: Canvas) -> NDArray[np.uint8]:
+    """Returns the frames of the clip, or the pictures, [g, H, W, 3]."""
     if canvas.kind == "video":
         return drawing.render(talk.scene, canvas.frames, canvas.height, canvas.width)
     both = [talk.scene, scenes.edit(talk.scene, talk.seed)][: 2 if canvas.kind == "diff" else 1]
@@ -87,7 +89,7 @@ def pictures(talk: Dialogue, canvas: Canvas) -> NDArray[np.uint8]:
 
 
 class Samples(Dataset):
-    """The forwards of a phase; each item is a batch of samples with the same medium and size."""
+    """The forwards of a phase; each item is a batch of samples of the same medium and size."""
 
     def __init__(
         self,
@@ -111,70 +113,72 @@ class Samples(Dataset):
         rng = np.random.default_rng([*self._seed, index])
         canvases = CANVASES[self._media[int(rng.choice(len(self._media), p=self._shares))]]
         canvas = canvases[int(rng.integers(len(canvases)))]
-        return together([self._sample(canvas, rng) for _ in range(self._batch)])
+        return collate([self._sample(canvas, rng) for _ in range(self._batch)])
 
     def _sample(self, canvas: Canvas, rng: np.random.Generator) -> dict[str, Tensor]:
-        """One conversation up to the end of one of its answers, which is to be learnt."""
+        """Returns one conversation up to one of its answers, whose tokens are the labels."""
         loaded = self._loaded
-        talk = draw(canvas, int(rng.integers(EVAL_SEED)))
-        turns = text.conversation(talk.scene, talk.task, talk.seed)
+        talk = draw_dialogue(canvas, int(rng.integers(EVAL_SEED)))
+        turns = dialogues.conversation(talk.scene, talk.task, talk.seed)
         last = int(rng.integers(len(turns)))
-        frames = pictures(talk, canvas)
+        frames = render_pictures(talk, canvas)
         media: dict[str, Any] = {"images": list(frames)}
         if canvas.kind == "video":
-            media = {"clips": [drawing.clip(frames, talk.seconds)]}
+            media = {"clips": [drawing.make_clip(frames, talk.seconds)]}
         history = [(turn.question, turn.answer) for turn in turns[:last]]
         inputs = ask(loaded, turns[last].question, history=history, **media)
-        said = loaded.tokenizer(turns[last].answer, add_special_tokens=False).input_ids
-        stay = kept(loaded, inputs, rng, self._drop)
-        return answered(inputs, [*said, loaded.tokenizer.eos_token_id], stay)
+        answer_ids = loaded.tokenizer(turns[last].answer, add_special_tokens=False).input_ids
+        kept_mask = draw_kept_mask(loaded, inputs, rng, self._drop)
+        return append_answer(inputs, [*answer_ids, loaded.tokenizer.eos_token_id], kept_mask)
 
 
-def kept(
+def draw_kept_mask(
     loaded: Loaded, inputs: Mapping[str, Any], rng: np.random.Generator, drop: float
 ) -> Bool[Tensor, "1 len"]:
-    """Which of a prompt's tokens a draft gets: all but up to a share ``drop`` of the visual."""
+    """Draws the prompt's tokens that a draft gets: all but up to a share of the visual tokens."""
     visual = torch.isin(inputs["input_ids"], torch.tensor(sorted(loaded.backbone.placeholders)))
-    stay = ~visual
-    seen = int(visual.sum())
-    lost = round(rng.uniform(0, drop) * seen)
-    stay[visual] = torch.from_numpy(rng.permutation(seen) >= lost)
-    return stay
+    kept_mask = ~visual
+    visual_count = int(visual.sum())
+    drop_count = round(rng.uniform(0, drop) * visual_count)
+    kept_mask[visual] = torch.from_numpy(rng.permutation(visual_count) >= drop_count)
+    return kept_mask
 
 
-def answered(
+def append_answer(
     inputs: Mapping[str, Any], answer: Sequence[int], stay: Bool[Tensor, "1 len"]
 ) -> dict[str, Tensor]:
-    """A processor's output followed by its answer.
+    """Returns a processor's output followed by its answer.
 
     ``labels`` [1, n] holds at each position the token it has to predict, or -100; ``stay`` [1, n]
     is False for visual tokens the draft does not get.
     """
-    said = torch.tensor([list(answer)])
-    ids = torch.cat([inputs["input_ids"], said], 1)
+    answer_ids = torch.tensor([list(answer)])
+    ids = torch.cat([inputs["input_ids"], answer_ids], 1)
     labels = torch.full_like(ids, -100)
-    labels[:, -len(answer) - 1 : -1] = said
-    found = {**inputs, "input_ids": ids, "labels": labels}
-    found["attention_mask"] = torch.ones_like(ids)
-    found["stay"] = torch.cat([stay, torch.ones_like(said, dtype=torch.bool)], 1)
+    labels[:, -len(answer) - 1 : -1] = answer_ids
+    sample = {**inputs, "input_ids": ids, "labels": labels}
+    sample["attention_mask"] = torch.ones_like(ids)
+    sample["stay"] = torch.cat([stay, torch.ones_like(answer_ids, dtype=torch.bool)], 1)
     if "mm_token_type_ids" in inputs:
         types = inputs["mm_token_type_ids"]
-        found["mm_token_type_ids"] = torch.cat([types, said.to(types.dtype) * 0], 1)
-    return found
+        sample["mm_token_type_ids"] = torch.cat([types, answer_ids.to(types.dtype) * 0], 1)
+    return sample
 
 
-def together(samples: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """Samples as one batch, padded on the right; one may show nothing, or more tiles."""
-    found = {}
+def collate(samples: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """Returns samples as one batch, padded on the right; their media may differ in number."""
+    batch = {}
     for name in dict.fromkeys(name for sample in samples for name in sample):
         rows = [sample[name] for sample in samples if name in sample]
-        if name in FILLER:
+        if name in PADDING_VALUES:
             none = [torch.zeros_like(sample["input_ids"]) for sample in samples]
-            whole = [sample.get(name, zeros) for sample, zeros in zip(samples, none, strict=True)]
-            found[name] = pad_sequence([row[0] for row in whole], True, FILLER[name])
-        elif rows[0].ndim > 4:  # pictures in tiles: those that are not there are never looked at
+            padded_rows = [
+                sample.get(name, zeros) for sample, zeros in zip(samples, none, strict=True)
+            ]
+            batch[name] = pad_sequence([row[0] for row in padded_rows], True, PADDING_VALUES[name])
+        elif rows[0].ndim > 4:  # Tiled pictures: padding tiles are never looked at.
             tiles = [row for each in rows for row in each]
-            found[name] = pad_sequence(tiles, True)
+            batch[name] = pad_sequence(tiles, True)
         else:
-            found[name] = torch.cat(rows)
-    return found
+            batch[name] = torch.cat(rows)
+    return batch

@@ -1,0 +1,229 @@
+"""Measures where a target on real weights attends in a document while it answers about it."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float
+
+from saccade.bench.suites.long_documents import Document
+from saccade.core.prompt import Inputs, Prefill, Prompt
+from saccade.core.sampling import Sampling
+from saccade.core.tree import chain
+from saccade.drafting.views import saliency
+from saccade.inputs import Loaded, ask
+from saccade.model.backbone import Backbone
+from saccade.model.kept import Kept as Prompts
+from saccade.model.session import Session
+
+STEP_TOKENS = 8  # Tokens of the answer between two measurements.
+SHARES = (0.05, 0.1, 0.25, 0.5)
+SINKS = 4
+RANDOM_DRAWS = 5
+SETS_PER_FORWARD = 4  # Each set has a cache of its own.
+
+KeptMask = Bool[torch.Tensor, "layer kv_head seen"]
+Mass = Float[torch.Tensor, "layer kv_head seen"]
+ChooseRows = Callable[[Mass, Mass, Mass, int], KeptMask]
+"""Takes the mass at prefill, at the step before and now, and a count; returns the chosen rows."""
+ChoicesOf = Callable[[Prefill], Mapping[str, Sequence[ChooseRows]]]
+MakeInputs = Callable[[Loaded, Document], Inputs]
+"""Returns a model's inputs for a document and the task about it."""
+
+
+@dataclass(frozen=True)
+class AnswerStep:
+    """Some tokens of an answer, the target's next token after each, and the mass before and now."""
+
+    tokens: list[int]
+    next: list[int]
+    before: Mass
+    now: Mass
+
+
+@dataclass(frozen=True)
+class AttentionShare:
+    """The share of a document's attention mass on a set of its tokens, while it is answered about.
+
+    ``agrees`` says how often the target's next token is the same when it sees the set alone.
+    """
+
+    document: str
+    digest: str
+    keep: float
+    chosen: str
+    mass: float
+    agrees: float | None
+
+
+def document_inputs(model: Loaded, document: Document) -> Any:
+    """Returns the processor's output for the document's first tokens, if any, and its task."""
+    ids = model.tokenizer(document.text)["input_ids"][: document.tokens]
+    text = model.tokenizer.decode(ids)
+    return ask(model, document.task, documents=[text] if text else [])
+
+
+def measure_attention_sets(
+    model: Loaded,
+    document: Document,
+    answer_ids: Sequence[int],
+    prompt_cache: Prompts,
+    ask: MakeInputs = document_inputs,
+    shares: Sequence[float] = SHARES,
+    chosen: ChoicesOf = lambda first: CHOICES,
+) -> list[AttentionShare]:
+    """Measures for each way of choosing a set how much of the current attention mass it has.
+
+    Also measures how often the target's next token is the same where it sees that set alone. Both
+    are means over an answer that is read again ``STEP_TOKENS`` tokens at a time.
+    """
+    target = model.backbone.keeping(prompt_cache)
+    (prompt,) = target.prompts(ask(model, document))
+    session = Session(target, [Sampling()], room=len(answer_ids))
+    *_, first = session.reading(0, prompt, record=True, follow=STEP_TOKENS)
+    assert isinstance(first, Prefill)
+    assert first.mass is not None and first.again is not None
+    steps, before = list[AnswerStep](), first.mass
+    for start in range(0, len(answer_ids) - STEP_TOKENS, STEP_TOKENS):
+        tokens = list(answer_ids[start : start + STEP_TOKENS])
+        scores = session.score({0: chain(tokens)})[0]
+        session.commit({0: tokens})
+        now = first.again().mass
+        assert now is not None
+        steps.append(
+            AnswerStep(tokens, [int(row.argmax()) for row in scores.rows[1:]], before, now)
+        )
+        before = now
+    if not steps:
+        return []
+    results, choices = [], chosen(first)
+    sets = [(name, choose) for name, scores in choices.items() for choose in scores]
+    for keep in shares:
+        agreement: dict[str, list[float]] = defaultdict(list)
+        for i in range(0, len(sets), SETS_PER_FORWARD):
+            group = sets[i : i + SETS_PER_FORWARD]
+            for name, agreed in _agreement(target, first, group, keep, steps):
+                agreement[name] += agreed
+        for name, choosers in choices.items():
+            mass = fmean(
+                _share(chooser, first.mass, step, keep) for step in steps for chooser in choosers
+            )
+            results.append(
+                AttentionShare(
+                    document.name, document.digest, keep, name, mass, fmean(agreement[name])
+                )
+            )
+        without_sinks = [replace(step, now=step.now[..., SINKS:]) for step in steps]
+        (chooser,) = choices[TAIL]
+        mass = fmean(_share(chooser, first.mass, step, keep) for step in without_sinks)
+        results.append(
+            AttentionShare(document.name, document.digest, keep, TAIL_WITHOUT_SINKS, mass, None)
+        )
+    return results
+
+
+def _agreement(
+    target: Backbone,
+    first: Prefill,
+    ways: Sequence[tuple[str, ChooseRows]],
+    keep: float,
+    steps: Sequence[AnswerStep],
+) -> Iterator[tuple[str, list[float]]]:
+    """Yields for each step and set, by its name, whether the target's next tokens are the same."""
+    assert first.mass is not None
+    prompt, first_mass = first.prompt, first.mass
+    draft = Session(target, [Sampling()] * len(ways), room=STEP_TOKENS * (len(steps) + 1))
+
+    def visible_prompt(choose: ChooseRows, before: Mass, now: Mass) -> Prompt:
+        return _select_visible(prompt, choose(first_mass, before, now, kept_count(keep, now)))
+
+    chosen = [visible_prompt(choose, first_mass, first_mass) for _, choose in ways]
+    assert first.cache is not None
+    answered = first.cache.length - len(prompt)
+    first.cache.truncate(len(prompt))  # The forks begin at the prompt's end.
+    draft.fork([first] * len(ways), chosen, renewed=True)
+    first.cache.advance(answered)
+    for step in steps:
+        for number, (_, choose) in enumerate(ways):
+            draft.reselect(number, visible_prompt(choose, step.before, step.now))
+        scored = draft.score(dict.fromkeys(range(len(ways)), chain(step.tokens)))
+        for (name, _), scores in zip(ways, scored.values(), strict=True):
+            continued = [int(row.argmax()) for row in scores.rows[1:]]
+            yield name, [float(a == b) for a, b in zip(step.next, continued, strict=True)]
+        draft.commit(dict.fromkeys(range(len(ways)), step.tokens))
+
+
+def _share(choose: ChooseRows, first: Mass, step: AnswerStep, keep: float) -> float:
+    mask = choose(first, step.before, step.now, kept_count(keep, step.now))
+    return float(((step.now * mask).sum(-1) / step.now.sum(-1)).mean())
+
+
+def kept_count(keep: float, mass: Mass) -> int:
+    return max(1, round(keep * mass.shape[-1]))
+
+
+def _select_visible(prompt: Prompt, mask: KeptMask) -> Prompt:
+    """Returns the prompt with all its text, where each head sees these rows of the document."""
+    visual = prompt.index[prompt.visual][mask.nonzero()[:, 2].view(*mask.shape[:2], -1)]
+    text = prompt.index[~prompt.visual].expand(*mask.shape[:2], -1)
+    return replace(prompt, heads=torch.cat([text, visual], -1).sort(-1).values)
+
+
+def _top_rows(mass: Mass, count: int) -> KeptMask:
+    chosen = mass.topk(count, -1).indices
+    return torch.zeros_like(mass, dtype=torch.bool).scatter_(-1, chosen, True)
+
+
+def _shared_top_rows(mass: Mass, count: int) -> KeptMask:
+    return _top_rows(mass.mean((0, 1)).expand_as(mass).contiguous(), count)
+
+
+def mask_of_rows(mass: Mass, rows: torch.Tensor) -> KeptMask:
+    mask = torch.zeros_like(mass, dtype=torch.bool)
+    mask[..., rows] = True
+    return mask
+
+
+def _sinks_and_last(mass: Mass, count: int) -> KeptMask:
+    row = torch.arange(mass.shape[-1])
+    return mask_of_rows(mass, row[(row < SINKS) | (row >= len(row) - max(0, count - SINKS))])
+
+
+def _uniform(mass: Mass, count: int) -> KeptMask:
+    return mask_of_rows(mass, saliency.spread(torch.arange(mass.shape[-1]), count))
+
+
+def _random(draw: int) -> ChooseRows:
+    def choose(first: Mass, before: Mass, now: Mass, count: int) -> KeptMask:
+        generator = torch.Generator().manual_seed(RANDOM_DRAWS * count + draw)
+        return mask_of_rows(now, torch.randperm(now.shape[-1], generator=generator)[:count])
+
+    return choose
+
+
+TAIL = "oracle, shared by all heads"
+TAIL_WITHOUT_SINKS = f"{TAIL}, the document's first {SINKS} left out"
+CHOICES: Mapping[str, Sequence[ChooseRows]] = {
+    "oracle: each head's top now": [lambda first, before, now, count: _top_rows(now, count)],
+    "fresh: each head's top a look ago": [
+        lambda first, before, now, count: _top_rows(before, count)
+    ],
+    "std: each head's top at prefill": [lambda first, before, now, count: _top_rows(first, count)],
+    TAIL: [lambda first, before, now, count: _shared_top_rows(now, count)],
+    "shared by all heads, at prefill": [
+        lambda first, before, now, count: _shared_top_rows(first, count)
+    ],
+    "shared by all heads, a look ago": [
+        lambda first, before, now, count: _shared_top_rows(before, count)
+    ],
+    "streaming: sinks and the last": [
+        lambda first, before, now, count: _sinks_and_last(now, count)
+    ],
+    "uniform": [lambda first, before, now, count: _uniform(now, count)],
+    "random": [_random(draw) for draw in range(RANDOM_DRAWS)],
+}

@@ -1,0 +1,143 @@
+"""Output for a terminal: text in the colours of its tokens, tables, and frames. Knows no model."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from saccade.bench.compare import Summary
+from saccade.bench.measures import format_number
+from saccade.core.result import UNFINISHED, Kind, RoundRecord
+
+KIND_STYLES: dict[Kind, str] = {
+    "accepted": "green",
+    "recovered": "bold yellow",
+    "bonus": "bold cyan",
+}
+KIND_MEANINGS: dict[Kind, str] = {
+    "accepted": "accepted draft tokens",
+    "recovered": "corrected by the target",
+    "bonus": "added by the target",
+}
+
+
+class IncrementalDecoder:
+    """Turns tokens into text as they come, and gives each piece the kind of its token.
+
+    A character of several tokens is withheld until it is complete.
+    """
+
+    def __init__(self, decode: Callable[[Sequence[int]], str]) -> None:
+        self._decode = decode
+        self._ids: list[int] = []
+        self._finished_text = ""
+
+    def type(self, round: RoundRecord) -> Text:
+        """Returns the text that a round adds, coloured by the kind of each token."""
+        added = Text()
+        for text, kind in self.pieces(round):
+            added.append(text, style=KIND_STYLES[kind])
+        return added
+
+    def pieces(self, round: RoundRecord) -> Iterator[tuple[str, Kind]]:
+        """Yields the text that a round adds in pieces, each with the kind of its token."""
+        for token, kind in zip(round.emitted, round.kinds, strict=True):
+            self._ids.append(token)
+            text = self._decode(self._ids)
+            if not text.endswith(UNFINISHED):
+                yield text[len(self._finished_text) :], kind
+                self._finished_text = text
+
+    def rest(self) -> str:
+        """Returns the text that is still withheld at the end."""
+        return self._decode(self._ids)[len(self._finished_text) :]
+
+
+def legend() -> Text:
+    """Returns the meaning of each colour, as one line."""
+    return Text(", ").join(
+        Text(words, style=KIND_STYLES[kind]) for kind, words in KIND_MEANINGS.items()
+    )
+
+
+def make_table(word_columns: Sequence[str], number_columns: Sequence[str]) -> Table:
+    """Returns a table without lines: columns of words, then right-aligned columns of numbers."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for head in word_columns:
+        table.add_column(head, overflow="fold")
+    for head in number_columns:
+        table.add_column(head, justify="right")
+    return table
+
+
+def summary_table(rows: Mapping[str, Summary]) -> Table:
+    """Returns a comparison as a table, one row a method."""
+    number_columns = ("same ids", "tokens", "tau", "accepted", "before s", "decode s", "tok/s")
+    table = make_table(["method"], [*number_columns, "decode x", "whole x"])
+    table.columns[0].no_wrap = True
+    table.columns[-2].style = "bold"
+    for name, row in rows.items():
+        if row.error is not None:
+            table.add_row(name, Text("failed", style="red"))
+            continue
+        same_ids = (
+            Text("yes", style="green") if row.identical_to_ar else Text("NO", style="bold red")
+        )
+        table.add_row(
+            name,
+            same_ids,
+            str(row.tokens),
+            format_number(row.tau, 2),
+            "" if row.acceptance_rate is None else f"{row.acceptance_rate:.0%}",
+            format_number(row.prefill_seconds, 3),
+            format_number(row.decode_seconds, 3),
+            format_number(row.tokens_per_second, 0),
+            format_number(row.speedup_decode, 2),
+            format_number(row.speedup_end_to_end, 2),
+        )
+    return table
+
+
+def print_notes(console: Console, rows: Mapping[str, Summary]) -> None:
+    """Prints the failures and fallbacks, for which a table has no column."""
+    for name, row in rows.items():
+        if row.error is not None:
+            console.print(f"{name} failed: {row.error}", style="red", markup=False)
+        if row.fallback_reason is not None:
+            console.print(f"{name} fell back: {row.fallback_reason}", style="yellow", markup=False)
+
+
+def frames_as_text(pictures: np.ndarray, count: int = 4, width: int = 22) -> Text:
+    """Draws some frames ``[frame, height, width, 3]`` side by side, two pixels a character.
+
+    ``count`` is the number of frames and ``width`` that of characters per frame.
+    """
+    chosen = pictures[np.linspace(0, len(pictures) - 1, min(count, len(pictures))).astype(int)]
+    height, across = chosen.shape[1:3]
+    rows = max(2, round(width * height / across) // 2 * 2)
+    y = ((np.arange(rows) + 0.5) * height / rows).astype(int)
+    x = ((np.arange(width) + 0.5) * across / width).astype(int)
+    resized = chosen[:, y][:, :, x]
+    text = Text()
+    for row in range(0, rows, 2):
+        for frame in resized:
+            for upper, lower in zip(frame[row], frame[row + 1], strict=True):
+                text.append("\N{UPPER HALF BLOCK}", style=f"{_rgb(upper)} on {_rgb(lower)}")
+            text.append("  ")
+        text.append("\n")
+    return text
+
+
+def remove_web_fonts(svg: str) -> str:
+    """Removes the web fonts that rich refers to; the viewer then uses its own monospaced font."""
+    return re.sub(r"@font-face\s*{[^}]*}", "", svg)
+
+
+def _rgb(pixel: np.ndarray) -> str:
+    red, green, blue = (int(value) for value in pixel)
+    return f"rgb({red},{green},{blue})"

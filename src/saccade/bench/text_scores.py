@@ -1,0 +1,130 @@
+"""Scores of an answer's text: exact match of short answers, ROUGE-L and METEOR of captions.
+
+Small and offline on purpose. METEOR here aligns equal words and equal stems, without the synonyms
+of WordNet (Banerjee and Lavie 2005), so it is a little lower than with them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+
+ROUGE_BETA = 1.2  # The weight of recall in ROUGE-L's F, as in its caption evaluation.
+# The weights of METEOR: of precision, of the chunk penalty, and the penalty's exponent.
+ALPHA = 0.9
+GAMMA = 0.5
+POWER = 3.0
+ENGLISH_ENDINGS = ("ing", "edly", "ed", "es", "ly", "s")
+
+
+def split_words(text: str) -> list[str]:
+    """Returns the lower-case words and numbers of a text."""
+    return re.findall(r"[a-z0-9]+", text.lower())
+
+
+def exact_match(answer: str, right: Sequence[str]) -> float:
+    """Returns 1 where the words are those of a right answer, else 0."""
+    return float(any(split_words(answer) == split_words(each) for each in right))
+
+
+def option_letter_match(answer: str, right: Sequence[str]) -> float:
+    """Returns 1 where the option's letter is right, else 0.
+
+    The letter is the one that the answer begins with or names as the answer, else its last lone
+    capital.
+    """
+    match = re.match(r"\s*\(?([A-Z])(?:[).:]|\s*$)", answer) or re.search(
+        r"answer is:? \(?([A-Z])\b", answer
+    )
+    letter = match[1] if match else next(iter(re.findall(r"\b([A-Z])\b", answer)[::-1]), "")
+    return float(letter in {each.strip().upper()[:1] for each in right})
+
+
+def rouge_l(answer: str, right: Sequence[str]) -> float:
+    """Returns F of the longest common subsequence of words, for the best of the right answers."""
+    return max((_rouge(split_words(answer), split_words(each)) for each in right), default=0.0)
+
+
+def _rouge(own: Sequence[str], other: Sequence[str]) -> float:
+    common = _longest_common(own, other)
+    if not common:
+        return 0.0
+    precision, recall = common / len(own), common / len(other)
+    return (1 + ROUGE_BETA**2) * precision * recall / (recall + ROUGE_BETA**2 * precision)
+
+
+def _longest_common(own: Sequence[str], other: Sequence[str]) -> int:
+    """Returns the length of the longest common subsequence, by bits (Hyyro 2004)."""
+    positions = dict.fromkeys(other, 0)
+    for position, word in enumerate(other):
+        positions[word] |= 1 << position
+    # A row of the table, one bit a column: 0 where the length is one more than to its left.
+    row = -1
+    for word in own:
+        matches = row & positions.get(word, 0)
+        row = (row + matches) | (row - matches)
+    return len(other) - (row & ((1 << len(other)) - 1)).bit_count()
+
+
+def meteor(answer: str, right: Sequence[str]) -> float:
+    """Returns METEOR with exact and stem matches, for the best of the right answers."""
+    return max((_meteor(split_words(answer), split_words(each)) for each in right), default=0.0)
+
+
+def _meteor(own: Sequence[str], other: Sequence[str]) -> float:
+    matched = _align_words(own, other)
+    if not matched:
+        return 0.0
+    precision, recall = len(matched) / len(own), len(matched) / len(other)
+    average = precision * recall / (ALPHA * precision + (1 - ALPHA) * recall)
+    chunks = 1 + sum(
+        (after[0] != before[0] + 1) or (after[1] != before[1] + 1)
+        for before, after in zip(matched, matched[1:], strict=False)
+    )
+    return average * (1 - GAMMA * (chunks / len(matched)) ** POWER)
+
+
+def _align_words(own: Sequence[str], other: Sequence[str]) -> list[tuple[int, int]]:
+    """Returns pairs of positions of equal words, then of equal stems; the nearest match first.
+
+    Each word is used once.
+    """
+    partners: dict[int, int] = {}
+    for key in (str, stem):
+        free: dict[str, list[int]] = {}
+        for position in set(range(len(other))).difference(partners.values()):
+            free.setdefault(key(other[position]), []).append(position)
+        for position, word in enumerate(own):
+            candidates = free.get(key(word)) if position not in partners else None
+            if candidates:
+                partners[position] = min(candidates, key=lambda each: (abs(each - position), each))
+                candidates.remove(partners[position])
+    return sorted(partners.items())
+
+
+def stem(word: str) -> str:
+    """Returns the word without the commonest English endings."""
+    for ending in ENGLISH_ENDINGS:
+        if word.endswith(ending) and len(word) > len(ending) + 2:
+            return word[: -len(ending)]
+    return word
+
+
+def score(task: str, answer: str, right: Sequence[str]) -> Mapping[str, float]:
+    """Returns the scores that fit a task, none where answers cannot be judged.
+
+    The result is cached, because every method of a run writes the same answer.
+    """
+    return _score(task, answer, tuple(right))
+
+
+@lru_cache(maxsize=4096)
+def _score(task: str, answer: str, right: tuple[str, ...]) -> Mapping[str, float]:
+    if not right or task == "text":
+        return {}
+    if task == "choice":
+        return {"accuracy": option_letter_match(answer, right)}
+    if task == "short":
+        return {"accuracy": exact_match(answer, right)}
+    return {"rouge_l": rouge_l(answer, right), "meteor": meteor(answer, right)}

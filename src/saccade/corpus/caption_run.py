@@ -1,0 +1,194 @@
+"""Answers the jobs that a file of rows lacks, writes each row at once, and merges shards' files."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from saccade.core.errors import OptionError
+from saccade.corpus import json_lines
+from saccade.corpus.manifest import UNEXPECTED_ERROR, CaptionSettings, ClipJob, Row
+
+MAX_UNEXPECTED_ERRORS = 10  # In a row. By then the machine is at fault, so the next fail as well.
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a run is: rows in the file, errors among them, and rows of this run alone."""
+
+    whole: int
+    done: int
+    errors: int
+    fresh: int
+    seconds: float
+
+    def __str__(self) -> str:
+        counts = f"{self.done} of {self.whole} done, {self.errors} errors"
+        if not self.fresh or not self.seconds:
+            return counts
+        rate = self.fresh / self.seconds
+        left = timedelta(seconds=int((self.whole - self.done) / rate))
+        return f"{counts}, {rate:.2f} a second, {left} left"
+
+
+OnProgress = Callable[[Progress], None]
+AnswerJobs = Callable[[Iterable[Sequence[ClipJob]]], Iterator[Sequence[Row]]]
+"""Maps groups of jobs to groups of rows, in any order: the interface of every kind of worker."""
+
+
+def run_jobs(
+    jobs: Sequence[ClipJob],
+    path: Path,
+    settings: CaptionSettings,
+    make_answer: Callable[[], AnswerJobs],
+    *,
+    batch: int = 1,
+    retry: bool = False,
+    on_progress: OnProgress | None = None,
+) -> Progress:
+    """Answers the jobs that ``path`` has no row of, ``batch`` at a time, and writes rows at once.
+
+    ``make_answer`` loads models, so it is called only when there is something to do. ``retry``
+    answers the jobs of error rows again. Raises OptionError where another process writes the file,
+    or where the file has another run's answers.
+    """
+    if not path.parent.is_dir():
+        raise OptionError(f"cannot write {path}: there is no folder {path.parent}")
+    with json_lines.write_lock(path):
+        path.touch()  # A shard without videos leaves an empty file too.
+        rows = _read_checked_rows(path, jobs, settings)
+        ids = {job.id for job in jobs}
+        if retry and any(row["error"] and row["id"] in ids for row in rows):
+            rows = [row for row in rows if not (row["error"] and row["id"] in ids)]
+            json_lines.rewrite(path, rows)
+        rows_by_id = {row["id"]: row for row in rows if row["id"] in ids}
+        todo = {job.id: job for job in jobs if job.id not in rows_by_id}
+        errors = sum(row["error"] is not None for row in rows_by_id.values())
+        progress = Progress(len(jobs), len(jobs) - len(todo), errors, 0, 0.0)
+        if not todo:
+            return progress
+        remaining = list(todo.values())
+        groups = [remaining[i : i + batch] for i in range(0, len(remaining), batch)]
+        answer = make_answer()
+        start = time.monotonic()
+        unexpected_errors = 0
+        for new_rows in answer(groups):
+            new_rows = [row for row in new_rows if todo.pop(row.id, None)]
+            json_lines.append_rows(path, map(asdict, new_rows))
+            for row in new_rows:
+                is_unexpected = row.error is not None and row.error.startswith(UNEXPECTED_ERROR)
+                unexpected_errors = unexpected_errors + 1 if is_unexpected else 0
+            progress = replace(
+                progress,
+                done=len(jobs) - len(todo),
+                errors=progress.errors + sum(row.error is not None for row in new_rows),
+                fresh=progress.fresh + len(new_rows),
+                seconds=time.monotonic() - start,
+            )
+            if on_progress is not None:
+                on_progress(progress)
+            if unexpected_errors >= MAX_UNEXPECTED_ERRORS:
+                raise OptionError(
+                    f"{unexpected_errors} videos in a row failed for no fault of theirs, the last "
+                    f"by {new_rows[-1].error}; the same command with --retry-errors goes on"
+                )
+    return progress
+
+
+def _read_checked_rows(
+    path: Path, jobs: Sequence[ClipJob], settings: CaptionSettings
+) -> list[dict[str, Any]]:
+    """Returns the rows of a file. Raises OptionError where they answer other jobs or settings."""
+    jobs_by_id = {job.id: job for job in jobs}
+    rows = _read_rows(path)
+    for row in rows:
+        if row["run"] != settings.key:
+            raise OptionError(
+                f"{path} holds answers of another target, length or choice of frames: give "
+                "another --out, or delete it"
+            )
+        job = jobs_by_id.get(row["id"])
+        row_media = row["video"], row.get("document", "")
+        if job is not None and (job.video, job.document, job.prompt) != (*row_media, row["prompt"]):
+            media = " and ".join(filter(None, row_media))
+            raise OptionError(
+                f"{path} has {job.id} answer {row['prompt']!r} about {media}, which is "
+                "not what the manifest asks: give another --out"
+            )
+    return rows
+
+
+def _read_rows(path: Path) -> list[dict[str, Any]]:
+    rows = json_lines.read_and_repair(path)
+    for row in rows:
+        if not isinstance(row, dict) or not _REQUIRED_FIELDS <= row.keys():
+            raise OptionError(f"{path} is no file of captions: give another")
+    return rows
+
+
+_REQUIRED_FIELDS = {field.name for field in fields(Row)} - {"document"}  # Older files lack it.
+
+
+def shard_path(path: Path, shard: tuple[int, int]) -> Path:
+    """Returns the path of a shard's rows, captions-2-of-4.jsonl, or ``path`` for a single shard."""
+    number, count = shard
+    if count == 1:
+        return path
+    return path.with_name(f"{path.stem}-{number + 1}-of-{count}{path.suffix}")
+
+
+@dataclass(frozen=True)
+class MergedRows:
+    """The result of merging shards.
+
+    ``missing`` has the ids of the manifest that no shard has, ``unknown`` those that the manifest
+    lacks, and ``doubled`` those that several files have; an answer is preferred to an error.
+    """
+
+    rows: int
+    errors: tuple[str, ...]
+    missing: tuple[str, ...]
+    unknown: tuple[str, ...]
+    doubled: tuple[str, ...]
+
+
+def merge_shards(jobs: Sequence[ClipJob], paths: Sequence[Path], out: Path) -> MergedRows:
+    """Writes all shards' rows into one file, in the manifest's order, and reports what is missing.
+
+    Raises OptionError where a file does not exist, is being written, or is of another run.
+    """
+    rows_by_id: dict[str, dict[str, Any]] = {}
+    doubled: list[str] = []
+    runs: dict[str, Path] = {}
+    for path in paths:
+        if not path.is_file():
+            raise OptionError(f"no file of captions at {path}")
+        with json_lines.write_lock(path):
+            shard_rows = _read_rows(path)
+        for row in shard_rows:
+            runs.setdefault(row["run"], path)
+            earlier = rows_by_id.get(row["id"])
+            if earlier is not None:
+                doubled.append(row["id"])
+            if earlier is None or earlier["error"]:
+                rows_by_id[row["id"]] = row
+    if len(runs) > 1:
+        first, other = list(runs.values())[:2]
+        raise OptionError(
+            f"{first} and {other} are of different runs: another target, length or choice of frames"
+        )
+    ids = [job.id for job in jobs]
+    merged = [rows_by_id[name] for name in ids if name in rows_by_id]
+    with json_lines.write_lock(out):
+        json_lines.rewrite(out, merged)
+    return MergedRows(
+        len(merged),
+        tuple(row["id"] for row in merged if row["error"]),
+        tuple(name for name in ids if name not in rows_by_id),
+        tuple(sorted(rows_by_id.keys() - set(ids))),
+        tuple(dict.fromkeys(doubled)),
+    )

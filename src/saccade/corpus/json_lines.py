@@ -1,0 +1,118 @@
+"""Files of JSON lines that survive a kill, and the split of a list into shards.
+
+Rows are appended by one write that is forced to the disk. A kill may cut the last line short; such
+a line is removed before the file is appended to again.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import socket
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+from filelock import FileLock, Timeout
+
+from saccade.core.errors import OptionError
+
+T = TypeVar("T")
+
+
+def append_rows(path: Path, rows: Iterable[Any]) -> None:
+    """Appends rows to a file by one write, and returns once they are on the disk.
+
+    Raises OptionError where the disk does not take them; ``read_and_repair`` removes half a line.
+    """
+    text = "".join(json.dumps(row) + "\n" for row in rows).encode()
+    try:
+        with path.open("ab", buffering=0) as file:
+            if file.write(text) != len(text):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            os.fsync(file.fileno())
+    except OSError as error:
+        raise OptionError(
+            f"cannot write {path}: {error.strerror}; the rows written so far are kept"
+        ) from error
+
+
+def complete_lines(content: bytes) -> Iterator[tuple[bytes, int]]:
+    """Yields every line that ends in a line break, and the offset of its end in bytes."""
+    end = 0
+    for line in content.splitlines(keepends=True):
+        end += len(line)
+        if line.endswith(b"\n"):
+            yield line, end
+
+
+def truncate(path: Path, end: int) -> None:
+    """Removes what a file has after an offset in bytes."""
+    if end < path.stat().st_size:
+        with path.open("r+b") as file:
+            file.truncate(end)
+            os.fsync(file.fileno())
+
+
+def read_and_repair(path: Path) -> list[Any]:
+    """Returns the rows of a file, none where there is no file, and removes an incomplete last line.
+
+    Raises OptionError, with the line's number, where a complete line is no JSON.
+    """
+    if not path.exists():
+        return []
+    rows, end = [], 0
+    for number, (line, line_end) in enumerate(complete_lines(path.read_bytes()), start=1):
+        try:
+            rows.append(json.loads(line))
+        except ValueError:
+            raise OptionError(f"line {number} of {path} is no JSON: mend or delete it") from None
+        end = line_end
+    truncate(path, end)
+    return rows
+
+
+def rewrite(path: Path, rows: Iterable[Any]) -> None:
+    """Replaces a file in one step: a reader sees all of the old rows or all of the new ones."""
+    new_path = path.with_name(path.name + ".new")
+    new_path.unlink(missing_ok=True)
+    append_rows(new_path, rows)
+    os.replace(new_path, path)
+
+
+@contextmanager
+def write_lock(path: Path) -> Iterator[None]:
+    """Holds the lock of a file's only writer; the lock ends with the process, even by a kill.
+
+    Raises OptionError, naming the other writer, where there is one.
+    """
+    lock_path = path.with_name(path.name + ".lock")
+    try:
+        lock = FileLock(lock_path).acquire(timeout=0)
+    except Timeout:
+        owner = lock_path.read_text().strip() or "another process"
+        raise OptionError(
+            f"{path} is being written by {owner}: give each worker a --shard or an --out of its own"
+        ) from None
+    with lock:
+        lock_path.write_text(f"process {os.getpid()} on {socket.gethostname()}\n")
+        try:
+            yield
+        finally:
+            lock_path.unlink(missing_ok=True)
+
+
+def parse_shard(text: str) -> tuple[int, int]:
+    """Returns the (index from 0, count) of a shard that is written i/n, counted from 1."""
+    number, _, count = text.partition("/")
+    if not (number.isdecimal() and count.isdecimal() and 1 <= int(number) <= int(count)):
+        raise OptionError(f"--shard {text} is not i/n with i from 1 to n, as in 2/4")
+    return int(number) - 1, int(count)
+
+
+def shard_items(items: Sequence[T], shard: tuple[int, int]) -> list[T]:
+    """Returns the items of a shard: every ``count``-th one."""
+    number, count = shard
+    return list(items[number::count])

@@ -1,0 +1,330 @@
+"""The Triton kernels of :mod:`few_rows`, and how they are launched.
+
+Nothing imports this file but ``few_rows``, and that only where there is a GPU: Triton is optional.
+Under ``TRITON_INTERPRET=1`` the same code runs on CPUs.
+
+The attention follows Flash-Decoding (Dao, Haziza, Massa and Sizov, 2023): few rows do not fill a
+GPU, so the keys are split over many programs, and a second kernel adds up what they found.
+"""
+
+# Arguments of kernels are what the compiler makes of them: they have no types for mypy.
+# mypy: disallow-untyped-defs=False
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from jaxtyping import Float, Int, UInt8
+from torch import Tensor
+
+LOG2_E = tl.constexpr(1.4426950408889634)
+
+INTERPRETED = triton.knobs.runtime.interpret  # The interpreter multiplies bfloat16 wrongly.
+MAX_SPLITS = 64
+BLOCK_BYTES = 16384  # of keys (and as many of values) that a program reads at once
+MAX_ROW_BLOCK = 64  # queries of a program; more are further programs
+SPLITS_AT_ONCE = 16  # that are added up together
+
+
+def row_block(queries: int) -> int:
+    """How many of a request's queries a program attends for: a power of two that tensor cores
+    take. A query is one head of one row; a group's heads share their keys."""
+    return min(MAX_ROW_BLOCK, max(16, triton.next_power_of_2(queries)))
+
+
+def key_block(head_dim: int, itemsize: int) -> int:
+    """How many keys a program reads at once."""
+    padded = max(16, triton.next_power_of_2(head_dim))
+    return min(64, max(16, BLOCK_BYTES // (padded * itemsize)))
+
+
+def splits_for(programs: int, processors: int) -> int:
+    """Over how many programs keys are split, where there are ``programs`` without splitting: so
+    that every processor of the GPU has two."""
+    wanted = max(1, 2 * processors // max(1, programs))
+    return min(MAX_SPLITS, 1 << (wanted.bit_length() - 1))
+
+
+@triton.jit
+def _add_keys(
+    mixed, top, total, query, keys, values, mask_rows, start, seen_by_all, end, scale, soft_cap,
+    is_row, is_inside, dims,
+    MASKED: tl.constexpr, SOFT_CAP: tl.constexpr, HEAD_DIM: tl.constexpr,
+    KEY_BLOCK: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
+    """One block of keys, added to the running softmax."""
+    key = start + tl.arange(0, KEY_BLOCK)
+    key_at = key[:, None] * HEAD_DIM + dims[None, :]
+    if MASKED:
+        is_key = key < end
+        readable = is_key[:, None] & is_inside[None, :]
+    else:
+        readable = is_inside[None, :]
+    read_keys = tl.load(keys + key_at, mask=readable, other=0.0)
+    read_values = tl.load(values + key_at, mask=readable, other=0.0)
+    if WIDE:
+        read_keys = read_keys.to(tl.float32)
+    logits = tl.dot(query, tl.trans(read_keys), input_precision="ieee") * scale
+    if SOFT_CAP:
+        # tanh(x) = 2 sigmoid(2 x) - 1
+        logits = soft_cap * (2 * tl.sigmoid(2 * logits / soft_cap) - 1)
+    logits *= LOG2_E
+    if MASKED:
+        is_masked = is_key & (key >= seen_by_all)
+        allowed = tl.load(
+            mask_rows[:, None] + (key - seen_by_all)[None, :],
+            mask=is_row[:, None] & is_masked[None, :],
+            other=0,
+        )
+        visible = (allowed != 0) | (key < seen_by_all)[None, :]
+        visible = visible & is_key[None, :] & is_row[:, None]
+        logits = tl.where(visible, logits, float("-inf"))
+        # A key that no row sees may be NaN, and 0 x NaN is NaN.
+        is_used = tl.max(visible.to(tl.int32), 0) > 0
+        read_values = tl.where(is_used[:, None], read_values, 0.0)
+    new_top = tl.maximum(top, tl.max(logits, 1))
+    # A row that has seen no key yet has no maximum.
+    base = tl.where(new_top == float("-inf"), 0.0, new_top)
+    weights = tl.exp2(logits - base[:, None])
+    shrink = tl.exp2(top - base)
+    total = total * shrink + tl.sum(weights, 1)
+    mixed = mixed * shrink[:, None]
+    weights = weights.to(read_values.dtype)
+    if WIDE:
+        weights, read_values = weights.to(tl.float32), read_values.to(tl.float32)
+    mixed = tl.dot(weights, read_values, mixed, input_precision="ieee")
+    return mixed, new_top, total
+
+
+@triton.jit
+def _attend_to_split(
+    query, key_buffer, value_buffer, caches, mask, mixed_out, sums_out,
+    rows, tail, scale, soft_cap,
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, PADDED: tl.constexpr,
+    ROW_BLOCK: tl.constexpr, KEY_BLOCK: tl.constexpr, SOFT_CAP: tl.constexpr,
+    WIDE: tl.constexpr,
+):  # fmt: skip
+    """Softmax attention of a block of one request's queries over one split of its keys.
+
+    What is stored is not divided by the softmax's sum: (mixed, maximum, sum) of every split.
+    """
+    GROUPS: tl.constexpr = HEADS // KV_HEADS
+    split, splits = tl.program_id(0), tl.num_programs(0)
+    kv_head = tl.program_id(1) % KV_HEADS
+    block = tl.program_id(1) // KV_HEADS
+    request, requests = tl.program_id(2), tl.num_programs(2)
+    first_row = tl.load(caches + request)
+    capacity = tl.load(caches + requests + request)
+    seen_by_all = tl.load(caches + 2 * requests + request).to(tl.int32)
+    all_keys = tl.minimum(seen_by_all + tail, capacity.to(tl.int32))
+    # Times a constant: the compiler knows how this is aligned, and reads 16 bytes at once. It would
+    # not know it of a pointer that is loaded.
+    start_at = (first_row + kv_head * capacity) * HEAD_DIM
+    keys = key_buffer + start_at
+    values = value_buffer + start_at
+
+    # The heads of a group share their keys, so they are further queries of the same program.
+    number = block * ROW_BLOCK + tl.arange(0, ROW_BLOCK)
+    is_row = number < rows * GROUPS
+    row = request * rows + number // GROUPS
+    head = kv_head * GROUPS + number % GROUPS
+    dims = tl.arange(0, PADDED)
+    is_inside = dims < HEAD_DIM
+    asked = tl.load(
+        query + ((row * HEADS + head) * HEAD_DIM)[:, None] + dims[None, :],
+        mask=is_row[:, None] & is_inside[None, :],
+        other=0.0,
+    )
+    if WIDE:
+        asked = asked.to(tl.float32)
+    mask_rows = mask + row * tail
+
+    share = tl.cdiv(tl.cdiv(all_keys, KEY_BLOCK), splits) * KEY_BLOCK
+    begin = split * share
+    end = tl.minimum(begin + share, all_keys)
+    # Whole blocks that every row sees need no mask.
+    plain_end = tl.minimum(end // KEY_BLOCK * KEY_BLOCK, seen_by_all // KEY_BLOCK * KEY_BLOCK)
+    mixed = tl.zeros([ROW_BLOCK, PADDED], dtype=tl.float32)
+    top = tl.full([ROW_BLOCK], float("-inf"), dtype=tl.float32)
+    total = tl.zeros([ROW_BLOCK], dtype=tl.float32)
+    for start in range(begin, plain_end, KEY_BLOCK):
+        mixed, top, total = _add_keys(
+            mixed, top, total, asked, keys, values, mask_rows, start, seen_by_all, end, scale,
+            soft_cap, is_row, is_inside, dims, False, SOFT_CAP, HEAD_DIM, KEY_BLOCK, WIDE,
+        )  # fmt: skip
+    for start in range(tl.maximum(begin, plain_end), end, KEY_BLOCK):
+        mixed, top, total = _add_keys(
+            mixed, top, total, asked, keys, values, mask_rows, start, seen_by_all, end, scale,
+            soft_cap, is_row, is_inside, dims, True, SOFT_CAP, HEAD_DIM, KEY_BLOCK, WIDE,
+        )  # fmt: skip
+
+    part = (row * HEADS + head) * splits + split
+    tl.store(
+        mixed_out + part[:, None] * HEAD_DIM + dims[None, :],
+        mixed,
+        mask=is_row[:, None] & is_inside[None, :],
+    )
+    tl.store(sums_out + 2 * part, top, mask=is_row)
+    tl.store(sums_out + 2 * part + 1, total, mask=is_row)
+
+
+@triton.jit
+def _add_splits(
+    mixed, sums, out,
+    HEAD_DIM: tl.constexpr, PADDED: tl.constexpr, SPLITS: tl.constexpr, CHUNK: tl.constexpr,
+):  # fmt: skip
+    """Adds up what the splits of one row's head found, and divides by the softmax's sum."""
+    part = tl.program_id(0)
+    every = part * SPLITS + tl.arange(0, SPLITS)
+    tops = tl.load(sums + 2 * every)
+    totals = tl.load(sums + 2 * every + 1)
+    top = tl.max(tops, 0)
+    base = tl.where(top == float("-inf"), 0.0, top)
+    total = tl.sum(totals * tl.exp2(tops - base), 0)
+    dims = tl.arange(0, PADDED)
+    is_inside = dims < HEAD_DIM
+    found = tl.zeros([PADDED], dtype=tl.float32)
+    for first in range(0, SPLITS, CHUNK):
+        some = part * SPLITS + first + tl.arange(0, CHUNK)
+        weight = tl.exp2(tl.load(sums + 2 * some) - base)
+        read = tl.load(
+            mixed + some[:, None] * HEAD_DIM + dims[None, :], mask=is_inside[None, :], other=0.0
+        )
+        found += tl.sum(read * weight[:, None], 0)
+    # A row that sees no key at all gives zeros.
+    found = found / tl.where(total == 0.0, 1.0, total)
+    tl.store(out + part * HEAD_DIM + dims, found.to(out.dtype.element_ty), mask=is_inside)
+
+
+@triton.jit
+def _rotate_and_write(
+    query, key, value, query_norm, key_norm, cos, sin, key_buffer, value_buffer, caches, places,
+    query_out, rows, requests, query_row_stride, query_head_stride, key_row_stride, key_head_stride,
+    value_row_stride, value_head_stride, eps,
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, PADDED: tl.constexpr,
+    NORMED: tl.constexpr, ROTATED: tl.constexpr,
+):  # fmt: skip
+    """One head of one row: a query goes to ``query_out``, a key or value to its request's cache.
+
+    Queries and keys are normed and rotated on the way; ``sin`` has the sign of rotate-half in it.
+    """
+    row = tl.program_id(0)
+    head = tl.program_id(1)
+    dims = tl.arange(0, PADDED)
+    is_inside = dims < HEAD_DIM
+    HALF: tl.constexpr = HEAD_DIM // 2
+    turned = tl.where(dims < HALF, dims + HALF, dims - HALF)
+    is_query = head < HEADS
+    is_value = head >= HEADS + KV_HEADS
+    kind = query.dtype.element_ty
+    if is_query:
+        source = query + row * query_row_stride + head * query_head_stride
+    elif is_value:
+        source = value + row * value_row_stride + (head - HEADS - KV_HEADS) * value_head_stride
+    else:
+        source = key + row * key_row_stride + (head - HEADS) * key_head_stride
+    found = tl.load(source + dims, mask=is_inside, other=0.0)
+    if not is_value:
+        if NORMED or ROTATED:
+            exact = found.to(tl.float32)
+            partner = tl.load(source + turned, mask=is_inside, other=0.0).to(tl.float32)
+            if NORMED:
+                norm = query_norm
+                if not is_query:
+                    norm = key_norm
+                scale = tl.rsqrt(tl.sum(exact * exact, 0) / HEAD_DIM + eps)
+                weight = tl.load(norm + dims, mask=is_inside, other=0.0).to(tl.float32)
+                exact = (exact * scale * weight).to(kind).to(tl.float32)
+                weight = tl.load(norm + turned, mask=is_inside, other=0.0).to(tl.float32)
+                partner = (partner * scale * weight).to(kind).to(tl.float32)
+            if ROTATED:
+                at = row * HEAD_DIM + dims
+                exact = exact * tl.load(cos + at, mask=is_inside, other=0.0).to(tl.float32)
+                exact += partner * tl.load(sin + at, mask=is_inside, other=0.0).to(tl.float32)
+            found = exact.to(kind)
+    if is_query:
+        tl.store(query_out + (row * HEADS + head) * HEAD_DIM + dims, found, mask=is_inside)
+    else:
+        request = row // rows
+        first_row = tl.load(caches + request)
+        capacity = tl.load(caches + requests + request)
+        place = tl.load(places + row)
+        kv_head = (head - HEADS) % KV_HEADS
+        buffer = key_buffer
+        if is_value:
+            buffer = value_buffer
+        at = (first_row + kv_head * capacity + place) * HEAD_DIM
+        tl.store(buffer + at + dims, found, mask=is_inside)
+
+
+def attend(
+    q: Float[Tensor, "row head head_dim"],
+    keys: Float[Tensor, "pool_row head_dim"],
+    values: Float[Tensor, "pool_row head_dim"],
+    caches: Int[Tensor, "3 request"],
+    mask: UInt8[Tensor, "row tail"],
+    kv_heads: int,
+    splits: int,
+    scale: float,
+    soft_cap: float = 0.0,
+) -> Float[Tensor, "row out"]:
+    """Attention of every row over its request's keys; heads lie side by side in the result.
+
+    ``caches`` are, of each request, its first row in the buffers, the rows a head has there, and
+    how many keys every row sees; ``mask`` tells who sees the keys after those. Two kernels, of
+    which neither waits for the GPU nor for anything the host knows but sizes.
+    """
+    rows, heads, head_dim = q.shape
+    requests = caches.shape[1]
+    mixed = q.new_empty(rows, heads, splits, head_dim, dtype=torch.float32)
+    sums = q.new_empty(rows, heads, splits, 2, dtype=torch.float32)
+    out = q.new_empty(rows, heads * head_dim)
+    padded = max(16, triton.next_power_of_2(head_dim))
+    queries = rows // requests * (heads // kv_heads)
+    block = row_block(queries)
+    _attend_to_split[(splits, kv_heads * triton.cdiv(queries, block), requests)](
+        q, keys, values, caches, mask, mixed, sums,
+        rows // requests, mask.shape[1], scale, soft_cap,
+        HEADS=heads, KV_HEADS=kv_heads, HEAD_DIM=head_dim, PADDED=padded, ROW_BLOCK=block,
+        KEY_BLOCK=key_block(head_dim, q.element_size()), SOFT_CAP=soft_cap > 0,
+        WIDE=INTERPRETED and q.dtype == torch.bfloat16, num_warps=4, num_stages=2,
+        enable_fp_fusion=True,
+    )  # fmt: skip
+    _add_splits[(rows * heads,)](
+        mixed, sums, out, HEAD_DIM=head_dim, PADDED=padded, SPLITS=splits,
+        CHUNK=min(splits, SPLITS_AT_ONCE), num_warps=4, enable_fp_fusion=True,
+    )  # fmt: skip
+    return out
+
+
+def rotate_and_write(
+    q: Float[Tensor, "row head head_dim"],
+    k: Float[Tensor, "row kv_head head_dim"],
+    v: Float[Tensor, "row kv_head head_dim"],
+    keys: Float[Tensor, "pool_row head_dim"],
+    values: Float[Tensor, "pool_row head_dim"],
+    caches: Int[Tensor, "3 request"],
+    places: Int[Tensor, " row"],
+    rotation: tuple[Float[Tensor, "row head_dim"], Float[Tensor, "row head_dim"]] | None = None,
+    norms: tuple[Float[Tensor, " head_dim"], Float[Tensor, " head_dim"]] | None = None,
+    eps: float = 0.0,
+) -> Float[Tensor, "row head head_dim"]:
+    """The queries, normed and rotated; keys (so too) and values are written into the buffers.
+
+    ``places`` say where in its request's cache a row's key goes. One kernel.
+    """
+    rows, heads, head_dim = q.shape
+    out = q.new_empty(rows, heads, head_dim)
+    cos, sin = (q, q) if rotation is None else rotation
+    query_norm, key_norm = (q, q) if norms is None else norms
+    requests = caches.shape[1]
+    _rotate_and_write[(rows, heads + 2 * k.shape[1])](
+        q, k, v, query_norm, key_norm, cos, sin, keys, values, caches, places,
+        out, rows // requests, requests, q.stride(0), q.stride(1), k.stride(0), k.stride(1),
+        v.stride(0), v.stride(1), eps,
+        HEADS=heads, KV_HEADS=k.shape[1], HEAD_DIM=head_dim,
+        PADDED=max(16, triton.next_power_of_2(head_dim)), NORMED=norms is not None,
+        ROTATED=rotation is not None, num_warps=1, enable_fp_fusion=True,
+    )  # fmt: skip
+    return out

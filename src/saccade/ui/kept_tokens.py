@@ -1,0 +1,113 @@
+"""Which visual tokens of a clip the draft reads: for each, the share of heads that kept it.
+
+Drafters do not record this, so the view is applied once more, to a prefill of its own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from saccade.core.prompt import Inputs, Prefill, Prompt
+from saccade.core.protocols import View
+from saccade.core.sampling import Sampling
+from saccade.drafting.drafters import EarlyExit, Lookup, SelfDrafter
+from saccade.drafting.recipe import Recipe
+from saccade.drafting.setup import Setup, Words
+from saccade.drafting.views.pruning import Merged, Pooled
+from saccade.model.backbone import Backbone
+from saccade.model.session import Session
+
+
+@dataclass(frozen=True, eq=False)
+class KeptTokens:
+    """What one view kept of the clip.
+
+    ``share`` is, for each visual token, the share of heads that kept it, by time, row and column.
+    ``kept_count`` is how many of the ``total_count`` visual tokens one head reads. ``are_means``
+    says whether each kept token is the mean of several.
+    """
+
+    view: str
+    share: Float[Tensor, "t h w"]
+    kept_count: int
+    total_count: int
+    are_means: bool = False
+
+
+def measure_kept_tokens(
+    target: Backbone,
+    draft: Backbone | None,
+    recipe: Recipe,
+    inputs: Inputs,
+    draft_inputs: Inputs | None,
+    words: Words,
+) -> tuple[KeptTokens, ...]:
+    """Returns what each view of the draft kept: several for an ensemble, none if it sees nothing.
+
+    ``recipe`` is the planned recipe of a stream. This costs a prefill of the target and one run of
+    the draft's vision tower.
+    """
+    view = recipe.view
+    own = recipe.drafter in (SelfDrafter, EarlyExit)
+    looks = recipe.drafts and recipe.drafter is not Lookup and (own or draft is not None)
+    if not looks:
+        return ()
+    setup = Setup(target, draft, view, recipe.shape, [Sampling()], 1, words)
+    session = Session(target, setup.rules)
+    (prefill,) = session.prefill(target.prompts(inputs), record=view.attention)
+    prefill = replace(prefill, words=words.say(view, inputs)[0])
+    prompt = prefill.prompt if own else _draft_prompt(setup, prefill, draft_inputs or inputs)
+    if not prompt.seen:
+        return ()
+    return tuple(_measure_view(each, prefill, prompt) for each in view.parts)
+
+
+def _draft_prompt(setup: Setup, prefill: Prefill, inputs: Inputs) -> Prompt:
+    """Returns the draft's own prompt before the view drops anything."""
+    drafting = setup.drafting()
+    if drafting.shares_rows_with(setup.target):
+        return drafting.adopt(prefill.prompt)
+    return drafting.prompts(setup.readable(inputs))[0]
+
+
+def _measure_view(view: View, prefill: Prefill, prompt: Prompt) -> KeptTokens:
+    """Applies one view and returns what it kept."""
+    early_choice = view.start(prompt)  # A draft that starts early has this choice before prefill.
+    if early_choice is None:
+        pruned = view(prefill, prompt)
+    else:
+        pruned = prompt.select(view.choose(prefill, prompt, early_choice))
+    shares = on_grid(prompt, kept_share(prompt, pruned))
+    are_means = isinstance(view, Pooled | Merged)
+    return KeptTokens(view.name, shares, pruned.seen, prompt.seen, are_means)
+
+
+def kept_share(prompt: Prompt, pruned: Prompt) -> Float[Tensor, " seen"]:
+    """Returns, for each visual token, the share of heads that keep it.
+
+    The share is 0 or 1 where all heads keep the same tokens. For tokens that are read page by page
+    it is the share of the paged tokens that one step reads.
+    """
+    share = torch.zeros(len(prompt))
+    kept_rows = (
+        [pruned.index[pruned.visual]] if pruned.heads is None else pruned.heads.flatten(0, 1)
+    )
+    for head_rows in kept_rows:
+        share[head_rows.cpu()] += 1 / len(kept_rows)
+    if pruned.paged is not None:
+        share[pruned.paged.rows.cpu()] = pruned.paged.read / len(pruned.paged.rows)
+    return share[prompt.visual.cpu()]
+
+
+def on_grid(prompt: Prompt, values: Float[Tensor, " seen"]) -> Float[Tensor, "t h w"]:
+    """Puts values of the first medium's tokens at their cells; cells without a token are NaN."""
+    grid = prompt.grid.cpu()
+    first = grid[:, 0] == grid[0, 0]
+    t, h, w = (grid[first, 1:] - grid[first, 1:].amin(0)).unbind(1)
+    cells = torch.full((int(t.max()) + 1, int(h.max()) + 1, int(w.max()) + 1), float("nan"))
+    cells[t, h, w] = values[first]
+    return cells

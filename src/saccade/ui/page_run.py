@@ -1,0 +1,200 @@
+"""One run of the page: a checked question, both answers, then which visual tokens the draft read.
+
+This module knows neither gradio nor how anything is drawn.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from saccade.core.errors import OptionError
+from saccade.core.result import RoundRecord
+from saccade.corpus.answering import stream_answer
+from saccade.drafting.recipe import Recipe
+from saccade.drafting.schedule import parallel
+from saccade.drafting.setup import Captioner, Words
+from saccade.inputs import Pair, media, shown
+from saccade.inputs.media import Clip
+from saccade.methods import SYSTEMS, resolve
+from saccade.ui.duel import Duel, OnPhase, run_duel
+from saccade.ui.kept_tokens import KeptTokens, measure_kept_tokens
+from saccade.world import drawing, scenes
+from saccade.world.drawn_world import warn_if_foreign
+
+log = logging.getLogger(__name__)
+
+EXAMPLE_SECONDS = 8.0
+MAX_TEMPERATURE = 10
+
+
+@dataclass(frozen=True)
+class Example:
+    """A scene that no training stage drew, the number of its frames, and their size in pixels."""
+
+    seed: int
+    frames: int
+    side: int
+
+    def clip(self) -> Clip:
+        pictures = drawing.render(scenes.scene(self.seed), self.frames, self.side)
+        return drawing.make_clip(pictures, EXAMPLE_SECONDS)
+
+
+EXAMPLES: dict[str, Example] = {
+    "Three shapes (2,048 visual tokens)": Example(20_000_002, 64, 224),
+    "Four on stripes (2,048)": Example(20_000_005, 64, 224),
+    "Five shapes, short (256)": Example(20_000_001, 32, 112),
+}
+
+
+@dataclass(frozen=True)
+class PageModels(Pair):
+    """The target and the draft that answer on the page.
+
+    ``captioner`` makes the captioner for the frames of each medium, or None where there is none.
+    """
+
+    captioner: Callable[[Sequence[Sequence[np.ndarray]]], Captioner | None] = lambda media: None
+
+    def token_text(self, token: int) -> str:
+        return self.target.tokenizer.decode([token])
+
+    def encode(self, text: str) -> list[int]:
+        return self.target.tokenizer.encode(text, add_special_tokens=False)
+
+
+@dataclass(frozen=True)
+class PageSettings:
+    """The limits of the page, the models that answer, and the method that is selected at first."""
+
+    method: str = "auto"
+    target: str = "shapes"
+    draft: str | None = None
+    limits: media.Limits = media.Limits(max_bytes=200 << 20, max_frames=64, max_seconds=60)
+    max_prompt: int = 16_384  # In tokens.
+    max_new_tokens: int = 1024
+
+
+@dataclass(frozen=True)
+class PageQuestion:
+    """The form as a person filled it in."""
+
+    example: str | None
+    upload: str | None
+    prompt: str
+    method: str
+    tokens: int
+    temperature: float
+    seed: int | None
+
+
+@dataclass(frozen=True)
+class PageRun:
+    """The state of a run at one moment: both answers, and the draft's views once they are measured.
+
+    ``views`` is None until they are measured; ``views_error`` is a sentence if that failed.
+    """
+
+    duel: Duel
+    recipe: Recipe
+    clip: Clip
+    views: tuple[KeptTokens, ...] | None = None
+    views_error: str = ""
+
+    @property
+    def rounds(self) -> tuple[RoundRecord, ...]:
+        """The rounds of the drafted answer."""
+        return self.duel.drafted.rounds
+
+
+def read_clip(example: str | None, upload: str | None, settings: PageSettings) -> Clip:
+    """Returns the uploaded file, or else the example, as frames. Raises SaccadeError."""
+    if upload is not None:
+        return warn_if_foreign(media.read(upload, limits=settings.limits), settings.target)
+    if example in EXAMPLES:
+        return EXAMPLES[example].clip()
+    raise OptionError("pick an example clip, or drop a video")
+
+
+def check_question(question: PageQuestion, settings: PageSettings) -> None:
+    """Raises OptionError if the page does not allow the question."""
+    if not 1 <= question.tokens <= settings.max_new_tokens:
+        raise OptionError(f"an answer may have 1 to {settings.max_new_tokens} tokens")
+    if not 0 <= question.temperature <= MAX_TEMPERATURE:
+        raise OptionError(f"the temperature is a number from 0 (greedy) to {MAX_TEMPERATURE}")
+    if not question.prompt.strip():
+        raise OptionError("there is no question: write one")
+
+
+def run_question(
+    pair: PageModels,
+    settings: PageSettings,
+    question: PageQuestion,
+    should_stop: Callable[[], bool],
+) -> Generator[PageRun, None, None]:
+    """Yields the state of a run as it goes on: both answers, then which tokens the draft read.
+
+    Raises SaccadeError.
+    """
+    check_question(question, settings)
+    recipe = resolve(question.method)
+    clip = read_clip(question.example, question.upload, settings)
+    inputs, draft_inputs = pair.ask(question.prompt, **shown(clip))
+    length = int(inputs["input_ids"].shape[1])
+    if length > settings.max_prompt:
+        raise OptionError(
+            f"this clip and question are {length} tokens and the page takes {settings.max_prompt}: "
+            "use a shorter or smaller clip, or start it with a larger --max-prompt"
+        )
+    captioner = pair.captioner([list(clip.frames)])
+    planned_recipe = recipe
+
+    def start(method: Recipe, on_phase: OnPhase, **overrides: Any) -> Any:
+        nonlocal planned_recipe
+        settings = {"captioner": captioner, "seed": question.seed, "on_phase": on_phase}
+        settings |= {**_sampling_settings(question), **overrides}
+        stream = stream_answer(pair, (inputs, draft_inputs), method, **settings)
+        planned_recipe = stream.recipe
+        return stream
+
+    def start_warm(method: Recipe, on_phase: OnPhase) -> Any:
+        """Starts an answer, after the draft's process where the method needs one.
+
+        The process is started before anything is timed.
+        """
+        if method.schedule is parallel:
+            start(method, on_phase, max_new_tokens=1).finish()
+        return start(method, on_phase)
+
+    plain = "ar", partial(start_warm, SYSTEMS["ar"])
+    drafted = question.method, partial(start_warm, recipe)
+    last = None
+    for duel in run_duel(plain, drafted, pair.target.decode, should_stop=should_stop):
+        last = PageRun(duel, planned_recipe, clip)
+        yield last
+    if last is None or not last.duel.is_complete:
+        return
+    words = Words(pair.encode, captioner)
+    try:
+        views = measure_kept_tokens(
+            pair.target.backbone, pair.drafting, planned_recipe, inputs, draft_inputs, words
+        )
+        yield replace(last, views=views)
+    except Exception as error:  # The answers are valid even if this picture fails.
+        log.warning("measuring which visual tokens the draft read failed", exc_info=error)
+        yield replace(last, views_error=f"What the draft saw cannot be shown: {error}")
+
+
+def _sampling_settings(question: PageQuestion) -> dict[str, Any]:
+    """Returns the question's arguments for :func:`saccade.stream`."""
+    sampled = question.temperature > 0
+    settings: dict[str, Any] = {"max_new_tokens": question.tokens, "do_sample": sampled}
+    if sampled:
+        settings["temperature"] = question.temperature
+    return settings

@@ -1,0 +1,92 @@
+"""The options of the draft, from vLLM's config or the environment."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from saccade.core.errors import OptionError
+from saccade.core.protocols import View
+from saccade.methods.names import resolve
+
+ENVIRONMENT_PREFIX = "SACCADE_VLLM_"
+LOOKUP_DRAFT = "lookup"
+AUTO_LENGTH = "auto"
+
+
+@dataclass(frozen=True)
+class DraftOptions:
+    """Options as ``--additional-config '{"saccade": {...}}'``, or ``SACCADE_VLLM_NAME`` for each.
+
+    ``draft`` is a checkpoint, or "lookup" to draft what followed the same words earlier.
+    """
+
+    draft: str
+    view: str = "scattered"
+    keep: float | None = None  # The share of visual tokens; None leaves it to the view.
+    length: int | None = None  # The length of every draft; None ("auto") drafts as far as it pays.
+    memory: float = 1.0  # In GiB, for the caches of all requests' drafts.
+
+    def resolve_view(self) -> View:
+        """Returns the view. Raises MethodError or OptionError where it cannot work inside vLLM."""
+        keep = "" if self.keep is None else f"/keep={self.keep:g}"
+        view = resolve(f"specvlm/view={self.view}{keep}").view
+        if view.own_keys or view.timed or not view.subset or len(view.parts) > 1:
+            raise OptionError(
+                f"view={self.view} does not work inside vLLM: choose one that keeps a part of the "
+                "video, for instance scattered, uniform, frames, full or specvlm"
+            )
+        return view
+
+
+def read_options(
+    config: Mapping[str, Any], environment: Mapping[str, str], max_length: int
+) -> DraftOptions:
+    """Returns the options; those of the config win over those of the environment.
+
+    ``max_length`` is ``num_speculative_tokens``. Raises OptionError for an unknown name or value.
+    """
+    values: dict[str, Any] = {
+        name.removeprefix(ENVIRONMENT_PREFIX).lower(): value
+        for name, value in environment.items()
+        if name.startswith(ENVIRONMENT_PREFIX)
+    }
+    values |= config
+    names = [field.name for field in fields(DraftOptions)]
+    for name in values:
+        if name not in names:
+            raise OptionError(f"unknown option {name!r} for the draft; known: {', '.join(names)}")
+    if not values.get("draft"):
+        raise OptionError(
+            "no draft is named: set SACCADE_VLLM_DRAFT to a checkpoint, or to lookup for none"
+        )
+    length = values.get("length", AUTO_LENGTH)
+    return DraftOptions(
+        draft=str(values["draft"]),
+        view=str(values.get("view", DraftOptions.view)),
+        keep=_parse_number("keep", values["keep"], 1.0) if "keep" in values else None,
+        length=None if length == AUTO_LENGTH else _parse_count("length", length, max_length),
+        memory=_parse_number("memory", values.get("memory", DraftOptions.memory), math.inf),
+    )
+
+
+def _parse_number(name: str, value: Any, maximum: float) -> float:
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        number = math.nan
+    if not 0 < number <= maximum or math.isinf(number):
+        bound = "" if math.isinf(maximum) else f" and up to {maximum:g}"
+        raise OptionError(f"{name}={value} is not a number above 0{bound}")
+    return number
+
+
+def _parse_count(name: str, value: Any, maximum: int) -> int:
+    text = str(value)
+    if not text.isdecimal() or not 1 <= int(text) <= maximum:
+        raise OptionError(
+            f"{name}={value}: write auto, or a whole number up to num_speculative_tokens={maximum}"
+        )
+    return int(text)

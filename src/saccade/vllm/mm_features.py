@@ -1,0 +1,69 @@
+"""Converts vLLM's multimodal features of a request into inputs of the draft's own processor."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from saccade.core.prompt import Inputs
+from saccade.model.families import KINDS, Kind
+
+
+def group_batches(features: Sequence[Any]) -> list[Mapping[str, Any]]:
+    """Returns the keyword arguments that vLLM would give its model for features, by batch."""
+    from vllm.multimodal.utils import group_and_batch_mm_kwargs
+
+    items = [(feature.modality, feature.data) for feature in features]
+    return [batch for _, _, batch in group_and_batch_mm_kwargs(items)]
+
+
+def have_pixels(features: Sequence[Any]) -> bool:
+    """Returns whether all features still have their pixels; vLLM drops those it no longer needs."""
+    return all(any(key.startswith("pixel") for key in feature.data) for feature in features)
+
+
+def draft_inputs(
+    ids: Sequence[int],
+    features: Sequence[Any],
+    placeholders: Mapping[int, Kind],
+    processor: Any,
+) -> Inputs | None:
+    """Returns a request as inputs of the draft's model; None where a medium's data are gone."""
+    if any(feature.data is None for feature in features):
+        return None
+    row = torch.tensor(ids, dtype=torch.long)[None]
+    kinds = torch.zeros_like(row)
+    for token, kind in placeholders.items():
+        kinds[row == token] = 1 + KINDS.index(kind)
+    inputs: dict[str, Any] = {"input_ids": row, "attention_mask": torch.ones_like(row)}
+    if not features:
+        return inputs
+    inputs["mm_token_type_ids"] = kinds
+    for batch in group_batches(features):
+        for key, value in batch.items():
+            if isinstance(value, Tensor):
+                inputs[key] = torch.cat([inputs[key], value]) if key in inputs else value
+    for key, kind in (("pixel_values", "image"), ("pixel_values_videos", "video")):
+        if key in inputs:
+            inputs[key] = normalize_pixels(
+                inputs[key], getattr(processor, f"{kind}_processor", None)
+            )
+    return inputs
+
+
+def normalize_pixels(pixels: Tensor, processor: Any) -> Tensor:
+    """Returns pixels as a vision tower reads them; vLLM may carry bytes and scale them later.
+
+    Patches are [patch, channel x ...], channel first; pictures [..., channel, height, width].
+    """
+    if pixels.dtype != torch.uint8:
+        return pixels
+    mean, std = (torch.tensor(each) for each in (processor.image_mean, processor.image_std))
+    planes = pixels.float() * processor.rescale_factor
+    if pixels.ndim == 2:
+        planes = planes.view(len(pixels), len(mean), -1)
+        return ((planes - mean[:, None]) / std[:, None]).view(len(pixels), -1)
+    return (planes - mean[:, None, None]) / std[:, None, None]

@@ -1,0 +1,89 @@
+"""One round of drafting for any engine: which requests draft, how far, and what was accepted."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Sequence
+
+from saccade.vllm.draft_length import Acceptance, DraftPlan, RoundCosts, size_bucket
+from saccade.vllm.request_drafts import DraftRequest, Drafts, ProposedTokens
+
+
+class Proposer:
+    """Drafts for an engine's requests round by round, as far as it pays (see ``draft_length``).
+
+    ``max_length`` is the longest draft; ``length`` fixes the length instead. ``clock`` gives
+    seconds.
+    """
+
+    def __init__(
+        self,
+        drafts: Drafts,
+        max_length: int,
+        length: int | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.drafts = drafts
+        self._max_length = max_length
+        self._fixed_length = length
+        self._clock = clock
+        self._costs_by_size: dict[int, RoundCosts] = {}
+        self._acceptance = Acceptance()
+        self._last_proposals: dict[str, ProposedTokens] = {}  # Of the round before.
+        self._last_end = clock()
+        self._declined: set[str] = set()
+
+    def propose(
+        self, requests: Sequence[DraftRequest], *, decoding_only: bool
+    ) -> dict[str, ProposedTokens]:
+        """Returns a draft for each request, empty where drafting does not pay or is impossible.
+
+        ``decoding_only`` says whether the forward before had no part of a prompt, so that its
+        seconds are those of decoding.
+        """
+        start = self._clock()
+        names = [each.name for each in requests]
+        costs = self._costs_by_size.get(size_bucket(len(names)), RoundCosts(self._max_length))
+        if decoding_only and names and self._last_proposals.keys() == set(names):
+            rows = sum(1 + len(draft.tokens) for draft in self._last_proposals.values())
+            costs = costs.after_target_forward(rows, start - self._last_end)
+        for each in requests:
+            draft = self._last_proposals.get(each.name, ProposedTokens())
+            self._acceptance = self._acceptance.fold(draft.tokens, draft.probabilities, each.new)
+        plan = self._plan(costs, len(names))
+        proposals = dict.fromkeys(names, ProposedTokens())
+        if plan.length:
+            draftable = [each for each in requests if self._can_draft(each)]
+            drafting_start = self._clock()
+            if draftable:
+                proposals |= self.drafts.draft(draftable, plan)
+                # A request that outgrew the memory would otherwise be prefilled anew every round.
+                self._declined |= {each.name for each in draftable if each.name not in self.drafts}
+            levels = max((len(draft.tokens) for draft in proposals.values()), default=0)
+            costs = costs.after_drafting(levels, self._clock() - drafting_start)
+        elif names:
+            costs = costs.after_drafting(0, 0.0)
+        if names:
+            self._costs_by_size[size_bucket(len(names))] = costs
+        self._last_proposals = proposals
+        self._last_end = self._clock()
+        return proposals
+
+    def keep(self, names: Collection[str]) -> None:
+        """Forgets every request but these."""
+        self.drafts.keep(names)
+        self._declined &= set(names)
+
+    def _plan(self, costs: RoundCosts, requests: int) -> DraftPlan:
+        if self._fixed_length is not None:
+            return DraftPlan(self._fixed_length)
+        return costs.plan(requests, self._acceptance) if requests else DraftPlan(0)
+
+    def _can_draft(self, request: DraftRequest) -> bool:
+        """Returns whether a request can be drafted for; the first call prefills its prompt."""
+        if request.name in self._declined:
+            return False
+        if request.name in self.drafts or self.drafts.start(request):
+            return True
+        self._declined.add(request.name)
+        return False

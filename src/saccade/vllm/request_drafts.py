@@ -1,0 +1,204 @@
+"""The drafts of requests that come and go: each has a cache over what a view keeps of its prompt.
+
+This module knows no engine. ``Drafts`` is its interface: a request is started, follows the emitted
+tokens, is drafted for together with others, and is forgotten.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import defaultdict
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import count
+
+import numpy as np
+from jaxtyping import Int
+
+from saccade.core.prompt import Prefill
+from saccade.core.protocols import Growing, View
+from saccade.core.sampling import Sampling
+from saccade.core.tree import Tree, add
+from saccade.drafting.drafters import MATCH, drive, lookup
+from saccade.drafting.shapes.policies import confidence
+from saccade.drafting.views.basic import SCATTERED
+from saccade.model.backbone import Backbone
+from saccade.model.session import LONG, ROOM, Session
+from saccade.vllm.draft_length import DraftPlan
+
+
+@dataclass(frozen=True)
+class DraftRequest:
+    """A request of an engine that is to be drafted for; the engine's adapter makes it.
+
+    ``ids`` are those of its prompt and of all emitted tokens, and the answer begins at ``start``.
+    ``new`` are the tokens of the last forward, at the end of ``ids``.
+    """
+
+    name: str
+    ids: Int[np.ndarray, " len"]
+    start: int
+    new: Sequence[int]
+    read: Callable[[], Prefill | None] = field(compare=False)
+    """Returns the draft's whole prompt, with the target's attention where a view needs it; None
+    where the pixels are gone."""
+
+
+@dataclass(frozen=True)
+class ProposedTokens:
+    """A chain of chosen tokens, and the draft's probability of each."""
+
+    tokens: tuple[int, ...] = ()
+    probabilities: tuple[float, ...] = ()
+
+
+class Drafts(ABC):
+    """Drafts for many requests at once."""
+
+    @abstractmethod
+    def __contains__(self, name: str) -> bool: ...
+
+    @abstractmethod
+    def start(self, requests: DraftRequest) -> bool:
+        """Starts a request, and returns whether it can be drafted for; False is final."""
+
+    @abstractmethod
+    def draft(self, requests: Sequence[DraftRequest], plan: DraftPlan) -> dict[str, ProposedTokens]:
+        """Returns a draft for each request, after what was emitted so far."""
+
+    @abstractmethod
+    def keep(self, names: Collection[str]) -> None:
+        """Forgets every other request."""
+
+
+class ModelDrafts(Drafts):
+    """Drafts by a model with a cache of its own over the visual tokens that its view keeps.
+
+    ``memory`` limits the bytes of all caches: a request that does not fit is not drafted for.
+    """
+
+    def __init__(
+        self,
+        backbone: Backbone,
+        view: View,
+        *,
+        vocab: int,
+        banned: Sequence[int],
+        ends: tuple[int, ...],
+        memory: int,
+    ) -> None:
+        rules = Sampling(ends=ends)
+        self._backbone, self._view, self._memory = backbone, view, memory
+        self._session = Session(
+            backbone, defaultdict(lambda: rules), vocab=vocab, banned=banned, room=LONG // 4
+        )
+        self._numbers_by_name: dict[str, int] = {}
+        self._next_number = count()
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._numbers_by_name
+
+    @property
+    def bytes(self) -> int:
+        """The bytes of all caches."""
+        return sum(request.cache.bytes for request in self._session.requests.values())
+
+    def start(self, requests: DraftRequest) -> bool:
+        prefill = requests.read()
+        if prefill is None:
+            return False
+        view = self._view
+        if view.attention and prefill.mass is None:  # The target's attention was not recorded.
+            view = replace(SCATTERED, keep=view.keep or SCATTERED.keep)
+        prompt = self._backbone.written(view(prefill, prefill.prompt))
+        rows = len(prompt) + LONG // 4 + ROOM
+        if self.bytes + rows * self._backbone.token_bytes > self._memory:
+            return False
+        number = next(self._next_number)
+        for _ in self._session.reading(number, prompt, place=number):
+            pass
+        self._numbers_by_name[requests.name] = number
+        return True
+
+    def draft(self, requests: Sequence[DraftRequest], plan: DraftPlan) -> dict[str, ProposedTokens]:
+        for each in requests:
+            number = self._numbers_by_name[each.name]
+            cached_length = self._session.requests[number].length
+            if new_ids := each.ids[each.start + cached_length :].tolist():
+                self._session.commit({number: new_ids})
+        free_bytes = self._memory - self.bytes
+        names_by_number = {}
+        for each in requests:
+            number = self._numbers_by_name[each.name]
+            added_bytes, current_bytes = self._cache_growth(number, plan)
+            if added_bytes > free_bytes:  # Its drafting ends, and the others get its memory.
+                self._session.end(self._numbers_by_name.pop(each.name))
+                free_bytes += current_bytes
+            else:
+                names_by_number[number], free_bytes = each.name, free_bytes - added_bytes
+        shapes = {number: grow_chain(plan) for number in names_by_number}
+        trees = drive(self._session.score, shapes, {})
+        return {
+            names_by_number[number]: ProposedTokens(tree.tokens, tree.odds)
+            for number, tree in trees.items()
+        }
+
+    def _cache_growth(self, number: int, plan: DraftPlan) -> tuple[int, int]:
+        """Returns the bytes that a draft may add to a request's cache, and those it has."""
+        request = self._session.requests[number]
+        cache = request.cache
+        needed = cache.length + len(request.pending) + plan.length + 1
+        if needed <= cache.capacity:
+            return 0, cache.bytes
+        # A growing cache is copied into one that is half as large again, or as large as needed.
+        return max(3 * cache.bytes // 2, needed * self._backbone.token_bytes), cache.bytes
+
+    def keep(self, names_by_number: Collection[str]) -> None:
+        for name in self._numbers_by_name.keys() - set(names_by_number):
+            self._session.end(self._numbers_by_name.pop(name))
+
+
+class LookupDrafts(Drafts):
+    """Drafts what followed the same words earlier in the text; never proposes a placeholder."""
+
+    def __init__(self, banned: Collection[int]) -> None:
+        self._banned = frozenset(banned)
+
+    def __contains__(self, name: str) -> bool:
+        return True
+
+    def start(self, requests: DraftRequest) -> bool:
+        return True
+
+    def draft(self, requests: Sequence[DraftRequest], plan: DraftPlan) -> dict[str, ProposedTokens]:
+        return {each.name: self._lookup(each, plan.length) for each in requests}
+
+    def _lookup(self, requests: DraftRequest, length: int) -> ProposedTokens:
+        tokens = lookup(requests.ids, MATCH, length)
+        length_before_placeholder = next(
+            (i for i, token in enumerate(tokens) if token in self._banned), len(tokens)
+        )
+        return ProposedTokens(
+            tuple(tokens[:length_before_placeholder]), (1.0,) * length_before_placeholder
+        )
+
+    def keep(self, names: Collection[str]) -> None: ...
+
+
+def grow_chain(plan: DraftPlan) -> Growing:
+    """Drafts a chain of the draft's own choices, until one more token would not pay."""
+    tree = Tree()
+    probability = 1.0
+    while len(tree) < plan.length:
+        scores = yield tree
+        last = len(tree) - 1
+        token, _ = scores.draw(last)
+        confidence_in_token = confidence(scores, last, token)
+        probability *= plan.acceptance.probability(confidence_in_token)
+        # The first token is always drafted, because nothing is learnt from an empty draft.
+        if len(tree) and probability <= plan.min_probability:
+            break
+        tree = add(tree, last, token, None, confidence_in_token)
+        if token in scores.rules.ends:
+            break
+    return tree

@@ -1,0 +1,252 @@
+"""Conversations about a scene: prompts, questions with their answers, and further turns.
+
+Answers are determined by the pixels (``descriptions``); only prompts and questions are drawn at
+random. These are pure functions and know no model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+
+from saccade.world.descriptions import (
+    WORDS,
+    capitalize,
+    count_phrase,
+    describe,
+    describe_diff,
+    describe_image,
+    event_clause,
+    events,
+    final_states,
+    join_words,
+    motion_phrase,
+    object_name,
+    place_phrase,
+    size_word,
+    summary,
+    voice_of,
+)
+from saccade.world.scenes import COLORS, KINDS, SHAPES, STEPS, Scene, State, visible_states
+
+TASKS = ("describe", "events", "qa", "chat", "image", "diff")
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """One prompt and its answer."""
+
+    question: str
+    answer: str
+
+
+T = TypeVar("T")
+Words = dict[str, str]
+DrawWords = Callable[[Scene, np.random.Generator], Words | None]
+"""Draws the words of a question and its answer; None where the scene does not allow it."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """One kind of question: a function that draws its words, and the sentences they fill."""
+
+    words: DrawWords
+    prompts: Sequence[str]
+    answer: str
+
+    def __call__(self, scene: Scene, rng: np.random.Generator) -> Exchange | None:
+        words = self.words(scene, rng)
+        if words is None:
+            return None
+        question = _pick(rng, self.prompts).format(**words)
+        return Exchange(question, capitalize(self.answer.format(**words)))
+
+
+def _pick(rng: np.random.Generator, options: Sequence[T]) -> T:
+    return options[int(rng.integers(len(options)))]
+
+
+# -- words of one object -----------------------------------------------------------------------
+
+
+def _object_words(scene: Scene, index: int, color: str = "") -> Words:
+    """Returns the words of one object; ``name`` ('red circle') has its first colour."""
+    thing = scene.objects[index]
+    return {
+        "name": object_name(scene, index, size=False),
+        "color": color,
+        "shape": thing.shape,
+        "size": size_word(scene, thing),
+        "does": motion_phrase(scene, thing),
+        "start": place_phrase(thing.start),
+        "end": place_phrase(thing.end),
+    }
+
+
+def _any_object(scene: Scene, rng: np.random.Generator, states: Sequence[State]) -> Words | None:
+    if not states:
+        return None
+    state = _pick(rng, states)
+    return _object_words(scene, state.index, state.color)
+
+
+# -- words of several --------------------------------------------------------------------------
+
+
+def _object_list(scene: Scene, indices: Iterable[int]) -> str:
+    return join_words([f"the {object_name(scene, i)}" for i in indices] or ["none of them"])
+
+
+def _count_colour(scene: Scene, rng: np.random.Generator) -> Words:
+    colors = [s.color for s in visible_states(scene, 0.0)]
+    color = _pick(rng, colors) if rng.random() < 0.75 else _pick(rng, COLORS)
+    return {"color": color, "number": count_phrase(colors.count(color), voice_of(scene).noun)}
+
+
+def _moving_objects(scene: Scene, rng: np.random.Generator) -> Words:
+    motions = [o.motion for o in scene.objects if o.start != o.end]
+    motion = _pick(rng, motions) if motions and rng.random() < 0.7 else _pick(rng, list(STEPS))
+    movers = [i for i, o in enumerate(scene.objects) if o.motion == motion]
+    return {"way": motion, "who": _object_list(scene, movers)}
+
+
+def _first_or_last_event(scene: Scene, rng: np.random.Generator) -> Words:
+    which, index = _pick(rng, (("first", 0), ("last", -1)))
+    clause = (
+        event_clause(scene, scene.events[index]) + "." if scene.events else voice_of(scene).nothing
+    )
+    return {"which": which, "clause": clause}
+
+
+_EVENT_VERBS = {"recolour": "change colour", "vanish": "vanish", "appear": "appear"}
+
+
+def _changed_objects(scene: Scene, rng: np.random.Generator) -> Words:
+    present = [e.kind for e in scene.events]
+    kind = _pick(rng, present) if present and rng.random() < 0.8 else _pick(rng, KINDS)
+    changed = sorted(e.index for e in scene.events if e.kind == kind)
+    verb = "appear later" if kind == "appear" else _EVENT_VERBS[kind]
+    return {"verb": verb, "who": _object_list(scene, changed)}
+
+
+def _event_time(scene: Scene, rng: np.random.Generator) -> Words | None:
+    if not scene.events:
+        return None
+    event = _pick(rng, scene.events)
+    name, when = object_name(scene, event.index, size=False), voice_of(scene).when[event.quarter]
+    return {"name": name, "verb": _EVENT_VERBS[event.kind], "when": when}
+
+
+def _existence(scene: Scene, rng: np.random.Generator) -> Words:
+    looks = [(scene.objects[s.index].shape, s.color) for s in visible_states(scene, 0.0)]
+    if rng.random() < 0.5:
+        shape, color = _pick(rng, looks)
+    else:
+        shape, color = _pick(rng, SHAPES), _pick(rng, COLORS)
+    yes = (shape, color) in looks
+    answer = f"Yes, there is a {color} {shape}." if yes else "No, there is none."
+    return {"color": color, "shape": shape, "answer": answer}
+
+
+def _relation(scene: Scene, rng: np.random.Generator) -> Words | None:
+    visible = [s.index for s in visible_states(scene, 0.0)]
+    order = [visible[int(i)] for i in rng.permutation(len(visible))[:2]]
+    if len(order) < 2:
+        return None
+    first, second = (scene.objects[i].start for i in order)
+    if first[0] != second[0]:
+        relation, yes = "above", first[0] < second[0]
+    else:
+        relation, yes = "to the left of", first[1] < second[1]
+    subject, reference = (object_name(scene, i, size=False) for i in order)
+    answer = "Yes, it is." if yes else "No, it is not."
+    return {"relation": f"the {subject} {relation} the {reference}", "answer": answer}
+
+
+def _described_object(scene: Scene, rng: np.random.Generator) -> Words:
+    which, index = _pick(rng, (("first", 0), ("last", len(scene.objects) - 1)))
+    return {"which": which, "name": object_name(scene, index)}
+
+
+def _scene_words(scene: Scene, rng: np.random.Generator) -> Words:
+    """Returns what is true of the whole scene; nothing is drawn at random."""
+    noun = voice_of(scene).noun
+    return {
+        "number": count_phrase(len(scene.objects), noun),
+        "number_at_end": count_phrase(len(final_states(scene)), noun),
+        "texture": scene.texture,
+        "colours": join_words([o.color for o in scene.objects]),
+        "shapes": join_words([o.shape for o in scene.objects]),
+        "summary": summary(scene),
+        "events": events(scene),
+    }
+
+
+# -- the questions -----------------------------------------------------------------------------
+
+WORD_DRAWERS: dict[str, DrawWords] = {
+    "scene": _scene_words,
+    "at start": lambda scene, rng: _any_object(scene, rng, visible_states(scene, 0.0)),
+    "at end": lambda scene, rng: _any_object(scene, rng, final_states(scene)),
+    "any": lambda scene, rng: _object_words(scene, _pick(rng, range(len(scene.objects)))),
+    "count colour": _count_colour,
+    "movers": _moving_objects,
+    "event": _first_or_last_event,
+    "changed": _changed_objects,
+    "when": _event_time,
+    "exists": _existence,
+    "above": _relation,
+    "described": _described_object,
+}
+
+
+def _load_questions(kind: str) -> tuple[Question, ...]:
+    return tuple(Question(**{**each, "words": WORD_DRAWERS[each["words"]]}) for each in WORDS[kind])
+
+
+QUESTIONS = _load_questions("questions")
+FOLLOW_UPS = _load_questions("follow")  # Questions about a description that was just given.
+
+
+def _questions(scene: Scene, rng: np.random.Generator, number: int) -> list[Exchange]:
+    """Returns up to `number` questions of different kinds."""
+    turns: list[Exchange] = []
+    for index in rng.permutation(len(QUESTIONS)):
+        if len(turns) == number:
+            break
+        turn = QUESTIONS[int(index)](scene, rng)
+        if turn is not None:
+            turns.append(turn)
+    return turns
+
+
+def conversation(scene: Scene, task: str, seed: int) -> tuple[Exchange, ...]:
+    """Returns the turns of one of TASKS about a scene; `seed` draws the prompts and questions.
+
+    describe, events, image, diff: one turn. qa: 3 to 6 short ones. chat: a description and 1 to
+    3 turns that ask about the video or about what was just said. image speaks of
+    `image_frame(scene, ...)`; diff of that frame and the one of `edit(scene, seed)`.
+    """
+    if task not in TASKS:
+        raise ValueError(f"no such task: {task!r}")
+    key = [2, scene.seed, TASKS.index(task), seed]
+    rng = np.random.Generator(np.random.PCG64(key))
+    if task == "qa":
+        return tuple(_questions(scene, rng, int(rng.integers(3, 7))))
+    if task == "chat":
+        turn = Exchange(_pick(rng, WORDS["prompts"]["describe"]), describe(scene))
+        number = int(rng.integers(1, 4))
+        chosen = rng.permutation(len(FOLLOW_UPS))[: int(rng.integers(1, number + 1))]
+        further_turns = [
+            exchange for i in chosen if (exchange := FOLLOW_UPS[int(i)](scene, rng)) is not None
+        ]
+        further_turns += _questions(scene, rng, number - len(further_turns))
+        return (turn, *(further_turns[int(i)] for i in rng.permutation(len(further_turns))))
+    prompt = _pick(rng, WORDS["prompts"][task])
+    if task == "diff":
+        return (Exchange(prompt, describe_diff(scene, seed)),)
+    texts = {"describe": describe, "events": events, "image": describe_image}
+    return (Exchange(prompt, texts[task](scene)),)

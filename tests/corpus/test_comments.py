@@ -1,0 +1,28 @@
+"""Comments in manifests."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from saccade.core.errors import OptionError
+from saccade.corpus.manifest import jobs
+
+WRITTEN = {
+    "list.txt": "# mine\na.mp4\n\n#b.mp4\nc.mp4\n",
+    "list.jsonl": '# mine\n{"video": "a.mp4"}\n# {"video": "b.mp4"}\n{"video": "c.mp4"}\n',
+    "list.csv": "# mine\n# more\nvideo,prompt\na.mp4,what?\n#b.mp4,what?\nc.mp4,\n",
+}
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_lines_that_begin_with_a_hash_are_comments(tmp_path: Path, name: str) -> None:
+    """Claim: in every kind of manifest, before its head too, and lines are counted with them."""
+    path = tmp_path / name
+    path.write_text(WRITTEN[name])
+    assert [job.video for job in jobs(path, "?")] == ["a.mp4", "c.mp4"]
+    path.write_text(WRITTEN[name] + WRITTEN[name].splitlines()[-1] + "\n")
+    last = len(WRITTEN[name].splitlines())
+    with pytest.raises(OptionError, match=f"line {last + 1} .* has the id of line {last}"):
+        jobs(path, "?")

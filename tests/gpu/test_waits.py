@@ -1,0 +1,171 @@
+"""Claims about what is sent to a GPU and waited for, over a pretended one: no more than needed."""
+
+from __future__ import annotations
+
+import pickle
+from copy import deepcopy
+from multiprocessing.reduction import ForkingPickler
+
+import pytest
+import torch
+from helpers import FAMILIES, input_for
+from pretended import pretend_gpus
+
+import saccade
+from saccade.core.errors import OptionError
+from saccade.core.sampling import BrokenLaw, Sampling, Scores
+from saccade.core.tree import chain
+from saccade.inputs.loading import load, load_pair
+from saccade.model.attention import Segment, Step
+from saccade.model.backbone import Backbone
+from saccade.model.cache import Cache
+from saccade.model.kept import Kept
+from saccade.model.kernels.attended import attended
+
+LOGITS = torch.tensor([[1.0, 3.0, 2.5], [0.5, 0.0, 4.0], [9.0, 8.0, 7.0]])
+
+
+def _scores(logits: torch.Tensor, device: str) -> Scores:
+    rows = [row.to(device) for row in logits]
+    return Scores(chain([0] * (len(rows) - 1)), rows, Sampling(), [], 0)
+
+
+def test_a_step_waits_once():
+    """Claim: a greedy law, the laws of all nodes, and the likeliest tokens of a level are each one
+    wait for the GPU, and what they are on a CPU; NaN is refused as there. Fails if a value and its
+    NaN are fetched one after the other, or each node by itself."""
+    on_cpu = _scores(LOGITS, "cpu")
+    with pretend_gpus() as record:
+        scores, spoilt = _scores(LOGITS, "cuda"), LOGITS.clone()
+        spoilt[1, 0] = float("nan")
+        broken = _scores(spoilt, "cuda")
+        record.clear()
+        assert scores.law(0) == on_cpu.law(0) == 2
+        assert record.counts["sync"] == 1
+        record.clear()
+        laws = scores.every_law()
+        assert [laws(node) for node in (-1, 0, 1)] == [1, 2, 0]
+        assert record.counts["sync"] == 1
+        record.clear()
+        assert scores.tops({-1: 2, 0: 1, 1: 3}) == {-1: [1, 2], 0: [2], 1: [0, 1, 2]}
+        assert record.counts["sync"] == 1
+        for law in (broken.law, broken.every_law()):
+            with pytest.raises(BrokenLaw):
+                law(0)
+    assert on_cpu.tops({-1: 2, 0: 1, 1: 3}) == {-1: [1, 2], 0: [2], 1: [0, 1, 2]}
+
+
+def test_an_accepted_path_is_sent_once():
+    """Claim: the rows that a cache keeps are sent to the GPU once, not once a layer, and nobody
+    waits for it. Fails if each layer's copy sends them again."""
+    with pretend_gpus() as record:
+        cache = Cache(6, 2, 4, 16, devices=[torch.device("cuda:0")] * 6)
+        cache.advance(3)
+        record.clear()
+        cache.keep([0, 2, 5])
+        assert (record.counts["upload"], record.counts["sync"]) == (1, 0) and cache.length == 6
+
+
+def test_attention_written_down_on_a_gpu_is_few_launches():
+    """Claim: what 40 rows attend to over 4,000 keys takes a GPU a few launches a layer. Fails if
+    rows are split by what a processor's caches hold."""
+    with pretend_gpus() as record:
+        keys = [torch.randn(2, 4000, 16, device="cuda") for _ in range(2)]
+        asked = [torch.randn(4, 40, 16, device="cuda") for _ in range(2)]
+        record.clear()
+        attended(keys, asked, torch.arange(3961, 4001), torch.arange(10, 900, device="cuda"))
+        assert record.counts["launch"] <= 2 * 20
+
+
+def test_pixels_are_digested_before_they_are_sent():
+    """Claim: where what a vision tower gave is kept, pixels are never fetched back from the GPU to
+    be told apart, and equal ones are not looked at twice. Fails if a digest is taken there."""
+    with pretend_gpus() as record:
+        model = Backbone(deepcopy(FAMILIES["qwen2_5_vl"](0)).to("cuda")).keeping(Kept(2**28))
+        model.prompts(input_for("qwen2_5_vl"))
+        record.clear()
+        model.prompts(input_for("qwen2_5_vl"))
+        assert not any("kept.py" in line and "cpu" in line for line, _ in record.worst("download"))
+        assert sum(isinstance(key, tuple) for key, _ in model.kept.items()) == 1
+
+
+def test_weights_are_read_to_where_they_are_to_be():
+    """Claim: a model that is loaded to a GPU is nowhere whole in main memory: its modules are made
+    on the GPU. Fails if they are read on the CPU and moved afterwards."""
+    with pretend_gpus(2), pytest.MonkeyPatch.context() as patch:
+        moved: list[torch.device] = []
+        to = torch.nn.Module.to
+
+        def noted(self, *args, **kwargs):
+            moved.extend(weight.device for weight in self.parameters())
+            return to(self, *args, **kwargs)
+
+        patch.setattr(torch.nn.Module, "to", noted)
+        loaded = load("shapes-draft", device="cuda:1")
+        assert {str(device) for device in moved} <= {"cuda:1"}
+        assert {str(w.device) for w in loaded.backbone.model.parameters()} == {"cuda:1"}
+
+
+def test_a_draft_device_is_the_drafts():
+    """Claim: `draft_device` says where the draft is and the target stays where it was to be. One
+    sentence says so where there is no draft, or no such device. Fails if it is ignored."""
+    with pretend_gpus(2):
+        target, draft = load_pair("shapes", None, device="cuda:0", draft_device="cuda:1")
+        places = [str(model.backbone.device) for model in (target, draft)]
+        assert places == ["cuda:0", "cuda:1"]
+        model = saccade.load(device="cuda:0", draft_device="cuda:1")
+        assert str(model.pair.drafting.device) == "cuda:1"
+    with pytest.raises(OptionError, match="there is none"):
+        load_pair("some/model", None, draft_device="cpu")
+    with pytest.raises(OptionError, match="not available"):
+        load_pair("shapes", None, draft_device="cuda:7")
+
+
+def test_a_model_is_fused_once():
+    """Claim: a second decoder over modules that are fused already uses that memory; weights changed
+    in place are changed in both. Fails if it is copied again."""
+    model = deepcopy(FAMILIES["qwen2_5_vl"](0))
+    one, other = Backbone(model), Backbone(model)
+    assert one.fused and other.fused
+    for a, b in zip(one.fused.layers, other.fused.layers, strict=True):
+        assert a.qkv.weight.data_ptr() == b.qkv.weight.data_ptr()
+        assert a.gated.weight.data_ptr() == b.gated.weight.data_ptr()
+
+
+def test_a_model_that_is_sent_is_fused_where_it_is():
+    """Claim: a model that another process gets by way of shared memory, as a draft's process does,
+    is fused without a copy of its weights. Fails if the other process stacks them again."""
+    model = deepcopy(FAMILIES["qwen2_5_vl"](0))
+    Backbone(model)
+    received = pickle.loads(ForkingPickler.dumps(model))
+    places = [layer.self_attn.q_proj.weight.data_ptr() for layer in received.get_decoder().layers]
+    fused = Backbone(received).fused
+    assert fused is not None
+    assert [layer.qkv.weight.data_ptr() for layer in fused.layers] == places
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_few_rows_need_no_mask_over_all_keys(dtype):
+    """Claim: the mask of an ordinary forward of a few rows on a GPU is as wide as its own rows, for
+    chains and for trees, and its attention is that of a CPU. Fails if it is as wide as the cache.
+    """
+    tree = torch.ones(5, 7, dtype=torch.bool).tril_(2)
+    tree[3, 4] = False
+    q, k, v = torch.randn(4, 5, 16), torch.randn(2, 405, 16), torch.randn(2, 405, 16)
+
+    def attend(device: str, block: torch.Tensor | None) -> tuple[torch.Tensor, Step]:
+        cache = Cache(1, 2, 16, 500, dtype=dtype, devices=[torch.device(device)])
+        cache.keys[0][:, :400], cache.values[0][:, :400] = (
+            each[:, :400].to(device, dtype) for each in (k, v)
+        )
+        step = Step([Segment(cache, 0, 5, 400, block)], 2, dtype)
+        new = (each.to(device, dtype) for each in (q, k[:, 400:], v[:, 400:]))
+        return step(0, *new, 0.25).float().cpu(), step
+
+    for block in (None, tree):
+        truth, _ = attend("cpu", block)
+        with pretend_gpus():
+            found, step = attend("cuda:0", block)
+            ((_, mask),) = step._ways
+            assert mask is not None and mask.shape[-1] == (5 if block is None else 7)
+        assert torch.allclose(found, truth, atol=1e-5 if dtype == torch.float32 else 2e-2)
