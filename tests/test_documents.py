@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from evidence.commands.pages import METHODS, table
+from evidence import command_options
+from evidence.commands.pages import METHODS, OPTIONS, table
 from saccade.core.errors import extra
 from saccade.methods import listing
 
@@ -57,7 +58,7 @@ def test_control_dead_links_are_seen():
     an address and what is there are not."""
     page = ROOT / "README.md"
     text = (
-        "[a](docs/nowhere.md) [b](docs/numbers.md#nothing) ![c](docs/no.png) [d](#in-python)\n"
+        "[a](docs/nowhere.md) [b](docs/numbers.md#nothing) ![c](docs/no.png) [d](#read-on)\n"
         '<img src="docs/none.svg"> [e](https://example.org) [f](docs/numbers.md)\n'
         "```\n[g](not/there.md)\n```\n"
     )
@@ -82,6 +83,21 @@ def test_the_table_of_methods_is_the_listings():
     listed = json.loads(listing.LISTED.read_text())["methods"]
     assert table(listed) in (ROOT / METHODS).read_text()
     assert all(f"| `{name}` | {told['about']} |" in table(listed) for name, told in listed.items())
+
+
+def test_the_page_of_options_is_the_commands():
+    """Claim: docs/options.md has every option of every command as its help has it, as ``make
+    listed`` writes it. Fails when an option was added, renamed or left out of the page."""
+    options = command_options.table()
+    page = (ROOT / OPTIONS).read_text()
+    assert page.endswith(f"{command_options.BEGIN}\n\n{options}\n<!-- to here -->\n")
+    for row in (
+        "`-t, --target <str>`",
+        "`--replicas <int range>`",
+        "`caption-merge`",
+        "`bench real`",
+    ):
+        assert row in options
 
 
 def test_the_first_page_begins_with_the_two_commands():
