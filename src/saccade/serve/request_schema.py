@@ -1,6 +1,6 @@
 """The JSON of requests: OpenAI's completions, of chats and of plain text, as far as supported.
 
-Unknown fields are refused. docs/serve.md lists the fields that are accepted and change nothing.
+Unknown fields are refused. docs/http.md lists the fields that are accepted and change nothing.
 """
 
 from __future__ import annotations
