@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import typer
-from saccade.cli.app import OTHERS, SECTIONS, app
+from saccade.cli.application import OTHER_OPTIONS, SECTIONS, app
 from typer.core import TyperGroup
 
 BEGIN = "<!-- `make listed` writes from here -->"
@@ -18,7 +18,7 @@ def table() -> str:
     for command, section, option, text in _options():
         commands_by_option.setdefault((section, option, text), []).append(command)
     lines = []
-    for title in (*SECTIONS, OTHERS):
+    for title in (*SECTIONS, OTHER_OPTIONS):
         rows = [(key, names) for key, names in commands_by_option.items() if key[0] == title]
         if rows:
             lines += ["", f"## {title}", "", "| option | what it does | commands |", "|-|-|-|"]
@@ -36,7 +36,7 @@ def _options() -> Iterator[tuple[str, str, str, str]]:
             if record is None or parameter.name == "help":
                 continue
             option, text = (" ".join(part.split()).replace("|", "\\|") for part in record)
-            yield command, places.get(str(parameter.name), OTHERS), option, text
+            yield command, places.get(str(parameter.name), OTHER_OPTIONS), option, text
 
 
 def _commands(command: Any, parent: Any, names: tuple[str, ...]) -> Iterator[tuple[str, Any]]:
