@@ -1,5 +1,5 @@
 # What CI runs is what you run. `make check test` before a commit.
-.PHONY: check test quick slow typed scale oldest newest bench demo wheel results families mutants rounding fuzz vllm vllm-bench peers docs listed screens gpu-budgets
+.PHONY: check test quick slow typed scale oldest newest bench demo wheel results families mutants rounding fuzz vllm vllm-bench peers docs listed numbers screens gpu-budgets
 
 check:  ## lint, format, types
 	uv run ruff check src tests evidence examples docs
@@ -53,13 +53,16 @@ HOURS ?= 4
 fuzz:  ## make fuzz HOURS=4: damaged media, bodies, names and configs; findings go to runs/fuzz
 	uv run python tests/fuzz/fuzz.py --hours $(HOURS)
 
-listed:  ## what `saccade methods` says, after a change of methods
+listed:  ## what `saccade methods` says and the tables of methods and options, after a change of either
 	uv run python -m evidence listed
 
 demo:
 	uv run saccade demo
 
-bench:  ## the first table of docs/numbers.md, on an idle machine
+numbers:  ## the tables and charts of docs/numbers.md, of stored runs; nothing is measured
+	uv run python -m evidence numbers
+
+bench:  ## one clip, every kind of method: docs/results/compare-2048.json is such a run
 	mkdir -p runs
 	uv run saccade shapes make --seed 20000002 --frames 64 --size 224 --out runs/clip.mp4
 	uv run saccade compare runs/clip.mp4 --every-frame --threads 2 --repeat 3 \

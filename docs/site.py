@@ -1,7 +1,8 @@
 """What the site adds to the folder of documents: the other pages there are, and plain docstrings.
 
 MkDocs builds from one folder, while README, CHANGELOG, CONTRIBUTING and the examples stand where
-people look for them. Here they become pages, and links between the two are moved.
+people look for them. Here they become pages, and links between the two are moved. A link to a file
+that is in the repository and not on the site becomes that file's path.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ PAGES = {
     },
 }
 HOMES = {page: source for source, page in PAGES.items()}
-LINK = re.compile(r"(?<=\]\()[^)\s]+(?=\))|(?<= src=\")[^\"]+(?=\")")
+LINK = re.compile(r"(?<!!)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s]+)\)")
+PICTURE = re.compile(r"(!\[[^\]]*\]\(| src=\")([^)\s\"]+)")
 MATH = re.compile(r"^```math\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 FENCED = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
 ROLE = re.compile(r":(?:func|class|meth|mod|attr):`~?([^`]+)`")
@@ -45,26 +47,43 @@ def on_files(files: Files, config: Any) -> Files:
     return files
 
 
-def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+def on_page_markdown(markdown: str, page: Any, files: Files, **_: Any) -> str:
     """Moves the links of a page from where its file stands to where its page does, and sets its
     equations: browsers know MathML by themselves, so the site needs no script for them."""
     own = page.file.src_uri
     home = HOMES.get(own, f"docs/{own}")
+    on_site = {file.src_uri for file in files if file.inclusion.is_included()}
 
-    def moved(match: re.Match[str]) -> str:
-        path, hash, anchor = match.group().partition("#")
+    def place(link: str) -> tuple[str, str]:
+        """The path in the repository that a link leads to, and that of its page on the site."""
+        path = posixpath.normpath(posixpath.join(posixpath.dirname(home), link.partition("#")[0]))
+        return path, PAGES.get(path, path.removeprefix("docs/"))
+
+    def moved(link: str) -> str:
+        path, hash, anchor = link.partition("#")
         if not path or ":" in path:
-            return match.group()
-        target = posixpath.normpath(posixpath.join(posixpath.dirname(home), path))
-        there = PAGES.get(target, target.removeprefix("docs/"))
-        return posixpath.relpath(there, posixpath.dirname(own) or ".") + hash + anchor
+            return link
+        return posixpath.relpath(place(link)[1], posixpath.dirname(own) or ".") + hash + anchor
 
-    markdown = MATH.sub(lambda found: f"\n{convert(found.group(1), display='block')}\n", markdown)
+    def linked(match: re.Match[str]) -> str:
+        words, link = match.groups()
+        path, page_uri = place(link)
+        is_elsewhere = ":" in link or link.startswith("#")
+        if is_elsewhere or page_uri in on_site or not (ROOT / path).exists():
+            return f"[{words}]({moved(link)})"
+        return f"`{path}`" if words.strip("`") in path else f"{words} (`{path}`)"
+
+    markdown = MATH.sub(lambda match: f"\n{convert(match.group(1), display='block')}\n", markdown)
+
+    def with_links(text: str) -> str:
+        text = PICTURE.sub(lambda match: match.group(1) + moved(match.group(2)), text)
+        return LINK.sub(linked, text)
+
     parts, at = [], 0
-    for fence in FENCED.finditer(markdown):  # code is left as it is
-        parts += [LINK.sub(moved, markdown[at : fence.start()]), fence.group()]
+    for fence in FENCED.finditer(markdown):  # Code stays as it is.
+        parts += [with_links(markdown[at : fence.start()]), fence.group()]
         at = fence.end()
-    return "".join([*parts, LINK.sub(moved, markdown[at:])])
+    return "".join([*parts, with_links(markdown[at:])])
 
 
 class Roles(griffe.Extension):

@@ -9,7 +9,7 @@ from evidence.commands.checkpoint import make_checkpoint
 from evidence.commands.figure import figure
 from evidence.commands.gpu import gpu
 from evidence.commands.hardware import flips, following, methods, pool, prefill, verify
-from evidence.commands.pages import chart, claims, listed, pairs, report, scaling
+from evidence.commands.pages import claims, listed, numbers, pairs, report, scaling
 from evidence.commands.peers import peers
 from evidence.commands.real import ablations, text
 from evidence.commands.rounds import cost, profile
@@ -31,7 +31,7 @@ app.command()(claims)
 app.command()(speed)
 app.command()(scaling)
 app.command()(pairs)
-app.command()(chart)
+app.command()(numbers)
 app.command()(listed)
 app.command()(profile)
 app.command()(cost)

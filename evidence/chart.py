@@ -1,4 +1,4 @@
-"""The chart on the first page: how much faster answers are, out of stored runs and nothing else."""
+"""The charts of speed, one a processor: how much faster answers are, of stored runs alone."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from saccade.bench.figures import COLOURS, save_figure
 from saccade.bench.measures import Interval
 from saccade.bench.records import Answer
 
-RUN = "bench-256"
+RUNS = {"speed.svg": "bench-256", "speed-intel.svg": "bench-intel", "speed-zen3.svg": "bench-zen3"}
 PANELS = {"shapes-caption": "descriptions", "shapes-qa": "answers of a few words"}
 METHODS = {
     "auto": "auto (default)",
@@ -29,10 +29,11 @@ Bars = Mapping[str, Mapping[str, tuple[Interval, Interval]]]
 """panel -> method -> (decoding, whole answers): median times as fast as ``ar`` and its interval."""
 
 
-def bars(results: Path) -> Bars:
-    """The chart's numbers, of the run stored below ``results``."""
-    _, answers = records.read_finished_run(results / RUN)
-    return {suite: {name: _of(answers, suite, name) for name in METHODS} for suite in PANELS}
+def bars(run: Path) -> Bars:
+    """A chart's numbers: of each panel, those of its methods that the stored run has."""
+    _, answers = records.read_finished_run(run)
+    methods = [name for name in METHODS if any(answer.method == name for answer in answers)]
+    return {suite: {name: _of(answers, suite, name) for name in methods} for suite in PANELS}
 
 
 def _of(answers: Sequence[Answer], suite: str, method: str) -> tuple[Interval, Interval]:
@@ -42,13 +43,14 @@ def _of(answers: Sequence[Answer], suite: str, method: str) -> tuple[Interval, I
     decoding, whole = (
         measures.interval(measures.speedups(own, plain, whole=whole)) for whole in (False, True)
     )
-    assert decoding is not None and whole is not None, f"no {method} in {suite} of {RUN}"
+    assert decoding is not None and whole is not None, f"no {method} in {suite}"
     return decoding, whole
 
 
 def draw(found: Bars) -> Figure:
     """A panel a suite, a pair of bars a method, each with its number and its 95 % interval."""
-    figure = Figure(figsize=(6, 5.6), layout="constrained")
+    count = len(next(iter(found.values())))
+    figure = Figure(figsize=(6, 1.6 + 0.8 * count), layout="constrained")
     axes = figure.subplots(len(found), 1, sharex=True)
     for axis, (suite, methods) in zip(axes, found.items(), strict=True):
         for place, both in enumerate(methods.values()):
@@ -83,7 +85,7 @@ def draw(found: Bars) -> Figure:
     return figure
 
 
-def write(results: Path, path: Path) -> None:
+def write(run: Path, path: Path) -> None:
     """The chart as an SVG whose words are words, so that a reader and a test can find them."""
     with matplotlib.rc_context({"svg.fonttype": "none", "font.family": "sans-serif"}):
-        save_figure(draw(bars(results)), path)
+        save_figure(draw(bars(run)), path)

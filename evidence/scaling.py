@@ -225,7 +225,7 @@ HEADS = (
 
 
 def page() -> str:
-    """The tables of docs/scaling.md, in Markdown."""
+    """The tables of docs/results/scaling.md, in Markdown."""
     target, draft = shape(TARGET), shape(DRAFT)
     parts = [_weights((target, draft)), _gpus()]
     for tokens in LENGTHS:

@@ -9,12 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from evidence.commands.pages import METHODS, table
+from evidence import command_options
+from evidence.commands.pages import METHODS, OPTIONS, table
 from saccade.core.errors import extra
 from saccade.methods import listing
 
 ROOT = Path(__file__).parents[1]
-PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *ROOT.glob("notebook/*.md")])
+OFF_SITE = re.compile(r"results/.*|upstream-[\w-]+\.md")
 FENCED = re.compile(r"^(`{3,}).*?^\1$", re.DOTALL | re.MULTILINE)
 LINK = re.compile(r"\]\(([^)\s]+)\)| src=\"([^\"]+)\"")
 
@@ -56,7 +58,7 @@ def test_control_dead_links_are_seen():
     an address and what is there are not."""
     page = ROOT / "README.md"
     text = (
-        "[a](docs/nowhere.md) [b](docs/numbers.md#nothing) ![c](docs/no.png) [d](#in-python)\n"
+        "[a](docs/nowhere.md) [b](docs/numbers.md#nothing) ![c](docs/no.png) [d](#read-on)\n"
         '<img src="docs/none.svg"> [e](https://example.org) [f](docs/numbers.md)\n'
         "```\n[g](not/there.md)\n```\n"
     )
@@ -65,15 +67,14 @@ def test_control_dead_links_are_seen():
 
 
 def test_the_site_has_every_page():
-    """Claim: each document stands in the site's navigation, but for the reports of single runs
-    and texts for other projects. Fails on a page that nobody would find."""
-    told = (ROOT / "mkdocs.yml").read_text().split("\nnav:\n")[1]
+    """Claim: each document stands in the site's navigation once, but for results that commands
+    write and texts for other projects, which do not stand there. Fails on a page that nobody would
+    find, and on a report of a single run among a user's pages."""
+    navigation = (ROOT / "mkdocs.yml").read_text().split("\nnav:\n")[1]
+    entries = re.findall(r": ([\w/-]+\.md)$", navigation, re.MULTILINE)
     pages = {str(page.relative_to(ROOT / "docs")) for page in (ROOT / "docs").rglob("*.md")}
-    missing = {page for page in pages if page not in told}
-    assert all(
-        re.fullmatch(r"results/(bench|papers)-[\w-]+/report\.md|upstream-[\w-]+\.md", page)
-        for page in missing
-    )
+    beside = {"index.md", "changelog.md", "contributing.md"}
+    assert sorted(entries) == sorted({p for p in pages if not OFF_SITE.fullmatch(p)} | beside)
 
 
 def test_the_table_of_methods_is_the_listings():
@@ -82,6 +83,21 @@ def test_the_table_of_methods_is_the_listings():
     listed = json.loads(listing.LISTED.read_text())["methods"]
     assert table(listed) in (ROOT / METHODS).read_text()
     assert all(f"| `{name}` | {told['about']} |" in table(listed) for name, told in listed.items())
+
+
+def test_the_page_of_options_is_the_commands():
+    """Claim: docs/options.md has every option of every command as its help has it, as ``make
+    listed`` writes it. Fails when an option was added, renamed or left out of the page."""
+    options = command_options.table()
+    page = (ROOT / OPTIONS).read_text()
+    assert page.endswith(f"{command_options.BEGIN}\n\n{options}\n<!-- to here -->\n")
+    for row in (
+        "`-t, --target <str>`",
+        "`--replicas <int range>`",
+        "`caption-merge`",
+        "`bench real`",
+    ):
+        assert row in options
 
 
 def test_the_first_page_begins_with_the_two_commands():
@@ -99,7 +115,10 @@ def test_the_first_page_begins_with_the_two_commands():
 def test_nothing_is_installed_from_an_index_that_lacks_it():
     """Claim: no document and no message tells anyone to install `saccade[...]`, which is published
     nowhere: what is installed is a clone or a wheel. Fails on a command that finds nothing."""
-    sources = [*(ROOT / "src").rglob("*.py"), *(page for page in PAGES if page.name != "LOG.md")]
+    sources = [
+        *(ROOT / "src").rglob("*.py"),
+        *(page for page in PAGES if page.parent.name != "notebook"),
+    ]
     index = re.compile(r"(install|add|--with) [\"'`]*saccade\b")
     assert [path for path in sources if index.search(path.read_text())] == []
     assert index.search("`pip install 'saccade[ray]'`") and index.search('install "saccade[serve]"')

@@ -197,7 +197,7 @@ def following(
         typer.Option("--out", help="Keep the numbers here, as docs/results/following.json."),
     ] = None,
     page: Annotated[
-        Path | None, typer.Option(help="Write them anew in this page: docs/methods/fresh.md.")
+        Path | None, typer.Option(help="Write them anew in this page: docs/results/fresh.md.")
     ] = None,
     threads: Threads = None,
     verbose: Verbose = False,
@@ -234,7 +234,7 @@ def methods(
         "docs/results/methods.json"
     ),
     page: Annotated[Path, typer.Option(help="Write its table anew in this page.")] = Path(
-        "docs/numbers.md"
+        "docs/results/methods.md"
     ),
     verbose: Verbose = False,
 ) -> None:

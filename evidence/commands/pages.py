@@ -1,4 +1,4 @@
-"""``python -m evidence report | claims | scaling | pairs | chart | listed``: no model is run."""
+"""``python -m evidence report | claims | scaling | pairs | numbers | listed``: no model is run."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import typer
 
 from saccade.cli.terminal import out
 
-METHODS = Path("docs/methods/README.md")
+METHODS, OPTIONS = Path("docs/methods/README.md"), Path("docs/options.md")
 BEGIN = "<!-- `make listed` writes from here -->"
 
 
@@ -40,7 +40,7 @@ def claims(
 
 
 def scaling() -> None:
-    """Print the tables of docs/scaling.md: a 72B/7B pair over several GPUs, by arithmetic alone."""
+    """Print the tables of docs/results/scaling.md: a 72B/7B pair over GPUs, by arithmetic alone."""
     from evidence import scaling as plans
 
     typer.echo(plans.page())
@@ -58,31 +58,44 @@ def pairs(
     typer.echo(table(tokens, keep))
 
 
-def chart(
-    results: Annotated[Path, typer.Argument(help="The folder of runs.")] = Path("docs/results"),
-    path: Annotated[Path, typer.Option("--out", help="The .svg to write.")] = Path(
-        "docs/speed.svg"
+def numbers(
+    results: Annotated[Path, typer.Option(help="The folder of stored runs.")] = Path(
+        "docs/results"
+    ),
+    page: Annotated[Path, typer.Option(help="The page whose tables are written anew.")] = Path(
+        "docs/numbers.md"
     ),
 ) -> None:
-    """Draw the README's chart of speed from a stored run; nothing is run."""
+    """Write the tables of docs/numbers.md, and the chart of each processor beside it."""
     from evidence import chart
+    from evidence import numbers as tables
 
-    chart.write(results, path)
-    out.print(f"{path} has the chart", markup=False, soft_wrap=True)
+    page.write_text(tables.page_with(page.read_text(), tables.blocks(results)))
+    for name, run in chart.RUNS.items():
+        chart.write(results / run, page.parent / name)
+    out.print(f"{page} has the numbers", markup=False, soft_wrap=True)
 
 
 def listed(
-    page: Annotated[Path, typer.Option(help="The page with their table.")] = METHODS,
+    page: Annotated[Path, typer.Option(help="The page with the table of methods.")] = METHODS,
+    options_page: Annotated[
+        Path, typer.Option(help="The page with every option of every command.")
+    ] = OPTIONS,
 ) -> None:
-    """Write the listing of the package's own methods, which `saccade methods` reads, and their
-    table in the documents."""
+    """Write the listing of the package's own methods, which `saccade methods` reads, and the tables
+    of methods and of command line options in the documents."""
+    from evidence import command_options
     from evidence.hardware.inside import written
     from saccade.methods import listing, names
 
     found = names.listing()
     listing.save_listing(found)
     page.write_text(written(page.read_text(), table(found.methods), BEGIN))
-    out.print(f"{listing.LISTED} and {page} have the methods", markup=False, soft_wrap=True)
+    options = command_options.table()
+    options_page.write_text(written(options_page.read_text(), options, command_options.BEGIN))
+    out.print(
+        f"{listing.LISTED}, {page} and {options_page} are made anew", markup=False, soft_wrap=True
+    )
 
 
 def table(methods: Mapping[str, Mapping[str, str]]) -> str:

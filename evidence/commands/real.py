@@ -70,7 +70,7 @@ def ablations(
         Path, typer.Option("--out", help="The numbers; gone on from where they are.")
     ] = Path("docs/methods/fresh.json"),
     page: Annotated[Path, typer.Option(help="The page whose table is written anew.")] = Path(
-        "docs/methods/fresh.md"
+        "docs/results/fresh.md"
     ),
     limit: Limit = None,
     clips: Annotated[int, typer.Option(min=1, help="Of the embedded pair's, 2,048 tokens.")] = 24,

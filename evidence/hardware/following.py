@@ -57,7 +57,7 @@ class Following:
 
 
 def told(facts: Mapping[str, Any]) -> str:
-    """What docs/methods/fresh.md says of a run, as :func:`follow` and the command stored it."""
+    """What docs/results/fresh.md says of a run, as :func:`follow` and the command stored it."""
     own = {each.name: facts[each.name] for each in fields(Following)}
     found = Following(**own)
     lines = [

@@ -47,7 +47,7 @@ def compared(
 
 
 def told(facts: Mapping[str, Any]) -> str:
-    """What docs/numbers.md says of a run that the command stored."""
+    """What docs/results/methods.md says of a run that the command stored."""
     clips: Sequence[Mapping[str, Any]] = facts["clips"]
     peaceful = [clip for clip in clips if clip["warning"] is None]
     lengths = ", ".join(str(len(clip["token_ids"])) for clip in clips)

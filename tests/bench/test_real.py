@@ -142,14 +142,14 @@ def test_documents_are_long_texts_in_turn(tmp_path):
         list(documents.find_documents([tmp_path / "nowhere"]))
 
 
-def test_without_paths_the_pages_texts_are_asked_about(tmp_path, monkeypatch):
+def test_without_paths_the_measured_texts_are_asked_about(tmp_path, monkeypatch):
     """Claim: in a clone who names no text asks about those of docs/results/real.md, the same
-    questions in the same order; where the package stands alone, about its own code. Fails when a
-    text of the page is moved, or falls below the shortest length."""
+    questions about the same words in the same order; where the package stands alone, about its own
+    code. Fails when a text in notebook/texts is moved or changed by a letter."""
     stored = json.loads((RESULTS / "real.json").read_text())["measured"]
     asked = dict.fromkeys((row["document"], row["digest"], row["task"]) for row in stored)
-    found = [(each.name, each.task) for each in documents.find_documents([])]
-    assert found == [(name, task) for name, _, task in asked] and len(found) == 23
+    found = [(each.name, each.digest, each.task) for each in documents.find_documents([])]
+    assert found == [*asked] and len(found) == 23
     alone = shutil.copytree(PACKAGE / "bench", tmp_path / "a" / "saccade")
     monkeypatch.setattr(saccade, "__file__", str(alone / "__init__.py"))
     own = {each.name for each in documents.find_documents([])}

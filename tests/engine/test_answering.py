@@ -1,4 +1,4 @@
-"""From a file to an answer in Python: every way to ask, and the README's own lines."""
+"""From a file to an answer in Python: every way to ask, and the lines of README and guides."""
 
 from __future__ import annotations
 
@@ -22,8 +22,17 @@ from saccade.core.result import spelt
 from saccade.inputs import media
 from saccade.world import drawing, drawn_world, scenes
 
-README = Path(__file__).parents[2] / "README.md"
+ROOT = Path(__file__).parents[2]
+PAGES = [
+    ROOT / "README.md",
+    *(ROOT / "docs" / f"{name}.md" for name in ("first-answer", "own-models", "python")),
+    ROOT / "docs" / "from-transformers.md",
+]
 QUESTION = "Describe the video in detail."
+FOLDERS_BY_HUB_ID = {
+    "Qwen/Qwen2.5-VL-7B-Instruct": "big",
+    "Qwen/Qwen2.5-VL-3B-Instruct": "small",
+}
 
 
 @pytest.fixture(scope="module")
@@ -40,15 +49,13 @@ def clips(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     return paths
 
 
-README_BLOCKS = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
-
-
-@pytest.mark.parametrize("block", README_BLOCKS, ids=["files", "inputs"])
-def test_the_readmes_lines_run(
-    clips: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: str
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_the_pages_lines_run(
+    clips: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, page: Path
 ) -> None:
-    """Claim: the README's Python runs as it stands, in a folder with what its commands make there
-    (clips and answers are shorter here; ``tests/slow/test_readme.py`` runs those commands)."""
+    """Claim: a page's Python runs as it stands, one block after the other, in a folder with what
+    the commands of the first pages make there; folders of random weights stand for models of the
+    hub (clips and answers are shorter here; ``tests/slow/test_pages.py`` runs those commands)."""
     for path in clips:
         (tmp_path / path.name).write_bytes(path.read_bytes())
     (tmp_path / "clip.json").write_text('{"shape": "circle", "color": "red"}')
@@ -56,9 +63,13 @@ def test_the_readmes_lines_run(
         checkpoints.make("qwen2.5-vl", tmp_path / folder)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(options, "MAX_NEW_TOKENS", 24)
-    found: dict[str, Any] = {}
-    exec(compile(block, "README.md", "exec"), found)
-    answer = found.get("answer") or found["second"]
+    blocks = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
+    names: dict[str, Any] = {}
+    for block in blocks:
+        for hub_id, folder in FOLDERS_BY_HUB_ID.items():
+            block = block.replace(hub_id, folder)
+        exec(compile(block, page.name, "exec"), names)
+    answer = names["answer"]
     assert isinstance(answer, saccade.Result) and answer.text
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 
 import pytest
 from commands import Call
 
+from evidence import chart
 from saccade.bench import records, report
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
@@ -79,3 +81,18 @@ def test_claims_are_judged_anew(call: Call, tmp_path: Path) -> None:
     code, printed, said = call("claims", tmp_path)
     assert code == 0 and "claims.md" in printed, said
     assert (tmp_path / "claims.md").read_text() == (RESULTS / "claims.md").read_text()
+
+
+def test_the_page_of_numbers_is_written_anew(call: Call, tmp_path: Path) -> None:
+    """Claim: the command puts the tables of the stored runs into a page whose tables are empty, and
+    every chart beside it. Fails if it keeps a number that is there."""
+    stored = (RESULTS.parent / "numbers.md").read_text()
+    page = tmp_path / "numbers.md"
+    page.write_text(
+        re.sub(r"(writes \w+(?:-\w+)? from here -->).*?(<!-- to)", r"\1\n\2", stored, flags=re.S)
+    )
+    assert "| `ar` |" not in page.read_text()
+    code, printed, error = call("numbers", "--results", RESULTS, "--page", page)
+    assert code == 0 and "numbers.md" in printed, error
+    assert page.read_text() == stored
+    assert {path.name for path in tmp_path.glob("*.svg")} == {*chart.RUNS}

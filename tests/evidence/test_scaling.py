@@ -21,11 +21,10 @@ def pair() -> tuple[scaling.Shape, scaling.Shape]:
 
 
 def test_the_page_holds_what_the_command_prints() -> None:
-    """Claim: docs/scaling.md has the tables of `python -m evidence scaling`, to the character."""
-    page = (ROOT / "docs" / "scaling.md").read_text()
-    table = scaling.page()
-    assert table in page
-    assert "Nothing on this page was timed" in page
+    """Claim: docs/results/scaling.md has the tables of `python -m evidence scaling`, byte for
+    byte."""
+    page = (ROOT / "docs" / "results" / "scaling.md").read_text()
+    assert scaling.page() in page
 
 
 def test_one_gpu_is_what_the_older_prediction_says(

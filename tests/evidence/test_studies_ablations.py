@@ -120,9 +120,9 @@ def test_clips_are_asked_once(tmp_path, pair):
 
 
 def test_what_following_costs_is_the_stored_run(tmp_path):
-    """Claim: the costs in docs/methods/fresh.md are, byte for byte, made of the stored run; a run
+    """Claim: the costs in docs/results/fresh.md are, byte for byte, made of the stored run; a run
     tells each part that the page has, whatever follows. Fails on a number typed by hand."""
-    page = (ROOT / "docs" / "methods" / "fresh.md").read_text()
+    page = (ROOT / "docs" / "results" / "fresh.md").read_text()
     stored = json.loads((ROOT / "docs" / "results" / "following.json").read_text())
     assert ablations.put(page, following.told(stored), following.MARKS) == page
     model = load(str(checkpoints.make("llama", tmp_path / "target")), device="cpu")
@@ -134,9 +134,8 @@ def test_what_following_costs_is_the_stored_run(tmp_path):
 
 
 def test_the_pages_table_is_the_stored_runs():
-    """Claim: the ablations in docs/methods/fresh.md are, byte for byte, made of the rows beside
-    it."""
-    page = (ROOT / "docs" / "methods" / "fresh.md").read_text()
+    """Claim: the ablations in docs/results/fresh.md are, byte for byte, made of the stored rows."""
+    page = (ROOT / "docs" / "results" / "fresh.md").read_text()
     stored = json.loads((ROOT / "docs" / "methods" / "fresh.json").read_text())
     assert ablations.put(page, ablations.table(stored["measured"])) == page
     assert all(row["same"] for row in stored["measured"])

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import math
-import re
 from collections.abc import Sequence
-from pathlib import Path
 from statistics import mean
 from typing import Any
 
@@ -272,21 +269,3 @@ def test_plan_is_of_real_runs(lab):
         assert [bar.get_width() for bar in axis.patches] == [
             value["tau"][0] for value in panel.values()
         ]
-
-
-def test_the_pages_table_is_the_stored_plan():
-    """Claim: tau and nodes of ``docs/methods/sage.md`` are those of the stored study."""
-    root = Path(__file__).parents[2]
-    stored = json.loads((root / "docs/results/figures/sage-plan.json").read_text())
-    names = {"planned": "sage-ahead", "depth": "sage", "grown": "sage-live"}
-    found: dict[str, list[str]] = {}
-    for rows in stored["panels"].values():
-        for told, own in rows.items():
-            if match := re.match(r"SAGE \((\w+)\), (\w+).*\n\(.* levels, (\S+) nodes\)", told):
-                rule, shape, nodes = match.groups()
-                value = f"{own['tau'][0]:.2f} ({float(nodes):.0f})"
-                found.setdefault(f"`{names[shape]}`, {rule}", []).append(value)
-    page = (root / "docs/methods/sage.md").read_text().replace("**", "")
-    assert len(found) == 6
-    for name, values in found.items():
-        assert re.search(re.escape(name) + r".* \| " + re.escape(" | ".join(values)), page), name

@@ -26,7 +26,7 @@ from saccade.serve.errors import NOT_SUPPORTED
 from saccade.serve.wire import ChatRequest, TextRequest
 from saccade.world.drawn_world import FOREIGN_CLIP_WARNING
 
-DOCS = Path(__file__).parents[2] / "docs/serve.md"
+DOCS = Path(__file__).parents[2] / "docs/http.md"
 
 
 def _text(answer: Any) -> str:

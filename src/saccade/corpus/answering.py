@@ -249,8 +249,7 @@ def load(
         threads: of the CPU, for all of PyTorch.
 
     Raises:
-        ModelError, OptionError, MethodError: in one sentence, before any weight is read where that
-        can be known.
+        ModelError, OptionError, MethodError: in one sentence, if possible before weights are read.
     """
     for name in others:
         raise OptionError(f"saccade.load does not take {name}{ours(name, load.__annotations__)}")

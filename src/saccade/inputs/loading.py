@@ -172,7 +172,8 @@ def _complete(name: str, model: Any, found: Mapping[str, Any]) -> None:
                 "not belong together, or a file is missing"
             )
     for key, weight in model.named_parameters():
-        if weight.dtype in PLAIN and not weight.is_meta:
+        is_plain = type(weight.data) is torch.Tensor  # Quantised ones cannot be compared so.
+        if is_plain and weight.dtype in PLAIN and not weight.is_meta:
             if not all(bool(end.isfinite()) for end in weight.detach().aminmax()):
                 raise ModelError(f"{name} holds NaN or infinity in {key}: it would answer noise")
 

@@ -1,6 +1,6 @@
 """The wire format: OpenAI's completions, of chats and of plain text, as far as they are honoured.
 
-What is not known is refused; what is taken and changes nothing is told in docs/serve.md.
+What is not known is refused; what is taken and changes nothing is told in docs/http.md.
 """
 
 from __future__ import annotations

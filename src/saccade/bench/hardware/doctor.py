@@ -21,7 +21,7 @@ RATES = (0.6, 0.7, 0.8, 0.9)
 LONGEST = 12
 SLOPE = {"cpu": 0.055, "cuda": 0.005}
 """What one more row adds to a verifying forward, as a share of T(1): on a CPU measured on tiny
-models (docs/LOG.md), on a GPU assumed, since nothing has been timed there."""
+models (notebook/LOG.md), on a GPU assumed, since nothing has been timed there."""
 H100_BYTES_PER_SECOND = 3.35e12  # as published
 REACHED_BANDWIDTH = 0.85  # the share of it that a step's products reach; assumed
 SECONDS_PER_LAYER = 64e-6  # about twenty small kernels in a captured step; assumed

@@ -24,14 +24,12 @@ TASKS = (
     "Continue the text above.",
 )
 # The documents of docs/results/real.md in its order, the default in a clone of the repository.
-PAGE_DOCUMENTS = (
-    *("README.md", "CHANGELOG.md"),
-    *(f"docs/{name}.md" for name in ("LOG", "bench", "families", "lossless", "numbers")),
-    *(f"docs/{name}.md" for name in ("reliability", "scaling", "serve", "structure", "vllm")),
-    *(f"docs/methods/{name}.md" for name in ("a-sixth-method", "fresh", "hippo", "sage")),
-    *(f"docs/methods/{name}.md" for name in ("sparse-to-dense", "specvlm", "tabed")),
-    *("src/saccade/world/scenes.py", "src/saccade/drafting/drafters.py"),
-    *("src/saccade/model/session.py", "src/saccade/inputs/media/guard.py"),
+# They are kept there as they were when they were measured, so that the questions stay the same.
+MEASURED_DOCUMENTS = (
+    *("README.md", "CHANGELOG.md", "LOG.md", "bench.md", "families.md", "lossless.md"),
+    *("numbers.md", "reliability.md", "scaling.md", "serve.md", "structure.md", "vllm.md"),
+    *("a-sixth-method.md", "fresh.md", "hippo.md", "sage.md", "sparse-to-dense.md"),
+    *("specvlm.md", "tabed.md", "scenes.py", "drafters.py", "session.py", "guard.py"),
 )
 
 
@@ -62,7 +60,7 @@ def repeated_share(ids: Sequence[int]) -> float:
 def find_documents(paths: Sequence[Path]) -> Iterator[Document]:
     """Yields one document per file, as long as the file allows.
 
-    Without paths these are ``PAGE_DOCUMENTS`` if all of them exist, as in a clone, and else the
+    Without paths these are ``MEASURED_DOCUMENTS`` if all of them exist, as in a clone, and else the
     package's own code. Raises OptionError where a path is neither a file nor a folder.
     """
     tasks = cycle(TASKS)
@@ -88,5 +86,6 @@ def shortest_documents(texts: Sequence[Document], count: int | None) -> list[Doc
 
 
 def _default_paths(package: Path) -> list[Path]:
-    page = [package.parents[1] / name for name in PAGE_DOCUMENTS]
-    return page if all(file.is_file() for file in page) else [package]
+    folder = package.parents[1] / "notebook" / "texts"
+    measured = [folder / name for name in MEASURED_DOCUMENTS]
+    return measured if all(file.is_file() for file in measured) else [package]

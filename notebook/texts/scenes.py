@@ -1,0 +1,342 @@
+"""The shapes world: seeded scenes of coloured shapes in motion.
+
+A `Scene` is a few objects on a textured background for one clip, whose time runs from 0 to 1.
+Everything here is a pure function of its arguments: a seed gives the same scene on every machine.
+Knows numpy only; its pixels are made in `drawing.py`, what is *said* about it in `text.py`.
+
+Places are the cells of a 3 x 3 grid. Objects never share a cell on their ways, so none hides
+another.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+SHAPES = ("circle", "square", "triangle", "cross", "ring", "star")
+COLORS = ("red", "green", "blue", "yellow", "cyan", "purple", "white", "black")
+SIZES = ("small", "large")
+CELLS = (
+    *("top left", "top middle", "top right"),
+    *("middle left", "centre", "middle right"),
+    *("bottom left", "bottom middle", "bottom right"),
+)
+MOTIONS = ("still", "left", "right", "up", "down", "loop")
+TEXTURES = ("plain", "striped", "checkered", "speckled")
+TIMES = (0.25, 0.5, 0.75)
+
+COUNT_WEIGHTS = (0.12, 0.26, 0.28, 0.20, 0.09, 0.05)
+EVENT_WEIGHTS = (0.30, 0.35, 0.23, 0.12)
+STEPS = {"left": (0, -1), "right": (0, 1), "up": (-1, 0), "down": (1, 0)}
+# A path is walked between these times, so that at 0.5 a third of a cell is always to spare.
+LEAVE, ARRIVE = 0.1, 0.7
+LOOP = 0.2
+JITTER = 0.04
+
+Kind = Literal["recolour", "vanish", "appear"]
+KINDS: tuple[Kind, ...] = ("recolour", "vanish", "appear")
+Cell = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Object:
+    """One thing: words from the tuples above, and (row, col) cells with 0..2 from top left."""
+
+    shape: str
+    color: str
+    size: str
+    start: Cell
+    motion: str
+    end: Cell
+
+
+@dataclass(frozen=True)
+class Event:
+    """A change of `objects[index]`: at `time` (a fraction of the clip near one of TIMES).
+
+    `color` is the new colour of a recolouring, None for the other kinds.
+    """
+
+    kind: Kind
+    index: int
+    time: float
+    color: str | None = None
+
+    @property
+    def quarter(self) -> int:
+        """Which of TIMES the event is near: 0, 1 or 2."""
+        return min(range(len(TIMES)), key=lambda i: abs(TIMES[i] - self.time))
+
+
+@dataclass(frozen=True)
+class Scene:
+    """A clip: objects in reading order of their start cells, events in order of time.
+
+    `voice` is the index of the wording the scene is told in: that of its texture, so that a
+    reader of the pixels can know it.
+    """
+
+    seed: int
+    objects: tuple[Object, ...]
+    events: tuple[Event, ...]
+    texture: str
+    voice: int
+
+
+@dataclass(frozen=True)
+class State:
+    """One visible object at one time: index in the scene, colour now, centre in units of cells.
+
+    `y` and `x` run over [0, 3] of the picture's height and width: 0.5 is the centre of cell 0.
+    """
+
+    index: int
+    color: str
+    y: float
+    x: float
+
+    @property
+    def cell(self) -> Cell:
+        """The cell (row, col) the centre is in."""
+        return min(2, int(self.y)), min(2, int(self.x))
+
+
+def place(cell: Cell) -> str:
+    """The word of CELLS for (row, col)."""
+    return CELLS[3 * cell[0] + cell[1]]
+
+
+def _generator(*key: int) -> np.random.Generator:
+    return np.random.Generator(np.random.PCG64(list(key)))
+
+
+def _weighted(rng: np.random.Generator, weights: tuple[float, ...]) -> int:
+    point = rng.random() * sum(weights)
+    for index, weight in enumerate(weights):
+        point -= weight
+        if point < 0:
+            return index
+    return len(weights) - 1
+
+
+def _path(start: Cell, direction: str, distance: int) -> tuple[Cell, ...]:
+    """The cells after `start` on the way; empty when it leaves the grid."""
+    dy, dx = STEPS[direction]
+    cells = tuple((start[0] + dy * i, start[1] + dx * i) for i in range(1, distance + 1))
+    return cells if all(0 <= r <= 2 and 0 <= c <= 2 for r, c in cells) else ()
+
+
+def _looks(scene: Scene) -> set[tuple[str, str]]:
+    """Every (colour, shape) that is ever used, so that a new one can be kept distinct."""
+    looks = {(o.color, o.shape) for o in scene.objects}
+    recoloured = [(e.color, e.index) for e in scene.events if e.color is not None]
+    return looks | {(color, scene.objects[index].shape) for color, index in recoloured}
+
+
+def scene(seed: int, *, max_objects: int = 6) -> Scene:
+    """The scene of `seed` (any int >= 0): 1 to `max_objects` objects, 0 to 3 events.
+
+    No two objects ever have the same colour and shape, and no two paths share a cell.
+    Objects that appear or vanish do not travel, so their place is one word.
+    """
+    rng = _generator(0, seed)
+    texture = int(rng.integers(len(TEXTURES)))
+    count = 1 + _weighted(rng, COUNT_WEIGHTS[:max_objects])
+    cells: list[Cell] = [(int(c) // 3, int(c) % 3) for c in sorted(rng.permutation(9)[:count])]
+    looks = [(int(n) // len(SHAPES), int(n) % len(SHAPES)) for n in rng.permutation(48)[:count]]
+    sizes = [SIZES[int(rng.integers(2))] for _ in range(count)]
+
+    # What happens, and to whom: at most one event per object and per time.
+    changes = min(_weighted(rng, EVENT_WEIGHTS), count)
+    chosen = [int(i) for i in rng.permutation(count)[:changes]]
+    quarters = sorted(int(i) for i in rng.permutation(len(TIMES))[:changes])
+    used = {(COLORS[c], SHAPES[s]) for c, s in looks}
+    events: list[Event] = []
+    appearing = 0
+    for index, quarter in zip(chosen, quarters, strict=True):
+        kind = KINDS[_weighted(rng, (0.4, 0.3, 0.3))]
+        if kind == "appear" and appearing == count - 1:
+            kind = "recolour"
+        appearing += kind == "appear"
+        color: str | None = None
+        shape = SHAPES[looks[index][1]]
+        if kind == "recolour":
+            free = [c for c in COLORS if (c, shape) not in used]
+            color = free[int(rng.integers(len(free)))]
+            used.add((color, shape))
+        time = TIMES[quarter] + JITTER * (2 * rng.random() - 1)
+        events.append(Event(kind, index, round(float(time), 4), color))
+
+    settled = {e.index for e in events if e.kind != "recolour"}
+    taken = set(cells)
+    objects: list[Object] = []
+    for index in range(count):
+        start = end = cells[index]
+        motion = "loop" if rng.random() < 0.3 else "still"
+        if index not in settled and rng.random() < 0.65:
+            for direction in (MOTIONS[1 + int(d)] for d in rng.permutation(4)):
+                ways = [w for w in (_path(start, direction, d) for d in (1, 2)) if w]
+                ways = [w for w in ways if not taken & set(w)]
+                if ways:
+                    way = ways[int(rng.integers(len(ways)))]
+                    motion, end = direction, way[-1]
+                    taken |= set(way)
+                    break
+        color_index, shape_index = looks[index]
+        objects.append(
+            Object(SHAPES[shape_index], COLORS[color_index], sizes[index], start, motion, end)
+        )
+    return Scene(seed, tuple(objects), tuple(events), TEXTURES[texture], texture)
+
+
+def seen(scene: Scene, time: float) -> tuple[State, ...]:
+    """The objects visible at `time` in [0, 1], in the order of the scene."""
+    return tuple(
+        state for i in range(len(scene.objects)) if (state := state_at(scene, i, time)) is not None
+    )
+
+
+def state_at(scene: Scene, index: int, time: float) -> State | None:
+    thing = scene.objects[index]
+    color = thing.color
+    for event in scene.events:
+        if event.index != index:
+            continue
+        if event.kind == "appear" and time < event.time:
+            return None
+        if event.kind == "vanish" and time >= event.time:
+            return None
+        if event.color is not None and time >= event.time:
+            color = event.color
+    y, x = thing.start[0] + 0.5, thing.start[1] + 0.5
+    if thing.motion == "loop":
+        y += LOOP * math.sin(2 * math.pi * time)
+        x += LOOP * math.cos(2 * math.pi * time)
+    else:
+        done = min(1.0, max(0.0, (time - LEAVE) / (ARRIVE - LEAVE)))
+        y += done * (thing.end[0] - thing.start[0])
+        x += done * (thing.end[1] - thing.start[1])
+    return State(index, color, y, x)
+
+
+ChangeKind = Literal["color", "size", "shape", "place", "gone", "new"]
+
+
+class Change(NamedTuple):
+    """A difference of two pictures at time 0.5: the object as first seen, and its new word.
+
+    `look` is (size, colour, shape, place) in the first picture, or in the second for "new".
+    """
+
+    kind: ChangeKind
+    look: tuple[str, str, str, str]
+    word: str
+
+
+def _without(base: Scene, index: int) -> Scene:
+    """`base` less one object and its events."""
+    events = tuple(
+        replace(e, index=e.index - (e.index > index)) for e in base.events if e.index != index
+    )
+    objects = base.objects[:index] + base.objects[index + 1 :]
+    return replace(base, objects=objects, events=events)
+
+
+def _with(base: Scene, thing: Object) -> Scene:
+    """`base` with one more object, put into reading order."""
+    at = sum(o.start < thing.start for o in base.objects)
+    events = tuple(replace(e, index=e.index + (e.index >= at)) for e in base.events)
+    return replace(base, objects=(*base.objects[:at], thing, *base.objects[at:]), events=events)
+
+
+def changes(scene: Scene, seed: int) -> tuple[Scene, tuple[Change, ...]]:
+    """`edit(scene, seed)` together with the list of what it changed (1 or 2 differences)."""
+    rng = _generator(1, scene.seed, seed)
+
+    def pick(options: list[Any]) -> Any:
+        return options[int(rng.integers(len(options)))]
+
+    edited, found = scene, []
+    visible = [scene.objects[s.index] for s in seen(scene, 0.5)]
+    order = [visible[int(i)] for i in rng.permutation(len(visible))]
+    for thing in order[: 1 + int(rng.integers(2))]:
+        index = edited.objects.index(thing)
+        state = state_at(edited, index, 0.5)
+        assert state is not None
+        look = (thing.size, state.color, thing.shape, place(state.cell))
+        # The thing as it is at 0.5, without its events, so that both pictures are plain facts.
+        base, now = _without(edited, index), replace(thing, color=state.color)
+        used = _looks(base) | {(state.color, thing.shape)}
+        used |= {(thing.color, thing.shape)}
+        free = _free(edited)
+        settled = thing.start == thing.end
+        kinds: list[ChangeKind] = ["color", "size", "shape", "gone"]
+        if free and settled:
+            kinds += ["place", "place"]
+        kind: ChangeKind = pick(kinds)
+        word = ""
+        if kind == "color":
+            word = pick([c for c in COLORS if (c, thing.shape) not in used])
+            now = replace(now, color=word)
+        elif kind == "size":
+            word = SIZES[1 - SIZES.index(thing.size)]
+            now = replace(now, size=word)
+        elif kind == "shape":
+            word = pick([s for s in SHAPES if (state.color, s) not in used])
+            now = replace(now, shape=word)
+        elif kind == "place":
+            cell = pick(free)
+            word = place(cell)
+            now = replace(now, start=cell, end=cell)
+        edited = base if kind == "gone" else _with(base, now)
+        found.append(Change(kind, look, word))
+    free = _free(edited)
+    if free and (not found or (len(found) == 1 and rng.random() < 0.25)):
+        used = _looks(edited) | _looks(scene)
+        cell = pick(free)
+        color, shape = pick([(c, s) for c in COLORS for s in SHAPES if (c, s) not in used])
+        size = pick(list(SIZES))
+        edited = _with(edited, Object(shape, color, size, cell, "still", cell))
+        found.append(Change("new", (size, color, shape, place(cell)), ""))
+    found.sort(key=lambda c: CELLS.index(c.look[3]))
+    return edited, tuple(found)
+
+
+def edit(scene: Scene, seed: int) -> Scene:
+    """A second scene that differs from `scene` in one or two attributes at time 0.5."""
+    return changes(scene, seed)[0]
+
+
+def _free(scene: Scene) -> list[Cell]:
+    """Every cell that no object is ever in."""
+    cells = {(r, c) for r in range(3) for c in range(3)}
+    for o in scene.objects:
+        (r0, c0), (r1, c1) = sorted((o.start, o.end))
+        cells -= {(r, c) for r in range(r0, r1 + 1) for c in range(min(c0, c1), max(c0, c1) + 1)}
+    return sorted(cells)
+
+
+def truth(
+    scene: Scene, frames: int, height: int, width: int | None = None, *, fps: float = 8.0
+) -> dict[str, Any]:
+    """Everything that is true of the clip, ready for JSON; times in seconds of the clip."""
+    seconds = frames / fps
+    return {
+        "seed": scene.seed,
+        "frames": frames,
+        "height": height,
+        "width": height if width is None else width,
+        "fps": fps,
+        "seconds": seconds,
+        "texture": scene.texture,
+        "objects": [
+            {**asdict(o), "start": place(o.start), "end": place(o.end)} for o in scene.objects
+        ],
+        "events": [
+            {"kind": e.kind, "object": e.index, "seconds": e.time * seconds, "color": e.color}
+            for e in scene.events
+        ],
+    }
