@@ -25,14 +25,15 @@ from serve.live import (
 from saccade.inputs.media import guard
 
 SOON = 1.0  # seconds
-LONG = dict(temperature=2.0, seed=2, max_tokens=256)  # seconds of it, at a tenth a step
+LONG = dict(temperature=2.0, seed=2, max_tokens=256)  # seconds of it, at three tenths a step
 
 
 @pytest.fixture(scope="module")
 def slow(models) -> Iterator[tuple[Live, Slow]]:
-    """A server with two rows and a tenth of a second for a step, so that no answer ends soon."""
+    """A server with two rows, whose steps take three tenths of a second, so that no answer ends
+    soon."""
     engine = made(models, "ar", rows=2, queue=6)
-    pool = slowed(engine)
+    pool = slowed(engine, 0.3)
     with serving(lambda: engine) as live:
         yield live, pool
 

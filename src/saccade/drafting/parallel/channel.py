@@ -24,9 +24,9 @@ from array import array
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from io import BytesIO
+from io import BytesIO, IOBase
 from multiprocessing.reduction import ForkingPickler
-from typing import Any, BinaryIO, cast
+from typing import Any, cast
 
 import torch
 import torch.multiprocessing  # It teaches ForkingPickler to hand over tensors on a GPU.
@@ -107,7 +107,7 @@ class _Received:
 class _Pickler(ForkingPickler):
     """Pickles a message and collects the storages of its tensors on the CPU."""
 
-    def __init__(self, file: BinaryIO) -> None:
+    def __init__(self, file: IOBase) -> None:
         super().__init__(file, 5)
         self.storages: list[UntypedStorage] = []
         self.shared: list[SharedTensor] = []
@@ -137,7 +137,7 @@ class _Pickler(ForkingPickler):
 
 
 class _Unpickler(pickle.Unpickler):
-    def __init__(self, file: BinaryIO, message: _Received) -> None:
+    def __init__(self, file: IOBase, message: _Received) -> None:
         super().__init__(file)
         self._message = message
 
