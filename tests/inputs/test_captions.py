@@ -206,7 +206,7 @@ def test_control_the_caption_matters_to_the_draft(blip):
         assert result.ids == truth("qwen2_5_vl")[:20] and result.fallback_reason is None
         drafted.append([r.tokens for r in result.rounds])
     assert drafted[0] != drafted[1]
-    assert views.CAPTION.says == "caption"
+    assert views.CAPTION.text_kind == "caption"
 
 
 # -- the embedded ones -------------------------------------------------------------------------
