@@ -2,8 +2,8 @@
 .PHONY: check test quick slow typed scale oldest newest bench demo wheel results families mutants rounding fuzz vllm vllm-bench peers docs listed numbers screens gpu-budgets
 
 check:  ## lint, format, types
-	uv run ruff check src tests evidence examples docs
-	uv run ruff format --check src tests evidence examples docs
+	uv run ruff check src tests lab examples docs
+	uv run ruff format --check src tests lab examples docs
 	uv run mypy
 
 test:  ## the default tests, as in the README
@@ -54,13 +54,13 @@ fuzz:  ## make fuzz HOURS=4: damaged media, bodies, names and configs; findings 
 	uv run python tests/fuzz/fuzz.py --hours $(HOURS)
 
 listed:  ## what `saccade methods` says and the tables of methods and options, after a change of either
-	uv run python -m evidence listed
+	uv run python -m lab listed
 
 demo:
 	uv run saccade demo
 
 numbers:  ## the tables and charts of docs/numbers.md, of stored runs; nothing is measured
-	uv run python -m evidence numbers
+	uv run python -m lab numbers
 
 bench:  ## one clip, every kind of method: docs/results/compare-2048.json is such a run
 	mkdir -p runs
@@ -70,7 +70,7 @@ bench:  ## one clip, every kind of method: docs/results/compare-2048.json is suc
 		ar,auto,sd,sd-tree,specvlm,specvlm/shape=fit,specvlm-self,std,sage,lookup,hf,hf-assisted,hf-assisted-seeing,hf-lookup
 
 results:  ## docs/results/shapes.md: agreement over 50 unseen clips a size
-	uv run python -m evidence eval --clips 50 --out docs/results/shapes.md
+	uv run python -m lab eval --clips 50 --out docs/results/shapes.md
 
 docs:  ## the site, into site/: search, an API reference from the docstrings; a dead link is an error
 	uv run --group docs mkdocs build --strict
@@ -97,7 +97,7 @@ vllm: $(VLLM)/made  ## the draft inside vLLM: installs it apart (6 GB), then its
 		-p no:xdist -m vllm tests/vllm
 
 vllm-bench: $(VLLM)/made  ## the table of docs/vllm.md, on an idle machine of two cores
-	OMP_NUM_THREADS=2 VLLM_CPU_NUM_OF_RESERVED_CPU=0 $(VLLM)/bin/python -m evidence vllm
+	OMP_NUM_THREADS=2 VLLM_CPU_NUM_OF_RESERVED_CPU=0 $(VLLM)/bin/python -m lab vllm
 
 # peers that pin other versions, each in an environment of its own; OpenVINO's holds the pair as it reads it
 OPENVINO = .cache/openvino
@@ -120,7 +120,7 @@ $(FLASHSPEC)/made: pyproject.toml
 
 peers:  ## docs/results/peers.md, on an idle machine: vLLM, OpenVINO, FlashSpec, each in its environment
 	-$(MAKE) --keep-going $(VLLM)/made $(OPENVINO)/made $(FLASHSPEC)/made
-	uv run python -m evidence peers
+	uv run python -m lab peers
 
 gpu-budgets:  ## docs/results/gpu-budgets.md and .json: what a round of each method does on a pretended GPU
 	uv run python tests/gpu/budgets.py

@@ -1,1 +1,1 @@
-"""What the papers claim, measured again: studies, claims, tables, the pair's training."""
+"""The former name of the laboratory, which is ``lab``."""

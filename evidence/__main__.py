@@ -1,61 +1,6 @@
-"""``python -m evidence``, from the root of the repository: what the papers say, measured again."""
+"""The former name of ``python -m lab``, kept for commands that were written down before."""
 
-from __future__ import annotations
-
-import typer
-
-from evidence.commands.accept import accept
-from evidence.commands.checkpoint import make_checkpoint
-from evidence.commands.figure import figure
-from evidence.commands.gpu import gpu
-from evidence.commands.hardware import flips, following, methods, pool, prefill, verify
-from evidence.commands.pages import claims, listed, numbers, pairs, report, scaling
-from evidence.commands.peers import peers
-from evidence.commands.real import ablations, text
-from evidence.commands.rounds import cost, profile
-from evidence.commands.seeing import app as seeing
-from evidence.commands.speed import speed
-from evidence.commands.training import evaluate, train
-from evidence.commands.vllm import vllm
-from saccade.cli.application import run_application
-
-app = typer.Typer(
-    help="The papers' figures, tables and claims, measured again; how the embedded pair was made.",
-    no_args_is_help=True,
-    add_completion=False,
-    rich_markup_mode=None,
-)
-app.command()(figure)
-app.command()(report)
-app.command()(claims)
-app.command()(speed)
-app.command()(scaling)
-app.command()(pairs)
-app.command()(numbers)
-app.command()(listed)
-app.command()(profile)
-app.command()(cost)
-app.command()(methods)
-app.command()(prefill)
-app.command()(verify)
-app.command()(flips)
-app.command()(pool)
-app.command()(following)
-app.command()(text)
-app.command()(ablations)
-app.command()(gpu)
-app.command()(accept)
-app.command()(vllm)
-app.command()(peers)
-app.command("make-checkpoint")(make_checkpoint)
-app.command()(train)
-app.command("eval")(evaluate)
-app.add_typer(seeing, name="seeing")
-
-
-def main() -> None:
-    run_application(app)
-
+from lab.__main__ import main
 
 if __name__ == "__main__":
     main()

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import saccade
-from evidence import reference
+from lab import reference
 from saccade.core.prompt import Inputs, Prefill, Prompt
 from saccade.core.protocols import Drafter, Shape, State
 from saccade.core.result import Result, Round

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from evidence import command_options
-from evidence.commands.pages import METHODS, OPTIONS, table
+from lab import command_options
+from lab.commands.pages import METHODS, OPTIONS, table
 from saccade.core.errors import how_to_install
 from saccade.methods import listing
 

@@ -171,11 +171,11 @@ def test_a_class_of_the_engine_part_has_its_name_alone():
 
 
 def test_the_wheel_knows_nothing_of_the_evidence():
-    """Claim: nothing in the package imports ``evidence``, which is not installed with it.
-    Control: a module of evidence is seen to import another."""
-    assert not any(name.split(".")[0] == "evidence" for path in FILES for name in _said(path))
-    own = _said(ROOT / "evidence" / "studies" / "__init__.py")
-    assert any(name.startswith("evidence.") for name in own)
+    """Claim: nothing in the package imports ``lab``, which is not installed with it.
+    Control: a module of lab is seen to import another."""
+    assert not any(name.split(".")[0] == "lab" for path in FILES for name in _said(path))
+    own = _said(ROOT / "lab" / "studies" / "__init__.py")
+    assert any(name.startswith("lab.") for name in own)
 
 
 @pytest.mark.parametrize("path", sorted((PACKAGE / "methods").glob("*.py")), ids=lambda p: p.name)
@@ -199,7 +199,7 @@ def test_every_module_says_what_it_is():
     """Claim: each file begins with a docstring. Fails where a reader would have to guess."""
     silent = [
         str(path.relative_to(ROOT))
-        for path in [*FILES, *(ROOT / "evidence").rglob("*.py")]
+        for path in [*FILES, *(ROOT / "lab").rglob("*.py")]
         if not ast.get_docstring(ast.parse(path.read_text()))
     ]
     assert not silent

@@ -183,14 +183,14 @@ def test_nothing_is_drawn_until_read(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_seeds_are_nobody_elses() -> None:
     """Claim: no other seed of the package lies within ten million of the suites'.
 
-    Fails if a suite shows what training, `evidence eval`, calibration or the demo has shown.
+    Fails if a suite shows what training, `lab eval`, calibration or the demo has shown.
     Control: the known constants are found.
     """
     own = range(shapes.FIRST_SEED, shapes.FIRST_SEED + shapes.SAMPLES)
     assert {item.meta["seed"] for name in SUITES for item in items(name)} == set(own)
     root = Path(saccade.__file__).parent
     found: dict[str, int] = {}
-    training = Path(__file__).parents[2] / "evidence"
+    training = Path(__file__).parents[2] / "lab"
     for path in [*root.rglob("*.py"), *training.rglob("*.py")]:
         if path == root / "bench" / "suites" / "shapes.py":
             continue

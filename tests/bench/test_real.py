@@ -20,7 +20,7 @@ import torch
 import transformers
 
 import saccade
-from evidence import checkpoints
+from lab import checkpoints
 from saccade.bench.real import answers as measure
 from saccade.bench.real import attention_sets
 from saccade.bench.real.results_page import ForwardSizes, make_page

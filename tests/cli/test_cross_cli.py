@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from evidence import checkpoints
+from lab import checkpoints
 from saccade.inputs import questions
 
 Call = Callable[..., tuple[int, str, str]]

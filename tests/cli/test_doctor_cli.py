@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import transformers as hf
 
-from evidence import checkpoints
+from lab import checkpoints
 
 Call = Callable[..., tuple[int, str, str]]
 FIELDS = {

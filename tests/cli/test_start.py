@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from evidence import checkpoints
-from evidence.commands.checkpoint import FAMILIES
+from lab import checkpoints
+from lab.commands.checkpoint import FAMILIES
 from saccade.bench import peers
 from saccade.cli import run_setup
 from saccade.cli.compare import PEERS
@@ -27,7 +27,7 @@ CHILD = f"""
 import json, os, sys, tempfile
 from pathlib import Path
 import av, numpy, pydantic, typer._adapters  # light, and the same for all
-from evidence.__main__ import main as evidence
+from lab.__main__ import main as lab
 from saccade.cli import main as saccade
 from saccade.methods import listing
 listing.LISTED = Path(sys.argv[1])
@@ -38,7 +38,7 @@ for command, *words in json.loads(sys.argv[2]):
             os.dup2(err.fileno(), 2)
             sys.argv[1:] = words
             try:
-                {{"saccade": saccade, "evidence": evidence}}[command]()
+                {{"saccade": saccade, "lab": lab}}[command]()
             finally:
                 print("heavy:", *(name for name in {HEAVY} if name in sys.modules), file=sys.stderr)
         code = os.waitstatus_to_exitcode(os.wait()[1])
@@ -119,8 +119,8 @@ CASES: dict[tuple[str, ...], tuple[int, str]] = {
     ("saccade", "describe", "--help"): (0, "--num-frames"),
     ("saccade", "methods"): (0, "specvlm-self"),
     ("saccade", "methods", "--json"): (0, "pearl-syn"),
-    ("evidence", "make-checkpoint", "list"): (0, "qwen2.5-vl"),
-    ("evidence", "make-checkpoint", "qwen2.5vl", "x"): (2, "did you mean qwen2.5-vl?"),
+    ("lab", "make-checkpoint", "list"): (0, "qwen2.5-vl"),
+    ("lab", "make-checkpoint", "qwen2.5vl", "x"): (2, "did you mean qwen2.5-vl?"),
     ("saccade", "describe", "nope.mp4"): (2, "nope.mp4 does not exist"),
     ("saccade", "describe", "README.md"): (2, "README.md is not a video"),
     ("saccade", "chat", "nope.mp4"): (2, "nope.mp4 does not exist"),

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from evidence import checkpoints
+from lab import checkpoints
 from saccade.cli import terminal
 
 Call = Callable[..., tuple[int, str, str]]

@@ -14,7 +14,7 @@ import pytest
 from PIL import Image
 
 import saccade
-from evidence import checkpoints
+from lab import checkpoints
 from saccade.core import generation_settings
 from saccade.core.errors import ModelError, OptionError, VideoInputError
 from saccade.core.generation_settings import GenerateArguments

@@ -30,7 +30,7 @@ from helpers import (
 from torch import Tensor
 
 import saccade
-from evidence import reference
+from lab import reference
 from saccade.core import sampling
 from saccade.core.errors import OptionError, SaccadeError
 from saccade.core.prompt import Inputs

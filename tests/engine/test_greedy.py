@@ -26,7 +26,7 @@ from helpers import (
 )
 
 import saccade
-from evidence import reference
+from lab import reference
 from saccade.core.costs import Costs
 from saccade.drafting.shapes.fit import Fit
 from saccade.methods import SYSTEMS, resolve, specvlm

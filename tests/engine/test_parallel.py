@@ -40,7 +40,7 @@ from helpers import (
 )
 
 import saccade
-from evidence import reference
+from lab import reference
 from saccade.core.errors import DraftFailed
 from saccade.core.result import Result, Round
 from saccade.core.sampling import Sampling

@@ -10,7 +10,7 @@ import pytest
 from beside import fork
 
 TESTS = Path(__file__).parents[1]
-OURS = tuple(str(TESTS.parent / name) for name in ("src", "tests", "evidence", "examples"))
+OURS = tuple(str(TESTS.parent / name) for name in ("src", "tests", "lab", "examples"))
 PACKAGES = ("core", "model", "drafting", "methods", "engine")
 RUN = (
     "engine/where_checked.py",

@@ -21,14 +21,14 @@ from typing import Any
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 sys.path.insert(0, str(Path(__file__).parents[1]))
-sys.path.insert(0, str(Path(__file__).parents[2]))  # for ``evidence``
+sys.path.insert(0, str(Path(__file__).parents[2]))  # for ``lab``
 
 import torch
 import transformers
 import zoo
 from ties import parting
 
-from evidence import checkpoints
+from lab import checkpoints
 from saccade import inputs as models
 from saccade.core.errors import ModelError
 from saccade.inputs import Loaded

@@ -21,13 +21,13 @@ from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
-sys.path.insert(0, str(Path(__file__).parents[2]))  # for ``evidence``
+sys.path.insert(0, str(Path(__file__).parents[2]))  # for ``lab``
 
 import torch
 import transformers
 import zoo
 
-from evidence import checkpoints
+from lab import checkpoints
 from saccade.core.errors import SaccadeError
 from saccade.drafting.shapes.policies import Chain, Static
 from saccade.methods import resolve

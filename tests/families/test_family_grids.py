@@ -11,7 +11,7 @@ import pytest
 import zoo
 from helpers import dealt
 
-from evidence.checkpoints import SIDE, TILES
+from lab.checkpoints import SIDE, TILES
 from saccade.core.prompt import Prefill, Prompt, Texts
 from saccade.core.sampling import Sampling
 from saccade.inputs import Loaded

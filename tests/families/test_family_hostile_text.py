@@ -13,7 +13,7 @@ import zoo
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from evidence import checkpoints
+from lab import checkpoints
 from saccade.core.errors import OptionError
 from saccade.inputs import Loaded, ask, literal_text, load
 from saccade.inputs.questions import conversation_inputs

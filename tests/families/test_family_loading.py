@@ -18,8 +18,8 @@ import zoo
 from safetensors import safe_open
 
 import saccade
-from evidence import checkpoints
-from evidence.checkpoints import Size
+from lab import checkpoints
+from lab.checkpoints import Size
 from saccade import inputs as models
 from saccade.core.errors import ModelError, OptionError
 from saccade.inputs import Loaded, architectures, loading

@@ -19,8 +19,8 @@ from helpers import dealt
 from transformers import AutoTokenizer
 
 import saccade
-from evidence import checkpoints
-from evidence.checkpoints import Size
+from lab import checkpoints
+from lab.checkpoints import Size
 from saccade import inputs as models
 from saccade.core.errors import ModelError
 from saccade.inputs import Loaded, loading

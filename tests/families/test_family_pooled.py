@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.functional import avg_pool2d, interpolate
 
 import saccade
-from evidence.checkpoints import Size
+from lab.checkpoints import Size
 from saccade.core.prompt import Prefill, Prompt
 from saccade.core.sampling import Sampling
 from saccade.core.tree import Tree

@@ -19,7 +19,7 @@ from helpers import dealt
 from torch import Tensor
 
 import saccade
-from evidence import reference
+from lab import reference
 from saccade.core.prompt import Inputs, Prompt
 from saccade.core.result import Result, RoundRecord
 from saccade.core.sampling import Sampling

@@ -13,7 +13,7 @@ import zoo
 from torch import nn
 
 import saccade
-from evidence.checkpoints import Size
+from lab.checkpoints import Size
 from saccade.core.errors import OptionError
 from saccade.core.prompt import Inputs, Prompt
 from saccade.drafting.drafters import ModelDrafter

@@ -19,8 +19,8 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, TemperatureLogitsWarper
 
 import saccade
-from evidence import checkpoints
-from evidence.checkpoints import FAMILIES
+from lab import checkpoints
+from lab.checkpoints import FAMILIES
 from saccade import inputs as models
 from saccade.core.errors import MethodError, ModelError, OptionError
 from saccade.core.sampling import Sampling

@@ -21,8 +21,8 @@ from torch import Tensor
 from transformers.generation.utils import ALL_CACHE_NAMES
 
 import saccade
-from evidence import checkpoints
-from evidence.checkpoints import Size
+from lab import checkpoints
+from lab.checkpoints import Size
 from saccade import inputs as models
 from saccade.core.prompt import Inputs, Prefill, Prompt
 from saccade.core.result import Result

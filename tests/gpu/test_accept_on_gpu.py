@@ -11,9 +11,9 @@ import torch
 from beside import Inside, hired
 from pretended import pretend_gpus
 
-from evidence.acceptance.models import Models
-from evidence.acceptance.report import Report
-from evidence.acceptance.sections import SMALL, Acceptance
+from lab.acceptance.models import Models
+from lab.acceptance.report import Report
+from lab.acceptance.sections import SMALL, Acceptance
 
 pytestmark = pytest.mark.slow
 

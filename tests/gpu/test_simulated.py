@@ -13,7 +13,7 @@ from pretended import pretend_gpus
 from simulated import DRAFT_HALF_B, TARGET_7B, Simulated, simulate
 
 import saccade
-from evidence.hardware.imposed import ImposedAcceptance, imposed
+from lab.hardware.imposed import ImposedAcceptance, imposed
 from saccade.core.result import Result
 from saccade.drafting.shapes import cost_measurement
 from saccade.methods import resolve

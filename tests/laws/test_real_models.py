@@ -21,7 +21,7 @@ from torch import Tensor
 from transformers.generation import logits_process as hf
 
 import saccade
-from evidence.reference import Oracle
+from lab.reference import Oracle
 from saccade.core import verify as verify_module
 from saccade.core.costs import Costs
 from saccade.core.sampling import Sampling

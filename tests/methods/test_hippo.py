@@ -35,7 +35,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from evidence.reference import Oracle, greedy
+from lab.reference import Oracle, greedy
 from saccade.core.prompt import Prefill, Prompt
 from saccade.core.result import Round
 from saccade.core.sampling import Sampling

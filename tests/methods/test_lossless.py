@@ -22,7 +22,7 @@ from helpers import (
     video_input,
 )
 
-from evidence.reference import greedy
+from lab.reference import greedy
 
 COUNT = 24
 MAKE: dict[str, tuple[Callable[..., Any], Callable[[], Any]]] = {

@@ -36,7 +36,7 @@ from markov import PROMPT
 from torch import Tensor
 
 import saccade
-from evidence.reference import Oracle
+from lab.reference import Oracle
 from saccade.core.errors import MethodError
 from saccade.core.protocols import Shape
 from saccade.core.result import Round, Verdict

@@ -35,7 +35,7 @@ from helpers import (
 )
 from torch import Tensor
 
-from evidence.reference import Oracle, attention_mass
+from lab.reference import Oracle, attention_mass
 from saccade.core.prompt import Prompt
 from saccade.core.sampling import Sampling
 from saccade.core.tree import Tree

@@ -44,7 +44,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import saccade
-from evidence.reference import Oracle
+from lab.reference import Oracle
 from saccade.core.errors import MethodError
 from saccade.core.prompt import Prefill, Prompt, Turn
 from saccade.core.result import Round

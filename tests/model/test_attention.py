@@ -8,7 +8,7 @@ import pytest
 import torch
 from helpers import COMPILED, FAMILIES, backbone, input_for, random_tree, text_input
 
-from evidence import reference
+from lab import reference
 from saccade.core.sampling import Sampling
 from saccade.core.tree import ancestors
 from saccade.model import attention

@@ -18,8 +18,8 @@ from helpers import video_input as seen_input
 from torch import Tensor
 
 import saccade
-from evidence.hardware.flips import flips
-from evidence.training.agreement import held_out
+from lab.hardware.flips import flips
+from lab.training.agreement import held_out
 from saccade import inputs as models
 from saccade.core.costs import Costs
 from saccade.core.errors import MethodError, ModelError

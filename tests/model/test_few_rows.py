@@ -14,7 +14,7 @@ import pytest
 import torch
 from helpers import random_tree, text_input
 
-from evidence import checkpoints
+from lab import checkpoints
 from saccade import inputs
 from saccade.core.sampling import Sampling
 from saccade.core.tree import Tree, chain

@@ -12,7 +12,7 @@ import torch
 import transformers as hf
 
 import saccade
-from evidence import checkpoints
+from lab import checkpoints
 from saccade import inputs as models
 from saccade.bench.hardware.published import CONFIGS
 from saccade.core.errors import ModelError
@@ -417,12 +417,12 @@ def test_a_peak_is_unknown_where_nothing_measures_it(monkeypatch, tmp_path):
 
 @pytest.mark.slow
 def test_reading_a_long_clip_takes_its_keys_and_one_chunk():
-    """Claim: `evidence prefill` reads about the tokens asked for, and its peak holds no mask.
+    """Claim: `lab prefill` reads about the tokens asked for, and its peak holds no mask.
 
     The mask over all keys alone would be 2,048 rows x 5,000 keys x 4 bytes = 40 MB; what a chunk
     of rows needs is about its own width of numbers. Keys and values count too.
     """
-    from evidence.hardware.prefill import read
+    from lab.hardware.prefill import read
 
     target = models.load("shapes", device="cpu")
     found = read(target, 5_000, rows=4, record=True)

@@ -12,7 +12,7 @@ from helpers import FAMILIES, VIDEO, backbone, input_for, qwen25, video_input
 from transformers import AutoConfig
 
 import saccade
-from evidence import checkpoints
+from lab import checkpoints
 from saccade.inputs import ask, load
 from saccade.inputs.media import Clip
 from saccade.model import families

@@ -27,7 +27,7 @@ from hypothesis import strategies as st
 from transformers import DynamicCache
 from zoo import CACHE
 
-from evidence.reference import Oracle
+from lab.reference import Oracle
 from saccade.core.prompt import Turn
 from saccade.core.sampling import Sampling
 from saccade.core.tree import ROOT, Tree, add, chain, path

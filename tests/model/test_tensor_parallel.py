@@ -14,7 +14,7 @@ import pytest
 import torch
 from families import zoo
 
-from evidence import checkpoints
+from lab import checkpoints
 from saccade import inputs
 from saccade.core.errors import MethodError, ModelError, OptionError
 from saccade.core.tree import Tree

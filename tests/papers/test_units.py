@@ -27,8 +27,8 @@ from printed import (
 )
 from written_out import answer, tables
 
-from evidence import layouts
-from evidence.hardware import gpu
+from lab import layouts
+from lab.hardware import gpu
 from saccade.bench import measures
 
 ROUNDS = (5, 2, 5, 5, 0, 3)  # accepted tokens a round, of drafts of 5

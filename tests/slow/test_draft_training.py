@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from evidence.training import evaluate
+from lab.training import evaluate
 from saccade.inputs.checkpoints import NAMES
 from saccade.inputs.loading import load
 from saccade.world.train_draft import run

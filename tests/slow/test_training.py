@@ -7,9 +7,9 @@ import torch
 from transformers import AutoModelForImageTextToText, AutoProcessor
 from transformers.video_utils import VideoMetadata
 
-from evidence.training import build, evaluate, train
-from evidence.training.batch import collate, draw
-from evidence.training.model import create, embed, grow, patches, read, see
+from lab.training import build, evaluate, train
+from lab.training.batch import collate, draw
+from lab.training.model import create, embed, grow, patches, read, see
 from saccade.world import dialogues, drawing
 from saccade.world import scenes as world
 from saccade.world.train_draft.samples import Canvas

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from evidence.hardware.engines import Engine, Question, Ran, Setup, clips
+from lab.hardware.engines import Engine, Question, Ran, Setup, clips
 from saccade.inputs.checkpoints import NAMES
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
@@ -181,7 +181,7 @@ def _apart(one: Counter, other: Counter) -> tuple[float, float]:
 
 def checkpoint(family: str, folder: Path, *more: str) -> str:
     """A tiny random checkpoint of a family."""
-    command = [sys.executable, "-m", "evidence", "make-checkpoint", family, str(folder), *more]
+    command = [sys.executable, "-m", "lab", "make-checkpoint", family, str(folder), *more]
     subprocess.run(command, check=True, capture_output=True, cwd=Path(__file__).parents[2])
     if family.startswith("llava"):
         _as_published(folder / "model.safetensors")

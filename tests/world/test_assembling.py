@@ -14,7 +14,7 @@ import transformers as hf
 from PIL import Image
 
 import saccade
-from evidence import checkpoints
+from lab import checkpoints
 from saccade.core.errors import ModelError, OptionError
 from saccade.inputs import Loaded, ask, load
 from saccade.world.train_draft import run

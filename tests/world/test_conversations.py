@@ -11,7 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
-from evidence import checkpoints
+from lab import checkpoints
 from saccade.core.errors import OptionError
 from saccade.inputs import Loaded, load
 from saccade.world.train_draft import conversations

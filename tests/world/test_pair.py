@@ -14,7 +14,7 @@ from transformers import AutoModelForImageTextToText, AutoProcessor
 from transformers.video_utils import VideoMetadata
 
 import saccade
-from evidence import reference
+from lab import reference
 from saccade.methods import SYSTEMS
 from saccade.model.backbone import Backbone
 from saccade.world import dialogues, drawing, scenes

@@ -16,8 +16,8 @@ from torch import Tensor
 from typer.testing import CliRunner
 
 import saccade
-from evidence.reference import Oracle
-from evidence.training import agreement
+from lab.reference import Oracle
+from lab.training import agreement
 from saccade.cli.train_draft import train_draft
 from saccade.core.errors import ModelError, OptionError, SaccadeError
 from saccade.core.sampling import Sampling

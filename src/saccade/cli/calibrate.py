@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from saccade.bench.calibrate import Calibration
     from saccade.inputs.media import Clip
 
-FIRST_SEED = 30_000_000  # Such scenes were not trained on, and `evidence eval` uses others.
+FIRST_SEED = 30_000_000  # Such scenes were not trained on, and `lab eval` uses others.
 CLIPS = 4  # Half of them are held out.
 FRAMES = 64
 SIZE = 224  # Pixels.

@@ -1,6 +1,6 @@
 """Suites of the synthetic world: made from seeds, with the right answers, at several lengths.
 
-The seeds start where neither training nor ``evidence eval`` nor ``calibrate`` ever used any.
+The seeds start where neither training nor ``lab eval`` nor ``calibrate`` ever used any.
 """
 
 from __future__ import annotations

@@ -1,1 +1,0 @@
-"""The commands of ``python -m evidence``, a file each."""

@@ -1,0 +1,61 @@
+"""``python -m lab``, from the root of the repository: what the papers say, measured again."""
+
+from __future__ import annotations
+
+import typer
+
+from lab.commands.accept import accept
+from lab.commands.checkpoint import make_checkpoint
+from lab.commands.figure import figure
+from lab.commands.gpu import gpu
+from lab.commands.hardware import flips, following, methods, pool, prefill, verify
+from lab.commands.pages import claims, listed, numbers, pairs, report, scaling
+from lab.commands.peers import peers
+from lab.commands.real import ablations, text
+from lab.commands.rounds import cost, profile
+from lab.commands.seeing import app as seeing
+from lab.commands.speed import speed
+from lab.commands.training import evaluate, train
+from lab.commands.vllm import vllm
+from saccade.cli.application import run_application
+
+app = typer.Typer(
+    help="The papers' figures, tables and claims, measured again; how the embedded pair was made.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+)
+app.command()(figure)
+app.command()(report)
+app.command()(claims)
+app.command()(speed)
+app.command()(scaling)
+app.command()(pairs)
+app.command()(numbers)
+app.command()(listed)
+app.command()(profile)
+app.command()(cost)
+app.command()(methods)
+app.command()(prefill)
+app.command()(verify)
+app.command()(flips)
+app.command()(pool)
+app.command()(following)
+app.command()(text)
+app.command()(ablations)
+app.command()(gpu)
+app.command()(accept)
+app.command()(vllm)
+app.command()(peers)
+app.command("make-checkpoint")(make_checkpoint)
+app.command()(train)
+app.command("eval")(evaluate)
+app.add_typer(seeing, name="seeing")
+
+
+def main() -> None:
+    run_application(app)
+
+
+if __name__ == "__main__":
+    main()

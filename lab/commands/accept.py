@@ -1,0 +1,71 @@
+"""``python -m lab accept``: is Saccade right and quick on this GPU, in one command."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+from typing import Annotated
+from unittest.mock import patch
+
+import typer
+
+from saccade.cli import command_options
+from saccade.cli.terminal import Threads, Verbose, prepare
+from saccade.core.errors import OptionError
+
+SECONDS = 480.0
+
+
+def accept(
+    out: Annotated[
+        Path, typer.Option(help="A file to which every line is appended, as JSON.")
+    ] = Path("runs/accept.jsonl"),
+    seconds: Annotated[float, typer.Option(min=30, help="For everything.")] = SECONDS,
+    small: Annotated[
+        bool,
+        typer.Option("--small", help="Shrunken models: tries the command, judges no speed."),
+    ] = False,
+    sections: Annotated[str, typer.Option(help="Some of them, between commas.")] = "",
+    methods: Annotated[str, typer.Option(help="Some of them, between commas.")] = "",
+    device: command_options.Device = None,
+    threads: Threads = None,
+    verbose: Verbose = False,
+) -> None:
+    """Check answers, steps, costs, memory and speed on a GPU, with random models made there.
+
+    Needs no network, no weights and no video. Exits with 1 where anything is wrong.
+    """
+    prepare(threads, verbose)
+    import torch
+
+    from lab.acceptance.models import Models
+    from lab.acceptance.report import Report
+    from lab.acceptance.sections import FULL, SMALL, Acceptance
+    from saccade.methods import resolve
+
+    place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    if place.type == "cuda" and not torch.cuda.is_available():
+        raise OptionError("--device cuda: torch sees no GPU here; --small --device cpu would work")
+    if place.type != "cuda" and not small:
+        raise OptionError("there is no GPU here; --small tries the command with shrunken models")
+    names = [name for name in methods.split(",") if name]
+    for name in names:
+        resolve(name)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    report = Report(out, seconds, place, judges_time=not small)
+    acceptance = Acceptance(report, Models(place, small), SMALL if small else FULL, names)
+    chosen = [name for name in sections.split(",") if name]
+    unknown = [name for name in chosen if name not in acceptance.all()]
+    if unknown:
+        known = ", ".join(acceptance.all())
+        raise OptionError(f"--sections {','.join(unknown)} is unknown; there are: {known}")
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        patch.dict(os.environ, SACCADE_CACHE=folder),  # Costs are measured here, not remembered.
+        report.ends_in_time(),
+    ):
+        acceptance.run(chosen)
+    report.end()
+    if report.wrong:
+        raise typer.Exit(1)

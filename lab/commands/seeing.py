@@ -1,0 +1,94 @@
+"""``python -m lab seeing train | draft | judge``: the language model of `saccade real make`
+learns to see drawn clips, a draft for it, and what both show."""
+
+from __future__ import annotations
+
+import hashlib
+import shlex
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from saccade.cli.terminal import Threads, Verbose, out, prepare, status
+from saccade.core.errors import ModelError, OptionError
+
+app = typer.Typer(help="A language model that learns to see drawn clips.", no_args_is_help=True)
+RunDir = Annotated[
+    Path, typer.Option(help="State, logs, adapter; the folders `model` and `draft`.")
+]
+RUN_DIR, MODEL, DRAFT = Path("runs/seeing"), "model", "draft"
+
+
+@app.command()
+def train(
+    run_dir: RunDir = RUN_DIR,
+    seconds: Annotated[
+        float | None, typer.Option(help="CPU seconds of its last stage, in all.")
+    ] = None,
+    threads: Threads = None,
+    verbose: Verbose = True,
+) -> None:
+    """Teach the language model of `saccade real make` to see drawn clips; goes on where cut."""
+    prepare(threads, verbose)
+    from lab.training import seeing, shell
+
+    seeing.train(run_dir, seconds)
+    model, tok = shell.seeing(run_dir / shell.FILE)
+    shell.save(model, tok, run_dir / MODEL)
+
+
+@app.command()
+def draft(
+    run_dir: RunDir = RUN_DIR,
+    threads: Threads = None,
+    verbose: Verbose = True,
+) -> None:
+    """Train a draft for it, four layers of 192 that learn its law; goes on where cut."""
+    prepare(threads, verbose)
+    from lab.training import seeing_draft, shell
+
+    model, tok = seeing_draft.train(run_dir)
+    shell.save(model, tok, run_dir / DRAFT)
+
+
+@app.command()
+def judge(
+    run_dir: RunDir = RUN_DIR,
+    clips: Annotated[int, typer.Option(min=1, help="Of 512 visual tokens.")] = 20,
+    timed: Annotated[
+        int, typer.Option(help="Clips to time, and nothing else: on a machine without other work.")
+    ] = 0,
+    together: Annotated[int, typer.Option(min=1, help="Clips that share forwards.")] = 4,
+    path: Annotated[
+        Path, typer.Option("--out", help="The page; F.json beside it is gone on from.")
+    ] = Path("docs/results/seeing.md"),
+    threads: Threads = None,
+    verbose: Verbose = False,
+) -> None:
+    """Views, self-drafts and a draft, judged on video by the model that learnt to see."""
+    prepare(threads, verbose)
+    from lab.studies import seeing as study
+    from lab.studies import seeing_page
+    from lab.training import shell
+    from saccade.bench.real import answers as measure
+    from saccade.inputs import load, real_weights
+
+    if not path.parent.is_dir():
+        raise OptionError(f"cannot write {path}: there is no folder {path.parent}")
+    adapter = run_dir / shell.FILE
+    if not adapter.is_file():
+        raise ModelError(f"no adapter at {adapter}: `python -m lab seeing train` makes one")
+    digest = hashlib.sha256(adapter.read_bytes()).hexdigest()[:16]
+    command = shlex.join(["python", "-m", "lab", *sys.argv[1:]])
+    facts = study.facts(real_weights.NAME, digest, together, run_dir, command)
+    results = measure.Results(path.with_suffix(".json"), facts, study.KINDS)
+    model, draft = load(str(run_dir / MODEL)), load(str(run_dir / DRAFT))
+    with status("asking", quiet=False) as tell:
+        if timed:
+            study.race(model, draft, timed, results, tell)
+        else:
+            study.judge(model, draft, run_dir / MODEL, clips, results, together=together, tell=tell)
+    path.write_text(seeing_page.page(results.facts))
+    out.print(f"{path} has the tables", markup=False, soft_wrap=True)

@@ -1,0 +1,207 @@
+"""The tables of docs/numbers.md, made of stored runs and nothing else."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from lab.peers import rows as peers
+from saccade.bench import measures, records
+from saccade.bench.compare import BASELINE
+from saccade.bench.records import Answer
+
+AUTO, GENERATE = "auto", "hf"
+OTHER_KINDS = ("hf", "draft")  # Prefixes of what is no method of ours.
+BEGIN = "<!-- `python -m lab numbers` writes {name} from here -->"
+END = "<!-- to here -->"
+QUESTIONS = {
+    "shapes-caption": "descriptions",
+    "shapes-events": "what happened, in order",
+    "shapes-chat": "two turns of a conversation",
+    "shapes-ood": "descriptions of unheard wording",
+    "shapes-diff": "what differs between two pictures",
+    "shapes-qa": "answers of a few words",
+    "shapes-caption-2k": "descriptions of a longer clip",
+}
+RATIOS = {
+    ("whole-256", "best / ar, end to end"): "answers of exactly 256 tokens: whole, × plain",
+    ("useless", "auto / ar, decoding, random weights"): "a draft of noise: decoding, × plain",
+    ("useless", "auto / ar, end to end, random weights"): "a draft of noise: whole, × plain",
+}
+VISUAL_TOKENS = {"shapes-caption-2k": 2048}  # 256 in every other suite.
+
+
+@dataclass(frozen=True)
+class Processor:
+    """A processor and the stored runs on two of its cores."""
+
+    name: str
+    suffix: str  # of its files: speed-intel.json, pool-intel.json, speed-intel.svg
+    runs: tuple[str, ...]
+
+
+PROCESSORS = (
+    Processor("AMD EPYC, Zen 5", "", ("bench-256", "bench-2k")),
+    Processor("Intel Xeon", "-intel", ("bench-intel",)),
+    Processor("AMD EPYC, Zen 3", "-zen3", ("bench-zen3",)),
+)
+
+
+def blocks(results: Path) -> dict[str, str]:
+    """Every table of the page by its name."""
+    tables = {f"suites{each.suffix}": "\n".join(suites(results, each.runs)) for each in PROCESSORS}
+    tables["missed"] = "\n".join(missed(results))
+    tables["requests"] = "\n".join(requests(results))
+    tables["peers"] = "\n".join(beside_peers(_stored_json(results / "peers.json")))
+    tables["real"] = "\n".join(real_weights(_stored_json(results / "real.json")))
+    return tables
+
+
+def page_with(page: str, tables: Mapping[str, str]) -> str:
+    """The page with each table between its marks. Raises ValueError where marks are missing."""
+    for name, table in tables.items():
+        before, begin, rest = page.partition(BEGIN.format(name=name))
+        _, end, after = rest.partition(END)
+        if not begin or not end:
+            raise ValueError(f"the page has no place for the table {name!r}")
+        page = f"{before}{begin}\n\n{table}\n\n{end}{after}"
+    return page
+
+
+def suites(results: Path, runs: Sequence[str]) -> Iterator[str]:
+    """How ``auto`` compares over each suite of these runs, a row a suite."""
+    yield (
+        "| questions | visual tokens | decoding, × plain | whole answer, × plain | "
+        "decoding, × `generate` | decoding, × best fixed method |"
+    )
+    yield "|-|-:|-|-|-|-|"
+    answers = [answer for run in runs for answer in records.read_finished_run(results / run)[1]]
+    for suite, words in QUESTIONS.items():
+        by_method: dict[str, list[Answer]] = {}
+        for answer in answers:
+            if answer.suite == suite:
+                by_method.setdefault(answer.method, []).append(answer)
+        if not by_method:
+            continue
+        auto, plain = by_method[AUTO], by_method[BASELINE]
+        cells = [
+            words,
+            f"{VISUAL_TOKENS.get(suite, 256):,}",
+            _interval(auto, plain),
+            _interval(auto, plain, whole=True),
+            _interval(auto, by_method[GENERATE]),
+            _beside_best(by_method),
+        ]
+        yield f"| {' | '.join(cells)} |"
+
+
+def _beside_best(by_method: Mapping[str, Sequence[Answer]]) -> str:
+    """``auto`` against the fixed method that decodes the whole suite in the fewest seconds."""
+    seconds = {
+        method: sum(answer.decode for answer in answers)
+        for method, answers in by_method.items()
+        if not method.startswith(OTHER_KINDS)
+    }
+    own = seconds.pop(AUTO)
+    best = min(seconds, key=lambda method: seconds[method])
+    return f"{seconds[best] / own:.2f} (`{best}`)"
+
+
+def _interval(own: Sequence[Answer], other: Sequence[Answer], whole: bool = False) -> str:
+    interval = measures.interval(measures.speedups(own, other, whole=whole))
+    assert interval is not None
+    return "{:.2f} [{:.2f}, {:.2f}]".format(*interval)
+
+
+def missed(results: Path) -> Iterator[str]:
+    """The ratios with a goal that were not reached, of all processors."""
+    yield from ("| processor | ratio | measured | goal |", "|-|-|-|-|")
+    for processor in PROCESSORS:
+        for ratio in _stored_json(results / f"speed{processor.suffix}.json")["ratios"]:
+            if ratio["met"] is not False:
+                continue
+            low, high = ratio["interval"]
+            measured = f"{ratio['value']:.3f} [{low:.2f}, {high:.2f}]"
+            yield f"| {processor.name} | {_in_words(ratio)} | {measured} | {ratio['goal']} |"
+
+
+def _in_words(ratio: Mapping[str, Any]) -> str:
+    """What a ratio with a goal compares, in a reader's words."""
+    suite = ratio["name"].rpartition(", ")[2]
+    if suite in QUESTIONS:
+        return f"{QUESTIONS[suite]}: decoding, × the best fixed method"
+    return RATIOS[ratio["part"], ratio["name"]]
+
+
+def requests(results: Path) -> Iterator[str]:
+    """What drafting gives where several requests share the target's forwards."""
+    names = [processor.name for processor in PROCESSORS]
+    heads = [f"{name}: {what}" for name in names for what in ("tokens a second", "first token")]
+    yield f"| requests at once | {' | '.join(heads)} |"
+    yield "|-:|" + "-|" * len(heads)
+    runs = [_by_rows(_stored_json(results / f"pool{each.suffix}.json")) for each in PROCESSORS]
+    for rows in runs[0]:
+        cells = []
+        for run in runs:
+            auto, plain = run[rows][AUTO], run[rows][BASELINE]
+            cells += [
+                f"{auto[measure] / plain[measure]:.2f}"
+                for measure in ("tokens_per_second", "first_token")
+            ]
+        yield f"| {rows} | {' | '.join(cells)} |"
+
+
+def _by_rows(pool: Sequence[Mapping[str, Any]]) -> dict[int, dict[str, Mapping[str, Any]]]:
+    runs: dict[int, dict[str, Mapping[str, Any]]] = {}
+    for run in pool:
+        runs.setdefault(run["rows"], {})[run["method"]] = run
+    return runs
+
+
+def beside_peers(stored: Mapping[str, Any]) -> Iterator[str]:
+    """Medians of every engine on one clip, those that could not run left out."""
+    yield "| engine | first token, s | decoding, tokens/s | whole, tokens/s | × `generate`, whole |"
+    yield "|-|-:|-:|-:|-:|"
+    measured = {row.name: _medians(stored, row.name) for row in peers.ROWS}
+    base = measured[peers.GENERATE]
+    assert base is not None
+    for name, row in measured.items():
+        if row is not None:
+            ratio = row["whole"] / base["whole"]
+            cells = f"{row['first']:.2f} | {row['decode']:.0f} | {row['whole']:.0f} | {ratio:.2f}"
+            yield f"| {name} | {cells} |"
+
+
+def _medians(stored: Mapping[str, Any], name: str) -> dict[str, float] | None:
+    turns = [
+        peers.figures(peers.Turn(tuple(run["ids"]), run["first"], run["total"], run["early"]))
+        for run in stored["runs"]
+        if run["row"] == name
+    ]
+    if not turns:
+        return None
+    return {measure: median(turn[measure] for turn in turns) for measure in turns[0]}
+
+
+def real_weights(stored: Mapping[str, Any]) -> Iterator[str]:
+    """Each method over documents on weights that others trained: tau, and its speed."""
+    yield "| method | tau, 95 % | decoding, × plain |"
+    yield "|-|-|-:|"
+    rows: Sequence[Mapping[str, Any]] = stored["measured"]
+    plain = {row["document"]: row for row in rows if row["method"] == BASELINE}
+    for method in dict.fromkeys(row["method"] for row in rows):
+        own = [row for row in rows if row["method"] == method]
+        interval = measures.interval([row["tau"] for row in own])
+        assert interval is not None
+        speed = median(
+            plain[row["document"]]["decode_seconds"] / row["decode_seconds"] for row in own
+        )
+        yield f"| `{method}` | {'{:.2f} [{:.2f}, {:.2f}]'.format(*interval)} | {speed:.2f} |"
+
+
+def _stored_json(path: Path) -> Any:
+    return json.loads(path.read_text())

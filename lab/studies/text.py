@@ -1,0 +1,208 @@
+"""SAGE and SpecVLM over a language model that others trained, with a draft model beside it.
+
+SAGE's text-only pair is Llama-3 8B with 1B, on GSM8K and HumanEval (Table 4). Of the real weights
+at hand there is one size only, so the draft is ours: the target's own weights rounded to a few
+bits, another network with a cache of its own. It costs what the target costs, so what is judged is
+acceptance, not speed. The sums and functions asked for are ours too, as the documents are.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lab.studies.lab import interval
+from lab.studies.sage import entropies
+from lab.training import agreement
+from saccade.bench.real.attention_sets import document_inputs
+from saccade.bench.suites.long_documents import Document
+from saccade.drafting.views.basic import FULL
+from saccade.inputs import Loaded
+from saccade.model.backbone import Backbone
+
+Row = Mapping[str, Any]
+BITS, GROUP = 4, 64
+SUMS, CODE = "sums", "functions"
+SHARES = (0.5, 0.1)
+DRAFTED = {  # over documents
+    "sd": "chain of 5",
+    "sd-tree": "SpecVLM's static tree",
+    **{f"sd-tree/view=random/keep={keep:g}": f"a random {keep:.0%}" for keep in SHARES},
+    "sd-tree/view=none": "none of the document",
+    **{f"specvlm/keep={keep:g}": f"SpecVLM's {keep:.0%}" for keep in SHARES},
+    "specvlm/keep=0.1/shape=chain-5": "SpecVLM's 10%, a chain of 5",
+    "specvlm/keep=0.1/view=uniform": "an even 10%: none of stage I",
+    "specvlm/keep=0.1/view=attention": "the most attended 10%: none of stage II",
+    "sage": "SAGE over SpecVLM's 10%",
+    "sage/rule=formal": "by the formal rule",
+    "sage/shape=sage-ahead/rule=formal": "planned whole, formal",
+    "sage/shape=sage-live/rule=formal": "from live laws, formal",
+    "sage/keep=1": "SAGE over all of it",
+    "specvlm-self": "the target itself over SpecVLM's 10%, static tree",
+    "specvlm-self/shape=sage": "the same, SAGE's tree",
+    "layerskip": "the target's first half, a chain of 9",
+}
+ASKED = {  # without a document
+    "sd": "native SD: a chain of 5",
+    "sd-tree": "a static tree",
+    "sd/shape=sage": "SAGE",
+    "sd/shape=sage/rule=formal": "SAGE, the formal rule",
+    "layerskip": "the first half of the layers, a chain of 9",
+    "lookup": "prompt lookup",
+}
+STEPS = " Think step by step."
+_SUMS = (
+    "A baker makes 24 rolls and sells them in bags of 4 for 3 euros a bag. What does she earn?",
+    "Tom reads 15 pages a day. After how many days has he read a book of 240 pages?",
+    "A train leaves at 9:40 and takes 2 hours and 35 minutes. When does it arrive?",
+    "Three friends share a bill of 57 euros and leave a tip of 6 euros. What does each one pay?",
+    "A garden is 12 metres long and 7 metres wide. How long is a fence around it?",
+    "Anna has twice as many stamps as Ben, and together they have 96. How many has Anna?",
+    "A shirt of 40 euros costs a quarter less in the sale. What does it cost now?",
+    "A tank of 180 litres is filled by 12 litres a minute. How long does it take to fill it?",
+    "A class of 28 pupils goes to the museum. Each pays 5 euros, the bus costs 90. What is left?",
+    "A farmer has 9 hens that lay 5 eggs a week each. How many eggs are that in 4 weeks?",
+    "A cyclist rides 18 kilometres an hour. How far does she get in 2 hours and 30 minutes?",
+    "A box holds 6 cups and weighs 2 kilos. What do 42 cups weigh in their boxes?",
+)
+_CODE = (
+    "second_largest(numbers)` that returns the second largest number of a list",
+    "is_palindrome(text)` that ignores case and everything that is not a letter",
+    "word_counts(text)` that returns how often each word occurs, as a dictionary",
+    "flatten(nested)` that turns a list of lists of any depth into one list",
+    "primes_below(limit)` that returns all primes below a limit by the sieve",
+    "roman(number)` that writes a number from 1 to 3999 in Roman numerals",
+    "merge(first, second)` that merges two sorted lists into one sorted list",
+    "rotate(matrix)` that turns a square matrix clockwise by 90 degrees",
+    "longest_run(values)` that returns the length of the longest run of equal values",
+    "balanced(text)` that says whether the brackets of a text are balanced",
+    "binary_search(values, wanted)` that returns the place of a value in a sorted list, or -1",
+    "transpose(rows)` that turns the rows of a table into its columns",
+)
+TASKS: Mapping[str, Sequence[Document]] = {
+    SUMS: [Document(f"{SUMS} {i}", "", each + STEPS, 0) for i, each in enumerate(_SUMS)],
+    CODE: [
+        Document(f"{CODE} {i}", "", f"Write a Python function `{each}, with a docstring.", 0)
+        for i, each in enumerate(_CODE)
+    ],
+}
+
+
+# -- the draft ---------------------------------------------------------------------------------
+
+
+def rounded(model: Loaded, bits: int = BITS, group: int = GROUP) -> Loaded:
+    """The model with the weights of its layers rounded; embeddings and head stay."""
+    copied: Any = copy.deepcopy(model.backbone.model)
+    head = copied.get_output_embeddings()
+    with torch.no_grad():
+        for module in copied.modules():
+            if isinstance(module, nn.Linear) and module is not head:
+                module.weight.copy_(_levels(module.weight, bits, group))
+    return replace(model, name=f"{model.name} in {bits} bits", backbone=Backbone(copied))
+
+
+def _levels(weight: Tensor, bits: int, group: int) -> Tensor:
+    """Each group of a row on so many evenly spaced levels from its least to its largest weight."""
+    rows = weight.reshape(-1, group)
+    low, high = rows.aminmax(dim=1, keepdim=True)
+    step = ((high - low) / (2**bits - 1)).clamp_min(torch.finfo(rows.dtype).tiny)
+    return (((rows - low) / step).round() * step + low).view_as(weight)
+
+
+@dataclass(frozen=True)
+class Unsure:
+    """SAGE's entropy H of the draft's law (Eq. 8) at each token of the target's answer."""
+
+    document: str
+    digest: str
+    entropies: list[float]
+
+
+def unsure(model: Loaded, draft: Loaded, document: Document, said: Sequence[int]) -> Unsure:
+    """The draft reads all the target reads."""
+    guide = agreement.guided(model.backbone, document_inputs(model, document))
+    laws = agreement.along(draft, model, guide, FULL, said)
+    return Unsure(document.name, document.digest, entropies(laws))
+
+
+# -- the page ----------------------------------------------------------------------------------
+
+
+def sets(measured: Sequence[Row]) -> dict[str, list[Row]]:
+    """The rows of each task, then of documents."""
+    found: dict[str, list[Row]] = {SUMS: [], CODE: [], "documents": []}
+    for row in measured:
+        kind = row["document"].rpartition(" ")[0]
+        found[kind if kind in TASKS else "documents"].append(row)
+    return found
+
+
+def taken(rows: Sequence[Row], method: str, first: int | None = None) -> dict[str, float]:
+    """Accepted tokens a forward of a method by document; of the answer's first so many tokens."""
+    found = {}
+    for row in rows:
+        if row["method"] == method:
+            lengths, so_far = [], 0
+            for length in row["taken"]:
+                if first is None or so_far < first:
+                    lengths.append(length)
+                    so_far += length + 1
+            found[row["document"]] = fmean(lengths)
+    return dict(sorted(found.items()))
+
+
+def page(found: Mapping[str, Any]) -> str:
+    """Markdown from what :class:`~saccade.bench.real.answers.Results` keeps."""
+    measured: Sequence[Row] = found["measured"]
+    told = ", ".join(f"{name}={value}" for name, value in found["settings"].items())
+    by_set = sets(measured)
+    count = {name: len({row["document"] for row in rows}) for name, rows in by_set.items()}
+    lines = [
+        "# A draft model on real weights",
+        "",
+        f"{found['model']} and a draft that is the same network with its layers' weights rounded "
+        f"to {BITS} bits, in groups of {GROUP}: {count[SUMS]} sums and {count[CODE]} functions to "
+        f"write, asked without a document, and {count['documents']} documents; {told}. "
+        "The draft costs what its target costs, so tokens are counted and no seconds.",
+        "",
+        f"Made by `{found['command']}`. Of {len(measured)} answers "
+        f"{sum(row['same'] for row in measured)} are `generate()`'s, token for token.",
+        "",
+        "Accepted is drafted tokens that stood, a forward of the target, the target's own left out "
+        "(SAGE's and SpecVLM's tau): mean and 95 % bootstrap over questions; *less* is of the same "
+        "question. Nodes are of a round's draft.",
+        "",
+        "## Without a document (SAGE, Table 4)",
+        "",
+    ]
+    for name in (SUMS, CODE):
+        lines += [*_table(name, by_set[name], ASKED, "sd"), ""]
+    lines += ["## Over documents", ""]
+    lines += _table("documents", by_set["documents"], DRAFTED, "specvlm/keep=0.1")
+    return "\n".join(lines) + "\n"
+
+
+def _table(name: str, rows: Sequence[Row], methods: Mapping[str, str], base: str) -> Iterator[str]:
+    yield f"| {name} | | accepted | less `{base}` | nodes |"
+    yield "|-|-|-|-|-|"
+    than = taken(rows, base)
+    for method, about in methods.items():
+        own = taken(rows, method)
+        if not own:
+            continue
+        nodes = fmean(row["drafted"] for row in rows if row["method"] == method)
+        less = [own[each] - than[each] for each in own if each in than]
+        more = _said(less) if less and method != base else ""
+        all_of = _said(list(own.values()))
+        yield f"| `{method}` | {about} | {all_of} | {more} | {nodes:.1f} |"
+
+
+def _said(values: Sequence[float]) -> str:
+    return "{:.2f} [{:.2f}, {:.2f}]".format(*interval(values))

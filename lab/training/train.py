@@ -1,0 +1,434 @@
+"""Training of the pair on one CPU core, in stages that each leave their weights behind.
+
+probe    the vision tower alone learns what each visual token shows (heads that are thrown away)
+small    two decoder layers learn to speak, vision still training: where the drafts begin
+medium   grown to six layers, clips up to thousands of visual tokens, vision still training
+large    grown to the target's depth, vision still training, as many visual tokens
+early    the small decoder behind that tower learns the law of the medium model; needs only the
+         medium stage, so it may run beside the large one
+naive    it learns the target's law from all tokens
+draft    the same from views with tokens dropped: at random, around objects, by whole frames
+
+Budgets are seconds of CPU time and also set the learning rate schedule. A stage that was cut
+goes on from its last checkpoint with clips that it has not seen, and what it leaves at any time is
+the mean of its last steps' weights. A run may start at `medium` from a pair that is there. Knows
+nothing of the command line; progress goes to `logging` and to one JSONL file per stage.
+"""
+
+import ctypes
+import json
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.optim.swa_utils import AveragedModel
+from transformers import Qwen2_5_VLProcessor
+
+from lab.training import build
+from lab.training.batch import Batch, Source, drop, visual_tokens
+from lab.training.labels import PROBES
+from lab.training.model import HIDDEN, create, embed, grow, read, see, shrink
+from lab.training.stages import (
+    DRAFT_LAYERS,
+    MEDIUM_LAYERS,
+    STAGES,
+    TARGET_LAYERS,
+    Stage,
+    brief,
+)
+
+log = logging.getLogger(__name__)
+
+PROBE_CLASSES = 16
+NO_MUON = ("model.language_model.embed_tokens.weight", "head")  # looked up, or told apart by
+WARM_UP = 0.03  # of a stage's seconds
+SAVE_EVERY_S = 60.0
+TRIM_EVERY = 8  # steps: what batches of many shapes leave with the allocator, else 8 GB in an hour
+DRAFTS = {"naive": "draft-naive", "draft": "draft"}
+UNPAIRED = ("probe", "small", "early")  # not run where a pair is there to start from
+# Half the seconds where the processor has units for it, and fifty times as many where not.
+BF16 = torch.cpu._is_avx512_bf16_supported()
+
+
+class Optimizer:
+    """Muon (orthogonalised momentum, in float32) for matrices and AdamW for the rest."""
+
+    def __init__(self, params: Sequence[tuple[str, nn.Parameter]], lr: float) -> None:
+        self.lr = lr
+        matrices = [p for n, p in params if n not in NO_MUON and p.ndim > 1]
+        chosen = {id(p) for p in matrices}
+        self._groups: dict[tuple[int, ...], list[nn.Parameter]] = {}
+        for p in matrices:
+            self._groups.setdefault((p.shape[0], p.numel() // p.shape[0]), []).append(p)
+        self.momentum = {s: torch.zeros(len(g), *s) for s, g in self._groups.items()}
+        rest = [p for _, p in params if id(p) not in chosen]
+        self.adam = torch.optim.AdamW(rest, lr=lr, betas=(0.9, 0.98), weight_decay=0.0)
+
+    @torch.no_grad()
+    def step(self, scale: float) -> None:
+        """One update at `scale` times the learning rate; clears the gradients."""
+        for shape, group in self._groups.items():
+            grad = torch.stack(
+                [torch.zeros(shape) if p.grad is None else p.grad.view(shape) for p in group]
+            )
+            momentum = self.momentum[shape]
+            momentum.lerp_(grad, 0.05)
+            update = _orthogonal(grad.lerp(momentum, 0.95))
+            size = 0.2 * max(shape) ** 0.5 * self.lr * scale
+            for p, u in zip(group, update, strict=True):
+                p.mul_(1 - 0.02 * self.lr * scale).add_(u.view(p.shape), alpha=-size)
+                p.grad = None
+        for part in self.adam.param_groups:
+            part["lr"] = self.lr * scale
+        self.adam.step()
+        self.adam.zero_grad()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"momentum": self.momentum, "adam": self.adam.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.momentum = state["momentum"]
+        self.adam.load_state_dict(state["adam"])
+
+
+def _orthogonal(x: Tensor) -> Tensor:
+    """Five Newton-Schulz steps towards U V^T of each matrix of a batch."""
+    a, b, c = 3.4445, -4.7750, 2.0315
+    tall = x.shape[1] > x.shape[2]
+    x = x.transpose(1, 2) if tall else x
+    x = x / x.norm(dim=(1, 2), keepdim=True).clamp(min=1e-12)
+    for _ in range(5):
+        gram = x @ x.transpose(1, 2)
+        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    return x.transpose(1, 2) if tall else x
+
+
+def _schedule(progress: float) -> float:
+    """Warm-up 3 %, flat to 50 %, linear to 3 %."""
+    return min(1.0, 0.02 + progress / WARM_UP, 1.0 - 0.97 * max(0.0, progress - 0.5) / 0.5)
+
+
+def _probe_loss(head: nn.Linear, visual: Tensor, want: Tensor) -> tuple[Tensor, list[float]]:
+    """Mean cross-entropy of the seven heads, background counted a fifth; accuracies on objects."""
+    logits = head(visual).view(len(visual), len(PROBES), PROBE_CLASSES)
+    everywhere = torch.ones(PROBE_CLASSES)
+    things = torch.tensor([0.2, *[1.0] * (PROBE_CLASSES - 1)])
+    losses, right = [], []
+    for i, name in enumerate(PROBES):
+        placed = name in ("row", "col", "time")
+        weight = everywhere if placed else things
+        losses.append(F.cross_entropy(logits[:, i], want[:, i], weight=weight))
+        at = torch.ones(len(want), dtype=torch.bool) if placed else want[:, i] > 0
+        right.append(float((logits[at, i].argmax(-1) == want[at, i]).float().mean()))
+    return torch.stack(losses).mean(), right
+
+
+def kept(batch: Batch, ratio: float) -> Tensor:
+    """A random view [b, visual tokens]: True for the `ratio` that stay.
+
+    Uniform, leaning to objects, leaning to a few frames, or half objects and half uniform.
+    """
+    b, n = len(batch.ids), visual_tokens(batch.canvas)
+    noise = torch.rand(b, n)
+    way = int(torch.randint(4, ()))
+    thing = batch.probes[:, PROBES.index("shape")].view(b, n) > 0
+    if way == 1:
+        noise = noise + thing * torch.rand(b, 1) * 1.5
+    elif way == 2:
+        steps = batch.frames.shape[0] // b
+        noise = noise + 2 * torch.rand(b, steps).repeat_interleave(n // steps, 1)
+    elif way == 3:
+        noise = noise + thing * (torch.rand(b, n) < 0.5)
+    count = max(1, round(ratio * n)) if ratio else 0
+    return torch.zeros(b, n, dtype=torch.bool).scatter(1, noise.topk(count).indices, True)
+
+
+def _ratio() -> float:
+    """Share of visual tokens kept: 20 % all, 5 % none, else 5 % to 100 %, small ones often."""
+    u = float(torch.rand(()))
+    if u < 0.2:
+        return 1.0
+    return 0.0 if u < 0.25 else float(0.05 * 20 ** (torch.rand(()) ** 1.5))
+
+
+def answers(model: Any, batch: Batch, visual: Tensor | None) -> Tensor:
+    """Logits [answer tokens, vocabulary]."""
+    with torch.autocast("cpu", torch.bfloat16, BF16):
+        hidden = read(model, embed(model, batch.ids, visual), batch.positions)
+    return F.linear(hidden[batch.labels >= 0].float(), model.lm_head.weight)
+
+
+@torch.no_grad()
+def scores_of(logits: Tensor, batch: Batch) -> dict[str, float]:
+    labels = batch.labels[batch.labels >= 0]
+    content = batch.kinds[batch.labels >= 0] > 0
+    right = (logits.argmax(-1) == labels).float()
+    return {"all": float(right.mean()), "content": float(right[content].mean())}
+
+
+def nearer(means: Any, weights: Any, steps: Any) -> None:
+    """Moves a running mean that reaches a quarter of the steps back, and 200 at most."""
+    torch._foreach_lerp_(means, weights, max(0.005, 4 / (4 + int(steps))))
+
+
+class Run:
+    """The state of one stage; written to and read from `<run_dir>/<stage>.part.pt`."""
+
+    def __init__(
+        self, stage: Stage, model: nn.Module, tok: Any, optimizer: Any, mean: AveragedModel
+    ) -> None:
+        self.stage, self.model, self.tok = stage, model, tok
+        self.optimizer, self.mean = optimizer, mean
+        self.steps, self.cpu_s, self.samples, self.seen = 0, 0.0, 0, 0
+
+    def state(self) -> dict[str, Any]:
+        return {
+            "model": self.model.state_dict(),
+            "mean": self.mean.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "counts": (self.steps, self.cpu_s, self.samples, self.seen),
+        }
+
+    def resume(self, state: Mapping[str, Any]) -> None:
+        self.model.load_state_dict(state["model"])
+        self.mean.load_state_dict(state["mean"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.steps, self.cpu_s, self.samples, self.seen = state["counts"]
+
+    def loss(self, batch: Batch) -> tuple[Tensor, dict[str, Any]]:
+        """The stage's loss of a batch, and what to log."""
+        raise NotImplementedError
+
+
+class Pair(Run):
+    """A stage of the pair's training."""
+
+    def __init__(self, stage: Stage, model: Any, teacher: Any | None, tok: Any) -> None:
+        self.teacher = teacher
+        self.head = nn.Linear(HIDDEN, len(PROBES) * PROBE_CLASSES)
+        model.model.visual.requires_grad_(stage.vision)
+        params = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
+        if stage.probe:
+            params += [("head", self.head.weight), ("head.bias", self.head.bias)]
+        mean = AveragedModel(model, multi_avg_fn=nearer)
+        super().__init__(stage, model, tok, Optimizer(params, stage.lr), mean)
+        self.head_first = False  # a fresh head learns from a trained tower before it teaches it
+
+    def state(self) -> dict[str, Any]:
+        return {**super().state(), "head": self.head.state_dict()}
+
+    def resume(self, state: Mapping[str, Any]) -> None:
+        super().resume(state)
+        self.head.load_state_dict(state["head"])
+
+    def law(self, batch: Batch, visual: Tensor) -> Tensor:
+        """The teacher's logits [answer tokens, vocabulary], which sees what the model sees."""
+        return answers(self.teacher, batch, visual)
+
+    def loss(self, batch: Batch) -> tuple[Tensor, dict[str, Any]]:
+        stage, scores = self.stage, {}
+        with torch.set_grad_enabled(stage.vision), torch.autocast("cpu", torch.bfloat16, BF16):
+            visual = see(self.model, batch.frames).float()
+        total = torch.zeros(())
+        if stage.probe:
+            alone = self.head_first and self.cpu_s < WARM_UP * stage.cpu_s
+            shown = visual.detach() if alone else visual
+            probe, right = _probe_loss(self.head, shown, batch.probes)
+            total = stage.probe * probe
+            scores = {"probe": float(probe.detach()), "right": [round(r, 3) for r in right]}
+        if stage.name == "probe":
+            return total, scores
+        whole = batch
+        if stage.drops and (ratio := _ratio()) < 1:
+            view = kept(batch, ratio)
+            batch = drop(batch, view)
+            some = visual.view(len(view), -1, HIDDEN)[view]
+        else:
+            some = visual
+        logits = answers(self.model, batch, some)
+        ce = F.cross_entropy(logits, batch.labels[batch.labels >= 0])
+        scores |= {"ce": float(ce.detach()), **scores_of(logits, batch)}
+        if self.teacher is None:
+            return total + ce, scores
+        with torch.no_grad():
+            law = self.law(whole, visual)
+        kl = F.kl_div(logits.log_softmax(-1), law.softmax(-1), reduction="none").sum(-1).mean()
+        agree = (law.argmax(-1) == logits.argmax(-1)).float().mean()
+        scores |= {"kl": float(kl.detach()), "agree": float(agree)}
+        return total + 0.8 * kl + 0.2 * ce, scores
+
+
+def steps(run: Run, run_dir: Path) -> None:
+    stage = run.stage
+    part, told = run_dir / f"{stage.name}.part.pt", run_dir / f"{stage.name}.jsonl"
+    if part.exists():
+        run.resume(torch.load(part, weights_only=True))
+        kept = told.read_text().splitlines(keepends=True)[: run.steps]
+        told.write_text("".join(kept))  # steps after the checkpoint are done again
+    torch.manual_seed(run.steps)
+    source = Source(
+        *(run.tok, stage.canvases, stage.tokens, 1000 + run.steps, stage.objects, stage.tasks),
+        probes=bool(stage.probe) or stage.drops,
+    )
+    saved = time.monotonic()
+    with told.open("a") as curve:
+        while run.cpu_s < stage.cpu_s:
+            began = time.process_time()
+            progress = run.cpu_s / stage.cpu_s
+            batch = source.next(progress)
+            loss, scores = run.loss(batch)
+            torch.autograd.backward(loss)
+            if not torch.isfinite(loss.detach()):
+                raise RuntimeError(
+                    f"{stage.name}: the loss is {float(loss.detach())} at step {run.steps}"
+                )
+            run.optimizer.step(_schedule(progress))
+            run.mean.update_parameters(run.model)
+            run.steps += 1
+            run.samples += len(batch.ids)
+            run.seen += batch.ids.numel()
+            if run.steps % TRIM_EVERY == 0:
+                trim()
+            run.cpu_s += time.process_time() - began
+            line = {
+                "step": run.steps,
+                "cpu_s": round(run.cpu_s, 2),
+                "samples": run.samples,
+                "tokens": run.seen,
+                "canvas": [batch.canvas.kind, *batch.ids.shape, visual_tokens(batch.canvas)],
+                "loss": round(float(loss.detach()), 4),
+            }
+            line |= {k: round(v, 4) if isinstance(v, float) else v for k, v in scores.items()}
+            curve.write(json.dumps(line) + "\n")
+            if time.monotonic() - saved > SAVE_EVERY_S:
+                curve.flush()
+                log.info("%s", line)
+                _write(run.state(), part)
+                saved = time.monotonic()
+    _write(run.state(), run_dir / f"{stage.name}.pt")
+    part.unlink(missing_ok=True)
+
+
+def trim() -> None:
+    """Give freed memory back to the system, where the C library can."""
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL("libc.so.6").malloc_trim(0)
+
+
+def _write(state: Mapping[str, Any], path: Path) -> None:
+    temporary = path.with_suffix(".tmp")
+    torch.save(state, temporary)
+    temporary.rename(path)
+
+
+def state_of(run_dir: Path, name: str) -> dict[str, Any]:
+    """What a stage left, finished or not."""
+    whole, part = run_dir / f"{name}.pt", run_dir / f"{name}.part.pt"
+    state: dict[str, Any] = torch.load(whole if whole.exists() else part, weights_only=True)
+    return state
+
+
+def _weights(run_dir: Path, name: str, layers: int) -> Any:
+    mean = AveragedModel(create(layers))
+    mean.load_state_dict(state_of(run_dir, name)["mean"])
+    return mean.module
+
+
+def _behind(tower: Any, decoder: Any) -> Any:
+    """`decoder` with the vision tower of `tower`, bit for bit."""
+    decoder.model.visual.load_state_dict(tower.model.visual.state_dict())
+    return decoder
+
+
+def _begin(stage: Stage, run_dir: Path, pair: Path | None) -> tuple[Any, Any | None]:
+    """The model a stage starts from, and its teacher. With a `pair`, its members stand for the
+    stages before `medium` and before each draft's own."""
+    if stage.name == "probe":
+        return create(stage.layers), None
+    if stage.name == "small":
+        return _weights(run_dir, "probe", DRAFT_LAYERS), None
+    if stage.name == "medium":
+        if pair is not None:
+            return shrink(build.load(pair / "target"), stage.layers), None
+        return grow(_weights(run_dir, "small", DRAFT_LAYERS), stage.layers), None
+    if stage.name == "large":
+        return grow(_weights(run_dir, "medium", MEDIUM_LAYERS), stage.layers), None
+    name, layers = ("large", TARGET_LAYERS)
+    before = {"early": "small", "naive": "early", "draft": "naive"}[stage.name]
+    if stage.name == "early":
+        name, layers = ("medium", MEDIUM_LAYERS)
+    target = _weights(run_dir, name, layers).bfloat16().float().requires_grad_(False)
+    if pair is not None:
+        return _behind(target, build.load(pair / DRAFTS[stage.name])), target
+    return _behind(target, _weights(run_dir, before, DRAFT_LAYERS)), target
+
+
+def train(
+    run_dir: Path,
+    stages: Sequence[str] = tuple(s.name for s in STAGES),
+    budget: Mapping[str, float] | None = None,
+    *,
+    pair: Path | None = None,
+    smoke: bool = False,
+) -> None:
+    """Train the stages named, in order; `budget` overrides their CPU seconds.
+
+    With the folder of a `pair`, `medium` and the drafts' stages start from its members, and the
+    stages that lead there are left out. With `smoke`, two minutes on one-object clips show that
+    the machinery learns. Each stage leaves `<stage>.pt` and `<stage>.jsonl` in `run_dir`; a
+    finished stage is not repeated.
+    """
+    run_dir.mkdir(parents=True, exist_ok=True)
+    proc = prepared(run_dir, pair)
+    for stage in STAGES:
+        if stage.name not in stages or (run_dir / f"{stage.name}.pt").exists():
+            continue
+        if pair is not None and stage.name in UNPAIRED:
+            continue
+        stage = brief(stage) if smoke else stage
+        stage = replace(stage, cpu_s=(budget or {}).get(stage.name, stage.cpu_s))
+        log.info("%s: %.0f CPU seconds", stage.name, stage.cpu_s)
+        model, teacher = _begin(stage, run_dir, pair)
+        run = Pair(stage, model, teacher, proc.tokenizer)
+        before = {"small": "probe", "medium": "small", "large": "medium"}.get(stage.name)
+        run.head_first = stage.name == "medium" and pair is not None
+        if before is not None and not run.head_first:
+            run.head.load_state_dict(state_of(run_dir, before)["head"])
+        steps(run, run_dir)
+
+
+def prepared(run_dir: Path, pair: Path | None = None) -> Qwen2_5_VLProcessor:
+    """The run's processor, built at its first use, or that of the pair it starts from."""
+    folder = run_dir / "processor"
+    if not folder.exists():
+        first = build.processor() if pair is None else build.saved_processor(pair / "target")
+        first.save_pretrained(folder)
+    return build.saved_processor(folder)
+
+
+def export(run_dir: Path, out: Path) -> None:
+    """Write `target`, `draft-naive` and `draft` from the furthest stages the run has reached."""
+    proc = prepared(run_dir)
+
+    def furthest(*names: tuple[str, int]) -> Any:
+        for name, layers in names:
+            if any((run_dir / f"{name}{end}").exists() for end in (".pt", ".part.pt")):
+                return _weights(run_dir, name, layers)
+        raise FileNotFoundError(f"no weights of {[n for n, _ in names]} in {run_dir}")
+
+    small = ("small", DRAFT_LAYERS)
+    target = furthest(("large", TARGET_LAYERS), ("medium", MEDIUM_LAYERS), small)
+    if target.config.text_config.num_hidden_layers < TARGET_LAYERS:
+        target = grow(target, TARGET_LAYERS)
+    before = (("naive", DRAFT_LAYERS), ("early", DRAFT_LAYERS), small)
+    naive, draft = furthest(*before), furthest(("draft", DRAFT_LAYERS), *before)
+    build.save(target, proc, out / "target")
+    build.save(_behind(target, naive), proc, out / "draft-naive")
+    build.save(_behind(target, draft), proc, out / "draft")

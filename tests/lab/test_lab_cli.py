@@ -1,0 +1,98 @@
+"""Claims about the commands of ``python -m lab``: speed, and the pages made of stored runs."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+from commands import Call
+
+from lab import chart
+from saccade.bench import records, report
+
+RESULTS = Path(__file__).parents[2] / "docs" / "results"
+
+pytestmark = pytest.mark.usefixtures("unchecked")
+
+
+@pytest.mark.slow
+def test_speed_as_json(call: Call, tmp_path: Path) -> None:
+    """Claim: every ratio of the parts asked for with its goal, who differed, and the machine; the
+    same in the file; the exit code is 0 whether goals are met or not."""
+    path = tmp_path / "speed.json"
+    words = ("--only", "useless", "--clips", 1, "--repeat", 1, "--json", "--out", path)
+    code, printed, said = call("speed", *words)
+    assert code == 0, said
+    found = json.loads(printed)
+    assert json.loads(path.read_text()) == found
+    assert found["environment"]["threads"] == 1 and found["target"] == "shapes"
+    assert [ratio["goal"] for ratio in found["ratios"]] == [0.98, 0.95, 0.98, 0.95]
+    for ratio in found["ratios"]:
+        assert set(ratio) == {"part", "name", "value", "goal", "met", "interval", "detail"}
+        assert ratio["met"] is (ratio["value"] >= ratio["goal"]) and ratio["interval"] is None
+    for part in found["parts"]:
+        assert part["identical"] is True and part["differing"] == [] and part["errors"] == {}
+        assert part["clips"] == ["shapes-caption-256-60000000"]
+        assert set(part["methods"]) == {"ar", "auto"} and part["methods"]["ar"]["tau"] == 1
+        assert part["methods"]["auto"]["fallback"] is None
+
+
+def test_an_unknown_part_is_refused(call: Call) -> None:
+    """Claim: one sentence that names it and what there is, before anything is loaded."""
+    code, printed, said = call("speed", "--only", "sideways")
+    assert code == 2 and printed == "" and len(said.strip().splitlines()) == 1
+    assert "sideways" in said and "decode-2k" in said
+
+
+def test_a_file_that_cannot_be_is_refused_at_once(call: Call, tmp_path: Path) -> None:
+    """Claim: no folder, no run. Fails if half an hour is measured and lost."""
+    code, printed, said = call("speed", "--out", tmp_path / "no" / "speed.json")
+    assert code == 2 and printed == "" and "no folder" in said
+
+
+def test_an_unknown_stage_is_refused(call: Call) -> None:
+    """Claim: one sentence that names it, before anything is trained."""
+    code, printed, said = call("train", "--stages", "nap")
+    assert code == 2 and printed == "" and "nap" in said and len(said.strip().splitlines()) == 1
+
+
+def test_a_report_ends_with_the_papers_tables(
+    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Claim: the report is the wheel's own and, below it, the tables of the papers."""
+    monkeypatch.setattr(report.figures, "draw_figures", lambda *given: [])
+    shutil.copy(RESULTS / "bench-2k" / "results.jsonl.gz", tmp_path)
+    code, printed, said = call("report", tmp_path)
+    assert code == 0 and "report.md" in printed, said
+    own = report.report_markdown(*records.read_finished_run(tmp_path))
+    page = (tmp_path / "report.md").read_text()
+    assert page.startswith(own) and "papers' layouts" not in own
+    assert page[len(own) :].lstrip().startswith("## In the papers' layouts")
+
+
+def test_claims_are_judged_anew(call: Call, tmp_path: Path) -> None:
+    """Claim: the command writes the stored page from the stored results."""
+    for path in RESULTS.iterdir():
+        if path.name != "claims.md":
+            (tmp_path / path.name).symlink_to(path)
+    code, printed, said = call("claims", tmp_path)
+    assert code == 0 and "claims.md" in printed, said
+    assert (tmp_path / "claims.md").read_text() == (RESULTS / "claims.md").read_text()
+
+
+def test_the_page_of_numbers_is_written_anew(call: Call, tmp_path: Path) -> None:
+    """Claim: the command puts the tables of the stored runs into a page whose tables are empty, and
+    every chart beside it. Fails if it keeps a number that is there."""
+    stored = (RESULTS.parent / "numbers.md").read_text()
+    page = tmp_path / "numbers.md"
+    page.write_text(
+        re.sub(r"(writes \w+(?:-\w+)? from here -->).*?(<!-- to)", r"\1\n\2", stored, flags=re.S)
+    )
+    assert "| `ar` |" not in page.read_text()
+    code, printed, error = call("numbers", "--results", RESULTS, "--page", page)
+    assert code == 0 and "numbers.md" in printed, error
+    assert page.read_text() == stored
+    assert {path.name for path in tmp_path.glob("*.svg")} == {*chart.RUNS}

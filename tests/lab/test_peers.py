@@ -1,0 +1,136 @@
+"""Claims about the table of peers. Needs no peer."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lab.commands import peers as command
+from lab.peers import rows, turns
+from lab.peers.rows import GENERATE, REFERENCES, ROWS, TRAINED, Asked, Turn
+from saccade.core.errors import OptionError
+
+ROOT = Path(__file__).parents[2]
+ASKED = Asked("frames.npy", (1, 4, 28), 1.0, "What happens?", 1)
+EMPTY: Mapping[str, Any] = {"versions": {}, "answers": {}, "errors": {}, "runs": []}
+
+
+def _run(row: str, total: float, ids: tuple[int, ...] = (5, 6, 7)) -> dict[str, Any]:
+    return {"row": row, "ids": ids, "first": 1.0, "total": total, "early": 1, "load": 0.0}
+
+
+def test_the_table_is_of_medians_over_generate_and_has_every_row() -> None:
+    """Claim: medians over turns stand beside their ratio to `generate`'s; a row that failed says
+    why and one that was not asked says so; none is missing."""
+    found = {
+        "versions": {"saccade": {"torch": "2", "transformers": "5"}},
+        "answers": {GENERATE: (5, 6, 7)},
+        "errors": {"FlashSpec": "OSError: a | b"},
+        "runs": [
+            *(_run(GENERATE, total) for total in (3.0, 2.0, 100.0)),
+            *(_run("Saccade, `auto`", total) for total in (1.5, 1.5, 1.0625)),
+        ],
+    }
+    told = {line.split(" | ")[0].strip("| "): line for line in rows.table(found).splitlines()[2:]}
+    assert list(told) == [row.name for row in ROWS]
+    assert told[GENERATE] == (
+        f"| {GENERATE} | 1.00 | 1 (1.00x) | 1 (1.00x) | yes | transformers 5, torch 2 |  |"
+    )
+    assert "| 1.00 | 4 (4.00x) | 2 (2.00x) | yes |" in told["Saccade, `auto`"]
+    assert told["FlashSpec"].endswith("shows both models the clip; OSError: a \\| b |")
+    assert told["vLLM, eager"].endswith("| not run |")
+
+
+def test_an_answer_is_compared_with_generate_and_then_at_its_own_positions() -> None:
+    """Claim: the first token that differs is told, and whether the engine's own positions explain
+    it; an answer that ends early differs where it ends."""
+    answers = {GENERATE: (1, 2, 3), TRAINED: (1, 9, 8)}
+    assert rows.compared((1, 2, 3), TRAINED, answers) == "yes"
+    assert rows.compared((1, 2), GENERATE, answers) == "differs at token 3"
+    assert rows.compared((1, 9, 8), TRAINED, answers).endswith("2; at its own positions equal")
+    assert rows.compared((1, 9, 7), TRAINED, answers).endswith("2; at its own positions at 3")
+    assert rows.compared((1, 2, 3), GENERATE, {}) == "not compared"
+
+
+def test_tokens_that_came_first_are_no_decoding() -> None:
+    """Claim: what came with the first token counts for the whole alone, and nothing after it is
+    no rate at all."""
+    turn = Turn(ids=(1, 2, 3, 4, 5), first=1.0, total=2.0, early=3)
+    assert rows.figures(turn) == {"first": 1.0, "decode": 2.0, "whole": 2.5}
+    assert rows.figures(replace(turn, early=5))["decode"] == 0.0
+
+
+def test_a_missing_environment_says_so_by_name(tmp_path: Path) -> None:
+    """Claim: an environment that is not there is an error that names it and what makes it."""
+    child = turns.Child("vllm", ASKED, tmp_path, 5, Path(".cache/nobody/bin/python"))
+    assert child.ask("vLLM, eager", 2) == {
+        "error": "no environment .cache/nobody: `make peers` makes it"
+    }
+    assert child.versions == {}
+
+
+def test_a_worker_tells_what_it_lacks_and_how_it_ended(tmp_path: Path) -> None:
+    """Claim: an engine that cannot be imported is an error of its row, and one that is killed is
+    one as well; neither ends the comparison."""
+    child = turns.Child("nobody", ASKED, tmp_path, 60, Path(sys.executable))
+    assert child.ask("x", 2) == {"error": "ModuleNotFoundError: No module named 'lab.peers.nobody'"}
+    assert child._process is not None
+    child._process.kill()
+    assert "it ended" in child.ask("x", 2)["error"] and "it ended" in child.ask("x", 2)["error"]
+    child.close()
+
+
+class _Fake:
+    """Answers at once; vLLM's compiled row is out of order."""
+
+    versions = {"torch": "2"}
+
+    def __init__(self, engine: str, *given: object) -> None:
+        self.asked: list[str] = []
+
+    def ask(self, row: str, tokens: int) -> dict[str, Any]:
+        self.asked.append(row)
+        if row == "vLLM, compiled":
+            return {"error": "out of order"}
+        return {"ids": [len(self.asked)], "first": 1.0, "total": 2.0, "early": 1}
+
+    def close(self) -> None: ...
+
+
+def test_turns_go_round_and_the_first_is_not_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Claim: rows take turns, in reverse every other time; a row that failed is asked no more, the
+    turn that warms up is not kept, and what is kept is on disk."""
+    monkeypatch.setattr(turns, "Child", _Fake)
+    monkeypatch.setattr(turns, "REST", 0.0)
+    chosen = (GENERATE, "vLLM, eager", "vLLM, compiled")
+    plan = turns.Plan(scene=(1, 4, 56), repeat=2, rows=chosen)
+    said: list[str] = []
+    found = turns.run(plan, tmp_path / "peers.json", said.append)
+    rows = [GENERATE, "vLLM, eager"]
+    assert [one["row"] for one in found["runs"]] == [*rows[::-1], *rows]
+    assert found["errors"] == {"vLLM, compiled": "out of order"}
+    assert list(found["answers"]) == [GENERATE, *REFERENCES]
+    assert [line for line in said if "compiled" in line] == ["turn 0 of 2: vLLM, compiled"]
+    assert json.loads((tmp_path / "peers.json").read_text())["runs"] == found["runs"]
+
+
+def test_an_unknown_row_is_refused() -> None:
+    """Claim: a row that is not there is refused by name, with those that are."""
+    with pytest.raises(OptionError, match="no row 'SGLang'; there are: Saccade"):
+        command.peers(row=["SGLang"])
+
+
+def test_the_page_has_the_stored_table() -> None:
+    """Claim: the page shows the table of the stored run and nothing else in its place. Fails on a
+    number that was changed by hand."""
+    page = (ROOT / command.PAGE).read_text()
+    stored = json.loads((ROOT / command.PAGE).with_suffix(".json").read_text())
+    assert turns.written(page, {**EMPTY, **stored}) == page

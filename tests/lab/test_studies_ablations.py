@@ -1,0 +1,141 @@
+"""What each choice of ``fresh`` is worth: the views it is compared with, and the table."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from lab import checkpoints
+from lab.hardware import following
+from lab.studies import ablations
+from lab.studies.ablations import OURS, Anchored
+from lab.studies.lab import Lab
+from saccade.bench.real.answers import Results
+from saccade.bench.suites.long_documents import Document
+from saccade.core.prompt import Prefill, Prompt
+from saccade.inputs import load
+from saccade.methods.std import PerHead
+
+ROOT = Path(__file__).parents[2]
+
+
+def guide(seen: int = 80, before: int = 3) -> Prefill:
+    """Three tokens of text, a medium, and three more; each head's mass is another."""
+    length = before + seen + 3
+    visual = torch.zeros(length, dtype=torch.bool)
+    visual[before : before + seen] = True
+    prompt = Prompt(
+        context=torch.zeros(length, dtype=torch.long),
+        embeds=torch.zeros(length, 1),
+        positions=torch.arange(length)[None],
+        next_position=length,
+        visual=visual,
+        fixed=torch.zeros(length, dtype=torch.bool),
+        grid=torch.zeros(seen, 4, dtype=torch.long),
+        index=torch.arange(length),
+    )
+    mass = torch.rand(2, 3, seen, generator=torch.Generator().manual_seed(0))
+    return Prefill(prompt, None, torch.zeros(5), mass, mass)
+
+
+def test_anchors_are_always_in_and_the_mass_decides_the_rest():
+    """Claim: the medium's first tokens, and of its last ones the share asked for, are in every
+    head's set, which is as large as without; what is left is the head's top of the others. Control:
+    without anchors some head leaves one of them out."""
+    told = guide()
+    own = PerHead(keep=0.25)(told, told.prompt).heads
+    for window, last in ((0.0, []), (0.25, list(range(78, 83)))):
+        found = Anchored(keep=0.25, window=window)(told, told.prompt).heads
+        assert own is not None and found is not None and found.shape == own.shape
+        always = {0, 1, 2, 3, 4, 5, 6, 83, 84, 85, *last}  # text, and four of the medium
+        for head, mass in zip(found.flatten(0, 1), told.mass.flatten(0, 1), strict=True):
+            kept = set(head.tolist())
+            assert always <= kept
+            free = sorted(set(range(7, 83 - len(last))), key=lambda row: -float(mass[row - 3]))
+            assert kept - always == set(free[: len(kept - always)])
+    assert not all({3, 4, 5, 6} <= set(head.tolist()) for head in own.flatten(0, 1))
+
+
+def test_every_choice_differs_from_ours_in_what_it_is_called():
+    """Claim: each group has our own choice once, and all its recipes follow the answer or say that
+    they do not."""
+    for group in ablations.GROUPS.values():
+        names = [recipe.name for recipe in group.values()]
+        assert names.count(OURS) == 1 and len(set(names)) == len(names)
+        views = [recipe.view for recipe in group.values()]
+        follows = [view.refresh is not None or view.page is not None for view in views]
+        assert all(follow or "never" in told for told, follow in zip(group, follows, strict=True))
+
+
+def rows(taus: dict[str, float], name: str) -> list[dict[str, Any]]:
+    return [
+        {
+            "document": f"{name} {number}",
+            "method": method,
+            "tau": tau * (1 + number),
+            "tokens": 64 if number < 3 else 2,
+        }
+        for method, tau in taus.items()
+        for number in range(4)
+    ]
+
+
+def test_the_table_is_paired_by_document():
+    """Claim: ratios are of the same document, so that long ones and short ones have one; documents
+    and clips stand apart; answers of two words are left out. Fails if medians are divided."""
+    found = ablations.table(
+        rows({OURS: 2.0, f"std/keep={ablations.KEEP}": 1.0}, "page")
+        + rows({OURS: 3.0, f"{OURS}/refresh=2": 6.0, "streaming/keep=0.1": 2.0}, "clip")
+    )
+    lines = {line.split(" | ")[0].strip("| "): line for line in found.splitlines()}
+    assert "0.50 [0.50, 0.50] |  |  |" in lines["never again (`std`)"]
+    assert lines["2"].endswith("| 12.00 [6.00, 18.00] | 2.00 [2.00, 2.00] |")
+    assert lines["`fresh/keep=0.1`"].endswith("`streaming/keep=0.1` | 1.50 [1.50, 1.50] |")
+    assert "3 documents: tau" in found and "3 clips: tau" in found
+
+
+def test_a_page_takes_the_table_between_its_marks():
+    page = f"before\n{ablations.MARKS[0]}\nold\n{ablations.MARKS[1]}\nafter\n"
+    once = ablations.put(page, "| new |")
+    assert "old" not in once and "| new |" in once and once.startswith("before\n")
+    assert ablations.put(once, "| new |") == once and once.endswith("\nafter\n")
+
+
+@pytest.mark.slow
+def test_clips_are_asked_once(tmp_path, pair):
+    """Claim: on a clip every choice gives the target's answer, and a second run asks nothing."""
+    facts = {"model": "M", "settings": {"max_new_tokens": 12}, "together": 1}
+    lab, told = Lab(clips=1, size=64, tokens=12), []
+    results = Results(tmp_path / "fresh.json", facts)
+    ablations.over_clips(lab, results, told.append)
+    assert len(told) == len(ablations.OVER_CLIPS) == len(results.facts["measured"])
+    assert all(row["same"] for row in results.facts["measured"])
+    ablations.over_clips(lab, Results(tmp_path / "fresh.json", facts), told.append)
+    assert len(told) == len(ablations.OVER_CLIPS)
+
+
+def test_what_following_costs_is_the_stored_run(tmp_path):
+    """Claim: the costs in docs/results/fresh.md are, byte for byte, made of the stored run; a run
+    tells each part that the page has, whatever follows. Fails on a number typed by hand."""
+    page = (ROOT / "docs" / "results" / "fresh.md").read_text()
+    stored = json.loads((ROOT / "docs" / "results" / "following.json").read_text())
+    assert ablations.put(page, following.told(stored), following.MARKS) == page
+    model = load(str(checkpoints.make("llama", tmp_path / "target")), device="cpu")
+    text = Document("a", "some words of a text, " * 30, "Go on.", 100)
+    found = following.follow(model, text, keep=0.5, rounds=2)
+    assert list(found.seconds) == list(stored["seconds"]) and found.renewing > 0
+    again = following.told({**stored, **asdict(found)})
+    assert f"{found.prompt_tokens:,} tokens of prompt, 50% of the document" in again
+
+
+def test_the_pages_table_is_the_stored_runs():
+    """Claim: the ablations in docs/results/fresh.md are, byte for byte, made of the stored rows."""
+    page = (ROOT / "docs" / "results" / "fresh.md").read_text()
+    stored = json.loads((ROOT / "docs" / "methods" / "fresh.json").read_text())
+    assert ablations.put(page, ablations.table(stored["measured"])) == page
+    assert all(row["same"] for row in stored["measured"])

@@ -1,0 +1,399 @@
+"""TABED's figures hold what real runs do, and what Algorithm 1 gives by plain loops over laws."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from statistics import mean, median
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from remembering import Remembering
+from torch import Tensor
+
+from lab import draw
+from lab.studies import Lab, tabed
+from lab.studies import steps as steps_of
+from lab.studies.lab import Shot
+from saccade.core.result import RoundRecord
+from saccade.core.sampling import Sampling
+from saccade.core.tree import ROOT, chain
+from saccade.drafting.shapes import cost_measurement
+from saccade.inputs.captions import SHAPES, captioner
+from saccade.model.session import Session
+
+GAMMA = 5
+pytestmark = pytest.mark.usefixtures("unchecked")
+
+
+@pytest.fixture(scope="module")
+def lab(pair) -> Lab:
+    return Remembering()
+
+
+def naive(lab: Lab) -> Any:
+    return lab.drafts["never saw pruning"]
+
+
+# -- the weights that would have been right -----------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def shots(lab: Lab) -> list[Shot]:
+    return [shot for _, shot in tabed._answers(lab)]
+
+
+@pytest.fixture(scope="module")
+def shaded(lab: Lab) -> dict[str, Any]:
+    return tabed.weights(lab)
+
+
+def fits(
+    accepted: Sequence[Sequence[bool]],
+    rounds: Sequence[RoundRecord],
+    column: Callable[[RoundRecord], int],
+) -> bool:
+    """Whether what a run accepted is shaded at its weights, and what it refused is not."""
+    place = 1  # the prefill's own token is judged by no weights
+    for each in rounds:
+        taken, at = len(each.accepted), column(each)
+        if not all(accepted[place + i][at] for i in range(taken)):
+            return False
+        if each.kind == "recovered" and accepted[place + taken][at]:
+            return False
+        place += len(each.emitted)
+    return place == len(accepted)
+
+
+def test_what_is_shaded_is_what_real_blocks_accept(lab, shaded, shots):
+    """Claim: in both panels M's, T's and MT's weights and MT*'s path are shaded exactly where runs
+    of these methods accept a token, and not where they refuse one. Control: with M and T exchanged
+    they are not. Fails if views, weights or tokens are mixed up or shifted."""
+    fixed = {"M": ("sd", 20), "T": ("sd/view=text", 0), "MT": ("tabed-mt", 10)}
+    exchanged = []
+    for panel, shot in zip(shaded["panels"].values(), shots, strict=True):
+        accepted, weights = panel["accepted"], panel["weights"]
+        assert len(accepted) == len(shot.ids) and {len(row) for row in accepted} == {21}
+        for name, (method, column) in fixed.items():
+            ran = lab.answer(method, shot.clip, shot.inputs, draft=naive(lab))
+            assert ran.ids == shot.ids
+            assert fits(accepted, ran.forwards, lambda each, column=column: column)
+            back = [row[::-1] for row in accepted]
+            exchanged.append(fits(back, ran.forwards, lambda each, column=column: column))
+            assert weights[name] == [column / 20] * len(shot.ids)
+        ran = lab.answer("tabed", shot.clip, shot.inputs, draft=naive(lab))
+        assert fits(accepted, ran.forwards, lambda each: round(20 * each.note[0]))
+        own = [each.note[0] for each in ran.forwards for _ in each.emitted]
+        assert weights["MT*"] == [own[0], *own]
+    assert not all(exchanged)
+
+
+def test_the_titles_count_what_is_shaded(shaded):
+    """Claim: the shares in a panel's title are of its own tokens, along each line and at any
+    weight. Fails if a share is another line's."""
+    for title, panel in shaded["panels"].items():
+        count = len(panel["accepted"])
+        for name, line in panel["weights"].items():
+            hits = [row[round(20 * at)] for row, at in zip(panel["accepted"], line, strict=True)]
+            assert f"{name} {hits.count(True) / count:.2f}" in title
+        some = sum(True in row for row in panel["accepted"])
+        assert f"some weight {some / count:.2f}" in title
+
+
+def test_the_second_panel_is_a_second_turn(lab, shots):
+    """Claim: its prompt holds the target's own first answer and the next question, of the clip
+    whose next answer is the longest. Fails if the history is left out or another clip's."""
+    asked = lab.target.tokenizer.decode(shots[1].inputs["input_ids"][0])
+    clip, first = lab.inputs(shots[1].number)
+    assert (shots[1].clip.frames == clip.frames).all()
+    talks = [
+        tabed.dialogues.conversation(tabed.agreement.held_out(i, 64)[0], "chat", i)
+        for i in range(lab.clips)
+    ]
+    told = max(talks, key=lambda talk: len(talk[1].answer))
+    question = tabed.ask(lab.target, told[0].question, clips=[clip])
+    said = lab.target.tokenizer.decode(lab.answer("ar", clip, question).ids)
+    assert asked.index(told[0].question) < asked.index(said) < asked.index(told[1].question)
+
+
+# -- Algorithm 1 again, over laws computed once -------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def laws(lab: Lab) -> list[tuple[tuple[int, ...], Tensor, dict[str, Tensor]]]:
+    """Of each clip: the target's answer, its log-laws there, and those of the draft's views."""
+    found = []
+    for number in range(lab.clips):
+        shot = lab.shot(number)
+        backbone = lab.target.backbone
+        session = Session(backbone, [Sampling()])
+        session.prefill(backbone.prompts(shot.inputs))
+        scores = session.score({0: chain(shot.ids[:-1])})[0]
+        p = torch.stack([scores.logits(node) for node in range(ROOT, len(shot.ids) - 1)])
+        ((caption,),) = captioner(SHAPES, [list(shot.clip.frames)])(shot.inputs)
+        words = {
+            "newline": (tuple(lab.target.tokenizer.encode("\n")),),
+            "caption": (tuple(lab.target.tokenizer.encode(f"image: {caption}")),),
+        }
+        told = replace(shot, guide=replace(shot.guide, words=words))
+        q = {
+            view: lab.along(told, view, naive(lab)).double().log_softmax(-1)
+            for view in ("full", "text", "caption", "pooled")
+        }
+        p[:, q["full"][0].isneginf()] = float("-inf")  # placeholders
+        found.append((shot.ids, p.double().log_softmax(-1), q))
+    return found
+
+
+def kl(p: Tensor, q: Tensor) -> float:
+    some = p > -math.inf
+    return float((p.exp() * (p - q))[some].sum())
+
+
+def tvd(p: Tensor, q: Tensor) -> float:
+    return float((p.exp() - q.exp()).abs().sum()) / 2
+
+
+def misses(p: Tensor, q: Tensor) -> float:
+    return float(int(p.argmax()) != int(q.argmax()))
+
+
+def mixed(weights: Sequence[float], q: Sequence[Tensor]) -> Tensor:
+    return torch.stack([w * law.exp() for w, law in zip(weights, q, strict=True)]).sum(0).log()
+
+
+Told = list[tuple[Tensor, list[Tensor]]]  # p and the views' q of every judged position
+
+
+def best(told: Told, *distances: Any) -> list[float]:
+    """MT*."""
+    if not told:
+        return [0.5, 0.5]
+    tried = [[1 - j / 10, j / 10] for j in range(11)]
+    return min(tried, key=lambda w: [sum(d(p, mixed(w, q)) for p, q in told) for d in distances])
+
+
+def inverse(told: Told, distance: Any, printed: bool = False) -> list[float]:
+    """MTCP*: in proportion to 1/e, or its softmax as printed."""
+    if not told:
+        return [0.25] * 4
+    parts = [1 / sum(distance(p, q[i]) for p, q in told) for i in range(4)]
+    if printed:
+        parts = [math.exp(part - max(parts)) for part in parts]
+    return [part / sum(parts) for part in parts]
+
+
+RULES: dict[str, tuple[tuple[str, ...], Callable[[Told], list[float]]]] = {
+    "MT*, KL": (("full", "text"), lambda told: best(told, kl)),
+    "MT*, TVD": (("full", "text"), lambda told: best(told, tvd)),
+    "MT*, matches": (("full", "text"), lambda told: best(told, misses, kl)),
+    "MTCP*, KL": (("full", "text", "caption", "pooled"), lambda told: inverse(told, kl)),
+    "MTCP*, TVD": (("full", "text", "caption", "pooled"), lambda told: inverse(told, tvd)),
+    "MTCP*, printed": (("full", "text", "caption", "pooled"), lambda told: inverse(told, kl, True)),
+    "MT": (("full", "text"), lambda told: [0.5, 0.5]),
+    "MTCP": (("full", "text", "caption", "pooled"), lambda told: [0.25] * 4),
+    "M": (("full",), lambda told: [1.0]),
+    "T": (("text",), lambda told: [1.0]),
+}
+HISTORY = {"h = 1": 1, "h = 4": 4, "h = 16": 16, "h = all": 10**9, "no weights learnt": 1}
+
+
+def rounds(
+    own: tuple[tuple[int, ...], Tensor, dict[str, Tensor]], rule: str, window: int
+) -> Iterator[tuple[list[float], int]]:
+    """(weights, tokens emitted) of every block of five."""
+    ids, p, q = own
+    views, weigh = RULES[rule]
+    told: Told = []
+    at = 1  # the prefill tells the first token
+    while at < len(ids):
+        weights = weigh(told[-window:])
+        taken = 0
+        while taken < GAMMA and at + taken < len(ids):
+            if (
+                int(mixed(weights, [q[view][at + taken] for view in views]).argmax())
+                != ids[at + taken]
+            ):
+                break
+            taken += 1
+        # the draft never looked behind its last token
+        for place in range(at, min(at + taken + 1, at + GAMMA, len(ids))):
+            told.append((p[place], [q[view][place] for view in views]))
+        yield weights, min(taken + 1, len(ids) - at)
+        at += taken + 1
+
+
+@pytest.mark.slow
+def test_the_windows_table_is_algorithm_1(lab, laws):
+    """Claim: tau of every rule and window is that of Algorithm 1 by plain loops over the laws along
+    the target's answers, with its mean over clips in the table. Control: the windows do not all
+    give the same. Fails if a name stands for another rule, window or draft."""
+    data = tabed.window(lab)
+    assert set(data["rows"]) == set(RULES)
+    assert list(data["rows"]["MT*, KL"]) == ["h = 1", "h = 4", "h = 16", "h = all"]
+    assert "never saw pruning" in data["x"]
+    each = iter(data["clips_tau"].values())
+    for rule, row in data["rows"].items():
+        for name, (value, low, high) in row.items():
+            blocks = [list(rounds(own, rule, HISTORY[name])) for own in laws]
+            taus = [(len(law[0]) - 1) / len(own) for law, own in zip(laws, blocks, strict=True)]
+            assert next(each) == [round(tau, 4) for tau in taus], (rule, name)
+            assert math.isclose(value, mean(taus))
+            assert min(taus) - 1e-9 <= low <= value <= high <= max(taus) + 1e-9
+    assert len({tuple(own) for own in data["clips_tau"].values()}) > 2
+    drawn = draw.bars(data).axes[0]
+    middles = [value[0] for row in data["rows"].values() for value in row.values()]
+    assert [bar.get_width() for bar in drawn.patches] == middles
+
+
+@pytest.mark.slow
+def test_drift_is_the_weights_of_algorithm_1(lab, laws):
+    """Claim: by window, the heaviest view's weight is the mean over clips of that in Algorithm 1,
+    as far as all clips go; the other panels are the first clip's own weights; the line to compare
+    with is at 1 of 4 views. Control: another window's are not. Fails if means are of other rounds
+    or a window is another's."""
+    data = tabed.drift(lab)
+    heaviest, *own = data["panels"].values()
+    runs = {
+        name: [[w for w, _ in rounds(clip, "MTCP*, printed", HISTORY[name])] for clip in laws]
+        for name in tabed.WINDOWS
+    }
+    for name, clips in runs.items():
+        slow = [mean(map(max, weights)) for weights in zip(*clips, strict=False)]
+        assert heaviest[name] == pytest.approx(slow, abs=2e-5)
+    assert heaviest["h = 1"] != pytest.approx(heaviest["h = all"], abs=2e-5)
+    for panel, name in zip(own, ("h = 1", "h = all"), strict=True):
+        for i, view in enumerate(("full", "text", "caption", "pooled")):
+            assert panel[view] == pytest.approx([w[i] for w in runs[name][0]], abs=2e-5)
+    for panel in data["panels"].values():
+        assert set(panel["equal"]) == {0.25}
+    drawn = draw.lines(data)
+    assert [len(axis.get_legend().get_texts()) for axis in drawn.axes] == [5, 5, 5]
+    for axis, panel in zip(drawn.axes, data["panels"].values(), strict=True):
+        assert [list(line.get_ydata()) for line in axis.lines] == list(panel.values())
+        marks = {line.get_label(): line.get_marker() for line in axis.lines}
+        assert [name for name, mark in marks.items() if not mark] == ["equal"]
+
+
+# -- what steps and stages cost -----------------------------------------------------------------
+
+
+def test_latency_is_of_the_steps_it_names(lab, monkeypatch):
+    """Claim: T_q is the median of steps of one token for B requests by the draft, T_p of gamma
+    tokens for one by the target, over caches filled with S keys, taking turns; their ratio is to
+    T_p of one token. Fails if a step has other rows, requests or keys, or a warm-up is counted."""
+    steps = []
+
+    class Told:
+        def __init__(self, device: Any) -> None: ...
+
+        def since(self) -> float:
+            return steps[-1][-1]
+
+    def score(session: Session, trees: Any) -> Any:
+        (rows,) = {len(tree) + 1 for tree in trees.values()}
+        (keys,) = {session.requests[i].cache.length for i in trees}
+        assert all(session.requests[i].pending == [0] for i in trees)
+        for request in session.requests.values():
+            assert not request.cache.keys[-1][:, :keys].isnan().any()
+        who = session.backbone is lab.target.backbone
+        before = sum(step[:4] == (who, len(trees), rows, keys) for step in steps)
+        slow = 100 if before < steps_of.WARM_UP else before % 3  # a warm-up must not be counted
+        steps.append((who, len(trees), rows, keys, keys + 10 * rows + 3 * len(trees) + who + slow))
+
+    monkeypatch.setattr(cost_measurement, "Clock", Told)
+    monkeypatch.setattr(tabed, "CONTEXTS", (32, 64))
+    monkeypatch.setattr(Session, "score", score)
+    data = tabed.latency(lab)
+    turn = [(False, b, 1) for b in (1, 2, 3, 4)]
+    assert [step[:3] for step in steps[:8]] == turn * 2
+    t_q, t_p, ratio = data["panels"].values()
+
+    def slow(*way: Any) -> float:
+        own = [step[4] for step in steps if step[:4] == way][steps_of.WARM_UP :]
+        assert len(own) == steps_of.REPEATS
+        return 1e3 * median(own)
+
+    for at, keys in enumerate((32, 64)):
+        assert [line[at][0] for line in t_q.values()] == [
+            slow(False, b, 1, keys) for b in (1, 2, 3, 4)
+        ]
+        assert [line[at][0] for line in t_p.values()] == [
+            slow(True, 1, g, keys) for g in (1, 3, 5, 7)
+        ]
+        assert [line[at] for line in ratio.values()] == [
+            slow(False, b, 1, keys) / slow(True, 1, 1, keys) for b in (1, 2, 3, 4)
+        ]
+    drawn = draw.lines(data)
+    for axis, panel in zip(drawn.axes, data["panels"].values(), strict=True):
+        names = [text.get_text() for text in axis.get_legend().get_texts()]
+        assert names == list(panel)
+
+
+def test_a_step_really_runs(lab, monkeypatch):
+    """Claim: without the stand-ins of the test above, forwards take time. Fails if sessions filled
+    by hand cannot be scored."""
+    monkeypatch.setattr(tabed, "CONTEXTS", (32,))
+    monkeypatch.setattr(steps_of, "REPEATS", 1)
+    for panel in tabed.latency(lab)["panels"].values():
+        for ((first, *_),) in ([np.atleast_1d(value) for value in line] for line in panel.values()):
+            assert first > 0
+
+
+@pytest.mark.slow
+def test_stages_are_those_of_runs_with_more_and_more_pictures(lab, monkeypatch):
+    """Claim: a row a number of pictures, with the prompts' true visual tokens and the mean seconds
+    of each stage over the clips, the warm-up left out; every answer has all its tokens. Fails if a
+    stage is another's, an answer ends early or pictures do not grow."""
+    told = []
+    real = tabed.run
+
+    def run(*args: Any, **settings: Any) -> Any:
+        result = real(*args, **settings)
+        times = SimpleNamespace(
+            vision=1.0 + len(told), prefill=2.0 * len(told), decode=100.0 - len(told)
+        )
+        told.append((len(result.ids), result.visual_tokens, times))
+        return replace(result, timings=times)
+
+    monkeypatch.setattr(tabed, "run", run)
+    data = tabed.stages(lab)
+    assert [length for length, _, _ in told] == [24] * 15
+    assert [seen for _, seen, _ in told] == [16, 32, 48, 64, 80] * 3
+    for i, (row, parts) in enumerate(data["rows"].items()):
+        assert row.startswith(f"{i + 1} picture") and f"({16 * (i + 1)} tokens)" in row
+        own = [told[5 + i][2], told[10 + i][2]]
+        assert parts["vision"][0] == mean(each.vision for each in own)
+        assert parts["prefill"][0] == mean(each.prefill for each in own)
+        assert parts["decoding"][0] == mean(each.decode for each in own)
+    ends = {row: sum(value[0] for value in parts.values()) for row, parts in data["rows"].items()}
+    bars = draw.bars(data).axes[0].patches
+    assert sorted({bar.get_x() + bar.get_width() for bar in bars})[-5:] == sorted(ends.values())
+
+
+@pytest.mark.parametrize("tokens, shape", [(16, (112, 112)), (512, (448, 896))])
+def test_a_picture_has_as_many_tokens_as_asked_for(tokens, shape):
+    """Claim: 28 by 28 pixels a token. Fails for sizes that are no square."""
+    assert tabed._picture(0, tokens).shape == (*shape, 3)
+    assert not (tabed._picture(0, tokens) == tabed._picture(1, tokens)).all()
+
+
+# -- drawing ------------------------------------------------------------------------------------
+
+
+def test_shaded_draws_the_numbers(shaded):
+    """Claim: a panel each, its picture dark exactly at accepted weights with candidates going up,
+    its lines through the weights. Fails if tokens and candidates are exchanged or upside down."""
+    drawn = draw.shaded(shaded)
+    for axis, (title, panel) in zip(drawn.axes, shaded["panels"].items(), strict=True):
+        assert axis.get_title() == title
+        (image,) = axis.images
+        dark = np.asarray(image.get_array()) < 1
+        assert image.origin == "lower"
+        assert (dark.T == np.array(panel["accepted"])).all()
+        lines = {line.get_label(): list(line.get_ydata()) for line in axis.lines}
+        assert lines == panel["weights"]

@@ -1,0 +1,58 @@
+"""Claims about serving many at once in a benchmark: the answers are one another's."""
+
+from __future__ import annotations
+
+from itertools import islice
+
+import pytest
+
+from lab.hardware import throughput
+from saccade.bench.suites.shapes import suites
+from saccade.engine.request import Request
+from saccade.inputs import Loaded, load
+
+
+def _pair() -> tuple[Loaded, Loaded]:
+    return load("shapes"), load("shapes-draft")
+
+
+def _asked(target: Loaded, count: int, limit: int) -> list[Request]:
+    items = islice(suites()["shapes-caption"].items(), count)
+    return throughput.questions(target, items, limit)
+
+
+@pytest.mark.slow
+def test_every_number_of_rows_gives_the_same_answers():
+    """Claim: four requests, one or three at a time, plain or drafted: the same tokens, all of them,
+    and the run that counts for nothing is not counted.
+    """
+    target, draft = _pair()
+    asked = _asked(target, 4, 20)
+    found = throughput.race(target.backbone, draft.backbone, asked, ["ar", "sd"], [1, 3], 1)
+    assert [(each.method, each.rows) for each in found] == [
+        ("ar", 1),
+        ("ar", 3),
+        ("sd", 1),
+        ("sd", 3),
+    ]
+    assert all(each.same and each.tokens == 80 for each in found)
+    assert all(0 < each.first_token < each.seconds for each in found)
+
+
+def test_control_another_answer_is_noticed(monkeypatch):
+    """Control: where one run answers otherwise, it says so."""
+    target, draft = _pair()
+    asked = _asked(target, 2, 8)
+    real = throughput._run
+
+    def bent(*arguments):
+        ids, found = real(*arguments)
+        return (
+            ({number: answer[:-1] for number, answer in ids.items()}, found)
+            if (found.rows == 2)
+            else (ids, found)
+        )
+
+    monkeypatch.setattr(throughput, "_run", bent)
+    found = throughput.race(target.backbone, draft.backbone, asked, ["ar"], [1, 2], 1)
+    assert [each.same for each in found] == [True, False]
