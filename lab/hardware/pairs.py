@@ -5,7 +5,7 @@ from __future__ import annotations
 from saccade.bench.hardware.doctor import TYPICAL, Diagnosis, Outlook, examine
 from saccade.bench.hardware.published import CONFIGS
 from saccade.cli.doctor import ANSWER_TOKENS
-from saccade.model.memory import gib
+from saccade.model.memory import format_bytes
 
 PAIRS = (
     ("Qwen2.5-VL-72B", "Qwen2.5-VL-7B"),
@@ -50,7 +50,7 @@ def table(tokens: int = 8192, keep: float = 0.1) -> str:
         typical, good = _at(one, TYPICAL), _at(one, 0.9)
         step, drafted = (part.h100_seconds * 1e3 for part in one.parts)
         lines.append(
-            f"| {pair[0]} | {pair[1]} | {gib(one.needed)} | {step:.1f} | {drafted:.1f} | "
+            f"| {pair[0]} | {pair[1]} | {format_bytes(one.needed)} | {step:.1f} | {drafted:.1f} | "
             f"{typical.length} | {typical.speedup:.1f} / {good.speedup:.1f} | "
             f"{one.verdict.split(':')[0]} |"
         )

@@ -10,7 +10,7 @@ import torch
 from saccade.bench.hardware import doctor
 from saccade.bench.hardware.doctor import RATES, SLOPE, TYPICAL, Diagnosis, Outlook, Part, examine
 from saccade.inputs.footprint import Footprint
-from saccade.model.memory import GIB, SPARE
+from saccade.model.memory import GIB, SPARE_SHARE
 
 BIG = Footprint(parameters=1000, decoder=800, kv=2, layers=4, vocab=320)
 SMALL = Footprint(parameters=100, decoder=80, kv=1, layers=1, vocab=320)
@@ -60,8 +60,8 @@ def test_the_bytes_of_a_pair() -> None:
 def test_a_draft_elsewhere_is_counted_there() -> None:
     """Claim: with the draft on another device the target's alone must fit beside the target, and
     the draft's where it is; each that does not is named. Fails if both are counted together."""
-    together = int((4000 + 800 + 400 + 40) / (1 - SPARE))
-    alone, own = int(4800 / (1 - SPARE)) + 1, int(440 / (1 - SPARE)) + 1
+    together = int((4000 + 800 + 400 + 40) / (1 - SPARE_SHARE))
+    alone, own = int(4800 / (1 - SPARE_SHARE)) + 1, int(440 / (1 - SPARE_SHARE)) + 1
     assert pair(there=together - 1).problems and not pair(there=alone, draft_there=own).problems
     (target,) = pair(there=alone - 2, draft_there=own).problems
     (draft,) = pair(there=alone, draft_there=own - 2).problems
@@ -109,7 +109,7 @@ def test_a_layer_costs_a_fixed_time_on_a_gpu() -> None:
 def test_a_draft_in_a_process_of_its_own_is_counted() -> None:
     """Claim: a note names what a parallel method takes besides, and where that alone does not fit,
     says that other methods do. Fails if it is forgotten."""
-    enough = int((pair().needed + 100) / (1 - SPARE))
+    enough = int((pair().needed + 100) / (1 - SPARE_SHARE))
     roomy, tight = (pair(there=there, device="cuda") for there in (2 * GIB, enough))
     assert "does not fit" in pair(device="cuda", draft_there=enough).notes[-1]
     assert roomy.child == tight.child == GIB // 2
@@ -184,8 +184,8 @@ def test_the_border_of_what_fits() -> None:
     """Claim: a pair fits where it needs no more than what is free less what is kept spare, and
     nothing is said of memory then. Fails if caches or the draft are left out of it."""
     needed = pair().needed
-    assert not pair(there=int(needed / (1 - SPARE)) + 1).problems
-    (problem,) = pair(there=int(needed / (1 - SPARE)) - 1).problems
+    assert not pair(there=int(needed / (1 - SPARE_SHARE)) + 1).problems
+    (problem,) = pair(there=int(needed / (1 - SPARE_SHARE)) - 1).problems
     assert problem.startswith("together they need")
 
 

@@ -420,7 +420,7 @@ def test_memory_that_runs_out_costs_speed_only(monkeypatch):
     monkeypatch.setattr(cache_pool, "FIRST_TOKENS", 0)
     ordinary, fixed, counted = _both(room=4)
     assert _same(ordinary, fixed, chain([1, 2, 3])) < 1e-4
-    monkeypatch.setattr(memory, "available", lambda device: 0)
+    monkeypatch.setattr(memory, "available_bytes", lambda device: 0)
     for round in range(40):
         assert _same(ordinary, fixed, chain([round, 2, 3])) < 1e-4
         for session in (ordinary, fixed):

@@ -255,7 +255,7 @@ def test_only_fp32_on_a_cpu_with_memory_is_chosen_for(monkeypatch):
 
     assert used(copy.deepcopy(llama())) - {"plain"}
     assert used(copy.deepcopy(llama()).bfloat16()) == {"plain"}
-    monkeypatch.setattr(kernels.memory, "available", lambda device: 1000)
+    monkeypatch.setattr(kernels.memory, "available_bytes", lambda device: 1000)
     assert used(copy.deepcopy(llama())) == {"plain"}
     place = torch.device("cpu")
     assert ways_of(4, 2, 16, [place], torch.bfloat16) == FUSED
@@ -366,7 +366,7 @@ def test_an_answer_keeps_no_threads_of_its_thread(monkeypatch, released):
 FAULTS = """
 import resource, torch
 from saccade.model import memory
-memory.keep_freed()
+memory.reuse_freed_memory()
 for _ in range(16):
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     held = [torch.ones(6 * 2**20), torch.ones(6 * 2**20)]

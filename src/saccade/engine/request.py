@@ -209,7 +209,7 @@ class Request:
 
     def too_long(self, target: Backbone) -> ModelError:
         """Returns the error to raise where memory runs out."""
-        return memory.too_long(self.tokens(), target.token_bytes, target.device)
+        return memory.too_long_error(self.tokens(), target.token_bytes, target.device)
 
     def text(self, answer: Sequence[int], stop: str | None) -> str | None:
         """Returns an answer's text, up to the string it stopped at; None without a tokenizer."""

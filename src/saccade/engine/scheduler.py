@@ -234,5 +234,5 @@ class Scheduler:
         """Removes a request that failed and returns its last event."""
         request = self._entries[number].batch.request
         self.leave(number)
-        ran_out = memory.ran_out(error)
-        return Event(number, error=request.too_long(self._target) if ran_out else error)
+        memory_ran_out = memory.is_out_of_memory(error)
+        return Event(number, error=request.too_long(self._target) if memory_ran_out else error)

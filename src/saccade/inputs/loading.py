@@ -147,7 +147,7 @@ def load(
     except SaccadeError:
         raise
     except Exception as error:  # Libraries raise almost anything over damaged files.
-        if memory.ran_out(error):
+        if memory.is_out_of_memory(error):
             size = footprint.footprint(config, trust_remote_code=trust_remote_code)
             message = footprint.advice(
                 name, config, size, settings["dtype"], place, bits=packed_bits

@@ -117,7 +117,7 @@ class Backbone:
             raise ModelError(
                 f"the fused decoder does not know {config.model_type}: leave it to choose by itself"
             )
-        memory.keep_freed()  # before anything is timed
+        memory.reuse_freed_memory()  # before anything is timed
         self.ways = ways_of(self.heads, self.kv_heads, self.head_dim, self.devices, self.dtype)
         self.rotates_by_length = depends_on_length(self.text)
         self.lock = lock_of(self.text)

@@ -134,18 +134,18 @@ class CachePool:
 
     def _grow(self, rows: int) -> bool:
         """Makes the buffers longer by ``rows`` at least; whether there was memory for it."""
-        before, there = self.rows, memory.available(self._device)
+        before, there = self.rows, memory.available_bytes(self._device)
         plenty = max(rows, before)
         if not before and self._bytes(self.kv_heads * FIRST_TOKENS) <= FIRST_SHARE * there:
             plenty = max(rows, self.kv_heads * FIRST_TOKENS)
         for more in sorted({rows, plenty}, reverse=True):
             # Each layer is copied by itself, so at most one of them is there twice.
             needed = self._bytes(more) + self._bytes(before) // self.layers
-            if needed <= there * (1 - memory.SPARE):
+            if needed <= there * (1 - memory.SPARE_SHARE):
                 try:
                     self._replace(before + more)
                 except (RuntimeError, MemoryError) as error:
-                    if not memory.ran_out(error):
+                    if not memory.is_out_of_memory(error):
                         raise
                     self._replace(before)  # Some layers may have grown.
                     return False
@@ -168,7 +168,7 @@ class CachePool:
             self._point(lease, len(lease.keys))
         for watcher in self._watchers:
             watcher.forget()
-        memory.return_unused(self._device)
+        memory.return_unused_memory(self._device)
 
     def _empty(self, rows: int) -> Buffer:
         return torch.empty(rows, self._head_dim, dtype=self._dtype, device=self._device)

@@ -84,7 +84,7 @@ class FusedDecoder:
         self.norm: Tensor = text.norm.weight.data
         self.eps = float(config.rms_norm_eps)
         self.layers = [_fuse(layer) for layer in text.layers[: config.num_hidden_layers]]
-        memory.return_unused(self.norm.device)  # the weights that were fused are freed
+        memory.return_unused_memory(self.norm.device)  # the weights that were fused are freed
         self.rotary: nn.Module = text.rotary_emb
         self.axes = axes
         self._table: tuple[Tensor, Tensor] | None = None

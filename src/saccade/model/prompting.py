@@ -129,7 +129,7 @@ class Reader:
         except _Captured as caught:
             return {"inputs_embeds": None, **self._understood(caught.args[0])}
         except Exception as error:  # models raise almost anything over others' inputs
-            if memory.ran_out(error):
+            if memory.is_out_of_memory(error):
                 raise
             raise OptionError(
                 f"these inputs do not belong together: {first_line(error)}"

@@ -118,7 +118,7 @@ def _compare(target: Backbone) -> None:
     try:
         theirs = _generated_logits(target, ids, forced)
     except Exception as error:  # a model raises almost anything over a prompt it does not take
-        if memory.ran_out(error):
+        if memory.is_out_of_memory(error):
             raise
         log.warning(
             "%s was not compared with its own generate(), which failed on a prompt of text: %s",

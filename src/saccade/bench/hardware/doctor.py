@@ -21,7 +21,7 @@ from saccade.inputs.footprint import (
     number_size,
     weight_size,
 )
-from saccade.model.memory import GIB, SPARE, gib
+from saccade.model.memory import GIB, SPARE_SHARE, format_bytes
 
 RATES = (0.6, 0.7, 0.8, 0.9)
 LONGEST = 12
@@ -143,17 +143,18 @@ def examine(
         outlook = tuple(_best(rate, ratio, slope) for rate in RATES)
     beside = parts if draft_there is None else parts[:1]
     needed = sum(part.weights + part.cache for part in beside)
-    if needed > there * (1 - SPARE):
+    if needed > there * (1 - SPARE_SHARE):
         who = "together they need" if len(beside) > 1 else f"{target[0]} needs"
         found.append(
-            f"{who} {gib(needed)}, and {device} has {gib(there)} free"
+            f"{who} {format_bytes(needed)}, and {device} has {format_bytes(there)} free"
             + _smaller(beside, there, weight_size(dtype, target[1], bits))
         )
     if draft is not None and draft_there is not None:
         own = parts[1].weights + parts[1].cache
-        if own > draft_there * (1 - SPARE):
+        if own > draft_there * (1 - SPARE_SHARE):
             found.append(
-                f"{draft[0]} needs {gib(own)}, and the draft's device has {gib(draft_there)} free"
+                f"{draft[0]} needs {format_bytes(own)}, "
+                f"and the draft's device has {format_bytes(draft_there)} free"
             )
     child, more = 0, list(notes)
     if draft is not None and device != "cpu":
@@ -168,10 +169,10 @@ def examine(
 def _beside(child: int, needed: int, there: int) -> str:
     """What a parallel method needs where the draft is, in a sentence."""
     sentence = (
-        f"parallel methods (hippo, pearl) need about {gib(child)} more: their draft is a process "
-        "of its own, over the same weights"
+        f"parallel methods (hippo, pearl) need about {format_bytes(child)} more: "
+        "their draft is a process of its own, over the same weights"
     )
-    if needed <= there * (1 - SPARE) < needed + child:
+    if needed <= there * (1 - SPARE_SHARE) < needed + child:
         return f"{sentence}, which does not fit; other methods do"
     return sentence
 
@@ -204,7 +205,7 @@ def _best(rate: float, ratio: float, slope: float) -> Outlook:
 
 def _smaller(parts: Sequence[Part], there: int, size: float) -> str:
     """What would fit instead; a number of the target's weights takes ``size`` bytes now."""
-    room = there * (1 - SPARE)
+    room = there * (1 - SPARE_SHARE)
     cache = sum(part.cache for part in parts)
     weights = sum(part.weights for part in parts)
     numbers, rest = parts[0].weights / size, weights - parts[0].weights
@@ -213,7 +214,7 @@ def _smaller(parts: Sequence[Part], there: int, size: float) -> str:
         typed = way.startswith("--dtype")
         needed = (weights + cache) * each / size if typed else numbers * each + rest + cache
         if each < size and needed < room:
-            return f"; {way} would fit ({gib(needed)})"
+            return f"; {way} would fit ({format_bytes(needed)})"
     if weights < room:
         return f"; a prompt of {int((room - weights) / cache * 100)} % of that length would fit"
     return ""

@@ -204,7 +204,7 @@ def may_copy(matrices: Sequence[Matrix]) -> bool:
     if not fp32_on_cpu(weights) or not torch.backends.mkldnn.is_available():
         return False
     copies = (len(products()) - 1) * sum(weight.nbytes for weight in weights)
-    return copies <= SHARE * memory.available(torch.device("cpu"))
+    return copies <= SHARE * memory.available_bytes(torch.device("cpu"))
 
 
 class Quickest:
