@@ -136,7 +136,7 @@ def _check_together(
     for name, config in both:
         try:
             architectures.model_class(config)
-            families.refuse(config, architectures.text_config(config))
+            families.refuse_unsupported(config, architectures.text_config(config))
         except SaccadeError as error:
             problems.append(f"{name}: {error}")
     if problems or draft is None:

@@ -118,7 +118,7 @@ def load(
         settings["device_map"] = {"": place}  # So that weights are read directly into their place.
     config = read_config(name, trust_remote_code=trust_remote_code)
     model_class = architectures.model_class(config)
-    families.refuse(config, architectures.text_config(config))
+    families.refuse_unsupported(config, architectures.text_config(config))
     if tp:
         settings |= architectures.split(name, architectures.text_config(config))
     packed_bits = None if quantize is None else bits(quantize)
@@ -154,7 +154,7 @@ def load(
             )
             raise ModelError(message) from error
         raise ModelError(_loading_message(name, error)) from error
-    rule = families.positions(config) if positions == "auto" else positions
+    rule = families.position_rule(config) if positions == "auto" else positions
     loaded = Loaded(name, Backbone(model.eval(), fused=fused, positions=rule), processor)
     kernels.release_threads()  # Another thread may run the model.
     return loaded

@@ -80,7 +80,9 @@ class Backbone:
         self.model = cast(Any, model)
         self._wanted, self._positions = fused, positions
         try:
-            families.refuse(self.model.config, self.model.config.get_text_config(decoder=True))
+            families.refuse_unsupported(
+                self.model.config, self.model.config.get_text_config(decoder=True)
+            )
             self.text = cast(Any, self.model.get_decoder())
             config = cast(Any, self.text.config)
             layers = self.text.layers[: config.num_hidden_layers]
@@ -236,7 +238,7 @@ class Backbone:
     @property
     def coarsens(self) -> bool:
         """Whether what the vision tower gives can be averaged before it is projected."""
-        return self.model.config.model_type in families.PROJECTS_ROWS
+        return self.model.config.model_type in families.ROWWISE_PROJECTORS
 
     @torch.no_grad()
     def assemble(self, inputs: Inputs, rows: Float[Tensor, "seen dim"]) -> Prompt:

@@ -20,7 +20,7 @@ from torch.utils.hooks import RemovableHandle
 from saccade.core.errors import ModelError, OptionError, first_line
 from saccade.core.prompt import CONTEXT, Inputs, Prompt, with_context
 from saccade.model import families, memory
-from saccade.model.grid import Cells, arrange, counted
+from saccade.model.grid import Cells, arrange_cells, processor_cells
 
 READ = (  # what language models are given and we understand
     "attention_mask", "position_ids", "past_key_values", "cache", "inputs_embeds", "input_ids",
@@ -42,7 +42,7 @@ class Reader:
         self.trained = trained
         self.config = model.config.to_dict()
         self.placeholders = families.placeholders(self.config)
-        square = families.SIDES.get(self.config["model_type"])
+        square = families.PICTURE_LAYOUTS.get(self.config["model_type"])
         self.side = None if square is None else square(self.config)
 
     def read(self, inputs: Inputs) -> list[Prompt]:
@@ -105,7 +105,7 @@ class Reader:
 
     def averaging(self) -> RemovableHandle:
         """From now on the projector reads pictures averaged in blocks, until removed; of a family
-        in ``families.PROJECTS_ROWS``."""
+        in ``families.ROWWISE_PROJECTORS``."""
         assert self.side is not None, "these families have square pictures"
         sides = self.side.image, self.side.frame
         projector = self.model.base_model.multi_modal_projector
@@ -205,7 +205,7 @@ class _Layout:
         self._kinds, self._side, self._device = reader.placeholders, reader.side, reader.device
         self._newline = vars(reader.model.base_model)["_parameters"].get("image_newline")
         self._grids: dict[str, Iterator[Cells]] = {
-            kind: counted(kind, inputs, reader.config)
+            kind: processor_cells(kind, inputs, reader.config)
             for kind in set(self._kinds.values())
             if inputs.get(f"{kind}_grid_thw") is not None
         }
@@ -222,7 +222,7 @@ class _Layout:
         newline = torch.zeros(len(at), dtype=torch.bool)
         if self._newline is not None:  # a copy of one row of weights, so equal to the last bit
             newline = (embeds[rows] == self._newline.to(embeds)).all(-1).cpu()
-        cells = arrange(
+        cells = arrange_cells(
             [kind for kind in kinds if kind], newline, at, self._grids, self._side, self._frames
         ).to(self._device)
         real = cells[:, 0] >= 0
