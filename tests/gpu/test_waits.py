@@ -19,8 +19,8 @@ from saccade.inputs.loading import load, load_pair
 from saccade.model.attention import Segment, Step
 from saccade.model.backbone import Backbone
 from saccade.model.cache import Cache
-from saccade.model.kept import Kept
 from saccade.model.kernels.attended import attended
+from saccade.model.prefix_cache import PrefixCache
 
 LOGITS = torch.tensor([[1.0, 3.0, 2.5], [0.5, 0.0, 4.0], [9.0, 8.0, 7.0]])
 
@@ -81,12 +81,13 @@ def test_pixels_are_digested_before_they_are_sent():
     """Claim: where what a vision tower gave is kept, pixels are never fetched back from the GPU to
     be told apart, and equal ones are not looked at twice. Fails if a digest is taken there."""
     with pretend_gpus() as record:
-        model = Backbone(deepcopy(FAMILIES["qwen2_5_vl"](0)).to("cuda")).keeping(Kept(2**28))
+        cached = PrefixCache(2**28)
+        model = Backbone(deepcopy(FAMILIES["qwen2_5_vl"](0)).to("cuda")).with_prefix_cache(cached)
         model.prompts(input_for("qwen2_5_vl"))
         record.clear()
         model.prompts(input_for("qwen2_5_vl"))
         assert not any("kept.py" in line and "cpu" in line for line, _ in record.worst("download"))
-        assert sum(isinstance(key, tuple) for key, _ in model.kept.items()) == 1
+        assert sum(isinstance(key, tuple) for key, _ in model.prefix_cache.items()) == 1
 
 
 def test_weights_are_read_to_where_they_are_to_be():

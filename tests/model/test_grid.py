@@ -122,9 +122,8 @@ def test_a_class_token_is_no_cell(many: int) -> None:
     assert told(image_cells(marks(written(tiled) * many), side)) == [tiled] * many
     film = [cell for t in range(2) for cell in [NONE, *box(0, 1, 3, 3, start=t)]]
     assert told(video_cells(marks("." * (20 * many)), side, 2)) == [film] * many
-    pooled = PictureLayout(
-        image_side=3, frame_side=3, image_lead_rows=1
-    )  # frames lose theirs where they are pooled
+    # Frames lose their class token where they are pooled.
+    pooled = PictureLayout(image_side=3, frame_side=3, image_lead_rows=1)
     assert told(video_cells(marks("." * (18 * many)), pooled, 2)) == [box(0, 2, 3, 3)] * many
     assert told(image_cells(marks("." * (10 * many)), pooled)) == [base(lead=1)] * many
 

@@ -24,7 +24,7 @@ class Mutant:
 
 VERIFY = "core/test_verify.py"
 SAMPLING = "core/test_sampling.py"
-KEPT = "engine/test_kept.py"
+PREFIX_CACHE = "engine/test_prefix_cache.py"
 SESSION = "model/test_session.py"
 BUGS = "engine/test_regressions.py"
 FAULTS = "engine/test_faults.py"
@@ -1158,24 +1158,24 @@ MUTANTS = (
     ),
     Mutant(
         "what is kept: positions do not count",
-        "model/kept.py",
+        "model/prefix_cache.py",
         "    equal &= (one.positions[:, :length] == other.positions[:, :length]).all(0)\n",
         "",
-        (f"{KEPT}::test_a_prompt_is_known_by_its_rows",),
+        (f"{PREFIX_CACHE}::test_a_prompt_is_known_by_its_rows",),
     ),
     Mutant(
         "what is kept: another model's keys",
-        "model/kept.py",
-        "mine = isinstance(each, Beginning) and each.owner is self._owner",
-        "mine = isinstance(each, Beginning)",
-        (f"{KEPT}::test_a_prompt_that_goes_on_takes_the_place_of_its_beginning",),
+        "model/prefix_cache.py",
+        "is_own = isinstance(value, CachedPrompt) and value.owner is self._owner",
+        "is_own = isinstance(value, CachedPrompt)",
+        (f"{PREFIX_CACHE}::test_a_prompt_that_goes_on_takes_the_place_of_its_beginning",),
     ),
     Mutant(
         "what is kept: attention to be written down is not computed",
         "model/session.py",
         "last = int(text[0]) if noted and len(text) else len(prompt)",
         "last = len(prompt)",
-        (f"{KEPT}::test_laws_and_what_is_written_down_are_a_whole_readings",),
+        (f"{PREFIX_CACHE}::test_laws_and_what_is_written_down_are_a_whole_readings",),
     ),
     # -- what follows the answer -----------------------------------------------------------------
     Mutant(

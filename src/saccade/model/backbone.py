@@ -38,9 +38,9 @@ from saccade.model.fidelity import (
     lock_of,
     refuse_autocast,
 )
-from saccade.model.kept import Kept, looked_at
 from saccade.model.kernels.few_rows import Kernels, kernels_for
 from saccade.model.kernels.tower import Tower
+from saccade.model.prefix_cache import PrefixCache, cache_vision
 from saccade.model.prompting import Reader
 from saccade.model.rotary import depends_on_length, rotate_by_length
 
@@ -124,7 +124,7 @@ class Backbone:
         self.rotates_by_length = depends_on_length(self.text)
         self.lock = lock_of(self.text)
         self._tower = Tower(self.model, self.text, head)
-        self.kept: Kept | None = None  # what later prompts need not read again; a server's
+        self.prefix_cache: PrefixCache | None = None  # which a server shares between requests
         self.graphs: dict[int, Any] = {}  # of cuda_graphs, by layers; shared by copies of this
         self.whole: Backbone | None = None  # the model of which this is the first layers
         self.fused = (
@@ -174,13 +174,13 @@ class Backbone:
                 newest._snapshot = snapshot  # something that does not matter was changed
                 return newest
             found = Backbone(self.model, fused=self._wanted, positions=self._positions)
-            found.kept = self.kept
+            found.prefix_cache = self.prefix_cache
             same = found.description.structure == newest.description.structure
             found.tried = newest.tried and same
             if same:
                 found.through_model = newest.through_model
-            if found.kept is not None:
-                found.kept.clear()  # what the model gave before, it may not give now
+            if found.prefix_cache is not None:
+                found.prefix_cache.clear()  # what the model gave before, it may not give now
             self._newest = found
             return found
 
@@ -223,9 +223,9 @@ class Backbone:
     ) -> list[Prompt]:
         refuse_autocast(self.device)
         coarse, seen = coarse and self.coarsens, [*(looked or ())]
-        if self.kept is not None:
-            inputs = self.kept.send_pixels(inputs, self.device)
-        with looked_at(self.model, self.kept), self._shown(looked), self._tower.quick():
+        if self.prefix_cache is not None:
+            inputs = self.prefix_cache.move_pixels(inputs, self.device)
+        with cache_vision(self.model, self.prefix_cache), self._shown(looked), self._tower.quick():
             with self.record_vision(seen) if coarse else nullcontext():
                 found = self._reader.read(inputs)
         if not coarse:
@@ -383,11 +383,12 @@ class Backbone:
             devices=self.devices,
         )
 
-    def keeping(self, kept: Kept | None) -> Backbone:
-        """The same model, whose sessions keep what they read and begin with what is kept."""
-        found = copy(self)
-        found.kept = kept
-        return found
+    def with_prefix_cache(self, prefix_cache: PrefixCache | None) -> Backbone:
+        """Returns the same model with a prefix cache: its sessions begin with the prefixes that are
+        stored there, and store what they prefill."""
+        other = copy(self)
+        other.prefix_cache = prefix_cache
+        return other
 
     def first(self, layers: int) -> Backbone:
         """The same model stopped after its first ``layers``, then its norm and head; no copies."""

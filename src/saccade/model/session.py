@@ -24,8 +24,8 @@ from saccade.model.attention import Segment, Step
 from saccade.model.backbone import Backbone
 from saccade.model.cache import Cache, Pages, send
 from saccade.model.cuda_graphs import CudaGraphs, Rows, graphs_of, pays
-from saccade.model.kept import Beginnings
 from saccade.model.kernels.attended import JudgedRow, Note, Recent, RowQueries
+from saccade.model.prefix_cache import ModelPrefixes
 
 CHUNK = 2048  # prompt tokens a forward: what a prefill needs beside weights and keys
 Rules = Sequence[Sampling] | Mapping[int, Sampling]
@@ -88,8 +88,8 @@ class Session:
         fixed = pays(backbone) if cuda_graphs is None else cuda_graphs
         self.cuda_graphs: CudaGraphs | None = graphs_of(backbone) if fixed else None
         # A prompt's keys are another prompt's only where they do not depend on its length.
-        shared = None if backbone.rotates_by_length else backbone.kept
-        self._beginnings = None if shared is None else Beginnings(shared, backbone)
+        shared = None if backbone.rotates_by_length else backbone.prefix_cache
+        self._prefixes = None if shared is None else ModelPrefixes(shared, backbone)
 
     # -- starting ------------------------------------------------------------------------------
 
@@ -131,11 +131,11 @@ class Session:
         both = torch.zeros(model.layers, model.kv_heads, 2, noted, device=model.device).float()
         hidden = prompt.embeds[:0]
         reused, whose = 0, None
-        if self._beginnings is not None:
+        if self._prefixes is not None:
             # the law after the prompt is computed anew, and with it what is written down
             last = int(text[0]) if noted and len(text) else len(prompt)
             most = max(0, min(last, len(prompt) - max(1, follow)))
-            reused, whose = self._beginnings.lend(prompt, cache, most)
+            reused, whose = self._prefixes.copy_longest(prompt, cache, most)
         for start, stop in pairwise(_ends(reused, len(prompt), self.chunk)):
             rows = text[(text >= start) & (text < stop)].cpu()
             note = Note(rows, stop, columns, both) if noted and len(rows) else None
@@ -148,8 +148,8 @@ class Session:
                 yield None
         with torch.no_grad():
             logits = self._clip(model.logits(hidden[-1:]))[0]
-        if self._beginnings is not None:
-            self._beginnings.keep(prompt, cache, whose)
+        if self._prefixes is not None:
+            self._prefixes.add(prompt, cache, whose)
         request = self.requests[number] = RequestState(
             cache,
             prompt.context.tolist(),
