@@ -14,7 +14,7 @@ LAYERS, HEADS, WIDTH = 3, 2, 4
 
 @pytest.fixture
 def pool(monkeypatch) -> CachePool:
-    monkeypatch.setattr(cache_pool, "FIRST_TOKENS", 0)
+    monkeypatch.setattr(cache_pool, "INITIAL_TOKENS", 0)
     return CachePool(LAYERS, HEADS, WIDTH, dtype=torch.float32, device=torch.device("cpu"))
 
 

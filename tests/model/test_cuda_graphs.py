@@ -402,7 +402,7 @@ def test_a_trial_changes_no_keys():
 def test_what_was_captured_over_memory_that_moved_is_captured_anew(monkeypatch):
     """Claim: when another request's cache makes the pool move, a request goes on with the laws of
     ordinary forwards, by captures of the new memory. Fails if a graph points to the old one."""
-    monkeypatch.setattr(cache_pool, "FIRST_TOKENS", 0)
+    monkeypatch.setattr(cache_pool, "INITIAL_TOKENS", 0)
     ordinary, fixed, counted = _both(room=20)
     for round in range(6):
         assert _same(ordinary, fixed, chain([5, 6, round])) < 1e-4
@@ -417,7 +417,7 @@ def test_what_was_captured_over_memory_that_moved_is_captured_anew(monkeypatch):
 def test_memory_that_runs_out_costs_speed_only(monkeypatch):
     """Claim: where the pool finds no memory to grow, a request's cache is its own, and its forwards
     are ordinary ones with the same laws."""
-    monkeypatch.setattr(cache_pool, "FIRST_TOKENS", 0)
+    monkeypatch.setattr(cache_pool, "INITIAL_TOKENS", 0)
     ordinary, fixed, counted = _both(room=4)
     assert _same(ordinary, fixed, chain([1, 2, 3])) < 1e-4
     monkeypatch.setattr(memory, "available_bytes", lambda device: 0)
