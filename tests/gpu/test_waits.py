@@ -62,7 +62,7 @@ def test_an_accepted_path_is_sent_once():
         cache = Cache(6, 2, 4, 16, devices=[torch.device("cuda:0")] * 6)
         cache.advance(3)
         record.clear()
-        cache.keep([0, 2, 5])
+        cache.commit_path([0, 2, 5])
         assert (record.counts["upload"], record.counts["sync"]) == (1, 0) and cache.length == 6
 
 

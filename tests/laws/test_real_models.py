@@ -168,14 +168,14 @@ def test_keys_asked_for_at_every_step_bend_no_law(monkeypatch):
     """Claim: what is sampled from drafts whose every step reads other keys, by its own queries, is
     drawn from the target's own law; steps of a draft do read other pages than the one before."""
     steps: dict[tuple[int, int], list[Tensor]] = {}
-    chosen = Pages.chosen
+    chosen = Pages.best_pages
 
     def watched(pages: Pages, layer: int, q: Tensor) -> Tensor:
         found = chosen(pages, layer, q)
         steps.setdefault((id(pages), layer), []).append(found)
         return found
 
-    monkeypatch.setattr(Pages, "chosen", watched)
+    monkeypatch.setattr(Pages, "best_pages", watched)
     assert p_value("pages/keep=0.4/page=2/shape=chain-2") > ALPHA
     each = [pair for found in steps.values() for pair in pairwise(found)]
     assert sum(not torch.equal(*pair) for pair in each) > len(each) / 4 > BATCH * CALLS / 4

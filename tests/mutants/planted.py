@@ -290,15 +290,15 @@ MUTANTS = (
     Mutant(
         "rollback: keys of refused tokens stay",
         "model/session.py",
-        "request.cache.keep(path)",
-        "request.cache.keep(range(len(path) + (len(path) < len(request.rows))))",
+        "request.cache.commit_path(path)",
+        "request.cache.commit_path(range(len(path) + (len(path) < len(request.rows))))",
         (HISTORIES,),
     ),
     Mutant(
         "keep: the first keys of a tree instead of the path's",
         "model/cache.py",
-        "rows = torch.tensor(path[stay:]) + start - stay",
-        "rows = torch.arange(stay, len(path)) + start - stay",
+        "rows = torch.tensor(path[in_place:]) + old_length",
+        "rows = torch.arange(in_place, len(path)) + old_length",
         (HISTORIES,),
     ),
     Mutant(
@@ -583,7 +583,7 @@ MUTANTS = (
         "an accepted path is sent to a GPU for each layer",
         "model/cache.py",
         "layer.index_select(1, rows_on[layer.device])",
-        "layer.index_select(1, send(rows, layer.device))",
+        "layer.index_select(1, send_to_device(rows, layer.device))",
         ("gpu/test_waits.py::test_an_accepted_path_is_sent_once",),
     ),
     Mutant(
@@ -1210,15 +1210,15 @@ MUTANTS = (
     Mutant(
         "pages: those that are asked for the least",
         "model/cache.py",
-        ".topk(self._read).indices",
-        ".topk(self._read, largest=False).indices",
+        ".topk(self._pages_per_step).indices",
+        ".topk(self._pages_per_step, largest=False).indices",
         (PAGES_STEP,),
     ),
     Mutant(
         "pages: rows of a forward share what the first asks for",
         "model/cache.py",
-        "            self.open(into, layer, own * scale)",
-        "            self.open(into, layer, q[:, :1] * scale)",
+        "            self.load(cache, layer, row_q * scale)",
+        "            self.load(cache, layer, q[:, :1] * scale)",
         ("methods/test_pages.py::test_a_law_is_of_its_path",),
     ),
     Mutant(

@@ -311,7 +311,7 @@ class SelfDrafter(SessionDrafter):
         over = state.cache.length - self._window_rows[request]
         if over >= SLIDE_TOKENS and prompt_rows > sinks:
             dropped = min(over, prompt_rows - sinks)
-            state.cache.forget(sinks, dropped)
+            state.cache.remove_rows(sinks, dropped)
             state.prompt_rows = prompt_rows - dropped, other_rows
 
     def _refresh_view(self, request: int) -> None:

@@ -22,7 +22,7 @@ from saccade.core.sampling import Sampling, Scores
 from saccade.core.tree import Tree
 from saccade.model.attention import Segment, Step
 from saccade.model.backbone import Backbone
-from saccade.model.cache import Cache, Pages, send
+from saccade.model.cache import Cache, Pages, send_to_device
 from saccade.model.cuda_graphs import CudaGraphs, Rows, graphs_of, pays
 from saccade.model.kernels.attended import JudgedRow, Note, Recent, RowQueries
 from saccade.model.prefix_cache import ModelPrefixes
@@ -351,7 +351,7 @@ class Session:
             request = self.requests[number]
             forked = request.source is not None
             path = [] if request.pending or forked else trees_.follow(request.tree, new)
-            request.cache.keep(path)
+            request.cache.commit_path(path)
             if path:
                 request.root = request.rows[path[-1]]
             if request.recent is not None:
@@ -389,7 +389,7 @@ class Session:
         model, (segments, ids, positions, wanted) = self.backbone, rows
         hidden = model.forward(model.embed(ids), positions, self._step(segments))
         if len(wanted) < len(ids):
-            hidden = hidden[send(torch.tensor(wanted), hidden.device)]
+            hidden = hidden[send_to_device(torch.tensor(wanted), hidden.device)]
         return model.logits(hidden)
 
     def _step(self, segments: list[Segment]) -> Step:

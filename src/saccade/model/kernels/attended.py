@@ -13,7 +13,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from saccade.model import kernels
-from saccade.model.cache import Cache, together
+from saccade.model.cache import Cache, as_slice
 from saccade.model.kernels import compiled
 
 Queries = Float[Tensor, "head new head_dim"]
@@ -40,7 +40,7 @@ def attended(
             compiled.attend(q, k[:, :end], None, None, 1.0, noted)
         return mass
     at_once = CACHED if keys[0].device.type == "cpu" else ON_A_GPU
-    chosen, few = together(columns.cpu()), max(1, at_once // (len(asked[0]) * end))
+    chosen, few = as_slice(columns.cpu()), max(1, at_once // (len(asked[0]) * end))
     found = []
     for q, k in zip(asked, keys, strict=True):
         parts = zip(q.split(few, 1), sees.split(few), strict=True)
@@ -81,7 +81,7 @@ class RowQueries:
 
     def of(self, rows: Int[Tensor, " asked"]) -> dict[int, Float[Tensor, "head asked head_dim"]]:
         """Each layer's queries of these rows, of those that were taken of one forward."""
-        chosen = together(rows)
+        chosen = as_slice(rows)
         return {layer: part[:, chosen] for layer, (part,) in self._layers.items()}
 
     def row(self, layer: int, number: int) -> Float[Tensor, "head head_dim"]:
