@@ -141,9 +141,9 @@ def test_a_window_that_slides_bends_no_law(monkeypatch):
     """Claim: what is sampled while a self-draft's window slides, here at every token, is drawn from
     the target's own law. A draft that reads other keys is judged by the law it drew from."""
     slides = []
-    forget = Cache.forget
+    forget = Cache.remove_rows
     monkeypatch.setattr(drafters, "SLIDE_TOKENS", 1)
-    monkeypatch.setattr(Cache, "forget", lambda *all: (slides.append(all), forget(*all))[1])
+    monkeypatch.setattr(Cache, "remove_rows", lambda *all: (slides.append(all), forget(*all))[1])
     assert p_value("streaming/keep=0.5/shape=chain-2") > ALPHA
     assert len(slides) > BATCH * CALLS
 

@@ -198,8 +198,8 @@ def test_b10_many_histories_equal_the_oracle(kind, fused):
 def test_control_planted_session_bugs_are_seen(bug, monkeypatch):
     """Control: a wrong rollback, position or tree mask must fail the comparison above."""
     if bug == "rollback":
-        keep = Cache.keep
-        monkeypatch.setattr(Cache, "keep", lambda self, nodes: keep(self, range(len(nodes))))
+        keep = Cache.commit_path
+        monkeypatch.setattr(Cache, "commit_path", lambda self, nodes: keep(self, range(len(nodes))))
     elif bug == "position":
         monkeypatch.setattr(session_module.trees_, "depths", lambda tree: [1] * len(tree))
     else:
