@@ -41,7 +41,7 @@ from saccade.model.fidelity import (
 from saccade.model.kernels.few_rows import Kernels, kernels_for
 from saccade.model.kernels.tower import Tower
 from saccade.model.prefix_cache import PrefixCache, cache_vision
-from saccade.model.prompting import Reader
+from saccade.model.prompting import PromptReader
 from saccade.model.rotary import depends_on_length, rotate_by_length
 
 log = logging.getLogger(__name__)
@@ -112,7 +112,7 @@ class Backbone:
         self.devices = [place_of(layer) for layer in layers]
         self.dtype: torch.dtype = head.weight.dtype
         trained = positions == "trained"
-        self._reader = Reader(self.model, self.text, self.axes, self.device, trained)
+        self._reader = PromptReader(self.model, self.text, self.axes, self.device, trained)
         self.placeholders = self._reader.placeholders
         known = self.shares.count == 1 and FusedDecoder.knows(self.text)
         if fused and not known:
@@ -230,7 +230,7 @@ class Backbone:
                 found = self._reader.read(inputs)
         if not coarse:
             return found
-        with self._shown(seen), self._reader.averaging(), self._tower.quick():
+        with self._shown(seen), self._reader.average_pictures(), self._tower.quick():
             again = self._reader.read(inputs)
         rows = [prompt.embeds[prompt.visual] for prompt in again]
         return [replace(prompt, coarse=each) for prompt, each in zip(found, rows, strict=True)]
