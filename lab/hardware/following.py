@@ -90,14 +90,14 @@ def follow(model: Loaded, document: Document, *, keep: float, rounds: int) -> Fo
 
     def begun(follow: int) -> tuple[Session, Prefill]:
         session = Session(target, [Sampling()], room=room)
-        *_, first = session.reading(0, prompt, record=True, follow=follow)
+        *_, first = session.prefill_in_chunks(0, prompt, record=True, follow_rows=follow)
         assert isinstance(first, Prefill)
         return session, first
 
     (followed, first), (plain, _) = begun(refresh.rows), begun(0)
     assert first.with_latest_attention is not None
     draft, pruned = Session(target, [Sampling()], room=room), view(first, prompt)
-    draft.fork([first], [pruned], renewed=True)
+    draft.fork([first], [pruned], can_reselect=True)
     spent: dict[str, list[float]] = defaultdict(list)
 
     def timed(name: str, act: Callable[[], T]) -> T:

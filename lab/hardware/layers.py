@@ -68,8 +68,8 @@ def _measured(
         WARMUP:
     ]
     request = session.requests[0]
-    assert request.root is not None
-    return torch.stack([request.root, *request.rows]).float(), median(took)
+    assert request.root_logits is not None
+    return torch.stack([request.root_logits, *request.node_logits]).float(), median(took)
 
 
 def _without_kernels(model: Backbone) -> Backbone:

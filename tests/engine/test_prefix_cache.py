@@ -114,7 +114,7 @@ def test_laws_and_what_is_written_down_are_a_whole_readings(family):
     with_.prefill([prompt_of(model, first)], record=True)
     prompt = prompt_of(model, second)
     (found,), (whole,) = (each.prefill([prompt], record=True) for each in (with_, without))
-    assert with_.requests[0].reused > 0
+    assert with_.requests[0].reused_rows > 0
     torch.testing.assert_close(found.logits, whole.logits, atol=2e-4, rtol=1e-4)
     assert found.mass is not None and whole.mass is not None
     torch.testing.assert_close(found.mass, whole.mass, atol=1e-5, rtol=1e-3)

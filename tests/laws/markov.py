@@ -141,11 +141,13 @@ class Tables:
     def prefill(self, prompts: Sequence[Prompt]) -> list[Prefill]:
         return []
 
-    def reading(self, number: int, prompt: Prompt, *, place: int = 0) -> Iterator[None]:
+    def prefill_in_chunks(
+        self, number: int, prompt: Prompt, *, noise_number: int = 0
+    ) -> Iterator[None]:
         yield None
 
     def fork(
-        self, prefills: Sequence[Prefill], prompts: Sequence[Prompt], *, renewed: bool = False
+        self, prefills: Sequence[Prefill], prompts: Sequence[Prompt], *, can_reselect: bool = False
     ) -> None: ...
 
     def end(self, request: int) -> None: ...

@@ -172,7 +172,7 @@ def test_a_request_that_ends_leaves_the_others_theirs():
         session.end(1)
     work([0, 2], 3)
     for session in sessions:
-        list(session.reading(3, prompts[1]))
+        list(session.prefill_in_chunks(3, prompts[1]))
     work([0, 2, 3], 3)
     assert counted.captures == captures and sessions[1].cuda_graphs.pool.rows == rows
 

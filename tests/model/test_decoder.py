@@ -70,13 +70,13 @@ def test_a_prompts_last_layer_computes_what_is_wanted_alone(family, follow, monk
             down = model.fused.layers[-1].down
             monkeypatch.setattr(down, "onto", partial(_counted, counts, down.onto))
         session, (prompt,) = Session(model, [Sampling()]), model.prompts(inputs)
-        (prefill,) = session.reading(0, prompt, record=True, follow=follow)
+        (prefill,) = session.prefill_in_chunks(0, prompt, record=True, follow_rows=follow)
         cache = prefill.cache
         found.append([prefill.logits, prefill.mass, prefill.relevance])
         found[-1] += [r for i in range(model.layers) for r in cache.read(i, len(prompt))]
         if follow:
             seen = prompt.visual.nonzero()[:, 0]
-            found[-1].append(session.requests[0].recent.attended(cache, seen))
+            found[-1].append(session.requests[0].recent_rows.attended(cache, seen))
     assert counts == [1]
     for mine, exact in zip(*found, strict=True):
         assert mine.shape == exact.shape

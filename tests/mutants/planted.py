@@ -291,7 +291,7 @@ MUTANTS = (
         "rollback: keys of refused tokens stay",
         "model/session.py",
         "request.cache.commit_path(path)",
-        "request.cache.commit_path(range(len(path) + (len(path) < len(request.rows))))",
+        "request.cache.commit_path(range(len(path) + (len(path) < len(request.node_logits))))",
         (HISTORIES,),
     ),
     Mutant(
@@ -304,15 +304,15 @@ MUTANTS = (
     Mutant(
         "keys not cut when a conversation takes tokens back",
         "model/session.py",
-        "request.cache.truncate(request.prompt_rows[0] + held)",
+        "request.cache.truncate(request.prompt_rows[0] + cached_tokens)",
         "request.cache.truncate(request.cache.length)",
         ("engine/test_conversation.py::test_caches_hold_what_a_fresh_prefill_holds",),
     ),
     Mutant(
         "a turn keeps a stale tree",
         "model/session.py",
-        "request.tree, request.rows, request.root = Tree(), [], None\n            # at least",
-        "request.root = None\n            # at least",
+        "            request.tree = Tree()\n            request.node_logits = []\n",
+        "",
         (f"{SESSION}::test_a_turn_forgets_what_was_scored_before_it",),
     ),
     Mutant(
@@ -325,8 +325,8 @@ MUTANTS = (
     Mutant(
         "commit keeps stale logits at the root",
         "model/session.py",
-        "request.root = request.rows[path[-1]]",
-        "request.root = request.rows[0]",
+        "request.root_logits = request.node_logits[path[-1]]",
+        "request.root_logits = request.node_logits[0]",
         (HISTORIES,),
     ),
     Mutant(
@@ -339,16 +339,16 @@ MUTANTS = (
     Mutant(
         "a batch's rows are handed out in another order",
         "model/session.py",
-        "found = {}\n        for number, tree in trees.items():",
-        "found = {}\n        for number, tree in reversed(trees.items()):",
+        "scores = {}\n        for number, tree in trees.items():",
+        "scores = {}\n        for number, tree in reversed(trees.items()):",
         (HISTORIES,),
     ),
     Mutant(
         "the law of the wrong pending token",
         "model/session.py",
-        "into.wanted.extend(range(start + max(waiting - 1, 0), len(into.ids)))",
-        "into.wanted.extend((*range(start, start + (waiting > 0)), "
-        "*range(start + waiting, len(into.ids))))",
+        "forward.wanted.extend(range(start + max(waiting - 1, 0), len(forward.ids)))",
+        "forward.wanted.extend((*range(start, start + (waiting > 0)), "
+        "*range(start + waiting, len(forward.ids))))",
         (f"{SESSION}::test_tokens_from_outside_the_tree_are_caught_up_with",),
     ),
     Mutant(
@@ -1173,24 +1173,24 @@ MUTANTS = (
     Mutant(
         "what is kept: attention to be written down is not computed",
         "model/session.py",
-        "last = int(text[0]) if noted and len(text) else len(prompt)",
-        "last = len(prompt)",
+        "first_needed = int(text[0]) if recorded_columns and len(text) else len(prompt)",
+        "first_needed = len(prompt)",
         (f"{PREFIX_CACHE}::test_laws_and_what_is_written_down_are_a_whole_readings",),
     ),
     # -- what follows the answer -----------------------------------------------------------------
     Mutant(
         "fresh: a row is said to see a key less",
         "model/session.py",
-        "JudgedRow(*request.asked[node], seen + depth + 1)",
-        "JudgedRow(*request.asked[node], seen + depth)",
+        "visible_keys = committed_rows + depth + 1",
+        "visible_keys = committed_rows + depth",
         (FRESH_LOOKS,),
     ),
     Mutant(
         "fresh: refused rows count",
         "model/session.py",
-        "for depth, node in enumerate(path):\n                    request.recent",
-        "for depth, node in enumerate(range(len(request.asked))):\n"
-        "                    request.recent",
+        "for depth, node in enumerate(path):\n                    visible_keys",
+        "for depth, node in enumerate(range(len(request.node_queries))):\n"
+        "                    visible_keys",
         (FRESH_LOOKS,),
     ),
     Mutant(

@@ -294,7 +294,7 @@ class SelfDrafter(SessionDrafter):
             }
         if self._view.refresh is not None:
             self._refreshed_views = dict(enumerate(zip(prefills, pruned, strict=True)))
-        self.session.fork(prefills, pruned, renewed=bool(self._refreshed_views))
+        self.session.fork(prefills, pruned, can_reselect=bool(self._refreshed_views))
         return clock.since()
 
     def commit(self, tokens: Mapping[int, Sequence[int]]) -> None:

@@ -21,7 +21,7 @@ from saccade.drafting.setup import Captioner, Words
 from saccade.model import memory
 from saccade.model.backbone import Backbone
 from saccade.model.cuda_graphs import unused_bytes
-from saccade.model.session import LONG
+from saccade.model.session import MAX_RESERVED_ANSWER_TOKENS
 
 PREPARED_INPUTS = {"attention_mask", "position_ids", "mm_token_type_ids", "mm_encoder_outputs"}
 PIXELS = {"image": "pixel_values", "video": "pixel_values_videos"}  # and ..._grid_thw beside them
@@ -182,7 +182,7 @@ class Request:
 
     def tokens(self) -> int:
         """Returns how many tokens all caches have room for at first, prompts and answers."""
-        return sum(map(len, self.ids)) + LONG * len(self.inputs["input_ids"])
+        return sum(map(len, self.ids)) + MAX_RESERVED_ANSWER_TOKENS * len(self.inputs["input_ids"])
 
     def check_length(self, target: Backbone) -> None:
         """Raises ModelError where a prompt is longer than the target's context."""

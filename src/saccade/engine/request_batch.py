@@ -144,8 +144,8 @@ class RequestBatch:
         prefills = []
         for place, prompt in enumerate(self.prompts):
             number = self.first + place
-            for prefill in self.session.reading(
-                number, prompt, record=record, follow=follow, place=place
+            for prefill in self.session.prefill_in_chunks(
+                number, prompt, record=record, follow_rows=follow, noise_number=place
             ):
                 spent["prefill"] += clock.lap()
                 if prefill is None:
@@ -153,7 +153,7 @@ class RequestBatch:
                     clock.lap()
                 else:
                     prefills.append(prefill)
-                    self.reused[place] = self.session.requests[number].reused
+                    self.reused[place] = self.session.requests[number].reused_rows
                     yield self._open(place, opened)
                     clock.lap()
         if not keep and all(round.finish for round in opened.values()):

@@ -58,10 +58,10 @@ class BatchInvariantSession(Session):
     def _part(self, rows: Rows) -> Float[Tensor, "wanted vocab"]:
         """Logits of some of at most ``ROWS`` rows of one request, the last ones."""
         if self.cuda_graphs is None or rows.segments[0].asked is not None:
-            return self._ordinary(rows)
-        return self.cuda_graphs.logits(rows, self._ordinary, EXACT)
+            return self._ordinary_forward(rows)
+        return self.cuda_graphs.logits(rows, self._ordinary_forward, EXACT)
 
-    def _ordinary(self, rows: Rows) -> Float[Tensor, "wanted vocab"]:
+    def _ordinary_forward(self, rows: Rows) -> Float[Tensor, "wanted vocab"]:
         model, ((segment,), ids, positions, wanted) = self.backbone, rows
         # The last row again, so that nothing new enters; none of the real rows sees it.
         spare = ROWS - (segment.stop - segment.start)

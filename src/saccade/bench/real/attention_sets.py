@@ -85,7 +85,7 @@ def measure_attention_sets(
     target = model.backbone.with_prefix_cache(prompt_cache)
     (prompt,) = target.prompts(ask(model, document))
     session = Session(target, [Sampling()], room=len(answer_ids))
-    *_, first = session.reading(0, prompt, record=True, follow=STEP_TOKENS)
+    *_, first = session.prefill_in_chunks(0, prompt, record=True, follow_rows=STEP_TOKENS)
     assert isinstance(first, Prefill)
     assert first.mass is not None and first.with_latest_attention is not None
     steps, before = list[AnswerStep](), first.mass
@@ -146,7 +146,7 @@ def _agreement(
     assert first.cache is not None
     answered = first.cache.length - len(prompt)
     first.cache.truncate(len(prompt))  # The forks begin at the prompt's end.
-    draft.fork([first] * len(ways), chosen, renewed=True)
+    draft.fork([first] * len(ways), chosen, can_reselect=True)
     first.cache.advance(answered)
     for step in steps:
         for number, (_, choose) in enumerate(ways):
