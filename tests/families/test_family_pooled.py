@@ -176,7 +176,7 @@ def test_families_that_merge_there_have_no_such_rows() -> None:
         loaded = zoo.member(family)
         inputs = zoo.asked(loaded, kind)
         (whole,) = loaded.backbone.prompts(inputs, coarse=True)
-        assert whole.coarse is None and not loaded.backbone.coarsens
+        assert whole.coarse is None and not loaded.backbone.can_coarsen
         found, after = view(whole), view(whole, POOLED_AFTER)
         assert torch.equal(found.embeds, after.embeds)
         assert torch.equal(found.positions, after.positions)

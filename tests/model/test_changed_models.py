@@ -707,7 +707,7 @@ def test_a_cap_that_a_prompt_does_not_reach_is_seen():
     model = _random_model("nanochat", std=0.02)
     target = followed(model)
     check(target)
-    assert target.through_model
+    assert target.needs_model_for_logits
 
 
 # -- rotary rules ------------------------------------------------------------------------------

@@ -66,7 +66,7 @@ MUTANTS = (
     Mutant(
         "a model stopped early has captured steps over a pool of its own",
         "model/cuda_graphs.py",
-        "pool = None if backbone.whole is None else graphs_of(backbone.whole).pool",
+        "pool = None if backbone.full_backbone is None else graphs_of(backbone.full_backbone).pool",
         "pool = None",
         ("gpu/test_methods_on_gpu.py::test_a_method_is_right_and_within_its_budget[layerskip]",),
     ),
@@ -493,8 +493,8 @@ MUTANTS = (
     Mutant(
         "changed models: a head's logits are the model's",
         "model/backbone.py",
-        "        if self.through_model:\n",
-        "        if self.through_model is ...:\n",
+        "        if full.needs_model_for_logits:\n",
+        "        if full.needs_model_for_logits is ...:\n",
         ("model/test_changed_models.py::test_laws_are_those_of_the_models_own_logits[granite]",),
     ),
     Mutant(

@@ -261,7 +261,7 @@ class ModelDrafter(SessionDrafter):
             self._visual_tokens[i] = max(each.visual_tokens for each in pruned)
             rows += pruned
         clock.lap()
-        self.session.prefill([model.written(prompt) for prompt in rows])
+        self.session.prefill([model.embed_missing_rows(prompt) for prompt in rows])
         return vision_seconds + clock.lap()
 
     def captioning_seconds(self) -> tuple[float, float]:
@@ -274,7 +274,7 @@ class SelfDrafter(SessionDrafter):
 
     def __init__(self, setup: Setup, layers: int | None = None) -> None:
         banned = list(setup.target.placeholders)
-        model = setup.target if layers is None else setup.target.first(layers)
+        model = setup.target if layers is None else setup.target.first_layers(layers)
         session = Session(model, setup.rules, banned=banned, room=setup.room)
         super().__init__(session, setup.shape)
         self._view = setup.view

@@ -186,7 +186,7 @@ class Request:
 
     def check_length(self, target: Backbone) -> None:
         """Raises ModelError where a prompt is longer than the target's context."""
-        longest, most = max(map(len, self.ids)), target.context
+        longest, most = max(map(len, self.ids)), target.max_positions
         if most is not None and longest > most:
             raise ModelError(
                 f"the prompt has {longest} tokens, and this model reads {most} at most: "
@@ -249,7 +249,7 @@ def _check_inputs(target: Backbone, inputs: Inputs) -> Inputs:
         )
     if not ids.numel():
         raise OptionError("input_ids are empty: there is nothing to answer")
-    rows = target.embeddings
+    rows = target.embedding_count
     if int(ids.min()) < 0 or int(ids.max()) >= rows:
         raise OptionError(
             f"input_ids go from {int(ids.min())} to {int(ids.max())}, and this model has {rows} "

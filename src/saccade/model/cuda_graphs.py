@@ -29,7 +29,7 @@ from torch import Tensor
 from saccade.core.errors import ModelError
 from saccade.core.timing import stopped_clock
 from saccade.model.attention import Mixed, NewKeys, Segment
-from saccade.model.backbone import APART, Backbone
+from saccade.model.backbone import MAX_ROUNDING_DIFFERENCE, Backbone
 from saccade.model.cache import Cache
 from saccade.model.cache_pool import Buffer, CachePool, Lease
 from saccade.model.kernels.attended import Queries
@@ -194,7 +194,7 @@ class Plain(Kind):
 
     def agree(self, captured: Tensor, ordinary: Tensor) -> bool:
         apart = float((captured.float() - ordinary.float()).abs().amax())
-        most = APART[captured.dtype] * float(ordinary.float().abs().amax())
+        most = MAX_ROUNDING_DIFFERENCE[captured.dtype] * float(ordinary.float().abs().amax())
         return apart <= most  # false of NaN
 
 
@@ -278,7 +278,7 @@ class CudaGraphs:
             gpu = backbone.device.type == "cuda"
             capture = captured_on(backbone.device) if gpu else lambda work: work
         self._capture: Capture | None = capture
-        few_rows = backbone.few_rows
+        few_rows = backbone.few_row_kernels
         self._kind: Kind = PLAIN if few_rows is None else FewRows(few_rows)
         self._slots: dict[Size, Slots] = {}
         self._runs: OrderedDict[tuple[Kind, Size], Work] = OrderedDict()
@@ -373,7 +373,7 @@ class CudaGraphs:
 
     def _grow_table(self, last: int) -> None:
         """Makes sure of cos and sin at every position; where they move, nothing captured holds."""
-        longest = max(last, min(MIN_POSITIONS, self._backbone.context or MIN_POSITIONS) - 1)
+        longest = max(last, min(MIN_POSITIONS, self._backbone.max_positions or MIN_POSITIONS) - 1)
         table = self._fused.table(longest, self.pool.keys[0])
         if self._table is not None and table[0] is not self._table[0]:
             self.forget()
@@ -390,7 +390,7 @@ class CudaGraphs:
                     self._capture_one(kind, size, probe)
 
     def _capture_one(self, kind: Kind, size: Size, probe: Probe) -> None:
-        rows = probe.rows(size, self._backbone.embeddings, kind.branches)
+        rows = probe.rows(size, self._backbone.embedding_count, kind.branches)
         leases, spare = self._reserved(rows.segments, size), self._spare_lease()
         if leases is None or spare is None or self._capture is None:
             return
@@ -512,12 +512,12 @@ def pays(backbone: Backbone) -> bool:
 def graphs_of(backbone: Backbone) -> CudaGraphs:
     """The captured forwards of a model, made at the first request.
 
-    A model that is stopped early (``Backbone.first``) has its own over the whole model's pool,
-    whichever of the two is asked first.
+    A model that is stopped early (``Backbone.first_layers``) has its own over the whole model's
+    pool, whichever of the two is asked first.
     """
     known = backbone.graphs
     if backbone.layers not in known:
-        pool = None if backbone.whole is None else graphs_of(backbone.whole).pool
+        pool = None if backbone.full_backbone is None else graphs_of(backbone.full_backbone).pool
         known[backbone.layers] = CudaGraphs(backbone, pool=pool)
     return known[backbone.layers]
 

@@ -428,8 +428,8 @@ class Session:
         # A captured forward can neither store queries nor read pages chosen by them. Nor can it
         # record the model's own forward, where logits need that: it may run any Python.
         is_unusual = any(segment.asked or segment.pages for segment in rows.segments)
-        full_model = self.backbone.whole or self.backbone
-        if self.cuda_graphs is None or is_unusual or full_model.through_model:
+        full_backbone = self.backbone.full_backbone or self.backbone
+        if self.cuda_graphs is None or is_unusual or full_backbone.needs_model_for_logits:
             return self._ordinary_forward(rows)
         return self.cuda_graphs.logits(rows, self._ordinary_forward)
 
@@ -443,7 +443,7 @@ class Session:
 
     def _step(self, segments: list[Segment]) -> Step:
         model = self.backbone
-        return Step(segments, model.heads // model.kv_heads, model.dtype, model.ways)
+        return Step(segments, model.heads // model.kv_heads, model.dtype, model.attention_choice)
 
     def _clip(self, logits: Float[Tensor, "rows vocab"]) -> Float[Tensor, "rows clipped"]:
         """Returns logits of the shared vocabulary, where banned ids have probability 0."""

@@ -21,7 +21,7 @@ from saccade.core.errors import ModelError, first_line
 from saccade.core.sampling import Sampling
 from saccade.core.tree import ROOT, Tree, chain
 from saccade.model import memory
-from saccade.model.backbone import APART, Backbone, place_of
+from saccade.model.backbone import MAX_ROUNDING_DIFFERENCE, Backbone, device_of
 from saccade.model.fidelity import foreign_hooks, oddities, refuse_autocast
 from saccade.model.session import Session
 
@@ -43,18 +43,18 @@ def check(target: Backbone) -> None:
     Takes a few forwards of a few tokens the first time, and after changes to modules.
     """
     refuse_autocast(target.device)
-    if target.tried:
+    if target.has_passed_trial:
         return
     with target.lock, torch.inference_mode(False):
         _refuse_changed_inputs(target)
         _refuse_numbered_otherwise(target)
         _refuse_rounded_inputs(target)
         _compare(target)
-        target.tried = True
+        target.has_passed_trial = True
 
 
 def _refuse_changed_inputs(target: Backbone) -> None:
-    for module in target.outside:
+    for module in target.outer_modules:
         changing = vars(module)["_forward_pre_hooks_with_kwargs"]
         hooks = [key for key in vars(module)["_forward_pre_hooks"] if key in changing]
         if hooks and foreign_hooks(module):
@@ -93,7 +93,7 @@ def _refuse_rounded_inputs(target: Backbone) -> None:
         into = vars(module).get("in_features")
         if not isinstance(into, int) or not oddities(module.named_modules()):
             continue
-        place = place_of(module)
+        place = device_of(module)
         x, change = torch.randn(2, NUDGED_ROWS, into, generator=noise, dtype=target.dtype)
         first = module(x.to(place))
         second = module((x * (1 + NUDGE * change)).to(place))
@@ -129,8 +129,8 @@ def _compare(target: Backbone) -> None:
     if not bool(theirs.isfinite().any(-1).all()) or bool(theirs.isnan().any()):
         return  # Its numbers broke down, which the answer will say.
     apart = _apart(target, ids, forced, theirs)
-    if apart and not target.through_model:
-        target.through_model = True
+    if apart and not target.needs_model_for_logits:
+        target.needs_model_for_logits = True
         apart = _apart(target, ids, forced, theirs)
     if apart and target.fused is not None:
         log.warning("%s runs by its own modules: fused ones differ", type(target.model).__name__)
@@ -141,7 +141,7 @@ def _compare(target: Backbone) -> None:
 
 
 def _cause(target: Backbone) -> str:
-    named = [*_decoding_modules(target), *_named(target, target.outside)]
+    named = [*_decoding_modules(target), *_named(target, target.outer_modules)]
     causes = oddities(dict(named).items())
     more = f" and {len(causes) - NAMED_CAUSES} more" if len(causes) > NAMED_CAUSES else ""
     said = ", ".join(causes[:NAMED_CAUSES]) or "its forward does what Saccade does not know"
@@ -160,7 +160,7 @@ def _tokens(target: Backbone) -> tuple[Int[Tensor, "1 prompt"], list[int]]:
     """A prompt of text and what follows it, always the same of one model."""
     special = {*target.placeholders, *_special_ids(target.model.config.to_dict())}
     random = torch.Generator().manual_seed(0)
-    most = min(target.vocab, target.embeddings)
+    most = min(target.vocab, target.embedding_count)
     drawn = torch.randint(most, (64,), generator=random).tolist()
     plain = [id_ for id_ in drawn if id_ not in special] or [0]
     found = [plain[place % len(plain)] for place in range(PROMPT_TOKENS + STEPS)]
@@ -226,5 +226,5 @@ def _apart(
     ours, theirs = torch.stack(rows).float(), theirs.float()
     theirs = theirs.masked_fill(theirs == float("-inf"), 0)
     ours = ours.masked_fill(ours == float("-inf"), 0)
-    limit = APART.get(target.dtype, APART[torch.bfloat16])
+    limit = MAX_ROUNDING_DIFFERENCE.get(target.dtype, MAX_ROUNDING_DIFFERENCE[torch.bfloat16])
     return not bool(((ours - theirs).abs().amax(1) <= limit * theirs.abs().amax(1)).all())

@@ -68,7 +68,7 @@ class RequestReader:
         self._draft = None if draft is None or same_inputs(target, draft) else draft
         self._captioner, self._target_name = settings.captioner, settings.target
         self._max_answer_tokens = settings.max_answer_tokens
-        self._context = target.backbone.context or sys.maxsize
+        self._context = target.backbone.max_positions or sys.maxsize
         eos_ids = generation_settings.end_ids(target.backbone.model.generation_config)
         self._vocabulary = grammar.Vocabulary(target.tokenizer, target.backbone.vocab, eos_ids)
         template = getattr(target.processor, "chat_template", None) or ""

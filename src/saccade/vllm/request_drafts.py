@@ -114,7 +114,7 @@ class ModelDrafts(Drafts):
         view = self._view
         if view.attention and prefill.mass is None:  # The target's attention was not recorded.
             view = replace(SCATTERED, keep=view.keep or SCATTERED.keep)
-        prompt = self._backbone.written(view(prefill, prefill.prompt))
+        prompt = self._backbone.embed_missing_rows(view(prefill, prefill.prompt))
         rows = len(prompt) + MAX_RESERVED_ANSWER_TOKENS // 4 + DRAFT_ROOM_TOKENS
         if self.bytes + rows * self._backbone.token_bytes > self._memory:
             return False

@@ -136,7 +136,7 @@ class Child:
         if not self._early_tokens:
             pairs = zip(prefills, self._prompts, strict=True)
             pruned = [view(prefill, prompt) for prefill, prompt in pairs]
-            self._read([self._backbone.written(prompt) for prompt in pruned])
+            self._read([self._backbone.embed_missing_rows(prompt) for prompt in pruned])
             visual_tokens = {i: prompt.visual_tokens for i, prompt in enumerate(pruned)}
         for i, early in enumerate(self._early_tokens):
             whole = self._prompts[i]
