@@ -266,7 +266,7 @@ class Backbone:
         return self.model.config.model_type in families.ROWWISE_PROJECTORS
 
     @torch.no_grad()
-    def assemble(self, inputs: Inputs, rows: Float[Tensor, "seen dim"]) -> Prompt:
+    def assemble(self, inputs: Inputs, rows: Float[Tensor, "visual dim"]) -> Prompt:
         """Returns one request's prompt from its visual rows, whichever model computed them."""
         return self._reader.assemble(inputs, rows)
 
@@ -290,7 +290,7 @@ class Backbone:
             embeds: the embedded tokens of all requests, one request after another.
             positions: on each axis; a list for text, which has one position on every axis.
             step: the attention, which also writes keys and values.
-            deepstack: (mask of visual rows, [layer, seen, dim] to add to the first layers).
+            deepstack: (mask of visual rows, [layer, visual, dim] to add to the first layers).
             last: only the last hidden state is needed, so earlier ones may be left out.
             length: tokens of the prompt that these rows belong to, on which rotary rules may
                 depend. None where each row is the last of its own text.

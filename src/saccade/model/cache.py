@@ -215,7 +215,7 @@ def send_to_device(values: Tensor, device: torch.device) -> Tensor:
     return values.pin_memory().to(device, non_blocking=True)
 
 
-def as_slice(columns: Int[Tensor, " seen"]) -> slice | Int[Tensor, " seen"]:
+def as_slice(columns: Int[Tensor, " column"]) -> slice | Int[Tensor, " column"]:
     """Returns increasing columns as a slice where they are adjacent, to be read without a copy."""
     if len(columns) and int(columns[-1] - columns[0]) + 1 == len(columns):
         return slice(int(columns[0]), int(columns[-1]) + 1)
@@ -242,8 +242,8 @@ class Pages:
         layer: int,
         attend_to_keys: Callable[..., Tensor],
         q: Float[Tensor, "head new head_dim"],
-        keys: Float[Tensor, "kv_head seen head_dim"],
-        values: Float[Tensor, "kv_head seen head_dim"],
+        keys: Float[Tensor, "kv_head key head_dim"],
+        values: Float[Tensor, "kv_head key head_dim"],
         bias: Float[Tensor, "rows last"] | None,
         scale: float,
     ) -> Float[Tensor, "head new head_dim"]:
@@ -262,7 +262,7 @@ class Pages:
 
     def best_pages(
         self, layer: int, q: Float[Tensor, "head one head_dim"]
-    ) -> Int[Tensor, "kv_head read"]:
+    ) -> Int[Tensor, "kv_head page"]:
         """Returns the pages that these scaled queries choose, one choice for a group of heads."""
         mean_keys = self._mean_keys[layer]
         logits = torch.bmm(q.reshape(len(mean_keys), -1, q.shape[-1]), mean_keys)

@@ -102,7 +102,7 @@ class PromptReader:
             prompts.append(prompt)
         return prompts
 
-    def assemble(self, inputs: Inputs, rows: Float[Tensor, "seen dim"]) -> Prompt:
+    def assemble(self, inputs: Inputs, rows: Float[Tensor, "visual dim"]) -> Prompt:
         """Returns one request's prompt from its visual rows, without running a vision tower.
 
         Its positions count from 0. A caller that knows others replaces them.
@@ -244,7 +244,7 @@ class _CellReader:
 
     def next(
         self, ids: Int[Tensor, " len"], embeds: Float[Tensor, "len dim"]
-    ) -> tuple[Bool[Tensor, " len"], Bool[Tensor, " len"], Int[Tensor, "seen 4"]]:
+    ) -> tuple[Bool[Tensor, " len"], Bool[Tensor, " len"], Int[Tensor, "visual 4"]]:
         """Returns for the next prompt which rows a view may drop, which rows of a tower it may not
         drop, and the cells of the former."""
         kinds = [self._kinds.get(token) for token in ids.tolist()]

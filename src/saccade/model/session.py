@@ -209,7 +209,7 @@ class Session:
         return hidden
 
     def _with_attention(
-        self, prefill: Prefill, attention: Float[Tensor, "layer kv_head 2 seen"]
+        self, prefill: Prefill, attention: Float[Tensor, "layer kv_head 2 visual"]
     ) -> Prefill:
         """Returns a prefill with this attention, of all heads of all processes."""
         every_head = self.backbone.shares.every_head
@@ -217,7 +217,7 @@ class Session:
         return replace(prefill, mass=mass, relevance=relevance)
 
     def _with_latest_attention(
-        self, number: int, prefill: Prefill, columns: Int[Tensor, " seen"]
+        self, number: int, prefill: Prefill, columns: Int[Tensor, " visual"]
     ) -> Prefill:
         """Returns a prefill with the attention of the rows that were judged last."""
         request = self.requests[number]
@@ -364,7 +364,7 @@ class Session:
                 _store_queries(request, queries, waiting, old_nodes, len(nodes))
 
     def _scores(
-        self, trees: Mapping[int, Tree], logits: Float[Tensor, "wanted vocab"]
+        self, trees: Mapping[int, Tree], logits: Float[Tensor, "scored vocab"]
     ) -> dict[int, Scores]:
         """Returns the scores of trees, from the logits of the rows that were added for them."""
         new_logits = list(self._clip(logits))
@@ -423,8 +423,8 @@ class Session:
 
     # -- one forward ---------------------------------------------------------------------------
 
-    def _forward(self, rows: Rows) -> Float[Tensor, "wanted vocab"]:
-        """Writes the keys and values of all rows and returns the logits of the wanted ones."""
+    def _forward(self, rows: Rows) -> Float[Tensor, "scored vocab"]:
+        """Writes the keys and values of all rows and returns the logits that scores need."""
         # A captured forward can neither store queries nor read pages chosen by them. Nor can it
         # record the model's own forward, where logits need that: it may run any Python.
         is_unusual = any(segment.asked or segment.pages for segment in rows.segments)
@@ -433,12 +433,12 @@ class Session:
             return self._ordinary_forward(rows)
         return self.cuda_graphs.logits(rows, self._ordinary_forward)
 
-    def _ordinary_forward(self, rows: Rows) -> Float[Tensor, "wanted vocab"]:
+    def _ordinary_forward(self, rows: Rows) -> Float[Tensor, "scored vocab"]:
         """Does what :meth:`_forward` does, kernel by kernel."""
-        model, (segments, ids, positions, wanted) = self.backbone, rows
-        hidden = model.forward(model.embed(ids), positions, self._step(segments))
-        if len(wanted) < len(ids):
-            hidden = hidden[send_to_device(torch.tensor(wanted), hidden.device)]
+        model = self.backbone
+        hidden = model.forward(model.embed(rows.ids), rows.positions, self._step(rows.segments))
+        if len(rows.wanted) < len(rows.ids):
+            hidden = hidden[send_to_device(torch.tensor(rows.wanted), hidden.device)]
         return model.logits(hidden)
 
     def _step(self, segments: list[Segment]) -> Step:
