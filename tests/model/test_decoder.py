@@ -76,7 +76,7 @@ def test_a_prompts_last_layer_computes_what_is_wanted_alone(family, follow, monk
         found[-1] += [r for i in range(model.layers) for r in cache.read(i, len(prompt))]
         if follow:
             seen = prompt.visual.nonzero()[:, 0]
-            found[-1].append(session.requests[0].recent.attended(cache, seen))
+            found[-1].append(session.requests[0].recent.attention_mass(cache, seen))
     assert counts == [1]
     for mine, exact in zip(*found, strict=True):
         assert mine.shape == exact.shape

@@ -509,8 +509,8 @@ MUTANTS = (
     Mutant(
         "towers: copies of weights from before",
         "model/kernels/__init__.py",
-        "if self._seen == seen and self._threads == threads:",
-        "if self._seen and self._threads == threads:",
+        "if self._fingerprints == fingerprints and self._threads == threads:",
+        "if self._fingerprints and self._threads == threads:",
         (
             "model/test_tower.py::test_a_towers_weights_changed_in_place_count_from_the_next_prompt_on",
         ),
@@ -696,8 +696,8 @@ MUTANTS = (
     Mutant(
         "weights are laid out anew for every number of threads that returns",
         "model/kernels/__init__.py",
-        "        if choice not in self._chosen:\n            for name in set(choice.names) - "
-        "self._laid.keys():",
+        "        if choice not in self._tables:\n            for name in set(choice.names) - "
+        "self._prepared.keys():",
         "        if True:\n            for name in set(choice.names):",
         ("engine/test_predecessors.py::test_no_weights_are_laid_out_on_the_clock_of_any_method",),
     ),
@@ -911,7 +911,7 @@ MUTANTS = (
     ),
     Mutant(
         "attention: a forward's first rows are written down for its last",
-        "model/kernels/attended.py",
+        "model/kernels/attention_mass.py",
         "q[:, -self.last :]",
         "q[:, : self.last or None]",
         ("model/test_decoder.py::test_a_prompts_last_layer_computes_what_is_wanted_alone",),
@@ -926,22 +926,22 @@ MUTANTS = (
     Mutant(
         "recording: what the last layer attends to is not told",
         "model/attention.py",
-        "-1 if segment.noted is None else -segment.noted.last :",
-        "-1:",
+        "1 if segment.recorder is None else segment.recorder.last",
+        "1",
         ("model/test_attention.py::test_a_note_is_the_same_on_the_way_and_after",),
     ),
     Mutant(
         "kernels: the first measurement decides for good",
         "model/kernels/__init__.py",
-        "min(took, old[name])",
+        "min(seconds, old[name])",
         "old[name]",
         ("model/test_kernels.py::test_a_busy_moment_does_not_decide_for_good_how_to_multiply",),
     ),
     Mutant(
         "kernels: every copy is kept",
         "model/kernels/__init__.py",
-        "if fewer[needless] > 1 + GAIN:",
-        "if fewer[needless] > 1:",
+        "if without[needless] > 1 + MIN_SAVING:",
+        "if without[needless] > 1:",
         ("model/test_kernels.py::test_a_copy_that_saves_little_is_not_kept",),
     ),
     # -- schedules ---------------------------------------------------------------------------------

@@ -26,7 +26,7 @@ from saccade.core.errors import ModelError
 from saccade.core.once import once
 from saccade.core.prompt import Inputs, Prompt
 from saccade.model import families, memory, tensor_parallel
-from saccade.model.attention import Step, ways_of
+from saccade.model.attention import Step, quickest_attention
 from saccade.model.cache import Cache
 from saccade.model.decoder import FusedDecoder
 from saccade.model.fidelity import (
@@ -118,7 +118,7 @@ class Backbone:
                 f"the fused decoder does not know {config.model_type}: leave it to choose by itself"
             )
         memory.keep_freed()  # before anything is timed
-        self.ways = ways_of(self.heads, self.kv_heads, self.head_dim, self.devices, self.dtype)
+        self.ways = quickest_attention(self.heads, self.kv_heads, self.head_dim, self.devices, self.dtype)
         self.rotates_by_length = depends_on_length(self.text)
         self.lock = lock_of(self.text)
         self._tower = Tower(self.model, self.text, head)

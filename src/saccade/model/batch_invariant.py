@@ -26,7 +26,7 @@ from saccade.model.backbone import Backbone
 from saccade.model.cache import Cache
 from saccade.model.cache_pool import CachePool
 from saccade.model.cuda_graphs import Attention, Kind, Rows, Slots, write
-from saccade.model.kernels.attended import Queries
+from saccade.model.kernels.attention_mass import Queries
 from saccade.model.session import Session
 
 ROWS = 16

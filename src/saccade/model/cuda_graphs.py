@@ -32,7 +32,7 @@ from saccade.model.attention import Mixed, NewKeys, Segment
 from saccade.model.backbone import APART, Backbone
 from saccade.model.cache import Cache
 from saccade.model.cache_pool import Buffer, CachePool, Lease
-from saccade.model.kernels.attended import Queries
+from saccade.model.kernels.attention_mass import Queries
 from saccade.model.kernels.few_rows import FewRowAttention, Kernels
 
 log = logging.getLogger(__name__)

@@ -25,7 +25,7 @@ from saccade.model.backbone import Backbone
 from saccade.model.cache import Cache, Pages, send
 from saccade.model.cuda_graphs import CudaGraphs, Rows, graphs_of, pays
 from saccade.model.kept import Beginnings
-from saccade.model.kernels.attended import JudgedRow, Note, Recent, RowQueries
+from saccade.model.kernels.attention_mass import JudgedRow, MassRecorder, RecentRows, RowQueries
 
 CHUNK = 2048  # prompt tokens a forward: what a prefill needs beside weights and keys
 Rules = Sequence[Sampling] | Mapping[int, Sampling]
@@ -54,7 +54,7 @@ class RequestState:
     rows: list[Tensor] = field(default_factory=list)  # its logits
     reused: int = 0  # of the prompt's rows, read for an earlier request
     place: int = 0  # among those it was asked with: names its noise
-    recent: Recent | None = None  # the rows judged last, where a view follows them
+    recent: RecentRows | None = None  # the rows judged last, where a view follows them
     asked: list[tuple[RowQueries, int]] = field(default_factory=list)  # queries of the tree's nodes
     held: Tensor | None = None  # [layer, kv_head, kept]: a fork's rows of its source, by place
     pages: Pages | None = None  # of its source, read into the cache's first rows
@@ -138,12 +138,12 @@ class Session:
             reused, whose = self._beginnings.lend(prompt, cache, most)
         for start, stop in pairwise(_ends(reused, len(prompt), self.chunk)):
             rows = text[(text >= start) & (text < stop)].cpu()
-            note = Note(rows, stop, columns, both) if noted and len(rows) else None
+            note = MassRecorder(rows, stop, columns, both) if noted and len(rows) else None
             asked = RowQueries(follow) if follow and stop == len(prompt) else None
-            segment = Segment(cache, 0, stop - start, start, noted=note, asked=asked)
+            segment = Segment(cache, 0, stop - start, start, recorder=note, row_queries=asked)
             hidden = self._read(prompt, segment)
             if note is not None:
-                note.end(cache)
+                note.finish(cache)
             if stop < len(prompt):
                 yield None
         with torch.no_grad():
@@ -158,7 +158,7 @@ class Session:
             prompt_rows=(cache.length, cache.length),
             reused=reused,
             place=place,
-            recent=Recent(maxlen=follow) if follow else None,
+            recent=RecentRows(maxlen=follow) if follow else None,
         )
         every = model.shares.every_head
         if not record:
@@ -197,7 +197,7 @@ class Session:
         request = self.requests[number]
         if not request.recent:
             return prefill
-        both = request.recent.attended(request.cache, columns)
+        both = request.recent.attention_mass(request.cache, columns)
         every = self.backbone.shares.every_head
         return replace(prefill, mass=every(both[:, :, 0]), relevance=every(both[:, :, 1]))
 
@@ -378,7 +378,7 @@ class Session:
         """Logits of the wanted rows; keys and values of all are written."""
         # Queries that are kept, and pages that are chosen by them, are new in every forward. The
         # model's own forward, where logits come from it, may run Python that no graph records.
-        ever_new = any(segment.asked or segment.pages for segment in rows.segments)
+        ever_new = any(segment.row_queries or segment.pages for segment in rows.segments)
         whole = self.backbone.whole or self.backbone
         if self.cuda_graphs is None or ever_new or whole.through_model:
             return self._ordinary(rows)

@@ -57,7 +57,7 @@ class Tower:
         self._quickest.refresh()
         for module, _, forward in self._forwards:
             vars(module)["forward"] = forward
-        if self._forwards and compiled.available():
+        if self._forwards and compiled.is_available():
             theirs = ALL_ATTENTION_FUNCTIONS["sdpa"]
             ALL_ATTENTION_FUNCTIONS["sdpa"] = partial(self._attend, theirs)
         try:
@@ -90,7 +90,7 @@ class Tower:
         causal = vars(module).get("is_causal", True) if is_causal is None else is_causal
         plain = fp32_on_cpu((query, key, value))
         more = attention_mask is not None or any(each is not None for each in named.values())
-        if causal or dropout or more or not plain or not compiled.serves(width):
+        if causal or dropout or more or not plain or not compiled.supports_head_dim(width):
             return other()
         all_see = query.new_zeros(new, 1)
 
