@@ -221,7 +221,9 @@ def test_control_parts_merged_without_their_sums_are_wrong(monkeypatch):
 
 
 @pytest.mark.parametrize("how", ["all", "causal", "chosen"])
-@pytest.mark.parametrize("plain", [attend_partially, attend_partially_by_products], ids=["kernel", "plain"])
+@pytest.mark.parametrize(
+    "plain", [attend_partially, attend_partially_by_products], ids=["kernel", "plain"]
+)
 def test_a_part_is_its_softmax_and_the_log_of_its_sum(how, plain, monkeypatch):
     """Claim: kernel and fallback both give (softmax over these keys, log of its divisor).
 

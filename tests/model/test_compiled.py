@@ -270,7 +270,9 @@ def test_without_a_compiler_attention_is_torchs(anew, compiler, caplog):
     anew.setenv("CC", compiler)
     timed = []
     anew.setattr(kernels, "choose_attention", CHOOSING)
-    anew.setattr(kernels, "time_calls", lambda calls: timed.append(calls) or dict.fromkeys(calls, 1))
+    anew.setattr(
+        kernels, "time_calls", lambda calls: timed.append(calls) or dict.fromkeys(calls, 1)
+    )
     with caplog.at_level(logging.INFO, compiled.__name__):
         assert not compiled.supports_head_dim(32)
         quickest_attention(4, 2, 32, CPU, torch.float32)
@@ -284,7 +286,9 @@ def test_beside_a_compiler_it_is_timed_like_the_others(anew):
     for others it is none."""
     timed = []
     anew.setattr(kernels, "choose_attention", CHOOSING)
-    anew.setattr(kernels, "time_calls", lambda calls: timed.append(calls) or dict.fromkeys(calls, 1))
+    anew.setattr(
+        kernels, "time_calls", lambda calls: timed.append(calls) or dict.fromkeys(calls, 1)
+    )
     for width, there in ((32, True), (20, False), (264, False)):
         timed.clear()
         quickest_attention(4, 2, width, CPU, torch.float32)

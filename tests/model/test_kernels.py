@@ -146,7 +146,10 @@ def test_what_was_measured_is_remembered_for_these_threads(timed, monkeypatch):
     assert choose_products(matrices) == first and not timed
     assert json.loads((home() / "kernels.json").read_text())
     monkeypatch.setattr(torch, "get_num_threads", lambda: 77)
-    assert choose_products(matrices) == choose_products(matrices) == choose_products(matrices) == first and timed
+    assert (
+        choose_products(matrices) == choose_products(matrices) == choose_products(matrices) == first
+        and timed
+    )
     timed.clear()
     assert choose_products(matrices) == first and not timed
     monkeypatch.setattr(kernels.compiled, "version", lambda: "another")
@@ -185,7 +188,9 @@ def test_a_large_weight_is_timed_by_a_part_of_it(timed, monkeypatch, use):
     residual, or of both halves; the numbers of rows that matter most all the same. Fails where a
     part and what is added to it differ in size."""
     calls = []
-    monkeypatch.setattr(kernels, "time_calls", lambda own: calls.append(own) or dict.fromkeys(own, 1))
+    monkeypatch.setattr(
+        kernels, "time_calls", lambda own: calls.append(own) or dict.fromkeys(own, 1)
+    )
     monkeypatch.setattr(kernels, "MIN_TIMED_BYTES", 5 * 4 * 8)  # five rows
     bias = torch.randn(64) if use is Epilogue.BIAS else None
     choose_products([Matrix(torch.randn(64, 8), bias, use)])
@@ -259,7 +264,9 @@ def test_only_fp32_on_a_cpu_with_memory_is_chosen_for(monkeypatch):
     assert used(copy.deepcopy(llama())) == {"plain"}
     place = torch.device("cpu")
     assert quickest_attention(4, 2, 16, [place], torch.bfloat16) == ALWAYS_FUSED
-    assert quickest_attention(4, 2, 16, [place, torch.device("meta")], torch.float32) == ALWAYS_FUSED
+    assert (
+        quickest_attention(4, 2, 16, [place, torch.device("meta")], torch.float32) == ALWAYS_FUSED
+    )
     assert quickest_attention(4, 2, 16, [place], torch.float32) != ALWAYS_FUSED
 
 
@@ -277,13 +284,17 @@ def test_a_row_attends_over_the_keys_of_as_many_layers_as_the_model_has(monkeypa
         return q
 
     def called(facts: Any, calls: Any, *of: Any) -> AttentionChoice:
-        for each in [] if of else [calls(rows, keys) for rows in ATTENTION_ROWS for keys in ATTENTION_KEYS]:
+        for each in (
+            [] if of else [calls(rows, keys) for rows in ATTENTION_ROWS for keys in ATTENTION_KEYS]
+        ):
             for call in each.values():
                 call()
         return ALWAYS_FUSED
 
     monkeypatch.setattr(kernels, "choose_attention", called)
-    monkeypatch.setattr(attention, "FEW_ROW_KERNELS", dict.fromkeys(attention.FEW_ROW_KERNELS, watched))
+    monkeypatch.setattr(
+        attention, "FEW_ROW_KERNELS", dict.fromkeys(attention.FEW_ROW_KERNELS, watched)
+    )
     quickest_attention(4, 2, 32, [torch.device("cpu")] * 20, torch.float32)
     assert len(read) == len(ATTENTION_ROWS) * len(ATTENTION_KEYS)
     for (rows, keys), places in read.items():

@@ -96,7 +96,7 @@ def test_attention_that_is_special_stays_theirs():
     """Claim: what is masked, causal, dropped out or of another type is Hugging Face's to compute,
     and so is what comes with names that we do not know. Control: the plain one is not."""
     tower = Tower(nn.Module(), nn.Module(), nn.Module())
-    tower._quicker = {(2, 2, 16, 3): True}
+    tower._is_ours_quicker = {(2, 2, 16, 3): True}
     module, (q, k, v) = nn.Module(), torch.randn(3, 1, 2, 5, 16)
 
     def by_theirs(dtype=torch.float32, mask=None, **named):
@@ -158,7 +158,7 @@ def test_a_convolution_over_pictures_stays_one(packed):
     with torch.no_grad():
         for x, products in ((patches, 1), (picture, 0)):
             packed.clear()
-            with tower.quick():
+            with tower.use_quickest_kernels():
                 found = model(x)
             assert len(packed) == products
             assert found.shape == model(x).shape

@@ -610,8 +610,8 @@ MUTANTS = (
     Mutant(
         "a tower's windows see each other",
         "model/kernels/windows.py",
-        "out = flash(q, k, v, borders.to(torch.int32), longest, scale, bool(is_causal))",
-        "out = flash(q, k, v, borders[[0, -1]].int(), len(q), scale, bool(is_causal))",
+        "out = attend_by_flash(q, k, v, borders.to(torch.int32), longest, scale, bool(is_causal))",
+        "out = attend_by_flash(q, k, v, borders[[0, -1]].int(), len(q), scale, bool(is_causal))",
         ("model/test_windows.py::test_a_tower_with_windows_sees_in_one_call_a_layer_what_it_saw",),
     ),
     Mutant(

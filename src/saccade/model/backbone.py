@@ -118,7 +118,9 @@ class Backbone:
                 f"the fused decoder does not know {config.model_type}: leave it to choose by itself"
             )
         memory.keep_freed()  # before anything is timed
-        self.ways = quickest_attention(self.heads, self.kv_heads, self.head_dim, self.devices, self.dtype)
+        self.ways = quickest_attention(
+            self.heads, self.kv_heads, self.head_dim, self.devices, self.dtype
+        )
         self.rotates_by_length = depends_on_length(self.text)
         self.lock = lock_of(self.text)
         self._tower = Tower(self.model, self.text, head)
@@ -223,12 +225,16 @@ class Backbone:
         coarse, seen = coarse and self.coarsens, [*(looked or ())]
         if self.kept is not None:
             inputs = self.kept.send_pixels(inputs, self.device)
-        with looked_at(self.model, self.kept), self._shown(looked), self._tower.quick():
+        with (
+            looked_at(self.model, self.kept),
+            self._shown(looked),
+            self._tower.use_quickest_kernels(),
+        ):
             with self.record_vision(seen) if coarse else nullcontext():
                 found = self._reader.read(inputs)
         if not coarse:
             return found
-        with self._shown(seen), self._reader.averaging(), self._tower.quick():
+        with self._shown(seen), self._reader.averaging(), self._tower.use_quickest_kernels():
             again = self._reader.read(inputs)
         rows = [prompt.embeds[prompt.visual] for prompt in again]
         return [replace(prompt, coarse=each) for prompt, each in zip(found, rows, strict=True)]
