@@ -18,7 +18,7 @@ from lab import checkpoints
 from saccade import inputs
 from saccade.core.sampling import Sampling
 from saccade.core.tree import Tree, chain
-from saccade.model.cuda_graphs import CudaGraphs, FewRows, capture_new_sizes
+from saccade.model.cuda_graphs import CudaGraphs, FewRowKernels, capture_new_sizes
 from saccade.model.kernels import few_rows
 from saccade.model.kernels.few_rows import Kernels, Trial, example_rotation
 from saccade.model.session import Session
@@ -183,7 +183,7 @@ def test_captured_forwards_by_the_kernels_give_the_laws_of_ordinary_ones(
     monkeypatch.setattr(few_rows.FewRowAttention, "rotate_and_attend", counted)
     monkeypatch.setattr(model, "few_rows", kernels)
     graphs = CudaGraphs(model)
-    assert isinstance(graphs._kind, FewRows)
+    assert isinstance(graphs._kind, FewRowKernels)
     prompts = [model.prompts(text_input(n, 20 + 9 * n))[0] for n in range(2)]
     ordinary = Session(model, [Sampling()] * 2, cuda_graphs=False)
     fixed = Session(model, [Sampling()] * 2, cuda_graphs=True)
@@ -202,7 +202,7 @@ def test_captured_forwards_by_the_kernels_give_the_laws_of_ordinary_ones(
         capture_new_sizes()
         for session in (ordinary, fixed):
             session.commit({0: [3, 4], 1: [9]})
-    assert not graphs._refused and len(graphs._runs) >= 2
+    assert not graphs._refused and len(graphs._captured) >= 2
     assert launches and len(launches) % model.layers == 0
     assert launches[: model.layers] == [*range(model.layers)]
 

@@ -346,8 +346,8 @@ MUTANTS = (
     Mutant(
         "the law of the wrong pending token",
         "model/session.py",
-        "into.wanted.extend(range(start + max(waiting - 1, 0), len(into.ids)))",
-        "into.wanted.extend((*range(start, start + (waiting > 0)), "
+        "into.logit_rows.extend(range(start + max(waiting - 1, 0), len(into.ids)))",
+        "into.logit_rows.extend((*range(start, start + (waiting > 0)), "
         "*range(start + waiting, len(into.ids))))",
         (f"{SESSION}::test_tokens_from_outside_the_tree_are_caught_up_with",),
     ),
@@ -540,8 +540,8 @@ MUTANTS = (
     Mutant(
         "one captured size's check stands for all",
         "model/cuda_graphs.py",
-        "if not kind.agree(found, ordinary):",
-        "if not self._runs and not kind.agree(found, ordinary):",
+        "if not kind.agrees(captured, ordinary):",
+        "if not self._captured and not kind.agrees(captured, ordinary):",
         ("model/test_cuda_graphs.py::test_each_size_is_held_against_an_ordinary_forward",),
     ),
     Mutant(

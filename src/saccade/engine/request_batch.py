@@ -56,7 +56,7 @@ class RequestBatch:
         self.requested_recipe, self.exact = recipe, exact
         if exact:
             recipe = as_chains(recipe)
-            batch_invariant.check(target)
+            batch_invariant.require_batch_invariance(target)
         length = int(request.inputs["input_ids"].shape[1])
         request.check(target)  # This comes before ``plan``, which may time forwards of this length.
         self.recipe = plan(recipe, target, draft, length, exact, phase)

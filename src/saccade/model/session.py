@@ -23,7 +23,7 @@ from saccade.core.tree import Tree
 from saccade.model.attention import Segment, Step
 from saccade.model.backbone import Backbone
 from saccade.model.cache import Cache, Pages, send
-from saccade.model.cuda_graphs import CudaGraphs, Rows, graphs_of, pays
+from saccade.model.cuda_graphs import CudaGraphs, Rows, graphs_of, is_worthwhile
 from saccade.model.kept import Beginnings
 from saccade.model.kernels.attention_mass import JudgedRow, MassRecorder, RecentRows, RowQueries
 
@@ -85,7 +85,7 @@ class Session:
         self._vocab = vocab
         self._banned = torch.tensor(list(banned), dtype=torch.long, device=backbone.device)
         self._room, self.chunk = min(room, LONG) + ROOM, chunk
-        fixed = pays(backbone) if cuda_graphs is None else cuda_graphs
+        fixed = is_worthwhile(backbone) if cuda_graphs is None else cuda_graphs
         self.cuda_graphs: CudaGraphs | None = graphs_of(backbone) if fixed else None
         # A prompt's keys are another prompt's only where they do not depend on its length.
         shared = None if backbone.rotates_by_length else backbone.kept
@@ -309,7 +309,7 @@ class Session:
             depths = trees_.depths(tree.parents)[known:]
             into.positions.extend(end - 1 + depth for depth in depths)
             # of the pending tokens only the last one's law is asked for
-            into.wanted.extend(range(start + max(waiting - 1, 0), len(into.ids)))
+            into.logit_rows.extend(range(start + max(waiting - 1, 0), len(into.ids)))
             at = request.cache.length + known
             block = None if trees_.is_chain(tree) else trees_.tree_mask(tree, known, waiting)
             asked = None if request.recent is None else RowQueries()
@@ -409,7 +409,7 @@ def score_together(asked: Sequence[tuple[Session, Mapping[int, Tree]]]) -> list[
     rows, ends = Rows([], [], [], []), [0]
     for session, trees in asked:
         session._ask(trees, rows)
-        ends.append(len(rows.wanted))
+        ends.append(len(rows.logit_rows))
     first = asked[0][0]
     laws = torch.empty(0, first.backbone.vocab, device=first.backbone.device)
     if rows.segments:
