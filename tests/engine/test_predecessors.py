@@ -49,9 +49,13 @@ def laid(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
 
     for table in (kernels.PRODUCTS, kernels.GATED_PRODUCTS):
         for name, product in table.items():
-            monkeypatch.setitem(table, name, replace(product, prepare=counting(name, product.prepare)))
+            monkeypatch.setitem(
+                table, name, replace(product, prepare=counting(name, product.prepare))
+            )
     monkeypatch.setattr(
-        kernels, "choose_products", lambda matrices: [BY_THREADS[torch.get_num_threads()]] * len(matrices)
+        kernels,
+        "choose_products",
+        lambda matrices: [BY_THREADS[torch.get_num_threads()]] * len(matrices),
     )
     torch.set_num_threads(2)
     yield found
@@ -130,7 +134,9 @@ def test_copies_for_other_threads_stay_and_are_bounded():
     matrix = Matrix(weight)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            kernels, "choose_products", lambda all_: [BY_THREADS[torch.get_num_threads()]] * len(all_)
+            kernels,
+            "choose_products",
+            lambda all_: [BY_THREADS[torch.get_num_threads()]] * len(all_),
         )
         quickest = TunedMatrices([matrix])
         x = torch.randn(4, 64)
@@ -142,7 +148,9 @@ def test_copies_for_other_threads_stay_and_are_bounded():
             assert matrix.prepared_kernels == {"plain", "packed", "transposed"}
             weight.neg_()
             quickest.refresh()
-            assert matrix.prepared_kernels == {"packed", "transposed"}, "what was laid before is dropped"
+            assert matrix.prepared_kernels == {"packed", "transposed"}, (
+                "what was laid before is dropped"
+            )
             for threads in (1, 2):
                 torch.set_num_threads(threads)
                 quickest.refresh()

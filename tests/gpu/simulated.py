@@ -70,7 +70,11 @@ def simulate(paces: Mapping[Backbone, Pace]) -> Iterator[dict[Backbone, Simulate
     with patch.object(timing, "time", clock):
         for model, pace in paces.items():
             device = model.device
-            real = cuda_graphs.cuda_graph_capture(device) if device.type == "cuda" else lambda work: work
+            real = (
+                cuda_graphs.cuda_graph_capture(device)
+                if device.type == "cuda"
+                else lambda work: work
+            )
             model.graphs[model.layers] = CudaGraphs(
                 model, _slow_capture(real, pace, clock, done[model])
             )

@@ -348,7 +348,7 @@ def test_answers_are_the_same(method, monkeypatch):
     """Claim: with every session in fixed sizes, target's and draft's, answers stay the target's.
 
     Caches hold NaN wherever they hold nothing. (Everything else that tests sessions can be run
-    so: set ``cuda_graphs.DEVICE_TYPES``; only tests that count calls of ``Backbone.forward`` then fail.)
+    so: set ``cuda_graphs.DEVICE_TYPES``; only tests that count calls of ``Backbone.forward`` fail.)
     """
     monkeypatch.setattr(cuda_graphs, "DEVICE_TYPES", ("cpu",))
     result = answered("qwen2_5_vl", method)

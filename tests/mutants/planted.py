@@ -473,8 +473,8 @@ MUTANTS = (
     Mutant(
         "changed models: a weight in another place passes",
         "model/fidelity.py",
-        "and [*map(Tensor.data_ptr, self._weights)] == self._places",
-        "and len(self._weights) == len(self._places)",
+        "and [*map(Tensor.data_ptr, self._weights)] == self._addresses",
+        "and len(self._weights) == len(self._addresses)",
         (
             "model/test_changed_models.py::test_a_changed_target_answers_as_its_own_generate"
             "[norm weight replaced-after first use]",

@@ -23,7 +23,7 @@ from saccade.drafting.schedule import NO_MEMORY_REASON, MemoryGuard, opening_rou
 from saccade.drafting.setup import Setup
 from saccade.drafting.views.basic import FULL
 from saccade.engine.request import Request
-from saccade.model import batch_invariant, trial
+from saccade.model import batch_invariant, generate_check
 from saccade.model.backbone import Backbone
 from saccade.model.session import Session
 from saccade.model.tensor_parallel import agreeing
@@ -132,7 +132,7 @@ class RequestBatch:
         self.prompts = target.prompts(request.inputs)
         spent["vision"] = clock.since()
         # The prompt comes before this check, because models that cannot read it say so better.
-        trial.check(target)
+        generate_check.check_against_generate(target)
         yield
         phase("prefill")
         clock = Clock(target.device)

@@ -21,7 +21,7 @@ from transformers.activations import SiLUActivation
 
 from saccade.model import memory
 from saccade.model.attention import Attend
-from saccade.model.fidelity import is_from_library, oddities, settings
+from saccade.model.fidelity import is_from_library, settings, unusual_changes
 from saccade.model.kernels import Matrix, Quickest, Use
 from saccade.model.kernels.few_rows import FewRowAttention
 
@@ -89,7 +89,7 @@ class FusedDecoder:
         self.axes = axes
         self._table: tuple[Tensor, Tensor] | None = None
         # A head that somebody wrapped, hooked or quantised is not ours to multiply with.
-        plain_head = type(head) is nn.Linear and not oddities([("the head", head)])
+        plain_head = type(head) is nn.Linear and not unusual_changes([("the head", head)])
         self.head = Matrix(head.weight.data, head.bias) if plain_head else None
         inner = [matrix for layer in self.layers for matrix in layer.matrices]
         self._quickest = Quickest(inner if self.head is None else [*inner, self.head])
@@ -121,7 +121,7 @@ class FusedDecoder:
             return False
         layers = text.layers[: text.config.num_hidden_layers]
         own = all(is_from_library(type(module)) for module in text.modules())
-        if not len(layers) or not own or oddities(text.named_modules()):
+        if not len(layers) or not own or unusual_changes(text.named_modules()):
             return False
         first = _blueprint(layers[0])
         if any(_blueprint(layer) != first for layer in layers):
