@@ -148,4 +148,4 @@ def for_split_target(recipe: Recipe) -> Recipe:
             f"{recipe.name} times its forwards, and processes that share a target would each "
             "find other times; name a method with a shape, as in --method specvlm or std"
         )
-    return replace(recipe, schedule=tensor_parallel.together(recipe.schedule))
+    return replace(recipe, schedule=tensor_parallel.agree_on_drafts(recipe.schedule))

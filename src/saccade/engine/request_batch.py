@@ -26,7 +26,7 @@ from saccade.engine.request import Request
 from saccade.model import batch_invariant, generate_check
 from saccade.model.backbone import Backbone
 from saccade.model.session import Session
-from saccade.model.tensor_parallel import agreeing
+from saccade.model.tensor_parallel import agree_on_cut
 
 T = TypeVar("T")
 
@@ -117,7 +117,7 @@ class RequestBatch:
         """Emits a request's first token."""
         cut: Cut = self.stops.cut
         if self.target.shares.count > 1:
-            cut = agreeing(cut)  # All processes of a split target cut as rank 0 does.
+            cut = agree_on_cut(cut)  # All processes of a split target cut as rank 0 does.
         opened[request] = opening_round(self.session, request, cut, self.first)
         self.record(opened[request])
         return opened[request]

@@ -93,7 +93,7 @@ class Backbone:
                 f"{type(model).__name__} has no decoder of layers, with a head over them, that "
                 "Saccade knows how to drive"
             ) from error
-        self.shares = tensor_parallel.shares(layers[0])
+        self.shares = tensor_parallel.head_shares(layers[0])
         self.heads //= self.shares.count  # those of this process from here on
         self.kv_heads //= self.shares.count
         self.config = config

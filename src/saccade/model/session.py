@@ -160,7 +160,7 @@ class Session:
             place=place,
             recent=RecentRows(maxlen=follow) if follow else None,
         )
-        every = model.shares.every_head
+        every = model.shares.gather_heads
         if not record:
             yield Prefill(prompt, cache, logits)
             return
@@ -198,7 +198,7 @@ class Session:
         if not request.recent:
             return prefill
         both = request.recent.attention_mass(request.cache, columns)
-        every = self.backbone.shares.every_head
+        every = self.backbone.shares.gather_heads
         return replace(prefill, mass=every(both[:, :, 0]), relevance=every(both[:, :, 1]))
 
     def fork(
