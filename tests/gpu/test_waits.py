@@ -129,7 +129,7 @@ def test_a_model_is_fused_once():
     assert one.fused and other.fused
     for a, b in zip(one.fused.layers, other.fused.layers, strict=True):
         assert a.qkv.weight.data_ptr() == b.qkv.weight.data_ptr()
-        assert a.gated.weight.data_ptr() == b.gated.weight.data_ptr()
+        assert a.gate_up.weight.data_ptr() == b.gate_up.weight.data_ptr()
 
 
 def test_a_model_that_is_sent_is_fused_where_it_is():

@@ -112,7 +112,7 @@ class Backbone:
         trained = positions == "trained"
         self._reader = Reader(self.model, self.text, self.axes, self.device, trained)
         self.placeholders = self._reader.placeholders
-        known = self.shares.count == 1 and FusedDecoder.knows(self.text)
+        known = self.shares.count == 1 and FusedDecoder.supports(self.text)
         if fused and not known:
             raise ModelError(
                 f"the fused decoder does not know {config.model_type}: leave it to choose by itself"
@@ -398,7 +398,7 @@ class Backbone:
         short = copy(self)
         short.whole = self.whole or self
         short.layers, short.devices = layers, self.devices[:layers]
-        short.fused = None if self.fused is None else self.fused.first(layers)
+        short.fused = None if self.fused is None else self.fused.first_layers(layers)
         short.text = copy(self.text)
         short.text._modules = {**self.text._modules, "layers": self.text.layers[:layers]}
         return short
