@@ -382,8 +382,8 @@ MUTANTS = (
     Mutant(
         "attention in C: what was mixed before is not brought to the new maximum",
         "model/kernels/kernels.c",
-        "mixed[i * wide + n] *= less[n];",
-        "mixed[i * wide + n] *= 1;",
+        "mixed[i * vectors + n] *= shrink[n];",
+        "mixed[i * vectors + n] *= 1;",
         (f"{COMPILED}::test_it_is_the_softmax_over_what_each_row_sees",),
     ),
     Mutant(
@@ -396,8 +396,8 @@ MUTANTS = (
     Mutant(
         "attention in C: no key is hidden from a query of a tile",
         "model/kernels/kernels.c",
-        "if (own < sees.fewest) sees.fewest = own;",
-        "if (own > sees.fewest) sees.fewest = own;",
+        "if (own < visible.fewest) visible.fewest = own;",
+        "if (own > visible.fewest) visible.fewest = own;",
         (f"{COMPILED}::test_it_is_the_softmax_over_what_each_row_sees",),
     ),
     Mutant(
@@ -452,14 +452,14 @@ MUTANTS = (
     Mutant(
         "recording in C: rows beside those that are noted count too",
         "model/kernels/kernels.c",
-        "row_of(c, t, r) >= c->rows - c->noted;",
+        "row_of(c, t, r) >= c->rows - c->mass_rows;",
         "1;",
         (f"{COMPILED}::test_what_is_noted_on_the_way_is_what_is_attended_to",),
     ),
     Mutant(
         "attention in C: parts of the keys are joined by one maximum",
         "model/kernels/kernels.c",
-        "first = power_of_two(mine[tops + n] - top), second",
+        "first = power_of_two(merged[tops + n] - top), second",
         "first = power_of_two(top - top), second",
         (f"{COMPILED}::test_it_is_the_softmax_over_what_each_row_sees",),
     ),
@@ -919,7 +919,7 @@ MUTANTS = (
     Mutant(
         "recording in C: weights stay relative to the maximum as it was",
         "model/kernels/kernels.c",
-        "power_of_two(less[block * wide + n] - highest[n])",
+        "power_of_two(shrink[block * vectors + n] - highest[n])",
         "power_of_two((lanes){0})",
         ("model/test_compiled.py::test_what_is_noted_on_the_way_is_what_is_attended_to",),
     ),
