@@ -493,8 +493,8 @@ MUTANTS = (
     Mutant(
         "changed models: a head's logits are the model's",
         "model/backbone.py",
-        "        if self.through_model:\n",
-        "        if self.through_model is ...:\n",
+        "        if whole.through_model:\n",
+        "        if whole.through_model is ...:\n",
         ("model/test_changed_models.py::test_laws_are_those_of_the_models_own_logits[granite]",),
     ),
     Mutant(

@@ -26,7 +26,13 @@ from saccade.model.attention import Keys, Segment, Step
 from saccade.model.backbone import Backbone
 from saccade.model.cache import Cache
 from saccade.model.cache_pool import CachePool
-from saccade.model.cuda_graphs import Attention, AttentionKind, Rows, StaticInputs, write
+from saccade.model.cuda_graphs import (
+    Attention,
+    AttentionKind,
+    Rows,
+    StaticInputs,
+    write_keys_and_values,
+)
 from saccade.model.kernels.attention_mass import Queries
 from saccade.model.session import Session
 
@@ -204,7 +210,7 @@ def _attend_by_blocks(
     scale: float,
 ) -> Float[Tensor, "new out"]:
     heads, new, width = q.shape
-    write(pool.keys[layer], pool.values[layer], written, k, v)
+    write_keys_and_values(pool.keys[layer], pool.values[layer], written, k, v)
     grouped = (q.reshape(k.shape[0], -1, width).float() * scale).contiguous()
     keys, values = (
         torch.where(after, 0, buffer.index_select(0, read.flatten()).view(*read.shape, width))

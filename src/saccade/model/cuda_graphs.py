@@ -224,7 +224,7 @@ def _attend_gathered(
 ) -> AttentionOutput:
     """Writes the new keys and values, then attends to those of each row's request."""
     keys, values = pool.keys[layer], pool.values[layer]
-    write(keys, values, written, k, v)
+    write_keys_and_values(keys, values, written, k, v)
     requests, _, _, rows, count = hidden.shape
     kv_heads, width = k.shape[0], k.shape[2]
     grouped = q.reshape(kv_heads, groups, requests, rows, width).permute(2, 0, 1, 3, 4)
@@ -241,7 +241,7 @@ def _attend_gathered(
     return out.permute(0, 3, 1, 2, 4).reshape(requests * rows, -1)
 
 
-def write(
+def write_keys_and_values(
     keys: Buffer, values: Buffer, written: Int[Tensor, " place"], k: NewKeys, v: NewKeys
 ) -> None:
     """Writes the new keys and values into these rows of a layer's buffers."""
@@ -536,7 +536,7 @@ def capture_new_sizes() -> None:
             graphs.capture_new()
 
 
-def is_worthwhile(backbone: Backbone) -> bool:
+def is_capturing_worthwhile(backbone: Backbone) -> bool:
     """Returns whether captured forwards are worthwhile: on a GPU, with the fused decoder."""
     return backbone.fused is not None and backbone.device.type in DEVICE_TYPES
 

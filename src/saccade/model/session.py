@@ -23,7 +23,7 @@ from saccade.core.tree import Tree
 from saccade.model.attention import Segment, Step
 from saccade.model.backbone import Backbone
 from saccade.model.cache import Cache, Pages, send
-from saccade.model.cuda_graphs import CudaGraphs, Rows, graphs_of, is_worthwhile
+from saccade.model.cuda_graphs import CudaGraphs, Rows, graphs_of, is_capturing_worthwhile
 from saccade.model.kept import Beginnings
 from saccade.model.kernels.attention_mass import JudgedRow, MassRecorder, RecentRows, RowQueries
 
@@ -85,7 +85,7 @@ class Session:
         self._vocab = vocab
         self._banned = torch.tensor(list(banned), dtype=torch.long, device=backbone.device)
         self._room, self.chunk = min(room, LONG) + ROOM, chunk
-        fixed = is_worthwhile(backbone) if cuda_graphs is None else cuda_graphs
+        fixed = is_capturing_worthwhile(backbone) if cuda_graphs is None else cuda_graphs
         self.cuda_graphs: CudaGraphs | None = graphs_of(backbone) if fixed else None
         # A prompt's keys are another prompt's only where they do not depend on its length.
         shared = None if backbone.rotates_by_length else backbone.kept
