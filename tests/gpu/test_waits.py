@@ -19,7 +19,7 @@ from saccade.inputs.loading import load, load_pair
 from saccade.model.attention import Segment, Step
 from saccade.model.backbone import Backbone
 from saccade.model.cache import Cache
-from saccade.model.kernels.attended import attended
+from saccade.model.kernels.attention_mass import attention_mass
 from saccade.model.prefix_cache import PrefixCache
 
 LOGITS = torch.tensor([[1.0, 3.0, 2.5], [0.5, 0.0, 4.0], [9.0, 8.0, 7.0]])
@@ -73,7 +73,7 @@ def test_attention_written_down_on_a_gpu_is_few_launches():
         keys = [torch.randn(2, 4000, 16, device="cuda") for _ in range(2)]
         asked = [torch.randn(4, 40, 16, device="cuda") for _ in range(2)]
         record.clear()
-        attended(keys, asked, torch.arange(3961, 4001), torch.arange(10, 900, device="cuda"))
+        attention_mass(keys, asked, torch.arange(3961, 4001), torch.arange(10, 900, device="cuda"))
         assert record.counts["launch"] <= 2 * 20
 
 
@@ -130,7 +130,7 @@ def test_a_model_is_fused_once():
     assert one.fused and other.fused
     for a, b in zip(one.fused.layers, other.fused.layers, strict=True):
         assert a.qkv.weight.data_ptr() == b.qkv.weight.data_ptr()
-        assert a.gated.weight.data_ptr() == b.gated.weight.data_ptr()
+        assert a.gate_up.weight.data_ptr() == b.gate_up.weight.data_ptr()
 
 
 def test_a_model_that_is_sent_is_fused_where_it_is():
@@ -167,6 +167,6 @@ def test_a_few_rows_need_no_mask_over_all_keys(dtype):
         truth, _ = attend("cpu", block)
         with pretend_gpus():
             found, step = attend("cuda:0", block)
-            ((_, mask),) = step._ways
+            ((_, mask),) = step._kernels
             assert mask is not None and mask.shape[-1] == (5 if block is None else 7)
         assert torch.allclose(found, truth, atol=1e-5 if dtype == torch.float32 else 2e-2)

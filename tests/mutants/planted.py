@@ -346,8 +346,8 @@ MUTANTS = (
     Mutant(
         "the law of the wrong pending token",
         "model/session.py",
-        "forward.wanted.extend(range(start + max(waiting - 1, 0), len(forward.ids)))",
-        "forward.wanted.extend((*range(start, start + (waiting > 0)), "
+        "forward.logit_rows.extend(range(start + max(waiting - 1, 0), len(forward.ids)))",
+        "forward.logit_rows.extend((*range(start, start + (waiting > 0)), "
         "*range(start + waiting, len(forward.ids))))",
         (f"{SESSION}::test_tokens_from_outside_the_tree_are_caught_up_with",),
     ),
@@ -382,8 +382,8 @@ MUTANTS = (
     Mutant(
         "attention in C: what was mixed before is not brought to the new maximum",
         "model/kernels/kernels.c",
-        "mixed[i * wide + n] *= less[n];",
-        "mixed[i * wide + n] *= 1;",
+        "mixed[i * vectors + n] *= shrink[n];",
+        "mixed[i * vectors + n] *= 1;",
         (f"{COMPILED}::test_it_is_the_softmax_over_what_each_row_sees",),
     ),
     Mutant(
@@ -396,8 +396,8 @@ MUTANTS = (
     Mutant(
         "attention in C: no key is hidden from a query of a tile",
         "model/kernels/kernels.c",
-        "if (own < sees.fewest) sees.fewest = own;",
-        "if (own > sees.fewest) sees.fewest = own;",
+        "if (own < visible.fewest) visible.fewest = own;",
+        "if (own > visible.fewest) visible.fewest = own;",
         (f"{COMPILED}::test_it_is_the_softmax_over_what_each_row_sees",),
     ),
     Mutant(
@@ -452,14 +452,14 @@ MUTANTS = (
     Mutant(
         "recording in C: rows beside those that are noted count too",
         "model/kernels/kernels.c",
-        "row_of(c, t, r) >= c->rows - c->noted;",
+        "row_of(c, t, r) >= c->rows - c->mass_rows;",
         "1;",
         (f"{COMPILED}::test_what_is_noted_on_the_way_is_what_is_attended_to",),
     ),
     Mutant(
         "attention in C: parts of the keys are joined by one maximum",
         "model/kernels/kernels.c",
-        "first = power_of_two(mine[tops + n] - top), second",
+        "first = power_of_two(merged[tops + n] - top), second",
         "first = power_of_two(top - top), second",
         (f"{COMPILED}::test_it_is_the_softmax_over_what_each_row_sees",),
     ),
@@ -473,8 +473,8 @@ MUTANTS = (
     Mutant(
         "changed models: a weight in another place passes",
         "model/fidelity.py",
-        "and [*map(Tensor.data_ptr, self._weights)] == self._places",
-        "and len(self._weights) == len(self._places)",
+        "and [*map(Tensor.data_ptr, self._weights)] == self._addresses",
+        "and len(self._weights) == len(self._addresses)",
         (
             "model/test_changed_models.py::test_a_changed_target_answers_as_its_own_generate"
             "[norm weight replaced-after first use]",
@@ -509,8 +509,8 @@ MUTANTS = (
     Mutant(
         "towers: copies of weights from before",
         "model/kernels/__init__.py",
-        "if self._seen == seen and self._threads == threads:",
-        "if self._seen and self._threads == threads:",
+        "if self._fingerprints == fingerprints and self._threads == threads:",
+        "if self._fingerprints and self._threads == threads:",
         (
             "model/test_tower.py::test_a_towers_weights_changed_in_place_count_from_the_next_prompt_on",
         ),
@@ -540,8 +540,8 @@ MUTANTS = (
     Mutant(
         "one captured size's check stands for all",
         "model/cuda_graphs.py",
-        "if not kind.agree(found, ordinary):",
-        "if not self._runs and not kind.agree(found, ordinary):",
+        "if not kind.agrees(captured, ordinary):",
+        "if not self._captured and not kind.agrees(captured, ordinary):",
         ("model/test_cuda_graphs.py::test_each_size_is_held_against_an_ordinary_forward",),
     ),
     Mutant(
@@ -610,8 +610,8 @@ MUTANTS = (
     Mutant(
         "a tower's windows see each other",
         "model/kernels/windows.py",
-        "out = flash(q, k, v, borders.to(torch.int32), longest, scale, bool(is_causal))",
-        "out = flash(q, k, v, borders[[0, -1]].int(), len(q), scale, bool(is_causal))",
+        "out = attend_by_flash(q, k, v, borders.to(torch.int32), longest, scale, bool(is_causal))",
+        "out = attend_by_flash(q, k, v, borders[[0, -1]].int(), len(q), scale, bool(is_causal))",
         ("model/test_windows.py::test_a_tower_with_windows_sees_in_one_call_a_layer_what_it_saw",),
     ),
     Mutant(
@@ -696,8 +696,8 @@ MUTANTS = (
     Mutant(
         "weights are laid out anew for every number of threads that returns",
         "model/kernels/__init__.py",
-        "        if choice not in self._chosen:\n            for name in set(choice.names) - "
-        "self._laid.keys():",
+        "        if choice not in self._tables:\n            for name in set(choice.names) - "
+        "self._prepared.keys():",
         "        if True:\n            for name in set(choice.names):",
         ("engine/test_predecessors.py::test_no_weights_are_laid_out_on_the_clock_of_any_method",),
     ),
@@ -911,7 +911,7 @@ MUTANTS = (
     ),
     Mutant(
         "attention: a forward's first rows are written down for its last",
-        "model/kernels/attended.py",
+        "model/kernels/attention_mass.py",
         "q[:, -self.last :]",
         "q[:, : self.last or None]",
         ("model/test_decoder.py::test_a_prompts_last_layer_computes_what_is_wanted_alone",),
@@ -919,29 +919,29 @@ MUTANTS = (
     Mutant(
         "recording in C: weights stay relative to the maximum as it was",
         "model/kernels/kernels.c",
-        "power_of_two(less[block * wide + n] - highest[n])",
+        "power_of_two(shrink[block * vectors + n] - highest[n])",
         "power_of_two((lanes){0})",
         ("model/test_compiled.py::test_what_is_noted_on_the_way_is_what_is_attended_to",),
     ),
     Mutant(
         "recording: what the last layer attends to is not told",
         "model/attention.py",
-        "-1 if segment.noted is None else -segment.noted.last :",
-        "-1:",
+        "1 if segment.recorder is None else segment.recorder.last",
+        "1",
         ("model/test_attention.py::test_a_note_is_the_same_on_the_way_and_after",),
     ),
     Mutant(
         "kernels: the first measurement decides for good",
         "model/kernels/__init__.py",
-        "min(took, old[name])",
+        "min(seconds, old[name])",
         "old[name]",
         ("model/test_kernels.py::test_a_busy_moment_does_not_decide_for_good_how_to_multiply",),
     ),
     Mutant(
         "kernels: every copy is kept",
         "model/kernels/__init__.py",
-        "if fewer[needless] > 1 + GAIN:",
-        "if fewer[needless] > 1:",
+        "if without[needless] > 1 + MIN_SAVING:",
+        "if without[needless] > 1:",
         ("model/test_kernels.py::test_a_copy_that_saves_little_is_not_kept",),
     ),
     # -- schedules ---------------------------------------------------------------------------------

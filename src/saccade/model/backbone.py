@@ -27,7 +27,7 @@ from saccade.core.errors import ModelError
 from saccade.core.once import once
 from saccade.core.prompt import Inputs, Prompt
 from saccade.model import families, memory, tensor_parallel
-from saccade.model.attention import Step, ways_of
+from saccade.model.attention import Step, quickest_attention
 from saccade.model.cache import Cache
 from saccade.model.decoder import FusedDecoder
 from saccade.model.fidelity import (
@@ -101,7 +101,7 @@ class Backbone:
                 f"{type(model).__name__} has no decoder of layers, with a head over them, that "
                 "Saccade knows how to drive"
             ) from error
-        self.shares = tensor_parallel.shares(layers[0])
+        self.shares = tensor_parallel.head_shares(layers[0])
         self.heads //= self.shares.count  # From here on these are the heads of this process.
         self.kv_heads //= self.shares.count
         self.config = config
@@ -126,13 +126,13 @@ class Backbone:
             uses_trained_positions=positions == "trained",
         )
         self.placeholders = self._reader.placeholders
-        is_known = self.shares.count == 1 and FusedDecoder.knows(self.text)
+        is_known = self.shares.count == 1 and FusedDecoder.supports(self.text)
         if fused and not is_known:
             raise ModelError(
                 f"the fused decoder does not know {config.model_type}: leave it to choose by itself"
             )
         memory.reuse_freed_memory()  # This has to come before anything is timed.
-        self.attention_choice = ways_of(
+        self.attention_choice = quickest_attention(
             self.heads, self.kv_heads, self.head_dim, self.devices, self.dtype
         )
         self.rotates_by_length = depends_on_length(self.text)
@@ -148,7 +148,8 @@ class Backbone:
             self.few_row_kernels = kernels_for(
                 self.heads, self.kv_heads, self.head_dim, self.devices, self.dtype
             )
-        self.has_passed_trial = False  # Its logits were compared with those of ``generate``.
+        # Whether its logits were compared with those of ``generate`` (``generate_check``).
+        self.is_checked_against_generate = False
         self._newest: Backbone | None = None  # made when the model was changed
         modules = [*self.model.modules()]
         outer = [each for each in modules if any(self.text is part for part in each.modules())]
@@ -191,7 +192,9 @@ class Backbone:
             rebuilt = Backbone(self.model, fused=self._fused_option, positions=self._position_rule)
             rebuilt.prefix_cache = self.prefix_cache
             has_same_structure = rebuilt.description.structure == newest.description.structure
-            rebuilt.has_passed_trial = newest.has_passed_trial and has_same_structure
+            rebuilt.is_checked_against_generate = (
+                newest.is_checked_against_generate and has_same_structure
+            )
             if has_same_structure:
                 rebuilt.needs_model_for_logits = newest.needs_model_for_logits
             if rebuilt.prefix_cache is not None:
@@ -247,13 +250,17 @@ class Backbone:
         with (
             cache_vision(self.model, self.prefix_cache),
             self._replay_vision(vision_outputs),
-            self._tower.quick(),
+            self._tower.use_quickest_kernels(),
         ):
             with self.record_vision(recorded) if coarse else nullcontext():
                 prompts = self._reader.read(inputs)
         if not coarse:
             return prompts
-        with self._replay_vision(recorded), self._reader.average_pictures(), self._tower.quick():
+        with (
+            self._replay_vision(recorded),
+            self._reader.average_pictures(),
+            self._tower.use_quickest_kernels(),
+        ):
             coarse_prompts = self._reader.read(inputs)
         coarse_rows = [prompt.embeds[prompt.visual] for prompt in coarse_prompts]
         return [
@@ -433,7 +440,7 @@ class Backbone:
         short = copy(self)
         short.full_backbone = self.full_backbone or self
         short.layers, short.devices = count, self.devices[:count]
-        short.fused = None if self.fused is None else self.fused.first(count)
+        short.fused = None if self.fused is None else self.fused.first_layers(count)
         short.text = copy(self.text)
         short.text._modules = {**self.text._modules, "layers": self.text.layers[:count]}
         return short

@@ -23,8 +23,8 @@ from saccade.core.tree import Tree
 from saccade.model.attention import Segment, Step
 from saccade.model.backbone import Backbone
 from saccade.model.cache import Cache, Pages, send_to_device
-from saccade.model.cuda_graphs import CudaGraphs, Rows, graphs_of, pays
-from saccade.model.kernels.attended import JudgedRow, Note, Recent, RowQueries
+from saccade.model.cuda_graphs import CudaGraphs, Rows, graphs_of, is_capturing_worthwhile
+from saccade.model.kernels.attention_mass import JudgedRow, MassRecorder, RecentRows, RowQueries
 from saccade.model.prefix_cache import ModelPrefixes
 
 PREFILL_CHUNK_TOKENS = 2048  # of a prompt in one forward, which bounds the memory of a prefill
@@ -55,7 +55,7 @@ class RequestState:
     node_logits: list[Tensor] = field(default_factory=list)  # of the tree
     reused_rows: int = 0  # of the prompt, whose keys come from an earlier request
     noise_number: int = 0  # its number among the requests of its call, which names its noise
-    recent_rows: Recent | None = None  # the rows judged last, where a view follows the answer
+    recent_rows: RecentRows | None = None  # the rows judged last, where a view follows the answer
     node_queries: list[tuple[RowQueries, int]] = field(default_factory=list)  # of the tree
     source_rows: Tensor | None = None  # [layer, kv_head, kept]: the source's row in each row here
     pages: Pages | None = None  # of the source, read into the first rows of the cache
@@ -88,7 +88,7 @@ class Session:
         self._vocab = vocab
         self._banned = torch.tensor(list(banned), dtype=torch.long, device=backbone.device)
         self._room, self.chunk = min(room, MAX_RESERVED_ANSWER_TOKENS) + DRAFT_ROOM_TOKENS, chunk
-        uses_graphs = pays(backbone) if cuda_graphs is None else cuda_graphs
+        uses_graphs = is_capturing_worthwhile(backbone) if cuda_graphs is None else cuda_graphs
         self.cuda_graphs: CudaGraphs | None = graphs_of(backbone) if uses_graphs else None
         # Prompts can share keys only where keys do not depend on the length of the prompt.
         prefix_cache = None if backbone.rotates_by_length else backbone.prefix_cache
@@ -149,12 +149,12 @@ class Session:
         for start, stop in pairwise(_chunk_ends(reused_rows, len(prompt), self.chunk)):
             rows = text[(text >= start) & (text < stop)].cpu()
             is_recorded = recorded_columns > 0 and len(rows) > 0
-            recorder = Note(rows, stop, columns, attention) if is_recorded else None
+            recorder = MassRecorder(rows, stop, columns, attention) if is_recorded else None
             queries = RowQueries(follow_rows) if follow_rows and stop == len(prompt) else None
-            segment = Segment(cache, 0, stop - start, start, noted=recorder, asked=queries)
+            segment = Segment(cache, 0, stop - start, start, recorder=recorder, row_queries=queries)
             hidden = self._prefill_chunk(prompt, segment)
             if recorder is not None:
-                recorder.end(cache)
+                recorder.finish(cache)
             if stop < len(prompt):
                 yield None
         with torch.no_grad():
@@ -169,7 +169,7 @@ class Session:
             prompt_rows=(cache.length, cache.length),
             reused_rows=reused_rows,
             noise_number=noise_number,
-            recent_rows=Recent(maxlen=follow_rows) if follow_rows else None,
+            recent_rows=RecentRows(maxlen=follow_rows) if follow_rows else None,
         )
         if not record:
             yield Prefill(prompt, cache, logits)
@@ -212,8 +212,8 @@ class Session:
         self, prefill: Prefill, attention: Float[Tensor, "layer kv_head 2 visual"]
     ) -> Prefill:
         """Returns a prefill with this attention, of all heads of all processes."""
-        every_head = self.backbone.shares.every_head
-        mass, relevance = every_head(attention[:, :, 0]), every_head(attention[:, :, 1])
+        gather_heads = self.backbone.shares.gather_heads
+        mass, relevance = gather_heads(attention[:, :, 0]), gather_heads(attention[:, :, 1])
         return replace(prefill, mass=mass, relevance=relevance)
 
     def _with_latest_attention(
@@ -223,7 +223,9 @@ class Session:
         request = self.requests[number]
         if not request.recent_rows:
             return prefill
-        return self._with_attention(prefill, request.recent_rows.attended(request.cache, columns))
+        return self._with_attention(
+            prefill, request.recent_rows.attention_mass(request.cache, columns)
+        )
 
     def fork(
         self,
@@ -352,7 +354,7 @@ class Session:
             depths = trees_.depths(tree.parents)[old_nodes:]
             forward.positions.extend(end - 1 + depth for depth in depths)
             # Of the pending tokens only the last one's logits are needed.
-            forward.wanted.extend(range(start + max(waiting - 1, 0), len(forward.ids)))
+            forward.logit_rows.extend(range(start + max(waiting - 1, 0), len(forward.ids)))
             at = request.cache.length + old_nodes
             block = None if trees_.is_chain(tree) else trees_.tree_mask(tree, old_nodes, waiting)
             queries = None if request.recent_rows is None else RowQueries()
@@ -364,7 +366,7 @@ class Session:
                 _store_queries(request, queries, waiting, old_nodes, len(nodes))
 
     def _scores(
-        self, trees: Mapping[int, Tree], logits: Float[Tensor, "scored vocab"]
+        self, trees: Mapping[int, Tree], logits: Float[Tensor, "logit_rows vocab"]
     ) -> dict[int, Scores]:
         """Returns the scores of trees, from the logits of the rows that were added for them."""
         new_logits = list(self._clip(logits))
@@ -423,22 +425,22 @@ class Session:
 
     # -- one forward ---------------------------------------------------------------------------
 
-    def _forward(self, rows: Rows) -> Float[Tensor, "scored vocab"]:
+    def _forward(self, rows: Rows) -> Float[Tensor, "logit_rows vocab"]:
         """Writes the keys and values of all rows and returns the logits that scores need."""
         # A captured forward can neither store queries nor read pages chosen by them. Nor can it
         # record the model's own forward, where logits need that: it may run any Python.
-        is_unusual = any(segment.asked or segment.pages for segment in rows.segments)
+        is_unusual = any(segment.row_queries or segment.pages for segment in rows.segments)
         full_backbone = self.backbone.full_backbone or self.backbone
         if self.cuda_graphs is None or is_unusual or full_backbone.needs_model_for_logits:
             return self._ordinary_forward(rows)
         return self.cuda_graphs.logits(rows, self._ordinary_forward)
 
-    def _ordinary_forward(self, rows: Rows) -> Float[Tensor, "scored vocab"]:
+    def _ordinary_forward(self, rows: Rows) -> Float[Tensor, "logit_rows vocab"]:
         """Does what :meth:`_forward` does, kernel by kernel."""
         model = self.backbone
         hidden = model.forward(model.embed(rows.ids), rows.positions, self._step(rows.segments))
-        if len(rows.wanted) < len(rows.ids):
-            hidden = hidden[send_to_device(torch.tensor(rows.wanted), hidden.device)]
+        if len(rows.logit_rows) < len(rows.ids):
+            hidden = hidden[send_to_device(torch.tensor(rows.logit_rows), hidden.device)]
         return model.logits(hidden)
 
     def _step(self, segments: list[Segment]) -> Step:
@@ -462,7 +464,7 @@ def score_together(
     rows, ends = Rows([], [], [], []), [0]
     for session, trees in batches:
         session._add_new_rows(trees, rows)
-        ends.append(len(rows.wanted))
+        ends.append(len(rows.logit_rows))
     first_session = batches[0][0]
     backbone = first_session.backbone
     logits = torch.empty(0, backbone.vocab, device=backbone.device)

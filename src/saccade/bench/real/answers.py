@@ -88,9 +88,12 @@ def answer_settings(model: Loaded, count: int, penalty: float) -> dict[str, Any]
 class MethodResult:
     """One method's answer about one document.
 
+    The field names are those of the stored rows.
+
     ``same`` says whether it is ``generate()``'s answer, ``repeated`` is the share of its four-grams
-    that occurred in it before, ``tau`` counts tokens per target forward, ``drafted`` those per
-    round, and ``taken`` has the accepted tokens of each forward.
+    that occurred in it before, ``tau`` counts tokens per target forward, and ``drafted`` those per
+    round. ``kept`` counts the document's tokens that the draft reads, and ``taken`` has the number
+    of accepted tokens of each forward.
     """
 
     document: str
