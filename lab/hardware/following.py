@@ -17,7 +17,7 @@ from saccade.core.timing import Clock
 from saccade.core.tree import chain
 from saccade.inputs import Loaded
 from saccade.methods.std import GAMMA, PerHead
-from saccade.model.kept import Kept
+from saccade.model.prefix_cache import PrefixCache
 from saccade.model.session import Session
 
 KEPT_BYTES = 2**32
@@ -82,7 +82,7 @@ def told(facts: Mapping[str, Any]) -> str:
 def follow(model: Loaded, document: Document, *, keep: float, rounds: int) -> Following:
     """Rounds of which three drafted tokens stand, over the document's own words; verifications
     with and without a view that follows take turns."""
-    target = model.backbone.keeping(Kept(KEPT_BYTES))
+    target = model.backbone.with_prefix_cache(PrefixCache(KEPT_BYTES))
     (prompt,) = target.prompts(document_inputs(model, document))
     refresh = Refresh()
     view, clock = PerHead(keep=keep, refresh=refresh), Clock(target.device)
@@ -90,14 +90,14 @@ def follow(model: Loaded, document: Document, *, keep: float, rounds: int) -> Fo
 
     def begun(follow: int) -> tuple[Session, Prefill]:
         session = Session(target, [Sampling()], room=room)
-        *_, first = session.reading(0, prompt, record=True, follow=follow)
+        *_, first = session.prefill_in_chunks(0, prompt, record=True, follow_rows=follow)
         assert isinstance(first, Prefill)
         return session, first
 
     (followed, first), (plain, _) = begun(refresh.rows), begun(0)
     assert first.with_latest_attention is not None
     draft, pruned = Session(target, [Sampling()], room=room), view(first, prompt)
-    draft.fork([first], [pruned], renewed=True)
+    draft.fork([first], [pruned], can_reselect=True)
     spent: dict[str, list[float]] = defaultdict(list)
 
     def timed(name: str, act: Callable[[], T]) -> T:

@@ -146,9 +146,9 @@ def steps(
                 3:
             ]
             request = session.requests[0]
-            assert request.root is not None
+            assert request.root_logits is not None
             times.append(median(took) * 1e3)
-            logits.append(torch.stack([request.root, *request.rows]).float())
+            logits.append(torch.stack([request.root_logits, *request.node_logits]).float())
         apart = float((logits[0] - logits[1]).abs().max())
         found.append(Step(name, count, context, least * 1e3, times[0], times[1], apart))
     return found

@@ -44,7 +44,7 @@ def rivals(
     """Times steps of ``rows`` new tokens over ``context`` cached ones: by the kernels of few rows
     where this device has them, by torch, and by torch with the layers compiled as a whole."""
     kinds = {"torch": _without_kernels(model), "compiled": _compiled(model, compiler)}
-    if model.few_rows is not None:
+    if model.few_row_kernels is not None:
         kinds = {"kernels": model, **kinds}
     for count in rows:
         ordinary, _ = _measured(model, context, count, 1, cuda_graphs=False)
@@ -68,14 +68,14 @@ def _measured(
         WARMUP:
     ]
     request = session.requests[0]
-    assert request.root is not None
-    return torch.stack([request.root, *request.rows]).float(), median(took)
+    assert request.root_logits is not None
+    return torch.stack([request.root_logits, *request.node_logits]).float(), median(took)
 
 
 def _without_kernels(model: Backbone) -> Backbone:
     """The same model, whose captured forwards attend as torch does."""
     plain = copy(model)
-    plain.few_rows, plain.graphs = None, {}
+    plain.few_row_kernels, plain.graphs = None, {}
     return plain
 
 

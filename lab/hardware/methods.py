@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from saccade.bench.compare import BASELINE, resolve_methods, run_interleaved
-from saccade.bench.hardware.others import Watch
+from saccade.bench.hardware.disturbance import DisturbanceWatch
 from saccade.inputs import Pair, captions, media
 from saccade.world import drawing, scenes
 
@@ -29,7 +29,7 @@ def compared(
         path = Path(folder) / "clip.mp4"
         drawing.write_clip(scenes.scene(seed), path, FRAMES, SIZE)
         clip = media.read(path, media.FrameSampling(every=True))
-    watch = Watch()
+    watch = DisturbanceWatch()
     timed = run_interleaved(
         pair,
         pair.ask(QUESTION, clips=[clip]),
@@ -42,7 +42,7 @@ def compared(
     ids = rows[BASELINE]["token_ids"]
     for row in rows.values():
         del row["token_ids"]
-    warning = watch.said([run.decode for run in timed.runs[BASELINE]])
+    warning = watch.warning([run.decode for run in timed.runs[BASELINE]])
     return {"seed": seed, "token_ids": ids, "warning": warning, "methods": rows}
 
 

@@ -122,7 +122,7 @@ def along(
     model = draft.backbone
     prompt = model.adopt(guide.prompt) if model.shares_rows_with(target.backbone) else guide.prompt
     session = Session(model, [Sampling()], banned=list(target.backbone.placeholders))
-    session.prefill([model.written(view(guide, prompt))])
+    session.prefill([model.embed_missing_rows(view(guide, prompt))])
     scores = session.score({0: chain(ids[:-1])})[0]
     return torch.stack([scores.raw(node) for node in range(ROOT, len(ids) - 1)])
 
