@@ -341,4 +341,4 @@ class EarlyExit(SelfDrafter):
     """The first half of the target's layers drafts for the whole, over the target's own keys."""
 
     def __init__(self, setup: Setup) -> None:
-        super().__init__(setup, max(1, setup.target.layers // 2))
+        super().__init__(setup, max(1, setup.target.depth // 2))

@@ -6,7 +6,7 @@ another, and none reads another's keys. This module knows no model: layers call 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -65,6 +65,8 @@ class Segment:
     row_queries: RowQueries | None = None
     pages: Pages | None = None
     """Pages that each row's queries choose, whose keys are read into the cache's first rows."""
+    committed_rows: int = 0  # leading rows that are committed when the forward has ended
+    scored_nodes: int = 0  # leading nodes of the tree that were scored before
 
     @property
     def mask(self) -> Bool[Tensor, "new last"]:
@@ -87,17 +89,29 @@ class Step:
         groups: int,
         dtype: torch.dtype,
         choice: AttentionChoice = ALWAYS_FUSED,
+        key_layers: Mapping[int, int] | None = None,
     ) -> None:
-        """``groups`` is the number of query heads for each key head."""
+        """``groups`` is the number of query heads for each key head.
+
+        ``key_layers`` numbers the layers that have keys, by their place among all layers; None
+        where all of them have.
+        """
         self.segments = segments
+        self._key_layers = key_layers
         self.calls = 0
         """One a layer, where the model's layers call this for their attention."""
         self._choose: Callable[[Segment, int], Kernel] = partial(
             _choose_kernel, groups, dtype, choice
         )
-        self._kernels = [self._choose(each, each.stop - each.start) for each in segments]
+        self._kernels = [
+            self._choose(each, each.stop - each.start) for each in segments if each.cache.keys
+        ]
         for segment in segments:
             segment.cache.reserve(segment.at + segment.stop - segment.start)
+
+    def key_layer(self, layer: int) -> int:
+        """Returns the number of a layer among those that have keys."""
+        return layer if self._key_layers is None else self._key_layers[layer]
 
     def __call__(
         self, layer: int, q: Queries, k: NewKeys, v: NewKeys, scale: float, *, last: bool = False

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from copy import copy
 from dataclasses import replace
 from functools import partial
@@ -26,8 +26,8 @@ from transformers.modeling_outputs import BaseModelOutputWithPast
 from saccade.core.errors import ModelError
 from saccade.core.once import once
 from saccade.core.prompt import Inputs, Prompt
-from saccade.model import families, memory, tensor_parallel
-from saccade.model.attention import Step, quickest_attention
+from saccade.model import families, memory, recurrent, tensor_parallel
+from saccade.model.attention import Segment, Step, quickest_attention
 from saccade.model.cache import Cache
 from saccade.model.decoder import FusedDecoder
 from saccade.model.fidelity import (
@@ -43,6 +43,7 @@ from saccade.model.kernels.few_rows import Kernels, kernels_for
 from saccade.model.kernels.tower import Tower
 from saccade.model.prefix_cache import PrefixCache, cache_vision
 from saccade.model.prompting import PromptReader
+from saccade.model.recurrent import LayerStates, Rows
 from saccade.model.rotary import depends_on_length, rotate_by_length
 
 log = logging.getLogger(__name__)
@@ -105,7 +106,14 @@ class Backbone:
         self.heads //= self.shares.count  # From here on these are the heads of this process.
         self.kv_heads //= self.shares.count
         self.config = config
-        self.layers: int = len(layers)
+        self.depth: int = len(layers)
+        self.mixers = recurrent.mixers_of(layers, config)
+        """The layers that have a state instead of keys, by their place among all."""
+        self.key_layers = {
+            layer: number
+            for number, layer in enumerate(n for n in range(self.depth) if n not in self.mixers)
+        }
+        self.layers: int = len(self.key_layers)  # those that have keys
         self.head_dim: int = (
             config.to_dict().get("head_dim") or config.hidden_size // config.num_attention_heads
         )
@@ -116,7 +124,7 @@ class Backbone:
         # The head of a model may have more ids than its embedding can read.
         self.embedding_count: int = self._embed.weight.shape[0]
         self.device = device_of(self._embed)
-        self.devices = [device_of(layer) for layer in layers]
+        self.devices = [device_of(layers[layer]) for layer in self.key_layers]
         self.dtype: torch.dtype = head.weight.dtype
         self._reader = PromptReader(
             self.model,
@@ -314,7 +322,11 @@ class Backbone:
         if deepstack is not None:
             mask, layers = deepstack
             extra = {"visual_pos_masks": mask[None], "deepstack_visual_embeds": list(layers)}
-        with self.lock, self._use_lengths_for_rotary(positions, length):
+        with (
+            self.lock,
+            self._use_lengths_for_rotary(positions, length),
+            self._run_mixers(step.segments),
+        ):
             before = self.text.config._attn_implementation
             self.text.config._attn_implementation = ATTENTION_NAME
             try:
@@ -328,6 +340,22 @@ class Backbone:
             finally:
                 self.text.config._attn_implementation = before
         return out.last_hidden_state[0]
+
+    @contextmanager
+    def _run_mixers(self, segments: Sequence[Segment]) -> Iterator[None]:
+        """While this lasts the layers that have a state compute with those of these requests."""
+        if not self.mixers:
+            yield
+            return
+        rows = []
+        for segment in segments:
+            assert segment.cache.states is not None
+            rows.append(Rows.of(segment, segment.cache.states, self.device))
+        with ExitStack() as stack:
+            for number, mixer in enumerate(self.mixers.values()):
+                run = recurrent.runner(mixer, rows, number)
+                stack.enter_context(_replace_attributes(mixer.module, forward=run))
+            yield
 
     def prepare(self, threads: int) -> None:
         """Does the work that depends on a number of CPU threads now, so that no answer waits for
@@ -425,7 +453,14 @@ class Backbone:
             capacity,
             dtype=self.dtype,
             devices=self.devices,
+            states=self._empty_states(),
         )
+
+    def _empty_states(self) -> LayerStates | None:
+        """Returns the states before the first token; None where every layer has keys."""
+        if not self.mixers:
+            return None
+        return LayerStates([mixer.empty(self.dtype) for mixer in self.mixers.values()])
 
     def with_prefix_cache(self, prefix_cache: PrefixCache | None) -> Backbone:
         """Returns the same model with a prefix cache: its sessions begin with the prefixes that are
@@ -439,7 +474,13 @@ class Backbone:
         copied."""
         short = copy(self)
         short.full_backbone = self.full_backbone or self
-        short.layers, short.devices = count, self.devices[:count]
+        short.depth = count
+        short.mixers = {layer: mixer for layer, mixer in self.mixers.items() if layer < count}
+        short.key_layers = {
+            layer: number for layer, number in self.key_layers.items() if layer < count
+        }
+        short.layers = len(short.key_layers)
+        short.devices = self.devices[: short.layers]
         short.fused = None if self.fused is None else self.fused.first_layers(count)
         short.text = copy(self.text)
         short.text._modules = {**self.text._modules, "layers": self.text.layers[:count]}
@@ -548,7 +589,8 @@ def _step_attention(
     step: Step | None = kwargs.pop("saccade_step", None)
     if step is None:
         return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
-    out = step(module.layer_idx, query[0], key[0], value[0], float(kwargs["scaling"]))
+    layer = step.key_layer(module.layer_idx)
+    out = step(layer, query[0], key[0], value[0], float(kwargs["scaling"]))
     return out.view(1, out.shape[0], query.shape[1], query.shape[3]), None
 
 

@@ -2,7 +2,7 @@
 
 Tensors are preallocated per layer. So appending n tokens writes n tokens, a rollback changes an
 integer, and committing a path moves only the accepted nodes. Rows at ``length`` and beyond may hold
-anything.
+anything. Layers that have a state instead of keys keep it in ``states``.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from torch import Tensor
 
 from saccade.core.prompt import Paged
 from saccade.model.cache_pool import CachePool, Lease
+from saccade.model.recurrent import LayerStates
 
 
 class Cache:
@@ -30,16 +31,21 @@ class Cache:
         dtype: torch.dtype = torch.float32,
         devices: Sequence[torch.device | str] = (),
         pool: CachePool | None = None,
+        states: LayerStates | None = None,
     ) -> None:
         """Allocates an empty cache.
 
         ``devices`` says where the tensors of each layer are; on the CPU by default. ``pool`` (of a
-        model on one device) provides the rows, as long as it has memory.
+        model on one device) provides the rows, as long as it has memory. ``states`` are those of
+        layers that have no keys.
         """
         self.length = 0
+        self.states = states
         self.pool = pool
         self.lease: Lease | None = None
         shape = (kv_heads, max(capacity, 1), head_dim)
+        self._shape = shape  # for a model's first layers, of which none may have keys
+        self._dtype = dtype
         if pool is not None:
             self.lease = pool.lease(shape[1], layers)
         if self.lease is not None:
@@ -51,11 +57,13 @@ class Cache:
 
     @property
     def capacity(self) -> int:
-        return self.keys[0].shape[1]
+        return self.keys[0].shape[1] if self.keys else self._shape[1]
 
     @property
     def bytes(self) -> int:
-        return 2 * len(self.keys) * self.keys[0].numel() * self.keys[0].element_size()
+        states = 0 if self.states is None else self.states.bytes
+        tensors = (*self.keys, *self.values)
+        return states + sum(each.numel() * each.element_size() for each in tensors)
 
     def reserve(self, length: int) -> None:
         """Makes room for ``length`` tokens. A cache that is too small grows by half at least."""
@@ -102,9 +110,13 @@ class Cache:
     def advance(self, count: int) -> None:
         """Commits the next ``count`` tokens, which were written already."""
         self.length += count
+        if self.states is not None:
+            self.states.advance(count)
 
     def commit_path(self, path: Sequence[int]) -> None:
         """Commits the tokens at these places after the end (increasing) and drops the others."""
+        if self.states is not None:
+            self.states.keep(path)
         # The first tokens of the path are often in their places already.
         in_place = sum(place == node for place, node in enumerate(path))
         old_length = self.length
@@ -122,7 +134,19 @@ class Cache:
         """Drops all tokens from ``length`` on. Raises ValueError where there are fewer."""
         if not 0 <= length <= self.length:
             raise ValueError(f"cannot truncate {self.length} tokens to {length}")
+        if self.states is not None:
+            self.states.truncate(self.states.length - (self.length - length))
         self.length = length
+
+    def nearest_length(self, length: int) -> int:
+        """Returns the largest length, up to this one, to which the cache can be truncated.
+
+        Keys can be cut anywhere. The states of layers that have no keys are known at a few lengths.
+        """
+        if self.states is None:
+            return length
+        without_states = self.length - self.states.length  # rows that a view left out
+        return max(0, without_states + self.states.nearest(length - without_states))
 
     def remove_rows(self, start: int, count: int) -> None:
         """Removes ``count`` rows; those after them move up, in the same memory."""
@@ -144,26 +168,27 @@ class Cache:
         first layers only. ``pooled`` allocates it in this cache's pool, if there is one; a cache
         that is only copied from later does not need that.
         """
-        heads, capacity, width = self.keys[0].shape
+        heads, capacity, width = self._shape[0], self.capacity, self._shape[2]
         depth = len(self.keys) if layers is None else layers
         new = Cache(
             depth,
             heads,
             width,
             rows.shape[-1] + room,
-            dtype=self.keys[0].dtype,
+            dtype=self._dtype,
             devices=[keys.device for keys in self.keys[:depth]],
             pool=self.pool if pooled else None,
+            states=None if self.states is None else self.states.copy(),
         )
         # index_select over flat rows is many times faster than torch.gather.
         start = torch.arange(heads, device=rows.device)[:, None] * capacity
-        flat = (rows + start).expand(depth, heads, -1).reshape(depth, -1)
+        flat = (rows + start).expand(depth, heads, -1).flatten(1)
         for layer in range(depth):
             where = flat[layer].to(self.keys[layer].device)
             for old, copy in ((self.keys, new.keys), (self.values, new.values)):
                 picked = old[layer].view(-1, width).index_select(0, where)
                 copy[layer][:, : rows.shape[-1]] = picked.view(heads, -1, width)
-        new.advance(rows.shape[-1])
+        new.length = rows.shape[-1]
         return new
 
     def exchange(
@@ -202,7 +227,10 @@ class Cache:
         for layer in range(len(self.keys)):
             keys, values = other.read(layer, stop)
             self.write(layer, self.length, keys[:, start:], values[:, start:])
-        self.advance(stop - start)
+        self.length += stop - start
+        if self.states is not None and other.states is not None:
+            theirs = other.states.length - (other.length - stop)
+            self.states.follow(other.states, theirs)
 
 
 def send_to_device(values: Tensor, device: torch.device) -> Tensor:

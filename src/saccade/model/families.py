@@ -11,8 +11,6 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
-from transformers.models.auto.modeling_auto import MODEL_MAPPING
-
 from saccade.core.errors import ModelError
 from saccade.model.grid import PictureLayout
 
@@ -25,8 +23,6 @@ ConfigDict = Mapping[str, Any]
 # from this version on (docs/upstream-transformers-positions.md).
 FAMILIES_WITH_MOVED_TEXT = ("qwen2_vl", "qwen2_5_vl")
 TEXT_MOVED_IN_VERSION = (5, 3)
-
-RECURRENT_LAYER_PREFIXES = ("linear_attention", "mamba", "recurrent", "conv")
 
 
 def _patches_per_side(config: ConfigDict) -> int:
@@ -127,6 +123,3 @@ def refuse_unsupported(config: Any, text_config: Any) -> None:
     slides_everywhere = not layer_types and text.get("sliding_window")
     if has_sliding_layers or slides_everywhere or text.get("use_sliding_window"):
         raise ModelError(f"{name} uses sliding-window attention, which Saccade does not handle yet")
-    is_stateful = getattr(MODEL_MAPPING.get(type(text_config), None), "_is_stateful", False)
-    if is_stateful or any(kind.startswith(RECURRENT_LAYER_PREFIXES) for kind in layer_types):
-        raise ModelError(f"{name} has recurrent layers, whose state cannot be rolled back")

@@ -160,7 +160,7 @@ class ModelPrefixes:
         if best is None:
             return 0, None
         self._prefix_cache.get(best_key)  # This marks it as used.
-        copied_rows = min(best_rows, max_rows)
+        copied_rows = best.cache.nearest_length(min(best_rows, max_rows))
         cache.extend(best.cache, 0, copied_rows)
         return copied_rows, best_key
 

@@ -1,10 +1,10 @@
 """Layers with a state: Gated DeltaNet (Qwen3-Next, Qwen3.5) and short convolutions (LFM2).
 
-Such a layer keeps no keys. It keeps a state that every token changes, and that no token can be taken
-out of again. So the state of *committed* tokens alone is kept. A forward starts from it, and
+Such a layer keeps no keys. It keeps a state that every token changes, and that no token can be
+taken out of again. So the state of *committed* tokens alone is kept. A forward starts from it, and
 leaves behind for each of its rows the small update that the row would make; ``commit`` applies the
-updates of the accepted rows. Nothing is computed twice, no weight is read again, and ``score`` stays
-a pure function of the prompt, the text and the tree.
+updates of the accepted rows. Nothing is computed twice, no weight is read again, and ``score``
+stays a pure function of the prompt, the text and the tree.
 
 The rows of a tree need no states of their own. With S the committed state, g a row's log decay,
 G the sum of g along the path to a row, and u the value that a row writes under its key k,
@@ -12,21 +12,28 @@ G the sum of g along the path to a row, and u the value that a row writes under 
     S_t = e^(G_t) S + sum over a on the path to t of e^(G_t - G_a) k_a u_a^T,
     u_t = beta_t (v_t - e^(G_t) S^T k_t - sum over a above t of e^(G_t - G_a) (k_a . k_t) u_a).
 
-The second line is a triangular system in the rows of the tree, with the tree's mask in the place of
-the causal one of the chunked form of Gated DeltaNet (Yang et al. 2024, arXiv:2412.06464, section 3).
+The second line is a triangular system in the rows of the tree, with the tree's mask in the place
+of the causal one of the chunked form of Gated DeltaNet (Yang et al. 2024, arXiv:2412.06464).
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn.functional import conv1d, pad, softplus
+from transformers.models.auto.modeling_auto import MODEL_MAPPING
+
+from saccade.core.errors import ModelError
+
+if TYPE_CHECKING:
+    from saccade.model.attention import Segment
 
 CHUNK = 64  # rows of committed text whose triangular system is solved at once
 MAX_SNAPSHOTS = 4  # Older states cost memory, and conversations go back one turn at most.
@@ -78,9 +85,7 @@ class Writes:
         )
 
     def first(self, count: int) -> Writes:
-        return Writes(
-            self.keys[:, :count], self.values[:, :count], self.total_decay[:, :count]
-        )
+        return Writes(self.keys[:, :count], self.values[:, :count], self.total_decay[:, :count])
 
     def after(self, path: Sequence[int]) -> Writes:
         """Returns the writes of the rows after a path, seen from the memory at the path's end."""
@@ -153,8 +158,10 @@ def read_text(rows: Delta, memory: Memory) -> tuple[Heads, Memory]:
     def cut(each: Tensor) -> Tensor:
         # Rows that are added at the end write nothing: their beta and their decay are 0.
         padding = (0, 0, 0, extra) if each.dim() == 3 else (0, extra)
-        return pad(each, padding).unflatten(1, (chunks, size)) if extra else each.unflatten(
-            1, (chunks, size)
+        return (
+            pad(each, padding).unflatten(1, (chunks, size))
+            if extra
+            else each.unflatten(1, (chunks, size))
         )
 
     q, k, v, beta, decay = map(cut, (rows.q, rows.k, rows.v, rows.beta, rows.decay))
@@ -266,7 +273,8 @@ class LayerStates:
 
     def base(self, layer: int) -> State:
         """Returns the state at the root of the tree, after the committed rows of this forward."""
-        return self._ahead[layer] or self.states[layer]
+        ahead = self._ahead[layer]
+        return self.states[layer] if ahead is None else ahead
 
     def pass_text(self, layer: int, state: State) -> None:
         """Takes the state after the committed rows of a forward that is under way."""
@@ -287,10 +295,10 @@ class LayerStates:
         """Commits the first ``count`` rows of the last forward, whose states are known."""
         if not count:
             return
-        states = [ahead or state for ahead, state in zip(self._ahead, self.states, strict=True)]
+        pairs = zip(self._ahead, self.states, strict=True)
+        self.states = [state if ahead is None else ahead for ahead, state in pairs]
+        self.length += count
         self._ahead = [None] * len(self.states)
-        self._journal = None
-        self.states, self.length = states, self.length + count
 
     def keep(self, path: Sequence[int]) -> None:
         """Commits the rows of a path of the tree. What follows its last row stays scored."""
@@ -346,22 +354,32 @@ class LayerStates:
         self.states, self.length = self.at(length), length
         self._ahead = [None] * len(self.states)
         self._updates = [None] * len(self.states)
-        self._journal = None
+        self._journal = Journal(length, self.states, [], ())
         self._snapshots = {n: each for n, each in self._snapshots.items() if n <= length}
 
-    def follow(self, other: LayerStates, theirs: int, mine: int) -> None:
-        """Takes another request's states at ``theirs`` tokens, as those at ``mine`` here."""
-        self.states, self.length = other.at(theirs)[: len(self.states)], mine
-        self._ahead = [None] * len(self.states)
-        self._updates = [None] * len(self.states)
-        self._journal = None
+    def follow(self, other: LayerStates, length: int) -> None:
+        """Takes the states that another request of the same text has after so many tokens."""
+        count = len(self.states)
+        known = {n: each[:count] for n, each in other._snapshots.items() if n <= length}
+        self.states, self.length = other.at(length)[:count], length
+        self._ahead = [None] * count
+        self._updates = [None] * count
+        self._journal = Journal(length, self.states, [], ())
+        self._snapshots = known
 
-    def first(self, layers: int) -> LayerStates:
-        """Returns a copy with the first so many layers."""
-        found = LayerStates(self._empty[:layers])
-        found.length, found.states = self.length, self.states[:layers]
-        found._snapshots = {n: each[:layers] for n, each in self._snapshots.items()}
-        return found
+    def copy(self) -> LayerStates:
+        """Returns a copy, which goes its own way from here on."""
+        other = copy(self)
+        other.states, other._snapshots = [*self.states], dict(self._snapshots)
+        other._ahead, other._updates = [*self._ahead], [*self._updates]
+        return other
+
+    def first_layers(self, count: int) -> LayerStates:
+        """Returns a copy with the states of the first so many layers."""
+        other = LayerStates(self._empty[:count])
+        other.length, other.states = self.length, self.states[:count]
+        other._snapshots = {n: each[:count] for n, each in self._snapshots.items()}
+        return other
 
 
 # -- the layers ------------------------------------------------------------------------------------
@@ -381,8 +399,9 @@ class Mixer(ABC):
         """How many earlier inputs the convolution reads."""
         return int(self.conv.kernel_size[0]) - 1
 
-    def empty(self, dtype: torch.dtype, device: torch.device) -> State:
+    def empty(self, dtype: torch.dtype) -> State:
         """Returns the state before the first token."""
+        device = self.conv.weight.device
         return State(torch.zeros(self.past, self.conv.in_channels, dtype=dtype, device=device))
 
     @abstractmethod
@@ -413,8 +432,8 @@ class Mixer(ABC):
             earlier = rows.states.earlier(layer, rows.known)
             known.append(earlier)
             if len(drafted):
-                before = state.window if earlier is None else torch.cat(
-                    [state.window, earlier.inputs]
+                before = (
+                    state.window if earlier is None else torch.cat([state.window, earlier.inputs])
                 )
                 every = torch.cat([before.to(own), drafted])
                 taps = every[rows.taps(self.past)].float()
@@ -441,6 +460,17 @@ class Rows:
     firm: int
     known: int
     ancestors: Bool[Tensor, "new all"]
+
+    @classmethod
+    def of(cls, segment: Segment, states: LayerStates, device: torch.device) -> Rows:
+        """Returns the rows of a segment of a forward."""
+        firm, known = segment.committed_rows, segment.scored_nodes
+        new = segment.stop - segment.start - firm
+        if segment.block is None:
+            mask = torch.ones(new, known + new, dtype=torch.bool).tril_(known)
+        else:
+            mask = segment.block[firm:, firm:]
+        return cls(states, segment.start, segment.stop, firm, known, mask.to(device))
 
     def taps(self, past: int) -> Int[Tensor, "new tap"]:
         """Returns, for each new node, the places of the inputs that its convolution reads, in the
@@ -484,15 +514,18 @@ class GatedDelta(Mixer):
         super().__init__(module)
         self.conv = module.conv1d
 
-    def empty(self, dtype: torch.dtype, device: torch.device) -> State:
-        own = self.module
-        memory = torch.zeros(own.num_v_heads, own.head_k_dim, own.head_v_dim, device=device)
-        return replace(super().empty(dtype, device), memory=memory)
+    def empty(self, dtype: torch.dtype) -> State:
+        own, state = self.module, super().empty(dtype)
+        memory = state.window.new_zeros(
+            own.num_v_heads, own.head_k_dim, own.head_v_dim, dtype=torch.float32
+        )
+        return replace(state, memory=memory)
 
     def project(
         self, hidden: Float[Tensor, "all dim"]
     ) -> tuple[Float[Tensor, "all channel"], Tensor, Tensor, Tensor]:
-        """Returns the convolution's inputs, the output gate z, and what beta and the decay are of."""
+        """Returns the convolution's inputs, the output gate, and the projections that beta and the
+        decay are computed from."""
         own = self.module
         return (
             own.in_proj_qkv(hidden),
@@ -539,7 +572,9 @@ class GatedDelta(Mixer):
         q, k, v = (
             part.unflatten(-1, (-1, width)).transpose(0, 1).float()
             for part, width in zip(
-                mixed.split(sizes, -1), (own.head_k_dim, own.head_k_dim, own.head_v_dim), strict=True
+                mixed.split(sizes, -1),
+                (own.head_k_dim, own.head_k_dim, own.head_v_dim),
+                strict=True,
             )
         )
         times = own.num_v_heads // own.num_k_heads
@@ -573,6 +608,45 @@ MIXERS: dict[str, type[Mixer]] = {
     "Lfm3ShortConv": ShortConvolution,
 }
 """How to drive a module of transformers that has a state, by the name of its class."""
+
+
+RECURRENT_KINDS = ("linear_attention", "mamba", "recurrent", "conv")
+"""How transformers' configs begin the names of layers that have a state."""
+
+
+def runner(
+    mixer: Mixer, segments: Sequence[Rows], layer: int
+) -> Callable[..., Float[Tensor, "1 all dim"]]:
+    """Returns the forward that stands in for the module's own, for the length of one forward."""
+
+    def run(hidden_states: Float[Tensor, "1 all dim"], **_: Any) -> Float[Tensor, "1 all dim"]:
+        return mixer.run(hidden_states[0], segments, layer)[None]
+
+    return run
+
+
+def mixers_of(layers: Sequence[nn.Module], config: Any) -> dict[int, Mixer]:
+    """Returns the parts of decoder layers that have a state, by the layer's place.
+
+    Raises ModelError where a layer has a state that Saccade does not know.
+    """
+    described = config.to_dict()
+    kinds = described.get("layer_types") or []
+    name = described.get("model_type", "this model")
+    mixers = {}
+    for place, layer in enumerate(layers):
+        mixer = mixer_of(layer)
+        if mixer is not None:
+            mixers[place] = mixer
+        elif place < len(kinds) and kinds[place].startswith(RECURRENT_KINDS):
+            raise ModelError(
+                f"{name} has layers of the kind {kinds[place]}, whose state Saccade does not know "
+                f"how to keep; it knows {', '.join(MIXERS)}"
+            )
+    is_stateful = getattr(MODEL_MAPPING.get(type(config), None), "_is_stateful", False)
+    if is_stateful and not kinds and not mixers:
+        raise ModelError(f"{name} has a state that Saccade does not know how to keep")
+    return mixers
 
 
 def mixer_of(layer: nn.Module) -> Mixer | None:

@@ -30,6 +30,7 @@ from saccade.model.prefix_cache import ModelPrefixes
 PREFILL_CHUNK_TOKENS = 2048  # of a prompt in one forward, which bounds the memory of a prefill
 DRAFT_ROOM_TOKENS = 64  # rows of a cache for drafted tokens, beyond those for the answer
 MAX_RESERVED_ANSWER_TOKENS = 2048  # rows of a new cache for the answer; for a longer one it grows
+REREAD_PROMPT_TOKENS = 32  # at most so many are read again when a conversation is cut back
 Rules = Sequence[Sampling] | Mapping[int, Sampling]
 """Each request's sampling rules, by its number."""
 
@@ -146,13 +147,25 @@ class Session:
             first_needed = int(text[0]) if recorded_columns and len(text) else len(prompt)
             max_reused = max(0, min(first_needed, len(prompt) - max(1, follow_rows)))
             reused_rows, prefix_key = self._prefixes.copy_longest(prompt, cache, max_reused)
-        for start, stop in pairwise(_chunk_ends(reused_rows, len(prompt), self.chunk)):
+        ends = _chunk_ends(reused_rows, len(prompt), self.chunk)
+        cuts = _lengths_to_remember(prompt) if cache.states is not None else set()
+        for start, stop in pairwise(sorted({*ends, *(n for n in cuts if n > reused_rows)})):
             rows = text[(text >= start) & (text < stop)].cpu()
             is_recorded = recorded_columns > 0 and len(rows) > 0
             recorder = MassRecorder(rows, stop, columns, attention) if is_recorded else None
             queries = RowQueries(follow_rows) if follow_rows and stop == len(prompt) else None
-            segment = Segment(cache, 0, stop - start, start, recorder=recorder, row_queries=queries)
+            segment = Segment(
+                cache,
+                0,
+                stop - start,
+                start,
+                recorder=recorder,
+                row_queries=queries,
+                committed_rows=stop - start,
+            )
             hidden = self._prefill_chunk(prompt, segment)
+            if stop in cuts and cache.states is not None:
+                cache.states.snapshot()
             if recorder is not None:
                 recorder.finish(cache)
             if stop < len(prompt):
@@ -248,6 +261,8 @@ class Session:
             if (paged := prompt.paged) is not None:
                 rows = torch.cat([paged.rows.flatten()[: paged.slots], rows])
             cache = source.select(rows, self._room, self.backbone.layers)
+            if cache.states is not None:
+                cache.states = cache.states.first_layers(len(self.backbone.mixers))
             self.requests[number] = RequestState(
                 cache,
                 prompt.context.tolist(),
@@ -304,7 +319,10 @@ class Session:
             cached_tokens = min(
                 request.cache.length - request.prompt_rows[0], kept_tokens, request.length - 1
             )
-            request.cache.truncate(request.prompt_rows[0] + cached_tokens)
+            # A state is known at a few lengths. Text since the last of them is read again.
+            length = request.cache.nearest_length(request.prompt_rows[0] + cached_tokens)
+            cached_tokens = length - request.prompt_rows[0]
+            request.cache.truncate(length)
             request.copied_tokens = max(0, min(request.copied_tokens, cached_tokens))
             text_start = len(request.context) - request.length
             request.pending = request.context[text_start + cached_tokens :]
@@ -320,7 +338,7 @@ class Session:
         )
         text_rows = cache.length - old_rows
         request.cache = cache.select(torch.cat([rows, scored_rows]), self._room)
-        request.cache.truncate(len(rows) + text_rows)
+        request.cache.length = len(rows) + text_rows  # What was scored stays behind it.
         request.prompt_rows = len(rows), len(rows)
 
     def end(self, request: int) -> None:
@@ -360,7 +378,17 @@ class Session:
             queries = None if request.recent_rows is None else RowQueries()
             stop = len(forward.ids)
             forward.segments.append(
-                Segment(request.cache, start, stop, at, block, None, queries, request.pages)
+                Segment(
+                    request.cache,
+                    start,
+                    stop,
+                    at,
+                    block,
+                    row_queries=queries,
+                    pages=request.pages,
+                    committed_rows=waiting,
+                    scored_nodes=old_nodes,
+                )
             )
             if queries is not None:
                 _store_queries(request, queries, waiting, old_nodes, len(nodes))
@@ -445,7 +473,8 @@ class Session:
 
     def _step(self, segments: list[Segment]) -> Step:
         model = self.backbone
-        return Step(segments, model.heads // model.kv_heads, model.dtype, model.attention_choice)
+        groups = model.heads // model.kv_heads
+        return Step(segments, groups, model.dtype, model.attention_choice, model.key_layers)
 
     def _clip(self, logits: Float[Tensor, "rows vocab"]) -> Float[Tensor, "rows clipped"]:
         """Returns logits of the shared vocabulary, where banned ids have probability 0."""
@@ -485,6 +514,18 @@ def _chunk_ends(start: int, stop: int, chunk: int) -> list[int]:
     return [*range(start, max(start + 1, stop - chunk // 4), chunk), stop]
 
 
+def _lengths_to_remember(prompt: Prompt) -> set[int]:
+    """Returns the lengths of a prompt at which the states of layers without keys are remembered.
+
+    Conversations are cut back to somewhere near the prompt's end. Other questions about the same
+    pictures begin where the pictures end.
+    """
+    text = prompt.text_after()
+    pictures_end = int(text[0]) if len(text) else len(prompt)
+    near_end = max(pictures_end, len(prompt) - REREAD_PROMPT_TOKENS)
+    return {n for n in (pictures_end, near_end, len(prompt)) if 0 < n <= len(prompt)}
+
+
 def _store_queries(
     request: RequestState, queries: RowQueries, waiting: int, old_nodes: int, new_nodes: int
 ) -> None:
@@ -509,6 +550,11 @@ def _copy_committed_keys(request: RequestState) -> None:
     ready = max(0, min(request.source.length - there, request.length - 1))
     # After a turn that adds nothing, the last token of the prompt itself may have been pending.
     copied = min(request.copied_tokens, request.cache.length - here)
+    # Layers without keys can go on only from where the source knows their states.
+    ready = request.source.nearest_length(there + ready) - there
+    if ready < copied:
+        request.pending = request.context[len(request.context) - request.length + copied :]
+        return
     request.cache.truncate(here + copied)
     request.cache.extend(request.source, there + copied, there + ready)
     request.copied_tokens = ready
