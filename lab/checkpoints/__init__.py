@@ -14,10 +14,14 @@ import torch
 import transformers as hf
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from lab.checkpoints.families import FAMILIES, SIDE, TILES, Family, Size
+from lab.checkpoints import families
+from lab.checkpoints.families import SIDE, TILES, Family, Size
+from lab.checkpoints.newer_families import NEWER_FAMILIES
 from saccade.core.errors import OptionError
 
 __all__ = ["FAMILIES", "SIDE", "TILES", "Size", "make"]
+
+FAMILIES = {**families.FAMILIES, **NEWER_FAMILIES}
 
 CONTROL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 
@@ -94,7 +98,7 @@ def _tokenizer(family: Family) -> Any:
 
 def _random(config: Any, seed: int, text: int) -> Any:
     """A model whose layers mix well, its logits spread by about 4; ids past ``text`` never win."""
-    text_only = type(config) in hf.MODEL_FOR_CAUSAL_LM_MAPPING
+    text_only = type(config) not in hf.MODEL_FOR_MULTIMODAL_LM_MAPPING
     model = (hf.AutoModelForCausalLM if text_only else hf.AutoModelForMultimodalLM).from_config(
         config
     )
@@ -111,6 +115,8 @@ def _random(config: Any, seed: int, text: int) -> Any:
                 weight.normal_(0, 1, generator=generator)
             else:
                 fan = weight[0].numel()
+                if "experts" in name and weight.ndim == 3:  # One matrix an expert.
+                    fan = round(fan**0.5)
                 looks = "layers" in name and ("q_proj" in name or "k_proj" in name)
                 sharp = 4.0 if weight is head else 2.0 if looks else 1.0  # else text repeats itself
                 weight.normal_(0, sharp / fan**0.5, generator=generator)
