@@ -18,7 +18,7 @@ from helpers import video_input as seen_input
 from torch import Tensor
 
 import saccade
-from lab.hardware.flips import flips
+from lab.hardware.flips import count_flips
 from lab.training.agreement import held_out
 from saccade import inputs as models
 from saccade.core.costs import Costs
@@ -460,7 +460,7 @@ def test_costs_are_those_of_padded_forwards():
 def test_flips_are_counted(dtype):
     """Claim: rows alone change logits without exact, and none with it."""
     target, inputs = model_of("llama", dtype), asked("llama", dtype)
-    ordinary = flips(target, inputs, tokens=48)
+    ordinary = count_flips(target, inputs, tokens=48)
     assert ordinary.compared == 48 and 0 <= ordinary.flips <= ordinary.unlike
     assert ordinary.unlike > 0
-    assert flips(target, inputs, tokens=48, exact=True).unlike == 0
+    assert count_flips(target, inputs, tokens=48, exact=True).unlike == 0
