@@ -38,11 +38,11 @@ def train(
     An interrupted training is continued.
     """
     prepare(threads, verbose)
-    from lab.training import seeing, shell
+    from lab.training import adapted_llama, seeing
 
     seeing.train(run_dir, seconds)
-    model, tok = shell.seeing(run_dir / shell.FILE)
-    shell.save(model, tok, run_dir / MODEL)
+    model, tok = adapted_llama.load_adapted(run_dir / adapted_llama.ADAPTER_FILE)
+    adapted_llama.save_checkpoint(model, tok, run_dir / MODEL)
 
 
 @app.command()
@@ -56,10 +56,10 @@ def draft(
     An interrupted training is continued.
     """
     prepare(threads, verbose)
-    from lab.training import seeing_draft, shell
+    from lab.training import adapted_llama, seeing_draft
 
     model, tok = seeing_draft.train(run_dir)
-    shell.save(model, tok, run_dir / DRAFT)
+    adapted_llama.save_checkpoint(model, tok, run_dir / DRAFT)
 
 
 @app.command()
@@ -80,13 +80,13 @@ def judge(
     prepare(threads, verbose)
     from lab.studies import seeing as study
     from lab.studies import seeing_page
-    from lab.training import shell
+    from lab.training import adapted_llama
     from saccade.bench.real import answers as measure
     from saccade.inputs import load, real_weights
 
     if not path.parent.is_dir():
         raise OptionError(f"cannot write {path}: there is no folder {path.parent}")
-    adapter = run_dir / shell.FILE
+    adapter = run_dir / adapted_llama.ADAPTER_FILE
     if not adapter.is_file():
         raise ModelError(f"no adapter at {adapter}: `python -m lab seeing train` makes one")
     digest = hashlib.sha256(adapter.read_bytes()).hexdigest()[:16]

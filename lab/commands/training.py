@@ -62,9 +62,9 @@ def evaluate(
         raise OptionError(f"there are no clips of {unknown[0]} visual tokens; sizes: {known_sizes}")
     stored = None if out_file is None else out_file.with_suffix(".json")
     before = json.loads(stored.read_text()) if stored is not None and stored.exists() else {}
-    with status("measuring", quiet=as_json) as tell:
+    with status("measuring", quiet=as_json) as on_progress:
         results = report.measure(
-            EMBEDDED, run_dir, clips=clips, sizes=sizes, before=before, tell=tell
+            EMBEDDED, run_dir, clips=clips, sizes=sizes, before=before, on_progress=on_progress
         )
     command = f"python -m lab eval --clips {clips}" + "".join(f" --tokens {n}" for n in sizes)
     figure = None
@@ -72,7 +72,7 @@ def evaluate(
         stored.write_text(json.dumps(results, indent=1) + "\n")
         if results["curves"]:
             figure = out_file.with_suffix(".png")
-            report.figure(results, figure)
+            report.draw_curves(results, figure)
         name = None if figure is None else figure.name
         out_file.write_text(report.page(results, name, f"{command} --out {out_file}"))
     typer.echo(json.dumps(results) if as_json else report.page(results, None, command))

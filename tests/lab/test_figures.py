@@ -107,7 +107,7 @@ def test_frames_show_what_is_kept_and_veil_the_rest():
     """Claim: a row a view, six frames a row; a kept cell has the clip's own pixels and no other
     cell has, and the counts below are of that frame. Fails if rows and columns, or frames, of
     the grid are swapped."""
-    clip = agreement.held_out(0, 64)[1]
+    clip = agreement.unseen_clip(0, 64)[1]
     drawn = methods.frames(HIPPO)
     pictures = [axis for axis in drawn.axes if axis.images]
     assert len(pictures) == 2 * methods.STRIP

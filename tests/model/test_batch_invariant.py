@@ -19,7 +19,7 @@ from torch import Tensor
 
 import saccade
 from lab.hardware.flips import count_flips
-from lab.training.agreement import held_out
+from lab.training.agreement import unseen_clip
 from saccade import inputs as models
 from saccade.core.costs import Costs
 from saccade.core.errors import MethodError, ModelError
@@ -143,7 +143,7 @@ def test_control_without_exact_bits_differ(family, dtype):
 def test_the_trained_pair(pair, dtype, number):
     """Claim: so it is with trained weights, on clips they never saw."""
     target, draft = _loaded("shapes", dtype), _loaded("shapes-draft", dtype)
-    _, clip, question = held_out(number, 256)
+    _, clip, question = unseen_clip(number, 256)
     inputs = models.ask(target, question, clips=[clip])
     settings = {"exact": True, "draft": draft.backbone, "max_new_tokens": 32}
     plain, truth = told(target.backbone, inputs, "ar", **settings)
