@@ -13,9 +13,20 @@ from saccade.core.errors import OptionError, suggest
 
 # The families of ``lab.checkpoints``, repeated here because importing that takes seconds.
 FAMILIES = (
-    *("qwen2-vl", "qwen2.5-vl", "qwen3-vl", "qwen3-vl-moe", "llava-onevision", "llava-1.5"),
-    *("llava-next", "llava-next-video", "qwen2.5-omni", "llama", "internvl", "video-llava"),
-    *("video-llama-3", "smolvlm"),
+    "qwen2-vl",
+    "qwen2.5-vl",
+    "qwen3-vl",
+    "qwen3-vl-moe",
+    "llava-onevision",
+    "llava-1.5",
+    "llava-next",
+    "llava-next-video",
+    "qwen2.5-omni",
+    "llama",
+    "internvl",
+    "video-llava",
+    "video-llama-3",
+    "smolvlm",
 )
 
 

@@ -28,7 +28,7 @@ MIB = 2**20
 
 @with_option_groups
 def prefill(
-    how: TargetOptions,
+    options: TargetOptions,
     visual_tokens: Annotated[int, typer.Option(min=1, help="About how many to read.")] = 8192,
     rows: Annotated[int, typer.Option(min=1, help="Of the verification that follows.")] = 8,
     record: Annotated[
@@ -41,10 +41,10 @@ def prefill(
     verbose: Verbose = False,
 ) -> None:
     """Read one long clip and verify one draft, and print the seconds and the peak memory."""
-    prepare(how.threads, verbose)
+    prepare(options.threads, verbose)
     from lab.hardware.prefill import measure_reading, measure_recording
 
-    target = how.loaded()
+    target = options.loaded()
     if turns:
         plain, recorded = measure_recording(target, visual_tokens, turns)
         typer.echo(
@@ -72,7 +72,7 @@ def prefill(
 
 @with_option_groups
 def verify(
-    how: TargetOptions,
+    options: TargetOptions,
     visual_tokens: Annotated[int, typer.Option(min=1, help="Cached keys.")] = 2048,
     rows: Annotated[
         list[int] | None, typer.Option(min=1, help="Of a verification (repeatable).")
@@ -82,10 +82,12 @@ def verify(
     verbose: Verbose = False,
 ) -> None:
     """Measure T(n)/T(1): what a verification of several rows costs, compared with one row."""
-    prepare(how.threads, verbose)
+    prepare(options.threads, verbose)
     from lab.hardware.prefill import measure_verifications
 
-    seconds = measure_verifications(how.loaded(), visual_tokens, {1, *(rows or (4, 8, 16))}, turns)
+    seconds = measure_verifications(
+        options.loaded(), visual_tokens, {1, *(rows or (4, 8, 16))}, turns
+    )
     if as_json:
         typer.echo(json.dumps({"keys": visual_tokens, "seconds": seconds}))
         return
@@ -95,7 +97,7 @@ def verify(
 
 @with_option_groups
 def flips(
-    how: TargetOptions,
+    options: TargetOptions,
     suite: Annotated[str, typer.Option(help="Its items are the prompts.")] = "shapes-caption",
     limit: Annotated[int, typer.Option(min=1, help="Items.")] = 20,
     rows: Annotated[int, typer.Option(min=2, help="Rows of a forward, compared with 1.")] = 8,
@@ -105,12 +107,12 @@ def flips(
     verbose: Verbose = False,
 ) -> None:
     """Count how often the target's arg-max differs when a forward has several rows."""
-    prepare(how.threads, verbose)
+    prepare(options.threads, verbose)
     from lab.hardware.flips import count_flips
     from saccade.bench.runner import media_arguments
     from saccade.inputs import ask
 
-    loaded = how.loaded()
+    loaded = options.loaded()
     (chosen,) = named_suites(suite, None)
     counts = [
         count_flips(
@@ -136,7 +138,7 @@ def flips(
 
 @with_option_groups
 def pool(
-    how: PairOptions,
+    options: PairOptions,
     rows: Annotated[
         list[int] | None, typer.Option(min=1, help="Requests at once (repeatable).")
     ] = None,
@@ -151,13 +153,13 @@ def pool(
     verbose: Verbose = False,
 ) -> None:
     """Serve the same requests with several numbers at once, and print throughput and latency."""
-    prepare(how.threads, verbose)
+    prepare(options.threads, verbose)
     from lab.hardware.throughput import draw_throughput, make_requests, measure_throughput
     from saccade.bench.figures import save_figure
     from saccade.bench.terminal_output import make_table
 
     (chosen,) = named_suites(suite, None)
-    models = how.models(quiet=as_json)
+    models = options.models(quiet=as_json)
     drafting = None if models.draft is None else models.draft.backbone
     with status("serving", quiet=as_json):
         requests = make_requests(models.target, islice(chosen.items(), limit), max_new_tokens)
@@ -167,7 +169,7 @@ def pool(
             requests,
             split_names(methods),
             rows or [1, 2, 4, 8],
-            how.repeat,
+            options.repeat,
         )
     rates = [asdict(each) | {"tokens_per_second": each.tokens_per_second} for each in results]
     if path is not None:
@@ -232,7 +234,7 @@ def following(
 
 @with_option_groups
 def methods(
-    how: PairOptions,
+    options: PairOptions,
     max_new_tokens: command_options.Tokens = 256,
     path: Annotated[Path, typer.Option("--out", help="Store the run here.")] = Path(
         "docs/results/methods.json"
@@ -243,22 +245,24 @@ def methods(
     verbose: Verbose = False,
 ) -> None:
     """Run every method on three clips, and compare ids, tokens a forward and speed with ar's."""
-    prepare(how.threads, verbose)
+    prepare(options.threads, verbose)
     from lab.hardware.methods import MARKS, SEEDS, compare_on_clip, page_section
     from lab.studies.ablations import put
     from saccade.engine.trace import environment
     from saccade.methods import SYSTEMS
 
-    pair = how.models(quiet=False)
+    pair = options.models(quiet=False)
     clips = []
     for seed in SEEDS:
         with status(f"clip {seed}", quiet=False):
-            rows = compare_on_clip(pair, seed, [*SYSTEMS], repeat=how.repeat, tokens=max_new_tokens)
+            rows = compare_on_clip(
+                pair, seed, [*SYSTEMS], repeat=options.repeat, tokens=max_new_tokens
+            )
             clips.append(rows)
     facts = {
         "command": shlex.join(["python", "-m", "lab", *sys.argv[1:]]),
         "machine": "{processor}, {threads} threads, torch {torch}".format(**environment()),
-        "repeat": how.repeat,
+        "repeat": options.repeat,
         "clips": clips,
     }
     path.write_text(json.dumps(facts, indent=1) + "\n")

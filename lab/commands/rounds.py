@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @with_option_groups
 def profile(
-    how: PairOptions,
+    options: PairOptions,
     methods: Annotated[str, typer.Option(help="Comma-separated; serial methods only.")] = (
         "auto,sd/shape=fit,specvlm/shape=fit,sd/view=uniform/keep=0.1/shape=fit"
     ),
@@ -40,14 +40,14 @@ def profile(
     verbose: Verbose = False,
 ) -> None:
     """Measure where a round's time goes, and how close it is to what bare forwards allow."""
-    prepare(how.threads, verbose)
+    prepare(options.threads, verbose)
     settings = {"max_new_tokens": max_new_tokens} if max_new_tokens else {}
-    _profile_suite(how, _recipes(methods), suite, limit, settings, as_json)
+    _profile_suite(options, _recipes(methods), suite, limit, settings, as_json)
 
 
 @with_option_groups
 def cost(
-    how: PairOptions,
+    options: PairOptions,
     methods: Annotated[str, typer.Option(help="Comma-separated.")] = (
         "sd/shape=chain-3,sd/shape=chain-7,specvlm,specvlm/shape=chain-7"
     ),
@@ -66,7 +66,7 @@ def cost(
 
     The text of the answers does not matter, so random weights will do.
     """
-    prepare(how.threads, verbose)
+    prepare(options.threads, verbose)
     from lab.hardware.imposed import ImposedAcceptance, impose_acceptance
 
     if accepted is None and rates is None:
@@ -79,7 +79,7 @@ def cost(
     }
     # No token ends a text, so that all answers have the same length.
     settings = {"max_new_tokens": max_new_tokens, "eos_token_id": -1}
-    _profile_suite(how, recipes, suite, 1, settings, as_json)
+    _profile_suite(options, recipes, suite, 1, settings, as_json)
 
 
 def _recipes(methods: str) -> dict[str, Recipe]:
@@ -101,7 +101,7 @@ def _parse_rate(text: str) -> float:
 
 
 def _profile_suite(
-    how: PairOptions,
+    options: PairOptions,
     recipes: Mapping[str, Recipe],
     suite: str,
     limit: int,
@@ -114,7 +114,7 @@ def _profile_suite(
     from saccade.engine.trace import environment
     from saccade.inputs import ask
 
-    models = how.models(quiet=as_json)
+    models = options.models(quiet=as_json)
     (chosen,) = named_suites(suite, None)
     items = islice(chosen.items(), limit)
     longest = {"max_new_tokens": chosen.setting.max_new_tokens, "do_sample": False}
@@ -125,11 +125,11 @@ def _profile_suite(
             [ask(models.target, item.question, **runner.media_arguments(item)) for item in items],
             recipes,
             settings={**longest, **settings},
-            repeat=how.repeat,
+            repeat=options.repeat,
             on_progress=on_progress,
         )
     if as_json:
-        about = {"suite": chosen.name, "items": limit, "repeat": how.repeat}
+        about = {"suite": chosen.name, "items": limit, "repeat": options.repeat}
         every = [asdict(each) for each in profiles]
         typer.echo(json.dumps({**about, "environment": environment(), "methods": every}))
         return
@@ -139,7 +139,7 @@ def _profile_suite(
         "[dim]Times are milliseconds. ms is a round, of which draft, verify and rest are shares; "
         "level is a drafted level. c, T(n) and bare are a level, a verification and a round by "
         f"bare forwards, whose T(1) is {bare_plain}. ideal and got are speedups over ar. "
-        f"{limit} items of {chosen.name}, {how.repeat} runs each.[/dim]",
+        f"{limit} items of {chosen.name}, {options.repeat} runs each.[/dim]",
         soft_wrap=True,
     )
 

@@ -42,9 +42,17 @@ RENAMED_TOKENS |= {"<file_sep>": "<|vision_pad|>", "<filename>": "<|image_pad|>"
 RENAMED_TOKENS |= {"<gh_stars>": "<|video_pad|>"}
 ADAPTER_FILE = "adapter.safetensors"
 CONFIG_FIELDS = (  # Those that are copied from a Llama's config.
-    *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "rms_norm_eps"),
-    *("num_attention_heads", "num_key_value_heads", "max_position_embeddings"),
-    *("bos_token_id", "eos_token_id", "pad_token_id"),
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "rms_norm_eps",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "max_position_embeddings",
+    "bos_token_id",
+    "eos_token_id",
+    "pad_token_id",
 )
 
 

@@ -23,7 +23,16 @@ from saccade.world.train_draft import samples
 from saccade.world.train_draft.samples import EVAL_SEED, Canvas, Dialogue, render_pictures
 
 KINDS = (
-    *("colour", "shape", "size", "where", "count", "motion", "time", "event", "texture", "truth"),
+    "colour",
+    "shape",
+    "size",
+    "where",
+    "count",
+    "motion",
+    "time",
+    "event",
+    "texture",
+    "truth",
 )
 
 

@@ -296,7 +296,12 @@ def run_steps(run: Run, run_dir: Path) -> None:
         curve_path.write_text("".join(lines))  # Steps after the checkpoint will be repeated.
     torch.manual_seed(run.steps)
     source = Source(
-        *(run.tok, stage.canvases, stage.tokens, 1000 + run.steps, stage.objects, stage.tasks),
+        run.tok,
+        stage.canvases,
+        stage.tokens,
+        1000 + run.steps,
+        stage.objects,
+        stage.tasks,
         probes=bool(stage.probe) or stage.drops,
     )
     saved = time.monotonic()

@@ -86,7 +86,7 @@ def test_a_round_is_drafting_verifying_and_the_rest(
     """Claim: the three add up to a round; the share is measured over ideal; bare forwards run at
     the prompt's length and half the answer, the draft's at what it saw of that. Fails if lengths
     are rounded to buckets, or a pruned draft is timed over the whole video."""
-    monkeypatch.setattr(profiling, "CYCLES", 2)
+    monkeypatch.setattr(profiling, "BARE_CYCLES", 2)
     filled: list[tuple[Any, int]] = []
     real = cost_measurement.filled_session
 
