@@ -88,7 +88,9 @@ def judge(
         raise OptionError(f"cannot write {path}: there is no folder {path.parent}")
     adapter = run_dir / adapted_llama.ADAPTER_FILE
     if not adapter.is_file():
-        raise ModelError(f"no adapter at {adapter}: `python -m lab seeing train` makes one")
+        raise ModelError(
+            f"there is no adapter at {adapter}; `python -m lab seeing train` makes one"
+        )
     digest = hashlib.sha256(adapter.read_bytes()).hexdigest()[:16]
     command = shlex.join(["python", "-m", "lab", *sys.argv[1:]])
     facts = study.facts(real_weights.NAME, digest, together, run_dir, command)

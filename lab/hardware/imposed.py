@@ -36,7 +36,7 @@ class ImposedAcceptance:
         if self.length is not None and self.length < 0:
             raise OptionError(f"an acceptance length of {self.length} is below 0")
         if not all(0 <= rate <= 1 for rate in self.rates):
-            raise OptionError("acceptance rates are between 0 and 1")
+            raise OptionError(f"acceptance rates must be between 0 and 1, not {self.rates}")
 
     def accepted(self, request: int, round: int, depth: int) -> int:
         """Returns how many of the first ``depth`` drafted tokens are accepted in this round.
@@ -123,7 +123,9 @@ def impose_acceptance(recipe: Recipe, acceptance: ImposedAcceptance) -> Recipe:
     drafting goes on.
     """
     if recipe.schedule is not serial:
-        raise OptionError(f"{recipe.name} drafts in parallel: acceptance is imposed serially only")
+        raise OptionError(
+            f"{recipe.name} drafts in parallel; acceptance can only be imposed on serial methods"
+        )
     return replace(recipe, schedule=partial(_serial_with_imposed_acceptance, acceptance))
 
 
