@@ -58,8 +58,8 @@ def accept(
     chosen = [name for name in sections.split(",") if name]
     unknown = [name for name in chosen if name not in acceptance.sections()]
     if unknown:
-        names = ", ".join(acceptance.sections())
-        raise OptionError(f"--sections {','.join(unknown)} is unknown; there are: {names}")
+        available = ", ".join(acceptance.sections())
+        raise OptionError(f"--sections {','.join(unknown)} is unknown; there are: {available}")
     with (
         tempfile.TemporaryDirectory() as folder,
         patch.dict(os.environ, SACCADE_CACHE=folder),  # No costs of earlier runs are used.
