@@ -189,7 +189,7 @@ def test_an_svg_holds_no_date(tmp_path):
         (("sagee",), "unknown figure 'sagee'; known: sparse-to-dense, tabed, sage"),
         (("sage", "--out", "x.bmp"), "cannot write x.bmp; give --out an .svg or .png"),
         (("sage", "--out", "no/x.svg"), "cannot write no/x.svg"),
-        (("sage", "--size", "100"), "no clips of 100 visual tokens; known: [64, 256"),
+        (("sage", "--size", "100"), "no clips of 100 visual tokens; sizes: [64, 256"),
         (("sage", "--data", "none.json"), "cannot read none.json; give --data the JSON"),
         (("sage", "--data", "list.json"), "cannot read list.json"),
         (("sage", "--data", "broken.json"), "cannot read broken.json"),

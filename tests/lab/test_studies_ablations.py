@@ -128,7 +128,7 @@ def test_what_following_costs_is_the_stored_run(tmp_path):
     model = load(str(checkpoints.make("llama", tmp_path / "target")), device="cpu")
     text = Document("a", "some words of a text, " * 30, "Go on.", 100)
     found = following.measure_following(model, text, keep=0.5, rounds=2)
-    assert list(found.seconds) == list(stored["seconds"]) and found.renewing > 0
+    assert list(found.seconds) == list(stored["seconds"]) and found.renewal_seconds > 0
     again = following.page_section({**stored, **asdict(found)})
     assert f"{found.prompt_tokens:,} tokens of prompt, 50% of the document" in again
 
