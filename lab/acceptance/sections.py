@@ -590,11 +590,11 @@ def _captured_and_ordinary_sessions(
 def _score_chain(session: Session, context: int, rows: int, turn: int) -> Tensor:
     """Returns the logits of a chain whose tokens depend on ``turn``, over the same keys always."""
     request = session.requests[0]
-    request.pending, request.tree, request.rows = [(turn * 31 + 1) % 97], Tree(), []
+    request.pending, request.tree, request.node_logits = [(turn * 31 + 1) % 97], Tree(), []
     request.cache.length = context
     session.score({0: chain([(turn * 7 + place) % 89 for place in range(rows - 1)])})
-    assert request.root is not None
-    return torch.stack([request.root, *request.rows]).float()
+    assert request.root_logits is not None
+    return torch.stack([request.root_logits, *request.node_logits]).float()
 
 
 def _profile_facts(profile: Any) -> dict[str, Any]:

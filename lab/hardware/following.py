@@ -21,7 +21,7 @@ from saccade.core.timing import Clock
 from saccade.core.tree import chain
 from saccade.inputs import Loaded
 from saccade.methods.std import GAMMA, PerHead
-from saccade.model.kept import Kept
+from saccade.model.prefix_cache import PrefixCache
 from saccade.model.session import Session
 
 PREFIX_CACHE_BYTES = 2**32
@@ -89,7 +89,7 @@ def measure_following(model: Loaded, document: Document, *, keep: float, rounds:
 
     Verifications that keep the queries and those that do not take turns.
     """
-    target = model.backbone.keeping(Kept(PREFIX_CACHE_BYTES))
+    target = model.backbone.with_prefix_cache(PrefixCache(PREFIX_CACHE_BYTES))
     (prompt,) = target.prompts(document_inputs(model, document))
     refresh = Refresh()
     view, clock = PerHead(keep=keep, refresh=refresh), Clock(target.device)
@@ -97,14 +97,14 @@ def measure_following(model: Loaded, document: Document, *, keep: float, rounds:
 
     def start_session(follow: int) -> tuple[Session, Prefill]:
         session = Session(target, [Sampling()], room=room)
-        *_, first = session.reading(0, prompt, record=True, follow=follow)
+        *_, first = session.prefill_in_chunks(0, prompt, record=True, follow_rows=follow)
         assert isinstance(first, Prefill)
         return session, first
 
     (followed, first), (plain, _) = start_session(refresh.rows), start_session(0)
     assert first.with_latest_attention is not None
     draft, pruned = Session(target, [Sampling()], room=room), view(first, prompt)
-    draft.fork([first], [pruned], renewed=True)
+    draft.fork([first], [pruned], can_reselect=True)
     spent: dict[str, list[float]] = defaultdict(list)
 
     def timed_call(name: str, act: Callable[[], T]) -> T:

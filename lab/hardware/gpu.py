@@ -157,9 +157,9 @@ def measure_steps(
                 for _ in range(WARM_UP_STEPS + repeat)
             ]
             request = session.requests[0]
-            assert request.root is not None
+            assert request.root_logits is not None
             times.append(median(seconds[WARM_UP_STEPS:]) * 1e3)
-            logits.append(torch.stack([request.root, *request.rows]).float())
+            logits.append(torch.stack([request.root_logits, *request.node_logits]).float())
         apart = float((logits[0] - logits[1]).abs().max())
         measured.append(Step(name, count, context, floor_seconds * 1e3, times[0], times[1], apart))
     return measured

@@ -46,7 +46,7 @@ def measure_step_variants(
     torch's attention with the layers compiled as a whole.
     """
     kinds = {"torch": _without_kernels(model), "compiled": _with_compiled_layers(model, compiler)}
-    if model.few_rows is not None:
+    if model.few_row_kernels is not None:
         kinds = {"kernels": model, **kinds}
     for count in rows:
         ordinary, _ = _measure_step(model, context, count, 1, cuda_graphs=False)
@@ -70,14 +70,16 @@ def _measure_step(
         cost_measurement.time_step(session, context, rows) for _ in range(WARM_UP_STEPS + repeat)
     ]
     request = session.requests[0]
-    assert request.root is not None
-    return torch.stack([request.root, *request.rows]).float(), median(seconds[WARM_UP_STEPS:])
+    assert request.root_logits is not None
+    return torch.stack([request.root_logits, *request.node_logits]).float(), median(
+        seconds[WARM_UP_STEPS:]
+    )
 
 
 def _without_kernels(model: Backbone) -> Backbone:
     """Returns the same model with torch's attention in its captured forwards."""
     plain = copy(model)
-    plain.few_rows, plain.graphs = None, {}
+    plain.few_row_kernels, plain.graphs = None, {}
     return plain
 
 

@@ -12,7 +12,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from saccade.bench.compare import BASELINE, resolve_methods, run_interleaved
-from saccade.bench.hardware.others import Watch
+from saccade.bench.hardware.disturbance import DisturbanceWatch
 from saccade.inputs import Pair, captions, media
 from saccade.world import drawing, scenes
 
@@ -35,7 +35,7 @@ def compare_on_clip(
         path = Path(folder) / "clip.mp4"
         drawing.write_clip(scenes.scene(seed), path, FRAMES, SIZE)
         clip = media.read(path, media.FrameSampling(every=True))
-    watch = Watch()
+    watch = DisturbanceWatch()
     timed = run_interleaved(
         pair,
         pair.ask(QUESTION, clips=[clip]),
@@ -48,7 +48,7 @@ def compare_on_clip(
     ids = rows[BASELINE]["token_ids"]
     for row in rows.values():
         del row["token_ids"]
-    warning = watch.said([run.decode for run in timed.runs[BASELINE]])
+    warning = watch.warning([run.decode for run in timed.runs[BASELINE]])
     return {"seed": seed, "token_ids": ids, "warning": warning, "methods": rows}
 
 

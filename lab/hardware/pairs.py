@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from saccade.bench.hardware.doctor import TYPICAL, Diagnosis, Outlook, examine
+from saccade.bench.hardware.doctor import TYPICAL_RATE, Diagnosis, Outlook, examine
 from saccade.bench.hardware.published import CONFIGS
 from saccade.cli.doctor import ANSWER_TOKENS
-from saccade.model.memory import gib
+from saccade.model.memory import format_bytes
 
 PAIRS = (
     ("Qwen2.5-VL-72B", "Qwen2.5-VL-7B"),
@@ -33,7 +33,7 @@ def examine_pair(target: str, draft: str, tokens: int = 8192, keep: float = 0.1)
         tokens=tokens + ANSWER_TOKENS,
         keep=keep,
         device="cuda",
-        there=2**60,
+        free_bytes=2**60,
     )
 
 
@@ -44,17 +44,18 @@ def table(tokens: int = 8192, keep: float = 0.1) -> str:
     """
     lines = [
         f"| target | draft | memory at {tokens} tokens | T(1) ms | draft step ms | best chain | "
-        f"expected decode x at {TYPICAL:.0%} / 90% accepted | in short |",
+        f"expected decode x at {TYPICAL_RATE:.0%} / 90% accepted | in short |",
         "|---|---|---:|---:|---:|---:|---:|---|",
     ]
     diagnoses = {pair: examine_pair(*pair, tokens, keep) for pair in PAIRS}
     for pair, diagnosis in sorted(
-        diagnoses.items(), key=lambda item: -_outlook_at(item[1], TYPICAL).speedup
+        diagnoses.items(), key=lambda item: -_outlook_at(item[1], TYPICAL_RATE).speedup
     ):
-        typical, good = _outlook_at(diagnosis, TYPICAL), _outlook_at(diagnosis, 0.9)
+        typical, good = _outlook_at(diagnosis, TYPICAL_RATE), _outlook_at(diagnosis, 0.9)
         step, drafted = (part.h100_seconds * 1e3 for part in diagnosis.parts)
         lines.append(
-            f"| {pair[0]} | {pair[1]} | {gib(diagnosis.needed)} | {step:.1f} | {drafted:.1f} | "
+            f"| {pair[0]} | {pair[1]} | {format_bytes(diagnosis.needed)} | {step:.1f} | "
+            f"{drafted:.1f} | "
             f"{typical.length} | {typical.speedup:.1f} / {good.speedup:.1f} | "
             f"{diagnosis.verdict.split(':')[0]} |"
         )

@@ -19,7 +19,7 @@ from saccade.core.tree import chain
 from saccade.drafting.shapes.cost_measurement import filled_session, time_step
 from saccade.inputs import Loaded, ask
 from saccade.inputs.media import Clip
-from saccade.model.memory import Peak
+from saccade.model.memory import PeakMemory
 from saccade.model.session import Session
 
 
@@ -50,11 +50,11 @@ def measure_reading(target: Loaded, tokens: int, *, rows: int = 8, record: bool 
     clip = item.media[0].read()
     assert isinstance(clip, Clip)
     inputs = stretch_video(ask(target, item.question, clips=[clip]), tokens)
-    peak, clock = Peak(backbone.devices), Clock(backbone.device)
+    peak, clock = PeakMemory(backbone.devices), Clock(backbone.device)
     prompts = backbone.prompts(inputs)
     vision_seconds = clock.lap()
     vision_peak = peak.bytes()
-    peak = Peak(backbone.devices)
+    peak = PeakMemory(backbone.devices)
     session = Session(backbone, [Sampling()], room=rows)
     clock.lap()
     session.prefill(prompts, record=record)

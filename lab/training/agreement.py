@@ -131,7 +131,7 @@ def draft_logits(
         model.adopt(prefill.prompt) if model.shares_rows_with(target.backbone) else prefill.prompt
     )
     session = Session(model, [Sampling()], banned=list(target.backbone.placeholders))
-    session.prefill([model.written(view(prefill, prompt))])
+    session.prefill([model.embed_missing_rows(view(prefill, prompt))])
     scores = session.score({0: chain(ids[:-1])})[0]
     return torch.stack([scores.raw(node) for node in range(ROOT, len(ids) - 1)])
 

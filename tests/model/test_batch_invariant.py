@@ -39,7 +39,7 @@ from saccade.model.batch_invariant import (
     ROWS,
     BatchInvariantSession,
     BatchInvariantStep,
-    ordered,
+    attend_in_order,
 )
 from saccade.model.cache import Cache
 from saccade.model.session import Session
@@ -303,12 +303,12 @@ def test_captured_forwards_give_the_same_bits(family, dtype, monkeypatch):
     inputs = asked(family, dtype)
     settings: dict[str, Any] = {"exact": True, "draft": draft_of(family, dtype)}
     _, ordinary = told(model_of(family, dtype), inputs, METHODS[0], **settings)
-    monkeypatch.setattr(cuda_graphs, "DEVICES", ("cpu",))
+    monkeypatch.setattr(cuda_graphs, "DEVICE_TYPES", ("cpu",))
     target = Backbone(copy.deepcopy(FAMILIES[family](0)).to(dtype))
     for _ in range(2):
         result, captured = told(target, inputs, METHODS[0], **settings)
         assert torch.equal(ordinary, captured)
-    kinds = {kind for kind, _ in target.graphs[target.layers]._runs}
+    kinds = {kind for kind, _ in target.graphs[target.layers]._captured}
     assert kinds == {batch_invariant.EXACT} and result.timings.captures == 0
 
 
@@ -334,7 +334,7 @@ def _rows(length: int, seed: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, T
 def test_it_is_attention(at):
     """Claim: as softmax over the keys up to each row's own, in double, to 1e-6."""
     q, k, v = _rows(at + ROWS, at, torch.float32)
-    found = ordered(q[:, at:], k, v, torch.arange(at, at + ROWS), 0.3)
+    found = attend_in_order(q[:, at:], k, v, torch.arange(at, at + ROWS), 0.3)
     scores = torch.einsum("hrd,hsd->hrs", q[:, at:].double(), k.double().repeat_interleave(2, 0))
     future = torch.arange(at + ROWS) > torch.arange(at, at + ROWS)[:, None]
     weights = (scores * 0.3).masked_fill(future, float("-inf")).softmax(-1)
@@ -384,7 +384,7 @@ def test_control_a_place_that_matters_is_found(dtype, monkeypatch):
         monkeypatch.setattr(target, "forward", broken)
         assert not batch_invariant.is_batch_invariant(target)
         with pytest.raises(ModelError, match="cannot be promised on this machine"):
-            batch_invariant.check(target)
+            batch_invariant.require_batch_invariance(target)
     with pytest.raises(ModelError, match="cannot be promised"):
         saccade.stream(target, words_input(), method="ar", exact=True)
 
@@ -392,12 +392,12 @@ def test_control_a_place_that_matters_is_found(dtype, monkeypatch):
 def test_it_is_tried_once_for_each_model(monkeypatch):
     """Claim: the trial is remembered, by number of threads."""
     target = Backbone(copy.deepcopy(llama(1)))
-    batch_invariant.check(target)
+    batch_invariant.require_batch_invariance(target)
     monkeypatch.setattr(batch_invariant, "is_batch_invariant", lambda model: False)
-    batch_invariant.check(target)
+    batch_invariant.require_batch_invariance(target)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 97)
     with pytest.raises(ModelError, match="97 threads"):
-        batch_invariant.check(target)
+        batch_invariant.require_batch_invariance(target)
 
 
 def test_experts_are_refused():

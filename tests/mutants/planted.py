@@ -24,7 +24,7 @@ class Mutant:
 
 VERIFY = "core/test_verify.py"
 SAMPLING = "core/test_sampling.py"
-KEPT = "engine/test_kept.py"
+PREFIX_CACHE = "engine/test_prefix_cache.py"
 SESSION = "model/test_session.py"
 BUGS = "engine/test_regressions.py"
 FAULTS = "engine/test_faults.py"
@@ -66,7 +66,7 @@ MUTANTS = (
     Mutant(
         "a model stopped early has captured steps over a pool of its own",
         "model/cuda_graphs.py",
-        "pool = None if backbone.whole is None else graphs_of(backbone.whole).pool",
+        "pool = None if backbone.full_backbone is None else graphs_of(backbone.full_backbone).pool",
         "pool = None",
         ("gpu/test_methods_on_gpu.py::test_a_method_is_right_and_within_its_budget[layerskip]",),
     ),
@@ -290,29 +290,29 @@ MUTANTS = (
     Mutant(
         "rollback: keys of refused tokens stay",
         "model/session.py",
-        "request.cache.keep(path)",
-        "request.cache.keep(range(len(path) + (len(path) < len(request.rows))))",
+        "request.cache.commit_path(path)",
+        "request.cache.commit_path(range(len(path) + (len(path) < len(request.node_logits))))",
         (HISTORIES,),
     ),
     Mutant(
         "keep: the first keys of a tree instead of the path's",
         "model/cache.py",
-        "rows = torch.tensor(path[stay:]) + start - stay",
-        "rows = torch.arange(stay, len(path)) + start - stay",
+        "rows = torch.tensor(path[in_place:]) + old_length",
+        "rows = torch.arange(in_place, len(path)) + old_length",
         (HISTORIES,),
     ),
     Mutant(
         "keys not cut when a conversation takes tokens back",
         "model/session.py",
-        "request.cache.truncate(request.prompt_rows[0] + held)",
+        "request.cache.truncate(request.prompt_rows[0] + cached_tokens)",
         "request.cache.truncate(request.cache.length)",
         ("engine/test_conversation.py::test_caches_hold_what_a_fresh_prefill_holds",),
     ),
     Mutant(
         "a turn keeps a stale tree",
         "model/session.py",
-        "request.tree, request.rows, request.root = Tree(), [], None\n            # at least",
-        "request.root = None\n            # at least",
+        "            request.tree = Tree()\n            request.node_logits = []\n",
+        "",
         (f"{SESSION}::test_a_turn_forgets_what_was_scored_before_it",),
     ),
     Mutant(
@@ -325,8 +325,8 @@ MUTANTS = (
     Mutant(
         "commit keeps stale logits at the root",
         "model/session.py",
-        "request.root = request.rows[path[-1]]",
-        "request.root = request.rows[0]",
+        "request.root_logits = request.node_logits[path[-1]]",
+        "request.root_logits = request.node_logits[0]",
         (HISTORIES,),
     ),
     Mutant(
@@ -339,16 +339,16 @@ MUTANTS = (
     Mutant(
         "a batch's rows are handed out in another order",
         "model/session.py",
-        "found = {}\n        for number, tree in trees.items():",
-        "found = {}\n        for number, tree in reversed(trees.items()):",
+        "scores = {}\n        for number, tree in trees.items():",
+        "scores = {}\n        for number, tree in reversed(trees.items()):",
         (HISTORIES,),
     ),
     Mutant(
         "the law of the wrong pending token",
         "model/session.py",
-        "into.wanted.extend(range(start + max(waiting - 1, 0), len(into.ids)))",
-        "into.wanted.extend((*range(start, start + (waiting > 0)), "
-        "*range(start + waiting, len(into.ids))))",
+        "forward.logit_rows.extend(range(start + max(waiting - 1, 0), len(forward.ids)))",
+        "forward.logit_rows.extend((*range(start, start + (waiting > 0)), "
+        "*range(start + waiting, len(forward.ids))))",
         (f"{SESSION}::test_tokens_from_outside_the_tree_are_caught_up_with",),
     ),
     Mutant(
@@ -382,8 +382,8 @@ MUTANTS = (
     Mutant(
         "attention in C: what was mixed before is not brought to the new maximum",
         "model/kernels/kernels.c",
-        "mixed[i * wide + n] *= less[n];",
-        "mixed[i * wide + n] *= 1;",
+        "mixed[i * vectors + n] *= shrink[n];",
+        "mixed[i * vectors + n] *= 1;",
         (f"{COMPILED}::test_it_is_the_softmax_over_what_each_row_sees",),
     ),
     Mutant(
@@ -396,8 +396,8 @@ MUTANTS = (
     Mutant(
         "attention in C: no key is hidden from a query of a tile",
         "model/kernels/kernels.c",
-        "if (own < sees.fewest) sees.fewest = own;",
-        "if (own > sees.fewest) sees.fewest = own;",
+        "if (own < visible.fewest) visible.fewest = own;",
+        "if (own > visible.fewest) visible.fewest = own;",
         (f"{COMPILED}::test_it_is_the_softmax_over_what_each_row_sees",),
     ),
     Mutant(
@@ -452,14 +452,14 @@ MUTANTS = (
     Mutant(
         "recording in C: rows beside those that are noted count too",
         "model/kernels/kernels.c",
-        "row_of(c, t, r) >= c->rows - c->noted;",
+        "row_of(c, t, r) >= c->rows - c->mass_rows;",
         "1;",
         (f"{COMPILED}::test_what_is_noted_on_the_way_is_what_is_attended_to",),
     ),
     Mutant(
         "attention in C: parts of the keys are joined by one maximum",
         "model/kernels/kernels.c",
-        "first = power_of_two(mine[tops + n] - top), second",
+        "first = power_of_two(merged[tops + n] - top), second",
         "first = power_of_two(top - top), second",
         (f"{COMPILED}::test_it_is_the_softmax_over_what_each_row_sees",),
     ),
@@ -473,8 +473,8 @@ MUTANTS = (
     Mutant(
         "changed models: a weight in another place passes",
         "model/fidelity.py",
-        "and [*map(Tensor.data_ptr, self._weights)] == self._places",
-        "and len(self._weights) == len(self._places)",
+        "and [*map(Tensor.data_ptr, self._weights)] == self._addresses",
+        "and len(self._weights) == len(self._addresses)",
         (
             "model/test_changed_models.py::test_a_changed_target_answers_as_its_own_generate"
             "[norm weight replaced-after first use]",
@@ -493,8 +493,8 @@ MUTANTS = (
     Mutant(
         "changed models: a head's logits are the model's",
         "model/backbone.py",
-        "        if self.through_model:\n",
-        "        if self.through_model is ...:\n",
+        "        if full.needs_model_for_logits:\n",
+        "        if full.needs_model_for_logits is ...:\n",
         ("model/test_changed_models.py::test_laws_are_those_of_the_models_own_logits[granite]",),
     ),
     Mutant(
@@ -509,8 +509,8 @@ MUTANTS = (
     Mutant(
         "towers: copies of weights from before",
         "model/kernels/__init__.py",
-        "if self._seen == seen and self._threads == threads:",
-        "if self._seen and self._threads == threads:",
+        "if self._fingerprints == fingerprints and self._threads == threads:",
+        "if self._fingerprints and self._threads == threads:",
         (
             "model/test_tower.py::test_a_towers_weights_changed_in_place_count_from_the_next_prompt_on",
         ),
@@ -540,8 +540,8 @@ MUTANTS = (
     Mutant(
         "one captured size's check stands for all",
         "model/cuda_graphs.py",
-        "if not kind.agree(found, ordinary):",
-        "if not self._runs and not kind.agree(found, ordinary):",
+        "if not kind.agrees(captured, ordinary):",
+        "if not self._captured and not kind.agrees(captured, ordinary):",
         ("model/test_cuda_graphs.py::test_each_size_is_held_against_an_ordinary_forward",),
     ),
     Mutant(
@@ -583,7 +583,7 @@ MUTANTS = (
         "an accepted path is sent to a GPU for each layer",
         "model/cache.py",
         "layer.index_select(1, rows_on[layer.device])",
-        "layer.index_select(1, send(rows, layer.device))",
+        "layer.index_select(1, send_to_device(rows, layer.device))",
         ("gpu/test_waits.py::test_an_accepted_path_is_sent_once",),
     ),
     Mutant(
@@ -610,8 +610,8 @@ MUTANTS = (
     Mutant(
         "a tower's windows see each other",
         "model/kernels/windows.py",
-        "out = flash(q, k, v, borders.to(torch.int32), longest, scale, bool(is_causal))",
-        "out = flash(q, k, v, borders[[0, -1]].int(), len(q), scale, bool(is_causal))",
+        "out = attend_by_flash(q, k, v, borders.to(torch.int32), longest, scale, bool(is_causal))",
+        "out = attend_by_flash(q, k, v, borders[[0, -1]].int(), len(q), scale, bool(is_causal))",
         ("model/test_windows.py::test_a_tower_with_windows_sees_in_one_call_a_layer_what_it_saw",),
     ),
     Mutant(
@@ -696,8 +696,8 @@ MUTANTS = (
     Mutant(
         "weights are laid out anew for every number of threads that returns",
         "model/kernels/__init__.py",
-        "        if choice not in self._chosen:\n            for name in set(choice.names) - "
-        "self._laid.keys():",
+        "        if choice not in self._tables:\n            for name in set(choice.names) - "
+        "self._prepared.keys():",
         "        if True:\n            for name in set(choice.names):",
         ("engine/test_predecessors.py::test_no_weights_are_laid_out_on_the_clock_of_any_method",),
     ),
@@ -911,7 +911,7 @@ MUTANTS = (
     ),
     Mutant(
         "attention: a forward's first rows are written down for its last",
-        "model/kernels/attended.py",
+        "model/kernels/attention_mass.py",
         "q[:, -self.last :]",
         "q[:, : self.last or None]",
         ("model/test_decoder.py::test_a_prompts_last_layer_computes_what_is_wanted_alone",),
@@ -919,29 +919,29 @@ MUTANTS = (
     Mutant(
         "recording in C: weights stay relative to the maximum as it was",
         "model/kernels/kernels.c",
-        "power_of_two(less[block * wide + n] - highest[n])",
+        "power_of_two(shrink[block * vectors + n] - highest[n])",
         "power_of_two((lanes){0})",
         ("model/test_compiled.py::test_what_is_noted_on_the_way_is_what_is_attended_to",),
     ),
     Mutant(
         "recording: what the last layer attends to is not told",
         "model/attention.py",
-        "-1 if segment.noted is None else -segment.noted.last :",
-        "-1:",
+        "1 if segment.recorder is None else segment.recorder.last",
+        "1",
         ("model/test_attention.py::test_a_note_is_the_same_on_the_way_and_after",),
     ),
     Mutant(
         "kernels: the first measurement decides for good",
         "model/kernels/__init__.py",
-        "min(took, old[name])",
+        "min(seconds, old[name])",
         "old[name]",
         ("model/test_kernels.py::test_a_busy_moment_does_not_decide_for_good_how_to_multiply",),
     ),
     Mutant(
         "kernels: every copy is kept",
         "model/kernels/__init__.py",
-        "if fewer[needless] > 1 + GAIN:",
-        "if fewer[needless] > 1:",
+        "if without[needless] > 1 + MIN_SAVING:",
+        "if without[needless] > 1:",
         ("model/test_kernels.py::test_a_copy_that_saves_little_is_not_kept",),
     ),
     # -- schedules ---------------------------------------------------------------------------------
@@ -1158,39 +1158,39 @@ MUTANTS = (
     ),
     Mutant(
         "what is kept: positions do not count",
-        "model/kept.py",
+        "model/prefix_cache.py",
         "    equal &= (one.positions[:, :length] == other.positions[:, :length]).all(0)\n",
         "",
-        (f"{KEPT}::test_a_prompt_is_known_by_its_rows",),
+        (f"{PREFIX_CACHE}::test_a_prompt_is_known_by_its_rows",),
     ),
     Mutant(
         "what is kept: another model's keys",
-        "model/kept.py",
-        "mine = isinstance(each, Beginning) and each.owner is self._owner",
-        "mine = isinstance(each, Beginning)",
-        (f"{KEPT}::test_a_prompt_that_goes_on_takes_the_place_of_its_beginning",),
+        "model/prefix_cache.py",
+        "is_own = isinstance(value, CachedPrompt) and value.owner is self._owner",
+        "is_own = isinstance(value, CachedPrompt)",
+        (f"{PREFIX_CACHE}::test_a_prompt_that_goes_on_takes_the_place_of_its_beginning",),
     ),
     Mutant(
         "what is kept: attention to be written down is not computed",
         "model/session.py",
-        "last = int(text[0]) if noted and len(text) else len(prompt)",
-        "last = len(prompt)",
-        (f"{KEPT}::test_laws_and_what_is_written_down_are_a_whole_readings",),
+        "first_needed = int(text[0]) if recorded_columns and len(text) else len(prompt)",
+        "first_needed = len(prompt)",
+        (f"{PREFIX_CACHE}::test_laws_and_what_is_written_down_are_a_whole_readings",),
     ),
     # -- what follows the answer -----------------------------------------------------------------
     Mutant(
         "fresh: a row is said to see a key less",
         "model/session.py",
-        "JudgedRow(*request.asked[node], seen + depth + 1)",
-        "JudgedRow(*request.asked[node], seen + depth)",
+        "visible_keys = committed_rows + depth + 1",
+        "visible_keys = committed_rows + depth",
         (FRESH_LOOKS,),
     ),
     Mutant(
         "fresh: refused rows count",
         "model/session.py",
-        "for depth, node in enumerate(path):\n                    request.recent",
-        "for depth, node in enumerate(range(len(request.asked))):\n"
-        "                    request.recent",
+        "for depth, node in enumerate(path):\n                    visible_keys",
+        "for depth, node in enumerate(range(len(request.node_queries))):\n"
+        "                    visible_keys",
         (FRESH_LOOKS,),
     ),
     Mutant(
@@ -1210,15 +1210,15 @@ MUTANTS = (
     Mutant(
         "pages: those that are asked for the least",
         "model/cache.py",
-        ".topk(self._read).indices",
-        ".topk(self._read, largest=False).indices",
+        ".topk(self._pages_per_step).indices",
+        ".topk(self._pages_per_step, largest=False).indices",
         (PAGES_STEP,),
     ),
     Mutant(
         "pages: rows of a forward share what the first asks for",
         "model/cache.py",
-        "            self.open(into, layer, own * scale)",
-        "            self.open(into, layer, q[:, :1] * scale)",
+        "            self.load(cache, layer, row_q * scale)",
+        "            self.load(cache, layer, q[:, :1] * scale)",
         ("methods/test_pages.py::test_a_law_is_of_its_path",),
     ),
     Mutant(
