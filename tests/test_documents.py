@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from lab import command_options
-from lab.commands.pages import METHODS, OPTIONS, table
+from lab.commands.pages import METHODS, OPTIONS, methods_table
 from saccade.core.errors import how_to_install
 from saccade.methods import listing
 
@@ -81,8 +81,10 @@ def test_the_table_of_methods_is_the_listings():
     """Claim: every method listed stands in the table of methods with its line of description and
     its choices, as ``make listed`` writes them. Fails on a row written or left by hand."""
     listed = json.loads(listing.LISTED.read_text())["methods"]
-    assert table(listed) in (ROOT / METHODS).read_text()
-    assert all(f"| `{name}` | {told['about']} |" in table(listed) for name, told in listed.items())
+    assert methods_table(listed) in (ROOT / METHODS).read_text()
+    assert all(
+        f"| `{name}` | {told['about']} |" in methods_table(listed) for name, told in listed.items()
+    )
 
 
 def test_the_page_of_options_is_the_commands():

@@ -74,7 +74,7 @@ def test_all_methods_say_the_same_in_two_runs():
     hand, a token more, or runs of two models."""
     page = (RESULTS / "methods.md").read_text()
     facts = json.loads((RESULTS / "methods.json").read_text())
-    assert all_methods.told(facts) in page
+    assert all_methods.page_section(facts) in page
     clips = facts["clips"]
     assert [clip["seed"] for clip in clips] == [*all_methods.SEEDS]
     assert all(row["identical_to_ar"] for clip in clips for row in clip["methods"].values())

@@ -124,12 +124,12 @@ def test_what_following_costs_is_the_stored_run(tmp_path):
     tells each part that the page has, whatever follows. Fails on a number typed by hand."""
     page = (ROOT / "docs" / "results" / "fresh.md").read_text()
     stored = json.loads((ROOT / "docs" / "results" / "following.json").read_text())
-    assert ablations.put(page, following.told(stored), following.MARKS) == page
+    assert ablations.put(page, following.page_section(stored), following.MARKS) == page
     model = load(str(checkpoints.make("llama", tmp_path / "target")), device="cpu")
     text = Document("a", "some words of a text, " * 30, "Go on.", 100)
-    found = following.follow(model, text, keep=0.5, rounds=2)
-    assert list(found.seconds) == list(stored["seconds"]) and found.renewing > 0
-    again = following.told({**stored, **asdict(found)})
+    found = following.measure_following(model, text, keep=0.5, rounds=2)
+    assert list(found.seconds) == list(stored["seconds"]) and found.renewal_seconds > 0
+    again = following.page_section({**stored, **asdict(found)})
     assert f"{found.prompt_tokens:,} tokens of prompt, 50% of the document" in again
 
 

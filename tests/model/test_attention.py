@@ -134,7 +134,7 @@ def test_a_prompts_rows_in_c_equal_the_naive_softmax(new, monkeypatch):
     there, each row sees up to itself; the fused kernel is not called, and torch's default type
     says nothing. Control: over one key too few for it, it is called."""
     fused = []
-    for name in ("scaled_dot_product_attention", "partial"):
+    for name in ("scaled_dot_product_attention", "attend_partially"):
         called = getattr(attention, name)
         monkeypatch.setattr(
             attention, name, lambda *a, called=called, **b: fused.append(1) or called(*a, **b)

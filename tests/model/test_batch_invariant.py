@@ -18,8 +18,8 @@ from helpers import video_input as seen_input
 from torch import Tensor
 
 import saccade
-from lab.hardware.flips import flips
-from lab.training.agreement import held_out
+from lab.hardware.flips import count_flips
+from lab.training.agreement import unseen_clip
 from saccade import inputs as models
 from saccade.core.costs import Costs
 from saccade.core.errors import MethodError, ModelError
@@ -143,7 +143,7 @@ def test_control_without_exact_bits_differ(family, dtype):
 def test_the_trained_pair(pair, dtype, number):
     """Claim: so it is with trained weights, on clips they never saw."""
     target, draft = _loaded("shapes", dtype), _loaded("shapes-draft", dtype)
-    _, clip, question = held_out(number, 256)
+    _, clip, question = unseen_clip(number, 256)
     inputs = models.ask(target, question, clips=[clip])
     settings = {"exact": True, "draft": draft.backbone, "max_new_tokens": 32}
     plain, truth = told(target.backbone, inputs, "ar", **settings)
@@ -460,7 +460,7 @@ def test_costs_are_those_of_padded_forwards():
 def test_flips_are_counted(dtype):
     """Claim: rows alone change logits without exact, and none with it."""
     target, inputs = model_of("llama", dtype), asked("llama", dtype)
-    ordinary = flips(target, inputs, tokens=48)
+    ordinary = count_flips(target, inputs, tokens=48)
     assert ordinary.compared == 48 and 0 <= ordinary.flips <= ordinary.unlike
     assert ordinary.unlike > 0
-    assert flips(target, inputs, tokens=48, exact=True).unlike == 0
+    assert count_flips(target, inputs, tokens=48, exact=True).unlike == 0

@@ -200,14 +200,14 @@ def test_an_ensembles_draft_runs_in_fixed_shapes(monkeypatch):
     tokens are pending, and the answer is the target's."""
     monkeypatch.setattr(cuda_graphs, "DEVICE_TYPES", ("cpu",))
     steps: list[tuple[int, bool]] = []
-    plain = CudaGraphs._ready
+    plain = CudaGraphs._fill_captured_size
 
     def noted(self: CudaGraphs, rows: Any, *rest: Any) -> Any:
         found = plain(self, rows, *rest)
         steps.append((len(rows.segments), found is not None))
         return found
 
-    monkeypatch.setattr(CudaGraphs, "_ready", noted)
+    monkeypatch.setattr(CudaGraphs, "_fill_captured_size", noted)
     result = answered("qwen2_5_vl", "tabed-mtcp")
     assert result.ids == truth("qwen2_5_vl") and result.fallback_reason is None
     drafted = [fixed for views, fixed in steps if views == 4]
@@ -250,7 +250,7 @@ def test_a_size_is_captured_once_and_its_memory_stays():
         assert _same(ordinary, fixed, chain([5, 6, 7 + round])) < 1e-4
         for session in (ordinary, fixed):
             session.commit({0: [5, 9]})
-        places = {size: each._memory.data_ptr() for size, each in graphs._slots.items()}
+        places = {size: each._memory.data_ptr() for size, each in graphs._inputs.items()}
         if round == 0:
             first = places
     # a round's 3 rows, then 4 with the token before: both are of 4

@@ -68,7 +68,7 @@ def test_a_prompts_last_layer_computes_what_is_wanted_alone(family, follow, monk
         model = backbone(FAMILIES[family](), fused)
         if model.fused is not None:
             down = model.fused.layers[-1].down
-            monkeypatch.setattr(down, "onto", partial(_counted, counts, down.onto))
+            monkeypatch.setattr(down, "add_to", partial(_counted, counts, down.add_to))
         session, (prompt,) = Session(model, [Sampling()]), model.prompts(inputs)
         (prefill,) = session.prefill_in_chunks(0, prompt, record=True, follow_rows=follow)
         cache = prefill.cache

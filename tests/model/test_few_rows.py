@@ -213,7 +213,7 @@ def test_a_model_is_given_kernels_that_were_tried(on_cpu, caplog, monkeypatch):
     have none either."""
     asked = 4, 2, 16, [CPU, CPU]
     few_rows._kernels_if_correct.cache_clear()
-    for difference, words in ((1e-6, None), (0.1, "apart"), (float("nan"), "apart")):
+    for difference, words in ((1e-6, None), (0.1, "differs"), (float("nan"), "differs")):
         few_rows._kernels_if_correct.cache_clear()
         caplog.clear()
         monkeypatch.setattr(few_rows, "difference_from_torch", lambda kernels, it=difference: it)

@@ -422,10 +422,10 @@ def test_reading_a_long_clip_takes_its_keys_and_one_chunk():
     The mask over all keys alone would be 2,048 rows x 5,000 keys x 4 bytes = 40 MB; what a chunk
     of rows needs is about its own width of numbers. Keys and values count too.
     """
-    from lab.hardware.prefill import read
+    from lab.hardware.prefill import measure_reading
 
     target = models.load("shapes", device="cpu")
-    found = read(target, 5_000, rows=4, record=True)
+    found = measure_reading(target, 5_000, rows=4, record=True)
     assert abs(found.visual_tokens - 5_000) < 256
     assert found.kv >= found.prompt_tokens * target.backbone.token_bytes
     assert found.prefill_peak is None or found.prefill_peak < found.kv + 64 * MIB
