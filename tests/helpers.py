@@ -10,9 +10,10 @@ import os
 import random
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from itertools import product
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -22,6 +23,7 @@ from torch import Tensor
 
 import saccade
 from lab import reference
+from saccade.core.capabilities import NOTHING, Capabilities
 from saccade.core.prompt import Inputs, Prefill, Prompt
 from saccade.core.protocols import Drafter, Shape, State
 from saccade.core.result import Result, Round
@@ -305,7 +307,7 @@ def answered(
 
 def stubbed(propose: Callable[[int, list[int], int], Any]) -> Recipe:
     """A recipe whose draft is a function."""
-    return Recipe("stub", "", lambda setup: StubDraft(propose), Chain(1), serial)
+    return Recipe("stub", "", Stubbed(propose), Chain(1), serial)
 
 
 def drafter_of(
@@ -383,6 +385,21 @@ class StubDraft(Drafter):
     def commit(self, tokens: Mapping[int, Sequence[int]]) -> None:
         for request, new in tokens.items():
             self.texts[request] += new
+
+
+@dataclass(frozen=True)
+class Stubbed:
+    """Makes stub drafts, as a part of a recipe."""
+
+    name: ClassVar[str] = "stub"
+    needs: ClassVar[Capabilities] = NOTHING
+    offers: ClassVar[Capabilities] = NOTHING
+
+    propose: Callable[[int, list[int], int], Any]
+    make: Callable[[Callable[[int, list[int], int], Any]], Drafter] = StubDraft
+
+    def __call__(self, setup: Setup) -> Drafter:
+        return self.make(self.propose)
 
 
 # -- table models ------------------------------------------------------------------------------

@@ -27,7 +27,6 @@ from saccade.core.sampling import Sampling
 from saccade.core.timing import Clock
 from saccade.core.tree import Tree, chain
 from saccade.drafting.recipe import Recipe
-from saccade.drafting.schedule import serial
 from saccade.drafting.shapes import cost_measurement
 from saccade.inputs import Loaded
 from saccade.inputs.footprint import footprint
@@ -72,7 +71,7 @@ class Acceptance:
         self.report, self.models, self.sizes = report, models, sizes
         chosen = tuple(methods) or tuple(SYSTEMS)
         # Methods with a process of their own come last: it may take long to start.
-        self.methods = sorted(chosen, key=lambda name: resolve(name).schedule is not serial)
+        self.methods = sorted(chosen, key=lambda name: resolve(name).drafts_beside_target)
         self.device = models.device
         self.is_gpu = self.device.type == "cuda"
         self._steps: dict[tuple[str, int, int], float] = {}  # milliseconds of captured ones
@@ -382,7 +381,7 @@ class Acceptance:
     def _check_captures(self, recipe: Recipe, captures: int, what: str) -> None:
         """A second answer like the first captures nothing. A shape that learns from answers may
         come to a size it had not used."""
-        learns = recipe.drafts and recipe.shape.needs_costs
+        learns = recipe.drafts and recipe.needs_costs
         self.report.check(learns or captures == 0, f"{what} captured {captures} in a second answer")
 
     def _peer(
@@ -540,7 +539,7 @@ def counted_graphs() -> Iterator[Counter[str]]:
 
 def _with_imposed_acceptance(recipe: Recipe) -> Recipe:
     """The recipe with verdicts as asked; one without drafts as it is."""
-    if not recipe.drafts or recipe.schedule is not serial:
+    if not recipe.drafts or recipe.drafts_beside_target:
         return recipe
     return imposed(recipe, ImposedAcceptance(rates=(ACCEPTANCE,)))
 

@@ -115,9 +115,9 @@ def imposed(recipe: Recipe, acceptance: ImposedAcceptance) -> Recipe:
 
     Raises OptionError for a draft in parallel, which is judged while it goes on.
     """
-    if recipe.schedule is not serial:
+    if recipe.drafts_beside_target:
         raise OptionError(f"{recipe.name} drafts in parallel: acceptance is imposed serially only")
-    return replace(recipe, schedule=partial(_imposed, acceptance))
+    return replace(recipe, schedule=replace(serial, run=partial(_imposed, acceptance)))
 
 
 def _imposed(acceptance: ImposedAcceptance, session: Scoring, *rest: Any) -> Any:

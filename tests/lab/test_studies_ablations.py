@@ -19,6 +19,7 @@ from saccade.bench.real.answers import Results
 from saccade.bench.suites.long_documents import Document
 from saccade.core.prompt import Prefill, Prompt
 from saccade.inputs import load
+from saccade.methods.pages import ByPage
 from saccade.methods.std import PerHead
 
 ROOT = Path(__file__).parents[2]
@@ -68,7 +69,7 @@ def test_every_choice_differs_from_ours_in_what_it_is_called():
         names = [recipe.name for recipe in group.values()]
         assert names.count(OURS) == 1 and len(set(names)) == len(names)
         views = [recipe.view for recipe in group.values()]
-        follows = [view.refresh is not None or view.page is not None for view in views]
+        follows = [bool(view.following.refresh) or isinstance(view, ByPage) for view in views]
         assert all(follow or "never" in told for told, follow in zip(group, follows, strict=True))
 
 

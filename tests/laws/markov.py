@@ -34,6 +34,7 @@ from torch import Tensor
 
 from saccade.core import sampling
 from saccade.core import verify as verify_module
+from saccade.core.capabilities import Capability
 from saccade.core.costs import Costs
 from saccade.core.prompt import Prefill, Prompt
 from saccade.core.sampling import Sampling, Scores, prob
@@ -47,7 +48,7 @@ from saccade.drafting.parallel.drafter import WorkerDrafter
 from saccade.drafting.recipe import Recipe
 from saccade.drafting.schedule import NO_MEMORY_REASON, MemoryGuard, parallel
 from saccade.drafting.shapes.policies import Chain
-from saccade.drafting.views.basic import Pruned, Several, uniform
+from saccade.drafting.views.basic import Fixed, Several, uniform
 from saccade.methods import (
     DRAFTERS,
     FAMILIES,
@@ -254,7 +255,7 @@ class Remembered:
 
 
 @dataclass(frozen=True)
-class Whole(Pruned):
+class Whole(Fixed):
     """The full view, at once: there is nothing to look for in a prompt without pixels."""
 
     def __call__(self, prefill: Prefill, prompt: Prompt) -> Prompt:
@@ -271,7 +272,7 @@ def plain(recipe: Recipe, costs: Costs | None) -> Recipe:
     shape = recipe.shape
     if isinstance(recipe.drafter, Ensemble):  # mixing takes long; longer chains are met elsewhere
         shape = Chain(2)
-    if shape.needs_costs and costs is not None:
+    if Capability.COSTS in shape.needs and costs is not None:
         shape = shape.with_costs(costs)
     return replace(recipe, name="", about="", view=full, shape=shape)
 
@@ -312,7 +313,7 @@ def cases() -> dict[str, Recipe]:
     weighs costs is met where rows are cheap and where they are dear. Named by all it stands for."""
     names: dict[Recipe, list[str]] = {}
     for name, recipe in registered().items():
-        weighs = recipe.shape.needs_costs
+        weighs = Capability.COSTS in recipe.shape.needs
         for costs, word in ((CHEAP, " cheap"), (DEAR, " dear")) if weighs else ((None, ""),):
             names.setdefault(plain(recipe, costs), []).append(name + word)
     return {", ".join(own): recipe for recipe, own in names.items()}

@@ -132,7 +132,7 @@ def test_only_ids_are_read(family):
     """
     run = real("lookup", *MODELS[family](), count=40)
     recipe = resolve("lookup")
-    assert not recipe.view.attention and run.result.draft_visual_tokens in (None, 0)
+    assert not recipe.view.needs and run.result.draft_visual_tokens in (None, 0)
     blind = replace(run.whole, embeds=torch.full_like(run.whole.embeds, float("nan")))
     drafter = drafter_of(recipe, backbone(run.target), None, [Sampling()], 40)
     drafter.ready([Prefill(blind, None, torch.full((1,), float("nan")))])
@@ -143,9 +143,9 @@ def test_only_ids_are_read(family):
 
 
 IMPOSSIBLE = [
-    ("lookup/shape=tree", "lookup drafts a chain"),
-    ("lookup/shape=sage", "lookup drafts a chain"),
-    ("sd-tree/drafter=lookup", "lookup drafts a chain"),
+    ("lookup/shape=tree", "lookup needs a shape that drafts a chain"),
+    ("lookup/shape=sage", "lookup needs a shape that drafts a chain"),
+    ("sd-tree/drafter=lookup", "lookup needs a shape that drafts a chain"),
     ("sd/view=per-head", "drafter=self"),
     ("sage/view=per-head", "drafter=self"),
     ("std/drafter=model", "drafter=self"),

@@ -15,6 +15,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
+from saccade.core.capabilities import NOTHING, Capability
 from saccade.core.errors import DraftFailed
 from saccade.core.prompt import Inputs, Prefill, Prompt, Turn
 from saccade.core.protocols import Drafter, Growing, Growth, Shape, State
@@ -36,6 +37,9 @@ K = TypeVar("K")
 class NoDraft(Drafter):
     """Plain decoding: every tree is empty."""
 
+    name = "none"
+    offers = frozenset({Capability.PLAIN_DECODING})
+
     def __init__(self, setup: Setup) -> None: ...
 
     def propose(self, states: Mapping[int, State]) -> dict[int, Tree]:
@@ -47,6 +51,10 @@ class Lookup(Drafter):
 
     Longer matches win over shorter ones, and later over earlier. Placeholders are not proposed.
     """
+
+    name = "lookup"
+    needs = frozenset({Capability.WHOLE_PROMPT, Capability.FIXED_LENGTH})
+    offers = NOTHING
 
     def __init__(self, setup: Setup) -> None:
         assert isinstance(setup.shape, Chain), "Recipe refuses other shapes"
@@ -208,6 +216,9 @@ class ModelDrafter(SessionDrafter):
     the projector, it projects the output of the target's tower.
     """
 
+    name = "model"
+    offers = frozenset({Capability.READS_VIEW, Capability.DRAFT_MODEL})
+
     def __init__(self, setup: Setup) -> None:
         draft = setup.draft_model()
         common, banned = setup.shared_vocabulary()
@@ -272,12 +283,18 @@ class SelfDrafter(SessionDrafter):
     """The target drafts for itself, over copies of the keys that its view keeps, without a second
     prefill."""
 
+    name = "self"
+    needs = frozenset({Capability.PROMPT_ROWS, Capability.ORIGINAL_POSITIONS})
+    offers = frozenset(
+        {Capability.READS_VIEW, Capability.READS_TARGET_PROMPT, Capability.ALL_TARGET_KEYS}
+    )
+
     def __init__(self, setup: Setup, layers: int | None = None) -> None:
         banned = list(setup.target.placeholders)
         model = setup.target if layers is None else setup.target.first(layers)
         session = Session(model, setup.rules, banned=banned, room=setup.room)
         super().__init__(session, setup.shape)
-        self._view = setup.view
+        self._view, self._following = setup.view, setup.view.following
         self._window_rows: dict[int, int] = {}  # of requests whose window slides
         # The target's prefill and the current pruned prompt of requests whose view is refreshed.
         self._refreshed_views: dict[int, tuple[Prefill, Prompt]] = {}
@@ -287,12 +304,12 @@ class SelfDrafter(SessionDrafter):
         pruned = [self._view(prefill, prefill.prompt) for prefill in prefills]
         self._visual_tokens = {i: prompt.visual_tokens for i, prompt in enumerate(pruned)}
         clock = Clock(self.session.backbone.device)
-        if self._view.sinks is not None:
+        if self._following.sinks is not None:
             pairs = enumerate(zip(prefills, pruned, strict=True))
             self._window_rows = {
                 i: len(own) for i, (prefill, own) in pairs if len(own) < len(prefill.prompt)
             }
-        if self._view.refresh is not None:
+        if self._following.refresh is not None:
             self._refreshed_views = dict(enumerate(zip(prefills, pruned, strict=True)))
         self.session.fork(prefills, pruned, renewed=bool(self._refreshed_views))
         return clock.since()
@@ -306,7 +323,7 @@ class SelfDrafter(SessionDrafter):
 
     def _slide(self, request: int) -> None:
         """Drops the prompt's oldest rows after its sinks, as many as the answer has added."""
-        state, sinks = self.session.requests[request], self._view.sinks or 0
+        state, sinks = self.session.requests[request], self._following.sinks or 0
         prompt_rows, other_rows = state.prompt_rows
         over = state.cache.length - self._window_rows[request]
         if over >= SLIDE_TOKENS and prompt_rows > sinks:
@@ -317,7 +334,7 @@ class SelfDrafter(SessionDrafter):
     def _refresh_view(self, request: int) -> None:
         """Lets the view choose again, where it is time, by the attention of the rows that the
         target judged last."""
-        refresh = self._view.refresh
+        refresh = self._following.refresh
         assert refresh is not None
         self._rounds[request] = self._rounds.get(request, 0) + 1
         if self._rounds[request] % refresh.every:
@@ -339,6 +356,9 @@ class SelfDrafter(SessionDrafter):
 
 class EarlyExit(SelfDrafter):
     """The first half of the target's layers drafts for the whole, over the target's own keys."""
+
+    name = "early-exit"
+    offers = frozenset({Capability.READS_VIEW, Capability.READS_TARGET_PROMPT})
 
     def __init__(self, setup: Setup) -> None:
         super().__init__(setup, max(1, setup.target.layers // 2))

@@ -9,12 +9,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import ClassVar, TypeVar
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from saccade.core.capabilities import Capabilities, Capability
 from saccade.core.prompt import Turn
 from saccade.core.protocols import Drafter, State
 from saccade.core.result import Round
@@ -58,6 +59,10 @@ class Weighting(ABC):
 @dataclass(frozen=True)
 class Ensemble:
     """A drafter for views joined by ``Several``, weighted by a rule."""
+
+    name: ClassVar[str] = "ensemble"
+    needs: ClassVar[Capabilities] = frozenset({Capability.SEVERAL_VIEWS})
+    offers: ClassVar[Capabilities] = frozenset({Capability.READS_VIEW, Capability.MIXTURE})
 
     weighting: Weighting
 

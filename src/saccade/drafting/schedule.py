@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from saccade.core.protocols import Cut, Drafter, Scoring, State
+from saccade.core.capabilities import Capability
+from saccade.core.protocols import Cut, Drafter, Schedule, Scoring, State
 from saccade.core.result import FinishReason, Load, Round, Verdict
 from saccade.core.sampling import BrokenLaw, Scores
 from saccade.core.timing import now
@@ -60,7 +61,9 @@ def opening_round(target: Scoring, request: int, cut: Cut, first: int = 0) -> Ro
     return Round(request, Tree(), verdict, finish, laws[request], None, 0.0, 0.0, opening=True)
 
 
-def serial(target: Scoring, draft: Drafter, requests: Sequence[int], cut: Cut) -> Iterator[Round]:
+def take_turns(
+    target: Scoring, draft: Drafter, requests: Sequence[int], cut: Cut
+) -> Iterator[Round]:
     """Proposes, scores, verifies and commits until every request has ended, with one forward of the
     target per round."""
     group = Group.start(draft, requests, cut)
@@ -108,7 +111,9 @@ def advance(target: Scoring, groups: Sequence[Group]) -> Iterator[tuple[Group, R
             yield group, round
 
 
-def parallel(target: Scoring, draft: Drafter, requests: Sequence[int], cut: Cut) -> Iterator[Round]:
+def work_side_by_side(
+    target: Scoring, draft: Drafter, requests: Sequence[int], cut: Cut
+) -> Iterator[Round]:
     """Judges the tokens in flight while the draft continues after them, with one forward of the
     target per round."""
     group = Group.start(draft, requests, cut)
@@ -134,6 +139,15 @@ def parallel(target: Scoring, draft: Drafter, requests: Sequence[int], cut: Cut)
         capture_new_sizes()
         spent = waiting, scored - start + verified - waited
         yield from _rounds(group, trees, laws, (verdicts, endings), spent)
+
+
+serial = Schedule("serial", take_turns, offers=frozenset({Capability.SHARED_FORWARDS}))
+parallel = Schedule(
+    "parallel",
+    work_side_by_side,
+    needs=frozenset({Capability.OWN_PROCESS, Capability.NEXT_TOKEN}),
+    offers=frozenset({Capability.BESIDE_TARGET}),
+)
 
 
 @dataclass(frozen=True)

@@ -10,18 +10,17 @@ from typing import TypeVar
 
 import torch
 
+from saccade.core.capabilities import Capability
 from saccade.core.prompt import Prompt, Turn
 from saccade.core.protocols import Cut, Schedule
 from saccade.core.result import FinishReason, Result, Round, RoundRecord, Timings
 from saccade.core.stopping import Stops
 from saccade.core.timing import Clock, Phase, ignore_phase, stopped_seconds
 from saccade.core.tree import Tree, common_length
-from saccade.drafting.drafters import SelfDrafter
 from saccade.drafting.fallback import Fallback
 from saccade.drafting.recipe import Recipe, as_chains, plan
-from saccade.drafting.schedule import NO_MEMORY_REASON, MemoryGuard, opening_round, parallel
+from saccade.drafting.schedule import NO_MEMORY_REASON, MemoryGuard, opening_round
 from saccade.drafting.setup import Setup
-from saccade.drafting.views.basic import FULL
 from saccade.engine.request import Request
 from saccade.model import batch_invariant, trial
 from saccade.model.backbone import Backbone
@@ -138,8 +137,8 @@ class RequestBatch:
         clock = Clock(target.device)
         drafter.prefill(self.prompts)
         spent["prefill"] = clock.lap()
-        refresh = self.recipe.view.refresh
-        record = self.recipe.drafts and self.recipe.view.attention
+        refresh = self.recipe.view.following.refresh
+        record = self.recipe.records_attention
         follow = refresh.rows if record and refresh is not None else 0
         prefills = []
         for place, prompt in enumerate(self.prompts):
@@ -296,7 +295,8 @@ class RequestBatch:
     def _warnings(self, number: int) -> tuple[str, ...]:
         """Returns where this answer differs from what its method's name, or ``generate``, has one
         expect."""
-        prunes_own_keys = self.recipe.drafter is SelfDrafter and self.recipe.view != FULL
+        own_keys = Capability.ALL_TARGET_KEYS in self.recipe.drafter.offers
+        prunes_own_keys = own_keys and Capability.WHOLE_PROMPT not in self.recipe.view.offers
         drafts, visual_tokens = self.recipe.drafts, self.prompts[number].visual_tokens
         warnings = {
             DECODES_PLAINLY: self.requested_recipe.drafts and not self.recipe.drafts,
@@ -311,7 +311,7 @@ class RequestBatch:
     def _shares_a_gpu(self) -> bool:
         """Returns whether a draft in a process of its own works on the target's GPU."""
         draft = self.draft
-        if draft is None or self.recipe.schedule is not parallel or not self.recipe.drafts:
+        if draft is None or not self.recipe.drafts_beside_target:
             return False
         return draft.device.type == "cuda" and draft.device == self.target.device
 

@@ -21,6 +21,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from saccade.core.capabilities import NOTHING
 from saccade.core.errors import ModelError
 from saccade.core.protocols import Cut, Drafter, Schedule, Scoring, State
 from saccade.core.result import FinishReason, Round
@@ -118,7 +119,7 @@ def together(schedule: Schedule) -> Schedule:
     def run(target: Scoring, draft: Drafter, requests: Sequence[int], cut: Cut) -> Iterator[Round]:
         yield from schedule(target, cast(Drafter, _Agreeing(draft)), requests, agreeing(cut))
 
-    return run
+    return replace(schedule, run=run, offers=NOTHING)
 
 
 def agreeing(cut: Cut) -> Cut:

@@ -15,6 +15,7 @@ from itertools import count
 import numpy as np
 from jaxtyping import Int
 
+from saccade.core.capabilities import Capability
 from saccade.core.prompt import Prefill
 from saccade.core.protocols import Growing, View
 from saccade.core.sampling import Sampling
@@ -108,7 +109,9 @@ class ModelDrafts(Drafts):
         if prefill is None:
             return False
         view = self._view
-        if view.attention and prefill.mass is None:  # The target's attention was not recorded.
+        if (
+            Capability.ATTENTION in view.needs and prefill.mass is None
+        ):  # The target's attention was not recorded.
             view = replace(SCATTERED, keep=view.keep or SCATTERED.keep)
         prompt = self._backbone.written(view(prefill, prefill.prompt))
         rows = len(prompt) + LONG // 4 + ROOM

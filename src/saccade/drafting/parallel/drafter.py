@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from saccade.core.capabilities import Capability
 from saccade.core.errors import DraftFailed
 from saccade.core.prompt import Inputs, Prefill, Prompt, Texts, Turn
 from saccade.core.protocols import Drafter, State
@@ -63,6 +64,10 @@ class WorkerDrafter(Drafter):
     because neither the answer to a seed nor the rows of a forward may depend on who was faster.
     """
 
+    name = "model"
+    needs = frozenset({Capability.BESIDE_TARGET, Capability.NEXT_TOKEN})
+    offers = frozenset({Capability.READS_VIEW, Capability.OWN_PROCESS})
+
     def __init__(self, setup: Setup) -> None:
         assert isinstance(setup.shape, Chain), "Recipe refuses other shapes"
         self._setup = setup
@@ -71,7 +76,7 @@ class WorkerDrafter(Drafter):
         self._model = setup.draft_model()
         self._vocab, self._banned = setup.shared_vocabulary()
         self._shares = not setup.coarse and self._model.shares_rows_with(setup.target)
-        self._early = setup.view.early != "wait"
+        self._early = Capability.BESIDE_TARGET in setup.view.needs
         self._inputs: Inputs = {}
         self._captioning: Captioning | None = None
         self._drafts = {i: DraftState() for i in range(len(setup.rules))}

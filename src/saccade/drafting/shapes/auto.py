@@ -25,10 +25,11 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import accumulate
 from math import isnan, log
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 from torch import Tensor
 
+from saccade.core.capabilities import Capabilities, Capability
 from saccade.core.costs import Costs
 from saccade.core.protocols import Growing, Shape, State
 from saccade.core.result import Round
@@ -103,11 +104,16 @@ class Auto(Shape):
     """The controller. ``costs`` are those of bare forwards on this machine; ``runners`` is how many
     alternatives to each token are weighed (0: every draft is a chain)."""
 
-    needs_costs: ClassVar[bool] = True
-    optional: ClassVar[bool] = True
-
     costs: Costs | None = None
     runners: int = 1
+
+    @property
+    def needs(self) -> Capabilities:
+        return frozenset({Capability.COSTS})
+
+    @property
+    def offers(self) -> Capabilities:
+        return frozenset({Capability.NO_DRAFT_MODEL})
 
     @property
     def branches(self) -> bool:

@@ -8,8 +8,9 @@ al. 2023, Sec. 3; the ideal speedup is this over 1 / T(1)).
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
+from saccade.core.capabilities import Capabilities, Capability
 from saccade.core.costs import Costs
 from saccade.core.protocols import Growing, Shape, State
 from saccade.core.result import Round
@@ -80,8 +81,6 @@ class Fit(Shape):
     folded from the rounds, starting at the prior.
     """
 
-    needs_costs: ClassVar[bool] = True
-
     trees: tuple[Paths, ...] = ()
     costs: Costs | None = None
 
@@ -90,8 +89,12 @@ class Fit(Shape):
         return bool(self.trees)
 
     @property
-    def stepwise(self) -> bool:
-        return True
+    def needs(self) -> Capabilities:
+        return frozenset({Capability.COSTS})
+
+    @property
+    def offers(self) -> Capabilities:
+        return frozenset({Capability.NEXT_TOKEN})
 
     def for_parallel(self) -> Chain:
         """Returns the chain of as many tokens as the draft writes while the target judges as many:

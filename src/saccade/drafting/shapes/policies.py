@@ -14,6 +14,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from saccade.core.capabilities import Capabilities, Capability
 from saccade.core.errors import MethodError
 from saccade.core.protocols import Growing, Shape, State
 from saccade.core.sampling import Law, Scores
@@ -54,12 +55,17 @@ class Chain(Shape):
         return False
 
     @property
-    def stepwise(self) -> bool:
-        return type(self).grow is Chain.grow
-
-    @property
-    def reads_laws(self) -> bool:
-        return type(self).goes_on is not Chain.goes_on
+    def offers(self) -> Capabilities:
+        """A derived chain that grows in a way of its own, or stops by itself, offers less."""
+        return frozenset(
+            capability
+            for capability, is_offered in (
+                (Capability.FIXED_FORM, True),
+                (Capability.NEXT_TOKEN, type(self).grow is Chain.grow),
+                (Capability.FIXED_LENGTH, type(self).goes_on is Chain.goes_on),
+            )
+            if is_offered
+        )
 
     def goes_on(self, scores: Scores, node: int, law: Law | None) -> bool:
         """Returns whether one more token is drawn after ``node``. It is decided before the draw
@@ -143,6 +149,10 @@ class Static(Shape):
     def branches(self) -> bool:
         return any(map(any, self.paths))
 
+    @property
+    def offers(self) -> Capabilities:
+        return frozenset({Capability.FIXED_FORM})
+
     def grow(self, state: State) -> Growing:
         return grow_static(self.paths)
 
@@ -172,6 +182,10 @@ class Best(Shape):
     @property
     def branches(self) -> bool:
         return self.nodes > 1
+
+    @property
+    def offers(self) -> Capabilities:
+        return frozenset({Capability.FIXED_FORM})
 
     def grow(self, state: State) -> Growing:
         tree = Tree()

@@ -16,6 +16,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
+from saccade.core.capabilities import NOTHING, Capabilities, Capability
 from saccade.core.prompt import Prefill, Prompt
 from saccade.core.protocols import View
 from saccade.drafting.views import saliency
@@ -111,11 +112,13 @@ class Merged(View):
     mean of all that joined it, at its own position. A token without such a partner is lost.
     """
 
-    subset: ClassVar[bool] = False
-
     name: str
     select: Select
     keep: float = 0.1
+
+    @property
+    def offers(self) -> Capabilities:
+        return frozenset({Capability.ORIGINAL_POSITIONS, Capability.AVERAGED_ROWS})
 
     def __call__(self, prefill: Prefill, prompt: Prompt) -> Prompt:
         grid = prompt.grid
@@ -142,10 +145,17 @@ class Pooled(View):
     """
 
     keep: ClassVar[float] = 0.25  # approximately, since smaller blocks at the edges leave more
-    subset: ClassVar[bool] = False
 
     name: str
     coarse: bool = False
+
+    @property
+    def needs(self) -> Capabilities:
+        return frozenset({Capability.COARSE_ROWS}) if self.coarse else NOTHING
+
+    @property
+    def offers(self) -> Capabilities:
+        return frozenset({Capability.AVERAGED_ROWS})
 
     def __call__(self, prefill: Prefill, prompt: Prompt) -> Prompt:
         if not prompt.visual_tokens:
