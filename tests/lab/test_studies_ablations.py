@@ -49,9 +49,9 @@ def test_anchors_are_always_in_and_the_mass_decides_the_rest():
     head's set, which is as large as without; what is left is the head's top of the others. Control:
     without anchors some head leaves one of them out."""
     told = guide()
-    own = PerHead(keep=0.25)(told, told.prompt).heads
+    own = PerHead(keep=0.25)(told, told.prompt).reading.heads
     for window, last in ((0.0, []), (0.25, list(range(78, 83)))):
-        found = Anchored(keep=0.25, window=window)(told, told.prompt).heads
+        found = Anchored(keep=0.25, window=window)(told, told.prompt).reading.heads
         assert own is not None and found is not None and found.shape == own.shape
         always = {0, 1, 2, 3, 4, 5, 6, 83, 84, 85, *last}  # text, and four of the medium
         for head, mass in zip(found.flatten(0, 1), told.mass.flatten(0, 1), strict=True):

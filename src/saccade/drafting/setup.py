@@ -99,7 +99,7 @@ class Setup:
 
     @property
     def coarse(self) -> bool:
-        """Whether a view reads ``Prompt.coarse`` and the draft model has it."""
+        """Whether a view reads ``Media.coarse`` and the draft model has it."""
         return self.draft_model().coarsens and Capability.COARSE_ROWS in self.view.needs
 
     def draft_inputs(self, inputs: Inputs) -> Inputs:

@@ -301,7 +301,7 @@ class RequestBatch:
         warnings = {
             DECODES_PLAINLY: self.requested_recipe.drafts and not self.recipe.drafts,
             NOTHING_TO_PRUNE: drafts and prunes_own_keys and not visual_tokens,
-            TRAINED_POSITIONS: self.prompts[number].has_trained_positions,
+            TRAINED_POSITIONS: self.prompts[number].media.has_trained_positions,
             TARGET_ALONE: drafts and self.rules[number] != self._draft_rules[number],
             SHARED_GPU: self._shares_a_gpu(),
             SLOW_EXACT: self.exact and self.target.device.type == "cuda",

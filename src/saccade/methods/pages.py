@@ -17,7 +17,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from saccade.core.capabilities import Capabilities, Capability
-from saccade.core.prompt import Paged, Prefill, Prompt
+from saccade.core.prompt import Paged, Prefill, Prompt, Reading
 from saccade.drafting.provides import Provides, Setting, parse_whole
 from saccade.methods.std import STD, Budgeted
 
@@ -46,7 +46,8 @@ class ByPage(Budgeted):
             return prompt  # The budget is the whole video.
         own = ~prompt.visual
         own[rows[pages * size :]] = True
-        return replace(prompt.rows(own), paged=Paged(rows[: pages * size].view(pages, size), read))
+        paged = Paged(rows[: pages * size].view(pages, size), read)
+        return replace(prompt.rows(own), reading=Reading(paged=paged))
 
 
 PAGES = replace(

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from saccade.core.capabilities import Capabilities, Capability
 from saccade.core.errors import MethodError
-from saccade.core.prompt import Prefill, Prompt
+from saccade.core.prompt import Prefill, Prompt, Reading
 from saccade.core.protocols import Following, Refresh, View
 from saccade.drafting.drafters import EarlyExit, SelfDrafter
 from saccade.drafting.provides import Provides, Setting, parse_whole
@@ -98,7 +98,7 @@ class PerHead(Budgeted):
         assert prefill.mass is not None
         visual = prompt.index[prompt.visual][top(prefill.mass, self.budget(prompt))]
         text = prompt.index[~prompt.visual].expand(*visual.shape[:2], -1)
-        return replace(prompt, heads=torch.cat([text, visual], -1).sort(-1).values)
+        return replace(prompt, reading=Reading(heads=torch.cat([text, visual], -1).sort(-1).values))
 
 
 @dataclass(frozen=True)

@@ -210,7 +210,7 @@ class Backbone:
 
         Padding is dropped: prompts differ in length, and none pays for another. ``looked`` is what
         another model's equal vision tower gave for these inputs (:meth:`record_vision`).
-        ``coarse`` asks for ``Prompt.coarse``, which only families that have it (:attr:`coarsens`)
+        ``coarse`` asks for ``Media.coarse``, which only families that have it (:attr:`coarsens`)
         give; the vision tower looks once all the same.
         """
         with self.lock:
@@ -231,7 +231,10 @@ class Backbone:
         with self._shown(seen), self._reader.averaging(), self._tower.quick():
             again = self._reader.read(inputs)
         rows = [prompt.embeds[prompt.visual] for prompt in again]
-        return [replace(prompt, coarse=each) for prompt, each in zip(found, rows, strict=True)]
+        return [
+            replace(prompt, media=replace(prompt.media, coarse=each))
+            for prompt, each in zip(found, rows, strict=True)
+        ]
 
     @property
     def coarsens(self) -> bool:
@@ -400,12 +403,12 @@ class Backbone:
     @torch.no_grad()
     def written(self, prompt: Prompt) -> Prompt:
         """The prompt with the rows a view left blank embedded as the ids they are to say."""
-        if prompt.ids_to_embed is None:
+        ids = prompt.reading.ids_to_embed
+        if ids is None:
             return prompt
-        rows = prompt.ids_to_embed >= 0
         embeds = prompt.embeds.clone()
-        embeds[rows] = self.embed(prompt.ids_to_embed[rows])
-        return replace(prompt, embeds=embeds, ids_to_embed=None)
+        embeds[ids >= 0] = self.embed(ids[ids >= 0])
+        return replace(prompt, embeds=embeds, reading=replace(prompt.reading, ids_to_embed=None))
 
     # -- sharing -------------------------------------------------------------------------------
 

@@ -161,7 +161,7 @@ class Beginnings:
             self._kept.drop(key)
         rows = torch.arange(len(prompt), device=prompt.index.device)
         found = Beginning(self._owner, prompt, _ids(prompt), cache.select(rows, 0, pooled=False))
-        own = size([prompt.embeds, prompt.positions, *prompt.deepstack])
+        own = size([prompt.embeds, prompt.positions, *prompt.media.deepstack])
         self._kept.put(found.cache, found, found.cache.bytes + own)
 
 
@@ -171,10 +171,10 @@ def shared(one: Prompt, other: Prompt) -> int:
     equal = (one.embeds[:length] == other.embeds[:length]).all(-1)
     equal &= (one.positions[:, :length] == other.positions[:, :length]).all(0)
     equal &= one.visual[:length] == other.visual[:length]
-    if one.deepstack or other.deepstack:
+    if one.media.deepstack or other.media.deepstack:
         seen = min(int(one.visual[:length].sum()), int(other.visual[:length].sum()))
         same = torch.ones(seen, dtype=torch.bool, device=equal.device)
-        for mine, theirs in zip(one.deepstack, other.deepstack, strict=True):
+        for mine, theirs in zip(one.media.deepstack, other.media.deepstack, strict=True):
             same &= (mine[:seen] == theirs[:seen]).all(-1)
         rows = one.visual[:length].nonzero()[:seen, 0]
         equal[rows] &= same

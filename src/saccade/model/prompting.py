@@ -18,7 +18,7 @@ from torch.nn.functional import avg_pool2d
 from torch.utils.hooks import RemovableHandle
 
 from saccade.core.errors import ModelError, OptionError, first_line
-from saccade.core.prompt import CONTEXT, Inputs, Prompt, with_context
+from saccade.core.prompt import CONTEXT, Inputs, Media, Prompt, with_context
 from saccade.model import families, memory
 from saccade.model.grid import Cells, arrange, counted
 
@@ -79,9 +79,11 @@ class Reader:
                 grid=grid,
                 index=torch.arange(len(mine), device=self.device),
                 next_position=int(places[:, -1].max()) + 1,  # as generate does
-                deepstack=tuple(layer[taken : taken + seen] for layer in layers),
-                stills=int((visual & torch.isin(mine, images)).sum()),
-                has_trained_positions=not torch.equal(places, theirs),
+                media=Media(
+                    deepstack=tuple(layer[taken : taken + seen] for layer in layers),
+                    stills=int((visual & torch.isin(mine, images)).sum()),
+                    has_trained_positions=not torch.equal(places, theirs),
+                ),
             )
             taken += seen
             if documents is not None:

@@ -212,8 +212,10 @@ class Session:
         for number, (prefill, prompt) in enumerate(zip(prefills, prompts, strict=True)):
             source = prefill.cache
             assert source is not None
-            rows = self._kept(prompt) if renewed or prompt.heads is not None else prompt.index
-            if (paged := prompt.paged) is not None:
+            rows = (
+                self._kept(prompt) if renewed or prompt.reading.heads is not None else prompt.index
+            )
+            if (paged := prompt.reading.paged) is not None:
                 rows = torch.cat([paged.rows.flatten()[: paged.slots], rows])
             cache = source.select(rows, self._room, self.backbone.layers)
             self.requests[number] = RequestState(
@@ -237,8 +239,8 @@ class Session:
     def _kept(self, prompt: Prompt) -> Int[Tensor, "layer kv_head kept"]:
         """The rows each head of this process keeps."""
         model = self.backbone
-        if prompt.heads is not None:
-            return model.shares.own_heads(prompt.heads)
+        if prompt.reading.heads is not None:
+            return model.shares.own_heads(prompt.reading.heads)
         return prompt.index.expand(model.layers, model.kv_heads, -1).contiguous()
 
     def turn(self, turns: Mapping[int, Turn], rules: Rules) -> None:

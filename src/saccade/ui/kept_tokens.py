@@ -93,13 +93,12 @@ def kept_share(prompt: Prompt, pruned: Prompt) -> Float[Tensor, " seen"]:
     it is the share of the paged tokens that one step reads.
     """
     share = torch.zeros(len(prompt))
-    kept_rows = (
-        [pruned.index[pruned.visual]] if pruned.heads is None else pruned.heads.flatten(0, 1)
-    )
+    heads, paged = pruned.reading.heads, pruned.reading.paged
+    kept_rows = [pruned.index[pruned.visual]] if heads is None else heads.flatten(0, 1)
     for head_rows in kept_rows:
         share[head_rows.cpu()] += 1 / len(kept_rows)
-    if pruned.paged is not None:
-        share[pruned.paged.rows.cpu()] = pruned.paged.pages_per_step / len(pruned.paged.rows)
+    if paged is not None:
+        share[paged.rows.cpu()] = paged.pages_per_step / len(paged.rows)
     return share[prompt.visual.cpu()]
 
 

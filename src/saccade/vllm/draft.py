@@ -165,7 +165,7 @@ class Draft(plugin.RunnerAware):
         prompt = model.prompts(inputs)[0]
         if rows is not None and self._rows_are_alike is None:
             own_rows = prompt.embeds[prompt.visual | prompt.fixed]
-            self._rows_are_alike = not prompt.deepstack and are_alike(own_rows, rows)
+            self._rows_are_alike = not prompt.media.deepstack and are_alike(own_rows, rows)
         return prompt
 
     # -- making --------------------------------------------------------------------------------

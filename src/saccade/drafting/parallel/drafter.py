@@ -364,7 +364,8 @@ def reading_patience(lengths: Sequence[int]) -> float:
 def _without_big_tensors(prefill: Prefill, words: dict[str, Texts]) -> Prefill:
     """Returns a prefill with its texts, but without the large tensors that no view reads."""
     prompt = prefill.prompt
-    bare = replace(prompt, embeds=torch.empty(len(prompt), 0), deepstack=())
+    media = replace(prompt.media, deepstack=())
+    bare = replace(prompt, embeds=torch.empty(len(prompt), 0), media=media)
     return replace(prefill, prompt=bare, cache=None, logits=torch.empty(0), words=words)
 
 

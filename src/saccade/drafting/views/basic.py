@@ -16,7 +16,7 @@ from torch import Tensor
 
 from saccade.core.capabilities import NOTHING, Capabilities, Capability
 from saccade.core.errors import MethodError
-from saccade.core.prompt import Prefill, Prompt, Texts
+from saccade.core.prompt import Media, Prefill, Prompt, Reading, Texts
 from saccade.core.protocols import Following, Refresh, View
 from saccade.drafting.views import saliency
 
@@ -122,7 +122,7 @@ class Pruned(View):
 
     def budget(self, prompt: Prompt) -> int:
         """Returns how many visual tokens of a prompt are kept."""
-        still = 0 if self.images is None else prompt.stills
+        still = 0 if self.images is None else prompt.media.stills
         moving = saliency.budget(prompt.visual_tokens - still, self.keep, self.rounding)
         return moving + saliency.budget(still, self.images or 0, self.rounding)
 
@@ -224,9 +224,8 @@ def replace_media(prompt: Prompt, texts: Texts) -> Prompt:
         fixed=prompt.fixed[at],
         grid=prompt.grid[:0],
         index=prompt.index[at],
-        deepstack=(),
-        ids_to_embed=ids_to_embed,
-        coarse=None,
+        media=Media(),
+        reading=Reading(ids_to_embed=ids_to_embed),
     )
     return repack(text)
 

@@ -160,11 +160,12 @@ class Pooled(View):
     def __call__(self, prefill: Prefill, prompt: Prompt) -> Prompt:
         if not prompt.visual_tokens:
             return prompt
-        if self.coarse and prompt.coarse is not None:
+        if self.coarse and prompt.media.coarse is not None:
             # All rows of a block are equal there, so their average is the pooled row.
             embeds = prompt.embeds.clone()
-            embeds[prompt.visual] = prompt.coarse
-            return repack(self(prefill, replace(prompt, embeds=embeds, coarse=None)))
+            embeds[prompt.visual] = prompt.media.coarse
+            whole = replace(prompt, embeds=embeds, media=replace(prompt.media, coarse=None))
+            return repack(self(prefill, whole))
         grid = prompt.grid
         block = torch.cat([grid[:, :2], grid[:, 2:] // 2], 1)
         group = torch.unique(block, dim=0, return_inverse=True)[1]
@@ -217,7 +218,8 @@ def _averaged(
     pruned = prompt.select(leaders)
     embeds = pruned.embeds.clone()
     embeds[pruned.visual] = mean(prompt.embeds[prompt.visual])
-    return replace(pruned, embeds=embeds, deepstack=tuple(map(mean, prompt.deepstack)))
+    media = replace(pruned.media, deepstack=tuple(map(mean, prompt.media.deepstack)))
+    return replace(pruned, embeds=embeds, media=media)
 
 
 DYCOKE = Merged("dycoke", dycoke)
