@@ -26,7 +26,7 @@ from lab import reference
 from saccade.core.capabilities import NOTHING, Capabilities
 from saccade.core.prompt import Inputs, Prefill, Prompt
 from saccade.core.protocols import Drafter, Shape, State
-from saccade.core.result import Result, Round
+from saccade.core.result import Result
 from saccade.core.sampling import Sampling, Scores
 from saccade.core.tree import ROOT, Tree, add, path
 from saccade.drafting.drafters import drive
@@ -447,13 +447,7 @@ class TableDraft(Drafter):
 
     def __init__(self, table: Table, rules: Sequence[Sampling], shape: Shape) -> None:
         self.session = TableSession(table, rules)
-        self.shape = shape
-
-    def start(self) -> State:
-        return self.shape.start()
-
-    def fold(self, state: State, round: Round) -> State:
-        return self.shape.fold(state, round)
+        self.learner = self.shape = shape
 
     def propose(self, states: Mapping[int, State]) -> dict[int, Tree]:
         growing = {r: self.shape.grow(state) for r, state in states.items()}

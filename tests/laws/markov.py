@@ -37,6 +37,7 @@ from saccade.core import verify as verify_module
 from saccade.core.capabilities import Capability
 from saccade.core.costs import Costs
 from saccade.core.prompt import Prefill, Prompt
+from saccade.core.protocols import Learner
 from saccade.core.sampling import Sampling, Scores, prob
 from saccade.core.tree import Tree
 from saccade.core.verify import residual
@@ -273,7 +274,7 @@ def plain(recipe: Recipe, costs: Costs | None) -> Recipe:
     if isinstance(recipe.drafter, Ensemble):  # mixing takes long; longer chains are met elsewhere
         shape = Chain(2)
     if Capability.COSTS in shape.needs and costs is not None:
-        shape = shape.with_costs(costs)
+        shape = shape.settle(lambda: costs)
     return replace(recipe, name="", about="", view=full, shape=shape)
 
 
@@ -320,6 +321,21 @@ def cases() -> dict[str, Recipe]:
 
 
 # -- answers -----------------------------------------------------------------------------------
+
+
+@dataclass
+class Remembering(Learner):
+    """A learner that may begin in the middle of an answer, and whose last state is remembered."""
+
+    play: Play
+    learner: Learner
+
+    def start(self) -> Any:
+        return self.learner.start() if self.play.state is None else self.play.state
+
+    def fold(self, state: Any, round: Any) -> Any:
+        self.play.learnt = self.learner.fold(state, round)
+        return self.play.learnt
 
 
 @dataclass
@@ -386,15 +402,7 @@ class Play:
             drafting.encode({"input_ids": torch.zeros(count, 1)})
             drafting.prefill([PROMPT] * count)
             drafting.ready([READ] * count)
-            if self.state is not None:
-                drafting.start = lambda: self.state  # type: ignore[method-assign]
-            fold = drafting.fold
-
-            def learnt(state: Any, round: Any) -> Any:
-                self.learnt = fold(state, round)
-                return self.learnt
-
-            drafting.fold = learnt  # type: ignore[method-assign]
+            drafting.learner = Remembering(self, drafting.learner)
             target: Any = Tables(rules, [TARGET] * count, self.before, watch, self.spoil_target)
             if self.spoil_draft or self.spoil_target:
                 drafting = safe = Fallback(drafting, IDS)

@@ -121,7 +121,7 @@ def test_a_placeholder_is_never_drafted_nor_anything_behind_it():
     assert by_hand(context, LONGEST, COUNT)[:4] == [START, VIDEO, VIDEO, END]
     drafter = drafter_of(resolve("lookup"), backbone(run.target), None, [Sampling()], 12)
     drafter.ready([run.prefill])
-    assert drafter.propose({0: drafter.start()})[0].tokens == (START,)
+    assert drafter.propose({0: drafter.learner.start()})[0].tokens == (START,)
     assert not {VIDEO, IMAGE} & {token for round in run.rounds for token in round.tree.tokens}
 
 
@@ -138,7 +138,7 @@ def test_only_ids_are_read(family):
     drafter.ready([Prefill(blind, None, torch.full((1,), float("nan")))])
     drafter.commit({0: run.result.ids[:1]})
     for round in run.rounds:
-        assert drafter.propose({0: drafter.start()}) == {0: round.tree}
+        assert drafter.propose({0: drafter.learner.start()}) == {0: round.tree}
         drafter.commit({0: round.tokens})
 
 

@@ -39,7 +39,7 @@ import saccade
 from lab.reference import Oracle
 from saccade.core.errors import MethodError
 from saccade.core.prompt import Media
-from saccade.core.protocols import Shape
+from saccade.core.protocols import DraftReport, Shape
 from saccade.core.result import Round, Verdict
 from saccade.core.sampling import Sampling, Scores
 from saccade.core.tree import ROOT, Tree, path
@@ -353,14 +353,14 @@ class Drafting(StubDraft):
 
     def __init__(self, session: Laws, shape: Shape) -> None:
         self.session, self.shape, self.last = session, shape, {}
-        self.start, self.fold, self.commit = shape.start, shape.fold, session.commit
+        self.learner, self.commit = shape, session.commit
 
     def propose(self, states):
         growing = {r: self.shape.grow(state) for r, state in states.items()}
         return drive(self.session.score, growing, self.last)
 
-    def scores(self, request):
-        return self.last[request]
+    def report(self):
+        return DraftReport(self.last)
 
 
 def draws(*key: object) -> random.Random:

@@ -493,8 +493,8 @@ MUTANTS = (
     Mutant(
         "changed models: a head's logits are the model's",
         "model/backbone.py",
-        "        if self.through_model:\n",
-        "        if self.through_model is ...:\n",
+        "        if whole.through_model:\n",
+        "        if whole.through_model is ...:\n",
         ("model/test_changed_models.py::test_laws_are_those_of_the_models_own_logits[granite]",),
     ),
     Mutant(
@@ -1036,8 +1036,8 @@ MUTANTS = (
     Mutant(
         "schedule: the token drafted beside those in flight is not judged with it",
         "drafting/schedule.py",
-        "        trees = draft.extend(in_flight)\n",
-        "        draft.extend(in_flight)\n        trees = in_flight\n",
+        "        trees = draft.beside.extend(in_flight)\n",
+        "        draft.beside.extend(in_flight)\n        trees = in_flight\n",
         ("methods/test_hippo.py::test_every_round_judges_by_the_papers_rule",),
     ),
     # -- saliency ----------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Protocol, cast, runtime_checkable
 
 from jaxtyping import Int
@@ -78,7 +78,7 @@ class View(ABC):
     @property
     def settings(self) -> frozenset[str]:
         """The names of the fields that an override may set, as in ``keep=0.2``."""
-        return frozenset(field.name for field in fields(cast(Any, self)))
+        return frozenset(each.name for each in fields(cast(Any, self)))
 
     @property
     def following(self) -> Following:
@@ -102,7 +102,20 @@ class View(ABC):
         raise NotImplementedError
 
 
-class Shape(ABC):
+class Learner:
+    """What is learnt from past rounds: a fold, so that a recorded trace replays it. This one learns
+    nothing."""
+
+    def start(self) -> State:
+        """Returns the state before the first round."""
+        return None
+
+    def fold(self, state: State, round: Round) -> State:
+        """Returns the state after a round; an answer's last round is not folded."""
+        return state
+
+
+class Shape(Learner, ABC):
     """The shape of a draft: how it grows, and what it learns from past rounds. Frozen.
 
     See ``Tree`` for the one rule of growing: a drawn token stands.
@@ -112,7 +125,6 @@ class Shape(ABC):
     family: ClassVar[str] = ""
     usage: ClassVar[str] = ""
     examples: ClassVar[tuple[str, ...]] = ()
-    costs: Costs | None = None  # of forwards here, where it needs them; ``recipe.plan`` sets them
 
     @classmethod
     def parse(cls, text: str) -> Shape:
@@ -149,34 +161,19 @@ class Shape(ABC):
         """Returns the nearest shape whose drafts are chains; itself where there is none."""
         return self
 
-    def with_costs(self, costs: Costs) -> Shape:
-        """Returns the shape with the costs of forwards, where it needs them."""
-        return replace(cast(Any, self), costs=costs) if Capability.COSTS in self.needs else self
-
-    @property
-    def forward_costs(self) -> Costs:
-        """The costs of forwards here; ``recipe.plan`` has to set them first."""
-        assert self.costs is not None, (
-            f"{type(self).__name__} needs measured costs: see recipe.plan"
-        )
-        return self.costs
+    def settle(self, measure: Callable[[], Costs]) -> Shape:
+        """Returns the shape with the costs of forwards here, where it decides by them and has none
+        yet; only then ``measure`` is called."""
+        return self
 
     def pays(self) -> bool:
         """Returns whether drafting is expected to pay, before anything was drafted."""
         return True
 
-    def start(self) -> State:
-        """Returns the state before the first round."""
-        return None
-
     @abstractmethod
     def grow(self, state: State) -> Growing:
         """Grows one draft from the end of the committed text."""
         ...
-
-    def fold(self, state: State, round: Round) -> State:
-        """Returns the state after a round; an answer's last round is not folded."""
-        return state
 
 
 @dataclass(frozen=True)
@@ -188,6 +185,43 @@ class Growth:
     last_scores: dict[int, Scores]  # filled with each request's last scores
     finish: Callable[[dict[int, Tree]], dict[int, Tree]] = lambda trees: trees
     """What the drafter does with the trees once they have grown."""
+
+
+class BesideTarget:
+    """How a drafter works while the target works. This one does not: one waits for the other."""
+
+    def sharing_threads(self) -> AbstractContextManager[None]:
+        """The scope in which the caller works for this drafter's requests. A drafter that works
+        beside the target on a CPU takes threads from it there, and there only."""
+        return nullcontext()
+
+    def extend(self, in_flight: Mapping[int, Tree]) -> dict[int, Tree]:
+        """Returns each tree under judgement with the next drafted token after it, and waits for
+        that token."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class DraftSeconds:
+    """The seconds of a drafter's work that other clocks do not show."""
+
+    beside_prefill: float = 0.0  # of reading prompts beside the target
+    beside_draft: float = 0.0  # of drafting beside the target
+    caption: float = 0.0  # of captioning
+    caption_hidden: float = 0.0  # those of captioning that nobody waited for
+
+
+@dataclass(frozen=True)
+class DraftReport:
+    """What a drafter tells of its work, by request; what it does not know is left out."""
+
+    scores: Mapping[int, Scores] = field(default_factory=dict)
+    """The draft's scores at the nodes of the last tree, for the fold."""
+    notes: Mapping[int, tuple[float, ...]] = field(default_factory=dict)
+    """Numbers that the draft decided by, to be recorded in ``Round.note``."""
+    visual_tokens: Mapping[int, int] = field(default_factory=dict)
+    """How many visual tokens the draft reads."""
+    seconds: DraftSeconds = DraftSeconds()
 
 
 class Drafter(ABC):
@@ -203,16 +237,8 @@ class Drafter(ABC):
     needs: ClassVar[Capabilities] = NOTHING
     offers: ClassVar[Capabilities] = frozenset({Capability.READS_VIEW})
 
-    def start(self) -> State:
-        return None
-
-    def fold(self, state: State, round: Round) -> State:
-        return state
-
-    def sharing_threads(self) -> AbstractContextManager[None]:
-        """The scope in which the caller works for this drafter's requests. A drafter that works
-        beside the target on a CPU takes threads from it there, and there only."""
-        return nullcontext()
+    learner: Learner = Learner()
+    beside: BesideTarget = BesideTarget()
 
     def encode(self, inputs: Inputs) -> None:
         """Takes a request's inputs; may start work before the target has read the video."""
@@ -240,36 +266,12 @@ class Drafter(ABC):
         it shares none."""
         return None
 
-    def extend(self, in_flight: Mapping[int, Tree]) -> dict[int, Tree]:
-        """Returns each tree under judgement with the next drafted token after it, and waits for
-        that token.
-
-        Only drafters that draft while their tokens are judged have it.
-        """
-        raise NotImplementedError
-
     def commit(self, tokens: Mapping[int, Sequence[int]]) -> None:
         """Takes the tokens that were emitted, by request."""
 
-    def scores(self, request: int) -> Scores | None:
-        """Returns the draft's scores at the nodes of the last tree, for the fold."""
-        return None
-
-    def round_note(self, request: int) -> tuple[float, ...]:
-        """Returns the numbers that the draft decided by, to be kept in ``Round.note``."""
-        return ()
-
-    def parallel_seconds(self) -> tuple[float, float]:
-        """Returns the seconds of reading prompts and of drafting that ran beside the target."""
-        return 0.0, 0.0
-
-    def captioning_seconds(self) -> tuple[float, float]:
-        """Returns the seconds of captioning, and those of them that nobody waited for."""
-        return 0.0, 0.0
-
-    def visual_tokens(self, request: int) -> int | None:
-        """Returns how many visual tokens the draft reads; None where that is unknown."""
-        return None
+    def report(self) -> DraftReport:
+        """Returns what there is to tell of the last round and of the work so far."""
+        return DraftReport()
 
     def end(self, request: int) -> None:
         """Frees a request whose answer is complete, when no turn will follow."""

@@ -18,8 +18,15 @@ from torch.utils.hooks import RemovableHandle
 from saccade.core.capabilities import NOTHING, Capability
 from saccade.core.errors import DraftFailed
 from saccade.core.prompt import Inputs, Prefill, Prompt, Turn
-from saccade.core.protocols import Drafter, Growing, Growth, Shape, State
-from saccade.core.result import Round
+from saccade.core.protocols import (
+    Drafter,
+    DraftReport,
+    DraftSeconds,
+    Growing,
+    Growth,
+    Shape,
+    State,
+)
 from saccade.core.sampling import Sampling, Scores
 from saccade.core.timing import Clock
 from saccade.core.tree import Tree, add, chain
@@ -171,18 +178,12 @@ class SessionDrafter(Drafter):
 
     def __init__(self, session: Session, shape: Shape) -> None:
         self.session = session
-        self._shape = shape
+        self.learner = self._shape = shape
         self._visual_tokens: dict[int, int] = {}
         self._scores: dict[int, Scores] = {}
 
     def turn(self, turns: Mapping[int, Turn], rules: Sequence[Sampling]) -> None:
         self.session.turn(turns, rules)
-
-    def start(self) -> State:
-        return self._shape.start()
-
-    def fold(self, state: State, round: Round) -> State:
-        return self._shape.fold(state, round)
 
     def growing(self, states: Mapping[int, State]) -> Growth | None:
         if type(self).propose is not SessionDrafter.propose:
@@ -198,11 +199,8 @@ class SessionDrafter(Drafter):
     def commit(self, tokens: Mapping[int, Sequence[int]]) -> None:
         self.session.commit(tokens)
 
-    def scores(self, request: int) -> Scores | None:
-        return self._scores.get(request)
-
-    def visual_tokens(self, request: int) -> int | None:
-        return self._visual_tokens.get(request)
+    def report(self) -> DraftReport:
+        return DraftReport(self._scores, visual_tokens=self._visual_tokens)
 
     def end(self, request: int) -> None:
         self.session.end(request)
@@ -275,8 +273,12 @@ class ModelDrafter(SessionDrafter):
         self.session.prefill([model.written(prompt) for prompt in rows])
         return vision_seconds + clock.lap()
 
-    def captioning_seconds(self) -> tuple[float, float]:
-        return (0.0, 0.0) if self._captioning is None else self._captioning.seconds
+    def report(self) -> DraftReport:
+        if self._captioning is None:
+            return super().report()
+        caption, hidden = self._captioning.seconds
+        seconds = DraftSeconds(caption=caption, caption_hidden=hidden)
+        return replace(super().report(), seconds=seconds)
 
 
 class SelfDrafter(SessionDrafter):

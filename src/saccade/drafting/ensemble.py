@@ -17,7 +17,7 @@ from torch import Tensor
 
 from saccade.core.capabilities import Capabilities, Capability
 from saccade.core.prompt import Turn
-from saccade.core.protocols import Drafter, State
+from saccade.core.protocols import Drafter, DraftReport, Learner, State
 from saccade.core.result import Round
 from saccade.core.sampling import Sampling, Scores
 from saccade.core.tree import ROOT, Tree, shared_nodes
@@ -133,7 +133,7 @@ class Mixture:
         return mixed
 
 
-class EnsembleDrafter(ModelDrafter):
+class EnsembleDrafter(ModelDrafter, Learner):
     """One draft model that reads m views of each prompt. Its state is the shape's and the
     weighting's."""
 
@@ -141,6 +141,7 @@ class EnsembleDrafter(ModelDrafter):
         self._views = setup.view.parts
         rules = [rule for rule in setup.rules for _ in self._views]
         super().__init__(replace(setup, rules=rules))
+        self.learner = self
         self._weighting = weighting
         self._mixture = Mixture(self.session, len(self._views))
 
@@ -166,9 +167,9 @@ class EnsembleDrafter(ModelDrafter):
     def end(self, request: int) -> None:
         self._mixture.end(request)
 
-    def round_note(self, request: int) -> tuple[float, ...]:
-        """Returns the weights of the block that was drafted last."""
-        return self._mixture.weights.get(request, ())
+    def report(self) -> DraftReport:
+        """Returns the report, with the weights of the block that was drafted last as its notes."""
+        return replace(super().report(), notes=self._mixture.weights)
 
     def _fold_weighting(self, state: State, round: Round) -> State:
         """Returns the weighting's state after a round."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from saccade.core.capabilities import Capability, find_unmet_needs
+from saccade.core.costs import Costs
 from saccade.core.errors import MethodError
 from saccade.core.protocols import Schedule, Shape, View
 from saccade.core.timing import Phase, ignore_phase
@@ -110,13 +111,16 @@ def plan(
         view = view.with_share(
             view.keep or cost_measurement.affordable_share(target, drafting, bucket, phase)
         )
-    if Capability.COSTS in shape.needs and shape.costs is None:
-        keep = 1.0 if view.keep is None else view.keep
+    keep = 1.0 if view.keep is None else view.keep
+
+    def measure() -> Costs:
         draft_context = cost_measurement.context_bucket(int(bucket * keep))
         costs = cost_measurement.measure_costs(
             target, drafting, context=bucket, draft_context=draft_context, phase=phase
         )
-        shape = shape.with_costs(replace(costs, row_multiple=ROWS) if exact else costs)
+        return replace(costs, row_multiple=ROWS) if exact else costs
+
+    shape = shape.settle(measure)
     if recipe.drafts_beside_target:
         shape = shape.for_parallel()
     if view is recipe.view and shape is recipe.shape:

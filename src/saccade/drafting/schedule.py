@@ -48,7 +48,7 @@ class Group:
     @classmethod
     def start(cls, drafter: Drafter, requests: Sequence[int], cut: Cut, first: int = 0) -> Group:
         """Makes a group of requests whose folds are in their first state."""
-        return cls(drafter, {request: drafter.start() for request in requests}, cut, first)
+        return cls(drafter, {request: drafter.learner.start() for request in requests}, cut, first)
 
 
 def opening_round(target: Scoring, request: int, cut: Cut, first: int = 0) -> Round:
@@ -122,7 +122,7 @@ def work_side_by_side(
         start = now()
         laws = target.score(in_flight)
         scored = now()
-        trees = draft.extend(in_flight)
+        trees = draft.beside.extend(in_flight)
         waited = now()
 
         verdicts, endings = judge(trees, laws, cut)
@@ -227,6 +227,7 @@ def _rounds(
     ``spent`` are the seconds of drafting and of verifying.
     """
     draft, (verdicts, endings) = group.drafter, judgement
+    report = draft.report()
     for request, verdict in verdicts.items():
         round = Round(
             request=request,
@@ -234,13 +235,13 @@ def _rounds(
             verdict=verdict,
             finish=endings[request],
             p=laws[request],
-            q=draft.scores(request),
+            q=report.scores.get(request),
             draft_seconds=spent[0],
             verify_seconds=spent[1],
-            note=draft.round_note(request) or trees[request].odds,
+            note=report.notes.get(request) or trees[request].odds,
             load=(loads or {}).get(request),
         )
         state = group.states.pop(request)
         if round.finish is None:
-            group.states[request] = draft.fold(state, round)
+            group.states[request] = draft.learner.fold(state, round)
         yield round

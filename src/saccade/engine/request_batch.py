@@ -160,9 +160,10 @@ class RequestBatch:
         phase("guide")
         clock.lap()
         spent["draft_prefill"] = drafter.ready(prefills)
-        caption, hidden = drafter.captioning_seconds()
-        spent["caption"], spent["caption_hidden"] = caption, hidden
-        spent["guide"] = max(0.0, clock.lap() - spent["draft_prefill"] - (caption - hidden))
+        seconds = drafter.report().seconds
+        spent["caption"], spent["caption_hidden"] = seconds.caption, seconds.caption_hidden
+        waited = spent["draft_prefill"] + seconds.caption - seconds.caption_hidden
+        spent["guide"] = max(0.0, clock.lap() - waited)
 
     def try_continue(self, request: Request, recipe: Recipe, exact: bool) -> bool:
         """Takes the conversation's next request over the caches there are, if that is possible.
@@ -238,7 +239,7 @@ class RequestBatch:
         the change.
         """
         while True:
-            with self.drafter.sharing_threads():
+            with self.drafter.beside.sharing_threads():
                 try:
                     step = next(steps)
                 except StopIteration:
@@ -262,11 +263,11 @@ class RequestBatch:
             decode = sum(r.draft_seconds + r.verify_seconds for own in self._records for r in own)
         captures = stopped_seconds() - self._stopped_before
         total = self._clock.since() + captures
-        beside_prefill, beside_draft = self.drafter.parallel_seconds()
+        report = self.drafter.report()
         timings = Timings(
             **self.spent,
-            beside_prefill=beside_prefill,
-            beside_draft=beside_draft,
+            beside_prefill=report.seconds.beside_prefill,
+            beside_draft=report.seconds.beside_draft,
             decode=decode,
             captures=captures,
             first_token=self._first_token,
@@ -283,7 +284,7 @@ class RequestBatch:
                 timings=timings,
                 prompt_tokens=len(prompts[number]),
                 visual_tokens=self.prompts[number].visual_tokens,
-                draft_visual_tokens=self.drafter.visual_tokens(number),
+                draft_visual_tokens=report.visual_tokens.get(number),
                 fallback_reason=self.drafter.reason,
                 reused_tokens=self.reused[number],
                 warnings=self._warnings(number),

@@ -22,7 +22,7 @@ import torch
 from saccade.core.capabilities import Capability
 from saccade.core.errors import DraftFailed
 from saccade.core.prompt import Inputs, Prefill, Prompt, Texts, Turn
-from saccade.core.protocols import Drafter, State
+from saccade.core.protocols import BesideTarget, Drafter, DraftReport, DraftSeconds, State
 from saccade.core.sampling import Sampling
 from saccade.core.tree import Tree, add, after, chain
 from saccade.drafting.captioning import Captioning
@@ -57,7 +57,7 @@ class DraftState:
         return self.paused or len(self.chain) >= count
 
 
-class WorkerDrafter(Drafter):
+class WorkerDrafter(Drafter, BesideTarget):
     """The parent's side of the draft's process.
 
     Until the draft has read its prompt the target decodes plainly. When sampling it waits instead,
@@ -70,6 +70,7 @@ class WorkerDrafter(Drafter):
 
     def __init__(self, setup: Setup) -> None:
         assert isinstance(setup.shape, Chain), "Recipe refuses other shapes"
+        self.beside = self
         self._setup = setup
         self._shape = setup.shape
         self._length = setup.shape.length
@@ -251,14 +252,10 @@ class WorkerDrafter(Drafter):
         self._use_rules(rules)
         self._send("turn", turns, [_sendable_rule(rule) for rule in rules], self._laws)
 
-    def parallel_seconds(self) -> tuple[float, float]:
-        return self._reading, self._drafting
-
-    def captioning_seconds(self) -> tuple[float, float]:
-        return (0.0, 0.0) if self._captioning is None else self._captioning.seconds
-
-    def visual_tokens(self, request: int) -> int | None:
-        return None if self._visual_tokens is None else self._visual_tokens.get(request)
+    def report(self) -> DraftReport:
+        captioning = (0.0, 0.0) if self._captioning is None else self._captioning.seconds
+        seconds = DraftSeconds(self._reading, self._drafting, *captioning)
+        return DraftReport(visual_tokens=self._visual_tokens or {}, seconds=seconds)
 
     def close(self) -> None:
         self._is_sharing_now = False

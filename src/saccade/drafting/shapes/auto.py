@@ -31,12 +31,12 @@ from torch import Tensor
 
 from saccade.core.capabilities import Capabilities, Capability
 from saccade.core.costs import Costs
-from saccade.core.protocols import Growing, Shape, State
+from saccade.core.protocols import Growing, State
 from saccade.core.result import Round
 from saccade.core.sampling import BrokenLaw, Law, Scores
 from saccade.core.tree import ROOT, Tree, add
 from saccade.drafting.shapes.fit import Rate
-from saccade.drafting.shapes.policies import confidence
+from saccade.drafting.shapes.policies import CostedShape, confidence
 
 MAX_DRAFT_DEPTH = 24  # levels of one draft
 MAX_DRAFT_NODES = 48  # nodes of one draft, runners-up included
@@ -100,16 +100,12 @@ class Runner(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Auto(Shape):
+class Auto(CostedShape):
     """The controller. ``costs`` are those of bare forwards on this machine; ``runners`` is how many
     alternatives to each token are weighed (0: every draft is a chain)."""
 
     costs: Costs | None = None
     runners: int = 1
-
-    @property
-    def needs(self) -> Capabilities:
-        return frozenset({Capability.COSTS})
 
     @property
     def offers(self) -> Capabilities:

@@ -12,9 +12,9 @@ from typing import NamedTuple
 
 from saccade.core.capabilities import Capabilities, Capability
 from saccade.core.costs import Costs
-from saccade.core.protocols import Growing, Shape, State
+from saccade.core.protocols import Growing, State
 from saccade.core.result import Round
-from saccade.drafting.shapes.policies import Chain, Paths, grow_static
+from saccade.drafting.shapes.policies import Chain, CostedShape, Paths, grow_static
 
 MAX_CHAIN_LENGTH = 12
 PRIOR_ACCEPTANCE = 0.85
@@ -73,7 +73,7 @@ class FitState(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Fit(Shape):
+class Fit(CostedShape):
     """Chooses before every round the chain length or tree with the best expected rate.
 
     Costs are measured once per machine and pair, and corrected by the seconds of rounds. They are
@@ -87,10 +87,6 @@ class Fit(Shape):
     @property
     def branches(self) -> bool:
         return bool(self.trees)
-
-    @property
-    def needs(self) -> Capabilities:
-        return frozenset({Capability.COSTS})
 
     @property
     def offers(self) -> Capabilities:

@@ -7,14 +7,15 @@ finished tree, so the caller may score the trees of many requests together.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import ClassVar
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor
 
 from saccade.core.capabilities import Capabilities, Capability
+from saccade.core.costs import Costs
 from saccade.core.errors import MethodError
 from saccade.core.protocols import Growing, Shape, State
 from saccade.core.sampling import Law, Scores
@@ -107,6 +108,28 @@ def confidence(scores: Scores, node: int, law: Law | None) -> float:
         return float(law.square().sum())
     plain = scores.logits(node).float().softmax(-1)
     return float(plain.max() if law is None else plain[law])
+
+
+class CostedShape(Shape):
+    """A shape that decides by what forwards cost here; ``recipe.plan`` settles the costs. Derive a
+    dataclass with a field ``costs`` from it."""
+
+    costs: Costs | None = None
+
+    @property
+    def needs(self) -> Capabilities:
+        return frozenset({Capability.COSTS})
+
+    def settle(self, measure: Callable[[], Costs]) -> Shape:
+        return self if self.costs is not None else replace(cast(Any, self), costs=measure())
+
+    @property
+    def forward_costs(self) -> Costs:
+        """The costs of forwards here; ``recipe.plan`` has to settle them first."""
+        assert self.costs is not None, (
+            f"{type(self).__name__} needs measured costs: see recipe.plan"
+        )
+        return self.costs
 
 
 @dataclass(frozen=True)
