@@ -793,14 +793,14 @@ MUTANTS = (
     Mutant(
         "auto: drafting that was given up is never tried again",
         "drafting/shapes/auto.py",
-        "is_retry = is_retry_due and",
+        "is_retry = estimates.pause.is_over and",
         "is_retry = False and",
         (f"{CONTROL}::test_it_is_tried_again_ever_more_seldom_and_comes_back",),
     ),
     Mutant(
         "auto: patience does not grow",
         "drafting/shapes/auto.py",
-        "min(MAX_RETRY_AFTER_ROUNDS, 8 * estimates.retry_after)",
+        "min(MAX_RETRY_AFTER_ROUNDS, 8 * estimates.pause.length)",
         "RETRY_AFTER_ROUNDS",
         (f"{CONTROL}::test_it_is_tried_again_ever_more_seldom_and_comes_back",),
     ),
@@ -855,7 +855,7 @@ MUTANTS = (
     ),
     Mutant(
         "costs: an expected chain forgets the target's own token",
-        "drafting/shapes/fit.py",
+        "core/pace.py",
         "return sum(rate**i for i in range(length + 1))",
         "return sum(rate**i for i in range(1, length + 1))",
         (f"{COST}::test_expected_chain_is_the_geometric_sum_of_the_paper",),
@@ -869,7 +869,7 @@ MUTANTS = (
     ),
     Mutant(
         "costs: fit forgets nothing",
-        "drafting/shapes/fit.py",
+        "core/pace.py",
         "return Rate(self.hits * memory + hits, self.tries * memory + tries)",
         "return Rate(self.hits + hits, self.tries + tries)",
         (f"{COST}::test_fit_folds_the_rate_towards_what_it_sees_and_forgets",),
@@ -904,7 +904,7 @@ MUTANTS = (
     ),
     Mutant(
         "costs: fit never doubts what it once believed dear",
-        "drafting/shapes/fit.py",
+        "core/pace.py",
         "max(here, each - EXTRA_COST_DECAY * (each - here))",
         "max(here, each)",
         (f"{COST}::test_costs_of_a_busy_moment_fade_within_an_answer",),
@@ -1007,7 +1007,7 @@ MUTANTS = (
     ),
     Mutant(
         "pace: the last round is all that is believed",
-        "engine/round_size.py",
+        "core/pace.py",
         "old + NEW_ROUND_WEIGHT * (seconds - old)",
         "seconds",
         (f"{PACE}::test_what_rounds_took_lately_counts",),

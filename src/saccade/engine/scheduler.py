@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 from saccade.core.capabilities import Capability
 from saccade.core.errors import ModelError
+from saccade.core.pace import NEW_ROUND_WEIGHT
 from saccade.core.result import Result, Round
 from saccade.core.sampling import Sampling
 from saccade.core.timing import now
@@ -24,7 +25,7 @@ from saccade.drafting.recipe import Recipe
 from saccade.drafting.schedule import NO_MEMORY_REASON, Group, MemoryGuard, advance
 from saccade.engine.request import Request
 from saccade.engine.request_batch import RequestBatch
-from saccade.engine.round_size import NEW_ROUND_WEIGHT, RoundTimes
+from saccade.engine.round_size import RoundTimes
 from saccade.model import memory
 from saccade.model.backbone import Backbone
 from saccade.model.session import Session

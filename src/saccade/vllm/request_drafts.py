@@ -197,7 +197,7 @@ def grow_chain(plan: DraftPlan) -> Growing:
         last = len(tree) - 1
         token, _ = scores.draw(last)
         confidence_in_token = confidence(scores, last, token)
-        probability *= plan.acceptance.probability(confidence_in_token)
+        probability *= plan.acceptance.chance(confidence_in_token)
         # The first token is always drafted, because nothing is learnt from an empty draft.
         if len(tree) and probability <= plan.min_probability:
             break
