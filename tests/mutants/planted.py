@@ -39,6 +39,7 @@ SALIENCY = "drafting/views/test_saliency.py"
 CALIBRATE = "bench/test_calibrate.py"
 SAGE = "methods/test_sage.py"
 SIXTH = "methods/test_sixth_method.py"
+LEGAL = "methods/test_legal_recipes.py::test_a_recipe_is_legal_exactly_where_needs_are_offered"
 EARLY_AUTO = (
     f"{LAW}::test_the_next_three_tokens_have_exactly_the_targets_law_at_the_start"
     "[auto dear, shape=auto dear]"
@@ -1302,6 +1303,35 @@ MUTANTS = (
         "confirming_videos = [*held_out_videos] * MAX_CONFIRMING_RUNS",
         "confirming_videos = [*search_videos] * MAX_CONFIRMING_RUNS",
         (f"{CALIBRATE}::test_what_is_reported_chose_nothing",),
+    ),
+    # -- what goes together ------------------------------------------------------------------------
+    Mutant(
+        "recipes: a need that nobody offers is let through",
+        "core/capabilities.py",
+        "if capability in part.needs and capability not in offered:",
+        "if False:",
+        (LEGAL,),
+    ),
+    Mutant(
+        "recipes: an early start waits for nobody beside the target",
+        "drafting/views/basic.py",
+        '(Capability.BESIDE_TARGET, self.early != "wait"),',
+        "(Capability.BESIDE_TARGET, False),",
+        (LEGAL,),
+    ),
+    Mutant(
+        "recipes: a chain that stops by itself is taken for one of a fixed length",
+        "drafting/shapes/policies.py",
+        "(Capability.FIXED_LENGTH, type(self).goes_on is Chain.goes_on),",
+        "(Capability.FIXED_LENGTH, True),",
+        (f"{SIXTH}::test_its_parts_are_chosen_by_their_names",),
+    ),
+    Mutant(
+        "overrides: a share that is set leaves that of images as it was",
+        "methods/names.py",
+        'both = {"images": None} if "images" in owner.settings else {}',
+        "both: dict[str, None] = {}",
+        (f"{SAGE}::test_a_fifth_of_an_image_and_a_tenth_of_a_video",),
     ),
     # -- control ---------------------------------------------------------------------------------
     Mutant(

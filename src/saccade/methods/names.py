@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar, get_args
 
-from saccade.core.capabilities import Capability
+from saccade.core.capabilities import NOTHING, Capability
 from saccade.core.errors import MethodError, suggest
 from saccade.core.protocols import View
 from saccade.drafting.drafters import ModelDrafter
@@ -74,7 +74,7 @@ def _fit_drafter(parts: Parts) -> MakeDrafter:
     forms: tuple[MakeDrafter, ...] = (ModelDrafter, WorkerDrafter, DRAFTERS["ensemble"])
     if parts.drafter.offers.isdisjoint({Capability.DRAFT_MODEL, Capability.OWN_PROCESS}):
         return parts.drafter
-    of_forms = frozenset[object]().union(*(form.offers for form in forms))
+    of_forms = NOTHING.union(*(form.offers for form in forms))
     needs = (parts.view.needs | parts.schedule.needs) & of_forms
     return next((form for form in forms if needs <= form.offers), parts.drafter)
 
