@@ -307,7 +307,7 @@ def answered(
 
 def stubbed(propose: Callable[[int, list[int], int], Any]) -> Recipe:
     """A recipe whose draft is a function."""
-    return Recipe("stub", "", Stubbed(propose), Chain(1), serial)
+    return Recipe("stub", "", MadeBy(lambda setup: StubDraft(propose)), Chain(1), serial)
 
 
 def drafter_of(
@@ -388,18 +388,17 @@ class StubDraft(Drafter):
 
 
 @dataclass(frozen=True)
-class Stubbed:
-    """Makes stub drafts, as a part of a recipe."""
+class MadeBy:
+    """A function that makes drafters, as a part of a recipe that needs nothing of the others."""
 
     name: ClassVar[str] = "stub"
     needs: ClassVar[Capabilities] = NOTHING
     offers: ClassVar[Capabilities] = NOTHING
 
-    propose: Callable[[int, list[int], int], Any]
-    make: Callable[[Callable[[int, list[int], int], Any]], Drafter] = StubDraft
+    make: Callable[[Setup], Drafter]
 
     def __call__(self, setup: Setup) -> Drafter:
-        return self.make(self.propose)
+        return self.make(setup)
 
 
 # -- table models ------------------------------------------------------------------------------
