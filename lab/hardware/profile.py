@@ -142,7 +142,7 @@ def _drafts(name: str, recipe: Recipe, target: Loaded, draft: Loaded | None) -> 
     offers = recipe.drafter.offers
     if Capability.READS_VIEW not in offers:
         return None
-    if Capability.ALL_TARGET_KEYS in offers:
+    if Capability.TARGET_KEYS in offers:
         return target.backbone
     if Capability.DRAFT_MODEL in offers and draft is not None:
         return draft.backbone

@@ -1315,15 +1315,15 @@ MUTANTS = (
     Mutant(
         "recipes: an early start waits for nobody beside the target",
         "drafting/views/basic.py",
-        '(Capability.BESIDE_TARGET, self.early != "wait"),',
-        "(Capability.BESIDE_TARGET, False),",
+        'Capability.BESIDE_TARGET: self.early != "wait",',
+        "Capability.BESIDE_TARGET: False,",
         (LEGAL,),
     ),
     Mutant(
         "recipes: a chain that stops by itself is taken for one of a fixed length",
         "drafting/shapes/policies.py",
-        "(Capability.FIXED_LENGTH, type(self).goes_on is Chain.goes_on),",
-        "(Capability.FIXED_LENGTH, True),",
+        "Capability.FIXED_LENGTH: type(self).goes_on is Chain.goes_on,",
+        "Capability.FIXED_LENGTH: True,",
         (f"{SIXTH}::test_its_parts_are_chosen_by_their_names",),
     ),
     Mutant(

@@ -7,7 +7,7 @@ from the words of the capability, so no part has to know any other part by name.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from enum import Enum
 from typing import Protocol
 
@@ -30,7 +30,7 @@ class Capability(Enum):
     PLAIN_DECODING = "a drafter that drafts nothing", "drafter=none"
     READS_VIEW = "a drafter that reads what the view keeps", "drafter=model"
     READS_TARGET_PROMPT = "the target itself as the drafter", "drafter=self"
-    ALL_TARGET_KEYS = (
+    TARGET_KEYS = (
         "a drafter that picks among the target's own keys",
         "drafter=self",
     )
@@ -78,6 +78,11 @@ OFFERED_BY_ENGINE: Capabilities = frozenset(
         Capability.CAPTION,
     }
 )
+
+
+def where(conditions: Mapping[Capability, bool]) -> Capabilities:
+    """Returns the capabilities whose condition holds."""
+    return frozenset(capability for capability, holds in conditions.items() if holds)
 
 
 class Part(Protocol):

@@ -288,7 +288,7 @@ class SelfDrafter(SessionDrafter):
     name = "self"
     needs = frozenset({Capability.PROMPT_ROWS, Capability.ORIGINAL_POSITIONS})
     offers = frozenset(
-        {Capability.READS_VIEW, Capability.READS_TARGET_PROMPT, Capability.ALL_TARGET_KEYS}
+        {Capability.READS_VIEW, Capability.READS_TARGET_PROMPT, Capability.TARGET_KEYS}
     )
 
     def __init__(self, setup: Setup, layers: int | None = None) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any
 
 from saccade.core.errors import MethodError
@@ -47,6 +47,13 @@ class Setting(Axis):
     needs: str = ""  # completes "AXIS ..." where no part has the field
     default: object = None  # Recipes are described by the axis where the value is another.
     spell: Callable[[Any], str] = str
+
+    def __post_init__(self) -> None:
+        """Raises MethodError for a field that no object of the class has."""
+        if is_dataclass(self.owner) and self.field not in {
+            each.name for each in fields(self.owner)
+        }:
+            raise MethodError(f"{self.owner.__name__} has no field {self.field!r} for {self.axis}=")
 
     def applies(self, owner: Any) -> bool:
         """Returns whether an override may set the field of this object of the class."""

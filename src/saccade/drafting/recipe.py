@@ -104,7 +104,7 @@ def plan(
     if draft is None and works_alone and Capability.DRAFT_MODEL in recipe.drafter.offers:
         alone = plan(replace(recipe, drafter=SelfDrafter), target, None, context, exact, phase)
         return alone if alone.shape.pays() else replace(alone, drafter=NoDraft, view=FULL)
-    own_keys = Capability.ALL_TARGET_KEYS in recipe.drafter.offers
+    own_keys = Capability.TARGET_KEYS in recipe.drafter.offers
     drafting = target if own_keys or draft is None else draft
     bucket = cost_measurement.context_bucket(context)
     if Capability.COSTS in view.needs:

@@ -296,7 +296,7 @@ class RequestBatch:
     def _warnings(self, number: int) -> tuple[str, ...]:
         """Returns where this answer differs from what its method's name, or ``generate``, has one
         expect."""
-        own_keys = Capability.ALL_TARGET_KEYS in self.recipe.drafter.offers
+        own_keys = Capability.TARGET_KEYS in self.recipe.drafter.offers
         prunes_own_keys = own_keys and Capability.WHOLE_PROMPT not in self.recipe.view.offers
         drafts, visual_tokens = self.recipe.drafts, self.prompts[number].visual_tokens
         warnings = {

@@ -33,7 +33,7 @@ class ByPage(Budgeted):
 
     @property
     def needs(self) -> Capabilities:
-        return frozenset({Capability.ALL_TARGET_KEYS})
+        return frozenset({Capability.TARGET_KEYS})
 
     def __call__(self, prefill: Prefill, prompt: Prompt) -> Prompt:
         count = self.budget(prompt)

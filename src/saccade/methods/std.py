@@ -88,7 +88,7 @@ class PerHead(Budgeted):
 
     @property
     def needs(self) -> Capabilities:
-        return frozenset({Capability.ATTENTION, Capability.ALL_TARGET_KEYS})
+        return frozenset({Capability.ATTENTION, Capability.TARGET_KEYS})
 
     @property
     def following(self) -> Following:

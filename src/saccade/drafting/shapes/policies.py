@@ -14,7 +14,7 @@ from typing import Any, ClassVar, cast
 import torch
 from torch import Tensor
 
-from saccade.core.capabilities import Capabilities, Capability
+from saccade.core.capabilities import Capabilities, Capability, where
 from saccade.core.costs import Costs
 from saccade.core.errors import MethodError
 from saccade.core.protocols import Growing, Shape, State
@@ -58,14 +58,12 @@ class Chain(Shape):
     @property
     def offers(self) -> Capabilities:
         """A derived chain that grows in a way of its own, or stops by itself, offers less."""
-        return frozenset(
-            capability
-            for capability, is_offered in (
-                (Capability.FIXED_FORM, True),
-                (Capability.NEXT_TOKEN, type(self).grow is Chain.grow),
-                (Capability.FIXED_LENGTH, type(self).goes_on is Chain.goes_on),
-            )
-            if is_offered
+        return where(
+            {
+                Capability.FIXED_FORM: True,
+                Capability.NEXT_TOKEN: type(self).grow is Chain.grow,
+                Capability.FIXED_LENGTH: type(self).goes_on is Chain.goes_on,
+            }
         )
 
     def goes_on(self, scores: Scores, node: int, law: Law | None) -> bool:

@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from saccade.core.capabilities import NOTHING, Capabilities, Capability
+from saccade.core.capabilities import NOTHING, Capabilities, Capability, where
 from saccade.core.errors import MethodError
 from saccade.core.prompt import Media, Prefill, Prompt, Reading, Texts
 from saccade.core.protocols import Following, Refresh, View
@@ -81,21 +81,18 @@ class Pruned(View):
 
     @property
     def needs(self) -> Capabilities:
-        return frozenset(
-            capability
-            for capability, is_needed in (
-                (Capability.ATTENTION, self.attention),
-                (Capability.ALL_TARGET_KEYS, self.refresh is not None),
-                (Capability.BESIDE_TARGET, self.early != "wait"),
-            )
-            if is_needed
+        return where(
+            {
+                Capability.ATTENTION: self.attention,
+                Capability.TARGET_KEYS: self.refresh is not None,
+                Capability.BESIDE_TARGET: self.early != "wait",
+            }
         )
 
     @property
     def offers(self) -> Capabilities:
-        rows = frozenset({Capability.PROMPT_ROWS})
-        moves = self.positions == "repacked"
-        return rows if moves else rows | {Capability.ORIGINAL_POSITIONS}
+        keeps_positions = self.positions == "original"
+        return where({Capability.PROMPT_ROWS: True, Capability.ORIGINAL_POSITIONS: keeps_positions})
 
     @property
     def following(self) -> Following:
@@ -145,8 +142,7 @@ class Fixed(Pruned):
 
     @property
     def offers(self) -> Capabilities:
-        whole = {Capability.WHOLE_PROMPT} if self.keep == 1 else set()
-        return super().offers | whole
+        return super().offers | where({Capability.WHOLE_PROMPT: self.keep == 1})
 
 
 @dataclass(frozen=True)
@@ -240,7 +236,7 @@ class Several(View):
     def __post_init__(self) -> None:
         if len(self.views) < 2:
             raise MethodError("an ensemble needs two views or more, as in view=full+text")
-        if any(Capability.ALL_TARGET_KEYS in view.needs for view in self.views):
+        if any(Capability.TARGET_KEYS in view.needs for view in self.views):
             raise MethodError("an ensemble is of one draft model; per-head keys are the target's")
         object.__setattr__(self, "name", "+".join(view.name for view in self.views))
 

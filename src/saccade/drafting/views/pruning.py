@@ -16,7 +16,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
-from saccade.core.capabilities import NOTHING, Capabilities, Capability
+from saccade.core.capabilities import Capabilities, Capability, where
 from saccade.core.prompt import Prefill, Prompt
 from saccade.core.protocols import View
 from saccade.drafting.views import saliency
@@ -151,7 +151,7 @@ class Pooled(View):
 
     @property
     def needs(self) -> Capabilities:
-        return frozenset({Capability.COARSE_ROWS}) if self.coarse else NOTHING
+        return where({Capability.COARSE_ROWS: self.coarse})
 
     @property
     def offers(self) -> Capabilities:
