@@ -332,19 +332,10 @@ def test_control_other_methods_have_other_words():
 
 DRAFTERS: dict[str, Any] = {"model": ModelDrafter, "self": SelfDrafter, "early-exit": EarlyExit}
 REFUSED = {
-    (
-        "per-head",
-        "model",
-    ): "picks among the target's own keys; use drafter=self",
-    (
-        "per-head",
-        "early-exit",
-    ): "picks among the target's own keys; use drafter=self",
+    ("per-head", "model"): "picks among the target's own keys; use drafter=self",
+    ("per-head", "early-exit"): "picks among the target's own keys; use drafter=self",
     ("pages", "model"): "picks among the target's own keys; use drafter=self",
-    (
-        "pages",
-        "early-exit",
-    ): "picks among the target's own keys; use drafter=self",
+    ("pages", "early-exit"): "picks among the target's own keys; use drafter=self",
     **{
         (view, drafter): "needs a view that is a choice among the rows of the prompt"
         for view in ("dycoke", "pooled", "pooled-after", "text", "caption")
