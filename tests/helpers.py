@@ -25,7 +25,7 @@ import saccade
 from lab import reference
 from saccade.core.capabilities import NOTHING, Capabilities
 from saccade.core.prompt import Inputs, Prefill, Prompt
-from saccade.core.protocols import Drafter, Shape, State
+from saccade.core.protocols import Drafter, Learner, Shape, State
 from saccade.core.result import Result
 from saccade.core.sampling import Sampling, Scores
 from saccade.core.tree import ROOT, Tree, add, path
@@ -446,7 +446,11 @@ class TableDraft(Drafter):
 
     def __init__(self, table: Table, rules: Sequence[Sampling], shape: Shape) -> None:
         self.session = TableSession(table, rules)
-        self.learner = self.shape = shape
+        self.shape = shape
+
+    @property
+    def learner(self) -> Learner:
+        return self.shape
 
     def propose(self, states: Mapping[int, State]) -> dict[int, Tree]:
         growing = {r: self.shape.grow(state) for r, state in states.items()}

@@ -190,9 +190,11 @@ def test_a_draft_that_fails_elsewhere_costs_speed_only(step):
     def broken(*args: Any) -> Any:
         raise ValueError(f"{step} is broken")
 
+    class Learning(StubDraft):
+        learner = Learner()
+
     def drafter(team: Any) -> StubDraft:
-        draft = StubDraft(_right(2))
-        draft.learner = Learner()
+        draft = Learning(_right(2))
         setattr(draft.learner if step in ("start", "fold") else draft, step, broken)
         return draft
 

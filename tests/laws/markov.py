@@ -402,7 +402,8 @@ class Play:
             drafting.encode({"input_ids": torch.zeros(count, 1)})
             drafting.prefill([PROMPT] * count)
             drafting.ready([READ] * count)
-            drafting.learner = Remembering(self, drafting.learner)
+            own = {"learner": Remembering(self, drafting.learner)}
+            drafting.__class__ = type("Remembered", (type(drafting),), own)
             target: Any = Tables(rules, [TARGET] * count, self.before, watch, self.spoil_target)
             if self.spoil_draft or self.spoil_target:
                 drafting = safe = Fallback(drafting, IDS)

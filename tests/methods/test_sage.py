@@ -353,7 +353,11 @@ class Drafting(StubDraft):
 
     def __init__(self, session: Laws, shape: Shape) -> None:
         self.session, self.shape, self.last = session, shape, {}
-        self.learner, self.commit = shape, session.commit
+        self.commit = session.commit
+
+    @property
+    def learner(self):
+        return self.shape
 
     def propose(self, states):
         growing = {r: self.shape.grow(state) for r, state in states.items()}

@@ -237,8 +237,15 @@ class Drafter(ABC):
     needs: ClassVar[Capabilities] = NOTHING
     offers: ClassVar[Capabilities] = frozenset({Capability.READS_VIEW})
 
-    learner: Learner = Learner()
-    beside: BesideTarget = BesideTarget()
+    @property
+    def learner(self) -> Learner:
+        """What it learns from past rounds."""
+        return Learner()
+
+    @property
+    def beside(self) -> BesideTarget:
+        """How it works while the target works."""
+        return BesideTarget()
 
     def encode(self, inputs: Inputs) -> None:
         """Takes a request's inputs; may start work before the target has read the video."""

@@ -24,6 +24,7 @@ from saccade.core.protocols import (
     DraftSeconds,
     Growing,
     Growth,
+    Learner,
     Shape,
     State,
 )
@@ -178,9 +179,13 @@ class SessionDrafter(Drafter):
 
     def __init__(self, session: Session, shape: Shape) -> None:
         self.session = session
-        self.learner = self._shape = shape
+        self._shape = shape
         self._visual_tokens: dict[int, int] = {}
         self._scores: dict[int, Scores] = {}
+
+    @property
+    def learner(self) -> Learner:
+        return self._shape
 
     def turn(self, turns: Mapping[int, Turn], rules: Sequence[Sampling]) -> None:
         self.session.turn(turns, rules)

@@ -141,9 +141,12 @@ class EnsembleDrafter(ModelDrafter, Learner):
         self._views = setup.view.parts
         rules = [rule for rule in setup.rules for _ in self._views]
         super().__init__(replace(setup, rules=rules))
-        self.learner = self
         self._weighting = weighting
         self._mixture = Mixture(self.session, len(self._views))
+
+    @property
+    def learner(self) -> Learner:
+        return self
 
     def start(self) -> State:
         return self._shape.start(), self._weighting.start(len(self._views))

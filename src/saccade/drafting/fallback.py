@@ -31,10 +31,17 @@ class Fallback(Drafter, Learner, BesideTarget):
 
     def __init__(self, drafter: Drafter, vocab: int) -> None:
         self._drafter = drafter
-        self.learner, self.beside = self, self
         self._vocab = vocab
         self._left: Mapping[int, Tree] = {}  # drawn before a failure, and not handed over yet
         self.reason: str | None = None
+
+    @property
+    def learner(self) -> Learner:
+        return self
+
+    @property
+    def beside(self) -> BesideTarget:
+        return self
 
     def start(self) -> State:
         return self._try(lambda: self._drafter.learner.start())

@@ -70,7 +70,6 @@ class WorkerDrafter(Drafter, BesideTarget):
 
     def __init__(self, setup: Setup) -> None:
         assert isinstance(setup.shape, Chain), "Recipe refuses other shapes"
-        self.beside = self
         self._setup = setup
         self._shape = setup.shape
         self._length = setup.shape.length
@@ -99,6 +98,10 @@ class WorkerDrafter(Drafter, BesideTarget):
         self._patience = TOKEN_PATIENCE_SECONDS
         self._laws: Laws = None
         self._use_rules(setup.rules)
+
+    @property
+    def beside(self) -> BesideTarget:
+        return self
 
     def _use_rules(self, rules: Sequence[Sampling]) -> None:
         """Prepares for these sampling rules."""
