@@ -169,8 +169,8 @@ def with_context(prompt: Prompt, marked: Bool[Tensor, " len"]) -> Prompt:
     added = [prompt.embeds.new_zeros(len(prompt), prompt.embeds.shape[1]) for _ in deepstack]
     for rows, layer in zip(added, deepstack, strict=True):
         rows[prompt.visual] = layer
-    media = replace(prompt.media, deepstack=tuple(rows[visual] for rows in added))
-    return replace(prompt, visual=visual, grid=cells[visual], media=media)
+    own = replace(prompt.media, deepstack=tuple(rows[visual] for rows in added))
+    return replace(prompt, visual=visual, grid=cells[visual], media=own)
 
 
 def _fields_on(
