@@ -15,6 +15,7 @@ from helpers import (
     FAMILIES,
     TEXT,
     WORDS,
+    MadeBy,
     StubDraft,
     backbone,
     backbone_of_copy,
@@ -747,7 +748,9 @@ def test_a_draft_that_cannot_go_on_costs_speed_only():
         draft.turn = turn  # type: ignore[method-assign]
         return draft
 
-    recipe = saccade.Recipe("stub", "", drafter, SYSTEMS["sd"].shape, SYSTEMS["sd"].schedule)
+    recipe = saccade.Recipe(
+        "stub", "", MadeBy(drafter), SYSTEMS["sd"].shape, SYSTEMS["sd"].schedule
+    )
     (inputs, first), (more, second), _ = script("qwen2_5_vl")
     with talking("qwen2_5_vl", recipe) as conversation:
         assert conversation.run(inputs).fallback_reason is None

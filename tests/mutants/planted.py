@@ -39,6 +39,7 @@ SALIENCY = "drafting/views/test_saliency.py"
 CALIBRATE = "bench/test_calibrate.py"
 SAGE = "methods/test_sage.py"
 SIXTH = "methods/test_sixth_method.py"
+LEGAL = "methods/test_legal_recipes.py::test_a_recipe_is_legal_exactly_where_needs_are_offered"
 EARLY_AUTO = (
     f"{LAW}::test_the_next_three_tokens_have_exactly_the_targets_law_at_the_start"
     "[auto dear, shape=auto dear]"
@@ -793,14 +794,14 @@ MUTANTS = (
     Mutant(
         "auto: drafting that was given up is never tried again",
         "drafting/shapes/auto.py",
-        "is_retry = is_retry_due and",
+        "is_retry = estimates.pause.is_over and",
         "is_retry = False and",
         (f"{CONTROL}::test_it_is_tried_again_ever_more_seldom_and_comes_back",),
     ),
     Mutant(
         "auto: patience does not grow",
         "drafting/shapes/auto.py",
-        "min(MAX_RETRY_AFTER_ROUNDS, 8 * estimates.retry_after)",
+        "min(MAX_RETRY_AFTER_ROUNDS, 8 * estimates.pause.length)",
         "RETRY_AFTER_ROUNDS",
         (f"{CONTROL}::test_it_is_tried_again_ever_more_seldom_and_comes_back",),
     ),
@@ -855,7 +856,7 @@ MUTANTS = (
     ),
     Mutant(
         "costs: an expected chain forgets the target's own token",
-        "drafting/shapes/fit.py",
+        "core/pace.py",
         "return sum(rate**i for i in range(length + 1))",
         "return sum(rate**i for i in range(1, length + 1))",
         (f"{COST}::test_expected_chain_is_the_geometric_sum_of_the_paper",),
@@ -869,7 +870,7 @@ MUTANTS = (
     ),
     Mutant(
         "costs: fit forgets nothing",
-        "drafting/shapes/fit.py",
+        "core/pace.py",
         "return Rate(self.hits * memory + hits, self.tries * memory + tries)",
         "return Rate(self.hits + hits, self.tries + tries)",
         (f"{COST}::test_fit_folds_the_rate_towards_what_it_sees_and_forgets",),
@@ -904,7 +905,7 @@ MUTANTS = (
     ),
     Mutant(
         "costs: fit never doubts what it once believed dear",
-        "drafting/shapes/fit.py",
+        "core/pace.py",
         "max(here, each - EXTRA_COST_DECAY * (each - here))",
         "max(here, each)",
         (f"{COST}::test_costs_of_a_busy_moment_fade_within_an_answer",),
@@ -1007,7 +1008,7 @@ MUTANTS = (
     ),
     Mutant(
         "pace: the last round is all that is believed",
-        "engine/round_size.py",
+        "core/pace.py",
         "old + NEW_ROUND_WEIGHT * (seconds - old)",
         "seconds",
         (f"{PACE}::test_what_rounds_took_lately_counts",),
@@ -1036,8 +1037,8 @@ MUTANTS = (
     Mutant(
         "schedule: the token drafted beside those in flight is not judged with it",
         "drafting/schedule.py",
-        "        trees = draft.extend(in_flight)\n",
-        "        draft.extend(in_flight)\n        trees = in_flight\n",
+        "        trees = draft.beside.extend(in_flight)\n",
+        "        draft.beside.extend(in_flight)\n        trees = in_flight\n",
         ("methods/test_hippo.py::test_every_round_judges_by_the_papers_rule",),
     ),
     # -- saliency ----------------------------------------------------------------------------------
@@ -1302,6 +1303,35 @@ MUTANTS = (
         "confirming_videos = [*held_out_videos] * MAX_CONFIRMING_RUNS",
         "confirming_videos = [*search_videos] * MAX_CONFIRMING_RUNS",
         (f"{CALIBRATE}::test_what_is_reported_chose_nothing",),
+    ),
+    # -- what goes together ------------------------------------------------------------------------
+    Mutant(
+        "recipes: a need that nobody offers is let through",
+        "core/capabilities.py",
+        "if capability in part.needs and capability not in offered:",
+        "if False:",
+        (LEGAL,),
+    ),
+    Mutant(
+        "recipes: an early start waits for nobody beside the target",
+        "drafting/views/basic.py",
+        'Capability.BESIDE_TARGET: self.early != "wait",',
+        "Capability.BESIDE_TARGET: False,",
+        (LEGAL,),
+    ),
+    Mutant(
+        "recipes: a chain that stops by itself is taken for one of a fixed length",
+        "drafting/shapes/policies.py",
+        "Capability.FIXED_LENGTH: type(self).goes_on is Chain.goes_on,",
+        "Capability.FIXED_LENGTH: True,",
+        (f"{SIXTH}::test_its_parts_are_chosen_by_their_names",),
+    ),
+    Mutant(
+        "overrides: a share that is set leaves that of images as it was",
+        "methods/names.py",
+        'both = {"images": None} if "images" in owner.settings else {}',
+        "both: dict[str, None] = {}",
+        (f"{SAGE}::test_a_fifth_of_an_image_and_a_tenth_of_a_video",),
     ),
     # -- control ---------------------------------------------------------------------------------
     Mutant(
