@@ -38,6 +38,8 @@ class Media:
     projector; all cells of a block have its row. None unless a view needs
     ``Capability.COARSE_ROWS``."""
     stills: int = 0  # how many of a whole prompt's visual rows are of images
+    reach: Int[Tensor, " len"] | None = None
+    """The last row that each row sees, where a family reads its pictures in both directions."""
     has_trained_positions: bool = False
     """Whether text after a video has the positions of the model's training, where those differ from
     the positions that ``generate`` gives it."""
@@ -136,8 +138,17 @@ class Prompt:
             grid=self.grid[chosen],
             index=self.index[rows],
             next_position=self.next_position,
-            media=Media(tuple(layer[chosen] for layer in self.media.deepstack)),
+            media=Media(
+                tuple(layer[chosen] for layer in self.media.deepstack),
+                reach=self._reach_among(rows),
+            ),
         )
+
+    def _reach_among(self, rows: Bool[Tensor, " len"]) -> Int[Tensor, " kept"] | None:
+        """Returns the reach of rows that are kept, in rows of those that are kept."""
+        if self.media.reach is None:
+            return None
+        return rows.long().cumsum(0)[self.media.reach[rows]] - 1
 
 
 def with_context(prompt: Prompt, marked: Bool[Tensor, " len"]) -> Prompt:

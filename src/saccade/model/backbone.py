@@ -8,7 +8,7 @@ the language model: a list of tokens in, hidden states out.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from copy import copy
 from dataclasses import replace
@@ -26,9 +26,9 @@ from transformers.modeling_outputs import BaseModelOutputWithPast
 from saccade.core.errors import ModelError
 from saccade.core.once import once
 from saccade.core.prompt import Inputs, Prompt
-from saccade.model import families, memory, recurrent, tensor_parallel
+from saccade.model import families, memory, recurrent, tensor_parallel, visibility
 from saccade.model.attention import Segment, Step, quickest_attention
-from saccade.model.cache import Cache
+from saccade.model.cache import Cache, HeadShape
 from saccade.model.decoder import FusedDecoder
 from saccade.model.fidelity import (
     HOOKS,
@@ -45,6 +45,7 @@ from saccade.model.prefix_cache import PrefixCache, cache_vision
 from saccade.model.prompting import PromptReader
 from saccade.model.recurrent import LayerStates, Rows
 from saccade.model.rotary import depends_on_length, rotate_by_length
+from saccade.model.visibility import Extras, Window
 
 log = logging.getLogger(__name__)
 
@@ -114,6 +115,8 @@ class Backbone:
             for number, layer in enumerate(n for n in range(self.depth) if n not in self.mixers)
         }
         self.layers: int = len(self.key_layers)  # those that have keys
+        windows = visibility.windows_of(config, [*self.key_layers])
+        self.windows: list[Window | None] = windows if any(windows) else []
         self.head_dim: int = (
             config.to_dict().get("head_dim") or config.hidden_size // config.num_attention_heads
         )
@@ -134,7 +137,7 @@ class Backbone:
             uses_trained_positions=positions == "trained",
         )
         self.placeholders = self._reader.placeholders
-        is_known = self.shares.count == 1 and FusedDecoder.supports(self.text)
+        is_known = self.shares.count == 1 and not self.windows and FusedDecoder.supports(self.text)
         if fused and not is_known:
             raise ModelError(
                 f"the fused decoder does not know {config.model_type}: leave it to choose by itself"
@@ -167,6 +170,12 @@ class Backbone:
         if any(foreign_hooks(each) or is_patched(each) for each in self.outer_modules):
             self.needs_model_for_logits = True
         self._snapshot, self.description = self._describe_modules()
+        self.head_shapes = [HeadShape(self.kv_heads, self.head_dim, self.head_dim)] * self.layers
+        self.has_uneven_heads = False
+        if self.fused is None and not is_known:
+            usual = self.head_shapes
+            self.head_shapes = self._find_head_shapes()
+            self.has_uneven_heads = self.head_shapes != usual
 
     @classmethod
     def of(cls, model: nn.Module) -> Backbone:
@@ -348,7 +357,7 @@ class Backbone:
         if not self.mixers:
             yield
             return
-        rows = []
+        rows: list[Rows] = []
         for segment in segments:
             assert segment.cache.states is not None
             rows.append(Rows.of(segment, segment.cache.states, self.device))
@@ -455,7 +464,19 @@ class Backbone:
             dtype=self.dtype,
             devices=self.devices,
             states=self._empty_states(),
+            shapes=self.head_shapes,
         )
+
+    def _find_head_shapes(self) -> list[HeadShape]:
+        """Returns the shapes of the keys and values that each layer asks attention for.
+
+        Configs name them in many ways (latent attention, other heads in layers with a window), so
+        the layers are run on one token.
+        """
+        probe = _ShapeProbe(self.key_layers)
+        embeds = self.embed([0])
+        self.forward(embeds, [0], cast(Any, probe))
+        return [probe.shapes[number] for number in range(self.layers)]
 
     def _empty_states(self) -> LayerStates | None:
         """Returns the states before the first token; None where every layer has keys."""
@@ -481,6 +502,8 @@ class Backbone:
             layer: number for layer, number in self.key_layers.items() if layer < count
         }
         short.layers = len(short.key_layers)
+        short.windows = self.windows[: short.layers]
+        short.head_shapes = self.head_shapes[: short.layers]
         short.devices = self.devices[: short.layers]
         short.fused = None if self.fused is None else self.fused.first_layers(count)
         short.text = copy(self.text)
@@ -567,6 +590,24 @@ class Backbone:
         return replace(prompt, embeds=embeds)
 
 
+class _ShapeProbe:
+    """Stands in for a :class:`Step` to see which keys and values layers have."""
+
+    def __init__(self, key_layers: Mapping[int, int]) -> None:
+        self.segments: list[Segment] = []
+        self.shapes: dict[int, HeadShape] = {}
+        self._key_layers = key_layers
+
+    def key_layer(self, layer: int) -> int:
+        return self._key_layers[layer]
+
+    def __call__(
+        self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float, extras: Extras
+    ) -> Tensor:
+        self.shapes[layer] = HeadShape(k.shape[0], k.shape[2], v.shape[2])
+        return q.new_zeros(q.shape[1], q.shape[0] * v.shape[2])
+
+
 @contextmanager
 def _replace_attributes(module: nn.Module, **values: Any) -> Iterator[None]:
     """While this lasts a module has these attributes instead of its own."""
@@ -591,8 +632,9 @@ def _step_attention(
     if step is None:
         return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
     layer = step.key_layer(module.layer_idx)
-    out = step(layer, query[0], key[0], value[0], float(kwargs["scaling"]))
-    return out.view(1, out.shape[0], query.shape[1], query.shape[3]), None
+    extras = Extras(kwargs.get("softcap"), kwargs.get("s_aux"))
+    out = step(layer, query[0], key[0], value[0], float(kwargs["scaling"]), extras=extras)
+    return out.view(1, out.shape[0], query.shape[1], value.shape[3]), None
 
 
 AttentionInterface.register(ATTENTION_NAME, _step_attention)

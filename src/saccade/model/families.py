@@ -114,12 +114,6 @@ def refuse_unsupported(config: Any, text_config: Any) -> None:
     ``config`` is the whole model's, ``text_config`` its language model's.
     """
     text = text_config.to_dict()
-    layer_types = set(text.get("layer_types") or ())
     name = text.get("model_type", "this model")
     if config.to_dict().get("is_encoder_decoder"):
         raise ModelError(f"{name} is an encoder-decoder; Saccade needs a decoder-only model")
-    has_sliding_layers = any("sliding" in kind or "chunked" in kind for kind in layer_types)
-    # Mistral's configs have no layer types: their window applies to every layer.
-    slides_everywhere = not layer_types and text.get("sliding_window")
-    if has_sliding_layers or slides_everywhere or text.get("use_sliding_window"):
-        raise ModelError(f"{name} uses sliding-window attention, which Saccade does not handle yet")

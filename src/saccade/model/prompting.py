@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -22,6 +22,7 @@ from saccade.core.errors import ModelError, OptionError, first_line
 from saccade.core.prompt import CONTEXT, Inputs, Media, Prompt, with_context
 from saccade.model import families, memory
 from saccade.model.grid import Cells, arrange_cells, processor_cells
+from saccade.model.visibility import reach_of
 
 KNOWN_ARGUMENTS = (  # arguments of language models that Saccade handles
     "attention_mask", "position_ids", "past_key_values", "cache", "inputs_embeds", "input_ids",
@@ -72,6 +73,7 @@ class PromptReader:
         is_real = is_real.to(self.device)
         positions = self._positions(arguments.get("position_ids"), is_real)
         deepstack = arguments.get("deepstack_visual_embeds") or ()
+        masks = _full_masks(arguments.get("attention_mask"))
         prompts: list[Prompt] = []
         deepstack_start = 0  # of the next prompt's rows
         cells = _CellReader(self, inputs)
@@ -93,6 +95,7 @@ class PromptReader:
                 index=torch.arange(len(own_ids), device=self.device),
                 next_position=int(places[:, -1].max()) + 1,  # as generate() does
                 media=Media(
+                    reach=None if masks is None else self._reach(masks[number], rows),
                     deepstack=tuple(layer[deepstack_start:deepstack_stop] for layer in deepstack),
                     stills=int((visual & torch.isin(own_ids, image_ids)).sum()),
                     has_trained_positions=not torch.equal(places, library_places),
@@ -159,13 +162,23 @@ class PromptReader:
             handle.remove()
         raise ModelError(f"{type(self.model).__name__} never reached its language model")
 
+    def _reach(
+        self, mask: Bool[Tensor, "len len"], rows: Bool[Tensor, " len"]
+    ) -> Int[Tensor, " own"] | None:
+        """Returns which later rows each row of a prompt sees. Raises ModelError for a mask that is
+        not of this kind."""
+        try:
+            return reach_of(mask[rows][:, rows])
+        except ValueError as error:
+            raise ModelError(
+                f"{type(self.model).__name__} reads its prompt by a mask that Saccade does not "
+                f"know: {error}"
+            ) from error
+
     def _check_arguments(self, arguments: dict[str, Any]) -> None:
         """Raises ModelError for a language model that reads more than tokens at positions, each of
         which sees those before it."""
         name = type(self.model).__name__
-        mask = arguments.get("attention_mask")
-        if mask is not None and not (isinstance(mask, Tensor) and mask.ndim == 2):
-            raise ModelError(f"{name} does not read its prompt from left to right alone")
         # An argument that is no parameter of the language model is passed through it unread.
         parameters = inspect.signature(self.text.forward).parameters
         for key, value in arguments.items():
@@ -191,6 +204,20 @@ class PromptReader:
                 f"tokens on {self.axes} axes: leave position_ids out, or see rope_parameters in "
                 "config.json"
             ) from error
+
+
+def _full_masks(mask: Any) -> Bool[Tensor, "batch len len"] | None:
+    """Returns the mask that a model made for layers without a window; None where it made none.
+
+    Models hand their language model a mask for each kind of layer, or one for all. A mask of two
+    dimensions says which tokens are padding.
+    """
+    if isinstance(mask, Mapping):
+        mask = mask.get("full_attention")
+    if not isinstance(mask, Tensor) or mask.ndim != 4:
+        return None
+    seen = mask if mask.dtype == torch.bool else mask == 0
+    return seen[:, 0]
 
 
 def move_text_past_media(

@@ -620,6 +620,8 @@ def runner(
     """Returns the forward that stands in for the module's own, for the length of one forward."""
 
     def run(hidden_states: Float[Tensor, "1 all dim"], **_: Any) -> Float[Tensor, "1 all dim"]:
+        if not segments:  # The layers are only asked for the shapes of their keys.
+            return torch.zeros_like(hidden_states)
         return mixer.run(hidden_states[0], segments, layer)[None]
 
     return run

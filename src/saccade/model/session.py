@@ -149,7 +149,11 @@ class Session:
             reused_rows, prefix_key = self._prefixes.copy_longest(prompt, cache, max_reused)
         ends = _chunk_ends(reused_rows, len(prompt), self.chunk)
         cuts = _lengths_to_remember(prompt) if cache.states is not None else set()
-        for start, stop in pairwise(sorted({*ends, *(n for n in cuts if n > reused_rows)})):
+        ends = sorted({*ends, *(n for n in cuts if n > reused_rows)})
+        reach = prompt.media.reach
+        if reach is not None:
+            ends = _ends_that_cut_no_picture(ends, reach)
+        for start, stop in pairwise(ends):
             rows = text[(text >= start) & (text < stop)].cpu()
             is_recorded = recorded_columns > 0 and len(rows) > 0
             recorder = MassRecorder(rows, stop, columns, attention) if is_recorded else None
@@ -162,6 +166,7 @@ class Session:
                 recorder=recorder,
                 row_queries=queries,
                 committed_rows=stop - start,
+                reach=None if reach is None else reach[start:stop],
             )
             hidden = self._prefill_chunk(prompt, segment)
             if stop in cuts and cache.states is not None:
@@ -474,7 +479,15 @@ class Session:
     def _step(self, segments: list[Segment]) -> Step:
         model = self.backbone
         groups = model.heads // model.kv_heads
-        return Step(segments, groups, model.dtype, model.attention_choice, model.key_layers)
+        return Step(
+            segments,
+            groups,
+            model.dtype,
+            model.attention_choice,
+            model.key_layers,
+            model.windows,
+            model.has_uneven_heads,
+        )
 
     def _clip(self, logits: Float[Tensor, "rows vocab"]) -> Float[Tensor, "rows clipped"]:
         """Returns logits of the shared vocabulary, where banned ids have probability 0."""
@@ -512,6 +525,13 @@ def _chunk_ends(start: int, stop: int, chunk: int) -> list[int]:
     fixed cost.
     """
     return [*range(start, max(start + 1, stop - chunk // 4), chunk), stop]
+
+
+def _ends_that_cut_no_picture(ends: Sequence[int], reach: Int[Tensor, " len"]) -> list[int]:
+    """Returns the borders of chunks without those that a row before them looks across."""
+    furthest = reach.cummax(0).values.tolist()
+    inner = [end for end in ends[1:-1] if furthest[end - 1] < end]
+    return [ends[0], *inner, ends[-1]]
 
 
 def _lengths_to_remember(prompt: Prompt) -> set[int]:
