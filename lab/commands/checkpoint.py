@@ -14,7 +14,11 @@ from saccade.core.errors import OptionError, suggest
 FAMILIES = (  # of ``lab.checkpoints``, named without importing it
     *("qwen2-vl", "qwen2.5-vl", "qwen3-vl", "qwen3-vl-moe", "llava-onevision", "llava-1.5"),
     *("llava-next", "llava-next-video", "qwen2.5-omni", "llama", "internvl", "video-llava"),
-    *("video-llama-3", "smolvlm"),
+    *("video-llama-3", "smolvlm", "qwen3.5", "qwen3.5-moe", "qwen3-omni-moe", "glm4v", "glm4.6v"),
+    *("glm4v-moe", "gemma3", "gemma3n", "gemma4", "paligemma", "mistral3", "llama4", "aya-vision"),
+    *("perception-lm", "fast-vlm", "idefics3", "ovis2", "deepseek-vl", "lfm2-vl", "lfm3-vl"),
+    *("step3.7", "ernie4.5-vl-moe", "kimi-k2.5", "hunyuan-vl", "paddleocr-vl", "minimax-m3-vl"),
+    *("minicpm-v4.6", "minicpm-v4.7", "molmo2"),
 )
 
 
