@@ -61,7 +61,7 @@ KINDS: dict[str, tuple[str, ...]] = {
     "minicpm-v4.7": (*MOVING, "both"),
     "molmo2": (*STILL, "video"),
     "internvl": (*MOVING, "both"),
-    "smolvlm": (*STILL, "video", "both"),
+    "smolvlm": MOVING,
     "video-llama-3": (*MOVING, "both"),
 }
 
@@ -90,7 +90,7 @@ EXPECTED_REFUSALS: dict[str, str] = {
 
 KNOWN_CRASHES: dict[str, str] = {
     "kimi-k2.5": "latent attention: keys are 48 wide and values 24, the cache has one width",
-    "hunyuan-vl": "its MLPs have a layer_idx of None, which the trial sorts with numbers",
+    "hunyuan-vl": "positions on four axes, and MLPs with a layer_idx of None",
     "minimax-m3-vl": "block-sparse layers choose blocks by an indexer with a cache of its own",
 }
 """Why a family fails without a sentence."""
