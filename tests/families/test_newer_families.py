@@ -1,8 +1,8 @@
 """The families of 2025 and 2026: which work, with which prompts and methods, and which do not yet.
 
-Three tables say it all. ``KINDS`` has what each family reads, ``EXPECTED_REFUSALS`` the sentence
-with which a family is refused today, and ``KNOWN_CRASHES`` what fails without a sentence. Whoever
-makes a family work removes its line there, and the comparisons below take it up.
+Three tables say it all. ``zoo.NEWER_KINDS`` has what each family reads, ``EXPECTED_REFUSALS`` the
+sentence with which a family is refused today, and ``KNOWN_CRASHES`` what fails without a sentence.
+Whoever makes a family work removes its line there, and the comparisons below take it up.
 """
 
 from __future__ import annotations
@@ -27,43 +27,7 @@ COUNT = 64  # Tokens of an answer.
 METHODS = ("ar", "sd", "sd-tree", "specvlm", "sage", "auto", "lookup")
 DRAFTING = ("sd", "sd-tree", "specvlm", "sage")  # These draft whatever the text is.
 
-STILL = ("text", "image", "images")
-MOVING = (*STILL, "video", "videos")
-
-KINDS: dict[str, tuple[str, ...]] = {
-    "qwen3.5": (*MOVING, "both"),
-    "qwen3.5-moe": (*MOVING, "both"),
-    "qwen3-omni-moe": (*MOVING, "both"),
-    "glm4v": MOVING,  # Its videos are written with the token of pictures, so both do not go.
-    "glm4.6v": MOVING,
-    "glm4v-moe": MOVING,
-    "gemma3": STILL,
-    "gemma3n": STILL,
-    "gemma4": (*MOVING, "both"),
-    "paligemma": ("image", "images"),  # Its processor wants a picture.
-    "mistral3": STILL,
-    "llama4": STILL,
-    "aya-vision": STILL,
-    "perception-lm": (*MOVING, "both"),
-    "fast-vlm": STILL,
-    "idefics3": STILL,
-    "ovis2": STILL,
-    "deepseek-vl": STILL,
-    "lfm2-vl": STILL,
-    "lfm3-vl": (*MOVING, "both"),
-    "step3.7": STILL,
-    "ernie4.5-vl-moe": (*MOVING, "both"),
-    "kimi-k2.5": STILL,  # transformers 5.23 counts its videos' rows before they are merged.
-    "hunyuan-vl": STILL,
-    "paddleocr-vl": STILL,
-    "minimax-m3-vl": (*MOVING, "both"),
-    "minicpm-v4.6": (*MOVING, "both"),
-    "minicpm-v4.7": (*MOVING, "both"),
-    "molmo2": (*STILL, "video"),
-    "internvl": (*MOVING, "both"),
-    "smolvlm": MOVING,
-    "video-llama-3": (*MOVING, "both"),
-}
+KINDS = zoo.NEWER_KINDS
 
 SLIDING = "uses sliding-window attention, which Saccade does not handle yet"
 RECURRENT = "has recurrent layers, whose state cannot be rolled back"
