@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 CONTEXT = "context_mask"  # A key of inputs: [requests, tokens], true where a view may drop text.
@@ -40,6 +40,11 @@ class Media:
     stills: int = 0  # how many of a whole prompt's visual rows are of images
     reach: Int[Tensor, " len"] | None = None
     """The last row that each row sees, where a family reads its pictures in both directions."""
+    reaches_in_windows_only: bool = False
+    """Whether only layers with a sliding window read pictures in both directions (Gemma 4)."""
+    row_arguments: Mapping[str, Shaped[Tensor, "len ..."]] = field(default_factory=dict)
+    """What a language model reads of each row besides its embedding, by the name of the
+    argument."""
     has_trained_positions: bool = False
     """Whether text after a video has the positions of the model's training, where those differ from
     the positions that ``generate`` gives it."""
@@ -141,6 +146,8 @@ class Prompt:
             media=Media(
                 tuple(layer[chosen] for layer in self.media.deepstack),
                 reach=self._reach_among(rows),
+                reaches_in_windows_only=self.media.reaches_in_windows_only,
+                row_arguments={name: each[rows] for name, each in self.media.row_arguments.items()},
             ),
         )
 

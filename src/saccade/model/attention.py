@@ -73,6 +73,11 @@ class Segment:
     scored_nodes: int = 0  # leading nodes of the tree that were scored before
     reach: Int[Tensor, " new"] | None = None
     """The last key that each row of a prompt sees, where that may be after the row itself."""
+    reaches_in_windows_only: bool = False  # Layers without a window see no later key then.
+
+    def needs_mask(self, window: Window | None) -> bool:
+        """Returns whether rows do not simply see all keys before them, in a layer of this kind."""
+        return window is not None or (self.reach is not None and not self.reaches_in_windows_only)
 
     @property
     def mask(self) -> Bool[Tensor, "new last"]:
@@ -153,7 +158,7 @@ class Step:
             keys, values = segment.cache.read(layer, segment.at + segment.stop - segment.start)
             if segment.row_queries is not None:
                 segment.row_queries.add(layer, own_q, scale)
-            if window is not None or segment.reach is not None or extras or self._masks_always:
+            if segment.needs_mask(window) or extras or self._masks_always:
                 # Layers with a window see few of the columns that are recorded.
                 if segment.recorder is not None and window is None:
                     segment.recorder.store_queries(layer, own_q, own_k, scale)

@@ -91,7 +91,7 @@ class Backbone:
             families.refuse_unsupported(
                 self.model.config, self.model.config.get_text_config(decoder=True)
             )
-            self.text = cast(Any, self.model.get_decoder())
+            self.text = families.language_model(self.model)
             config = cast(Any, self.text.config)
             layers = self.text.layers[: config.num_hidden_layers]
             self.heads: int = config.num_attention_heads
@@ -121,7 +121,13 @@ class Backbone:
             config.to_dict().get("head_dim") or config.hidden_size // config.num_attention_heads
         )
         rope = config.to_dict().get("rope_parameters") or {}
-        self.axes = 3 if "mrope_section" in rope else 1
+        # Where a config leaves the sections of the axes out, the rotary module has the usual ones.
+        rotary = self.text._modules.get("rotary_emb")
+        default_sections = () if rotary is None else vars(rotary).get("mrope_section", ())
+        self.axes = len(rope.get("mrope_section") or default_sections or ()) or 1
+        # Models with embeddings for each layer say how wide those are.
+        reads_per_layer = bool(config.to_dict().get("hidden_size_per_layer_input"))
+        self._row_argument_names = {"per_layer_inputs"} if reads_per_layer else set()
         self.max_positions: int | None = config.to_dict().get("max_position_embeddings")
         self._embed: Any = self.model.get_input_embeddings()
         # The head of a model may have more ids than its embedding can read.
@@ -300,6 +306,17 @@ class Backbone:
     def embed(self, ids: Sequence[int] | Tensor) -> Float[Tensor, "... dim"]:
         return self._embed(torch.as_tensor(ids, device=self.device))
 
+    def row_arguments(
+        self, ids: Sequence[int], embeds: Float[Tensor, "all dim"]
+    ) -> dict[str, Tensor]:
+        """Returns what the language model reads of rows of text besides their embeddings."""
+        rows = torch.as_tensor(ids, device=self.device)[None]
+        return {
+            name: compute(self.text, rows, embeds[None])[0]
+            for name, compute in families.ROW_ARGUMENTS.items()
+            if name in self._row_argument_names and compute is not None
+        }
+
     def forward(
         self,
         embeds: Float[Tensor, "all dim"],
@@ -308,6 +325,7 @@ class Backbone:
         deepstack: tuple[Tensor, Tensor] | None = None,
         last: bool = False,
         length: int | None = None,
+        row_arguments: Mapping[str, Tensor] | None = None,
     ) -> Float[Tensor, "rows dim"]:
         """Returns the hidden states (after the last norm) of a flat list of tokens.
 
@@ -319,6 +337,8 @@ class Backbone:
             last: only the last hidden state is needed, so earlier ones may be left out.
             length: tokens of the prompt that these rows belong to, on which rotary rules may
                 depend. None where each row is the last of its own text.
+            row_arguments: what the language model reads of each row besides its embedding
+                (``families.ROW_ARGUMENTS``).
         """
         refuse_autocast(self.device)
         if self.fused is not None:
@@ -328,10 +348,10 @@ class Backbone:
             return self.fused.decode(embeds, rotation, step, deepstack, last)
         if not isinstance(positions, Tensor):
             positions = torch.tensor(positions, device=self.device).expand(self.axes, -1)
-        extra: dict[str, Any] = {}
+        extra: dict[str, Any] = {name: each[None] for name, each in (row_arguments or {}).items()}
         if deepstack is not None:
             mask, layers = deepstack
-            extra = {"visual_pos_masks": mask[None], "deepstack_visual_embeds": list(layers)}
+            extra |= {"visual_pos_masks": mask[None], "deepstack_visual_embeds": list(layers)}
         with (
             self.lock,
             self._use_lengths_for_rotary(positions, length),
@@ -475,7 +495,7 @@ class Backbone:
         """
         probe = _ShapeProbe(self.key_layers)
         embeds = self.embed([0])
-        self.forward(embeds, [0], cast(Any, probe))
+        self.forward(embeds, [0], cast(Any, probe), row_arguments=self.row_arguments([0], embeds))
         return [probe.shapes[number] for number in range(self.layers)]
 
     def _empty_states(self) -> LayerStates | None:

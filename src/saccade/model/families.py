@@ -6,6 +6,7 @@ square pictures needs one line in ``PICTURE_LAYOUTS``.
 
 from __future__ import annotations
 
+import inspect
 import math
 import re
 from collections.abc import Callable, Mapping
@@ -84,6 +85,29 @@ PICTURE_LAYOUTS: dict[str, Callable[[ConfigDict], PictureLayout]] = {
 ROWWISE_PROJECTORS = {"llava", "llava_next", "llava_next_video", "llava_onevision", "internvl"}
 """Families whose ``multi_modal_projector`` reads each row of a picture by itself, so that rows may
 be averaged before it. The projectors of other families merge patches (Qwen's merger)."""
+
+
+def _per_layer_inputs(text: Any, ids: Any, embeds: Any) -> Any:
+    """Gemma 3n and 4 embed each token once more for each layer."""
+    parameters = inspect.signature(text.get_per_layer_inputs).parameters
+    given = (ids, embeds)[: len(parameters)]
+    return text.get_per_layer_inputs(*given)
+
+
+ROW_ARGUMENTS: dict[str, Callable[[Any, Any, Any], Any] | None] = {
+    "per_layer_inputs": _per_layer_inputs,
+    "moe_mm_token_type_ids": None,  # which experts read a row: those of pictures or those of text
+}
+"""What language models read of each row besides its embedding, and how to compute it for text from
+(the language model, ids, embeddings), both of shape [1, len]; None where text has none."""
+
+
+def language_model(model: Any) -> Any:
+    """Returns the part of a model that has the decoder's layers."""
+    decoder = model.get_decoder()
+    if "layers" not in decoder._modules and "model" in decoder._modules:
+        return decoder.model  # Llama 4 calls its language model together with its head.
+    return decoder
 
 
 def placeholders(config: ConfigDict) -> dict[int, Kind]:

@@ -70,9 +70,9 @@ def _refuse_odd_layer_numbers(target: Backbone) -> None:
     """Refuses layers that are not numbered from 0 on, in order."""
     numbers = [
         vars(module)["layer_idx"]
-        for layer in target.text.layers[: target.layers]
+        for layer in target.text.layers[: target.depth]
         for module in layer.modules()
-        if "layer_idx" in vars(module)
+        if isinstance(vars(module).get("layer_idx"), int)
     ]
     expected = sorted({*numbers}) == list(range(len({*numbers})))
     if numbers and (not expected or numbers != sorted(numbers)):

@@ -167,6 +167,7 @@ class Session:
                 row_queries=queries,
                 committed_rows=stop - start,
                 reach=None if reach is None else reach[start:stop],
+                reaches_in_windows_only=prompt.media.reaches_in_windows_only,
             )
             hidden = self._prefill_chunk(prompt, segment)
             if stop in cuts and cache.states is not None:
@@ -217,7 +218,10 @@ class Session:
         embeds, positions = prompt.embeds[start:stop], prompt.positions[:, start:stop]
         deepstack = prompt.deepstack_of(start, stop)
         length = int(prompt.positions.max()) + 1 if model.rotates_by_length else None
-        hidden = model.forward(embeds, positions, step, deepstack, True, length)
+        row_arguments = {
+            name: each[start:stop] for name, each in prompt.media.row_arguments.items()
+        }
+        hidden = model.forward(embeds, positions, step, deepstack, True, length, row_arguments)
         if step.calls != model.layers:
             raise ModelError(
                 f"{type(model.model).__name__} computes its attention in a way of its own, "
@@ -471,7 +475,10 @@ class Session:
     def _ordinary_forward(self, rows: Rows) -> Float[Tensor, "logit_rows vocab"]:
         """Does what :meth:`_forward` does, kernel by kernel."""
         model = self.backbone
-        hidden = model.forward(model.embed(rows.ids), rows.positions, self._step(rows.segments))
+        embeds = model.embed(rows.ids)
+        row_arguments = model.row_arguments(rows.ids, embeds)
+        step = self._step(rows.segments)
+        hidden = model.forward(embeds, rows.positions, step, row_arguments=row_arguments)
         if len(rows.logit_rows) < len(rows.ids):
             hidden = hidden[send_to_device(torch.tensor(rows.logit_rows), hidden.device)]
         return model.logits(hidden)

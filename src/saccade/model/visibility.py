@@ -53,22 +53,24 @@ def windows_of(config: Any, layers: Sequence[int]) -> list[Window | None]:
     """Returns the windows of these layers of a language model, by its config."""
     described = config.to_dict()
     kinds = described.get("layer_types")
-    size, chunk = described.get("sliding_window"), described.get("attention_chunk_size")
     if kinds is None:
+        size = described.get("sliding_window")
         # Mistral's configs have no layer types, so their window applies to every layer. Qwen2's
         # have a window that is used only if they say so.
         everywhere = size is not None and described.get("use_sliding_window", True)
         return [Window(size) if everywhere else None for _ in layers]
-    windows: list[Window | None] = []
-    for layer in layers:
-        kind = kinds[layer]
-        if "chunked" in kind and chunk is not None:
-            windows.append(Window(chunk, chunked=True))
-        elif "sliding" in kind and size is not None:
-            windows.append(Window(size))
-        else:
-            windows.append(None)
-    return windows
+    return [window_of_kind(config, kinds[layer]) for layer in layers]
+
+
+def window_of_kind(config: Any, kind: str) -> Window | None:
+    """Returns the window of layers of a kind, as configs name kinds; None where they have none."""
+    described = config.to_dict()
+    size, chunk = described.get("sliding_window"), described.get("attention_chunk_size")
+    if "chunked" in kind and chunk is not None:
+        return Window(chunk, chunked=True)
+    if "sliding" in kind and size is not None:
+        return Window(size)
+    return None
 
 
 def visible_keys(segment: Segment, window: Window | None) -> tuple[Bool[Tensor, "new seen"], int]:
@@ -85,7 +87,8 @@ def visible_keys(segment: Segment, window: Window | None) -> tuple[Bool[Tensor, 
     visible = torch.ones(new, seen, dtype=torch.bool)
     visible[:, seen - last :] = own
     keys = torch.arange(seen)
-    if segment.reach is not None:
+    sees_later = window is not None or not segment.reaches_in_windows_only
+    if segment.reach is not None and sees_later:
         visible |= keys <= segment.reach.cpu()[:, None]
     if window is None:
         return visible, 0
@@ -146,15 +149,23 @@ def _attend_with_extras(
     return torch.cat(outputs, 1)
 
 
-def reach_of(mask: Bool[Tensor, "len len"]) -> Int[Tensor, " len"] | None:
+def reach_of(
+    mask: Bool[Tensor, "len len"], window: Window | None = None
+) -> Int[Tensor, " len"] | None:
     """Returns the last key that each row of a prompt sees, by the mask that a model made for it.
 
-    None where no row sees a later one. Raises ValueError for a mask in which a row's keys after
-    itself have gaps, or in which it does not see those before it.
+    ``window`` is that of the layers that the mask is for. None where no row sees a later key.
+    Raises ValueError for a mask in which a row's keys after itself have gaps, or in which it does
+    not see those before it.
     """
     length = len(mask)
     places = torch.arange(length, device=mask.device)
     reach = torch.where(mask, places, -1).amax(1).clamp(min=places)
-    if not bool((mask == (places <= reach[:, None])).all()):
+    expected = places <= reach[:, None]
+    if window is not None and window.chunked:
+        expected &= places[:, None] // window.size == places // window.size
+    elif window is not None:
+        expected &= places[:, None] - places < window.size
+    if not bool((mask == expected).all()):
         raise ValueError("a row does not see all keys up to the last one that it sees")
     return None if torch.equal(reach, places) else reach
