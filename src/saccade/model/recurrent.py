@@ -610,8 +610,8 @@ MIXERS: dict[str, type[Mixer]] = {
 """How to drive a module of transformers that has a state, by the name of its class."""
 
 
-RECURRENT_KINDS = ("linear_attention", "mamba", "recurrent", "conv")
-"""How transformers' configs begin the names of layers that have a state."""
+ATTENTION_KINDS = ("full_attention", "sliding_attention", "chunked_attention", "attention")
+"""How configs of transformers call layers that keep keys of every token."""
 
 
 def runner(
@@ -640,10 +640,10 @@ def mixers_of(layers: Sequence[nn.Module], config: Any) -> dict[int, Mixer]:
         mixer = mixer_of(layer)
         if mixer is not None:
             mixers[place] = mixer
-        elif place < len(kinds) and kinds[place].startswith(RECURRENT_KINDS):
+        elif place < len(kinds) and kinds[place] not in ATTENTION_KINDS:
             raise ModelError(
-                f"{name} has layers of the kind {kinds[place]}, whose state Saccade does not know "
-                f"how to keep; it knows {', '.join(MIXERS)}"
+                f"{name} has layers of the kind {kinds[place]}, which Saccade does not know; it "
+                f"knows {', '.join(ATTENTION_KINDS)} and {', '.join(MIXERS)}"
             )
     is_stateful = getattr(MODEL_MAPPING.get(type(config), None), "_is_stateful", False)
     if is_stateful and not kinds and not mixers:
