@@ -46,7 +46,7 @@ families:  ## 200 prompts x every family and method against generate(); resumes,
 rounding:  ## bf16 and fp16: exact answers are equal, others part at near-ties alone
 	uv run python tests/families/rounding.py
 
-mutants:  ## bugs planted in copies of the package, each to be noticed by a fast test
+mutants:  ## bugs planted in copies of the package, each to be noticed by a fast test: tests/mutants
 	uv run python tests/mutants/run.py
 
 HOURS ?= 4

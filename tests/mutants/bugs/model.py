@@ -1,0 +1,257 @@
+"""Bugs in the session of a model, its cache and what looks at the model itself."""
+
+from bugs.bug import PlantedBug
+
+BUGS = (
+    PlantedBug(
+        "positions of drafted tokens are off by one",
+        "model/session.py",
+        within="Session._ask",
+        find="$end - 1 + $depth",
+        plant="$end + $depth",
+        tests=(
+            "engine/test_regressions.py::test_b14_verified_rows_stand_where_generate_puts_them",
+        ),
+    ),
+    PlantedBug(
+        "positions of pending tokens are off by one",
+        "model/session.py",
+        find="$into.positions.extend(range($end - $waiting, $end))",
+        plant="$into.positions.extend(range($end - $waiting + 1, $end + 1))",
+        tests=(
+            "engine/test_regressions.py::test_b14_verified_rows_stand_where_generate_puts_them",
+        ),
+    ),
+    PlantedBug(
+        "text after a video goes on from the largest position of the prompt",
+        "model/prompting.py",
+        find="int($places[:, -1].max())",
+        plant="int($places.max())",
+        tests=(
+            "engine/test_greedy.py::"
+            "test_text_goes_on_from_the_last_token_however_far_the_videos_time_went",
+        ),
+    ),
+    PlantedBug(
+        "the key of a rejected token stays in the cache",
+        "model/session.py",
+        find="$request.cache.keep($path)",
+        plant="$request.cache.keep(range(len($path) + (len($path) < len($request.rows))))",
+        tests=(
+            "model/test_session.py::test_b10_any_history_of_trees_and_commits_equals_the_oracle",
+        ),
+    ),
+    PlantedBug(
+        "the cache keeps the first keys of a tree instead of the accepted path's",
+        "model/cache.py",
+        find="torch.tensor($path[$stay:])",
+        plant="torch.arange($stay, len($path))",
+        tests=(
+            "model/test_session.py::test_b10_any_history_of_trees_and_commits_equals_the_oracle",
+        ),
+    ),
+    PlantedBug(
+        "keys stay when a conversation takes tokens back",
+        "model/session.py",
+        within="Session.turn",
+        find="$request.prompt_rows[0] + $held",
+        plant="$request.cache.length",
+        tests=("engine/test_conversation.py::test_caches_hold_what_a_fresh_prefill_holds",),
+    ),
+    PlantedBug(
+        "a new turn keeps the tree of the turn before",
+        "model/session.py",
+        within="Session.turn",
+        find="$request.tree, $request.rows, $request.root = Tree(), [], None",
+        plant="$request.root = None",
+        tests=("model/test_session.py::test_a_turn_forgets_what_was_scored_before_it",),
+    ),
+    PlantedBug(
+        "commit forgets the tokens that are still pending",
+        "model/session.py",
+        find="$request.pending += $new[len($path):]",
+        plant="$request.pending = list($new[len($path):])",
+        tests=("model/test_session.py::test_tokens_from_outside_the_tree_are_caught_up_with",),
+    ),
+    PlantedBug(
+        "commit keeps another node's logits at the root",
+        "model/session.py",
+        within="Session.commit",
+        find="$request.root = $request.rows[$path[-1]]",
+        plant="$request.root = $request.rows[0]",
+        tests=(
+            "model/test_session.py::test_b10_any_history_of_trees_and_commits_equals_the_oracle",
+        ),
+    ),
+    PlantedBug(
+        "the count of generated tokens grows by one a round",
+        "model/session.py",
+        find="$request.generated += len($new)",
+        plant="$request.generated += 1",
+        tests=(
+            "model/test_session.py::test_b10_any_history_of_trees_and_commits_equals_the_oracle",
+        ),
+    ),
+    PlantedBug(
+        "rows of a batch are handed to the requests in reverse order",
+        "model/session.py",
+        within="Session._told",
+        find="$trees.items()",
+        plant="reversed($trees.items())",
+        tests=(
+            "model/test_session.py::test_b10_any_history_of_trees_and_commits_equals_the_oracle",
+        ),
+    ),
+    PlantedBug(
+        "the logits of the first pending token are returned instead of the last's",
+        "model/session.py",
+        find="range($start + max($waiting - 1, 0), len($into.ids))",
+        plant=(
+            "(*range($start, $start + ($waiting > 0)), *range($start + $waiting, len($into.ids)))"
+        ),
+        tests=("model/test_session.py::test_tokens_from_outside_the_tree_are_caught_up_with",),
+    ),
+    PlantedBug(
+        "changed models: a replaced weight is not noticed",
+        "model/fidelity.py",
+        find="[*map(Tensor.data_ptr, self._weights)] == self._places",
+        plant="len(self._weights) == len(self._places)",
+        tests=(
+            "model/test_changed_models.py::test_a_changed_target_answers_as_its_own_generate"
+            "[norm weight replaced-after first use]",
+        ),
+    ),
+    PlantedBug(
+        "changed models: hooks registered later are not noticed",
+        "model/fidelity.py",
+        find="any(self._empty)",
+        plant="any(self._empty[:1])",
+        tests=(
+            "model/test_changed_models.py::test_a_changed_target_answers_as_its_own_generate"
+            "[hook on a layer-after first use]",
+        ),
+    ),
+    PlantedBug(
+        "changed models: what the model does to its head's logits is left out",
+        "model/backbone.py",
+        find="""
+            if $model.through_model:
+                return $model._logits_of_model($hidden)
+        """,
+        plant="pass",
+        tests=(
+            "model/test_changed_models.py::test_laws_are_those_of_the_models_own_logits[granite]",
+        ),
+    ),
+    PlantedBug(
+        "changed models: a row's rotation depends on its neighbours' length",
+        "model/backbone.py",
+        within="Backbone._turning",
+        find="not self.rotates_by_length",
+        plant="self.rotates_by_length is not None",
+        tests=(
+            "model/test_changed_models.py::"
+            "test_answers_do_not_part_where_rotations_depend_on_length"
+            "[longrope]",
+        ),
+    ),
+    PlantedBug(
+        "the draft may propose placeholders of images and videos",
+        "model/session.py",
+        find="$logits.index_fill(1, self._banned, float('-inf'))",
+        plant="$logits.index_fill(1, self._banned[:0], float('-inf'))",
+        tests=("engine/test_regressions.py::test_b16_placeholders_of_media_are_never_drafted",),
+    ),
+    PlantedBug(
+        "an accepted path is copied to the GPU once for each layer",
+        "model/cache.py",
+        find="$rows_on[$layer.device]",
+        plant="send(rows, $layer.device)",
+        tests=("gpu/test_waits.py::test_an_accepted_path_is_sent_once",),
+    ),
+    PlantedBug(
+        "batch invariance: a captured step reads one key too many",
+        "model/batch_invariant.py",
+        find="$column.view(-1, 1, BLOCK) > $places[0][:, None]",
+        plant="$column.view(-1, 1, BLOCK) > $places[0][:, None] + 1",
+        tests=("model/test_batch_invariant.py::test_captured_forwards_give_the_same_bits",),
+    ),
+    PlantedBug(
+        "batch invariance: a forward is not padded to its fixed size",
+        "model/batch_invariant.py",
+        find="ROWS - ($segment.stop - $segment.start)",
+        plant="0",
+        tests=("model/test_batch_invariant.py::test_any_way_through_a_text_gives_the_same_bits",),
+    ),
+    PlantedBug(
+        "recorded attention: the last layer records one row only",
+        "model/attention.py",
+        find="-1 if $segment.noted is None else -$segment.noted.last",
+        plant="-1",
+        tests=("model/test_attention.py::test_a_note_is_the_same_on_the_way_and_after",),
+    ),
+    PlantedBug(
+        "prefix cache: prompts with other positions count as equal",
+        "model/kept.py",
+        find="$equal &= ($one.positions[:, :$length] == $other.positions[:, :$length]).all(0)",
+        plant="pass",
+        tests=("engine/test_kept.py::test_a_prompt_is_known_by_its_rows",),
+    ),
+    PlantedBug(
+        "prefix cache: another model's keys are used",
+        "model/kept.py",
+        find="isinstance($each, Beginning) and $each.owner is self._owner",
+        plant="isinstance($each, Beginning)",
+        tests=("engine/test_kept.py::test_a_prompt_that_goes_on_takes_the_place_of_its_beginning",),
+    ),
+    PlantedBug(
+        "prefix cache: attention that a view needs is not recorded",
+        "model/session.py",
+        find="int($text[0]) if $noted and len($text) else len($prompt)",
+        plant="len($prompt)",
+        tests=("engine/test_kept.py::test_laws_and_what_is_written_down_are_a_whole_readings",),
+    ),
+    PlantedBug(
+        "renewed views: a row attends to one key fewer than it did",
+        "model/session.py",
+        within="Session.commit",
+        find="$seen + $depth + 1",
+        plant="$seen + $depth",
+        tests=("methods/test_fresh.py::test_it_tells_what_the_last_judged_rows_attended_to",),
+    ),
+    PlantedBug(
+        "renewed views: rejected rows count",
+        "model/session.py",
+        find="enumerate(path)",
+        plant="enumerate(range(len(request.asked)))",
+        tests=("methods/test_fresh.py::test_it_tells_what_the_last_judged_rows_attended_to",),
+    ),
+    PlantedBug(
+        "renewed views: new tokens take the places of another layer's",
+        "model/cache.py",
+        find="($layer == $number).nonzero().squeeze(-1) if $count else $layer[:0]",
+        plant="($layer != $number).nonzero().squeeze(-1)[:$count] if $count else $layer[:0]",
+        tests=("methods/test_fresh.py::test_an_exchanged_cache_holds_what_one_made_anew_would",),
+    ),
+    PlantedBug(
+        "pages: the least wanted pages are read",
+        "model/cache.py",
+        find="$logits.float().softmax(-1).sum(1).topk(self._read)",
+        plant="$logits.float().softmax(-1).sum(1).topk(self._read, largest=False)",
+        tests=("methods/test_pages.py::test_a_step_reads_the_pages_it_asks_for",),
+    ),
+    PlantedBug(
+        "pages: all rows of a forward read the pages of the first row",
+        "model/cache.py",
+        find="self.open($into, $layer, $own * $scale)",
+        plant="self.open($into, $layer, q[:, :1] * $scale)",
+        tests=("methods/test_pages.py::test_a_law_is_of_its_path",),
+    ),
+    PlantedBug(
+        "pages: a page is represented by its first key instead of its mean",
+        "model/cache.py",
+        find="$keys[:, $rows].mean(2).transpose",
+        plant="$keys[:, $rows[:, 0]].transpose",
+        tests=("methods/test_pages.py::test_a_step_reads_the_pages_it_asks_for",),
+    ),
+)
