@@ -1,5 +1,5 @@
 """Claims about drafts made to mislead: any tree of right, wrong, random, final, tied or impossible
-tokens, in any mixture, leaves every token of the answer (R3)."""
+tokens, in any mixture, leaves every token of the answer."""
 
 from __future__ import annotations
 

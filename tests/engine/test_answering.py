@@ -180,7 +180,7 @@ def test_other_names_are_answered_with_ours(
         ({"media": "What happens?", "question": "clip.mp4"}, "media come first, then the question"),
     ],
 )
-def test_silent_7_a_question_that_is_none_is_refused(
+def test_a_question_that_is_none_is_refused(
     model: saccade.Model, clips: list[Path], asked: dict[str, Any], says: str
 ) -> None:
     """Claim: media, words and frames of another kind end in a sentence; a text in the place of a
@@ -190,13 +190,13 @@ def test_silent_7_a_question_that_is_none_is_refused(
 
 
 @pytest.mark.parametrize("questions", [5, "ab", [5], [("clip.mp4", "What?", "Why?")], {"a": 1}])
-def test_silent_7_a_batch_is_of_pairs(model: saccade.Model, questions: Any) -> None:
+def test_a_batch_is_of_pairs(model: saccade.Model, questions: Any) -> None:
     """Claim: what are no pairs of media and words is told as such, before a file is looked for."""
     with pytest.raises(OptionError, match="questions are pairs"):
         model.batch(questions)
 
 
-def test_silent_7_frames_of_another_range_are_refused(clips: list[Path]) -> None:
+def test_frames_of_another_range_are_refused(clips: list[Path]) -> None:
     """Claim: a clip of anything but bytes, or without its times, is none: processors would scale
     its pixels by what bytes are scaled by, and the answer be about a black video."""
     clip = media.read(clips[0])
@@ -228,7 +228,7 @@ def test_silent_7_frames_of_another_range_are_refused(clips: list[Path]) -> None
         ({"treads": 2}, "load does not take treads .did you mean threads.?"),
     ],
 )
-def test_silent_7_what_cannot_be_loaded_is_refused(asked: dict[str, Any], says: str) -> None:
+def test_what_cannot_be_loaded_is_refused(asked: dict[str, Any], says: str) -> None:
     """Claim: so do names, devices and numbers of threads that are none."""
     with pytest.raises((ModelError, OptionError), match=says):
         saccade.load(**asked)

@@ -1,4 +1,4 @@
-"""Claims about models that break while an answer is under way, at rounds 0, 1 and 5 (R9).
+"""Claims about models that break while an answer is under way, at rounds 0, 1 and 5.
 
 What a draft *function* does wrong is in ``test_faults.py``; a draft process that dies, falls silent
 or raises in ``test_parallel.py``. A draft that hangs inside this very process cannot be interrupted
@@ -194,7 +194,7 @@ def test_a_target_of_nan_ends_its_answer_with_an_error(method, round, monkeypatc
 
 
 @pytest.mark.parametrize("row", range(6))
-def test_b23_a_nan_in_any_row_of_a_verification_is_no_token(row, monkeypatch):
+def test_a_nan_in_any_row_of_a_verification_is_no_token(row, monkeypatch):
     """Claim: NaN in row 0 to 5 of every verification: no token of it is ever emitted. What comes
     is the answer as far as no broken row decided, then "error"; a row that was not asked for its
     law (a node behind a refusal) harms nothing.

@@ -55,7 +55,7 @@ INPUTS = input_for("qwen2_5_vl")
 LENGTH = INPUTS["input_ids"].shape[1]
 
 
-# -- B7: grammars ------------------------------------------------------------------------------
+# -- grammars ------------------------------------------------------------------------------
 
 DIGITS, LETTERS = "0123456789", "abcdefgh"
 
@@ -101,7 +101,7 @@ GRAMMAR = dict(prefix_allowed_tokens_fn=json_only, eos_token_id=ord("\n"), max_n
 @pytest.mark.parametrize(
     "method", ["ar", *(f"sd/shape=chain-{size}" for size in (1, 2, 4, 8)), "sd-tree", "specvlm"]
 )
-def test_b07_a_grammar_gives_generates_answer_at_every_block_size(method):
+def test_a_grammar_gives_generates_answer_at_every_block_size(method):
     """Claim: an automaton that reads the text so far (JSON) allows the same tokens in a block as
     one by one: the answer is generate's, and parses if it ended.
 
@@ -116,7 +116,7 @@ def test_b07_a_grammar_gives_generates_answer_at_every_block_size(method):
     assert len(set(expected)) > 5
 
 
-def test_b07_no_draft_gets_past_a_grammar():
+def test_no_draft_gets_past_a_grammar():
     """Claim: wild drafts and sampled answers alike: every prefix is one the automaton allows, and
     what ended is JSON. Fails if one token of a block is judged without the mask.
     """
@@ -137,7 +137,7 @@ def test_b07_no_draft_gets_past_a_grammar():
     assert ended >= 5
 
 
-# -- B11: caches that cannot be cut ------------------------------------------------------------
+# -- caches that cannot be cut ------------------------------------------------------------
 
 WINDOW = 8
 
@@ -153,7 +153,7 @@ def mistral() -> Any:
 
 
 @pytest.mark.parametrize("method", ["ar", "sd", "std"])
-def test_b11_a_cache_that_slides_is_refused_before_any_work(method):
+def test_a_cache_that_slides_is_refused_before_any_work(method):
     """Claim: a model whose cache forgets on its own is refused in one sentence, as a target, and
     costs speed alone as a draft. Fails if it runs past its window and answers something."""
     with pytest.raises(ModelError, match="sliding-window") as caught:
@@ -161,7 +161,7 @@ def test_b11_a_cache_that_slides_is_refused_before_any_work(method):
     assert "\n" not in str(caught.value)
 
 
-def test_b11_control_past_its_window_it_would_answer_wrongly(monkeypatch):
+def test_control_past_its_window_it_would_answer_wrongly(monkeypatch):
     """Control: with the refusal taken out, tokens beyond the window differ from generate's, so
     there is something to refuse; within the window they do not."""
     monkeypatch.setattr(families, "refuse", lambda whole, text: None)
@@ -173,11 +173,11 @@ def test_b11_control_past_its_window_it_would_answer_wrongly(monkeypatch):
         assert (list(found) == hf_greedy(model, inputs, count)) == same
 
 
-# -- B12: rows of a batch ----------------------------------------------------------------------
+# -- rows of a batch ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("method", ["sd", "sd-tree", "specvlm-self", "lookup"])
-def test_b12_a_batch_of_mixed_lengths_and_acceptance_is_generates(method):
+def test_a_batch_of_mixed_lengths_and_acceptance_is_generates(method):
     """Claim: prompts of 9 to 60 tokens, with drafts right to different degrees, in one batch give
     what generate gives for each prompt alone: no offset of one row is another's.
     """
@@ -199,7 +199,7 @@ def test_b12_a_batch_of_mixed_lengths_and_acceptance_is_generates(method):
         assert row[-20:].tolist() == hf_greedy(qwen25(), inputs, 20)
 
 
-# -- B21: text as it streams -------------------------------------------------------------------
+# -- text as it streams -------------------------------------------------------------------
 
 SPOKEN = "Ein Café 🙂 mit 👩‍👩‍👧 und 数学, naïve\n漢字かな交じり文 – done 🏳️‍🌈"
 
@@ -249,7 +249,7 @@ def typed(tokenizer: PreTrainedTokenizerFast, ids: Sequence[int], block: int) ->
 
 @pytest.mark.parametrize("block", [1, 2, 3, 4, 5, 7, 16, 1000])
 @pytest.mark.parametrize("name", TOKENIZERS)
-def test_b21_pieces_of_streamed_text_are_the_whole_text(name, block):
+def test_pieces_of_streamed_text_are_the_whole_text(name, block):
     """Claim: emoji, CJK and accents spelt by several tokens: at every block size, and cut at every
     place, the pieces put together are the decoded text, and no piece holds half a character.
 
@@ -270,7 +270,7 @@ def test_b21_pieces_of_streamed_text_are_the_whole_text(name, block):
 
 
 @given(st.lists(st.integers(0, 255), max_size=24), st.integers(1, 6))
-def test_b21_bytes_that_are_no_text_are_neither_lost_nor_doubled(ids, block):
+def test_bytes_that_are_no_text_are_neither_lost_nor_doubled(ids, block):
     """Claim: any bytes at all: the pieces and the rest put together are the decoded text, less
     what would ring or move the cursor of a terminal."""
     tokenizer = by_bytes()
@@ -280,7 +280,7 @@ def test_b21_bytes_that_are_no_text_are_neither_lost_nor_doubled(ids, block):
     )
 
 
-def test_b21_control_decoding_each_round_by_itself_loses_characters():
+def test_control_decoding_each_round_by_itself_loses_characters():
     """Control: the usual shortcut, each round's tokens decoded alone, must not give the text."""
     tokenizer = by_bytes()
     ids = tokenizer.encode(SPOKEN)
@@ -288,7 +288,7 @@ def test_b21_control_decoding_each_round_by_itself_loses_characters():
     assert "".join(parts) != SPOKEN and UNFINISHED in "".join(parts)
 
 
-# -- B22: near-tie or bug ----------------------------------------------------------------------
+# -- near-tie or bug ----------------------------------------------------------------------
 
 PROMPTS = 16
 
@@ -314,7 +314,7 @@ def partings(dtype: torch.dtype, draft: Any, count: int = 32) -> list[Any]:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_b22_every_divergence_in_low_precision_is_a_near_tie(dtype):
+def test_every_divergence_in_low_precision_is_a_near_tie(dtype):
     """Claim: teacher-forced, each first difference of a drafted answer stands where the target's
     two best tokens are closer than its own rounding. Fails on a wrong token of any other kind.
     """
@@ -323,7 +323,7 @@ def test_b22_every_divergence_in_low_precision_is_a_near_tie(dtype):
     assert all(one.near_tie for one in found)
 
 
-def test_b22_control_a_bug_is_no_near_tie(monkeypatch):
+def test_control_a_bug_is_no_near_tie(monkeypatch):
     """Control: with tokens of an unrelated draft let through unverified, the oracle must call at
     least nine in ten of the differences a bug (a wrong token may happen to be a runner-up).
     """
@@ -338,7 +338,7 @@ def test_b22_control_a_bug_is_no_near_tie(monkeypatch):
     assert sum(not one.near_tie for one in found) >= 0.9 * len(found)
 
 
-def test_b22_noise_is_what_the_number_of_rows_changes():
+def test_noise_is_what_the_number_of_rows_changes():
     """Claim: the noise the oracle allows for is rounding: 1e-4 in fp32, over 1e-2 in bf16, and far
     below the spread of the logits in both.
     """
@@ -351,7 +351,7 @@ def test_b22_noise_is_what_the_number_of_rows_changes():
         assert least <= noise <= most and noise < float(one.std()) / 4
 
 
-# -- B24: drafts that cannot be had ------------------------------------------------------------
+# -- drafts that cannot be had ------------------------------------------------------------
 
 
 def _missing(folder: Path) -> None:
@@ -405,7 +405,7 @@ SPOILT: dict[str, Callable[[Path], None]] = {
 
 
 @pytest.mark.parametrize("name", SPOILT)
-def test_b24_a_spoilt_draft_folder_is_a_sentence(name, tmp_path):
+def test_a_spoilt_draft_folder_is_a_sentence(name, tmp_path):
     """Claim: whatever is wrong with a draft's folder, loading it says so in one sentence that
     names it. Fails on a traceback of another library, or if such a folder loads.
     """
@@ -417,7 +417,7 @@ def test_b24_a_spoilt_draft_folder_is_a_sentence(name, tmp_path):
     assert "\n" not in str(caught.value) and "draft" in str(caught.value)
 
 
-def test_b24_control_the_folder_itself_loads(tmp_path):
+def test_control_the_folder_itself_loads(tmp_path):
     """Control: unspoilt, the same copy loads."""
     folder = tmp_path / "draft"
     shutil.copytree(EMBEDDED / "draft", folder)
@@ -425,7 +425,7 @@ def test_b24_control_the_folder_itself_loads(tmp_path):
 
 
 @pytest.mark.parametrize("method", ["sd", "sd-tree", "specvlm"])
-def test_b24_a_draft_that_breaks_as_it_starts_leaves_plain_decoding(method):
+def test_a_draft_that_breaks_as_it_starts_leaves_plain_decoding(method):
     """Claim: a loaded draft whose weights do not fit together costs speed only, and the result says
     why; nothing is drafted from then on.
     """
@@ -449,7 +449,7 @@ def test_every_bug_of_the_list_has_a_test():
     assert numbers == set(range(1, 25))
 
 
-def test_b07_letters_are_ids():
+def test_letters_are_ids():
     """Claim: the automaton's letters are ids of text here, so that it can allow them at all."""
     assert all(ord(letter) < TEXT for letter in '{}",:\n' + DIGITS + LETTERS)
     assert Letters().decode([ord("{")]) == "{"

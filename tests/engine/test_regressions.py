@@ -46,7 +46,7 @@ def _run(model: Any, draft: Any, method: Any = "sd", inputs: Any = INPUTS, **set
 
 
 @pytest.mark.parametrize("method", few(["sd", "sd-tree", "specvlm", "sd/shape=chain-12"], 2))
-def test_b01_an_end_inside_an_accepted_run_ends_the_answer(method):
+def test_an_end_inside_an_accepted_run_ends_the_answer(method):
     """Claim: declare each emitted token in turn the end: the answer stops right there.
 
     Walking every index puts the end at every place of a round. Running past it fails at once.
@@ -58,7 +58,7 @@ def test_b01_an_end_inside_an_accepted_run_ends_the_answer(method):
 
 
 @pytest.mark.parametrize("amount", few([0.05, 0.0], 1))
-def test_b02_limit_and_end_are_told_apart(amount):
+def test_the_length_limit_and_the_end_give_different_finish_reasons(amount):
     """Claim: over every limit x every place of the end, up to two rounds, ids and finish reason
     are those of looking at one token after the other.
     """
@@ -70,7 +70,7 @@ def test_b02_limit_and_end_are_told_apart(amount):
 
 
 @pytest.mark.parametrize("method", ["sd", "sd-tree"])
-def test_b03_what_is_cut_counts_nowhere(method):
+def test_tokens_after_the_end_count_nowhere(method):
     """Claim: tokens of the rounds are the ids emitted, accepted counts exclude what was cut, and
     no round accepts more than it drafted.
     """
@@ -84,7 +84,7 @@ def test_b03_what_is_cut_counts_nowhere(method):
         assert (last.own is None) == cut_inside and (last.kind is None) == cut_inside
 
 
-def test_b04_an_end_the_target_refuses_ends_nothing():
+def test_a_rejected_end_token_ends_nothing():
     """Claim: a draft that proposes the end every round changes nothing."""
     end = next(i for i in range(TEXT) if i not in _answer())
     result = _run(qwen25(), None, stubbed(lambda *_: chain([end] * 3)), eos_token_id=end)
@@ -92,7 +92,7 @@ def test_b04_an_end_the_target_refuses_ends_nothing():
     assert result.acceptance_rate == 0.0
 
 
-def test_b08_the_first_drafted_token_is_verified_too():
+def test_the_first_drafted_token_is_verified_too():
     """Claim: an always wrong draft of length one is never accepted; a right one always."""
 
     def wrong(request: int, text: list[int], round: int) -> Tree:
@@ -126,7 +126,7 @@ def _coarse(model: Any) -> Any:
 
 
 @pytest.mark.parametrize("method", ["ar", "sd", "sd-tree", "specvlm-self"])
-def test_b09_exact_ties_go_to_the_first_id(method):
+def test_exact_ties_go_to_the_first_id(method):
     """Claim: with logits tied at most steps, the answer is still transformers', token for token.
 
     Last-wins, or a rank computed with >= for >, picks another of the tied ids.
@@ -147,7 +147,7 @@ def test_b09_exact_ties_go_to_the_first_id(method):
 
 
 @pytest.mark.parametrize("fused", [None, False])
-def test_b13_positions_hold_over_many_rounds_of_mixed_acceptance(fused):
+def test_positions_hold_over_many_rounds_of_mixed_acceptance(fused):
     """Claim: 120 tokens over rounds that accept 0 to 5 equal generate. Drift in a position, even
     by one after some refusal, changes the rest of the answer.
     """
@@ -175,7 +175,7 @@ def _generated_positions(model: Any, inputs: Any, count: int) -> list[list[int]]
 
 @pytest.mark.parametrize("seconds", [0.5, 3.0])
 @pytest.mark.parametrize("method", ["sd", "sd-tree"])
-def test_b14_verified_rows_stand_where_generate_puts_them(method, seconds, monkeypatch):
+def test_verified_rows_stand_where_generate_puts_them(method, seconds, monkeypatch):
     """Claim: every row of every verification is at the position at which plain generate feeds the
     token of its depth, on all three axes (the video shifts them by its own delta).
     """
@@ -208,7 +208,7 @@ def test_b14_verified_rows_stand_where_generate_puts_them(method, seconds, monke
         generated += len(round.tokens)
 
 
-def test_b14_two_interleaved_streams_keep_their_own_positions():
+def test_two_interleaved_streams_keep_their_own_positions():
     """Claim: two prompts with different rope deltas, decoded turn by turn on one model object,
     answer as alone. Positions kept on the module would be the other prompt's.
     """
@@ -226,7 +226,7 @@ def test_b14_two_interleaved_streams_keep_their_own_positions():
     assert [list(stream.results[0].ids) for stream in streams] == alone
 
 
-def test_b14_a_text_draft_beside_a_video_target():
+def test_a_text_draft_beside_a_video_target():
     """Claim: a draft without any tower is no error: it drafts from the ids, or drafting is given
     up with a reason, and the answer is the target's.
     """
@@ -235,7 +235,7 @@ def test_b14_a_text_draft_beside_a_video_target():
 
 
 @pytest.mark.parametrize("method", ["sd", "sd-tree", "lookup"])
-def test_b16_placeholders_of_media_are_never_drafted(method):
+def test_placeholders_of_media_are_never_drafted(method):
     """Claim: a draft whose favourite is the video placeholder proposes it never.
 
     Its head is bent so that it would at every step; the target's answer stays what it is.
@@ -251,7 +251,7 @@ def test_b16_placeholders_of_media_are_never_drafted(method):
     assert not {VIDEO, IMAGE} & {token for r in result.rounds for token in r.tokens}
 
 
-def test_b16_drafted_placeholders_are_refused_like_any_wrong_token():
+def test_drafted_placeholders_are_refused_like_any_wrong_token():
     """Claim: even proposed, a placeholder is a wrong token, not a crash or a missing feature."""
     result = _run(qwen25(), None, stubbed(lambda *_: chain([VIDEO, IMAGE, VIDEO])))
     assert result.ids == _answer(24) and result.fallback_reason is None
@@ -261,7 +261,7 @@ SAMPLED = dict(do_sample=True, temperature=0.9, max_new_tokens=16)
 
 
 @pytest.mark.parametrize("method", ["ar", "sd", "sd-tree", "specvlm"])
-def test_b19_a_seed_names_the_answer(method):
+def test_a_seed_names_the_answer(method):
     """Claim: one seed, one answer; eight seeds, eight answers; torch's own seed plays no part.
 
     At this temperature two of 28 pairs would coincide with a chance below 1e-9.
@@ -275,7 +275,7 @@ def test_b19_a_seed_names_the_answer(method):
     assert len(set(answers)) == 8
 
 
-def test_b19_requests_of_a_batch_draw_their_own_noise():
+def test_requests_of_a_batch_draw_their_own_noise():
     """Claim: the same prompt twice in one batch gives two answers, and the same two again."""
     one = video_input(0)
     batch = {name: torch.cat([value, value]) for name, value in one.items()}
@@ -285,7 +285,7 @@ def test_b19_requests_of_a_batch_draw_their_own_noise():
     assert saccade.generate(qwen25(), batch, **settings).tolist() == first
 
 
-def test_b19_interleaved_streams_keep_their_seeds():
+def test_interleaved_streams_keep_their_seeds():
     """Claim: two seeded answers drawn turn by turn are those drawn alone: no shared generator."""
     model, draft = qwen25(), noisy(qwen25, 0, 0.05)
     alone = [_run(model, draft, "sd", seed=seed, **SAMPLED).ids for seed in (1, 2)]
@@ -299,7 +299,7 @@ def test_b19_interleaved_streams_keep_their_seeds():
     assert [stream.results[0].ids for stream in streams] == alone
 
 
-def test_b19_without_a_seed_answers_differ_and_torchs_seed_fixes_custom_generate():
+def test_without_a_seed_answers_differ_and_torchs_seed_fixes_custom_generate():
     """Claim: unseeded calls draw fresh noise; through generate, torch.manual_seed names it."""
     model, draft = qwen25(), noisy(qwen25, 0, 0.05)
     assert len({_run(model, draft, "sd", **SAMPLED).ids for _ in range(4)}) == 4
@@ -320,14 +320,14 @@ def _poisoned(amount: float = 0.0) -> Any:
 
 
 @pytest.mark.parametrize("method", ["sd", "sd-tree", "sage"])
-def test_b23_a_draft_of_nan_logits_changes_no_greedy_token(method):
+def test_a_draft_of_nan_logits_changes_no_greedy_token(method):
     """Claim: NaN in the draft costs speed only."""
     result = _run(qwen25(), _poisoned(), method)
     assert result.ids == _answer(24)
 
 
 @pytest.mark.parametrize("method", ["sd", "sd-tree"])
-def test_b23_a_draft_of_nan_logits_changes_no_sampled_law(method):
+def test_a_draft_of_nan_logits_changes_no_sampled_law(method):
     """Claim: when sampling, a NaN draft is given up or refused: what is emitted is the target's.
 
     With the temperature near zero the target's law is its arg-max, so the answer is known; a NaN

@@ -1,4 +1,4 @@
-"""Claims about what must not go wrong in silence: each ends in one sentence, in time (R1 to R7)."""
+"""Claims about what must not go wrong in silence: each ends in one sentence, in time."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def _infinite(weights: Weights) -> None:
         (_infinite, "holds NaN or infinity in model.norm.weight"),
     ],
 )
-def test_silent_1_and_2_weights_that_are_not_whole_are_refused_by_name(
+def test_weights_that_are_not_whole_are_refused_by_name(
     tmp_path: Path, spoil: Callable[[Weights], None], says: str
 ) -> None:
     """Claim: weights that are missing, foreign, of another shape, NaN or infinite are refused as
@@ -82,7 +82,7 @@ def test_silent_1_and_2_weights_that_are_not_whole_are_refused_by_name(
         models.load(str(folder))
 
 
-def test_silent_1_a_config_of_a_far_larger_model_is_refused_before_it_is_built(
+def test_a_config_of_a_far_larger_model_is_refused_before_it_is_built(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Claim: where config.json leaves the text model to transformers' defaults (280 GB) beside
@@ -98,7 +98,7 @@ def test_silent_1_a_config_of_a_far_larger_model_is_refused_before_it_is_built(
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_silent_1_control_whole_checkpoints_load(tmp_path: Path, family: str) -> None:
+def test_control_whole_checkpoints_load(tmp_path: Path, family: str) -> None:
     """Control: of no family's checkpoint a weight is called missing or foreign; tied ones are read
     once, and a talker's are left alone."""
     if family == "smolvlm":
@@ -106,7 +106,7 @@ def test_silent_1_control_whole_checkpoints_load(tmp_path: Path, family: str) ->
     models.load(str(checkpoints.make(family, tmp_path / family)))
 
 
-def test_silent_4_a_prompt_that_is_too_long_is_refused_before_it_is_read() -> None:
+def test_a_prompt_that_is_too_long_is_refused_before_it_is_read() -> None:
     """Claim: more tokens than the model was made for end in a sentence. Fails if it reads them."""
     target = qwen25()
     longest = int(target.config.get_text_config().max_position_embeddings)
@@ -117,7 +117,7 @@ def test_silent_4_a_prompt_that_is_too_long_is_refused_before_it_is_read() -> No
         saccade.run(target, inputs, max_new_tokens=1)
 
 
-def test_silent_4_nothing_is_timed_at_a_length_nobody_reads(
+def test_nothing_is_timed_at_a_length_nobody_reads(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Claim: nor are costs measured for it, which at such a length takes minutes and gigabytes."""
@@ -177,16 +177,14 @@ FEWER[0, (IDS[0] == VIDEO).nonzero()[0]] = 7  # one place less than there are ce
         ((qwen25(), _inputs(mm_token_type_ids=IDS[:, :3] * 0)), "do not belong together"),
     ],
 )
-def test_silent_7_inputs_no_model_can_read_are_refused(
-    arguments: tuple[Any, Any], says: str
-) -> None:
+def test_inputs_no_model_can_read_are_refused(arguments: tuple[Any, Any], says: str) -> None:
     """Claim: a misuse of the library is an OptionError in a sentence, before any work."""
     for answer in (saccade.run, saccade.generate):
         with pytest.raises(OptionError, match=says):
             answer(arguments[0], arguments[1], max_new_tokens=2)
 
 
-def test_silent_7_what_has_no_layers_and_no_head_is_no_model() -> None:
+def test_what_has_no_layers_and_no_head_is_no_model() -> None:
     """Claim: a module that is no language model, or one without its head, is refused as such."""
     for model in (torch.nn.Linear(2, 2), qwen25().model):
         with pytest.raises(ModelError, match=f"{type(model).__name__} has no decoder of layers"):
@@ -223,20 +221,20 @@ def test_silent_7_what_has_no_layers_and_no_head_is_no_model() -> None:
         ({"tokenizer": "gpt2"}, "a loaded tokenizer or processor, not str"),
     ],
 )
-def test_silent_7_settings_that_are_none_are_refused(settings: dict[str, Any], says: str) -> None:
+def test_settings_that_are_none_are_refused(settings: dict[str, Any], says: str) -> None:
     """Claim: a setting of another type or out of range is refused by its name."""
     with pytest.raises(OptionError, match=says):
         saccade.run(qwen25(), video_input(0), **settings)
 
 
 @pytest.mark.parametrize("streamer", [5, "x", SimpleNamespace(put=print)])
-def test_silent_7_a_streamer_has_put_and_end(streamer: Any) -> None:
+def test_a_streamer_has_put_and_end(streamer: Any) -> None:
     """Claim: what cannot be streamed to is refused before any work."""
     with pytest.raises(OptionError, match="streamer= needs put and end"):
         saccade.generate(qwen25(), video_input(0), streamer=streamer, max_new_tokens=2)
 
 
-def test_silent_7_a_later_turn_that_is_too_long_is_refused() -> None:
+def test_a_later_turn_that_is_too_long_is_refused() -> None:
     """Claim: the length of the context holds in every turn of a conversation, which goes on after
     the refusal. Fails if only the first turn is looked at."""
     target = Backbone.of(qwen25())
@@ -251,7 +249,7 @@ def test_silent_7_a_later_turn_that_is_too_long_is_refused() -> None:
         assert again.reused_tokens
 
 
-def test_silent_5_a_broken_tokenizer_is_named(tmp_path: Path) -> None:
+def test_a_broken_tokenizer_is_named(tmp_path: Path) -> None:
     """Claim: a tokenizer.json without its entries, or no JSON at all, is named as what is wrong."""
     folder = checkpoints.make("qwen2.5-vl", tmp_path / "qwen")
     file = folder / "tokenizer.json"
@@ -276,9 +274,7 @@ def test_silent_5_a_broken_tokenizer_is_named(tmp_path: Path) -> None:
         {"num_hidden_layers": 10**20},
     ],
 )
-def test_silent_10_a_config_of_no_model_is_a_sentence(
-    tmp_path: Path, change: dict[str, Any]
-) -> None:
+def test_a_config_of_no_model_is_a_sentence(tmp_path: Path, change: dict[str, Any]) -> None:
     """Claim: numbers that no model can have, found by fuzzing, end in a ModelError."""
     folder = checkpoints.make("llama", tmp_path / "llama")
     file = folder / "config.json"
@@ -309,7 +305,7 @@ if __name__ == "__main__":
 """
 
 
-def test_silent_5_what_no_other_process_can_import_is_not_sent(
+def test_what_no_other_process_can_import_is_not_sent(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Claim: of a rule's processors those of ``__main__``, which pickle well here, stay with the
@@ -323,7 +319,7 @@ def test_silent_5_what_no_other_process_can_import_is_not_sent(
 
 
 @pytest.mark.slow
-def test_silent_5_a_processor_of_the_callers_script_stays_with_the_target(tmp_path: Path) -> None:
+def test_a_processor_of_the_callers_script_stays_with_the_target(tmp_path: Path) -> None:
     """Claim: so in a script, whose answer is plain decoding's, drafted to its end."""
     script = tmp_path / "script.py"
     script.write_text(SCRIPT.format(paths=[str(Path(__file__).parents[1]), str(ROOT)]))
@@ -332,7 +328,7 @@ def test_silent_5_a_processor_of_the_callers_script_stays_with_the_target(tmp_pa
     assert done.stdout.split()[0] == "None"
 
 
-def test_silent_7_a_method_is_a_name_or_a_recipe() -> None:
+def test_a_method_is_a_name_or_a_recipe() -> None:
     """Claim: nothing else is resolved."""
     with pytest.raises(MethodError, match="a name or a Recipe, not NoneType"):
         saccade.run(qwen25(), video_input(0), method=None)

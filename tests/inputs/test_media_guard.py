@@ -341,7 +341,7 @@ def test_a_child_that_cannot_start_is_no_fault_of_the_input():
 
 
 def test_large_pictures_meet_the_memory_cap():
-    """Claim (V16): what would fit our limits but not the child's memory is a refusal that says so,
+    """Claim: what would fit our limits but not the child's memory is a refusal that says so,
     with the parent and the next call unharmed."""
     big = video("matroska", "ffv1", n=8, size=(3840, 2160),
                 image=lambda i: np.zeros((2160, 3840, 3), np.uint8))  # fmt: skip
@@ -443,7 +443,7 @@ def test_fuzz(shared, data):
 @pytest.mark.timeout(1800)
 @given(data=MEDIA)
 @settings(max_examples=20_000)
-def test_fuzz_long(shared, data):
+def test_any_answer_of_a_child_gives_a_clip_or_a_sentence_over_many_draws(shared, data):
     """Claim: the same for 20,000 draws."""
     survives(shared, data)
 

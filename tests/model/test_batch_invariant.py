@@ -208,7 +208,7 @@ def _root(talk: saccade.Conversation) -> Tensor:
     return session.score({0: Tree()})[0].logits(ROOT)
 
 
-def test_fp32_too():
+def test_float32_has_equal_bits_too():
     """Claim: exact may be asked for in fp32, where it does the same."""
     target, inputs = model_of("llama", torch.float32), asked("llama", torch.float32)
     plain, truth = told(target, inputs, "ar", exact=True)

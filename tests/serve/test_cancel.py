@@ -1,4 +1,4 @@
-"""Claims about clients that hang up (R12): what they held is free within a second."""
+"""Claims about clients that hang up: what they held is free within a second."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Claims about a server's life (R13): loading, ready, draining, over; and what it counts."""
+"""Claims about a server's life: loading, ready, draining, over; and what it counts."""
 
 from __future__ import annotations
 

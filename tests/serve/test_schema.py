@@ -1,4 +1,4 @@
-"""Claims about everything the schema allows, and much it does not (R10): no 5xx, no surprise."""
+"""Claims about everything the schema allows, and much it does not: no 5xx, no surprise."""
 
 from __future__ import annotations
 

@@ -111,7 +111,7 @@ def test_fit_folds_the_rate_towards_what_it_sees_and_forgets():
 
 
 def test_a_round_cut_by_a_stop_is_no_refusal():
-    """Claim: a verdict without a token of its own counts as accepted only (B3)."""
+    """Claim: a verdict without a token of its own counts as accepted only."""
     fit = Fit((), COSTS)
     hits, tries = fit.fold(FitState(Rate(0.0, 0.0)), _round(2, None)).accepted
     assert (hits, tries) == (2.0, 2.0)

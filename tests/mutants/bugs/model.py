@@ -9,18 +9,14 @@ BUGS = (
         within="Session._ask",
         find="$end - 1 + $depth",
         plant="$end + $depth",
-        tests=(
-            "engine/test_regressions.py::test_b14_verified_rows_stand_where_generate_puts_them",
-        ),
+        tests=("engine/test_regressions.py::test_verified_rows_stand_where_generate_puts_them",),
     ),
     PlantedBug(
         "positions of pending tokens are off by one",
         "model/session.py",
         find="$into.positions.extend(range($end - $waiting, $end))",
         plant="$into.positions.extend(range($end - $waiting + 1, $end + 1))",
-        tests=(
-            "engine/test_regressions.py::test_b14_verified_rows_stand_where_generate_puts_them",
-        ),
+        tests=("engine/test_regressions.py::test_verified_rows_stand_where_generate_puts_them",),
     ),
     PlantedBug(
         "text after a video goes on from the largest position of the prompt",
@@ -37,18 +33,14 @@ BUGS = (
         "model/session.py",
         find="$request.cache.keep($path)",
         plant="$request.cache.keep(range(len($path) + (len($path) < len($request.rows))))",
-        tests=(
-            "model/test_session.py::test_b10_any_history_of_trees_and_commits_equals_the_oracle",
-        ),
+        tests=("model/test_session.py::test_any_history_of_trees_and_commits_equals_the_oracle",),
     ),
     PlantedBug(
         "the cache keeps the first keys of a tree instead of the accepted path's",
         "model/cache.py",
         find="torch.tensor($path[$stay:])",
         plant="torch.arange($stay, len($path))",
-        tests=(
-            "model/test_session.py::test_b10_any_history_of_trees_and_commits_equals_the_oracle",
-        ),
+        tests=("model/test_session.py::test_any_history_of_trees_and_commits_equals_the_oracle",),
     ),
     PlantedBug(
         "keys stay when a conversation takes tokens back",
@@ -79,18 +71,14 @@ BUGS = (
         within="Session.commit",
         find="$request.root = $request.rows[$path[-1]]",
         plant="$request.root = $request.rows[0]",
-        tests=(
-            "model/test_session.py::test_b10_any_history_of_trees_and_commits_equals_the_oracle",
-        ),
+        tests=("model/test_session.py::test_any_history_of_trees_and_commits_equals_the_oracle",),
     ),
     PlantedBug(
         "the count of generated tokens grows by one a round",
         "model/session.py",
         find="$request.generated += len($new)",
         plant="$request.generated += 1",
-        tests=(
-            "model/test_session.py::test_b10_any_history_of_trees_and_commits_equals_the_oracle",
-        ),
+        tests=("model/test_session.py::test_any_history_of_trees_and_commits_equals_the_oracle",),
     ),
     PlantedBug(
         "rows of a batch are handed to the requests in reverse order",
@@ -98,9 +86,7 @@ BUGS = (
         within="Session._told",
         find="$trees.items()",
         plant="reversed($trees.items())",
-        tests=(
-            "model/test_session.py::test_b10_any_history_of_trees_and_commits_equals_the_oracle",
-        ),
+        tests=("model/test_session.py::test_any_history_of_trees_and_commits_equals_the_oracle",),
     ),
     PlantedBug(
         "the logits of the first pending token are returned instead of the last's",
@@ -160,7 +146,7 @@ BUGS = (
         "model/session.py",
         find="$logits.index_fill(1, self._banned, float('-inf'))",
         plant="$logits.index_fill(1, self._banned[:0], float('-inf'))",
-        tests=("engine/test_regressions.py::test_b16_placeholders_of_media_are_never_drafted",),
+        tests=("engine/test_regressions.py::test_placeholders_of_media_are_never_drafted",),
     ),
     PlantedBug(
         "an accepted path is copied to the GPU once for each layer",

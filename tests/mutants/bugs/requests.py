@@ -143,7 +143,7 @@ BUGS = (
         within="_upright",
         find="from_x < 0",
         plant="from_y < 0",
-        tests=("inputs/test_media.py::test_v13_every_display_matrix",),
+        tests=("inputs/test_media.py::test_every_display_matrix_is_applied",),
     ),
     PlantedBug(
         "tool calls: the first closing mark ends a call",

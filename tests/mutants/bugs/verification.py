@@ -15,7 +15,7 @@ BUGS = (
         "core/verify.py",
         find="min(prob($law, $x) / max(prob($q, $x), 1e-38), 1.0)",
         plant="min(1.0, prob($law, $x) / max(1e-38, prob($q, $x)))",
-        tests=("core/test_verify.py::test_b23_a_law_of_nan_refuses_and_leaves_p",),
+        tests=("core/test_verify.py::test_a_draft_law_of_nan_rejects_and_leaves_p",),
     ),
     PlantedBug(
         "the residual is |p - q| instead of max(p - q, 0)",
@@ -53,7 +53,7 @@ BUGS = (
             ):
                 ...
         """,
-        tests=("engine/test_regressions.py::test_b08_the_first_drafted_token_is_verified_too",),
+        tests=("engine/test_regressions.py::test_the_first_drafted_token_is_verified_too",),
     ),
     PlantedBug(
         "the bonus token is drawn from the row of the node's neighbour",
@@ -78,7 +78,7 @@ BUGS = (
         "core/sampling.py",
         find="int(token)",
         plant="int((scores == best).nonzero()[-1])",
-        tests=("engine/test_regressions.py::test_b09_exact_ties_go_to_the_first_id",),
+        tests=("engine/test_regressions.py::test_exact_ties_go_to_the_first_id",),
     ),
     PlantedBug(
         "noise is keyed by the place in the round instead of the answer",
@@ -132,7 +132,7 @@ BUGS = (
         within="uniform",
         find="[$seed % 2 ** 64, $request]",
         plant="[$seed % 2 ** 64, 0]",
-        tests=("engine/test_regressions.py::test_b19_requests_of_a_batch_draw_their_own_noise",),
+        tests=("engine/test_regressions.py::test_requests_of_a_batch_draw_their_own_noise",),
     ),
     PlantedBug(
         "penalties ignore the drafted tokens of the block",
@@ -159,7 +159,7 @@ BUGS = (
             if token in self.limits.eos or self._ends_in_stop_string(request):
                 return (len(tokens), 'stop')
         """,
-        tests=("engine/test_regressions.py::test_b03_what_is_cut_counts_nowhere",),
+        tests=("engine/test_regressions.py::test_tokens_after_the_end_count_nowhere",),
     ),
     PlantedBug(
         "the length limit is checked before the end token",
@@ -172,16 +172,16 @@ BUGS = (
             if token in self.limits.eos or self._ends_in_stop_string(request):
                 return (count, 'length' if len(answer) >= self.limits.max_new_tokens else 'stop')
         """,
-        tests=("engine/test_regressions.py::test_b02_limit_and_end_are_told_apart",),
+        tests=(
+            "engine/test_regressions.py::test_the_length_limit_and_the_end_give_different_finish_reasons",
+        ),
     ),
     PlantedBug(
         "the end is looked for in the last token of a round only",
         "core/stopping.py",
         find="token in self.limits.eos",
         plant="count == len(tokens) and token in self.limits.eos",
-        tests=(
-            "engine/test_regressions.py::test_b01_an_end_inside_an_accepted_run_ends_the_answer",
-        ),
+        tests=("engine/test_regressions.py::test_an_end_inside_an_accepted_run_ends_the_answer",),
     ),
     PlantedBug(
         "a node of a tree attends to its neighbour's path instead of its parent's",
@@ -199,9 +199,7 @@ BUGS = (
             "ancestors((*$line, *($parent + $waiting if $parent >= 0 else ROOT for $parent "
             "in $tree.parents)))"
         ),
-        tests=(
-            "model/test_session.py::test_b10_any_history_of_trees_and_commits_equals_the_oracle",
-        ),
+        tests=("model/test_session.py::test_any_history_of_trees_and_commits_equals_the_oracle",),
     ),
     PlantedBug(
         "a scored node is taken for another one of the same token",
