@@ -8,7 +8,17 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import AMOUNT, WORDS, backbone, left_padded, noisy, qwen25, text_input, video_input
+from helpers import (
+    AMOUNT,
+    WORDS,
+    backbone,
+    hf_greedy,
+    left_padded,
+    noisy,
+    qwen25,
+    text_input,
+    video_input,
+)
 from torch import Tensor
 
 import saccade
@@ -232,3 +242,26 @@ def test_requests_with_and_without_video_share_a_batch():
         for result, one in zip(results, many, strict=True):
             assert result.ids == exhausted(streamed(one, "ar"))[0].ids
             assert result.fallback_reason is None
+
+
+@pytest.mark.parametrize("method", ["sd", "sd-tree", "specvlm-self", "lookup"])
+def test_a_batch_of_mixed_lengths_and_acceptance_is_generates(method):
+    """Claim: prompts of 9 to 60 tokens, with drafts right to different degrees, in one batch give
+    what generate gives for each prompt alone: no offset of one row is another's.
+    """
+    many = [
+        video_input(3, (1, 2, 2), before=1, after=6),
+        video_input(4, (3, 4, 6)),
+        video_input(5, (5, 4, 8), before=9, after=9),
+        video_input(6, (2, 2, 4), before=3, after=30),
+    ]
+    out = saccade.generate(
+        backbone(qwen25()),
+        left_padded(many),
+        draft=backbone(noisy(qwen25, 0, 0.05)),
+        method=method,
+        max_new_tokens=20,
+    )
+    assert len({one["input_ids"].shape[1] for one in many}) == len(many)
+    for row, inputs in zip(out, many, strict=True):
+        assert row[-20:].tolist() == hf_greedy(qwen25(), inputs, 20)

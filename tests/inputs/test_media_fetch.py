@@ -1,7 +1,4 @@
-"""Addresses a client may send: what is loaded, and what is refused before a socket is opened.
-
-V-numbers are the cases of the reliability study.
-"""
+"""Addresses a client may send: what is loaded, and what is refused before a socket is opened."""
 
 from __future__ import annotations
 

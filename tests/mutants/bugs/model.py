@@ -9,14 +9,14 @@ BUGS = (
         within="Session._ask",
         find="$end - 1 + $depth",
         plant="$end + $depth",
-        tests=("engine/test_regressions.py::test_verified_rows_stand_where_generate_puts_them",),
+        tests=("engine/test_position_ids.py::test_verified_rows_stand_where_generate_puts_them",),
     ),
     PlantedBug(
         "positions of pending tokens are off by one",
         "model/session.py",
         find="$into.positions.extend(range($end - $waiting, $end))",
         plant="$into.positions.extend(range($end - $waiting + 1, $end + 1))",
-        tests=("engine/test_regressions.py::test_verified_rows_stand_where_generate_puts_them",),
+        tests=("engine/test_position_ids.py::test_verified_rows_stand_where_generate_puts_them",),
     ),
     PlantedBug(
         "text after a video goes on from the largest position of the prompt",
@@ -146,7 +146,7 @@ BUGS = (
         "model/session.py",
         find="$logits.index_fill(1, self._banned, float('-inf'))",
         plant="$logits.index_fill(1, self._banned[:0], float('-inf'))",
-        tests=("engine/test_regressions.py::test_placeholders_of_media_are_never_drafted",),
+        tests=("engine/test_media_placeholders.py::test_placeholders_of_media_are_never_drafted",),
     ),
     PlantedBug(
         "an accepted path is copied to the GPU once for each layer",

@@ -53,7 +53,7 @@ BUGS = (
             ):
                 ...
         """,
-        tests=("engine/test_regressions.py::test_the_first_drafted_token_is_verified_too",),
+        tests=("engine/test_greedy.py::test_the_first_drafted_token_is_verified_too",),
     ),
     PlantedBug(
         "the bonus token is drawn from the row of the node's neighbour",
@@ -78,7 +78,7 @@ BUGS = (
         "core/sampling.py",
         find="int(token)",
         plant="int((scores == best).nonzero()[-1])",
-        tests=("engine/test_regressions.py::test_exact_ties_go_to_the_first_id",),
+        tests=("engine/test_greedy.py::test_exact_ties_go_to_the_first_id",),
     ),
     PlantedBug(
         "noise is keyed by the place in the round instead of the answer",
@@ -132,7 +132,7 @@ BUGS = (
         within="uniform",
         find="[$seed % 2 ** 64, $request]",
         plant="[$seed % 2 ** 64, 0]",
-        tests=("engine/test_regressions.py::test_requests_of_a_batch_draw_their_own_noise",),
+        tests=("engine/test_seeds.py::test_requests_of_a_batch_draw_their_own_noise",),
     ),
     PlantedBug(
         "penalties ignore the drafted tokens of the block",
@@ -159,7 +159,7 @@ BUGS = (
             if token in self.limits.eos or self._ends_in_stop_string(request):
                 return (len(tokens), 'stop')
         """,
-        tests=("engine/test_regressions.py::test_tokens_after_the_end_count_nowhere",),
+        tests=("engine/test_where_answers_end.py::test_tokens_after_the_end_count_nowhere",),
     ),
     PlantedBug(
         "the length limit is checked before the end token",
@@ -173,7 +173,7 @@ BUGS = (
                 return (count, 'length' if len(answer) >= self.limits.max_new_tokens else 'stop')
         """,
         tests=(
-            "engine/test_regressions.py::test_the_length_limit_and_the_end_give_different_finish_reasons",
+            "engine/test_where_answers_end.py::test_the_length_limit_and_the_end_give_different_finish_reasons",
         ),
     ),
     PlantedBug(
@@ -181,7 +181,9 @@ BUGS = (
         "core/stopping.py",
         find="token in self.limits.eos",
         plant="count == len(tokens) and token in self.limits.eos",
-        tests=("engine/test_regressions.py::test_an_end_inside_an_accepted_run_ends_the_answer",),
+        tests=(
+            "engine/test_where_answers_end.py::test_an_end_inside_an_accepted_run_ends_the_answer",
+        ),
     ),
     PlantedBug(
         "a node of a tree attends to its neighbour's path instead of its parent's",
