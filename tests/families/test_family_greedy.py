@@ -47,7 +47,7 @@ def check(family: str, methods: tuple[str, ...], prompts: int, count: int) -> No
 def test_answers_are_those_of_generate(family: str) -> None:
     """Claim: with any method the ids are those of transformers' own ``generate``, and drafting
     took place. Fails if a family's cache, positions or views disturb one token. Those with
-    deepstack are compared in ``test_family_bugs.py``."""
+    deepstack are compared in ``test_family_visual_tokens.py``."""
     check(family, ("ar", *METHODS), FEW, SHORT)
 
 

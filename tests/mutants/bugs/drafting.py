@@ -45,7 +45,7 @@ BUGS = (
         "drafting/fallback.py",
         find="find_fault($tree, self._vocab)",
         plant="find_fault(Tree(), self._vocab)",
-        tests=("engine/test_faults.py::test_a_draft_that_fails_costs_speed_only",),
+        tests=("engine/test_failing_drafts.py::test_a_draft_that_fails_costs_speed_only",),
     ),
     PlantedBug(
         "costs: the time of a capture counts as the time of a step",
@@ -368,6 +368,6 @@ BUGS = (
         within="SelfDrafter._refresh_view",
         find="$prefill.with_latest_attention()",
         plant="$prefill",
-        tests=("methods/test_fresh.py::test_each_round_drafts_on_the_keys_looked_at_last",),
+        tests=("methods/test_renewed_views.py::test_each_round_drafts_on_the_keys_looked_at_last",),
     ),
 )

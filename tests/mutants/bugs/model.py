@@ -203,21 +203,27 @@ BUGS = (
         within="Session.commit",
         find="$seen + $depth + 1",
         plant="$seen + $depth",
-        tests=("methods/test_fresh.py::test_it_tells_what_the_last_judged_rows_attended_to",),
+        tests=(
+            "methods/test_renewed_views.py::test_it_tells_what_the_last_judged_rows_attended_to",
+        ),
     ),
     PlantedBug(
         "renewed views: rejected rows count",
         "model/session.py",
         find="enumerate(path)",
         plant="enumerate(range(len(request.asked)))",
-        tests=("methods/test_fresh.py::test_it_tells_what_the_last_judged_rows_attended_to",),
+        tests=(
+            "methods/test_renewed_views.py::test_it_tells_what_the_last_judged_rows_attended_to",
+        ),
     ),
     PlantedBug(
         "renewed views: new tokens take the places of another layer's",
         "model/cache.py",
         find="($layer == $number).nonzero().squeeze(-1) if $count else $layer[:0]",
         plant="($layer != $number).nonzero().squeeze(-1)[:$count] if $count else $layer[:0]",
-        tests=("methods/test_fresh.py::test_an_exchanged_cache_holds_what_one_made_anew_would",),
+        tests=(
+            "methods/test_renewed_views.py::test_an_exchanged_cache_holds_what_one_made_anew_would",
+        ),
     ),
     PlantedBug(
         "pages: the least wanted pages are read",

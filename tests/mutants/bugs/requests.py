@@ -168,7 +168,9 @@ BUGS = (
             "$others_may_write)"
         ),
         plant="stat.S_ISDIR($state.st_mode)",
-        tests=("cli/test_places.py::test_a_folder_that_is_not_theirs_alone_is_not_used",),
+        tests=(
+            "cli/test_bare_environments.py::test_a_folder_that_is_not_theirs_alone_is_not_used",
+        ),
     ),
     PlantedBug(
         "calibrate: a method that beats plain decoding replaces auto",

@@ -146,7 +146,7 @@ BUGS = (
         "core/sampling.py",
         find="isnan($best.item())",
         plant="bool($best.isposinf())",
-        tests=("engine/test_faults.py::test_a_target_of_nan_ends_with_an_error",),
+        tests=("engine/test_failing_drafts.py::test_a_target_of_nan_ends_with_an_error",),
     ),
     PlantedBug(
         "tokens after the end of the answer are kept",

@@ -1,9 +1,9 @@
 """Claims about models that break while an answer is under way, at rounds 0, 1 and 5.
 
-What a draft *function* does wrong is in ``test_faults.py``; a draft process that dies, falls silent
-or raises in ``test_parallel.py``. A draft that hangs inside this very process cannot be interrupted
-and is not tested: only the parallel schedule has a deadline, because only there can the draft be
-killed.
+Draft functions that fail are tested in ``test_failing_drafts.py``, and draft processes that die,
+fall silent or raise in ``test_parallel.py``. A draft that hangs inside this very process cannot be
+interrupted and is not tested: only the parallel schedule has a deadline, because only there can the
+draft be killed.
 """
 
 from __future__ import annotations

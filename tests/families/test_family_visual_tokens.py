@@ -1,4 +1,4 @@
-"""Bugs of other libraries that belong to a family of models, each a named claim."""
+"""Claims about visual tokens: every placeholder gets its feature, also with DeepStack."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Claims about a server that is not told the truth, or nothing at all: a sentence, in time."""
+"""Claims about clients that send nonsense, too much, or nothing: a sentence, in time."""
 
 from __future__ import annotations
 
