@@ -312,7 +312,7 @@ BUGS = (
             $draft.extend($in_flight)
             $trees = $in_flight
         """,
-        tests=("methods/test_hippo.py::test_every_round_judges_by_the_papers_rule",),
+        tests=("methods/test_hippo_schedule.py::test_every_round_judges_by_the_papers_rule",),
     ),
     PlantedBug(
         "saliency: a budget is rounded down",
@@ -345,7 +345,7 @@ BUGS = (
         within="temporal",
         find="(1, -1)",
         plant="(-1,)",
-        tests=("methods/test_hippo.py::test_temporal_and_spatial_are_eq_3_to_6",),
+        tests=("methods/test_hippo_scores.py::test_temporal_and_spatial_are_eq_3_to_6",),
     ),
     PlantedBug(
         "saliency: scaled over the video instead of each frame",
@@ -353,7 +353,7 @@ BUGS = (
         within="per_frame",
         find="$grid[:, :2]",
         plant="$grid[:, :1]",
-        tests=("methods/test_hippo.py::test_scores_are_z_scored_within_their_frame",),
+        tests=("methods/test_hippo_scores.py::test_scores_are_z_scored_within_their_frame",),
     ),
     PlantedBug(
         "saliency: heads are joined by their maximum instead of their mean",

@@ -60,13 +60,13 @@ BUGS = (
         within="Holistic.saliency",
         find="self.spa",
         plant="False",
-        tests=("methods/test_hippo.py::test_the_holistic_score_is_eq_7",),
+        tests=("methods/test_hippo_scores.py::test_the_holistic_score_is_eq_7",),
     ),
     PlantedBug(
         "hippo: attention is not z-scored within its frame",
         "methods/hippo.py",
         find="saliency.per_frame($guide.to($grid.device), $grid)",
         plant="$guide.to($grid.device)",
-        tests=("methods/test_hippo.py::test_the_holistic_score_is_eq_7",),
+        tests=("methods/test_hippo_scores.py::test_the_holistic_score_is_eq_7",),
     ),
 )

@@ -48,7 +48,7 @@ BUGS = (
         within="Session.turn",
         find="$request.prompt_rows[0] + $held",
         plant="$request.cache.length",
-        tests=("engine/test_conversation.py::test_caches_hold_what_a_fresh_prefill_holds",),
+        tests=("engine/test_conversation_reuse.py::test_caches_hold_what_a_fresh_prefill_holds",),
     ),
     PlantedBug(
         "a new turn keeps the tree of the turn before",
@@ -126,7 +126,7 @@ BUGS = (
         """,
         plant="pass",
         tests=(
-            "model/test_changed_models.py::test_laws_are_those_of_the_models_own_logits[granite]",
+            "model/test_logits_and_rotations.py::test_laws_are_those_of_the_models_own_logits[granite]",
         ),
     ),
     PlantedBug(
@@ -136,7 +136,7 @@ BUGS = (
         find="not self.rotates_by_length",
         plant="self.rotates_by_length is not None",
         tests=(
-            "model/test_changed_models.py::"
+            "model/test_logits_and_rotations.py::"
             "test_answers_do_not_part_where_rotations_depend_on_length"
             "[longrope]",
         ),

@@ -9,7 +9,7 @@ BUGS = (
         within="Worker.receive",
         find="$job == self._job",
         plant="$job <= self._job",
-        tests=("engine/test_parallel.py::test_a_message_of_an_older_job_is_not_returned",),
+        tests=("engine/test_parallel_failures.py::test_a_message_of_an_older_job_is_not_returned",),
     ),
     PlantedBug(
         "tokens that continue a rejected chain are kept",
@@ -22,7 +22,7 @@ BUGS = (
             if $epoch >= 0:
                 ...
         """,
-        tests=("engine/test_parallel.py::test_every_token_in_flight_is_the_drafts_own",),
+        tests=("engine/test_parallel_failures.py::test_every_token_in_flight_is_the_drafts_own",),
     ),
     PlantedBug(
         "a worker process is returned once for each close of its answer",
@@ -111,7 +111,9 @@ BUGS = (
         within="WorkerDrafter.commit",
         find="$draft.next_count is None",
         plant="False",
-        tests=("methods/test_hippo.py::test_the_head_start_is_as_long_as_the_targets_prefill",),
+        tests=(
+            "methods/test_hippo_schedule.py::test_the_head_start_is_as_long_as_the_targets_prefill",
+        ),
     ),
     PlantedBug(
         "a paused draft in a worker process never goes on",
