@@ -23,7 +23,7 @@ from helpers import (
     truth,
     video_input,
 )
-from workers import COUNT, check_next_answer, answer, drafted, unhurried
+from workers import COUNT, answer, check_next_answer, drafted, unhurried
 
 import saccade
 from saccade.drafting.parallel import process

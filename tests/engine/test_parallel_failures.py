@@ -21,7 +21,7 @@ from helpers import (
     qwen25,
     truth,
 )
-from workers import COUNT, INPUTS, check_next_answer, answer, drafted, unhurried
+from workers import COUNT, INPUTS, answer, check_next_answer, drafted, unhurried
 
 import saccade
 from lab import reference

@@ -21,7 +21,6 @@ from saccade.drafting.ensemble import Ensemble
 from saccade.drafting.views.basic import Several
 from saccade.methods import resolve
 
-
 IMPOSSIBLE = {
     "one view": "tabed/view=full",
     "no view but one": "tabed/view=text",
