@@ -1,10 +1,13 @@
 # What CI runs is what you run. `make check test` before a commit.
-.PHONY: check test quick slow typed scale oldest newest bench demo wheel results families mutants rounding fuzz vllm vllm-bench peers docs listed numbers screens gpu-budgets
+.PHONY: check pages-check test quick slow typed scale oldest newest bench demo wheel results families mutants rounding fuzz vllm vllm-bench peers docs listed numbers screens gpu-budgets
 
-check:  ## lint, format, types
+check: pages-check  ## lint, format, types, and pages that commands make
 	uv run ruff check src tests lab examples docs
 	uv run ruff format --check src tests lab examples docs
 	uv run mypy
+
+pages-check:  ## every page and table that a command makes is what it makes of the stored runs today
+	uv run pytest -m slow tests/lab/test_generated_pages.py
 
 test:  ## the default tests, as in the README
 	uv run pytest
