@@ -112,7 +112,8 @@ def judge(folder: str, tests: Sequence[str], log: str, line: Any) -> None:
     code = pytest.main(
         [
             # Types are not checked: a bug is to be noticed by what it does, and this is faster.
-            *("-o", "addopts=", "-m", "not slow", "-x", "--tb=short", "--no-header"),
+            *("-o", "addopts=", "-m", "not slow", "--all-cases"),
+            *("-x", "--tb=short", "--no-header"),
             *("-p", "no:cacheprovider", "-p", "pytest_timeout"),
             *("-W", "ignore::pytest.PytestAssertRewriteWarning"),  # some are preloaded
             *(str(ROOT / "tests" / name) for name in tests),
