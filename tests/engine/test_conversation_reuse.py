@@ -138,7 +138,7 @@ def test_no_vision_tower_runs_again(method):
         assert not by_target and not by_draft
 
 
-def test_what_is_said_to_be_timed_is():
+def test_the_reported_phases_are_timed():
     """Claim: a later turn reports no vision, and phases begin with its prefill."""
     (inputs, _), (more, _), _ = script("qwen2_5_vl")
     phases: list[str] = []

@@ -77,7 +77,7 @@ def test_a_web_page_saved_as_a_video_is_refused(data, kind, tmp_path):
     assert str(error).isprintable()
 
 
-def test_files_of_other_kinds_are_told_from_damaged_videos():
+def test_files_of_other_kinds_are_distinguished_from_damaged_videos():
     """Documents, sound and containers that are not read are told from damaged videos."""
     refused(b"%PDF-1.7\n\xe2\xe3" + bytes(200), "unsupported")
     refused(b"OggS" + bytes(200), "unsupported")

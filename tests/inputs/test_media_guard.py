@@ -249,7 +249,7 @@ g._serve_one = one"""
 
 
 @pytest.mark.parametrize("name", ANSWERS)
-def test_nonsense_is_not_believed(at_once, played, name):
+def test_a_malformed_answer_of_the_child_is_rejected(at_once, played, name):
     """Claim: an answer that is none is a refusal in our own words, whatever it says, and the child
     that gave it gives no other. Fails if the parent believes, echoes or trips over it."""
     made = played(saying(ANSWERS[name]), memory=ROOMY)
@@ -259,7 +259,7 @@ def test_nonsense_is_not_believed(at_once, played, name):
     assert made.read_image(still()).shape == (48, 64, 3)
 
 
-def test_control_an_answer_in_form_is_believed(at_once, played):
+def test_control_a_valid_answer_of_the_child_is_accepted(at_once, played):
     """Control: the same made-up child with a good answer is taken at its word, so the refusals
     above are for what was wrong in each."""
     played = partial(played, memory=ROOMY)

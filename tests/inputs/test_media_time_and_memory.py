@@ -101,7 +101,7 @@ def test_slow_files_do_not_starve_the_others(slow) -> None:
     assert all(each is None or each.code == "busy" for each in told if each is not None)
 
 
-def test_who_waits_for_a_decoder_in_vain_is_told(slow, monkeypatch) -> None:
+def test_waiting_for_a_decoder_ends_in_a_sentence(slow, monkeypatch) -> None:
     """Claim: it names what it waited for, with 503; also where the request's own time is up."""
     made, _, _ = slow
     made.share = 1000.0

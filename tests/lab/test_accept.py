@@ -59,7 +59,7 @@ def test_a_shrunken_acceptance_passes(call: Call, tmp_path: Path) -> None:
     assert drafted["rounds"] < drafted["tokens"] // 2, "acceptance was not imposed"
 
 
-def test_methods_are_held_against_generate(
+def test_methods_are_compared_with_generate(
     call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Claim: a method passes with the ids of `generate` and is wrong with any others, and then the

@@ -119,7 +119,7 @@ def test_clips_are_asked_once(tmp_path, pair):
     assert len(told) == len(ablations.OVER_CLIPS)
 
 
-def test_costs_of_renewing_a_view_are_told_part_by_part(tmp_path):
+def test_costs_of_renewing_a_view_are_reported_part_by_part(tmp_path):
     """Claim: a run measures every part that the stored one has, and its text names the prompt."""
     stored = json.loads((ROOT / "docs" / "results" / "following.json").read_text())
     model = load(str(checkpoints.make("llama", tmp_path / "target")), device="cpu")

@@ -45,7 +45,7 @@ def test_the_interval_includes_the_draw():
 
 
 @pytest.mark.slow
-def test_a_run_is_told_in_tables(tmp_path, monkeypatch):
+def test_a_run_is_reported_in_tables(tmp_path, monkeypatch):
     """Claim: every method and every set is measured once on the clips asked for, each answer is
     transformers' own, and asked again nothing runs; the page has a row of each."""
     monkeypatch.setattr(seeing, "SELF", ("std/keep=0.1", "fresh/keep=0.1"))

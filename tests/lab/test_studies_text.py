@@ -58,7 +58,7 @@ def test_accepted_is_counted_by_forwards_and_by_beginnings():
     assert text.taken(rows, "sd", 7) == {"a": 3.0}
 
 
-def test_a_run_is_told_in_tables(model, tmp_path, monkeypatch):
+def test_a_run_is_reported_in_tables(model, tmp_path, monkeypatch):
     """Claim: with the rounded draft every method answers a question and a document as
     ``generate()`` does; the page has a row a method, of what its rounds accepted, and the draft's
     entropy is there at each token."""

@@ -190,7 +190,7 @@ def test_a_batch_reads_each_its_own() -> None:
         ("pages/keep=0.1/keys=300", "give one of them"),
     ],
 )
-def test_what_cannot_be_is_told(method: str, said: str) -> None:
+def test_what_cannot_be_is_reported(method: str, said: str) -> None:
     with pytest.raises(MethodError, match=said):
         resolve(method)
 

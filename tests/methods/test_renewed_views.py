@@ -222,7 +222,7 @@ def test_without_a_refresh_it_is_std():
         ("sd/refresh=1", "needs a view by attention"),
     ],
 )
-def test_what_cannot_be_refreshed_is_told(method, said):
+def test_what_cannot_be_refreshed_is_reported(method, said):
     """Claim: in one sentence, before any work."""
     with pytest.raises(MethodError, match=said):
         resolve(method)

@@ -356,7 +356,7 @@ def test_answers_are_the_same(method, monkeypatch):
 
 
 @pytest.mark.parametrize("wrong", [(), (4,), (8,), (4, 8)])
-def test_each_size_is_held_against_an_ordinary_forward(wrong, caplog):
+def test_each_size_is_compared_with_an_ordinary_forward(wrong, caplog):
     """Claim: a size whose logits are off is found out when it is captured and never used, and laws
     stay those of ordinary forwards; the other sizes are. Fails if one size's check stands for all.
     """

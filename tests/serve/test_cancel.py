@@ -53,7 +53,7 @@ def hung_up(live: Live, body: dict) -> Iterator[socket.socket]:
 
 
 @pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
-def test_who_hangs_up_at_the_first_token_frees_its_rows(slow, stream):
+def test_a_client_that_disconnects_at_the_first_token_frees_its_rows(slow, stream):
     """Claim: ten of ten times, streamed and not, rows and places are free within a second, long
     before the answer would have been complete."""
     live, pool = slow
@@ -90,7 +90,7 @@ def test_who_hangs_up_while_queued_leaves_the_queue(slow):
     assert live.empties(SOON)
 
 
-def test_others_are_unharmed_by_one_who_goes(slow):
+def test_a_client_that_disconnects_harms_no_other(slow):
     """Claim: an answer beside one that is broken off is the one it is alone."""
     live, pool = slow
     alone = live.ask("hello", max_tokens=12).json()["choices"]

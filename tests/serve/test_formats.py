@@ -383,7 +383,7 @@ def test_tools_that_would_speak_for_the_template_are_refused(calling, models):
     assert find_control_token(models.target.processor, ["nothing"]) is None
 
 
-def test_a_template_without_tools_is_told(auto):
+def test_a_template_without_tools_is_reported(auto):
     """Claim: a model whose template carries no tools refuses them by name."""
     answer = auto.ask("hi", tools=TOOLS)
     assert answer.status_code == 400 and answer.json()["error"]["param"] == "tools"
@@ -451,7 +451,7 @@ PARTED = [
 
 
 @pytest.mark.parametrize(("dialect", "text", "words", "names"), PARTED)
-def test_words_and_calls_are_told_apart(dialect, text, words, names):
+def test_words_and_calls_are_distinguished(dialect, text, words, names):
     """Claim: calls of known functions are calls, all else is words; what is told while an answer is
     under way is the beginning of what is told at its end."""
     known = {"paint", "count"}

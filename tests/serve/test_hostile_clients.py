@@ -70,7 +70,7 @@ def test_a_connection_that_sends_no_whole_headers_is_closed(
     assert b"400 Bad Request" in answered and took > 2
 
 
-def test_too_many_stops_are_told_as_such(server: Live) -> None:
+def test_too_many_stops_are_reported_as_such(server: Live) -> None:
     """Claim: of the two forms of stop, the error is about the one that was sent."""
     said = server.ask(stop=["x"] * 17).json()["error"]
     assert said["param"] == "stop" and "at most 16 items" in said["message"]
@@ -221,7 +221,7 @@ def test_a_body_that_is_no_base64_is_left_as_it_is() -> None:
     assert cut_data_urls(bytearray(text)) == (text, {})
 
 
-def test_long_addresses_elsewhere_and_long_texts_are_told(
+def test_long_addresses_elsewhere_and_long_texts_are_reported(
     server: Live, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Claim: a long address where no media are read, its short name beside it, and more text than

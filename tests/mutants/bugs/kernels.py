@@ -136,7 +136,7 @@ BUGS = (
         within="CudaGraphs._capture_one",
         find="not $kind.agree($found, $ordinary)",
         plant="not self._runs and (not $kind.agree($found, $ordinary))",
-        tests=("model/test_cuda_graphs.py::test_each_size_is_held_against_an_ordinary_forward",),
+        tests=("model/test_cuda_graphs.py::test_each_size_is_compared_with_an_ordinary_forward",),
     ),
     PlantedBug(
         "CUDA graphs: the trial's keys stay in the cache",

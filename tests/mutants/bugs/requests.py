@@ -150,7 +150,7 @@ BUGS = (
         "serve/formats/tool_calls.py",
         find="read_object(text, inside)",
         plant="read_object(text[:text.find(dialect.closing) % (len(text) + 1)], inside)",
-        tests=("serve/test_formats.py::test_words_and_calls_are_told_apart",),
+        tests=("serve/test_formats.py::test_words_and_calls_are_distinguished",),
     ),
     PlantedBug(
         "replayed messages: empty unknown fields are refused",
