@@ -55,7 +55,7 @@ def test_the_pages_lines_run(
 ) -> None:
     """Claim: a page's Python runs as it stands, one block after the other, in a folder with what
     the commands of the first pages make there; folders of random weights stand for models of the
-    hub (clips and answers are shorter here; ``tests/slow/test_pages.py`` runs those commands)."""
+    hub. Clips and answers are shorter here; ``tests/slow/test_first_hour.py`` runs the commands."""
     for path in clips:
         (tmp_path / path.name).write_bytes(path.read_bytes())
     (tmp_path / "clip.json").write_text('{"shape": "circle", "color": "red"}')

@@ -24,7 +24,7 @@ from saccade.core import verify as verify_module
 pytestmark = pytest.mark.usefixtures("unchecked")
 
 
-PROMPTS = 16
+PROMPTS = 6
 
 
 @cache
@@ -33,11 +33,11 @@ def low(dtype: torch.dtype, seed: int = 0, amount: float = 0.0) -> Any:
     return backbone(copy.deepcopy(model).to(dtype))
 
 
-def partings(dtype: torch.dtype, draft: Any, count: int = 32) -> list[Any]:
-    """How each of several drafted answers in low precision parts from the plain one."""
+def partings(dtype: torch.dtype, draft: Any, count: int = 32, prompts: int = PROMPTS) -> list[Any]:
+    """How each of several drafted answers in low precision differs from the plain one."""
     target = low(dtype)
     found = []
-    for seed in range(PROMPTS):
+    for seed in range(prompts):
         inputs = video_input(seed, (2, 4, 4))
         inputs["pixel_values_videos"] = inputs["pixel_values_videos"].to(dtype)
         settings = dict(max_new_tokens=count, do_sample=False)
@@ -47,12 +47,13 @@ def partings(dtype: torch.dtype, draft: Any, count: int = 32) -> list[Any]:
     return found
 
 
+@pytest.mark.parametrize("prompts", [PROMPTS, pytest.param(16, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_every_divergence_in_low_precision_is_a_near_tie(dtype):
+def test_every_divergence_in_low_precision_is_a_near_tie(dtype, prompts):
     """Claim: teacher-forced, each first difference of a drafted answer stands where the target's
     two best tokens are closer than its own rounding. Fails on a wrong token of any other kind.
     """
-    found = [one for one in partings(dtype, low(dtype, 0, 0.05)) if one is not None]
+    found = [one for one in partings(dtype, low(dtype, 0, 0.05), prompts=prompts) if one]
     assert dtype != torch.bfloat16 or found, "nothing parted: the oracle was not asked"
     assert all(one.near_tie for one in found)
 

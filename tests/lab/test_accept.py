@@ -42,6 +42,7 @@ def _accept(call: Call, path: Path, *words: object) -> tuple[int, list[dict[str,
     return code, _lines(path)
 
 
+@pytest.mark.slow
 def test_a_shrunken_acceptance_passes(call: Call, tmp_path: Path) -> None:
     """Claim: every section runs on a CPU, finds nothing wrong, and says what only a GPU can; what
     is printed is what is in the file. Fails if a section does not run without a GPU."""
