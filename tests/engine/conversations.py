@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
@@ -97,3 +98,24 @@ def fresh(family: str, method: Any, inputs: Inputs, **settings: Any) -> Result:
     return saccade.run(
         backbone(FAMILIES[family](0)), inputs, draft=draft, method=method, **settings
     )
+
+
+def cut(inputs: Inputs, length: int) -> dict[str, Any]:
+    """The inputs with their first ``length`` tokens only."""
+    return {n: v[:, :length] if n in PER_TOKEN else v for n, v in inputs.items()}
+
+
+@contextmanager
+def pixels_read(*models: Any) -> Iterator[list[Any]]:
+    """Calls of any convolution of the models: in these families only vision towers have one."""
+    calls: list[Any] = []
+    hooks = [
+        module.register_forward_pre_hook(lambda module, args: calls.append(module))
+        for model in models
+        for module in model.modules()
+        if isinstance(module, torch.nn.Conv2d | torch.nn.Conv3d)
+    ]
+    assert hooks
+    yield calls
+    for hook in hooks:
+        hook.remove()

@@ -13,6 +13,7 @@ from conversations import (
     FAMILY,
     METHODS,
     PER_TOKEN,
+    cut,
     fresh,
     further,
     ids_of,
@@ -41,11 +42,6 @@ from saccade.drafting.parallel import drafter as beside
 pytestmark = pytest.mark.usefixtures("unchecked")
 
 SELF = ("specvlm-self", "std", "streaming", "layerskip")
-
-
-def cut(inputs: Inputs, length: int) -> dict[str, Any]:
-    """The inputs with their first ``length`` tokens only."""
-    return {n: v[:, :length] if n in PER_TOKEN else v for n, v in inputs.items()}
 
 
 def is_oracles(family: str, inputs: Inputs, ids: Sequence[int], count: int) -> bool:

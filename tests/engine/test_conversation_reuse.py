@@ -14,6 +14,7 @@ from conversations import (
     METHODS,
     further,
     ids_of,
+    pixels_read,
     question,
     script,
     talk_of,
@@ -68,22 +69,6 @@ def forwards(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[Session, in
         patch.setattr(Session, "_forward", watched)
         patch.setattr(Backbone, "forward", counted)
         yield seen
-
-
-@contextmanager
-def pixels_read(*models: Any) -> Iterator[list[Any]]:
-    """Calls of any convolution of the models: in these families only vision towers have one."""
-    calls: list[Any] = []
-    hooks = [
-        module.register_forward_pre_hook(lambda module, args: calls.append(module))
-        for model in models
-        for module in model.modules()
-        if isinstance(module, torch.nn.Conv2d | torch.nn.Conv3d)
-    ]
-    assert hooks
-    yield calls
-    for hook in hooks:
-        hook.remove()
 
 
 @pytest.mark.parametrize("method", [method for method in METHODS if method != "ar"])
