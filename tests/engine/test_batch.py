@@ -100,6 +100,7 @@ class Forwards:
         patch.setattr(Backbone, "forward", counted)
 
 
+@pytest.mark.representatives(4)
 @pytest.mark.parametrize("method", METHODS)
 def test_eight_requests_answer_as_eight_runs_in_one_forward_a_round(method, monkeypatch):
     """Claim: eight requests of different lengths, left-padded, give each the answer it gets alone,
@@ -149,6 +150,7 @@ def test_the_first_round_too_is_one_forward(monkeypatch):
             stream.close()
 
 
+@pytest.mark.representatives(4)
 @pytest.mark.parametrize("method", METHODS)
 def test_requests_that_end_early_change_no_other(method):
     """Claim: with answers that end at different lengths each is what it is alone, and why it ended
@@ -186,6 +188,7 @@ def _ends_early(method: str) -> tuple[list[bool], list[bool]]:
     return gone, freed
 
 
+@pytest.mark.representatives(3)
 @pytest.mark.parametrize(
     "method",
     [
@@ -213,6 +216,7 @@ def test_an_ended_request_leaves_the_session_of_a_self_draft_too():
     assert gone == [True] * 8
 
 
+@pytest.mark.representatives(2)
 @pytest.mark.parametrize("method", ["ar", "sd", "sd-tree", "specvlm-self", "tabed", "lookup"])
 def test_a_seeded_batch_is_the_same_whoever_ends_first(method):
     """Claim: sampled answers of a batch depend on seed and request alone: those of the first two
@@ -244,6 +248,7 @@ def test_requests_with_and_without_video_share_a_batch():
             assert result.fallback_reason is None
 
 
+@pytest.mark.representatives(2)
 @pytest.mark.parametrize("method", ["sd", "sd-tree", "specvlm-self", "lookup"])
 def test_a_batch_of_mixed_lengths_and_acceptance_is_generates(method):
     """Claim: prompts of 9 to 60 tokens, with drafts right to different degrees, in one batch give

@@ -51,6 +51,7 @@ def is_oracles(family: str, inputs: Inputs, ids: Sequence[int], count: int) -> b
     return len(ids) == count and expected == list(ids)
 
 
+@pytest.mark.representatives(6)
 @pytest.mark.parametrize(
     ("method", "family"),
     [
@@ -117,6 +118,7 @@ def test_a_draft_that_is_the_target_is_never_refused_in_any_turn(method, family)
             inputs = further(inputs, [*result.ids, *question(turn)])
 
 
+@pytest.mark.representatives(2)
 @pytest.mark.parametrize("method", ["sd/shape=chain-9", "sd-tree", "specvlm-self", "std", "lookup"])
 def test_an_answer_that_ended_inside_an_accepted_run_goes_on(method):
     """Claim: what was drafted beyond the end of an answer leaves nothing behind.
@@ -134,6 +136,7 @@ def test_an_answer_that_ended_inside_an_accepted_run_goes_on(method):
             assert is_oracles("qwen2_5_vl", more, result.ids, 6)
 
 
+@pytest.mark.representatives(2)
 @pytest.mark.parametrize("method", ["sd", "specvlm-self", "layerskip"])
 def test_a_later_answer_may_be_longer_than_the_first_made_room_for(method):
     """Claim: caches grow in a later turn. Turn 1 makes room for 3 tokens and 64 more."""
@@ -154,6 +157,7 @@ def _text_begins(family: str, inputs: Inputs) -> int:
     return last + 1
 
 
+@pytest.mark.representatives(4)
 @pytest.mark.parametrize(("method", "family"), dealt(METHODS, FAMILY))
 def test_any_walk_through_a_conversation_answers_as_a_fresh_start(method, family):
     """Claim: wherever the new text parts from the old one - inside an answer, a later question, the
@@ -180,6 +184,7 @@ def test_any_walk_through_a_conversation_answers_as_a_fresh_start(method, family
             text = [*ids_of(asked), *result.ids]
 
 
+@pytest.mark.representatives(4)
 @pytest.mark.parametrize(
     ("method", "family"),
     [*((method, "qwen2_5_vl") for method in METHODS), ("std", "llava_onevision"), ("sd", "llama")],
@@ -195,6 +200,7 @@ def test_the_same_question_may_be_asked_again(method, family):
             assert result.reused_tokens == len(ids_of(inputs))
 
 
+@pytest.mark.representatives(2)
 @pytest.mark.parametrize("method", ["sd", "tabed", *SELF])
 def test_a_later_question_may_be_asked_again(method):
     """Claim: the question of turn 2 asked again, and the text cut back to inside answer 1 with
@@ -237,6 +243,7 @@ def test_a_prompt_that_ends_in_a_video_can_be_gone_on_from(family, again):
         assert conversation.run(more).ids == oracle(family, more)
 
 
+@pytest.mark.representatives(2)
 @pytest.mark.parametrize("method", ["sd", "specvlm", "specvlm-self", "tabed"])
 def test_another_video_starts_afresh(method, monkeypatch):
     """Claim: other pixels behind the same ids are noticed: nothing is reused, the draft of before
@@ -302,6 +309,7 @@ def test_a_question_without_the_video_starts_afresh():
 SAMPLED = dict(do_sample=True, temperature=0.9, top_k=20)
 
 
+@pytest.mark.representatives(3)
 @pytest.mark.parametrize(
     ("method", "family"),
     [
@@ -349,6 +357,7 @@ def test_one_seed_gives_every_turn_noise_of_its_own(method, monkeypatch):
     assert all(used) and not used[0] & used[1]
 
 
+@pytest.mark.representatives(2)
 @pytest.mark.parametrize("method", ["specvlm", "specvlm-self", "std", "layerskip"])
 def test_seeded_conversations_repeat_themselves(method):
     """Claim: where a fresh run would draft otherwise (another view, or a fork's first law, which
@@ -377,6 +386,7 @@ def test_penalties_read_the_whole_conversation(method):
 # -- several at once ---------------------------------------------------------------------------
 
 
+@pytest.mark.representatives(4)
 @pytest.mark.parametrize("method", METHODS)
 def test_two_conversations_in_a_batch_answer_as_each_alone(method):
     """Claim: a batch of two conversations of different lengths goes on like each alone: answers,

@@ -71,6 +71,7 @@ def forwards(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[Session, in
         yield seen
 
 
+@pytest.mark.representatives(5)
 @pytest.mark.parametrize("method", [method for method in METHODS if method != "ar"])
 def test_a_later_turn_reads_only_new_tokens(method, monkeypatch):
     """Claim: in turn 2 the target's first forward holds the new question's rows, and at most the
@@ -101,6 +102,7 @@ def test_a_later_turn_reads_only_new_tokens(method, monkeypatch):
             assert max(by_draft[1:], default=0) <= 64  # the largest tree
 
 
+@pytest.mark.representatives(2)
 @pytest.mark.parametrize("method", ["ar", "sd", "specvlm", "tabed", "specvlm-self"])
 def test_no_vision_tower_runs_again(method):
     """Claim: after turn 1 neither model looks at the video, not even a draft whose tower is its

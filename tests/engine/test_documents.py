@@ -73,6 +73,7 @@ def test_a_video_and_a_document_are_pruned_together():
     assert set(prompt.grid[:, 0].tolist()) >= {0, 1}
 
 
+@pytest.mark.representatives(6)
 @pytest.mark.parametrize("method", METHODS)
 def test_the_answer_is_the_targets(method):
     """Claim: with a document marked every method answers as generate() does, and those that prune

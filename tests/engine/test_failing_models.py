@@ -89,6 +89,7 @@ NAMED = {  # what an arg-max can be taken of is only refused, token by token
 }
 
 
+@pytest.mark.representatives(4)
 @pytest.mark.parametrize(("name", "round"), dealt(FAULTS, STARTS))
 def test_a_draft_model_that_breaks_leaves_the_answer(name, round, monkeypatch):
     """Claim: whatever a draft model gives from some round on, the greedy answer is the target's,
@@ -104,6 +105,7 @@ def test_a_draft_model_that_breaks_leaves_the_answer(name, round, monkeypatch):
     assert any(step.accepted for step in again.rounds)
 
 
+@pytest.mark.representatives(4)
 @pytest.mark.parametrize(("name", "round"), dealt(FAULTS, STARTS))
 def test_a_draft_model_that_breaks_leaves_a_tree_too(name, round, monkeypatch):
     """Claim: the same for trees of top-k ids, which are chosen from rows without any law."""
@@ -145,6 +147,7 @@ class Garbling(Inside):
         super()._tell(*message)
 
 
+@pytest.mark.representatives(5)
 @ROUNDS
 @pytest.mark.parametrize("name", GARBLED)
 def test_a_worker_that_speaks_nonsense_leaves_the_answer(name, round):
@@ -177,6 +180,7 @@ def test_bytes_that_are_no_message_are_an_error_that_a_guard_takes():
 # -- the target --------------------------------------------------------------------------------
 
 
+@pytest.mark.representatives(4)
 @ROUNDS
 @pytest.mark.parametrize("method", ["ar", "sd", "sd-tree"])
 def test_a_target_of_nan_ends_its_answer_with_an_error(method, round, monkeypatch):
@@ -263,6 +267,7 @@ def short_of_memory(error: BaseException, round: int, method: str, patch: Any) -
     return stream.results[0]
 
 
+@pytest.mark.representatives(5)
 @ROUNDS
 @pytest.mark.parametrize("method", ["sd", "sd-tree"])
 @pytest.mark.parametrize("error", [OUT_OF_MEMORY, MemoryError()], ids=["cuda", "host"])
