@@ -33,6 +33,7 @@ def _answer(model: Any, inputs: Any, method: str, draft: Any = None) -> list[int
     return list(saccade.run(model, inputs, draft=draft, method=method, max_new_tokens=TOKENS).ids)
 
 
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize("fused", [None, False], ids=["fused", "by modules"])
 def test_an_answer_in_inference_mode_does_not_end_training(fused):
     """Claim: a model that first answered inside torch.inference_mode can be trained afterwards, and
@@ -51,6 +52,7 @@ def test_an_answer_in_inference_mode_does_not_end_training(fused):
             assert _answer(target, inputs, "ar") == hf_greedy(model, inputs, TOKENS)
 
 
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize("fused", [None, False], ids=["fused", "by modules"])
 @pytest.mark.parametrize("make", [llama, qwen2])
 def test_four_threads_answer_over_one_model(make, fused):
