@@ -102,16 +102,14 @@ def judged(name: str, judge: Callable[..., Any], *how: Any) -> Any:
         return judge(recipe, *how)
 
 
-BY_DEFAULT = [
-    # weights over a window mix like the others, and take long
-    name
-    if not name.endswith("-2") or "weights" not in name
-    else pytest.param(name, marks=pytest.mark.slow)
-    for name in CASES
-]
+def by_default(name: str, late: bool) -> Any:
+    """The case, marked as slow where it takes long and another case is much like it."""
+    windowed = name.endswith("-2") and "weights" in name  # Mixes like the other weightings.
+    two_levels = "sampled-2x1" in name or (late and "distinct-2x1" in name)
+    return pytest.param(name, marks=pytest.mark.slow) if windowed or two_levels else name
 
 
-@pytest.mark.parametrize("name", BY_DEFAULT)
+@pytest.mark.parametrize("name", [by_default(name, late=False) for name in CASES])
 def test_the_next_three_tokens_have_exactly_the_targets_law_at_the_start(name):
     """Claim: over all that noise can decide, the joint law of the first three tokens is p's, to
     rounding. Fails for whatever keeps or drops a token by what was drawn.
@@ -122,8 +120,8 @@ def test_the_next_three_tokens_have_exactly_the_targets_law_at_the_start(name):
 @pytest.mark.parametrize(
     "name",
     [
-        param
-        for param, recipe in zip(BY_DEFAULT, CASES.values(), strict=True)
+        by_default(name, late=True)
+        for name, recipe in CASES.items()
         if recipe.schedule is not parallel  # folds nothing, and cannot begin in the middle
     ],
 )

@@ -75,6 +75,7 @@ def _random_model(kind: str, std: float = 0.3, **more: Any) -> Any:
     return model
 
 
+@pytest.mark.representatives(3)
 @pytest.mark.parametrize("kind", SCALED)
 def test_laws_are_those_of_the_models_own_logits(kind):
     """Claim: the law of the first token and of one inside a drafted chain is the softmax of the
@@ -140,6 +141,7 @@ def _rotary(name: str) -> Any:
     return _random_model("llama", max_position_embeddings=most, rope_parameters=parameters)
 
 
+@pytest.mark.representatives(2)
 @pytest.mark.parametrize("name", ROTARY)
 def test_answers_do_not_part_where_rotations_depend_on_length(name):
     """Claim: an answer that grows past the length where a rotary rule changes is generate()'s,
@@ -173,7 +175,7 @@ def test_a_short_request_does_not_change_beside_or_after_a_long_one(name):
     scheduler = Scheduler(followed(model), resolve("ar"))
     for each in (long, short):
         scheduler.join(Request.of(followed(model), each, max_new_tokens=20))
-    events = [event for _ in range(24) for event in scheduler.step()]
+    events = [event for _ in range(100) for event in scheduler.step()]
     found = {event.number: [*event.result.ids] for event in events if event.result is not None}
     assert found == {0: alone[1], 1: alone[0]}
     assert [*saccade.run(model, short, method="ar", max_new_tokens=20).ids] == alone[0]

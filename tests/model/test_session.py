@@ -171,6 +171,7 @@ def _history(kind: str, fused: bool | None, seed: int) -> None:
     _assert_equal_laws(session, oracle, {r: Tree() for r in range(3)})
 
 
+@pytest.mark.representatives(2)
 @BOTH
 @pytest.mark.parametrize("kind", ["video", "text"])
 @settings(max_examples=6)
@@ -349,6 +350,7 @@ def test_a_fork_over_everything_is_the_target_itself(fused):
     assert (_rows(less[0])[1:] - _rows(ours[0])[1:]).abs().max() > 1e-2
 
 
+@pytest.mark.representatives(1)
 @BOTH
 @settings(max_examples=8)
 @given(seed=st.integers(0, 10_000))
