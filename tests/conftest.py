@@ -151,6 +151,18 @@ def _forks() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _shared_models_stay_as_they_are() -> Iterator[None]:
+    """A test that changes a model which other tests share would change what those tests see."""
+    yield
+    helpers = sys.modules.get("helpers")
+    shared = [] if helpers is None else helpers.SHARED
+    changed = [each for each in shared if each.current() is not each]
+    for each in changed:
+        shared.remove(each)
+    assert not changed, "a test of this module changed a shared model: use backbone_of_copy there"
+
+
 @pytest.fixture
 def unchecked() -> Iterator[None]:
     """Shapes and types unchecked also in ``make typed``: for tests that run thousands of rounds."""

@@ -176,8 +176,20 @@ def noisy(make: Callable[..., Any], seed: int = 0, amount: float = 0.1) -> Any:
     return model
 
 
+SHARED: list[Backbone] = []
+"""The backbones that tests share. A test that hooks, patches or trains one takes a copy."""
+
+
 @cache
 def backbone(model: Any, fused: bool | None = None) -> Backbone:
+    """Returns the backbone of a model, which every test of this process shares."""
+    shared = backbone_of_copy(model, fused)
+    SHARED.append(shared)
+    return shared
+
+
+def backbone_of_copy(model: Any, fused: bool | None = None) -> Backbone:
+    """Returns the backbone of a copy of a model, for a test that changes the model."""
     return Backbone(copy.deepcopy(model), fused=fused)
 
 

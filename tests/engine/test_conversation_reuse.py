@@ -26,6 +26,7 @@ from helpers import (
     TEXT,
     WORDS,
     backbone,
+    backbone_of_copy,
     dealt,
     noisy,
     qwen25,
@@ -108,7 +109,7 @@ def test_no_vision_tower_runs_again(method):
     """Claim: after turn 1 neither model looks at the video, not even a draft whose tower is its
     own. Control: in turn 1 both towers are seen running.
     """
-    target, draft = backbone(qwen25()), backbone(qwen25(9, layers=1))
+    target, draft = backbone_of_copy(qwen25()), backbone_of_copy(qwen25(9, layers=1))
     (inputs, _), (more, second), _ = script("qwen2_5_vl")
     settings = dict(method=method, max_new_tokens=COUNT, **WORDS)
     with (
