@@ -142,6 +142,7 @@ def test_the_next_three_tokens_have_exactly_the_targets_law_after_many_pasts(nam
     assert judged(name, far, True, list(NUMBERS), seed) < EXACT
 
 
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize("name", [name for name in CASES if any(each in name for each in ONCE)])
 def test_sampled_answers_follow_the_law(name):
     """Claim: so they do by the noise there is: 4,000 answers at the start, as many triples late."""
@@ -353,6 +354,7 @@ def test_control_a_planted_bug_is_found_exactly(bug):
     assert any(judged(bug, far, *regime) > 0.01 for regime in regimes)
 
 
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize("bug", ["a draw taken back", "a law on chosen nodes", "no residual"])
 def test_control_a_planted_bug_is_found_by_samples(bug):
     """Control: the largest are found by sampled answers too."""

@@ -109,6 +109,7 @@ def whole_scores(trace: Trace, reading: Reading) -> list[float]:
     return holistic_by_hand(trace.whole, saliency.relevant(trace.prefill).tolist(), reading)
 
 
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize("early", ["superset", "all"])
 @pytest.mark.parametrize("ahead", [0, 3, 20])
 def test_an_early_draft_ends_with_the_holistic_top_of_what_it_read(early, ahead):
@@ -276,6 +277,7 @@ def wrongly_drafted(trace: Trace) -> list[int]:
 PARALLEL = ["hippo", "pearl", "pearl-syn", "pearl-specvlm"]
 
 
+@pytest.mark.representatives(2)
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize(("method", "speed"), dealt(PARALLEL, SPEEDS))
 def test_every_round_judges_by_the_papers_rule(method, speed):

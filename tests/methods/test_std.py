@@ -511,6 +511,7 @@ def test_a_window_that_holds_all_of_the_prompt_stands_still(monkeypatch):
         assert [len(round.verdict.accepted) for round in run.rounds[:-1]] == [GAMMA] * 2
 
 
+@pytest.mark.representatives(2)
 @FAMILIES
 @pytest.mark.parametrize("layers", [2, 5])
 def test_layerskips_laws_are_the_first_half_the_norm_and_the_head(family, layers):
@@ -543,6 +544,7 @@ def test_layerskips_laws_are_the_first_half_the_norm_and_the_head(family, layers
 # -- accepted lengths --------------------------------------------------------------------------
 
 
+@pytest.mark.representatives(2)
 @FAMILIES
 @pytest.mark.parametrize(
     ("method", "deep"), [("std/keep=1.0", GAMMA), ("specvlm-self/keep=1.0", 5)]

@@ -69,6 +69,7 @@ ONCE = {  # each distance, each kind of window, each way from distances to weigh
 }
 
 
+@pytest.mark.representatives(5)
 @pytest.mark.parametrize(
     ("family", "method"),
     [pytest.param(*run, marks=() if run[1] in ONCE else pytest.mark.slow) for run in RUNS],
@@ -240,6 +241,7 @@ WRONG: dict[str, tuple[str, dict[str, Any], set[str]]] = {
 }
 
 
+@pytest.mark.representatives(6)
 @pytest.mark.parametrize("wrong", list(WRONG))
 def test_control_a_departure_from_the_paper_is_refused(wrong):
     """Control: each check fails on a real run of what it is there to refuse, and the same run
@@ -257,6 +259,7 @@ def test_control_a_departure_from_the_paper_is_refused(wrong):
 # -- sampling --------------------------------------------------------------------------------------
 
 
+@pytest.mark.representatives(2)
 @EACH
 @pytest.mark.parametrize(
     "rules",
@@ -289,6 +292,7 @@ def test_sampled_blocks_are_drawn_from_the_mixture(family, rules):
 # -- the fold --------------------------------------------------------------------------------------
 
 
+@pytest.mark.representatives(2)
 @pytest.mark.parametrize("rules", [{}, SAMPLED], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("method", [KL, "tabed/weights=matches-4", "tabed-mtcp"])
 def test_the_weights_replay_from_recorded_rounds_without_a_model(method, rules):
@@ -383,6 +387,7 @@ def test_real_weights_drift_the_same_way():
 # -- batches ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.representatives(2)
 @EACH
 @pytest.mark.parametrize("method", ["tabed", "tabed-mtcp/weights=inverse-4"])
 def test_requests_of_a_batch_are_weighted_each_by_itself(family, method):
@@ -426,6 +431,7 @@ def test_the_target_as_its_own_draft(family):
 # -- the trained pair ------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_trained_pair(pair: Path):
     """Claim: on the pair that comes with the package, with its own tokenizer, every round is
     Algorithm 1 as well. Fails where a trained model's sharp laws or its vocabulary matter.
