@@ -85,6 +85,7 @@ def test_a_config_of_a_far_larger_model_is_refused_before_it_is_built(
         models.load(str(folder))
 
 
+@pytest.mark.representatives(4)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_control_whole_checkpoints_load(tmp_path: Path, family: str) -> None:
     """Control: of no family's checkpoint a weight is called missing or foreign; tied ones are read

@@ -167,6 +167,7 @@ DEATHS = {
 }
 
 
+@pytest.mark.representatives(2)
 @pytest.mark.parametrize("name", few(DEATHS, 4))
 def test_a_death_is_one_sentence(played, name):
     """Claim: however a child dies, the call gets a typed refusal in one sentence, and the next

@@ -60,6 +60,7 @@ def test_a_shrunken_acceptance_passes(call: Call, tmp_path: Path) -> None:
     assert drafted["rounds"] < drafted["tokens"] // 2, "acceptance was not imposed"
 
 
+@pytest.mark.slow
 def test_methods_are_compared_with_generate(
     call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
