@@ -156,6 +156,7 @@ def test_a_trees_depth_is_its_longest_path(parents, expected):
 # -- files and the command ---------------------------------------------------------------------
 
 
+@pytest.mark.representatives(2)
 @pytest.mark.parametrize("name", METHODS)
 def test_a_picture_is_redrawn_from_its_numbers(call, tmp_path, name, monkeypatch):
     """Claim: with --data nothing is run, the numbers stay as they are, the same numbers give the

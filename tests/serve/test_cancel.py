@@ -52,6 +52,7 @@ def hung_up(live: Live, body: dict) -> Iterator[socket.socket]:
         yield line
 
 
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize(
     "answers",
     [(1, 2), pytest.param((1,) * 8 + (2, 2), marks=pytest.mark.slow)],

@@ -36,6 +36,7 @@ def test_every_benchmark_has_a_case():
     assert {case.name for case in CASES} == set(BENCHMARKS)
 
 
+@pytest.mark.representatives(12)
 @every
 def test_a_benchmark_is_read_from_its_own_layout(case: Case, art: Art, tmp_path: Path):
     """Claim: items, wording, answers, options and media are what was written.
